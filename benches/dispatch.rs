@@ -34,10 +34,10 @@ impl Credit for Table {
     fn share(&self) -> u32 {
         u32::MAX
     }
-    fn is_spent(&self) -> bool {
+    fn is_exhausted(&self) -> bool {
         false
     }
-    fn richest_other(&self) -> Option<u32> {
+    fn other_with_most_credit(&self) -> Option<u32> {
         None
     }
 }
@@ -81,8 +81,8 @@ fn dispatch(c: &mut Criterion) {
                     let routed = route_burst(&mut dispatcher, &mut table, first);
                     assert_eq!(routed, BURST as u32, "there was credit for every message");
                 });
-                let under_way: u32 = table.0.iter().sum();
-                assert_eq!(under_way, BURST as u32, "each message went to one mqueue");
+                let in_flight: u32 = table.0.iter().sum();
+                assert_eq!(in_flight, BURST as u32, "each message went to one mqueue");
             });
         }
         group.finish();

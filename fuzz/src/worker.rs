@@ -200,7 +200,7 @@ impl Blocks for Elsewhere {
         u64::MAX
     }
 
-    fn elsewhere(&self) -> bool {
+    fn runs_off_thread(&self) -> bool {
         true
     }
 

@@ -226,10 +226,7 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "forget_client",
         "a reply goes to the shared-memory client that reused the slot of a departed one",
-        &[
-            "crates/engine/src/endpoint/shm.rs::a_reply_for_a_client_that_left_reaches_nobody",
-            SEEDS,
-        ],
+        &["crates/engine/src/endpoint/shm.rs::a_reply_for_a_client_that_left_is_dropped", SEEDS],
     ),
     mutant(
         "leave_with_debts",
@@ -255,7 +252,7 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "miss_wakeup",
         "a sleeping worker is not woken for a handed-over message",
-        &["crates/engine/src/fabric.rs::a_sleeper_is_woken_and_nobody_else"],
+        &["crates/engine/src/fabric.rs::only_a_sleeping_worker_is_woken"],
     ),
     // Sockets.
     mutant(

@@ -21,6 +21,7 @@ const FOLDERS: &[&str] = &[
     "benches/",
     "client/",
     "crates/accel/",
+    "crates/engine/",
     "crates/mqueue-loom/",
     "crates/mqueue/",
     "crates/mutants/",

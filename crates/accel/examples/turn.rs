@@ -185,7 +185,7 @@ impl Blocks for FarBlocks {
     fn wake_at(&self) -> u64 {
         u64::MAX
     }
-    fn elsewhere(&self) -> bool {
+    fn runs_off_thread(&self) -> bool {
         true
     }
     fn ended(&mut self, _: &mut Vec<(u32, u64)>) {}

@@ -88,7 +88,7 @@ impl Blocks for RemoteBlocks {
         u64::MAX
     }
 
-    fn elsewhere(&self) -> bool {
+    fn runs_off_thread(&self) -> bool {
         true
     }
 
@@ -96,7 +96,7 @@ impl Blocks for RemoteBlocks {
         false
     }
 
-    fn condemn(&mut self, _block: u32) {
+    fn disable_block(&mut self, _block: u32) {
         self.link.condemned.store(true, Ordering::Relaxed);
     }
 
@@ -114,7 +114,7 @@ pub struct HostOptions {
     /// Stack of each block in bytes, as in [`crate::cpu::Options::stack_bytes`].
     pub stack_bytes: usize,
     /// Waits until the engine wakes the runtime, for at most the time given, and clears the wake-up.
-    pub doze: Box<dyn Fn(Duration) + Send + Sync>,
+    pub sleep: Box<dyn Fn(Duration) + Send + Sync>,
     /// A block that did not yield for this long hangs, and all blocks of its thread with it; must be longer
     /// than a block's turn takes: 64 messages.
     pub hung_after: Duration,
@@ -167,7 +167,7 @@ impl HostBlocks {
             return Err(AccelError::Range { what: "threads", value, min: 1, max });
         }
         let words = region.words();
-        let sleepers = Sleepers::new(words.clone(), options.doze);
+        let sleepers = Sleepers::new(words.clone(), options.sleep);
         let shared = Arc::new(Shared { sleepers, ended: Mutex::default() });
         let (report, reports) = mpsc::channel();
         let hung_after_ns = options.hung_after.as_nanos() as u64;
@@ -273,7 +273,7 @@ impl Drop for HostBlocks {
 /// Where idle threads sleep. The first one waits for the engine's wake-up, the others for the first.
 struct Sleepers {
     words: Words<MappedMemory>,
-    doze: Box<dyn Fn(Duration) + Send + Sync>,
+    sleep: Box<dyn Fn(Duration) + Send + Sync>,
     state: Mutex<Asleep>,
     woken: Condvar,
 }
@@ -288,8 +288,8 @@ struct Asleep {
 }
 
 impl Sleepers {
-    fn new(words: Words<MappedMemory>, doze: Box<dyn Fn(Duration) + Send + Sync>) -> Self {
-        Self { words, doze, state: Mutex::default(), woken: Condvar::new() }
+    fn new(words: Words<MappedMemory>, sleep: Box<dyn Fn(Duration) + Send + Sync>) -> Self {
+        Self { words, sleep, state: Mutex::default(), woken: Condvar::new() }
     }
 
     /// Sleeps until the engine wakes the runtime, for at most `limit`, unless a last check with `has_work` finds work.
@@ -312,7 +312,7 @@ impl Sleepers {
         } else {
             state.listening = true;
             drop(state);
-            (self.doze)(limit);
+            (self.sleep)(limit);
             state = lock(&self.state);
             state.listening = false;
             state.wakes += 1;

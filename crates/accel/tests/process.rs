@@ -32,7 +32,7 @@ impl WakeUp {
         self.woken.notify_all();
     }
 
-    fn doze(&self, limit: Duration) {
+    fn sleep(&self, limit: Duration) {
         let pending = self.pending.lock().unwrap();
         let waited = self.woken.wait_timeout_while(pending, limit, |pending| *pending == 0);
         *waited.unwrap().0 = 0;
@@ -52,13 +52,13 @@ fn host(
         let wake_up = wake_up.clone();
         move || wake_up.wake()
     });
-    let doze = Box::new(move |limit| wake_up.doze(limit));
+    let sleep = Box::new(move |limit| wake_up.sleep(limit));
     let options = HostOptions {
         service: "s".into(),
         threads,
         cores: Vec::new(),
         stack_bytes: 64 << 10,
-        doze,
+        sleep,
         hung_after,
     };
     let host = HostBlocks::start(&engine.memory, kernel, &params(given), options)?;

@@ -204,12 +204,12 @@ fn requests_in_the_ring_of_a_port_that_goes_have_outcomes() {
                         "{outcome:?}"
                     );
                 }
-                Ok(None) => panic!("no outcome of {} requests", client.under_way()),
+                Ok(None) => panic!("no outcome of {} requests", client.in_flight()),
                 Err(ShmError::Ended(why)) => break assert!(why.contains("\"b\""), "{why}"),
                 Err(error) => panic!("{error}"),
             }
         }
-        assert_eq!(client.under_way(), 0);
+        assert_eq!(client.in_flight(), 0);
         assert!(matches!(client.try_send(0, b"late"), Err(ShmError::Closed)));
         let answered = outcomes.iter().filter(|outcome| **outcome == Some(true)).count() as u64;
         assert!(outcomes.iter().all(Option::is_some), "{outcomes:?}");

@@ -111,7 +111,7 @@ fn exchange_all(client: &mut Client, count: u64, window: usize) -> Vec<Option<Re
     let mut reply = vec![0; client.reply_bytes_max()];
     let (mut sent, mut received) = (0, 0);
     while received < count {
-        while sent < count && client.under_way() < window.min(client.depth()) {
+        while sent < count && client.in_flight() < window.min(client.depth()) {
             client.try_send(sent, &numbered(sent)).unwrap();
             sent += 1;
         }
@@ -238,7 +238,7 @@ fn a_service_without_replies_takes_and_says_nothing() {
         client.send(tag, b"no answer", PATIENCE).unwrap();
     }
     eventually("everything is taken", || server.metrics().service(0).received == 1000);
-    assert_eq!(client.under_way(), 0);
+    assert_eq!(client.in_flight(), 0);
     drop(client);
     assert_accounts(&server);
 }
@@ -551,7 +551,7 @@ fn long_requests_that_find_no_credit_wait_and_come_back() {
     let (mut sent, mut received) = (0, 0);
     let mut reply = vec![0; client.reply_bytes_max()];
     while received < 400 {
-        while sent < 400 && client.under_way() < client.depth() {
+        while sent < 400 && client.in_flight() < client.depth() {
             client.try_send(sent, &pattern(100_000, sent as usize)).unwrap();
             sent += 1;
         }

@@ -74,7 +74,7 @@ pub struct ServiceSample {
     /// Requests under way on an mqueue: on average, and on the deepest.
     pub depth: (f64, f64),
     /// Its requests wait until its runtime has restarted.
-    pub held: bool,
+    pub paused: bool,
     /// The stages of a request's way, and the total.
     pub stages: Vec<StageTimes>,
 }
@@ -167,7 +167,7 @@ impl Sample {
             json!({
                 "name": s.name, "received": s.received, "replied": s.replied,
                 "dropped": s.dropped(), "drops": drops, "outstanding": s.outstanding,
-                "depth_mean": s.depth.0, "depth_max": s.depth.1, "held": s.held, "stages": stages,
+                "depth_mean": s.depth.0, "depth_max": s.depth.1, "paused": s.paused, "stages": stages,
             })
         };
         let worker = |w: &WorkerSample| {
@@ -225,7 +225,7 @@ impl Change<'_> {
             drops: drops.filter(|(_, rate)| *rate > 0.0).collect(),
             outstanding: gauge("serval_outstanding_requests"),
             depth: (gauge("serval_mqueue_depth_mean"), gauge("serval_mqueue_depth_max")),
-            held: gauge("serval_service_held") > 0.0,
+            paused: gauge("serval_service_paused") > 0.0,
             stages: times,
         }
     }
@@ -302,7 +302,7 @@ mod tests {
              serval_dropped_total{{service=\"digits\",reason=\"too_long\",scope=\"request\"}} 7\n\
              serval_mqueue_depth_mean{{service=\"digits\"}} 1.5\n\
              serval_mqueue_depth_max{{service=\"digits\"}} 3.0\n\
-             serval_service_held{{service=\"digits\"}} 2.0\n\
+             serval_service_paused{{service=\"digits\"}} 2.0\n\
              serval_service_left_behind{{service=\"gone\"}} 1\n\
              serval_worker_connections{{worker=\"0\"}} 9\n\
              serval_worker_turns_total{{worker=\"0\"}} {}\n",
@@ -340,7 +340,7 @@ mod tests {
         );
         assert_eq!(service.drops, [("no_credit".to_owned(), 10.0)], "too_long did not grow");
         assert_eq!((service.outstanding, service.depth), (3.0, (1.5, 3.0)));
-        assert!(service.held);
+        assert!(service.paused);
         assert_eq!(sample.left_behind, ["gone"]);
         let queue = &service.stages[1];
         assert_eq!((queue.stage.as_str(), queue.count), ("queue", 40));

@@ -18,7 +18,7 @@ use common::offers::{Offers, arrival, at_a_false_engine};
 use common::*;
 use mqueue::abi::{ABI_VERSION, kind, reason, ring_kind, stop};
 use mqueue::{Head, MappedMemory, Memory as _, Region, Words};
-use runtime::{self, Device, End, Failure, HostDevice, Job, RuntimeError, Wish};
+use runtime::{self, AttachRequest, Device, End, Failure, HostDevice, Job, RuntimeError};
 use sys::local::LocalListener;
 use wire::DropReason;
 use wire::attach::{Bye, FromEngine, FromRuntime, Hello, MESSAGE_BYTES_MAX, Ready, VERSION};
@@ -252,7 +252,7 @@ fn a_runtime_follows_its_own_users_engine_and_roots() {
     let mut device = HostDevice::new(1, Vec::new());
     // Not once: it is not tried again either.
     let cancel = AtomicBool::new(false);
-    let found = runtime::attach(&at, &Wish::default(), &mut device, false, &cancel);
+    let found = runtime::attach(&at, &AttachRequest::default(), &mut device, false, &cancel);
     let text = found.expect_err("it is a stranger's").to_string();
     assert!(text.contains("is of user 65534: a runtime of user 0"), "{text}");
     engine.stop();
@@ -440,8 +440,8 @@ fn whoever_breaks_the_conversation_is_shown_out_and_the_next_one_serves() {
     let cancel = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
-            let wish = Wish::default();
-            runtime::attach(&at, &wish, &mut HostDevice::new(1, Vec::new()), false, &cancel)
+            let request = AttachRequest::default();
+            runtime::attach(&at, &request, &mut HostDevice::new(1, Vec::new()), false, &cancel)
         });
         let _stop = Stop(&cancel);
         answers_again(address(&server, 0), 1);
@@ -516,7 +516,7 @@ fn an_engine_that_offers_nonsense_is_told_apart_in_one_sentence() {
         let found = at_a_false_engine(&listener, &message, &descriptors, || {
             let cancel = AtomicBool::new(false);
             let mut device = HostDevice::new(1, Vec::new());
-            runtime::attach(&at, &Wish::default(), &mut device, true, &cancel)
+            runtime::attach(&at, &AttachRequest::default(), &mut device, true, &cancel)
         });
         let error = found.expect_err("nobody serves an engine like that").to_string();
         assert!(error.contains(why), "{error:?} says {why:?}");
@@ -525,7 +525,7 @@ fn an_engine_that_offers_nonsense_is_told_apart_in_one_sentence() {
     drop(listener);
     let cancel = AtomicBool::new(false);
     let mut device = HostDevice::new(1, Vec::new());
-    let nobody = runtime::attach(&at, &Wish::default(), &mut device, true, &cancel);
+    let nobody = runtime::attach(&at, &AttachRequest::default(), &mut device, true, &cancel);
     assert!(matches!(nobody, Err(RuntimeError::Connect { .. })));
 }
 
@@ -568,7 +568,7 @@ fn stopped_at_once(name: &str, offers: &Offers, offer: &[u8], drain_ms: u32) -> 
         let runtime = scope.spawn(|| {
             let cancel = AtomicBool::new(false);
             let mut device = Told { device: HostDevice::new(2, Vec::new()), words: Vec::new() };
-            runtime::attach(&at, &Wish::default(), &mut device, true, &cancel)
+            runtime::attach(&at, &AttachRequest::default(), &mut device, true, &cancel)
         });
         let socket = arrival(&listener);
         socket.send(offer, &offers.good()).unwrap();
@@ -611,7 +611,7 @@ fn who_is_told_to_end_while_an_offer_is_awaited_ends_well() {
     thread::scope(|scope| {
         let runtime = scope.spawn(|| {
             let mut device = HostDevice::new(1, Vec::new());
-            runtime::attach(&at, &Wish::default(), &mut device, false, &cancel)
+            runtime::attach(&at, &AttachRequest::default(), &mut device, false, &cancel)
         });
         let _socket = arrival(&listener);
         cancel.store(true, std::sync::atomic::Ordering::Relaxed);

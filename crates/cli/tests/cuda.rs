@@ -209,7 +209,7 @@ fn who_shares_a_process_with_a_service_that_comes_changes_and_goes_loses_nothing
                 assert!(lives() > before, "the process of both is a new one");
                 askers.iter().for_each(Askers::go_on);
                 talk.goes_on();
-                assert!(page(served.metrics).contains("serval_service_held{service=\"a\"} 0"));
+                assert!(page(served.metrics).contains("serval_service_paused{service=\"a\"} 0"));
             }
             stop.store(true, Ordering::Relaxed);
             assert_eq!(talking.join().unwrap(), None);

@@ -14,7 +14,7 @@ use common::*;
 use engine::topology::{
     Accelerator, AcceleratorKind, DeviceSpec, Launch, Replies, STACK_KIB, Service,
 };
-use runtime::{self, HostDevice, Wish};
+use runtime::{self, AttachRequest, HostDevice};
 use server::Server;
 use sys::local::LocalListener;
 use wire::DropReason;
@@ -146,7 +146,7 @@ fn an_engine_never_answers() {
     let _listener = LocalListener::bind(&at).unwrap();
     let cancel = AtomicBool::new(false);
     let mut device = HostDevice::new(1, Vec::new());
-    let error = runtime::attach(&at, &Wish::default(), &mut device, true, &cancel);
+    let error = runtime::attach(&at, &AttachRequest::default(), &mut device, true, &cancel);
     let error = error.expect_err("nobody serves an engine like that").to_string();
     assert!(error.contains("gave no answer for"), "{error}");
 }

@@ -20,7 +20,7 @@ use common::offers::{Offers, at_a_false_engine};
 use common::*;
 use mqueue::abi::{state, stop};
 use mqueue::{MappedMemory, Region};
-use runtime::{self, End, Wish};
+use runtime::{self, AttachRequest, End};
 use sys::local::{LocalListener, wait_readable};
 use wire::DropReason;
 use wire::attach::{FromEngine, VERSION};
@@ -197,7 +197,7 @@ fn the_example_in_rust_does_the_same() {
     thread::scope(|scope| {
         let program = scope.spawn(|| {
             let mut device = in_rust::Reverser::default();
-            runtime::attach(&at, &Wish::default(), &mut device, true, &cancel)
+            runtime::attach(&at, &AttachRequest::default(), &mut device, true, &cancel)
         });
         // Should an assertion fail, the thread has to end all the same.
         let stop = Stop(&cancel);

@@ -1,17 +1,16 @@
-//! What the engine sees of an accelerator besides its region: something to drive once a turn.
+//! What the engine needs of an accelerator besides its region: a driver that is called once a turn.
 
-/// Why blocks did not start; one sentence.
+/// Why blocks did not start, in one sentence.
 pub type StartError = Box<dyn std::error::Error + Send + Sync>;
 
 /// One worker's share of an accelerator's blocks.
 ///
-/// The worker publishes requests into RX rings, then calls [`Self::drive`]. Blocks that live on the
-/// worker's own core run inside that call; blocks that live elsewhere (accelerator threads, a GPU)
-/// are woken if they sleep. Either way the call reports which mqueues may hold messages from the
-/// accelerator. Mqueue and block indices are those of the region.
+/// The worker publishes requests into RX rings, then calls [`Self::drive`]. Blocks on the worker's own core run
+/// inside that call; blocks on other threads, in other processes or on a GPU are woken if they sleep. The call
+/// reports which mqueues may hold messages from the accelerator. Mqueue and block indices are those of the region.
 pub trait Blocks: Send {
-    /// Called once, by the thread that will drive the blocks and before it does. What takes long has
-    /// been prepared elsewhere; blocks that run elsewhere have nothing left to do here.
+    /// Called once, by the thread that will drive the blocks, before the first drive. Slow preparations happen
+    /// earlier on another thread; blocks that do not run on the worker have nothing to do here.
     fn start(&mut self) -> Result<(), StartError> {
         Ok(())
     }
@@ -21,24 +20,24 @@ pub trait Blocks: Send {
     /// missed ones are not).
     fn drive(&mut self, now_ns: u64, rx_pending: &[u32], tx_pending: &mut Vec<u32>);
 
-    /// When [`Self::drive`] must be called again even if nothing rings: monotonic nanoseconds;
-    /// 0: at once (a block used up its budget), `u64::MAX`: no need.
+    /// When [`Self::drive`] must be called again even without new messages, in monotonic nanoseconds; 0: at once (a
+    /// block used up its budget), `u64::MAX`: no need.
     fn wake_at(&self) -> u64;
 
-    /// Whether the blocks run on other threads or processes: they may have something to say although
-    /// nobody rang.
-    fn elsewhere(&self) -> bool {
+    /// Whether the blocks run on other threads or in other processes: they may produce messages while this worker is
+    /// idle.
+    fn runs_off_thread(&self) -> bool {
         false
     }
 
-    /// Whether the blocks run. If not, requests find no accelerator until the worker is notified
-    /// that their generation began; see [`crate::RuntimeEvent`].
+    /// Whether the blocks run. If not, requests are dropped for lack of an accelerator until the worker gets the
+    /// event that their generation has started; see [`crate::RuntimeEvent`].
     fn present(&self) -> bool {
         true
     }
 
-    /// The worker found impossible words in the rings of a block: it looks at them no more.
-    fn condemn(&mut self, _block: u32) {}
+    /// The worker found impossible words in the rings of a block: the block is not driven any more.
+    fn disable_block(&mut self, _block: u32) {}
 
     /// Blocks that ended or hang since the last call, with their [`mqueue::abi::reason`].
     fn ended(&mut self, into: &mut Vec<(u32, u64)>);

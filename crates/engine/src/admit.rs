@@ -1,10 +1,10 @@
-//! Admission: where a message is counted in, and finds its mqueue.
+//! Admission: counts an incoming message and finds its mqueue.
 //!
-//! An endpoint opens a [`Batch`] for what one receive call brought, admits its messages one after the other, and ends it. The batch
-//! counts them, and those that are lost; the endpoint only learns what became of each, for the client to hear of it.
+//! An endpoint opens a [`Batch`] for the messages of one receive call, admits them one after the other, and ends it.
+//! The batch counts messages and losses; the endpoint gets the result of each message and reports it to the client.
 //!
-//! Where a chain of functions is attached to the service it sees each message here. [`Batch`] is compiled for both cases, and an
-//! endpoint chooses once a batch ([`crate::service::chain::Hooks`]).
+//! If a chain of functions is attached to the service, it sees each message here. [`Batch`] is compiled for both
+//! cases, and an endpoint chooses once per batch ([`crate::service::chain::Hooks`]).
 
 use mqueue::LoanError;
 use wire::DropReason;
@@ -18,27 +18,27 @@ use crate::service::dispatch::Route;
 use crate::service::share::ServiceShare;
 use crate::turn::Turn;
 
-/// Where a message waits that finds no credit.
+/// What happens with a message that finds no credit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waits {
-    /// Nowhere: it is dropped. Of datagrams.
+    /// It is dropped: datagrams.
     Nowhere,
-    /// Where it is: the endpoint offers it again.
+    /// It stays in its socket or ring, and the endpoint offers it again.
     InPlace,
-    /// It has waited as long as it may, and is dropped for this reason.
+    /// Its waiting time is over: it is dropped for this reason.
     TooLong(DropReason),
 }
 
-/// What became of a message.
+/// The result of admission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admitted {
-    /// It is in an mqueue, or on its way to another worker's.
+    /// It is in an mqueue, or in flight to another worker.
     Accepted,
-    /// There is no credit: it waits where it is, and was not counted.
+    /// There is no credit. The message stays where it is, and was not counted.
     Held,
     /// It was received and dropped for this reason, which is counted.
     Lost(DropReason),
-    /// It was received, and the chain has written the reply: [`Batch::reply`].
+    /// It was received, and the chain has written the reply; see [`Batch::reply`].
     Answered,
 }
 
@@ -46,23 +46,23 @@ pub(crate) enum Admitted {
 pub(crate) struct Batch<H: Hooks> {
     service: usize,
     hooks: H,
-    /// Another worker received them.
+    /// Another worker received the messages.
     handed_over: bool,
     messages: u64,
     bytes: u64,
-    /// Messages that are counted already.
+    /// Number of messages that are already counted.
     counted: u64,
 }
 
 impl Batch<NoHooks> {
-    /// Messages that another worker received and counted, and showed its chain.
+    /// Messages that another worker received and counted; its chain has seen them.
     pub(crate) fn handed_over(service: usize) -> Self {
         Self { handed_over: true, ..Self::of_clients(service, NoHooks) }
     }
 }
 
 impl<H: Hooks> Batch<H> {
-    /// About so many messages of clients follow.
+    /// A batch of about this many client messages.
     #[inline]
     pub(crate) fn of_burst<N: Nic>(
         turn: &mut Turn<N>,
@@ -74,13 +74,13 @@ impl<H: Hooks> Batch<H> {
         Self::of_clients(service, hooks)
     }
 
-    /// Messages of clients, nobody knows how many.
+    /// A batch of client messages of unknown number.
     #[inline]
     pub(crate) fn of_clients(service: usize, hooks: H) -> Self {
         Self { service, hooks, handed_over: false, messages: 0, bytes: 0, counted: 0 }
     }
 
-    /// Takes one message in.
+    /// Admits one message.
     #[inline(always)]
     pub(crate) fn admit<N: Nic>(
         &mut self,
@@ -96,7 +96,7 @@ impl<H: Hooks> Batch<H> {
         self.admitted(turn, message.len(), submitted, waits)
     }
 
-    /// Counts a message that was submitted, or not.
+    /// Counts one message according to the result of its submission.
     #[inline(always)]
     fn admitted<N: Nic>(
         &mut self,
@@ -163,14 +163,14 @@ impl<H: Hooks> Batch<H> {
         self.hooks.written()
     }
 
-    /// Bytes that were taken in.
+    /// Adds payload bytes that were admitted.
     #[inline(always)]
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// Counts a message that is received and not admitted.
-    // Always inline, as `count` is: else the counts would be in memory for every message.
+    // Always inline, as `count` is; otherwise the counters would be written to memory for every message.
     #[inline(always)]
     pub(crate) fn refuse<N: Nic>(&mut self, turn: &Turn<N>, bytes: u64, reason: DropReason) {
         self.messages += 1;
@@ -179,7 +179,8 @@ impl<H: Hooks> Batch<H> {
         turn.services[self.service].count_lost(reason, 1);
     }
 
-    /// Counts the messages so far before the end of one is counted: no snapshot may show more ends than requests.
+    /// Counts the messages so far before the end of one of them is counted: no snapshot may show more ends than
+    /// requests.
     #[inline(always)]
     fn count_now<N: Nic>(&mut self, turn: &Turn<N>) {
         if !mutants::on("count_received_last") {
@@ -197,7 +198,7 @@ impl<H: Hooks> Batch<H> {
         }
     }
 
-    /// Counts what was taken in.
+    /// Writes the batch's counts to the counters.
     #[inline]
     pub(crate) fn end<N: Nic>(self, turn: &mut Turn<N>, schedule: &mut Schedule, from: Kind) {
         let share = &mut turn.services[self.service];
@@ -214,8 +215,8 @@ impl<H: Hooks> Batch<H> {
 
 impl<N: Nic> Turn<N> {
     /// Finds an mqueue for a message and writes it there, or hands it to the worker that owns it.
-    // Always inline, and without a loop: what an arrival and a message say then goes to where it stays, not through memory,
-    // and nothing is made ready that only other ways need.
+    // Always inline, and without a loop: the fields of the arrival and the message then stay in registers, and
+    // nothing is set up that only rare paths need.
     #[inline(always)]
     fn submit(
         &mut self,
@@ -229,7 +230,7 @@ impl<N: Nic> Turn<N> {
             return Err(Refusal::Drop(DropReason::TooLong));
         }
         if arrival.target.is_none()
-            && let Some(mqueue) = share.goes_on(len)
+            && let Some(mqueue) = share.continues_run(len)
         {
             match share.accept(mqueue, arrival, message) {
                 Ok(()) => return Ok(()),
@@ -243,7 +244,7 @@ impl<N: Nic> Turn<N> {
         self.submit_elsewhere(service, arrival, message)
     }
 
-    /// [`Self::submit`] where no run goes on.
+    /// [`Self::submit`] for messages that do not continue a run.
     #[inline(never)]
     fn submit_elsewhere(
         &mut self,
@@ -254,8 +255,8 @@ impl<N: Nic> Turn<N> {
         let share = &mut self.services[service];
         let len = message.len();
         loop {
-            let looked_at = if share.dispatcher.needs_key() { message.bytes() } else { &[] };
-            let route = share.route(looked_at, len, arrival.flow, arrival.target);
+            let inspected = if share.dispatcher.needs_key() { message.bytes() } else { &[] };
+            let route = share.route(inspected, len, arrival.flow, arrival.target);
             let there = match route {
                 Route::Local(mqueue) => {
                     let Err(reason) = share.accept(mqueue, arrival, message) else { return Ok(()) };
@@ -277,7 +278,7 @@ impl<N: Nic> Turn<N> {
         }
     }
 
-    /// A message for a certain mqueue of the service.
+    /// Submits a message to one mqueue of the service.
     fn submit_to(
         &mut self,
         service: usize,
@@ -299,7 +300,7 @@ impl<N: Nic> Turn<N> {
         }
     }
 
-    /// A message for an mqueue of another worker.
+    /// Hands a message over to another worker, for an mqueue of that worker.
     #[cold]
     fn hand_over(
         &mut self,

@@ -20,9 +20,9 @@ pub enum Command {
 pub enum Outcome {
     /// It was done.
     Done,
-    /// It names memory or a buffer that is not there.
+    /// It names memory or a buffer that does not exist.
     Range,
-    /// The other side does not know it.
+    /// The receiver does not know this command.
     Unknown,
     /// The accelerator failed, or did not finish it in time.
     Failed,
@@ -75,7 +75,7 @@ pub struct CommandRings {
 
 struct Ring {
     sender: CommandSender<MappedMemory>,
-    /// At most as many as the ring has slots.
+    /// As many as the ring has slots, at most.
     in_flight: Vec<InFlight>,
     usable: bool,
 }
@@ -83,7 +83,7 @@ struct Ring {
 struct InFlight {
     number: u64,
     deadline_ns: u64,
-    /// Its outcome was reported: the deadline has passed.
+    /// Its outcome was reported because the deadline passed.
     reported: bool,
 }
 
@@ -146,8 +146,8 @@ impl Commands for CommandRings {
 }
 
 impl Ring {
-    /// Reads a completion, if there is one. The inner option is empty if the command's timeout was reported already. A completion of an
-    /// unknown command is an error.
+    /// Reads a completion, if one has arrived. The inner option is empty if the command's timeout was reported
+    /// already. A completion of an unknown command is an error.
     fn next(&mut self) -> Result<Option<Option<Completion>>, RingError> {
         let Some((number, status)) = self.sender.completion()? else { return Ok(None) };
         let place = self.in_flight.iter().position(|command| command.number == number);
@@ -236,7 +236,7 @@ mod tests {
         assert_eq!(rings.submit(0, &COPY, 100), Err(SubmitError::Full));
         let mut done = Vec::new();
         rings.poll(100, &mut done, 3);
-        assert_eq!(done.len(), 3, "the budget");
+        assert_eq!(done.len(), 3, "limited by the budget");
         rings.poll(100, &mut done, 100);
         let ended: Vec<u64> = done.iter().map(|done| done.number).collect();
         assert!(ended == numbers && done.iter().all(|done| done.outcome == Outcome::Timeout));
@@ -244,12 +244,12 @@ mod tests {
         while let Some((number, _)) = receiver.command().unwrap() {
             receiver.complete(number, command_status::OK).unwrap();
         }
-        assert_eq!(polled(&mut rings, 101), [], "what comes late was reported");
+        assert_eq!(polled(&mut rings, 101), [], "a late completion is not reported again");
         assert!(rings.submit(0, &COPY, 200).is_ok());
     }
 
     #[test]
-    fn a_completion_of_nothing_ends_everything() {
+    fn an_unknown_completion_makes_the_ring_unusable() {
         for forged in [0, 3, u64::MAX] {
             let (mut rings, mut receiver) = rings();
             let numbers = [1, 2].map(|_| rings.submit(0, &COPY, 10).unwrap());
@@ -263,7 +263,7 @@ mod tests {
         let number = rings.submit(0, &COPY, 10).unwrap();
         receiver.complete(number, command_status::OK).unwrap();
         receiver.complete(number, command_status::OK).unwrap();
-        assert_eq!(polled(&mut rings, 0), [(number, Outcome::Done)], "twice is nothing else");
+        assert_eq!(polled(&mut rings, 0), [(number, Outcome::Done)], "the command ends once");
         assert_eq!(rings.submit(0, &COPY, 10), Err(SubmitError::Unusable));
     }
 }

@@ -1,4 +1,4 @@
-//! What changes a worker while it runs: services that come and go, accelerator generations, pauses.
+//! Control of a running worker: services that are installed and removed, accelerator generations, pauses.
 
 mod apply;
 pub(crate) mod drain;

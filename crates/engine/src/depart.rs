@@ -1,4 +1,5 @@
-//! Departure: from TX rings to endpoints, and the end of requests that get no reply. What finds no room stays in its ring.
+//! Departure: moves replies from TX rings to endpoints, and ends requests without a reply. Replies that find no room
+//! stay in their ring.
 
 use mqueue::abi::{self, SlotHeader, status};
 use wire::DropReason;
@@ -17,14 +18,15 @@ use crate::topology::Replies;
 use crate::turn::Turn;
 
 impl Endpoints {
-    /// Empties the TX rings of a service that may hold something: those the blocks touched, those left over.
+    /// Empties the TX rings of a service that may hold messages: those the blocks touched, and those left over from
+    /// the last turn.
     pub(crate) fn gather<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
         schedule: &mut Schedule,
         service: usize,
     ) {
-        let before = schedule.is_shared().then(|| turn.services[service].under_way());
+        let before = schedule.is_shared().then(|| turn.services[service].in_flight());
         turn.services[service].take_blocked();
         for index in 0..turn.services[service].retried.len() {
             let mqueue = turn.services[service].retried[index];
@@ -57,11 +59,12 @@ impl Endpoints {
             share.count_released(turn.now_ns);
         }
         if let Some(before) = before {
-            schedule.charge_replies(service, before.saturating_sub(share.under_way()));
+            schedule.charge_replies(service, before.saturating_sub(share.in_flight()));
         }
     }
 
-    /// Reads what the head of a server mqueue's TX ring has shown, or blocks at the first reply without room. See [`Run`].
+    /// Delivers the messages that the head of a server mqueue's TX ring shows, or blocks at the first reply without
+    /// room. See [`Run`].
     pub(crate) fn gather_replies<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
@@ -92,7 +95,7 @@ impl Endpoints {
         turn.worked |= run.end(&mut turn.services[service], turn.now_ns);
     }
 
-    /// The same where a chain of functions sees each reply first.
+    /// The same with a chain of functions, which sees each reply first.
     #[cold]
     fn gather_through_chain<N: Nic>(&mut self, turn: &mut Turn<N>, mut run: Run) {
         let Some(mut chain) = turn.services[run.service].chain.take() else { return };
@@ -113,7 +116,7 @@ impl Endpoints {
         turn.worked |= run.end(share, turn.now_ns);
     }
 
-    /// One reply, which the chain sees once: what becomes of it then does not stay in the ring.
+    /// Delivers one reply, which the chain sees once. The chain's result does not stay in the ring.
     fn deliver_through_chain<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
@@ -149,7 +152,7 @@ impl Endpoints {
         }
     }
 
-    /// A TX message that is no reply, or one that nobody may have.
+    /// Ends a request for a TX message that is not a reply, or a reply that has no recipient.
     #[inline(never)]
     fn end_without_reply<N: Nic>(
         &mut self,
@@ -202,7 +205,7 @@ impl Endpoints {
         let Request { origin, number, expects, .. } = *request;
         match origin {
             Origin::Client(to) if expects != Expects::Nothing => {
-                // The place in the order of replies is done, on whatever worker it is.
+                // Completes the place in the order of replies, on the worker that has the client.
                 share.end_request(token, request, true);
                 let request = Awaited { to, number, expects: Expects::ReplyOrNothing };
                 self.settle(turn, service, &request, Ok(&[]));
@@ -214,7 +217,7 @@ impl Endpoints {
         }
     }
 
-    /// Counts a request that ends without a reply, and lets its client hear of it.
+    /// Counts a request that ends without a reply, and reports that to its client.
     pub(crate) fn drop_request<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
@@ -232,7 +235,7 @@ impl Endpoints {
         }
     }
 
-    /// Drops requests that have been under way for too long.
+    /// Drops requests that have been in flight for too long.
     pub(crate) fn expire_requests<N: Nic>(&mut self, turn: &mut Turn<N>, service: usize) {
         let before_ns = turn.now_ns.saturating_sub(turn.services[service].timeout_ns);
         while let Some(request) = turn.services[service].sessions.expire(before_ns) {
@@ -243,7 +246,7 @@ impl Endpoints {
         }
     }
 
-    /// Drops every request of a service that is under way, however young.
+    /// Drops every request of a service that is in flight, regardless of its age.
     pub(crate) fn drop_requests<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
@@ -263,8 +266,8 @@ impl Endpoints {
         }
     }
 
-    /// After [`crate::service::share::ServiceShare::mark_dead`]: what is under way on mqueues that are not alive ends for
-    /// `reason`. That is what was on those just marked; the others have nothing.
+    /// After [`crate::service::share::ServiceShare::mark_dead`]: requests in flight on mqueues that are not alive end
+    /// with `reason`. These are the requests of the mqueues just marked; the others have none.
     pub(crate) fn end_requests_of_dead_mqueues<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
@@ -284,14 +287,15 @@ impl Endpoints {
             if share.replies == Replies::None {
                 share.count_lost(reason, unread);
             }
-            // Where nobody runs the block that has been done, and its clients may be those of the next generation already.
+            // For an absent accelerator this was done before, and the clients may already be those of the next
+            // generation.
             if !share.loads[mqueue as usize].absent {
                 share.drop_backend_requests_of(mqueue..mqueue + 1, &mut turn.nic);
             }
         }
     }
 
-    /// After the flush: which sampled replies did the host kernel take?
+    /// After the flush: notes which sampled replies the host kernel took.
     pub(crate) fn note_sent<N: Nic>(&mut self, turn: &mut Turn<N>, service: usize) {
         for index in (0..turn.services[service].sampled_count()).rev() {
             let Some((origin, number)) = turn.services[service].sampled_origin(index) else {
@@ -304,8 +308,8 @@ impl Endpoints {
     }
 }
 
-/// Whether a kernel may end a request of this client without an outcome. Each request of a shared-memory client has one: one that says
-/// that it was dropped.
+/// Whether a kernel may end a request of this client without an outcome. Each request of a shared-memory client gets
+/// an outcome, also one that was dropped.
 fn may_be_silent(origin: &Origin) -> bool {
     !matches!(origin, Origin::Client(to) if to.endpoint == EndpointKind::Shm)
 }

@@ -1,4 +1,4 @@
-//! Where messages come from and where replies go, one file each, with its own state.
+//! Where messages come from and where replies go: one file per kind of endpoint, each with its own state.
 //!
 //! | endpoint | clients |
 //! |---|---|
@@ -6,9 +6,9 @@
 //! | `tcp.rs` | TCP connections |
 //! | `shm.rs` | processes of this machine, through rings |
 //! | `peer.rs` | the other workers: requests for mqueues of this one, replies for clients of theirs |
-//! | `backend.rs` | what kernels ask, and not a client: see there |
+//! | `backend.rs` |  see there: see there |
 //!
-//! [`set::Endpoints`] holds one of each and is all that the worker knows of them.
+//! [`set::Endpoints`] holds one of each and is the worker's interface to them.
 
 pub(crate) mod backend;
 pub(crate) mod peer;
@@ -31,15 +31,15 @@ use crate::turn::Turn;
 
 /// A source of requests and a sink of replies.
 pub(crate) trait Endpoint<N: Nic> {
-    /// Takes requests in, as far as the schedule lets each service have its turn.
+    /// Receives requests, as far as the schedule allows for each service.
     fn receive(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule);
 
-    /// Delivers replies of one TX ring, from the one that is [next](Run::next), as long as they are for clients of this endpoint.
-    /// Returns what comes next.
+    /// Delivers replies of one TX ring, from the [next](Run::next) one, as long as they are for clients of this
+    /// endpoint. Returns the message behind them.
     fn deliver(&mut self, turn: &mut Turn<N>, run: &mut Run) -> Next;
 
-    /// Gives one request its outcome: a reply that is not in a ring, or why there is none. The request is no longer under way;
-    /// a loss has been counted.
+    /// Gives one request its outcome: a reply that is not in a ring, or the reason of its loss. The request is no
+    /// longer in flight; a loss has been counted.
     fn settle(
         &mut self,
         turn: &mut Turn<N>,
@@ -48,16 +48,16 @@ pub(crate) trait Endpoint<N: Nic> {
         outcome: Result<&[u8], DropReason>,
     );
 
-    /// Sends what the turn produced. With `patient` some may stay for more.
-    fn flush(&mut self, turn: &mut Turn<N>, patient: bool);
+    /// Sends what the turn produced. With `may_defer`, some replies may wait for more.
+    fn flush(&mut self, turn: &mut Turn<N>, may_defer: bool);
 
-    /// The clients of a service are no longer heard, or are again.
+    /// Pauses or resumes receiving from the clients of a service.
     fn pause(&mut self, turn: &mut Turn<N>, service: u16, paused: bool);
 
-    /// Nothing new is taken from the clients of a service, or of all.
+    /// Stops receiving from the clients of a service, or of all.
     fn leave(&mut self, turn: &mut Turn<N>, service: Option<u16>);
 
-    /// Replies of a service that have not left.
+    /// Replies of a service that have not been sent.
     fn outstanding(&self, service: u16) -> u64;
 
     /// When there is something to do without an event: 0 at once, `u64::MAX` never.

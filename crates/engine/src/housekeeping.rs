@@ -1,4 +1,4 @@
-//! What a worker does once a millisecond: time-outs, dead mqueues, credit hints, idle clients.
+//! A worker's work once a millisecond: time-outs, dead mqueues, credit hints, idle clients.
 
 use wire::DropReason;
 use wire::nic::Nic;
@@ -7,25 +7,25 @@ use crate::endpoint::set::Endpoints;
 use crate::service::share::ServiceShare;
 use crate::turn::Turn;
 
-/// Housekeeping happens once in this time.
+/// Interval of housekeeping.
 const TICK_NS: u64 = 1_000_000;
-/// Between two log lines about connections that were shed.
+/// Interval of log lines about connections that were shed.
 const SHED_REPORT_NS: u64 = 10_000_000_000;
 
-/// What housekeeping remembers.
+/// State of housekeeping.
 #[derive(Default)]
 pub(crate) struct Housekeeping {
     next_tick_ns: u64,
-    /// Before this it says no more about connections that were shed.
+    /// Time before which shed connections are not reported again.
     shed_report_ns: u64,
-    /// Blocks that ended, and why.
+    /// Blocks that ended, and the reasons.
     ended: Vec<(u32, u64)>,
-    /// A block of this worker hangs or has hung.
+    /// Whether a block of this worker hangs or has hung.
     hung: bool,
 }
 
 impl Housekeeping {
-    /// Whether it is time; then the next time is set.
+    /// Whether it is time; sets the next time.
     #[inline]
     pub(crate) fn is_due(&mut self, now_ns: u64) -> bool {
         let is_due = now_ns >= self.next_tick_ns;
@@ -39,7 +39,7 @@ impl Housekeeping {
         self.hung
     }
 
-    /// What is about requests, backends, mqueues and the other workers.
+    /// Housekeeping of requests, backends, mqueues and links to other workers.
     pub(crate) fn run<N: Nic>(&mut self, turn: &mut Turn<N>, endpoints: &mut Endpoints) {
         turn.outbound.retry_losses();
         for service in 0..turn.services.len() {
@@ -47,7 +47,7 @@ impl Housekeeping {
             let Turn { services, nic, now_ns, .. } = turn;
             let share = &mut services[service];
             share.backends.expire_backends(nic, *now_ns);
-            share.look_for_late(*now_ns);
+            share.find_overdue(*now_ns);
             share.unsample_ended();
             if share.leaving.is_none() {
                 share.observe_depth();
@@ -62,19 +62,16 @@ impl Housekeeping {
         }
     }
 
-    /// What is about connections, and the gauges.
-    pub(crate) fn look_at_clients<N: Nic>(
-        &mut self,
-        turn: &mut Turn<N>,
-        endpoints: &mut Endpoints,
-    ) {
+    /// Housekeeping of connections and gauges.
+    pub(crate) fn check_clients<N: Nic>(&mut self, turn: &mut Turn<N>, endpoints: &mut Endpoints) {
         endpoints.tcp.sweep(turn);
         let connections = endpoints.tcp.open_count() + endpoints.shm.len();
         turn.counters.connections.set(connections as u64);
-        self.count_below(turn);
+        self.read_nic_counters(turn);
     }
 
-    /// Marks the mqueues of blocks that ended or hang, and of those that wrote impossible words, as dead. Whether there are any.
+    /// Marks the mqueues of blocks that ended or hang, and of those that wrote impossible words, as dead. Returns
+    /// whether there are any.
     fn mark_dead_mqueues<N: Nic>(&mut self, turn: &mut Turn<N>, service: usize) -> bool {
         let mut died = false;
         let draining = turn.draining;
@@ -105,18 +102,18 @@ impl Housekeeping {
                     "an accelerator wrote impossible ring words; the mqueue is dead"
                 );
                 let (drive, block) = (usize::from(entry.attachment), entry.block);
-                share.accelerators[drive].blocks.condemn(block);
+                share.accelerators[drive].blocks.disable_block(block);
                 died |= share.mark_dead(mqueue as u32);
             }
         }
         died
     }
 
-    /// Takes over what the network counts itself, and says now and then that it turned clients away.
-    fn count_below<N: Nic>(&mut self, turn: &Turn<N>) {
+    /// Reads the network's own counters, and sometimes reports that it rejected clients.
+    fn read_nic_counters<N: Nic>(&mut self, turn: &Turn<N>) {
         let below = turn.nic.counters();
         let shed = below.shed_connections - turn.counters.shed_connections.value();
-        turn.counters.set_below(&below);
+        turn.counters.set_nic_counters(&below);
         if shed > 0 && turn.now_ns >= self.shed_report_ns {
             self.shed_report_ns = turn.now_ns + SHED_REPORT_NS;
             tracing::warn!(
@@ -128,7 +125,7 @@ impl Housekeeping {
     }
 }
 
-/// A block ended or hangs: its mqueue is dead. Whether it was not before.
+/// A block ended or hangs: its mqueue is dead. Returns whether it was alive before.
 fn end_block(
     share: &mut ServiceShare,
     drive: usize,
@@ -142,7 +139,7 @@ fn end_block(
     let found = share.mqueues.iter().position(of_block);
     let orderly = draining && reason == mqueue::abi::reason::STOPPED;
     let (Some(mqueue), false) = (found, orderly) else { return false };
-    // One that was stopped: another worker has let go of the service already.
+    // A block that was stopped: another worker has released the service already.
     if reason != mqueue::abi::reason::STOPPED {
         tracing::error!(
             service = &*share.name,

@@ -1,25 +1,25 @@
-//! What a worker does that finds nothing to do: it looks again, offers its core, or sleeps.
+//! What a worker does when a turn finds no work: spin, yield its core, or sleep.
 
 use crate::topology::Polling;
 
-/// How long an adaptive worker looks for work before it sleeps: about what two wake-ups cost, so that
-/// spinning never costs a waiting neighbour on the same core more than sleeping would cost the client.
+/// How long an adaptive worker spins before it sleeps: about the cost of two wake-ups, so that spinning never costs
+/// another thread on the same core more than sleeping would cost the client.
 const SPIN_NS: u64 = 50_000;
-/// How long it looks before it offers its core to others between two looks.
+/// How long it spins before it yields its core between two turns.
 const YIELD_NS: u64 = 8_000;
-/// A worker that gets its core back later than this has a busy neighbour on it.
-const NEIGHBOUR_NS: u64 = 50_000;
-/// For how long a busy neighbour is remembered.
-const NEIGHBOUR_MEMORY_NS: u64 = 100_000_000;
+/// A worker that gets its core back later than this shares it with another busy thread.
+const CONTENDED_NS: u64 = 50_000;
+/// How long a contended core is assumed to stay contended.
+const CONTENDED_MEMORY_NS: u64 = 100_000_000;
 
-/// See the module's text.
+/// See the module documentation.
 pub(crate) struct Idle {
     polling: Polling,
-    /// It went to sleep after the last turn.
+    /// The worker slept after the last turn.
     slept: bool,
-    /// When the last turn began that found something to do.
+    /// Start of the last turn that found work.
     since_ns: u64,
-    neighbour_until_ns: u64,
+    contended_until_ns: u64,
 }
 
 impl Idle {
@@ -27,37 +27,37 @@ impl Idle {
     pub(crate) const SLEEP_NS_MAX: u64 = 100_000_000;
 
     pub(crate) fn new(polling: Polling) -> Self {
-        Self { polling, slept: false, since_ns: 0, neighbour_until_ns: 0 }
+        Self { polling, slept: false, since_ns: 0, contended_until_ns: 0 }
     }
 
     pub(crate) fn set_polling(&mut self, polling: Polling) {
         self.polling = polling;
     }
 
-    /// A turn found something to do.
+    /// A turn found work.
     #[inline]
-    pub(crate) fn has_worked(&mut self, now_ns: u64) {
+    pub(crate) fn set_worked(&mut self, now_ns: u64) {
         self.since_ns = now_ns;
     }
 
-    pub(crate) fn falls_asleep(&mut self) {
+    pub(crate) fn set_slept(&mut self) {
         self.slept = true;
     }
 
-    /// A turn begins: whether the worker slept before it.
+    /// A turn starts: returns whether the worker slept before it.
     #[inline]
-    pub(crate) fn wakes_up(&mut self) -> bool {
+    pub(crate) fn take_slept(&mut self) -> bool {
         std::mem::take(&mut self.slept)
     }
 
-    /// Whether the worker may sleep; `worked` says whether its last turn found something to do.
+    /// Whether the worker may sleep; `worked` says whether its last turn found work.
     pub(crate) fn may_sleep(&self, now_ns: u64, worked: bool) -> bool {
         match self.polling {
             Polling::Spin => false,
             Polling::Block => !worked,
             Polling::Adaptive => {
                 let spun = now_ns.saturating_sub(self.since_ns) > SPIN_NS;
-                !worked && (spun || now_ns < self.neighbour_until_ns)
+                !worked && (spun || now_ns < self.contended_until_ns)
             }
         }
     }
@@ -66,12 +66,12 @@ impl Idle {
         self.polling != Polling::Spin && !worked && now_ns.saturating_sub(self.since_ns) > YIELD_NS
     }
 
-    /// With a busy neighbour on the core a sleeping worker is served sooner than a spinning one: the host kernel lets a
-    /// thread that is woken go first, and makes one that spins wait for its slice. For a while the worker sleeps as
-    /// soon as it has nothing to do.
-    pub(crate) fn offered_core(&mut self, from_ns: u64, until_ns: u64) {
-        if until_ns.saturating_sub(from_ns) > NEIGHBOUR_NS {
-            self.neighbour_until_ns = until_ns + NEIGHBOUR_MEMORY_NS;
+    /// On a contended core a sleeping worker is scheduled sooner than a spinning one: the host kernel prefers a
+    /// thread that has just been woken, and lets a spinning one wait for its time slice. So for a while the worker
+    /// sleeps as soon as it has no work.
+    pub(crate) fn yielded_core(&mut self, from_ns: u64, until_ns: u64) {
+        if until_ns.saturating_sub(from_ns) > CONTENDED_NS {
+            self.contended_until_ns = until_ns + CONTENDED_MEMORY_NS;
         }
     }
 }

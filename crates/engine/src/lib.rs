@@ -1,4 +1,4 @@
-//! Serval's engine: the worker's turn and everything a message meets on it.
+//! Serval's engine: the worker's turn and all steps of a message on it.
 #![forbid(unsafe_code)]
 
 pub mod accelerator;

@@ -1,10 +1,10 @@
 //! Counters: one writer each (a worker), read by the exporter.
 //!
-//! A counter is an atomic that its worker loads, adds to and stores: no read-modify-write, no shared line on the data path
-//! (`mqueue::count`). A snapshot sums the workers. It is not one instant, but it can be relied on: each counter only grows,
-//! and `received >= replied + consumed + drops of scope Request` holds in every snapshot, however many workers run
-//! meanwhile. A worker counts a request as received before it counts its end or hands it over, and a snapshot reads
-//! the ends of all workers before it reads what any of them received (edge BOOKS).
+//! A counter is an atomic that its worker loads, adds to and stores: no read-modify-write, no shared line on the data
+//! path (`mqueue::count`). A snapshot sums the workers. It is not taken at one instant, but these relations hold:
+//! each counter only grows, and `received >= replied + consumed + drops of scope Request` in every snapshot, even
+//! while workers run. A worker counts a request as received before it counts its end or hands it over, and a snapshot
+//! reads the ends of all workers before it reads what any of them received (edge BOOKS).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -54,16 +54,17 @@ macro_rules! counters {
         }
 
         impl $snapshot {
-            /// The values that these workers have counted, summed: of all of them what ended first, see the module's text.
+            /// The sums of these workers' counters; reads the ends of all workers first, see the module
+            /// documentation.
             pub fn of<'a>(workers: impl Iterator<Item = &'a $name> + Clone) -> Self {
                 let mut sum = Self::default();
                 if mutants::on("read_received_first") {
-                    sum.add_beginnings(workers.clone());
+                    sum.add_received(workers.clone());
                     std::thread::yield_now();
                     sum.add_ends(workers);
                 } else {
                     sum.add_ends(workers.clone());
-                    sum.add_beginnings(workers);
+                    sum.add_received(workers);
                 }
                 sum
             }
@@ -77,7 +78,7 @@ macro_rules! counters {
                 }
             }
 
-            fn add_beginnings<'a>(&mut self, workers: impl Iterator<Item = &'a $name>) {
+            fn add_received<'a>(&mut self, workers: impl Iterator<Item = &'a $name>) {
                 for counters in workers {
                     $( self.$field += counters.$field.value(); )+
                 }
@@ -95,7 +96,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// What one worker counts for one service.
+    /// Counters of one worker for one service.
     ServiceCounters, ServiceSnapshot {
         /// Requests that entered the service.
         received,
@@ -123,12 +124,12 @@ counters! {
         backend_failures,
         /// Connections accepted.
         connections_accepted,
-        /// Connections that ended, however.
+        /// Connections that were closed, for any reason.
         connections_closed,
     } ends {
         /// Replies that the host kernel took.
         replied,
-        /// Requests consumed without a reply, as the service or the client wanted.
+        /// Requests consumed without a reply, as requested by the service or the client.
         consumed,
     }
 }
@@ -145,10 +146,13 @@ impl ServiceSnapshot {
         DropReason::ALL.iter().filter(of_requests).map(|r| self.dropped(*r)).sum()
     }
 
-    /// Requests that are under way by the accounting identity.
+    /// Requests that are in flight according to the accounting identity.
     pub fn outstanding(&self) -> u64 {
         let ended = self.replied + self.consumed + self.dropped_requests();
-        debug_assert!(self.received >= ended, "a snapshot has every beginning of the ends in it");
+        debug_assert!(
+            self.received >= ended,
+            "a snapshot includes the reception of every ended request"
+        );
         self.received.saturating_sub(ended)
     }
 }
@@ -167,42 +171,41 @@ impl ServiceCounters {
     }
 }
 
-/// What one worker counts about itself.
+/// Counters of one worker about itself.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct WorkerCounters {
-    /// Turns made.
+    /// Turns.
     pub turns: Counter,
-    /// Turns that found something to do.
+    /// Turns that found work.
     pub busy_turns: Counter,
     /// Times the worker went to sleep.
     pub sleeps: Counter,
-    /// Nanoseconds from turns that found something to do until the turn after each.
+    /// Nanoseconds of turns that found work, up to the next turn.
     pub busy_ns: Counter,
-    /// Nanoseconds from turns that found nothing until the turn after each, awake: looking again, or
-    /// with the core offered to others.
+    /// Nanoseconds of turns that found no work, up to the next turn, awake: spinning, or with the core yielded.
     pub idle_ns: Counter,
-    /// Nanoseconds from turns after which the worker slept until the turn after each.
+    /// Nanoseconds of turns after which the worker slept, up to the next turn.
     pub sleep_ns: Counter,
     /// Connections accepted and reset at once because no descriptor was free.
     pub shed_connections: Counter,
-    /// Trains of datagrams that the host kernel refused, which were then sent one by one.
+    /// GSO batches that the host kernel refused, whose datagrams were then sent one by one.
     pub segmentation_fallbacks: Counter,
-    /// Looks at the epoll set.
+    /// Checks of the epoll set.
     pub epoll_calls: Counter,
-    /// Packets that a tap saw and could not keep.
+    /// Packets that a tap saw and could not store.
     pub tap_dropped: Counter,
     /// Open TCP connections (gauge).
     pub connections: Counter,
-    /// Requests under way on this worker: tokens, unsent replies, RX rings of reply-less services (gauge).
+    /// Requests in flight on this worker: tokens, unsent replies, RX rings of reply-less services (gauge).
     pub outstanding: Counter,
     /// Blocks of this worker that hang on accelerator threads (gauge).
     pub hung_blocks: Counter,
 }
 
 impl WorkerCounters {
-    /// Takes over what the worker's network counts itself.
-    pub(crate) fn set_below(&self, below: &NicCounters) {
+    /// Copies the counters of the worker's network.
+    pub(crate) fn set_nic_counters(&self, below: &NicCounters) {
         self.shed_connections.set(below.shed_connections);
         self.segmentation_fallbacks.set(below.segmentation_fallbacks);
         self.epoll_calls.set(below.epoll_calls);
@@ -210,7 +213,8 @@ impl WorkerCounters {
     }
 }
 
-/// What the control side tells of the lives of one accelerator of one service, whose blocks run elsewhere.
+/// Generations of one accelerator of one service, whose blocks run on other threads or in another process; written by
+/// the control side.
 #[derive(Debug, Default)]
 pub struct RuntimeMetrics {
     /// The service.
@@ -218,12 +222,12 @@ pub struct RuntimeMetrics {
     /// The accelerator.
     pub accelerator: String,
     ended: AtomicU64,
-    told: Mutex<Told>,
+    state: Mutex<RuntimeState>,
 }
 
-/// Versions of a service are beside each other for a while, so several lives may be there.
+/// Versions of a service overlap for a while, so several generations may run.
 #[derive(Debug, Default)]
-struct Told {
+struct RuntimeState {
     numbers: u64,
     serving: Vec<u64>,
     latest: u64,
@@ -233,57 +237,57 @@ struct Told {
 }
 
 impl RuntimeMetrics {
-    /// Of this accelerator for this service; nobody is there.
+    /// Metrics of this accelerator for this service; no generation runs.
     pub fn new(service: &str, accelerator: &str) -> Self {
         Self { service: service.into(), accelerator: accelerator.into(), ..Self::default() }
     }
 
-    fn told(&self) -> MutexGuard<'_, Told> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, RuntimeState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of a generation that is to come. No other has it, in whichever version of the service.
+    /// The number of the next generation. It is unique among all versions of the service.
     pub fn next_generation(&self) -> u64 {
-        let mut told = self.told();
-        told.numbers += 1;
-        told.numbers
+        let mut state = self.state();
+        state.numbers += 1;
+        state.numbers
     }
 
-    /// A generation began.
+    /// A generation started.
     pub fn begin(&self, generation: u64) {
-        let mut told = self.told();
-        told.serving.push(generation);
-        told.latest = generation;
+        let mut state = self.state();
+        state.serving.push(generation);
+        state.latest = generation;
     }
 
     /// The copy agent of a generation has answered.
     pub fn copy_agent_answers(&self, generation: u64) {
-        self.told().copies = generation;
+        self.state().copies = generation;
     }
 
     /// Whether the copy agent of a generation that serves has answered.
     pub fn has_copy_agent(&self) -> bool {
-        let told = self.told();
-        told.serving.contains(&told.copies)
+        let state = self.state();
+        state.serving.contains(&state.copies)
     }
 
-    /// A generation ended, or did not come to begin. Others that serve stay up.
+    /// A generation ended, or failed to start. Others that serve stay up.
     pub fn end(&self, generation: u64, why: &'static str) {
-        let mut told = self.told();
-        told.serving.retain(|serving| *serving != generation);
-        told.last_end = why;
+        let mut state = self.state();
+        state.serving.retain(|serving| *serving != generation);
+        state.last_end = why;
         self.ended.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether somebody runs the blocks.
+    /// Whether a generation serves.
     pub fn is_up(&self) -> bool {
-        !self.told().serving.is_empty()
+        !self.state().serving.is_empty()
     }
 
-    /// The generation that runs, the latest if there are several, or that ran last; 0 before the first.
+    /// The running generation, the latest if there are several, or the last one that ran; 0 before the first.
     pub fn generation(&self) -> u64 {
-        let told = self.told();
-        told.serving.last().copied().unwrap_or(told.latest)
+        let state = self.state();
+        state.serving.last().copied().unwrap_or(state.latest)
     }
 
     /// Generations that ended.
@@ -291,21 +295,21 @@ impl RuntimeMetrics {
         self.ended.load(Ordering::Relaxed)
     }
 
-    /// Why the last one ended, in a word; empty before that.
+    /// Why the last one ended, as one word; empty before that.
     pub fn last_end(&self) -> &'static str {
-        self.told().last_end
+        self.state().last_end
     }
 }
 
-/// What the workers count for one service. A service that changes while the engine runs keeps its
-/// counters, as long as its name stays.
+/// Counters of all workers for one service. A service that changes while the engine runs keeps its counters, as long
+/// as its name stays.
 #[derive(Debug)]
 pub struct ServiceMetrics {
     name: String,
     workers: Box<[OfService]>,
 }
 
-/// What one worker writes for one service.
+/// Counters that one worker writes for one service.
 type OfService = (Arc<ServiceCounters>, Arc<Observations>);
 
 impl ServiceMetrics {
@@ -319,12 +323,12 @@ impl ServiceMetrics {
         &self.name
     }
 
-    /// What worker `worker` writes.
+    /// The counters that `worker` writes.
     pub fn of_worker(&self, worker: usize) -> OfService {
         self.workers[worker].clone()
     }
 
-    /// What one worker counted.
+    /// Snapshot of one worker's counters.
     pub fn counted_by(&self, worker: usize) -> ServiceSnapshot {
         ServiceSnapshot::of(std::iter::once(&*self.workers[worker].0))
     }
@@ -334,7 +338,7 @@ impl ServiceMetrics {
         ServiceSnapshot::of(self.workers.iter().map(|(counters, _)| &**counters))
     }
 
-    /// Sums what was observed over all workers.
+    /// Sums the observations of all workers.
     pub fn observed(&self) -> ObservationSnapshot {
         let mut sum = ObservationSnapshot::default();
         for (_, observed) in &self.workers {
@@ -351,7 +355,7 @@ pub struct Metrics {
     running: Arc<Mutex<Running>>,
 }
 
-/// What is shown: it changes with the services.
+/// The services that are shown; it changes with the topology.
 #[derive(Clone, Debug, Default)]
 struct Running {
     services: Arc<[Arc<ServiceMetrics>]>,
@@ -377,23 +381,23 @@ impl Metrics {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The services that run now, in topology order.
+    /// The current services, in topology order.
     pub fn services(&self) -> Arc<[Arc<ServiceMetrics>]> {
         self.running().services.clone()
     }
 
-    /// Accelerators whose blocks run elsewhere, by service.
+    /// Accelerators whose blocks run on other threads or in other processes, by service.
     pub fn runtimes(&self) -> Arc<[Arc<RuntimeMetrics>]> {
         self.running().runtimes.clone()
     }
 
-    /// Services of which a version that left did not end: once for each such version.
+    /// Services of which a removed version did not end: once for each such version.
     pub fn left_behind(&self) -> Arc<[String]> {
         self.running().left_behind.clone()
     }
 
-    /// From now on these services run, on these accelerators whose blocks run elsewhere: what is not among them
-    /// is no longer shown, but for the names of those left behind.
+    /// Sets the current services, and their accelerators whose blocks run on other threads or in other processes.
+    /// Others are no longer shown, except for the names of services of which a removed version did not end.
     pub fn set_running(
         &self,
         services: Arc<[Arc<ServiceMetrics>]>,
@@ -403,7 +407,7 @@ impl Metrics {
         *self.running() = Running { services, runtimes, left_behind };
     }
 
-    /// What worker `worker` writes: its own counters, and two sets for each service.
+    /// The counters that `worker` writes: its own, and two sets for each service.
     pub fn of_worker(&self, worker: usize) -> (Arc<WorkerCounters>, Vec<OfService>) {
         let services = self.services();
         (self.workers[worker].clone(), services.iter().map(|s| s.of_worker(worker)).collect())
@@ -419,7 +423,7 @@ impl Metrics {
         self.services()[service].snapshot()
     }
 
-    /// Sums what was observed of a service over all workers.
+    /// Sums the observations of a service over all workers.
     pub fn observed(&self, service: usize) -> ObservationSnapshot {
         self.services()[service].observed()
     }
@@ -430,14 +434,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_life_is_up_whatever_becomes_of_those_beside_it() {
+    fn a_generation_stays_up_when_another_one_ends() {
         let runtimes = RuntimeMetrics::new("s", "a");
         let [first, second, third] = [(); 3].map(|()| runtimes.next_generation());
         runtimes.begin(first);
         runtimes.begin(second);
         runtimes.end(first, "changed");
         assert_eq!((runtimes.is_up(), runtimes.generation()), (true, second));
-        // The former version may have had another one meanwhile.
+        // The previous version may have had another one meanwhile.
         runtimes.begin(third);
         runtimes.end(third, "lost");
         assert_eq!((runtimes.is_up(), runtimes.generation()), (true, second));

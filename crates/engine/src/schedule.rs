@@ -1,18 +1,19 @@
-//! Whose requests are taken next: tenants share a worker, services share what their tenant has, endpoints what their service has.
+//! Whose requests are taken next: tenants share a worker, services share their tenant's part, endpoints share their
+//! service's part.
 //!
-//! Each tenant, each service and each endpoint of a service has a *deficit*: what it may still cost in this round (deficit round
-//! robin, Shreedhar and Varghese 1995). What a receive call brought and what was gathered is charged to all three. Who has used
-//! its deficit up is passed over in the turn; its requests wait in their sockets and rings. A new round begins when all that have
-//! a *backlog* have used theirs up. Backlogged in a turn is one that was passed over, or that took at least a full batch: one that
-//! took less had no more, one that took nothing may be idle or wait for credit. So a tenant with little load gets all of it at
-//! once and holds nobody up; what it leaves is the other's.
+//! Each tenant, each service and each endpoint of a service has a *deficit*: what it may still spend in this round
+//! (deficit round robin, Shreedhar and Varghese 1995). The cost of received and gathered messages is charged to all
+//! three. One with no deficit left is skipped in the turn; its requests wait in their sockets and rings. A new round
+//! begins when all that have a *backlog* have spent theirs. In a turn, those that were skipped or took at least a
+//! full batch have a backlog: one that took less had no more, one that took nothing may be idle or wait for credit.
+//! So a tenant with little load is served at once and does not delay others; its unused part goes to the others.
 //!
-//! A receive call takes a whole batch, so a deficit may become negative: the tenant pays for that in later rounds. An idle one
-//! keeps the deficit of one round and collects no more.
+//! A receive call takes a whole batch, so a deficit may become negative: the tenant pays for that in later rounds. An
+//! idle tenant keeps the deficit of one round and accumulates no more.
 //!
 //! With one tenant nothing is charged and everything is allowed: [`Schedule::allows`] is one branch.
 
-/// A source of requests, as one service sees it.
+/// A kind of endpoint, as the source of a service's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Udp,
@@ -25,37 +26,37 @@ impl Kind {
     const COUNT: usize = 4;
 }
 
-/// What a message costs, in bytes that would cost as much.
+/// Cost of a message besides its bytes, in bytes.
 const MESSAGE_COST: i64 = 64;
-/// The least that a full batch costs: an endpoint that stops at its limit has taken as many messages.
+/// Minimum cost of a full batch: an endpoint that stops at its limit has taken this many messages.
 const FULL_BATCH: i64 = 64 * MESSAGE_COST;
-/// What one round is worth: many full batches of short messages, a few of long ones.
+/// Deficit per round: many full batches of short messages, a few of long ones.
 const QUANTUM: i64 = 256 << 10;
 
-/// One that gets a share.
+/// The deficit of one tenant, service or endpoint.
 #[derive(Clone, Copy, Debug)]
 struct Deficit {
     left: i64,
-    /// What it cost since the last turn began.
+    /// Its cost since the current turn began.
     taken: i64,
-    /// It was passed over since the last turn began.
-    passed_over: bool,
+    /// It was skipped since the current turn began.
+    skipped: bool,
 }
 
 impl Deficit {
-    const FRESH: Self = Self { left: QUANTUM, taken: 0, passed_over: false };
+    const FRESH: Self = Self { left: QUANTUM, taken: 0, skipped: false };
 
     fn is_backlogged(&self) -> bool {
-        self.passed_over || self.taken >= FULL_BATCH
+        self.skipped || self.taken >= FULL_BATCH
     }
 }
 
-/// Those that share something.
+/// Tenants, services or endpoints that share a part.
 #[derive(Debug, Default)]
 struct Sharers(Vec<Deficit>);
 
 impl Sharers {
-    /// From now on there is one with this number.
+    /// Makes room for one with this number.
     fn make_room_for(&mut self, number: usize) {
         self.0.resize(self.0.len().max(number + 1), Deficit::FRESH);
     }
@@ -64,10 +65,10 @@ impl Sharers {
         self.0[number] = Deficit::FRESH;
     }
 
-    /// Whether this one has something left; otherwise it is passed over.
+    /// Whether this one has deficit left; otherwise it is skipped.
     fn ask(&mut self, number: usize) -> bool {
         let sharer = &mut self.0[number];
-        sharer.passed_over |= sharer.left <= 0;
+        sharer.skipped |= sharer.left <= 0;
         sharer.left > 0
     }
 
@@ -77,8 +78,8 @@ impl Sharers {
         sharer.taken = sharer.taken.saturating_add(cost);
     }
 
-    /// A turn begins: as many rounds as it takes until one of those with a backlog has something left; one round if none has a
-    /// backlog, since all got what they asked for.
+    /// A turn begins: starts as many rounds as needed until one with a backlog has deficit left; one round if none
+    /// has a backlog, since all got what they asked for.
     fn begin_turn(&mut self) {
         let backlogged = self.0.iter().filter(|sharer| sharer.is_backlogged());
         let most = backlogged.map(|sharer| sharer.left).max().unwrap_or(0);
@@ -97,16 +98,16 @@ struct Entry {
     endpoints: Sharers,
 }
 
-/// See the module's text.
+/// See the module documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Schedule {
-    /// There is one tenant, or none.
+    /// There is at most one tenant.
     is_plain: bool,
     turns: u64,
-    /// Names of tenants and how many services each has; a place without services is free.
+    /// Names of tenants and the number of services of each; a place without services is free.
     names: Vec<(Box<str>, usize)>,
     tenants: Sharers,
-    /// Services share what their tenant has: by tenant, then by slot.
+    /// Services that share their tenant's part: by tenant, then by slot.
     services: Vec<Sharers>,
     /// By slot.
     entries: Vec<Option<Entry>>,
@@ -117,7 +118,7 @@ impl Schedule {
         Self { is_plain: true, ..Self::default() }
     }
 
-    /// A service comes, which this tenant owns.
+    /// Adds a service of this tenant.
     pub(crate) fn place(&mut self, service: usize, tenant: &str) {
         self.remove(service);
         let known = self.names.iter().position(|(name, count)| &**name == tenant && *count > 0);
@@ -144,7 +145,7 @@ impl Schedule {
         self.count_tenants();
     }
 
-    /// A service is gone.
+    /// Removes a service.
     pub(crate) fn remove(&mut self, service: usize) {
         if let Some(entry) = self.entries.get_mut(service).and_then(Option::take) {
             self.names[entry.tenant].1 -= 1;
@@ -171,18 +172,18 @@ impl Schedule {
         self.entries.iter_mut().flatten().for_each(|entry| entry.endpoints.begin_turn());
     }
 
-    /// Whose turn it is to be the first of the endpoints.
+    /// Index of the endpoint that is first in this turn.
     pub(crate) fn first_endpoint(&self) -> usize {
         (self.turns % Kind::COUNT as u64) as usize
     }
 
-    /// Whether each endpoint has been the first since the last time.
+    /// Whether each endpoint has been the first since the last call that returned true.
     pub(crate) fn is_new_round(&self) -> bool {
         self.first_endpoint() == 0
     }
 
-    /// Counts up once each endpoint has been the first: in each round another port, connection, client or worker is the first
-    /// of its endpoint, for who comes first gets the credit that is left.
+    /// Incremented once each endpoint has been the first: in each round another port, connection, client or worker is
+    /// the first of its endpoint, since the first one gets the credit that is left.
     pub(crate) fn round(&self) -> usize {
         (self.turns / Kind::COUNT as u64) as usize
     }
@@ -196,13 +197,13 @@ impl Schedule {
     #[cold]
     fn has_left(&mut self, service: usize, from: Kind) -> bool {
         let Some(Some(entry)) = self.entries.get_mut(service) else { return true };
-        // Every level that has used up its deficit notes it, so that all of them refill in the same turn.
+        // Every level without deficit notes it, so that all of them refill in the same turn.
         let endpoint = entry.endpoints.ask(from as usize);
         let of_tenant = self.services[entry.tenant].ask(service);
         self.tenants.ask(entry.tenant) && of_tenant && endpoint
     }
 
-    /// Requests of a service were taken from an endpoint.
+    /// Charges requests of a service that were taken from an endpoint.
     #[inline(always)]
     pub(crate) fn charge(&mut self, service: usize, from: Kind, messages: u64, bytes: u64) {
         if !self.is_plain {
@@ -216,7 +217,7 @@ impl Schedule {
         !self.is_plain
     }
 
-    /// Replies of a service were gathered.
+    /// Charges replies of a service that were gathered.
     pub(crate) fn charge_replies(&mut self, service: usize, messages: u64) {
         self.charge_shared(service, None, messages, 0);
     }
@@ -260,7 +261,7 @@ mod tests {
         flood.messages as i64 * MESSAGE_COST + flood.bytes as i64
     }
 
-    /// Plays turns in which every service that floods is offered; what each was charged.
+    /// Runs turns in which every flooding service has requests; returns what each was charged.
     fn play(schedule: &mut Schedule, floods: &[Flood], turns: usize) -> Vec<i64> {
         let mut charged = vec![0; floods.len()];
         for _ in 0..turns {
@@ -273,25 +274,25 @@ mod tests {
                     served = true;
                 }
             }
-            assert!(served, "a turn with work serves some of it");
+            assert!(served, "a turn with work takes some of it");
         }
         charged
     }
 
     proptest! {
         #[test]
-        fn two_tenants_that_flood_get_the_same(one in flood(), other in flood()) {
+        fn two_flooding_tenants_get_equal_parts(one in flood(), other in flood()) {
             let mut schedule = Schedule::new();
             schedule.place(0, "one");
             schedule.place(1, "other");
             let charged = play(&mut schedule, &[one, other], 2000);
             let apart = (charged[0] - charged[1]).abs();
-            // What one batch and one round are worth.
+            // The cost of one batch, and one round.
             prop_assert!(apart <= QUANTUM + cost(&one) + cost(&other), "{charged:?}");
         }
 
         #[test]
-        fn a_tenant_with_many_services_gets_no_more(floods in prop::collection::vec(flood(), 2..8)) {
+        fn a_tenant_with_many_services_gets_one_part(floods in prop::collection::vec(flood(), 2..8)) {
             let mut schedule = Schedule::new();
             for service in 0..floods.len() {
                 schedule.place(service, if service == 0 { "one" } else { "many" });
@@ -302,15 +303,15 @@ mod tests {
             prop_assert!(many - charged[0] <= 2 * QUANTUM + batches, "{charged:?}");
         }
 
-        /// Idle sockets are reported as ready by a worker that does not sleep: their tenant asks in every turn. It may also ask
-        /// for what finds no credit.
+        /// Idle sockets are reported as ready by a worker that does not sleep: their tenant asks in every turn. It
+        /// may also ask for requests that find no credit.
         #[test]
-        fn a_tenant_with_little_load_holds_nobody_up(noisy in flood(), little in 0u64..64) {
+        fn a_tenant_with_little_load_delays_no_other(noisy in flood(), little in 0u64..64) {
             let mut schedule = Schedule::new();
             schedule.place(0, "noisy");
             schedule.place(1, "little");
             schedule.place(2, "idle");
-            let mut passed_over = 0;
+            let mut skipped = 0;
             for turn in 0..2000 {
                 schedule.begin_turn();
                 let allowed = schedule.allows(0, noisy.from);
@@ -320,13 +321,13 @@ mod tests {
                 prop_assert!(schedule.allows(1, Kind::Udp), "in turn {}", turn);
                 schedule.charge(1, Kind::Udp, little, 0);
                 prop_assert!(schedule.allows(2, Kind::Udp), "in turn {}", turn);
-                passed_over = if allowed { 0 } else { passed_over + 1 };
-                prop_assert!(passed_over <= 1, "in turn {}", turn);
+                skipped = if allowed { 0 } else { skipped + 1 };
+                prop_assert!(skipped <= 1, "in turn {}", turn);
             }
         }
 
         #[test]
-        fn a_quiet_tenant_is_served_at_once(noisy in flood(), every in 1usize..50) {
+        fn a_tenant_with_little_load_is_served_at_once(noisy in flood(), every in 1usize..50) {
             let mut schedule = Schedule::new();
             schedule.place(0, "noisy");
             schedule.place(1, "quiet");
@@ -336,7 +337,7 @@ mod tests {
                     schedule.charge(0, noisy.from, noisy.messages, noisy.bytes);
                 }
                 if turn % every == 0 {
-                    // Less than a round's worth in the time in which the other one uses up several.
+                    // Less than a round's cost in the time in which the other one uses up several rounds.
                     prop_assert!(schedule.allows(1, Kind::Udp), "in turn {turn}");
                     schedule.charge(1, Kind::Udp, 1, 64);
                 }
@@ -345,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn one_tenant_is_never_held_back_and_another_one_changes_that_only_while_it_is_there() {
+    fn a_single_tenant_is_never_limited_before_and_after_a_second_one() {
         let mut schedule = Schedule::new();
         schedule.place(0, "default");
         schedule.place(1, "default");
@@ -364,15 +365,12 @@ mod tests {
         schedule.charge(2, Kind::Udp, 64, 0);
         schedule.begin_turn();
         assert!(schedule.allows(2, Kind::Udp));
-        assert!(
-            !schedule.allows(0, Kind::Udp),
-            "it has used up what it has, and the other has not"
-        );
+        assert!(!schedule.allows(0, Kind::Udp), "it has no deficit left, and the other has");
         // The other one asks again and takes nothing: it has no backlog.
         schedule.begin_turn();
         assert!(schedule.allows(2, Kind::Udp));
         schedule.begin_turn();
-        assert!(schedule.allows(0, Kind::Udp), "an idle tenant holds nobody up");
+        assert!(schedule.allows(0, Kind::Udp), "an idle tenant delays no other");
         schedule.remove(2);
         for _ in 0..10 {
             assert_eq!(flood(&mut schedule), [true, true]);

@@ -1,6 +1,6 @@
-//! What all workers of an engine know of each other: who sleeps, who has credit, who has how many connections.
+//! State that all workers of an engine share: who sleeps, who has credit, who has how many connections.
 //!
-//! Only the credit hints and the wake-up of a sleeping worker are on the way of a message, and only with several workers.
+//! Only the credit hints and the wake-up of a sleeping worker are on the message path, and only with several workers.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -8,15 +8,15 @@ use std::sync::{Arc, Mutex};
 
 use mqueue::ParkWord;
 
-/// See the module's text.
+/// See the module documentation.
 pub struct Shared {
     workers: Box<[WorkerCell]>,
-    /// Requests each worker still takes, by service: hints for hand-over.
+    /// Number of requests each worker still takes, by service: hints for hand-over.
     credit: Box<[AtomicU32]>,
     services: usize,
     /// Draining workers that have nothing outstanding.
     settled: AtomicUsize,
-    /// Of this machine.
+    /// Addresses of this machine.
     addresses: Mutex<Arc<[IpAddr]>>,
 }
 
@@ -24,7 +24,7 @@ struct WorkerCell {
     parked: ParkWord,
     wake: Box<dyn Fn() + Send + Sync>,
     connections: AtomicUsize,
-    /// Its thread has ended, perhaps in a panic: it gets no more work.
+    /// Its thread has ended, possibly in a panic: it gets no more work.
     ended: AtomicBool,
 }
 
@@ -39,7 +39,7 @@ impl WorkerCell {
 }
 
 impl Shared {
-    /// `wakers[w]` ends the sleep of worker `w`. There are never more than `services` slots of services.
+    /// `wakers[w]` ends the sleep of worker `w`. There are at most `services` slots of services.
     pub(crate) fn new(wakers: Vec<Box<dyn Fn() + Send + Sync>>, services: usize) -> Self {
         let credit = (0..wakers.len() * services).map(|_| AtomicU32::new(0)).collect();
         let cell = |wake| WorkerCell {
@@ -57,8 +57,8 @@ impl Shared {
         }
     }
 
-    /// Ends a worker's sleep, if it sleeps or not.
-    pub(crate) fn rouse(&self, worker: u16) {
+    /// Ends a worker's sleep, without checking whether it sleeps.
+    pub(crate) fn wake_always(&self, worker: u16) {
         (self.workers[usize::from(worker)].wake)();
     }
 
@@ -67,22 +67,21 @@ impl Shared {
         self.workers.len()
     }
 
-    /// How many slots of services there can be.
+    /// Maximum number of slots of services.
     pub fn services_max(&self) -> usize {
         self.services
     }
 
-    /// A worker is about to sleep: from here on others wake it. It must look for work once more
-    /// before it sleeps.
-    pub(crate) fn fall_asleep(&self, worker: u16) {
+    /// A worker is about to sleep: from now on others wake it. It must check for work once more before it sleeps.
+    pub(crate) fn set_asleep(&self, worker: u16) {
         self.workers[worker as usize].parked.set(true);
     }
 
-    pub(crate) fn awake(&self, worker: u16) {
+    pub(crate) fn set_awake(&self, worker: u16) {
         self.workers[worker as usize].parked.set(false);
     }
 
-    /// After publishing something for a worker: ends its sleep if it sleeps.
+    /// After publishing a message for a worker: ends its sleep if it sleeps.
     pub(crate) fn wake(&self, worker: u16) {
         let cell = &self.workers[worker as usize];
         if cell.parked.sleeps() && !mutants::on("miss_wakeup") {
@@ -97,7 +96,7 @@ impl Shared {
         }
     }
 
-    /// Shows the other workers how many requests a worker still takes for a service.
+    /// Publishes to the other workers how many requests a worker still takes for a service.
     pub(crate) fn publish_credit(&self, worker: u16, service: u16, credit: u32) {
         let cell = &self.credit[worker as usize * self.services + service as usize];
         if cell.load(Ordering::Relaxed) != credit {
@@ -105,12 +104,12 @@ impl Shared {
         }
     }
 
-    /// What a worker last [published](Self::publish_credit).
+    /// The value that a worker last [published](Self::publish_credit).
     pub(crate) fn credit_of(&self, worker: usize, service: usize) -> u32 {
         self.credit[worker * self.services + service].load(Ordering::Relaxed)
     }
 
-    /// A worker has ended: it shows no credit, and gets no connections. Those that it had no longer count.
+    /// A worker has ended: it shows no credit, and gets no connections. Its own ones no longer count.
     pub(crate) fn end_worker(&self, worker: u16) {
         self.workers[usize::from(worker)].ended.store(true, Ordering::Relaxed);
         (0..self.services).for_each(|service| self.publish_credit(worker, service as u16, 0));
@@ -121,7 +120,7 @@ impl Shared {
         self.workers.iter().filter(|w| !w.has_ended()).map(WorkerCell::connections).sum()
     }
 
-    /// The worker with the fewest connections, `own` if it is among them; the connection is counted.
+    /// The worker with the fewest connections, `own` if it is one of them; the connection is counted.
     pub(crate) fn assign_connection(&self, own: u16) -> u16 {
         let serving = (0..self.workers()).filter(|w| !self.workers[*w].has_ended());
         let least = serving.min_by_key(|w| (self.workers[*w].connections(), *w != own as usize));
@@ -136,12 +135,13 @@ impl Shared {
     }
 
     /// The worker that gets a new shared-memory client: the one with the fewest connections. The client is counted as
-    /// one. It is posted as [`ShmAttached`](crate::ControlMessage::ShmAttached), or [released](Self::release_shm_client).
+    /// a connection. It is posted as [`ShmAttached`](crate::ControlMessage::ShmAttached), or
+    /// [released](Self::release_shm_client).
     pub fn assign_shm_client(&self) -> u16 {
         self.assign_connection(0)
     }
 
-    /// A shared-memory client that was assigned to a worker does not come.
+    /// A shared-memory client that was assigned to a worker will not attach.
     pub fn release_shm_client(&self, worker: u16) {
         self.release_connection(worker);
     }
@@ -151,12 +151,12 @@ impl Shared {
         *self.addresses.lock().expect("no code panics while it holds this lock") = addresses.into();
     }
 
-    /// What was last set with [`Self::set_local_addresses`].
+    /// The addresses last set with [`Self::set_local_addresses`].
     pub(crate) fn local_addresses(&self) -> Arc<[IpAddr]> {
         self.addresses.lock().expect("no code panics while it holds this lock").clone()
     }
 
-    /// A draining worker has (`true`) or no longer has nothing left to answer.
+    /// Sets whether a draining worker has answered everything.
     pub(crate) fn settle(&self, settled: bool) {
         if settled {
             self.settled.fetch_add(1, Ordering::Relaxed);
@@ -165,7 +165,7 @@ impl Shared {
         }
     }
 
-    /// Whether every draining worker has nothing left to answer.
+    /// Whether all draining workers have answered everything.
     pub fn all_settled(&self) -> bool {
         self.settled.load(Ordering::Relaxed) == self.workers()
     }
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_ended_worker_attracts_no_work() {
+    fn an_ended_worker_gets_no_work() {
         let wakers = (0..2).map(|_| Box::new(|| ()) as Box<dyn Fn() + Send + Sync>).collect();
         let shared = Shared::new(wakers, 2);
         assert_eq!([shared.assign_connection(0), shared.assign_connection(0)], [0, 1]);

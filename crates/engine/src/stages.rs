@@ -1,29 +1,26 @@
-//! Where the time of a request goes: four stages, measured on a sample of messages.
+//! Stages of a request's latency: four stages, measured on a sample of messages.
 //!
 //! | stage | from | to |
 //! |---|---|---|
-//! | receive | the turn that received it began | it is published in the RX ring |
+//! | receive | start of the turn that received it | it is published in the RX ring |
 //! | queue | published | the accelerator took it: its slot is released |
 //! | accelerator | taken | its reply is seen in the TX ring |
-//! | send | seen | the host kernel took it, or the hand-over ring to its connection's worker |
+//! | send | seen | taken by the host kernel, or by the hand-over ring to its connection's worker |
 //!
-//! A stamp on every message would cost more than most messages do. So a few are *sampled*: at most one
-//! of an mqueue and `FOLLOWED_MAX` of a service share at a time, chosen by count with random gaps, because the
-//! first message of a batch waits less than the others. The gaps adapt so that about one message in
-//! `FOLLOW_NS` is sampled: all of them in a quiet service, one in hundreds in a busy one. Other
-//! messages pay for a count-down.
+//! A time stamp on every message would cost more than most messages do. So a few are *sampled*: at most one of an
+//! mqueue and `SAMPLED_MAX` of a service share at a time, chosen by count with random gaps, because the first message
+//! of a batch waits less than the others. The gaps adapt so that about one message in `SAMPLE_INTERVAL_NS` is
+//! sampled: all of them in a quiet service, one in hundreds in a busy one. Other messages cost a decrement.
 //!
-//! Nobody tells the engine when a slot is released: it looks before and after it drives the blocks,
-//! while somebody is sampled. A release lies between two looks and counts as the earlier one, so that
-//! what a block computes inside the turn is the accelerator's time. Messages that end without a reply
-//! (dropped, timed out, consumed) are in no histogram; in a service without replies a message ends
-//! with its release and has the first two stages only. For each sampled message the stages add up
-//! to the total exactly.
+//! The engine is not notified of the release of a slot: while a message is sampled, it checks the slot before and
+//! after it drives the blocks. A release happens between two checks and counts as the earlier one, so that
+//! computation of a block inside the turn is the accelerator's time. Messages that end without a reply (dropped,
+//! timed out, consumed) are in no histogram; in a service without replies a message ends with its release and has the
+//! first two stages only. For each sampled message the stages add up to the total exactly.
 
 use mqueue::count::Counter;
 
-/// Upper bounds of the buckets in nanoseconds: 1-2-5 from 1 us to 10 s, and two below. One more bucket
-/// holds what took longer.
+/// Upper bounds of the buckets in nanoseconds: 1-2-5 from 1 us to 10 s, and two below. One more bucket has no bound.
 pub const BOUNDS_NS: [u64; 24] = [
     250,
     500,
@@ -51,7 +48,7 @@ pub const BOUNDS_NS: [u64; 24] = [
     10_000_000_000,
 ];
 
-/// Part of a request's way. See the module's text.
+/// A stage of a request. See the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// From the network into the RX ring.
@@ -65,7 +62,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// Every stage, in the order of a request's way.
+    /// Every stage, in the order in which a request passes them.
     pub const ALL: [Self; 4] = [Self::Receive, Self::Queue, Self::Accelerator, Self::Send];
 
     /// Its name in metrics.
@@ -93,7 +90,7 @@ impl Histogram {
     }
 }
 
-/// What a histogram held when it was looked at.
+/// The content of a histogram at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HistogramSnapshot {
     /// Durations by bucket: not more than the bound of the same index in [`BOUNDS_NS`] and more than
@@ -104,7 +101,7 @@ pub struct HistogramSnapshot {
 }
 
 impl HistogramSnapshot {
-    /// Durations recorded.
+    /// Number of recorded durations.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
@@ -123,13 +120,13 @@ impl HistogramSnapshot {
 pub struct Observations {
     pub(crate) stages: [Histogram; Stage::ALL.len()],
     pub(crate) total: Histogram,
-    /// Its mqueues, the requests under way on all of them, and on the one that has most; looked at by
-    /// the housekeeping (gauges).
+    /// Its mqueues, the requests in flight on all of them, and on the one that has most; updated by housekeeping
+    /// (gauges).
     pub(crate) mqueues: Counter,
     pub(crate) depth: Counter,
     pub(crate) depth_max: Counter,
     /// 1 while the service is paused (gauge).
-    pub(crate) held: Counter,
+    pub(crate) paused: Counter,
 }
 
 /// The same, summed over workers.
@@ -137,16 +134,16 @@ pub struct Observations {
 pub struct ObservationSnapshot {
     /// By [`Stage`].
     pub stages: [HistogramSnapshot; Stage::ALL.len()],
-    /// The whole way.
+    /// The total.
     pub total: HistogramSnapshot,
     /// Mqueues of the service.
     pub mqueues: u64,
-    /// Requests under way on them a moment ago.
+    /// Requests in flight on them at the last update.
     pub depth: u64,
-    /// Requests under way on the one that had most.
+    /// Requests in flight on the one that had most.
     pub depth_max: u64,
-    /// Workers that hold the service: nothing of it is taken in.
-    pub held: u64,
+    /// Workers on which the service is paused.
+    pub paused: u64,
 }
 
 impl ObservationSnapshot {
@@ -159,7 +156,7 @@ impl ObservationSnapshot {
         self.mqueues += observed.mqueues.value();
         self.depth += observed.depth.value();
         self.depth_max = self.depth_max.max(observed.depth_max.value());
-        self.held += observed.held.value();
+        self.paused += observed.paused.value();
     }
 }
 
@@ -168,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buckets_hold_what_is_not_longer_than_their_bounds() {
+    fn buckets_hold_durations_up_to_their_bounds() {
         let histogram = Histogram::default();
         for ns in [0, 250, 251, 1_000, 10_000_000_000, 10_000_000_001, u64::MAX / 4] {
             histogram.record(ns);

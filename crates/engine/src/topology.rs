@@ -1,8 +1,8 @@
-//! What is to run: services, their ports, accelerators and backends, as typed values.
+//! The topology: services with their ports, accelerators and backends, as typed values.
 //!
-//! The crate `server` makes a [`Topology`] from a configuration file; tests and the simulator write
-//! one directly. [`Topology::check`] refuses what cannot work, naming the field, so that a caller that has
-//! a file can point at the line. Everything later (regions, workers, ports) follows from it.
+//! The crate `server` makes a [`Topology`] from a configuration file; tests and the simulator create one directly.
+//! [`Topology::check`] rejects invalid ones and names the field, so that a caller with a file can point at the line.
+//! Everything else (regions, workers, ports) is derived from it.
 
 mod check;
 
@@ -20,16 +20,16 @@ use wire::nic::{Transport, UDP_PAYLOAD_MAX};
 
 pub use self::check::TopologyError;
 
-/// Most workers of an engine.
+/// Maximum number of workers of an engine.
 pub const WORKERS_MAX: usize = 64;
-/// About the size of an arena of a shared-memory client.
+/// Approximate size of an arena of a shared-memory client.
 const CLIENT_ARENA_BYTES: u64 = 32 << 20;
-/// Most bytes of an arena that no configuration asked for, unless four messages need more.
+/// Maximum size of a default arena, unless four messages need more.
 const USUAL_ARENA_BYTES: u64 = 256 << 10;
-/// Most sockets that requests to a backend have of their own at a time, on one worker.
+/// Maximum number of sockets for requests to a backend at a time, with one socket per request, on one worker.
 const SOCKETS_MAX: u32 = 1024;
 
-/// Everything an engine runs.
+/// Everything that an engine runs.
 #[derive(Clone, Debug)]
 pub struct Topology {
     /// Workers and polling.
@@ -64,16 +64,15 @@ impl Default for EngineSettings {
 /// What a worker without work does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Polling {
-    /// Looks again at once, for ever.
+    /// Spins forever.
     Spin,
-    /// Looks again for a while, then sleeps until something happens. Never sleeps while a request is
-    /// outstanding.
+    /// Spins for a while, then sleeps until an event. Never sleeps while a request is outstanding.
     Adaptive,
-    /// Sleeps as soon as there is nothing to do and no request is outstanding.
+    /// Sleeps as soon as there is no work and no request is outstanding.
     Block,
 }
 
-/// `[limits]`: what clients may cost.
+/// `[limits]`: limits on the resources of clients.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
     /// Open TCP connections of the whole engine.
@@ -114,7 +113,7 @@ impl Default for Limits {
 pub struct Accelerator {
     /// Name that services use.
     pub name: String,
-    /// What it is.
+    /// Its kind.
     pub kind: AcceleratorKind,
 }
 
@@ -128,24 +127,24 @@ pub enum AcceleratorKind {
         /// Stack of each block in KiB, in [[`STACK_KIB_MIN`], [`STACK_KIB_MAX`]].
         stack_kib: usize,
     },
-    /// Kernels in a process of their own for each service, which maps its own region only.
+    /// Kernels in a separate process for each service, which maps its own region only.
     Process {
-        /// Who starts it.
+        /// Who starts the process.
         launch: Launch,
-        /// A runtime that does not beat for this long is lost, in milliseconds, in
-        /// [[`HEARTBEAT_MS_MIN`], [`HEARTBEAT_MS_MAX`]].
+        /// A runtime without a heartbeat for this long is lost, in milliseconds, in [[`HEARTBEAT_MS_MIN`],
+        /// [`HEARTBEAT_MS_MAX`]].
         heartbeat_ms: u64,
-        /// What the kernels run on.
+        /// The processor of the kernels.
         device: DeviceSpec,
     },
 }
 
-/// What the kernels of a runtime run on.
+/// The processor that a runtime's kernels run on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceSpec {
     /// `kind` in a configuration.
     pub kind: &'static str,
-    /// Values of the keys that only this kind has.
+    /// Values of the keys that are specific to this kind.
     pub settings: Vec<(&'static str, u64)>,
 }
 
@@ -172,7 +171,7 @@ pub const HEARTBEAT_MS: u64 = 2_000;
 pub const HANG_MS_MIN: u64 = 100;
 /// Longest `hang_ms`.
 pub const HANG_MS_MAX: u64 = 3_600_000;
-/// Default `hang_ms`, where no service waits longer for a reply.
+/// Default `hang_ms`, unless a service waits longer for a reply.
 pub const HANG_MS: u64 = 10_000;
 
 /// Smallest `stack_kib`.
@@ -185,18 +184,18 @@ pub const STACK_KIB: usize = 64;
 /// Who starts a runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Launch {
-    /// The engine, again and again, with growing pauses.
+    /// The engine, which restarts it with increasing delays.
     Engine {
-        /// The `serval` program; `None`: the one that runs.
+        /// Path of the `serval` program; `None`: the running one.
         program: Option<PathBuf>,
-        /// Threads that share the blocks; without a meaning where blocks have no host threads.
+        /// Threads that share the blocks; ignored where blocks have no host threads.
         threads: usize,
         /// Cores to pin them to; empty: not pinned.
         cores: Vec<usize>,
-        /// As in [`AcceleratorKind::Cpu`]; without a meaning where blocks have no stacks.
+        /// As in [`AcceleratorKind::Cpu`]; ignored where blocks have no stacks.
         stack_kib: usize,
     },
-    /// Somebody else; it attaches at this path.
+    /// Another process, which attaches at this path.
     External {
         /// A Unix socket.
         attach: PathBuf,
@@ -208,9 +207,9 @@ pub enum Launch {
 pub enum CpuPlacement {
     /// On the engine's workers, inside the turn.
     Worker,
-    /// On accelerator threads of their own.
+    /// On dedicated accelerator threads.
     Threads {
-        /// How many.
+        /// Number of threads.
         threads: usize,
         /// Cores to pin them to; empty: not pinned.
         cores: Vec<usize>,
@@ -230,7 +229,7 @@ pub struct Service {
     pub framing: Framing,
     /// Indices into [`Topology::accelerators`]; the service has mqueues on each.
     pub accelerators: Vec<usize>,
-    /// What differs between them, in the same order; empty: nothing.
+    /// Per-accelerator settings, in the same order; empty: none.
     pub shares: Vec<Share>,
     /// Kernel: a built-in name or a path to a kernel library.
     pub kernel: String,
@@ -247,16 +246,16 @@ pub struct Service {
     pub max_message_bytes: u32,
     /// Longest reply.
     pub max_reply_bytes: u32,
-    /// Whether the kernel answers.
+    /// Whether requests get replies.
     pub replies: Replies,
     /// Whether replies on one TCP connection keep request order.
     pub ordered: bool,
-    /// Which mqueue a request goes to.
+    /// How a request is assigned to an mqueue.
     pub dispatch: Dispatch,
     /// Requests without a reply for this long are dropped, in milliseconds.
     pub request_timeout_ms: u64,
-    /// By accelerator: a block outside the workers that works on one message for longer hangs, in milliseconds; at least
-    /// `request_timeout_ms`. Empty: [`HANG_MS`], or `request_timeout_ms` where that is more.
+    /// By accelerator: a block outside the workers that works on one message for longer hangs, in milliseconds; at
+    /// least `request_timeout_ms`. Empty: [`HANG_MS`], or `request_timeout_ms` where that is more.
     pub hang_ms: Vec<u64>,
     /// New requests are shed while the oldest waits longer than this, in microseconds; 0 never.
     pub queue_us_max: u64,
@@ -298,7 +297,7 @@ impl Service {
     }
 }
 
-/// What a service has on one of its accelerators: takes the place of the service's own values there.
+/// Settings of a service for one of its accelerators, which replace those of the service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
     /// See [`Service::mqueues`].
@@ -319,8 +318,8 @@ pub struct Listen {
 }
 
 impl Listen {
-    /// Whether the host kernel gives only one of them a socket: they are the same, or one is of all addresses of its family and so has
-    /// the other's port too. (Sockets of IPv6 take no IPv4: `sys/src/socket_nic/listen.rs`.)
+    /// Whether the host kernel refuses a second socket: the addresses are equal, or one is the unspecified address of
+    /// the same family and has the other's port. (IPv6 sockets take no IPv4: `sys/src/socket_nic/listen.rs`.)
     pub fn collides(&self, other: &Self) -> bool {
         let (one, two) = (self.address, other.address);
         one.port() != 0
@@ -330,33 +329,33 @@ impl Listen {
     }
 }
 
-/// How many replies a request gets.
+/// Number of replies per request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replies {
-    /// One; a missing one is dropped with a reason.
+    /// One; a missing one is counted as a drop.
     One,
     /// None: requests are consumed.
     None,
 }
 
-/// How a request finds its mqueue.
+/// How a request is assigned to an mqueue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dispatch {
-    /// Each mqueue in turn: in runs when a burst is large and kernels are quick; without those that have more than their
+    /// Each mqueue in turn: in runs when a burst is large and kernels are fast; skipping mqueues above their fair
     /// share when kernels are slow.
     RoundRobin,
     /// The mqueue with the fewest requests outstanding.
     LeastLoaded,
-    /// By the client's address: one flow always meets the same mqueue.
+    /// By the client's address: a flow always reaches the same mqueue.
     FlowHash,
-    /// By bytes of the message: one key always meets the same mqueue, from any client.
+    /// By bytes of the message: a key always reaches the same mqueue, from any client.
     KeyHash(KeyRange),
 }
 
 /// Ring protocol of the server mqueues. Client mqueues and rings with arenas use `doorbell`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rings {
-    /// The best known for the accelerator: `doorbell` for cpu; configurations ask for `granule` on GPUs.
+    /// The best protocol for the accelerator: `doorbell` for cpu; configurations select `granule` for GPUs.
     Auto,
     /// `doorbell`.
     Doorbell,
@@ -373,20 +372,19 @@ pub struct Backend {
     pub name: String,
     /// UDP or TCP.
     pub transport: Transport,
-    /// Where it is.
+    /// Its address.
     pub address: SocketAddr,
     /// How messages are delimited (TCP).
     pub framing: Framing,
     /// TCP connections per worker.
     pub connections: u32,
-    /// An answer that takes longer is given up, in milliseconds.
+    /// Time-out of an answer, in milliseconds.
     pub timeout_ms: u64,
     /// Requests in flight per TCP connection. (UDP: one per client mqueue.)
     pub in_flight: u32,
     /// Longest request and answer in bytes.
     pub max_message_bytes: u32,
-    /// Where requests and answers have an id that ties them together; not with framing `memcached`, which
-    /// has its own ways.
+    /// Position of the id that requests and answers share; not with framing `memcached`, which has its own matching.
     pub matching: Option<MatchId>,
     /// What requests share.
     pub sockets: Sockets,
@@ -397,7 +395,7 @@ pub struct Backend {
 pub enum Sockets {
     /// Connections (TCP), or a socket for each client mqueue (UDP), that stay open.
     Persistent,
-    /// Nothing: each request has a connection, or a datagram socket, of its own.
+    /// Nothing: each request has its own connection or datagram socket.
     PerRequest,
 }
 
@@ -437,12 +435,12 @@ impl Topology {
 }
 
 impl Service {
-    /// Its mqueues (blocks) on the accelerator at this place of its list.
+    /// Its mqueues (blocks) on the accelerator at this index of its list.
     pub fn mqueues_on(&self, place: usize) -> u32 {
         self.shares.get(place).map_or(self.mqueues, |share| share.mqueues)
     }
 
-    /// What the accelerator at this place of its list runs.
+    /// The kernel on the accelerator at this index of its list.
     pub fn kernel_on(&self, place: usize) -> &str {
         self.shares.get(place).map_or(&self.kernel, |share| &share.kernel)
     }
@@ -473,8 +471,8 @@ impl Service {
         RingPlan::doorbell(max, if self.arena_bytes > 0 { self.arena_bytes } else { usual })
     }
 
-    /// `arena_bytes` with which every slot of a ring for messages of up to `max` bytes can have a longest one,
-    /// if it has fewer: how many it has room for, and the bytes.
+    /// The number of longest messages that `arena_bytes` has room for, if that is less than the slots of a ring for
+    /// messages of up to `max` bytes, and the `arena_bytes` that has room for all.
     pub fn short_arena(&self, max: u32) -> Option<(u64, u64)> {
         let (arena, whole) = (self.ring(max).arena_bytes, arena_for(self.slots, max));
         let fit = arena / u64::from(max.next_multiple_of(8));
@@ -491,8 +489,8 @@ impl Service {
         if ring.arena_bytes > 0 { ring } else { RingPlan { protocol: granule, ..ring } }
     }
 
-    /// The mqueues of each block on the accelerator at this place of the service's list: the server mqueue, then those of
-    /// the backends.
+    /// The mqueues of each block on the accelerator at this index of the service's list: the server mqueue, then
+    /// those of the backends.
     pub fn mqueue_plans(&self, place: usize) -> Vec<MqueuePlan> {
         let server = MqueuePlan {
             depth: self.slots,
@@ -508,14 +506,14 @@ impl Service {
         mqueues
     }
 
-    /// The region of the `generation`-th generation of the accelerator at this place of the service's list.
+    /// The region of the `generation`-th generation of the accelerator at this index of the service's list.
     pub fn region_plan(&self, place: usize, generation: u64) -> RegionPlan {
         RegionPlan::of_blocks(self.mqueues_on(place), &self.mqueue_plans(place), generation)
     }
 
-    /// The region of one shared-memory client that wishes `depth` slots: one mqueue, in which the client
-    /// has the accelerator's part. A ring with messages over 1.5 KiB gets fewer slots, so that it and its
-    /// arena stay small, and an arena in which as many of the longest messages as it has slots find room.
+    /// The region of one shared-memory client that requests `depth` slots: one mqueue, in which the client has the
+    /// accelerator's role. A ring with messages over 1.5 KiB gets fewer slots, so that it and its arena stay small,
+    /// and an arena with room for as many of the longest messages as it has slots.
     pub fn client_region_plan(&self, depth: u32) -> RegionPlan {
         let longest = self.max_message_bytes.max(self.max_reply_bytes);
         let fit = CLIENT_ARENA_BYTES / u64::from(longest.max(INLINE_BYTES_MAX));
@@ -526,7 +524,7 @@ impl Service {
         RegionPlan::of_blocks(1, &[MqueuePlan { depth, rx, tx }], 1)
     }
 
-    /// Why a region is too large, as a sum a person can check.
+    /// The sizes that make up a region that is too large.
     fn region_arithmetic(&self, place: usize, bytes: u64, region_mib: u64) -> String {
         let ring = |max: u32, ring: RingPlan| {
             let slot = 32 + u64::from(max.min(INLINE_BYTES_MAX));
@@ -554,8 +552,8 @@ impl Service {
     }
 }
 
-/// The arena in which as many messages of up to `max` bytes as there are slots find room. One that would cross
-/// its end skips what is left there: up to a message a lap.
+/// The arena with room for as many messages of up to `max` bytes as there are slots. A message that would cross its
+/// end starts at the beginning instead: up to one message per lap is unused.
 fn arena_for(slots: u32, max: u32) -> u64 {
     u64::from(max.next_multiple_of(8)) * (u64::from(slots) + 2)
 }

@@ -1,6 +1,7 @@
-//! What every step of a turn uses: the network, the clock, the services, and the way to the other workers.
+//! State that every step of a turn uses: the network, the clock, the services, and the links to the other workers.
 //!
-//! Endpoints own where messages come from and go to; each borrows the turn while it works, and sees nothing of the others.
+//! Endpoints own the sources and destinations of messages; each borrows the turn while it works, and does not access
+//! the others.
 
 use std::sync::Arc;
 
@@ -13,10 +14,10 @@ use crate::service::chain::{Attached, Chain};
 use crate::service::share::ServiceShare;
 use crate::shared::Shared;
 
-/// Hands a connection that was accepted here to another worker.
+/// Passes a connection that was accepted here to another worker.
 pub(crate) type HandConnection<N> = Box<dyn Fn(u16, Accepted<<N as Nic>::Socket>) + Send>;
 
-/// See the module's text.
+/// See the module documentation.
 pub(crate) struct Turn<N: Nic> {
     /// Number of this worker.
     pub(crate) index: u16,
@@ -31,13 +32,13 @@ pub(crate) struct Turn<N: Nic> {
     /// Hands a connection to another worker.
     pub(crate) hand_connection: HandConnection<N>,
     pub(crate) counters: Arc<WorkerCounters>,
-    /// Room for one read, one datagram, one message of any ring.
+    /// Scratch space, large enough for one read, one datagram, or one message of any ring.
     pub(crate) scratch: Vec<u8>,
     /// Nothing new is accepted.
     pub(crate) draining: bool,
-    /// Something happened this turn: the worker stays awake.
+    /// The turn found work: the worker stays awake.
     pub(crate) worked: bool,
-    /// The other workers were told that nothing is left to answer here.
+    /// This worker has reported that it has answered everything.
     settled: bool,
 }
 
@@ -71,26 +72,26 @@ impl<N: Nic> Turn<N> {
         self.clock = Some(clock);
     }
 
-    /// The time now; the turn's time without a clock.
+    /// The current time; the turn's start time without a clock.
     pub(crate) fn clock_ns(&self) -> u64 {
         self.clock.as_ref().map_or(self.now_ns, |clock| clock())
     }
 
-    /// Something happened this turn: the worker stays awake.
+    /// The turn found work: the worker stays awake.
     pub(crate) fn busy(&mut self) {
         self.worked = true;
     }
 
-    /// A worker that takes something over unsettles before it returns the ring's slot, and a worker
-    /// settles only when its slots have been returned: so whatever crosses between two workers, one of
-    /// them is unsettled at any time.
+    /// A worker that takes over a message becomes unsettled before it returns the ring's slot, and a worker settles
+    /// only when its slots have been returned: so while a message is passed between two workers, one of them is
+    /// unsettled.
     pub(crate) fn set_settled(&mut self, settled: bool) {
         if std::mem::replace(&mut self.settled, settled) != settled {
             self.shared.settle(settled);
         }
     }
 
-    /// Publishes every RX ring that got messages and runs or wakes the blocks.
+    /// Publishes every RX ring that got messages, and runs or wakes the blocks.
     pub(crate) fn drive(&mut self) {
         let Self { services, clock, now_ns, worked, .. } = self;
         for share in services {
@@ -98,19 +99,19 @@ impl<N: Nic> Turn<N> {
                 share.ring_clients();
             }
             *worked |= share.accelerators.iter().any(|d| !d.rx_pending.is_empty());
-            // A clock is read only while a message is sampled, see `stages.rs`.
+            // The clock is read only while a message is sampled, see `stages.rs`.
             let clock_ns = || clock.as_ref().map_or(*now_ns, |clock| clock());
             if share.awaits_release() {
-                share.look(clock_ns());
+                share.check_releases(clock_ns());
                 share.drive(*now_ns);
-                share.look(clock_ns());
+                share.check_releases(clock_ns());
             } else {
                 share.drive(*now_ns);
             }
         }
     }
 
-    /// Tells the other workers how many requests this one still takes for a service.
+    /// Publishes to the other workers how many requests this one still takes for a service.
     pub(crate) fn publish_credit_of(&self, service: usize) {
         let credit = self.services[service].free_credit();
         self.shared.publish_credit(self.index, service as u16, credit);
@@ -121,7 +122,7 @@ impl<N: Nic> Turn<N> {
         (0..self.services.len()).for_each(|service| self.publish_credit_of(service));
     }
 
-    /// Notes how many requests the others still take.
+    /// Reads how many requests the others still take.
     pub(crate) fn read_credit(&mut self) {
         for (number, share) in self.services.iter_mut().enumerate() {
             for worker in (0..self.shared.workers()).filter(|w| *w != self.index as usize) {
@@ -130,13 +131,13 @@ impl<N: Nic> Turn<N> {
         }
     }
 
-    /// After a block began to hang, or a service with such blocks has gone.
+    /// Updates the gauge after a block began to hang, or a service with such blocks was removed.
     pub(crate) fn count_hung_blocks(&self) {
         self.counters.hung_blocks.set(self.services.iter().map(|share| share.hung_blocks).sum());
     }
 
-    /// Attaches a chain of functions to a service, or detaches the one it has. Returns the one it had, or the new one if the
-    /// service has left.
+    /// Attaches a chain of functions to a service, or detaches the current one. Returns the previous one, or the new
+    /// one if the service has left.
     pub(crate) fn replace_chain(
         &mut self,
         slot: u16,
@@ -148,7 +149,7 @@ impl<N: Nic> Turn<N> {
         std::mem::replace(&mut share.chain, chain).map(|former| former.detach())
     }
 
-    /// Something happened on a TCP connection to a backend.
+    /// An event of a TCP connection to a backend.
     pub(crate) fn backend_event(
         &mut self,
         event: Event,
@@ -169,7 +170,7 @@ impl<N: Nic> Turn<N> {
         }
     }
 
-    /// Something happened on a client mqueue's UDP socket.
+    /// An event of a client mqueue's UDP socket.
     pub(crate) fn datagram_backend_event(&mut self, event: Event, service: usize, client: u32) {
         let Self { services, nic, scratch, worked, .. } = self;
         let share = &mut services[service];
@@ -183,7 +184,7 @@ impl<N: Nic> Turn<N> {
         }
     }
 
-    /// Writes what requests left in the outputs of connections to backends.
+    /// Writes the pending output of connections to backends.
     pub(crate) fn flush_backends(&mut self) {
         let Self { services, nic, now_ns, .. } = self;
         for share in services {

@@ -1,19 +1,19 @@
-//! The worker: one thread, one [`Worker::turn`] after the other.
+//! The worker: one thread that runs [`Worker::turn`] in a loop.
 //!
-//! A message goes down the turn once: inhale (the network and the other workers), dispatch, drive (the
-//! blocks), exhale (replies, housekeeping, backends, the network). There are no callbacks and no
-//! locks; what cannot go on now (no credit, no room) stays where it is and is met again next turn.
+//! A message passes the turn once: inhale (the network and the other workers), dispatch, drive (the blocks), exhale
+//! (replies, housekeeping, backends, the network). There are no callbacks and no locks; a message that cannot be
+//! processed now (no credit, no room) stays where it is and is tried again next turn.
 //!
 //! | step | where |
 //! |---|---|
 //! | readiness, one call | [`Worker::wait`] → [`Nic::poll`] |
-//! | requests in | `endpoint/{udp,tcp,shm,peer}.rs`, as `schedule.rs` lets them |
+//! | requests in | `endpoint/{udp,tcp,shm,peer}.rs`, as `schedule.rs` allows |
 //! | counted in, dispatched | `admit.rs`, `service/dispatch.rs`, into the RX ring by `service/share.rs` |
 //! | blocks | [`crate::accelerator::Blocks::drive`] |
 //! | TX rings out | `depart.rs`, to the endpoints |
 //! | backends | `endpoint/backend.rs` |
 //! | once a millisecond | `housekeeping.rs` |
-//! | services that come, change and go | `control/` |
+//! | installation, change and removal of services | `control/` |
 
 use std::sync::Arc;
 
@@ -32,10 +32,10 @@ use crate::service::share::ServiceShare;
 use crate::topology::{Limits, Polling};
 use crate::turn::Turn;
 
-/// How soon a worker looks again that waits for what does not wake it.
-const LOOK_AGAIN_NS: u64 = 1_000_000;
+/// Interval at which a worker checks sources that do not wake it.
+const POLL_NS: u64 = 1_000_000;
 
-/// See the module's text.
+/// See the module documentation.
 pub struct Worker<N: Nic> {
     /// For its mailbox.
     pub(crate) fabric: Arc<Fabric<MessageOf<N>>>,
@@ -46,14 +46,14 @@ pub struct Worker<N: Nic> {
     pub(crate) idle: Idle,
     pub(crate) housekeeping: Housekeeping,
     events: Vec<Event>,
-    /// It takes no further turn.
+    /// It runs no further turn.
     pub(crate) stopped: bool,
 }
 
 impl<N: Nic> Worker<N> {
-    /// A worker without services: they come by [`ControlMessage::Install`](crate::ControlMessage::Install) and
-    /// [`Switch`](crate::ControlMessage::Switch). `limits.connections` holds for as long as it runs, the other limits until the
-    /// first switch. Nothing is allocated on the way of a message.
+    /// A worker without services: they are added by [`ControlMessage::Install`](crate::ControlMessage::Install) and
+    /// [`Switch`](crate::ControlMessage::Switch). `limits.connections` is fixed, the other limits are valid until the
+    /// first switch. Allocates the memory of the message path.
     pub fn new(
         index: usize,
         nic: N,
@@ -88,13 +88,13 @@ impl<N: Nic> Worker<N> {
         }
     }
 
-    /// The clock that `now_ns` of every turn comes from. With it the times of stages inside a turn are
-    /// measured; without it they are known to a turn.
+    /// Sets the clock, which is also the source of every turn's `now_ns`. With it the times of stages inside a turn
+    /// are measured; without it their resolution is a turn.
     pub fn set_clock(&mut self, clock: impl Fn() -> u64 + Send + 'static) {
         self.turn.set_clock(Box::new(clock));
     }
 
-    /// The turn's one readiness call; sleeps at most `sleep_ns`.
+    /// The turn's one readiness call; sleeps for `sleep_ns` at most.
     pub fn wait(&mut self, sleep_ns: u64) {
         let Self { fabric, turn, endpoints, events, .. } = self;
         if sleep_ns == 0 {
@@ -102,9 +102,9 @@ impl<N: Nic> Worker<N> {
         }
         let alone = turn.shared.workers() == 1 && endpoints.shm.is_empty();
         if !alone {
-            // What the others know must not be older than the sleep, nor what this worker knows of them.
+            // Published state must not be older than the sleep, nor the state read from others.
             turn.publish_credit();
-            turn.shared.fall_asleep(turn.index);
+            turn.shared.set_asleep(turn.index);
             endpoints.shm.set_parked(true);
         }
         let mail = !alone
@@ -113,19 +113,19 @@ impl<N: Nic> Worker<N> {
                 || endpoints.peers.is_hinted()
                 || endpoints.shm.hinted(|of| turn.services[usize::from(of)].is_paused()));
         if !mail {
-            self.idle.falls_asleep();
+            self.idle.set_slept();
             turn.counters.sleeps.one();
         }
         turn.nic.poll(if mail { 0 } else { sleep_ns }, events);
         if !alone {
             endpoints.shm.set_parked(false);
-            turn.shared.awake(turn.index);
+            turn.shared.set_awake(turn.index);
             turn.read_credit();
         }
     }
 
-    /// One pass: everything that [`Self::wait`] reported, everything that waited. `now_ns` never
-    /// runs backwards. Returns whether there was anything to do.
+    /// One pass over everything that [`Self::wait`] reported and everything that waited. `now_ns` never decreases.
+    /// Returns whether there was work.
     pub fn turn(&mut self, now_ns: u64) -> bool {
         self.begin_turn(now_ns);
         // Inhale.
@@ -140,7 +140,7 @@ impl<N: Nic> Worker<N> {
         for service in 0..turn.services.len() {
             endpoints.gather(turn, schedule, service);
         }
-        // Before the flush: what it has to tell leaves with this turn, for the worker may sleep after it.
+        // Before the flush: its notifications are sent in this turn, since the worker may sleep after it.
         if self.housekeeping.is_due(now_ns) {
             self.run_housekeeping();
         }
@@ -153,14 +153,14 @@ impl<N: Nic> Worker<N> {
         self.end_turn()
     }
 
-    /// The time since the last turn began belongs to what that turn was: every nanosecond of a running
-    /// worker is in exactly one of the three counters, and no turn reads the clock for them.
+    /// Adds the time since the start of the last turn to the counter of that turn's state: every nanosecond of a
+    /// running worker is in exactly one of the three counters, and no turn reads the clock for them.
     #[inline]
     fn begin_turn(&mut self, now_ns: u64) {
         let Self { turn, idle, schedule, .. } = self;
         if turn.counters.turns.value() > 0 {
             let counters = &*turn.counters;
-            let spent = match (turn.worked, idle.wakes_up()) {
+            let spent = match (turn.worked, idle.take_slept()) {
                 (true, _) => &counters.busy_ns,
                 (false, false) => &counters.idle_ns,
                 (false, true) => &counters.sleep_ns,
@@ -176,7 +176,7 @@ impl<N: Nic> Worker<N> {
         let Turn { counters, worked, now_ns, .. } = &self.turn;
         counters.turns.one();
         if *worked {
-            self.idle.has_worked(*now_ns);
+            self.idle.set_worked(*now_ns);
             counters.busy_turns.one();
         }
         *worked
@@ -189,7 +189,7 @@ impl<N: Nic> Worker<N> {
         self.check_leaving();
         (0..self.turn.services.len()).for_each(|slot| self.check_paused(slot));
         let Self { turn, endpoints, housekeeping, .. } = self;
-        housekeeping.look_at_clients(turn, endpoints);
+        housekeeping.check_clients(turn, endpoints);
         let outstanding = self.outstanding();
         self.turn.counters.outstanding.set(outstanding);
         if self.turn.draining {
@@ -227,21 +227,21 @@ impl<N: Nic> Worker<N> {
         }
     }
 
-    /// Requests under way on this worker, and replies that have not left it.
+    /// Requests in flight on this worker, and replies that have not been sent.
     pub fn outstanding(&self) -> u64 {
         (0..self.turn.services.len()).map(|service| self.outstanding_of(service)).sum()
     }
 
-    /// Requests of the service in a slot that are under way on this worker: counted from the tables and queues that hold
-    /// them, not from the counters. Messages inside hand-over rings are on nobody's account; see
+    /// Requests in flight of the service in a slot on this worker: counted from the tables and queues that hold them,
+    /// not from the counters. Messages inside hand-over rings are counted on neither worker; see
     /// [`crate::metrics::ServiceCounters::handed_out`].
     pub fn outstanding_of(&self, service: usize) -> u64 {
         let Some(share) = self.turn.services.get(service) else { return 0 };
-        share.under_way() + self.endpoints.outstanding::<N>(service as u16)
+        share.in_flight() + self.endpoints.outstanding::<N>(service as u16)
     }
 
-    /// Requests of the service in a slot under way on each of this worker's mqueues, in service share order; never more
-    /// than the service's `slots`.
+    /// Requests in flight of the service in a slot on each of this worker's mqueues, in service share order; never
+    /// more than the service's `slots`.
     pub fn outstanding_by_mqueue(&self, service: usize) -> impl Iterator<Item = u32> + '_ {
         let share = self.turn.services.get(service);
         share.into_iter().flat_map(ServiceShare::outstanding_by_mqueue)
@@ -255,20 +255,20 @@ impl<N: Nic> Worker<N> {
             return 0;
         }
         let endpoints_ns = self.endpoints.wake_at::<N>(now_ns);
-        let wake_ns = turn.services.iter().map(|share| share.wake_at(now_ns, LOOK_AGAIN_NS));
+        let wake_ns = turn.services.iter().map(|share| share.wake_at(now_ns, POLL_NS));
         let wake_ns = wake_ns.fold(endpoints_ns, u64::min);
         wake_ns.saturating_sub(now_ns).min(Idle::SLEEP_NS_MAX)
     }
 
-    /// Whether an adaptive worker should offer its core to other threads: it spins, has found
-    /// nothing for a while, and the client it waits for may be queued on this very core.
+    /// Whether an adaptive worker should yield its core to other threads: it spins, has found no work for a while,
+    /// and the client it waits for may be queued on this core.
     pub fn should_yield(&self, now_ns: u64) -> bool {
         self.idle.should_yield(now_ns, self.turn.worked)
     }
 
-    /// Tells how long it took to get the core back after it was offered, see [`Self::should_yield`].
-    pub fn offered_core(&mut self, from_ns: u64, until_ns: u64) {
-        self.idle.offered_core(from_ns, until_ns);
+    /// Reports how long it took to get the core back after a yield, see [`Self::should_yield`].
+    pub fn yielded_core(&mut self, from_ns: u64, until_ns: u64) {
+        self.idle.yielded_core(from_ns, until_ns);
     }
 
     /// Whether a block of this worker hangs or has hung.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use mqueue::abi::{kind, reason, stop};
 use mqueue::{Consumer, Head, MappedMemory, Producer, Region, Words};
-use runtime::{self, Device, Failure, Job, Wish};
+use runtime::{self, AttachRequest, Device, Failure, Job};
 
 /// Runs a block as a thread.
 #[derive(Default)]
@@ -113,6 +113,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = std::env::args().nth(1).ok_or("usage: own_accelerator PATH")?;
     // Never set: a signal ends this program.
     let cancel = AtomicBool::new(false);
-    runtime::attach(path.as_ref(), &Wish::default(), &mut Reverser::default(), false, &cancel)?;
+    runtime::attach(
+        path.as_ref(),
+        &AttachRequest::default(),
+        &mut Reverser::default(),
+        false,
+        &cancel,
+    )?;
     Ok(())
 }

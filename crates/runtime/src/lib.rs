@@ -151,7 +151,7 @@ pub trait Device {
 
 /// Which services a runtime accepts.
 #[derive(Clone, Debug, Default)]
-pub struct Wish {
+pub struct AttachRequest {
     /// The service whose kernels to run; empty: any that needs a runtime.
     pub service: String,
     /// The only kernel that this runtime has; empty: any.
@@ -173,7 +173,7 @@ pub enum End {
 /// an engine that is not there, or ends; with `once` that is an error.
 pub fn attach(
     path: &Path,
-    wish: &Wish,
+    request: &AttachRequest,
     device: &mut dyn Device,
     once: bool,
     cancel: &AtomicBool,
@@ -181,7 +181,7 @@ pub fn attach(
     let mut retry = RETRY_MIN;
     let mut failures = Failures::default();
     loop {
-        let result = connect(path).and_then(|socket| serve(&socket, wish, device, cancel));
+        let result = connect(path).and_then(|socket| serve(&socket, request, device, cancel));
         let cancelled = cancel.load(Ordering::Relaxed);
         if cancelled && result.as_ref().is_err_and(|e| !matches!(e, RuntimeError::Blocks(_))) {
             return Ok(End::Stopped);
@@ -202,7 +202,7 @@ pub fn attach(
                 | RuntimeError::Offer(_)
                 | RuntimeError::ForeignEngine { .. }),
             ) => return Err(error),
-            Err(error) => failures.log(path, wish, &error.to_string()),
+            Err(error) => failures.log(path, request, &error.to_string()),
         }
         let until = Instant::now() + retry;
         while Instant::now() < until && !cancel.load(Ordering::Relaxed) {
@@ -233,11 +233,11 @@ impl Failures {
         self.count.is_power_of_two()
     }
 
-    fn log(&mut self, path: &Path, wish: &Wish, error: &str) {
+    fn log(&mut self, path: &Path, request: &AttachRequest, error: &str) {
         if !self.count(error) {
             return;
         }
-        let (service, kernel) = (wish.service.as_str(), wish.kernel.as_str());
+        let (service, kernel) = (request.service.as_str(), request.kernel.as_str());
         let tries = self.count;
         tracing::warn!(?path, service, kernel, tries, "{error}; trying again");
     }
@@ -258,7 +258,7 @@ fn connect(path: &Path) -> Result<LocalSocket, RuntimeError> {
 /// Serves one generation on a connection to an engine that may name kernels.
 pub fn serve(
     socket: &LocalSocket,
-    wish: &Wish,
+    request: &AttachRequest,
     device: &mut dyn Device,
     cancel: &AtomicBool,
 ) -> Result<End, RuntimeError> {
@@ -266,8 +266,8 @@ pub fn serve(
         abi_version: ABI_VERSION,
         process: std::process::id(),
         kind: device.kind().to_owned(),
-        service: wish.service.clone(),
-        kernel: wish.kernel.clone(),
+        service: request.service.clone(),
+        kernel: request.kernel.clone(),
     };
     say(socket, &FromRuntime::Hello(hello))?;
     let (jobs, heartbeat) = match receive_offers(socket, cancel) {

@@ -113,7 +113,7 @@ fn the_dashboard_shows_only_what_is_exported() {
         "serval_ready",
         "serval_accelerator_up",
         "serval_accelerator_restarts_total",
-        "serval_service_held",
+        "serval_service_paused",
         "serval_log_lines_dropped_total",
         "serval_worker_stalled",
     ] {

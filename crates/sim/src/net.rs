@@ -163,7 +163,7 @@ pub(crate) struct WorkerPort {
     pub(crate) news: bool,
     pub(crate) stopped: bool,
     /// Arrivals are not reported for now.
-    pub(crate) held: bool,
+    pub(crate) paused: bool,
     /// The last datagram to arrive, by the time it was sent.
     newest: u64,
 }
@@ -300,7 +300,7 @@ impl Network {
             let conn = &self.conns[*conn];
             conn.readable || conn.writable || conn.failed
         };
-        side.ports.iter().any(|port| port.news && !port.held) || side.streams.values().any(stream)
+        side.ports.iter().any(|port| port.news && !port.paused) || side.streams.values().any(stream)
     }
 
     fn launch(&mut self, due_ns: u64, in_flight: InFlight) {

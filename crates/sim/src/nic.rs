@@ -56,7 +56,7 @@ impl SimNic {
 
 /// In a patient batch, moves datagrams to destinations with more to come to the end. Returns their number.
 fn keep_what_waits(batch: &mut TxBatch) -> usize {
-    if !batch.is_patient() {
+    if !batch.may_defer() {
         return 0;
     }
     let waiting = batch.waiting_mut();
@@ -104,7 +104,7 @@ impl Network {
         }
         let mut connections = Vec::new();
         for (index, port) in workers[worker].ports.iter_mut().enumerate() {
-            if port.stopped || port.held || rng.chance(faults.late_event) {
+            if port.stopped || port.paused || rng.chance(faults.late_event) {
                 continue;
             }
             if std::mem::take(&mut port.news)
@@ -395,7 +395,7 @@ impl Nic for SimNic {
         let mut net = lock(&self.net);
         let port = &mut net.workers[self.worker].ports[usize::from(index)];
         assert!(port.stopped, "worker {} opens port {index} twice", self.worker);
-        (port.stopped, port.held, port.news) = (false, false, true);
+        (port.stopped, port.paused, port.news) = (false, false, true);
         Ok(())
     }
 
@@ -410,9 +410,9 @@ impl Nic for SimNic {
         }
     }
 
-    fn pause_port(&mut self, index: PortIndex, held: bool) {
+    fn pause_port(&mut self, index: PortIndex, paused: bool) {
         let mut net = lock(&self.net);
-        net.workers[self.worker].ports[usize::from(index)].held = held;
+        net.workers[self.worker].ports[usize::from(index)].paused = paused;
     }
 
     fn close_port(&mut self, index: PortIndex) {

@@ -303,13 +303,13 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
             idle_rounds = if self.round(by_ns)? { 0 } else { idle_rounds + 1 };
             // A stuck service leaves its streams unread permanently.
             let patient = idle_rounds < IDLE_ROUNDS_MAX;
-            let under_way = !self.world.is_changed()
+            let in_flight = !self.world.is_changed()
                 || self.plan.restarts.iter().any(|r| r.is_in_progress())
                 || lock(&self.world.net).next_due_ns().is_some()
                 || patient && self.check_unread().is_err()
                 || patient && self.plan.stream_clients.iter().any(|c| c.has_more())
                 || self.world.check_quiet().is_err();
-            quiet_rounds = if under_way { 0 } else { quiet_rounds + 1 };
+            quiet_rounds = if in_flight { 0 } else { quiet_rounds + 1 };
         }
         self.world.check_quiet()?;
         self.check_drops()?;

@@ -395,7 +395,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     fn check_sleep(&mut self, worker: usize, sleep_ns: u64) {
         let now_ns = self.now_ns();
         let services = 0..self.topology.services.len();
-        let under_way: u32 = services.map(|s| self.by_mqueue(worker, s).sum::<u32>()).sum();
+        let in_flight: u32 = services.map(|s| self.by_mqueue(worker, s).sum::<u32>()).sum();
         // The blocks of an old version have no owner once the worker has released them.
         let serves = |m: &usize| {
             let (of, service) = self.model_owners[*m];
@@ -412,10 +412,10 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         let left_over = lock(&self.net).mute(false) > events
             || busy
             || quiet.into_iter().any(|w| !self.would_sleep(w));
-        if under_way > 0 || now_ns + sleep_ns > wake_ns || left_over {
+        if in_flight > 0 || now_ns + sleep_ns > wake_ns || left_over {
             lock(&self.net).ledger.violate(|| {
                 format!(
-                    "worker {worker} would sleep {sleep_ns} ns with {under_way} requests in flight, \
+                    "worker {worker} would sleep {sleep_ns} ns with {in_flight} requests in flight, \
                      blocks to wake at {wake_ns}, work left over: {left_over}"
                 )
             });
@@ -469,12 +469,12 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
 
     fn check_service(&mut self, service: usize) -> Result<(), String> {
         let counted = self.services[service].snapshot();
-        let under_way = self.held_by_all(service) + crossing(&counted);
+        let in_flight = self.held_by_all(service) + crossing(&counted);
         let ended = counted.replied + counted.consumed + counted.dropped_requests();
-        if counted.received != ended + under_way {
+        if counted.received != ended + in_flight {
             return Err(format!(
                 "service {service}: received {} is not {} replied + {} consumed + {} dropped + \
-                 {under_way} in flight ({counted:?})",
+                 {in_flight} in flight ({counted:?})",
                 counted.received,
                 counted.replied,
                 counted.consumed,
@@ -517,7 +517,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     }
 
     /// Requests of a service without an outcome, by the tables that hold them.
-    pub fn under_way(&self, service: usize) -> u64 {
+    pub fn in_flight(&self, service: usize) -> u64 {
         self.held_by_all(service) + crossing(&self.services[service].snapshot())
     }
 
@@ -570,9 +570,9 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     pub fn check_finished(&mut self) -> Result<(), String> {
         self.check()?;
         for service in 0..self.topology.services.len() {
-            let under_way = self.under_way(service);
-            if under_way != 0 {
-                return Err(format!("service {service}: {under_way} in flight after the end"));
+            let in_flight = self.in_flight(service);
+            if in_flight != 0 {
+                return Err(format!("service {service}: {in_flight} in flight after the end"));
             }
         }
         Ok(())
@@ -615,9 +615,9 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
             if self.keeps_unread(service) {
                 continue;
             }
-            let under_way = self.under_way(service);
-            if under_way > 0 {
-                return Err(format!("all is quiet, but {under_way} of service {service} are not"));
+            let in_flight = self.in_flight(service);
+            if in_flight > 0 {
+                return Err(format!("all is quiet, but {in_flight} of service {service} are not"));
             }
         }
         match self.models.iter().find_map(|m| lock(m).unfinished()) {

@@ -111,7 +111,7 @@ fn a_reply_may_be_dropped() {
     chain.attach(&mut scene);
     ask(&mut scene, request(0));
     assert_eq!((scene.replied(), scene.dropped(DropReason::KernelDrop)), (0, 2));
-    assert_eq!((scene.world.under_way(0), chain.seen()), (0, (2, 2)));
+    assert_eq!((scene.world.in_flight(0), chain.seen()), (0, (2, 2)));
 }
 
 #[test]
@@ -247,13 +247,13 @@ fn a_shared_memory_client_cannot_rewrite_what_the_chain_has_passed() {
     // These take the four slots.
     scene.ask_times(4, request(0));
     scene.run(3);
-    assert_eq!(scene.world.under_way(0), 4);
+    assert_eq!(scene.world.in_flight(0), 4);
     let payload = |sequence| request_payload(FRAMING, &request(sequence), Flavor::Plain);
     let head = Head { tag: 1, kind: kind::MESSAGE, ..Head::default() };
     ring.push(head, &payload(1)).unwrap();
     ring.publish();
     scene.run(3);
-    assert_eq!((scene.world.under_way(0), chain.seen().0 > 4), (4, true), "it passed, and waits");
+    assert_eq!((scene.world.in_flight(0), chain.seen().0 > 4), (4, true), "it passed, and waits");
     rewrite(&memory, &payload(1), &payload(150));
     scene.wait_ms(10);
     assert_eq!((scene.replied(), scene.dropped(DropReason::BadLength)), (4, 1));

@@ -181,7 +181,7 @@ fn a_service_comes_changes_and_goes_at_any_step() {
             }
             stage.change_in_steps(|stage| {
                 // Never more than the unchanged service takes, so that none of its requests may be lost.
-                let idle = stage.world.under_way(STAYS) == 0;
+                let idle = stage.world.in_flight(STAYS) == 0;
                 if idle && stage.rng.chance(500) {
                     stage.ask(STAYS);
                 }
@@ -196,7 +196,7 @@ fn a_service_comes_changes_and_goes_at_any_step() {
                 }
             });
             stage.world.run(600, 100_000);
-            assert_eq!(stage.world.under_way(CHANGES), 0, "seed {seed}, round {round}");
+            assert_eq!(stage.world.in_flight(CHANGES), 0, "seed {seed}, round {round}");
             let before = stage.world.metrics.service(CHANGES);
             stage.ask(CHANGES);
             stage.world.run(60, 100_000);
@@ -288,7 +288,7 @@ fn connections_stay_or_are_closed_after_their_replies() {
             stage.call(CHANGES);
         }
         stage.world.run(10, 1000);
-        assert!(stage.world.under_way(CHANGES) > 0, "requests are in flight");
+        assert!(stage.world.in_flight(CHANGES) > 0, "requests are in flight");
         stage.world.put(spec, CHANGES, Keeps::all(keeps), 50 * MS);
         stage.change_in_steps(|_| {});
         stage.world.run(60, 100_000);
@@ -322,7 +322,7 @@ fn a_stuck_service_is_let_go_after_its_time() {
     stage.world.remove(CHANGES, 5 * MS);
     stage.change_in_steps(|_| {});
     let counted = stage.world.metrics.service(CHANGES);
-    assert_eq!((counted.replied, stage.world.under_way(CHANGES)), (0, 0));
+    assert_eq!((counted.replied, stage.world.in_flight(CHANGES)), (0, 0));
     assert!(counted.dropped(DropReason::DrainTimeout) > 0);
 }
 
@@ -393,7 +393,7 @@ fn a_held_service_loses_nothing_at_any_step() {
                 stage.world.cancel_hold(STAYS, 0);
             } else {
                 stage.load_until("all is answered", |_| told.is_complete(workers));
-                assert_eq!(stage.world.under_way(STAYS), 0, "seed {seed}, round {round}");
+                assert_eq!(stage.world.in_flight(STAYS), 0, "seed {seed}, round {round}");
                 stage.world.lose_runtime(STAYS, 0, DropReason::Reconfiguring);
                 let before = stage.world.metrics.service(STAYS);
                 for _ in 0..stage.rng.below(60) {
@@ -406,11 +406,11 @@ fn a_held_service_loses_nothing_at_any_step() {
                 let now_ns = stage.world.now_ns();
                 let asleep = stage.world.workers.iter().all(|w| w.sleep_ns(now_ns) > 0);
                 assert!(asleep, "seed {seed}, round {round}: a worker spins");
-                assert_eq!(stage.world.metrics.services()[STAYS].observed().held, workers as u64);
+                assert_eq!(stage.world.metrics.services()[STAYS].observed().paused, workers as u64);
                 stage.world.resume_blocks(STAYS, 0);
             }
             stage.world.run(600, 100_000);
-            assert_eq!(stage.world.metrics.services()[STAYS].observed().held, 0);
+            assert_eq!(stage.world.metrics.services()[STAYS].observed().paused, 0);
             let stays = stage.world.metrics.service(STAYS);
             assert_eq!(stays.dropped_requests(), 0, "seed {seed}, round {round}: {stays:?}");
             assert_eq!(stays.replied, stage.asked[STAYS], "seed {seed}, round {round}");
@@ -439,7 +439,7 @@ fn a_hold_ends_when_no_next_life_comes() {
         stage.world.run(30, PAUSE_NS / 100);
         let stays = stage.world.metrics.service(STAYS);
         assert_eq!(stays.dropped(DropReason::Reconfiguring), stage.asked[STAYS] - answered);
-        assert_eq!(stage.world.metrics.services()[STAYS].observed().held, 0);
+        assert_eq!(stage.world.metrics.services()[STAYS].observed().paused, 0);
         stage.world.replace_rings(STAYS, 0, sound);
         stage.world.resume_blocks(STAYS, 0);
         stage.world.run(60, 100_000);
@@ -476,13 +476,13 @@ fn a_drain_and_a_change_end_a_hold() {
         }
         stage.world.run(60, 100_000);
         let stays = stage.world.metrics.service(STAYS);
-        assert_eq!(stage.world.under_way(STAYS), 0, "seed {seed}");
+        assert_eq!(stage.world.in_flight(STAYS), 0, "seed {seed}");
         assert_eq!(
             stays.dropped_requests(),
             stays.dropped(DropReason::Draining),
             "seed {seed}: {stays:?}"
         );
-        assert_eq!(stage.world.metrics.services()[STAYS].observed().held, 0, "seed {seed}");
+        assert_eq!(stage.world.metrics.services()[STAYS].observed().paused, 0, "seed {seed}");
         if seed % 2 == 1 {
             assert_eq!(stays.replied, stage.asked[STAYS], "seed {seed}: {stays:?}");
         }
@@ -501,7 +501,7 @@ fn a_version_that_waits_for_its_accelerator_loses_nothing() {
             stage.world.hold_new_version(1000 * MS);
             stage.change_in_steps(Stage::load);
             let before = stage.world.metrics.service(STAYS);
-            assert_eq!(stage.world.under_way(STAYS), 0, "seed {seed}, round {round}");
+            assert_eq!(stage.world.in_flight(STAYS), 0, "seed {seed}, round {round}");
             for _ in 0..stage.rng.below(60) {
                 stage.load();
             }
@@ -529,7 +529,7 @@ fn the_hold_of_a_version_that_comes_counts_from_the_switch() {
             stage.world.remove(CHANGES, 50 * MS);
             stage.change_in_steps(|_| {});
         }
-        let held = |stage: &Stage| stage.world.metrics.services()[CHANGES].observed().held;
+        let held = |stage: &Stage| stage.world.metrics.services()[CHANGES].observed().paused;
         stage.world.put(spec, CHANGES, Keeps::all(true), 100_000 * MS);
         stage.world.hold_new_version(1000 * MS);
         (0..WORKERS).for_each(|worker| stage.world.follow(worker));

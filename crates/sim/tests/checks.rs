@@ -179,8 +179,8 @@ impl Nic for Saboteur {
         self.inner.stop_port(index);
     }
 
-    fn pause_port(&mut self, index: PortIndex, held: bool) {
-        self.inner.pause_port(index, held);
+    fn pause_port(&mut self, index: PortIndex, paused: bool) {
+        self.inner.pause_port(index, paused);
     }
 
     fn close_port(&mut self, index: PortIndex) {

@@ -66,7 +66,7 @@ fn a_datagram_without_credit_is_shed() {
     scene.run(5);
     // provokes: no_credit
     assert_eq!(scene.dropped(DropReason::NoCredit), 2);
-    assert_eq!(scene.world.under_way(0), 4);
+    assert_eq!(scene.world.in_flight(0), 4);
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn a_queue_that_is_too_slow_is_not_joined() {
     scene.ask(request(0));
     scene.ask(request(0));
     scene.wait_ms(3);
-    assert_eq!(scene.world.under_way(0), 2);
+    assert_eq!(scene.world.in_flight(0), 2);
     scene.ask(request(0));
     scene.run(5);
     // provokes: queue_time
@@ -126,7 +126,7 @@ fn an_unanswered_request_times_out() {
     scene.wait_ms(5);
     // provokes: request_timeout
     assert_eq!(scene.dropped(DropReason::RequestTimeout), 1);
-    assert_eq!(scene.world.under_way(0), 0);
+    assert_eq!(scene.world.in_flight(0), 0);
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn a_client_that_left_loses_its_reply() {
     let caller = scene.connect();
     scene.call(caller, request(0));
     scene.run(5);
-    assert_eq!(scene.world.under_way(0), 1);
+    assert_eq!(scene.world.in_flight(0), 1);
     lock(&scene.world.net).peer_close(caller.conn, Close::Reset);
     scene.wait_ms(3);
     // provokes: client_gone
@@ -215,7 +215,7 @@ fn a_client_that_does_not_read_is_closed() {
         scene.run(5);
     }
     // 130 bytes each: the first reply is taken, the second in part.
-    assert_eq!((scene.replied(), scene.world.under_way(0)), (1, 4));
+    assert_eq!((scene.replied(), scene.world.in_flight(0)), (1, 4));
     scene.wait_ms(25);
     // provokes: slow_client
     assert_eq!(scene.dropped(DropReason::SlowClient), 4);
@@ -255,9 +255,9 @@ fn a_refused_send_is_counted() {
     scene.faults(Faults { full_send: 1000, ..Faults::default() });
     scene.ask(request(0));
     scene.wait_ms(99);
-    assert_eq!((scene.dropped(DropReason::SendFailed), scene.world.under_way(0)), (1, 1));
+    assert_eq!((scene.dropped(DropReason::SendFailed), scene.world.in_flight(0)), (1, 1));
     scene.wait_ms(5);
-    assert_eq!((scene.dropped(DropReason::SendFailed), scene.world.under_way(0)), (2, 0));
+    assert_eq!((scene.dropped(DropReason::SendFailed), scene.world.in_flight(0)), (2, 0));
 }
 
 /// A service of two workers whose only mqueue is the first one's.
@@ -296,7 +296,7 @@ fn messages_waiting_for_credit_are_dropped_by_a_drain() {
         scene.call(caller, request(sequence));
     }
     scene.run(5);
-    assert_eq!(scene.world.under_way(0), 4);
+    assert_eq!(scene.world.in_flight(0), 4);
     scene.world.begin_drain();
     scene.run(5);
     // provokes: draining

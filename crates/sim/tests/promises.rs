@@ -36,7 +36,7 @@ fn a_stuck_block_does_not_take_its_service_with_it() {
             scene.wait_ms(1);
         }
         scene.wait_ms(10);
-        assert_eq!(scene.world.under_way(0), 0, "{dispatch:?}");
+        assert_eq!(scene.world.in_flight(0), 0, "{dispatch:?}");
         let before = scene.replied();
         for _ in 0..20 {
             scene.ask(request(0));
@@ -122,7 +122,7 @@ fn half_answered() -> Scene {
     let mut scene = script.play();
     scene.ask_often(120, request(0));
     scene.run(100);
-    assert_eq!((scene.world.under_way(0), scene.replied()), (120, 0));
+    assert_eq!((scene.world.in_flight(0), scene.replied()), (120, 0));
     scene.world.run(1, 10 * MS);
     scene
 }
@@ -186,7 +186,7 @@ fn a_stuck_service_does_not_hold_up_what_another_one_hands_over() {
     }
     scene.run(10);
     // Four have credit, one waits at the head of the hand-over ring.
-    assert_eq!(scene.world.under_way(0), 10);
+    assert_eq!(scene.world.in_flight(0), 10);
     // Connections go to the worker that has fewer: one more for the other keeps the next one here.
     scene.connect_to(0);
     scene.run(3);
@@ -262,16 +262,16 @@ fn requests_at_an_accelerator_end_with_its_generation() {
         scene.ask(request(sequence));
     }
     scene.run(5);
-    assert_eq!(scene.world.under_way(0), 3);
+    assert_eq!(scene.world.in_flight(0), 3);
     scene.world.lose_runtime(0, 0, DropReason::AcceleratorLost);
     scene.run(2);
-    assert_eq!((scene.world.under_way(0), scene.dropped(DropReason::AcceleratorLost)), (0, 3));
+    assert_eq!((scene.world.in_flight(0), scene.dropped(DropReason::AcceleratorLost)), (0, 3));
     scene.world.replace_rings(0, 0, Behaviour::default());
     scene.world.resume_blocks(0, 0);
     scene.run(2);
     scene.ask(request(3));
     scene.wait_ms(10);
-    assert_eq!((scene.replied(), scene.world.under_way(0)), (1, 0), "only of the new generation");
+    assert_eq!((scene.replied(), scene.world.in_flight(0)), (1, 0), "only of the new generation");
 }
 
 #[test]
@@ -293,7 +293,7 @@ fn a_dead_accelerator_loses_only_its_own_requests() {
             scene.ask_from(n % workers, request(0));
         }
         scene.run(5);
-        assert_eq!(scene.world.under_way(0), 12);
+        assert_eq!(scene.world.in_flight(0), 12);
         scene.world.lose_runtime(0, 1, DropReason::AcceleratorLost);
         scene.run(2);
         // One request per mqueue at a time: four in six were at the second accelerator.
@@ -440,7 +440,7 @@ fn a_full_socket_is_asked_once_a_turn() {
     scene.faults(Faults { full_send: 1000, ..Faults::default() });
     scene.ask_times(2000, request(0));
     scene.run(100);
-    assert_eq!((scene.replied(), scene.world.under_way(0)), (0, 2000), "a port holds 1024");
+    assert_eq!((scene.replied(), scene.world.in_flight(0)), (0, 2000), "a port holds 1024");
     let asked = |scene: &Scene| lock(&scene.world.net).fault_counts.count(Fault::FullSend);
     let before = asked(&scene);
     scene.run(20);

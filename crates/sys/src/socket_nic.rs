@@ -577,10 +577,10 @@ impl Nic for SocketNic {
         self.update_listening();
     }
 
-    fn pause_port(&mut self, index: PortIndex, held: bool) {
+    fn pause_port(&mut self, index: PortIndex, paused: bool) {
         // A listener's edge is reported once, and the worker remembers it.
         let Some(Port::Udp(udp)) = self.ports.get(usize::from(index)) else { return };
-        if held || udp.stopped {
+        if paused || udp.stopped {
             self.stop_watching(index);
         } else if !self.sleeping_ports.contains(&index) {
             self.poller.watch_sleeping(udp.socket.as_fd());

@@ -495,8 +495,8 @@ impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> Nic for Tap<N> {
         self.nic.stop_port(index);
     }
 
-    fn pause_port(&mut self, index: PortIndex, held: bool) {
-        self.nic.pause_port(index, held);
+    fn pause_port(&mut self, index: PortIndex, paused: bool) {
+        self.nic.pause_port(index, paused);
     }
 
     fn close_port(&mut self, index: PortIndex) {

@@ -87,7 +87,7 @@ pub struct TxDatagram {
     pub offset: u32,
     /// Length of the payload in bytes.
     pub len: u32,
-    /// More for its destination is on its way, so it may wait for that where its batch [is patient](TxBatch::is_patient).
+    /// More for its destination is on its way, so it may wait for that where its batch [is patient](TxBatch::may_defer).
     pub more: bool,
 }
 
@@ -102,7 +102,7 @@ pub struct TxBatch {
     items: Vec<TxDatagram>,
     sent: usize,
     items_max: usize,
-    patient: bool,
+    may_defer: bool,
     /// Of those that wait, so many from the front were [seen](Self::see).
     seen: usize,
     /// Payloads on their way to the front, see [`Self::compact`].
@@ -119,7 +119,7 @@ impl TxBatch {
             items: Vec::with_capacity(items_max),
             sent: 0,
             items_max,
-            patient: false,
+            may_defer: false,
             seen: 0,
             moving: Vec::with_capacity(bytes_max),
         }
@@ -181,14 +181,14 @@ impl TxBatch {
     }
 
     /// Says whether what may wait for [more](TxDatagram::more) may stay behind in the next [`Nic::send`].
-    pub fn set_patient(&mut self, patient: bool) {
-        self.patient = patient;
+    pub fn set_may_defer(&mut self, may_defer: bool) {
+        self.may_defer = may_defer;
     }
 
     /// Whether what may wait for [more](TxDatagram::more) may stay behind.
     #[inline]
-    pub fn is_patient(&self) -> bool {
-        self.patient
+    pub fn may_defer(&self) -> bool {
+        self.may_defer
     }
 
     /// Datagrams not sent yet, in the order in which they will leave if nobody changes it.
@@ -403,7 +403,7 @@ pub trait Nic {
     /// Lets a port be, or takes it up again. What comes to one that is held waits in the host kernel: datagrams are not
     /// reported and end no sleep; each connection that arrives at a listener may still be reported, and end one, once. With
     /// `false` the worker looks by itself. Ports that are stopped or unknown are ignored.
-    fn pause_port(&mut self, index: PortIndex, held: bool);
+    fn pause_port(&mut self, index: PortIndex, paused: bool);
 
     /// Closes a port; the index is free afterwards. One that is unknown is ignored.
     fn close_port(&mut self, index: PortIndex);

@@ -229,7 +229,7 @@ fn link(
 }
 
 impl Blocks for ThreadBlocks {
-    fn elsewhere(&self) -> bool {
+    fn runs_off_thread(&self) -> bool {
         true
     }
 

@@ -143,7 +143,7 @@ pub struct Client {
     own_wake_fd: WakeFd,
     terms: Terms,
     /// Requests without an outcome (services that answer).
-    under_way: u32,
+    in_flight: u32,
     /// Tags of the requests in the ring, by slot.
     tags: Box<[u64]>,
     ended: bool,
@@ -202,7 +202,7 @@ impl Client {
             engine_wake_fd: WakeFd::received(engine_wake_fd),
             own_wake_fd: WakeFd::received(own_wake_fd),
             terms,
-            under_way: 0,
+            in_flight: 0,
             tags: vec![0; terms.depth as usize].into_boxed_slice(),
             ended: false,
             untaken: 0,
@@ -232,8 +232,8 @@ impl Client {
     }
 
     /// Requests whose outcome has not been received.
-    pub fn under_way(&self) -> usize {
-        self.under_way as usize
+    pub fn in_flight(&self) -> usize {
+        self.in_flight as usize
     }
 
     /// Writes a request into the ring; [`Self::publish`] must follow.
@@ -242,7 +242,7 @@ impl Client {
         if self.ended {
             return Err(ShmError::Closed);
         }
-        if self.under_way == self.terms.depth {
+        if self.in_flight == self.terms.depth {
             return Err(ShmError::Full);
         }
         let head = Head { token: 0, tag, kind: kind::MESSAGE, status: 0 };
@@ -252,7 +252,7 @@ impl Client {
             Ok(()) => {
                 self.tags[slot as usize] = tag;
                 self.unpublished = true;
-                self.under_way += u32::from(self.terms.answers);
+                self.in_flight += u32::from(self.terms.answers);
                 Ok(())
             }
             Err(LoanError::Full) => Err(ShmError::Full),
@@ -294,7 +294,7 @@ impl Client {
         let arrived = self.replies.copy_out(&header, payload);
         debug_assert!(arrived, "doorbell rings hold whole messages");
         self.replies.advance();
-        self.under_way = self.under_way.saturating_sub(1);
+        self.in_flight = self.in_flight.saturating_sub(1);
         self.unreleased += 1;
         if self.unreleased * RELEASE_PARTS > self.terms.depth {
             self.give_back();
@@ -326,7 +326,7 @@ impl Client {
                     self.publish();
                     return Ok(());
                 }
-                Err(ShmError::Full) if self.under_way < self.terms.depth => {}
+                Err(ShmError::Full) if self.in_flight < self.terms.depth => {}
                 Err(error) => return Err(error),
             }
             self.publish();
@@ -395,11 +395,11 @@ impl Client {
     /// The requests that the engine has not taken and never will, one by one; then the end.
     fn after_the_end(&mut self) -> Result<Option<Reply>, ShmError> {
         self.ended = true;
-        if self.terms.answers && self.under_way > 0 && self.requests.credit().is_ok() {
+        if self.terms.answers && self.in_flight > 0 && self.requests.credit().is_ok() {
             let next = self.untaken.max(self.requests.released());
             if next < self.requests.committed() {
                 self.untaken = next + 1;
-                self.under_way -= 1;
+                self.in_flight -= 1;
                 let tag = self.tags[(next % self.tags.len() as u64) as usize];
                 let lost = Some(DropReason::Draining.into());
                 return Ok(Some(Reply { tag, len: 0, lost }));

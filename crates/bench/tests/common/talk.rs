@@ -28,10 +28,10 @@ impl Talk {
         let (mut tag, mut ends) = (0_u64, false);
         loop {
             let stopped = stop.load(Ordering::Relaxed);
-            if stopped && client.under_way() == 0 {
+            if stopped && client.in_flight() == 0 {
                 return None;
             }
-            while !stopped && !ends && client.under_way() < 16 {
+            while !stopped && !ends && client.in_flight() < 16 {
                 client.try_send(tag, &tag.to_le_bytes()).expect("there is room");
                 tag += 1;
             }
@@ -43,7 +43,7 @@ impl Talk {
                     assert_eq!(reply[..answer.len], answer.tag.to_le_bytes());
                     self.answered.fetch_add(1, Ordering::Relaxed);
                 }
-                Ok(None) => panic!("no outcome of {} requests", client.under_way()),
+                Ok(None) => panic!("no outcome of {} requests", client.in_flight()),
                 Err(ShmError::Ended(why)) => return Some(why),
                 Err(error) => panic!("{error}"),
             }

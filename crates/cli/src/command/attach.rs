@@ -18,7 +18,7 @@ use sys::signal::Signals;
 
 use super::{Failure, cancel_on_signal};
 use runtime::kinds;
-use runtime::{self, Device, End, RuntimeError, Wish};
+use runtime::{self, AttachRequest, Device, End, RuntimeError};
 
 pub(super) const HELP: &str = "\
 PATH is `attach` of an accelerator with kind = \"process\" or \"cuda\" and launch = \"external\". The
@@ -151,13 +151,14 @@ fn is_closed_to_us(path: &Path) -> bool {
 
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let mut device = options.device()?;
-    let wish = Wish { service: options.service.clone(), kernel: options.kernel.clone() };
+    let request =
+        AttachRequest { service: options.service.clone(), kernel: options.kernel.clone() };
     let cancel = Arc::new(AtomicBool::new(false));
     let end = match &options.path {
         Some(path) => {
             may_connect(path)?;
             cancel_on_signal(cancel.clone()).map_err(Failure::run)?;
-            runtime::attach(path, &wish, &mut *device, options.once, &cancel)
+            runtime::attach(path, &request, &mut *device, options.once, &cancel)
         }
         None => {
             // Signals to the engine's group are the engine's to act on: it ends this process in order, and
@@ -169,7 +170,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
             let socket = socket.map_err(|error| {
                 Failure::Usage(format!("standard input is no connection to an engine: {error}"))
             })?;
-            runtime::serve(&socket, &wish, &mut *device, &cancel)
+            runtime::serve(&socket, &request, &mut *device, &cancel)
         }
     };
     match end {

@@ -157,7 +157,7 @@ impl Look {
 }
 
 /// What a key or a signal asks for.
-enum Wish {
+enum Action {
     Quit,
     Pause,
     Sort,
@@ -185,11 +185,11 @@ impl View {
             let line = if paused { "paused" } else { news.as_str() };
             let drawn = terminal.draw(|frame| draw(frame, &url, &sample, self.sort, line));
             drawn.map_err(Failure::run)?;
-            match self.wish(paused)? {
-                Some(Wish::Quit) => return Ok(()),
-                Some(Wish::Pause) => paused = !paused,
-                Some(Wish::Sort) => self.sort = self.sort.next(),
-                Some(Wish::Redraw) => {}
+            match self.action(paused)? {
+                Some(Action::Quit) => return Ok(()),
+                Some(Action::Pause) => paused = !paused,
+                Some(Action::Sort) => self.sort = self.sort.next(),
+                Some(Action::Redraw) => {}
                 // A server that is away may come back: what was seen last stays on the screen.
                 None => match Look::at(&self.source) {
                     Ok(look) => {
@@ -208,26 +208,26 @@ impl View {
     }
 
     /// Waits for a wish; `None` when it is time for another look.
-    fn wish(&mut self, paused: bool) -> Result<Option<Wish>, Failure> {
+    fn action(&mut self, paused: bool) -> Result<Option<Action>, Failure> {
         while paused || self.asked.elapsed() < self.interval {
             let signal = self.signals.wait(Some(Duration::ZERO)).map_err(Failure::run)?;
             if matches!(signal, Some(Signal::Terminate | Signal::Interrupt)) {
-                return Ok(Some(Wish::Quit));
+                return Ok(Some(Action::Quit));
             }
             if !event::poll(LOOK).map_err(Failure::run)? {
                 continue;
             }
             let key = match event::read().map_err(Failure::run)? {
                 Event::Key(key) if key.kind == KeyEventKind::Press => key,
-                Event::Resize(..) => return Ok(Some(Wish::Redraw)),
+                Event::Resize(..) => return Ok(Some(Action::Redraw)),
                 _ => continue,
             };
             let control = key.modifiers.contains(KeyModifiers::CONTROL);
             match key.code {
-                KeyCode::Char('c') if control => return Ok(Some(Wish::Quit)),
-                KeyCode::Char('q') | KeyCode::Esc => return Ok(Some(Wish::Quit)),
-                KeyCode::Char('p') => return Ok(Some(Wish::Pause)),
-                KeyCode::Char('s') => return Ok(Some(Wish::Sort)),
+                KeyCode::Char('c') if control => return Ok(Some(Action::Quit)),
+                KeyCode::Char('q') | KeyCode::Esc => return Ok(Some(Action::Quit)),
+                KeyCode::Char('p') => return Ok(Some(Action::Pause)),
+                KeyCode::Char('s') => return Ok(Some(Action::Sort)),
                 _ => {}
             }
         }

@@ -141,7 +141,7 @@ fn services(sample: &Sample) -> Grid {
             .map(|(reason, rate)| format!("{reason} {}", number(*rate)))
             .collect();
         vec![
-            if s.held { format!("(held) {}", s.name) } else { s.name.clone() },
+            if s.paused { format!("(paused) {}", s.name) } else { s.name.clone() },
             number(s.received),
             number(s.replied),
             number(s.dropped()),
@@ -292,7 +292,7 @@ mod tests {
         let url = "http://127.0.0.1:9464/metrics";
         terminal.draw(|frame| draw(frame, url, &sample, Sort::Replied, "paused")).unwrap();
         let drawn = terminal.backend().to_string();
-        for part in ["(held) digits", "no_credit 10", "2.00/2.00 ms", "50 %", "1.00k", "depth"] {
+        for part in ["(paused) digits", "no_credit 10", "2.00/2.00 ms", "50 %", "1.00k", "depth"] {
             assert!(paper.contains(part), "{part} is not in\n{paper}");
             assert!(drawn.contains(part), "{part} is not in\n{drawn}");
         }
@@ -360,9 +360,9 @@ mod tests {
     #[test]
     fn one_service_of_a_usual_name_fits_eighty_columns_whole() {
         let mut sample = Sample::between(&page(10), &page(14), Duration::from_secs(4));
-        sample.services[0].name = "digits-reader".into();
+        sample.services[0].name = "digits-gpu".into();
         let text = drawn(&sample, 80, 24).join("\n");
-        for part in ["(held) digits-reader", "depth", "1.5/3", "no_credit 10", "queue"] {
+        for part in ["(paused) digits-gpu", "depth", "1.5/3", "no_credit 10", "queue"] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
     }
@@ -375,7 +375,7 @@ mod tests {
             assert!(!lines.concat().is_empty(), "{width} x {height}");
         }
         let narrow = drawn(&sample, 40, 24).join("\n");
-        for part in ["(held", "replied/s", "1.23M"] {
+        for part in ["(paus", "replied/s", "1.23M"] {
             assert!(narrow.contains(part), "{part} is not in\n{narrow}");
         }
     }

@@ -1,4 +1,4 @@
-//! Does what the messages in a worker's [mailbox](super::mailbox) ask for.
+//! Applies the messages in a worker's [mailbox](super::mailbox).
 
 use wire::nic::Nic;
 
@@ -9,7 +9,7 @@ use crate::worker::Worker;
 const MESSAGES_PER_TURN: usize = 32;
 
 impl<N: Nic> Worker<N> {
-    /// Does what messages ask for.
+    /// Applies the messages in the mailbox.
     #[inline]
     pub(crate) fn drain_mailbox(&mut self) {
         if self.fabric.mailbox(self.turn.index).len() > 0 {
@@ -19,7 +19,7 @@ impl<N: Nic> Worker<N> {
 
     #[cold]
     fn apply_messages(&mut self) {
-        // The next turn takes the rest, and comes at once.
+        // The rest is taken in the next turn, which starts at once.
         self.turn.busy();
         for _ in 0..MESSAGES_PER_TURN {
             let Some(message) = self.fabric.mailbox(self.turn.index).take() else { return };
@@ -60,7 +60,7 @@ impl<N: Nic> Worker<N> {
 
 impl<N: Nic> Drop for Worker<N> {
     fn drop(&mut self) {
-        // Also in a panic: the other workers go on without it.
+        // Also in a panic: the other workers keep running without this one.
         self.fabric.end_worker(self.turn.index);
         self.fabric.mailbox(self.turn.index).close();
     }

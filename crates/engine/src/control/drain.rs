@@ -1,8 +1,9 @@
-//! How a service leaves a worker, and how a worker ends: what was accepted is answered, within a time limit.
+//! How a service leaves a worker, and how a worker ends: accepted requests are answered, within a time limit.
 //!
-//! A service that [leaves](crate::Leave) takes nothing new. When nothing of it is outstanding on a worker, that worker votes; when
-//! all have voted ([`DrainBarrier`](crate::DrainBarrier)), the control side posts `Release`. What is outstanding at the end of the drain time
-//! expires with `Expire`. A worker that shuts down does the same for all its services.
+//! A service that [leaves](crate::Leave) takes no new requests. When nothing of it is outstanding on a worker, that
+//! worker votes; when all have voted ([`DrainBarrier`](crate::DrainBarrier)), the control side posts `Release`.
+//! `Expire` ends what is outstanding at the end of the drain time. A worker that shuts down does the same for all its
+//! services.
 
 use wire::DropReason;
 use wire::nic::{Close, Nic};
@@ -18,12 +19,12 @@ impl ServiceShare {
         self.accelerators.is_empty()
     }
 
-    /// Whether it leaves and has not voted, so that it is checked once a millisecond.
+    /// Whether it leaves and has not voted. Such shares are checked once a millisecond.
     pub(crate) fn is_leaving_busy(&self) -> bool {
         self.leaving.as_ref().is_some_and(|leaving| !leaving.vote.is_given())
     }
 
-    /// Revokes its votes, because it took something over from another worker.
+    /// Revokes its votes, because it took over a message from another worker.
     pub(crate) fn revoke_votes(&mut self) {
         let leaving = self.leaving.iter_mut().map(|leaving| &mut leaving.vote);
         for vote in leaving.chain(self.pauses.iter_mut().map(|pause| &mut pause.vote)) {
@@ -33,21 +34,22 @@ impl ServiceShare {
 }
 
 impl<N: Nic> Worker<N> {
-    /// Once a millisecond: votes for each leaving service that has nothing left on this worker.
+    /// Once a millisecond: votes for each leaving service that has nothing outstanding on this worker.
     pub(crate) fn check_leaving(&mut self) {
         for slot in 0..self.turn.services.len() {
             if self.turn.services[slot].leaving.is_none() {
                 continue;
             }
             let name = slot as u16;
-            // A client may hold on to the slot for any time, so work is done only for a service that has something left.
+            // A client may keep its slot occupied for any time, so work is done only for a service that has something
+            // outstanding.
             let left = self.outstanding_of(slot) > 0 || self.endpoints.tcp.open_of(name) > 0;
             if left && self.turn.services[slot].is_expired() {
                 self.drop_outstanding(slot);
             }
             self.endpoints.shm.close_leaving(&mut self.turn, name);
-            // Backend requests not tied to a client request are not counted as outstanding, so they are waited for until the
-            // drain time is over, and no longer.
+            // Backend requests not tied to a client request are not counted as outstanding: the worker waits for them
+            // until the drain time is over, and no longer.
             let share = &self.turn.services[slot];
             let asks = share.waits_for_backends() && !share.is_expired();
             let debts = self.outstanding_of(slot) > 0 && !mutants::on("leave_with_debts");
@@ -55,7 +57,7 @@ impl<N: Nic> Worker<N> {
                 && !asks
                 && self.endpoints.tcp.open_of(name) == 0
                 && self.endpoints.shm.of_service(name) == 0
-                && !self.owes_other_workers(slot);
+                && !self.has_handover_in_flight(slot);
             if let Some(leaving) = &mut self.turn.services[slot].leaving {
                 leaving.vote.set(settled);
             }
@@ -63,13 +65,13 @@ impl<N: Nic> Worker<N> {
     }
 
     /// Whether something of a service is in a hand-over ring, to or from another worker.
-    pub(crate) fn owes_other_workers(&mut self, slot: usize) -> bool {
+    pub(crate) fn has_handover_in_flight(&mut self, slot: usize) -> bool {
         let name = slot as u16;
-        self.turn.outbound.owes(Some(name)) || self.endpoints.peers.is_hinted_for(name)
+        self.turn.outbound.has_unsent(Some(name)) || self.endpoints.peers.is_hinted_for(name)
     }
 
-    /// The drain time of a leaving service is over: what it has not answered is dropped as `drain_timeout`, and connections
-    /// that do not take their replies are closed.
+    /// The drain time of a leaving service is over: its unanswered requests are dropped as `drain_timeout`, and
+    /// connections that do not read their replies are closed.
     pub(crate) fn expire(&mut self, slot: u16) {
         let share = self.turn.services.get_mut(usize::from(slot));
         if let Some(leaving) = share.and_then(|share| share.leaving.as_mut()) {
@@ -88,12 +90,12 @@ impl<N: Nic> Worker<N> {
         endpoints.udp.drop_waiting(turn, slot as u16, DropReason::DrainTimeout);
     }
 
-    /// Gives up a service that was never switched on, or that has left; then its slot and its ports are free. Blocks
-    /// on this worker's core are stopped.
+    /// Removes a service that was never switched on, or that has left; its slot and its ports are free afterwards.
+    /// Blocks on this worker's core are stopped.
     pub(crate) fn release(&mut self, slot: u16) -> Detached {
         let number = usize::from(slot);
         if number >= self.turn.services.len() {
-            // The change failed elsewhere before this worker got its share.
+            // The change failed on another worker before this one got its share.
             return Detached::default();
         }
         self.drop_outstanding(number);
@@ -109,7 +111,7 @@ impl<N: Nic> Worker<N> {
             stream_keys.free(key);
         }
         let ports = endpoints.close_ports(turn, slot);
-        // Blocks never change threads, so they end here.
+        // Blocks cannot move to another thread, so they end here.
         share.accelerators.clear();
         let links = (0..workers).map(|worker| {
             let link_in = endpoints.peers.replace(worker, number, None);
@@ -120,7 +122,7 @@ impl<N: Nic> Worker<N> {
         Detached { _share: Some(share), _links: Some(links), _ports: ports }
     }
 
-    /// Accepts nothing new; what was accepted is answered.
+    /// Accepts no new requests; accepted ones are answered.
     pub(crate) fn begin_drain(&mut self) {
         if std::mem::replace(&mut self.turn.draining, true) {
             return;
@@ -133,17 +135,17 @@ impl<N: Nic> Worker<N> {
         self.endpoints.leave(&mut self.turn, None);
     }
 
-    /// Reports whether everything that this worker accepted is answered.
+    /// Reports whether everything that this worker accepted has been answered.
     pub(crate) fn report_settled(&mut self) {
         let settled = self.outstanding() == 0
             && !self.turn.services.iter().any(ServiceShare::waits_for_backends)
-            && !self.turn.outbound.owes(None)
+            && !self.turn.outbound.has_unsent(None)
             && !self.endpoints.peers.is_hinted();
         self.turn.set_settled(settled);
     }
 
-    /// Ends everything: what was not answered is dropped as `drain_timeout`. The blocks are stopped
-    /// and the connections closed. Returns whether a block of this worker hangs.
+    /// Ends the worker: unanswered requests are dropped as `drain_timeout`, blocks are stopped and connections
+    /// closed. Returns whether a block of this worker hangs.
     pub fn shutdown(&mut self) -> bool {
         self.begin_drain();
         self.endpoints.peers.discard(&mut self.turn);
@@ -155,7 +157,7 @@ impl<N: Nic> Worker<N> {
         self.hung()
     }
 
-    /// Whether it was asked to stop: it takes no further turn.
+    /// Whether it was asked to stop: it runs no further turn.
     pub fn is_stopped(&self) -> bool {
         self.stopped
     }

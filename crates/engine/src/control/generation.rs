@@ -1,22 +1,24 @@
-//! Generations: how an accelerator whose blocks run in another process ends and comes back while the ports stay open.
+//! Generations: an accelerator whose blocks run in another process may end and restart while the ports stay open.
 //!
-//! A service share always has the rings of one generation of each of its accelerators: of the one that runs, or of the next one.
-//! The control side notices that a runtime has ended, makes the next generation's region and gives it to a runtime. A worker
-//! gets each step as a [`RuntimeEvent`], in a [`ControlMessage::Runtime`](crate::ControlMessage::Runtime):
+//! A service share always has the rings of one generation of each of its accelerators: the running one, or the next
+//! one. The control side notices that a runtime has ended, creates the region of the next generation and passes it to
+//! a new runtime. A worker gets each step as a [`RuntimeEvent`], in a
+//! [`ControlMessage::Runtime`](crate::ControlMessage::Runtime):
 //!
 //! ```text
 //!   absent ── Started ──▶ serving ── Ended ──▶ absent (old rings) ── RingsReplaced ──▶ absent (new rings) ── Started ──▶ …
 //! ```
 //!
-//! *What ends with a generation.* Replies that were published before the event are still forwarded, if there is room for them at
-//! that moment (in a socket, in the link to another worker); every other request in flight ends for the reason given. Its token
-//! becomes invalid. What the old process still writes has no effect: the old region is not read any more, and in the new one
-//! an old token is stale. What its blocks asked of backends keeps its place in line, and the answer is discarded.
+//! *What ends with a generation.* Replies that were published before the event are still forwarded if the destination
+//! (a socket, the link to another worker) has room at that moment; every other request in flight ends with the given
+//! reason. Its token becomes invalid. Later writes of the old process have no effect: the old region is not read any
+//! more, and in the new one an old token is stale. Its requests to backends keep their places in the order of
+//! answers, and the answers are discarded.
 //!
-//! *A generation that ends as planned* loses no request: its service is paused before, see `control/pause.rs`.
+//! *A planned end of a generation* loses no request: the service is paused before, see `control/pause.rs`.
 //!
-//! *Memory.* A worker drops its reference to the old region when it gets the next one. The thread that made the region
-//! holds it longer, so that nothing is unmapped inside a turn.
+//! *Memory.* A worker drops its reference to the old region when it gets the next one. The thread that created the
+//! region keeps its reference longer, so that no memory is unmapped inside a turn.
 
 use wire::DropReason;
 use wire::nic::Nic;
@@ -63,7 +65,8 @@ impl<N: Nic> Worker<N> {
         let Self { turn, endpoints, .. } = self;
         let mqueues = turn.services[service].mqueues_of(accelerator);
         for mqueue in mqueues.clone() {
-            // Forward every reply that was published, also those behind the shown head: it does not move any more.
+            // Forward every published reply, also those behind the head that was read: the head does not move any
+            // more.
             endpoints.gather_replies(turn, service, mqueue, u64::MAX);
         }
         let share = &mut turn.services[service];

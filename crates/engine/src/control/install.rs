@@ -1,20 +1,21 @@
-//! How services come to a worker, change and leave it, while the others keep serving.
+//! How services are installed on a worker, changed and removed, while the others keep serving.
 //!
-//! A service has a *slot*: the index of its service share, the same on every worker. What takes long happens before and on
-//! another thread: a [`ServiceInstall`] brings the service share, its hand-over rings and its ports, all of it allocated and
-//! open. Then the control side posts these [messages](crate::ControlMessage), each to every worker:
+//! A service has a *slot*: the index of its service share, the same on every worker. Slow work is done earlier by
+//! another thread: a [`ServiceInstall`] contains the service share, its hand-over rings and its ports, all allocated
+//! and open. Then the control side posts these [messages](crate::ControlMessage), each to every worker:
 //!
 //! | message | what a worker does |
 //! |---|---|
 //! | `Install` | takes the service share; starts blocks that run on its own core; new ports are not read yet |
 //! | `Switch` | in one step: new ports are read, kept ones lead to the new service share, others are no longer read, replaced and removed service shares [leave](Leave) |
-//! | `Expire` | drops what a leaving service share has not answered in time, as `drain_timeout` |
-//! | `Release` | gives up the service share, which has nothing left |
+//! | `Expire` | drops the unanswered requests of a leaving service share as `drain_timeout` |
+//! | `Release` | removes the service share, which has nothing outstanding |
 //!
-//! The start of an engine is the same, without services that leave. A step has been taken by every worker before the next one is
-//! posted, so a request that is handed over always finds its service share. When every worker has voted
-//! ([`DrainBarrier`]), nothing of the leaving service is in flight on any of them. A changed service is a new one in another
-//! slot that takes over ports, and connections if framing, order and replies are the same; its counters stay.
+//! An engine starts in the same way, without services that leave. Every worker has completed a step before the next
+//! one is posted, so a request that is handed over always finds its service share. When every worker has voted
+//! ([`DrainBarrier`]), nothing of the leaving service is in flight on any of them. A changed service is a new one in
+//! another slot. It takes over the ports, and also the connections if framing, order and replies are the same; its
+//! counters stay.
 
 use wire::nic::Nic;
 
@@ -28,7 +29,7 @@ use crate::service::share::ServiceShare;
 use crate::worker::Worker;
 
 impl<N: Nic> Worker<N> {
-    /// Takes a service share; see the module's text. With an error nothing has changed.
+    /// Installs a service share; see the module documentation. After an error nothing has changed.
     pub(crate) fn install(&mut self, install: ServiceInstall<N::Port>) -> Result<(), StartError> {
         let ServiceInstall { slot, mut share, links, ports, scratch, awaited } = install;
         for drive in &mut share.accelerators {
@@ -44,7 +45,7 @@ impl<N: Nic> Worker<N> {
             taken.push((index, entry));
         }
         for (index, entry) in taken {
-            // What arrives before the switch is not read, so it must not end the worker's sleep either.
+            // Requests that arrive before the switch are not read, so they must not end the worker's sleep either.
             turn.nic.pause_port(index, true);
             endpoints.place_port(index, entry);
         }
@@ -57,12 +58,13 @@ impl<N: Nic> Worker<N> {
         for (accelerator, drain_ns) in awaited {
             self.pause_from_switch(slot.into(), accelerator, drain_ns);
         }
-        // Other workers read it when they switch; the next housekeeping would publish it too late for the first requests.
+        // Other workers read the credit when they switch; the next housekeeping would publish it too late for the
+        // first requests.
         self.turn.publish_credit_of(slot.into());
         Ok(())
     }
 
-    /// Issues the keys of the service share's streams and puts it into its slot.
+    /// Issues the keys of the service share's streams and stores the share in its slot.
     fn place(&mut self, slot: usize, mut share: ServiceShare, links: ServiceLinks) {
         let Self { turn, endpoints, schedule, stream_keys, .. } = self;
         let service = slot as u16;
@@ -89,7 +91,7 @@ impl<N: Nic> Worker<N> {
         turn.services[slot] = share;
     }
 
-    /// Changes everything in one step, so that no request finds half a service. See the module's text.
+    /// Switches everything in one step, so that every request finds a complete service. See the module documentation.
     pub(crate) fn switch(&mut self, switch: &Switch) {
         for leave in &switch.leave {
             self.end_pauses(leave.slot.into(), None);

@@ -1,23 +1,24 @@
-//! The mailbox of a worker: the one way in for everything that changes it.
+//! The mailbox of a worker: the only path by which other threads change it.
 //!
-//! Any thread posts a [`ControlMessage`](crate::ControlMessage) with [`Fabric::post`](crate::Fabric::post), which wakes the worker. The worker takes
-//! messages at one place, near the top of a turn, in the order in which they were posted; at most `MESSAGES_PER_TURN` of them, so
-//! that many messages do not hold up the turn. An empty mailbox costs one relaxed load.
+//! Any thread posts a [`ControlMessage`](crate::ControlMessage) with [`Fabric::post`](crate::Fabric::post), which
+//! wakes the worker. The worker takes messages at one place, near the top of a turn, in the order in which they were
+//! posted; at most `MESSAGES_PER_TURN` of them, so that a full mailbox does not delay the turn. An empty mailbox
+//! costs one relaxed load.
 //!
-//! *Answers* go through the reply channel of the message. The sender may have stopped waiting; then the answer is dropped with
-//! what it holds. A worker that ends closes its mailbox: messages that it has not taken are dropped, and their reply
-//! channels close.
+//! *Answers* go through the reply channel of the message. If the sender has stopped waiting, the answer is dropped
+//! with its contents. A worker that ends closes its mailbox: messages that it has not taken are dropped, and their
+//! reply channels close.
 //!
 //! *Late messages.* The service, accelerator or client of a message may have left since it was posted; then it is ignored.
 //!
-//! *How many there can be.* Connections and shared-memory clients are limited by `limits.connections`, other
-//! messages by the steps of a change and by the number of accelerators; the mailbox counts those that wait.
+//! *Length.* Connections and shared-memory clients are limited by `limits.connections`, other messages by the steps
+//! of a change and by the number of accelerators; the mailbox counts the queued messages.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// See the module's text.
+/// See the module documentation.
 pub(crate) struct Mailbox<M> {
     /// Length of the queue.
     len: AtomicUsize,
@@ -37,7 +38,7 @@ impl<M> Default for Mailbox<M> {
 }
 
 impl<M> Mailbox<M> {
-    /// How many messages wait.
+    /// Number of queued messages.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len.load(Ordering::Relaxed)
@@ -50,7 +51,7 @@ impl<M> Mailbox<M> {
     pub(crate) fn post(&self, message: M) {
         let mut queue = self.lock();
         if queue.closed {
-            // What the message holds is dropped after the lock.
+            // The message's contents are dropped after the lock is released.
             drop(queue);
             return drop(message);
         }
@@ -65,7 +66,7 @@ impl<M> Mailbox<M> {
         message
     }
 
-    /// Drops what waits; from now on every message is dropped.
+    /// Drops the queued messages; later messages are dropped too.
     pub(crate) fn close(&self) {
         let mut queue = self.lock();
         queue.closed = true;

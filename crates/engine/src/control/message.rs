@@ -1,4 +1,4 @@
-//! What the messages in a worker's [mailbox](super::mailbox) ask for.
+//! The messages in a worker's [mailbox](super::mailbox).
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -18,38 +18,38 @@ use crate::service::ends::Attachment;
 use crate::service::share::ServiceShare;
 use crate::topology::{Limits, Polling};
 
-/// What a worker is asked to do. `S` is the [`Nic::Socket`] and `P` the [`Nic::Port`] of its network.
+/// A request to a worker. `S` is the [`Nic::Socket`] and `P` the [`Nic::Port`] of its network.
 pub enum ControlMessage<S, P> {
-    /// Take a service's share, which is not switched on yet. With an error nothing has changed.
+    /// Install a service share, which is not switched on yet. After an error nothing has changed.
     Install(Box<ServiceInstall<P>>, Sender<Result<(), StartError>>),
-    /// Change over to other services, all at once.
+    /// Switch to another set of services, in one step.
     Switch(Arc<Switch>, Sender<()>),
-    /// The time of the leaving service in this slot is over.
+    /// The drain time of the leaving service in this slot is over.
     Expire(u16),
-    /// Let go of the service in this slot.
+    /// Remove the service in this slot.
     Release(u16, Sender<Detached>),
-    /// About an accelerator whose blocks run elsewhere.
+    /// An event of an accelerator whose blocks run on other threads or in another process.
     Runtime(RuntimeEvent),
     /// A shared-memory client of this worker attached.
     ShmAttached(Box<ShmClient>),
     /// The shared-memory client with this id is gone.
     ShmGone(u64),
-    /// Attach a chain of functions to the service in this slot, or detach the one it has, which is sent back.
+    /// Attach a chain of functions to the service in this slot, or detach the current one, which is sent back.
     Chain(u16, Option<Box<dyn Chain>>, Sender<Option<Box<dyn Chain>>>),
     /// A connection that another worker accepted for this one.
     Connection(Accepted<S>),
-    /// Accept nothing new; answer what was accepted.
+    /// Accept no new requests; answer the accepted ones.
     Drain,
-    /// Take no further turn.
+    /// Run no further turn.
     Stop,
 }
 
-/// The messages of a worker over the network `N`.
+/// The messages of a worker that uses network `N`.
 pub type MessageOf<N> = ControlMessage<<N as Nic>::Socket, <N as Nic>::Port>;
 
 /// What happened to one accelerator of one service: `service` is its slot, `accelerator` the index in the service's list.
 pub enum RuntimeEvent {
-    /// The blocks run: requests may come.
+    /// The blocks run and take requests.
     Started {
         /// The service.
         service: u16,
@@ -65,13 +65,13 @@ pub enum RuntimeEvent {
         /// Why its requests in flight are lost.
         reason: DropReason,
     },
-    /// The rings of the next generation, of the same blocks.
+    /// The rings of the next generation, for the same blocks.
     RingsReplaced {
         /// The service.
         service: u16,
         /// The accelerator.
         accelerator: u16,
-        /// This worker's share; [`crate::accelerator::Blocks::present`] is not asked.
+        /// This worker's share of it; [`crate::accelerator::Blocks::present`] is not called.
         attachment: Attachment,
     },
     /// A planned change is about to end this generation: the service is paused until the next one starts, see
@@ -81,9 +81,9 @@ pub enum RuntimeEvent {
         service: u16,
         /// The accelerator.
         accelerator: u16,
-        /// How long accepted requests may take, in nanoseconds; the generation ends by then.
+        /// Time limit for accepted requests, in nanoseconds; the generation ends by then.
         drain_ns: u64,
-        /// Where the workers vote that all of them are answered.
+        /// Where the workers vote that all accepted requests are answered.
         barrier: DrainBarrier,
     },
     /// This generation continues: the pause ends.
@@ -100,7 +100,7 @@ pub enum RuntimeEvent {
 pub struct Switch {
     /// Services that leave.
     pub leave: Vec<Leave>,
-    /// Ports that stay and lead to the service in this slot from now on.
+    /// Ports that stay open; from now on they belong to the service in this slot.
     pub lead: Vec<(PortIndex, u16)>,
     /// Ports that are no longer read; they are closed when their service is released.
     pub stop: Vec<PortIndex>,
@@ -111,7 +111,7 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// Nothing leaves and no port leads elsewhere.
+    /// A switch that changes nothing.
     pub fn new(limits: Limits, polling: Polling) -> Self {
         Self { leave: Vec::new(), lead: Vec::new(), stop: Vec::new(), limits, polling }
     }
@@ -128,11 +128,11 @@ pub struct Leave {
     pub shm_successor: Option<u16>,
     /// Shared-memory clients, by id, that the successor does not take over, because their port is removed.
     pub departing: Vec<u64>,
-    /// Where the workers vote that they have nothing left.
+    /// Where the workers vote that nothing of the service is outstanding.
     pub barrier: DrainBarrier,
 }
 
-/// What a worker gave up. It is dropped on another thread, because freeing the memory takes long.
+/// What a worker has removed. It is dropped on another thread, because freeing the memory takes long.
 #[derive(Default)]
 pub struct Detached {
     pub(super) _share: Option<ServiceShare>,

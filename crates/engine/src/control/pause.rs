@@ -1,9 +1,9 @@
 //! Pausing a service: its clients wait while one of its accelerators restarts as planned.
 //!
-//! A generation that ends takes its requests along (see [`crate::RuntimeEvent`]). One that ends for a planned change need not:
-//! before it ends its service is *paused*. Nothing new is taken in, and what was taken in is answered; when every worker has
-//! voted ([`DrainBarrier`]), the control side ends the generation, and no request was with it. The pause ends when the next
-//! generation starts. Meanwhile requests wait without being accepted:
+//! The requests in flight of a generation end with it (see [`crate::RuntimeEvent`]). For a planned change this is
+//! avoided: the service is *paused* first. It takes no new requests, and accepted ones are answered; when every
+//! worker has voted ([`DrainBarrier`]), the control side ends the generation, which has no request in flight. The
+//! pause ends when the next generation starts. Meanwhile requests wait without being accepted:
 //!
 //! | port | what waits, and where |
 //! |---|---|
@@ -11,12 +11,12 @@
 //! | TCP | connections in the backlog, bytes in their sockets; clients feel back-pressure |
 //! | shared memory | requests, in the client's own ring |
 //!
-//! Requests that other workers handed over were accepted, and are served: every worker pauses by itself, and none votes
-//! before what it handed over was taken.
+//! Requests that other workers handed over were accepted, and are served. Every worker pauses on its own, and votes
+//! only after the requests that it handed over have been taken.
 //!
-//! *Every pause ends.* Each worker ends a pause by itself [`PAUSE_NS`] after the old generation, which the control side ends
-//! no later than the drain time; then requests are dropped with the accelerator's reason. A drain, or the removal of the service,
-//! ends the pause at once. An idle worker sleeps during a pause.
+//! *Every pause ends.* Each worker ends a pause on its own [`PAUSE_NS`] after the end of the old generation, which is
+//! no later than the drain time; then requests are dropped with the accelerator's reason. A drain, or the removal of
+//! the service, ends the pause at once. An idle worker sleeps during a pause.
 
 use wire::nic::Nic;
 
@@ -24,11 +24,11 @@ use crate::control::vote::{DrainBarrier, DrainVote, Pause};
 use crate::service::share::ServiceShare;
 use crate::worker::Worker;
 
-/// How long clients of a paused service wait for the next generation, from the end of the last one.
+/// Maximum time that clients of a paused service wait for the next generation, counted from the end of the last one.
 pub const PAUSE_NS: u64 = 10_000_000_000;
 
 impl ServiceShare {
-    /// Whether nothing is taken in.
+    /// Whether it takes no new requests.
     #[inline]
     pub(crate) fn is_paused(&self) -> bool {
         !self.pauses.is_empty()
@@ -61,8 +61,8 @@ impl<N: Nic> Worker<N> {
         self.apply_pause(slot);
     }
 
-    /// Pauses a new service from its [switch](Self::switch) on: until then the ports and the gauge belong to its former
-    /// version.
+    /// Pauses a new service from its [switch](Self::switch) on: until then the ports and the gauge belong to its
+    /// previous version.
     pub(crate) fn pause_from_switch(&mut self, slot: usize, accelerator: u16, drain_ns: u64) {
         if !self.turn.draining {
             let vote = DrainVote::new(DrainBarrier::default());
@@ -89,7 +89,7 @@ impl<N: Nic> Worker<N> {
         self.turn.busy();
     }
 
-    /// Stops or resumes reading the ports of a service, according to its pauses.
+    /// Stops or resumes reading the ports of a service, depending on its pauses.
     fn apply_pause(&mut self, slot: usize) {
         let share = &self.turn.services[slot];
         let paused = share.is_paused();
@@ -110,7 +110,8 @@ impl<N: Nic> Worker<N> {
         }
     }
 
-    /// Once a millisecond: votes for a paused service that has nothing left here, and ends a pause whose time is over.
+    /// Once a millisecond: votes for a paused service that has nothing outstanding here, and ends a pause whose time
+    /// is over.
     pub(crate) fn check_paused(&mut self, slot: usize) {
         if !self.turn.services[slot].is_paused() {
             return;
@@ -120,13 +121,13 @@ impl<N: Nic> Worker<N> {
         if self.turn.services[slot].pauses.iter().any(overdue) {
             tracing::warn!(
                 service = &*self.turn.services[slot].name,
-                "the next runtime did not come in time; requests are no longer paused"
+                "the next runtime did not start in time; the pause has ended and requests are dropped"
             );
             self.end_pauses_if(slot, overdue);
         }
-        let quiet = self.turn.services[slot].under_way() == 0 || mutants::on("hold_with_debts");
+        let quiet = self.turn.services[slot].in_flight() == 0 || mutants::on("hold_with_debts");
         let asks = self.turn.services[slot].waits_for_backends();
-        let settled = quiet && !asks && !self.owes_other_workers(slot);
+        let settled = quiet && !asks && !self.has_handover_in_flight(slot);
         for pause in &mut self.turn.services[slot].pauses {
             pause.vote.set(settled);
         }

@@ -1,4 +1,4 @@
-//! What a worker gets for a service that comes: made elsewhere, and before.
+//! What a worker needs to install a service, prepared by another thread.
 
 use std::net::SocketAddr;
 
@@ -13,7 +13,7 @@ use crate::service::ends::Attachment;
 use crate::service::share::ServiceShare;
 use crate::topology::{Limits, Service};
 
-/// One worker's share of a service that comes; see `control/install.rs`.
+/// One worker's share of a new service; see `control/install.rs`.
 pub struct ServiceInstall<P> {
     pub(super) slot: u16,
     pub(super) share: ServiceShare,
@@ -25,8 +25,8 @@ pub struct ServiceInstall<P> {
 }
 
 impl<P> ServiceInstall<P> {
-    /// The shares of all workers, in order, in `slot`. `attachments` are theirs; their blocks start when
-    /// the worker installs the share. Ports follow with [`Self::add_port`].
+    /// The shares of all workers, in order, in `slot`. `attachments` belong to them; their blocks start when the
+    /// worker installs the share. Ports are added with [`Self::add_port`].
     pub fn for_workers(
         slot: u16,
         service: &Service,
@@ -52,14 +52,14 @@ impl<P> ServiceInstall<P> {
         parts.map(install).collect()
     }
 
-    /// Its accelerators start when those of the service's former version have ended: requests that arrive before that are
-    /// dropped as `reconfiguring`.
+    /// Its accelerators start when those of the service's previous version have ended: requests that arrive before
+    /// that are dropped as `reconfiguring`.
     pub fn set_reconfiguring(&mut self) {
         self.share.dispatcher.set_absent_reason(DropReason::Reconfiguring);
     }
 
-    /// The service is paused from the switch until this accelerator's first generation starts. The last generation of the
-    /// former version ends within `drain_ns`. See `control/pause.rs`.
+    /// The service is paused from the switch until this accelerator's first generation starts. The last generation of
+    /// the previous version ends within `drain_ns`. See `control/pause.rs`.
     pub fn pause(&mut self, accelerator: u16, drain_ns: u64) {
         self.awaited.push((accelerator, drain_ns));
     }
@@ -77,7 +77,7 @@ impl<P> ServiceInstall<P> {
     }
 }
 
-/// Scratch space: one read, one datagram, one message of any ring.
+/// Scratch space, large enough for one read, one datagram, or one message of any ring.
 pub(crate) fn scratch_bytes<'a>(services: impl IntoIterator<Item = &'a Service>) -> usize {
     let of_service = |s: &Service| {
         let backends = s.backends.iter().map(|b| b.max_message_bytes).max().unwrap_or(0);

@@ -1,28 +1,29 @@
-//! What a worker votes on while a service leaves or is paused: that it has nothing left of it.
+//! The workers' votes while a service leaves or is paused: a worker votes when nothing of the service is outstanding
+//! on it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// How many workers have nothing left of a service that leaves or is paused.
+/// How many workers have nothing outstanding of a service that leaves or is paused.
 #[derive(Clone, Debug, Default)]
 pub struct DrainBarrier(Arc<AtomicUsize>);
 
 impl DrainBarrier {
-    /// Whether all of `workers` have nothing left. A worker that takes something over from another one revokes its vote
-    /// first, so this stays true once it is true.
+    /// Whether all of `workers` have nothing outstanding. A worker that takes over a message from another one revokes
+    /// its vote first, so once true this stays true.
     pub fn is_complete(&self, workers: usize) -> bool {
         self.0.load(Ordering::Acquire) == workers
     }
 }
 
-/// A worker's vote that it has nothing left, which it may revoke.
+/// A worker's vote that it has nothing outstanding, which it may revoke.
 pub(crate) struct DrainVote {
     barrier: DrainBarrier,
     given: bool,
 }
 
 impl DrainVote {
-    /// Not given yet.
+    /// A vote that is not given yet.
     pub(crate) fn new(barrier: DrainBarrier) -> Self {
         Self { barrier, given: false }
     }
@@ -48,12 +49,13 @@ pub(crate) struct Leaving {
     pub(crate) expired: bool,
 }
 
-/// One reason why a service share takes nothing in.
+/// One reason why a service share takes no new requests.
 pub(crate) struct Pause {
     pub(super) accelerator: u16,
-    /// How long accepted requests may take.
+    /// Time limit for accepted requests.
     pub(super) drain_ns: u64,
-    /// It ends by then. `None` before the switch, because it is unknown how long the other services of the change take.
+    /// Time at which it ends at the latest. `None` before the switch, because it is unknown how long the other
+    /// services of the change take.
     pub(super) until_ns: Option<u64>,
     pub(crate) vote: DrainVote,
 }

@@ -1,22 +1,22 @@
-//! Backends: client mqueues and the connections behind them.
+//! Backends: client mqueues and their connections to backend servers.
 //!
-//! A block sends requests through a client mqueue's TX ring and gets exactly one answer for each in
-//! its RX ring, with the request's tag and a status: ok, or why not. The engine takes a request only
-//! when the RX ring has room for its answer, however long it is; others wait where they are.
+//! A block sends requests through a client mqueue's TX ring and gets exactly one answer for each in its RX ring, with
+//! the request's tag and a status: ok, or the error. The engine takes a request only when the RX ring has room for
+//! the longest answer; other requests stay in their ring.
 //!
-//! Streams (TCP) are in `backend/stream.rs`, datagrams in `backend/datagram.rs`. Either way an answer is
-//! matched to its request by order, and compared with it where there is something to compare:
+//! Streams (TCP) are in `backend/stream.rs`, datagrams in `backend/datagram.rs`. Both match an answer to its request
+//! by order, and also compare the two where the protocol allows it:
 //!
 //! | backend | an answer belongs to |
 //! |---|---|
-//! | framing `memcached`, TCP | the request in line, if command and key fit |
+//! | framing `memcached`, TCP | the oldest request, if command and key fit |
 //! | framing `memcached`, UDP | the request with the id in the frame header, if command and key fit |
-//! | `match = "id:OFFSET:LENGTH"`, TCP | the request in line, if the id is the same |
+//! | `match = "id:OFFSET:LENGTH"`, TCP | the oldest request, if the id is the same |
 //! | `match = "id:OFFSET:LENGTH"`, UDP | the request in flight with the same id |
-//! | others, TCP | the request in line |
-//! | others, UDP | the request in flight, of which there is one |
+//! | others, TCP | the oldest request |
+//! | others, UDP | the one request in flight |
 //!
-//! With `sockets = "per-request"` nothing of another request can arrive where an answer is waited for.
+//! With `sockets = "per-request"` every request has its own socket, so no answer to another request can arrive on it.
 
 mod datagram;
 mod stream;
@@ -38,7 +38,7 @@ use crate::metrics::ServiceCounters;
 use crate::service::ends::MqueueEnds;
 use crate::topology::{Backend, Sockets};
 
-/// Streams get their keys when their service is installed.
+/// Key before the service is installed, which issues the keys.
 const NO_KEY: StreamKey = StreamKey::MAX;
 
 /// One client mqueue of this worker.
@@ -54,9 +54,9 @@ pub(crate) struct ClientMqueue {
     alive: bool,
     /// Requests taken whose answer is not in the RX ring yet.
     in_flight: u32,
-    /// Since when the request at the head of the TX ring cannot be taken; 0 when it can.
+    /// Time since which the request at the head of the TX ring cannot be taken; 0 when it can.
     blocked_since_ns: u64,
-    /// It is among those that the next turn looks at again.
+    /// Listed for another try in the next turn.
     pub(crate) is_listed: bool,
     pub(crate) key: StreamKey,
     datagram: DatagramSocket,
@@ -80,7 +80,7 @@ impl ClientMqueue {
         }
     }
 
-    /// Takes the rings of the accelerator's next generation; nothing of the last one is left.
+    /// Installs the rings of the accelerator's next generation; nothing of the last one is outstanding.
     pub(crate) fn replace_rings(&mut self, ends: MqueueEnds) {
         self.region_mqueue = ends.mqueue;
         (self.rx, self.tx) = (ends.rx, ends.tx);
@@ -93,7 +93,7 @@ impl ClientMqueue {
         self.blocked_since_ns != 0 && now_ns.saturating_sub(self.blocked_since_ns) > timeout_ns
     }
 
-    /// Marks the RX ring as rung; whether it already was.
+    /// Marks the RX ring as rung; returns whether it was marked already.
     pub(crate) fn rx_pending(&mut self) -> bool {
         std::mem::replace(&mut self.rx_pending, true)
     }
@@ -110,7 +110,7 @@ pub(crate) struct BackendPool {
     transport: Transport,
     framing: Framing,
     matching: Option<MatchId>,
-    /// Every request has a socket of its own.
+    /// Every request has its own socket.
     per_request: bool,
     timeout_ns: u64,
     in_flight_max: usize,
@@ -119,7 +119,7 @@ pub(crate) struct BackendPool {
     dirty: Vec<u16>,
     /// Datagram sockets that are open.
     sockets: usize,
-    /// A datagram that is being put together.
+    /// A datagram under assembly.
     datagram: Vec<u8>,
 }
 
@@ -147,23 +147,23 @@ impl BackendPool {
         }
     }
 
-    /// The id of a message, where requests have one; `None` if it is too short for it.
+    /// The id of a message, for backends with ids; `None` if the message is too short.
     fn id_of(&self, message: &[u8]) -> Option<u64> {
         self.matching.map_or(Some(0), |id| id.of(message))
     }
 }
 
-/// The client mqueues of one service on one worker, and what is behind them.
+/// The client mqueues of one service on one worker, and their backends.
 pub(crate) struct Backends {
     counters: Arc<ServiceCounters>,
     pub(crate) clients: Vec<ClientMqueue>,
     pub(crate) pools: Vec<BackendPool>,
-    /// Client mqueues whose TX ring could not be emptied, and those of the last turn.
+    /// Client mqueues whose TX ring could not be emptied this turn, and those of the last turn.
     blocked: Vec<u32>,
     retried: Vec<u32>,
-    /// Client mqueues whose RX ring got answers: their blocks must hear of it.
+    /// Client mqueues whose RX ring got answers: their blocks must be rung.
     rung: Vec<u32>,
-    /// Client mqueues into whose rings their block wrote impossible words.
+    /// Client mqueues whose block wrote impossible ring words.
     corrupt: Vec<u32>,
 }
 
@@ -188,11 +188,11 @@ impl Backends {
         self.pools.is_empty()
     }
 
-    /// The blocked client mqueues become the retried ones; what blocks again finds an empty list.
+    /// The blocked client mqueues become the retried ones; the list of blocked ones is empty again.
     pub(crate) fn take_blocked(&mut self) {
         std::mem::swap(&mut self.blocked, &mut self.retried);
         self.blocked.clear();
-        // Another one is first each turn, which may take every place that is free.
+        // Another one is first each turn, since the first may use up all free places.
         if !self.retried.is_empty() {
             self.retried.rotate_left(1);
         }
@@ -201,23 +201,23 @@ impl Backends {
         }
     }
 
-    /// Those of last turn, see [`Self::take_blocked`].
+    /// The blocked client mqueues of last turn, see [`Self::take_blocked`].
     pub(crate) fn retried(&self) -> &[u32] {
         &self.retried
     }
 
-    /// Whether a client mqueue could not be emptied, or its block must hear of an answer.
+    /// Whether a client mqueue could not be emptied, or a block must be rung.
     pub(crate) fn has_work(&self) -> bool {
         !self.blocked.is_empty() || !self.rung.is_empty()
     }
 
-    /// Whether blocks must hear of answers.
+    /// Whether blocks must be rung.
     #[inline]
     pub(crate) fn has_rung(&self) -> bool {
         !self.rung.is_empty()
     }
 
-    /// Lets `ring` tell the blocks of the client mqueues that got answers.
+    /// Calls `ring` for the client mqueues that got answers.
     pub(crate) fn ring(&mut self, mut ring: impl FnMut(&ClientMqueue)) {
         for client in self.rung.drain(..) {
             ring(&self.clients[client as usize]);
@@ -268,7 +268,7 @@ impl Backends {
             let Ok(room) = entry.rx.room() else { return self.corrupt_client(client) };
             let pool = &self.pools[entry.backend as usize];
             let overdue = entry.is_overdue(now_ns, pool.timeout_ns);
-            // Those who wait for a place look at it every turn: nothing is copied for that.
+            // Requests that wait for a place are tried every turn: nothing is copied for that.
             let waits = (pool.is_full_for(&entry.datagram) || pool.is_full()) && !overdue;
             let payload = &mut scratch[..header.len as usize];
             if waits || room <= entry.in_flight || !entry.tx.copy_out(&header, payload) {
@@ -296,8 +296,8 @@ impl Backends {
         self.clients[client as usize].tx.release();
     }
 
-    /// The block wrote impossible ring words. Its server mqueue shares its fate: worker housekeeping
-    /// ends the requests there.
+    /// The block wrote impossible ring words. Its server mqueue is closed too: the worker's housekeeping ends the
+    /// requests there.
     fn corrupt_client(&mut self, client: u32) {
         self.clients[client as usize].alive = false;
         self.corrupt.push(client);
@@ -346,7 +346,7 @@ impl Backends {
         let mut pushed = entry.rx.push(head, payload);
         if pushed == Err(LoanError::TooLong) {
             self.counters.drop_one(DropReason::BackendTooLong);
-            // The block is notified as well: it waits for exactly one answer.
+            // The block is rung as well: it waits for exactly one answer.
             pushed = entry.rx.push(Head { status: status::TOO_LONG, ..head }, &[]);
         }
         // There is room for every answer, unless the block has broken the ring.
@@ -359,8 +359,7 @@ impl Backends {
         }
     }
 
-    /// The blocks behind these client mqueues are gone: answers to what they asked keep their places
-    /// and find nobody.
+    /// The blocks of these client mqueues have ended: answers to their requests keep their places and are discarded.
     pub(crate) fn drop_backend_requests<N: Nic>(&mut self, nic: &mut N, clients: Range<u32>) {
         self.rung.retain(|client| !clients.contains(client));
         self.corrupt.retain(|client| !clients.contains(client));
@@ -373,14 +372,14 @@ impl Backends {
         connections.for_each(|connection| connection.drop_outstanding(&clients));
     }
 
-    /// Gives up what takes too long.
+    /// Times out requests and connection attempts.
     pub(crate) fn expire_backends<N: Nic>(&mut self, nic: &mut N, now_ns: u64) {
         self.expire_streams(nic, now_ns);
         self.expire_datagrams(nic, now_ns);
     }
 
-    /// Whether something that blocks asked of backends is not answered, or not even taken. For blocks that are gone nobody
-    /// waits.
+    /// Whether requests of blocks to backends are not answered, or not even taken. Requests of ended blocks do not
+    /// count.
     pub(crate) fn waits_for_backends(&self, is_alive: impl Fn(u32) -> bool) -> bool {
         let waits = |c: &ClientMqueue| c.in_flight > 0 || c.is_listed;
         self.clients.iter().any(|c| waits(c) && is_alive(c.server))
@@ -398,11 +397,11 @@ fn refusal(error: FramingError) -> Sending {
     Sending::Failed(if too_long { status::TOO_LONG } else { status::PROTOCOL })
 }
 
-/// What became of a request to a backend.
+/// The result of sending a request to a backend.
 enum Sending {
     Sent,
     /// Answer with this status.
     Failed(u8),
-    /// Later: everything is full.
+    /// Later: all connections are full.
     Busy,
 }

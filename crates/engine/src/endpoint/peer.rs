@@ -1,4 +1,5 @@
-//! The other workers of the engine: requests that they hand over for mqueues of this one, and replies for clients of theirs.
+//! The other workers of the engine: requests that they hand over for mqueues of this one, and replies for clients of
+//! theirs.
 //!
 //! The rings are in `peer/links.rs`. Datagrams are answered by the worker that owns the mqueue, from its own socket on the same
 //! port; only replies to clients that an endpoint knows by a key travel back.
@@ -18,13 +19,13 @@ use crate::schedule::{Kind, Schedule};
 use crate::service::arrival::{ANY, Arrival, Awaited, RETRY_BYTES, RETRY_NS};
 use crate::turn::Turn;
 
-/// What the others have for this worker.
+/// The rings from the other workers to this one.
 pub(crate) struct Peers {
     /// By worker and service; none from itself.
     links: Vec<Vec<Option<LinkIn>>>,
 }
 
-/// A reply, or why there is none, for a client of this worker.
+/// A reply, or the reason of its loss, for a client of this worker.
 pub(crate) struct HandedBack<'a> {
     pub(crate) service: usize,
     pub(crate) request: Awaited,
@@ -36,7 +37,7 @@ impl Peers {
         Self { links: (0..workers).map(|_| Vec::new()).collect() }
     }
 
-    /// Sets or takes the link of one service to one worker.
+    /// Sets or removes the link of one service to one worker.
     pub(crate) fn replace(
         &mut self,
         worker: usize,
@@ -46,7 +47,7 @@ impl Peers {
         links::replace(&mut self.links[worker], service, link)
     }
 
-    /// Whether the others seem to have something for this worker.
+    /// Whether the others seem to have sent something to this worker.
     pub(crate) fn is_hinted(&self) -> bool {
         self.links.iter().flatten().flatten().any(LinkIn::is_hinted)
     }
@@ -60,7 +61,8 @@ impl Peers {
         self.links.iter().any(of_service)
     }
 
-    /// Takes the replies that other workers hand back, and lets `settle` deliver them: they only need room at a client.
+    /// Takes the replies that other workers hand back, and delivers them with `settle`: they only need room at a
+    /// client.
     pub(crate) fn take_replies<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
@@ -83,7 +85,7 @@ impl Peers {
                     let (envelope, payload) = bytes.split_at(ENVELOPE_BYTES);
                     let envelope = Envelope::decode(envelope.try_into().expect("split there"));
                     let outcome = if header.kind == abi::kind::DROP {
-                        // Written by a worker of this process, so the code is known.
+                        // Written by a worker of this process, so the code is valid.
                         Err(DropReason::from_code(header.status).unwrap_or(DropReason::MqueueDead))
                     } else {
                         turn.services[service].counters.replies_handed_in.one();
@@ -102,7 +104,7 @@ impl Peers {
         turn.scratch = message;
     }
 
-    /// Something was taken over from another worker, whose slots are about to be returned.
+    /// A message was taken over from another worker, whose slots are about to be returned.
     fn taken_over<N: Nic>(turn: &mut Turn<N>, service: usize) {
         turn.busy();
         turn.set_settled(false);
@@ -157,7 +159,7 @@ impl Peers {
         }
     }
 
-    /// The worker that received a request hears that it was lost, if its client waits for a reply.
+    /// Tells the worker that received a request that it was lost, if its client waits for a reply.
     fn report_loss<N: Nic>(turn: &mut Turn<N>, envelope: &Envelope, reason: DropReason) {
         let share = &turn.services[usize::from(envelope.service)];
         let Origin::Client(to) = envelope.origin else { return };
@@ -167,7 +169,8 @@ impl Peers {
         }
     }
 
-    /// Where a request waits that finds no credit: that of a client with a key at the head of its ring, as long as there is time.
+    /// Where a request without credit waits: that of a client with a key stays at the head of its ring, until its
+    /// time is over.
     fn waits<N: Nic>(turn: &Turn<N>, service: usize, arrival: &Arrival) -> Waits {
         let share = &turn.services[service];
         let waited_ns = turn.now_ns.saturating_sub(arrival.received_ns);
@@ -183,7 +186,7 @@ impl Peers {
         }
     }
 
-    /// The end of a drain: what other workers handed over and nobody took is dropped.
+    /// The end of a drain: drops handed-over requests that were not taken.
     pub(crate) fn discard<N: Nic>(&mut self, turn: &mut Turn<N>) {
         for link in self.links.iter_mut().flatten().flatten() {
             for (ring, replies) in [(&mut link.replies, true), (&mut link.requests, false)] {
@@ -209,7 +212,7 @@ impl Peers {
 }
 
 impl<N: Nic> Endpoint<N> for Peers {
-    /// All that the others handed over and that finds credit; each round another worker is the first.
+    /// Takes all handed-over requests that find credit; in each round another worker is the first.
     fn receive(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
         let count = self.links.len();
         if count == 1 {
@@ -288,12 +291,12 @@ impl<N: Nic> Endpoint<N> for Peers {
         outbound.publish(|worker| shared.wake(worker));
     }
 
-    /// What the others hand over was accepted, and is served.
+    /// Handed-over requests were accepted, and are served.
     fn pause(&mut self, _: &mut Turn<N>, _: u16, _: bool) {}
 
     fn leave(&mut self, _: &mut Turn<N>, _: Option<u16>) {}
 
-    /// What is in a ring between two workers counts on neither.
+    /// The content of a ring between two workers is counted on neither.
     fn outstanding(&self, _: u16) -> u64 {
         0
     }

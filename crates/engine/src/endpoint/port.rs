@@ -1,4 +1,4 @@
-//! A listening address of a worker, whatever comes in there.
+//! A listening address of a worker.
 
 use std::net::SocketAddr;
 
@@ -6,21 +6,21 @@ use wire::nic::{Nic, PortIndex, Transport};
 
 use crate::turn::Turn;
 
-/// The service of a port that is not there.
+/// The service of a vacant port.
 const NO_SERVICE: u16 = u16::MAX;
 
-/// See the module's text.
+/// See the module documentation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Port {
     /// Slot of its service.
     pub(crate) service: u16,
     pub(crate) transport: Transport,
     pub(crate) address: SocketAddr,
-    /// Something came in.
+    /// Something arrived.
     pub(crate) ready: bool,
     /// Not read: its service is not switched on yet, is paused, or leaves.
     paused: bool,
-    /// It is not read again.
+    /// It will not be read again.
     stopped: bool,
 }
 
@@ -29,12 +29,12 @@ impl Port {
         Self { service, transport, address, ready: false, paused: false, stopped: false }
     }
 
-    /// It is read once its service is switched on.
+    /// A port that is read once its service is switched on.
     pub(crate) fn new_paused(service: u16, transport: Transport, address: SocketAddr) -> Self {
         Self { paused: true, ..Self::new(service, transport, address) }
     }
 
-    /// The place of a port that is not there.
+    /// A vacant place.
     pub(crate) fn vacant(transport: Transport) -> Self {
         Self::new_paused(NO_SERVICE, transport, SocketAddr::from(([127, 0, 0, 1], 0)))
     }
@@ -51,7 +51,7 @@ impl Port {
         self.address.ip().is_loopback()
     }
 
-    /// Whether something is to be read here now.
+    /// Whether there is something to read and reading is allowed.
     #[inline]
     pub(crate) fn is_readable(&self) -> bool {
         self.ready && !self.paused
@@ -63,12 +63,12 @@ impl Port {
             return;
         }
         self.paused = paused;
-        // What came meanwhile was not reported.
+        // Arrivals during the pause were not reported.
         self.ready |= !paused;
         turn.nic.pause_port(index as PortIndex, paused);
     }
 
-    /// It is read from now on unless its service is paused.
+    /// The port is read from now on, unless its service is paused.
     pub(crate) fn switch_on<N: Nic>(&mut self, turn: &mut Turn<N>, index: usize) {
         let share = turn.services.get(usize::from(self.service));
         if self.paused && share.is_some_and(|share| !share.is_paused()) {
@@ -76,7 +76,7 @@ impl Port {
         }
     }
 
-    /// It is not read any more.
+    /// The port is not read any more.
     pub(crate) fn stop<N: Nic>(&mut self, turn: &mut Turn<N>, index: usize) {
         turn.nic.stop_port(index as PortIndex);
         (self.paused, self.stopped, self.ready) = (true, true, false);

@@ -1,4 +1,4 @@
-//! A run: the replies that one TX ring shows, read one after the other.
+//! A run: the messages that one TX ring shows, read in order.
 
 use mqueue::RingError;
 use mqueue::abi::{self, SlotHeader};
@@ -10,38 +10,38 @@ use wire::session::Token;
 use crate::service::share::ServiceShare;
 use crate::turn::Turn;
 
-/// What the next message of a run is: [`Run::header`].
+/// The kind of the next message of a run, see [`Run::header`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// A reply whose request is under way and waits for it.
+    /// A reply whose request is in flight.
     Reply,
-    /// Something else, or a reply that nobody may have.
+    /// Another message, or a reply without a recipient.
     Other,
-    /// There is none, or there is no room where it goes.
+    /// The end: no message is left, or the destination has no room.
     End,
 }
 
-/// What a run has found that has not looked yet.
+/// Header of a run before its first message.
 const NO_MESSAGE: SlotHeader =
     SlotHeader { token: 0, tag: 0, arena_offset: 0, len: 0, kind: 0, status: 0, flags: 0 };
 
 /// The messages of one server mqueue's TX ring.
 ///
-/// It reads what the head of the ring has shown; where the head does not tell the truth, it ends where nothing is. It does not look for
-/// more: behind the last message lies a line that nobody has used for a lap, and what comes meanwhile moves the head and is met
-/// next turn.
+/// It reads as many messages as the head of the ring showed when the run began; if the head is wrong, the run ends at
+/// the first missing message. It does not read the head again: the line behind the last message has not been touched
+/// for a whole lap, and later messages move the head and are read in the next turn.
 pub(crate) struct Run {
     pub(crate) service: usize,
     pub(crate) mqueue: u32,
-    /// What [`Self::next`] has found.
+    /// The result of [`Self::next`].
     pub(crate) header: SlotHeader,
-    /// Messages that are left.
+    /// Number of messages that are left.
     left: u64,
-    /// So many messages ahead the next one is fetched, if there are more.
+    /// Prefetch distance in messages.
     ahead: u64,
-    /// Requests under way when it began.
+    /// Requests in flight when the run began.
     before: u32,
-    /// The accelerator wrote impossible ring words.
+    /// Whether the accelerator wrote impossible ring words.
     is_corrupt: bool,
 }
 
@@ -52,7 +52,8 @@ impl Run {
         Token(self.header.token)
     }
 
-    /// With `shown` of `u64::MAX` all that is there is read, a lap at most: no slot is given back before the end.
+    /// With `shown` of `u64::MAX` all available messages are read, a lap at most; then no slot is returned before the
+    /// end.
     #[inline]
     pub(crate) fn begin(share: &ServiceShare, service: usize, mqueue: u32, shown: u64) -> Self {
         let ahead = if shown > 1 { share.fetch_more(mqueue, shown) } else { u64::MAX };
@@ -60,8 +61,8 @@ impl Run {
         Self { service, mqueue, header: NO_MESSAGE, left: shown, ahead, before, is_corrupt: false }
     }
 
-    /// Looks at the next message, which stays in its ring until [`Self::advance`].
-    // Always inline: it is the way of every reply.
+    /// Parses the next message, which stays in its ring until [`Self::advance`].
+    // Always inline: every reply takes this path.
     #[inline(always)]
     pub(crate) fn next<N: Nic>(&mut self, turn: &mut Turn<N>) -> Next {
         while self.left > 0 {
@@ -103,20 +104,20 @@ impl Run {
         Next::End
     }
 
-    /// The same where it is not the way of most replies.
+    /// The same for the less frequent cases.
     #[inline(never)]
     pub(crate) fn next_after_others<N: Nic>(&mut self, turn: &mut Turn<N>) -> Next {
         self.next(turn)
     }
 
-    /// The message that was looked at is done with.
+    /// The current message is finished.
     #[inline(always)]
     pub(crate) fn advance(&mut self, share: &mut ServiceShare) {
         share.mqueues[self.mqueue as usize].tx.advance();
         self.left -= 1;
     }
 
-    /// Copies the reply out of its ring. `None` if it has not arrived as a whole.
+    /// Copies the reply out of its ring. `None` if it has not arrived completely.
     pub(crate) fn copy_out<'a>(
         &self,
         share: &ServiceShare,
@@ -127,7 +128,7 @@ impl Run {
         ring.copy_out(&self.header, payload).then_some(payload)
     }
 
-    /// There is no room where the reply goes: it stays in its ring, and those behind it.
+    /// The destination has no room: the reply and those behind it stay in their ring.
     #[cold]
     pub(crate) fn block(&mut self, share: &mut ServiceShare) -> Next {
         let entry = &mut share.mqueues[self.mqueue as usize];
@@ -138,7 +139,7 @@ impl Run {
         Next::End
     }
 
-    /// Gives back the slots of what was read. Whether there were any.
+    /// Returns the slots of the messages that were read. Returns whether there were any.
     #[inline]
     pub(crate) fn end(self, share: &mut ServiceShare, now_ns: u64) -> bool {
         if self.is_corrupt {

@@ -16,7 +16,7 @@ use crate::service::arrival::Awaited;
 use crate::topology::Limits;
 use crate::turn::Turn;
 
-/// See the module's text.
+/// See the module documentation.
 pub(crate) struct Endpoints {
     pub(crate) udp: UdpPorts,
     pub(crate) tcp: TcpConnections,
@@ -24,7 +24,7 @@ pub(crate) struct Endpoints {
     pub(crate) peers: Peers,
 }
 
-/// A port on its way to its worker.
+/// A port in flight to its worker.
 pub(crate) enum NewPort {
     Udp(UdpPort),
     Tcp(Port),
@@ -39,7 +39,7 @@ impl NewPort {
     }
 }
 
-/// Calls the same on each endpoint.
+/// Calls the same method on each endpoint.
 macro_rules! each {
     ($self:ident . $call:ident ( $($argument:expr),* )) => {
         $self.udp.$call($($argument),*);
@@ -59,8 +59,8 @@ impl Endpoints {
         }
     }
 
-    /// Takes what came in. Who comes first gets the credit that is left, so each endpoint is the first in one of four turns:
-    /// a flood from the one does not keep the others out.
+    /// Receives from all endpoints. The first one gets the credit that is left, so each endpoint is the first in one
+    /// of four turns: a flood at one endpoint does not starve the others.
     pub(crate) fn receive<N: Nic>(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
         const COUNT: usize = 4;
         let first = schedule.first_endpoint();
@@ -74,11 +74,11 @@ impl Endpoints {
         }
     }
 
-    /// Delivers the replies of a run, from the one that is next. Returns what comes behind them.
-    // Always inline: it is the way of every reply.
+    /// Delivers the replies of a run, from the next one. Returns the message behind them.
+    // Always inline: every reply takes this path.
     #[inline(always)]
     pub(crate) fn deliver<N: Nic>(&mut self, turn: &mut Turn<N>, run: &mut Run) -> Next {
-        // Datagrams are not looked at before: who they are for stands in the request.
+        // Datagrams are handled first: their request contains the address.
         match self.udp.deliver(turn, run) {
             Next::Reply => self.deliver_to_client(turn, run),
             next => next,
@@ -126,22 +126,23 @@ impl Endpoints {
         });
     }
 
-    /// Sends what the turn produced: datagrams (if `patient` some may stay), stream bytes, replies in rings, what other workers get.
-    pub(crate) fn flush<N: Nic>(&mut self, turn: &mut Turn<N>, patient: bool) {
-        each!(self.flush(turn, patient));
+    /// Sends what the turn produced: datagrams (with `may_defer`, some may wait), stream bytes, replies in rings,
+    /// messages for other workers.
+    pub(crate) fn flush<N: Nic>(&mut self, turn: &mut Turn<N>, may_defer: bool) {
+        each!(self.flush(turn, may_defer));
     }
 
-    /// The clients of a service are no longer heard, or are again.
+    /// Pauses or resumes receiving from the clients of a service.
     pub(crate) fn pause<N: Nic>(&mut self, turn: &mut Turn<N>, service: u16, paused: bool) {
         each!(self.pause(turn, service, paused));
     }
 
-    /// Nothing new is taken from the clients of a service, or of all.
+    /// Stops receiving from the clients of a service, or of all.
     pub(crate) fn leave<N: Nic>(&mut self, turn: &mut Turn<N>, service: Option<u16>) {
         each!(self.leave(turn, service));
     }
 
-    /// Replies of a service that have not left.
+    /// Replies of a service that have not been sent.
     pub(crate) fn outstanding<N: Nic>(&self, service: u16) -> u64 {
         Endpoint::<N>::outstanding(&self.udp, service)
             + Endpoint::<N>::outstanding(&self.tcp, service)
@@ -157,7 +158,7 @@ impl Endpoints {
             .min(Endpoint::<N>::wake_at(&self.peers, now_ns))
     }
 
-    /// Whether a reply has left: `None` if its client is gone.
+    /// Whether a reply has been sent: `None` if its client is gone.
     pub(crate) fn has_sent(&mut self, worker: u16, origin: &Origin, number: u64) -> Option<bool> {
         match origin {
             Origin::Datagram { .. } => Some(self.udp.has_sent(origin)),
@@ -168,7 +169,7 @@ impl Endpoints {
         }
     }
 
-    /// Takes a port. Each endpoint has a place for every index.
+    /// Adds a port. Each endpoint has a place for every index.
     pub(crate) fn place_port(&mut self, index: PortIndex, port: NewPort) {
         self.udp.make_room_for(index);
         self.tcp.make_room_for(index);
@@ -183,12 +184,12 @@ impl Endpoints {
         self.udp.ports_mut().chain(self.tcp.listeners_mut())
     }
 
-    /// A port that is there.
+    /// The port with this index, if it exists.
     pub(crate) fn port_mut(&mut self, index: PortIndex) -> Option<&mut Port> {
         self.ports_mut().find(|(at, _)| *at == usize::from(index)).map(|(_, port)| port)
     }
 
-    /// Closes the ports of a service; returns what somebody else should give back, since that takes long.
+    /// Closes the ports of a service; returns what another thread should free, since that takes long.
     pub(crate) fn close_ports<N: Nic>(&mut self, turn: &mut Turn<N>, service: u16) -> Vec<UdpPort> {
         let ports = self.udp.close_ports(turn, service);
         self.tcp.close_ports(turn, service);
@@ -196,7 +197,7 @@ impl Endpoints {
         ports
     }
 
-    /// Limits from now on.
+    /// Sets the limits.
     pub(crate) fn set_limits(&mut self, limits: &Limits) {
         self.udp.set_limits(limits);
         self.tcp.set_limits(limits);

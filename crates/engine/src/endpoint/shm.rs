@@ -1,27 +1,26 @@
-//! Shared-memory ports: clients on this machine that speak to a worker through a ring, not a socket.
+//! Shared-memory ports: clients on this machine that communicate with a worker through a ring instead of a socket.
 //!
-//! A client has a region of its own with one block and one mqueue, in which it plays the
-//! *accelerator's* part: its requests come in the TX ring, its replies go into the RX ring. So the
-//! rings, their ordering edges and their checks are the ones of every region. A slot is a message:
-//! there is no framing. The header's `tag` is the client's name for a request and comes back with the
-//! outcome, in whatever order outcomes come. A request that is lost comes back as a slot of kind DROP
-//! whose status is the [`DropReason`]'s code; a service without replies answers nothing at all.
+//! A client has a region of its own with one block and one mqueue, in which it has the role of the *accelerator*: its
+//! requests are in the TX ring, its replies in the RX ring. So the rings, their ordering edges and their checks are
+//! those of every region. A slot is a message: there is no framing. The header's `tag` is the client's identifier of
+//! a request and is returned with the outcome; outcomes may be in any order. A request that is lost is answered with
+//! a slot of kind DROP whose status is the [`DropReason`]'s code; a service without replies sends nothing.
 //!
-//! *Nothing is lost for want of room.* A request that finds no credit stays in its ring, as do those
-//! for whose reply there would be no slot: the worker takes a request only while
-//! `replies under way + replies unread < depth`. A client that does not read is not read.
+//! *Flow control.* A request that finds no credit stays in its ring, as do requests for whose replies there would be
+//! no slot: the worker takes a request only while `requests in flight + replies unread < depth`. A client that does
+//! not read its replies is not served.
 //!
-//! *A port that goes.* What waits in the rings of its clients ends as `draining`, with an outcome as far as there is room for one. What stays
-//! in a ring when its client is closed was not received: the client's library sees that by the ring's tail, and reports it as
-//! lost.
+//! *Removed ports.* Requests in the rings of the port's clients end as `draining`, with an outcome as far as there is
+//! room for one. Requests that stay in a ring when its client is closed were not received: the client's library finds
+//! them by the ring's tail, and reports them as lost.
 //!
-//! *Everything a client writes is hostile.* Impossible ring words or headers close that client, count
-//! as `bad_framing`, and concern nobody else. Requests of a closed client that are still under way end
-//! as `client_gone` when their replies come.
+//! *Everything a client writes is hostile.* Impossible ring words or headers close that client, count as
+//! `bad_framing`, and affect no other client. Requests in flight of a closed client end as `client_gone` when their
+//! replies arrive.
 //!
-//! Who listens, shakes hands and notices that a client's process is gone is outside the engine: it
-//! posts [`ShmAttached`](crate::ControlMessage::ShmAttached) and [`ShmGone`](crate::ControlMessage::ShmGone). A worker looks at
-//! the head word of each of its clients once a turn; before it sleeps it says so in every client's
+//! Listening, the handshake and the detection of ended client processes are outside the engine: the control side
+//! posts [`ShmAttached`](crate::ControlMessage::ShmAttached) and [`ShmGone`](crate::ControlMessage::ShmGone). A
+//! worker reads the head word of each of its clients once a turn; before it sleeps it sets a flag in every client's
 //! region (edge PARK), and clients then wake it through the network's readiness call.
 
 use mqueue::abi::{SlotHeader, kind, stop};
@@ -46,18 +45,18 @@ use crate::turn::Turn;
 const BUDGET: u32 = 64;
 /// Bytes after which no further request is taken from one client in a turn.
 const BUDGET_BYTES: u64 = 256 << 10;
-/// How soon a client is looked at again whose requests wait for it to read: it does not ring for that.
+/// Interval at which a client is checked again whose requests wait for it to read replies: it does not ring for that.
 const ROOM_NS: u64 = 1_000_000;
-/// As much of a request that nobody has looked at is fetched.
+/// Bytes of a request that are prefetched.
 const SHORT_BYTES: u64 = 64;
-/// How many messages ahead slots are fetched from the client's cache.
+/// Prefetch distance in messages: slots are fetched from the client's cache.
 const AHEAD: u64 = 8;
 
-/// A shared-memory client on its way to its worker.
+/// A shared-memory client that is passed to its worker.
 pub struct ShmClient {
-    /// The control side's name for it, never used twice.
+    /// The control side's id for it, never used twice.
     pub id: u64,
-    /// Index of the service it speaks to.
+    /// Index of its service.
     pub service: u16,
     /// Slots of each of its two rings.
     pub depth: u32,
@@ -67,25 +66,24 @@ pub struct ShmClient {
     pub requests: Consumer<MappedMemory>,
     /// The words of its region.
     pub words: Words<MappedMemory>,
-    /// The way to its process.
+    /// Access to its process.
     pub peer: Box<dyn ShmPeer>,
 }
 
-/// What a worker can do to a client besides writing into its ring. Dropping it ends the client's
-/// connection.
+/// What a worker can do to a client besides writing into its ring. Dropping it closes the client's connection.
 pub trait ShmPeer: Send {
-    /// Wakes the client, which has said that it sleeps.
+    /// Wakes the client, which has announced that it sleeps.
     fn wake(&self);
 }
 
 /// A client of this worker.
 struct ActiveClient {
     client: ShmClient,
-    /// Its requests get an outcome each.
+    /// Whether each of its requests gets an outcome.
     answers: bool,
     /// Requests without an outcome.
     outstanding: u32,
-    /// It wrote something impossible; closed at the next look.
+    /// It wrote impossible words; closed at the next visit.
     broken: bool,
     /// A request waits in its ring until it reads replies.
     no_room: bool,
@@ -96,7 +94,7 @@ struct ActiveClient {
 }
 
 impl ActiveClient {
-    /// How many requests may be taken so that every outcome finds a slot.
+    /// Number of requests that may be taken so that every outcome has a slot.
     #[inline]
     fn room(&mut self) -> Result<u32, RingError> {
         if !self.answers {
@@ -123,13 +121,13 @@ struct Entry {
 #[derive(Default)]
 pub(crate) struct ShmClients {
     entries: Vec<Entry>,
-    /// Entries in use, in no order.
+    /// Entries in use, unordered.
     open: Vec<u32>,
-    /// Clients with replies that are not published.
+    /// Clients with unpublished replies.
     dirty: Vec<u32>,
 }
 
-/// The client that a reply is for has gone, or must go.
+/// The client of a reply has gone, or must be closed.
 struct Gone;
 
 impl ShmClients {
@@ -157,7 +155,7 @@ impl ShmClients {
             dirty: false,
         }));
         self.open.push(index as u32);
-        // Each may be listed: listing allocates nothing.
+        // Each may be listed: adding to a list allocates nothing.
         self.dirty.reserve(self.open.len().saturating_sub(self.dirty.len()));
         index as u32
     }
@@ -179,7 +177,7 @@ impl ShmClients {
         self.entries.get_mut(index as usize)?.active.as_deref_mut()
     }
 
-    /// Whether a client's request can be taken now: the last look before a sleep.
+    /// Whether a client's request can be taken now: the last check before a sleep.
     pub(crate) fn hinted(&self, paused: impl Fn(u16) -> bool) -> bool {
         let waits = |s: &ActiveClient| s.no_room || paused(s.client.service);
         self.active().any(|s| s.broken || (s.client.requests.hinted() && !waits(s)))
@@ -195,7 +193,7 @@ impl ShmClients {
         self.active().filter(|s| s.client.service == service).count()
     }
 
-    /// Gives the clients of one service, but those that part, to another that takes the same messages.
+    /// Moves the clients of one service to another with the same message layout, except those that are to be closed.
     pub(crate) fn move_to(&mut self, from: u16, to: u16, departing: &[u64]) {
         let active = self.entries.iter_mut().filter_map(|entry| entry.active.as_deref_mut());
         let moves =
@@ -246,8 +244,8 @@ impl ShmClients {
         Ok(Ok(()))
     }
 
-    /// Copies a reply from the TX ring that shows it to its client, if that is all there is to do.
-    // Always inline: it is called in one place, once for each reply.
+    /// Copies a reply from its TX ring to its client's ring, if that is the only work to do.
+    // Always inline: called at one place, once per reply.
     #[inline(always)]
     fn relay(
         &mut self,
@@ -275,7 +273,7 @@ impl ShmClients {
         true
     }
 
-    /// Shows the clients the turn's replies, and wakes those that sleep.
+    /// Publishes the turn's replies to the clients, and wakes those that sleep.
     fn publish(&mut self) {
         for index in self.dirty.drain(..) {
             let Some(active) = &mut self.entries[index as usize].active else { continue };
@@ -288,11 +286,11 @@ impl ShmClients {
     }
 }
 
-/// What ended a visit to a client.
+/// Why a visit to a client ended.
 enum Stop {
-    /// Nothing more to take now.
+    /// Nothing more to take at present.
     Enough,
-    /// It wrote something impossible.
+    /// The client wrote impossible words.
     Broken,
 }
 
@@ -311,7 +309,7 @@ impl ShmClients {
     pub(crate) fn adopt<N: Nic>(&mut self, turn: &mut Turn<N>, client: ShmClient) {
         let share = turn.services.get(usize::from(client.service));
         let Some(share) = share.filter(|share| !share.is_vacant()) else {
-            // The service has left. Dropping the client ends its connection.
+            // The service has left. Dropping the client closes its connection.
             return turn.shared.release_connection(turn.index);
         };
         let goes = turn.draining || share.leaving.is_some();
@@ -337,7 +335,7 @@ impl ShmClients {
     }
 
     #[cold]
-    fn close_broken<N: Nic>(&mut self, turn: &mut Turn<N>) {
+    fn close_corrupt<N: Nic>(&mut self, turn: &mut Turn<N>) {
         for index in 0..self.entries.len() as u32 {
             let Some(active) = self.at(index).filter(|s| s.broken) else { continue };
             let (id, service) = (active.client.id, active.client.service as usize);
@@ -354,7 +352,7 @@ impl ShmClients {
         turn.services[active.client.service as usize].counters.connections_closed.one();
     }
 
-    /// Closes a client whose port goes: nothing in its ring is left without an outcome for which there is room.
+    /// Closes a client of a removed port: every request in its ring gets an outcome, as far as there is room.
     fn drain<N: Nic>(&mut self, turn: &mut Turn<N>, index: u32) {
         let Self { entries, dirty, .. } = self;
         if let Some(active) = entries[index as usize].active.as_deref_mut() {
@@ -372,7 +370,7 @@ impl ShmClients {
         self.close(turn, index);
     }
 
-    /// Closes the clients of a service that leaves once every request of theirs has its outcome.
+    /// Closes the clients of a leaving service once every request of theirs has its outcome.
     pub(crate) fn close_leaving<N: Nic>(&mut self, turn: &mut Turn<N>, service: u16) {
         for index in 0..self.entries.len() as u32 {
             let done = |s: &&mut ActiveClient| s.client.service == service && s.outstanding == 0;
@@ -382,7 +380,7 @@ impl ShmClients {
         }
     }
 
-    /// The end: every client finds its outcomes in its ring and the connection closed.
+    /// Shutdown: every client has its outcomes in its ring, and its connection is closed.
     pub(crate) fn close_all<N: Nic>(&mut self, turn: &mut Turn<N>) {
         for index in 0..self.entries.len() as u32 {
             if self.entries[index as usize].active.is_some() {
@@ -393,7 +391,7 @@ impl ShmClients {
 }
 
 impl ActiveClient {
-    /// Takes up to a budget of a client's requests. `dirty` lists clients whose replies are to be published.
+    /// Takes up to a budget of a client's requests. `dirty` lists clients with unpublished replies.
     fn take_requests<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
@@ -454,7 +452,7 @@ impl ActiveClient {
         let mut taken = 0;
         let mut stop = Stop::Enough;
         if waiting > 1 && matches!(self.client.requests.peek(), Ok(Some(_))) {
-            // The others are fetched while those before them are submitted.
+            // The other requests are prefetched while those before them are submitted.
             for ahead in 1..waiting.min(AHEAD) {
                 self.client.requests.prefetch(ahead, SHORT_BYTES);
             }
@@ -470,7 +468,7 @@ impl ActiveClient {
             };
             self.client.requests.prefetch(AHEAD, header.len.into());
             arrival.number = header.tag;
-            // A ring's longest message is the service's, which the scratch space has room for.
+            // A ring's longest message is that of the service, and the scratch space is at least as large.
             let ring = &self.client.requests;
             let mut message = Shown { ring, header, scratch: &mut scratch, copied: false };
             let admitted = batch.admit(turn, &arrival, &mut message, Waits::InPlace);
@@ -497,8 +495,8 @@ impl ActiveClient {
         (taken, stop)
     }
 
-    /// The service, or the client's port, goes, so what waits in the client's ring ends as `draining`, as far as there is room for the
-    /// outcomes. The rest stays in the ring: the client knows that nobody took it.
+    /// The service or the client's port is removed, so the requests in the client's ring end as `draining`, as far as
+    /// there is room for the outcomes. The rest stays in the ring: the client can tell that it was not taken.
     #[cold]
     fn refuse_requests<N: Nic>(
         &mut self,
@@ -542,7 +540,7 @@ impl ActiveClient {
         }
         let head = Head { token: 0, tag, kind: kind::MESSAGE, status: 0 };
         if self.client.replies.push(head, reply).is_err() {
-            // There is a slot, so it is too long, or the client broke its ring.
+            // There is a slot, so it is too long, or the client corrupted its ring.
             share.count_lost(DropReason::ReplyTooLong, 1);
             return self.report_loss(index, tag, DropReason::ReplyTooLong, dirty);
         }
@@ -554,7 +552,7 @@ impl ActiveClient {
         }
     }
 
-    /// The outcome of a request that no mqueue will ever take.
+    /// The outcome of a request that was not accepted by an mqueue.
     #[cold]
     fn report_loss(&mut self, index: u32, tag: u64, why: DropReason, dirty: &mut Vec<u32>) {
         if !self.answers {
@@ -562,7 +560,7 @@ impl ActiveClient {
         }
         self.outstanding -= 1;
         let head = Head { token: 0, tag, kind: kind::DROP, status: why.code() };
-        // There is a slot, and a drop needs nothing else.
+        // There is a slot, and a drop needs no more than that.
         self.broken |= self.client.replies.push(head, &[]).is_err();
         if !std::mem::replace(&mut self.dirty, true) {
             dirty.push(index);
@@ -571,7 +569,7 @@ impl ActiveClient {
 }
 
 impl<N: Nic> Endpoint<N> for ShmClients {
-    /// A budget of requests from every client that has some; each round another client is the first.
+    /// Takes a budget of requests from every client with requests; in each round another client is the first.
     #[inline]
     fn receive(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
         if self.is_empty() {
@@ -591,11 +589,11 @@ impl<N: Nic> Endpoint<N> for ShmClients {
             broken |= self.at(index).is_some_and(|s| s.broken);
         }
         if broken {
-            self.close_broken(turn);
+            self.close_corrupt(turn);
         }
     }
 
-    // Always inline: it is the way of most replies.
+    // Always inline: most replies take this path.
     #[inline(always)]
     fn deliver(&mut self, turn: &mut Turn<N>, run: &mut Run) -> Next {
         loop {
@@ -646,7 +644,7 @@ impl<N: Nic> Endpoint<N> for ShmClients {
                 share.count_lost(reason, 1);
                 self.settle(turn, service, request, Err(reason));
             }
-            // There was a slot for the outcome and a loss needs nothing else: the client took it away.
+            // There was a slot for the outcome and a loss needs no more than that: the client overwrote it.
             (Ok(Err(_)), Err(_)) => {
                 if let Some(active) = self.at(key) {
                     active.broken = true;
@@ -656,22 +654,22 @@ impl<N: Nic> Endpoint<N> for ShmClients {
         }
     }
 
-    /// Shows the clients the turn's replies.
+    /// Publishes the turn's replies to the clients.
     fn flush(&mut self, _: &mut Turn<N>, _: bool) {
         self.publish();
     }
 
-    /// A paused service's clients are passed over.
+    /// The clients of a paused service are skipped.
     fn pause(&mut self, _: &mut Turn<N>, _: u16, _: bool) {}
 
-    /// Tells the clients that nothing more is read.
+    /// Marks the clients: nothing more is read from them.
     fn leave(&mut self, _: &mut Turn<N>, service: Option<u16>) {
         for active in self.active().filter(|s| service.is_none_or(|of| s.client.service == of)) {
             active.client.words.set_stop(stop::DRAIN);
         }
     }
 
-    /// Replies leave when they are written.
+    /// Replies are sent when they are written.
     fn outstanding(&self, _: u16) -> u64 {
         0
     }
@@ -682,7 +680,8 @@ impl<N: Nic> Endpoint<N> for ShmClients {
 }
 
 impl ShmClients {
-    /// A reply that cannot go from ring to ring, or whose client is gone. False: it has not arrived as a whole.
+    /// Delivers a reply that cannot be copied from ring to ring, or whose client is gone. False: it has not arrived
+    /// completely.
     #[inline(never)]
     fn deliver_copy<N: Nic>(&mut self, turn: &mut Turn<N>, run: &Run) -> bool {
         let mut scratch = std::mem::take(&mut turn.scratch);
@@ -708,9 +707,9 @@ mod tests {
 
     use super::*;
 
-    struct Nobody;
+    struct NoPeer;
 
-    impl ShmPeer for Nobody {
+    impl ShmPeer for NoPeer {
         fn wake(&self) {}
     }
 
@@ -727,13 +726,13 @@ mod tests {
         let (mut near, mut far) = region();
         let words = near.words();
         let (replies, requests) = near.engine_ends(0);
-        let peer = Box::new(Nobody);
+        let peer = Box::new(NoPeer);
         let client = ShmClient { id, service: 0, depth: 4, replies, requests, words, peer };
         (client, far.accelerator_ends(0).0)
     }
 
     #[test]
-    fn a_reply_for_a_client_that_left_reaches_nobody() {
+    fn a_reply_for_a_client_that_left_is_dropped() {
         let mut clients = ShmClients::default();
         clients.insert(client(1).0, true);
         let old = clients.entries[0].generation;

@@ -1,13 +1,13 @@
-//! Sources of datagrams that get no answer.
+//! Sources of datagrams that are not answered.
 //!
-//! The source of a datagram can be forged. If it is a UDP port of this server, the answer is a request to that port, and two
-//! services could answer each other for ever. So such datagrams are dropped as `looped_source`. A source is one of this
-//! server's ports if a UDP port of it has that number and listens on that address: the address itself, or any address
-//! of this machine. The control side passes the list of those; loopback addresses and the destination address of the
-//! datagram always count as addresses of this machine.
+//! The source of a datagram can be forged. If it is a UDP port of this server, the answer is a request to that port,
+//! and two services could answer each other endlessly. Therefore such datagrams are dropped as `looped_source`. A
+//! source is one of this server's ports if a UDP port of it has that number and listens on that address: the address
+//! itself, or any address of this machine. The control side passes the list of those; loopback addresses and the
+//! destination address of the datagram always count as addresses of this machine.
 //!
-//! Programs that answer anything also listen on ports below 1024 of other machines. Where a port does not serve these, such
-//! datagrams are dropped as `privileged_source`.
+//! Ports below 1024 of other machines also belong to programs that answer any datagram. Datagrams from them are
+//! dropped as `privileged_source`, unless the port is configured to serve them.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -25,12 +25,12 @@ pub(crate) fn lowest_source(limits: &Limits, on_loopback: bool) -> u16 {
     if all { 0 } else { UNPRIVILEGED }
 }
 
-/// Bits that tell port numbers apart.
+/// Size of the bit set of port numbers.
 const MARKS: usize = 4096;
 
-/// What a worker knows of its server's UDP ports.
+/// What a worker knows about its server's UDP ports.
 pub(crate) struct Sources {
-    /// Bit `n` says that the number of one of them is `n` modulo [`MARKS`]: all that most datagrams need.
+    /// Bit `n` is set if the number of one of them is `n` modulo [`MARKS`]. Most datagrams need no other check.
     marks: [u64; MARKS / 64],
     own: Vec<(u16, IpAddr)>,
     /// The addresses of this machine.
@@ -70,7 +70,7 @@ impl Sources {
         self.own.iter().any(|(number, ip)| *number == port && self.listens(*ip, peer.ip(), local))
     }
 
-    /// Whether a port at `own` listens at `ip`.
+    /// Whether a port at `own` receives datagrams to `ip`.
     fn listens(&self, own: IpAddr, ip: IpAddr, local: Option<IpAddr>) -> bool {
         let is_here = || ip.is_loopback() || local == Some(ip) || self.here.contains(&ip);
         own == ip || own.is_unspecified() && own.is_ipv4() == ip.is_ipv4() && is_here()
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_ports_are_told_from_others() {
+    fn own_ports_are_distinguished_from_others() {
         let own = ["10.1.0.1:7000", "0.0.0.0:7064", "[::]:53", "[fd00::1]:7000"];
         let here = ["10.1.0.1", "10.2.0.1", "fd00::2"].map(|ip| ip.parse().unwrap());
         let own = own.map(|own| own.parse().unwrap()).to_vec();
@@ -113,20 +113,20 @@ mod tests {
             "[fd00::2]:7064",
             "10.1.0.1:11160",
             "10.1.0.1:7001",
-            // Another machine's.
+            // An address of another machine.
             "10.3.0.1:7064",
             "10.3.0.1:7000",
             "[fd00::3]:53",
         ] {
             assert!(!loops(peer, None), "{peer}");
         }
-        // An address that this machine got lately.
+        // An address that this machine got recently.
         assert!(loops("10.4.0.1:7064", Some("10.4.0.1")));
         assert!(!loops("10.4.0.2:7064", Some("10.4.0.1")));
     }
 
     #[test]
-    fn privileged_ports_are_served_where_the_limits_say_so() {
+    fn privileged_ports_are_served_if_configured() {
         let peer = |port| SocketAddr::from(([10, 3, 0, 1], port));
         let sources = Sources::new(Vec::new(), [].into());
         let mut limits = Limits::default();

@@ -1,10 +1,10 @@
-//! Who owns the streams of a worker's network: TCP connections of clients, or sockets to backends.
+//! The owners of a worker's streams: TCP connections of clients, or sockets to backends.
 //!
-//! Keys of clients' connections come first, those of backends' sockets behind them.
+//! Keys of clients' connections come first, followed by those of backends' sockets.
 
 use wire::nic::StreamKey;
 
-/// What a stream key names.
+/// The owner of a stream key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum StreamOwner {
     /// A client's connection.
@@ -17,10 +17,10 @@ pub(crate) enum StreamOwner {
 
 /// The keys of one worker.
 pub(crate) struct StreamKeys {
-    /// The first key behind those of connections.
+    /// The first key that does not belong to a connection.
     first: StreamKey,
     owners: Vec<StreamOwner>,
-    /// Places in `owners` that are free.
+    /// Free places in `owners`.
     free: Vec<u32>,
 }
 
@@ -47,7 +47,7 @@ impl StreamKeys {
         self.first + place
     }
 
-    /// Nobody owns this key any more.
+    /// Returns a key.
     pub(crate) fn free(&mut self, key: StreamKey) {
         let place = key - self.first;
         self.owners[place as usize] = StreamOwner::Connection;

@@ -25,12 +25,12 @@ use crate::service::arrival::Awaited;
 use crate::topology::Limits;
 use crate::turn::Turn;
 
-/// A share of the connections looked at by each housekeeping for time-outs.
+/// Housekeeping checks one of this many parts of the connections at a time for time-outs.
 const SWEEP_PARTS: usize = 64;
-/// How long a worker with open connections sleeps at most: their time-outs are found by housekeeping.
+/// Maximum sleep of a worker with open connections: housekeeping finds their time-outs.
 const SLEEP_NS_MAX: u64 = 25_000_000;
 
-/// What connections may cost.
+/// Limits for connections.
 #[derive(Clone, Copy, Debug)]
 struct TcpLimits {
     connections: u32,
@@ -54,17 +54,17 @@ impl TcpLimits {
 
 /// The TCP ports and connections of one worker.
 pub(crate) struct TcpConnections {
-    /// By port index; indices of other ports have vacant places.
+    /// By port index; indices of other ports are vacant.
     listeners: Vec<Port>,
-    /// One of them may be ready.
+    /// Whether one of them may be ready.
     is_accepting: bool,
     table: Connections,
     pool: Pool,
     limits: TcpLimits,
-    /// Connections with something to read or parse, and those with something to write.
+    /// Connections with data to read or parse, and those with data to write.
     to_read: Vec<StreamKey>,
     to_write: Vec<StreamKey>,
-    /// The next connection that housekeeping looks at.
+    /// The next connection that housekeeping checks.
     sweep_at: usize,
 }
 
@@ -82,18 +82,18 @@ impl TcpConnections {
         }
     }
 
-    /// Limits from now on. Connections that are open keep their window; their number stays what it is.
+    /// Sets the limits. Open connections keep their window; the maximum number of connections does not change.
     pub(crate) fn set_limits(&mut self, limits: &Limits) {
         let connections = self.limits.connections;
         self.limits = TcpLimits { connections, ..TcpLimits::new(limits) };
     }
 
-    /// From now on a service may have this number.
+    /// Makes room for a service with this number.
     pub(crate) fn make_room_for_service(&mut self, service: usize) {
         self.table.make_room_for(service);
     }
 
-    /// Gives the connections of one service to another that speaks as it does.
+    /// Moves the connections of one service to another with the same protocol.
     pub(crate) fn move_to(&mut self, from: u16, to: u16) {
         self.table.move_to(from, to);
     }
@@ -140,7 +140,7 @@ impl TcpConnections {
         Some(connection.has_sent(number))
     }
 
-    /// Closes the connections of a service; what they are owed is lost for this reason.
+    /// Closes the connections of a service; replies due to them are lost for this reason.
     pub(crate) fn close_all<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
@@ -154,7 +154,7 @@ impl TcpConnections {
         }
     }
 
-    /// Once a millisecond: looks at a part of the connections for clients that idle or do not read.
+    /// Once a millisecond: checks a part of the connections for clients that are idle or do not read.
     pub(crate) fn sweep<N: Nic>(&mut self, turn: &mut Turn<N>) {
         let TcpLimits { idle_ns, slow_client_ns, .. } = self.limits;
         for _ in 0..self.table.len().div_ceil(SWEEP_PARTS) {
@@ -184,7 +184,7 @@ impl TcpConnections {
 }
 
 impl<N: Nic> Endpoint<N> for TcpConnections {
-    /// New connections, and one read from every connection that may have bytes.
+    /// New connections, and one read from every connection that may have data.
     #[inline]
     fn receive(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
         if self.is_accepting {
@@ -245,7 +245,7 @@ impl<N: Nic> Endpoint<N> for TcpConnections {
         }
         let listed = self.to_write.len();
         for index in 0..listed {
-            // Which may list the connection again, behind the others.
+            // This may list the connection again, behind the others.
             self.write(turn, self.to_write[index]);
         }
         self.to_write.drain(..listed);
@@ -260,7 +260,7 @@ impl<N: Nic> Endpoint<N> for TcpConnections {
         }
         for key in 0..self.table.len() as StreamKey {
             if self.table.at(key).is_some_and(|connection| connection.service == service) {
-                // Who could not be heard was not idle.
+                // A client that was not read is not idle.
                 self.table.change(key, |connection| connection.last_message_ns = turn.now_ns);
                 self.list_to_read(key);
             }
@@ -288,7 +288,7 @@ impl<N: Nic> Endpoint<N> for TcpConnections {
 }
 
 impl TcpConnections {
-    /// Something came in by a port.
+    /// A port reported an arrival.
     pub(crate) fn set_ready(&mut self, index: PortIndex) {
         self.listeners[usize::from(index)].ready = true;
         self.is_accepting = true;

@@ -1,6 +1,7 @@
-//! UDP ports: datagrams in, a batch from every port that has some, and replies out, a batch for every port.
+//! UDP ports: datagrams in, a batch from every port with some, and replies out, a batch for every port.
 //!
-//! Replies whose clients are owed more may stay for a while, so that more of them leave as one GSO batch.
+//! Replies to clients with more requests in flight may wait for a while, so that more of them are sent as one GSO
+//! batch.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -23,21 +24,20 @@ use crate::service::chain::{Hooks, NoHooks};
 use crate::topology::Limits;
 use crate::turn::Turn;
 
-/// Datagrams and bytes that wait for one `send`.
+/// Maximum number of datagrams and bytes that wait for one `send`.
 const TX_ITEMS: usize = 1024;
 const TX_BYTES: usize = 1 << 20;
-/// A UDP port whose socket takes nothing for this long loses what waits.
+/// If the socket of a UDP port takes nothing for this long, the waiting replies are dropped.
 const SEND_TIMEOUT_NS: u64 = 100_000_000;
 
-/// From how many waiting replies on those stay whose clients are owed more, and after how long none does, see
-/// [`UdpPort::may_defer`].
+/// Number of waiting replies from which replies may be deferred, and the maximum time; see [`UdpPort::may_defer`].
 const DEFER_FROM: usize = 32;
 const DEFER_NS: u64 = 200_000;
-/// Behind replies that stay, fewer than this many that may stay too change nothing: they could not make a GSO batch long.
+/// If fewer than this many deferrable replies were added behind the deferred ones, the GSO batches do not get longer.
 const DEFER_MORE: usize = 16;
 
-/// Of replies that wait the first `kept` have stayed: whether all that came behind them may stay as well, so that GSO batches need
-/// not be put together again.
+/// Whether `send` would send nothing: the first `kept` of the waiting replies are deferred, and all replies behind
+/// them may be deferred as well. Then GSO batches need not be built again.
 fn nothing_to_send(waiting: &[TxDatagram], kept: usize) -> bool {
     let stays = |new: &[TxDatagram]| new.len() < DEFER_MORE && new.iter().all(|d| d.more);
     kept > 0 && waiting.get(kept..).is_some_and(stays)
@@ -51,13 +51,13 @@ pub(crate) struct UdpPort {
     /// Datagrams from lower source ports are dropped.
     lowest_source: u16,
     tx: TxBatch,
-    /// Since when the host kernel takes no datagram; 0 when it does.
+    /// Time since which the host kernel takes no datagram; 0 when it does.
     full_since_ns: u64,
-    /// Since when replies wait for more to their clients; 0 when none does.
+    /// Time since which replies are deferred; 0 when none is.
     kept_since_ns: u64,
-    /// How many did when the last ones left: they are the first in `tx`.
+    /// Number of deferred replies after the last send: they are the first in `tx`.
     kept: usize,
-    /// The last turn in which the host kernel had no room: it is not asked again in that turn.
+    /// The last turn in which the host kernel had no room: no further send is tried in that turn.
     refused_in: u64,
 }
 
@@ -76,32 +76,32 @@ impl UdpPort {
         }
     }
 
-    /// The place of a port that is not there, or no UDP port.
+    /// A vacant place, or the place of another kind of port.
     fn vacant() -> Self {
         Self::new(Port::vacant(Transport::Udp), &Limits::default())
     }
 
-    /// Whether replies whose clients are owed more may wait for those: many are there, and the worker has work, so the next
-    /// turn comes at once and may bring them. They leave with the first turn that finds nothing to do, or that ends
-    /// [`DEFER_NS`] after the first of them was kept, or begins a drain.
+    /// Whether replies to clients with more requests in flight may be deferred: many replies wait, and the worker has
+    /// work, so the next turn starts at once and may bring more. They are sent by the first turn that finds nothing
+    /// to do, or that ends [`DEFER_NS`] after the first of them was deferred, or begins a drain.
     fn may_defer<N: Nic>(&self, turn: &Turn<N>) -> bool {
         if !turn.worked || turn.draining || self.tx.waiting().len() < DEFER_FROM {
             return false;
         }
-        // Of what none was kept yet all became ready in this turn. A clock is read, for a turn may be long, and the next
-        // one too.
+        // Without deferred replies, all of them became ready in this turn. The clock is read, since this turn and the
+        // next one may be long.
         let since_ns = if self.kept_since_ns == 0 { turn.now_ns } else { self.kept_since_ns };
         let recent = turn.clock_ns().saturating_sub(since_ns) < DEFER_NS;
         recent || mutants::on("keep_for_ever")
     }
 
-    fn send<N: Nic>(&mut self, turn: &mut Turn<N>, index: PortIndex, patient: bool) {
+    fn send<N: Nic>(&mut self, turn: &mut Turn<N>, index: PortIndex, may_defer: bool) {
         let (now_ns, number) = (turn.now_ns, turn.counters.turns.value());
         if self.refused_in == number {
             return;
         }
         let by = index + u16::from(mutants::on("answer_from_another_port"));
-        self.tx.set_patient(patient);
+        self.tx.set_may_defer(may_defer);
         let outcome = turn.nic.send(by, &mut self.tx);
         let unsent = self.tx.waiting().len() - outcome.kept;
         self.kept = if unsent == 0 { outcome.kept } else { 0 };
@@ -128,7 +128,7 @@ impl UdpPort {
         }
     }
 
-    /// For a reply that cannot be put into the batch as that is.
+    /// Makes room for a reply that cannot be appended to the batch.
     #[inline(never)]
     fn make_room<N: Nic>(
         &mut self,
@@ -146,9 +146,9 @@ impl UdpPort {
         if self.tx.room_for(len) {
             return NoRoom::Made;
         }
-        // What may stay does, if there is room without it.
-        for patient in [self.may_defer(turn), false] {
-            self.send(turn, index, patient);
+        // Deferrable replies stay, if there is room without sending them.
+        for may_defer in [self.may_defer(turn), false] {
+            self.send(turn, index, may_defer);
             self.tx.compact();
             if self.tx.room_for(len) {
                 return NoRoom::Made;
@@ -157,7 +157,7 @@ impl UdpPort {
         NoRoom::Still
     }
 
-    /// A reply that is in no ring, to a datagram whose request is not under way.
+    /// Sends a reply that is not in a ring, for a datagram whose request is no longer in flight.
     fn answer<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
@@ -183,7 +183,7 @@ impl UdpPort {
         turn.services[usize::from(self.port.service)].count_lost(lost, 1);
     }
 
-    /// Throws away the replies that wait; how many.
+    /// Drops the waiting replies; returns their number.
     fn drop_waiting(&mut self) -> u64 {
         let waiting = self.tx.waiting().len();
         self.tx.advance(waiting);
@@ -196,19 +196,19 @@ fn reply_ratio(limits: &Limits, on_loopback: bool) -> u32 {
     limits.udp_reply_ratio.unwrap_or(if on_loopback { 0 } else { 3 })
 }
 
-/// Why a reply cannot be put into its port's batch.
+/// Why a reply cannot be appended to its port's batch.
 enum NoRoom {
-    /// It never can.
+    /// It can never be appended.
     Never(DropReason),
-    /// Now it can.
+    /// It can be appended now.
     Made,
-    /// Later.
+    /// It can be appended later.
     Still,
 }
 
 /// The UDP ports of one worker.
 pub(crate) struct UdpPorts {
-    /// By port index; indices of other ports have vacant places.
+    /// By port index; indices of other ports are vacant.
     ports: Vec<UdpPort>,
     sources: Sources,
     rx: RxBatch,
@@ -228,18 +228,18 @@ impl UdpPorts {
         Self { ports: Vec::new(), sources: Sources::new(Vec::new(), [].into()), rx }
     }
 
-    /// Something came in by a port.
+    /// A port reported an arrival.
     pub(crate) fn set_ready(&mut self, index: PortIndex) {
         self.ports[usize::from(index)].port.ready = true;
     }
 
-    /// Takes a port.
+    /// Adds a port.
     pub(crate) fn place(&mut self, index: PortIndex, port: UdpPort) {
         self.make_room_for(index);
         self.ports[usize::from(index)] = port;
     }
 
-    /// From now on a port may have this index.
+    /// Makes room for a port with this index.
     pub(crate) fn make_room_for(&mut self, index: PortIndex) {
         while self.ports.len() <= usize::from(index) {
             self.ports.push(UdpPort::vacant());
@@ -252,7 +252,7 @@ impl UdpPorts {
         ports.filter(|(_, port)| !port.is_vacant())
     }
 
-    /// Limits from now on.
+    /// Sets the limits.
     pub(crate) fn set_limits(&mut self, limits: &Limits) {
         for udp in &mut self.ports {
             udp.reply_ratio = reply_ratio(limits, udp.port.on_loopback());
@@ -260,14 +260,14 @@ impl UdpPorts {
         }
     }
 
-    /// The list of ports, or what is known of this machine, has changed.
+    /// Updates the sources after a change of the ports or of this machine's addresses.
     pub(crate) fn refresh_sources<N: Nic>(&mut self, turn: &Turn<N>) {
         let udp = self.ports.iter().map(|udp| &udp.port).filter(|port| !port.is_vacant());
         let own = udp.map(|port| port.address).collect();
         self.sources = Sources::new(own, turn.shared.local_addresses());
     }
 
-    /// Closes the ports of a service, which are returned: giving back their memory takes long.
+    /// Closes the ports of a service, which are returned: freeing their memory takes long.
     pub(crate) fn close_ports<N: Nic>(&mut self, turn: &mut Turn<N>, service: u16) -> Vec<UdpPort> {
         let of_service = self.ports.iter_mut().enumerate();
         let of_service = of_service.filter(|(_, udp)| udp.port.is_of(service));
@@ -278,7 +278,7 @@ impl UdpPorts {
         of_service.map(close).collect()
     }
 
-    /// A reply that is in no ring, to a datagram of this many bytes whose request is no longer under way.
+    /// Sends a reply that is not in a ring, for a datagram of this many bytes whose request is no longer in flight.
     pub(crate) fn answer<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
@@ -291,7 +291,7 @@ impl UdpPorts {
         udp.answer(turn, port, (peer, local, request_len), reply);
     }
 
-    /// Throws away what waits for the clients of a service; it is counted for this reason.
+    /// Drops the waiting replies to the clients of a service; they are counted for this reason.
     pub(crate) fn drop_waiting<N: Nic>(
         &mut self,
         turn: &Turn<N>,
@@ -304,14 +304,14 @@ impl UdpPorts {
         }
     }
 
-    /// Whether the host kernel took all that was for a client.
+    /// Whether the host kernel took everything for a client.
     pub(crate) fn has_sent(&self, origin: &Origin) -> bool {
         let Origin::Datagram { port, peer, local } = origin else { return true };
         let waiting = self.ports[usize::from(*port)].tx.waiting();
         !waiting.iter().any(|d| d.peer == *peer && d.local == *local)
     }
 
-    /// What a datagram's flow is, where the service's dispatch wants to know.
+    /// The flow of a datagram, if the service's dispatch needs it.
     fn flow_of<N: Nic>(turn: &Turn<N>, service: usize, port: &Port, peer: SocketAddr) -> u64 {
         match turn.services[service].dispatcher.needs_flow() {
             true => flow_hash(peer, port.address.port()),
@@ -347,7 +347,7 @@ impl UdpPorts {
         let (port, lowest_source) = (*port, *lowest_source);
         let service = usize::from(port.service);
         let mut batch = Batch::of_burst(turn, service, hooks, rx.items.len());
-        // Datagrams of one client often come in a row: what it is about them stays.
+        // Consecutive datagrams often come from one client: its fields are reused.
         let mut arrival: Option<Arrival> = None;
         for datagram in &rx.items {
             if datagram.truncated {
@@ -373,7 +373,7 @@ impl UdpPorts {
                 }
             };
             let mut payload = rx.payload(datagram);
-            // What is lost is counted, and its client hears nothing.
+            // Losses are counted, and the client gets no reply.
             let admitted = batch.admit(turn, arrival, &mut payload, Waits::Nowhere);
             if H::ATTACHED && admitted == Admitted::Answered {
                 let to = (datagram.peer, datagram.local, datagram.len);
@@ -385,7 +385,7 @@ impl UdpPorts {
 }
 
 impl<N: Nic> Endpoint<N> for UdpPorts {
-    /// One batch from every port that may have datagrams; each round another one is the first.
+    /// One batch from every port that may have datagrams; in each round another one is the first.
     fn receive(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
         let count = self.ports.len();
         let first = schedule.round() % count.max(1);
@@ -398,7 +398,7 @@ impl<N: Nic> Endpoint<N> for UdpPorts {
         }
     }
 
-    // Always inline: it is the way of most replies.
+    // Always inline: most replies take this path.
     #[inline(always)]
     fn deliver(&mut self, turn: &mut Turn<N>, run: &mut Run) -> Next {
         loop {
@@ -446,14 +446,14 @@ impl<N: Nic> Endpoint<N> for UdpPorts {
     /// Datagrams have no clients with keys: see [`UdpPorts::answer`].
     fn settle(&mut self, _: &mut Turn<N>, _: usize, _: &Awaited, _: Result<&[u8], DropReason>) {}
 
-    fn flush(&mut self, turn: &mut Turn<N>, patient: bool) {
+    fn flush(&mut self, turn: &mut Turn<N>, may_defer: bool) {
         for (index, udp) in (0..).zip(&mut self.ports) {
             if udp.tx.is_empty() {
                 continue;
             }
-            let patient = patient && udp.may_defer(turn);
-            if !(patient && nothing_to_send(udp.tx.waiting(), udp.kept)) {
-                udp.send(turn, index, patient);
+            let may_defer = may_defer && udp.may_defer(turn);
+            if !(may_defer && nothing_to_send(udp.tx.waiting(), udp.kept)) {
+                udp.send(turn, index, may_defer);
             }
         }
     }
@@ -464,7 +464,7 @@ impl<N: Nic> Endpoint<N> for UdpPorts {
         }
     }
 
-    /// The ports of a service that leaves lead to another one, or are stopped.
+    /// The ports of a leaving service are taken over by another one, or are stopped.
     fn leave(&mut self, _: &mut Turn<N>, _: Option<u16>) {}
 
     fn outstanding(&self, service: u16) -> u64 {
@@ -483,19 +483,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gso_batches_are_put_together_again_for_who_is_owed_no_more_and_for_many() {
+    fn gso_batches_are_built_again_for_replies_that_must_be_sent_and_for_many() {
         let departure = |more| {
             let peer = ([127, 0, 0, 1], 9).into();
             TxDatagram { peer, local: None, offset: 0, len: 8, more }
         };
         let mut waiting = vec![departure(true); 40];
-        assert!(!nothing_to_send(&waiting, 0), "nobody has looked yet");
+        assert!(!nothing_to_send(&waiting, 0), "no batch has been built yet");
         assert!(nothing_to_send(&waiting, 40));
         waiting.extend(vec![departure(true); DEFER_MORE - 1]);
         assert!(nothing_to_send(&waiting, 40));
         waiting.push(departure(true));
-        assert!(!nothing_to_send(&waiting, 40), "a GSO batch may be long now");
+        assert!(!nothing_to_send(&waiting, 40), "a GSO batch may now be long");
         assert!(!nothing_to_send(&[&waiting[..41], &[departure(false)]].concat(), 40));
-        assert!(!nothing_to_send(&waiting[..39], 40), "those that stayed have gone");
+        assert!(!nothing_to_send(&waiting[..39], 40), "the deferred ones were dropped");
     }
 }

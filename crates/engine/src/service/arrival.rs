@@ -1,4 +1,4 @@
-//! Messages on their way in, and why one does not get into an mqueue.
+//! Incoming messages, and why one is not accepted by an mqueue.
 
 use mqueue::abi::SlotHeader;
 use mqueue::{Consumer, Head, LoanError, MappedMemory, Producer};
@@ -6,10 +6,10 @@ use wire::DropReason;
 use wire::framing::Expects;
 use wire::session::{Origin, ReplyTo};
 
-/// "Any mqueue of the service": the target of a request that is bound to none.
+/// "Any mqueue of the service": the target of a request without a fixed mqueue.
 pub(crate) const ANY: u32 = u32::MAX;
 
-/// A message on its way in.
+/// An incoming message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival {
     pub(crate) origin: Origin,
@@ -26,7 +26,7 @@ pub(crate) struct Arrival {
 pub(crate) trait Message {
     fn len(&self) -> usize;
 
-    /// For inspection; the bytes taken afterwards are those inspected.
+    /// For inspection; later calls use the same bytes.
     fn bytes(&mut self) -> &[u8];
 
     /// Copies them into a ring.
@@ -50,13 +50,13 @@ impl Message for &[u8] {
     }
 }
 
-/// The message that a doorbell ring shows, in its slot.
+/// The first message of a doorbell ring, in its slot.
 pub(crate) struct Shown<'a> {
     pub(crate) ring: &'a Consumer<MappedMemory>,
     pub(crate) header: SlotHeader,
-    /// Room for it.
+    /// Buffer for it.
     pub(crate) scratch: &'a mut [u8],
-    /// Its bytes are in `scratch`.
+    /// Its bytes have been copied to `scratch`.
     pub(crate) copied: bool,
 }
 
@@ -66,7 +66,7 @@ impl Message for Shown<'_> {
         self.header.len as usize
     }
 
-    // Always inline: what it is called on is then nowhere in memory.
+    // Always inline: the receiver then stays in registers.
     #[inline(always)]
     fn bytes(&mut self) -> &[u8] {
         let bytes = &mut self.scratch[..self.header.len as usize];
@@ -87,16 +87,16 @@ impl Message for Shown<'_> {
     }
 }
 
-/// Why a message did not get into an mqueue.
+/// Why an mqueue did not accept a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// For good.
+    /// Permanent.
     Drop(DropReason),
-    /// For now: a stream keeps it, a datagram is dropped for this reason.
+    /// Temporary: a stream keeps the message, a datagram is dropped for this reason.
     Retry(DropReason),
 }
 
-/// A request of a client that gets its outcome.
+/// A request whose client gets the outcome.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Awaited {
     /// The client, which belongs to this worker.
@@ -106,8 +106,8 @@ pub(crate) struct Awaited {
     pub(crate) expects: Expects,
 }
 
-/// A request longer than this in bytes that found no credit, and is looked at again where it waits, is not copied again every
-/// turn…
+/// A request longer than this many bytes that found no credit, and is tried again where it waits, is not copied again
+/// every turn…
 pub(crate) const RETRY_BYTES: u32 = 4096;
-/// … but only after this long.
+/// … but only after this time.
 pub(crate) const RETRY_NS: u64 = 50_000;

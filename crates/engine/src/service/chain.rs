@@ -1,9 +1,10 @@
 //! Functions on the path of a service's messages: the seam that a chain of them is attached to.
 //!
-//! Each worker has a chain of its own for a service, or none. A chain sees a request once, on the worker that received it, before it is
-//! dispatched; and a reply once, on the worker that owns the mqueue, before it is delivered. A request on a stream that waits for credit
-//! after the chain has let it pass is not shown again. One that waits in a shared-memory ring is: its client may have rewritten it
-//! meanwhile. Without a chain the cost is one branch a batch: admission is compiled twice.
+//! Each worker has its own chain for a service, or none. A chain sees a request once, on the worker that received it,
+//! before it is dispatched; and a reply once, on the worker that owns the mqueue, before it is delivered. A request
+//! on a stream that waits for credit after the chain has passed it is not shown again. A request that waits in a
+//! shared-memory ring is: its client may have rewritten it meanwhile. Without a chain the cost is one branch per
+//! batch: admission is compiled twice.
 
 use std::collections::HashMap;
 
@@ -12,21 +13,21 @@ use wire::{DropReason, DropScope};
 
 use crate::service::arrival::Arrival;
 
-/// What becomes of a message.
+/// What a chain does with a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It goes on.
+    /// It is processed further.
     Pass,
-    /// It is dropped for this reason; `kernel_drop` if that is no reason why a request ends.
+    /// It is dropped for this reason; as `kernel_drop` if that reason does not end requests.
     Drop(DropReason),
-    /// A request: the chain has written its reply. A reply: what the chain has written takes its place.
+    /// For a request: the chain has written its reply. For a reply: the bytes that the chain has written replace it.
     Reply,
-    /// A request goes to this mqueue of the service, by its number over all workers. A reply goes on.
+    /// For a request: it goes to this mqueue of the service, by its number over all workers. A reply is delivered.
     Steer(u32),
 }
 
 impl Verdict {
-    /// Drops only for reasons why requests end.
+    /// Replaces a drop reason that does not end requests.
     fn checked(self) -> Self {
         match self {
             Self::Drop(reason) if reason.scope() != DropScope::Request => {
@@ -47,22 +48,22 @@ pub trait Chain: Send {
     fn reply(&mut self, reply: &[u8], other: &mut Vec<u8>) -> Verdict;
 }
 
-/// Requests on streams that wait for credit after the chain has let them pass.
+/// Maximum number of requests on streams that wait for credit after the chain has passed them.
 const HELD_MAX: usize = 1 << 16;
 
 /// A chain that is attached.
 pub(crate) struct Attached {
     chain: Box<dyn Chain>,
-    /// What it has written.
+    /// Buffer for what the chain writes.
     written: Vec<u8>,
-    /// Requests on streams that wait, and where they were steered.
+    /// Requests on streams that wait, with the mqueue they were steered to.
     held: HashMap<(ReplyTo, u64), Option<u32>>,
 }
 
 impl Attached {
     /// Replies have at most `reply_bytes`.
     pub(crate) fn new(chain: Box<dyn Chain>, reply_bytes: usize) -> Self {
-        // Nothing grows later: a map that is at most half full reuses the places of removed entries.
+        // The map never grows later: one that is at most half full reuses the places of removed entries.
         let held = HashMap::with_capacity(2 * HELD_MAX);
         Self { chain, written: Vec::with_capacity(reply_bytes), held }
     }
@@ -71,32 +72,32 @@ impl Attached {
         self.chain
     }
 
-    /// What the chain says of a reply, and what it has written.
+    /// The chain's verdict on a reply, and the bytes it has written.
     pub(crate) fn reply(&mut self, reply: &[u8]) -> (Verdict, &[u8]) {
         self.written.clear();
         (self.chain.reply(reply, &mut self.written).checked(), &self.written)
     }
 }
 
-/// What admission does with a request before it is dispatched. Chosen once a batch.
+/// What admission does with a request before it is dispatched. Chosen once per batch.
 pub(crate) trait Hooks: Sized {
     /// Whether there is a chain.
     const ATTACHED: bool;
 
-    /// What becomes of a request.
+    /// The verdict on a request.
     fn request(&mut self, arrival: &Arrival, request: &[u8]) -> Verdict;
 
     /// The reply that was written.
     fn written(&self) -> &[u8];
 
-    /// A request that passed, or was steered, waits where it is and is retried.
+    /// A request that passed, or was steered, waits in its socket or ring and is retried.
     fn hold(&mut self, arrival: &Arrival, steered: Option<u32>);
 
-    /// The batch ends.
+    /// Ends the batch.
     fn into_chain(self) -> Option<Box<Attached>>;
 }
 
-/// No chain is attached, or it has seen these messages.
+/// No chain is attached, or the chain has seen these messages.
 pub(crate) struct NoHooks;
 
 impl Hooks for NoHooks {
@@ -139,7 +140,8 @@ impl Hooks for Box<Attached> {
 
     fn hold(&mut self, arrival: &Arrival, steered: Option<u32>) {
         if self.held.len() >= HELD_MAX {
-            // Of clients that have gone, nearly all: one that is left is looked at twice.
+            // Nearly all entries are of clients that have gone; a request of one that has not is shown to the chain
+            // twice.
             self.held.clear();
         }
         // A shared-memory client can rewrite a request that waits in its ring.

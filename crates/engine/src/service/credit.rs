@@ -1,4 +1,4 @@
-//! What the dispatcher sees of a service share: which mqueues take how much.
+//! The dispatcher's view of a service share: which mqueues take how many requests.
 
 use crate::service::arrival::ANY;
 use crate::service::dispatch::{Credit, Dispatcher, Route};
@@ -8,8 +8,8 @@ use crate::service::share::ServiceShare;
 /// The dispatcher's view of a service share, without the dispatcher itself.
 pub(crate) struct Credits<'a> {
     loads: &'a [Load],
-    /// Requests under way on the service share's mqueues, as far as they are counted without a look at each, and mqueues of it that
-    /// live.
+    /// Requests in flight on the service share's mqueues, as far as they are known without reading each, and the
+    /// number of mqueues that are alive.
     issued: u32,
     alive: u32,
     slots: u32,
@@ -52,19 +52,19 @@ impl Credit for Credits<'_> {
     }
 
     #[inline]
-    fn is_spent(&self) -> bool {
+    fn is_exhausted(&self) -> bool {
         u64::from(self.issued) >= u64::from(self.alive) * u64::from(self.slots)
     }
 
     #[inline]
-    fn richest_other(&self) -> Option<u32> {
+    fn other_with_most_credit(&self) -> Option<u32> {
         let others = self.other_credit.iter().enumerate().filter(|(_, credit)| **credit > 0);
         others.max_by_key(|(_, credit)| **credit).map(|(worker, _)| worker as u32)
     }
 }
 
 impl ServiceShare {
-    /// Splits the service share into its dispatcher and what that looks at.
+    /// Splits the service share into its dispatcher and the dispatcher's view.
     #[inline(always)]
     fn dispatch(&mut self, len: usize) -> (&mut Dispatcher, Credits<'_>) {
         let (loads, other_credit) = (&self.loads[..], &self.other_credit[..]);
@@ -73,25 +73,25 @@ impl ServiceShare {
         (&mut self.dispatcher, credits)
     }
 
-    /// See [`Dispatcher::goes_on`].
+    /// See [`Dispatcher::continues_run`].
     #[inline(always)]
-    pub(crate) fn goes_on(&mut self, len: usize) -> Option<u32> {
+    pub(crate) fn continues_run(&mut self, len: usize) -> Option<u32> {
         let (dispatcher, credits) = self.dispatch(len);
-        dispatcher.goes_on(&credits)
+        dispatcher.continues_run(&credits)
     }
 
-    /// Where a message of `len` bytes goes: `looked_at` are its bytes if the dispatcher looks at them, `flow` the hash of its
-    /// flow, `target` what [`Arrival::target`] says.
+    /// The mqueue for a message of `len` bytes: `inspected` are its bytes if the dispatcher needs them, `flow` the
+    /// hash of its flow, `target` that of [`Arrival::target`].
     pub(crate) fn route(
         &mut self,
-        looked_at: &[u8],
+        inspected: &[u8],
         len: usize,
         flow: u64,
         target: Option<u32>,
     ) -> Route {
         let (dispatcher, mut credits) = self.dispatch(len);
         match target {
-            None => dispatcher.route(looked_at, flow, &credits),
+            None => dispatcher.route(inspected, flow, &credits),
             Some(ANY) => {
                 credits.other_credit = &[];
                 dispatcher.route_here(&credits)

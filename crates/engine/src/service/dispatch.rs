@@ -1,30 +1,28 @@
-//! The dispatcher: which mqueue a request goes to. Pure: it looks at credits, it moves nothing.
+//! The dispatcher: chooses the mqueue of a request. It reads credits and changes nothing else.
 //!
-//! Every mqueue of a service has a *global* number, the same on every worker: those of its first
-//! accelerator in block order, then those of the second, and so on. Worker `block % workers` owns a
-//! block's mqueue; within one worker a service's mqueues are numbered again, densely, in global order
-//! ([`Owner`]).
+//! Every mqueue of a service has a *global* number, the same on every worker: those of its first accelerator in block
+//! order, then those of the second, and so on. Worker `block % workers` owns a block's mqueue; within one worker a
+//! service's mqueues are numbered again, consecutively, in global order ([`Owner`]).
 //!
-//! A worker prefers its own mqueues. The hash policies name one mqueue, of any worker: a key always
-//! meets the same one. The others hand a request over only when every mqueue of their own is out of
-//! credit.
+//! A worker prefers its own mqueues. The hash policies choose one mqueue, of any worker: a key always reaches the
+//! same one. The other policies hand a request over only when all mqueues of the worker are out of credit.
 
 use wire::DropReason;
 use wire::admission::{bucket, key_hash};
 
 use crate::topology::Dispatch;
 
-/// Longest run of messages of one burst that go to one mqueue before the next gets its share.
+/// Longest run of messages of one burst that go to one mqueue before the next mqueue is used.
 const RUN_MAX: u32 = 32;
-/// A burst of this many messages is spread over four mqueues at least, a smaller one over eight.
+/// A burst of at least this many messages is spread over four mqueues or more, a smaller one over eight or more.
 const BURST: usize = 64;
-/// A run holds no more messages than a kernel answers in this time: behind a slow one they would wait while other mqueues
-/// of the service are idle.
+/// A run contains no more messages than a kernel answers in this time: behind a slow kernel they would wait while
+/// other mqueues of the service are idle.
 const RUN_NS: u64 = 50_000;
-/// One over the weight of a new sample of the pace.
+/// One over the weight of a new sample in the moving average.
 const PACE_SAMPLES: u64 = 8;
 
-/// Who owns the mqueues of a service.
+/// The owners of a service's mqueues.
 #[derive(Clone, Debug)]
 pub(crate) struct Owner {
     pub(crate) workers: u32,
@@ -38,7 +36,7 @@ impl Owner {
         self.blocks.iter().sum()
     }
 
-    /// Of an accelerator's blocks those that `worker` owns.
+    /// Number of an accelerator's blocks that `worker` owns.
     fn share_of(&self, worker: u32, blocks: u32) -> u32 {
         (blocks + self.workers - 1 - worker) / self.workers
     }
@@ -59,38 +57,38 @@ impl Owner {
     }
 }
 
-/// Where a request goes.
+/// The destination of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
-    /// A mqueue of this worker (local number).
+    /// An mqueue of this worker (local number).
     Local(u32),
-    /// Another worker, which may choose the mqueue.
+    /// Another worker, which chooses the mqueue.
     AnyOf { worker: u32 },
-    /// A certain mqueue (local number there) of another worker.
+    /// One mqueue (local number there) of another worker.
     Remote { worker: u32, mqueue: u32 },
-    /// Nowhere: no credit, or no mqueue that lives.
+    /// None: no credit, or no live mqueue.
     Shed(DropReason),
 }
 
-/// What the dispatcher knows of one mqueue.
+/// The dispatcher's view of a service's mqueues.
 pub(crate) trait Credit {
     /// Mqueues of this worker.
     fn count(&self) -> u32;
-    /// Requests that the mqueue still takes; `None` when it is dead.
+    /// Number of requests that the mqueue still takes; `None` when it is dead.
     fn credit(&self, mqueue: u32) -> Option<u32>;
-    /// Whether a dead mqueue is one whose accelerator is not there.
+    /// Whether a dead mqueue belongs to an absent accelerator.
     fn absent(&self, _mqueue: u32) -> bool {
         false
     }
-    /// Requests under way on it.
+    /// Requests in flight on it.
     fn outstanding(&self, mqueue: u32) -> u32;
-    /// A mqueue with more requests than this has more than its share of those under way: one above the mean of the
-    /// living. For services with replies.
+    /// The fair share of requests in flight of an mqueue: one above the mean of the live ones. For services with
+    /// replies.
     fn share(&self) -> u32;
-    /// Whether it is known, without a look at each, that no mqueue takes a request.
-    fn is_spent(&self) -> bool;
-    /// The other worker that last told of the most credit for this service, if any.
-    fn richest_other(&self) -> Option<u32>;
+    /// Whether no mqueue takes a request, as far as that is known without checking each.
+    fn is_exhausted(&self) -> bool;
+    /// The other worker that last published the most credit for this service, if any.
+    fn other_with_most_credit(&self) -> Option<u32>;
 }
 
 /// Chooses mqueues for one service on one worker.
@@ -99,16 +97,16 @@ pub(crate) struct Dispatcher {
     policy: Dispatch,
     owner: Owner,
     worker: u32,
-    /// Round robin: the mqueue of the current run, and what is left of the run.
+    /// Round robin: the mqueue of the current run, and the rest of the run.
     cursor: u32,
     run_left: u32,
     run: u32,
-    /// What a kernel takes for a request, once that is known; one for all accelerators of the service. See
+    /// The time of a kernel for one request, once known; one value for all accelerators of the service. See
     /// [`Self::answered`].
     pace_ns: Option<u64>,
-    /// The longest run for such a kernel.
+    /// The longest run at that speed.
     run_max: u32,
-    /// Why there is no accelerator.
+    /// The drop reason while no accelerator is present.
     absent: DropReason,
 }
 
@@ -128,23 +126,23 @@ impl Dispatcher {
         }
     }
 
-    /// Why requests are dropped while no accelerator is there.
+    /// Sets the drop reason while no accelerator is present.
     pub(crate) fn set_absent_reason(&mut self, reason: DropReason) {
         self.absent = reason;
     }
 
-    /// A burst of this many messages is about to be routed: sets the length of runs. Small bursts are
-    /// spread for latency, large ones go in runs, which keeps a resumed block busy for longer: what it
-    /// costs to resume it, look at its rings and gather its replies is paid once a run. Where kernels
-    /// take so long that this is nothing beside it, there are no runs, whatever is set here.
+    /// A burst of this many messages is about to be routed: sets the length of runs. Small bursts are spread for
+    /// latency, large ones go in runs, which keeps a resumed block busy for longer: the cost of resuming it, reading
+    /// its rings and gathering its replies is paid once per run. Where kernels are so slow that this cost does not
+    /// matter, there are no runs.
     pub(crate) fn burst(&mut self, messages: usize) {
         let mqueues = if messages < BURST { 8 } else { 4 };
         self.run = (messages as u32 / mqueues).clamp(1, RUN_MAX);
     }
 
-    /// A mqueue has answered `count` requests (not 0) in `took_ns`. `busy` says that it had requests all that time: then that
-    /// is what its kernel took. Else some of it went by before the kernel had them or after it had answered, and the
-    /// kernel took no more than that. What is answered in the turn it came says nothing.
+    /// An mqueue has answered `count` requests (not 0) in `took_ns`. `busy` says that it had requests all that time:
+    /// then its kernel took that long. Otherwise the time includes idle time, so it is an upper bound. Requests that
+    /// are answered in the turn of their arrival carry no timing information.
     #[inline]
     pub(crate) fn answered(&mut self, count: u64, took_ns: u64, busy: bool) {
         if took_ns == 0 {
@@ -167,31 +165,31 @@ impl Dispatcher {
         (global < self.owner.total()).then(|| self.owner.locate(global))
     }
 
-    /// Whether [`Self::route`] looks at its `flow` argument.
+    /// Whether [`Self::route`] uses its `flow` argument.
     pub(crate) fn needs_flow(&self) -> bool {
         self.policy == Dispatch::FlowHash
     }
 
-    /// Whether [`Self::route`] looks at its `message` argument.
+    /// Whether [`Self::route`] uses its `message` argument.
     #[inline]
     pub(crate) fn needs_key(&self) -> bool {
         matches!(self.policy, Dispatch::KeyHash(_))
     }
 
-    /// Round robin: the mqueue of the current run, if it takes one more message. Where the others go is [`Self::route`]'s.
-    // Always inline: this is the way of most messages, and what is known of mqueues need not be in memory for it.
+    /// Round robin: the mqueue of the current run, if it takes one more message. Other messages need [`Self::route`].
+    // Always inline: most messages take this path, and the view of the mqueues then stays in registers.
     #[inline(always)]
-    pub(crate) fn goes_on(&mut self, mqueues: &impl Credit) -> Option<u32> {
-        let goes_on = self.policy == Dispatch::RoundRobin && self.run_goes_on(mqueues);
-        goes_on.then_some(self.cursor)
+    pub(crate) fn continues_run(&mut self, mqueues: &impl Credit) -> Option<u32> {
+        let continues_run = self.policy == Dispatch::RoundRobin && self.run_goes_on(mqueues);
+        continues_run.then_some(self.cursor)
     }
 
-    /// Where this message goes. `flow` is the hash of its flow.
+    /// The destination of this message. `flow` is the hash of its flow.
     pub(crate) fn route(&mut self, message: &[u8], flow: u64, mqueues: &impl Credit) -> Route {
         let hash = match self.policy {
             Dispatch::RoundRobin => {
-                let goes_on = self.goes_on(mqueues);
-                return goes_on.map_or_else(|| self.next_in_turn(mqueues), Route::Local);
+                let continues_run = self.continues_run(mqueues);
+                return continues_run.map_or_else(|| self.next_in_turn(mqueues), Route::Local);
             }
             Dispatch::LeastLoaded => return self.least_loaded(mqueues),
             Dispatch::FlowHash => flow,
@@ -219,7 +217,7 @@ impl Dispatcher {
         }
     }
 
-    /// A certain mqueue of this worker.
+    /// One given mqueue of this worker.
     #[inline]
     pub(crate) fn check(&self, mqueue: u32, mqueues: &impl Credit) -> Route {
         match mqueues.credit(mqueue) {
@@ -233,19 +231,19 @@ impl Dispatcher {
     /// Round robin: whether the current run takes one more message.
     #[inline(always)]
     fn run_goes_on(&mut self, mqueues: &impl Credit) -> bool {
-        let goes_on = self.run_left > 0
+        let continues_run = self.run_left > 0
             && self.cursor < mqueues.count()
             && mqueues.credit(self.cursor).is_some_and(|c| c > 0);
-        self.run_left -= u32::from(goes_on);
-        goes_on
+        self.run_left -= u32::from(continues_run);
+        continues_run
     }
 
-    /// The next mqueue with credit, for a run. Where kernels are too slow for runs those are passed over that have more than
-    /// their share, if others have credit: who got more once, by a run or by answering late, would keep more for as
-    /// long as clients ask again when they are answered.
+    /// The next mqueue with credit, for a run. Where kernels are too slow for runs, mqueues above their fair share
+    /// are skipped if others have credit: otherwise an mqueue that once got more requests, by a run or by answering
+    /// late, would keep more for as long as its clients send a new request for each answer.
     fn next_in_turn(&mut self, mqueues: &impl Credit) -> Route {
-        if mqueues.is_spent() {
-            return self.elsewhere(mqueues);
+        if mqueues.is_exhausted() {
+            return self.other_worker(mqueues);
         }
         let count = mqueues.count();
         let share = if self.run_max == 1 { mqueues.share() } else { u32::MAX };
@@ -261,16 +259,16 @@ impl Dispatcher {
                 first = first.or(Some(mqueue));
             }
         }
-        let Some(mqueue) = first else { return self.elsewhere(mqueues) };
+        let Some(mqueue) = first else { return self.other_worker(mqueues) };
         self.cursor = mqueue;
         self.run_left = self.run.min(self.run_max) - 1;
         Route::Local(mqueue)
     }
 
-    /// The first of those with the fewest requests. Most mqueues are passed over by one comparison.
+    /// The first of those with the fewest requests. Most mqueues are skipped by one comparison.
     fn least_loaded(&self, mqueues: &impl Credit) -> Route {
-        if mqueues.is_spent() {
-            return self.elsewhere(mqueues);
+        if mqueues.is_exhausted() {
+            return self.other_worker(mqueues);
         }
         let (mut least, mut found) = (u32::MAX, None);
         for mqueue in 0..mqueues.count() {
@@ -282,11 +280,11 @@ impl Dispatcher {
                 }
             }
         }
-        found.map_or_else(|| self.elsewhere(mqueues), Route::Local)
+        found.map_or_else(|| self.other_worker(mqueues), Route::Local)
     }
 
-    fn elsewhere(&self, mqueues: &impl Credit) -> Route {
-        if let Some(worker) = mqueues.richest_other() {
+    fn other_worker(&self, mqueues: &impl Credit) -> Route {
+        if let Some(worker) = mqueues.other_with_most_credit() {
             return Route::AnyOf { worker };
         }
         let alive = (0..mqueues.count()).any(|m| mqueues.credit(m).is_some());
@@ -320,15 +318,15 @@ mod tests {
         fn share(&self) -> u32 {
             u32::MAX
         }
-        fn is_spent(&self) -> bool {
+        fn is_exhausted(&self) -> bool {
             false
         }
-        fn richest_other(&self) -> Option<u32> {
+        fn other_with_most_credit(&self) -> Option<u32> {
             self.1
         }
     }
 
-    /// Credit and requests under way of each.
+    /// Credit and requests in flight of each.
     struct Paused(Vec<(Option<u32>, u32)>);
 
     impl Credit for Paused {
@@ -345,11 +343,11 @@ mod tests {
             let alive = || self.0.iter().filter(|(credit, _)| credit.is_some());
             alive().map(|(_, paused)| paused).sum::<u32>() / alive().count().max(1) as u32 + 1
         }
-        fn is_spent(&self) -> bool {
+        fn is_exhausted(&self) -> bool {
             let alive = self.0.iter().filter(|(credit, _)| credit.is_some());
             alive.clone().count() > 0 && alive.clone().all(|(credit, _)| *credit == Some(0))
         }
-        fn richest_other(&self) -> Option<u32> {
+        fn other_with_most_credit(&self) -> Option<u32> {
             None
         }
     }
@@ -382,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn round_robin_visits_all_and_skips_the_empty_and_the_dead() {
+    fn round_robin_uses_all_mqueues_with_credit() {
         let mut d = dispatcher(Dispatch::RoundRobin, 1, 4);
         let table = Table(vec![Some(5), Some(0), None, Some(5)], None);
         let mut hits = [0; 4];
@@ -402,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certain_mqueue_may_be_dead_or_absent() {
+    fn a_steered_message_finds_its_mqueue_dead_or_absent() {
         let d = dispatcher(Dispatch::FlowHash, 1, 4);
         let table = Table(vec![Some(1), Some(0), None, None], None);
         assert_eq!(d.check(0, &table), Route::Local(0));
@@ -425,7 +423,7 @@ mod tests {
         }
     }
 
-    /// How many mqueues a burst of `messages` goes to.
+    /// Number of mqueues that a burst of `messages` reaches.
     fn spread(d: &mut Dispatcher, messages: usize) -> usize {
         let table = Table(vec![Some(999); 64], None);
         d.burst(messages);
@@ -436,29 +434,30 @@ mod tests {
     #[test]
     fn a_burst_for_a_slow_kernel_is_spread() {
         let mut d = dispatcher(Dispatch::RoundRobin, 1, 64);
-        assert!(spread(&mut d, 64) <= 5, "nothing is known yet");
-        // Nor by what an idle mqueue took: that may have been the way.
+        assert!(spread(&mut d, 64) <= 5, "the speed is not known yet");
+        // The time of an idle mqueue is only an upper bound, and says nothing yet.
         d.answered(1, 900_000, false);
         assert!(spread(&mut d, 64) <= 5, "{d:?}");
-        // As fast as a GPU's echo: a run takes no longer than it may.
+        // As fast as a GPU's echo: a run takes no longer than its limit.
         (0..100).for_each(|_| d.answered(8, 8 * 2000, true));
         assert!(spread(&mut d, 64) <= 5, "{d:?}");
-        // One that takes 20 us: pairs, and what is left of the run before.
+        // A kernel that takes 20 us: runs of two, and the rest of the run before.
         (0..100).for_each(|_| d.answered(1, 20_000, true));
         assert!((32..=33).contains(&spread(&mut d, 64)), "{d:?}");
-        // Slower than a run may take: each message to another, also those that come alone behind a large burst.
+        // Slower than the limit of a run: each message goes to another mqueue, also single messages after a large
+        // burst.
         (0..100).for_each(|_| d.answered(2, 2 * 800_000, true));
         spread(&mut d, 64);
         assert_eq!(spread(&mut d, 64), 64, "{d:?}");
         d.answered(1, 900_000, false);
         assert_eq!(spread(&mut d, 64), 64, "{d:?}");
-        // What an idle mqueue took is more than its kernel does, so that is faster than was known.
+        // The time of an idle mqueue is an upper bound, so the kernel is faster than assumed.
         d.answered(32, 32 * 1500, false);
         assert!(spread(&mut d, 64) <= 6, "{d:?}");
-        // One that was interrupted counts as one of many.
+        // One interrupted kernel counts as one sample of many.
         d.answered(1, 100_000, true);
         assert!(spread(&mut d, 64) <= 33, "{d:?}");
-        // In the turn they came: that says nothing.
+        // Answers in the turn of their arrival carry no timing information.
         let before = d.pace_ns;
         d.answered(4, 0, true);
         d.answered(4, 0, false);
@@ -466,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_more_than_his_share_is_passed_over_where_kernels_are_slow() {
+    fn mqueues_above_their_share_are_skipped_where_kernels_are_slow() {
         let mut d = dispatcher(Dispatch::RoundRobin, 1, 4);
         let hits = |d: &mut Dispatcher, paused: &Paused| {
             d.burst(1);
@@ -479,15 +478,15 @@ mod tests {
             }
             hits
         };
-        // Four on the mean, so five are no more than a share.
+        // The mean is four, so five are not above the share.
         let uneven = Paused([1, 9, 1, 5].map(|paused| (Some(9), paused)).to_vec());
         assert_eq!(hits(&mut d, &uneven), [3, 3, 3, 3]);
         d.answered(1, 300_000, true);
         assert_eq!(hits(&mut d, &uneven), [4, 0, 4, 4]);
-        // The dead, who have nothing, do not lower the mean.
+        // Dead mqueues, which have no requests, do not lower the mean.
         let dead = Paused(vec![(None, 0), (None, 0), (Some(9), 20), (Some(9), 24)]);
         assert_eq!(hits(&mut d, &dead), [0, 0, 12, 0]);
-        // Where nobody else has credit it is his turn all the same.
+        // If no other has credit, it is chosen nevertheless.
         let full = Paused(vec![(Some(0), 1), (None, 0), (Some(0), 1), (Some(9), 24)]);
         assert_eq!(hits(&mut d, &full), [0, 0, 0, 12]);
         let none = Paused(vec![(None, 0), (Some(0), 9), (None, 0), (None, 0)]);
@@ -495,11 +494,11 @@ mod tests {
     }
 
     #[test]
-    fn least_loaded_takes_the_least() {
+    fn least_loaded_chooses_the_fewest_requests() {
         let mut d = dispatcher(Dispatch::LeastLoaded, 1, 3);
         let table = Table(vec![Some(1), Some(9), Some(3)], None);
         assert_eq!(d.route(b"", flow(1), &table), Route::Local(1));
-        // Of equals the first, and none that is dead or has no credit.
+        // The first of equals, and none that is dead or has no credit.
         let table = Table(vec![None, Some(0), Some(9), Some(9)], None);
         assert_eq!(d.route(b"", flow(1), &table), Route::Local(2));
         let table = Table(vec![Some(3), Some(10), Some(10)], None);
@@ -509,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_meets_the_same_mqueue_from_any_client_and_worker() {
+    fn a_key_reaches_the_same_mqueue_from_any_client_and_worker() {
         let policy = Dispatch::KeyHash("2:4".parse().unwrap());
         let owner = Owner { workers: 4, blocks: [6].into() };
         let mut used = std::collections::BTreeSet::new();
@@ -535,8 +534,8 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_has_credit_for_is_shed_without_a_look_at_each() {
-        /// A service without credit that counts how often its mqueues are looked at.
+    fn without_credit_requests_are_shed_without_checking_each_mqueue() {
+        /// A service without credit that counts how often its mqueues are read.
         struct Spent(std::cell::Cell<u32>);
 
         impl Credit for Spent {
@@ -554,10 +553,10 @@ mod tests {
             fn share(&self) -> u32 {
                 u32::MAX
             }
-            fn is_spent(&self) -> bool {
+            fn is_exhausted(&self) -> bool {
                 true
             }
-            fn richest_other(&self) -> Option<u32> {
+            fn other_with_most_credit(&self) -> Option<u32> {
                 None
             }
         }
@@ -567,12 +566,12 @@ mod tests {
             for _ in 0..100 {
                 assert_eq!(d.route(b"", 0, &mqueues), Route::Shed(DropReason::NoCredit));
             }
-            assert!(mqueues.0.get() <= 200, "{} looks for 100 messages", mqueues.0.get());
+            assert!(mqueues.0.get() <= 200, "{} reads for 100 messages", mqueues.0.get());
         }
     }
 
     #[test]
-    fn a_flow_stays_where_it_is() {
+    fn a_flow_keeps_its_mqueue() {
         let table = Table(vec![Some(1); 8], None);
         let mut d = dispatcher(Dispatch::FlowHash, 1, 8);
         let mut used = std::collections::BTreeSet::new();

@@ -1,5 +1,5 @@
-//! A worker's part of a region: the ends of its blocks' mqueues, and the table from mqueues of the region to those of
-//! the service share. The table is built once, when the rings are installed; the message path only looks it up.
+//! A worker's part of a region: the ends of its blocks' mqueues, and the table that maps mqueues of the region to
+//! those of the service share. The table is built once, when the rings are installed; the message path only reads it.
 
 use mqueue::{Consumer, MappedMemory, Producer, Region};
 
@@ -9,9 +9,9 @@ use crate::accelerator::Blocks;
 pub struct MqueueEnds {
     /// Number of the mqueue in its region.
     pub mqueue: u32,
-    /// Toward the block.
+    /// Engine to block.
     pub rx: Producer<MappedMemory>,
-    /// From the block.
+    /// Block to engine.
     pub tx: Consumer<MappedMemory>,
 }
 
@@ -26,7 +26,7 @@ pub struct BlockEnds {
 }
 
 impl BlockEnds {
-    /// Takes the ends of a block's mqueues out of its region. Panics when taken before.
+    /// Takes the ends of a block's mqueues from its region. Panics if they were taken before.
     pub fn take(region: &mut Region<MappedMemory>, block: u32) -> Self {
         let mqueues = region.mqueues_of(block).to_vec();
         let mut ends = mqueues.into_iter().map(|mqueue| {
@@ -43,26 +43,26 @@ impl BlockEnds {
     }
 }
 
-/// One worker's share of one accelerator that serves one service.
+/// One worker's share of one accelerator for one service.
 pub struct Attachment {
-    /// The blocks this worker owns, running.
+    /// The blocks that this worker owns.
     pub blocks: Box<dyn Blocks>,
     /// The ends of their mqueues, in block order.
     pub ends: Vec<BlockEnds>,
 }
 
-/// Which of a service share's mqueues an mqueue of a region is.
+/// The mqueue of a service share that an mqueue of a region is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ShareMqueue {
     /// A server mqueue.
     Server(u32),
     /// A client mqueue.
     Client(u32),
-    /// Another worker's.
+    /// Owned by another worker.
     Foreign,
 }
 
-/// By mqueue of the region: which of the share's it is, if the blocks' server mqueues have numbers from `first` on.
+/// Maps the mqueues of the region, if the blocks' server mqueues have numbers from `first` on.
 pub(super) fn share_mqueues(ends: &[BlockEnds], first: u32) -> Box<[ShareMqueue]> {
     let mut table = Vec::new();
     let mut enter = |mqueue: u32, is: ShareMqueue| {

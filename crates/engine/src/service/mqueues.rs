@@ -1,4 +1,4 @@
-//! Server mqueues of one worker, and what the dispatcher wants to know of each.
+//! Server mqueues of one worker, and the dispatcher's data about each.
 
 use mqueue::{Consumer, MappedMemory, Producer};
 use wire::session::Token;
@@ -11,27 +11,28 @@ pub(crate) struct ServerMqueue {
     pub(crate) block: u32,
     /// Its number in the region.
     pub(super) region_mqueue: u32,
-    /// The accelerator wrote impossible ring words; housekeeping buries the mqueue.
+    /// The accelerator wrote impossible ring words; housekeeping marks the mqueue as dead.
     pub(crate) tx_corrupt: bool,
     /// Listed in [`ServiceShare::blocked`].
     pub(crate) is_blocked: bool,
-    /// How many messages ahead slots of its RX ring are fetched for writing.
+    /// Prefetch distance in messages for writing slots of its RX ring.
     pub(super) write_ahead: u64,
     pub(crate) rx: Producer<MappedMemory>,
     pub(crate) tx: Consumer<MappedMemory>,
-    /// When the message in each RX slot was received; kept only where waits are limited.
+    /// Receive time of the message in each RX slot; kept only where waits are limited.
     pub(super) arrivals: Box<[u64]>,
-    /// Messages released by the kernel, as counted, or given up unread (services without replies).
+    /// Messages released by the kernel, as counted, or dropped unread (services without replies).
     pub(super) consumed: u64,
-    /// The request whose way is being measured.
+    /// The request that is sampled.
     pub(crate) sampled: Token,
-    /// When its replies were last gathered, or it got a request while it had none; how many it then had left.
+    /// Time at which its replies were last gathered, or it got a request while it had none; and the number of
+    /// requests it then had left.
     pub(super) gathered_ns: u64,
     pub(super) left: u32,
 }
 
 impl ServerMqueue {
-    /// Whether its oldest unread message waits for longer than this.
+    /// Whether its oldest unread message has waited longer than this.
     pub(super) fn is_late(&mut self, now_ns: u64, queue_ns_max: u64) -> bool {
         let waits = self.rx.credit().is_ok() && self.rx.released() < self.rx.committed();
         let slot = (self.rx.released() % self.arrivals.len() as u64) as usize;
@@ -39,20 +40,20 @@ impl ServerMqueue {
     }
 }
 
-/// What the dispatcher wants to know of a server mqueue; apart from the rest, so that many fit a line.
+/// The dispatcher's data about a server mqueue; separate from the rest, so that many fit a cache line.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
-    /// Requests under way.
+    /// Requests in flight.
     pub(super) outstanding: u32,
     pub(crate) alive: bool,
-    /// Not alive because nobody runs its block: an accelerator that has not attached, or is gone.
+    /// Not alive because its block does not run: an accelerator that has not attached, or is gone.
     pub(crate) absent: bool,
-    /// In the attachment's list of mqueues whose RX ring got messages.
+    /// Listed as an mqueue whose RX ring got messages.
     pub(super) rx_pending: bool,
-    /// The oldest message in the RX ring waits longer than the service allows.
+    /// The oldest message in the RX ring has waited longer than the service allows.
     pub(super) late: bool,
-    /// Its RX ring refused a message this turn although it has credit: unread messages whose requests
-    /// have timed out fill the slots, or long ones the arena. What is this long finds no room.
+    /// Its RX ring refused a message this turn although it has credit: unread messages whose requests have timed out
+    /// fill the slots, or long ones the arena. Messages of this length find no room.
     pub(super) full_from: u32,
 }
 
@@ -69,20 +70,20 @@ impl Default for Load {
     }
 }
 
-/// How many messages ahead slots of RX rings are fetched for writing where another processor reads them. Those of a run lie
-/// one behind the other, and a message takes less than a line that was far away.
+/// Prefetch distance in messages for writing slots of RX rings that another processor reads. Slots of a run are
+/// adjacent, and a message takes less time than fetching a remote line.
 const WRITE_AHEAD: u64 = 7;
 
-/// No message is this long.
+/// Longer than any message.
 pub(super) const NOT_FULL: u32 = u32::MAX;
 
 impl Load {
-    /// Of an mqueue whose block nobody runs.
+    /// Of an mqueue whose block does not run.
     pub(super) fn absent() -> Self {
         Self { alive: false, absent: true, ..Self::default() }
     }
 
-    /// Whether its RX ring has no room for a message of `len` bytes, as found out this turn.
+    /// Whether its RX ring has no room for a message of `len` bytes, as found in this turn.
     pub(super) fn is_full_for(&self, len: usize) -> bool {
         len >= self.full_from as usize
     }
@@ -90,7 +91,7 @@ impl Load {
 
 /// See [`ServerMqueue::write_ahead`].
 pub(super) fn write_ahead(blocks: &dyn Blocks) -> u64 {
-    if blocks.elsewhere() { WRITE_AHEAD } else { 0 }
+    if blocks.runs_off_thread() { WRITE_AHEAD } else { 0 }
 }
 
 /// How many mqueues are alive.

@@ -1,4 +1,4 @@
-//! The account of a service's requests on one worker: what came in, and how each ended.
+//! Accounting of a service's requests on one worker: received messages, and the end of each.
 //!
 //! `received = replied + consumed + drops of requests + outstanding` holds at any moment.
 
@@ -10,69 +10,69 @@ use crate::service::share::ServiceShare;
 use crate::topology::Replies;
 
 impl ServiceShare {
-    /// Whether the client of a request hears what became of it.
+    /// Whether the client of a request gets its outcome.
     pub(crate) fn is_answered(&self, expects: Expects) -> bool {
         expects != Expects::Nothing && self.replies != Replies::None
     }
 
-    /// Requests were received.
+    /// Counts received requests.
     #[inline]
     pub(crate) fn count_received(&self, requests: u64) {
         self.counters.received.add(requests);
     }
 
-    /// Payload bytes of requests that were received.
+    /// Counts payload bytes of received requests.
     #[inline]
     pub(crate) fn count_received_bytes(&self, bytes: u64) {
         self.counters.received_bytes.add(bytes);
     }
 
-    /// The clients have replies: the host kernel took them, or they are in a client's ring.
+    /// Counts replies that the host kernel took, or that are in a client's ring.
     #[inline]
     pub(crate) fn count_replied(&self, replies: u64) {
         self.counters.replied.add(replies);
     }
 
-    /// Payload bytes of replies.
+    /// Counts payload bytes of replies.
     #[inline]
     pub(crate) fn count_replied_bytes(&self, bytes: u64) {
         self.counters.replied_bytes.add(bytes);
     }
 
-    /// Requests ended without a reply, as the service or the client wanted.
+    /// Counts requests that ended without a reply, as requested by the service or the client.
     #[inline]
     pub(crate) fn count_consumed(&self, requests: u64) {
         self.counters.consumed.add(requests);
     }
 
-    /// Messages were lost.
+    /// Counts lost messages.
     #[inline]
     pub(crate) fn count_lost(&self, reason: DropReason, messages: u64) {
         self.counters.drop_many(reason, messages);
     }
 
-    /// A request that was given up is counted, for this reason.
+    /// Counts a dropped request, for this reason.
     pub(crate) fn count_dropped_request(&self, reason: DropReason) {
         if !mutants::on("lose_drop") || reason != DropReason::RequestTimeout {
             self.counters.drop_one(reason);
         }
     }
 
-    /// The reply to a request has gone where it goes: its token, which [`wire::session::Sessions::find`] has just shown,
-    /// dies.
+    /// The reply to a request has been delivered: ends its token, which [`wire::session::Sessions::find`] has just
+    /// returned.
     #[inline(always)]
     pub(crate) fn end_answered(&mut self, token: Token, mqueue: u32) {
         self.sessions.end_found(token);
         self.ended(mqueue);
     }
 
-    /// Ends a request that is under way; its reply is no longer sampled if it never comes.
+    /// Ends a request that is in flight; if it is sampled, its reply will not come.
     pub(crate) fn end_request(&mut self, token: Token, request: &Request, answered: bool) {
         let ended = self.sessions.end(token, request.mqueue);
         debug_assert!(ended.is_some());
         self.ended(request.mqueue);
         if !answered && self.mqueues[request.mqueue as usize].sampled == token {
-            self.unfollow(request.mqueue);
+            self.stop_sampling(request.mqueue);
         }
     }
 }

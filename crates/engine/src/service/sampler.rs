@@ -1,4 +1,4 @@
-//! Which messages of a service are sampled, see [`crate::stages`].
+//! Chooses the messages of a service that are sampled, see [`crate::stages`].
 
 use std::sync::Arc;
 
@@ -7,26 +7,26 @@ use wire::session::{Origin, Token};
 use crate::stages::{Observations, Stage};
 
 /// Messages of a service share that are sampled at the same time.
-pub(super) const FOLLOWED_MAX: usize = 8;
-/// Time between two messages that begin to be sampled, roughly, in a busy service share.
-const FOLLOW_NS: u64 = 50_000;
+pub(super) const SAMPLED_MAX: usize = 8;
+/// Mean time between two messages that are sampled in a busy service share, roughly.
+const SAMPLE_INTERVAL_NS: u64 = 50_000;
 /// Longest mean gap between two sampled messages.
 const GAP_MAX: u32 = 1 << 16;
 
-/// A message that is sampled; a time of 0 has not come yet.
+/// A message that is sampled; a time of 0 is not known yet.
 #[derive(Debug)]
-pub(super) struct Followed {
+pub(super) struct Sample {
     pub(super) mqueue: u32,
     pub(super) token: Token,
     /// Its number in the RX ring, from 0.
     pub(super) position: u64,
     pub(super) received_ns: u64,
     pub(super) published_ns: u64,
-    /// The last look at which its slot was not released.
+    /// The last check at which its slot was not released.
     pub(super) waiting_ns: u64,
     pub(super) taken_ns: u64,
     pub(super) seen_ns: u64,
-    /// Where its reply goes, and which it is; known when it is seen.
+    /// Destination and number of its reply; known when the reply is seen.
     pub(super) origin: Option<(Origin, u64)>,
 }
 
@@ -38,33 +38,33 @@ pub(crate) struct Sampler {
     gap: u32,
     began_ns: u64,
     random: u32,
-    pub(super) sampled: Vec<Followed>,
+    pub(super) sampled: Vec<Sample>,
     pub(super) observed: Arc<Observations>,
 }
 
 impl Sampler {
     pub(crate) fn new(observed: Arc<Observations>) -> Self {
-        let sampled = Vec::with_capacity(FOLLOWED_MAX);
+        let sampled = Vec::with_capacity(SAMPLED_MAX);
         Self { countdown: 1, gap: 1, began_ns: 0, random: 0x9e37_79b9, sampled, observed }
     }
 
-    /// One more message was accepted; whether it is one to follow.
+    /// One more message was accepted; whether it is sampled.
     #[inline]
     pub(crate) fn is_due(&mut self) -> bool {
         self.countdown -= 1;
         self.countdown == 0
     }
 
-    /// How many messages to let pass: from 1 to twice the mean, less one.
+    /// Number of messages to skip: from 1 to twice the mean, less one.
     pub(super) fn draw_gap(&mut self, now_ns: u64) {
         let since_ns = now_ns.saturating_sub(self.began_ns);
         self.began_ns = now_ns;
-        if since_ns < FOLLOW_NS {
+        if since_ns < SAMPLE_INTERVAL_NS {
             self.gap = (self.gap * 2).min(GAP_MAX);
-        } else if since_ns > 4 * FOLLOW_NS {
+        } else if since_ns > 4 * SAMPLE_INTERVAL_NS {
             self.gap = (self.gap / 2).max(1);
         }
-        // Xorshift (Marsaglia, 2003): no quality is needed, only no relation to batches.
+        // Xorshift (Marsaglia, 2003): no quality is needed, only independence of batches.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 17;
         self.random ^= self.random << 5;
@@ -72,7 +72,7 @@ impl Sampler {
     }
 }
 
-impl Followed {
+impl Sample {
     /// Records a message that ended at `sent_ns`, or with its release.
     pub(super) fn record(&self, observed: &Observations, sent_ns: Option<u64>) {
         let published_ns = self.published_ns.max(self.received_ns);
@@ -90,9 +90,10 @@ impl Followed {
     }
 }
 
-/// In [`crate::service::mqueues::ServerMqueue::sampled`]: nobody. No token has this index, nor the next: tables are smaller.
+/// For [`crate::service::mqueues::ServerMqueue::sampled`]: none. No token has this index, nor the next: tables are
+/// smaller.
 pub(crate) const NO_TOKEN: Token = Token(u64::MAX - 1);
-/// The same for somebody of a service without replies, who has no token.
+/// The same for a message of a service without replies, which has no token.
 pub(super) const WITHOUT_TOKEN: Token = Token(u64::MAX);
 
 #[cfg(test)]
@@ -100,8 +101,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_is_no_request_of_any_generation() {
-        // The first token of a table whose generations have come round.
+    fn no_token_equals_no_request_of_any_generation() {
+        // The first token of a table whose generation counters have wrapped.
         let mut sessions = wire::session::Sessions::new(1, 0);
         let token = sessions.issue(wire::session::Request {
             origin: Origin::Client(wire::session::ReplyTo {
@@ -120,19 +121,19 @@ mod tests {
     }
 
     #[test]
-    fn a_quiet_lane_follows_every_message_and_a_busy_one_few_of_a_batch() {
+    fn a_quiet_share_samples_every_message_and_a_busy_one_few_of_a_batch() {
         let mut sampler = Sampler::new(Arc::default());
         for message in 1..100 {
             assert!(sampler.is_due());
             sampler.draw_gap(message * 1_000_000);
         }
-        // Ten batches of a hundred messages in each FOLLOW_NS.
+        // Ten batches of a hundred messages in each SAMPLE_INTERVAL_NS.
         let mut by_place = [0u32; 100];
         for batch in 0..100_000 {
             for count in &mut by_place {
                 if sampler.is_due() {
                     *count += 1;
-                    sampler.draw_gap(1_000_000_000 + batch * FOLLOW_NS / 10);
+                    sampler.draw_gap(1_000_000_000 + batch * SAMPLE_INTERVAL_NS / 10);
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! A service share: one worker's share of one service. Its mqueues, tokens, dispatcher and counters.
+//! A service share: one worker's share of one service, with its mqueues, tokens, dispatcher and counters.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,13 +22,13 @@ use crate::service::sampler::{NO_TOKEN, Sampler};
 use crate::stages::Observations;
 use crate::topology::{Replies, Service};
 
-/// Heads of TX rings that are read one behind the other.
+/// Number of heads of TX rings that are read in one go.
 pub(crate) const HEADS_READ: usize = 32;
 
-/// As much of a reply is fetched ahead.
+/// Bytes of a reply that are prefetched.
 const SHORT_BYTES: u64 = 64;
 
-/// What drives the blocks of one accelerator, and what they told.
+/// The driver of one accelerator's blocks, and what it reported.
 pub(crate) struct AcceleratorShare {
     pub(crate) blocks: Box<dyn Blocks>,
     /// Region mqueues whose RX ring got messages since the last drive.
@@ -41,13 +41,13 @@ pub(crate) struct AcceleratorShare {
     pub(crate) first: u32,
 }
 
-/// See the module's text.
+/// See the module documentation.
 pub(crate) struct ServiceShare {
-    /// The service, for messages.
+    /// Name of the service, for log lines.
     pub(crate) name: Box<str>,
-    /// Who owns it.
+    /// Its tenant.
     pub(crate) tenant: Box<str>,
-    /// The kernel of each attachment, for messages.
+    /// The kernel of each attachment, for log lines.
     pub(crate) kernels: Box<[Box<str>]>,
     /// Blocks that hang on accelerator threads.
     pub(crate) hung_blocks: u64,
@@ -68,28 +68,28 @@ pub(crate) struct ServiceShare {
     pub(crate) loads: Vec<Load>,
     /// How many of them are alive.
     pub(super) alive: u32,
-    /// Services without replies: messages that no kernel has released, over all mqueues.
+    /// Services without replies: messages that kernels have not released, over all mqueues.
     pub(super) unread: u32,
     pub(crate) accelerators: Vec<AcceleratorShare>,
     pub(crate) backends: Backends,
     /// Server mqueues that are full this turn.
     full: Vec<u32>,
-    /// Server mqueues whose TX ring could not be emptied: no room where its messages go.
+    /// Server mqueues whose TX ring could not be emptied, since the destination has no room.
     pub(crate) blocked: Vec<u32>,
-    /// Those of last turn, see [`Self::take_blocked`].
+    /// The blocked server mqueues of last turn, see [`Self::take_blocked`].
     pub(crate) retried: Vec<u32>,
-    /// Credit that the other workers told of, less what was handed to them since; hints.
+    /// Credit that the other workers published, less what was handed to them since; hints.
     pub(crate) other_credit: Vec<u32>,
-    /// The service is about to leave: it gets no new requests.
+    /// The service is about to leave and gets no new requests.
     pub(crate) leaving: Option<Leaving>,
-    /// Functions on the path of its messages, while no batch is on its way.
+    /// Functions on the path of its messages; moved out while a batch is in progress.
     pub(crate) chain: Option<Box<Attached>>,
-    /// Why it takes nothing in for now: an accelerator of it begins a new generation.
+    /// Why it takes no new requests at present: an accelerator of it restarts.
     pub(crate) pauses: Vec<Pause>,
 }
 
 impl ServiceShare {
-    /// Its backend connections have no names yet.
+    /// Its backend connections have no keys yet.
     pub(crate) fn new(
         service: &Service,
         worker: u32,
@@ -183,7 +183,7 @@ impl ServiceShare {
         }
     }
 
-    /// The blocked mqueues become the retried ones; what blocks again finds an empty list.
+    /// The blocked mqueues become the retried ones; the list of blocked ones is empty again.
     pub(crate) fn take_blocked(&mut self) {
         std::mem::swap(&mut self.blocked, &mut self.retried);
         self.blocked.clear();
@@ -193,14 +193,14 @@ impl ServiceShare {
         }
     }
 
-    /// The place of a service that is not there.
+    /// A vacant slot.
     pub(crate) fn vacant(workers: usize) -> Self {
-        let nobody = Service { mqueues: 0, slots: 0, ..Service::new("", Vec::new(), "") };
-        Self::new(&nobody, 0, workers as u32, Vec::new(), Default::default())
+        let vacant = Service { mqueues: 0, slots: 0, ..Service::new("", Vec::new(), "") };
+        Self::new(&vacant, 0, workers as u32, Vec::new(), Default::default())
     }
 
-    /// Writes a request into an mqueue's RX ring. The caller counts what becomes of it.
-    // Always inline: what an arrival says then goes to where it stays, not through memory.
+    /// Writes a request into an mqueue's RX ring. The caller counts the result.
+    // Always inline: the arrival's fields then stay in registers.
     #[inline(always)]
     pub(crate) fn accept(
         &mut self,
@@ -251,14 +251,14 @@ impl ServiceShare {
         Ok(())
     }
 
-    /// The RX ring did not take a request.
+    /// The RX ring did not accept a request.
     #[cold]
     fn refused(&mut self, number: u32, token: Token, len: usize, error: LoanError) -> DropReason {
         if self.replies == Replies::One {
             self.sessions.end(token, number);
         }
         if error == LoanError::Full {
-            // A long message may miss room in the arena alone, which short ones do not need.
+            // Only the arena may lack room for a long message; short messages do not need it.
             let inline = len <= abi::INLINE_BYTES_MAX as usize;
             let from = if inline { 0 } else { len as u32 };
             let load = &mut self.loads[number as usize];
@@ -274,8 +274,8 @@ impl ServiceShare {
         }
     }
 
-    /// What it means for a message of `len` bytes that [`Self::accept`] refused it; `None` if another mqueue may take it, since
-    /// this one had no room after all, and now says so.
+    /// The meaning of a refusal of a message of `len` bytes by [`Self::accept`]; `None` if another mqueue may take
+    /// it, since this one turned out to have no room, and its credit now reflects that.
     #[cold]
     pub(crate) fn refusal(
         &mut self,
@@ -300,14 +300,14 @@ impl ServiceShare {
         self.loads[mqueue as usize].outstanding -= 1;
     }
 
-    /// Requests under way on a mqueue.
+    /// Requests in flight on an mqueue.
     #[inline]
     pub(crate) fn outstanding_on(&self, mqueue: u32) -> u32 {
         self.loads[mqueue as usize].outstanding
     }
 
-    /// Replies of `mqueue` have been gathered, which had `before` requests then: tells the dispatcher how fast its kernel
-    /// is. One that has not answered all it had left the last time has had work since.
+    /// Replies of `mqueue` have been gathered, which had `before` requests then: reports the speed of its kernel to
+    /// the dispatcher. An mqueue that did not answer all its requests the last time has been busy since.
     #[inline]
     pub(crate) fn gathered(&mut self, mqueue: u32, before: u32, now_ns: u64) {
         let outstanding = self.outstanding_on(mqueue);
@@ -319,8 +319,8 @@ impl ServiceShare {
             (entry.gathered_ns, entry.left) = (now_ns, outstanding);
             let load = &mut self.loads[mqueue as usize];
             if load.late {
-                // Housekeeping finds who is late; that somebody is no longer must not wait for it, or what is shed until
-                // then is more than what was too much.
+                // Housekeeping finds overdue mqueues; the end of that state must not wait for housekeeping, or too
+                // many requests are shed until then.
                 load.late = entry.is_late(now_ns, self.queue_ns_max);
             }
         }
@@ -348,7 +348,7 @@ impl ServiceShare {
         }
     }
 
-    /// Answers were committed to client mqueues' RX rings: their blocks must hear of it.
+    /// Answers were committed to client mqueues' RX rings: their blocks must be rung.
     pub(crate) fn ring_clients(&mut self) {
         let Self { backends, mqueues, accelerators, .. } = self;
         backends.ring(|client| {
@@ -357,7 +357,7 @@ impl ServiceShare {
         });
     }
 
-    /// Server mqueues whose block wrote impossible words into the rings of a client mqueue share its fate.
+    /// Server mqueues whose block wrote impossible words into the rings of a client mqueue are closed too.
     pub(crate) fn note_corrupt_clients(&mut self) {
         let Self { backends, mqueues, .. } = self;
         for server in backends.take_corrupt() {
@@ -365,20 +365,22 @@ impl ServiceShare {
         }
     }
 
-    /// Whether something that blocks asked of backends is not answered, or not even taken. For blocks that are gone nobody
-    /// waits.
+    /// Whether requests of blocks to backends are not answered, or not even taken. Requests of ended blocks do not
+    /// count.
     pub(crate) fn waits_for_backends(&self) -> bool {
         self.backends.waits_for_backends(|server| self.loads[server as usize].alive)
     }
 
-    /// How many messages the head of a server mqueue's TX ring shows, as a hostile accelerator tells it, too.
+    /// Number of messages that the head of a server mqueue's TX ring shows; limited, since the accelerator may be
+    /// hostile.
     #[inline]
     pub(crate) fn shown(&self, mqueue: u32) -> u64 {
         self.mqueues[mqueue as usize].tx.hint()
     }
 
-    /// The same of the next [`HEADS_READ`] that [`Self::drive`] found touched. Heads lie densely, and an accelerator that
-    /// writes one of a line takes the line away: read one by one between messages, each would be a miss.
+    /// The same for the next [`HEADS_READ`] mqueues that [`Self::drive`] found touched. Heads are adjacent, and an
+    /// accelerator that writes one of a line takes the whole line away: reading them one by one between messages
+    /// would make each a cache miss.
     #[inline]
     pub(crate) fn read_heads(&self, drive: usize, first: usize) -> [u64; HEADS_READ] {
         let mut shown = [0; HEADS_READ];
@@ -391,12 +393,12 @@ impl ServiceShare {
         shown
     }
 
-    /// Starts to fetch short replies from where another processor has left them, a few mqueues before their turn.
+    /// Starts to prefetch short replies that another processor has written, a few mqueues ahead.
     #[inline]
     pub(crate) fn fetch_ahead(&self, drive: usize, index: usize) {
         const AHEAD: usize = 8;
         let AcceleratorShare { tx_pending, blocks, .. } = &self.accelerators[drive];
-        if !blocks.elsewhere() {
+        if !blocks.runs_off_thread() {
             return;
         }
         let from = if index == 0 { 1 } else { index + AHEAD };
@@ -407,12 +409,12 @@ impl ServiceShare {
         }
     }
 
-    /// The same for those behind the first of one mqueue that shows `shown`. Returns how many messages ahead
-    /// of the one that is read the next ones are to be fetched by [`Self::fetch`].
+    /// The same for the replies behind the first of an mqueue that shows `shown`. Returns the distance in messages at
+    /// which [`Self::fetch`] prefetches the next ones.
     pub(crate) fn fetch_more(&self, mqueue: u32, shown: u64) -> u64 {
         const AHEAD: u64 = 8;
         let entry = &self.mqueues[mqueue as usize];
-        if !self.accelerators[usize::from(entry.attachment)].blocks.elsewhere() {
+        if !self.accelerators[usize::from(entry.attachment)].blocks.runs_off_thread() {
             return u64::MAX;
         }
         for ahead in 1..shown.min(AHEAD) {
@@ -421,14 +423,14 @@ impl ServiceShare {
         AHEAD
     }
 
-    /// Fetches the reply that is `ahead` messages on.
-    // Not inline: it would burden the way of replies that are near.
+    /// Prefetches the reply that is `ahead` messages further.
+    // Not inline: it would slow down replies that are in the local cache.
     #[inline(never)]
     pub(crate) fn fetch(&self, mqueue: u32, ahead: u64) {
         self.mqueues[mqueue as usize].tx.prefetch_at(ahead, SHORT_BYTES);
     }
 
-    /// Which of the share's mqueues is in this place of those whose TX ring may hold messages.
+    /// The mqueue at this index of those whose TX ring may hold messages.
     #[inline]
     pub(crate) fn tx_pending(&self, drive: usize, index: usize) -> ShareMqueue {
         let drive = &self.accelerators[drive];
@@ -436,7 +438,7 @@ impl ServiceShare {
         drive.share_mqueues.get(mqueue).copied().unwrap_or(ShareMqueue::Foreign)
     }
 
-    /// Services without replies: counts what kernels released since the last call.
+    /// Services without replies: counts the messages that kernels released since the last call.
     pub(crate) fn count_released(&mut self, now_ns: u64) {
         for (number, mqueue) in self.mqueues.iter_mut().enumerate() {
             let load = &mut self.loads[number];
@@ -444,12 +446,12 @@ impl ServiceShare {
                 continue;
             }
             if mqueue.rx.credit().is_err() {
-                // Nothing else looks at this word: a full ring takes no more requests.
+                // This word is not checked anywhere else: a full ring takes no more requests.
                 mqueue.tx_corrupt = true;
                 continue;
             }
             let released = mqueue.rx.released();
-            // Behind, while the kernel reads what was given up unread.
+            // Negative while the kernel reads messages that were dropped unread.
             let new = released.saturating_sub(mqueue.consumed);
             mqueue.consumed += new;
             load.outstanding -= new as u32;
@@ -461,8 +463,8 @@ impl ServiceShare {
         }
     }
 
-    /// Finds the mqueues whose oldest unread message waits longer than the service allows.
-    pub(crate) fn look_for_late(&mut self, now_ns: u64) {
+    /// Finds the mqueues whose oldest unread message has waited longer than the service allows.
+    pub(crate) fn find_overdue(&mut self, now_ns: u64) {
         if self.queue_ns_max == 0 {
             return;
         }
@@ -472,7 +474,7 @@ impl ServiceShare {
         }
     }
 
-    /// The reason to give when no mqueue took a request.
+    /// The drop reason when no mqueue took a request.
     pub(crate) fn shed_reason(&self, reason: DropReason) -> DropReason {
         let late = self.queue_ns_max > 0 && self.loads.iter().any(|load| load.late);
         if reason == DropReason::NoCredit && late { DropReason::QueueTime } else { reason }
@@ -497,8 +499,8 @@ impl ServiceShare {
         self.accelerators[accelerator].first..next.unwrap_or(self.mqueues.len() as u32)
     }
 
-    /// Nobody runs the accelerator's blocks any more. Its requests have been ended, so nothing of this generation
-    /// is under way, and what its mqueues ask of backends finds nobody.
+    /// The accelerator's blocks do not run any more. Its requests have been ended, so nothing of this generation is
+    /// in flight, and the answers to its requests to backends will be discarded.
     pub(crate) fn detach_accelerator<N: Nic>(&mut self, accelerator: usize, nic: &mut N) {
         let mqueues = self.mqueues_of(accelerator);
         for mqueue in mqueues.clone() {
@@ -510,22 +512,23 @@ impl ServiceShare {
         self.drop_backend_requests_of(mqueues, nic);
     }
 
-    /// What the blocks of these mqueues ask of backends finds nobody, and what they still want to ask nobody takes.
+    /// Answers to the requests of these mqueues' blocks to backends will be discarded, and requests in their rings
+    /// are not taken.
     pub(crate) fn drop_backend_requests_of<N: Nic>(&mut self, mqueues: Range<u32>, nic: &mut N) {
         let backends = self.backends.pools.len() as u32;
         self.backends.drop_backend_requests(nic, mqueues.start * backends..mqueues.end * backends);
     }
 
-    /// The rings of an accelerator's next generation take the place of those of the last one.
+    /// Replaces the rings of an accelerator with those of its next generation.
     pub(crate) fn replace_rings(&mut self, accelerator: usize, attachment: Attachment) {
         let mqueues = self.mqueues_of(accelerator);
         let backends = self.backends.pools.len() as u32;
         let Attachment { blocks, ends } = attachment;
-        assert_eq!(ends.len(), mqueues.len(), "every life has the same blocks");
+        assert_eq!(ends.len(), mqueues.len(), "every generation has the same blocks");
         let table = share_mqueues(&ends, mqueues.start);
         for (mqueue, ends) in mqueues.zip(ends) {
             let entry = &mut self.mqueues[mqueue as usize];
-            assert_eq!(entry.block, ends.block, "every life has the same blocks");
+            assert_eq!(entry.block, ends.block, "every generation has the same blocks");
             entry.tx_corrupt = false;
             entry.write_ahead = write_ahead(&*blocks);
             entry.consumed = ends.server.rx.released();
@@ -558,13 +561,13 @@ impl ServiceShare {
         }
     }
 
-    /// Whether its time to leave is over.
+    /// Whether its drain time is over.
     pub(crate) fn is_expired(&self) -> bool {
         self.leaving.as_ref().is_some_and(|leaving| leaving.expired)
     }
 
-    /// Gives up the requests of a reply-less service's mqueue that its kernel has not read; if it reads them
-    /// later, that counts no more.
+    /// Drops the requests of a reply-less service's mqueue that its kernel has not read; if it reads them later, that
+    /// is not counted.
     pub(crate) fn drop_unread(&mut self, mqueue: u32) -> u64 {
         let entry = &mut self.mqueues[mqueue as usize];
         entry.consumed = entry.rx.committed();
@@ -573,39 +576,39 @@ impl ServiceShare {
         u64::from(unread)
     }
 
-    /// When the worker must look again without an event, `look_again_ns` for what does not wake it; 0 at once.
-    pub(crate) fn wake_at(&self, now_ns: u64, look_again_ns: u64) -> u64 {
-        let under_way = self.under_way() > 0 && !mutants::on("sleep_on_requests");
+    /// When the worker must run again without an event; `poll_ns` for sources that do not wake it; 0 at once.
+    pub(crate) fn wake_at(&self, now_ns: u64, poll_ns: u64) -> u64 {
+        let in_flight = self.in_flight() > 0 && !mutants::on("sleep_on_requests");
         let blocked = !self.blocked.is_empty() || self.backends.has_work();
-        if under_way || blocked || self.accelerators.iter().any(|d| !d.rx_pending.is_empty()) {
+        if in_flight || blocked || self.accelerators.iter().any(|d| !d.rx_pending.is_empty()) {
             return 0;
         }
-        // A block elsewhere may ask a backend when no request is under way.
+        // A block on another thread may send a request to a backend when no request is in flight.
         let may_ask = !self.backends.is_empty()
-            && self.accelerators.iter().any(|drive| drive.blocks.elsewhere());
+            && self.accelerators.iter().any(|drive| drive.blocks.runs_off_thread());
         let looks_again = self.is_leaving_busy()
             || self.is_paused()
             || self.backends.backend_in_flight()
             || may_ask;
-        let again_ns = if looks_again { now_ns + look_again_ns } else { u64::MAX };
+        let again_ns = if looks_again { now_ns + poll_ns } else { u64::MAX };
         let blocks = self.accelerators.iter().map(|drive| drive.blocks.wake_at());
         blocks.fold(again_ns, u64::min)
     }
 
-    /// Requests under way on this service share's mqueues.
-    pub(crate) fn under_way(&self) -> u64 {
+    /// Requests in flight on this service share's mqueues.
+    pub(crate) fn in_flight(&self) -> u64 {
         match self.replies {
             Replies::One => self.sessions.live().into(),
             Replies::None => self.outstanding_by_mqueue().map(u64::from).sum(),
         }
     }
 
-    /// Requests under way on each mqueue.
+    /// Requests in flight on each mqueue.
     pub(crate) fn outstanding_by_mqueue(&self) -> impl Iterator<Item = u32> + '_ {
         self.loads.iter().map(|load| load.outstanding)
     }
 
-    /// Requests that this service share's mqueues still take together.
+    /// Number of requests that this service share's mqueues still take, over all of them.
     pub(crate) fn free_credit(&self) -> u32 {
         let alive = self.loads.iter().filter(|load| load.alive);
         alive.map(|load| self.slots.saturating_sub(load.outstanding)).sum()

@@ -2,23 +2,23 @@
 
 use wire::session::{Origin, Token};
 
-use crate::service::sampler::{FOLLOWED_MAX, Followed, NO_TOKEN, Sampler, WITHOUT_TOKEN};
+use crate::service::sampler::{NO_TOKEN, SAMPLED_MAX, Sample, Sampler, WITHOUT_TOKEN};
 use crate::service::share::ServiceShare;
 use crate::topology::Replies;
 
 impl ServiceShare {
-    /// Follows the message that was just committed to an mqueue, if there is room for one more.
+    /// Samples the message that was just committed to an mqueue, if there is room for one more.
     #[cold]
     pub(crate) fn sample(&mut self, mqueue: u32, token: Option<Token>, received_ns: u64) {
         let sampler = &mut self.sampler;
         sampler.draw_gap(received_ns);
         let entry = &mut self.mqueues[mqueue as usize];
-        if entry.sampled != NO_TOKEN || sampler.sampled.len() == FOLLOWED_MAX {
+        if entry.sampled != NO_TOKEN || sampler.sampled.len() == SAMPLED_MAX {
             return;
         }
         let token = token.unwrap_or(WITHOUT_TOKEN);
         entry.sampled = token;
-        sampler.sampled.push(Followed {
+        sampler.sampled.push(Sample {
             mqueue,
             token,
             position: entry.rx.committed() - 1,
@@ -31,7 +31,7 @@ impl ServiceShare {
         });
     }
 
-    /// Once in a while: how deep the queues are.
+    /// Updates the gauges of queue depths.
     pub(crate) fn observe_depth(&self) {
         let observed = &self.sampler.observed;
         observed.mqueues.set(self.mqueues.len() as u64);
@@ -40,18 +40,18 @@ impl ServiceShare {
     }
 
     pub(crate) fn observe_pause(&self) {
-        self.sampler.observed.held.set(self.is_paused().into());
+        self.sampler.observed.paused.set(self.is_paused().into());
     }
 
-    /// Whether [`Self::look`] has anything to look for.
+    /// Whether [`Self::look`] has anything to check.
     #[inline]
     pub(crate) fn awaits_release(&self) -> bool {
         self.sampler.sampled.iter().any(|f| f.taken_ns == 0)
     }
 
-    /// Looks whether the slots of sampled messages are released. The first look at a message comes
-    /// just before it is published.
-    pub(crate) fn look(&mut self, now_ns: u64) {
+    /// Checks whether the slots of sampled messages are released. The first check of a message comes just before it
+    /// is published.
+    pub(crate) fn check_releases(&mut self, now_ns: u64) {
         let Self { sampler, mqueues, replies, .. } = self;
         let Sampler { sampled, observed, .. } = sampler;
         sampled.retain_mut(|message| {
@@ -64,7 +64,7 @@ impl ServiceShare {
                 message.waiting_ns = now_ns;
                 return true;
             }
-            // A word that is impossible is found, and judged, where the ring is used.
+            // An impossible word is found, and handled, where the ring is used.
             if mqueue.rx.credit().is_err() || mqueue.rx.released() <= message.position {
                 message.waiting_ns = now_ns;
                 return true;
@@ -95,26 +95,26 @@ impl ServiceShare {
         }
     }
 
-    /// Nobody of an mqueue is sampled any longer.
-    pub(crate) fn unfollow(&mut self, mqueue: u32) {
+    /// Stops sampling the messages of an mqueue.
+    pub(crate) fn stop_sampling(&mut self, mqueue: u32) {
         self.mqueues[mqueue as usize].sampled = NO_TOKEN;
         self.sampler.sampled.retain(|f| f.mqueue != mqueue);
     }
 
-    /// Messages that are sampled now.
+    /// Number of messages that are sampled now.
     #[inline]
     pub(crate) fn sampled_count(&self) -> usize {
         self.sampler.sampled.len()
     }
 
-    /// Whose reply a sampled message had, once that is forwarded.
+    /// The destination of a sampled message's reply, once that is forwarded.
     pub(crate) fn sampled_origin(&self, index: usize) -> Option<(Origin, u64)> {
-        let Followed { mqueue, token, origin, .. } = self.sampler.sampled[index];
-        // A token that lives belongs to a reply that found no room and is still in its ring.
+        let Sample { mqueue, token, origin, .. } = self.sampler.sampled[index];
+        // A live token belongs to a reply that found no room and is still in its ring.
         origin.filter(|_| self.sessions.find(token, mqueue).is_none())
     }
 
-    /// Whether the reply of a sampled message has left; `None`: its client is gone.
+    /// Whether the reply of a sampled message has been sent; `None`: its client is gone.
     #[cold]
     pub(crate) fn note_sent(&mut self, index: usize, sent: Option<bool>, now_ns: u64) {
         let message = &self.sampler.sampled[index];
@@ -122,19 +122,19 @@ impl ServiceShare {
             message.record(&self.sampler.observed, Some(now_ns));
         }
         if sent != Some(false) {
-            self.unfollow(message.mqueue);
+            self.stop_sampling(message.mqueue);
         }
     }
 
-    /// Gives up sampled messages that have ended without a reply.
+    /// Stops sampling messages that have ended without a reply.
     pub(crate) fn unsample_ended(&mut self) {
         let Self { sampler, mqueues, loads, sessions, replies, .. } = self;
-        sampler.sampled.retain(|&Followed { mqueue, token, seen_ns, .. }| {
-            let under_way = match replies {
+        sampler.sampled.retain(|&Sample { mqueue, token, seen_ns, .. }| {
+            let in_flight = match replies {
                 Replies::One => seen_ns != 0 || sessions.find(token, mqueue).is_some(),
                 Replies::None => true,
             };
-            let stays = under_way && loads[mqueue as usize].alive;
+            let stays = in_flight && loads[mqueue as usize].alive;
             if !stays {
                 mqueues[mqueue as usize].sampled = NO_TOKEN;
             }

@@ -1,22 +1,22 @@
-//! What cannot work, and which field says so.
+//! Checks of a topology: each error names a field.
 
 use super::*;
 
-/// A topology that cannot work: which field, and what would be right.
+/// An invalid topology: the field, and valid values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{place}.{field}: {message}")]
 pub struct TopologyError {
-    /// The part, for people: `service "digits"`.
+    /// The part, for humans: `service "digits"`.
     pub place: String,
     /// Index path for callers that have a file: (table, index, sub-index).
     pub path: (&'static str, usize, Option<usize>),
     /// The field's name in the configuration.
     pub field: &'static str,
-    /// What is wrong and what would be right.
+    /// The error and the fix.
     pub message: String,
 }
 
-/// What is wrong with a value that must be in [`min`, `max`].
+/// The message about a value that must be in [`min`, `max`].
 fn outside(value: u64, min: u64, max: u64) -> Option<String> {
     let inside = (min..=max).contains(&value);
     (!inside).then(|| format!("is {value}, must be in [{min}, {max}]"))
@@ -33,12 +33,12 @@ fn service_error(
 }
 
 impl Topology {
-    /// Refuses what cannot work. The first problem found is returned.
+    /// Rejects an invalid topology with its first problem.
     pub fn check(&self) -> Result<(), TopologyError> {
         self.problems().into_iter().next().map_or(Ok(()), Err)
     }
 
-    /// Everything that cannot work, but for what only follows from another problem of the same service.
+    /// All problems, except those that only follow from another problem of the same service.
     pub fn problems(&self) -> Vec<TopologyError> {
         let mut problems: Vec<TopologyError> = self.check_engine().err().into_iter().collect();
         for (index, service) in self.services.iter().enumerate() {
@@ -73,7 +73,7 @@ impl Topology {
         Ok(())
     }
 
-    /// A request that may take longer than a block may.
+    /// The message about a request time-out above the block's time limit.
     fn too_late(&self, service: &Service) -> Option<String> {
         let timeout = service.request_timeout_ms;
         let hangs = service.accelerators.iter().zip(&service.hang_ms);
@@ -85,7 +85,7 @@ impl Topology {
         ))
     }
 
-    /// The error is one without which the others cannot be looked for.
+    /// Returns an error that prevents further checks.
     fn check_service(
         &self,
         index: usize,
@@ -174,7 +174,7 @@ impl Topology {
         Ok(())
     }
 
-    /// No two listens may claim the same address (port 0 never collides).
+    /// Checks that no two services listen on the same address (port 0 never collides).
     fn check_ports(&self, problems: &mut Vec<TopologyError>) {
         let mut seen: Vec<(&str, Listen)> = Vec::new();
         let mut paths: Vec<(&str, &Path)> = Vec::new();
@@ -206,7 +206,7 @@ impl Topology {
 }
 
 impl Backend {
-    /// Refuses ways to match that this transport and framing do not have.
+    /// Rejects a `match` that this transport and framing do not support.
     fn check_matching(&self) -> Result<(), (&'static str, String)> {
         let max = self.max_message_bytes as usize;
         if let Some(id) = self.matching {

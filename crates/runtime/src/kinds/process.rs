@@ -89,7 +89,7 @@ impl Device for HostDevice {
             threads: self.threads.clamp(1, job.blocks as usize),
             cores: self.cores.clone(),
             stack_bytes: self.stack_kib << 10,
-            doze: Box::new(move |limit| {
+            sleep: Box::new(move |limit| {
                 wait_readable(&[wake_fd.as_fd()], Some(limit));
                 wake_fd.clear();
             }),

@@ -220,8 +220,9 @@ impl Engine {
             }
             Ok(())
         };
-        let help = "Workers that hold the service: requests wait until its runtime has restarted";
-        gauge("serval_service_held", help, |o| o.held as f64)?;
+        let help =
+            "Workers on which the service is paused: requests wait until its runtime has restarted";
+        gauge("serval_service_paused", help, |o| o.paused as f64)?;
         gauge("serval_mqueues", "Mqueues of the service", |o| o.mqueues as f64)?;
         let help = "Requests in flight on an mqueue, on average";
         gauge("serval_mqueue_depth_mean", help, |o| o.depth as f64 / o.mqueues.max(1) as f64)?;

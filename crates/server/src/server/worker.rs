@@ -117,7 +117,7 @@ impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> WorkerThread<N> {
             if sleep_ns == 0 && worker.should_yield(now_ns) {
                 let from_ns = sys::time::monotonic_ns();
                 std::thread::yield_now();
-                worker.offered_core(from_ns, sys::time::monotonic_ns());
+                worker.yielded_core(from_ns, sys::time::monotonic_ns());
             }
             worker.wait(sleep_ns);
         }

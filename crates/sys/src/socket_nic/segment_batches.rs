@@ -12,12 +12,12 @@
 //! stay where they are.
 //!
 //! *Holding back.* A busy engine can delay a short batch whose client has more replies pending: they become ready
-//! while others are sent, and leave with it. So in a patient send batch ([`TxBatch::is_patient`]), short batches whose
+//! while others are sent, and leave with it. So in a patient send batch ([`TxBatch::may_defer`]), short batches whose
 //! last datagram announces [more](TxDatagram::more) stay for the next call. A client that answers a batch with a
 //! batch then sends longer ones too. The engine ends the delay. A batch that nothing can join any more leaves,
 //! because later datagrams would otherwise overtake it. With fewer than about two destinations everything leaves.
 //!
-//! [`TxBatch::is_patient`]: wire::nic::TxBatch::is_patient
+//! [`TxBatch::may_defer`]: wire::nic::TxBatch::may_defer
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -142,17 +142,17 @@ impl SegmentBatches {
         &mut self,
         waiting: &mut [TxDatagram],
         segment_bytes_max: u32,
-        patient: bool,
+        may_defer: bool,
     ) -> usize {
-        let patient = patient && waiting.len() <= WINDOW;
+        let may_defer = may_defer && waiting.len() <= WINDOW;
         let mut kept = 0;
         for window in waiting.chunks_mut(WINDOW) {
             if is_mixed(window) {
                 let moves = self.assign_batches(window, segment_bytes_max);
-                let waits = |batch: &&SegmentBatch| patient && batch.may_wait();
+                let waits = |batch: &&SegmentBatch| may_defer && batch.may_wait();
                 kept = self.batches.iter().filter(waits).map(|t| usize::from(t.count)).sum();
                 if moves || kept > 0 {
-                    self.group_by_batch(window, patient);
+                    self.group_by_batch(window, may_defer);
                 }
             }
         }
@@ -211,10 +211,10 @@ impl SegmentBatches {
     }
 
     /// A counting sort by batch, which is stable; if `patient`, batches that wait come last.
-    fn group_by_batch(&mut self, window: &mut [TxDatagram], patient: bool) {
+    fn group_by_batch(&mut self, window: &mut [TxDatagram], may_defer: bool) {
         let mut end = 0;
         for waits in [false, true] {
-            let of_these = |batch: &&mut SegmentBatch| (patient && batch.may_wait()) == waits;
+            let of_these = |batch: &&mut SegmentBatch| (may_defer && batch.may_wait()) == waits;
             for batch in self.batches.iter_mut().filter(of_these) {
                 batch.first = end;
                 end += batch.count;

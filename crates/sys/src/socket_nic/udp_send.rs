@@ -108,9 +108,9 @@ impl Sender {
         let mut single = 0;
         let mut suspect = None;
         let mut stale_errors = 0;
-        let (longest, patient) = (segmentation.segment_bytes_max, batch.is_patient());
+        let (longest, may_defer) = (segmentation.segment_bytes_max, batch.may_defer());
         if longest > 0 {
-            outcome.kept = self.segment_batches.arrange(batch.waiting_mut(), longest, patient);
+            outcome.kept = self.segment_batches.arrange(batch.waiting_mut(), longest, may_defer);
         }
         while batch.waiting().len() > outcome.kept {
             let leaving = batch.waiting().len() - outcome.kept;
@@ -313,7 +313,7 @@ mod tests {
         // The second reader's first datagrams are as many as a batch that waits may have.
         let mut learned = Segmentation::new(true);
         let mut sender = Sender::new();
-        batch.set_patient(true);
+        batch.set_may_defer(true);
         let kept = batch.waiting().len();
         let outcome = sender.send(from.as_fd(), &mut batch, &mut learned);
         assert_eq!(outcome.sent + outcome.kept, kept);

@@ -104,7 +104,7 @@ impl<'a> Run<'a> {
     fn send(&mut self, now_ns: u64) -> Result<(), ClientError> {
         while let Some(place) = self.free.last().copied() {
             // Requests that were given up still have a slot of the rings.
-            if self.client.under_way() == self.client.depth() {
+            if self.client.in_flight() == self.client.depth() {
                 break;
             }
             let next = self.held.take().or_else(|| self.tally.next(now_ns));

@@ -1,13 +1,13 @@
 //! Backends over UDP: a socket for each client mqueue.
 //!
-//! Datagrams have no order to match by. Where requests carry an id (`match`), several are in flight and an
-//! answer belongs to the one with its id. A memcached backend's requests get theirs from the engine, in the
-//! frame header that the protocol has over UDP; one is in flight, whose answer is put together from its
-//! datagrams. Else one is in flight, and a time-out closes the socket: a late answer finds nobody, but the
-//! second copy of an answer may come while the next request waits, and nothing tells it from an answer.
-//! With a socket for each request it meets a port that is closed, or another one.
+//! Datagrams have no order to match by. Where requests carry an id (`match`), several are in flight and an answer
+//! belongs to the one with its id. Requests to memcached get their ids from the engine, in the frame header of the
+//! protocol over UDP; one is in flight, and its answer is assembled from its datagrams. Without ids one request is in
+//! flight, and a time-out closes the socket, so that late answers are not received. However, a duplicate of an answer
+//! may arrive while the next request waits, and cannot be distinguished from the right answer. With one socket per
+//! request it arrives at a closed or different port.
 //!
-//! What no request in flight is answered by is dropped and counted: `backend_unasked` if none is, else
+//! Datagrams that answer no request in flight are dropped and counted: `backend_unasked` if none is in flight, else
 //! `backend_mismatch`.
 
 use std::collections::VecDeque;
@@ -19,58 +19,58 @@ use wire::nic::{Close, Nic, Read, Transport, UDP_PAYLOAD_MAX, Written};
 
 use super::{BackendPool, Backends, ClientMqueue, Sending, refusal};
 
-/// Datagrams that answer nothing, read from one socket at a time. Where late answers are recognised, all that
-/// timed out together may come together.
-const USELESS_MAX: usize = 32;
+/// Maximum number of unmatched datagrams read from one socket at a time. Where late answers are recognized, all that
+/// timed out together may arrive together.
+const UNMATCHED_MAX: usize = 32;
 const LATE_MAX: usize = 1024;
 
-/// The socket of a client mqueue, and what was asked through it.
+/// The socket of a client mqueue, and the requests sent through it.
 #[derive(Debug, Default)]
 pub(super) struct DatagramSocket {
     open: bool,
     /// In the order in which they were sent.
-    asked: VecDeque<Asked>,
+    asked: VecDeque<InFlight>,
     /// The id of memcached's next request.
     next_id: u16,
-    /// What the answer is compared with.
+    /// Matching data of the requests.
     mark: Vec<u8>,
     assembly: Assembly,
 }
 
 /// A request in flight.
 #[derive(Clone, Copy, Debug)]
-struct Asked {
+struct InFlight {
     tag: u64,
     deadline_ns: u64,
     id: u64,
 }
 
-/// What a datagram was.
+/// The result of parsing a datagram.
 enum Answer {
-    /// The answer, from this offset on, to the request in this place of those asked.
+    /// The answer, from this offset on, to the request at this index.
     Whole(usize, usize),
-    /// The last part of the answer to the first of them, which is in the assembly.
+    /// The last part of the answer to the first request; the answer is in the assembly.
     Assembled,
-    /// A part of it.
+    /// A part of the answer to the first request.
     Part,
-    /// A part of more than can be told.
+    /// A part of an answer that is too long for the assembly.
     TooLong,
-    /// Nothing that is waited for.
+    /// No request waits for it.
     Useless(DropReason),
 }
 
 impl BackendPool {
-    /// Requests go out with the frame header of memcached.
+    /// Whether requests have the frame header of memcached.
     fn is_framed(&self) -> bool {
         self.framing == Framing::Memcached
     }
 
     /// Whether a late answer is recognised, so that a socket outlives a time-out.
-    fn knows_late_answers(&self) -> bool {
+    fn recognizes_late_answers(&self) -> bool {
         self.is_framed() || self.matching.is_some()
     }
 
-    /// Whether the socket takes no more requests for now.
+    /// Whether the socket takes no more requests at present.
     pub(super) fn is_full_for(&self, socket: &DatagramSocket) -> bool {
         let many = self.matching.is_some() && !self.per_request && !self.is_framed();
         let asked_max = if many { self.in_flight_max } else { 1 };
@@ -78,7 +78,7 @@ impl BackendPool {
         self.transport == Transport::Udp && (socket.asked.len() >= asked_max || no_socket)
     }
 
-    /// Sends a request, which has this tag and id, or says why not.
+    /// Sends a request with this tag and id, or returns why not.
     pub(super) fn send_datagram<N: Nic>(
         &mut self,
         nic: &mut N,
@@ -113,7 +113,7 @@ impl BackendPool {
         }
         match nic.write(entry.key, datagram) {
             Written::Bytes(_) => {
-                socket.asked.push_back(Asked { tag, deadline_ns: now_ns + self.timeout_ns, id });
+                socket.asked.push_back(InFlight { tag, deadline_ns: now_ns + self.timeout_ns, id });
                 if self.is_framed() {
                     socket.next_id = socket.next_id.wrapping_add(1);
                     socket.assembly.clear();
@@ -127,7 +127,7 @@ impl BackendPool {
                 self.close_datagrams(nic, entry);
                 Sending::Failed(status::REFUSED)
             }
-            // Others wait on the socket: its failure is reported, and tells them too.
+            // Other requests use this socket: its failure is reported, and ends them too.
             Written::Broken => Sending::Failed(status::REFUSED),
         }
     }
@@ -141,8 +141,8 @@ impl BackendPool {
         }
     }
 
-    /// Understands a datagram.
-    fn understand(&self, socket: &mut DatagramSocket, datagram: &[u8]) -> Answer {
+    /// Parses a datagram and finds its request.
+    fn classify(&self, socket: &mut DatagramSocket, datagram: &[u8]) -> Answer {
         let waited_for = !socket.asked.is_empty();
         let useless = Answer::Useless(match waited_for {
             true => DropReason::BackendMismatch,
@@ -170,11 +170,11 @@ impl BackendPool {
         }
     }
 
-    /// What a whole response of memcached over UDP is worth.
-    fn judge(&self, mark: &[u8], response: &[u8]) -> Result<(), DropReason> {
+    /// Checks a complete response of memcached over UDP.
+    fn check_response(&self, mark: &[u8], response: &[u8]) -> Result<(), DropReason> {
         let max = self.max_message_bytes;
         if !self.is_framed() || response.len() > max {
-            // A response that is too long is reported when it is put into the ring.
+            // A response that is too long is reported when it is copied into the ring.
             return Ok(());
         }
         match self.framing.parse_response(&mut ParseState::default(), response, max) {
@@ -199,12 +199,13 @@ impl Backends {
         loop {
             let entry = &mut self.clients[client as usize];
             let pool = &self.pools[entry.backend as usize];
-            let late = if pool.knows_late_answers() { pool.in_flight_max.min(LATE_MAX) } else { 0 };
+            let late =
+                if pool.recognizes_late_answers() { pool.in_flight_max.min(LATE_MAX) } else { 0 };
             if !entry.datagram.open {
                 return;
             }
-            if useless > USELESS_MAX + late {
-                // It says more than it was asked, without end: what else it says finds nobody.
+            if useless > UNMATCHED_MAX + late {
+                // The peer sends more than it was asked for, without end: the rest is discarded.
                 return self.fail_datagram_backend(nic, client);
             }
             match nic.read(entry.key, scratch) {
@@ -221,7 +222,7 @@ impl Backends {
         }
     }
 
-    /// Takes a datagram of `count` bytes that was read into `scratch`. Returns why it is of no use.
+    /// Takes a datagram of `count` bytes that was read into `scratch`. Returns why it is dropped, if it is.
     fn take_datagram<N: Nic>(
         &mut self,
         nic: &mut N,
@@ -232,7 +233,7 @@ impl Backends {
         let entry = &mut self.clients[client as usize];
         let pool = &mut self.pools[entry.backend as usize];
         let mut assembly = Assembly::default();
-        let (place, payload) = match pool.understand(&mut entry.datagram, &scratch[..count]) {
+        let (place, payload) = match pool.classify(&mut entry.datagram, &scratch[..count]) {
             Answer::Useless(reason) => return Some(reason),
             Answer::Part => return None,
             Answer::Whole(place, from) => (place, Some(&scratch[from..count])),
@@ -244,7 +245,7 @@ impl Backends {
         };
         let judged = match payload {
             None => Err(DropReason::BackendTooLong),
-            Some(payload) => pool.judge(&entry.datagram.mark, payload),
+            Some(payload) => pool.check_response(&entry.datagram.mark, payload),
         };
         if judged == Err(DropReason::BackendMismatch) {
             return judged.err();
@@ -267,7 +268,7 @@ impl Backends {
         None
     }
 
-    /// A client mqueue's own datagram socket failed (the backend's host says: refused).
+    /// A client mqueue's datagram socket failed (the backend's host reported: connection refused).
     pub(crate) fn fail_datagram_backend<N: Nic>(&mut self, nic: &mut N, client: u32) {
         let entry = &mut self.clients[client as usize];
         if !entry.datagram.open {
@@ -279,22 +280,22 @@ impl Backends {
         for asked in &asked {
             self.answer(client, asked.tag, status::REFUSED, &[]);
         }
-        // Its memory is used again.
+        // Its memory is reused.
         self.clients[client as usize].datagram.asked = asked;
         self.clients[client as usize].datagram.asked.clear();
     }
 
-    /// Gives up what takes too long.
+    /// Times out requests.
     pub(super) fn expire_datagrams<N: Nic>(&mut self, nic: &mut N, now_ns: u64) {
         for client in 0..self.clients.len() {
-            // Deadlines grow along the line.
+            // Deadlines are in order.
             loop {
                 let entry = &mut self.clients[client];
-                let due = |asked: &&Asked| asked.deadline_ns <= now_ns;
+                let due = |asked: &&InFlight| asked.deadline_ns <= now_ns;
                 let Some(asked) = entry.datagram.asked.front().filter(due).copied() else { break };
                 entry.datagram.asked.pop_front();
                 let pool = &mut self.pools[entry.backend as usize];
-                if pool.per_request || !pool.knows_late_answers() {
+                if pool.per_request || !pool.recognizes_late_answers() {
                     pool.close_datagrams(nic, entry);
                 }
                 self.counters.backend_timeouts.one();

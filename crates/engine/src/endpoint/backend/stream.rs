@@ -1,18 +1,17 @@
 //! Backends over TCP: connections and the order of answers on them.
 //!
-//! The mqueues of one worker share `connections` connections. Answers are matched to requests in
-//! order. An answer that does not fit its request, or that no request waits for, ends the connection: all
-//! in flight on it are answered with `PROTOCOL`, because one answer too many would shift every later one.
-//! A request that times out is answered with `TIMEOUT` at once but keeps its place: when its
-//! late answer comes it is consumed and counted, so the stream never desynchronises. A connection that
-//! has owed answers for long and gave none in time is closed and opened again: a backend that left one
-//! request unanswered would otherwise be one answer behind for ever. If the backend has answered on a connection
-//! that ended, the next one is opened at once. There is exponential back-off while the backend refuses
-//! connections, or accepts and ends them without an answer.
+//! The mqueues of one worker share `connections` connections. Answers are matched to requests in order. An answer
+//! that does not fit its request, or without a request, ends the connection: all requests in flight on it are
+//! answered with `PROTOCOL`, because one extra answer would shift all later ones. A request that times out is
+//! answered with `TIMEOUT` at once but keeps its place: its late answer is consumed and counted, so the stream stays
+//! synchronized. A connection that has timed-out requests and has delivered no answer in time for long is closed and
+//! reopened: otherwise a backend that never answers one request would stay one answer behind. If the backend has
+//! answered on a connection that ended, the next one is opened at once. While the backend refuses connections, or
+//! accepts and closes them without an answer, the worker backs off exponentially.
 //!
-//! *A connection for each request*: there are `in_flight` of them, each with one place, opened for a
-//! request and closed after its answer, at its time-out, or when the backend closes. They are reset, so
-//! that no port stays occupied (TIME_WAIT).
+//! *One connection per request*: there are `in_flight` of them, each with one place, opened for a request and closed
+//! after its answer, at its time-out, or when the backend closes. They are closed with a reset, so that no port stays
+//! in TIME_WAIT.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -23,29 +22,29 @@ use wire::framing::{Framing, ParseState, Parsed};
 use wire::nic::{Close, Nic, Read, StreamKey, Transport, Written};
 
 use super::{BackendPool, Backends, NO_KEY, Sending, refusal};
-use crate::endpoint::tcp::connection::forget_written;
+use crate::endpoint::tcp::connection::discard_written;
 
 const BACK_OFF_NS_MIN: u64 = 10_000_000;
 const BACK_OFF_NS_MAX: u64 = 1_000_000_000;
-/// A connection attempt, or a given-up place at the head of a stream, lasts at least this long.
-const PATIENCE_NS_MIN: u64 = 1_000_000_000;
+/// Minimum time limit of a connection attempt, and of a timed-out request at the head of a stream.
+const ATTEMPT_NS_MIN: u64 = 1_000_000_000;
 
 /// One TCP connection to a backend.
 pub(crate) struct BackendConnection {
     pub(crate) key: StreamKey,
     state: ConnectionState,
     back_off_ns: u64,
-    /// A request was answered on it since it was opened.
+    /// Whether a request was answered on it since it was opened.
     served: bool,
     output: Vec<u8>,
     written: usize,
     input: Vec<u8>,
     parser: ParseState,
     places: VecDeque<Place>,
-    /// What the answers to the places are compared with, in their order, from `marks_taken`.
+    /// Matching data of the places, in their order, from `marks_taken`.
     marks: Vec<u8>,
     marks_taken: usize,
-    /// When the first place was given up since an answer came in time or nothing was owed; 0: none.
+    /// Time of the first time-out since an answer came in time or no answer was due; 0: none.
     behind_since_ns: u64,
     dirty: bool,
 }
@@ -69,23 +68,23 @@ struct Place {
 }
 
 impl BackendPool {
-    /// Whether every connection is full. (With one that is down and the others full only [`Self::choose`] can tell.)
+    /// Whether every connection is full. (If one is down and the others are full, only [`Self::choose`] can tell.)
     pub(super) fn is_full(&self) -> bool {
         let full = |c: &BackendConnection| c.places.len() >= self.places_max();
         !self.connections.is_empty() && self.connections.iter().all(full)
     }
 
-    /// Requests in flight on one connection.
+    /// Maximum number of requests in flight on one connection.
     fn places_max(&self) -> usize {
         if self.per_request { 1 } else { self.in_flight_max }
     }
 
-    fn patience_ns(&self) -> u64 {
-        (10 * self.timeout_ns).max(PATIENCE_NS_MIN)
+    fn attempt_ns(&self) -> u64 {
+        (10 * self.timeout_ns).max(ATTEMPT_NS_MIN)
     }
 
-    /// The connection for the next request: the least busy one that is up or on its way; `Err(true)`
-    /// when all are full, `Err(false)` when all are down.
+    /// The connection for the next request: the least loaded one that is up or connecting; `Err(true)` when all are
+    /// full, `Err(false)` when all are down.
     fn choose<N: Nic>(&mut self, nic: &mut N, now_ns: u64) -> Result<usize, bool> {
         if self.per_request {
             let ready = |c: &BackendConnection| match c.state {
@@ -95,7 +94,7 @@ impl BackendPool {
             let all_down = self.connections.iter().all(BackendConnection::is_down);
             return self.connections.iter().position(ready).ok_or(!all_down);
         }
-        let patience_ns = self.patience_ns();
+        let attempt_ns = self.attempt_ns();
         for connection in &mut self.connections {
             let ConnectionState::Down { retry_ns } = connection.state else { continue };
             if retry_ns > now_ns {
@@ -103,7 +102,7 @@ impl BackendPool {
             }
             match nic.connect(self.address, Transport::Tcp, connection.key) {
                 Ok(()) => {
-                    let deadline_ns = now_ns + patience_ns;
+                    let deadline_ns = now_ns + attempt_ns;
                     connection.state = ConnectionState::Connecting { deadline_ns };
                 }
                 Err(_) => connection.back_off(now_ns),
@@ -117,7 +116,7 @@ impl BackendPool {
         free.min_by_key(|(_, c)| c.places.len()).map(|(i, _)| i).ok_or(true)
     }
 
-    /// Sends a request, which has this tag and id, or says why not.
+    /// Sends a request with this tag and id, or returns why not.
     pub(super) fn send_on_stream<N: Nic>(
         &mut self,
         nic: &mut N,
@@ -131,7 +130,7 @@ impl BackendPool {
             Err(true) => return Sending::Busy,
             Err(false) => return Sending::Failed(status::REFUSED),
         };
-        let patience_ns = self.patience_ns();
+        let attempt_ns = self.attempt_ns();
         let connection = &mut self.connections[number];
         if let Err(error) = self.framing.encode_request(payload, &mut connection.output) {
             return refusal(error);
@@ -142,7 +141,7 @@ impl BackendPool {
                 connection.back_off(now_ns);
                 return Sending::Failed(status::REFUSED);
             }
-            connection.state = ConnectionState::Connecting { deadline_ns: now_ns + patience_ns };
+            connection.state = ConnectionState::Connecting { deadline_ns: now_ns + attempt_ns };
         }
         let deadline_ns = now_ns + self.timeout_ns;
         let place = Place { client, tag, deadline_ns, given_up: false, id, mark_bytes: 0 };
@@ -153,7 +152,7 @@ impl BackendPool {
         Sending::Sent
     }
 
-    /// A connection for one request has done what it was opened for.
+    /// The request of a connection for one request has ended.
     fn end_request<N: Nic>(&mut self, nic: &mut N, number: usize, now_ns: u64) {
         let connection = &mut self.connections[number];
         nic.close(connection.key, Close::Reset);
@@ -163,7 +162,7 @@ impl BackendPool {
 }
 
 impl BackendConnection {
-    /// A connection that is down, with room for so many requests in flight.
+    /// A connection that is down, with room for this many requests in flight.
     pub(super) fn new(places: usize) -> Self {
         Self {
             key: NO_KEY,
@@ -182,7 +181,7 @@ impl BackendConnection {
         }
     }
 
-    /// The answers to what these client mqueues asked find nobody.
+    /// Answers to the requests of these client mqueues will be discarded.
     pub(super) fn drop_outstanding(&mut self, clients: &Range<u32>) {
         for place in &mut self.places {
             place.given_up |= clients.contains(&place.client);
@@ -219,12 +218,12 @@ impl BackendConnection {
             self.marks.clear();
             self.marks_taken = 0;
         } else {
-            forget_written(&mut self.marks, &mut self.marks_taken);
+            discard_written(&mut self.marks, &mut self.marks_taken);
         }
         Some(place)
     }
 
-    /// Whether an answer with this id can be the one that the first place waits for.
+    /// Whether an answer with this id can belong to the first place.
     fn fits(&self, framing: Framing, id: Option<u64>, answer: &[u8]) -> bool {
         let Some(place) = self.places.front() else { return false };
         let mark = &self.marks[self.marks_taken..][..place.mark_bytes as usize];
@@ -246,7 +245,7 @@ impl Backends {
             let connection = &mut self.pools[pool].connections[number];
             match nic.read(connection.key, scratch) {
                 Read::Bytes(count) => {
-                    // What ends in this read is parsed where it was read.
+                    // Bytes that complete a message are parsed in the buffer they were read into.
                     let mut input = std::mem::take(&mut connection.input);
                     let (read, fresh) = (&scratch[..count], input.is_empty());
                     if !fresh {
@@ -285,8 +284,8 @@ impl Backends {
         }
     }
 
-    /// Parses what has been read and answers the blocks; the bytes that this took. `Err`: the connection
-    /// cannot go on.
+    /// Parses the bytes that were read and answers the blocks. Returns the number of parsed bytes, or `Err` if the
+    /// connection must be closed.
     fn take_backend_answers(
         &mut self,
         pool: usize,
@@ -338,9 +337,8 @@ impl Backends {
         }
     }
 
-    /// A backend connection ended: every block that waits on it is notified. The first request in line gets
-    /// `first`, those behind it `CLOSED`; all of them `PROTOCOL` if that is `first`, and `REFUSED` if the
-    /// connection never was up.
+    /// A backend connection ended: every block that waits on it is notified. The oldest request gets `first`, the
+    /// others `CLOSED`; all of them `PROTOCOL` if that is `first`, and `REFUSED` if the connection was never up.
     pub(crate) fn fail_backend<N: Nic>(
         &mut self,
         nic: &mut N,
@@ -354,7 +352,7 @@ impl Backends {
             return;
         }
         let was_up = connection.state == ConnectionState::Up;
-        // A server may end a connection that idles or is not read: the next request opens another.
+        // A server may close an idle connection, or one that it does not read: the next request opens another.
         let serves = was_up && (connection.served || first == status::TOO_LONG);
         nic.close(connection.key, Close::Reset);
         connection.reset_buffers();
@@ -376,7 +374,7 @@ impl Backends {
         }
     }
 
-    /// A backend connection can be written: an attempt succeeded, or there is room again.
+    /// A backend connection can be written: an attempt succeeded, or the socket has room again.
     pub(crate) fn backend_writable(&mut self, pool: usize, number: usize) {
         let entry = &mut self.pools[pool];
         let connection = &mut entry.connections[number];
@@ -389,7 +387,7 @@ impl Backends {
         }
     }
 
-    /// Writes what requests left in the output of each connection: one write each.
+    /// Writes the pending output of each connection, with one write each.
     pub(crate) fn flush_backends<N: Nic>(&mut self, nic: &mut N, now_ns: u64) {
         for pool in 0..self.pools.len() {
             while let Some(number) = self.pools[pool].dirty.pop() {
@@ -406,7 +404,7 @@ impl Backends {
                             connection.output.clear();
                             connection.written = 0;
                         } else {
-                            forget_written(&mut connection.output, &mut connection.written);
+                            discard_written(&mut connection.output, &mut connection.written);
                         }
                     }
                     Written::Full => {}
@@ -418,10 +416,10 @@ impl Backends {
         }
     }
 
-    /// Gives up what takes too long.
+    /// Times out requests and connection attempts.
     pub(super) fn expire_streams<N: Nic>(&mut self, nic: &mut N, now_ns: u64) {
         for pool in 0..self.pools.len() {
-            let patience_ns = self.pools[pool].patience_ns();
+            let attempt_ns = self.pools[pool].attempt_ns();
             for number in 0..self.pools[pool].connections.len() {
                 let connection = &self.pools[pool].connections[number];
                 if self.pools[pool].per_request {
@@ -433,14 +431,14 @@ impl Backends {
                     ConnectionState::Connecting { deadline_ns } => deadline_ns <= now_ns,
                     ConnectionState::Up => {
                         let since_ns = connection.behind_since_ns;
-                        since_ns != 0 && since_ns + patience_ns <= now_ns
+                        since_ns != 0 && since_ns + attempt_ns <= now_ns
                     }
                 };
                 if overdue {
                     self.fail_backend(nic, pool, number, status::CLOSED, now_ns);
                     continue;
                 }
-                // Deadlines grow along the line, so the first one in time ends the search.
+                // Deadlines are in order, so the first one in the future ends the search.
                 for index in 0..self.pools[pool].connections[number].places.len() {
                     let connection = &mut self.pools[pool].connections[number];
                     let place = &mut connection.places[index];
@@ -464,7 +462,7 @@ impl Backends {
             }
         }
     }
-    /// The same for a connection of one request: its time-out ends both.
+    /// The same for a connection with one request: its time-out ends both.
     fn expire_request<N: Nic>(&mut self, nic: &mut N, pool: usize, number: usize, now_ns: u64) {
         let connection = &mut self.pools[pool].connections[number];
         let due = connection.places.front().is_some_and(|place| place.deadline_ns <= now_ns);

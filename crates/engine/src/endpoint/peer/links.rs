@@ -1,12 +1,11 @@
-//! Hand-over: requests and replies that cross from one worker to another.
+//! Hand-over: requests and replies that are passed from one worker to another.
 //!
-//! Every pair of workers is joined by two small regions of private memory for each service, one for
-//! each direction of requests; the rings and their ordering edges are those of [`mqueue`], used worker to worker (edge
-//! HANDOVER). A region's RX ring carries requests from worker A to worker B, its TX ring carries B's
-//! replies to them back to A. Requests and replies have rings of their own because a request may have
-//! to wait at the head of its ring for credit, while a reply can always be taken: if they shared one,
-//! two workers could wait for each other for ever. Services have rings of their own for the same
-//! reason: a request that waits for a service whose accelerator is stuck would hold up everybody's.
+//! For each service, every pair of workers is connected by two small regions of private memory, one for each
+//! direction of requests. The rings and their ordering edges are those of [`mqueue`], used worker to worker (edge
+//! HANDOVER). A region's RX ring carries requests from worker A to worker B, its TX ring carries B's replies to them
+//! back to A. Requests and replies have separate rings because a request may have to wait at the head of its ring for
+//! credit, while a reply can always be taken: with a shared ring, two workers could deadlock. Services have separate
+//! rings for the same reason: a request for a service whose accelerator is stuck would delay all others.
 //!
 //! A message is its origin (64 bytes) followed by the payload. Datagrams are answered by the worker
 //! that owns the mqueue, from its own socket on the same port; only replies to connections and to
@@ -32,11 +31,11 @@ const DEPTH: u32 = 256;
 /// Bytes in front of the payload.
 pub(crate) const ENVELOPE_BYTES: usize = 64;
 
-/// What travels beside the payload.
+/// The header of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Envelope {
     pub(crate) service: u16,
-    /// The mqueue (number at the receiver), or [`ANY`].
+    /// The mqueue (local number at the receiver), or [`ANY`].
     pub(crate) mqueue: u32,
     pub(crate) expects: Expects,
     pub(crate) origin: Origin,
@@ -45,13 +44,13 @@ pub(crate) struct Envelope {
 }
 
 impl Envelope {
-    /// Of a request whose client belongs to another worker.
+    /// The envelope of a request whose client belongs to another worker.
     pub(crate) fn of_client(service: usize, request: &Awaited) -> Self {
         let Awaited { to, number, expects } = *request;
         Self { service: service as u16, mqueue: ANY, expects, origin: Origin::Client(to), number }
     }
 
-    /// The request, if it is one of a client with a key.
+    /// The request, if its client has a key.
     pub(crate) fn awaited(&self) -> Option<Awaited> {
         let Origin::Client(to) = self.origin else { return None };
         Some(Awaited { to, number: self.number, expects: self.expects })
@@ -144,37 +143,37 @@ fn take_ip(bytes: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Where one worker takes what another has for it, for one service.
+/// The receiving end of the link from another worker, for one service.
 pub(crate) struct LinkIn {
     pub(crate) requests: Consumer<MappedMemory>,
     pub(crate) replies: Consumer<MappedMemory>,
-    /// A long request that found no credit is not copied again before this.
+    /// Time before which a long request that found no credit is not copied again.
     pub(crate) retry_ns: u64,
 }
 
 impl LinkIn {
-    /// Whether something seems to wait.
+    /// Whether messages seem to wait.
     pub(crate) fn is_hinted(&self) -> bool {
         self.requests.hinted() || self.replies.hinted()
     }
 
-    /// Returns the slots of what was taken.
+    /// Returns the slots of the messages that were taken.
     pub(crate) fn release(&mut self) {
         self.replies.release();
         self.requests.release();
     }
 }
 
-/// Where one worker puts what it has for another, for one service.
+/// The sending end of the link to another worker, for one service.
 pub(crate) struct LinkOut {
     requests: Producer<MappedMemory>,
     replies: Producer<MappedMemory>,
-    /// Something was committed and not yet published.
+    /// Whether a message was committed and not yet published.
     unpublished: bool,
 }
 
 impl LinkOut {
-    /// Whether everything that was handed over has been taken.
+    /// Whether every message that was handed over has been taken.
     fn is_empty(&mut self) -> bool {
         let taken = |ring: &mut Producer<MappedMemory>| {
             ring.credit().is_ok() && ring.released() == ring.committed()
@@ -182,7 +181,7 @@ impl LinkOut {
         taken(&mut self.requests) && taken(&mut self.replies)
     }
 
-    /// Shows the other worker what was handed over; whether there was anything.
+    /// Publishes the messages to the other worker; returns whether there were any.
     fn publish(&mut self) -> bool {
         self.requests.publish();
         self.replies.publish();
@@ -190,16 +189,16 @@ impl LinkOut {
     }
 }
 
-/// Losses that may wait for room before their list grows.
+/// Number of losses that can wait for room before their list grows.
 const PENDING_LOSSES: usize = 256;
 
-/// What a worker has for the others.
+/// The links from this worker to the others.
 pub(crate) struct Outbound {
     /// By worker and service; none to itself.
     links: Vec<Vec<Option<LinkOut>>>,
-    /// Losses that found no room: of whose request, and why.
+    /// Losses that found no room: the request, and the reason.
     losses: Vec<(u16, Envelope, DropReason)>,
-    /// An envelope and its payload.
+    /// Buffer for an envelope and its payload.
     scratch: Vec<u8>,
 }
 
@@ -212,12 +211,12 @@ impl Outbound {
         }
     }
 
-    /// From now on payloads may be so long.
+    /// Sets the maximum length of payloads.
     pub(crate) fn reserve(&mut self, scratch_bytes: usize) {
         self.scratch = Vec::with_capacity(scratch_bytes);
     }
 
-    /// Sets or takes the links of one service to one worker.
+    /// Sets or removes the links of one service to one worker.
     pub(crate) fn replace(
         &mut self,
         worker: usize,
@@ -231,7 +230,7 @@ impl Outbound {
         self.links[usize::from(worker)].get_mut(usize::from(service))?.as_mut()
     }
 
-    /// Hands a request over. `Full` leaves everything as it was.
+    /// Hands a request over. `Full` leaves everything unchanged.
     pub(crate) fn request(
         &mut self,
         worker: u16,
@@ -256,7 +255,7 @@ impl Outbound {
         pushed
     }
 
-    /// Hands a reply (`Ok`) or the news that there will be none (`Err`) back. `Full` leaves everything as it was.
+    /// Hands back a reply (`Ok`) or the reason of its loss (`Err`). `Full` leaves everything unchanged.
     pub(crate) fn reply(
         &mut self,
         worker: u16,
@@ -282,14 +281,15 @@ impl Outbound {
         pushed
     }
 
-    /// A request that another worker's client sent was lost, and counted: that worker is notified, now or when there is room.
+    /// A request of another worker's client was lost, and counted: that worker is notified, now or when there is
+    /// room.
     pub(crate) fn report_loss(&mut self, worker: u16, envelope: Envelope, reason: DropReason) {
         if self.reply(worker, &envelope, Err(reason)).is_err() {
             self.losses.push((worker, envelope, reason));
         }
     }
 
-    /// Reports the losses that found no room, as far as there is some now.
+    /// Reports the losses that found no room, as far as there is room now.
     pub(crate) fn retry_losses(&mut self) {
         let mut losses = std::mem::take(&mut self.losses);
         losses.retain(|(worker, envelope, reason)| {
@@ -304,8 +304,8 @@ impl Outbound {
         !self.losses.is_empty()
     }
 
-    /// Whether something of a service (or of any) has not reached its worker.
-    pub(crate) fn owes(&mut self, service: Option<u16>) -> bool {
+    /// Whether a message of a service (or of any) has not reached its worker.
+    pub(crate) fn has_unsent(&mut self, service: Option<u16>) -> bool {
         let of_it = |name: usize| service.is_none_or(|of| usize::from(of) == name);
         let waits = |(name, link): (usize, &mut Option<LinkOut>)| {
             of_it(name) && link.as_mut().is_some_and(|link| !link.is_empty())
@@ -314,7 +314,7 @@ impl Outbound {
             || self.links.iter_mut().any(|links| links.iter_mut().enumerate().any(waits))
     }
 
-    /// Publishes what was written for the other workers.
+    /// Publishes the messages for the other workers.
     #[inline]
     pub(crate) fn publish(&mut self, wake: impl Fn(u16)) {
         if self.links.len() == 1 {
@@ -332,7 +332,7 @@ impl Outbound {
     }
 }
 
-/// Puts a link into its place and returns the one that was there.
+/// Sets a link and returns the previous one.
 pub(super) fn replace<T>(links: &mut Vec<Option<T>>, at: usize, link: Option<T>) -> Option<T> {
     while links.len() <= at {
         links.push(None);
@@ -356,7 +356,7 @@ fn push(
 /// One worker's links to every worker for one service; none to itself.
 pub(crate) struct ServiceLinks(pub(crate) Vec<Option<(LinkIn, LinkOut)>>);
 
-/// Joins `workers` workers for one service; one element per worker.
+/// Connects `workers` workers for one service; one element per worker.
 pub(crate) fn links(workers: usize, service: &Service) -> Vec<ServiceLinks> {
     // Requests from a to b, and b's replies to them, have a region of their own.
     let mut near = BTreeMap::new();
@@ -377,7 +377,7 @@ pub(crate) fn links(workers: usize, service: &Service) -> Vec<ServiceLinks> {
     (0..workers).map(|a| ServiceLinks((0..workers).map(|b| link(a, b)).collect())).collect()
 }
 
-/// The asking worker's ends of one direction: it produces requests and consumes replies.
+/// The requesting worker's ends of one direction: it produces requests and consumes replies.
 type Near = (Producer<MappedMemory>, Consumer<MappedMemory>);
 /// The answering worker's ends.
 type Far = (Consumer<MappedMemory>, Producer<MappedMemory>);
@@ -412,7 +412,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn envelopes_survive() {
+    fn envelopes_round_trip() {
         let peers = ["127.0.0.1:80", "[::1]:65535", "[fe80::1%7]:9"];
         let locals = [None, Some("10.1.2.3".parse().unwrap()), Some("::2".parse().unwrap())];
         let client = |endpoint, worker, key, generation| {

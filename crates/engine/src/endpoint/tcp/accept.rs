@@ -1,4 +1,4 @@
-//! New connections: accepted by one worker, adopted by the one that has fewest.
+//! New connections: accepted by one worker, adopted by the one with the fewest.
 
 use wire::DropReason;
 use wire::admission::flow_hash;
@@ -13,13 +13,13 @@ use crate::turn::Turn;
 const ACCEPT_MAX: usize = 32;
 
 impl TcpConnections {
-    /// Takes a port.
+    /// Adds a port.
     pub(crate) fn place(&mut self, index: PortIndex, port: Port) {
         self.make_room_for(index);
         self.listeners[usize::from(index)] = port;
     }
 
-    /// From now on a port may have this index.
+    /// Makes room for a port with this index.
     pub(crate) fn make_room_for(&mut self, index: PortIndex) {
         while self.listeners.len() <= usize::from(index) {
             self.listeners.push(Port::vacant(Transport::Tcp));
@@ -28,7 +28,7 @@ impl TcpConnections {
 
     /// The ports.
     pub(crate) fn listeners_mut(&mut self) -> impl Iterator<Item = (usize, &mut Port)> {
-        // What the caller does with them may make one ready.
+        // The caller may make one of them ready.
         self.is_accepting = true;
         self.listeners.iter_mut().enumerate().filter(|(_, port)| !port.is_vacant())
     }
@@ -43,7 +43,7 @@ impl TcpConnections {
         }
     }
 
-    /// Accepts connections from every port that may have some; each round another one is the first.
+    /// Accepts connections from every port that may have some; in each round another one is the first.
     pub(super) fn accept<N: Nic>(&mut self, turn: &mut Turn<N>, round: usize) {
         let count = self.listeners.len();
         let first = round % count.max(1);
@@ -54,7 +54,7 @@ impl TcpConnections {
                 self.accept_from(turn, index);
             }
         }
-        // Those that are paused are ready when their pause ends.
+        // Paused ports are ready again when their pause ends.
         self.is_accepting = self.listeners.iter().any(Port::is_readable);
     }
 
@@ -90,17 +90,17 @@ impl TcpConnections {
         let Port { service, address, .. } = port.unwrap_or(Port::vacant(Transport::Tcp));
         let share = turn.services.get(usize::from(service));
         let Some(share) = share.filter(|share| share.leaving.is_none() && !turn.draining) else {
-            // Its service goes or has gone meanwhile, which no limit is to blame for; dropping the socket closes it.
+            // Its service is leaving or has left, so no limit is to blame; dropping the socket closes it.
             return turn.shared.release_connection(turn.index);
         };
-        // Workers that accept at the same moment may pass the engine's limit by a few; no worker may,
-        // for the keys behind its connections belong to its backends.
+        // Workers that accept at the same moment may exceed the engine's limit by a few. A worker's own limit is
+        // strict, because the keys behind its connections belong to its backends.
         if self.table.open_count() >= self.limits.connections as usize {
             // Dropping the socket closes it.
             return Self::refuse(turn, service);
         }
         let key = self.table.open(service, share.ordered, self.limits.pipelined, turn.now_ns);
-        // Each may be listed, and while it is written listed once more: listing allocates nothing.
+        // Each may be listed twice while it is written: adding to a list allocates nothing.
         let entries = self.table.len();
         self.to_read.reserve(entries.saturating_sub(self.to_read.len()));
         self.to_write.reserve((2 * entries).saturating_sub(self.to_write.len()));
@@ -115,7 +115,7 @@ impl TcpConnections {
         self.list_to_read(key);
     }
 
-    /// A connection that was assigned to this worker is not adopted.
+    /// Releases a connection that was assigned to this worker and is not adopted.
     fn refuse<N: Nic>(turn: &Turn<N>, service: u16) {
         turn.shared.release_connection(turn.index);
         turn.services[usize::from(service)].count_lost(DropReason::ConnectionLimit, 1);

@@ -1,30 +1,30 @@
 //! TCP connections of one worker: their bytes, and the order of their replies.
 //!
-//! A connection owns memory only while it needs some: bytes of a message that is not complete yet,
-//! replies that the host kernel has not taken, and the lists of those and of outcomes that wait for
-//! their turn. All come from a [`Pool`] of the worker and go back to it when they are empty.
+//! A connection owns memory only while it needs some: bytes of an incomplete message, replies that the host kernel
+//! has not taken, and lists of those and of outcomes that are out of order. All memory comes from a [`Pool`] of the
+//! worker and is returned when it is empty.
 //!
-//! Requests of a connection are numbered from 0. With `ordered` replies, an outcome that comes before
-//! its turn waits in a window of `pipelined` places; the engine copies it there, so that the ring
-//! slot it came in is free at once. Reading stops while `pipelined` requests are open or unsent, so
-//! a client that sends and never reads costs at most that many replies.
+//! Requests of a connection are numbered from 0. With `ordered` replies, an outcome that is out of order waits in a
+//! window of `pipelined` places; the engine copies it there, so that its ring slot is free at once. Reading stops
+//! while `pipelined` requests are open or unsent, so a client that sends and never reads costs at most that many
+//! replies.
 
 use std::collections::VecDeque;
 
 use wire::framing::ParseState;
 use wire::nic::StreamKey;
 
-/// What becomes of one request, in the place its reply would take.
+/// The outcome of one request, in the place of its reply.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// Bytes as they go on the wire, and how many of them are payload; counted as replied when sent.
+    /// Bytes as they are sent, and how many of them are payload; counted as replied when sent.
     Reply { encoded: Vec<u8>, payload: u32 },
-    /// Bytes that report an error; the request was counted when it was dropped.
+    /// Bytes that report an error; the drop of the request has been counted.
     Error(&'static [u8]),
     /// No bytes.
     Nothing,
-    /// The connection ends here, after these bytes, which may be none: the last thing the framing can
-    /// tell the client. One outcome, so that the end never needs a place the window does not have.
+    /// The connection ends here, after these bytes (possibly none), which are the last message the framing can send
+    /// to the client. This is a single outcome, so that the end never needs a place the window does not have.
     Close(&'static [u8]),
 }
 
@@ -33,9 +33,9 @@ pub(crate) enum Outcome {
 pub(crate) enum Reading {
     /// Yes.
     Open,
-    /// A whole message waits for credit or for a place in the window.
+    /// A complete message waits for credit or for a place in the window.
     Stalled,
-    /// No more: the peer closed its side, asked to quit, broke the framing, or the engine drains.
+    /// Not any more: the peer closed its side, asked to quit, broke the framing, or the engine drains.
     Ended,
 }
 
@@ -44,14 +44,14 @@ pub(crate) enum Reading {
 struct Owed {
     /// Position in the connection's output, counted from its first byte, where the reply ends.
     end: u64,
-    /// Payload bytes; `None` for bytes that are no reply.
+    /// Payload bytes; `None` for bytes that are not a reply.
     payload: Option<u32>,
 }
 
-/// One TCP connection. See the module's text.
+/// One TCP connection. See the module documentation.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    /// Life of this table entry; odd while the connection is open.
+    /// Generation of this table entry; odd while the connection is open.
     pub(crate) generation: u32,
     pub(crate) service: u16,
     /// Hash of the flow (client address and port).
@@ -59,10 +59,10 @@ pub(crate) struct Connection {
     pub(crate) parser: ParseState,
     /// Its last line ended in CR LF (framing `line`).
     pub(crate) crlf: bool,
-    /// Bytes read that no message has taken.
+    /// Bytes read that do not belong to a taken message.
     pub(crate) input: Vec<u8>,
     pub(crate) reading: Reading,
-    /// The host kernel may have bytes for us.
+    /// The host kernel may have bytes for this connection.
     pub(crate) readable: bool,
     /// In the worker's list of connections to read.
     pub(crate) listed: bool,
@@ -71,7 +71,7 @@ pub(crate) struct Connection {
     /// Close once the output is flushed.
     pub(crate) closing: bool,
     pub(crate) last_message_ns: u64,
-    /// Since when the host kernel refuses bytes; 0 when it does not.
+    /// Time since which the host kernel refuses bytes; 0 when it does not.
     pub(crate) blocked_since_ns: u64,
     output: Vec<u8>,
     written: usize,
@@ -82,7 +82,7 @@ pub(crate) struct Connection {
     window: u32,
     /// Number of the next request.
     next: u64,
-    /// Number of the request whose outcome goes out next (ordered).
+    /// Number of the request whose outcome is sent next (ordered).
     turn: u64,
     /// Requests without an outcome.
     open: u32,
@@ -93,7 +93,7 @@ pub(crate) struct Connection {
     lost: u64,
 }
 
-/// Replies that left, as counted by [`Connection::sent`].
+/// Replies that were sent, as counted by [`Connection::sent`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sent {
     pub(crate) replies: u64,
@@ -133,8 +133,8 @@ impl Connection {
         }
     }
 
-    /// The table entry's next generation: closed.
-    fn next_life(&self) -> Self {
+    /// The table entry's next generation, which is closed.
+    fn next_generation(&self) -> Self {
         Self { generation: self.generation.wrapping_add(1), ..Self::closed() }
     }
 
@@ -148,14 +148,14 @@ impl Connection {
         open + (self.owed.len() as u64) < u64::from(self.window)
     }
 
-    /// Numbers a request that was just accepted.
+    /// Assigns the next number to a request that was just accepted.
     pub(crate) fn take(&mut self) -> u64 {
         self.open += 1;
         self.next += 1;
         self.next - 1
     }
 
-    /// The number [`Self::take`] would give.
+    /// The number that [`Self::take`] will assign.
     pub(crate) fn next(&self) -> u64 {
         self.next
     }
@@ -165,7 +165,7 @@ impl Connection {
         self.open as usize + self.early_replies() + self.owed_replies()
     }
 
-    /// Replies that wait for their turn.
+    /// Replies that are out of order.
     pub(crate) fn early_replies(&self) -> usize {
         self.early_replies
     }
@@ -180,12 +180,12 @@ impl Connection {
         (self.early_replies + self.owed_replies) as u64
     }
 
-    /// Whether the outcome of request `sequence` can go to the output at once.
+    /// Whether the outcome of request `sequence` can be appended to the output at once.
     pub(crate) fn is_due(&self, sequence: u64) -> bool {
         !self.ordered || sequence == self.turn || mutants::on("reorder_reply")
     }
 
-    /// Appends one due reply: `encode` writes its bytes and says whether it could.
+    /// Appends one due reply: `encode` writes its bytes and returns whether it could.
     pub(crate) fn reply_now<E>(
         &mut self,
         payload: u32,
@@ -209,7 +209,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Records the outcome of a request; those whose turn has come move to the output.
+    /// Records the outcome of a request; those that are due move to the output.
     pub(crate) fn settle(&mut self, sequence: u64, outcome: Outcome, pool: &mut Pool) {
         self.open -= 1;
         if !self.ordered {
@@ -237,7 +237,7 @@ impl Connection {
         self.early[place] = Some(outcome);
     }
 
-    /// Moves early outcomes whose turn has come to the output.
+    /// Moves early outcomes that are due to the output.
     fn advance(&mut self, pool: &mut Pool) {
         while let Some(Some(_)) = self.early.front() {
             let outcome = self.early.pop_front().flatten().expect("just seen");
@@ -299,12 +299,12 @@ impl Connection {
         self.owed_replies += usize::from(payload.is_some());
     }
 
-    /// Early replies that a [`Outcome::Close`] before them made undeliverable, since the last call.
+    /// Early replies that were lost since the last call, because an earlier [`Outcome::Close`] ended the connection.
     pub(crate) fn take_lost(&mut self) -> u64 {
         std::mem::take(&mut self.lost)
     }
 
-    /// Whether the outcome of request `sequence` has left with everything before it.
+    /// Whether the outcome of request `sequence` and all earlier ones have been sent.
     pub(crate) fn has_sent(&self, sequence: u64) -> bool {
         self.owed.is_empty() && (!self.ordered || sequence < self.turn)
     }
@@ -314,7 +314,7 @@ impl Connection {
         &self.output[self.written..]
     }
 
-    /// The host kernel took `count` bytes: which replies are complete?
+    /// The host kernel took `count` bytes: returns the replies that are complete.
     pub(crate) fn sent(&mut self, count: usize, pool: &mut Pool) -> Sent {
         let partial = self.written + count < self.output.len();
         self.written += count + usize::from(partial && mutants::on("resume_write_late"));
@@ -335,12 +335,12 @@ impl Connection {
             pool.give(std::mem::take(&mut self.output));
             self.written = 0;
         } else {
-            forget_written(&mut self.output, &mut self.written);
+            discard_written(&mut self.output, &mut self.written);
         }
         sent
     }
 
-    /// Gives back the input's memory when nothing is in it.
+    /// Returns the input's memory if it is empty.
     pub(crate) fn trim_input(&mut self, pool: &mut Pool) {
         if self.input.is_empty() && self.input.capacity() > 0 {
             pool.give(std::mem::take(&mut self.input));
@@ -354,13 +354,13 @@ pub(crate) struct Connections {
     entries: Vec<Connection>,
     free: Vec<StreamKey>,
     open: usize,
-    /// By service.
+    /// Sums by service.
     sums: Vec<Sums>,
     /// Bytes of early replies of all connections.
     pub(crate) early_bytes: usize,
 }
 
-/// Of the connections of one service.
+/// Sums over the connections of one service.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sums {
     open: u32,
@@ -369,13 +369,13 @@ struct Sums {
 }
 
 impl Connections {
-    /// From now on a service may have this number.
+    /// Makes room for a service with this number.
     pub(crate) fn make_room_for(&mut self, service: usize) {
         let count = self.sums.len().max(service + 1);
         self.sums.resize(count, Sums::default());
     }
 
-    /// Gives the connections of one service to another that speaks as it does.
+    /// Moves the connections of one service to another with the same protocol.
     pub(crate) fn move_to(&mut self, from: u16, to: u16) {
         for entry in self.entries.iter_mut().filter(|c| c.is_open() && c.service == from) {
             entry.service = to;
@@ -391,7 +391,7 @@ impl Connections {
         self.sums[service as usize].open
     }
 
-    /// Lets `change` work on an open connection and keeps the sums over all of them.
+    /// Applies `change` to an open connection and updates the sums over all of them.
     #[inline]
     pub(crate) fn change<R>(
         &mut self,
@@ -436,7 +436,7 @@ impl Connections {
             last_message_ns: now_ns,
             ordered,
             window,
-            ..entry.next_life()
+            ..entry.next_generation()
         };
         if mutants::on("hoard_memory") {
             std::mem::forget(vec![1_u8; 4096]);
@@ -464,19 +464,19 @@ impl Connections {
         }
         pool.owed.give(&mut entry.owed);
         pool.early.give(&mut entry.early);
-        *entry = entry.next_life();
+        *entry = entry.next_generation();
         self.free.push(key);
         self.open -= 1;
         lost
     }
 
-    /// The open connection under a key.
+    /// The open connection with this key.
     #[inline]
     pub(crate) fn at(&mut self, key: StreamKey) -> Option<&mut Connection> {
         self.entries.get_mut(key as usize).filter(|c| c.is_open())
     }
 
-    /// The open connection under a key, if it is still in that generation.
+    /// The open connection with this key, if it is still of that generation.
     #[inline]
     pub(crate) fn in_generation(
         &mut self,
@@ -493,20 +493,20 @@ impl Connections {
     }
 }
 
-/// Written bytes that may stand in front of unwritten ones.
+/// Maximum number of written bytes in front of unwritten ones.
 const WRITTEN_KEPT_MAX: usize = 64 << 10;
 
-/// Takes written bytes off the front of an output that still holds others, once they are many: a peer
-/// that reads steadily but never catches up must not keep all it ever read in memory. Moves no more
-/// bytes than were written since the last time.
-pub(crate) fn forget_written(output: &mut Vec<u8>, written: &mut usize) {
+/// Removes written bytes from the front of an output that still contains others, once they are many: otherwise a peer
+/// that reads steadily but never catches up would keep all sent bytes in memory. Moves no more bytes than were
+/// written since the last time.
+pub(crate) fn discard_written(output: &mut Vec<u8>, written: &mut usize) {
     if *written >= WRITTEN_KEPT_MAX && *written >= output.len() - *written {
         output.drain(..*written);
         *written = 0;
     }
 }
 
-/// Buffers and lists that connections borrow. Large ones are not kept.
+/// Buffers and lists for connections. Large ones are not kept.
 #[derive(Debug)]
 pub(crate) struct Pool {
     free: Vec<Vec<u8>>,
@@ -515,18 +515,18 @@ pub(crate) struct Pool {
     early: Lists<Option<Outcome>>,
 }
 
-/// A new buffer's capacity.
+/// Capacity of a new buffer.
 const BUFFER_BYTES: usize = 4096;
-/// Buffers that are there before anybody asks. More than ever were out at a time cost an allocation.
+/// Buffers that are allocated at the start. Buffers beyond this number are allocated on demand.
 const READY: usize = 256;
 /// Buffers of more capacity are returned to the allocator.
 const KEEP_CAPACITY_MAX: usize = 64 << 10;
-/// Buffers kept, and their bytes.
+/// Maximum number of buffers that are kept, and of their bytes.
 const KEEP_MAX: usize = 16_384;
 const KEEP_BYTES_MAX: usize = 64 << 20;
-/// A new list's capacity: what `limits.pipelined` is unless somebody says otherwise.
+/// Capacity of a new list: the default of `limits.pipelined`.
 const LIST_CAPACITY: usize = 64;
-/// Lists of each kind that are there before anybody asks, and that are kept.
+/// Lists of each kind that are allocated at the start, and the maximum number that is kept.
 const LISTS_READY: usize = 64;
 const LISTS_KEEP_MAX: usize = 4096;
 /// Lists of more capacity are returned to the allocator.
@@ -549,7 +549,7 @@ impl<T> Lists<T> {
         self.free.pop().unwrap_or_else(|| VecDeque::with_capacity(LIST_CAPACITY))
     }
 
-    /// Takes the memory of a list that nobody needs any more, if it has any.
+    /// Returns the memory of a list that is no longer needed, if it has any.
     fn give(&mut self, list: &mut VecDeque<T>) {
         if list.capacity() == 0 {
             return;
@@ -631,7 +631,7 @@ mod tests {
     }
 
     #[test]
-    fn a_close_in_the_order_stops_what_follows() {
+    fn a_close_drops_the_replies_behind_it() {
         let (mut connections, mut pool, key) = open(true, 8);
         let c = connections.at(key).unwrap();
         (0..3).for_each(|_| assert!(c.take() < 3));
@@ -641,7 +641,7 @@ mod tests {
         assert_eq!(c.take_lost(), 1);
         assert_eq!(c.unsent(), b"\0\0\0bye");
         assert!(c.closing);
-        // This test went past the table's count of waiting replies.
+        // Checked without the table, whose count of waiting replies is wrong here.
         connections.sums[0].waiting = 1;
         assert_eq!(connections.close(key, &mut pool), 1, "the unsent reply");
         assert!(connections.at(key).is_none());
@@ -650,7 +650,7 @@ mod tests {
     }
 
     #[test]
-    fn output_that_is_never_quite_empty_does_not_pile_up() {
+    fn output_that_is_never_empty_stays_bounded() {
         let (mut connections, mut pool, key) = open(true, 8);
         let c = connections.at(key).unwrap();
         let reply = || Outcome::Reply { encoded: vec![7; 4096], payload: 4096 };
@@ -671,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_pipelined_keeps_nothing() {
+    fn a_connection_returns_its_memory_after_pipelining() {
         let window = LIST_CAPACITY as u32;
         let (mut connections, mut pool, _) = open(true, window);
         let free = |pool: &Pool| (pool.owed.free.len(), pool.early.free.len(), pool.free.len());
@@ -682,7 +682,7 @@ mod tests {
             let key = connections.open(0, true, window, 0);
             connections.change(key, |c| {
                 (0..window.into()).for_each(|n| assert_eq!(c.take(), n));
-                // The youngest comes first: all others wait for the oldest.
+                // The newest comes first: all others wait for the oldest.
                 for sequence in (0..window.into()).rev() {
                     let mut encoded = pool.take();
                     encoded.push(1);
@@ -695,7 +695,7 @@ mod tests {
             });
             keys.push(key);
         }
-        assert_eq!(free(&pool), before, "one after the other needs no more than one");
+        assert_eq!(free(&pool), before, "sequential requests need one list");
         for key in keys {
             connections.change(key, |c| {
                 let first = c.next();
@@ -707,11 +707,11 @@ mod tests {
             assert_eq!(connections.close(key, &mut pool), 0);
             assert_eq!(pauses(&connections.entries[key as usize]), (0, 0, 0));
         }
-        assert_eq!(free(&pool), before, "an end gives back what was in use");
+        assert_eq!(free(&pool), before, "closing returns the memory in use");
     }
 
     #[test]
-    fn unordered_replies_leave_as_they_come() {
+    fn unordered_replies_are_sent_as_they_arrive() {
         let (mut connections, mut pool, key) = open(false, 2);
         let c = connections.at(key).unwrap();
         c.take();
@@ -719,7 +719,7 @@ mod tests {
         assert!(!c.may_take());
         c.settle(1, reply(1), &mut pool);
         assert_eq!(c.unsent(), [1; 3]);
-        assert!(!c.may_take(), "an unsent reply pauses its place");
+        assert!(!c.may_take(), "an unsent reply occupies its place");
         c.sent(3, &mut pool);
         assert!(c.may_take());
     }

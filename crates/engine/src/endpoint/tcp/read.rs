@@ -1,4 +1,4 @@
-//! Streams in: one read from every connection that has bytes, its framing, and one batch of requests.
+//! Streams in: one read from every connection with data, its framing, and one batch of requests.
 
 use wire::DropReason;
 use wire::framing::{Expects, FramingError, Parsed};
@@ -17,7 +17,7 @@ use crate::turn::Turn;
 const READ_BYTES_MIN: usize = 16 << 10;
 
 impl TcpConnections {
-    /// One read from every connection that may have bytes; one more try for those that wait.
+    /// One read from every connection that may have data; another try for those that wait.
     pub(super) fn read_connections<N: Nic>(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
         if schedule.is_new_round() && self.to_read.len() > 1 {
             self.to_read.rotate_left(1);
@@ -34,12 +34,12 @@ impl TcpConnections {
             }
         }
         listed.truncate(kept);
-        // Connections listed meanwhile (none today) follow.
+        // Connections listed meanwhile (none at present) follow.
         listed.append(&mut self.to_read);
         self.to_read = listed;
     }
 
-    /// Whether the connection stays listed.
+    /// Returns whether the connection stays listed.
     fn read<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
@@ -63,8 +63,8 @@ impl TcpConnections {
         }
         let Some(connection) = self.table.at(key) else { return false };
         match connection.reading {
-            // Waiting for credit: looked at every turn. Waiting for a place in its window: writing
-            // lists it again when one becomes free, and the worker may sleep meanwhile.
+            // A message that waits for credit is tried every turn. A message that waits for a place in the window is
+            // listed again by the write that frees a place, and the worker may sleep meanwhile.
             Reading::Stalled => return connection.may_take(),
             Reading::Ended => {
                 self.close_if_done(turn, key);
@@ -101,7 +101,7 @@ impl TcpConnections {
         stays
     }
 
-    /// What one read brought. Whether the connection stays listed.
+    /// Processes the bytes of one read. Returns whether the connection stays listed.
     fn take_bytes<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
@@ -112,7 +112,7 @@ impl TcpConnections {
     ) -> bool {
         self.parse(turn, schedule, key, bytes);
         let Some(connection) = self.table.at(key) else { return false };
-        // A short read has emptied the socket: an event will tell when there is more.
+        // A short read has emptied the socket: an event will report more data.
         connection.readable = fills_buffer && !mutants::on("read_once");
         match connection.reading {
             Reading::Open => connection.readable,
@@ -127,7 +127,7 @@ impl TcpConnections {
         }
     }
 
-    /// Parses fresh bytes, behind those that are kept from earlier reads.
+    /// Parses new bytes, after those kept from earlier reads.
     fn parse<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
@@ -163,8 +163,8 @@ impl TcpConnections {
         }
     }
 
-    /// Takes messages off the front of `bytes`, which are one batch, until they are used up, incomplete, or have to wait.
-    /// Returns how many bytes are done with.
+    /// Takes messages from the front of `bytes`, as one batch, until the bytes are used up, incomplete, or have to
+    /// wait. Returns the number of bytes that are finished.
     fn take_messages<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
@@ -200,7 +200,7 @@ impl TcpConnections {
         taken
     }
 
-    /// Takes what is first in `rest`. `None`: it stays there.
+    /// Takes the first message of `rest`. `None`: it stays there.
     fn take_next<N: Nic, H: Hooks>(
         &mut self,
         turn: &mut Turn<N>,
@@ -226,7 +226,7 @@ impl TcpConnections {
                 if self.take_message(turn, batch, key, &rest[start..end], expects) {
                     return Some(consumed);
                 }
-                // Held: parsed again when its turn comes.
+                // It waits, and is parsed again later.
                 if let Some(connection) = self.table.at(key) {
                     connection.parser = before;
                     connection.reading = Reading::Stalled;
@@ -254,8 +254,7 @@ impl TcpConnections {
         }
     }
 
-    /// A stream that cannot be understood any further: the protocol's error reply, in its turn, then
-    /// the end.
+    /// Ends a stream that cannot be parsed any further: the protocol's error reply, in its place, then the close.
     fn refuse_stream<N: Nic, H: Hooks>(
         &mut self,
         turn: &mut Turn<N>,
@@ -266,7 +265,7 @@ impl TcpConnections {
         let connection = self.table.at(key).expect("the caller looked");
         let service = usize::from(connection.service);
         match error.drop_reason() {
-            // The message was recognised, and it is one: it counts as received.
+            // The message was recognized as complete: it counts as received.
             DropReason::TooLong => batch.refuse(turn, 0, DropReason::TooLong),
             _ => turn.services[service].count_lost(DropReason::BadFraming, 1),
         }
@@ -306,7 +305,7 @@ impl TcpConnections {
         let request = Awaited { to, number, expects };
         let is_answered = turn.services[service].is_answered(expects);
         match admitted {
-            // Its place in the order of replies is already empty, whatever becomes of it.
+            // Its place in the order of replies is already empty, whatever the result.
             _ if !is_answered => {
                 if H::ATTACHED && admitted == Admitted::Answered {
                     turn.services[service].count_consumed(1);
@@ -322,8 +321,7 @@ impl TcpConnections {
         true
     }
 
-    /// Draining one service, or all: whole messages that wait for credit are dropped, everything else is
-    /// not read.
+    /// Draining one service, or all: complete messages that wait for credit are dropped, everything else is not read.
     pub(super) fn stop_reading<N: Nic>(&mut self, turn: &mut Turn<N>, service: Option<u16>) {
         for key in 0..self.table.len() as StreamKey {
             let Some(connection) = self.table.at(key) else { continue };

@@ -1,4 +1,5 @@
-//! Streams out: outcomes in the order of their requests, one write to every connection that has some, and the end of connections.
+//! Streams out: outcomes in the order of their requests, one write to every connection with output, and the end of
+//! connections.
 
 use wire::DropReason;
 use wire::framing::{ErrorReply, Expects};
@@ -10,7 +11,7 @@ use crate::service::arrival::Awaited;
 use crate::turn::Turn;
 
 impl TcpConnections {
-    /// A reply for a connection; its request is no longer under way.
+    /// A reply for a connection; its request is no longer in flight.
     pub(super) fn deliver_payload<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
@@ -26,7 +27,7 @@ impl TcpConnections {
         };
         let framing = share.framing.as_client_writes(connection.crlf);
         if expects == Expects::ReplyOrNothing && payload.is_empty() {
-            // The kernel chose silence: nothing goes on the wire, the place in the order is done.
+            // The kernel sends no reply: nothing is sent, and the place in the order is complete.
             share.count_consumed(1);
             return self.record(turn, to.key, number, Outcome::Nothing);
         }
@@ -93,7 +94,7 @@ impl TcpConnections {
         self.recorded(turn, key, service);
     }
 
-    /// After an outcome: the connection may have bytes to write, a free place, or an end.
+    /// After an outcome: the connection may have bytes to write, a free place, or may have to be closed.
     fn recorded<N: Nic>(&mut self, turn: &Turn<N>, key: StreamKey, service: usize) {
         let connection = self.table.at(key).expect("the caller looked");
         turn.services[service].count_lost(DropReason::ClientGone, connection.take_lost());
@@ -107,7 +108,7 @@ impl TcpConnections {
         let service = usize::from(connection.service);
         let unsent = connection.unsent();
         if !unsent.is_empty() || connection.owed_replies() > 0 {
-            // A reply may have no bytes at all (`raw`, `fixed`): it is sent by coming to its turn.
+            // A reply may have no bytes at all (`raw`, `fixed`): it is sent when it is due.
             let nothing = unsent.is_empty();
             match if nothing { Written::Bytes(0) } else { turn.nic.write(key, unsent) } {
                 Written::Bytes(count) => {
@@ -120,7 +121,7 @@ impl TcpConnections {
                     share.count_replied(sent.replies);
                     share.count_replied_bytes(sent.payload);
                     if count > 0 && partial {
-                        // The host kernel may take the rest at once; a Full next turn ends this.
+                        // The host kernel may take the rest at once; if not, `Full` in the next turn ends this.
                         self.list_to_write(key);
                     }
                 }
@@ -133,13 +134,13 @@ impl TcpConnections {
             }
         }
         self.close_if_done(turn, key);
-        // A place may have become free for a message that waits.
+        // A message that waits may now have a place.
         if self.table.at(key).is_some_and(|c| c.reading == Reading::Stalled) {
             self.list_to_read(key);
         }
     }
 
-    /// Closes a connection whose client has nothing more to say and is owed nothing.
+    /// Closes a connection whose client sends nothing more and has no reply due.
     pub(super) fn close_if_done<N: Nic>(&mut self, turn: &mut Turn<N>, key: StreamKey) {
         let Some(connection) = self.table.at(key) else { return };
         let flushed = connection.unsent().is_empty() || mutants::on("close_unflushed");
@@ -149,8 +150,8 @@ impl TcpConnections {
         }
     }
 
-    /// Closes a connection; replies that were ready are lost as `client_gone`. Requests still under
-    /// way end when their replies come and find nobody.
+    /// Closes a connection; replies that were ready are lost as `client_gone`. Requests in flight end when their
+    /// replies arrive and find no client.
     pub(crate) fn close_connection<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
