@@ -42,6 +42,8 @@
     X(24, handover_full) \
     X(25, draining) \
     X(26, drain_timeout) \
+    X(38, function_drop) \
+    X(39, function_failed) \
     X(27, stale_token) \
     X(28, bad_message) \
     X(29, unwanted_reply) \

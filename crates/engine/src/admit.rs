@@ -3,17 +3,20 @@
 //! An endpoint opens a [`Batch`] for the messages of one receive call, admits them one after the other, and ends it.
 //! The batch counts messages and losses; the endpoint gets the result of each message and reports it to the client.
 //!
-//! If a chain of functions is attached to the service, it sees each message here. [`Batch`] is compiled for both
-//! cases, and an endpoint chooses once per batch ([`crate::service::chain::Hooks`]).
+//! If a chain of functions is attached to the service, it sees the messages here. [`Batch`] is compiled for both
+//! cases, and an endpoint chooses once per batch ([`crate::service::chain::Hooks`]). An endpoint that knows the messages
+//! of a batch before it admits them shows them to the chain together ([`Batch::show`], [`Batch::decide`]). Any other
+//! message is shown alone, when it is admitted.
 
 use mqueue::LoanError;
+use onpath::{Direction, Outcome};
 use wire::DropReason;
 use wire::nic::Nic;
 
 use crate::endpoint::peer::links::Envelope;
 use crate::schedule::{Kind, Schedule};
 use crate::service::arrival::{ANY, Arrival, Message, Refusal};
-use crate::service::chain::{Hooks, NoHooks, Verdict};
+use crate::service::chain::{Hooks, NoHooks};
 use crate::service::dispatch::Route;
 use crate::service::share::ServiceShare;
 use crate::turn::Turn;
@@ -129,6 +132,36 @@ impl<H: Hooks> Batch<H> {
         Admitted::Lost(reason)
     }
 
+    /// Adds a message to those that the chain sees together. False: there is no room before those were admitted and
+    /// [`Self::clear`] was called.
+    pub(crate) fn show(&mut self, arrival: &Arrival, message: &[u8]) -> bool {
+        self.hooks.attached().is_none_or(|chain| chain.show(arrival, message))
+    }
+
+    /// The chain decides about the messages that were shown.
+    pub(crate) fn decide<N: Nic>(&mut self, turn: &Turn<N>) {
+        if let Some(chain) = self.hooks.attached() {
+            chain.decide(Direction::Requests, &|| turn.clock_ns());
+        }
+    }
+
+    /// Messages that were shown.
+    pub(crate) fn shown(&mut self) -> usize {
+        self.hooks.attached().map_or(0, |chain| chain.shown())
+    }
+
+    /// How long one of them was when it came.
+    pub(crate) fn shown_len(&mut self, index: usize) -> usize {
+        self.hooks.attached().map_or(0, |chain| chain.messages().shown_len(index))
+    }
+
+    /// Forgets the messages that were shown.
+    pub(crate) fn clear(&mut self) {
+        if let Some(chain) = self.hooks.attached() {
+            chain.clear();
+        }
+    }
+
     /// [`Self::admit`] with a chain, which sees the message first.
     #[inline(never)]
     fn admit_with_chain<N: Nic>(
@@ -138,29 +171,50 @@ impl<H: Hooks> Batch<H> {
         message: &mut impl Message,
         waits: Waits,
     ) -> Admitted {
-        let len = message.len();
-        let (submitted, steered) = match self.hooks.request(arrival, message.bytes()) {
-            Verdict::Pass => (turn.submit(self.service, arrival, message), None),
-            Verdict::Steer(to) => (turn.submit_to(self.service, arrival, message, to), Some(to)),
-            Verdict::Drop(reason) => (Err(Refusal::Drop(reason)), None),
-            Verdict::Reply => {
+        let Some(chain) = self.hooks.attached() else { return Admitted::Held };
+        let index = chain.find(arrival, message.bytes(), &|| turn.clock_ns());
+        self.admit_shown(turn, index, waits).0
+    }
+
+    /// Takes in a message that was shown, which must be neither kept nor rewritten meanwhile: it is the one that the chain has seen.
+    pub(crate) fn admit_shown<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        index: usize,
+        waits: Waits,
+    ) -> (Admitted, Arrival) {
+        let chain = self.hooks.attached().expect("only a chain is shown messages");
+        let arrival = chain.arrival(index);
+        let len = chain.messages().shown_len(index);
+        let mut bytes = chain.messages().bytes(index);
+        let submitted = match chain.messages().outcome(index) {
+            Outcome::Pass => turn.submit(self.service, &arrival, &mut bytes),
+            Outcome::Steer(to) => turn.submit_to(self.service, &arrival, &mut bytes, to),
+            Outcome::Drop(reason) => Err(Refusal::Drop(reason)),
+            Outcome::Reply if bytes.len() > turn.services[self.service].max_reply_bytes => {
+                Err(Refusal::Drop(DropReason::ReplyTooLong))
+            }
+            Outcome::Reply => {
+                chain.set_answered(index);
                 self.messages += 1;
                 self.bytes += len as u64;
                 // The endpoint counts the reply before the batch ends.
                 self.count_now(turn);
-                return Admitted::Answered;
+                return (Admitted::Answered, arrival);
             }
         };
         let admitted = self.admitted(turn, len, submitted, waits);
-        if admitted == Admitted::Held {
-            self.hooks.hold(arrival, steered);
+        if admitted != Admitted::Held
+            && let Some(chain) = self.hooks.attached()
+        {
+            chain.set_done(index);
         }
-        admitted
+        (admitted, arrival)
     }
 
-    /// The reply that the chain has written.
-    pub(crate) fn reply(&self) -> &[u8] {
-        self.hooks.written()
+    /// The reply to the message that was answered last.
+    pub(crate) fn reply(&mut self) -> &[u8] {
+        self.hooks.attached().map_or(&[], |chain| chain.answer())
     }
 
     /// Adds payload bytes that were admitted.

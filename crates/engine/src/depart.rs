@@ -2,6 +2,7 @@
 //! stay in their ring.
 
 use mqueue::abi::{self, SlotHeader, status};
+use onpath::{Direction, Outcome};
 use wire::DropReason;
 use wire::framing::Expects;
 use wire::nic::Nic;
@@ -11,9 +12,9 @@ use crate::endpoint::run::{Next, Run};
 use crate::endpoint::set::Endpoints;
 use crate::schedule::Schedule;
 use crate::service::arrival::Awaited;
-use crate::service::chain::{Attached, Verdict};
+use crate::service::chain::ShownReply;
 use crate::service::ends::ShareMqueue;
-use crate::service::share::HEADS_READ;
+use crate::service::share::{HEADS_READ, ServiceShare};
 use crate::topology::Replies;
 use crate::turn::Turn;
 
@@ -53,6 +54,9 @@ impl Endpoints {
                     }
                 }
             }
+        }
+        if turn.services[service].chain.is_some() {
+            self.deliver_shown(turn, service);
         }
         let share = &mut turn.services[service];
         if share.replies == Replies::None {
@@ -95,61 +99,67 @@ impl Endpoints {
         turn.worked |= run.end(&mut turn.services[service], turn.now_ns);
     }
 
-    /// The same with a chain of functions, which sees each reply first.
+    /// The same where a chain of functions sees the replies first: those of a turn together, in [`Self::deliver_shown`].
     #[cold]
     fn gather_through_chain<N: Nic>(&mut self, turn: &mut Turn<N>, mut run: Run) {
-        let Some(mut chain) = turn.services[run.service].chain.take() else { return };
-        let mut scratch = std::mem::take(&mut turn.scratch);
+        let service = run.service;
         loop {
             match run.next_after_others(turn) {
-                Next::Reply => self.deliver_through_chain(turn, &mut run, &mut chain, &mut scratch),
+                Next::Reply => {
+                    let len = run.header.len as usize;
+                    let chain = turn.services[service].chain.as_mut();
+                    if chain.is_some_and(|chain| !chain.has_room(len)) {
+                        self.deliver_shown(turn, service);
+                    }
+                    show_reply(&mut turn.services[service], &mut run);
+                }
                 Next::Other => {
-                    self.end_without_reply(turn, run.service, run.mqueue, &run.header);
-                    run.advance(&mut turn.services[run.service]);
+                    self.end_without_reply(turn, service, run.mqueue, &run.header);
+                    run.advance(&mut turn.services[service]);
                 }
                 Next::End => break,
             }
         }
-        turn.scratch = scratch;
-        let share = &mut turn.services[run.service];
-        share.chain = Some(chain);
-        turn.worked |= run.end(share, turn.now_ns);
+        turn.worked |= run.end(&mut turn.services[service], turn.now_ns);
     }
 
-    /// Delivers one reply, which the chain sees once. The chain's result does not stay in the ring.
-    fn deliver_through_chain<N: Nic>(
-        &mut self,
-        turn: &mut Turn<N>,
-        run: &mut Run,
-        chain: &mut Attached,
-        scratch: &mut [u8],
-    ) {
-        let share = &mut turn.services[run.service];
-        let request = *share.sessions.found(run.token());
-        let Some(reply) = run.copy_out(share, scratch) else {
-            run.block(share);
+    /// The chain decides about the replies that it has been shown, and those that it lets pass are delivered. It sees each once:
+    /// what becomes of it then does not stay in its ring.
+    #[inline(never)]
+    pub(crate) fn deliver_shown<N: Nic>(&mut self, turn: &mut Turn<N>, service: usize) {
+        let share = &mut turn.services[service];
+        let Some(mut chain) = share.chain.take_if(|chain| chain.shown_replies() > 0) else {
             return;
         };
-        let (verdict, written) = chain.reply(reply);
-        let (reply, lost) = match verdict {
-            Verdict::Pass | Verdict::Steer(_) => (reply, None),
-            Verdict::Reply if written.len() > share.max_reply_bytes => {
-                (reply, Some(DropReason::ReplyTooLong))
+        let max_reply_bytes = share.max_reply_bytes;
+        chain.decide(Direction::Replies, &|| turn.clock_ns());
+        for index in 0..chain.shown_replies() {
+            let ShownReply { request, sampled } = chain.shown_reply(index);
+            let reply = chain.messages().bytes(index);
+            let lost = match chain.messages().outcome(index) {
+                Outcome::Drop(reason) => Some(reason),
+                _ if reply.len() > max_reply_bytes => Some(DropReason::ReplyTooLong),
+                _ => None,
+            };
+            let Request { origin, number, expects, .. } = request;
+            match (origin, lost) {
+                (_, Some(reason)) => {
+                    if sampled {
+                        turn.services[service].stop_sampling(request.mqueue);
+                    }
+                    self.drop_request(turn, service, &request, reason);
+                }
+                (Origin::Client(to), None) => {
+                    let request = Awaited { to, number, expects };
+                    self.settle(turn, service, &request, Ok(reply));
+                }
+                (Origin::Datagram { .. }, None) => {
+                    self.udp.answer(turn, &origin, request.len, reply);
+                }
             }
-            Verdict::Reply => (written, None),
-            Verdict::Drop(reason) => (reply, Some(reason)),
-        };
-        share.end_request(run.token(), &request, lost.is_none());
-        run.advance(share);
-        let Request { origin, number, expects, .. } = request;
-        match (origin, lost) {
-            (_, Some(reason)) => self.drop_request(turn, run.service, &request, reason),
-            (Origin::Client(to), None) => {
-                let request = Awaited { to, number, expects };
-                self.settle(turn, run.service, &request, Ok(reply));
-            }
-            (Origin::Datagram { .. }, None) => self.udp.answer(turn, &origin, request.len, reply),
         }
+        chain.clear_replies();
+        turn.services[service].chain = Some(chain);
     }
 
     /// Ends a request for a TX message that is not a reply, or a reply that has no recipient.
@@ -306,6 +316,23 @@ impl Endpoints {
             turn.services[service].note_sent(index, sent, now_ns);
         }
     }
+}
+
+/// Takes a reply out of its ring, ends its request, and adds it to those that the chain sees together. There is room for it.
+fn show_reply(share: &mut ServiceShare, run: &mut Run) {
+    let token = run.token();
+    let request = *share.sessions.found(token);
+    let entry = &share.mqueues[run.mqueue as usize];
+    let reply = ShownReply { request, sampled: entry.sampled == token };
+    let copy = |bytes: &mut [u8]| entry.tx.copy_out(&run.header, bytes);
+    let chain = share.chain.as_mut().expect("the caller looked");
+    if !chain.show_reply(reply, run.header.len as usize, copy) {
+        // It has not arrived as a whole.
+        run.block(share);
+        return;
+    }
+    share.end_request(token, &request, true);
+    run.advance(share);
 }
 
 /// Whether a kernel may end a request of this client without an outcome. Each request of a shared-memory client gets

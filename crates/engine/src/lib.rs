@@ -25,6 +25,6 @@ pub use control::service_install::ServiceInstall;
 pub use control::vote::DrainBarrier;
 pub use endpoint::shm::{ShmClient, ShmPeer};
 pub use fabric::{Accepted, Fabric};
-pub use service::chain::{Chain, Verdict};
+pub use service::chain::{ChainReply, ChainRequest};
 pub use service::ends::{Attachment, BlockEnds, MqueueEnds};
 pub use worker::Worker;

@@ -5,12 +5,13 @@
 
 use std::sync::Arc;
 
+use onpath::{Chain, CommandError};
 use wire::nic::{Event, Nic};
 
 use crate::endpoint::peer::links::Outbound;
 use crate::fabric::Accepted;
 use crate::metrics::WorkerCounters;
-use crate::service::chain::{Attached, Chain};
+use crate::service::chain::{ChainReply, ChainRequest};
 use crate::service::share::ServiceShare;
 use crate::shared::Shared;
 
@@ -136,17 +137,20 @@ impl<N: Nic> Turn<N> {
         self.counters.hung_blocks.set(self.services.iter().map(|share| share.hung_blocks).sum());
     }
 
-    /// Attaches a chain of functions to a service, or detaches the current one. Returns the previous one, or the new
-    /// one if the service has left.
-    pub(crate) fn replace_chain(
-        &mut self,
-        slot: u16,
-        chain: Option<Box<dyn Chain>>,
-    ) -> Option<Box<dyn Chain>> {
-        let share = self.services.get_mut(usize::from(slot));
-        let Some(share) = share.filter(|share| !share.is_vacant()) else { return chain };
-        let chain = chain.map(|chain| Box::new(Attached::new(chain, share.max_reply_bytes)));
-        std::mem::replace(&mut share.chain, chain).map(|former| former.detach())
+    /// Does what is asked of the chain of the service in a slot. If the service has left nothing is attached.
+    pub(crate) fn ask_chain(&mut self, slot: u16, request: ChainRequest) -> ChainReply {
+        let share = self.services.get_mut(usize::from(slot)).filter(|share| !share.is_vacant());
+        match request {
+            ChainRequest::Arrange(order) => ChainReply::Arranged(match share {
+                Some(share) => share.arrange_chain(order),
+                None => Chain::default().arrange(order),
+            }),
+            ChainRequest::Command(id, command) => {
+                let attached = share.and_then(|share| share.chain.as_mut());
+                let done = attached.map(|attached| attached.chain().command(id, command));
+                ChainReply::Command(done.unwrap_or(Err(CommandError::Gone)))
+            }
+        }
     }
 
     /// An event of a TCP connection to a backend.

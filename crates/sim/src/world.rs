@@ -17,10 +17,12 @@ use engine::metrics::{Metrics, ServiceMetrics, ServiceSnapshot};
 use engine::stages::ObservationSnapshot;
 use engine::topology::{Replies, Topology};
 use engine::{
-    Attachment, BlockEnds, Chain, ControlMessage, Fabric, ServiceInstall, ShmClient, Switch, Worker,
+    Attachment, BlockEnds, ChainReply, ChainRequest, ControlMessage, Fabric, ServiceInstall,
+    ShmClient, Switch, Worker,
 };
 use mqueue::abi::RingEntry;
 use mqueue::{HeapMapping, MappedMemory, Region, Words};
+use onpath::{Arranged, Counters, Function, Link, OnFailure, Policy};
 use wire::DropReason;
 use wire::framing::Framing;
 use wire::nic::{Nic, Transport};
@@ -526,11 +528,34 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         self.services[service].snapshot().dropped(reason)
     }
 
-    /// Attaches a chain of functions to a service on one worker, or detaches it, from its next turn on.
-    pub fn set_chain(&self, worker: usize, service: usize, chain: Option<Box<dyn Chain>>) {
+    /// Asks something of the chain of a service on one worker, which answers in its next turn.
+    pub fn ask_chain(
+        &self,
+        worker: usize,
+        service: usize,
+        request: ChainRequest,
+    ) -> mpsc::Receiver<ChainReply> {
         let slot = *self.slots[service].last().expect("every service has a slot");
-        let (former, _) = mpsc::channel();
-        self.fabric.post(worker as u16, ControlMessage::Chain(slot, chain, former));
+        let (reply, replies) = mpsc::channel();
+        self.fabric.post(worker as u16, ControlMessage::Chain(slot, request, reply));
+        replies
+    }
+
+    /// Gives a service on one worker these functions, from its next turn on. Each has a deadline of a second.
+    pub fn set_functions(
+        &self,
+        worker: usize,
+        service: usize,
+        functions: Vec<(Box<dyn Function>, OnFailure)>,
+    ) -> Vec<Arc<Counters>> {
+        let counters: Vec<_> = functions.iter().map(|_| Arc::<Counters>::default()).collect();
+        let links = functions.into_iter().zip(&counters).zip(0..);
+        let order = links.map(|(((function, on_failure), counters), id)| {
+            let policy = Policy { on_failure, deadline_ns: 1_000_000_000 };
+            Arranged::New(Link::new(id, function, policy, Arc::clone(counters)))
+        });
+        self.ask_chain(worker, service, ChainRequest::Arrange(order.collect()));
+        counters
     }
 
     /// A worker gets a shared-memory client at its next turn.

@@ -7,10 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use engine::metrics::ServiceMetrics;
 use engine::topology::{Dispatch, Replies};
-use engine::{Chain, ShmClient, ShmPeer, Verdict};
+use engine::{ChainReply, ChainRequest, ShmClient, ShmPeer};
 use mqueue::abi::kind;
 use mqueue::memory::Ordering as Order;
 use mqueue::{Head, HeapMapping, MappedMemory, Memory, Region};
+use onpath::builtin::{Threshold, ThresholdConfig};
+use onpath::{Command, Direction, Failure, Function, Messages, OnFailure};
 use scene::{Scene, request, script};
 use sim::accelerator::Behaviour;
 use sim::message::{Body, Flavor, decode_request, reply_payload, request_payload};
@@ -29,47 +31,60 @@ struct Decides {
     steers: Option<u32>,
     /// Replies are dropped.
     drops_replies: bool,
+    batches: Arc<AtomicU64>,
     requests: Arc<AtomicU64>,
     replies: Arc<AtomicU64>,
 }
 
-impl Chain for Decides {
-    fn request(&mut self, payload: &[u8], reply: &mut Vec<u8>) -> Verdict {
-        self.requests.fetch_add(1, Ordering::Relaxed);
-        let (body, flavor) = decode_request(FRAMING, payload).expect("clients are sound");
-        if let Some(mqueue) = self.steers {
-            return Verdict::Steer(mqueue);
-        }
-        match body.sequence {
-            sequence if sequence < self.passes => Verdict::Pass,
-            sequence if sequence < self.drops => Verdict::Drop(DropReason::BadLength),
-            _ => {
-                reply.extend(reply_payload(FRAMING, &body.reply(), flavor));
-                Verdict::Reply
+impl Function for Decides {
+    fn decide(&mut self, direction: Direction, messages: &mut Messages) -> Result<(), Failure> {
+        self.batches.fetch_add(1, Ordering::Relaxed);
+        for index in 0..messages.len() {
+            if messages.is_open(index) {
+                match direction {
+                    Direction::Requests => self.request(messages, index),
+                    Direction::Replies => self.reply(messages, index),
+                }
             }
         }
-    }
-
-    fn reply(&mut self, reply: &[u8], other: &mut Vec<u8>) -> Verdict {
-        self.replies.fetch_add(1, Ordering::Relaxed);
-        if self.drops_replies {
-            // No reason why a request ends.
-            return Verdict::Drop(DropReason::BadMessage);
-        }
-        // The same bytes, as if they were others.
-        other.extend(reply);
-        Verdict::Reply
+        Ok(())
     }
 }
 
 impl Decides {
+    fn request(&self, messages: &mut Messages, index: usize) {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        let decoded = decode_request(FRAMING, messages.bytes(index));
+        let (body, flavor) = decoded.expect("clients are sound");
+        if let Some(mqueue) = self.steers {
+            return messages.steer(index, mqueue);
+        }
+        match body.sequence {
+            sequence if sequence < self.passes => {}
+            sequence if sequence < self.drops => messages.drop(index, DropReason::BadLength),
+            _ => messages.reply(index, &reply_payload(FRAMING, &body.reply(), flavor)),
+        }
+    }
+
+    fn reply(&self, messages: &mut Messages, index: usize) {
+        self.replies.fetch_add(1, Ordering::Relaxed);
+        if self.drops_replies {
+            // No reason why a request ends.
+            return messages.drop(index, DropReason::BadMessage);
+        }
+        // The same bytes, as if they were others.
+        let bytes = messages.bytes(index).to_vec();
+        messages.rewrite(index, &bytes);
+    }
+
     fn seen(&self) -> (u64, u64) {
         (self.requests.load(Ordering::Relaxed), self.replies.load(Ordering::Relaxed))
     }
 
     fn attach(&self, scene: &mut Scene) {
         for worker in 0..scene.world.workers.len() {
-            scene.world.set_chain(worker, 0, Some(Box::new(self.clone())));
+            let function = Box::new(self.clone());
+            scene.world.set_functions(worker, 0, vec![(function, OnFailure::Closed)]);
         }
         scene.run(1);
     }
@@ -97,7 +112,7 @@ fn a_request_passes_is_dropped_or_is_answered() {
     ask(&mut scene, request(2));
     assert_eq!((scene.replied(), chain.seen()), (6, (6, 2)));
     assert_eq!(scene.world.metrics.service(0).accepted, accepted, "no block saw them");
-    scene.world.set_chain(0, 0, None);
+    scene.world.set_functions(0, 0, Vec::new());
     scene.run(1);
     ask(&mut scene, request(1));
     assert_eq!((scene.replied(), chain.seen()), (8, (6, 2)), "it was detached while it ran");
@@ -110,7 +125,7 @@ fn a_reply_may_be_dropped() {
     let chain = Decides { passes: 9, drops_replies: true, ..Decides::default() };
     chain.attach(&mut scene);
     ask(&mut scene, request(0));
-    assert_eq!((scene.replied(), scene.dropped(DropReason::KernelDrop)), (0, 2));
+    assert_eq!((scene.replied(), scene.dropped(DropReason::FunctionDrop)), (0, 2));
     assert_eq!((scene.world.in_flight(0), chain.seen()), (0, (2, 2)));
 }
 
@@ -163,17 +178,18 @@ struct Audits {
     wrong: Arc<AtomicU64>,
 }
 
-impl Chain for Audits {
-    fn request(&mut self, _: &[u8], _: &mut Vec<u8>) -> Verdict {
+impl Function for Audits {
+    fn decide(&mut self, direction: Direction, messages: &mut Messages) -> Result<(), Failure> {
         let counted = self.metrics.snapshot();
         let ended = counted.replied + counted.consumed + counted.dropped_requests();
-        self.seen.fetch_add(1, Ordering::Relaxed);
         self.wrong.fetch_add(u64::from(ended > counted.received), Ordering::Relaxed);
-        Verdict::Reply
-    }
-
-    fn reply(&mut self, _: &[u8], _: &mut Vec<u8>) -> Verdict {
-        Verdict::Pass
+        for index in 0..messages.len() {
+            if direction == Direction::Requests {
+                self.seen.fetch_add(1, Ordering::Relaxed);
+                messages.reply(index, b"");
+            }
+        }
+        Ok(())
     }
 }
 
@@ -185,7 +201,7 @@ fn what_a_chain_answers_is_received_before_it_ends() {
     let (seen, wrong) = (Arc::default(), Arc::default());
     let metrics = scene.world.metrics.services()[0].clone();
     let audits = Audits { metrics, seen: Arc::clone(&seen), wrong: Arc::clone(&wrong) };
-    scene.world.set_chain(0, 0, Some(Box::new(audits)));
+    scene.world.set_functions(0, 0, vec![(Box::new(audits), OnFailure::Closed)]);
     scene.run(1);
     scene.ask_often(16, request(0));
     let caller = scene.connect();
@@ -257,4 +273,81 @@ fn a_shared_memory_client_cannot_rewrite_what_the_chain_has_passed() {
     rewrite(&memory, &payload(1), &payload(150));
     scene.wait_ms(10);
     assert_eq!((scene.replied(), scene.dropped(DropReason::BadLength)), (4, 1));
+}
+
+#[test]
+fn what_one_call_brings_is_one_batch() {
+    let mut scene = script(FRAMING).play();
+    let chain = Decides::default();
+    chain.attach(&mut scene);
+    scene.ask_times(4, request(0));
+    scene.run(20);
+    assert_eq!((scene.replied(), chain.seen()), (4, (4, 0)));
+    assert_eq!(chain.batches.load(Ordering::Relaxed), 1, "of datagrams");
+    let caller = scene.connect();
+    for sequence in 0..4 {
+        scene.call(caller, request(sequence));
+    }
+    scene.run(20);
+    assert_eq!((scene.replied(), chain.seen()), (8, (8, 0)));
+    let batches = chain.batches.load(Ordering::Relaxed);
+    assert!(batches < 5, "{batches} of messages of a stream");
+}
+
+/// Its first calls fail.
+struct Fails {
+    times: u32,
+    panics: bool,
+}
+
+impl Function for Fails {
+    fn decide(&mut self, _: Direction, _: &mut Messages) -> Result<(), Failure> {
+        if self.times == 0 {
+            return Ok(());
+        }
+        self.times -= 1;
+        assert!(!self.panics, "as the test wants");
+        Err(Failure("as the test wants".into()))
+    }
+}
+
+#[test]
+// provokes: function_failed
+fn messages_of_a_function_that_failed_pass_or_are_dropped_until_it_is_restarted() {
+    for (panics, on_failure) in [(false, OnFailure::Open), (true, OnFailure::Closed)] {
+        let open = on_failure == OnFailure::Open;
+        let mut scene = script(FRAMING).play();
+        let fails = Box::new(Fails { times: 1, panics });
+        let counters = scene.world.set_functions(0, 0, vec![(fails, on_failure)]);
+        scene.run(1);
+        // The first failure ends after 10 ms.
+        for _ in 0..3 {
+            scene.ask(request(0));
+            scene.wait_ms(1);
+        }
+        let dropped = scene.dropped(DropReason::FunctionFailed);
+        assert_eq!((scene.replied(), dropped), if open { (3, 0) } else { (0, 3) });
+        scene.wait_ms(20);
+        scene.ask(request(0));
+        scene.wait_ms(1);
+        assert_eq!(scene.replied(), if open { 4 } else { 1 }, "it was restarted");
+        assert_eq!((counters[0].failures.value(), counters[0].restarts.value()), (1, 1));
+        scene.world.check().unwrap();
+    }
+}
+
+#[test]
+// provokes: function_drop
+fn the_threshold_drops_what_is_beyond_its_limits() {
+    let mut scene = script(FRAMING).play();
+    let config = ThresholdConfig { offset: 0, low: u32::MAX, high: u32::MAX };
+    let threshold = Box::new(Threshold::new(config));
+    scene.world.set_functions(0, 0, vec![(threshold, OnFailure::Closed)]);
+    scene.run(1);
+    ask(&mut scene, request(0));
+    assert_eq!((scene.replied(), scene.dropped(DropReason::FunctionDrop)), (0, 2));
+    let read = scene.world.ask_chain(0, 0, ChainRequest::Command(0, Command::Read));
+    scene.run(1);
+    let Ok(ChainReply::Command(Ok(values))) = read.try_recv() else { panic!("no values") };
+    assert_eq!((values[2], values[4]), (2, 2), "count and dropped");
 }

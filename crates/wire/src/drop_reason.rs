@@ -211,6 +211,13 @@ drop_reasons! {
     DrainTimeout = 26, "drain_timeout", Request,
         "Requests took longer than `engine.drain_ms`. Raise it, and the stop timeout of the \
          service manager.";
+    /// A function on the path of the service's messages dropped it.
+    FunctionDrop = 38, "function_drop", Request,
+        "The function's own decision; its documentation says when.";
+    /// A function on the path of the service's messages has failed, and its `on_failure` is `closed`.
+    FunctionFailed = 39, "function_failed", Request,
+        "The function returned an error, panicked or exceeded its deadline. It is restarted \
+         automatically. With `on_failure = \"open\"` messages pass meanwhile.";
 
     /// The accelerator answered a token that is not, or no longer, outstanding on that mqueue.
     StaleToken = 27, "stale_token", Reply,

@@ -69,6 +69,7 @@ impl<N: Nic> Worker<N> {
             // more.
             endpoints.gather_replies(turn, service, mqueue, u64::MAX);
         }
+        endpoints.deliver_shown(turn, service);
         let share = &mut turn.services[service];
         if share.replies == Replies::None {
             share.count_released(turn.now_ns);

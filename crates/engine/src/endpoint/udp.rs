@@ -183,6 +183,21 @@ impl UdpPort {
         turn.services[usize::from(self.port.service)].count_lost(lost, 1);
     }
 
+    /// Takes in the datagrams that the chain has been shown.
+    fn admit_shown<N: Nic, H: Hooks>(&mut self, turn: &mut Turn<N>, batch: &mut Batch<H>) {
+        batch.decide(turn);
+        for index in 0..batch.shown() {
+            let (admitted, arrival) = batch.admit_shown(turn, index, Waits::Nowhere);
+            if admitted == Admitted::Answered
+                && let Origin::Datagram { port, peer, local } = arrival.origin
+            {
+                let to = (peer, local, batch.shown_len(index) as u32);
+                self.answer(turn, port, to, batch.reply());
+            }
+        }
+        batch.clear();
+    }
+
     /// Drops the waiting replies; returns their number.
     fn drop_waiting(&mut self) -> u64 {
         let waiting = self.tx.waiting().len();
@@ -373,12 +388,18 @@ impl UdpPorts {
                 }
             };
             let mut payload = rx.payload(datagram);
-            // Losses are counted, and the client gets no reply.
-            let admitted = batch.admit(turn, arrival, &mut payload, Waits::Nowhere);
-            if H::ATTACHED && admitted == Admitted::Answered {
-                let to = (datagram.peer, datagram.local, datagram.len);
-                ports[index].answer(turn, index as PortIndex, to, batch.reply());
+            if H::ATTACHED {
+                if !batch.show(arrival, payload) {
+                    ports[index].admit_shown(turn, &mut batch);
+                    batch.show(arrival, payload);
+                }
+                continue;
             }
+            // What is lost is counted, and its client hears nothing.
+            batch.admit(turn, arrival, &mut payload, Waits::Nowhere);
+        }
+        if H::ATTACHED {
+            ports[index].admit_shown(turn, &mut batch);
         }
         batch.end(turn, schedule, Kind::Udp);
     }

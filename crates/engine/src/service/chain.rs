@@ -1,97 +1,259 @@
 //! Functions on the path of a service's messages: the seam that a chain of them is attached to.
 //!
-//! Each worker has its own chain for a service, or none. A chain sees a request once, on the worker that received it,
-//! before it is dispatched; and a reply once, on the worker that owns the mqueue, before it is delivered. A request
-//! on a stream that waits for credit after the chain has passed it is not shown again. A request that waits in a
-//! shared-memory ring is: its client may have rewritten it meanwhile. Without a chain the cost is one branch per
-//! batch: admission is compiled twice.
+//! Each worker has a chain of its own for a service, or none. A chain sees a request once, on the worker that received it, before it is
+//! dispatched; and a reply once, on the worker that owns the mqueue, before it is delivered. It sees batches: the requests of one
+//! receive call, and the replies that one turn gathers. A request on a stream that waits after the chain has decided about it is
+//! not shown again. One that waits in a shared-memory ring is: its client may have rewritten it meanwhile, so requests in such
+//! rings are batches of one.
+//!
+//! The engine acts on the copy of a message that the chain has seen. Without a chain the cost is one branch a batch: admission is
+//! compiled twice.
 
 use std::collections::HashMap;
 
-use wire::session::{EndpointKind, Origin, ReplyTo};
-use wire::{DropReason, DropScope};
+use onpath::{Arranged, Chain, Command, CommandError, Direction, Link, Messages, Outcome};
+use wire::session::{EndpointKind, Origin, ReplyTo, Request};
 
 use crate::service::arrival::Arrival;
 
-/// What a chain does with a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// It is processed further.
-    Pass,
-    /// It is dropped for this reason; as `kernel_drop` if that reason does not end requests.
-    Drop(DropReason),
-    /// For a request: the chain has written its reply. For a reply: the bytes that the chain has written replace it.
-    Reply,
-    /// For a request: it goes to this mqueue of the service, by its number over all workers. A reply is delivered.
-    Steer(u32),
+/// What is asked of a service's chain on one worker.
+pub enum ChainRequest {
+    /// Give it these functions, in this order. Without functions the service has no chain.
+    Arrange(Vec<Arranged>),
+    /// Do a command for the function with this id.
+    Command(u64, Command),
 }
 
-impl Verdict {
-    /// Replaces a drop reason that does not end requests.
-    fn checked(self) -> Self {
-        match self {
-            Self::Drop(reason) if reason.scope() != DropScope::Request => {
-                Self::Drop(DropReason::KernelDrop)
-            }
-            verdict => verdict,
-        }
-    }
+/// The answer to a [`ChainRequest`].
+pub enum ChainReply {
+    /// Functions that the chain no longer has. The receiver drops them.
+    Arranged(Vec<Link>),
+    /// The values of the function's registers.
+    Command(Result<Vec<u64>, CommandError>),
 }
 
-/// Functions on the path, for one service on one worker.
-pub trait Chain: Send {
-    /// A request was received. `reply` is empty. A request of a shared-memory client that finds no credit is shown again when it is
-    /// retried.
-    fn request(&mut self, request: &[u8], reply: &mut Vec<u8>) -> Verdict;
-
-    /// A reply is about to be delivered. `other` is empty.
-    fn reply(&mut self, reply: &[u8], other: &mut Vec<u8>) -> Verdict;
-}
-
-/// Maximum number of requests on streams that wait for credit after the chain has passed them.
+/// Requests on streams that wait after the chain has decided about them, and the bytes that functions have written for them.
 const HELD_MAX: usize = 1 << 16;
+const HELD_BYTES_MAX: usize = 4 << 20;
 
-/// A chain that is attached.
+/// A request on a stream that waits.
+struct Held {
+    outcome: Outcome,
+    /// What a function has written in its place.
+    written: Option<Box<[u8]>>,
+}
+
+/// A request that the chain has seen, or is about to see.
+#[derive(Clone, Copy)]
+struct Shown {
+    arrival: Arrival,
+    /// It was acted on.
+    done: bool,
+}
+
+/// A reply that the chain is about to see. Its request has ended.
+#[derive(Clone, Copy)]
+pub(crate) struct ShownReply {
+    pub(crate) request: Request,
+    /// It is sampled, see `stages.rs`.
+    pub(crate) sampled: bool,
+}
+
+/// A chain that is attached, and the batch that is on its way through it.
 pub(crate) struct Attached {
-    chain: Box<dyn Chain>,
-    /// Buffer for what the chain writes.
-    written: Vec<u8>,
-    /// Requests on streams that wait, with the mqueue they were steered to.
-    held: HashMap<(ReplyTo, u64), Option<u32>>,
+    chain: Chain,
+    /// Requests, or replies: never both.
+    messages: Messages,
+    shown: Vec<Shown>,
+    /// The next one of `shown` that a stream takes.
+    next: usize,
+    /// The one that the chain answered last.
+    answered: usize,
+    replies: Vec<ShownReply>,
+    held: HashMap<(ReplyTo, u64), Held>,
+    held_bytes: usize,
 }
 
 impl Attached {
-    /// Replies have at most `reply_bytes`.
-    pub(crate) fn new(chain: Box<dyn Chain>, reply_bytes: usize) -> Self {
-        // The map never grows later: one that is at most half full reuses the places of removed entries.
-        let held = HashMap::with_capacity(2 * HELD_MAX);
-        Self { chain, written: Vec::with_capacity(reply_bytes), held }
+    /// A chain without functions. Messages have at most so many bytes.
+    pub(crate) fn new(message_bytes: usize, reply_bytes: usize) -> Self {
+        let longest = message_bytes.max(reply_bytes);
+        Self {
+            chain: Chain::default(),
+            messages: Messages::new(longest, longest),
+            shown: Vec::with_capacity(onpath::MESSAGES_MAX),
+            next: 0,
+            answered: 0,
+            replies: Vec::with_capacity(onpath::MESSAGES_MAX),
+            // Nothing grows later: a map that is at most half full reuses the places of removed entries.
+            held: HashMap::with_capacity(2 * HELD_MAX),
+            held_bytes: 0,
+        }
     }
 
-    pub(crate) fn detach(self) -> Box<dyn Chain> {
-        self.chain
+    pub(crate) fn chain(&mut self) -> &mut Chain {
+        &mut self.chain
     }
 
-    /// The chain's verdict on a reply, and the bytes it has written.
-    pub(crate) fn reply(&mut self, reply: &[u8]) -> (Verdict, &[u8]) {
-        self.written.clear();
-        (self.chain.reply(reply, &mut self.written).checked(), &self.written)
+    pub(crate) fn messages(&self) -> &Messages {
+        &self.messages
+    }
+
+    /// Adds a request to the batch. False: there is no room before the batch has been decided, acted on and cleared. A request
+    /// about which the chain has decided before keeps that outcome.
+    pub(crate) fn show(&mut self, arrival: &Arrival, request: &[u8]) -> bool {
+        if !self.messages.has_room(request.len()) {
+            return false;
+        }
+        match self.take_held(arrival) {
+            None => self.messages.push(request),
+            Some(Held { outcome, written }) => {
+                let bytes = written.as_deref().unwrap_or(request);
+                if !self.messages.has_room(bytes.len()) {
+                    self.keep(arrival, Held { outcome, written });
+                    return false;
+                }
+                self.messages.push_decided(bytes, outcome, request.len(), written.is_some());
+            }
+        }
+        self.shown.push(Shown { arrival: *arrival, done: false });
+        true
+    }
+
+    /// The chain decides about the batch.
+    pub(crate) fn decide(&mut self, direction: Direction, clock: &dyn Fn() -> u64) {
+        self.chain.decide(direction, &mut self.messages, clock);
+    }
+
+    /// How many requests are in the batch.
+    pub(crate) fn shown(&self) -> usize {
+        self.shown.len()
+    }
+
+    /// One of them.
+    pub(crate) fn arrival(&self, index: usize) -> Arrival {
+        self.shown[index].arrival
+    }
+
+    /// The place of a request in the batch. One that is not in it becomes a batch of its own.
+    pub(crate) fn find(
+        &mut self,
+        arrival: &Arrival,
+        request: &[u8],
+        clock: &dyn Fn() -> u64,
+    ) -> usize {
+        if let Some(shown) = self.shown.get(self.next)
+            && (shown.arrival.origin, shown.arrival.number) == (arrival.origin, arrival.number)
+        {
+            self.next += 1;
+            return self.next - 1;
+        }
+        self.clear();
+        let shown = self.show(arrival, request);
+        debug_assert!(shown, "an empty batch has room for any message");
+        self.decide(Direction::Requests, clock);
+        self.next = 1;
+        0
+    }
+
+    /// A request of the batch has been acted on.
+    pub(crate) fn set_done(&mut self, index: usize) {
+        self.shown[index].done = true;
+    }
+
+    /// A request of the batch is answered by the chain.
+    pub(crate) fn set_answered(&mut self, index: usize) {
+        self.set_done(index);
+        self.answered = index;
+    }
+
+    /// The reply to the request that was answered last.
+    pub(crate) fn answer(&self) -> &[u8] {
+        self.messages.bytes(self.answered)
+    }
+
+    /// The batch ends. Requests of streams that were not acted on wait where they are, and are not shown again.
+    pub(crate) fn clear(&mut self) {
+        for index in 0..self.shown.len() {
+            let Shown { arrival, done } = self.shown[index];
+            if !done {
+                let bytes = self.messages.bytes(index);
+                let outcome = self.messages.outcome(index);
+                let written = self.messages.is_written(index).then(|| bytes.into());
+                self.keep(&arrival, Held { outcome, written });
+            }
+        }
+        self.shown.clear();
+        self.next = 0;
+        self.messages.clear();
+    }
+
+    fn take_held(&mut self, arrival: &Arrival) -> Option<Held> {
+        let Origin::Client(to) = arrival.origin else { return None };
+        let held = self.held.remove(&(to, arrival.number))?;
+        self.held_bytes -= held.written.as_ref().map_or(0, |bytes| bytes.len());
+        Some(held)
+    }
+
+    fn keep(&mut self, arrival: &Arrival, held: Held) {
+        let bytes = held.written.as_ref().map_or(0, |bytes| bytes.len());
+        if self.held.len() >= HELD_MAX || self.held_bytes + bytes > HELD_BYTES_MAX {
+            // Of clients that have gone, nearly all: one that is left is shown twice.
+            self.held.clear();
+            self.held_bytes = 0;
+        }
+        // A shared-memory client can rewrite a request that waits in its ring.
+        if let Origin::Client(to) = arrival.origin
+            && to.endpoint != EndpointKind::Shm
+        {
+            self.held.insert((to, arrival.number), held);
+            self.held_bytes += bytes;
+        }
+    }
+
+    /// Whether there is room for a reply.
+    pub(crate) fn has_room(&self, len: usize) -> bool {
+        self.messages.has_room(len)
+    }
+
+    /// Adds a reply to the batch, which `copy` writes, unless it returns false.
+    pub(crate) fn show_reply(
+        &mut self,
+        reply: ShownReply,
+        len: usize,
+        copy: impl FnOnce(&mut [u8]) -> bool,
+    ) -> bool {
+        let copied = self.messages.push_with(len, copy);
+        if copied {
+            self.replies.push(reply);
+        }
+        copied
+    }
+
+    /// How many replies are in the batch.
+    pub(crate) fn shown_replies(&self) -> usize {
+        self.replies.len()
+    }
+
+    /// A reply of the batch.
+    pub(crate) fn shown_reply(&self, index: usize) -> ShownReply {
+        self.replies[index]
+    }
+
+    /// The batch of replies ends.
+    pub(crate) fn clear_replies(&mut self) {
+        self.replies.clear();
+        self.messages.clear();
     }
 }
 
-/// What admission does with a request before it is dispatched. Chosen once per batch.
+/// Whether the batch that admission works on belongs to a chain. Chosen once a batch.
 pub(crate) trait Hooks: Sized {
     /// Whether there is a chain.
     const ATTACHED: bool;
 
-    /// The verdict on a request.
-    fn request(&mut self, arrival: &Arrival, request: &[u8]) -> Verdict;
-
-    /// The reply that was written.
-    fn written(&self) -> &[u8];
-
-    /// A request that passed, or was steered, waits in its socket or ring and is retried.
-    fn hold(&mut self, arrival: &Arrival, steered: Option<u32>);
+    /// The chain.
+    fn attached(&mut self) -> Option<&mut Attached>;
 
     /// Ends the batch.
     fn into_chain(self) -> Option<Box<Attached>>;
@@ -104,16 +266,9 @@ impl Hooks for NoHooks {
     const ATTACHED: bool = false;
 
     #[inline(always)]
-    fn request(&mut self, _: &Arrival, _: &[u8]) -> Verdict {
-        Verdict::Pass
+    fn attached(&mut self) -> Option<&mut Attached> {
+        None
     }
-
-    fn written(&self) -> &[u8] {
-        &[]
-    }
-
-    #[inline(always)]
-    fn hold(&mut self, _: &Arrival, _: Option<u32>) {}
 
     #[inline(always)]
     fn into_chain(self) -> Option<Box<Attached>> {
@@ -124,35 +279,12 @@ impl Hooks for NoHooks {
 impl Hooks for Box<Attached> {
     const ATTACHED: bool = true;
 
-    fn request(&mut self, arrival: &Arrival, request: &[u8]) -> Verdict {
-        if let Origin::Client(to) = arrival.origin
-            && let Some(steered) = self.held.remove(&(to, arrival.number))
-        {
-            return steered.map_or(Verdict::Pass, Verdict::Steer);
-        }
-        self.written.clear();
-        self.chain.request(request, &mut self.written).checked()
+    fn attached(&mut self) -> Option<&mut Attached> {
+        Some(self)
     }
 
-    fn written(&self) -> &[u8] {
-        &self.written
-    }
-
-    fn hold(&mut self, arrival: &Arrival, steered: Option<u32>) {
-        if self.held.len() >= HELD_MAX {
-            // Nearly all entries are of clients that have gone; a request of one that has not is shown to the chain
-            // twice.
-            self.held.clear();
-        }
-        // A shared-memory client can rewrite a request that waits in its ring.
-        if let Origin::Client(to) = arrival.origin
-            && to.endpoint != EndpointKind::Shm
-        {
-            self.held.insert((to, arrival.number), steered);
-        }
-    }
-
-    fn into_chain(self) -> Option<Box<Attached>> {
+    fn into_chain(mut self) -> Option<Box<Attached>> {
+        self.clear();
         Some(self)
     }
 }

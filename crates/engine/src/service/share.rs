@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use mqueue::{Head, LoanError, abi};
+use onpath::{Arranged, Link};
 use wire::DropReason;
 use wire::framing::Framing;
 use wire::nic::Nic;
@@ -181,6 +182,18 @@ impl ServiceShare {
             chain: None,
             pauses: Vec::new(),
         }
+    }
+
+    /// Gives the service's chain these functions, in this order; returns those that it no longer has.
+    pub(crate) fn arrange_chain(&mut self, order: Vec<Arranged>) -> Vec<Link> {
+        let attached = self.chain.get_or_insert_with(|| {
+            Box::new(Attached::new(self.max_message_bytes, self.max_reply_bytes))
+        });
+        let former = attached.chain().arrange(order);
+        if attached.chain().is_empty() {
+            self.chain = None;
+        }
+        former
     }
 
     /// The blocked mqueues become the retried ones; the list of blocked ones is empty again.

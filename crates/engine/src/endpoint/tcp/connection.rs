@@ -11,8 +11,11 @@
 
 use std::collections::VecDeque;
 
-use wire::framing::ParseState;
+use wire::framing::{Expects, ParseState};
 use wire::nic::StreamKey;
+use wire::session::{EndpointKind, Origin, ReplyTo};
+
+use crate::service::arrival::Arrival;
 
 /// The outcome of one request, in the place of its reply.
 #[derive(Debug)]
@@ -144,8 +147,33 @@ impl Connection {
 
     /// Whether another request may be taken from the input.
     pub(crate) fn may_take(&self) -> bool {
+        self.occupied() < u64::from(self.window)
+    }
+
+    /// How many more may be taken from the input.
+    pub(crate) fn places(&self) -> u64 {
+        u64::from(self.window).saturating_sub(self.occupied())
+    }
+
+    #[inline(always)]
+    fn occupied(&self) -> u64 {
         let open = if self.ordered { self.next - self.turn } else { u64::from(self.open) };
-        open + (self.owed.len() as u64) < u64::from(self.window)
+        open + self.owed.len() as u64
+    }
+
+    /// The next request of this connection, which `worker` knows by `key`. Its client waits for a reply.
+    #[inline(always)]
+    pub(crate) fn arrival(&self, worker: u16, key: StreamKey, received_ns: u64) -> Arrival {
+        let generation = self.generation;
+        let to = ReplyTo { endpoint: EndpointKind::Tcp, worker, key, generation };
+        Arrival {
+            origin: Origin::Client(to),
+            number: self.next,
+            expects: Expects::Reply,
+            received_ns,
+            flow: self.flow,
+            target: None,
+        }
     }
 
     /// Assigns the next number to a request that was just accepted.
@@ -153,11 +181,6 @@ impl Connection {
         self.open += 1;
         self.next += 1;
         self.next - 1
-    }
-
-    /// The number that [`Self::take`] will assign.
-    pub(crate) fn next(&self) -> u64 {
-        self.next
     }
 
     /// Requests without an outcome, outcomes not yet in the output, replies not yet sent.
@@ -698,7 +721,7 @@ mod tests {
         assert_eq!(free(&pool), before, "sequential requests need one list");
         for key in keys {
             connections.change(key, |c| {
-                let first = c.next();
+                let first = c.next;
                 (first..first + 3).for_each(|n| assert_eq!(c.take(), n));
                 c.settle(first, Outcome::Error(b"late"), &mut pool);
                 c.settle(first + 2, Outcome::Nothing, &mut pool);

@@ -3,7 +3,7 @@
 use wire::DropReason;
 use wire::framing::{Expects, FramingError, Parsed};
 use wire::nic::{Close, Nic, Read, StreamKey};
-use wire::session::{EndpointKind, Origin, ReplyTo};
+use wire::session::Origin;
 
 use super::TcpConnections;
 use super::connection::{Outcome, Reading};
@@ -193,11 +193,59 @@ impl TcpConnections {
         bytes: &[u8],
     ) -> usize {
         let mut taken = 0;
-        while let Some(consumed) = self.take_next(turn, &mut batch, key, &bytes[taken..]) {
-            taken += consumed;
+        loop {
+            let shown =
+                if H::ATTACHED { self.show(turn, &mut batch, key, &bytes[taken..]) } else { 0 };
+            let mut count = 0;
+            while let Some(consumed) = self.take_next(turn, &mut batch, key, &bytes[taken..]) {
+                taken += consumed;
+                if H::ATTACHED {
+                    count += 1;
+                    if count == shown {
+                        break;
+                    }
+                }
+            }
+            if !H::ATTACHED || shown == 0 || count < shown {
+                break;
+            }
+            batch.clear();
         }
         batch.end(turn, schedule, Kind::Tcp);
         taken
+    }
+
+    /// Shows the chain the messages at the front of `rest` that the connection may take now, before it takes them. Returns how often
+    /// [`Self::take_next`] finds something among them; 0 if the next one has to wait.
+    fn show<N: Nic, H: Hooks>(
+        &mut self,
+        turn: &mut Turn<N>,
+        batch: &mut Batch<H>,
+        key: StreamKey,
+        mut rest: &[u8],
+    ) -> usize {
+        let Some(connection) = self.table.at(key) else { return 0 };
+        let share = &turn.services[usize::from(connection.service)];
+        let mut parser = connection.parser;
+        let mut arrival = connection.arrival(turn.index, key, turn.now_ns);
+        let mut count = 0;
+        while count < connection.places() && !rest.is_empty() {
+            match share.framing.parse_request(&mut parser, rest, share.max_message_bytes) {
+                Ok(Parsed::Message { consumed, start, end, expects }) => {
+                    arrival.expects = expects;
+                    if !batch.show(&arrival, &rest[start..end]) {
+                        break;
+                    }
+                    rest = &rest[consumed..];
+                }
+                Ok(Parsed::Refused { consumed, .. }) => rest = &rest[consumed..],
+                Ok(Parsed::Incomplete { .. } | Parsed::Quit { .. }) | Err(_) => break,
+            }
+            arrival.number += 1;
+            count += 1;
+        }
+        batch.decide(turn);
+        count as usize
     }
 
     /// Takes the first message of `rest`. `None`: it stays there.
@@ -286,16 +334,8 @@ impl TcpConnections {
     ) -> bool {
         let connection = self.table.at(key).expect("the caller looked");
         let service = usize::from(connection.service);
-        let generation = connection.generation;
-        let to = ReplyTo { endpoint: EndpointKind::Tcp, worker: turn.index, key, generation };
-        let arrival = Arrival {
-            origin: Origin::Client(to),
-            number: connection.next(),
-            expects,
-            received_ns: turn.now_ns,
-            flow: connection.flow,
-            target: None,
-        };
+        let arrival = Arrival { expects, ..connection.arrival(turn.index, key, turn.now_ns) };
+        let Origin::Client(to) = arrival.origin else { return true };
         let admitted = batch.admit(turn, &arrival, &mut payload, Waits::InPlace);
         if admitted == Admitted::Held {
             return false;

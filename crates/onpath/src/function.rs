@@ -1,0 +1,119 @@
+//! What a function is to the chain: something that decides about batches, and has registers.
+
+use crate::messages::Messages;
+
+/// Which way messages go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From clients to kernels.
+    Requests,
+    /// From kernels to clients.
+    Replies,
+}
+
+/// How the values of a register on several workers become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Merge {
+    /// Their sum, modulo 2^64.
+    Sum,
+    /// The least one.
+    Min,
+    /// The greatest one.
+    Max,
+    /// A setting: a command writes it on every worker, so all have the same value.
+    Setting,
+}
+
+impl Merge {
+    /// One value for two workers.
+    pub fn merge(self, a: u64, b: u64) -> u64 {
+        match self {
+            Self::Sum => a.wrapping_add(b),
+            Self::Min => a.min(b),
+            Self::Max => a.max(b),
+            Self::Setting => b,
+        }
+    }
+}
+
+/// A value of a function that commands read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Register {
+    /// Lower-case letters, digits and `_`; unique within the function.
+    pub name: Box<str>,
+    /// How the values of workers are merged; settings can be written.
+    pub merge: Merge,
+}
+
+/// Why a function could not do what it was called for. Its text goes to the log and to who sent a command.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Failure(pub String);
+
+/// What a command asks of a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// The values of all registers.
+    Read,
+    /// Registers that are no settings go back to their first values.
+    Reset,
+    /// A setting gets a value.
+    Write {
+        /// Index of the register.
+        register: usize,
+        /// The value.
+        value: u64,
+    },
+}
+
+/// Why a command was not done.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CommandError {
+    /// No function of the chain has this id.
+    #[error("the function is no longer attached")]
+    Gone,
+    /// There is no such register, or it is no setting.
+    #[error("the function has no such setting")]
+    NoSetting,
+    /// The function has failed and is not restarted yet.
+    #[error("the function has failed and restarts later: its registers cannot be read now")]
+    Failing,
+    /// The function failed while it did the command.
+    #[error("the function failed: {0}")]
+    Failed(#[from] Failure),
+}
+
+/// A function on the path of one service's messages, on one worker. Each worker has an instance of its own; what commands read is
+/// merged over all of them ([`Merge`]).
+///
+/// A failure, or a panic, concerns the batch of the call: its messages go on or are dropped as
+/// [`crate::OnFailure`] says.
+pub trait Function: Send {
+    /// Decides about the messages of a batch that are still open.
+    fn decide(&mut self, direction: Direction, messages: &mut Messages) -> Result<(), Failure>;
+
+    /// Makes the function usable again after a failure. What its registers counted may be lost.
+    fn restart(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    /// Its registers, the same in each instance.
+    fn registers(&self) -> &[Register] {
+        &[]
+    }
+
+    /// The values of all registers, in order.
+    fn read(&mut self) -> Result<Vec<u64>, Failure> {
+        Ok(Vec::new())
+    }
+
+    /// Registers that are no settings go back to their first values.
+    fn reset(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    /// Sets the register with this index, which is a [`Merge::Setting`].
+    fn write(&mut self, _register: usize, _value: u64) -> Result<(), Failure> {
+        Err(Failure("it has no settings".to_owned()))
+    }
+}

@@ -1,0 +1,18 @@
+//! Functions on the path of messages.
+//!
+//! A [`Chain`] of [`Function`]s belongs to a service on one worker. The engine shows it the requests of a receive call before they are
+//! dispatched, and replies before they are delivered, each as one batch ([`Messages`]). A function decides about each message: it
+//! passes, is rewritten, dropped, answered, or steered to an mqueue. Requests meet the functions in the order of the chain, replies
+//! in the opposite order.
+//!
+//! Nothing here does I/O, allocates or locks while messages pass; time is an argument.
+#![forbid(unsafe_code)]
+
+pub mod builtin;
+mod chain;
+mod function;
+mod messages;
+
+pub use chain::{Arranged, Chain, Counters, Link, OnFailure, Policy, Snapshot};
+pub use function::{Command, CommandError, Direction, Failure, Function, Merge, Register};
+pub use messages::{MESSAGES_MAX, Messages, Outcome, SHOWN_BYTES_MIN, Tally};

@@ -1,0 +1,257 @@
+//! A batch: messages in one piece of memory, and what functions have decided about each.
+
+use wire::{DropReason, DropScope};
+
+/// Messages in a batch, at most.
+pub const MESSAGES_MAX: usize = 1024;
+
+/// Bytes of messages in a batch that there is always room for.
+pub const SHOWN_BYTES_MIN: usize = 256 << 10;
+
+/// Bytes that functions may write in a batch, at least; more if a single message may be longer.
+const WRITTEN_BYTES_MIN: usize = 256 << 10;
+
+/// What becomes of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It goes on, with the bytes that it has now.
+    Pass,
+    /// It is dropped for this reason, which is one why requests end.
+    Drop(DropReason),
+    /// A request: its bytes now are the reply to its client.
+    Reply,
+    /// A request goes to this mqueue of the service, numbered over all workers.
+    Steer(u32),
+}
+
+/// How many messages functions have decided about, by decision, and how many they have rewritten.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Dropped messages.
+    pub dropped: u64,
+    /// Answered requests.
+    pub replied: u64,
+    /// Steered requests.
+    pub steered: u64,
+    /// Messages with other bytes than before.
+    pub rewritten: u64,
+}
+
+struct Entry {
+    start: u32,
+    len: u32,
+    shown_len: u32,
+    outcome: Outcome,
+    /// Functions may still decide about it.
+    open: bool,
+    /// Its bytes are not those with which it came.
+    written: bool,
+}
+
+/// The messages of a batch. Indices count from 0, in the order of arrival. All memory is reserved when it is made.
+pub struct Messages {
+    bytes: Vec<u8>,
+    entries: Vec<Entry>,
+    open: usize,
+    tally: Tally,
+    shown_bytes_max: usize,
+    /// Bytes of `bytes` that are shown messages.
+    shown_bytes: usize,
+    written_len_max: usize,
+}
+
+impl Messages {
+    /// Messages have up to `message_bytes` bytes; those that functions write have up to `written_bytes`.
+    pub fn new(message_bytes: usize, written_bytes: usize) -> Self {
+        let shown_bytes_max = SHOWN_BYTES_MIN.max(message_bytes);
+        let written = WRITTEN_BYTES_MIN.max(written_bytes);
+        Self {
+            bytes: Vec::with_capacity(shown_bytes_max + written),
+            entries: Vec::with_capacity(MESSAGES_MAX),
+            open: 0,
+            tally: Tally::default(),
+            shown_bytes_max,
+            shown_bytes: 0,
+            written_len_max: written_bytes,
+        }
+    }
+
+    /// Whether a message of so many bytes finds room; an empty batch has room for the longest.
+    pub fn has_room(&self, len: usize) -> bool {
+        self.entries.len() < MESSAGES_MAX && self.shown_bytes + len <= self.shown_bytes_max
+    }
+
+    /// Adds a message of `len` bytes that `fill` writes, unless it returns false. There must be room.
+    pub fn push_with(&mut self, len: usize, fill: impl FnOnce(&mut [u8]) -> bool) -> bool {
+        assert!(self.has_room(len), "the caller asks first");
+        let start = self.bytes.len();
+        self.bytes.resize(start + len, 0);
+        if !fill(&mut self.bytes[start..]) {
+            self.bytes.truncate(start);
+            return false;
+        }
+        self.add(start, len, Outcome::Pass, true);
+        true
+    }
+
+    /// Adds a message. There must be room.
+    pub fn push(&mut self, message: &[u8]) {
+        assert!(self.has_room(message.len()), "the caller asks first");
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(message);
+        self.add(start, message.len(), Outcome::Pass, true);
+    }
+
+    /// Adds a message about which functions have decided before: they are not asked again. It came with `shown_len` bytes; `written`
+    /// are others that they wrote. There must be room.
+    pub fn push_decided(
+        &mut self,
+        bytes: &[u8],
+        outcome: Outcome,
+        shown_len: usize,
+        written: bool,
+    ) {
+        assert!(self.has_room(bytes.len()), "the caller asks first");
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(bytes);
+        self.add(start, bytes.len(), outcome, false);
+        let entry = self.entries.last_mut().expect("it was added");
+        (entry.shown_len, entry.written) = (shown_len as u32, written);
+    }
+
+    fn add(&mut self, start: usize, len: usize, outcome: Outcome, open: bool) {
+        let (start, len) = (start as u32, len as u32);
+        self.entries.push(Entry { start, len, shown_len: len, outcome, open, written: false });
+        self.shown_bytes += len as usize;
+        self.open += usize::from(open);
+    }
+
+    /// Forgets all messages.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.entries.clear();
+        self.shown_bytes = 0;
+        self.open = 0;
+    }
+
+    /// Messages in the batch.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Messages about which no function has decided for good.
+    pub fn open(&self) -> usize {
+        self.open
+    }
+
+    /// Bytes of these messages.
+    pub fn open_bytes(&self) -> u64 {
+        let open = self.entries.iter().filter(|entry| entry.open);
+        open.map(|entry| u64::from(entry.len)).sum()
+    }
+
+    /// Whether functions may still decide about a message.
+    pub fn is_open(&self, index: usize) -> bool {
+        self.entries[index].open
+    }
+
+    /// The bytes of a message as they are now.
+    pub fn bytes(&self, index: usize) -> &[u8] {
+        let Entry { start, len, .. } = self.entries[index];
+        &self.bytes[start as usize..][..len as usize]
+    }
+
+    /// Whether a function has replaced its bytes.
+    pub fn is_written(&self, index: usize) -> bool {
+        self.entries[index].written
+    }
+
+    /// How many bytes a message had when it came.
+    pub fn shown_len(&self, index: usize) -> usize {
+        self.entries[index].shown_len as usize
+    }
+
+    /// What becomes of a message.
+    pub fn outcome(&self, index: usize) -> Outcome {
+        self.entries[index].outcome
+    }
+
+    /// Where the bytes of a message are in [`Self::memory`].
+    pub fn place(&self, index: usize) -> (u32, u32) {
+        (self.entries[index].start, self.entries[index].len)
+    }
+
+    /// The bytes of all messages, and what functions have written, without gaps.
+    pub fn memory(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Decisions so far.
+    pub fn tally(&self) -> Tally {
+        self.tally
+    }
+
+    fn close(&mut self, index: usize, outcome: Outcome) -> bool {
+        let entry = &mut self.entries[index];
+        if !entry.open {
+            return false;
+        }
+        (entry.open, entry.outcome) = (false, outcome);
+        self.open -= 1;
+        true
+    }
+
+    /// Drops an open message. A reason that does not end requests is replaced by `function_drop`.
+    pub fn drop(&mut self, index: usize, reason: DropReason) {
+        let ends = reason.scope() == DropScope::Request;
+        let reason = if ends { reason } else { DropReason::FunctionDrop };
+        if self.close(index, Outcome::Drop(reason)) {
+            self.tally.dropped += 1;
+        }
+    }
+
+    /// Answers an open request with these bytes. If there is no room for them it is dropped as `reply_too_long` or `reply_memory`.
+    pub fn reply(&mut self, index: usize, reply: &[u8]) {
+        if self.is_open(index) && self.write(index, reply) {
+            self.close(index, Outcome::Reply);
+            self.tally.replied += 1;
+        }
+    }
+
+    /// Replaces the bytes of an open message, which stays open. If there is no room for them it is dropped as
+    /// `reply_too_long` or `reply_memory`.
+    pub fn rewrite(&mut self, index: usize, bytes: &[u8]) {
+        if self.is_open(index) && self.write(index, bytes) {
+            self.tally.rewritten += 1;
+        }
+    }
+
+    /// Sends an open request to this mqueue, unless a later function decides otherwise. Does nothing to a reply.
+    pub fn steer(&mut self, index: usize, mqueue: u32) {
+        if self.is_open(index) {
+            self.entries[index].outcome = Outcome::Steer(mqueue);
+            self.tally.steered += 1;
+        }
+    }
+
+    fn write(&mut self, index: usize, bytes: &[u8]) -> bool {
+        let start = self.bytes.len();
+        let room = self.bytes.capacity() - start;
+        // What is kept for messages that are still to come is none of a function's.
+        if bytes.len() > self.written_len_max || bytes.len() > room {
+            let long = bytes.len() > self.written_len_max;
+            let reason = if long { DropReason::ReplyTooLong } else { DropReason::ReplyMemory };
+            self.drop(index, reason);
+            return false;
+        }
+        self.bytes.extend_from_slice(bytes);
+        let entry = &mut self.entries[index];
+        (entry.start, entry.len, entry.written) = (start as u32, bytes.len() as u32, true);
+        true
+    }
+}
