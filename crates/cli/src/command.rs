@@ -14,6 +14,7 @@ mod reload;
 mod serve;
 mod tables;
 mod top;
+mod transfer;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -123,6 +124,10 @@ enum Verb {
     /// Watch what a running server does
     #[command(after_help = top::HELP)]
     Top(top::Options),
+
+    /// Move bytes from a file to a socket or back, with digest and encryption on the way
+    #[command(after_help = transfer::HELP)]
+    Transfer(transfer::Options),
 
     /// Compile kernels and list those there are
     #[command(subcommand, arg_required_else_help = true, after_help = kernel::HELP)]
@@ -282,6 +287,7 @@ pub fn main() -> ExitCode {
         Verb::Reload(options) => reload::run(&screen, options),
         Verb::Doctor(options) => doctor::run(&screen, options),
         Verb::Top(options) => top::run(&screen, options),
+        Verb::Transfer(options) => transfer::run(&screen, options),
         Verb::Kernel(verb) => kernel::run(&screen, verb),
         Verb::DropReasons => {
             tables::drop_reasons(&screen);

@@ -4,6 +4,7 @@
 //! * [`private_file`]: sealed copies of files that other processes may rewrite.
 //! * [`socket_nic`]: one worker's network over kernel sockets, in batches.
 //! * [`local`]: Unix sockets that pass descriptors, and wake-ups between processes.
+//! * [`descriptors`]: files and stream sockets of other programs, for transfers.
 //! * [`tap`]: records the traffic of that network as a pcap file.
 //! * [`probe`]: what this host supports, for `serval doctor`.
 //! * `allocation` (feature `allocation-trap`): for tests, detects allocations on the data path.
@@ -23,6 +24,7 @@ pub mod addresses;
 pub mod affinity;
 #[cfg(feature = "allocation-trap")]
 pub mod allocation;
+pub mod descriptors;
 pub mod futex;
 pub mod local;
 pub mod memory;

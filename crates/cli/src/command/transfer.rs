@@ -1,0 +1,320 @@
+//! `serval transfer SOURCE SINK`.
+
+use std::fs::{File, OpenOptions};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
+use sys::local::wait_readable;
+use sys::private_file::open_regular;
+use transfer::{Command, DigestKind, Engine, Key, Limits, Outcome, Source};
+
+use super::bench::time;
+use super::{Failure, cancel_on_signal};
+use crate::screen::Screen;
+use server::config::bytes_for_people;
+
+pub(super) const HELP: &str = "\
+SOURCE and SINK are a file and a TCP connection, in either order. tcp://HOST:PORT connects;
+listen://IP:PORT accepts one connection (port 0: a free one, which is printed). The bytes go through
+the stages in one pass: --digest prints a digest of the plain bytes, --seal encrypts them with
+AES-256-GCM on their way to a socket (docs/transfer.md has the format). KEYFILE holds 32 bytes, or 64
+hexadecimal digits. A file as SINK is created, or replaced.
+
+Examples:
+  serval transfer listen://0.0.0.0:9000 copy.iso --digest sha256
+  serval transfer image.iso tcp://backup:9000 --digest sha256
+  head -c 32 /dev/urandom >key; serval transfer image.iso tcp://backup:9000 --seal key
+  serval transfer image.iso tcp://backup:9000 --offset 4096 --bytes 1048576 --json
+
+Exit codes: 0 all bytes were transferred, 1 not all (the number is printed), 2 the command line is wrong.";
+
+/// How often the progress bar moves, and signals are looked at.
+const TICK: Duration = Duration::from_millis(50);
+/// Longest key file.
+const KEY_FILE_BYTES: u64 = 80;
+
+#[derive(Args, Debug)]
+pub(super) struct Options {
+    /// Where the bytes come from: a file, tcp://HOST:PORT or listen://IP:PORT
+    #[arg(value_name = "SOURCE")]
+    source: Place,
+
+    /// Where they go: a file, tcp://HOST:PORT or listen://IP:PORT
+    #[arg(value_name = "SINK")]
+    sink: Place,
+
+    /// Print a digest of the plain bytes: md5, sha256 or crc32c
+    #[arg(long, value_name = "KIND", value_parser = digest)]
+    digest: Option<DigestKind>,
+
+    /// Encrypt what is sent to a socket with the key of this file
+    #[arg(long, value_name = "KEYFILE")]
+    seal: Option<PathBuf>,
+
+    /// The first byte of the range in the file
+    #[arg(long, value_name = "BYTE", default_value_t = 0)]
+    offset: u64,
+
+    /// Length of the range [default: to the end of the file or of the stream]
+    #[arg(long, value_name = "N")]
+    bytes: Option<u64>,
+
+    /// How long nothing may move, and how long connecting may take
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
+    stall: Duration,
+}
+
+/// A source or a sink.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Place {
+    File(PathBuf),
+    Connect(String),
+    Listen(SocketAddr),
+}
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(address) = text.strip_prefix("tcp://") {
+            return Ok(Self::Connect(address.to_owned()));
+        }
+        if let Some(address) = text.strip_prefix("listen://") {
+            let parsed = address.parse().map(Self::Listen);
+            return parsed.map_err(|_| {
+                "the address has to be an IP address with a port, such as listen://127.0.0.1:9000"
+                    .to_owned()
+            });
+        }
+        match text.split_once("://") {
+            Some((scheme, _)) => Err(format!("{scheme}:// is not tcp:// or listen://")),
+            None => Ok(Self::File(text.into())),
+        }
+    }
+}
+
+fn digest(text: &str) -> Result<DigestKind, String> {
+    DigestKind::named(text).ok_or_else(|| "must be md5, sha256 or crc32c".to_owned())
+}
+
+pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
+    let key = options.seal.as_deref().map(read_key).transpose()?;
+    let cancel = Arc::new(AtomicBool::new(false));
+    cancel_on_signal(cancel.clone()).map_err(Failure::run)?;
+    let (command, socket, expected) = match (&options.source, &options.sink) {
+        (Place::File(path), place @ (Place::Connect(_) | Place::Listen(_))) => {
+            let (file, found) = open_regular(path).map_err(|error| {
+                Failure::Run(format!("cannot read {}: {error}", path.display()))
+            })?;
+            let rest = found.len().saturating_sub(options.offset);
+            let socket = open_socket(screen, place, options.stall, &cancel)?;
+            let source = Source::file(file, options.offset, options.bytes);
+            let to = duplicate(&socket)?;
+            let command = match (options.digest, key) {
+                (Some(kind), Some(key)) => source.digest(kind).seal(key).socket(to),
+                (Some(kind), None) => source.digest(kind).socket(to),
+                (None, Some(key)) => source.seal(key).socket(to),
+                (None, None) => source.socket(to),
+            };
+            (command, socket, Some(options.bytes.unwrap_or(rest)))
+        }
+        (place @ (Place::Connect(_) | Place::Listen(_)), Place::File(path)) => {
+            if key.is_some() {
+                let why = "--seal encrypts on the way to a socket: it needs a file as SOURCE";
+                return Err(Failure::Usage(why.to_owned()));
+            }
+            let socket = open_socket(screen, place, options.stall, &cancel)?;
+            let file = create(path, options.offset)?;
+            let source = Source::socket(duplicate(&socket)?, options.bytes);
+            let command = match options.digest {
+                Some(kind) => source.digest(kind).file(file, options.offset),
+                None => source.file(file, options.offset),
+            };
+            (command, socket, options.bytes)
+        }
+        _ => {
+            let why = "one of SOURCE and SINK has to be a file, the other tcp:// or listen://";
+            return Err(Failure::Usage(why.to_owned()));
+        }
+    };
+    let began = Instant::now();
+    let outcome = execute(screen, command.stall(options.stall), expected, &cancel)?;
+    if matches!(options.sink, Place::Connect(_) | Place::Listen(_)) && outcome.result.is_ok() {
+        // The peer reads the end of the stream. It may have closed by now.
+        let _ = socket.shutdown(Shutdown::Write);
+    }
+    report(screen, &outcome, began.elapsed())
+}
+
+/// Runs the command on an engine of this process, with a progress bar on a terminal.
+fn execute(
+    screen: &Screen,
+    command: Command,
+    expected: Option<u64>,
+    cancel: &AtomicBool,
+) -> Result<Outcome, Failure> {
+    let engine = Engine::start(Limits::default()).map_err(Failure::run)?;
+    let transfer = engine.submit(command).map_err(Failure::run)?;
+    let target =
+        if screen.json { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+    let bar = ProgressBar::with_draw_target(expected, target);
+    let template = match expected {
+        Some(_) => "  [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+        None => "  {spinner} {bytes} {bytes_per_sec}",
+    };
+    let style = ProgressStyle::with_template(template);
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> "));
+    loop {
+        if let Some(outcome) = transfer.wait_for(TICK) {
+            bar.finish_and_clear();
+            return Ok(outcome);
+        }
+        bar.set_position(transfer.progress().written());
+        if cancel.load(Ordering::Relaxed) {
+            transfer.cancel();
+        }
+    }
+}
+
+fn report(screen: &Screen, outcome: &Outcome, took: Duration) -> Result<(), Failure> {
+    let Outcome { result, report } = outcome;
+    let seconds = took.as_secs_f64();
+    let rate = report.written as f64 / seconds.max(1e-9);
+    let digest = report.digest.map(|digest| (digest.kind().name(), digest.to_string()));
+    if let Err(error) = result {
+        let (read, written) = (report.read, report.written);
+        let what =
+            format!("{error}; {read} bytes were read from the source, {written} reached the sink");
+        return Err(Failure::Run(what));
+    }
+    screen.show(
+        || {
+            let moved = bytes_for_people(report.written);
+            let rate = bytes_for_people(rate as u64);
+            let mut text = format!("{} bytes ({moved}) in {seconds:.2} s, {rate}/s\n", report.written);
+            if let Some((kind, value)) = &digest {
+                text.push_str(&format!("{kind} {value}\n"));
+            }
+            text
+        },
+        || {
+            let stage = |stage: &transfer::StageReport| json!({ "name": stage.name, "bytes": stage.bytes });
+            json!({
+                "read_bytes": report.read, "written_bytes": report.written, "seconds": seconds,
+                "bytes_per_second": rate, "digest": digest.as_ref().map(|(kind, value)| json!({ "kind": kind, "value": value })),
+                "stages": report.stages.iter().map(stage).collect::<Vec<_>>(),
+            })
+        },
+    );
+    Ok(())
+}
+
+fn duplicate(socket: &TcpStream) -> Result<TcpStream, Failure> {
+    socket.try_clone().map_err(Failure::run)
+}
+
+/// A key file, which no other user should be able to read.
+pub(super) fn read_key(path: &Path) -> Result<Key, Failure> {
+    use std::io::Read as _;
+    let unusable = |why: String| Failure::Usage(format!("the key file {} {why}", path.display()));
+    let (file, _) =
+        open_regular(path).map_err(|error| unusable(format!("cannot be read: {error}")))?;
+    let mut bytes = Vec::new();
+    let read = file.take(KEY_FILE_BYTES + 1).read_to_end(&mut bytes);
+    read.map_err(|error| unusable(format!("cannot be read: {error}")))?;
+    let wrong = || unusable("has to contain 32 bytes, or 64 hexadecimal digits".to_owned());
+    Key::parse(&bytes).ok_or_else(wrong)
+}
+
+/// The file of a sink. Its end is cut off where the transfer begins.
+fn create(path: &Path, offset: u64) -> Result<File, Failure> {
+    let failed = |error| Failure::Run(format!("cannot write {}: {error}", path.display()));
+    let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
+    let file = file.map_err(failed)?;
+    if file.metadata().is_ok_and(|found| found.is_file()) {
+        file.set_len(offset).map_err(failed)?;
+    }
+    Ok(file)
+}
+
+fn open_socket(
+    screen: &Screen,
+    place: &Place,
+    patience: Duration,
+    cancel: &AtomicBool,
+) -> Result<TcpStream, Failure> {
+    match place {
+        Place::Connect(address) => connect(address, patience),
+        Place::Listen(address) => accept(screen, *address, patience, cancel),
+        Place::File(_) => unreachable!("a file is opened by its own code"),
+    }
+}
+
+fn connect(address: &str, patience: Duration) -> Result<TcpStream, Failure> {
+    let failed = |why: String| Failure::Run(format!("cannot connect to tcp://{address}: {why}"));
+    let found = address.to_socket_addrs().map_err(|error| failed(error.to_string()))?;
+    let mut why = "the name has no address".to_owned();
+    for address in found {
+        match TcpStream::connect_timeout(&address, patience) {
+            Ok(socket) => return Ok(socket),
+            Err(error) => why = error.to_string(),
+        }
+    }
+    Err(failed(why))
+}
+
+/// Accepts one connection.
+fn accept(
+    screen: &Screen,
+    address: SocketAddr,
+    patience: Duration,
+    cancel: &AtomicBool,
+) -> Result<TcpStream, Failure> {
+    let failed = |error| Failure::Run(format!("cannot listen at {address}: {error}"));
+    let listener = TcpListener::bind(address).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    let at = listener.local_addr().map_err(failed)?;
+    screen.show(
+        || format!("listening at {at}\n"),
+        || json!({ "event": "listening", "address": at.to_string() }),
+    );
+    let deadline = Instant::now() + patience;
+    loop {
+        match listener.accept() {
+            Ok((socket, _)) => return Ok(socket),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(failed(error)),
+        }
+        if Instant::now() >= deadline {
+            let seconds = patience.as_secs_f64();
+            return Err(Failure::Run(format!("no peer connected to {at} within {seconds} s")));
+        }
+        if cancel.load(Ordering::Relaxed) {
+            return Err(Failure::Run("interrupted".to_owned()));
+        }
+        wait_readable(&[listener.as_fd()], Some(TICK));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_files_or_addresses() {
+        let place = |text: &str| text.parse::<Place>();
+        assert_eq!(place("a/b"), Ok(Place::File("a/b".into())));
+        assert_eq!(place("tcp://host:1"), Ok(Place::Connect("host:1".to_owned())));
+        assert_eq!(place("listen://[::1]:0"), Ok(Place::Listen("[::1]:0".parse().unwrap())));
+        assert!(place("listen://host:1").unwrap_err().contains("an IP address"));
+        assert_eq!(place("udp://host:1"), Err("udp:// is not tcp:// or listen://".to_owned()));
+    }
+}

@@ -1,0 +1,141 @@
+//! `serval transfer`: two commands move a file between them, and mistakes get one sentence.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value as Json;
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path =
+            std::env::temp_dir().join(format!("serval-cli-transfer-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).to_str().unwrap().to_owned()
+    }
+
+    fn file(&self, name: &str, bytes: &[u8]) -> String {
+        fs::write(self.0.join(name), bytes).unwrap();
+        self.path(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn serval(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
+    command.arg("transfer").args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// A command that listens, with its address.
+fn listener(sink: &str, more: &[&str]) -> (Child, BufReader<std::process::ChildStdout>, String) {
+    let mut child =
+        serval(&[&["listen://127.0.0.1:0", sink, "--json"], more].concat()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+    let event: Json = serde_json::from_str(&line).unwrap();
+    (child, lines, format!("tcp://{}", event["address"].as_str().unwrap()))
+}
+
+/// The exit code and the sentence of a command that fails.
+fn failure(arguments: &[&str]) -> (Option<i32>, String) {
+    let output = serval(arguments).output().unwrap();
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn a_file_goes_from_one_command_to_the_other() {
+    let folder = Folder::new("copy");
+    let content: Vec<u8> = (0..1_000_000u32).flat_map(|n| n.to_le_bytes()).collect();
+    let source = folder.file("source", &content);
+    // A longer file is replaced.
+    let sink = folder.file("sink", &vec![1; content.len() + 1]);
+    let (mut receiver, mut lines, address) = listener(&sink, &["--digest", "sha256"]);
+    let sent = serval(&[&source, &address, "--digest", "sha256", "--json"]).output().unwrap();
+    assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+    assert!(receiver.wait().unwrap().success());
+    let sent: Json = serde_json::from_slice(&sent.stdout).unwrap();
+    let received: Json = serde_json::from_str(&line).unwrap();
+    assert_eq!(sent["digest"], received["digest"]);
+    assert_eq!(received["written_bytes"], content.len());
+    assert!(fs::read(&sink).unwrap() == content);
+}
+
+#[test]
+fn a_part_is_sealed() {
+    let folder = Folder::new("seal");
+    let source = folder.file("source", &[7; 5000]);
+    let key = folder.file("key", "ab".repeat(32).as_bytes());
+    let port = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("tcp://{}", port.local_addr().unwrap());
+    let command =
+        serval(&[&source, &address, "--seal", &key, "--offset", "1000", "--bytes", "3000"]);
+    let mut child = { command }.spawn().unwrap();
+    let mut stream = Vec::new();
+    port.accept().unwrap().0.read_to_end(&mut stream).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(stream.starts_with(b"SERVSEAL"));
+    assert_eq!(stream.len(), 48 + 3000 + 16);
+}
+
+#[test]
+fn mistakes_get_one_sentence_and_their_exit_code() {
+    let folder = Folder::new("mistakes");
+    let (source, key) = (folder.file("source", b"content"), folder.file("key", b"short"));
+    let nothing = folder.path("nothing");
+    let cases: [(&[&str], i32, &str); 8] = [
+        (&[&source, &nothing], 2, "one of SOURCE and SINK has to be a file"),
+        (&["tcp://127.0.0.1:1", "tcp://127.0.0.1:1"], 2, "one of SOURCE and SINK has to be a file"),
+        (&[&source, "udp://127.0.0.1:1"], 2, "udp:// is not tcp:// or listen://"),
+        (&[&source, "tcp://127.0.0.1:1", "--digest", "sha1"], 2, "must be md5, sha256 or crc32c"),
+        (&[&source, "tcp://127.0.0.1:1", "--seal", &key], 2, "has to contain 32 bytes"),
+        (&[&nothing, "tcp://127.0.0.1:1"], 1, "cannot read"),
+        (&["listen://127.0.0.1:0", &nothing, "--stall", "50ms"], 1, "no peer connected to"),
+        (
+            &[&source, "tcp://127.0.0.1:1"],
+            1,
+            "cannot connect to tcp://127.0.0.1:1: Connection refused",
+        ),
+    ];
+    for (arguments, code, sentence) in cases {
+        let (got, said) = failure(arguments);
+        assert!(got == Some(code) && said.contains(sentence), "{arguments:?}: {got:?} {said}");
+    }
+}
+
+#[test]
+fn a_transfer_that_ends_early_says_how_far_it_came() {
+    let folder = Folder::new("early");
+    let sink = folder.path("sink");
+    let (receiver, _lines, address) = listener(&sink, &["--bytes", "100"]);
+    let peer = TcpStream::connect(address.strip_prefix("tcp://").unwrap()).unwrap();
+    std::io::Write::write_all(&mut { peer }, &[5; 40]).unwrap();
+    let output = receiver.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let expected = "the peer closed the connection before the end of the transfer; 40 bytes were read from the source, \
+                    40 reached the sink";
+    assert!(said.contains(expected), "{said}");
+    assert_eq!(fs::read(sink).unwrap(), [5; 40]);
+    // A device with no room.
+    let (receiver, _lines, address) = listener("/dev/full", &[]);
+    drop(TcpStream::connect(address.strip_prefix("tcp://").unwrap()).unwrap());
+    let said = String::from_utf8(receiver.wait_with_output().unwrap().stderr).unwrap();
+    assert!(said.contains("the sink is a device: it has to be a file"), "{said}");
+}

@@ -1,0 +1,315 @@
+//! Files and stream sockets of other programs, for transfers: what a descriptor is, reads and writes that never
+//! wait for a socket, and readiness.
+//!
+//! A descriptor that came from another process shares its open file description with that process. So nothing
+//! here changes the description: no `O_NONBLOCK`, no file position, no socket option. `MSG_DONTWAIT` makes one call
+//! non-blocking, and files are read and written at an offset.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr;
+use std::time::Duration;
+
+use libc::{c_int, c_void};
+
+use crate::local::WakeFd;
+use crate::os::{check, check_size, int_option, own, zeroed};
+
+/// Maximum number of events of one [`Readiness::wait`].
+const EVENTS_MAX: usize = 64;
+/// The event of [`Readiness::wake`]; keys of sockets are smaller.
+const WAKE: u64 = u64::MAX;
+
+/// What a descriptor refers to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DescriptorKind {
+    /// A regular file.
+    File {
+        /// Its length in bytes at the time of the call.
+        bytes: u64,
+        /// Writes go to the end of the file, whatever their offset (`O_APPEND`).
+        appends: bool,
+    },
+    /// A stream socket (TCP or Unix) with a peer, or whose peer has gone.
+    Stream,
+    /// A socket without a peer, that listens or never connected.
+    Unconnected,
+    /// Anything else; its name for people.
+    Other(&'static str),
+}
+
+/// A descriptor as the host kernel describes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptor {
+    /// What it refers to.
+    pub kind: DescriptorKind,
+    /// It can be read.
+    pub readable: bool,
+    /// It can be written.
+    pub writable: bool,
+    /// Device and inode: the same for every descriptor of one file or socket.
+    pub identity: (u64, u64),
+}
+
+/// Looks at a descriptor.
+pub fn describe(descriptor: BorrowedFd<'_>) -> io::Result<Descriptor> {
+    // SAFETY: integers, for which zero is a value.
+    let mut found: libc::stat = unsafe { zeroed() };
+    // SAFETY: `found` outlives the call.
+    check(unsafe { libc::fstat(descriptor.as_raw_fd(), &raw mut found) })?;
+    // SAFETY: no pointers.
+    let flags = check(unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GETFL) })?;
+    let opened = flags & libc::O_PATH == 0;
+    let mode = flags & libc::O_ACCMODE;
+    let kind = match found.st_mode & libc::S_IFMT {
+        libc::S_IFREG => DescriptorKind::File {
+            bytes: u64::try_from(found.st_size).unwrap_or(0),
+            appends: flags & libc::O_APPEND != 0,
+        },
+        libc::S_IFSOCK if opened => socket_kind(descriptor)?,
+        libc::S_IFSOCK => DescriptorKind::Other("the path of a socket"),
+        libc::S_IFDIR => DescriptorKind::Other("a folder"),
+        libc::S_IFIFO => DescriptorKind::Other("a pipe"),
+        libc::S_IFCHR | libc::S_IFBLK => DescriptorKind::Other("a device"),
+        _ => DescriptorKind::Other("neither a file nor a socket"),
+    };
+    Ok(Descriptor {
+        kind,
+        readable: opened && matches!(mode, libc::O_RDONLY | libc::O_RDWR),
+        writable: opened && matches!(mode, libc::O_WRONLY | libc::O_RDWR),
+        identity: (found.st_dev, found.st_ino),
+    })
+}
+
+fn socket_kind(socket: BorrowedFd<'_>) -> io::Result<DescriptorKind> {
+    let option = |name| int_option(socket, libc::SOL_SOCKET, name);
+    if option(libc::SO_TYPE)? != libc::SOCK_STREAM {
+        return Ok(DescriptorKind::Other("a socket for messages"));
+    }
+    match option(libc::SO_DOMAIN)? {
+        libc::AF_INET | libc::AF_INET6 | libc::AF_UNIX => {}
+        _ => return Ok(DescriptorKind::Other("a socket of another kind than TCP or Unix")),
+    }
+    if option(libc::SO_ACCEPTCONN)? != 0 {
+        return Ok(DescriptorKind::Unconnected);
+    }
+    // SAFETY: integers, for which zero is a value.
+    let mut peer: libc::sockaddr_storage = unsafe { zeroed() };
+    let mut len = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+    // SAFETY: pointer and length describe `peer`, which outlives the call.
+    let named = check(unsafe {
+        libc::getpeername(socket.as_raw_fd(), (&raw mut peer).cast(), &raw mut len)
+    });
+    match named {
+        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
+            // A TCP connection that was reset has no peer any more, and the next call on it reports that.
+            let mut state = [0u8; 1];
+            // SAFETY: pointer and length describe `state`.
+            let looked = check_size(unsafe {
+                let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+                libc::recv(socket.as_raw_fd(), state.as_mut_ptr().cast(), 1, flags)
+            });
+            match looked {
+                Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
+                    Ok(DescriptorKind::Unconnected)
+                }
+                _ => Ok(DescriptorKind::Stream),
+            }
+        }
+        _ => Ok(DescriptorKind::Stream),
+    }
+}
+
+/// Reads from a file at `offset` into the parts, one after the other. Fewer bytes than fit: the end of the file or an
+/// interruption; 0: the end.
+pub fn read_at(
+    file: BorrowedFd<'_>,
+    parts: &mut [IoSliceMut<'_>],
+    offset: u64,
+) -> io::Result<usize> {
+    // SAFETY: `IoSliceMut` has the layout of `iovec`, and every part is writable memory.
+    check_size(unsafe {
+        libc::preadv(
+            file.as_raw_fd(),
+            parts.as_mut_ptr().cast(),
+            parts.len() as c_int,
+            place(offset)?,
+        )
+    })
+}
+
+/// Writes to a file at `offset`.
+pub fn write_at(file: BorrowedFd<'_>, bytes: &[u8], offset: u64) -> io::Result<usize> {
+    let part = [IoSlice::new(bytes)];
+    // SAFETY: `IoSlice` has the layout of `iovec`, and the part is only read.
+    check_size(unsafe { libc::pwritev(file.as_raw_fd(), part.as_ptr().cast(), 1, place(offset)?) })
+}
+
+fn place(offset: u64) -> io::Result<libc::off_t> {
+    libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))
+}
+
+/// Sends what the socket takes now; `WouldBlock` if that is nothing.
+pub fn send_now(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: pointer and length describe `bytes`.
+    check_size(unsafe {
+        libc::send(socket.as_raw_fd(), bytes.as_ptr().cast::<c_void>(), bytes.len(), flags)
+    })
+}
+
+/// Receives what has arrived; 0 is the end of the stream, `WouldBlock` nothing so far.
+pub fn receive_now(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: pointer and length describe `into`.
+    check_size(unsafe {
+        libc::recv(
+            socket.as_raw_fd(),
+            into.as_mut_ptr().cast::<c_void>(),
+            into.len(),
+            libc::MSG_DONTWAIT,
+        )
+    })
+}
+
+/// For which readiness a socket is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interest {
+    /// Something has arrived, or the stream has ended.
+    Receive,
+    /// There is room to send.
+    Send,
+}
+
+/// An epoll set that several threads wait on. Each [`Self::arm`] gives at most one event, to one thread.
+#[derive(Debug)]
+pub struct Readiness {
+    epoll: OwnedFd,
+    wake_fd: WakeFd,
+}
+
+impl Readiness {
+    /// An empty set.
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: no pointers.
+        let epoll = own(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+        let readiness = Self { epoll, wake_fd: WakeFd::new()? };
+        // Edge-triggered and never read: every wake-up is one edge, for one thread.
+        let events = libc::EPOLLIN | libc::EPOLLET;
+        readiness.control(libc::EPOLL_CTL_ADD, readiness.wake_fd.as_fd(), events, WAKE)?;
+        Ok(readiness)
+    }
+
+    /// Wakes one thread that waits, or else the next one that does.
+    pub fn wake(&self) {
+        self.wake_fd.wake();
+    }
+
+    /// Watches a socket for one event with this key.
+    pub fn arm(&self, socket: BorrowedFd<'_>, key: u64, interest: Interest) -> io::Result<()> {
+        let events = libc::EPOLLONESHOT
+            | match interest {
+                Interest::Receive => libc::EPOLLIN | libc::EPOLLRDHUP,
+                Interest::Send => libc::EPOLLOUT,
+            };
+        match self.control(libc::EPOLL_CTL_MOD, socket, events, key) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
+                self.control(libc::EPOLL_CTL_ADD, socket, events, key)
+            }
+            done => done,
+        }
+    }
+
+    /// Watches a socket no more. Closing it is not enough while another process holds it.
+    pub fn forget(&self, socket: BorrowedFd<'_>) {
+        // Fails only for a socket that was never armed.
+        let _ = self.control(libc::EPOLL_CTL_DEL, socket, 0, 0);
+    }
+
+    /// Waits until a watched socket is ready, [`Self::wake`] is called or `timeout` has passed; adds the keys of ready sockets
+    /// to `ready`. A signal may end the wait early.
+    pub fn wait(&self, ready: &mut Vec<u64>, timeout: Option<Duration>) {
+        let mut events = [MaybeUninit::<libc::epoll_event>::uninit(); EVENTS_MAX];
+        // Rounded up: a wait that ends before its time would be repeated at once.
+        let timeout = timeout.map_or(-1, |timeout| {
+            c_int::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX)
+        });
+        // SAFETY: room for EVENTS_MAX events.
+        let count = unsafe {
+            let room = events.as_mut_ptr().cast();
+            libc::epoll_wait(self.epoll.as_raw_fd(), room, EVENTS_MAX as c_int, timeout)
+        };
+        for event in events.iter().take(usize::try_from(count).unwrap_or(0)) {
+            // SAFETY: the host kernel wrote the first `count` events.
+            let key = unsafe { event.assume_init() }.u64;
+            if key != WAKE {
+                ready.push(key);
+            }
+        }
+    }
+
+    fn control(
+        &self,
+        operation: c_int,
+        descriptor: BorrowedFd<'_>,
+        events: c_int,
+        key: u64,
+    ) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: events as u32, u64: key };
+        // SAFETY: `event` outlives the call.
+        check(unsafe {
+            let pointer = ptr::from_mut(&mut event);
+            libc::epoll_ctl(self.epoll.as_raw_fd(), operation, descriptor.as_raw_fd(), pointer)
+        })
+        .map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::{UnixDatagram, UnixStream};
+
+    #[test]
+    fn a_descriptor_says_what_it_is() {
+        let kind = |descriptor: BorrowedFd<'_>| describe(descriptor).unwrap().kind;
+        let (stream, _other) = UnixStream::pair().unwrap();
+        assert_eq!(kind(stream.as_fd()), DescriptorKind::Stream);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        assert_eq!(kind(listener.as_fd()), DescriptorKind::Unconnected);
+        let connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        assert_eq!(kind(connected.as_fd()), DescriptorKind::Stream);
+        let (datagrams, _other) = UnixDatagram::pair().unwrap();
+        assert!(matches!(kind(datagrams.as_fd()), DescriptorKind::Other(_)));
+        assert_eq!(kind(File::open("/").unwrap().as_fd()), DescriptorKind::Other("a folder"));
+        let null = describe(File::open("/dev/null").unwrap().as_fd()).unwrap();
+        assert_eq!(null.kind, DescriptorKind::Other("a device"));
+        assert!(null.readable && !null.writable);
+        let own = File::open("/proc/self/exe").unwrap();
+        let again = own.try_clone().unwrap();
+        let [one, two] = [own, again].map(|file| describe(file.as_fd()).unwrap().identity);
+        assert_eq!(one, two);
+    }
+
+    #[test]
+    fn an_armed_socket_gives_one_event() {
+        let readiness = Readiness::new().unwrap();
+        let (one, other) = UnixStream::pair().unwrap();
+        readiness.arm(one.as_fd(), 7, Interest::Send).unwrap();
+        let mut ready = Vec::new();
+        readiness.wait(&mut ready, None);
+        assert_eq!(ready, [7]);
+        readiness.wait(&mut ready, Some(Duration::ZERO));
+        assert_eq!(ready, [7]);
+        readiness.arm(one.as_fd(), 8, Interest::Receive).unwrap();
+        drop(other);
+        readiness.wait(&mut ready, None);
+        assert_eq!(ready, [7, 8]);
+        readiness.forget(one.as_fd());
+        readiness.wake();
+        readiness.wait(&mut ready, None);
+        assert_eq!(ready, [7, 8]);
+    }
+}

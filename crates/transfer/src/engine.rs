@@ -1,0 +1,534 @@
+//! The threads that execute the steps of transfers.
+//!
+//! There are two, because there are two kinds of devices; both take steps from the scoreboard. A lone transfer stays on one
+//! thread, chunk by chunk, and its bytes in one core's cache; with several transfers one thread can read a file while the
+//! other sends. A thread without work sleeps until a socket is ready, a transfer is submitted or a time is over.
+
+use std::collections::HashSet;
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use sys::descriptors::{
+    self, Descriptor, DescriptorKind, Interest, Readiness, describe, receive_now, send_now,
+};
+
+use crate::error::TransferError;
+use crate::flow::{Buffers, Device, Devices, Flow, Plan, Progress, Report};
+use crate::pipeline::{Command, Direction};
+use crate::scoreboard::{EntryId, GivenBack, Patience, Scoreboard, Work};
+
+/// Threads of an engine.
+const THREADS: [&str; 2] = ["serval-files", "serval-sockets"];
+
+/// What an engine may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Transfers in flight; each holds up to two buffers of 256 KiB.
+    pub in_flight: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { in_flight: 256 }
+    }
+}
+
+/// How a transfer ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Why it ended early, if it did.
+    pub result: Result<(), TransferError>,
+    /// What it did.
+    pub report: Report,
+}
+
+/// What an engine has counted.
+#[derive(Debug, Default)]
+pub struct Counters {
+    started: AtomicU64,
+    succeeded: AtomicU64,
+    failed: [AtomicU64; TransferError::NAMES.len()],
+    read: AtomicU64,
+    written: AtomicU64,
+}
+
+impl Counters {
+    /// Transfers that were asked for.
+    pub fn started(&self) -> u64 {
+        self.started.load(Ordering::Relaxed)
+    }
+
+    /// Transfers that moved their whole range.
+    pub fn succeeded(&self) -> u64 {
+        self.succeeded.load(Ordering::Relaxed)
+    }
+
+    /// Transfers that ended early or were refused, by reason.
+    pub fn failed(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let counts = self.failed.iter().map(|count| count.load(Ordering::Relaxed));
+        TransferError::NAMES.into_iter().zip(counts)
+    }
+
+    /// Bytes taken from sources by transfers that have ended.
+    pub fn read(&self) -> u64 {
+        self.read.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that sinks got from transfers that have ended.
+    pub fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    /// Counts a refusal.
+    pub(crate) fn refuse(&self, error: &TransferError) {
+        self.started.fetch_add(1, Ordering::Relaxed);
+        self.count_error(error);
+    }
+
+    fn count_error(&self, error: &TransferError) {
+        self.failed[usize::from(error.code()) - 1].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn end(&self, outcome: &Outcome) {
+        self.read.fetch_add(outcome.report.read, Ordering::Relaxed);
+        self.written.fetch_add(outcome.report.written, Ordering::Relaxed);
+        match &outcome.result {
+            Ok(()) => {
+                self.succeeded.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(error) => self.count_error(error),
+        }
+    }
+}
+
+/// Executes transfers. Dropping it cancels those in flight.
+pub struct Engine {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Engine {
+    /// Starts the threads.
+    pub fn start(limits: Limits) -> io::Result<Self> {
+        let board = Board {
+            entries: Scoreboard::new(limits.in_flight as usize),
+            sockets: HashSet::new(),
+            sleepers: 0,
+            stops: false,
+        };
+        let shared = Arc::new(Shared {
+            board: Mutex::new(board),
+            readiness: Readiness::new()?,
+            counters: Arc::default(),
+            epoch: Instant::now(),
+            in_flight_max: limits.in_flight,
+        });
+        let mut engine = Self { shared: shared.clone(), threads: Vec::new() };
+        for name in THREADS {
+            let shared = shared.clone();
+            let builder = std::thread::Builder::new().name(name.into());
+            engine.threads.push(builder.spawn(move || shared.run())?);
+        }
+        Ok(engine)
+    }
+
+    /// Starts a transfer, or says why not.
+    pub fn submit(&self, command: Command) -> Result<Transfer, TransferError> {
+        let end = Arc::new(End::default());
+        let of_callback = end.clone();
+        let submitted = self.submit_with(command, move |outcome| of_callback.set(outcome))?;
+        Ok(Transfer { end, submitted })
+    }
+
+    /// The same; `done` is called once, on a thread of the engine, and must not wait.
+    pub fn submit_with(
+        &self,
+        command: Command,
+        done: impl FnOnce(Outcome) + Send + 'static,
+    ) -> Result<Submitted, TransferError> {
+        let submitted = self.shared.submit(command, Box::new(done));
+        submitted.inspect_err(|error| self.shared.counters.refuse(error))
+    }
+
+    /// Transfers in flight.
+    pub fn in_flight(&self) -> usize {
+        self.shared.board().entries.len()
+    }
+
+    /// What has been counted.
+    pub fn counters(&self) -> Arc<Counters> {
+        self.shared.counters.clone()
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let works = {
+            let mut board = self.shared.board();
+            board.stops = true;
+            board.entries.clear()
+        };
+        for work in works {
+            self.shared.end(work, Err(TransferError::Stopping), &mut Buffers::default());
+        }
+        self.shared.readiness.wake();
+        for thread in self.threads.drain(..) {
+            // It does not panic; if it did, there is nothing left to do for it.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A transfer in flight, or one that has ended.
+#[derive(Clone)]
+pub struct Submitted {
+    shared: Arc<Shared>,
+    id: EntryId,
+    progress: Arc<Progress>,
+}
+
+impl Submitted {
+    /// Ends the transfer, with what it has done so far.
+    pub fn cancel(&self) {
+        let cancelled = self.shared.board().entries.cancel(self.id);
+        if let Some(work) = cancelled {
+            self.shared.end(work, Err(TransferError::Cancelled), &mut Buffers::default());
+        }
+    }
+
+    /// How far it is.
+    pub fn progress(&self) -> &Progress {
+        &self.progress
+    }
+}
+
+/// A transfer whose end its owner waits for. Dropping it does not cancel.
+pub struct Transfer {
+    end: Arc<End>,
+    submitted: Submitted,
+}
+
+impl Transfer {
+    /// Waits for the end. Every transfer ends: [`Command::stall`] limits how long nothing may move.
+    pub fn wait(self) -> Outcome {
+        loop {
+            if let Some(outcome) = self.wait_for(Duration::from_secs(3600)) {
+                return outcome;
+            }
+        }
+    }
+
+    /// Waits at most this long; `None`: it is still in flight.
+    pub fn wait_for(&self, timeout: Duration) -> Option<Outcome> {
+        let outcome = self.end.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.end.changed.wait_timeout_while(outcome, timeout, |end| end.is_none());
+        waited.unwrap_or_else(PoisonError::into_inner).0.clone()
+    }
+
+    /// Ends it, with what it has done so far.
+    pub fn cancel(&self) {
+        self.submitted.cancel();
+    }
+
+    /// How far it is.
+    pub fn progress(&self) -> &Progress {
+        self.submitted.progress()
+    }
+}
+
+/// Where the outcome of a [`Transfer`] arrives.
+#[derive(Default)]
+struct End {
+    outcome: Mutex<Option<Outcome>>,
+    changed: Condvar,
+}
+
+impl End {
+    fn set(&self, outcome: Outcome) {
+        *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+        self.changed.notify_all();
+    }
+}
+
+type Done = Box<dyn FnOnce(Outcome) + Send>;
+/// A socket in one direction.
+type SocketUse = ((u64, u64), Direction);
+
+/// The work of an entry.
+struct Job {
+    flow: Flow<Descriptors>,
+    socket_use: SocketUse,
+    done: Done,
+}
+
+impl Work for Job {
+    fn next(&self, blocked: bool) -> Option<Device> {
+        self.flow.next(blocked)
+    }
+
+    fn source(&self) -> Device {
+        match self.flow.direction() {
+            Direction::Send => Device::File,
+            Direction::Receive => Device::Socket,
+        }
+    }
+}
+
+/// What the threads share under a lock, which is held for no system call but a wake-up.
+struct Board {
+    entries: Scoreboard<Job>,
+    /// Those in use: chunks of two transfers would mix.
+    sockets: HashSet<SocketUse>,
+    /// Threads that wait.
+    sleepers: usize,
+    stops: bool,
+}
+
+struct Shared {
+    board: Mutex<Board>,
+    readiness: Readiness,
+    counters: Arc<Counters>,
+    epoch: Instant,
+    in_flight_max: u32,
+}
+
+impl Shared {
+    fn board(&self) -> MutexGuard<'_, Board> {
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.epoch.elapsed().as_nanos() as u64
+    }
+
+    fn submit(self: &Arc<Self>, command: Command, done: Done) -> Result<Submitted, TransferError> {
+        let (plan, socket_use) = check(&command)?;
+        let ns = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+        let stall_ns = ns(command.stall);
+        let patience = Patience { stall_ns, deadline_ns: command.deadline.map(ns) };
+        let Command { file, socket, .. } = command;
+        let flow = Flow::new(&plan, Descriptors { file, socket })?;
+        let progress = flow.progress();
+        let nothing_to_do = flow.ended();
+        let job = Job { flow, socket_use, done };
+        let mut board = self.board();
+        if board.stops {
+            return Err(TransferError::Stopping);
+        }
+        if !board.sockets.insert(socket_use) {
+            return Err(TransferError::Busy);
+        }
+        let id = match nothing_to_do {
+            None => board.entries.insert(job, patience, self.now_ns()),
+            Some(result) => {
+                drop(board);
+                self.counters.started.fetch_add(1, Ordering::Relaxed);
+                self.end(job, result, &mut Buffers::default());
+                let id = EntryId::from_bits(0);
+                return Ok(Submitted { shared: self.clone(), id, progress });
+            }
+        };
+        let Ok(id) = id else {
+            board.sockets.remove(&socket_use);
+            return Err(TransferError::TooMany(self.in_flight_max));
+        };
+        self.counters.started.fetch_add(1, Ordering::Relaxed);
+        self.wake_one(&board);
+        Ok(Submitted { shared: self.clone(), id, progress })
+    }
+
+    /// A sleeping thread takes what is queued.
+    fn wake_one(&self, board: &Board) {
+        if board.sleepers > 0 && board.entries.has_work() {
+            self.readiness.wake();
+        }
+    }
+
+    /// The loop of a thread.
+    fn run(&self) {
+        let mut buffers = Buffers::default();
+        let mut last = None;
+        let mut board = self.board();
+        loop {
+            if board.stops {
+                // The next thread.
+                self.readiness.wake();
+                return;
+            }
+            let Some((id, device, job)) = board.entries.take(last.take()) else {
+                board = self.sleep(board, &mut buffers);
+                continue;
+            };
+            self.wake_one(&board);
+            drop(board);
+            board = self.step(id, device, job, &mut buffers);
+            last = Some(id);
+        }
+    }
+
+    fn step(
+        &self,
+        id: EntryId,
+        device: Device,
+        mut job: Job,
+        buffers: &mut Buffers,
+    ) -> MutexGuard<'_, Board> {
+        let step = job.flow.step(device, buffers);
+        let mut ended = step.ended;
+        if step.blocked && ended.is_none() {
+            let socket = job.flow.devices().socket.as_fd();
+            let interest = match job.flow.direction() {
+                Direction::Send => Interest::Send,
+                Direction::Receive => Interest::Receive,
+            };
+            // The event may come before the entry is given back.
+            if let Err(error) = self.readiness.arm(socket, id.to_bits(), interest) {
+                ended = Some(Err(TransferError::of_host("waiting for the socket", &error)));
+            }
+        }
+        let now_ns = self.now_ns();
+        let mut board = self.board();
+        let (job, result) = match ended {
+            None => match board.entries.give_back(id, job, step.blocked, step.moved, now_ns) {
+                GivenBack::Kept => return board,
+                GivenBack::Ended(job, error) => (job, Err(error)),
+            },
+            Some(result) => {
+                board.entries.finish(id);
+                (job, result)
+            }
+        };
+        drop(board);
+        self.end(job, result, buffers);
+        self.board()
+    }
+
+    /// Waits for something to do; queues what has become ready, and ends transfers whose time is over.
+    fn sleep<'s>(
+        &'s self,
+        mut board: MutexGuard<'s, Board>,
+        buffers: &mut Buffers,
+    ) -> MutexGuard<'s, Board> {
+        let now_ns = self.now_ns();
+        let timeout = board.entries.next_deadline_ns();
+        let timeout = timeout.map(|at| Duration::from_nanos(at.saturating_sub(now_ns)));
+        board.sleepers += 1;
+        drop(board);
+        let mut ready = Vec::new();
+        self.readiness.wait(&mut ready, timeout);
+        let now_ns = self.now_ns();
+        let mut board = self.board();
+        board.sleepers -= 1;
+        for key in ready {
+            board.entries.ready(EntryId::from_bits(key));
+        }
+        let expired = board.entries.expire(now_ns);
+        if expired.is_empty() {
+            return board;
+        }
+        drop(board);
+        for (job, error) in expired {
+            self.end(job, Err(error), buffers);
+        }
+        self.board()
+    }
+
+    /// Closes the descriptors, then tells the caller.
+    fn end(&self, job: Job, result: Result<(), TransferError>, buffers: &mut Buffers) {
+        let Job { flow, socket_use, done } = job;
+        self.readiness.forget(flow.devices().socket.as_fd());
+        let report = flow.report(&result, buffers);
+        self.board().sockets.remove(&socket_use);
+        let outcome = Outcome { result, report };
+        self.counters.end(&outcome);
+        done(outcome);
+    }
+}
+
+/// The descriptors of a transfer.
+struct Descriptors {
+    file: OwnedFd,
+    socket: OwnedFd,
+}
+
+impl Devices for Descriptors {
+    fn read_at(&mut self, parts: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<usize> {
+        descriptors::read_at(self.file.as_fd(), parts, offset)
+    }
+
+    fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<usize> {
+        descriptors::write_at(self.file.as_fd(), bytes, offset)
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        send_now(self.socket.as_fd(), bytes)
+    }
+
+    fn receive(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        receive_now(self.socket.as_fd(), into)
+    }
+}
+
+/// Checks the descriptors and the range of a command.
+fn check(command: &Command) -> Result<(Plan, SocketUse), TransferError> {
+    let (file_role, socket_role) = match command.direction {
+        Direction::Send => ("source", "sink"),
+        Direction::Receive => ("sink", "source"),
+    };
+    let info = |role, descriptor: BorrowedFd<'_>| {
+        describe(descriptor).map_err(|_| TransferError::Invalid { role })
+    };
+    let file = info(file_role, command.file.as_fd())?;
+    let socket = info(socket_role, command.socket.as_fd())?;
+    let length = check_file(command, &file, file_role)?;
+    let wrong = |found, needed| TransferError::WrongKind { role: socket_role, found, needed };
+    let stream = "a connected stream socket (TCP or Unix)";
+    match socket.kind {
+        DescriptorKind::Stream => {}
+        DescriptorKind::Unconnected => {
+            return Err(wrong("a socket without a peer", stream));
+        }
+        DescriptorKind::File { .. } => return Err(wrong("a file", stream)),
+        DescriptorKind::Other(found) => return Err(wrong(found, stream)),
+    }
+    let bytes = match command.direction {
+        Direction::Send => {
+            Some(command.bytes.unwrap_or_else(|| length.saturating_sub(command.offset)))
+        }
+        Direction::Receive => command.bytes,
+    };
+    let end = command.offset.checked_add(bytes.unwrap_or(0));
+    if end.is_none_or(|end| i64::try_from(end).is_err()) {
+        return Err(TransferError::Range);
+    }
+    Ok((Plan::of(command, bytes), (socket.identity, command.direction)))
+}
+
+/// Returns the file's length.
+fn check_file(
+    command: &Command,
+    file: &Descriptor,
+    role: &'static str,
+) -> Result<u64, TransferError> {
+    let (bytes, appends) = match file.kind {
+        DescriptorKind::File { bytes, appends } => (bytes, appends),
+        DescriptorKind::Stream | DescriptorKind::Unconnected => {
+            return Err(TransferError::WrongKind { role, found: "a socket", needed: "a file" });
+        }
+        DescriptorKind::Other(found) => {
+            return Err(TransferError::WrongKind { role, found, needed: "a file" });
+        }
+    };
+    match command.direction {
+        Direction::Send if !file.readable => Err(TransferError::Access { role, access: "reading" }),
+        Direction::Receive if !file.writable => {
+            Err(TransferError::Access { role, access: "writing" })
+        }
+        Direction::Receive if appends => Err(TransferError::Appends),
+        _ => Ok(bytes),
+    }
+}

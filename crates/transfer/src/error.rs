@@ -1,0 +1,181 @@
+//! Why a transfer ended early, or was not started.
+
+use std::io;
+
+/// Why a transfer ended early, or was not started. [`Self::name`] is the label of its counter.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TransferError {
+    /// The caller cancelled it, or went away.
+    #[error("the transfer was cancelled")]
+    Cancelled,
+    /// Nothing moved for as long as the command allows.
+    #[error("nothing moved for {0} ms: the peer neither reads nor sends, or raise the stall time")]
+    Stalled(u64),
+    /// The command's deadline passed.
+    #[error("the transfer took longer than its {0} ms")]
+    Deadline(u64),
+    /// The peer reset the connection.
+    #[error("the peer reset the connection")]
+    Reset,
+    /// The peer closed the connection before the end of the transfer.
+    #[error("the peer closed the connection before the end of the transfer")]
+    Closed,
+    /// The file is shorter than the range of the command.
+    #[error("the file ends at byte {at}, before the end of the transfer at byte {end}")]
+    FileEnded {
+        /// The file's end.
+        at: u64,
+        /// The end of the range.
+        end: u64,
+    },
+    /// There is no space for the file.
+    #[error("the disk is full, or the quota of the file's owner is used up")]
+    DiskFull,
+    /// The file would be longer than the host kernel or a limit allows.
+    #[error("the file would be longer than the file system or `ulimit -f` allows")]
+    FileTooLong,
+    /// Another error of the host kernel.
+    #[error("{what} failed: {}", io::Error::from_raw_os_error(*errno))]
+    Host {
+        /// The operation.
+        what: &'static str,
+        /// The host kernel's error number.
+        errno: i32,
+    },
+    /// A descriptor is not what the command needs.
+    #[error("the {role} is {found}: it has to be {needed}")]
+    WrongKind {
+        /// Which descriptor: "source" or "sink".
+        role: &'static str,
+        /// What it is.
+        found: &'static str,
+        /// What it has to be.
+        needed: &'static str,
+    },
+    /// A descriptor was opened without the access that the command needs.
+    #[error("the {role} was not opened for {access}")]
+    Access {
+        /// Which descriptor.
+        role: &'static str,
+        /// "reading" or "writing".
+        access: &'static str,
+    },
+    /// The sink is a file opened with `O_APPEND`, where offsets have no effect.
+    #[error("the sink was opened with O_APPEND, which ignores offsets: open it without")]
+    Appends,
+    /// A descriptor is closed or invalid.
+    #[error("the {role} is not an open descriptor")]
+    Invalid {
+        /// Which descriptor.
+        role: &'static str,
+    },
+    /// Another transfer uses the same direction of the same socket.
+    #[error("another transfer uses this socket in the same direction: wait until it has ended")]
+    Busy,
+    /// The command's numbers are out of range.
+    #[error("the range of bytes ends after 2^63 - 1")]
+    Range,
+    /// The scoreboard, or the caller's share of it, is full.
+    #[error("{0} transfers are in flight, which is the limit: wait until one has ended")]
+    TooMany(u32),
+    /// The engine stops.
+    #[error("the transfer engine stops")]
+    Stopping,
+}
+
+impl TransferError {
+    /// The names of all reasons, in the order of [`Self::code`] from 1.
+    pub const NAMES: [&'static str; 17] = [
+        "cancelled",
+        "stalled",
+        "deadline",
+        "reset",
+        "closed",
+        "file_ended",
+        "disk_full",
+        "file_too_long",
+        "host_error",
+        "wrong_kind",
+        "access",
+        "appends",
+        "invalid",
+        "busy",
+        "range",
+        "too_many",
+        "stopping",
+    ];
+
+    /// A stable number of the reason, from 1.
+    pub fn code(&self) -> u8 {
+        match self {
+            Self::Cancelled => 1,
+            Self::Stalled(_) => 2,
+            Self::Deadline(_) => 3,
+            Self::Reset => 4,
+            Self::Closed => 5,
+            Self::FileEnded { .. } => 6,
+            Self::DiskFull => 7,
+            Self::FileTooLong => 8,
+            Self::Host { .. } => 9,
+            Self::WrongKind { .. } => 10,
+            Self::Access { .. } => 11,
+            Self::Appends => 12,
+            Self::Invalid { .. } => 13,
+            Self::Busy => 14,
+            Self::Range => 15,
+            Self::TooMany(_) => 16,
+            Self::Stopping => 17,
+        }
+    }
+
+    /// The reason as metrics and JSON name it.
+    pub fn name(&self) -> &'static str {
+        Self::NAMES[usize::from(self.code()) - 1]
+    }
+
+    /// The error number that a program would have got from `sendfile` or `write`.
+    pub fn errno(&self) -> i32 {
+        // The values of Linux on every processor that this program is built for.
+        match self {
+            Self::Cancelled => 125,
+            Self::Stalled(_) | Self::Deadline(_) => 110,
+            Self::Reset => 104,
+            Self::Closed => 32,
+            Self::FileEnded { .. } => 61,
+            Self::DiskFull => 28,
+            Self::FileTooLong => 27,
+            Self::Host { errno, .. } => *errno,
+            Self::WrongKind { .. } | Self::Range => 22,
+            Self::Access { .. } | Self::Appends | Self::Invalid { .. } => 9,
+            Self::Busy | Self::TooMany(_) => 16,
+            Self::Stopping => 108,
+        }
+    }
+
+    /// An error of a step. `what` names the operation.
+    pub(crate) fn of_host(what: &'static str, error: &io::Error) -> Self {
+        use io::ErrorKind as Kind;
+        match error.kind() {
+            Kind::ConnectionReset | Kind::ConnectionAborted => Self::Reset,
+            Kind::BrokenPipe | Kind::NotConnected => Self::Closed,
+            Kind::StorageFull | Kind::QuotaExceeded => Self::DiskFull,
+            Kind::FileTooLarge => Self::FileTooLong,
+            _ => Self::Host { what, errno: error.raw_os_error().unwrap_or(5) },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reason_has_its_name() {
+        assert_eq!(TransferError::Cancelled.name(), "cancelled");
+        assert_eq!(TransferError::Host { what: "pread", errno: 5 }.name(), "host_error");
+        assert_eq!(TransferError::Stopping.name(), "stopping");
+        let full = io::Error::from_raw_os_error(28);
+        assert_eq!(TransferError::of_host("pwrite", &full), TransferError::DiskFull);
+        assert_eq!(TransferError::DiskFull.errno(), 28);
+    }
+}

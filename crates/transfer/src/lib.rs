@@ -1,0 +1,35 @@
+//! Transfers: one command moves bytes from a source through stages to a sink, and the thread that asks for it
+//! touches none of them.
+//!
+//! ```text
+//! file   -> [digest] -> [seal] -> socket
+//! socket -> [digest]           -> file
+//! ```
+//!
+//! The commands are those of DCS (Ahn et al., MICRO 2015) and DCS-ctrl (Kwon et al., ISCA 2018): `sendfile`,
+//! `encrypted_sendfile` and `recvfile`, on a scoreboard of entries over independent queues for files and for
+//! sockets.
+//!
+//! * [`pipeline`]: [`Source`], whose methods build a [`Command`]; wrong orders of stages do not compile.
+//! * [`seal`]: AES-256-GCM in records; the format and its nonces.
+//! * [`flow`]: the steps of one transfer over [`Devices`], without threads or a clock.
+//! * [`scoreboard`]: the entries and the two queues; which step is next.
+//! * [`engine`]: [`Engine`], the threads that execute steps.
+//!
+//! Digests are computed over the plain bytes. A chunk (256 KiB) stays in a core's cache while all stages of it run.
+
+#![forbid(unsafe_code)]
+
+pub mod engine;
+mod error;
+pub mod flow;
+pub mod pipeline;
+pub mod scoreboard;
+pub mod seal;
+mod stage;
+
+pub use engine::{Engine, Limits, Outcome, Submitted, Transfer};
+pub use error::TransferError;
+pub use flow::{Devices, Report, StageReport};
+pub use pipeline::{Command, Source};
+pub use stage::{DigestKind, DigestValue, Key};

@@ -1,0 +1,435 @@
+//! Transfers on real files and sockets: bytes, digests and sealed streams are what other implementations say; a
+//! descriptor that is wrong, a peer that goes away, a disk that is full are errors that leave the others alone.
+
+mod common;
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use sha2::{Digest as _, Sha256};
+use transfer::flow::CHUNK_BYTES;
+use transfer::pipeline::WhenBlocked;
+use transfer::{DigestKind, Engine, Key, Limits, Outcome, Source, TransferError};
+
+const KEY: [u8; 32] = [3; 32];
+
+/// A folder that goes away.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path =
+            std::env::temp_dir().join(format!("serval-transfer-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.0.join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    fn create(&self, name: &str) -> (PathBuf, File) {
+        let path = self.0.join(name);
+        let file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path);
+        (path, file.unwrap())
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn open(path: &Path) -> File {
+    File::open(path).unwrap()
+}
+
+fn engine() -> Engine {
+    Engine::start(Limits::default()).unwrap()
+}
+
+fn bytes(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
+}
+
+fn tcp() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (one, listener.accept().unwrap().0)
+}
+
+/// Everything that arrives until the stream ends.
+fn receive(mut socket: impl std::io::Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut got = Vec::new();
+        socket.read_to_end(&mut got).unwrap();
+        got
+    })
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn error(outcome: &Outcome) -> &TransferError {
+    outcome.result.as_ref().unwrap_err()
+}
+
+#[test]
+fn a_file_arrives_with_its_digest() {
+    let (folder, engine) = (Folder::new("digest"), engine());
+    for len in [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, 3 * CHUNK_BYTES + 77] {
+        let content = bytes(len);
+        let path = folder.file("source", &content);
+        let (ours, theirs) = tcp();
+        let received = receive(theirs);
+        let command = Source::file(open(&path), 0, None).digest(DigestKind::Sha256).socket(ours);
+        let outcome = engine.submit(command).unwrap().wait();
+        assert_eq!(outcome.result, Ok(()));
+        assert_eq!(outcome.report.written, len as u64);
+        assert_eq!(outcome.report.digest.unwrap().to_string(), sha256(&content));
+        assert!(received.join().unwrap() == content);
+    }
+}
+
+#[test]
+fn a_sealed_stream_opens_elsewhere_and_no_changed_one_does() {
+    let (folder, engine) = (Folder::new("seal"), engine());
+    let mut salts = Vec::new();
+    for len in [0, 1, 65_519, 65_520, 65_521, 4 * 65_520, 9 * 65_520 + 5] {
+        let content = bytes(len);
+        let path = folder.file("source", &content);
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let received = receive(theirs);
+        let source = Source::file(open(&path), 0, None).digest(DigestKind::Crc32c);
+        let command = source.seal(Key::new(KEY)).socket(ours);
+        let outcome = engine.submit(command).unwrap().wait();
+        assert_eq!(outcome.result, Ok(()));
+        let mut stream = received.join().unwrap();
+        assert_eq!(outcome.report.written, stream.len() as u64);
+        assert_eq!(outcome.report.read, len as u64);
+        assert_eq!(common::open(&KEY, &stream), Some(content));
+        assert_eq!(common::open(&[4; 32], &stream), None);
+        assert_eq!(common::open(&KEY, &stream[..stream.len() - 1]), None);
+        if len > 65_520 {
+            let cut = 48 + 65_536;
+            assert_eq!(common::open(&KEY, &stream[..cut]), None, "the end is authenticated");
+        }
+        salts.push(stream[16..48].to_vec());
+        let at = stream.len() / 2;
+        stream[at] ^= 1;
+        assert_eq!(common::open(&KEY, &stream), None);
+    }
+    salts.sort();
+    salts.dedup();
+    assert_eq!(salts.len(), 7, "every stream has a salt of its own");
+}
+
+#[test]
+fn a_range_goes_out_and_the_file_position_stays() {
+    use std::io::Seek as _;
+    let (folder, engine) = (Folder::new("range"), engine());
+    let content = bytes(300_000);
+    let mut file = open(&folder.file("source", &content));
+    file.seek(std::io::SeekFrom::Start(5)).unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let received = receive(theirs);
+    let command = Source::file(file.try_clone().unwrap(), 1000, Some(200_000)).socket(ours);
+    assert_eq!(engine.submit(command).unwrap().wait().result, Ok(()));
+    assert!(received.join().unwrap() == content[1000..201_000]);
+    assert_eq!(file.stream_position().unwrap(), 5);
+}
+
+#[test]
+fn a_stream_becomes_a_file() {
+    let (folder, engine) = (Folder::new("receive"), engine());
+    let content = bytes(2 * CHUNK_BYTES + 4321);
+    // To the end of the stream, and a part of it.
+    for take in [None, Some(CHUNK_BYTES as u64 + 1)] {
+        let (mut ours, theirs) = tcp();
+        let sent = content.clone();
+        let sender = thread::spawn(move || ours.write_all(&sent).map(|()| drop(ours)));
+        let (path, file) = folder.create("sink");
+        let kept = theirs.try_clone().unwrap();
+        let command = Source::socket(theirs, take).digest(DigestKind::Md5).file(file, 10);
+        let outcome = engine.submit(command).unwrap().wait();
+        assert_eq!(outcome.result, Ok(()));
+        let len = take.map_or(content.len(), |take| take as usize);
+        let written = std::fs::read(path).unwrap();
+        assert!(written[..10] == [0; 10] && written[10..] == content[..len]);
+        assert_eq!(outcome.report.written, len as u64);
+        let digest = md5::Md5::digest(&content[..len]);
+        assert_eq!(outcome.report.digest.unwrap().bytes(), digest.as_slice());
+        // What follows the part stays in the socket.
+        let mut rest = Vec::new();
+        (&kept).read_to_end(&mut rest).unwrap();
+        assert!(rest == content[len..]);
+        sender.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn wrong_descriptors_are_refused_with_a_sentence() {
+    let (folder, engine) = (Folder::new("wrong"), engine());
+    let path = folder.file("source", b"content");
+    let stream = || OwnedFd::from(UnixStream::pair().unwrap().0);
+    let send = |file: OwnedFd, socket: OwnedFd| {
+        engine.submit(Source::file(file, 0, None).socket(socket)).err().unwrap().to_string()
+    };
+    let receive = |socket: OwnedFd, file: OwnedFd| {
+        engine.submit(Source::socket(socket, None).file(file, 0)).err().unwrap().to_string()
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream_needed = "it has to be a connected stream socket (TCP or Unix)";
+    let cases = [
+        (send(open(&folder.0).into(), stream()), "the source is a folder: it has to be a file"),
+        (
+            send(open(Path::new("/dev/null")).into(), stream()),
+            "the source is a device: it has to be a file",
+        ),
+        (send(stream(), stream()), "the source is a socket: it has to be a file"),
+        (
+            send(open(&path).into(), open(&path).into()),
+            &format!("the sink is a file: {stream_needed}"),
+        ),
+        (
+            send(open(&path).into(), UnixDatagram::unbound().unwrap().into()),
+            &format!("the sink is a socket for messages: {stream_needed}"),
+        ),
+        (
+            send(open(&path).into(), listener.into()),
+            &format!("the sink is a socket without a peer: {stream_needed}"),
+        ),
+        (
+            send(OpenOptions::new().write(true).open(&path).unwrap().into(), stream()),
+            "the source was not opened for reading",
+        ),
+        (receive(stream(), open(&path).into()), "the sink was not opened for writing"),
+        (
+            receive(stream(), OpenOptions::new().append(true).open(&path).unwrap().into()),
+            "the sink was opened with O_APPEND, which ignores offsets: open it without",
+        ),
+    ];
+    for (got, expected) in cases {
+        assert_eq!(got, expected);
+    }
+    let range = engine.submit(Source::file(open(&path), u64::MAX, Some(2)).socket(stream()));
+    assert_eq!(range.err().unwrap(), TransferError::Range);
+    assert_eq!(engine.in_flight(), 0);
+    let refused: u64 = engine.counters().failed().map(|(_, count)| count).sum();
+    assert_eq!((refused, engine.counters().started()), (10, 10));
+}
+
+#[test]
+fn one_transfer_at_a_time_sends_on_a_socket() {
+    let (folder, engine) = (Folder::new("busy"), engine());
+    let path = folder.file("source", &bytes(8 << 20));
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let command = |socket: &UnixStream| {
+        Source::file(open(&path), 0, None).socket(socket.try_clone().unwrap())
+    };
+    let first = engine.submit(command(&ours)).unwrap();
+    assert_eq!(engine.submit(command(&ours)).err(), Some(TransferError::Busy));
+    // The other direction, and other sockets, are free.
+    let (_, sink) = folder.create("sink");
+    let other = Source::socket(ours.try_clone().unwrap(), None).file(sink, 0);
+    let other = engine.submit(other).unwrap();
+    first.cancel();
+    assert_eq!(error(&first.wait()), &TransferError::Cancelled);
+    other.cancel();
+    assert_eq!(error(&other.wait()), &TransferError::Cancelled);
+    let again = engine.submit(command(&ours)).unwrap();
+    drop(theirs);
+    assert!(matches!(error(&again.wait()), TransferError::Closed | TransferError::Reset));
+}
+
+#[test]
+fn a_peer_that_goes_away_ends_only_its_transfer() {
+    let (folder, engine) = (Folder::new("gone"), engine());
+    let content = bytes(4 << 20);
+    let path = folder.file("source", &content);
+    let (ours, theirs) = tcp();
+    let send = |socket: TcpStream| engine.submit(Source::file(open(&path), 0, None).socket(socket));
+    let broken = send(ours).unwrap();
+    let others: Vec<_> = (0..4)
+        .map(|_| {
+            let (ours, theirs) = tcp();
+            (send(ours).unwrap(), receive(theirs))
+        })
+        .collect();
+    // It reads a part, and closes with unread data: the host kernel sends a reset.
+    let mut part = vec![0; 100_000];
+    (&theirs).read_exact(&mut part).unwrap();
+    drop(theirs);
+    let outcome = broken.wait();
+    assert!(matches!(error(&outcome), TransferError::Reset | TransferError::Closed));
+    assert!(outcome.report.written >= 100_000 && outcome.report.written < content.len() as u64);
+    for (transfer, received) in others {
+        assert_eq!(transfer.wait().result, Ok(()));
+        assert!(received.join().unwrap() == content);
+    }
+}
+
+#[test]
+fn a_peer_that_stops_reading_is_given_up() {
+    let (folder, engine) = (Folder::new("stall"), engine());
+    let path = folder.file("source", &bytes(4 << 20));
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let kept = ours.try_clone().unwrap();
+    let command = Source::file(open(&path), 0, None).socket(ours);
+    let stalled = engine.submit(command.stall(Duration::from_millis(50))).unwrap().wait();
+    assert_eq!(error(&stalled), &TransferError::Stalled(50));
+    // The count is what the peer can read.
+    drop(kept);
+    let mut got = Vec::new();
+    theirs.read_to_end(&mut got).unwrap();
+    assert_eq!(got.len() as u64, stalled.report.written);
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    let (_, sink) = folder.create("sink");
+    let command = Source::socket(ours, None).file(sink, 0).deadline(Duration::from_millis(30));
+    assert_eq!(error(&engine.submit(command).unwrap().wait()), &TransferError::Deadline(30));
+}
+
+#[test]
+fn a_file_that_is_shortened_ends_its_transfer() {
+    let (folder, engine) = (Folder::new("shrinks"), engine());
+    let path = folder.file("source", &bytes(8 << 20));
+    let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let transfer =
+        engine.submit(Source::file(file.try_clone().unwrap(), 0, None).socket(ours)).unwrap();
+    // The engine has read two chunks at most, because the peer has read nothing.
+    file.set_len(1 << 20).unwrap();
+    let mut got = Vec::new();
+    theirs.read_to_end(&mut got).unwrap();
+    let outcome = transfer.wait();
+    assert_eq!(error(&outcome), &TransferError::FileEnded { at: 1 << 20, end: 8 << 20 });
+    assert_eq!((outcome.report.written, got.len()), (1 << 20, 1 << 20));
+}
+
+#[test]
+fn a_full_disk_is_reported_with_what_the_file_got() {
+    // A memfd that is sealed against growth is as full as a disk can be, and needs no root. /dev/full is no regular file.
+    let engine = engine();
+    let memory = sys::SharedMemory::create("full", 8192, &sys::RegionOptions::default()).unwrap();
+    let file = memory.fd().try_clone_to_owned().unwrap();
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    let sent = thread::spawn(move || {
+        let _ = ours.write_all(&bytes(20_000));
+    });
+    let outcome = engine.submit(Source::socket(theirs, None).file(file, 0)).unwrap().wait();
+    assert!(matches!(error(&outcome), TransferError::Host { what: "writing the file", .. }));
+    assert!(outcome.report.written <= 8192 && outcome.report.read >= outcome.report.written);
+    sent.join().unwrap();
+}
+
+#[test]
+fn a_full_socket_can_end_a_transfer_with_a_short_count() {
+    let (folder, engine) = (Folder::new("short"), engine());
+    let content = bytes(4 << 20);
+    let path = folder.file("source", &content);
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let mut sent = 0;
+    let mut got = Vec::new();
+    while sent < content.len() as u64 {
+        let command = Source::file(open(&path), sent, None).socket(ours.try_clone().unwrap());
+        let command = command.when_blocked(WhenBlocked::Return);
+        let outcome = engine.submit(command).unwrap().wait();
+        assert_eq!(outcome.result, Ok(()));
+        sent += outcome.report.written;
+        let mut part = vec![0; 50_000];
+        let read = theirs.read(&mut part).unwrap();
+        got.extend(&part[..read]);
+    }
+    drop(ours);
+    theirs.read_to_end(&mut got).unwrap();
+    assert!(got == content);
+}
+
+#[test]
+fn a_full_scoreboard_refuses_and_a_stopped_engine_tells_everybody() {
+    let folder = Folder::new("limits");
+    let engine = Engine::start(Limits { in_flight: 2 }).unwrap();
+    let path = folder.file("source", &bytes(4 << 20));
+    let mut peers = Vec::new();
+    let mut submit = || {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        peers.push(theirs);
+        engine.submit(Source::file(open(&path), 0, None).socket(ours))
+    };
+    let (one, two) = (submit().unwrap(), submit().unwrap());
+    assert_eq!(submit().err(), Some(TransferError::TooMany(2)));
+    drop(engine);
+    for transfer in [one, two] {
+        let outcome = transfer.wait();
+        assert!(matches!(error(&outcome), TransferError::Stopping | TransferError::Cancelled));
+    }
+}
+
+#[test]
+fn ten_thousand_rounds_leave_nothing_behind() {
+    let (folder, engine) = (Folder::new("rounds"), engine());
+    let path = folder.file("source", &bytes(1000));
+    let (mut done, descriptors) = (0u64, || std::fs::read_dir("/proc/self/fd").unwrap().count());
+    let mut before = None;
+    for round in 0..10_000 {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let file = open(&path);
+        let command = match round % 4 {
+            0 => Source::file(file, 0, None).seal(Key::new(KEY)).socket(ours),
+            1 => Source::file(file, 0, None).digest(DigestKind::Crc32c).socket(ours),
+            // Waits for the peer until it is cancelled.
+            2 => Source::socket(ours, None).file(folder.create("sink").1, 0),
+            _ => Source::file(file, 0, Some(5000)).socket(ours),
+        };
+        let transfer = engine.submit(command).unwrap();
+        if round % 4 == 2 {
+            transfer.cancel();
+        }
+        done += u64::from(transfer.wait().result.is_ok());
+        drop(theirs);
+        if round == 100 {
+            before = Some(descriptors());
+        }
+    }
+    assert_eq!(done, 5000);
+    assert_eq!(engine.in_flight(), 0);
+    // Other tests of this process open descriptors, but not thousands.
+    assert!(descriptors() < before.unwrap() + 500);
+    let as_counted = engine.counters();
+    assert_eq!((as_counted.started(), as_counted.succeeded()), (10_000, 5000));
+}
+
+#[test]
+fn the_threads_of_many_callers_get_their_own_bytes() {
+    let (folder, engine) = (Folder::new("many"), std::sync::Arc::new(engine()));
+    thread::scope(|scope| {
+        for caller in 0..6 {
+            let (engine, folder) = (&engine, &folder);
+            scope.spawn(move || {
+                let content = bytes(700_000 + caller);
+                let path = folder.file(&format!("source-{caller}"), &content);
+                for _ in 0..5 {
+                    let (ours, theirs) = tcp();
+                    let received = receive(theirs);
+                    let command = Source::file(open(&path), 0, None).seal(Key::new(KEY));
+                    let transfer = engine.submit(command.socket(ours)).unwrap();
+                    assert_eq!(transfer.wait().result, Ok(()));
+                    let stream = received.join().unwrap();
+                    assert!(common::open(&KEY, &stream) == Some(content.clone()));
+                }
+            });
+        }
+    });
+    assert!(engine.in_flight() == 0 && engine.counters().written() > engine.counters().read());
+}
