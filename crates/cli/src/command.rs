@@ -37,25 +37,25 @@ use server::machine::MachineError;
 const EXAMPLES: &str = "\
 Examples:
   serval demo                          see it work: a digit reader over UDP and TCP
-  serval check-config service.toml     what a file means, and what it costs
-  serval serve service.toml            serve until SIGTERM or Ctrl-C
+  serval check-config service.toml     check a configuration and show its values
+  serval serve service.toml            run a server until SIGTERM or Ctrl-C
   serval ask udp://127.0.0.1:9000 hi   send one message, print the reply
-  serval bench udp://127.0.0.1:9000    how fast a server is, with every reply checked
-  serval doctor service.toml           what this machine can do, and how a service would run
-  serval top                           what a running server does, live
-  serval kernel build mine.cpp         compile a kernel of your own
-  serval attach /run/serval/acc0       run a service's kernels in a process of their own
+  serval bench udp://127.0.0.1:9000    measure a server and check every reply
+  serval doctor service.toml           what this machine supports, and how a service would run
+  serval top                           watch a running server
+  serval kernel build mine.cpp         compile your own kernel
+  serval attach /run/serval/acc0       run a service's kernels in this process
 
 Exit codes:
-  0  everything went well
+  0  success
   1  something failed while running
   2  the configuration or the command line is wrong
   3  requests were left unanswered when the service ended, or a kernel hung
 
 Everything takes --json. Colours appear on terminals only; NO_COLOR turns them off.";
 
-/// How long a server waits at its end until its last lines are written.
-const LOG_PATIENCE: Duration = Duration::from_millis(500);
+/// How long a server waits at its end until its last log lines are written.
+const LOG_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A software SmartNIC for accelerators: kernels on a GPU or on host cores become network services.
 #[derive(Debug, Parser)]
@@ -93,7 +93,7 @@ enum Verb {
     #[command(after_help = attach::HELP)]
     Attach(attach::Options),
 
-    /// See Serval work on this machine, in less than a minute
+    /// Show Serval at work on this machine, in less than a minute
     #[command(after_help = demo::HELP)]
     Demo(demo::Options),
 
@@ -101,7 +101,7 @@ enum Verb {
     #[command(after_help = ask::HELP)]
     Ask(Box<ask::Options>),
 
-    /// Measure a server: how many requests a second, and how long they take
+    /// Measure the request rate and the latency of a server
     #[command(after_help = bench::HELP)]
     Bench(Box<bench::Options>),
 
@@ -109,19 +109,19 @@ enum Verb {
     #[command(after_help = compare::HELP)]
     Compare(Box<compare::Options>),
 
-    /// Check a configuration file and show what it means
+    /// Check a configuration file and show its effective values
     #[command(name = "check-config", after_help = check::HELP)]
     CheckConfig(File),
 
-    /// Let a running server read its configuration again
+    /// Make a running server read its configuration again
     #[command(after_help = reload::HELP)]
     Reload(reload::Options),
 
-    /// Show what this machine can do, why, and how to get more
+    /// Show what this machine supports, and how to improve it
     #[command(after_help = doctor::HELP)]
     Doctor(doctor::Options),
 
-    /// Watch what a running server does
+    /// Watch a running server
     #[command(after_help = top::HELP)]
     Top(top::Options),
 
@@ -129,11 +129,11 @@ enum Verb {
     #[command(after_help = transfer::HELP)]
     Transfer(transfer::Options),
 
-    /// Compile kernels and list those there are
+    /// Compile kernels and list the available ones
     #[command(subcommand, arg_required_else_help = true, after_help = kernel::HELP)]
     Kernel(kernel::Verb),
 
-    /// Explain every reason for which a message can be lost
+    /// Explain every reason for which a message can be dropped
     #[command(name = "drop-reasons", after_help = tables::DROP_REASONS_HELP)]
     DropReasons,
 
@@ -151,25 +151,25 @@ enum Verb {
 }
 
 impl Verb {
-    /// It runs for long, and somebody looks at its log.
-    fn is_watched(&self) -> bool {
+    /// Whether it runs for long, with its log monitored.
+    fn is_monitored(&self) -> bool {
         match self {
             Self::Serve(_) => true,
-            Self::Attach(options) => options.is_watched(),
+            Self::Attach(options) => options.is_monitored(),
             _ => false,
         }
     }
 
-    /// How long its last log lines may take to be written: a server has to end in time, even if nothing reads its log.
+    /// Time limit for writing its last log lines: a server has to end in time, even if its log is not read.
     fn log_patience(&self) -> Duration {
         match self {
-            Self::Serve(_) | Self::Attach(_) => LOG_PATIENCE,
+            Self::Serve(_) | Self::Attach(_) => LOG_TIMEOUT,
             _ => Duration::from_secs(60),
         }
     }
 }
 
-/// A configuration file and what overrides it.
+/// A configuration file and its overrides.
 #[derive(Args, Clone, Debug)]
 struct File {
     /// The configuration file (TOML)
@@ -193,19 +193,19 @@ impl File {
     }
 }
 
-/// How a verb ended when it did not end well.
+/// Why a verb failed.
 enum Failure {
-    /// The configuration cannot be used.
+    /// The configuration is invalid.
     Config(ConfigError),
-    /// The command line asks for something that cannot be.
+    /// The command line is invalid.
     Usage(String),
-    /// Something failed; one sentence.
+    /// A failure; one sentence.
     Run(String),
-    /// A running server refuses to change; why, as it says it.
+    /// A running server refused a change; the reason in its words.
     Refused(String),
-    /// What was to be proven was not; the result has been shown, one sentence about it.
+    /// A claim was not proven; the result has been shown, one sentence about it.
     Unproven(String),
-    /// The service ended with work left over; it has been reported.
+    /// The service ended with unanswered requests or a hung kernel, which has been reported.
     Unfinished,
 }
 
@@ -273,8 +273,8 @@ pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let screen = Screen::new(arguments.json);
     sys::signal::ignore_file_size_signal();
-    start_log(arguments.log, arguments.verb.is_watched());
-    // Through the link even a program that was replaced meanwhile starts as itself.
+    start_log(arguments.log, arguments.verb.is_monitored());
+    // This link starts the running program even if its file has been replaced.
     set_trial_program("/proc/self/exe".into());
     let result = match &arguments.verb {
         Verb::Serve(options) => serve::run(&screen, options),
@@ -312,13 +312,13 @@ pub fn main() -> ExitCode {
     };
     log::flush(arguments.verb.log_patience());
     if matches!(result, Err(Failure::Unfinished)) {
-        // A thread may still be inside a kernel, so no code of its library may run at the end.
+        // A thread may still be inside a kernel, so destructors of its library must not run at the end.
         sys::process::exit_now(code.into());
     }
     ExitCode::from(code)
 }
 
-/// The first signal ends what a verb does in order, so that what it started is stopped too.
+/// The first signal ends a verb in order, so that everything it started is stopped too.
 fn cancel_on_signal(cancel: Arc<AtomicBool>) -> std::io::Result<()> {
     let mut signals = Signals::install()?;
     std::thread::Builder::new().name("serval-signals".into()).spawn(move || {
@@ -347,7 +347,7 @@ fn start_log(level: Option<LogLevel>, serves: bool) {
     log::start();
     tracing_subscriber::fmt()
         .with_writer(log::writer)
-        // It would report a failed write to standard error by itself, and wait there.
+        // The library would report a failed write to standard error itself, and block there.
         .log_internal_errors(false)
         .with_max_level(filter)
         .with_ansi(colour)
@@ -365,19 +365,19 @@ mod tests {
         Arguments::command().debug_assert();
     }
 
-    /// A command and all below it.
+    /// A command and all its subcommands.
     fn all(command: &clap::Command) -> Vec<clap::Command> {
         let below = command.get_subcommands().flat_map(all);
         std::iter::once(command.clone()).chain(below).collect()
     }
 
     #[test]
-    fn no_hand_written_line_of_a_help_is_wrapped_again() {
+    fn no_line_of_a_help_text_is_wrapped_again() {
         for command in all(&Arguments::command()) {
             let name = command.get_name().to_owned();
             let written = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             let shown = command.term_width(100).render_long_help().to_string();
-            // Ends of lines do not show.
+            // Line ends are not visible in the output.
             let lines = |text: &str| text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n");
             let whole = lines(&shown).contains(&lines(&written));
             assert!(whole, "{name}: {shown}");
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn every_verb_says_what_it_does() {
+    fn every_verb_has_a_description() {
         for verb in Arguments::command().get_subcommands() {
             let about = verb.get_about().map(ToString::to_string).unwrap_or_default();
             assert!(about.len() > 10, "{} has no text", verb.get_name());

@@ -1,23 +1,22 @@
-//! `serval demo`: real clients against a real server in this process, in less than a minute.
+//! `serval demo`: clients and a server in this process, in less than a minute.
 //!
-//! | demo    | what it shows                                                                          |
-//! |---------|----------------------------------------------------------------------------------------|
-//! | `lenet` | a neural network behind a port: accuracy over UDP and TCP; with a GPU what its kernel   |
-//! |         | is worth against the CPU's, without one what leaving out the hand-over between threads |
-//! |         | is worth against a host-centric server with the same kernel                            |
-//! | `echo`  | hundreds of mqueues on one core                                                         |
-//! | `scale` | the kernel of the documentation                                                        |
-//! | `faces` | a kernel that asks memcached by itself                                                 |
+//! | demo    | content                                                                             |
+//! |---------|-------------------------------------------------------------------------------------|
+//! | `lenet` | a neural network behind a port: accuracy over UDP and TCP; then its kernel on a GPU |
+//! |         | against the CPU, or without a GPU against a host-centric server                     |
+//! | `echo`  | hundreds of mqueues on one core                                                     |
+//! | `scale` | the kernel of the documentation                                                     |
+//! | `faces` | a kernel that sends requests to memcached                                           |
 //!
-//! A demo checks every reply and fails when one is wrong. Numbers are for looking at, not for quoting:
-//! client and servers share the machine's cores, and rounds are short.
+//! A demo checks every reply and fails if one is wrong. Its numbers are an illustration, not a benchmark: client and
+//! servers share the machine's cores, and rounds are short.
 
 mod baseline;
 mod bench;
+mod costs;
 mod echo;
 mod faces;
 mod lenet;
-mod parties;
 mod scale;
 
 use std::net::SocketAddr;
@@ -41,51 +40,51 @@ use server::{Server, ServerError};
 
 pub use baseline::HostCentric;
 
-/// Which demo.
+/// The demo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Name {
     /// Reads handwritten digits with a neural network (LeNet-5)
     Lenet,
     /// Verifies faces against pictures in memcached
     Faces,
-    /// Sends messages back, through hundreds of mqueues
+    /// Answers messages with themselves, through hundreds of mqueues
     Echo,
     /// Multiplies vectors of numbers by 3
     Scale,
 }
 
-/// How a demo runs.
+/// Options of a demo.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Workers of the engine.
     pub workers: usize,
-    /// Mqueues; `None`: what suits the demo.
+    /// Mqueues; `None`: depends on the demo.
     pub mqueues: Option<u32>,
     /// Shorter and fewer rounds.
     pub quick: bool,
     /// `faces`: a file of pictures instead of the built-in ones.
     pub pictures: Option<std::path::PathBuf>,
-    /// The GPU for the demos that have a kernel for one, or in one sentence why none is used.
+    /// The GPU for demos with a kernel for one, or the reason, in one sentence, why none is used.
     pub gpu: Result<DemoGpu, String>,
-    /// How to write.
+    /// The output.
     pub screen: Screen,
     /// Ends the demo early when set.
     pub cancel: Arc<AtomicBool>,
 }
 
-/// A GPU that a demo may use. Its runtime is this program, started once more.
+/// A GPU that a demo may use. Its runtime is a second process of this program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DemoGpu {
-    /// Its number, from 0, as CUDA_VISIBLE_DEVICES leaves it.
+    /// Its number, from 0, after CUDA_VISIBLE_DEVICES.
     pub index: u32,
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// A fatbin with the built-in kernels' names, instead of those that are part of this program.
     pub kernels: Option<std::path::PathBuf>,
 }
 
 impl DemoGpu {
-    /// The accelerator, and `service` as it runs there.
+    /// The accelerator, and `service` changed to run on it.
     fn place(&self, service: Service) -> (AcceleratorKind, Service) {
         let launch =
             Launch::Engine { program: None, threads: 0, cores: Vec::new(), stack_kib: STACK_KIB };
@@ -101,14 +100,14 @@ impl DemoGpu {
     }
 }
 
-/// What a demo found.
+/// The result of a demo.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// For people.
+    /// As text.
     pub text: String,
-    /// For programs.
+    /// As JSON.
     pub json: Json,
-    /// For a picture.
+    /// As a chart.
     pub chart: Chart,
 }
 
@@ -121,37 +120,37 @@ pub enum DemoError {
     /// The client cannot run.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// There is no database to ask.
+    /// There is no database.
     #[error(transparent)]
     Memcached(#[from] MemcachedError),
-    /// A kernel cannot be used.
+    /// A kernel is unusable.
     #[error(transparent)]
     Accelerator(#[from] accel::AccelError),
     /// Replies were wrong or missing.
     #[error("{0}")]
     Wrong(String),
-    /// A program or file that the demo needs is not there; the text says how to get it.
+    /// A program or file that the demo needs is missing; the text says how to get it.
     #[error("{0}")]
     Missing(String),
-    /// The host kernel refused something.
+    /// A call to the host kernel failed.
     #[error("cannot {what}: {error}")]
     Io {
-        /// What was tried.
+        /// The attempted call.
         what: String,
-        /// What the host kernel said.
+        /// The host kernel's error.
         error: std::io::Error,
     },
-    /// A signal came.
+    /// A signal was received.
     #[error("interrupted")]
     Interrupted,
 }
 
-/// Runs a demo, on a thread of its own: it may be pinned to a core, which its caller must not notice.
+/// Runs a demo on its own thread, because it may be pinned to a core, which must not affect the caller.
 pub fn run(name: Name, options: &Options) -> Result<Report, DemoError> {
     let stage = Stage { options, cores: Cores::choose(options.workers) };
     let play = || {
         if let Some(cores) = stage.cores {
-            // Not pinned is slower to look at, not wrong.
+            // Without pinning the numbers are worse, but not wrong.
             let _ = sys::affinity::pin_current_thread(cores.client);
         }
         match name {
@@ -165,8 +164,8 @@ pub fn run(name: Name, options: &Options) -> Result<Report, DemoError> {
     played.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// A core for the servers, one for everybody else: what two machines would be. Servers of one worker
-/// only, and where there are two cores.
+/// One core for the servers and one for everything else, to resemble two machines. Only for servers with one worker,
+/// and if there are two cores.
 #[derive(Clone, Copy, Debug)]
 struct Cores {
     server: usize,
@@ -186,14 +185,14 @@ impl Cores {
 /// A server of a demo, and its UDP and TCP ports.
 type Served = (Server, SocketAddr, SocketAddr);
 
-/// What the demos share.
+/// State that the demos share.
 struct Stage<'o> {
     options: &'o Options,
     cores: Option<Cores>,
 }
 
 impl Stage<'_> {
-    /// A progress bar on standard error; nothing where that is no terminal.
+    /// A progress bar on standard error; hidden if that is not a terminal.
     fn progress(&self, what: &'static str, steps: usize) -> ProgressBar {
         let target = if self.options.screen.json {
             ProgressDrawTarget::hidden()
@@ -207,22 +206,21 @@ impl Stage<'_> {
         bar
     }
 
-    /// Fails once a signal has come.
-    fn go_on(&self) -> Result<(), DemoError> {
+    /// Fails if a signal was received.
+    fn check_interrupted(&self) -> Result<(), DemoError> {
         if self.options.cancel.load(Ordering::Relaxed) {
             return Err(DemoError::Interrupted);
         }
         Ok(())
     }
 
-    /// Starts a server with one service, whose kernel runs inside its workers, on free loopback ports: UDP,
-    /// then TCP.
+    /// Starts a server with one service, whose kernel runs on its workers, on free loopback ports: UDP, then TCP.
     fn serve(&self, service: Service) -> Result<Served, DemoError> {
         let kind = AcceleratorKind::Cpu { placement: CpuPlacement::Worker, stack_kib: STACK_KIB };
         self.serve_on(kind, service)
     }
 
-    /// The same with the kernel anywhere.
+    /// The same with the kernel on any accelerator.
     fn serve_on(&self, kind: AcceleratorKind, service: Service) -> Result<Served, DemoError> {
         let loopback: SocketAddr = ([127, 0, 0, 1], 0).into();
         let listen = |transport| Listen { transport, address: loopback };
@@ -243,7 +241,7 @@ impl Stage<'_> {
         Ok((server, at[0], at[1]))
     }
 
-    /// Who runs where, for captions.
+    /// The placement, for captions.
     fn cores(&self) -> String {
         match (self.cores, std::thread::available_parallelism()) {
             (Some(Cores { server, client }), _) => {
@@ -255,8 +253,8 @@ impl Stage<'_> {
     }
 }
 
-/// Every request has to have had its right reply.
-fn perfect(what: &str, outcome: &Outcome) -> Result<(), DemoError> {
+/// Fails unless every request had its correct reply.
+fn check_complete(what: &str, outcome: &Outcome) -> Result<(), DemoError> {
     if outcome.is_perfect() {
         return Ok(());
     }
@@ -266,11 +264,11 @@ fn perfect(what: &str, outcome: &Outcome) -> Result<(), DemoError> {
     )))
 }
 
-/// The accounts of the only service, once it is quiet.
+/// The counters of the only service, once nothing is in flight.
 fn accounts(server: &Server) -> String {
     let s = server.metrics().service(0);
     format!(
-        "{} requests received = {} replied + {} dropped + {} under way",
+        "{} requests received = {} replied + {} dropped + {} in flight",
         s.received,
         s.replied,
         s.dropped_requests(),

@@ -1,9 +1,8 @@
-//! What this machine can do, and which way a service's messages would really go.
+//! What this machine supports, and the paths of a service's messages.
 //!
-//! [`capabilities`] asks the machine: every capability with how much of it there is, what was found,
-//! and how to get more. [`service_paths`] asks a configuration: which ports, workers, rings,
-//! accelerators and backends a service ends up with, after all choices that Serval makes by itself. No
-//! choice is silent.
+//! [`capabilities`] examines the machine: every capability with its state, what was found, and how to improve it.
+//! [`service_paths`] examines a configuration: the ports, workers, rings, accelerators and backends of each service,
+//! after all choices that Serval makes automatically, so that no choice is hidden.
 
 pub(crate) mod gpus;
 
@@ -29,7 +28,7 @@ pub fn capabilities() -> Vec<Capability> {
     all.push(compiler());
     all.push(cuda_compiler());
     let memcached = "optional, for `serval demo faces`: apt install memcached";
-    let sockperf = "optional, a load generator of others: apt install sockperf";
+    let sockperf = "optional, a third-party load generator: apt install sockperf";
     all.push(tool("memcached", memcached));
     all.push(tool("sockperf", sockperf));
     all
@@ -55,7 +54,7 @@ fn cuda_compiler() -> Capability {
             let why = find_program(&what).map_or(what, |path| path.display().to_string());
             Capability { name, state: State::Available, why, remedy: String::new() }
         }
-        // It says what it lacks and what to do.
+        // The error states what is missing and the fix.
         Ok((why, Some(lacks @ NvrtcError::NoPacker { .. }))) => {
             Capability { name, state: State::Degraded, why, remedy: lacks.to_string() }
         }
@@ -84,16 +83,16 @@ fn missing(name: &'static str, why: String, remedy: &str) -> Capability {
     Capability { name, state: State::Off, why, remedy: remedy.to_owned() }
 }
 
-/// The way a service's messages go.
+/// The path of a service's messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePath {
     /// Name of the service.
     pub service: String,
-    /// Its ports, each with what keeps it from being opened now.
+    /// Its ports, each with the reason if it cannot be opened now.
     pub ports: Vec<(String, Option<String>)>,
-    /// Who receives and sends.
+    /// The workers that receive and send.
     pub workers: String,
-    /// Mqueues, their rings and where they lie.
+    /// Mqueues, their rings and the rings' memory.
     pub rings: String,
     /// Kernel and accelerators.
     pub accelerators: Vec<String>,
@@ -184,7 +183,7 @@ fn placement(kind: &AcceleratorKind) -> String {
     }
 }
 
-/// The dispatcher and the mqueues it chooses from, of all accelerators in their order.
+/// The dispatcher and the mqueues it chooses from, over all accelerators in order.
 fn rings(service: &Service) -> String {
     let name = |ring: &mqueue::RingPlan| {
         let name = match ring.protocol {
@@ -237,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_comes_with_a_remedy() {
+    fn missing_capabilities_have_a_remedy() {
         let all = capabilities();
         for capability in &all {
             assert!(!capability.why.is_empty(), "{capability:?}");
@@ -278,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_is_taken_is_told() {
+    fn a_port_in_use_is_reported() {
         let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let address = taken.local_addr().unwrap();
         let text = format!(

@@ -1,4 +1,4 @@
-//! The `serval` command: [`command`] has its verbs, the other modules what they show.
+//! The `serval` command: [`command`] contains its verbs, the other modules their output.
 #![forbid(unsafe_code)]
 
 pub mod command;

@@ -1,10 +1,10 @@
-//! What people see: tables, colours where a terminal wants them, JSON where a program reads.
+//! Output for humans: tables, colours on terminals; JSON for programs.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
 use serde_json::Value as Json;
 
-/// How to write to standard output.
+/// The format of standard output.
 #[derive(Clone, Copy, Debug)]
 pub struct Screen {
     /// One JSON value instead of text.
@@ -16,15 +16,15 @@ pub struct Screen {
 /// Emphasis of a piece of text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tone {
-    /// As it is.
+    /// Normal text.
     Plain,
     /// Headings.
     Bold,
-    /// What matters less.
+    /// Less important text.
     Dim,
     /// Good.
     Green,
-    /// Not as good as it could be.
+    /// Degraded.
     Yellow,
     /// Bad.
     Red,
@@ -49,7 +49,7 @@ impl Screen {
         if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
-    /// Writes text, or JSON in its place. A reader that has left is no error.
+    /// Writes the text, or the JSON instead. A reader that has closed the pipe is not an error.
     pub fn show(&self, text: impl FnOnce() -> String, json: impl FnOnce() -> Json) {
         print(&self.render(text, json));
     }
@@ -66,7 +66,7 @@ pub fn colours_wanted() -> bool {
     !is_set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// Writes to standard output. A closed pipe (`serval drop-reasons | head`) ends quietly.
+/// Writes to standard output. A closed pipe (`serval drop-reasons | head`) is ignored.
 pub fn print(text: &str) {
     let mut out = io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_aligned_and_lines_not_padded() {
+    fn columns_are_aligned_and_lines_are_not_padded() {
         let mut table = Table::new(&["name", ">count", "note"]);
         table.row(["a", "1", "first"]);
         table.row(["longer", "1000", ""]);
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn colours_do_not_move_columns() {
+    fn colours_do_not_change_the_alignment() {
         let mut table = Table::new(&["", ""]);
         table.toned([(Tone::Red, "off".to_owned()), (Tone::Plain, "x".to_owned())]);
         let screen = Screen { json: false, colour: true };

@@ -1,8 +1,7 @@
-//! `serval top`: what a running server does now, from two looks at its `/metrics`.
+//! `serval top`: the current activity of a running server, from two samples of its `/metrics`.
 //!
-//! Counters become rates, histograms become quantiles of what happened between the looks. Everything
-//! shown is a metric that Prometheus would see too ([`server::exporter`]); the server does nothing for
-//! this view but answer its scrapes.
+//! Counters become rates, histograms become quantiles of the time between the samples. All values are metrics that
+//! Prometheus also reads ([`server::exporter`]); the server only answers scrapes.
 
 mod view;
 
@@ -26,7 +25,7 @@ pub enum Sort {
 }
 
 impl Sort {
-    /// The one after it.
+    /// The next order.
     pub fn next(self) -> Self {
         match self {
             Self::Configured => Self::Replied,
@@ -45,75 +44,75 @@ impl Sort {
     }
 }
 
-/// Time in one stage, of the requests that were followed between two looks.
+/// Time in one stage, of the requests that were sampled between two reads of the page.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StageTimes {
     /// `receive`, `queue`, `accelerator`, `send`, or `total`.
     pub stage: String,
-    /// Requests followed.
+    /// Number of sampled requests.
     pub count: u64,
-    /// Half took no longer, in seconds; `None` when none was followed.
+    /// Median, in seconds; `None` without samples.
     pub p50: Option<f64>,
-    /// 99 of 100 took no longer, in seconds.
+    /// 99th percentile, in seconds.
     pub p99: Option<f64>,
 }
 
-/// What a service did between two looks.
+/// Activity of a service between two reads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServiceSample {
     /// Its name.
     pub name: String,
-    /// Requests received a second.
+    /// Requests received per second.
     pub received: f64,
-    /// Replies a second.
+    /// Replies per second.
     pub replied: f64,
-    /// Messages lost a second, by reason; only reasons with any.
+    /// Messages lost per second, by reason; only reasons with losses.
     pub drops: Vec<(String, f64)>,
-    /// Requests under way at the second look.
+    /// Requests in flight at the second read.
     pub outstanding: f64,
-    /// Requests under way on an mqueue: on average, and on the deepest.
+    /// Requests in flight on an mqueue: mean and maximum.
     pub depth: (f64, f64),
-    /// Its requests wait until its runtime has restarted.
+    /// It is paused: requests wait until its runtime has restarted.
     pub paused: bool,
-    /// The stages of a request's way, and the total.
+    /// The stages of a request, and the total.
     pub stages: Vec<StageTimes>,
 }
 
 impl ServiceSample {
-    /// Messages lost a second.
+    /// Messages lost per second.
     pub fn dropped(&self) -> f64 {
-        // Not `sum`, which begins at -0.
+        // Not `sum`, which starts at -0.
         self.drops.iter().fold(0.0, |sum, (_, rate)| sum + rate)
     }
 }
 
-/// What a worker's time went into between two looks; the shares add up to 1 while it runs.
+/// Time of a worker between two reads, by state; the shares add up to 1 while it runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkerSample {
     /// Its number.
     pub worker: String,
     /// Share of turns that found work.
     pub busy: f64,
-    /// Share awake without finding work.
+    /// Share awake without work.
     pub idle: f64,
     /// Share asleep.
     pub asleep: f64,
-    /// Turns a second.
+    /// Turns per second.
     pub turns: f64,
-    /// Open connections at the second look.
+    /// Open connections at the second read.
     pub connections: f64,
 }
 
-/// What a server did between two looks.
+/// Activity of a server between two reads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    /// The time between the looks, in seconds.
+    /// The time between the reads, in seconds.
     pub seconds: f64,
-    /// Clients should come.
+    /// Whether clients should connect.
     pub ready: bool,
     /// The services.
     pub services: Vec<ServiceSample>,
-    /// Services of which a version that left did not end.
+    /// Services of which a removed version did not end.
     pub left_behind: Vec<String>,
     /// Services with a kernel on a worker's core that does not return: their workers serve nothing.
     pub stalled: Vec<String>,
@@ -122,8 +121,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// What happened from one look to the next, `time` later. A counter that went back was started
-    /// anew; it counts as unchanged.
+    /// Compares two pages, `time` apart. A counter that decreased was restarted; it counts as unchanged.
     pub fn between(before: &Page, after: &Page, time: Duration) -> Self {
         let seconds = time.as_secs_f64().max(1e-9);
         let change = Change { before, after, seconds };
@@ -155,7 +153,7 @@ impl Sample {
         }
     }
 
-    /// Everything, for programs. Rates are a second, times in seconds.
+    /// All values, as JSON. Rates are per second, times in seconds.
     pub fn to_json(&self) -> Json {
         let stage = |s: &StageTimes| {
             (s.stage.clone(), json!({ "count": s.count, "p50": s.p50, "p99": s.p99 }))
@@ -185,7 +183,7 @@ impl Sample {
     }
 }
 
-/// Two looks.
+/// Two pages.
 struct Change<'a> {
     before: &'a Page,
     after: &'a Page,
@@ -249,7 +247,7 @@ impl Change<'_> {
             self.rate("serval_worker_time_seconds_total", &[("worker", worker), ("state", state)])
         };
         let (busy, idle, asleep) = (share("busy"), share("idle"), share("asleep"));
-        // A turn's time is counted when the next one begins: the sum may differ from the time passed.
+        // A turn's time is counted when the next one starts: the sum may differ from the elapsed time.
         let whole = (busy + idle + asleep).max(1e-9);
         let of = [("worker", worker)];
         WorkerSample {
@@ -263,8 +261,8 @@ impl Change<'_> {
     }
 }
 
-/// The quantile of a histogram of cumulative counts, evenly spread inside a bucket (as Prometheus'
-/// `histogram_quantile` has it). What is beyond the last bound counts as that bound.
+/// The quantile of a histogram of cumulative counts, with values evenly distributed inside a bucket (like Prometheus'
+/// `histogram_quantile`). Values above the last bound count as that bound.
 fn quantile(counts: &[(f64, f64)], q: f64) -> Option<f64> {
     let whole = counts.last()?.1;
     if whole <= 0.0 {
@@ -345,21 +343,21 @@ mod tests {
         let queue = &service.stages[1];
         assert_eq!((queue.stage.as_str(), queue.count), ("queue", 40));
         assert_eq!((queue.p50, queue.p99), (Some(0.002), Some(0.002)));
-        assert_eq!(service.stages[2].p50, None, "nobody was followed all the way");
+        assert_eq!(service.stages[2].p50, None, "no request was sampled up to this stage");
         let worker = &sample.workers[0];
         assert_eq!((worker.busy, worker.idle, worker.asleep), (0.5, 0.25, 0.25));
         assert_eq!((worker.turns, worker.connections), (1000.0, 9.0));
     }
 
     #[test]
-    fn who_loses_nothing_loses_zero() {
+    fn no_losses_are_zero() {
         let sample = Sample::between(&page(10), &page(10), Duration::from_secs(1));
         assert!(sample.services[0].drops.is_empty());
         assert_eq!(sample.to_json()["services"][0]["dropped"].to_string(), "0.0");
     }
 
     #[test]
-    fn a_server_that_was_started_anew_has_no_negative_rates() {
+    fn a_restarted_server_has_no_negative_rates() {
         let sample = Sample::between(&page(10), &page(1), Duration::from_secs(1));
         assert_eq!((sample.services[0].received, sample.workers[0].busy), (0.0, 0.0));
     }
@@ -375,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn services_are_sorted_as_wished() {
+    fn services_are_sorted_by_the_chosen_order() {
         let mut sample = Sample::between(&page(0), &page(1), Duration::from_secs(1));
         let other = ServiceSample {
             name: "other".into(),

@@ -557,7 +557,7 @@ fn what_this_machine_does_not_have_is_refused_by_name() {
     assert_eq!(refused.status.code(), Some(1));
     let said = text(&refused.stderr);
     assert!(said.contains("engine.control: cannot listen at "), "{said}");
-    assert!(said.contains(&format!("there is no folder {missing:?}")), "{said}");
+    assert!(said.contains(&format!("the folder {missing:?} does not exist")), "{said}");
 }
 
 #[test]

@@ -26,7 +26,7 @@ fn report(arguments: &[&str]) -> Json {
 #[test]
 fn digits_are_read_over_both_transports_and_compared() {
     let report = report(&["lenet", "--cpu"]);
-    assert_eq!(report["no_gpu_because"], "none was asked for", "{report}");
+    assert_eq!(report["no_gpu_because"], "--cpu was given", "{report}");
     let digits = report["digits"].as_u64().unwrap();
     assert!(digits >= 100 && report["right_udp"] == report["right_tcp"], "{report}");
     assert!(report["right_udp"].as_u64().unwrap() * 100 >= digits * 97, "{report}");
@@ -65,17 +65,17 @@ fn faces_are_verified_against_memcached() {
         let counted = answers["match"].as_u64().unwrap() + answers["no_match"].as_u64().unwrap();
         assert_eq!(counted, people, "{report}");
     }
-    let parties = report["parties"].as_array().unwrap();
-    assert_eq!(parties[0]["server"], "Serval");
+    let costs = report["costs"].as_array().unwrap();
+    assert_eq!(costs[0]["server"], "Serval");
     for figure in ["rate", "client_cpu_us", "server_cpu_us", "memcached_cpu_us", "cpu_us"] {
-        for party in parties {
-            assert!(party[figure].as_f64().unwrap() > 0.0, "{figure}: {report}");
+        for cost in costs {
+            assert!(cost[figure].as_f64().unwrap() > 0.0, "{figure}: {report}");
         }
     }
     // Beside the program, where the demo looks; they may not have been built.
     let program = std::path::Path::new(env!("CARGO_BIN_EXE_serval"));
     let beside = program.parent().unwrap().parent().unwrap().join("baselines/faces");
-    assert_eq!(parties.len(), if beside.is_file() { 3 } else { 1 }, "{report}");
+    assert_eq!(costs.len(), if beside.is_file() { 3 } else { 1 }, "{report}");
 }
 
 #[test]

@@ -1,19 +1,18 @@
-//! The configuration: one TOML file, the environment and flags become a [`Topology`].
+//! The configuration: a TOML file, environment variables and flags are turned into a [`Topology`].
 //!
 //! Precedence: defaults < file < environment < flags. Variables are `SERVAL_ENGINE_KEY` and
 //! `SERVAL_LIMITS_KEY`, for the keys of `[engine]` and `[limits]`; a flag `--set PATH=VALUE` reaches
 //! every key, with accelerators, services and backends named by their names:
 //! `engine.workers=2`, `service.digits.slots=128`, `service.digits.backend.db.timeout_ms=50`.
-//! Values are written as in the file, strings without quotes too.
+//! Values have the syntax of the file; strings may be written without quotes.
 //!
-//! Nothing is guessed and nothing is ignored: an unknown key, a wrong type, a value out of range and
-//! keys that contradict each other are all refused, every problem at once, each with the place in the
-//! text and what would be right there. (An unknown variable is only reported in
-//! [`Config::warnings`]: container platforms invent variables from service names.)
+//! Nothing is guessed and nothing is ignored: an unknown key, a wrong type, a value out of range and contradictory
+//! keys are rejected. All problems are reported at once, each with its place in the text and the fix. (An unknown
+//! variable is only reported in [`Config::warnings`]: container platforms create variables from service names.)
 //!
-//! The file is read with the `toml` crate into a tree whose values know their places. Values are then
-//! taken out by typed accessors instead of serde: serde ends at the first error, cannot name the
-//! nearest key, and loses who gave a value, which `serval check-config` shows.
+//! The file is parsed with the `toml` crate into a tree whose values know their places. Values are then read by typed
+//! accessors instead of serde: serde stops at the first error, cannot suggest the nearest key, and loses the origin
+//! of a value, which `serval check-config` shows.
 
 mod address;
 mod diagnostic;
@@ -53,21 +52,20 @@ pub use show::bytes_for_people;
 /// Largest configuration file, in bytes.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// What comes after the file: variables and flags.
+/// Overrides of the file: variables and flags.
 #[derive(Clone, Debug, Default)]
 pub struct Overrides {
-    /// Environment variables; those that do not start with `SERVAL_ENGINE_` or `SERVAL_LIMITS_` are
-    /// left alone.
+    /// Environment variables; those that do not start with `SERVAL_ENGINE_` or `SERVAL_LIMITS_` are ignored.
     pub environment: Vec<(String, String)>,
     /// `KEY=VALUE` of every `--set`.
     pub sets: Vec<String>,
-    /// Also opens the kernel files, so that what is wrong with them is shown in its place with all other problems.
+    /// Also opens the kernel files, so that problems with them are reported in their places with all others.
     pub inspect: Option<Inspect>,
 }
 
-/// Opens the kernel file at a path, for a GPU or for host cores, and looks for the kernel of this name or for the only
-/// one. The error is one sentence, and after a colon what would be right. The opened file is added to the last argument,
-/// which exists until the whole configuration is read: services with the same file share one trial.
+/// Opens the kernel file at a path, for a GPU or for host cores, and finds the kernel of this name, or the only one.
+/// The error is one sentence, followed by a colon and the fix. The opened file is added to the last argument, which
+/// exists until the whole configuration is read: services with the same file share one trial run.
 pub type Inspect = fn(
     path: &Path,
     name: Option<&str>,
@@ -76,7 +74,7 @@ pub type Inspect = fn(
 ) -> Result<(), String>;
 
 impl Overrides {
-    /// This process's environment, and flags. Variables that are not UTF-8 are left out.
+    /// This process's environment, and flags. Variables that are not UTF-8 are ignored.
     pub fn from_environment(sets: Vec<String>) -> Self {
         let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
@@ -87,30 +85,30 @@ impl Overrides {
     }
 }
 
-/// Where the control socket is.
+/// The location of the control socket.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ControlSocket {
-    /// Where `serval top` and `serval reload` look for it.
+    /// In the folder where `serval top` and `serval reload` look for it.
     #[default]
     Auto,
-    /// There is none.
+    /// There is no control socket.
     Off,
     /// At this path.
     At(PathBuf),
 }
 
-/// A configuration that can be served.
+/// A valid configuration.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Services, accelerators, workers and limits; [`Topology::check`] has passed.
     pub topology: Topology,
-    /// Where `/metrics` is served, if anywhere.
+    /// Address of `/metrics`, if it is served.
     pub metrics: Option<SocketAddr>,
-    /// Where the control socket is.
+    /// The location of the control socket.
     pub control: ControlSocket,
-    /// The effective value of every key and who gave it, in the order of the file's documentation.
+    /// The effective value and origin of every key, in the order of the documentation.
     pub settings: Vec<Setting>,
-    /// What is allowed and yet deserves a word.
+    /// Warnings about valid values.
     pub warnings: Vec<String>,
 }
 
@@ -164,16 +162,16 @@ impl Config {
             return Err(ConfigError::new(sources, problems));
         }
         let (metrics, control) = (options.metrics, options.control);
-        warnings.extend(exposed(&topology, metrics));
-        warnings.extend(topology.services.iter().flat_map(cramped));
+        warnings.extend(exposure_warning(&topology, metrics));
+        warnings.extend(topology.services.iter().flat_map(arena_warnings));
         warnings.extend(topology.services.iter().filter_map(service::short_reply));
         Ok(Self { topology, metrics, control, settings, warnings })
     }
 }
 
 impl Config {
-    /// Holds the cores that are named to those that are usable. The error is one sentence; a word about more
-    /// workers than cores that the process has goes to [`Self::warnings`].
+    /// Checks the configured cores against the usable ones. The error is one sentence; a warning about more workers
+    /// than usable cores is added to [`Self::warnings`].
     pub fn use_cores(
         &mut self,
         allowed: &[usize],
@@ -210,7 +208,7 @@ impl Config {
         Ok(())
     }
 
-    /// The files of all sockets that the engine listens at, and the key of each.
+    /// The paths of all sockets that the engine listens on, with their keys.
     pub fn sockets(&self) -> impl Iterator<Item = (String, &Path)> {
         let control = match &self.control {
             ControlSocket::At(path) => Some(("engine.control".to_owned(), path.as_path())),
@@ -239,7 +237,7 @@ impl ConfigError {
     }
 }
 
-/// The settings by table, in the order of the file, and by key in the order of the documentation.
+/// Sorts the settings by table, in the order of the file, and by key in the order of the documentation.
 fn in_order(settings: &mut [Setting]) {
     let mut sections: Vec<String> = Vec::new();
     for setting in &*settings {
@@ -253,7 +251,7 @@ fn in_order(settings: &mut [Setting]) {
     });
 }
 
-/// Whether a variable names a key; those that do not are none of ours, and worth a word.
+/// Whether a variable names a key; other variables are ignored with a warning.
 fn keep(over: &tree::Override, sources: &[Source], warnings: &mut Vec<String>) -> bool {
     let source = &sources[over.path_span.source];
     if source.origin != Origin::Environment {
@@ -266,15 +264,15 @@ fn keep(over: &tree::Override, sources: &[Source], warnings: &mut Vec<String>) -
     }
     let variable = &source.text[over.path_span.start..over.path_span.end];
     let hint = match nearest(key, keys.iter().copied()) {
-        Some(near) => format!("; the nearest is {section}.{near}"),
+        Some(near) => format!("; did you mean {section}.{near}"),
         None => String::new(),
     };
     warnings.push(format!("the variable {variable} names no key and is ignored{hint}"));
     false
 }
 
-/// A word about listening beyond this machine.
-fn exposed(topology: &Topology, metrics: Option<SocketAddr>) -> Option<String> {
+/// The warning about listening on addresses that other machines can reach.
+fn exposure_warning(topology: &Topology, metrics: Option<SocketAddr>) -> Option<String> {
     let mut beyond: Vec<String> = topology
         .ports()
         .filter(|(_, listen)| !listen.address.ip().is_loopback())
@@ -288,9 +286,10 @@ fn exposed(topology: &Topology, metrics: Option<SocketAddr>) -> Option<String> {
     })
 }
 
-/// A word about arenas that hold fewer messages than there are slots for them: what comes of it where every message is that long
-/// or somebody chose so, else, since the longest messages may be rare, one sentence for the service.
-fn cramped(service: &Service) -> Vec<String> {
+/// The warning about arenas with room for fewer messages than there are slots. If all messages have the maximum
+/// length, or the arena was configured, the warning states the consequence; otherwise there is one conditional
+/// warning for the service, because messages of maximum length may be rare.
+fn arena_warnings(service: &Service) -> Vec<String> {
     let (name, slots, chosen) = (&service.name, service.slots, service.arena_bytes > 0);
     let (mut sentences, mut perhaps, mut arena) = (Vec::new(), Vec::new(), 0);
     let longest = service.max_message_bytes;
@@ -298,7 +297,7 @@ fn cramped(service: &Service) -> Vec<String> {
         let requests = format!("{fit} requests of {longest} bytes");
         if chosen || service.framing == Framing::Fixed(longest) {
             sentences.push(format!(
-                "service {name:?}: the arena of each mqueue has room for {requests}, and more under way are dropped as no_credit \
+                "service {name:?}: the arena of each mqueue has room for {requests}, and more in flight are dropped as no_credit \
                  although there are {slots} slots; write arena_bytes = {whole}, or fewer slots"
             ));
         } else {
@@ -432,14 +431,14 @@ mod tests {
     }
 
     #[test]
-    fn cores_that_are_not_there_are_refused_and_too_many_workers_mentioned() {
+    fn missing_cores_are_refused_and_too_many_workers_reported() {
         let on = |sets: &[&str]| {
             let mut config = parse(SMALL, &[], sets).unwrap();
             config.use_cores(&[0, 1], |core| core == 2).map(|()| config.warnings)
         };
         assert_eq!(on(&["engine.workers=2", "engine.cores=[1, 0]"]), Ok(vec![]));
         let elsewhere = on(&["engine.workers=3", "engine.cores=[0, 1, 2]"]);
-        assert_eq!(elsewhere, Ok(vec![]), "one that only has to be asked for");
+        assert_eq!(elsewhere, Ok(vec![]), "usable cores outside the affinity mask");
         let refused = on(&["engine.cores=[7]"]).unwrap_err();
         assert!(refused.contains("engine.cores names core 7"), "{refused}");
         assert!(refused.ends_with("the cores 0, 1"), "{refused}");
@@ -475,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_as_none_is_accepted_as_none() {
+    fn values_are_accepted_as_they_are_shown() {
         let config = parse(SMALL, &[], &["engine.metrics=none", "engine.control=none"]).unwrap();
         assert_eq!((config.metrics, config.control), (None, ControlSocket::Off));
         let config = parse(SMALL, &[], &["engine.metrics=", "engine.control="]).unwrap();
@@ -486,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_program_of_ones_own_has_a_kernel_of_any_name() {
+    fn only_external_programs_have_kernels_of_any_name() {
         let text =
             SMALL.replace("kernel = \"echo\"", "accelerator = \"own\"\nkernel = \"reverse\"");
         let own = |launch: &str| {
@@ -518,24 +517,24 @@ mod tests {
         let config = parse(SMALL, &variables, &[]).unwrap();
         assert_eq!(config.warnings.len(), 2);
         assert!(
-            config.warnings[0].contains("the nearest is engine.workers"),
+            config.warnings[0].contains("did you mean engine.workers"),
             "{:?}",
             config.warnings
         );
     }
 
     #[test]
-    fn arenas_with_less_room_than_slots_are_mentioned() {
+    fn arenas_with_less_room_than_slots_are_reported() {
         let warnings = |sets: &[&str]| parse(SMALL, &[], sets).unwrap().warnings;
         let long = "service.a.max_message_bytes=2000";
-        assert!(warnings(&[long]).is_empty(), "by itself an arena has room for every slot");
+        assert!(warnings(&[long]).is_empty(), "the default arena has room for every slot");
         let short = warnings(&[long, "service.a.arena_bytes=1"]);
         assert_eq!(short.len(), 1, "{short:?}");
         assert!(short[0].contains("room for 4 requests of 2000 bytes"), "{short:?}");
         let (_, right) = short[0].split_once("write arena_bytes = ").unwrap();
         let right = format!("service.a.arena_bytes={}", right.split(',').next().unwrap());
         assert!(warnings(&[long, &right]).is_empty(), "{right}");
-        // Where nobody chose the arena, and messages may be seldom the longest, it is said with that condition.
+        // If the arena is the default, and messages of maximum length may be rare, the warning is conditional.
         let longer = "service.a.max_message_bytes=60000";
         let perhaps = warnings(&[longer]);
         assert!(perhaps.len() == 1 && perhaps[0].contains("unless"), "{perhaps:?}");
@@ -555,7 +554,7 @@ mod tests {
             backend[0].contains("backend \"db\"") && backend[0].contains("4 answers of 2048"),
             "{backend:?}"
         );
-        // One sentence for the service and its backends, with the arena that the longest of all needs.
+        // One warning for the service and its backends, with the arena that the longest message needs.
         let both = parse(&text, &[], &["service.a.arena_bytes=0", longer, "service.a.slots=256"]);
         let both = both.unwrap().warnings;
         let parts = [
@@ -571,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_are_as_long_as_requests_and_shorter_ones_are_mentioned() {
+    fn replies_are_as_long_as_requests_and_shorter_limits_are_reported() {
         let set = |sets: &[&str]| {
             let config = parse(SMALL, &[], sets).unwrap();
             (config.topology.services[0].max_reply_bytes, config.warnings)
@@ -587,15 +586,15 @@ mod tests {
         assert!(warnings[0].ends_with("write max_reply_bytes = 1024"), "{warnings:?}");
         assert_eq!(set(&[short, "service.a.replies=none"]).1, Vec::<String>::new());
         let digits = ["service.a.kernel=lenet", "service.a.max_reply_bytes=44"];
-        assert_eq!(set(&digits).1, Vec::<String>::new(), "it says how long its replies are");
-        // No datagram is longer.
+        assert_eq!(set(&digits).1, Vec::<String>::new(), "it declares the length of its replies");
+        // A datagram cannot be longer.
         let datagrams = set(&["service.a.max_message_bytes=100000", "service.a.slots=1"]);
         assert_eq!(datagrams.0, 65_507);
         assert!(datagrams.1[0].contains("write max_message_bytes = 65507"), "{datagrams:?}");
         let streams = "service.a.listen=tcp://127.0.0.1:9000";
         let streams = set(&["service.a.max_message_bytes=100000", "service.a.slots=1", streams]);
         assert_eq!(streams, (100_000, vec![]));
-        // What a kernel of somebody's own answers is not known.
+        // The reply length of a custom kernel is unknown.
         let own = SMALL.replace("echo", "src/lib.rs");
         let base = Path::new(env!("CARGO_MANIFEST_DIR"));
         let sets = Overrides { sets: vec![short.to_owned()], ..Overrides::default() };
@@ -603,9 +602,9 @@ mod tests {
         assert!(config.warnings[0].contains("if it does, write max_reply_bytes = 1024"));
     }
 
-    /// A mistake in a kernel of somebody's own ends nothing else.
+    /// A fault in a custom kernel ends no other service.
     #[test]
-    fn a_kernel_file_without_an_accelerator_runs_in_a_process_of_its_own() {
+    fn a_kernel_file_without_an_accelerator_runs_in_its_own_process() {
         let base = Path::new(env!("CARGO_MANIFEST_DIR"));
         let accelerators = |text: &str, sets: &[&str]| {
             let sets = sets.iter().map(|set| (*set).to_owned()).collect();
@@ -633,17 +632,17 @@ mod tests {
             accelerators(&list, &[]).unwrap(),
             ("process".into(), true, 2, "process".into())
         );
-        // Several kernels are for several accelerators, which have to be named.
+        // Several kernels need several accelerators, which must be named.
         let several = own.replace("\"src/lib.rs\"", "[\"src/lib.rs\", \"src/config.rs\"]");
         let refused = accelerators(&several, &[]).unwrap_err().to_string();
         assert!(refused.contains("`kernel` lists 2 for 1 accelerator"), "{refused}");
-        // What is shown is accepted, and so is the engine's own core.
+        // The shown value is accepted, and so is the engine's own core.
         let named = accelerators(&own, &["service.a.accelerator=process"]).unwrap();
         assert_eq!((named.0, named.1), ("process".into(), true));
         let named = accelerators(&own, &["service.a.accelerator=acc0"]).unwrap();
         assert_eq!((named.0, named.1, named.2), ("acc0".into(), false, 1));
         assert_eq!(accelerators(SMALL, &[]).unwrap(), ("acc0".into(), false, 1, "acc0".into()));
-        // Beside accelerators of the file, whatever they are called.
+        // Together with accelerators of the file, with any names.
         assert_eq!(accelerators(&host("host"), &[]).unwrap().0, "process");
         let other = accelerators(&host("process"), &[]).unwrap();
         assert_eq!((other.0, other.1), ("process0".into(), true));
@@ -652,12 +651,12 @@ mod tests {
         let refused = accelerators(&host("host").replace("src/lib.rs", "echo"), &[]).unwrap_err();
         assert!(
             refused.to_string().contains("accelerator"),
-            "a built-in kernel has to say: {refused}"
+            "a built-in kernel needs an accelerator: {refused}"
         );
     }
 
     #[test]
-    fn listening_beyond_the_machine_is_mentioned_and_the_ratio_left_to_the_engine() {
+    fn listening_off_loopback_is_reported_and_the_ratio_left_to_the_engine() {
         let text = SMALL.replace("127.0.0.1", "0.0.0.0");
         let config = parse(&text, &[], &[]).unwrap();
         assert_eq!(config.topology.limits.udp_reply_ratio, None);
@@ -669,7 +668,7 @@ mod tests {
     }
 
     #[test]
-    fn every_documented_key_is_read_and_no_other() {
+    fn exactly_the_documented_keys_are_read() {
         let text =
             format!("{SMALL}[[service.backend]]\nname = \"db\"\nconnect = \"tcp://127.0.0.1:1\"\n");
         let config = parse(&text, &[], &[]).unwrap();

@@ -4,10 +4,10 @@
 //! `engine.control = "PATH"` is a Unix socket of type seqpacket with mode 0600: a message is a request and gets one
 //! message as its answer. The default path is that of [`discovery`]. Requests ([`protocol`]) are JSON objects on one
 //! line of at most [`REQUEST_BYTES_MAX`] bytes: `{"command": "status"}`, `"reload"` and `"metrics"`. A peer whose
-//! user is neither the engine's nor root is refused. At most `CONNECTIONS_MAX` connections are open, each for
+//! user is neither the engine's nor root is rejected. At most `CONNECTIONS_MAX` connections are open, each for
 //! `FIRST_REQUEST_TIMEOUT` without a first request and `IDLE_TIMEOUT` without another one. One more closes the oldest
-//! connection without a request, or else the one that has been idle for longest, so that silent peers keep nobody
-//! out.
+//! connection without a request, or else the one that has been idle for longest, so that silent peers cannot block
+//! others.
 //!
 //! While a reload runs, at most one other is queued. It reads the file when it starts, so it sees everything written
 //! before it was requested, and all peers that requested it meanwhile get its outcome.
@@ -36,7 +36,7 @@ use crate::{ChangeError, Server, ServiceAction, ServiceChange, ShutdownReport};
 
 /// Connections at a time.
 const CONNECTIONS_MAX: usize = 16;
-/// How long a connection may take until its first request, …
+/// How long a connection may take to send its first request, …
 const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// … and until each further one.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -105,16 +105,16 @@ type Finish = Box<dyn FnOnce(Server) -> ShutdownReport + Send>;
 /// Why the control side does not run, or a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// The configuration cannot be used.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// This machine does not have what the configuration asks for.
+    /// This machine lacks something that the configuration needs.
     #[error(transparent)]
     Machine(#[from] MachineError),
-    /// Several servers could be meant; the text lists them.
+    /// Several servers match; the text lists them.
     #[error("{0}")]
     Ambiguous(String),
-    /// Something failed; one sentence.
+    /// A failure; one sentence.
     #[error("{0}")]
     Failed(String),
 }
@@ -281,7 +281,7 @@ impl Owner {
                     if self.ending.load(Ordering::Relaxed) {
                         continue;
                     }
-                    outcome.set(self.reload()).expect("nobody else tells it");
+                    outcome.set(self.reload()).expect("it is set once");
                 }
                 Ok(Task::End) => return Some(self.server),
                 Ok(Task::Abandon) | Err(_) => return None,
@@ -384,10 +384,9 @@ impl Owner {
     }
 }
 
-/// What is wrong with a service after a change. Also an unchanged service may have restarted for a change of others,
-/// so its action does not tell.
+/// The problems of a service after a change. An unchanged service may have restarted too, because others changed.
 fn problems_of(service: &ServiceChange) -> Vec<String> {
-    let left_behind = service.left_behind.then(|| "its former version hangs".to_owned());
+    let left_behind = service.left_behind.then(|| "its previous version hangs".to_owned());
     let not_started = service.not_started.as_ref();
     let not_started = not_started.map(|why| format!("no runtime of it serves yet: {why}"));
     left_behind.into_iter().chain(not_started).collect()
@@ -403,10 +402,10 @@ fn action_name(action: ServiceAction) -> &'static str {
             "changed, connections closed"
         }
         ServiceAction::Changed { keeps_connections: true, .. } => {
-            "changed, shared-memory clients sent away"
+            "changed, shared-memory clients disconnected"
         }
         ServiceAction::Changed { .. } => {
-            "changed, connections closed, shared-memory clients sent away"
+            "changed, connections closed, shared-memory clients disconnected"
         }
         ServiceAction::Removed => "removed",
     }
@@ -425,7 +424,7 @@ fn problem_line(problem: &Json) -> String {
     format!("{place_in_file}{what}{right}")
 }
 
-/// The answer for a configuration that cannot be used.
+/// The answer for an invalid configuration.
 fn refusal(error: &ControlError) -> Json {
     let mut value = match error {
         ControlError::Config(error) => error.json(),
@@ -545,7 +544,7 @@ impl ControlServer {
         let gone = self.connections.swap_remove(oldest);
         answer(
             &gone.socket,
-            &json!({ "error": "closed without a request: other connections need its place" }),
+            &json!({ "error": "closed: it sent no request and other connections need its slot" }),
         );
         true
     }
@@ -620,7 +619,7 @@ impl Status {
     }
 }
 
-/// Sends one line; whether it was sent.
+/// Sends one line; returns whether it was sent.
 fn answer(socket: &LocalSocket, value: &Json) -> bool {
     socket.send(format!("{value}\n").as_bytes(), &[]).is_ok()
 }
@@ -630,21 +629,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_reload_waits_however_many_ask_and_all_of_them_get_its_outcome() {
+    fn one_reload_is_queued_and_all_requesters_get_its_outcome() {
         let (tasks, inbox) = Tasks::new();
         let ask = || (0..1000).map(|_| tasks.reload()).collect::<Vec<_>>();
         let first = ask();
         assert_eq!(inbox.try_iter().count(), 1);
         let outcome = tasks.begin();
         let second = ask();
-        assert_eq!(inbox.try_iter().count(), 1, "it may read what the first did not");
+        assert_eq!(inbox.try_iter().count(), 1, "a queued reload may read a newer file");
         outcome.set(json!(1)).unwrap();
         assert!(first.iter().all(|outcome| outcome.get() == Some(&json!(1))));
         assert!(second.iter().all(|outcome| outcome.get().is_none()));
     }
 
     #[test]
-    fn the_log_tells_each_problem_of_a_file_in_one_line() {
+    fn the_log_has_one_line_per_problem_of_a_file() {
         let line = |problem| problem_line(&problem);
         let of = |line: u64, right: &str| json!({ "source": "a.toml", "line": line, "column": 1, "what": "unknown key `x`", "right": right });
         assert_eq!(
@@ -656,7 +655,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_service_is_told_whatever_was_done_with_it() {
+    fn problems_of_a_service_are_reported_for_every_action() {
         let keeps = ServiceAction::Changed { keeps_connections: true, keeps_memory_clients: true };
         for action in
             [ServiceAction::Unchanged, ServiceAction::Added, keeps, ServiceAction::Removed]
@@ -676,7 +675,7 @@ mod tests {
                 })
             };
             assert_eq!(with(false, None), [""; 0]);
-            assert_eq!(with(true, None), ["its former version hangs"]);
+            assert_eq!(with(true, None), ["its previous version hangs"]);
             assert_eq!(with(false, Some("no GPU")), ["no runtime of it serves yet: no GPU"]);
             assert_eq!(with(true, Some("no GPU")).len(), 2);
         }

@@ -1,16 +1,15 @@
-//! `metrics = "127.0.0.1:9464"`: what Prometheus and orchestrators ask over HTTP.
+//! `metrics = "127.0.0.1:9464"`: HTTP endpoints for Prometheus and orchestrators.
 //!
 //! | path       | answer                                                                        |
 //! |------------|-------------------------------------------------------------------------------|
 //! | `/metrics` | every counter, OpenMetrics text                                               |
-//! | `/healthz` | 200 while the process lives                                                   |
+//! | `/healthz` | 200 while the process runs                                                    |
 //! | `/readyz`  | 200 when every port is open and every block runs; 503 before, in draining, and while a worker is stalled |
 //!
-//! One thread serves everything and touches no worker: it only reads their counters. Whoever can
-//! reach the port is not trusted: at most [`CONNECTIONS_MAX`] connections, [`REQUEST_BYTES_MAX`] bytes
-//! and [`REQUEST_MS`] milliseconds a request, one request a connection. When all connections are
-//! taken, the one that has been sending its request for longest makes room: clients that are slow on
-//! purpose cannot keep quick ones out. The endpoint shows no payloads and changes nothing, yet it
+//! One thread serves everything and only reads the workers' counters. Clients are not trusted: the limits are
+//! [`CONNECTIONS_MAX`] connections, [`REQUEST_BYTES_MAX`] bytes and [`REQUEST_MS`] milliseconds per request, and one
+//! request per connection. When all connections are in use, the one that has been sending its request for longest is
+//! closed: deliberately slow clients cannot block others. The endpoint shows no payloads and changes nothing, but it
 //! should stay on loopback: it has no authentication.
 
 mod collect;
@@ -31,15 +30,15 @@ use wire::nic::{Close, Event, Nic, Read, Transport, Written};
 
 pub use http::REQUEST_BYTES_MAX;
 
-/// Connections at a time.
+/// Maximum number of connections.
 pub const CONNECTIONS_MAX: usize = 64;
-/// A request that is not complete after this long is given up, in milliseconds.
+/// Time limit for a complete request, in milliseconds.
 pub const REQUEST_MS: u64 = 5_000;
-/// A response that is not taken after this long is given up, in milliseconds.
+/// Time limit for reading a response, in milliseconds.
 pub const RESPONSE_MS: u64 = 5_000;
-/// How long a client that sent too much or nonsense may take to read why, in milliseconds.
+/// How long a client with a too long or invalid request may take to read the error, in milliseconds.
 const LINGER_MS: u64 = 500;
-/// How much more is read from such a client.
+/// Maximum number of further bytes that are read from such a client.
 const LINGER_BYTES_MAX: usize = 256 << 10;
 
 /// Whether the server is ready for clients; shared with the exporter.
@@ -52,7 +51,7 @@ pub struct Health {
     stalls: OnceLock<Arc<Stalls>>,
 }
 
-/// What reading the configuration again can come to.
+/// Results of a reload.
 pub const RELOAD_RESULTS: [&str; 4] = ["changed", "unchanged", "refused", "failed"];
 
 impl Health {
@@ -61,7 +60,7 @@ impl Health {
         self.ready.store(true, Ordering::Relaxed);
     }
 
-    /// Nothing new is accepted any more.
+    /// The server accepts no new requests.
     pub fn set_draining(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }
@@ -73,33 +72,33 @@ impl Health {
         }
     }
 
-    /// How often the configuration was read again, by [`RELOAD_RESULTS`].
+    /// Number of reloads, by [`RELOAD_RESULTS`].
     pub fn reloads(&self) -> [u64; RELOAD_RESULTS.len()] {
         self.reloads.each_ref().map(|count| count.load(Ordering::Relaxed))
     }
 
-    /// Which configuration runs: 1 at the start, one more with every change.
+    /// Generation of the configuration: 1 at the start, one more with every change.
     pub fn generation(&self) -> u64 {
         1 + self.reloads()[0]
     }
 
-    /// From now on a server with stalled workers is not ready.
+    /// From now on, stalled workers make the server not ready.
     pub fn watch(&self, stalls: Arc<Stalls>) {
-        // There is one server; the first stays.
+        // There is one server; the first one is kept.
         let _ = self.stalls.set(stalls);
     }
 
-    /// Workers that serve nothing.
+    /// Stalled workers.
     pub fn stalls(&self) -> Vec<Stall> {
         self.stalls.get().map_or(Vec::new(), |stalls| stalls.list())
     }
 
-    /// Whether clients should come.
+    /// Whether clients should connect.
     pub fn is_ready(&self) -> bool {
         self.why_not_ready().is_none()
     }
 
-    /// Why clients should not come, if they should not.
+    /// Why clients should not connect, if so.
     pub fn why_not_ready(&self) -> Option<String> {
         if !self.ready.load(Ordering::Relaxed) {
             return Some("starting".to_owned());
@@ -116,11 +115,11 @@ impl Health {
 /// Why the exporter did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ExporterError {
-    /// The address cannot be listened on.
+    /// It cannot listen on the address.
     #[error("engine.metrics: {0}")]
     Open(#[from] OpenError),
-    /// The host kernel gave no thread.
-    #[error("engine.metrics: a thread did not start: {0}")]
+    /// A thread cannot be started.
+    #[error("engine.metrics: a thread cannot be started: {0}")]
     Thread(std::io::Error),
 }
 
@@ -133,7 +132,7 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// Listens on `address` (port 0 lets the host kernel choose) and answers from a thread of its own.
+    /// Listens on `address` (with port 0 the host kernel chooses) and answers from its own thread.
     pub fn start(
         address: SocketAddr,
         metrics: Metrics,
@@ -158,7 +157,7 @@ impl Exporter {
         Ok(Self { address, waker, stop, thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// The listening address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -169,13 +168,13 @@ impl Drop for Exporter {
         self.stop.store(true, Ordering::Relaxed);
         self.waker.wake();
         if let Some(thread) = self.thread.take() {
-            // A panic of the exporter must not become one of the server.
+            // A panic of the exporter must not end the server.
             let _ = thread.join();
         }
     }
 }
 
-/// What is behind the paths.
+/// The sources of the pages.
 pub(crate) struct Pages {
     metrics: prometheus_client::registry::Registry,
     health: Arc<Health>,
@@ -210,7 +209,7 @@ impl Pages {
                 None => (200, http::TEXT, "ready\n".to_owned()),
                 Some(why) => (503, http::TEXT, format!("not ready: {why}\n")),
             },
-            _ => (404, http::TEXT, "there are /metrics, /healthz and /readyz\n".to_owned()),
+            _ => (404, http::TEXT, "not found: try /metrics, /healthz or /readyz\n".to_owned()),
         };
         http::response(status, kind, &body, request.head_only)
     }
@@ -221,7 +220,7 @@ enum Phase {
     Asking,
     /// Its response is being written.
     Answering,
-    /// It sent more than was read; a reset would take the response with it.
+    /// It sent more than was read; a reset would discard the response.
     Lingering,
 }
 
@@ -232,7 +231,7 @@ struct Connection {
     output: Vec<u8>,
     written: usize,
     discarded: usize,
-    /// What was sent was not a request: the rest must be read away.
+    /// The input was not a valid request: the rest must be read and discarded.
     refused: bool,
 }
 
@@ -274,7 +273,7 @@ impl Endpoint {
         }
     }
 
-    /// Until the next deadline; a second without one.
+    /// Time until the next deadline; a second without one.
     fn sleep_ns(&self) -> u64 {
         let next = self.connections.iter().flatten().map(Connection::deadline_ns).min();
         next.map_or(1_000_000_000, |at| at.saturating_sub(monotonic_ns()).max(1_000_000))
@@ -293,13 +292,14 @@ impl Endpoint {
                     discarded: 0,
                     refused: false,
                 });
-                // What came with the connection may already be there.
+                // Data may have arrived with the connection.
                 self.read(key, now_ns);
             }
         }
     }
 
-    /// A free place; if there is none, that of the connection that has been asking (or reading) for longest.
+    /// A free slot; if there is none, that of the connection that has been sending its request (or reading the
+    /// response) for longest.
     fn free_key(&mut self) -> usize {
         if let Some(free) = self.connections.iter().position(Option::is_none) {
             return free;
@@ -309,7 +309,7 @@ impl Endpoint {
             Some((matches!(connection.phase, Phase::Answering), connection.since_ns, index))
         };
         let oldest = self.connections.iter().enumerate().filter_map(age).min();
-        let (_, _, key) = oldest.expect("no place is free");
+        let (_, _, key) = oldest.expect("no slot is free");
         self.close(key, Close::Reset);
         key
     }
@@ -335,7 +335,7 @@ impl Endpoint {
                     }
                 }
                 Read::Empty => return,
-                // Half closed after a whole request: it still wants its response.
+                // Half closed after a complete request: it still waits for its response.
                 Read::Closed if matches!(connection.phase, Phase::Answering) => return,
                 Read::Closed => return self.close(key, Close::Graceful),
                 Read::Broken => return self.close(key, Close::Reset),

@@ -1,11 +1,11 @@
-//! What runs a Serval engine.
+//! The server: runs a Serval engine.
 //!
-//! * [`config`]: the TOML file, the environment and flags, with every mistake shown in its place;
+//! * [`config`]: the TOML file, the environment and flags; every mistake is reported with its place;
 //! * [`Server`]: starts an engine from a topology, changes, drains and stops it;
 //! * [`control`]: the control socket, and reloads of the configuration;
-//! * [`machine`]: whether this machine has what a configuration asks for;
+//! * [`machine`]: checks that this machine has what a configuration needs;
 //! * [`exporter`]: `/metrics`, `/healthz`, `/readyz`;
-//! * [`log`]: the lines of a server, which serves whatever becomes of its outputs.
+//! * [`log`]: log lines that never block the server, whatever happens to its outputs.
 #![forbid(unsafe_code)]
 
 pub mod config;

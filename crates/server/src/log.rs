@@ -1,8 +1,8 @@
-//! Lines for standard error and standard output of a server, which must serve whatever becomes of either.
+//! Log lines on standard error and standard output of a server, whose threads must never wait for either.
 //!
-//! A full disk, a closed pipe or a pipe that nobody reads must stop no thread. So [`Lines`] has a bounded queue and a thread
-//! that writes. A line that finds the queue full, or that the descriptor does not take, is dropped and counted. The
-//! descriptor stays in its blocking mode: a terminal shares that mode with the shell.
+//! A full disk, a closed pipe or a pipe without a reader must not stop a thread. So [`Lines`] has a bounded queue and
+//! a thread that writes. If the queue is full, or the descriptor does not accept a line, the line is dropped and
+//! counted. The descriptor stays in blocking mode: a terminal shares that mode with the shell.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
@@ -13,12 +13,12 @@ use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Lines that may wait for a descriptor, and their bytes.
+/// Maximum number of queued lines, and of their bytes.
 const LINES_MAX: usize = 1024;
 const BYTES_MAX: u64 = 4 << 20;
-/// How often to look whether the queue is written, or a descriptor that is not ready takes more.
-const PAUSE: Duration = Duration::from_millis(1);
-/// How long a thread that panics waits until its message is written.
+/// Interval of checks whether the queue has been written, or a descriptor is ready again.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// How long a panicking thread waits until its message is written.
 const PANIC_FLUSH: Duration = Duration::from_millis(100);
 
 /// A queue of lines with a thread that writes them to a descriptor.
@@ -30,10 +30,10 @@ pub struct Lines {
 #[derive(Default)]
 struct Counts {
     queued: AtomicU64,
-    /// Of those: written, or dropped by the thread that writes.
+    /// Of those: written, or dropped by the writing thread.
     settled: AtomicU64,
     dropped: AtomicU64,
-    /// Of the lines in the queue.
+    /// Bytes of the queued lines.
     bytes: AtomicU64,
 }
 
@@ -57,11 +57,11 @@ impl Lines {
         Ok(Self { queue, counts })
     }
 
-    /// Queues one or more whole lines; never waits.
+    /// Queues one or more complete lines; never waits.
     pub fn push(&self, text: &[u8]) {
         let counts = &self.counts;
         let bytes = text.len() as u64;
-        // Before the line can be settled.
+        // Counted before the writer can count it as done.
         counts.queued.fetch_add(1, Ordering::Relaxed);
         let fits = counts.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes <= BYTES_MAX;
         if !fits || self.queue.try_send(text.to_vec()).is_err() {
@@ -70,17 +70,17 @@ impl Lines {
         }
     }
 
-    /// Lines dropped so far.
+    /// Number of dropped lines.
     pub fn dropped(&self) -> u64 {
         self.counts.dropped.load(Ordering::Relaxed)
     }
 
-    /// Waits until what is queued now is written or dropped, but no longer than `limit`.
+    /// Waits until the currently queued lines are written or dropped, at most for `limit`.
     pub fn flush(&self, limit: Duration) {
         let deadline = Instant::now() + limit;
         let queued = self.counts.queued.load(Ordering::Relaxed);
         while self.counts.settled.load(Ordering::Relaxed) < queued && Instant::now() < deadline {
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 }
@@ -106,14 +106,16 @@ fn write_lines(mut file: File, inbox: &Receiver<Vec<u8>>, counts: &Counts) {
     }
 }
 
-/// Like [`Write::write_all`], and waits where somebody has made the descriptor non-blocking.
+/// Like [`Write::write_all`], and waits if the descriptor is in non-blocking mode.
 fn write_all(file: &mut File, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match file.write(bytes) {
             Ok(0) => return Err(ErrorKind::WriteZero.into()),
             Ok(written) => bytes = &bytes[written..],
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(PAUSE),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                std::thread::sleep(POLL_INTERVAL)
+            }
             Err(error) => return Err(error),
         }
     }
@@ -123,9 +125,10 @@ fn write_all(file: &mut File, mut bytes: &[u8]) -> io::Result<()> {
 /// Standard error of this process, once [`start`] has run.
 static LOG: OnceLock<Lines> = OnceLock::new();
 
-/// From now on the log, messages of panics and [`say`] go through a queue to standard error.
+/// From now on the log, panic messages and [`say`] go through a queue to standard error.
 pub fn start() {
-    // Without a thread lines are written directly: a server does not start then, and other commands may wait.
+    // Without a thread lines are written directly: a server does not start in that case, and other commands may
+    // block.
     if let Ok(lines) = Lines::start("serval-log", io::stderr()) {
         let _ = LOG.set(lines);
     }
@@ -135,7 +138,7 @@ pub fn start() {
 fn report_panic(info: &PanicHookInfo<'_>) {
     let thread = std::thread::current();
     let name = thread.name().unwrap_or("<unnamed>");
-    // Empty unless RUST_BACKTRACE asks for it.
+    // Empty unless RUST_BACKTRACE is set.
     let trace = std::backtrace::Backtrace::capture();
     match trace.status() {
         std::backtrace::BacktraceStatus::Captured => {
@@ -151,24 +154,24 @@ pub fn say(text: &str) {
     let _ = writer().write_all(format!("{text}\n").as_bytes());
 }
 
-/// Waits until what has been logged is written or dropped, but no longer than `limit`.
+/// Waits until the log lines are written or dropped, at most for `limit`.
 pub fn flush(limit: Duration) {
     if let Some(lines) = LOG.get() {
         lines.flush(limit);
     }
 }
 
-/// Log lines that standard error did not take.
+/// Number of log lines that could not be written to standard error.
 pub fn dropped() -> u64 {
     LOG.get().map_or(0, Lines::dropped)
 }
 
-/// Where the log goes.
+/// The writer of the log.
 pub fn writer() -> LogWriter {
     LogWriter
 }
 
-/// Takes a whole line with each write, and never fails.
+/// Takes a complete line with each write, and never fails.
 pub struct LogWriter;
 
 impl Write for LogWriter {
@@ -195,7 +198,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]
-    fn a_pipe_that_nobody_reads_stops_nobody_and_says_later_what_it_missed() {
+    fn an_unread_pipe_blocks_no_thread_and_later_reports_dropped_lines() {
         for bytes in [100, 16 << 10] {
             an_unread_pipe(bytes);
         }
@@ -205,7 +208,7 @@ mod tests {
         let (mut reader, writer) = io::pipe().unwrap();
         let lines = Lines::start("test-log", &writer).unwrap();
         drop(writer);
-        // More than a pipe and the queue take, by number or by size.
+        // More than the pipe and the queue accept, by number or by size.
         let line = [vec![b'x'; bytes], b"\n".to_vec()].concat();
         let count = 3 * LINES_MAX as u64;
         for _ in 0..count {
@@ -227,7 +230,7 @@ mod tests {
         let text = read.join().unwrap();
         let whole = text.lines().filter(|line| line.ends_with("xxx")).count() as u64;
         assert_eq!(whole + dropped, count);
-        // One notice or several: the writer may have taken a line between two drops.
+        // One or more notices: the writer may have written a line between two drops.
         let notices = text.lines().filter_map(|line| line.split_once(" log lines were dropped: "));
         let told: u64 = notices.map(|(lost, _)| lost.parse::<u64>().unwrap()).sum();
         assert_eq!(told, dropped);
@@ -235,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_pipe_and_a_full_disk_cost_lines_and_nothing_else() {
+    fn a_closed_pipe_and_a_full_disk_only_lose_lines() {
         let (reader, writer) = io::pipe().unwrap();
         drop(reader);
         let full = File::options().write(true).open("/dev/full").unwrap();

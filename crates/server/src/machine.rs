@@ -1,4 +1,4 @@
-//! Whether this machine has what a configuration asks for: cores, folders of sockets, descriptors.
+//! Checks that this machine has what a configuration needs: cores, folders of sockets, descriptors.
 
 use std::path::Path;
 
@@ -13,24 +13,24 @@ const OTHER_DESCRIPTORS: u64 = 128;
 /// Descriptors of a shared-memory client: its socket, its region and a wake-up descriptor for each side.
 const MEMORY_CLIENT_DESCRIPTORS: u64 = 4;
 
-/// What this machine does not have; one sentence that names the key.
+/// What this machine lacks; one sentence that names the key.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct MachineError(String);
 
-/// Refuses cores that do not exist: a worker without its core would serve, and be slow for no visible reason.
+/// Rejects cores that do not exist: a worker without its core would work, but slowly and without a visible reason.
 pub fn use_cores(config: &mut Config) -> Result<(), MachineError> {
     let Ok(allowed) = sys::affinity::allowed_cores() else { return Ok(()) };
     config.use_cores(&allowed, sys::affinity::is_usable).map_err(MachineError)
 }
 
-/// Sockets in folders that do not exist, with the key that names them.
+/// Reports sockets in folders that do not exist, with their key.
 pub fn missing_folders(config: &Config) -> Vec<String> {
     let missing = |(key, path): (String, &Path)| {
         let folder = path.parent().unwrap_or(Path::new("/"));
         matches!(folder.try_exists(), Ok(false)).then(|| {
             format!(
-                "{key}: cannot listen at {path:?}: there is no folder {folder:?}; make it, or choose another path"
+                "{key}: cannot listen at {path:?}: the folder {folder:?} does not exist; create it, or choose another path"
             )
         })
     };
@@ -38,7 +38,7 @@ pub fn missing_folders(config: &Config) -> Vec<String> {
 }
 
 /// Raises the limit of open descriptors and applies it to `limits.connections`: a configured number that exceeds it
-/// is refused, the default is lowered. A default that is `running` stays: another number would be refused as a
+/// is rejected, the default is lowered. A default equal to `running` is kept: another number would be rejected as a
 /// change.
 pub fn fit_connections(config: &mut Config, running: Option<&Config>) -> Result<(), MachineError> {
     let asked = asks_for_connections(config);
@@ -50,7 +50,7 @@ pub fn fit_connections(config: &mut Config, running: Option<&Config>) -> Result<
         return Ok(());
     }
     let limit = sys::process::raise_descriptor_limit().unwrap_or_else(|error| {
-        tracing::warn!(%error, "the limit of open descriptors stays as it is");
+        tracing::warn!(%error, "the limit of open descriptors could not be raised");
         sys::process::descriptor_limit().0
     });
     let own = own_descriptors(&config.topology);
@@ -77,7 +77,7 @@ pub fn fit_connections(config: &mut Config, running: Option<&Config>) -> Result<
         connections = room,
         descriptors = limit,
         "limits.connections is lower than its default: the limit of open descriptors allows no more; raise it \
-         (`ulimit -n {}`, LimitNOFILE= of a unit) if so many clients come",
+         (`ulimit -n {}`, LimitNOFILE= of a unit) if more clients are expected",
         own + each * u64::from(wanted)
     );
     config.topology.limits.connections = room;
@@ -90,13 +90,12 @@ fn asks_for_connections(config: &Config) -> bool {
     config.settings.iter().find(key).is_some_and(|s| s.origin != Origin::Default)
 }
 
-/// The most descriptors that a client's connection takes: any of them may use shared memory where there is a port for
-/// it.
+/// Maximum number of descriptors of a client's connection: any of them may use shared memory if there is such a port.
 fn connection_descriptors(topology: &Topology) -> u64 {
     if topology.memory_ports().next().is_some() { MEMORY_CLIENT_DESCRIPTORS } else { 1 }
 }
 
-/// The most descriptors this topology has open besides its clients' connections.
+/// Maximum number of descriptors of this topology besides its clients' connections.
 fn own_descriptors(topology: &Topology) -> u64 {
     let backends = |service: &Service| -> u64 {
         let blocks = service.mqueues_total();
@@ -105,7 +104,7 @@ fn own_descriptors(topology: &Topology) -> u64 {
         let sockets = |backend: &Backend| match (backend.transport, backend.sockets) {
             (Transport::Tcp, Sockets::Persistent) => of_workers(backend.connections),
             (Transport::Tcp, Sockets::PerRequest) => of_workers(backend.in_flight),
-            // A client mqueue has one socket at a time, also where each request has its own.
+            // A client mqueue has one socket at a time, also with one socket per request.
             (Transport::Udp, _) => blocks,
         };
         service.backends.iter().map(sockets).sum::<u64>() + service.accelerators.len() as u64

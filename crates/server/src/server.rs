@@ -1,10 +1,10 @@
-//! The server: puts an engine together from a [`Topology`] and runs it.
+//! The server: builds an engine from a [`Topology`] and runs it.
 //!
-//! [`Server::start`] starts workers without services, and makes the first change, from an empty topology to the one that is
-//! wanted (`server/change.rs`): kernel files are opened, ports bound, regions made, accelerators started, services
-//! installed on the workers, runtimes awaited. When it returns `Ok`, every port is open and every block has reached its first
-//! `recv`. From then on only the worker threads process messages; the threads here count, change what runs
-//! ([`Server::change`]), drain and stop.
+//! [`Server::start`] starts workers without services, and makes the first change, from an empty topology to the
+//! configured one (`server/change.rs`): it opens kernel files, binds ports, creates regions, starts accelerators,
+//! installs services on the workers and waits for runtimes. When it returns `Ok`, every port is open and every block
+//! has reached its first `recv`. From then on only the worker threads process messages; the threads here count,
+//! change services ([`Server::change`]), drain and stop.
 
 mod attach;
 mod change;
@@ -48,7 +48,7 @@ use shm_acceptor::{MemoryPort, ShmAcceptor};
 use supervisor::Supervisor;
 use watchdog::Watchdog;
 
-/// Services there is room for besides those of the start. While services change, both versions count.
+/// Number of services besides those of the start for which there is room. During a change both versions count.
 const SERVICES_SPARE: usize = 256;
 
 /// The fabric of workers over sockets.
@@ -90,13 +90,13 @@ fn publish_local_addresses(fabric: &ServerFabric) {
 }
 
 impl Server {
-    /// Starts everything; see the module's text.
+    /// Starts everything; see the module documentation.
     pub fn start(topology: Topology) -> Result<Self, ServerError> {
         Self::start_unless(topology, None, &mut || false)
     }
 
-    /// The same with a tap on every worker's network, if one is given. Runtimes of other processes may take long to
-    /// start: while they are waited for, `cancelled` is asked many times a second whether to give up.
+    /// The same, with an optional tap on every worker's network. Runtimes in other processes may take long to start:
+    /// meanwhile `cancelled` is called many times a second; if it returns true, the start is given up.
     pub fn start_unless(
         topology: Topology,
         tap: Option<&TapFile>,
@@ -146,13 +146,13 @@ impl Server {
             wakers: nic_wakers,
             shm_acceptor: None,
         };
-        // From here on dropping `server` stops what has been started.
+        // From here on dropping `server` stops everything started so far.
         server.spawn_workers(nics.into_iter().map(wrap).collect())?;
         server.first_change(topology, cancelled)?;
         Ok(server)
     }
 
-    /// The control side of runtimes; it runs once there is something for it to do.
+    /// The supervisor of runtimes, which is started when it is first needed.
     fn supervisor(&mut self) -> Result<&Supervisor, ServerError> {
         if self.supervisor.is_none() {
             let started = Supervisor::start(self.fabric.clone(), self.heartbeat_writer.clone());
@@ -161,7 +161,7 @@ impl Server {
         Ok(self.supervisor.as_ref().expect("it is started above"))
     }
 
-    /// Who lets shared-memory clients in; it runs once there is a port.
+    /// The acceptor of shared-memory clients, which is started with the first port.
     fn shm_acceptor(&mut self) -> Result<&ShmAcceptor, ServerError> {
         if self.shm_acceptor.is_none() {
             let (limits, wakers) = (self.topology.limits.clone(), self.wakers.clone());
@@ -171,7 +171,7 @@ impl Server {
         Ok(self.shm_acceptor.as_ref().expect("it is started above"))
     }
 
-    /// The shared-memory ports of the services that run.
+    /// The shared-memory ports of the current services.
     fn memory_ports(&self) -> Vec<MemoryPort> {
         let mut ports = Vec::new();
         for (service, service_slot) in self.topology.services.iter().zip(&self.service_slots) {
@@ -185,7 +185,7 @@ impl Server {
         ports
     }
 
-    /// What is counted of the services that run is shown, and of no others.
+    /// Publishes the metrics of the current services only.
     fn publish_metrics(&self) {
         let services = self.service_slots.iter().map(|of| of.metrics.clone());
         let runtime_metrics =
@@ -198,7 +198,7 @@ impl Server {
         );
     }
 
-    /// The topology that runs.
+    /// The current topology.
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
@@ -223,15 +223,15 @@ impl Server {
         self.watchdog.stalls()
     }
 
-    /// Requests that each block of a service has received, from the blocks' status lines: accelerators
-    /// in order, blocks in order; those that run in processes of their own are left out.
+    /// Requests that each block of a service has received, from the blocks' status lines: accelerators in order,
+    /// blocks in order, without those in other processes.
     pub fn received_by_block(&self, service: usize) -> Vec<u64> {
         let slot = self.service_slots[service].slot;
         let of_service = self.regions.iter().filter(|region| region.slot == slot);
         of_service.flat_map(|r| (0..r.blocks).map(|b| r.words.block(b).received)).collect()
     }
 
-    /// Blocks of a service that have received anything.
+    /// Number of blocks of a service that have received a request.
     pub fn busy_blocks(&self, service: usize) -> usize {
         self.received_by_block(service).iter().filter(|n| **n > 0).count()
     }

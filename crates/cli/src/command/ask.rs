@@ -15,8 +15,8 @@ use bench::client::ask::{How, ask};
 
 pub(super) const HELP: &str = "\
 Sends one message and prints the reply: as text if it is printable, else as a hex dump. Over TCP the
-service's framing says where the reply ends; with raw or fixed:N it ends when nothing has come for
-50 ms, unless --reply-bytes says how long it is.
+service's framing delimits the reply; with raw or fixed:N it ends when no byte has arrived for
+50 ms, unless --reply-bytes gives its length.
 
 Examples:
   serval ask udp://127.0.0.1:9000 hello
@@ -26,7 +26,7 @@ Examples:
   serval ask shm:///run/serval/echo hello --json
   printf 'get key\\r\\n' | serval ask tcp://127.0.0.1:11211 - --framing memcached
 
-Exit codes: 0 a reply came, 1 none came, 2 the command line or the message cannot be used.";
+Exit codes: 0 a reply arrived, 1 no reply, 2 invalid command line or message.";
 
 #[derive(Args, Debug)]
 pub(super) struct Options {
@@ -45,7 +45,7 @@ pub(super) struct Options {
     #[arg(long, value_name = "BYTES")]
     reply_bytes: Option<usize>,
 
-    /// How long the reply may take
+    /// Time limit for the reply
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = time)]
     timeout: Duration,
 }
@@ -57,7 +57,7 @@ struct Message {
     #[arg(value_name = "MESSAGE")]
     argument: Option<String>,
 
-    /// The message, also where it begins with a dash or is one
+    /// The message, even if it starts with a dash or is one
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     text: Option<String>,
 
@@ -82,7 +82,7 @@ impl Message {
             (.., Some(hex), _) => Ok(hex.0.clone()),
             (.., Some(path)) if path == Path::new("-") => input(),
             (.., Some(path)) => bytes::from_file(path),
-            _ => unreachable!("clap wants one of them"),
+            _ => unreachable!("clap requires one of them"),
         }
     }
 }

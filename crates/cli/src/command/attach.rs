@@ -22,10 +22,9 @@ use runtime::{self, AttachRequest, Device, End, RuntimeError};
 
 pub(super) const HELP: &str = "\
 PATH is `attach` of an accelerator with kind = \"process\" or \"cuda\" and launch = \"external\". The
-process maps the region of one service and nothing else of the engine's. It takes any service of
-the accelerator that has no runtime, or the one that --service or --kernel asks for, and attaches
-again when its life or the engine ends. SIGTERM or Ctrl-C ends it: requests that are with it are
-lost with a reason.
+process maps only the region of one service. It takes any service of the accelerator that has no
+runtime, or the one selected by --service or --kernel, and attaches again when its generation or the
+engine ends. SIGTERM or Ctrl-C ends it: its requests in flight are dropped with a reason.
 
 Examples:
   serval attach /run/serval/acc0
@@ -33,30 +32,30 @@ Examples:
   serval attach /run/serval/acc0 --once
   serval attach /run/serval/gpu0 --gpu 0
 
-Exit codes: 0 ended in order, 1 no engine, refused, the engine went (with --once), or a block
-failed, 2 wrong command line, 3 a kernel hung.";
+Exit codes: 0 ended in order, 1 no engine, refused, the engine ended (with --once), or a block
+failed, 2 invalid command line, 3 a kernel hung.";
 
 #[derive(Args, Debug)]
 pub(super) struct Options {
-    /// Where the engine listens for runtimes
+    /// Path on which the engine listens for runtimes
     #[arg(value_name = "PATH", required_unless_present = "inherited")]
     path: Option<PathBuf>,
 
-    /// The service whose kernels to run
+    /// The service whose kernels run here
     #[arg(long, value_name = "NAME", default_value = "")]
     service: String,
 
-    /// Take a service with this kernel only: a built-in name, or the path in the configuration
+    /// Accept only a service with this kernel: a built-in name, or the path in the configuration
     #[arg(long, value_name = "NAME|FILE", default_value = "")]
     kernel: String,
 
     /// Threads that share the blocks [default: 1]; with --gpu, threads of each block, a multiple of 32 [default:
-    /// what suits the kernel]
+    /// depends on the kernel]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
 
-    /// A block that works on one message for longer hangs, and the life ends. Set it to the service's
-    /// request_timeout_ms or more: the engine does not tell the runtime
+    /// A block that works on one message for longer hangs, and the generation ends. Set it to at least the service's
+    /// request_timeout_ms, which the runtime does not know
     #[arg(long, value_name = "MS", default_value_t = HANG_MS,
           value_parser = clap::value_parser!(u64).range(HANG_MS_MIN..=HANG_MS_MAX))]
     hang_ms: u64,
@@ -70,7 +69,7 @@ pub(super) struct Options {
           value_parser = clap::value_parser!(u64).range(STACK_KIB_MIN..=STACK_KIB_MAX))]
     stack_kib: u64,
 
-    /// Run CUDA kernels on the NVIDIA GPU of this number, from 0: short for --kind cuda --option gpu=N
+    /// Run CUDA kernels on the NVIDIA GPU with this number, from 0: short for --kind cuda --option gpu=N
     #[arg(long, value_name = "N")]
     gpu: Option<u32>,
 
@@ -78,11 +77,11 @@ pub(super) struct Options {
     #[arg(long, value_name = "KIND", conflicts_with = "gpu")]
     kind: Option<String>,
 
-    /// A key that only this kind of accelerator has; may be repeated
+    /// A key that is specific to this kind of accelerator; may be repeated
     #[arg(long = "option", value_name = "KEY=N", value_parser = option)]
     options: Vec<(String, u64)>,
 
-    /// End with the first life
+    /// End after the first generation
     #[arg(long)]
     once: bool,
 
@@ -106,7 +105,7 @@ impl Options {
         let mut given = self.options.clone();
         given.extend(self.gpu.map(|gpu| ("gpu".to_owned(), gpu.into())));
         let kind = kinds::find(name);
-        // What threads are is up to the kind.
+        // The meaning of `threads` depends on the kind.
         let has_threads =
             kind.is_some_and(|kind| kind.keys().iter().any(|key| key.name == "threads"));
         given
@@ -122,18 +121,18 @@ impl Options {
         kind.device(&spec, options).map_err(Failure::Usage)
     }
 
-    /// An engine reports what becomes of the processes it starts.
-    pub(super) fn is_watched(&self) -> bool {
+    /// An engine reports the end of the processes that it started.
+    pub(super) fn is_monitored(&self) -> bool {
         !self.inherited
     }
 }
 
-/// An engine lets in processes of its own user and of root. For others its socket looks like one at which nobody
-/// listens, and they would try again for ever.
+/// An engine accepts processes of its own user and of root. For others its socket looks unused, and they would retry
+/// endlessly.
 fn may_connect(path: &Path) -> Result<(), Failure> {
     let own = sys::process::user();
     let who = match fs::symlink_metadata(path) {
-        // Where its owner has let others connect, the engine says itself whom it takes.
+        // If its owner has granted access to others, the engine itself reports whom it accepts.
         Ok(found) if own != 0 && found.uid() != own && is_closed_to_us(path) => {
             format!("the engine at {path:?} belongs to user {}", found.uid())
         }
@@ -161,21 +160,21 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
             runtime::attach(path, &request, &mut *device, options.once, &cancel)
         }
         None => {
-            // Signals to the engine's group are the engine's to act on: it ends this process in order, and
-            // the host kernel ends it when the engine is killed.
+            // Signals to the engine's process group are handled by the engine: it ends this process in order, and the
+            // host kernel ends it when the engine is killed.
             let _ignored = Signals::install().map_err(Failure::run)?;
             sys::process::end_with_parent().map_err(Failure::run)?;
             let input = std::io::stdin();
             let socket = input.as_fd().try_clone_to_owned().and_then(LocalSocket::inherited);
             let socket = socket.map_err(|error| {
-                Failure::Usage(format!("standard input is no connection to an engine: {error}"))
+                Failure::Usage(format!("standard input is not a connection to an engine: {error}"))
             })?;
             runtime::serve(&socket, &request, &mut *device, &cancel)
         }
     };
     match end {
         Ok(End::Stopped) => Ok(()),
-        Ok(End::EngineLost) => Err(Failure::Run("the engine is gone".into())),
+        Ok(End::EngineLost) => Err(Failure::Run("the engine has ended".into())),
         Ok(End::Failed(failure)) | Err(RuntimeError::Blocks(failure)) => {
             let hung = failure.reason == mqueue::abi::reason::HUNG;
             if hung {

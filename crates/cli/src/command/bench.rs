@@ -19,35 +19,35 @@ use bench::units::{per_second, span};
 use bench::{self, BenchError, Bottleneck, Class, Mode, Plan, Report, Target, Void, Work};
 
 pub(super) const HELP: &str = "\
-Asks a server, checks every reply, and shows how many there were a second and how long they took.
+Sends requests to a server, checks every reply, and shows the rate and the latency.
 
-Closed loop (--window): a fixed number of requests is in flight, and a reply makes room for the
-next. One in flight shows the shortest latency, many show the highest rate. Open loop (--rate):
-requests arrive at random times (a Poisson process) whatever the server does, as those of many
-clients would, and their latency counts from the arrival, so that a stall shows in everything it
-held up.
+Closed loop (--window): a fixed number of requests is in flight, and each reply is followed by the
+next request. One in flight shows the shortest latency, many show the highest rate. Open loop
+(--rate): requests arrive at random times (a Poisson process), independent of the server, like those
+of many clients. Their latency counts from the arrival, so that a stall is visible in all requests
+that it delayed.
 
-Clients are of three classes; compare only results of the same one.
-  T0  ordinary kernel sockets, one for every request in flight on UDP. About 3 us of the client's
-      core go into each request, so that one client ends at some 300 k/s whatever the server is.
-  T2  trains of datagrams through few sockets (GSO, GRO): for a server that is faster than that.
+There are three classes of clients; compare only results of the same class.
+  T0  ordinary kernel sockets, one for every request in flight on UDP. Each request takes about 3 us
+      of the client's core, so that one client reaches at most about 300 k/s.
+  T2  batches of datagrams through few sockets (GSO, GRO): for servers that are faster than that.
       Replies are matched by a number in the payload; those of lenet and faces have none, so the
       service must keep the order of each flow (dispatch = \"flow-hash\").
   T3  a shm:// port: no network at all.
 
 Numbers that cannot be trusted are marked, with the reason: wrong or repeated replies, a server
-that fell silent, a client that did not have its core to itself, a rate that could not be sent, or
-numbers that contradict Little's law (requests in flight = rate x mean latency). The exit code is 1
-then. --stolen-max accepts a busier machine; nothing accepts wrong or repeated replies.
+that stopped answering, a client that shared its core, a rate that could not be sent, or numbers
+that contradict Little's law (requests in flight = rate x mean latency). Then the exit code is 1.
+--stolen-max accepts a busier machine; wrong or repeated replies are never accepted.
 
---payload or --payload-hex sends a message of your own, to measure a kernel of your own. --expect
-says which replies are right: a file or --expect-hex (these bytes), echo (the payload itself), any
-(every reply; they are counted, not compared), any:BYTES (every reply of this length).
+--payload or --payload-hex sends your own message, to measure your own kernel. --expect gives the
+correct replies: a file or --expect-hex (these bytes), echo (the payload itself), any (every reply;
+they are counted, not compared), any:BYTES (every reply of this length).
 
-memcached is asked in its text protocol over TCP. What will be asked for is stored first: 10,000
-keys, or fewer of long values, under serval:..., and for faces-database the pictures of its people
-under the keys of a faces service, face: and 24 hex digits, over what is there. So use a server
-that may forget what it has. A get that finds nothing is a right answer and lowers the hit ratio.
+memcached is measured with its text protocol over TCP. The values are stored first: 10,000 keys, or
+fewer for long values, under serval:..., and for faces-database the pictures under the keys of a
+faces service, face: and 24 hex digits. Existing values of these keys are overwritten, so use a
+server without valuable data. A get without a value is a correct answer and lowers the hit ratio.
 
 Examples:
   serval bench udp://127.0.0.1:9000                        echo of 64 bytes, 1 to 256 in flight
@@ -66,17 +66,17 @@ pub(super) struct Options {
     #[arg(value_name = "URL")]
     target: Target,
 
-    /// Requests in flight, one run for each
+    /// Requests in flight, one run for each number
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = count, conflicts_with = "rate", default_value = "1,4,16,64,256")]
     window: Vec<f64>,
 
-    /// Requests a second that arrive at random times, one run for each: 50k, 1.5M
+    /// Requests per second that arrive at random times, one run for each rate: 50k, 1.5M
     #[arg(long, value_name = "RATE,...", value_delimiter = ',', value_parser = count)]
     rate: Vec<f64>,
 
-    /// What to ask: echo:BYTES, sockperf:BYTES, scale:NUMBERS, lenet, faces, memcached:BYTES:GETS (values
-    /// of so many bytes; of 100 requests so many gets, 90 if left out) or faces-database (what a faces
-    /// service asks its memcached)
+    /// The workload: echo:BYTES, sockperf:BYTES, scale:NUMBERS, lenet, faces, memcached:BYTES:GETS (values of BYTES
+    /// bytes, GETS gets per 100 requests, default 90) or faces-database (the requests of a faces service to its
+    /// memcached)
     #[arg(long, value_name = "WORKLOAD", default_value = "echo:64")]
     workload: Work,
 
@@ -88,11 +88,11 @@ pub(super) struct Options {
     #[arg(long, value_name = "HEX", group = "own", conflicts_with = "workload", value_parser = hex)]
     payload_hex: Option<Hex>,
 
-    /// Which replies to the payload are right: FILE (its contents), echo, any or any:BYTES [default: any]
+    /// The correct replies to the payload: FILE (its contents), echo, any or any:BYTES [default: any]
     #[arg(long, value_name = "FILE|echo|any", requires = "own")]
     expect: Option<String>,
 
-    /// The right reply to the payload
+    /// The correct reply to the payload
     #[arg(long, value_name = "HEX", requires = "own", conflicts_with = "expect", value_parser = hex)]
     expect_hex: Option<Hex>,
 
@@ -100,8 +100,8 @@ pub(super) struct Options {
     #[arg(long, value_enum, ignore_case = true)]
     class: Option<Class>,
 
-    /// TCP: how requests are delimited, as in the service's configuration [default: what suits the
-    /// workload: length:u16 for echo, sockperf, or fixed:N]
+    /// TCP: how requests are delimited, as in the service's configuration [default: depends on the workload:
+    /// length:u16 for echo, sockperf, or fixed:N]
     #[arg(long, value_name = "FRAMING")]
     framing: Option<Framing>,
 
@@ -110,11 +110,11 @@ pub(super) struct Options {
     #[arg(long, value_name = "N")]
     connections: Option<usize>,
 
-    /// At the start of each run, not measured
+    /// Warm-up at the start of each run, not measured
     #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = time)]
     warmup: Duration,
 
-    /// What is measured of each run
+    /// Measured time of each run
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = time)]
     duration: Duration,
 
@@ -122,29 +122,28 @@ pub(super) struct Options {
     #[arg(long, value_name = "TIME", value_parser = time)]
     timeout: Option<Duration>,
 
-    /// Run the client on this core, and never let go of it; on several, one client on each, which share
-    /// what --window or --rate says
+    /// Run the client on this core; with several, one client on each, which share --window or --rate
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     core: Vec<usize>,
 
-    /// Process whose CPU time is the server's
+    /// The server's process, for its CPU time
     #[arg(long, value_name = "PID")]
     server_pid: Option<u32>,
 
-    /// The server's metrics, to tell for how long its workers were busy
+    /// The server's metrics, for the time that its workers were busy
     #[arg(long, value_name = "URL")]
     metrics: Option<String>,
 
-    /// Trust a run although other processes used up to this percentage of the client's core
+    /// Accept a run even if other processes used up to this percentage of the client's core
     #[arg(long, value_name = "PERCENT", default_value_t = 5, value_parser = clap::value_parser!(u8).range(0..=100))]
     stolen_max: u8,
 
-    /// Save a chart (SVG): latency over rate, or of a single run its distribution
+    /// Save a chart (SVG): latency over rate, or for a single run the latency distribution
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }
 
-/// Bytes given as hexadecimal digits.
+/// Bytes in hexadecimal digits.
 #[derive(Clone, Debug)]
 pub(super) struct Hex(pub(super) Vec<u8>);
 
@@ -194,7 +193,7 @@ pub(super) fn time(text: &str) -> Result<Duration, String> {
 }
 
 impl Options {
-    /// What is asked: a workload, or a message of the user's own.
+    /// The workload, or the user's message.
     fn work(&self) -> Result<Work, String> {
         let payload = match (&self.payload, &self.payload_hex) {
             (Some(path), _) => bytes::from_file(path)?,
@@ -238,13 +237,13 @@ impl Options {
 pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let cancel = Arc::new(AtomicBool::new(false));
     let plans = options.plans(&cancel).map_err(Failure::Usage)?;
-    // What cannot be is said before anything is measured.
+    // Invalid combinations are reported before anything is measured.
     for plan in &plans {
         plan.check().map_err(|error| Failure::Usage(error.to_string()))?;
     }
     cancel_on_signal(cancel).map_err(Failure::run)?;
     if let Err(error) = sys::process::raise_descriptor_limit() {
-        tracing::warn!(%error, "the limit of open descriptors stays as it is");
+        tracing::warn!(%error, "the limit of open descriptors could not be raised");
     }
     let bar = progress(screen, &plans);
     let mut reports: Vec<Report> = Vec::new();
@@ -395,10 +394,10 @@ fn row(report: &Report) -> Vec<(Tone, String)> {
     cells
 }
 
-/// Marks the row of a run whose numbers cannot be trusted.
+/// Marks a run whose numbers cannot be trusted.
 const UNTRUSTED: &str = "NOT TRUSTED";
 
-/// A share of what was sent, or the number where the share would look like none.
+/// A share of the sent requests, or the number if the share would be displayed as zero.
 fn lost_text(lost: u64, sent: u64) -> String {
     let share = format!("{:.2} %", 100.0 * lost as f64 / sent.max(1) as f64);
     if share == "0.00 %" { lost.to_string() } else { share }
@@ -413,7 +412,7 @@ fn as_json(plan: &Plan, reports: &[Report]) -> Json {
     })
 }
 
-/// Latency over rate, or of a single run the distribution of the latency.
+/// Latency over rate, or for a single run the distribution of the latency.
 fn chart(plan: &Plan, reports: &[Report]) -> Chart {
     let measured: Vec<&Report> = reports.iter().filter(|report| report.has_numbers()).collect();
     let us = |ns: u64| (ns as f64 / 1e3).max(1e-3);
@@ -437,7 +436,7 @@ fn chart(plan: &Plan, reports: &[Report]) -> Chart {
     };
     let mode = if plan.window().is_some() { "closed loop" } else { "open loop (Poisson)" };
     let points = measured.iter().map(|r| asked(r.mode)).collect::<Vec<_>>().join(", ");
-    // What to do about it is said where the command runs.
+    // The remedy is printed where the command runs.
     let short = |void: &Void| void.to_string().split(": ").next().map(str::to_owned);
     let untrusted = |r: &&&Report| Some(format!("{}: {}", asked(r.mode), short(r.void()?)?));
     let untrusted: Vec<_> = measured.iter().filter_map(|r| untrusted(&r)).collect();
@@ -464,7 +463,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_lost_never_looks_like_nothing() {
+    fn losses_are_never_shown_as_zero() {
         assert_eq!(lost_text(1, 1_000_000), "1");
         assert_eq!(lost_text(49, 1_000_000), "49");
         assert_eq!(lost_text(51, 1_000_000), "0.01 %");
@@ -472,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_and_times_are_read_with_their_units() {
+    fn counts_and_times_have_units() {
         assert_eq!(count("64"), Ok(64.0));
         assert_eq!(count("50k"), Ok(50_000.0));
         assert_eq!(count("1.5M"), Ok(1_500_000.0));

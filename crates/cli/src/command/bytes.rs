@@ -1,4 +1,4 @@
-//! Messages on the command line: from files and hexadecimal digits, and how bytes are shown.
+//! Messages on the command line: input from files and hexadecimal digits, and output of bytes.
 
 use std::io::Read;
 use std::path::Path;
@@ -17,14 +17,14 @@ pub(super) fn from_hex(text: &str) -> Result<Vec<u8>, String> {
     Ok(pairs.iter().map(|[high, low]| high << 4 | low).collect())
 }
 
-/// The whole file, if it can be a message.
+/// The complete file, if it is not longer than a message.
 pub(super) fn from_file(path: &Path) -> Result<Vec<u8>, String> {
     let failed = |error: String| format!("cannot read {}: {error}", path.display());
     let (file, _) = open_regular(path).map_err(|error| failed(error.to_string()))?;
     all_of(file).map_err(failed)
 }
 
-/// Everything until the end, if it can be a message.
+/// Everything up to the end, if it is not longer than a message.
 pub(super) fn all_of(source: impl Read) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     let read = source.take(MESSAGE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes);
@@ -35,7 +35,7 @@ pub(super) fn all_of(source: impl Read) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
-/// The bytes as text, if that shows all of them.
+/// The bytes as text, if all of them are printable.
 pub(super) fn printable(bytes: &[u8]) -> Option<&str> {
     let shows = |c: char| !c.is_control() || matches!(c, '\n' | '\r' | '\t');
     std::str::from_utf8(bytes).ok().filter(|text| text.chars().all(shows))
@@ -46,7 +46,7 @@ pub(super) fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// For people: text with a line end, or a hex dump of 16 bytes a line.
+/// For humans: text with a line end, or a hex dump of 16 bytes per line.
 pub(super) fn shown(bytes: &[u8]) -> String {
     match printable(bytes) {
         Some("") => "(an empty reply)\n".to_owned(),
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_shown_as_it_is_and_everything_else_as_a_dump() {
+    fn text_is_shown_unchanged_and_other_bytes_as_a_dump() {
         assert_eq!(shown("hällo".as_bytes()), "hällo\n");
         assert_eq!(shown(b"a\r\n"), "a\r\n");
         assert_eq!(shown(b""), "(an empty reply)\n");
@@ -82,7 +82,7 @@ mod tests {
             "00000000  00 61 62 63 64 65 66 67  68 69 6a 6b 6c 6d 6e 6f  |.abcdefghijklmno|\n\
              00000010  70                                                |p|\n"
         );
-        // Nothing that comes from a server reaches the terminal as a command to it.
+        // Control characters from a server must not reach the terminal.
         assert!(shown(b"\x1b[2J").starts_with("00000000  1b"));
     }
 
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_or_no_file_is_no_message() {
+    fn messages_come_from_files_of_limited_length() {
         let long = std::io::repeat(0).take(MESSAGE_BYTES_MAX as u64 + 1);
         assert!(all_of(long).unwrap_err().contains("longer than a message"));
         assert_eq!(all_of(&b"ab"[..]).unwrap(), b"ab");
@@ -107,7 +107,7 @@ mod tests {
         let fifo = std::env::temp_dir().join(format!("serval-bytes-{}", std::process::id()));
         let made = std::process::Command::new("mkfifo").arg(&fifo).status().unwrap();
         assert!(made.success());
-        // Nothing writes to it, so the open of it would wait.
+        // It has no writer, so opening it would block.
         let refused = from_file(&fifo).unwrap_err();
         std::fs::remove_file(&fifo).unwrap();
         assert!(refused.contains("it is a FIFO, not a file"), "{refused}");

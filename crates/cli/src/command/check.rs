@@ -12,10 +12,10 @@ use server::config::{Config, Origin, Setting, bytes_for_people, url};
 use server::machine::{missing_folders, use_cores};
 
 pub(super) const HELP: &str = "\
-Prints the effective configuration: defaults < file < environment < --set, and who gave each
-value; then what the rings of every service cost. Kernel files are opened, and libraries loaded in
-a process of their own. Exit code 2 when the file cannot be used; every problem is shown with its
-line. What only this machine lacks, such as a folder or an address, is a warning.
+Prints the effective configuration (defaults < file < environment < --set) with the origin of each
+value, then the memory of every service's rings. Kernel files are opened, and libraries loaded in a
+separate process. The exit code is 2 if the file is invalid; every problem is shown with its line.
+Folders or addresses that are missing on this machine are reported as warnings.
 
 A file to start from:
   schema = 1
@@ -28,7 +28,7 @@ A file to start from:
   kernel = \"echo\"
 
 A service may run on several accelerators: with accelerator = [\"gpu0\", \"host\"] a number of mqueues
-goes for each of them, and a list, mqueues = [28, 4], has one for each; so has kernel.
+applies to each of them, and a list, mqueues = [28, 4], has one for each. The same holds for kernel.
 
 Examples:
   serval check-config service.toml
@@ -37,7 +37,7 @@ Examples:
 
 pub(super) fn run(screen: &Screen, file: &File) -> Result<(), Failure> {
     let mut config = file.source().inspect()?;
-    // Whoever checks a file elsewhere than where it serves has other cores.
+    // The file may be checked on another machine than that of the server, with other cores.
     if let Err(why) = use_cores(&mut config) {
         config.warnings.push(format!("`serval serve` would refuse here: {why}"));
     }
@@ -50,14 +50,14 @@ pub(super) fn run(screen: &Screen, file: &File) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Addresses that this machine does not have or this user may not listen on. One that is in use may be so by the server
-/// whose file this is. Nothing listens here: a datagram socket is bound and closed.
+/// Addresses that this machine does not have or this user may not listen on. An address in use may belong to the
+/// server of this file. No listener is opened: a datagram socket is bound and closed.
 fn addresses(config: &Config) -> Vec<String> {
     let ports = config.topology.ports().map(|(_, l)| (url(l.transport, l.address), l.address));
     let metrics = config.metrics.map(|address| (format!("http://{address}"), address));
     let refused = |(shown, address): (String, SocketAddr)| match UdpSocket::bind(address) {
         Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {
-            Some(format!("{shown} is no address of this machine"))
+            Some(format!("{shown} is not an address of this machine"))
         }
         Err(error) if error.kind() == ErrorKind::PermissionDenied => Some(format!(
             "{shown}: ports below 1024 need a privilege; `setcap cap_net_bind_service+ep` gives it to the program"
@@ -105,7 +105,7 @@ fn text(screen: &Screen, config: &Config) -> String {
     out
 }
 
-/// A value as it stands in a file; where 0 is no amount, with what it means.
+/// A value as in a file; a 0 with a special meaning is explained.
 fn shown(setting: &Setting) -> String {
     let meaning = match setting.key.as_str() {
         "udp_reply_ratio" => "unlimited",
@@ -119,7 +119,7 @@ fn shown(setting: &Setting) -> String {
     }
 }
 
-/// A value as it stands in a file, lists and all.
+/// A value as in a file, including lists.
 fn plain(value: &Json) -> String {
     match value {
         Json::String(text) if text.is_empty() => "none".to_owned(),
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_zero_that_is_no_amount_is_shown_with_its_meaning() {
+    fn a_zero_with_a_special_meaning_is_explained() {
         let setting = |key: &str, value: u64| Setting {
             section: "service.a".into(),
             key: key.into(),

@@ -19,13 +19,13 @@ use bench::compare::verdict::{Better, Verdict};
 use bench::compare::{Cores, Schedule, SideError, measure, measure_suite};
 
 pub(super) const HELP: &str = "\
-Measures two servers side by side: interleaved pairs, who is first alternates, each server pinned to
-the same core and restarted for every measurement, the client on the other core. The result is
-the median of the pairs' ratios and the interval in which it lies (95 % or more, exact). A ratio
-above 1 means that A is better, for rates and for latencies alike. Pairs during which the machine
-itself got faster or slower, or its cores moved apart, are discarded and repeated.
+Measures two servers side by side, in interleaved pairs of alternating order. Each server is pinned
+to the same core and restarted for every measurement, with the client on the other core. The result
+is the median of the pairs' ratios and its confidence interval (95 % or more, exact). A ratio above
+1 means that A is better, for rates and for latencies. Pairs during which the speed of the machine
+or the distance of its cores changed are discarded and repeated.
 
-A server prints a line that starts with `ready` and holds its URL, serves until SIGTERM, and ends
+A server prints a line that starts with `ready` and contains its URL, serves until SIGTERM, and ends
 with a line of JSON (messages, busy_ns, cpu_ns), as `serval serve --json` does. A program
 (--a-program) prints its figures as JSON in its last line. {server_core}, {server_cores},
 {client_core} and {client_cores} in a command line are replaced.
@@ -35,14 +35,14 @@ Examples:
   serval compare --a ... --b ... --metric p50_ns --window 1 --threshold 2.5
   serval compare --a-program './new --json' --b-program './old --json' --metric rate
   serval compare --suite benches/speed.toml                  every row of the table
-  serval compare --suite benches/speed.toml 'udp-*' --quick  a look at some, proving nothing
+  serval compare --suite benches/speed.toml 'udp-*' --quick  a quick run of some rows
 
 Exit codes: 0 when every claim is proven (or none was made), 1 when one failed, is undecided or
-void, 2 for a wrong command line or suite.";
+void, 2 for an invalid command line or suite.";
 
 #[derive(Args, Debug)]
 pub(super) struct Options {
-    /// Rows of the suite; NAME* for all that start so [default: all]
+    /// Rows of the suite; NAME* for all that start with NAME [default: all]
     #[arg(value_name = "ROW", requires = "suite")]
     rows: Vec<String>,
 
@@ -50,11 +50,11 @@ pub(super) struct Options {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["a", "a_program", "b", "b_program"])]
     suite: Option<PathBuf>,
 
-    /// Where a suite's results go, a file for each row (--quick writes none)
+    /// Folder for a suite's results, one file per row (--quick writes none)
     #[arg(long, value_name = "FOLDER", default_value = "docs/benchmarks")]
     out: PathBuf,
 
-    /// A suite's rows once each, briefly, whatever the machine does: for looking, proves nothing
+    /// Run a suite's rows once each, briefly, regardless of the machine's state: proves nothing
     #[arg(long, requires = "suite")]
     quick: bool,
 
@@ -79,39 +79,39 @@ pub(super) struct Options {
     #[arg(long, value_name = "FIGURE", default_value = "rate")]
     metric: String,
 
-    /// Which way the figure improves, where its name does not say
+    /// Whether higher or lower is better, if the figure's name does not imply it
     #[arg(long, value_name = "WAY")]
     better: Option<Better>,
 
-    /// What the ratio must exceed
+    /// The ratio that must be exceeded
     #[arg(long, value_name = "RATIO")]
     threshold: Option<f64>,
 
-    /// Pairs that count; a claim needs 7 [default: 9, or what the suite says]
+    /// Pairs that count; a claim needs 7 [default: 9, or that of the suite]
     #[arg(long, value_name = "N")]
     pairs: Option<usize>,
 
-    /// Load before each measurement, such as 0.5s [default: 0.5s, or what the suite says]
+    /// Load before each measurement, such as 0.5s [default: 0.5s, or that of the suite]
     #[arg(long, value_name = "TIME", value_parser = time)]
     warmup: Option<Duration>,
 
-    /// Each measurement, such as 2s [default: 2s, or what the suite says]
+    /// Time of each measurement, such as 2s [default: 2s, or that of the suite]
     #[arg(long, value_name = "TIME", value_parser = time)]
     duration: Option<Duration>,
 
-    /// Cores of the servers; rows that say nothing else use the first [default: the first there is]
+    /// Cores of the servers; by default rows use the first [default: the first usable core]
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     server_core: Vec<usize>,
 
-    /// Cores of the client; rows that say nothing else use the first [default: the last there is]
+    /// Cores of the client; by default rows use the first [default: the last usable core]
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     client_core: Vec<usize>,
 
-    /// The servers' URL that is used: udp, tcp or shm
+    /// Scheme of the servers' URL to use: udp, tcp or shm
     #[arg(long, value_name = "SCHEME", default_value = "udp")]
     url: String,
 
-    /// What is asked: echo:BYTES, sockperf:BYTES, scale:NUMBERS, lenet or faces
+    /// The workload: echo:BYTES, sockperf:BYTES, scale:NUMBERS, lenet or faces
     #[arg(long, value_name = "WORK", default_value = "echo:64")]
     workload: String,
 
@@ -123,11 +123,11 @@ pub(super) struct Options {
     #[arg(long, value_name = "N", default_value_t = 64)]
     window: usize,
 
-    /// Requests a second that arrive at random times, whatever the server does: 50k, 1.5M
+    /// Requests per second that arrive at random times, independent of the server: 50k, 1.5M
     #[arg(long, value_name = "RATE", value_parser = count)]
     rate: Option<f64>,
 
-    /// Framing on TCP [default: what suits the workload]
+    /// Framing on TCP [default: depends on the workload]
     #[arg(long, value_name = "FRAMING")]
     framing: Option<String>,
 
@@ -140,7 +140,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let cancel = Arc::new(AtomicBool::new(false));
     cancel_on_signal(cancel.clone()).map_err(Failure::run)?;
     if let Err(error) = sys::process::raise_descriptor_limit() {
-        tracing::warn!(%error, "the limit of open descriptors stays as it is");
+        tracing::warn!(%error, "the limit of open descriptors could not be raised");
     }
     let cores = cores(options)?;
     options.timing().check("the command line").map_err(Failure::Usage)?;
@@ -161,7 +161,7 @@ fn cores(options: &Options) -> Result<Cores, Failure> {
         match cores.iter().find(|core| !allowed.contains(core)) {
             None => Ok(cores),
             Some(core) => {
-                let what = format!("core {core} is not usable here, these are: {allowed:?}");
+                let what = format!("core {core} is not usable here; usable cores: {allowed:?}");
                 Err(Failure::Usage(what))
             }
         }
@@ -182,7 +182,7 @@ fn cores(options: &Options) -> Result<Cores, Failure> {
 }
 
 impl Options {
-    /// What the command line says about times.
+    /// The time options of the command line.
     fn timing(&self) -> Timing {
         let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
         Timing {
@@ -241,7 +241,7 @@ impl Options {
     }
 }
 
-/// How much is done, on standard error; nothing where that is no terminal or a program reads.
+/// A progress bar on standard error; hidden if that is not a terminal, or with --json.
 fn bar(screen: &Screen, pairs: usize) -> ProgressBar {
     let target =
         if screen.json { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
@@ -349,7 +349,7 @@ fn tone(verdict: Verdict) -> Tone {
     }
 }
 
-/// One comparison, for people.
+/// One comparison, as text.
 fn details(screen: &Screen, record: &Record) -> String {
     let mut table = Table::new(&["", ""]);
     let shown = &record.shown;
@@ -399,7 +399,7 @@ fn state(record: &Record) -> String {
     format!("server {server}, client {client}{way}{slowed}")
 }
 
-/// The rows of a suite, for people.
+/// The rows of a suite, as text.
 fn table(screen: &Screen, options: &Options, records: &[Record]) -> String {
     let mut table = Table::new(&["row", "class", "must", "aim", ">measured", ">pairs", "verdict"]);
     let mut notes = String::new();
@@ -418,7 +418,7 @@ fn table(screen: &Screen, options: &Options, records: &[Record]) -> String {
         }
     }
     let written = if options.quick {
-        "  A quick look proves nothing and is not written down.\n".to_owned()
+        "  A quick run proves nothing and is not written to a file.\n".to_owned()
     } else {
         format!(
             "  Written to {}; `cargo xtask benchmarks` makes the table.\n",

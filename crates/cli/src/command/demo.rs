@@ -16,23 +16,23 @@ use bench::plot;
 
 pub(super) const HELP: &str = "\
 Starts a server in this process on free loopback ports, runs real clients against it, checks every
-reply and prints what came out. Needs no configuration, no root and no GPU. Where a GPU and
-kernels for it are, the digits are read there and compared with the CPU.
+reply and prints the results. Needs no configuration, no root and no GPU. If there are a GPU and
+kernels for it, the digits are read there and compared with the CPU.
 
 Examples:
   serval demo                          handwritten digits, LeNet-5: the GPU against the CPU, or
                                        Serval against a thread-pool server
-  serval demo --cpu                    the same without a look for a GPU
+  serval demo --cpu                    the same without a GPU
   serval demo echo --mqueues 240       many mqueues on one core
   serval demo scale --quick            seconds instead of half a minute
-  serval demo faces                    a kernel that asks memcached (apt install memcached)
+  serval demo faces                    a kernel that uses memcached (apt install memcached)
 
-Saves a chart of what was measured and says where. Exit code 1 when a reply is wrong or missing,
-or when fewer than 97 % of the digits are read right.";
+Saves a chart of the results and prints its path. Exit code 1 if a reply is wrong or missing,
+or when fewer than 97 % of the digits are read correctly.";
 
 #[derive(Args, Debug)]
 pub(super) struct Options {
-    /// Which demo
+    /// The demo
     #[arg(value_enum, default_value_t = Name::Lenet)]
     name: Name,
 
@@ -52,11 +52,11 @@ pub(super) struct Options {
     #[arg(long, value_name = "FILE")]
     pictures: Option<PathBuf>,
 
-    /// lenet: look for no GPU
+    /// lenet: do not use a GPU
     #[arg(long)]
     cpu: bool,
 
-    /// lenet: a fatbin of the built-in kernels, for a program that was built without nvcc
+    /// lenet: a fatbin of the built-in kernels, if this program was built without nvcc
     #[arg(long, value_name = "FILE", conflicts_with = "cpu")]
     cuda_kernels: Option<PathBuf>,
 
@@ -64,7 +64,7 @@ pub(super) struct Options {
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 
-    /// Save no chart
+    /// Do not save a chart
     #[arg(long, conflicts_with = "plot")]
     no_plot: bool,
 }
@@ -78,7 +78,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let cancel = Arc::new(AtomicBool::new(false));
     cancel_on_signal(cancel.clone()).map_err(Failure::run)?;
     if let Err(error) = sys::process::raise_descriptor_limit() {
-        tracing::warn!(%error, "the limit of open descriptors stays as it is");
+        tracing::warn!(%error, "the limit of open descriptors could not be raised");
     }
     let name = options.name;
     let settings = demo::Options {
@@ -98,10 +98,10 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The first GPU that can serve, or why there is none.
+/// The first usable GPU, or the reason why there is none.
 fn find_gpu(options: &Options) -> Result<DemoGpu, String> {
     if options.cpu || options.name != Name::Lenet {
-        return Err("none was asked for".to_owned());
+        return Err("--cpu was given".to_owned());
     }
     let seen = gpus::ask()?;
     let Some(gpu) = seen.iter().find(|gpu| gpu.unfit.is_none()).or(seen.first()) else {
@@ -123,7 +123,7 @@ fn find_gpu(options: &Options) -> Result<DemoGpu, String> {
     Ok(DemoGpu { index: gpu.index, name: gpu.name.clone(), kernels })
 }
 
-/// A chart that was asked for has to be saved; one that was not is worth a remark.
+/// If a chart was requested, failing to save it is an error; otherwise it is only reported.
 fn save_plot(name: Name, path: Option<&Path>, report: &mut demo::Report) -> Result<(), Failure> {
     let own_name = name.to_possible_value().expect("no demo is hidden");
     let own_path = format!("serval-demo-{}.svg", own_name.get_name());

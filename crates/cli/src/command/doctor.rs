@@ -16,14 +16,14 @@ use bench::litmus::{self, Expect, Row};
 use server::control::ConfigSource;
 
 pub(super) const HELP: &str = "\
-Available: all of it. Degraded: it works, with less speed or capacity. Off: Serval does without.
-With a configuration file, also the way every service's messages would go.
+Available: full function. Degraded: works with less speed or capacity. Off: not used.
+With a configuration file, also shows the path of every service's messages.
 
---gpus asks the NVIDIA driver, in this process, and fails where there is none.
+--gpus queries the NVIDIA driver, in this process, and fails if there is none.
 
 --litmus starts a second process and looks for outcomes that the ordering of the message queues
-forbids: at most 3 seconds for each of its tests, on two cores. Controls that are wrong on purpose
-have to show their wrong outcome.
+forbids: at most 3 seconds for each of its tests, on two cores. Deliberately wrong control tests
+must show their forbidden outcome.
 
 Examples:
   serval doctor
@@ -32,12 +32,12 @@ Examples:
   serval doctor --gpus
   serval doctor --litmus --rounds 10000000
 
-Exit code 0, whatever is missing: nothing in the list is required. With --litmus, 1 when a forbidden
-outcome was seen or a control saw nothing.";
+Exit code 0, even if something is missing: nothing in the list is required. With --litmus, 1 if a
+forbidden outcome was seen or a control test saw none.";
 
 #[derive(Args, Debug)]
 pub(super) struct Options {
-    /// A configuration file, to show the way its messages go
+    /// A configuration file, to show the paths of its messages
     #[arg(value_name = "FILE")]
     path: Option<PathBuf>,
 

@@ -30,20 +30,20 @@ A kernel is a C++ function that answers messages:
 Examples:
   serval kernel build twice.cpp                     makes twice.so
   serval kernel build twice.cpp -o /opt/k/twice.so --native
-  then, in the configuration: kernel = \"./twice.so\"; it runs in a process of its own
+  then, in the configuration: kernel = \"./twice.so\"; it runs in a separate process
 
   serval kernel build twice.cu                      makes twice.fatbin, for GPUs
-  serval kernel build twice.cpp --gpu sm_90         for one generation of GPUs, from the same source
+  serval kernel build twice.cpp --gpu sm_90         for one GPU architecture, from the same source
   serval kernel build twice.cu --compiler nvrtc     with CUDA's compiler as a library
   then: kernel = \"./twice.fatbin\", on an accelerator of kind \"cuda\"
 
 The headers are part of serval. A compiler is taken from --compiler, $CXX, or c++, g++, clang++; for
-GPUs from --compiler, $NVCC, nvcc on the PATH or of /usr/local/cuda, else the library NVRTC. That
-one needs no toolkit:
+GPUs from --compiler, $NVCC, nvcc on the PATH or in /usr/local/cuda, else the library NVRTC, which
+needs no toolkit:
   python3 -m venv cuda && . cuda/bin/activate
   pip install nvidia-cuda-nvrtc nvidia-cuda-cccl nvidia-nvfatbin
-It sees no headers of the host: it has stdint.h, stddef.h, string.h, math.h, limits.h, stdio.h,
-assert.h, and of C++ what libcu++ has. `serval doctor` says which compiler it would be.
+It has no access to headers of the host, but to stdint.h, stddef.h, string.h, math.h, limits.h,
+stdio.h, assert.h and the headers of libcu++. `serval doctor` shows which compiler would be used.
 
 Exit codes:
   0  built
@@ -58,7 +58,7 @@ Examples:
 const LIST_HELP: &str = "\
 Examples:
   serval kernel list                  the built-in kernels
-  serval kernel list ./mine.so        those of a library
+  serval kernel list ./mine.so        the kernels of a library
   serval kernel list --json";
 
 #[derive(Debug, Subcommand)]
@@ -67,10 +67,10 @@ pub(super) enum Verb {
     #[command(after_help = BUILD_HELP)]
     Build(Build),
 
-    /// List the built-in kernels, or those of a library
+    /// List the built-in kernels, or the kernels of a library
     #[command(after_help = LIST_HELP)]
     List {
-        /// A compiled kernel library; it is loaded in a process of its own, which runs its constructors
+        /// A compiled kernel library; it is loaded in a separate process, which runs its constructors
         #[arg(value_name = "LIBRARY")]
         library: Option<PathBuf>,
     },
@@ -78,7 +78,7 @@ pub(super) enum Verb {
     /// The process of a trial: loads the library that is its standard input
     #[command(hide = true, after_help = "Examples:\n  serval kernel try ./mine.so")]
     Try {
-        /// What the library is called
+        /// Name of the library for messages
         #[arg(value_name = "LIBRARY")]
         library: PathBuf,
     },
@@ -90,12 +90,12 @@ pub(super) struct Build {
     #[arg(value_name = "FILE.cpp|FILE.cu")]
     source: PathBuf,
 
-    /// The file to write: a library for cpu accelerators, a .fatbin for GPUs, a .cubin for one kind of GPU [default: the
-    /// source's name with .so, or .fatbin for a .cu and with --gpu]
+    /// The file to write: a library for cpu accelerators, a .fatbin for GPUs, a .cubin for one architecture [default:
+    /// the source's name with .so, or .fatbin for a .cu and with --gpu]
     #[arg(short, long, value_name = "OUT")]
     output: Option<PathBuf>,
 
-    /// A kind of GPU to compile for, such as sm_90; may be repeated [default for GPUs: sm_80, sm_90, sm_100]
+    /// A GPU architecture to compile for, such as sm_90; may be repeated [default for GPUs: sm_80, sm_90, sm_100]
     #[arg(long = "gpu", value_name = "ARCH", value_delimiter = ',')]
     gpus: Vec<String>,
 
@@ -103,7 +103,7 @@ pub(super) struct Build {
     #[arg(long, value_name = "COMMAND")]
     compiler: Option<String>,
 
-    /// A folder with further headers; may be repeated
+    /// A folder with additional headers; may be repeated
     #[arg(short = 'I', long = "include", value_name = "DIR")]
     include: Vec<PathBuf>,
 
@@ -111,7 +111,7 @@ pub(super) struct Build {
     #[arg(long, conflicts_with = "gpus")]
     native: bool,
 
-    /// Further arguments to the compiler, after --
+    /// Additional arguments for the compiler, after --
     #[arg(last = true, value_name = "ARGUMENTS")]
     arguments: Vec<std::ffi::OsString>,
 }
@@ -165,7 +165,7 @@ fn run_build(screen: &Screen, build: &Build) -> Result<(), Failure> {
     }
     let shown = output.display().to_string();
     let path = if shown.contains('/') { shown } else { format!("./{shown}") };
-    // Without a name a library's only kernel is meant, and a fatbin's that is called like the file.
+    // Without a name, the only kernel of a library is used, or the kernel of a fatbin that has the name of the file.
     let named = |name: &String| match built.kernels.as_slice() {
         [_] if !on_gpu || output.file_stem().is_some_and(|stem| stem == name.as_str()) => {
             path.clone()
@@ -189,13 +189,13 @@ fn run_build(screen: &Screen, build: &Build) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Why there is no kernel; where it could not be written, with the option for another place.
+/// Why the kernel was not built; if it could not be written, with the option for another path.
 fn sentence(error: &BuildError) -> String {
     match error {
         BuildError::Io { error: io, .. }
             if matches!(io.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem) =>
         {
-            format!("{error}; give a place that can be written to with -o")
+            format!("{error}; give a writable path with -o")
         }
         error => error.to_string(),
     }
@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_that_cannot_be_written_to_is_told_with_the_option_for_another() {
+    fn an_unwritable_folder_is_reported_with_the_option_for_another() {
         let failed = |kind: ErrorKind| {
             sentence(&BuildError::Io { what: "write a.so".into(), error: kind.into() })
         };

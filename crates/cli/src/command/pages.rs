@@ -1,4 +1,4 @@
-//! `serval man` and `serval completions`: what else follows from the definition of the command line.
+//! `serval man` and `serval completions`: generated from the definition of the command line.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -38,7 +38,7 @@ pub(super) struct ManOptions {
 
 #[derive(Args, Debug)]
 pub(super) struct CompletionsOptions {
-    /// For which shell
+    /// The shell
     #[arg(value_name = "SHELL")]
     shell: Shell,
 }
@@ -89,7 +89,7 @@ fn add(command: &Command, pages: &mut Vec<Page>) {
     visible(command).for_each(|below| add(below, pages));
 }
 
-/// What a command has below it for people.
+/// The visible subcommands of a command.
 fn visible(command: &Command) -> impl Iterator<Item = &Command> {
     command.get_subcommands().filter(|below| !below.is_hide_set())
 }
@@ -97,7 +97,7 @@ fn visible(command: &Command) -> impl Iterator<Item = &Command> {
 fn page(command: &Command) -> Page {
     let name = command.get_display_name().unwrap_or(command.get_name());
     let man = Man::new(command.clone());
-    // Without a date: the same build makes the same page.
+    // Without a date: the same build generates the same page.
     let version = env!("CARGO_PKG_VERSION");
     let mut roff = format!(".TH \"{name}\" 1 \"\" \"serval {version}\" \"Serval\"\n").into_bytes();
     let sections = [
@@ -108,11 +108,11 @@ fn page(command: &Command) -> Page {
     ];
     let below = visible(command).next().map(|_| Man::render_subcommands_section as _);
     for section in sections.into_iter().chain(below) {
-        section(&man, &mut roff).expect("a Vec takes everything");
+        section(&man, &mut roff).expect("writing to a Vec cannot fail");
     }
     let mut text = String::from_utf8_lossy(&roff).into_owned();
     if let Some(notes) = command.get_after_help() {
-        text += &as_it_stands(&notes.to_string());
+        text += &verbatim(&notes.to_string());
     }
     if name != "serval" {
         text += ".SH \"SEE ALSO\"\n.BR serval (1)\n";
@@ -120,8 +120,8 @@ fn page(command: &Command) -> Page {
     Page { file: format!("{name}.1"), text }
 }
 
-/// A section with the lines of a help, whose columns and line ends have a meaning.
-fn as_it_stands(notes: &str) -> String {
+/// A section with the lines of a help text, whose columns and line ends matter.
+fn verbatim(notes: &str) -> String {
     let mut text = String::from(".SH NOTES\n.nf\n");
     for line in notes.lines() {
         let line = line.replace('\\', "\\e").replace('-', "\\-");
@@ -137,8 +137,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_a_help_are_not_taken_for_requests() {
-        let text = as_it_stands("a \\n -x\n.TH evil\n'br");
+    fn lines_of_a_help_text_are_not_roff_requests() {
+        let text = verbatim("a \\n -x\n.TH evil\n'br");
         assert_eq!(text, ".SH NOTES\n.nf\na \\en \\-x\n\\&.TH evil\n\\&'br\n.fi\n");
     }
 

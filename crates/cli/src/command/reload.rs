@@ -15,11 +15,11 @@ use server::control::discovery;
 use server::control::protocol::{ANSWER_BYTES_MAX, Request, read_answer};
 
 pub(super) const HELP: &str = "\
-Services are added, removed and changed without losing a message of the others, but for those of the
-same tenant on the same GPU: they restart together. A file with a mistake, or with a key that
-cannot change while the engine runs, changes nothing and says why. Without an argument the one
-server that this user runs is asked through its control socket (as root: the one of any user); with
-several, name one. With --pid a server gets SIGHUP, and its log tells the outcome.
+Services are added, removed and changed without losing messages of the others. Services of the same
+tenant on the same GPU restart together. If the file has an error, or changes a key that cannot
+change while the engine runs, nothing changes and the reason is printed. Without an argument the
+command uses the control socket of the only server of this user (as root: of any user); if there
+are several, name one. With --pid the server gets SIGHUP, and its log shows the outcome.
 
 Examples:
   serval reload
@@ -28,13 +28,13 @@ Examples:
   serval reload --pid 4711
 
 Exit codes: 0 done (or nothing to do), 1 it failed or no server answers, 2 refused, 3 done, but a
-service that left did not answer all it had accepted within engine.drain_ms, something of it did
-not end, or a service has no runtime that serves yet.";
+removed service did not answer all accepted requests within engine.drain_ms or did not end
+completely, or a service has no runtime that serves yet.";
 
-/// How long a reload may take: a drain is at most ten minutes.
-const PATIENCE: Duration = Duration::from_secs(660);
-/// Time between two looks whether the server still answers.
-const LOOK: Duration = Duration::from_secs(5);
+/// Time limit of a reload: a drain takes at most ten minutes.
+const TIMEOUT: Duration = Duration::from_secs(660);
+/// Interval of checks whether the server still answers.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 #[derive(Args, Debug)]
 #[group(multiple = false)]
@@ -43,7 +43,7 @@ pub(super) struct Options {
     #[arg(value_name = "PATH")]
     path: Option<PathBuf>,
 
-    /// The configuration the server was started with; it names the control socket, or tells which server it is
+    /// The configuration that the server was started with; it contains the control socket, or identifies the server
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
@@ -55,8 +55,8 @@ pub(super) struct Options {
 pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     if let Some(process) = options.pid {
         let sent = sys::process::reload(process);
-        sent.map_err(|e| Failure::Run(format!("process {process} cannot be asked: {e}")))?;
-        let asked = || format!("process {process} was asked; its log tells the outcome\n");
+        sent.map_err(|e| Failure::Run(format!("process {process} cannot be signalled: {e}")))?;
+        let asked = || format!("process {process} got SIGHUP; its log shows the outcome\n");
         screen.show(asked, || serde_json::json!({ "result": "asked", "process": process }));
         return Ok(());
     }
@@ -93,18 +93,17 @@ fn control_path(file: &Path) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Asks for a reload and waits for its outcome. It may take long, so whether the server is there is asked before and
-/// meanwhile.
+/// Requests a reload and waits for its outcome. That may take long, so the server is checked before and meanwhile.
 fn ask(path: &Path) -> Result<Json, Failure> {
     let shown = path.display();
     let failed = |error| Failure::Run(format!("no server answers at {shown}: {error}"));
     discovery::ask(path, Request::Status)?;
-    let deadline = Instant::now() + PATIENCE;
-    let socket = discovery::connect(path, Instant::now() + LOOK).map_err(failed)?;
+    let deadline = Instant::now() + TIMEOUT;
+    let socket = discovery::connect(path, Instant::now() + CHECK_INTERVAL).map_err(failed)?;
     socket.send(Request::Reload.line().as_bytes(), &[]).map_err(failed)?;
     let mut bytes = vec![0; ANSWER_BYTES_MAX];
     while Instant::now() < deadline {
-        let heard = wait_readable(&[std::os::fd::AsFd::as_fd(&socket)], Some(LOOK));
+        let heard = wait_readable(&[std::os::fd::AsFd::as_fd(&socket)], Some(CHECK_INTERVAL));
         match socket.receive(&mut bytes).map_err(failed)? {
             None if !heard[0] => drop(discovery::ask(path, Request::Status)?),
             None => {}
@@ -112,7 +111,7 @@ fn ask(path: &Path) -> Result<Json, Failure> {
             Some(len) => return read_answer(&bytes[..len]).map_err(Failure::Run),
         }
     }
-    Err(Failure::Run(format!("the reload of the server at {shown} does not end")))
+    Err(Failure::Run(format!("the reload of the server at {shown} timed out")))
 }
 
 fn unanswered(outcome: &Json) -> bool {
@@ -125,7 +124,7 @@ fn unanswered(outcome: &Json) -> bool {
     !services.iter().all(finished)
 }
 
-/// What the table does not tell of a service.
+/// Remarks about a service that are not in the table.
 fn remarks(service: &Json) -> Vec<String> {
     let name = service["name"].as_str().unwrap_or_default();
     let mut remarks = Vec::new();
@@ -133,7 +132,7 @@ fn remarks(service: &Json) -> Vec<String> {
         remarks.push(format!("kernel {file} changed: service {name} restarted with it"));
     }
     if service["left_behind"] == true {
-        remarks.push(format!("service {name}: something of its former version did not end"));
+        remarks.push(format!("service {name}: a part of its previous version did not end"));
     }
     if let Some(why) = service["not_started"].as_str() {
         remarks.push(format!("service {name}: no runtime of it serves yet: {why}"));
@@ -154,7 +153,7 @@ fn show(screen: &Screen, outcome: &Json) {
         print(&format!("{remark}\n"));
     }
     for key in outcome["settings"].as_array().map(Vec::as_slice).unwrap_or_default() {
-        print(&format!("{} has its new value\n", key.as_str().unwrap_or_default()));
+        print(&format!("{} has been changed\n", key.as_str().unwrap_or_default()));
     }
     if outcome["result"] == "unchanged" {
         print("nothing has changed\n");
@@ -168,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_reason_for_its_exit_code_is_told() {
+    fn every_reason_for_the_exit_code_is_reported() {
         let service = |left_behind: bool, not_started: Option<&str>| {
             json!({
                 "name": "a", "fate": "changed", "unanswered": 0,
@@ -177,7 +176,7 @@ mod tests {
         };
         for (service, said) in [
             (service(false, None), &[][..]),
-            (service(true, None), &["service a: something of its former version did not end"]),
+            (service(true, None), &["service a: a part of its previous version did not end"]),
             (service(false, Some("no GPU")), &["service a: no runtime of it serves yet: no GPU"]),
         ] {
             assert_eq!(remarks(&service), said);

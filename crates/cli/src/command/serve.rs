@@ -11,7 +11,7 @@ use sys::signal::{Signal, Signals};
 use sys::tap::{SNAP_BYTES_MAX, TapFile, TapOptions, TapReport};
 use wire::DropReason;
 
-use super::{Failure, File, LOG_PATIENCE};
+use super::{Failure, File, LOG_TIMEOUT};
 use crate::screen::Screen;
 use server::config::{Config, memory_url, url};
 use server::control::Control;
@@ -22,13 +22,13 @@ use server::{Server, ShutdownReport};
 
 pub(super) const HELP: &str = "\
 Prints one line that starts with `ready` once every port is open and every kernel runs, and logs
-to standard error. SIGTERM or Ctrl-C drains: nothing new is accepted, what was accepted is
-answered for up to engine.drain_ms. A second signal ends at once, and so does one that comes
-before `ready`. SIGHUP, or `serval reload`, reads the file again: services that are new, gone or
-different are added, removed and changed, and the others lose nothing. What cannot change while
-the engine runs is refused with the reason, and then nothing is changed. With --json the last line
-is an object: messages (replies sent), busy_ns (time of turns that found work), cpu_ns (processor
-time of the process), and more by service and worker.
+to standard error. SIGTERM or Ctrl-C drains: no new requests are accepted, and accepted ones are
+answered for up to engine.drain_ms. A second signal ends the process at once, as does one before
+`ready`. SIGHUP, or `serval reload`, reads the file again: services are added, removed and changed
+without losing messages of the others. A change that is impossible while the engine runs is refused
+with the reason, and then nothing changes. With --json the last line is an object: messages (replies
+sent), busy_ns (time of turns that found work), cpu_ns (processor time of the process), and more by
+service and worker.
 
 Examples:
   serval serve service.toml
@@ -36,29 +36,30 @@ Examples:
   SERVAL_LIMITS_CONNECTIONS=1000 serval serve service.toml --log debug
   serval serve service.toml --tap traffic.pcap --tap-snap 128
 
-Exit codes: 0 drained, 1 could not start, or was not to, 2 wrong configuration, 3 requests left
-unanswered or a kernel hung.";
+Exit codes: 0 drained, 1 the start failed or was cancelled, 2 invalid configuration, 3 requests were
+left unanswered or a kernel hung.";
 
-/// How long after `drain_ms` the process ends whatever hangs; with the last lines of the log less than five seconds.
-const END_PATIENCE: Duration = Duration::from_millis(4800).saturating_sub(LOG_PATIENCE);
-/// How often to look whether the server has ended.
-const END_PAUSE: Duration = Duration::from_millis(10);
+/// Time after `drain_ms` at which the process ends even if something hangs; less than five seconds including the last
+/// lines of the log.
+const END_TIMEOUT: Duration = Duration::from_millis(4800).saturating_sub(LOG_TIMEOUT);
+/// Interval of checks whether the server has ended.
+const END_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 #[derive(Args, Debug)]
 pub(super) struct Options {
     #[command(flatten)]
     file: File,
 
-    /// Record what crosses the network as a pcap file (nanoseconds, raw IP)
+    /// Record network traffic as a pcap file (nanoseconds, raw IP)
     #[arg(long, value_name = "FILE")]
     tap: Option<PathBuf>,
 
-    /// Keep this many bytes of each packet
+    /// Maximum number of bytes recorded per packet
     #[arg(long, value_name = "BYTES", default_value_t = SNAP_BYTES_MAX, requires = "tap",
           value_parser = clap::value_parser!(u32).range(64..=i64::from(SNAP_BYTES_MAX)))]
     tap_snap: u32,
 
-    /// Let the file grow to this size; what comes later is counted and not kept
+    /// Maximum size of the file; later packets are only counted
     #[arg(long, value_name = "MIB", default_value_t = 1024, requires = "tap",
           value_parser = clap::value_parser!(u32).range(1..))]
     tap_limit: u32,
@@ -87,11 +88,11 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
-    // Before the first thread starts: a signal that comes early must not be lost.
+    // Before the first thread starts: an early signal must not be lost.
     let mut signals = Signals::install().map_err(Failure::run)?;
     fit_connections(&mut config, None)?;
     let tap = options.open_tap()?;
-    // As for the log: a pipe that nobody reads must not keep this thread from its signals.
+    // As for the log: a pipe without a reader must not block the thread that handles signals.
     let output = Lines::start("serval-output", std::io::stdout()).map_err(Failure::run)?;
     let output = Arc::new(output);
     let topology = config.topology.clone();
@@ -134,15 +135,15 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     }
     health.set_draining();
     tracing::info!(drain_ms, "draining; a second signal ends at once");
-    let limit = Duration::from_millis(drain_ms) + END_PATIENCE;
+    let limit = Duration::from_millis(drain_ms) + END_TIMEOUT;
     control.begin_end();
-    await_the_end(&control, &mut signals, limit);
+    wait_for_end(&control, &mut signals, limit);
     let report = control.end();
-    output.flush(LOG_PATIENCE);
+    output.flush(LOG_TIMEOUT);
     if report?.is_clean() { Ok(()) } else { Err(Failure::Unfinished) }
 }
 
-/// Every service with the addresses where clients find it.
+/// Every service with its listening addresses.
 fn listens(config: &Config, server: &Server) -> Vec<(String, Vec<String>)> {
     let names = config.topology.services.iter().map(|service| service.name.clone());
     let mut listens: Vec<_> = names.map(|name| (name, Vec::new())).collect();
@@ -176,29 +177,29 @@ fn announcement(
     )
 }
 
-/// Waits until the server has ended, and ends the process where that takes too long or a second signal comes. This thread
-/// does nothing else, so whatever hangs, the process ends in time.
-fn await_the_end(control: &Control, signals: &mut Signals, limit: Duration) {
+/// Waits until the server has ended, and ends the process if that takes too long or a second signal arrives. This
+/// thread does nothing else, so the process ends in time whatever hangs.
+fn wait_for_end(control: &Control, signals: &mut Signals, limit: Duration) {
     let deadline = Instant::now() + limit;
     while !control.has_ended() {
-        match signals.wait(Some(END_PAUSE)) {
+        match signals.wait(Some(END_POLL_INTERVAL)) {
             Ok(Some(Signal::Terminate | Signal::Interrupt)) => {
                 tracing::warn!("ended before everything was answered");
                 end_now();
             }
             Ok(_) => {}
-            Err(_) => std::thread::sleep(END_PAUSE),
+            Err(_) => std::thread::sleep(END_POLL_INTERVAL),
         }
         if Instant::now() >= deadline {
-            tracing::error!("the engine did not stop in time: the process ends without it");
+            tracing::error!("the engine did not stop in time: the process ends anyway");
             end_now();
         }
     }
 }
 
-/// Ends the process while its threads run.
+/// Ends the process although its threads run.
 fn end_now() -> ! {
-    log::flush(LOG_PATIENCE);
+    log::flush(LOG_TIMEOUT);
     sys::process::exit_now(3)
 }
 
@@ -209,11 +210,11 @@ fn finish(screen: &Screen, server: Server, tap: Option<TapFile>, output: &Lines)
     if let Some(TapReport { packets, dropped, bytes, error }) = &tapped {
         tracing::info!(packets, dropped, bytes, "the tap");
         if let Some(error) = error {
-            tracing::error!("the tap's file is not complete: {error}");
+            tracing::error!("the tap's file is incomplete: {error}");
         } else if *dropped > 0 {
             tracing::warn!(
                 dropped,
-                "packets are not in the tap's file: it is full, or was too slow"
+                "packets are missing from the tap's file: it is full, or writing was too slow"
             );
         }
     }
@@ -231,11 +232,11 @@ fn finish(screen: &Screen, server: Server, tap: Option<TapFile>, output: &Lines)
         );
     }
     if screen.json {
-        let words = last_words(&metrics, &report, tapped.as_ref());
+        let words = summary(&metrics, &report, tapped.as_ref());
         output.push(format!("{words}\n").as_bytes());
     }
     if report.hung {
-        tracing::error!("a kernel did not come back when it was told to stop");
+        tracing::error!("a kernel did not return when it was asked to stop");
     }
     if report.unanswered > 0 {
         tracing::error!(
@@ -246,7 +247,7 @@ fn finish(screen: &Screen, server: Server, tap: Option<TapFile>, output: &Lines)
     report
 }
 
-/// `; dropped during the run: no_credit 12, request_timeout 3`, or nothing. Drops that ended no request are among them.
+/// `; dropped during the run: no_credit 12, request_timeout 3`, or nothing. Includes drops that ended no request.
 fn drop_reasons(snapshot: &ServiceSnapshot) -> String {
     let reasons = DropReason::ALL.iter().map(|reason| (reason.name(), snapshot.dropped(*reason)));
     let lost = reasons.filter(|(_, count)| *count > 0);
@@ -258,9 +259,9 @@ fn drop_reasons(snapshot: &ServiceSnapshot) -> String {
     }
 }
 
-/// What a whole life came to, for programs that measure: `messages` is replies sent, `busy_ns` the time
-/// of turns that found work, `cpu_ns` the processor time of the process.
-fn last_words(metrics: &Metrics, report: &ShutdownReport, tapped: Option<&TapReport>) -> Json {
+/// Totals of the run, for programs that measure: `messages` is replies sent, `busy_ns` the time of turns that found
+/// work, `cpu_ns` the processor time of the process.
+fn summary(metrics: &Metrics, report: &ShutdownReport, tapped: Option<&TapReport>) -> Json {
     let (mut messages, mut services) = (0, Vec::new());
     for service in metrics.services().iter() {
         let s = service.snapshot();

@@ -19,10 +19,10 @@ use server::control::discovery;
 use server::exporter::page::{Endpoint, Page};
 
 pub(super) const HELP: &str = "\
-Rates, drops, the depth of queues (mean/largest mqueue), how long requests stay in each stage, what
-workers do: from the server's metrics, looked at twice. Without an argument the one server that this
-user runs is asked through its control socket; with several, name one. A narrow terminal shows fewer
-columns. Keys: q quits, p pauses, s changes the order.
+Rates, drops, queue depths (mean/largest mqueue), the time of requests in each stage and the states
+of workers, computed from two reads of the server's metrics. Without an argument the command uses
+the control socket of the only server of this user; if there are several, name one. A narrow
+terminal shows fewer columns. Keys: q quits, p pauses, s changes the order.
 
 Examples:
   serval top
@@ -30,11 +30,11 @@ Examples:
   serval top service.toml --once
   serval top 127.0.0.1:9464 --json
 
-Exit codes: 0 seen, 1 nobody answers there, 2 no terminal, several servers, or neither a control
-socket nor metrics in the file.";
+Exit codes: 0 success, 1 no answer, 2 no terminal, several servers, or neither a control socket nor
+metrics in the file.";
 
-/// Time between two looks at the keyboard and at signals.
-const LOOK: Duration = Duration::from_millis(50);
+/// Interval of checks for keys and signals.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Args, Debug)]
 pub(super) struct Options {
@@ -43,11 +43,11 @@ pub(super) struct Options {
     #[arg(value_name = "PATH|URL|FILE")]
     target: Option<String>,
 
-    /// Seconds between two looks, from 0.1 to 3600
+    /// Seconds between two samples, from 0.1 to 3600
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
     interval: f64,
 
-    /// Show one sample and end; --json does too
+    /// Show one sample and end; implied by --json
     #[arg(long)]
     once: bool,
 
@@ -66,29 +66,29 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let once = options.once || screen.json;
     let on_terminal = stdin().is_terminal() && stdout().is_terminal();
     if !once && !on_terminal {
-        let message = "serval top needs a terminal; --once and --json do without";
+        let message = "serval top needs a terminal; use --once or --json";
         return Err(Failure::Usage(message.to_owned()));
     }
-    let first = Look::at(&source)?;
+    let first = Snapshot::at(&source)?;
     if once {
         std::thread::sleep(interval);
-        let sample = Look::at(&source)?.since(&first);
+        let sample = Snapshot::at(&source)?.since(&first);
         let tables = || Grid::of(&sample).map(|grid| grid.table().render(screen)).join("\n");
         screen.show(tables, || sample.to_json());
         return Ok(());
     }
-    // Signals become values before the terminal changes: whatever ends this restores it.
+    // Signals are handled as values from before the terminal changes, so that every end restores it.
     let signals = Signals::install().map_err(Failure::run)?;
     let (asked, sort) = (first.at, Sort::default());
     let mut view = View { source, interval, signals, before: first, asked, sort };
-    // Restores the terminal on a panic, too.
+    // Restores the terminal also on a panic.
     let mut terminal = ratatui::try_init().map_err(Failure::run)?;
     let ended = view.watch(&mut terminal);
     ratatui::restore();
     ended
 }
 
-/// Where pages come from.
+/// The source of the pages.
 enum Source {
     /// `engine.metrics`.
     Http(Endpoint),
@@ -112,7 +112,7 @@ impl Source {
     }
 }
 
-/// A socket or an address as it stands, or the one in a configuration file; without any the one server there is.
+/// The given socket or address, or the one in the given configuration file; by default the only running server.
 fn source(options: &Options) -> Result<Source, Failure> {
     let Some(target) = &options.target else {
         return Ok(Source::Control(discovery::find_one(None)?));
@@ -134,18 +134,18 @@ fn source(options: &Options) -> Result<Source, Failure> {
         (None, ControlSocket::At(path)) => Ok(Source::Control(path)),
         (None, ControlSocket::Auto) => Ok(Source::Control(discovery::find_one(Some(path))?)),
         (None, ControlSocket::Off) => Err(Failure::Usage(format!(
-            "{target} turns engine.control off and sets no engine.metrics with a port: set one of them, or say a URL"
+            "{target} turns engine.control off and sets no engine.metrics with a port: set one of them, or give a URL"
         ))),
     }
 }
 
-/// A page and when it was seen.
-struct Look {
+/// A page and the time at which it was read.
+struct Snapshot {
     page: Page,
     at: Instant,
 }
 
-impl Look {
+impl Snapshot {
     fn at(source: &Source) -> Result<Self, Failure> {
         let page = source.fetch()?;
         Ok(Self { page, at: Instant::now() })
@@ -156,7 +156,7 @@ impl Look {
     }
 }
 
-/// What a key or a signal asks for.
+/// The meaning of a key or a signal.
 enum Action {
     Quit,
     Pause,
@@ -168,7 +168,7 @@ struct View {
     source: Source,
     interval: Duration,
     signals: Signals,
-    before: Look,
+    before: Snapshot,
     /// When the server was last asked, whether it answered or not.
     asked: Instant,
     sort: Sort,
@@ -178,7 +178,7 @@ impl View {
     fn watch(&mut self, terminal: &mut DefaultTerminal) -> Result<(), Failure> {
         let url = self.source.name();
         let (mut paused, mut news) = (false, String::new());
-        // Before there are two looks, everything stands still.
+        // Until there are two samples, the view is static.
         let mut sample = self.before.since(&self.before);
         loop {
             sample.sort(self.sort);
@@ -190,8 +190,8 @@ impl View {
                 Some(Action::Pause) => paused = !paused,
                 Some(Action::Sort) => self.sort = self.sort.next(),
                 Some(Action::Redraw) => {}
-                // A server that is away may come back: what was seen last stays on the screen.
-                None => match Look::at(&self.source) {
+                // The server may come back: the last values stay on the screen.
+                None => match Snapshot::at(&self.source) {
                     Ok(look) => {
                         sample = look.since(&self.before);
                         (self.asked, self.before) = (look.at, look);
@@ -207,14 +207,14 @@ impl View {
         }
     }
 
-    /// Waits for a wish; `None` when it is time for another look.
+    /// Waits for an action; `None` when the next sample is due.
     fn action(&mut self, paused: bool) -> Result<Option<Action>, Failure> {
         while paused || self.asked.elapsed() < self.interval {
             let signal = self.signals.wait(Some(Duration::ZERO)).map_err(Failure::run)?;
             if matches!(signal, Some(Signal::Terminate | Signal::Interrupt)) {
                 return Ok(Some(Action::Quit));
             }
-            if !event::poll(LOOK).map_err(Failure::run)? {
+            if !event::poll(POLL_INTERVAL).map_err(Failure::run)? {
                 continue;
             }
             let key = match event::read().map_err(Failure::run)? {

@@ -1,9 +1,8 @@
 //! The server that Serval is compared with: host-centric, as services are usually written.
 //!
-//! One network thread receives datagrams and puts them on a queue; worker threads wait on it, call the
-//! kernel and send the reply. Every request crosses from one thread to another, which is what an
-//! accelerator behind a host application pays at least. The kernel is the same compiled code that
-//! Serval runs.
+//! One network thread receives datagrams and puts them on a queue; worker threads wait on it, call the kernel and
+//! send the reply. Every request is passed from one thread to another, which is the minimum cost of an accelerator
+//! behind a host application. The kernel is the same compiled code that Serval runs.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,18 +18,18 @@ use engine::topology::Service;
 use super::DemoError;
 use bench::function::KernelFunction;
 
-/// Requests that may wait; more are dropped.
+/// Maximum length of the queue; further requests are dropped.
 const QUEUE_MAX: usize = 4096;
-/// How soon threads notice that they are to end.
-const PATIENCE: Duration = Duration::from_millis(20);
+/// Interval at which threads check whether they are to end.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A request and who sent it.
+/// A request and its sender.
 type Job = (Vec<u8>, SocketAddr);
 
 #[derive(Default)]
 struct Shared {
     queue: Mutex<VecDeque<Job>>,
-    /// A job was put on the queue, or everything ends.
+    /// A request was put on the queue, or the server ends.
     arrived: Condvar,
     stop: AtomicBool,
     dropped: AtomicU64,
@@ -44,9 +43,9 @@ pub struct HostCentric {
 }
 
 impl HostCentric {
-    /// Serves what `service` describes (kernel, parameters, sizes) on a free loopback UDP port.
-    /// All its threads run on `core`, if given (of the ways to place them, both on one core answers a
-    /// single client soonest: what crosses from one to the other is in that core's cache).
+    /// Serves `service` (kernel, parameters, sizes) on a free loopback UDP port. All its threads run on `core`, if
+    /// given: with both on one core a single client has the shortest latency, since the data that they share is in
+    /// that core's cache.
     pub fn start(
         service: &Service,
         workers: usize,
@@ -57,7 +56,7 @@ impl HostCentric {
             move |error: io::Error| DemoError::Io { what, error }
         };
         let socket = UdpSocket::bind("127.0.0.1:0").map_err(failed("open a UDP port"))?;
-        socket.set_read_timeout(Some(PATIENCE)).map_err(failed("set a socket's timeout"))?;
+        socket.set_read_timeout(Some(CHECK_INTERVAL)).map_err(failed("set a socket's timeout"))?;
         let address = socket.local_addr().map_err(failed("ask for a socket's address"))?;
         let socket = Arc::new(socket);
         let mut server = Self { address, shared: Arc::default(), threads: Vec::new() };
@@ -79,12 +78,12 @@ impl HostCentric {
         Ok(server)
     }
 
-    /// Where it listens.
+    /// The listening address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Requests it dropped: the queue was full or the kernel did not answer.
+    /// Requests that were dropped: the queue was full or the kernel did not answer.
     pub fn dropped(&self) -> u64 {
         self.shared.dropped.load(Ordering::Relaxed)
     }
@@ -96,7 +95,7 @@ impl HostCentric {
         run: impl FnOnce() + Send + 'static,
     ) -> Result<(), DemoError> {
         let thread = std::thread::Builder::new().name(name).spawn(move || {
-            // As with the worker it is compared with, not being pinned is no error.
+            // Failing to pin is not an error, as for the worker it is compared with.
             let _ = core.map(sys::affinity::pin_current_thread);
             run();
         });
@@ -112,7 +111,7 @@ impl Drop for HostCentric {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.shared.arrived.notify_all();
         for thread in self.threads.drain(..) {
-            // A worker that panicked has said so on standard error.
+            // A worker that panicked has reported it on standard error.
             let _ = thread.join();
         }
     }
@@ -134,7 +133,7 @@ fn receive(shared: &Shared, socket: &UdpSocket, most: usize) {
     }
 }
 
-/// A worker thread. The kernel is opened here, since it stays on its thread.
+/// A worker thread. The kernel is opened here, since it is bound to its thread.
 fn serve_queue(
     shared: &Shared,
     socket: &UdpSocket,
@@ -167,7 +166,7 @@ fn next(shared: &Shared) -> Option<Job> {
         if let Some(job) = queue.pop_front() {
             return Some(job);
         }
-        let waited = shared.arrived.wait_timeout(queue, PATIENCE);
+        let waited = shared.arrived.wait_timeout(queue, CHECK_INTERVAL);
         queue = waited.expect("no worker panics with the queue").0;
     }
     None
@@ -194,13 +193,13 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_does_not_answer_is_counted() {
+    fn requests_without_an_answer_are_counted() {
         let service = Service::new("a", Vec::new(), "scale");
         let server = HostCentric::start(&service, 1, None).unwrap();
         let load = Load { requests: 3, timeout: Duration::from_millis(100), ..Load::default() };
         let outcome = client::udp(server.address(), &load, &mut Echo::new(3)).unwrap();
         assert_eq!(outcome.lost, 3);
-        // A worker may get to the last one after the client has given it up.
+        // A worker may process the last request after the client has timed out.
         let deadline = Instant::now() + Duration::from_secs(20);
         while server.dropped() < 3 && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
@@ -209,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_is_none_is_told() {
+    fn an_unknown_kernel_is_reported() {
         let service = Service::new("a", Vec::new(), "nonsense");
         let error = HostCentric::start(&service, 1, None).err().expect("there is no such kernel");
         assert!(error.to_string().contains("nonsense"), "{error}");

@@ -6,31 +6,31 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde_json::{Value as Json, json};
 
-use super::{DemoError, Stage, perfect};
+use super::{DemoError, Stage, check_complete};
 use crate::screen::{Screen, Table, Tone};
 use bench::client::{self, Load, Outcome, Stream, Workload};
 use bench::plot::{self, Chart, Line};
 use bench::units::per_second;
 
-/// Requests in flight when many are.
+/// Requests in flight for the rate.
 pub(super) const MANY: usize = 64;
 
-/// What is measured.
-pub(super) struct Contest {
-    /// What the two servers are called, in a word each.
+/// A comparison of two servers.
+pub(super) struct Comparison {
+    /// Names of the two servers, one word each.
     pub(super) names: [&'static str; 2],
-    /// What they are, in one or two lines.
+    /// Their descriptions, in one or two lines.
     pub(super) about: String,
     /// The first one's UDP and TCP ports.
     pub(super) udp: SocketAddr,
     pub(super) tcp: SocketAddr,
     pub(super) stream: Stream,
-    /// The UDP port of the server to compare with.
+    /// The UDP port of the other server.
     pub(super) other: SocketAddr,
 }
 
-impl Contest {
-    /// Serval with its kernel inside the workers against a host-centric server, both with so many.
+impl Comparison {
+    /// Serval with its kernel on the workers against a host-centric server, with the same number of workers.
     pub(super) fn with_host_centric(
         (udp, tcp): (SocketAddr, SocketAddr),
         stream: Stream,
@@ -55,7 +55,7 @@ pub(super) struct Figures {
     tcp_rate: f64,
 }
 
-/// The outcome of a contest.
+/// The result of a comparison.
 #[derive(Clone, Debug)]
 pub(super) struct Verdict {
     names: [&'static str; 2],
@@ -73,7 +73,7 @@ pub(super) struct Verdict {
 }
 
 impl Stage<'_> {
-    /// Rounds, and how long each measurement in them takes.
+    /// Number of rounds, and the time of each measurement.
     fn rounds(&self) -> (usize, Duration) {
         if self.options.quick {
             (3, Duration::from_millis(150))
@@ -93,7 +93,7 @@ impl Stage<'_> {
         let (_, duration) = self.rounds();
         let load = Load {
             window,
-            // What a cold cache and a sleeping server cost is not measured.
+            // The effects of a cold cache and a sleeping server are not measured.
             warmup: duration / 8,
             duration,
             timeout: Duration::from_secs(5),
@@ -104,15 +104,15 @@ impl Stage<'_> {
             Some(stream) => client::tcp(address, stream, &load, workload),
             None => client::udp(address, &load, workload),
         }?;
-        self.go_on()?;
-        perfect("measuring", &outcome)?;
+        self.check_interrupted()?;
+        check_complete("measuring", &outcome)?;
         Ok(outcome)
     }
 
-    /// The whole contest. `workload` makes a fresh workload for each measurement.
+    /// The whole comparison. `workload` creates a new workload for each measurement.
     pub(super) fn compare<'w>(
         &self,
-        contest: &Contest,
+        comparison: &Comparison,
         mut workload: impl FnMut() -> Box<dyn Workload + 'w>,
     ) -> Result<Verdict, DemoError> {
         let (rounds, _) = self.rounds();
@@ -121,10 +121,11 @@ impl Stage<'_> {
         let [mut first_latency, mut other_latency] = [(); 2].map(|()| client::latencies());
         for _ in 0..rounds {
             let mut udp = |at, window| self.measure(at, None, window, &mut *workload());
-            let one = [udp(contest.udp, 1)?, udp(contest.other, 1)?];
-            let many = [udp(contest.udp, MANY)?, udp(contest.other, MANY)?];
-            let tcp = self.measure(contest.tcp, Some(&contest.stream), MANY, &mut *workload())?;
-            // Both have the bounds that every outcome has.
+            let one = [udp(comparison.udp, 1)?, udp(comparison.other, 1)?];
+            let many = [udp(comparison.udp, MANY)?, udp(comparison.other, MANY)?];
+            let tcp =
+                self.measure(comparison.tcp, Some(&comparison.stream), MANY, &mut *workload())?;
+            // Both have the same bucket bounds.
             let _ = first_latency.add(&one[0].latency);
             let _ = other_latency.add(&one[1].latency);
             first.push(figures(&one[0], &many[0], tcp.rate()));
@@ -137,8 +138,8 @@ impl Stage<'_> {
             p50_ratio: median(pairs().map(|(s, o)| o.p50_us / s.p50_us)),
             p99_ratio: median(pairs().map(|(s, o)| o.p99_us / s.p99_us)),
             rate_ratio: median(pairs().map(|(s, o)| s.rate / o.rate)),
-            names: contest.names,
-            about: contest.about.clone(),
+            names: comparison.names,
+            about: comparison.about.clone(),
             first: middle(&first),
             other: middle(&other),
             rounds,
@@ -147,7 +148,7 @@ impl Stage<'_> {
         })
     }
 
-    /// Under what circumstances the numbers were measured.
+    /// The conditions of the measurement.
     pub(super) fn caption(&self, verdict: &Verdict) -> String {
         format!(
             "  Client: one thread with ordinary kernel sockets on loopback (class T0); {}.\n  \
@@ -161,7 +162,7 @@ impl Stage<'_> {
 }
 
 impl Verdict {
-    /// What the server is called that was compared with.
+    /// Name of the other server.
     pub(super) fn other_name(&self) -> &'static str {
         self.names[1]
     }
@@ -234,7 +235,7 @@ fn middle(rounds: &[Figures]) -> Figures {
     }
 }
 
-/// The middle value; of an even count the lower of the two.
+/// The middle value; for an even count the lower of the two.
 fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! `serval demo echo`: many mqueues, each with a block of its own, on one core.
+//! `serval demo echo`: many mqueues, each with its own block, on one core.
 
 use engine::topology::Service;
 use serde_json::json;
@@ -58,7 +58,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     let mut text = format!("{}\n\n{}\n", screen.paint(Tone::Bold, &title), table.render(screen));
     let _ = writeln!(
         text,
-        "  {busy} of {mqueues} blocks were at work, all on {workers} worker{plural}."
+        "  {busy} of {mqueues} blocks received requests, all on {workers} worker{plural}."
     );
     let _ = writeln!(
         text,

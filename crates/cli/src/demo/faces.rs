@@ -1,9 +1,9 @@
-//! `serval demo faces`: a kernel that asks a database by itself.
+//! `serval demo faces`: a kernel that sends requests to a database.
 //!
-//! memcached holds a picture of each person. A client sends a label and another picture; the kernel
-//! fetches the stored one through its client mqueue and compares. What comes out is a table of what was
-//! asked and what was answered, and one of what a request costs the client, the server and memcached,
-//! beside host servers that do the same. How good the method is with real faces is not claimed.
+//! memcached holds a picture of each person. A client sends a label and another picture; the kernel fetches the
+//! stored one through its client mqueue and compares. The result is a table of requests and answers, and a table of
+//! the cost of a request for the client, the server and memcached, compared with host servers that do the same. No
+//! claim is made about the method's quality on real faces.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -15,8 +15,8 @@ use serde_json::{Value as Json, json};
 use wire::framing::Framing;
 use wire::nic::Transport;
 
-use super::parties::{self, Parties, Party};
-use super::{DemoError, Report, Stage, accounts, perfect};
+use super::costs::{self, Cost, CostMeasurement};
+use super::{DemoError, Report, Stage, accounts, check_complete};
 use crate::screen::{Table, Tone};
 use bench::client::workload::{Faces, Pictures, Question};
 use bench::client::{self, Load};
@@ -24,7 +24,7 @@ use bench::memcached::Memcached;
 use bench::plot::{self, Chart, Line};
 use bench::units::per_second;
 
-/// As the face verification services of the papers.
+/// As in the face verification services of the papers.
 const MQUEUES: u32 = 28;
 /// Largest file of pictures that is read.
 const FILE_BYTES_MAX: u64 = 256 << 20;
@@ -35,7 +35,7 @@ const QUESTIONS: [(Question, &str); 3] = [
     (Question::Unknown, "unknown label"),
 ];
 
-/// What came out, besides the answers.
+/// The results, besides the answers.
 struct Figures {
     people: usize,
     mqueues: u32,
@@ -70,31 +70,35 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     };
     let bar = stage.progress("verifying faces", 4);
     let outcome = client::udp(udp, &load, &mut asking)?;
-    stage.go_on()?;
-    perfect("faces", &outcome)?;
+    stage.check_interrupted()?;
+    check_complete("faces", &outcome)?;
     bar.inc(1);
     let mut again = Faces::new(&pictures.people);
     let one = stage.measure(udp, None, 1, &mut again)?;
     bar.inc(1);
-    let asked =
-        Parties { stage, memcached: &memcached, people: &pictures.people, window: load.window };
-    let mut parties = vec![asked.serval(udp)?];
+    let asked = CostMeasurement {
+        stage,
+        memcached: &memcached,
+        people: &pictures.people,
+        window: load.window,
+    };
+    let mut costs = vec![asked.serval(udp)?];
     bar.inc(1);
 
     let accounts = accounts(&server);
     if !server.shutdown().is_clean() {
         return Err(DemoError::Wrong("the server did not end cleanly".to_owned()));
     }
-    parties.extend(asked.host_servers()?);
+    costs.extend(asked.host_servers()?);
     bar.finish_and_clear();
-    let many = &parties[0].many;
+    let many = &costs[0].many;
     let (rate, p50_us) = (many.rate(), one.quantile_us(0.5));
     let figures = Figures { people, mqueues, window: load.window, rate, p50_us };
     let mut text = text(stage, &pictures, &asking, &figures);
-    let _ = writeln!(text, "{}\n  {accounts}", parties::text(&parties, &stage.options.screen));
+    let _ = writeln!(text, "{}\n  {accounts}", costs::text(&costs, &stage.options.screen));
     let line = |name: String, latency| Line { name, points: client::distribution_us(latency) };
     let chart = Chart {
-        title: "Faces against pictures in memcached: how long a verdict takes".to_owned(),
+        title: "Faces against pictures in memcached: latency of a verdict".to_owned(),
         caption: format!("Client class T0, loopback; {}.", stage.cores()),
         warning: None,
         x: plot::shares(),
@@ -104,7 +108,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
             line(format!("{} in flight", load.window), &many.latency),
         ],
     };
-    Ok(Report { text, json: as_json(&pictures, &asking, &figures, &parties), chart })
+    Ok(Report { text, json: as_json(&pictures, &asking, &figures, &costs), chart })
 }
 
 fn service(stage: &Stage<'_>, memcached: &Memcached) -> Service {
@@ -113,7 +117,7 @@ fn service(stage: &Stage<'_>, memcached: &Memcached) -> Service {
     service.framing = Framing::Fixed(Faces::REQUEST_BYTES as u32);
     service.mqueues = stage.options.mqueues.unwrap_or(MQUEUES);
     let mut backend = Backend::new("db", Transport::Tcp, memcached.address(), Framing::Memcached);
-    // The machine may be busy with other things; a demo is no place for tight limits.
+    // The machine may be busy; a demo needs no tight limits.
     backend.timeout_ms = 2000;
     service.backends = vec![backend];
     service.request_timeout_ms = 5000;
@@ -145,12 +149,7 @@ fn text(
     )
 }
 
-fn as_json(
-    pictures: &Pictures<'_>,
-    asking: &Faces<'_>,
-    figures: &Figures,
-    parties: &[Party],
-) -> Json {
+fn as_json(pictures: &Pictures<'_>, asking: &Faces<'_>, figures: &Figures, costs: &[Cost]) -> Json {
     let answers = QUESTIONS.map(|(question, name)| {
         let [no_match, matches, unknown, _] = asking.answers(question);
         json!({ "asked": name, "match": matches, "no_match": no_match, "unknown": unknown })
@@ -158,7 +157,7 @@ fn as_json(
     json!({
         "demo": "faces", "people": figures.people, "pictures": pictures.note,
         "answers": answers,
-        "rate": figures.rate, "p50_us": figures.p50_us, "parties": parties::as_json(parties),
+        "rate": figures.rate, "p50_us": figures.p50_us, "costs": costs::as_json(costs),
     })
 }
 

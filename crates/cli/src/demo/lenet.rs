@@ -1,5 +1,5 @@
-//! `serval demo lenet`: held-out digits over UDP and TCP, then the contest: the GPU against the CPU, or where no
-//! GPU is used Serval against a host-centric server.
+//! `serval demo lenet`: held-out digits over UDP and TCP, then a comparison: the GPU against the CPU, or without a
+//! GPU Serval against a host-centric server.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -9,24 +9,24 @@ use engine::topology::Service;
 use serde_json::json;
 use wire::framing::Framing;
 
-use super::bench::Contest;
-use super::{DemoError, DemoGpu, HostCentric, Report, Served, Stage, accounts, perfect};
+use super::bench::Comparison;
+use super::{DemoError, DemoGpu, HostCentric, Report, Served, Stage, accounts, check_complete};
 use crate::screen::Tone;
 use bench::client::workload::{Digit, Digits};
 use bench::client::{self, Load, Stream};
 use server::Server;
 
-/// Share of right answers below which something must be broken.
+/// Minimum share of correct answers.
 const ACCURACY_MIN: f64 = 0.97;
-/// Mqueues, and so digits that are read at the same time.
+/// Mqueues: the number of digits that are read concurrently.
 const MQUEUES: u32 = 4;
 const MQUEUES_ON_GPU: u32 = 64;
 
-/// Who reads the digits, and who is compared with it.
-struct Players {
+/// The two servers that are compared.
+struct Servers {
     serval: Served,
     other: Other,
-    /// The GPU that the first one's kernel runs on, or why none.
+    /// The GPU of the first server's kernel, or the reason why none is used.
     gpu: Result<String, String>,
 }
 
@@ -44,7 +44,7 @@ impl Other {
     }
 }
 
-impl Players {
+impl Servers {
     /// On the GPU, if there is one on which the service starts.
     fn start(stage: &Stage<'_>, service: &Service) -> Result<Self, DemoError> {
         let why_not = match &stage.options.gpu {
@@ -81,22 +81,22 @@ impl Players {
         Ok(Self { serval, other: Other::OnCpu(Box::new(on_cpu)), gpu: Ok(gpu.name.clone()) })
     }
 
-    fn contest(&self, stage: &Stage<'_>, stream: Stream) -> Contest {
+    fn comparison(&self, stage: &Stage<'_>, stream: Stream) -> Comparison {
         let (_, udp, tcp) = self.serval;
         let workers = stage.options.workers;
         let other = self.other.udp();
         let Ok(gpu) = &self.gpu else {
-            return Contest::with_host_centric((udp, tcp), stream, other, workers);
+            return Comparison::with_host_centric((udp, tcp), stream, other, workers);
         };
         let plural = if workers == 1 { "" } else { "s" };
         let about = format!(
             "Serval with {workers} worker{plural}, twice: its kernel on {gpu}, and the same source compiled for\n  \
              the CPU inside the worker{plural}."
         );
-        Contest { names: ["GPU", "CPU"], about, udp, tcp, stream, other }
+        Comparison { names: ["GPU", "CPU"], about, udp, tcp, stream, other }
     }
 
-    /// Where the digits are read, in a line.
+    /// One line about where the kernel runs.
     fn introduction(&self) -> String {
         match &self.gpu {
             Ok(gpu) => {
@@ -107,7 +107,7 @@ impl Players {
         }
     }
 
-    /// Ends what has no account to give.
+    /// Stops a server whose counters are not checked.
     fn shutdown(self) -> Result<(), DemoError> {
         let mut servers: Vec<Server> = vec![self.serval.0];
         if let Other::OnCpu(served) = self.other {
@@ -129,8 +129,8 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     let digits = Digit::held_out();
     let mut service = Service::new("digits", Vec::new(), "lenet");
     service.framing = Framing::Fixed(Digits::PICTURE_BYTES as u32);
-    let players = Players::start(stage, &service)?;
-    let (_, udp, tcp) = players.serval;
+    let servers = Servers::start(stage, &service)?;
+    let (_, udp, tcp) = servers.serval;
     let stream = Stream {
         connections: 4,
         framing: Framing::Fixed(Digits::PICTURE_BYTES as u32),
@@ -140,7 +140,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     let load = Load {
         window: 8,
         requests: digits.len() as u64,
-        // Each is to be answered, also where somebody else has the core for a while.
+        // Every request must be answered, even if the core is busy for a while.
         timeout: Duration::from_secs(10),
         cancel: stage.options.cancel.clone(),
         ..Load::default()
@@ -153,25 +153,25 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
         } else {
             client::udp(address, &load, &mut reading)?
         };
-        stage.go_on()?;
-        perfect(what, &outcome)?;
+        stage.check_interrupted()?;
+        check_complete(what, &outcome)?;
         bar.inc(1);
         Ok::<_, DemoError>(reading)
     };
     let over_udp = read("digits over UDP", false, udp)?;
     let over_tcp = read("digits over TCP", true, tcp)?;
-    let by_other = read("digits of the other server", false, players.other.udp())?;
+    let by_other = read("digits of the other server", false, servers.other.udp())?;
     bar.finish_and_clear();
     let right = [over_udp.right(), over_tcp.right()];
     check(&over_udp, &over_tcp, &by_other)?;
 
-    let contest = players.contest(stage, stream);
+    let comparison = servers.comparison(stage, stream);
     let answers = over_udp.answers();
-    let verdict = stage.compare(&contest, || Box::new(Digits::new(&digits, Some(answers))))?;
+    let verdict = stage.compare(&comparison, || Box::new(Digits::new(&digits, Some(answers))))?;
 
     let screen = &stage.options.screen;
     let mut text = format!("{}\n", screen.paint(Tone::Bold, "LeNet-5 behind a port"));
-    let _ = writeln!(text, "{}", players.introduction());
+    let _ = writeln!(text, "{}", servers.introduction());
     for (name, right) in ["UDP", "TCP"].into_iter().zip(right) {
         let share = 100.0 * right as f64 / digits.len() as f64;
         let _ = writeln!(
@@ -182,20 +182,20 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     }
     let _ = writeln!(text, "  {} gave the same answers.", verdict.other_name());
     let _ = writeln!(text, "\n{}\n{}", verdict.table(screen), stage.caption(&verdict));
-    let _ = writeln!(text, "  {}", accounts(&players.serval.0));
+    let _ = writeln!(text, "  {}", accounts(&servers.serval.0));
     let json = json!({
         "demo": "lenet", "digits": digits.len(), "right_udp": right[0], "right_tcp": right[1],
-        "gpu": players.gpu.as_ref().ok(), "no_gpu_because": players.gpu.as_ref().err(),
+        "gpu": servers.gpu.as_ref().ok(), "no_gpu_because": servers.gpu.as_ref().err(),
         "comparison": verdict.json(),
     });
-    let whereabouts = players.gpu.as_deref().unwrap_or("the engine's core");
-    let title = format!("LeNet-5 on {whereabouts}: how long a digit takes");
+    let whereabouts = servers.gpu.as_deref().unwrap_or("the engine's core");
+    let title = format!("LeNet-5 on {whereabouts}: latency of a digit");
     let chart = verdict.chart(&title, stage);
-    players.shutdown()?;
+    servers.shutdown()?;
     Ok(Report { text, json, chart })
 }
 
-/// Both transports and both servers give the same answers, and good ones.
+/// Checks that both transports and both servers give the same answers, with enough correct ones.
 fn check(
     over_udp: &Digits<'_>,
     over_tcp: &Digits<'_>,

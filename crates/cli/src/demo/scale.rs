@@ -5,7 +5,7 @@ use serde_json::json;
 use std::fmt::Write as _;
 use wire::framing::Framing;
 
-use super::bench::Contest;
+use super::bench::Comparison;
 use super::{DemoError, HostCentric, Report, Stage, accounts};
 use crate::screen::Tone;
 use bench::client::Stream;
@@ -21,9 +21,9 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     let other = HostCentric::start(&service, stage.options.workers, stage.cores.map(|c| c.server))?;
     let (server, udp, tcp) = stage.serve(service)?;
     let stream = Stream { connections: 4, ..Stream::new(framing) };
-    let contest =
-        Contest::with_host_centric((udp, tcp), stream, other.address(), stage.options.workers);
-    let verdict = stage.compare(&contest, || Box::new(Vectors::new(NUMBERS)))?;
+    let comparison =
+        Comparison::with_host_centric((udp, tcp), stream, other.address(), stage.options.workers);
+    let verdict = stage.compare(&comparison, || Box::new(Vectors::new(NUMBERS)))?;
 
     let screen = &stage.options.screen;
     let title = format!("{NUMBERS} numbers times 3, by a kernel of nine lines");
@@ -35,6 +35,6 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
         return Err(DemoError::Wrong("the server did not end cleanly".to_owned()));
     }
     let json = json!({ "demo": "scale", "comparison": verdict.json() });
-    let chart = verdict.chart("Numbers times 3: how long a vector takes", stage);
+    let chart = verdict.chart("Numbers times 3: latency of a vector", stage);
     Ok(Report { text, json, chart })
 }

@@ -1,4 +1,4 @@
-//! The sample as tables: on paper ([`Grid::table`]) and on a terminal ([`draw`]).
+//! The sample as tables: as text ([`Grid::table`]) and on a terminal ([`draw`]).
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -9,23 +9,23 @@ use ratatui::widgets::{Row, Table as Widget};
 use super::{Sample, Sort};
 use crate::screen::Table;
 
-/// A table before it is drawn. Column names that start with `>` are right-aligned; the others may be cut where the
-/// terminal is narrow.
+/// A table before it is drawn. Column names that start with `>` are right-aligned; the others may be truncated on a
+/// narrow terminal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grid {
     columns: Vec<&'static str>,
     rows: Vec<Vec<String>>,
-    /// The columns that a narrow terminal does not show, the least important first.
+    /// The columns that are hidden on a narrow terminal, the least important first.
     spare: &'static [usize],
 }
 
-/// Between two columns.
+/// Space between two columns.
 const GAP: usize = 2;
-/// A column of text is cut to this, if need be.
+/// Minimum width to which a text column is truncated.
 const CUT: usize = 10;
 
 impl Grid {
-    /// What services do, how long their requests take, what workers do.
+    /// The tables of services, stages and workers.
     pub fn of(sample: &Sample) -> [Self; 3] {
         [services(sample), stages(sample), workers(sample)]
     }
@@ -44,7 +44,7 @@ impl Grid {
         self.rows.len() + 2
     }
 
-    /// The columns that `room` has place for, and their widths.
+    /// The columns that fit into `room`, and their widths.
     fn fit(&self, room: usize) -> Vec<(usize, usize)> {
         let width = |column: usize| {
             let name = self.columns[column].trim_start_matches('>');
@@ -64,7 +64,7 @@ impl Grid {
             }
             shown.retain(|(at, _)| at != spare);
         }
-        // Text gives way from the right to the left: names come first.
+        // Text columns are narrowed from right to left: names come first.
         let mut excess = total(&shown, &|column| column.1).saturating_sub(room);
         for (at, width) in shown.iter_mut().rev().filter(|(at, _)| is_text(*at)) {
             let given = excess.min(*width - least(&(*at, *width)));
@@ -74,7 +74,7 @@ impl Grid {
         shown
     }
 
-    /// As much of the table as there is room for.
+    /// As much of the table as fits.
     fn widget(&self, room: Rect) -> Widget<'static> {
         let shown = self.fit(usize::from(room.width));
         let align = |column: usize, text: String| {
@@ -102,7 +102,7 @@ impl Grid {
     }
 }
 
-/// The text, or its beginning where it is longer than this.
+/// The text, truncated to `width`.
 fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
@@ -110,7 +110,7 @@ fn cut(text: &str, width: usize) -> String {
     text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// The text, or its beginning and its end, where names differ, with a mark between them.
+/// The text, or its beginning and its end, where names differ, with an ellipsis between them.
 fn abbreviated(text: &str, width: usize) -> String {
     let count = text.chars().count();
     if count <= width || width < 4 {
@@ -121,7 +121,7 @@ fn abbreviated(text: &str, width: usize) -> String {
     begin.chain(['…']).chain(text.chars().skip(count - end)).collect()
 }
 
-/// Lines for each table: what it has, or less where they are too few for all.
+/// Lines for each table: all, or fewer if they do not fit.
 fn share(mut wanted: Vec<usize>, room: usize) -> Vec<usize> {
     while wanted.iter().sum::<usize>() > room {
         let largest = wanted.iter_mut().max().filter(|lines| **lines > 0);
@@ -205,7 +205,7 @@ fn number(value: f64) -> String {
     }
 }
 
-/// Seconds in the unit that suits them: three digits, and the unit.
+/// Seconds in a suitable unit: three digits, and the unit.
 fn time(seconds: f64) -> (String, &'static str) {
     let (value, unit) = match seconds {
         s if s >= 0.9995 => (s, "s"),
@@ -223,7 +223,7 @@ fn time(seconds: f64) -> (String, &'static str) {
     (format!("{value:.decimals$}"), unit)
 }
 
-/// Two times, with one unit where it is the same.
+/// Two times, with one unit if it is the same.
 fn times(first: f64, second: f64) -> String {
     match (time(first), time(second)) {
         ((a, one), (b, unit)) if one == unit => format!("{a}/{b} {unit}"),
@@ -231,7 +231,7 @@ fn times(first: f64, second: f64) -> String {
     }
 }
 
-/// The whole screen: what this is and the news, the tables, the keys.
+/// The whole screen: title and state, tables, keys.
 pub fn draw(frame: &mut Frame<'_>, url: &str, sample: &Sample, sort: Sort, news: &str) {
     let grids = Grid::of(sample);
     let wanted = grids.iter().map(Grid::height).collect();
@@ -251,7 +251,7 @@ pub fn draw(frame: &mut Frame<'_>, url: &str, sample: &Sample, sort: Sort, news:
         true => String::new(),
         false => format!("  kernel does not return: {}", sample.stalled.join(", ")),
     };
-    // What matters most comes first: a narrow terminal cuts the end.
+    // The most important part comes first: a narrow terminal truncates the end.
     let title = format!("serval top  {state}{stalled}{left}  every {:.1} s  {url}", sample.seconds);
     let head = [title.as_str(), news].map(|line| Line::from(cut(line, width)));
     frame.render_widget(Text::from(head.to_vec()), areas[0]);
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn paper_and_terminal_show_the_same_cells() {
+    fn text_and_terminal_show_the_same_cells() {
         let sample = Sample::between(&page(10), &page(14), Duration::from_secs(4));
         let screen = Screen { json: false, colour: false };
         let paper: String = Grid::of(&sample).map(|grid| grid.table().render(&screen)).concat();
@@ -342,7 +342,7 @@ mod tests {
         for part in ["in/s", "replied/s", "dropped/s", "in flight", "1.23M", "370", "no_credi"] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
-        // Each table has its head and rows of its own, and says what it does not show.
+        // Each table has its header and its own rows, and reports how many are hidden.
         for part in ["service", "p50 / p99", "worker", "50 %", "more"] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
@@ -352,7 +352,7 @@ mod tests {
         let names = lines.iter().filter(|line| line.contains("-day-") && line.contains("…"));
         assert!(names.count() >= 6, "{text}");
         assert!(lines[23].starts_with("q quit  p pause  s sort by: replied"), "{text}");
-        // Numbers are never cut, so no column lost its right edge.
+        // Numbers are never truncated, so no column lost its right edge.
         let columns = lines.iter().find(|line| line.contains("replied/s")).unwrap();
         assert!(columns.ends_with("drops/s"), "{text}");
     }

@@ -1,8 +1,8 @@
 //! `listen` and `connect` addresses: `udp://127.0.0.1:9000`, `tcp://[::1]:9000`, `shm:///run/digits`.
 //!
-//! A listening host is an IP address, since a name could become another interface tomorrow;
-//! `localhost` is 127.0.0.1. `0.0.0.0` is every IPv4 address of the machine and `[::]` every IPv6
-//! address (and no IPv4 one). A backend may also be a name, which is looked up once, at start.
+//! A listening host is an IP address, since a name could resolve to another interface later; `localhost` is
+//! 127.0.0.1. `0.0.0.0` means all IPv4 addresses of the machine and `[::]` all IPv6 addresses (and no IPv4 ones). A
+//! backend may also be a name, which is resolved once, at start.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use wire::nic::Transport;
 
 use super::reader::nearest;
 
-/// Why a text is no address: what is wrong, and what would be right.
+/// Why a text is not a valid address, and the fix.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Wrong {
     pub(super) what: String,
@@ -29,7 +29,7 @@ pub(super) fn listen(url: &str) -> Result<(Transport, SocketAddr), Wrong> {
     let Some(ip) = literal(host) else {
         return match host {
             "*" | "" => wrong(
-                format!("`{host}` is no address to listen on"),
+                format!("`{host}` is not an address to listen on"),
                 "write 0.0.0.0 for every IPv4 address, [::] for every IPv6 address",
             ),
             _ => wrong(
@@ -42,8 +42,8 @@ pub(super) fn listen(url: &str) -> Result<(Transport, SocketAddr), Wrong> {
     Ok((transport, SocketAddr::new(ip, port)))
 }
 
-/// Refuses addresses that stand for many machines: a service answers from the address it is asked at, and nobody can
-/// send from these.
+/// Rejects addresses of more than one machine: a service replies from the address at which it received the request,
+/// and these cannot be source addresses.
 fn one_machine(host: &str, ip: IpAddr, right: &str) -> Result<(), Wrong> {
     let broadcast = match ip {
         IpAddr::V4(ip) => ip.is_broadcast() || ip == Ipv4Addr::new(127, 255, 255, 255),
@@ -60,7 +60,7 @@ fn one_machine(host: &str, ip: IpAddr, right: &str) -> Result<(), Wrong> {
 pub(super) fn memory_port(url: &str) -> Option<Result<PathBuf, Wrong>> {
     let path = url.strip_prefix("shm://")?;
     if !path.starts_with('/') || path.len() < 2 || path.ends_with('/') {
-        let what = format!("`{url}` has no absolute path of a socket");
+        let what = format!("`{url}` is not the absolute path of a socket");
         return Some(wrong(what, "such as \"shm:///run/digits\""));
     }
     if path.len() > PATH_BYTES_MAX {
@@ -75,7 +75,7 @@ pub fn memory_url(path: &Path) -> String {
     format!("shm://{}", path.display())
 }
 
-/// A backend's address. A name is looked up; its first address is taken.
+/// A backend's address. A name is resolved; its first address is used.
 pub(super) fn connect(url: &str) -> Result<(Transport, SocketAddr), Wrong> {
     let (transport, host, port) = split(url, "tcp://127.0.0.1:11211")?;
     if port == 0 {
@@ -83,7 +83,7 @@ pub(super) fn connect(url: &str) -> Result<(Transport, SocketAddr), Wrong> {
     }
     if let Some(ip) = literal(host) {
         if ip.is_unspecified() {
-            return wrong(format!("`{host}` is no destination"), "write the backend's address");
+            return wrong(format!("`{host}` is not a destination"), "write the backend's address");
         }
         one_machine(host, ip, "write the backend's own address")?;
         return Ok((transport, SocketAddr::new(ip, port)));
@@ -91,18 +91,18 @@ pub(super) fn connect(url: &str) -> Result<(Transport, SocketAddr), Wrong> {
     let printable =
         host.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_'));
     if host.is_empty() || !printable {
-        return wrong(format!("`{host}` is no host"), "write an IP address or a host name");
+        return wrong(format!("`{host}` is not a host"), "write an IP address or a host name");
     }
     match (host, port).to_socket_addrs().map(|mut found| found.next()) {
         Ok(Some(address)) => Ok((transport, address)),
         _ => wrong(
             format!("the host name `{host}` has no address"),
-            "write an IP address, or a name this machine can look up",
+            "write an IP address, or a name that this machine can resolve",
         ),
     }
 }
 
-/// `127.0.0.1:9464`: where the metrics are served.
+/// `127.0.0.1:9464`: the address of the metrics endpoint.
 pub(super) fn plain(text: &str) -> Result<SocketAddr, Wrong> {
     let (host, port) = host_and_port(text, "127.0.0.1:9464")?;
     match literal(host) {
@@ -141,7 +141,7 @@ fn split<'u>(url: &'u str, example: &str) -> Result<(Transport, &'u str, u16), W
                 Some(near) => format!("did you mean {near}://?"),
                 None => "use udp:// or tcp://".to_owned(),
             };
-            return wrong(format!("`{scheme}://` is no transport"), right);
+            return wrong(format!("`{scheme}://` is not a transport"), right);
         }
     };
     if rest.contains(['/', '?', '#', '@']) {
@@ -164,7 +164,7 @@ fn host_and_port<'u>(text: &'u str, example: &str) -> Result<(&'u str, u16), Wro
             (&text[..inside.len() + 2], rest.strip_prefix(':'))
         }
         Some((inside, _)) => {
-            return wrong(format!("`[{inside}]` is no IPv6 address"), "such as [::1]");
+            return wrong(format!("`[{inside}]` is not an IPv6 address"), "such as [::1]");
         }
         None => match text.rsplit_once(':') {
             Some((host, _)) if host.contains(':') => {
@@ -180,11 +180,11 @@ fn host_and_port<'u>(text: &'u str, example: &str) -> Result<(&'u str, u16), Wro
     let Some(port) = port.filter(|port| !port.is_empty()) else {
         return wrong(format!("`{text}` has no port"), such());
     };
-    // `parse` alone would take a sign.
+    // `parse` alone would accept a sign.
     let digits = port.bytes().all(|b| b.is_ascii_digit());
     match port.parse::<u16>() {
         Ok(port) if digits => Ok((host, port)),
-        _ => wrong(format!("`{port}` is no port"), "a port is in [0, 65535]"),
+        _ => wrong(format!("`{port}` is not a port"), "a port is a number in [0, 65535]"),
     }
 }
 
@@ -231,25 +231,25 @@ mod tests {
     }
 
     #[test]
-    fn wrong_addresses_say_what_would_be_right() {
+    fn errors_of_addresses_state_the_fix() {
         let cases = [
             ("127.0.0.1:9000", "no scheme"),
-            ("udb://127.0.0.1:9000", "no transport"),
-            ("http://127.0.0.1:9000", "no transport"),
+            ("udb://127.0.0.1:9000", "not a transport"),
+            ("http://127.0.0.1:9000", "not a transport"),
             ("udp://127.0.0.1", "no port"),
             ("udp://127.0.0.1:", "no port"),
             ("udp://[::1]", "no port"),
             ("udp://::1", "brackets"),
             ("udp://::1:9000", "brackets"),
             ("udp://fe80::1:2:9000", "brackets"),
-            ("udp://[::g]:9000", "no IPv6 address"),
+            ("udp://[::g]:9000", "not an IPv6 address"),
             ("udp://[::1]9000", "no port"),
-            ("udp://*:9000", "no address to listen on"),
-            ("udp://:9000", "no address to listen on"),
+            ("udp://*:9000", "not an address to listen on"),
+            ("udp://:9000", "not an address to listen on"),
             ("udp://example.org:9000", "not an IP address"),
             ("udp://300.0.0.1:9000", "not an IP address"),
-            ("udp://127.0.0.1:65536", "no port"),
-            ("udp://127.0.0.1:+80", "no port"),
+            ("udp://127.0.0.1:65536", "not a port"),
+            ("udp://127.0.0.1:+80", "not a port"),
             ("udp://127.0.0.1:80/x", "more than a host"),
             ("udp://user@127.0.0.1:80", "more than a host"),
         ];
@@ -259,8 +259,8 @@ mod tests {
             assert!(!wrong.right.is_empty());
         }
         assert!(connect("tcp://127.0.0.1:0").unwrap_err().what.contains("port 0"));
-        assert!(connect("tcp://0.0.0.0:1").unwrap_err().what.contains("no destination"));
-        assert!(connect("tcp://no such host:1").unwrap_err().what.contains("no host"));
+        assert!(connect("tcp://0.0.0.0:1").unwrap_err().what.contains("not a destination"));
+        assert!(connect("tcp://no such host:1").unwrap_err().what.contains("not a host"));
         assert!(connect("tcp://name.invalid:1").unwrap_err().what.contains("has no address"));
     }
 }

@@ -1,28 +1,28 @@
-//! What is wrong with a configuration, shown where it is wrong.
+//! Problems of a configuration, shown at their places.
 //!
-//! Every value remembers the [`Source`] it came from (the file, one environment variable, one flag)
-//! and its place there. A [`Problem`] points at such a place and says what is wrong (its headline),
-//! what would be right (the label under the text) and, where it helps, what else to know.
+//! Every value remembers the [`Source`] it came from (the file, an environment variable, a flag) and its place there.
+//! A [`Problem`] points at such a place and states the error (its headline), the fix (the label under the text) and,
+//! if useful, additional help.
 
 use std::fmt::{self, Write as _};
 
 use serde_json::{Value as Json, json};
 
-/// A text that values of the configuration come from.
+/// A text that contains values of the configuration.
 #[derive(Clone, Debug)]
 pub(super) struct Source {
-    /// File name, or what kind of thing the text is.
+    /// File name, or the kind of text.
     pub(super) name: String,
     /// The text itself.
     pub(super) text: String,
-    /// Which layer of the precedence it belongs to.
+    /// The layer of the precedence.
     pub(super) origin: Origin,
 }
 
-/// Where a value came from; later ones win.
+/// The origin of a value; later ones override earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Nobody gave it.
+    /// The default.
     Default,
     /// The configuration file.
     File,
@@ -50,20 +50,20 @@ pub(super) struct Span {
     pub(super) source: usize,
     /// First byte.
     pub(super) start: usize,
-    /// Behind the last byte.
+    /// End, exclusive.
     pub(super) end: usize,
 }
 
-/// One thing that is wrong.
+/// One problem.
 #[derive(Clone, Debug)]
 pub(super) struct Problem {
-    /// Where; `None` for a file that cannot be read.
+    /// The place; `None` for a file that cannot be read.
     pub(super) span: Option<Span>,
-    /// What is wrong.
+    /// The error.
     pub(super) what: String,
-    /// What would be right; stands under the text.
+    /// The fix; shown under the text.
     pub(super) label: String,
-    /// More to know.
+    /// Additional help.
     pub(super) help: Option<String>,
 }
 
@@ -78,8 +78,8 @@ impl Problem {
     }
 }
 
-/// A configuration that cannot be used: every problem with its place. `Display` is the full,
-/// multi-line text for people, without a trailing line end.
+/// An invalid configuration: every problem with its place. `Display` is the complete multi-line text, without a
+/// trailing line end.
 #[derive(Clone, Debug)]
 pub struct ConfigError {
     pub(super) sources: Vec<Source>,
@@ -95,9 +95,9 @@ pub struct ProblemEntry {
     pub line: usize,
     /// Column in characters from 1; 0 when there is no place.
     pub column: usize,
-    /// What is wrong.
+    /// The error.
     pub what: String,
-    /// What would be right.
+    /// The fix.
     pub right: String,
 }
 
@@ -105,7 +105,7 @@ impl ConfigError {
     /// The problems in the order of their places.
     pub fn entries(&self) -> Vec<ProblemEntry> {
         let entry = |problem: &Problem| {
-            let spot = problem.span.map(|span| Spot::of(&self.sources[span.source], span));
+            let spot = problem.span.map(|span| Location::of(&self.sources[span.source], span));
             ProblemEntry {
                 source: problem
                     .span
@@ -130,7 +130,7 @@ impl ConfigError {
         json!({ "problems": self.entries().into_iter().map(problem).collect::<Vec<_>>() })
     }
 
-    /// The text for people; with ANSI colours if `colour`.
+    /// The text for a terminal; with ANSI colours if `colour`.
     pub fn render(&self, colour: bool) -> String {
         let mut out = String::new();
         for (index, problem) in self.problems.iter().enumerate() {
@@ -153,8 +153,8 @@ impl ConfigError {
             return;
         };
         let source = &self.sources[span.source];
-        let spot = Spot::of(source, span);
-        // Only a file has lines worth counting.
+        let spot = Location::of(source, span);
+        // Only places in a file have a line number.
         let number = if source.origin == Origin::File { spot.line.to_string() } else { " ".into() };
         let margin = " ".repeat(number.len());
         let bar = paint.blue("|");
@@ -214,8 +214,8 @@ impl Paint {
 /// Longest line shown, in characters; longer ones are cut around the place.
 const LINE_CHARS_MAX: usize = 120;
 
-/// A span as a person sees it: line, column, the line's text and where the carets go.
-struct Spot {
+/// A span as it is shown: line, column, the line's text and the position of the carets.
+struct Location {
     line: usize,
     column: usize,
     text: String,
@@ -223,7 +223,7 @@ struct Spot {
     carets: usize,
 }
 
-impl Spot {
+impl Location {
     fn of(source: &Source, span: Span) -> Self {
         let text = source.text.as_str();
         let start = floor_char_boundary(text, span.start);
@@ -254,8 +254,7 @@ fn floor_char_boundary(text: &str, at: usize) -> usize {
     (0..=at).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0)
 }
 
-/// Nothing a file contains may steer the terminal: control characters are shown as `?`, tabs as four
-/// spaces.
+/// The content of a file must not control the terminal: control characters are shown as `?`, tabs as four spaces.
 fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -263,7 +262,7 @@ fn printable(text: &str) -> String {
             '\t' => out.push_str("    "),
             '\r' => {}
             c if c.is_control() => out.push('?'),
-            // Bidirectional overrides reorder what stands around them.
+            // Bidirectional overrides reorder the text around them.
             '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => out.push('?'),
             c => out.push(c),
         }

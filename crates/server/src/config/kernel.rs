@@ -1,5 +1,5 @@
-//! The built-in kernels as a configuration sees them: names, parameters, and the messages they accept,
-//! so that a service that could only ever drop is refused before it starts.
+//! The built-in kernels for the configuration: names, parameters, and the messages they accept, so that a service
+//! that could only drop its messages is rejected before it starts.
 
 use std::any::Any;
 use std::path::{Path, PathBuf};
@@ -17,11 +17,11 @@ use super::reader::nearest;
 pub struct Builtin {
     /// Name in `kernel = "..."`.
     pub name: &'static str,
-    /// What it does, one sentence.
+    /// What it does, in one sentence.
     pub summary: &'static str,
-    /// Parameters with their meaning.
+    /// Parameters, each with a description.
     pub params: &'static [(&'static str, &'static str)],
-    /// The only length of a request it answers, in bytes; `None`: any.
+    /// The only accepted length of a request in bytes; `None`: any.
     pub request_bytes: Option<u32>,
     /// The length of its reply in bytes; `None`: that of the request.
     pub reply_bytes: Option<u32>,
@@ -29,7 +29,7 @@ pub struct Builtin {
     pub backends: u32,
 }
 
-/// Longest name of a kernel that a program of somebody's own has.
+/// Maximum length of the name of an external program's kernel.
 const NAME_BYTES_MAX: usize = 64;
 
 const MICROSECONDS: &[(&str, &str)] = &[("microseconds", "how long each message takes")];
@@ -54,7 +54,7 @@ pub const BUILTINS: &[Builtin] = &[
     },
     Builtin {
         name: "spin",
-        summary: "echo that burns its core for a time: a busy kernel",
+        summary: "echo that computes for a time: a busy kernel",
         params: MICROSECONDS,
         request_bytes: None,
         reply_bytes: None,
@@ -62,7 +62,7 @@ pub const BUILTINS: &[Builtin] = &[
     },
     Builtin {
         name: "delay",
-        summary: "echo after a time, without burning a core: a busy accelerator",
+        summary: "echo after a delay, without computing: a busy accelerator",
         params: MICROSECONDS,
         request_bytes: None,
         reply_bytes: None,
@@ -95,24 +95,24 @@ pub const BUILTINS: &[Builtin] = &[
     },
 ];
 
-/// What `kernel = "..."` names.
+/// The kernel that `kernel = "..."` selects.
 #[derive(Clone, Debug)]
 pub(super) enum Kernel {
     Builtin(&'static Builtin),
-    /// A compiled kernel library or fatbin that exists, and which of its kernels.
+    /// A compiled kernel library or fatbin that exists, and the name of the kernel in it.
     Library(PathBuf, Option<String>),
-    /// One that a program of somebody's own has, which attaches.
+    /// A kernel of an external program, which attaches.
     Foreign,
 }
 
-/// Whether a kernel is a file: not one that is built in, nor the name of one.
+/// Whether a kernel is a file: neither built in, nor a name.
 pub(super) fn is_file(name: &str) -> bool {
     let is_builtin = BUILTINS.iter().any(|builtin| builtin.name == name);
     !is_builtin && ["/", ".so", ".fatbin", ".cubin"].iter().any(|mark| name.contains(mark))
 }
 
-/// Finds a kernel. A path is relative to `base`, the configuration file's folder. The error is what
-/// is wrong and what would be right. `any_name` is for programs that bring kernels of their own.
+/// Finds a kernel. A path is relative to `base`, the configuration file's folder. The error is the problem and the
+/// fix. `any_name` is for external programs with their own kernels.
 pub(super) fn find(name: &str, base: &Path, any_name: bool) -> Result<Kernel, (String, String)> {
     if let Some(builtin) = BUILTINS.iter().find(|builtin| builtin.name == name) {
         return Ok(Kernel::Builtin(builtin));
@@ -149,8 +149,8 @@ pub(super) fn find(name: &str, base: &Path, any_name: bool) -> Result<Kernel, (S
     }
 }
 
-/// Opens a kernel file that exists with `open`, as the accelerators of these kinds would; `name` is that of the kernel in
-/// it. The opened files are added to `opened`. The error is what is wrong and what would be right.
+/// Opens an existing kernel file with `open`, as the accelerators of these kinds would; `name` is that of the kernel
+/// in it. The opened files are added to `opened`. The error is the problem and the fix.
 pub(super) fn inspect(
     open: Inspect,
     path: &Path,
@@ -159,7 +159,7 @@ pub(super) fn inspect(
     opened: &mut Vec<Arc<dyn Any>>,
 ) -> Result<(), (String, String)> {
     let target = |kind: &&AcceleratorKind| match kind {
-        // What the path means there is up to the runtime.
+        // The runtime interprets the path.
         AcceleratorKind::Process { launch: Launch::External { .. }, .. } => None,
         AcceleratorKind::Process { device, .. } => Some(target(device)),
         AcceleratorKind::Cpu { .. } => Some(Target::Host),

@@ -1,10 +1,11 @@
-//! All keys of the configuration file, in one table: name, value, where it goes, what it is for.
+//! All keys of the configuration file, in one table: name, value, target field, description.
 //!
-//! A key whose value is a number, `true` or `false`, or a word, and that goes straight into a field, is only a row here
-//! and the field: [`read_fields`] reads it, checks it and records it, and its default is the field's. Keys that depend on others or
-//! have a form of their own are read by code in `sections.rs` and `service.rs`.
+//! A key whose value is a number, a Boolean or a word, and that is stored directly in a field, needs only a row here
+//! and the field: [`read_fields`] reads it, checks it and records it, and its default is the field's. Keys that
+//! depend on others or have a special form are read by code in `sections.rs` and `service.rs`.
 //!
-//! Documents, hints about unknown keys and the order of listings come from the same rows (`reference.rs`, `reader.rs`).
+//! Documents, hints about unknown keys and the order of listings are generated from the same rows (`reference.rs`,
+//! `reader.rs`).
 
 use std::borrow::Cow;
 use std::ops::RangeInclusive;
@@ -20,41 +21,41 @@ use super::reader::{Report, Section};
 
 /// A table of the file.
 pub(super) struct Table {
-    /// Its header, as hints name it.
+    /// Its header, as in hints.
     pub(super) header: &'static str,
     /// Its keys in the order of the documentation.
     pub(super) keys: Vec<Key>,
 }
 
-/// One key. A key that means different things in different tables of its kind has a line for each.
+/// One key. A key with different meanings in different tables of its kind has one row for each.
 #[derive(Clone)]
 pub(super) struct Key {
     pub(super) name: &'static str,
-    /// With the name of its table, where that is not of a list: `engine.workers`.
+    /// With the name of its table, unless the table is in a list: `engine.workers`.
     pub(super) path: &'static str,
-    /// The table of the reference's sample that has it.
+    /// The table of the reference's sample that contains it.
     pub(super) sample: Cow<'static, str>,
-    /// Where it has a meaning; empty: everywhere.
+    /// Where it is valid; empty: everywhere.
     pub(super) only: Cow<'static, str>,
     pub(super) kind: Kind,
-    /// What holds without it, where the reader does not say it as a value.
+    /// The default in words, if the reader does not return it as a value.
     pub(super) default: &'static str,
     pub(super) what: Cow<'static, str>,
 }
 
-/// What a value is, and where it goes.
+/// The type of a value, and its target.
 #[derive(Clone)]
 pub(super) enum Kind {
-    /// It goes straight into a field, and is read by [`read_fields`]. Everything else is read by code of its own.
+    /// Stored directly in a field, and read by [`read_fields`]. Other keys are read by dedicated code.
     Field(Field),
-    /// An integer; its unit. The range is asked for.
+    /// An integer; its unit. The range is taken from the reader.
     Integer(&'static str),
-    /// One of some words, which are asked for.
+    /// A word; the choices are taken from the reader.
     Word,
     Boolean,
     /// A framing.
     FramingName,
-    /// In words.
+    /// Described in words.
     Other(&'static str),
 }
 
@@ -75,7 +76,7 @@ macro_rules! keys {
     (@ $sample:literal $at:literal) => { $at };
 }
 
-/// Where the value of a key goes, by what the table describes.
+/// The target of a key's value, by the struct that the table describes.
 #[derive(Clone)]
 pub(crate) enum Field {
     Engine(Setter<EngineSettings>),
@@ -84,7 +85,7 @@ pub(crate) enum Field {
     Backend(Setter<Backend>),
 }
 
-/// A field of a `T`, and the values that it may have. Its default is what a new `T` has there.
+/// A field of a `T`, and its valid values. Its default is that of a new `T`.
 #[derive(Clone)]
 pub(crate) enum Setter<T: 'static> {
     Integer { unit: &'static str, range: RangeInclusive<u64>, number: fn(&mut T) -> Number<'_> },
@@ -97,7 +98,7 @@ pub(crate) enum Number<'a> {
     U32(&'a mut u32),
     U64(&'a mut u64),
     Usize(&'a mut usize),
-    /// The field holds a thousand times the value: milliseconds for seconds.
+    /// The field contains the value times 1000: milliseconds for seconds.
     Thousands(&'a mut u64),
 }
 
@@ -127,13 +128,13 @@ trait Words: Copy + PartialEq + 'static {
     const WORDS: &'static [(&'static str, Self)];
 }
 
-/// A field that takes one of some words.
+/// A field whose value is one of some words.
 pub(crate) trait Choice {
-    /// The words, each with its place.
+    /// The words, each with its index.
     fn words(&self) -> Vec<(&'static str, usize)>;
-    /// The word of the present value.
+    /// The word of the current value.
     fn word(&self) -> &'static str;
-    /// Takes the word at this place.
+    /// Sets the value to the word with this index.
     fn choose(&mut self, place: usize);
 }
 
@@ -175,7 +176,7 @@ impl Words for Sockets {
         &[("persistent", Self::Persistent), ("per-request", Self::PerRequest)];
 }
 
-/// What a table of the file describes.
+/// A struct that a table of the file describes.
 pub(crate) trait Target: Sized + 'static {
     /// The table's header.
     const HEADER: &'static str;
@@ -203,7 +204,7 @@ macro_rules! targets {
         )+
 
         impl Field {
-            /// The kind as the reference shows it.
+            /// The kind as shown in the reference.
             pub(super) fn shown(&self) -> Kind {
                 match self { $( Self::$variant(setter) => setter.shown(), )+ }
             }
@@ -235,7 +236,7 @@ impl<T> Setter<T> {
         }
     }
 
-    /// Reads the key into its field, which holds the default.
+    /// Reads the key into its field, which contains the default.
     fn read(
         &self,
         report: &mut Report<'_>,
@@ -271,7 +272,7 @@ impl<T> Setter<T> {
     }
 }
 
-/// The keys of `T`'s table that go straight into a field.
+/// The keys of `T`'s table that are stored directly in a field.
 fn fields<T: Target>() -> impl Iterator<Item = (&'static Key, &'static Setter<T>)> {
     let table = TABLES.iter().find(|table| table.header == T::HEADER).expect("it has a table");
     table.keys.iter().filter_map(|key| match &key.kind {
@@ -280,7 +281,7 @@ fn fields<T: Target>() -> impl Iterator<Item = (&'static Key, &'static Setter<T>
     })
 }
 
-/// Reads all those keys.
+/// Reads all these keys.
 pub(super) fn read_fields<T: Target>(
     report: &mut Report<'_>,
     section: &mut Section<'_>,
@@ -291,14 +292,14 @@ pub(super) fn read_fields<T: Target>(
     }
 }
 
-/// The paths of those of these keys whose values differ.
+/// The paths of those keys whose values differ.
 pub(crate) fn differences<T: Target + Clone>(one: &T, other: &T) -> Vec<&'static str> {
     let (mut one, mut other) = (one.clone(), other.clone());
     let differs = |(_, setter): &(_, &Setter<T>)| !setter.is_same(&mut one, &mut other);
     fields::<T>().filter(differs).map(|(key, _)| key.path).collect()
 }
 
-/// The table that a section of this path is one of: `engine`, `service.digits`, `service.digits.backend.db`.
+/// The table type of a section's path: `engine`, `service.digits`, `service.digits.backend.db`.
 fn table_of(path: &str) -> &'static Table {
     let header = match path.split('.').collect::<Vec<_>>().as_slice() {
         ["engine"] => "[engine]",
@@ -311,7 +312,7 @@ fn table_of(path: &str) -> &'static Table {
     TABLES.iter().find(|table| table.header == header).expect("every header has a table")
 }
 
-/// Where a key of a section stands among the others in documents, hints and listings.
+/// The position of a key among the others of its section, in documents, hints and listings.
 pub(super) fn place_of(path: &str, key: &str) -> usize {
     let keys = &table_of(path).keys;
     keys.iter().position(|known| known.name == key).unwrap_or(keys.len())
@@ -331,12 +332,12 @@ pub(super) static TABLES: LazyLock<Vec<Table>> = LazyLock::new(|| {
     let kind = accelerators.keys.iter_mut().find(|key| key.name == "kind");
     let kinds = KINDS.iter().map(|kind| format!("`{}`: {}. ", kind.name(), kind.summary()));
     kind.expect("accelerators have kinds").what =
-        (kinds.collect::<String>() + "`remote` is refused: not built yet.").into();
+        (kinds.collect::<String>() + "`remote` is refused: it is not implemented yet.").into();
     accelerators.keys.extend(own_keys());
     tables
 });
 
-/// The keys that only one kind of accelerator has.
+/// The keys that are specific to one kind of accelerator.
 fn own_keys() -> impl Iterator<Item = Key> {
     KINDS.iter().flat_map(|kind| {
         let name = kind.name();
@@ -352,7 +353,7 @@ fn own_keys() -> impl Iterator<Item = Key> {
     })
 }
 
-/// The keys of every table, but for those that only one kind of accelerator has.
+/// The keys of every table, except those that are specific to one kind of accelerator.
 const COMMON: &[(&str, &[Key])] = &[
     (
         "the top of the file",

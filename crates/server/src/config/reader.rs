@@ -1,5 +1,5 @@
-//! Typed reading of tables: every accessor checks type and range, records the effective value, and
-//! leaves a [`Problem`] instead of stopping, so that one run shows everything that is wrong.
+//! Typed reading of tables: every accessor checks type and range, records the effective value, and adds a [`Problem`]
+//! instead of stopping, so that one run reports everything.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -20,20 +20,20 @@ pub struct Setting {
     pub section: String,
     /// The key.
     pub key: String,
-    /// Its value, in the type of the configuration file.
+    /// Its value, with the type of the configuration file.
     pub value: Json,
-    /// Who gave it.
+    /// Its origin.
     pub origin: Origin,
 }
 
-/// What reading leaves behind.
+/// The results of reading.
 pub(super) struct Report<'s> {
     pub(super) sources: &'s [Source],
     pub(super) problems: Vec<Problem>,
     pub(super) settings: Vec<Setting>,
-    /// Opens kernel files, if they are to be opened.
+    /// Opens kernel files, if requested.
     pub(super) inspect: Option<Inspect>,
-    /// The kernel files that it opened.
+    /// The kernel files that were opened.
     pub(super) opened: Vec<Arc<dyn Any>>,
 }
 
@@ -43,7 +43,7 @@ impl Report<'_> {
     }
 }
 
-/// Where a table and its keys are, for errors that are found after reading.
+/// The places of a table and its keys, for errors that are found after reading.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
     /// The table's header.
@@ -54,7 +54,7 @@ pub(super) struct Places {
 
 /// One table being read.
 pub(super) struct Section<'t> {
-    /// For people: `[engine]`, `service "digits"`.
+    /// As shown: `[engine]`, `service "digits"`.
     pub(super) title: String,
     /// For [`Setting::section`].
     pub(super) path: String,
@@ -64,7 +64,7 @@ pub(super) struct Section<'t> {
 }
 
 impl<'t> Section<'t> {
-    /// A table, which may be absent; `header` is where to point then.
+    /// A table, which may be absent; then problems point at `header`.
     pub(super) fn new(title: &str, path: &str, table: Option<&'t Table>, header: Span) -> Self {
         let header = table.map_or(header, |table| table.span);
         Self {
@@ -76,17 +76,17 @@ impl<'t> Section<'t> {
         }
     }
 
-    /// Where to point for the whole table.
+    /// The place of the whole table.
     pub(super) fn header(&self) -> Span {
         self.places.header
     }
 
-    /// The value's place, else the table's.
+    /// The value's place, or the table's if there is no value.
     pub(super) fn place(&self, key: &str) -> Span {
         self.places.values.get(key).copied().unwrap_or(self.places.header)
     }
 
-    /// The key's entry; from now on the key is known.
+    /// The key's entry; marks the key as known.
     pub(super) fn entry(&mut self, key: &'static str) -> Option<&'t Entry> {
         if !self.known.contains(&key) {
             self.known.push(key);
@@ -109,7 +109,7 @@ impl<'t> Section<'t> {
         report.settings.push(Setting { section, key, value, origin });
     }
 
-    /// A value that exists only once another value is known.
+    /// Reports a missing value.
     pub(super) fn missing(&self, report: &mut Report<'_>, key: &str, example: &str) {
         report.problem(Problem::new(
             self.header(),
@@ -145,7 +145,7 @@ impl<'t> Section<'t> {
         value
     }
 
-    /// Text, if there is any. Not recorded: the caller knows what it means.
+    /// A text value, if there is one. Not recorded: the caller interprets it.
     pub(super) fn text(
         &mut self,
         report: &mut Report<'_>,
@@ -170,7 +170,8 @@ impl<'t> Section<'t> {
             let found = choices.iter().find(|(word, _)| *word == text);
             if found.is_none() {
                 let what = format!("`{key}` cannot be \"{text}\"");
-                let near = meant(&text, &words).or_else(|| nearest(&text, words.iter().copied()));
+                let near =
+                    suggestion(&text, &words).or_else(|| nearest(&text, words.iter().copied()));
                 report.problem(match near {
                     Some(near) => Problem::new(span, what, format!("did you mean \"{near}\"?"))
                         .help(format!("it is one of {listed}")),
@@ -185,7 +186,7 @@ impl<'t> Section<'t> {
         value
     }
 
-    /// Refuses every key that nobody asked for. Returns the places of the others.
+    /// Reports every key that was not read. Returns the places of the others.
     pub(super) fn finish(self, report: &mut Report<'_>) -> Places {
         let entries = self.table.map_or(&[][..], |table| &table.entries);
         for entry in entries.iter().filter(|entry| !self.known.contains(&entry.key.as_str())) {
@@ -263,14 +264,14 @@ pub(super) fn integer_of(
     fits
 }
 
-/// The value has another type than the key.
+/// Reports a value of the wrong type.
 pub(super) fn wrong_type(report: &mut Report<'_>, key: &str, node: &Node, wanted: &str) {
     let what = format!("`{key}` is {}", node.value.kind());
     report.problem(Problem::new(node.span, what, format!("must be {wanted}")));
 }
 
-/// The word of `words` for which people often write another one, which may look like a third.
-fn meant(given: &str, words: &[&'static str]) -> Option<&'static str> {
+/// The choice for which people often write a certain other word, which may resemble a third one.
+fn suggestion(given: &str, words: &[&'static str]) -> Option<&'static str> {
     const OTHER_NAMES: [(&str, &str); 5] = [
         ("gpu", "cuda"),
         ("nvidia", "cuda"),
@@ -284,7 +285,7 @@ fn meant(given: &str, words: &[&'static str]) -> Option<&'static str> {
     Some(word)
 }
 
-/// The word a person most likely meant: at most one mistake, in long words one in three letters.
+/// The most similar word: at most one mistake, in long words one in three letters.
 pub(crate) fn nearest<'w>(
     given: &str,
     words: impl IntoIterator<Item = &'w str>,

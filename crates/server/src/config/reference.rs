@@ -1,8 +1,8 @@
 //! The tables of docs/configuration.md.
 //!
-//! What a key does is written in `keys.rs`. For ranges, words and defaults [`tables`] asks the reader, by
-//! reading a sample with and without wrong values, so that the page cannot say something else than what is read.
-//! `crates/server/tests/config.rs` holds the page to it; `cargo xtask configuration` writes it.
+//! The description of a key is in `keys.rs`. Ranges, words and defaults are queried from the reader, by reading a
+//! sample with and without wrong values, so that the page always matches the reader. `crates/server/tests/config.rs`
+//! checks the page; `cargo xtask configuration` writes it.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -16,7 +16,7 @@ use super::keys::Kind::{Boolean, Field, FramingName, Integer, Other, Word};
 use super::keys::{Key, TABLES, Table};
 use super::{BUILTINS, Config, ConfigError, Origin, Overrides};
 
-/// A configuration with the least that each table needs, and an accelerator of each kind.
+/// A minimal configuration for each table, with an accelerator of each kind.
 static SAMPLE: LazyLock<String> = LazyLock::new(|| {
     let of_kinds = KINDS.iter().filter(|kind| !kind.keys().is_empty()).map(|kind| {
         let name = kind.name();
@@ -51,7 +51,7 @@ name = "db"
 connect = "tcp://127.0.0.1:11211"
 "#;
 
-/// A word that no key takes.
+/// A word that is not valid for any key.
 const NO_WORD: &str = "none-of-these";
 
 fn read(text: &str, set: Option<String>) -> Result<Config, ConfigError> {
@@ -61,7 +61,7 @@ fn read(text: &str, set: Option<String>) -> Result<Config, ConfigError> {
 }
 
 impl Key {
-    /// What the reader says is right instead of a value that is not.
+    /// The reader's fix for a wrong value.
     fn right_instead_of(&self, value: &str) -> String {
         let set = format!("{}.{}={value}", self.sample, self.name);
         let error = read(&SAMPLE, Some(set)).expect_err("a wrong value");
@@ -78,7 +78,7 @@ impl Key {
             kind => kind.clone(),
         };
         match kind {
-            Field(_) => unreachable!("it is shown as what it holds"),
+            Field(_) => unreachable!("its kind is shown instead"),
             Integer(unit) => {
                 let right = self.right_instead_of("-1");
                 let range = right.strip_prefix("must be in [").and_then(|r| r.strip_suffix(']'));
@@ -107,7 +107,7 @@ impl Key {
         }
     }
 
-    /// What holds when nobody says anything.
+    /// The value without configuration.
     fn default_value(&self, sample: &Config) -> String {
         if !self.default.is_empty() {
             return self.default.to_owned();
@@ -135,7 +135,7 @@ fn cell(text: &str) -> String {
     text.replace('|', "\\|")
 }
 
-/// The tables of docs/configuration.md, each with the name that its place there has.
+/// The tables of docs/configuration.md, each with the name of its section there.
 pub fn tables() -> Vec<(&'static str, String)> {
     let sample = read(&SAMPLE, None).expect("the sample can be served");
     let table = |table: &Table| {
@@ -197,7 +197,7 @@ mod tests {
 
     use super::*;
 
-    /// The keys that the reader says a table has.
+    /// The keys of a table, according to the reader.
     fn accepted(sample: &str) -> BTreeSet<String> {
         let error = if sample.is_empty() {
             read(&format!("none_of_these = 1\n{}", *SAMPLE), None)
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_that_is_read_is_described_and_no_other() {
+    fn exactly_the_keys_that_are_read_are_described() {
         let kinds = KINDS.iter().map(|kind| kind.name()).filter(|name| *name != "cpu");
         let accelerators: Vec<_> =
             ["worker", "threads", "external"].into_iter().chain(kinds).collect();
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_required_is_missed() {
+    fn missing_required_keys_are_reported() {
         for line in [
             "schema = 1",
             "attach = \"/run",
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_and_words_are_those_of_the_reader() {
+    fn ranges_and_words_match_the_reader() {
         let tables = tables();
         let table = |header: &str| &tables.iter().find(|(h, _)| *h == header).unwrap().1;
         assert!(table("[engine]").contains("| `workers` | integer, threads: 1 to 64 | 1 |"));

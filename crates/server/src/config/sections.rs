@@ -1,7 +1,7 @@
-//! The tables of the configuration file, read one after the other into a [`Topology`].
+//! The tables of the configuration file, read in order into a [`Topology`].
 //!
-//! Ranges and words are checked where they are read, relations between keys at the end of a table,
-//! and what only the whole shows in [`Topology::check`]; all of it points into the text.
+//! Ranges and words are checked where they are read, relations between keys at the end of a table, and everything
+//! that depends on several tables in [`Topology::check`]; all errors point into the text.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -30,39 +30,39 @@ pub(super) fn section_with(key: &str) -> Option<&'static str> {
     TABLES.iter().find(has).map(|table| table.header)
 }
 
-/// The keys of `engine` or `limits`, which the environment can set.
+/// The keys of `engine` or `limits`, which environment variables can set.
 pub(super) fn keys_of(section: &str) -> Vec<&'static str> {
     let header = format!("[{section}]");
     let found = TABLES.iter().find(|table| table.header == header);
     found.map_or(Vec::new(), |table| table.keys.iter().map(|key| key.name).collect())
 }
 
-/// What the file says besides the topology.
+/// The settings of `[engine]` that are not part of the topology.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EngineOptions {
     pub(super) metrics: Option<SocketAddr>,
     pub(super) control: ControlSocket,
 }
 
-/// Places of everything a [`TopologyError`] can name.
+/// The places of everything that a [`TopologyError`] can name.
 #[derive(Default)]
 pub(super) struct AllPlaces {
     pub(super) engine: Option<Places>,
     pub(super) services: Vec<(Places, Vec<Places>)>,
-    /// Tables in which something is wrong: `engine`, `limits` or `accelerator`, whose values services depend on.
+    /// Tables with problems (`engine`, `limits` or `accelerator`), on whose values services depend.
     pub(super) faulty: bool,
-    /// The same of each service.
+    /// The same for each service.
     pub(super) faulty_services: Vec<bool>,
 }
 
 impl AllPlaces {
-    /// Whether a topology's problem is one of its own: what reading replaced by a default would only lead to second
-    /// errors.
+    /// Whether a topology's problem is not a consequence of another one: values that were replaced by defaults would
+    /// lead to secondary errors.
     pub(super) fn is_original(&self, error: &TopologyError) -> bool {
         let (table, index, _) = error.path;
         match table {
             "engine" => !self.faulty,
-            // These do not depend on other tables.
+            // Problems of these fields do not depend on other tables.
             _ if error.field == "listen" => !self.faulty_services[index],
             _ => !self.faulty && !self.faulty_services[index],
         }
@@ -130,7 +130,7 @@ pub(super) fn read(
     (Topology { engine, limits, accelerators, services }, options, places)
 }
 
-/// Where kernel files run that name no accelerator: in a process of their own, so that a mistake in one ends no other service.
+/// The accelerator of kernel files without `accelerator`: a separate process, so that a fault ends no other service.
 fn implicit_process(declared: &[Accelerator]) -> Accelerator {
     let is_free = |name: &String| declared.iter().all(|accelerator| accelerator.name != *name);
     let names = std::iter::once("process".to_owned()).chain((0..).map(|n| format!("process{n}")));
@@ -142,7 +142,7 @@ fn implicit_process(declared: &[Accelerator]) -> Accelerator {
     Accelerator { name, kind }
 }
 
-/// What `rings = "auto"` means on each accelerator, as its kind says.
+/// Resolves `rings = "auto"` on each accelerator, as its kind specifies.
 fn choose_rings(service: &mut Service, accelerators: &[Accelerator]) {
     let rings_on = |index: &usize| match &accelerators[*index].kind {
         AcceleratorKind::Process { device, .. } => kinds::default_rings(device),
@@ -197,7 +197,7 @@ fn read_engine(
     read_fields(report, &mut section, &mut settings);
     settings.cores = read_cores(report, &mut section);
     let metrics = section.text(report, "metrics", "\"127.0.0.1:9464\"");
-    // `none` is how check-config shows it.
+    // `check-config` shows the default as `none`.
     let given = |(text, _): &(String, Span)| !text.is_empty() && text != "none";
     let metrics = metrics.filter(given).and_then(|(text, span)| {
         let found = address::plain(&text);
@@ -293,8 +293,8 @@ fn read_limits(report: &mut Report<'_>, table: Option<&Table>, whole: Span) -> L
     limits
 }
 
-/// The accelerators; without any in the file there is one on host cores.
-/// With each its `hang_ms`, if it is given.
+/// The accelerators; without any in the file there is one on host cores. Also returns the `hang_ms` of each, if
+/// configured.
 fn read_accelerators(
     report: &mut Report<'_>,
     tables: &[&Table],
@@ -315,7 +315,7 @@ fn read_accelerators(
     tables.iter().enumerate().map(read).collect()
 }
 
-/// How long a block may work on one message, where somebody watches it.
+/// The time limit for one message of a block, where it is supervised.
 fn read_hang_ms(
     report: &mut Report<'_>,
     section: &mut Section<'_>,
@@ -353,7 +353,7 @@ fn read_kind(report: &mut Report<'_>, section: &mut Section<'_>) -> AcceleratorK
         let (last, others) = built.split_last().expect("there are kinds");
         report.problem(Problem::new(
             section.place("kind"),
-            format!("accelerators of kind \"{NOT_BUILT}\" are not built yet"),
+            format!("accelerators of kind \"{NOT_BUILT}\" are not implemented yet"),
             format!("this version drives kind = {} and {last}", others.join(", ")),
         ));
     }
@@ -365,7 +365,7 @@ fn read_kind(report: &mut Report<'_>, section: &mut Section<'_>) -> AcceleratorK
     if !launched && kind.is_some() {
         report.problem(Problem::new(
             section.place("launch"),
-            "a cpu accelerator runs inside the engine and cannot attach by itself",
+            "a cpu accelerator runs inside the engine and cannot attach",
             "must be \"engine\", or write kind = \"process\"",
         ));
     }
@@ -376,7 +376,7 @@ fn read_kind(report: &mut Report<'_>, section: &mut Section<'_>) -> AcceleratorK
     AcceleratorKind::Cpu { placement, stack_kib }
 }
 
-/// Kinds whose kernels run in a runtime: who starts it, how long it may be silent, and what it runs on.
+/// Kinds whose kernels run in a runtime: who starts it, its heartbeat limit, and the processor.
 fn read_process(
     report: &mut Report<'_>,
     section: &mut Section<'_>,
@@ -438,7 +438,7 @@ fn read_process(
     AcceleratorKind::Process { launch, heartbeat_ms, device }
 }
 
-/// A key that only this kind has.
+/// Reads a key that is specific to this kind.
 fn read_own_key(report: &mut Report<'_>, section: &mut Section<'_>, key: &kinds::Key) -> u64 {
     let value = section.integer(report, key.name, key.range.clone(), key.default);
     if let Err((what, right)) = key.check(value) {
@@ -471,7 +471,7 @@ fn read_attach(report: &mut Report<'_>, section: &mut Section<'_>) -> PathBuf {
     PathBuf::from(path)
 }
 
-/// Refuses keys that have no meaning with another key's value.
+/// Reports keys that are invalid with another key's value.
 fn without(
     report: &mut Report<'_>,
     section: &mut Section<'_>,
@@ -480,9 +480,9 @@ fn without(
     instead: &str,
 ) {
     for key in keys {
-        // Asking makes the key known, so that it is not refused twice.
+        // Reading makes the key known, so that it is not reported twice.
         if section.entry(key).is_some() {
-            let what = format!("`{key}` has no meaning with {with}");
+            let what = format!("`{key}` is not valid with {with}");
             let right = format!("remove it, or {instead}");
             report.problem(Problem::new(section.place(key), what, right));
         }
@@ -502,7 +502,7 @@ fn read_placement(report: &mut Report<'_>, section: &mut Section<'_>) -> CpuPlac
     CpuPlacement::Worker
 }
 
-/// Threads that share blocks, and their cores.
+/// Reads the number of threads that share blocks, and their cores.
 fn read_threads(report: &mut Report<'_>, section: &mut Section<'_>) -> (usize, Vec<usize>) {
     let threads = section.integer(report, "threads", 1..=1024, 1) as usize;
     let cores = read_cores(report, section);
@@ -516,8 +516,8 @@ fn read_threads(report: &mut Report<'_>, section: &mut Section<'_>) -> (usize, V
     (threads, cores)
 }
 
-/// Starts reading one table of a list of named ones. Names are unique and short, since they become
-/// labels of metrics and parts of paths.
+/// Starts reading one table of a list of named ones. Names are unique and short, since they become labels of metrics
+/// and parts of paths.
 pub(super) fn named_section<'t>(
     report: &mut Report<'_>,
     table: &'t Table,
@@ -600,7 +600,7 @@ pub(super) fn accelerator_indices(
         let is_file =
             |value: &Value| matches!(value, Value::String(name) if super::kernel::is_file(name));
         let runs_files = match section.peek("kernel") {
-            // As for one accelerator: a longer list is refused, for it names none.
+            // A longer list is reported here, as for one accelerator.
             Some(Value::Array(items)) => {
                 !items.is_empty() && items.iter().all(|item| is_file(&item.value))
             }
@@ -656,7 +656,7 @@ pub(super) fn accelerator_indices(
     if indices.is_empty() { vec![0] } else { indices }
 }
 
-/// Shows a topology's problem at its place in the text.
+/// Reports a topology's problem at its place in the text.
 pub(super) fn place_topology_error(places: &AllPlaces, error: &TopologyError) -> Problem {
     let (table, index, sub) = error.path;
     let found = match (table, sub) {
@@ -666,7 +666,7 @@ pub(super) fn place_topology_error(places: &AllPlaces, error: &TopologyError) ->
     };
     let whole = Span { source: 0, start: 0, end: 0 };
     let span = found.map_or(whole, |p| p.values.get(error.field).copied().unwrap_or(p.header));
-    // A backend has one maximum, which holds in both directions.
+    // A backend has one maximum for both directions.
     let message = match table {
         "backend" => error.message.replace("max_reply_bytes", "max_message_bytes"),
         _ => error.message.clone(),
@@ -678,7 +678,7 @@ pub(super) fn place_topology_error(places: &AllPlaces, error: &TopologyError) ->
     let separators = ["; ", ", must ", ", but ", ": "];
     let cut = separators.iter().filter_map(|s| whole_text.find(s).map(|at| (at, s.len()))).min();
     let (what, right) = match cut {
-        // "must" and "but" stay with what follows them.
+        // "must" and "but" belong to the second part.
         Some((at, _)) if whole_text[at..].starts_with(", ") => {
             (&whole_text[..at], &whole_text[at + 2..])
         }
@@ -689,7 +689,7 @@ pub(super) fn place_topology_error(places: &AllPlaces, error: &TopologyError) ->
     Problem::new(span, format!("{}: {what}", error.place), right)
 }
 
-/// Most backends of a service, as a range for its list.
+/// Maximum number of backends of a service, as a range for its list.
 pub(super) const BACKENDS: usize = BACKENDS_MAX as usize;
 
 #[cfg(test)]

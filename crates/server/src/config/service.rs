@@ -19,21 +19,21 @@ use super::reader::{Places, Report, Section, integer_of, nearest, text_of, wrong
 use super::sections::{self, accelerator_indices, named_section, tables};
 use super::tree::{Entry, Node, Table, Value};
 
-/// What a service refers to.
+/// What a service may refer to.
 pub(super) struct Context<'a> {
     /// Folder that kernel paths are relative to.
     pub(super) base: &'a Path,
-    /// Names of the accelerators. The last one is in no file: for kernel files that name none.
+    /// Names of the accelerators. The last one is not in the file: it is for kernel files without `accelerator`.
     pub(super) accelerators: &'a [String],
-    /// Their kinds. What programs of somebody's own have for kernels is theirs to name.
+    /// Their kinds. Kernels of external programs may have any name.
     pub(super) kinds: Vec<AcceleratorKind>,
-    /// The file defines none: there is one anyway, for built-in kernels.
+    /// Whether the file defines none: then there is an implicit one, for built-in kernels.
     pub(super) implicit: bool,
 }
 
-/// Longest name of a parameter in bytes; its field in a region ends in a zero.
+/// Maximum length of a parameter's name in bytes; its field in a region ends with a zero byte.
 const PARAM_NAME_BYTES_MAX: usize = 23;
-/// Mqueues on an accelerator unless a service says otherwise.
+/// Default number of mqueues on an accelerator.
 const MQUEUES: u64 = 4;
 
 /// Reads one service with its backends.
@@ -135,8 +135,8 @@ fn read_framing(report: &mut Report<'_>, section: &mut Section<'_>) -> Framing {
     framing
 }
 
-/// The values of a key that may differ between a service's `count` accelerators: one that goes for all of
-/// them, or a list with one for each.
+/// The values of a key that may differ between a service's `count` accelerators: one for all of them, or a list with
+/// one for each.
 fn of_accelerators<'t>(
     report: &mut Report<'_>,
     key: &str,
@@ -153,8 +153,8 @@ fn of_accelerators<'t>(
     items
 }
 
-/// The kernel of each accelerator, or one for all of them; and the built-in one among them, if there is one.
-/// `kinds` are those of the accelerators.
+/// The kernel of each accelerator, or one for all of them; and the built-in one among them, if there is one. `kinds`
+/// are those of the accelerators.
 fn read_kernels(
     report: &mut Report<'_>,
     section: &mut Section<'_>,
@@ -170,7 +170,6 @@ fn read_kernels(
             for (place, node) in nodes.iter().enumerate() {
                 let text = text_of(report, "kernel", node, "\"echo\", or a path");
                 let Some((name, span)) = text else { continue };
-                // One for all of them, or one for each.
                 let kinds = match nodes.len() {
                     1 => kinds,
                     _ => kinds.get(place..=place).unwrap_or_default(),
@@ -209,15 +208,15 @@ fn read_kernels(
     (kernels, known)
 }
 
-/// Whether its kernels run in a program of somebody's own.
+/// Whether its kernels run in an external program.
 fn is_external(kind: &AcceleratorKind) -> bool {
     matches!(kind, AcceleratorKind::Process { launch: Launch::External { .. }, .. })
 }
 
-/// A kernel of a library as a topology names it.
+/// A kernel of a library, in the notation of a topology.
 fn library(path: &Path, kernel: Option<String>) -> String {
     let mut name = path.to_string_lossy().into_owned();
-    // A bare file name would be taken for a built-in kernel.
+    // A bare file name would be taken for the name of a built-in kernel.
     if !name.contains('/') {
         name.insert_str(0, "./");
     }
@@ -228,7 +227,7 @@ fn library(path: &Path, kernel: Option<String>) -> String {
     name
 }
 
-/// The mqueues on each accelerator, or one number for each of them.
+/// The mqueues on each accelerator, or one number for all of them.
 fn read_mqueues(report: &mut Report<'_>, section: &mut Section<'_>, count: usize) -> Vec<u32> {
     let range = 1..=BLOCKS_MAX.into();
     let mqueues: Vec<u64> = match section.entry("mqueues") {
@@ -310,7 +309,7 @@ fn read_reply_bytes(report: &mut Report<'_>, section: &mut Section<'_>, service:
     // A reply is often as long as its request.
     let udp = service.listen.iter().any(|listen| listen.transport == Transport::Udp);
     let carried = if udp { UDP_PAYLOAD_MAX as u32 } else { u32::MAX };
-    // With `rings = "granule…"` at least one direction has granule rings, whose messages lie in the slot.
+    // With `rings = "granule…"` at least one direction has granule rings, whose messages are stored in the slot.
     let rings = section.peek("rings");
     let granules = matches!(rings, Some(Value::String(rings)) if rings.starts_with("granule"));
     let carried = if granules { carried.min(INLINE_BYTES_MAX) } else { carried };
@@ -318,7 +317,7 @@ fn read_reply_bytes(report: &mut Report<'_>, section: &mut Section<'_>, service:
     section.integer(report, "max_reply_bytes", 1..=MESSAGE_BYTES_MAX.into(), usual) as u32
 }
 
-/// A word about replies that are as long as their requests where the longest cannot be sent.
+/// The warning about a kernel whose replies are as long as their requests, if the longest cannot be sent.
 pub(super) fn short_reply(service: &Service) -> Option<String> {
     let (request, reply) = (service.max_message_bytes, service.max_reply_bytes);
     if reply >= request || service.replies == Replies::None {
@@ -350,7 +349,7 @@ pub(super) fn short_reply(service: &Service) -> Option<String> {
     })
 }
 
-/// Sizes with which every request can be answered with as many bytes.
+/// Sizes with which a reply as long as its request is always possible.
 fn remedy(service: &Service) -> String {
     let udp = service.listen.iter().any(|listen| listen.transport == Transport::Udp);
     match service.max_message_bytes {
@@ -379,12 +378,12 @@ fn read_dispatch(
     match (policy, key) {
         (Some(policy), None) => policy,
         (Some(policy), Some((_, span))) => {
-            let what = "`key` has no meaning without dispatch = \"key-hash\"";
+            let what = "`key` is not valid without dispatch = \"key-hash\"";
             report.problem(Problem::new(span, what, "remove it, or write dispatch = \"key-hash\""));
             policy
         }
         (None, None) => {
-            let what = "dispatch = \"key-hash\" needs to know where the key is";
+            let what = "dispatch = \"key-hash\" needs the position of the key";
             let right = "add key = \"OFFSET:LENGTH\", in bytes, such as \"0:12\"";
             report.problem(Problem::new(section.place("dispatch"), what, right));
             Dispatch::RoundRobin
@@ -413,7 +412,7 @@ fn read_tenant(report: &mut Report<'_>, section: &mut Section<'_>) -> String {
     let tenant = given.and_then(|(text, span)| {
         let letter = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
         if text.is_empty() || text.len() > 64 || !text.chars().all(letter) {
-            let what = format!("\"{text}\" cannot be a tenant's name");
+            let what = format!("\"{text}\" is not a valid tenant name");
             report.problem(Problem::new(span, what, "1 to 64 letters, digits, `_` and `-`"));
             return None;
         }
@@ -447,13 +446,14 @@ fn check_backend_count(
     if let Some(builtin) = kernel
         && (tables.len() as u32) < builtin.backends
     {
-        let what = format!("the kernel \"{}\" asks a backend, and there is none", builtin.name);
+        let what =
+            format!("the kernel \"{}\" needs a backend, and the service has none", builtin.name);
         let right = "add [[service.backend]] with name and connect below this service";
         report.problem(Problem::new(section.place("kernel"), what, right));
     }
 }
 
-/// A service whose every message the kernel would drop is refused.
+/// Rejects a service whose messages the kernel would all drop.
 fn check_messages(
     report: &mut Report<'_>,
     section: &Section<'_>,
@@ -509,7 +509,7 @@ fn read_backend(
     read_fields(report, at, &mut backend);
     backend.matching = read_match(report, at);
     if backend.sockets == Sockets::PerRequest && at.entry("connections").is_some() {
-        let what = "`connections` has no meaning with sockets = \"per-request\"";
+        let what = "`connections` is not valid with sockets = \"per-request\"";
         let right = "remove it; `in_flight` limits the sockets";
         report.problem(Problem::new(at.place("connections"), what, right));
     }

@@ -1,11 +1,11 @@
-//! A configuration as `serval check-config` shows it.
+//! The output of `serval check-config`.
 
 use engine::topology::Service;
 use serde_json::{Map, Value as Json, json};
 
 use super::Config;
 
-/// What one service's rings cost on one accelerator.
+/// The memory of one service's rings on one accelerator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionUse {
     /// Name of the service.
@@ -14,7 +14,7 @@ pub struct RegionUse {
     pub accelerator: String,
     /// Bytes of the region.
     pub bytes: u64,
-    /// The sum behind it.
+    /// The sizes that make it up.
     pub arithmetic: String,
 }
 
@@ -36,8 +36,8 @@ impl Config {
         regions
     }
 
-    /// Everything as one JSON value: `settings` in the shape of the file, `origins` of the values that
-    /// are not defaults, `regions`, `warnings`.
+    /// Everything as one JSON value: `settings` in the structure of the file, `origins` of the values that are not
+    /// defaults, `regions`, `warnings`.
     pub fn json(&self) -> Json {
         let mut tree = Map::new();
         let mut origins = Map::new();
@@ -65,8 +65,8 @@ impl Config {
     }
 }
 
-/// `4 mqueues x (RX 64 slots x 1024 B + TX 64 slots x 1024 B)`: payload room; headers, rounding and
-/// status words make up the rest of the region.
+/// `4 mqueues x (RX 64 slots x 1024 B + TX 64 slots x 1024 B)`: payload room; headers, rounding and status words make
+/// up the rest of the region.
 fn arithmetic(service: &Service, place: usize) -> String {
     let part = |(index, mqueue): (usize, &mqueue::MqueuePlan)| {
         let ring = |name: &str, ring: &mqueue::RingPlan| {
@@ -86,7 +86,7 @@ fn arithmetic(service: &Service, place: usize) -> String {
     format!("{} mqueues x ({})", service.mqueues_on(place), parts.join("; "))
 }
 
-/// Bytes for people: `552.3 KiB`.
+/// Bytes in a readable unit: `552.3 KiB`.
 pub fn bytes_for_people(bytes: u64) -> String {
     let mut value = bytes as f64;
     for unit in ["B", "KiB", "MiB"] {

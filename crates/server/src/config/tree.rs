@@ -1,4 +1,4 @@
-//! A TOML document whose every value knows where it came from, and the values that override it.
+//! A TOML document whose values know their origins, and the values that override it.
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -11,7 +11,7 @@ use super::reader::nearest;
 pub(super) struct Node {
     pub(super) value: Value,
     pub(super) span: Span,
-    /// The text of an override that carries no quotes: a string where one is wanted.
+    /// The text of an override without quotes: used as a string if one is required.
     pub(super) bare: Option<String>,
 }
 
@@ -19,7 +19,7 @@ pub(super) struct Node {
 #[derive(Clone, Debug)]
 pub(super) enum Value {
     String(String),
-    /// `None`: outside 128 bits.
+    /// `None`: does not fit 128 bits.
     Integer(Option<i128>),
     Float(f64),
     Boolean(bool),
@@ -29,7 +29,7 @@ pub(super) enum Value {
 }
 
 impl Value {
-    /// What a person calls it, with its article.
+    /// The name of its type, with the article.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Self::String(_) => "a string",
@@ -94,7 +94,7 @@ pub(super) fn parse(sources: &[Source], source: usize) -> Result<Table, Vec<Prob
 
 fn syntax(source: usize, text: &str, error: &toml::de::Error) -> Problem {
     let range = error.span().unwrap_or(text.len()..text.len());
-    // An error at the very end belongs to the last line that says something.
+    // An error at the very end is reported at the last line with content.
     let at_end = range.start >= text.trim_end().len();
     let (start, end) = if at_end && !text.trim_end().is_empty() {
         (text.trim_end().len(), text.trim_end().len())
@@ -154,13 +154,13 @@ fn node_of(source: usize, offset: usize, value: Spanned<DeValue<'_>>) -> Node {
 pub(super) struct Override {
     /// Path of the key, outermost first.
     pub(super) path: Vec<String>,
-    /// The source's index, and where in its text the path and the value are.
+    /// The source's index, and the places of path and value in its text.
     pub(super) path_span: Span,
     pub(super) value_span: Span,
 }
 
 impl Override {
-    /// The value: TOML if it is, else the text itself as a string.
+    /// The value as TOML, or else the text itself as a string.
     fn node(&self, sources: &[Source]) -> Node {
         let text =
             &sources[self.value_span.source].text[self.value_span.start..self.value_span.end];
@@ -175,7 +175,7 @@ impl Override {
     }
 }
 
-/// Puts an override into the document. Accelerators, services and backends are found by name.
+/// Applies an override to the document. Accelerators, services and backends are found by name.
 pub(super) fn apply(root: &mut Table, sources: &[Source], over: &Override) -> Result<(), Problem> {
     let entry = |key: &str| Entry {
         key: key.to_owned(),
@@ -208,7 +208,7 @@ pub(super) fn apply(root: &mut Table, sources: &[Source], over: &Override) -> Re
     Ok(())
 }
 
-/// A sub-table, which is made if it is not there.
+/// A sub-table, which is created if it does not exist.
 fn section_of<'t>(table: &'t mut Table, key: &str, over: &Override) -> &'t mut Table {
     if table.sub_table(key).is_none() {
         let span = over.path_span;
@@ -216,7 +216,7 @@ fn section_of<'t>(table: &'t mut Table, key: &str, over: &Override) -> &'t mut T
         let node = Node { value, span, bare: None };
         table.put(Entry { key: key.to_owned(), key_span: span, node });
     }
-    table.sub_table(key).expect("it was just put there")
+    table.sub_table(key).expect("it was just inserted")
 }
 
 /// The element of the list `key` that has this name.
@@ -251,7 +251,7 @@ fn named<'t>(
     Err(Problem::new(over.path_span, format!("no {key} is called `{name}`"), label))
 }
 
-/// What the environment and the flags say, as sources and overrides; see [`super::Overrides`].
+/// Values from the environment and flags, as sources and overrides; see [`super::Overrides`].
 pub(super) fn overrides(
     given: &super::Overrides,
     sources: &mut Vec<Source>,
@@ -304,7 +304,7 @@ fn override_at(
     Override { path, path_span, value_span }
 }
 
-/// `SERVAL_ENGINE_WORKERS` is `engine.workers`; other variables are none of ours.
+/// `SERVAL_ENGINE_WORKERS` is `engine.workers`; other variables are ignored.
 pub(super) fn variable_path(name: &str) -> Option<(String, String)> {
     let rest = name.strip_prefix("SERVAL_")?;
     for (prefix, section) in [("ENGINE_", "engine"), ("LIMITS_", "limits")] {

@@ -1,7 +1,7 @@
-//! Where control sockets are that no configuration names, and which servers run.
+//! The default paths of control sockets, and the discovery of running servers.
 //!
-//! A server has `PID.sock` in `$XDG_RUNTIME_DIR/serval`, or in `/run/serval` where that variable is not set, so that
-//! several servers of one user run at once. The next server removes what a killed one left.
+//! A server has `PID.sock` in `$XDG_RUNTIME_DIR/serval`, or in `/run/serval` if that variable is not set, so that
+//! several servers of one user can run at once. The next server removes the sockets of killed ones.
 //!
 //! `serval top` and `serval reload` look in the first of these folders, and if no server answers there in the other
 //! one, because a service of systemd does not have the variable. They ask the servers of their own user, and as root
@@ -20,13 +20,13 @@ use sys::{CopyError, PrivateFile};
 use super::ControlError;
 use super::protocol::{ANSWER_BYTES_MAX, Request, read_answer};
 
-/// How long a server may take to answer a request that needs no waiting.
+/// How long a server may take to answer a request that can be answered at once.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time between two tries to connect to a socket whose backlog is full.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum number of sockets of one folder that are tried.
 const SOCKETS_MAX: usize = 256;
-/// Longest page of metrics that is read.
+/// Maximum size of a page of metrics that is read.
 const PAGE_BYTES_MAX: u64 = 64 << 20;
 
 /// The folder for sockets of this user.
@@ -35,10 +35,12 @@ fn folder() -> PathBuf {
     own.filter(|path| path.is_absolute()).unwrap_or_else(|| "/run".into()).join("serval")
 }
 
-/// Where this process listens if no configuration says so. Makes the folder and clears it of dead servers' sockets.
+/// The path of this process's socket, unless configured. Creates the folder and removes dead servers' sockets from
+/// it.
 pub(super) fn own_path() -> Result<PathBuf, String> {
     let folder = folder();
-    let cannot = |error: std::io::Error| format!("the folder {folder:?} cannot be made: {error}");
+    let cannot =
+        |error: std::io::Error| format!("the folder {folder:?} cannot be created: {error}");
     match DirBuilder::new().mode(0o700).create(&folder) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(cannot(error)),
         _ => {}
@@ -46,7 +48,7 @@ pub(super) fn own_path() -> Result<PathBuf, String> {
     let found = fs::symlink_metadata(&folder).map_err(cannot)?;
     let of_others = found.uid() != sys::process::user() && found.uid() != 0;
     if !found.is_dir() || of_others || found.mode() & 0o022 != 0 {
-        return Err(format!("others may write to {folder:?}, or it is no folder"));
+        return Err(format!("{folder:?} is not a folder, or others can write to it"));
     }
     for (process, path) in sockets(&folder) {
         let dead = !Path::new(&format!("/proc/{process}")).exists();
@@ -55,14 +57,14 @@ pub(super) fn own_path() -> Result<PathBuf, String> {
             connected.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
         };
         if dead && refuses() {
-            // If it cannot be removed, it does no harm.
+            // A file that cannot be removed does no harm.
             let _ = fs::remove_file(&path);
         }
     }
     Ok(folder.join(format!("{}.sock", std::process::id())))
 }
 
-/// The sockets of a folder, and the processes that they are named after.
+/// The sockets of a folder, and the processes in their names.
 fn sockets(folder: &Path) -> Vec<(u32, PathBuf)> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let socket = |entry: std::io::Result<fs::DirEntry>| {
@@ -96,15 +98,16 @@ impl FoundServer {
     }
 }
 
-/// The folders in which servers may have their sockets, in the order of the search.
+/// The folders that may contain servers' sockets, in the order of the search.
 fn folders() -> Vec<PathBuf> {
     let mut folders = vec![folder(), PathBuf::from("/run/serval")];
     folders.dedup();
     folders
 }
 
-/// Whether `user` may take what is at `path` for the socket of a server. A user trusts its own sockets only, since others
-/// may be able to create one in the folder. Root trusts all of a folder that only its owner can write to.
+/// Whether `user` may use the file at `path` as the socket of a server. A user trusts its own sockets only, since
+/// others may be able to create one in the folder. Root trusts all sockets of a folder that only its owner can write
+/// to.
 fn is_trusted(path: &Path, only_owner_writes: bool, user: u32) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| {
         let is_root = user == 0 && only_owner_writes;
@@ -124,7 +127,7 @@ fn running(folder: &Path) -> Vec<FoundServer> {
     paths.filter(|path| is_trusted(path, only_owner_writes, user)).filter_map(found).collect()
 }
 
-/// The one server that answers, of those that were started with `file` if one is given.
+/// The one server that answers; if `file` is given, among those that were started with it.
 pub fn find_one(file: Option<&Path>) -> Result<PathBuf, ControlError> {
     let file = file.map(|file| file.canonicalize().unwrap_or_else(|_| file.to_owned()));
     let started_with = |server: &FoundServer| {
@@ -155,7 +158,7 @@ pub fn find_one(file: Option<&Path>) -> Result<PathBuf, ControlError> {
     }
 }
 
-/// Connects to a server; a backlog that is full is waited for until `deadline`.
+/// Connects to a server; waits until `deadline` if its backlog is full.
 pub fn connect(path: &Path, deadline: Instant) -> std::io::Result<LocalSocket> {
     loop {
         match LocalSocket::connect(path) {
@@ -177,7 +180,7 @@ pub fn metrics(path: &Path) -> Result<String, ControlError> {
     let (answer, file) = ask_for_file(path, Request::Metrics)?;
     let shown = path.display();
     if let Some(why) = answer["error"].as_str() {
-        return Err(ControlError::Failed(format!("the server at {shown} says: {why}")));
+        return Err(ControlError::Failed(format!("the server at {shown} reports: {why}")));
     }
     let page = file.ok_or(CopyError::NotSealed);
     let page = page.and_then(|file| PrivateFile::received(file, PAGE_BYTES_MAX));
@@ -222,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_trusts_its_own_sockets_and_root_those_of_folders_that_only_their_owner_writes_to() {
+    fn a_user_trusts_its_own_sockets_and_root_those_of_private_folders() {
         let folder = std::env::temp_dir().join(format!("serval-trust-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let (socket, file, link) =

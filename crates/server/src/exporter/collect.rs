@@ -1,8 +1,8 @@
 //! The engine's counters as metrics.
 //!
-//! Naming: `serval_`, what is counted, the unit last, `_total` on counters (the encoder adds it).
-//! Labels are bounded: `service` and `reason` come from the configuration and the program, never from
-//! clients. Every reason is there from the start, at 0, so that a rate over it is defined.
+//! Naming: `serval_`, the counted item, the unit last, `_total` on counters (the encoder adds it). Labels are
+//! bounded: `service` and `reason` come from the configuration and the program, never from clients. Every reason
+//! exists from the start, at 0, so that a rate over it is defined.
 
 use std::collections::BTreeSet;
 use std::fmt::Error;
@@ -20,7 +20,7 @@ use wire::DropReason;
 
 use super::{Health, RELOAD_RESULTS};
 
-/// Everything that `/metrics` shows.
+/// Everything on the `/metrics` page.
 pub(super) fn registry(metrics: Metrics, health: Arc<Health>) -> Registry {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Engine { metrics, health }));
@@ -33,8 +33,7 @@ struct Engine {
     health: Arc<Health>,
 }
 
-/// A metric's name for a field of [`engine::metrics::ServiceSnapshot`]. Fields that are not listed keep
-/// their own names.
+/// A metric's name for a field of [`engine::metrics::ServiceSnapshot`]. Other fields use their own names.
 fn service_metric(field: &str) -> &str {
     match field {
         "received" => "requests_received",
@@ -52,8 +51,8 @@ fn service_metric(field: &str) -> &str {
 type WorkerMetric = (&'static str, &'static str, fn(&WorkerCounters) -> u64);
 
 const WORKER_COUNTERS: &[WorkerMetric] = &[
-    ("turns", "Turns made", |w| w.turns.value()),
-    ("busy_turns", "Turns that found something to do", |w| w.busy_turns.value()),
+    ("turns", "Turns", |w| w.turns.value()),
+    ("busy_turns", "Turns that found work", |w| w.busy_turns.value()),
     ("sleeps", "Times the worker went to sleep", |w| w.sleeps.value()),
     ("shed_connections", "Connections reset at once for lack of a descriptor", |w| {
         w.shed_connections.value()
@@ -61,22 +60,22 @@ const WORKER_COUNTERS: &[WorkerMetric] = &[
     ("segmentation_fallbacks", "GSO batches that the host kernel refused", |w| {
         w.segmentation_fallbacks.value()
     }),
-    ("epoll_calls", "Looks at the epoll set", |w| w.epoll_calls.value()),
-    ("tap_dropped_packets", "Packets the tap could not keep", |w| w.tap_dropped.value()),
+    ("epoll_calls", "Checks of the epoll set", |w| w.epoll_calls.value()),
+    ("tap_dropped_packets", "Packets the tap could not store", |w| w.tap_dropped.value()),
 ];
-/// A share of a worker's time: name, nanoseconds.
+/// A part of a worker's time: name, nanoseconds.
 type WorkerState = (&'static str, fn(&WorkerCounters) -> u64);
 
-/// What a worker's time goes into; the three add up to the time it runs.
+/// The states of a worker; their times add up to its running time.
 const WORKER_STATES: &[WorkerState] = &[
     ("busy", |w| w.busy_ns.value()),
     ("idle", |w| w.idle_ns.value()),
     ("asleep", |w| w.sleep_ns.value()),
 ];
-/// What is exported about an accelerator whose blocks run elsewhere: name, help, kind, value.
+/// A metric of an accelerator whose blocks run in runtimes: name, help, kind, value.
 type RuntimeMetric = (&'static str, &'static str, MetricType, fn(&RuntimeMetrics) -> u64);
 
-const LIVES: &[RuntimeMetric] = &[
+const RUNTIME_METRICS: &[RuntimeMetric] = &[
     ("up", "1 while a runtime serves", MetricType::Gauge, |l| l.is_up().into()),
     (
         "copy_agent",
@@ -84,10 +83,10 @@ const LIVES: &[RuntimeMetric] = &[
         MetricType::Gauge,
         |l| l.has_copy_agent().into(),
     ),
-    ("generation", "The life that serves, or served last", MetricType::Gauge, |l| l.generation()),
-    ("restarts", "Runtimes that ended and made room for the next", MetricType::Counter, |l| {
-        l.ended()
+    ("generation", "The generation that serves, or served last", MetricType::Gauge, |l| {
+        l.generation()
     }),
+    ("restarts", "Runtimes that ended and were replaced", MetricType::Counter, |l| l.ended()),
 ];
 const WORKER_GAUGES: &[WorkerMetric] = &[
     ("connections", "Open TCP connections", |w| w.connections.value()),
@@ -101,7 +100,7 @@ impl Collector for Engine {
         encode_drops(&mut encoder, &services)?;
         self.encode_observations(&mut encoder)?;
         self.encode_workers(&mut encoder)?;
-        self.encode_lives(&mut encoder)?;
+        self.encode_runtimes(&mut encoder)?;
         let help = "1: a version of the service that left did not end; what it keeps is free after a \
                     restart, or a reload once its kernel is back";
         let name = "serval_service_left_behind";
@@ -112,14 +111,14 @@ impl Collector for Engine {
                 .encode(family.encode_family(&[("service", service.as_str())])?)?;
         }
         let ready = ConstGauge::new(i64::from(self.health.is_ready()));
-        let help = "1 while clients should come";
+        let help = "1 while clients should connect";
         ready.encode(encoder.encode_descriptor(
             "serval_ready",
             help,
             None,
             MetricType::Gauge,
         )?)?;
-        let help = "1 while a worker computes in this kernel without an end and serves nothing";
+        let help = "1 while this kernel blocks a worker, which then serves nothing";
         let name = "serval_worker_stalled";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for stall in self.health.stalls().iter().filter(|stall| stall.hung_blocks == 0) {
@@ -131,21 +130,21 @@ impl Collector for Engine {
             ];
             ConstGauge::new(1i64).encode(family.encode_family(&labels)?)?;
         }
-        let help = "Times the configuration was read again, by what it came to";
+        let help = "Reloads of the configuration, by result";
         let mut reloads =
             encoder.encode_descriptor("serval_reloads", help, None, MetricType::Counter)?;
         for (result, count) in RELOAD_RESULTS.iter().zip(self.health.reloads()) {
             ConstCounter::new(count).encode(reloads.encode_family(&[("result", *result)])?)?;
         }
-        let help = "Which configuration runs: 1 at the start, one more with every change";
+        let help = "Generation of the configuration: 1 at the start, one more with every change";
         let name = "serval_config_generation";
         let generation = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         ConstGauge::new(self.health.generation() as i64).encode(generation)?;
-        let help = "Log lines that standard error did not take";
+        let help = "Log lines that could not be written to standard error";
         let name = "serval_log_lines_dropped";
         let dropped = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         ConstCounter::new(crate::log::dropped()).encode(dropped)?;
-        let help = "The version that runs";
+        let help = "Version of the server";
         let mut build =
             encoder.encode_descriptor("serval_build_info", help, None, MetricType::Gauge)?;
         let labels = [("version", env!("CARGO_PKG_VERSION"))];
@@ -156,7 +155,7 @@ impl Collector for Engine {
 type Snapshot = (String, engine::metrics::ServiceSnapshot);
 
 impl Engine {
-    /// One snapshot for the whole page, so that its numbers belong together.
+    /// One snapshot for the whole page, so that its numbers are consistent.
     fn services(&self) -> Vec<Snapshot> {
         let services = self.metrics.services();
         services.iter().map(|s| (s.name().to_owned(), s.snapshot())).collect()
@@ -180,7 +179,7 @@ impl Engine {
                 ConstCounter::new(values[field].2).encode(value)?;
             }
         }
-        let help = "Requests that entered and have not ended yet";
+        let help = "Requests that were received and have not ended yet";
         let name = "serval_outstanding_requests";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (service, snapshot) in services {
@@ -191,11 +190,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Durations of stages, and how deep the queues are.
+    /// Durations of stages, and queue depths.
     fn encode_observations(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
         let running = self.metrics.services();
         let services: Vec<_> = running.iter().map(|s| (s.name(), s.observed())).collect();
-        let help = "Time of a request in each stage of its way, for a sample of requests";
+        let help = "Time of a request in each stage, for a sample of requests";
         let name = "serval_stage_duration_seconds";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
         for (service, observed) in &services {
@@ -205,7 +204,8 @@ impl Engine {
                 Durations(histogram).encode(family.encode_family(&labels)?)?;
             }
         }
-        let help = "Time from receiving a request to its reply's departure, for the same sample";
+        let help =
+            "Time from the reception of a request to the sending of its reply, for the same sample";
         let name = "serval_request_duration_seconds";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
         for (service, observed) in &services {
@@ -230,10 +230,10 @@ impl Engine {
         gauge("serval_mqueue_depth_max", help, |o| o.depth_max as f64)
     }
 
-    /// Accelerators whose blocks run in processes of their own.
-    fn encode_lives(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    /// Accelerators whose blocks run in other processes.
+    fn encode_runtimes(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
         let runtimes = self.metrics.runtimes();
-        for (name, help, kind, value_of) in LIVES {
+        for (name, help, kind, value_of) in RUNTIME_METRICS {
             let name = format!("serval_accelerator_{name}");
             let mut family = encoder.encode_descriptor(&name, help, None, *kind)?;
             for life in runtimes.iter() {
@@ -275,7 +275,7 @@ impl Engine {
                 }
             }
         }
-        let help = "What the worker's time went into; idle is awake without finding work";
+        let help = "Time of the worker by state; idle is awake without work";
         let name = "serval_worker_time_seconds";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for (index, worker) in self.metrics.workers().enumerate() {
@@ -289,7 +289,7 @@ impl Engine {
     }
 }
 
-/// A histogram as the encoder takes it.
+/// A histogram in the form that the encoder needs.
 struct Durations<'a>(&'a HistogramSnapshot);
 
 impl EncodeMetric for Durations<'_> {
@@ -310,7 +310,7 @@ fn seconds(ns: u64) -> f64 {
 }
 
 fn encode_drops(encoder: &mut DescriptorEncoder<'_>, services: &[Snapshot]) -> Result<(), Error> {
-    let help = "Messages lost, by reason; scope request is part of the accounts of requests";
+    let help = "Messages lost, by reason; those of scope request count as ends of requests";
     let mut family =
         encoder.encode_descriptor("serval_dropped", help, None, MetricType::Counter)?;
     for (service, snapshot) in services {
@@ -327,7 +327,7 @@ fn encode_drops(encoder: &mut DescriptorEncoder<'_>, services: &[Snapshot]) -> R
     Ok(())
 }
 
-/// The encoder ends the help with a full stop itself.
+/// The encoder adds the final full stop of the help itself.
 fn plain(help: &str) -> &str {
     help.trim_end_matches('.')
 }

@@ -1,25 +1,25 @@
-//! As much HTTP/1.1 as the exporter needs: one request a connection, no body, RFC 9112.
+//! The part of HTTP/1.1 (RFC 9112) that the exporter needs: one request per connection, no body.
 
 use std::fmt::Write as _;
 
 /// Longest request, in bytes: request line and headers.
 pub const REQUEST_BYTES_MAX: usize = 8192;
-/// Most header lines.
+/// Maximum number of header lines.
 const HEADERS_MAX: usize = 64;
 
 pub(super) const TEXT: &str = "text/plain; charset=utf-8";
 pub(super) const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What a client asks for.
+/// A client's request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Request {
-    /// Without the query.
+    /// Path, without the query.
     pub(super) path: String,
-    /// HEAD: as GET, without the body.
+    /// HEAD: like GET, without the body.
     pub(super) head_only: bool,
 }
 
-/// Why something is not a request that is answered.
+/// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     NotHttp,
@@ -45,11 +45,11 @@ impl Refusal {
     }
 }
 
-/// Looks at what has arrived; `None` while more is needed.
+/// Parses the bytes received so far; `None` if the request is incomplete.
 pub(super) fn parse(bytes: &[u8]) -> Option<Result<Request, Refusal>> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut request = httparse::Request::new(&mut headers);
-    // A longer request is refused whether it is complete or not.
+    // A longer request is refused, whether complete or not.
     let seen = &bytes[..bytes.len().min(REQUEST_BYTES_MAX)];
     match request.parse(seen) {
         Ok(httparse::Status::Complete(_)) => {}
@@ -70,7 +70,7 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Result<Request, Refusal>> {
     Some(Ok(Request { path, head_only }))
 }
 
-/// A whole response; the connection ends after it.
+/// A complete response; the connection is closed after it.
 pub(super) fn response(status: u16, kind: &str, body: &str, head_only: bool) -> Vec<u8> {
     let phrase = match status {
         200 => "OK",
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_understood_whole_or_not_yet() {
+    fn requests_are_parsed_once_they_are_complete() {
         let request = "GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\n\r\n";
         for cut in 0..request.len() {
             assert_eq!(path(&request[..cut]), None, "{cut}");

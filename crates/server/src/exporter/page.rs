@@ -1,43 +1,43 @@
-//! A page of metrics: where it is, and what is on it.
+//! A page of metrics: its address and its content.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpStream, ToSocketAddrs as _};
 use std::time::Duration;
 
-/// How long the endpoint may take for each step.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// Longest page that is read.
+/// Time limit of each step.
+const TIMEOUT: Duration = Duration::from_secs(3);
+/// Maximum size of a page that is read.
 const PAGE_BYTES_MAX: u64 = 16 << 20;
 
-/// Why there is no page.
+/// Why a page could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum PageError {
-    /// This is no address of an endpoint.
+    /// Not the address of an endpoint.
     #[error(
-        "{0:?} is no endpoint: say http://HOST:PORT/metrics, HOST:PORT or a configuration file"
+        "{0:?} is not an endpoint: write http://HOST:PORT/metrics, HOST:PORT or a configuration file"
     )]
     Address(String),
-    /// Nobody answers, or not with HTTP.
+    /// No answer, or not with HTTP.
     #[error(
         "{url} does not answer: {source}; is the server running with engine.metrics at this address?"
     )]
     Unreachable {
-        /// Who was asked.
+        /// The endpoint.
         url: String,
-        /// The host kernel's reason.
+        /// The host kernel's error.
         source: std::io::Error,
     },
     /// The answer is not a page of this server's metrics.
     #[error("{url} has no metrics of Serval: it answers {answer:?}")]
     Other {
-        /// Who was asked.
+        /// The endpoint.
         url: String,
         /// The first line of the answer.
         answer: String,
     },
 }
 
-/// Where metrics are.
+/// The address of a metrics page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     host: String,
@@ -67,7 +67,7 @@ impl Endpoint {
         format!("http://{}{}", self.host, self.path)
     }
 
-    /// Asks once.
+    /// Sends one request.
     pub fn fetch(&self) -> Result<Page, PageError> {
         let answer =
             self.ask().map_err(|source| PageError::Unreachable { url: self.url(), source })?;
@@ -82,11 +82,11 @@ impl Endpoint {
     }
 
     fn ask(&self) -> std::io::Result<Vec<u8>> {
-        let nobody = || std::io::Error::other("the name has no address");
-        let address = self.host.to_socket_addrs()?.next().ok_or_else(nobody)?;
-        let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        let unresolved = || std::io::Error::other("the name has no address");
+        let address = self.host.to_socket_addrs()?.next().ok_or_else(unresolved)?;
+        let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
         let Self { host, path } = self;
         let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes())?;
@@ -110,7 +110,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// Reads what it understands; other lines are passed over.
+    /// Parses the known syntax; other lines are skipped.
     pub fn parse(text: &str) -> Self {
         let lines = text.lines().filter(|line| !line.starts_with('#'));
         Self { points: lines.filter_map(point).collect() }
@@ -127,7 +127,7 @@ impl Page {
         self.points.iter().find(has).map(|point| point.value)
     }
 
-    /// The values of a label of a metric, each once, in the order of the page.
+    /// The values of a label of a metric, without duplicates, in the order of the page.
     pub fn labels<'a>(&'a self, name: &str, label: &str) -> impl Iterator<Item = &'a str> {
         let mut found: Vec<&str> = Vec::new();
         for point in self.points.iter().filter(|point| point.name == name) {
@@ -137,7 +137,7 @@ impl Page {
         found.into_iter()
     }
 
-    /// The names of all metrics, with repetitions.
+    /// The names of all metrics, with duplicates.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.points.iter().map(|point| point.name.as_str())
     }
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn endpoints_are_written_in_three_ways() {
+    fn endpoints_have_three_notations() {
         for text in ["http://127.0.0.1:9464/metrics", "127.0.0.1:9464", "http://127.0.0.1:9464/"] {
             assert_eq!(Endpoint::parse(text).unwrap().url(), "http://127.0.0.1:9464/metrics");
         }

@@ -1,5 +1,5 @@
-//! What runs the blocks of a service: regions, kernels and accelerator threads; runtimes are prepared here and started by the
-//! supervisor.
+//! Attaches accelerators to a service: regions, kernels and accelerator threads; runtimes are prepared here and
+//! started by the supervisor.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,11 +29,11 @@ pub(super) struct OpenRegion {
     pub(super) words: Words<MappedMemory>,
     pub(super) blocks: u32,
     _heartbeat: HeartbeatGuard,
-    /// Held here so that no worker drops the last reference: unmapping takes long.
+    /// Kept here so that no worker drops the last reference: unmapping takes long.
     _memory: Arc<SharedMemory>,
 }
 
-/// What runs a version of a service.
+/// The accelerators of one version of a service.
 pub(super) struct Attached {
     /// By worker: its share of each accelerator's region.
     pub(super) of_workers: Vec<Vec<Attachment>>,
@@ -50,7 +50,7 @@ impl Attached {
 
 impl Server {
     /// Creates the regions of a service in `slot`, one for each of its accelerators, and starts their threads, if
-    /// any. `files` are its kernel files; `runtime_metrics` are those of its former version.
+    /// any. `files` are its kernel files; `runtime_metrics` are those of its previous version.
     pub(super) fn attach(
         &mut self,
         slot: u16,
@@ -100,8 +100,8 @@ impl Server {
         Ok(attached)
     }
 
-    /// Creates the region of a service in `slot` on one `cpu` accelerator, and what runs its blocks. Blocks on the
-    /// workers' cores are started later by their workers. Returns each worker's share.
+    /// Creates the region of a service in `slot` on one `cpu` accelerator, and its blocks. Blocks on the workers'
+    /// cores are started later by their workers. Returns each worker's share.
     fn attach_cpu(
         &mut self,
         slot: u16,
@@ -174,8 +174,8 @@ impl Server {
         Ok(blocks.into_iter().zip(ends).map(attachment).collect())
     }
 
-    /// Stops the accelerator threads of a slot and gives its regions back; whether all of the
-    /// threads ended. No worker holds the regions any more.
+    /// Stops the accelerator threads of a slot and frees its regions; returns whether all threads have ended. No
+    /// worker uses the regions any more.
     pub(super) fn drop_accelerators(&mut self, slot: u16) -> bool {
         let mut ended = true;
         let of_slot = |(of, _): &mut (u16, _)| *of == slot;

@@ -1,23 +1,25 @@
-//! Changing what runs: from one topology to another, without losing what is in flight. The start of a server is the change
-//! from an empty topology.
+//! Changes a running server from one topology to another, without losing requests in flight. The start of a server is
+//! the change from an empty topology.
 //!
 //! | step | where |
 //! |---|---|
-//! | make a [`Plan`]: which services come, change, stay, leave | `plan.rs` |
-//! | make regions, find kernels, bind ports, start accelerator threads | `change/prepare.rs` |
+//! | make a [`Plan`]: which services are added, changed, kept, removed | `plan.rs` |
+//! | create regions, open kernels, bind ports, start accelerator threads | `change/prepare.rs` |
 //! | install the new services on every worker; start runtimes of other processes and wait for them | `change/install.rs` |
 //! | switch all workers | `change/switch.rs` |
 //! | drain the services that leave, end their runtimes, release their slots | `change/departure.rs` |
 //!
-//! A step before the switch may fail, and touches nothing that runs; then the change is undone. Nothing fails after it. Services that
-//! leave finish what they have accepted for up to `drain_ms`.
+//! A step before the switch may fail without an effect on running services; then the change is undone. Nothing fails
+//! after the switch. Services that leave finish their accepted requests for up to `drain_ms`.
 //!
-//! Two runtimes cannot run side by side where a device such as a GPU would have to be shared in time slices, or where
-//! another program starts them. There the next runtime starts when the last one has ended. Meanwhile the service is paused
-//! (`engine/src/control/pause.rs`) if the engine starts the runtime; otherwise requests are dropped as `reconfiguring`.
+//! Two runtimes cannot run at the same time if they would have to share a device such as a GPU in time slices, or if
+//! another program starts them. In these cases the next runtime starts when the last one has ended. Meanwhile the
+//! service is paused (`engine/src/control/pause.rs`) if the engine starts the runtime; otherwise requests are dropped
+//! as `reconfiguring`.
 //!
-//! Workers get the steps through their mailboxes (`engine/src/control/mailbox.rs`). A worker that a kernel holds up takes them
-//! later. What it may still use is not reused, and is shown as left behind until a change after it has come back.
+//! Workers get the steps through their mailboxes (`engine/src/control/mailbox.rs`). A worker that is inside a long
+//! kernel takes them later. What it may still use is not reused, and is reported as left behind until a change after
+//! the kernel has returned.
 
 mod departure;
 mod install;
@@ -56,39 +58,39 @@ impl Default for Timeouts {
     }
 }
 
-/// When a change happens.
+/// The occasion of a change.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Occasion {
-    /// The first one. Nothing runs that a failure could disturb: the server ends and nothing is undone.
+    /// The first change. There are no running services: if it fails, the server ends and nothing is undone.
     Start,
-    /// The engine runs.
+    /// A change of a running engine.
     Reload,
 }
 
-/// Why nothing was changed. The message says it in full.
+/// Why a change failed. The message is complete.
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeError {
-    /// Some of it cannot change while the engine runs.
+    /// Some settings cannot change while the engine runs.
     #[error("{}", list(.0))]
     Refused(Vec<Refusal>),
-    /// Something new cannot be had.
+    /// A resource of a new service is not available.
     #[error(transparent)]
     Start(#[from] ServerError),
-    /// There is no room for so many services.
+    /// The slots do not suffice for this many services.
     #[error(
         "{wanted} services at a time are more than the {most} that this engine has room for: restart \
          to apply it"
     )]
     TooMany {
-        /// Services that would run, those that leave among them.
+        /// Number of services after the change, including those that leave.
         wanted: usize,
-        /// Most there can be.
+        /// Maximum number of services.
         most: usize,
     },
-    /// Who lets shared-memory clients in does not come back.
+    /// The acceptor of shared-memory clients did not pause in time.
     #[error("timed out pausing shared-memory ports: a region is still being created; reload again")]
     ShmPortsBusy,
-    /// A worker does not come back from a kernel.
+    /// A worker does not return from a kernel.
     #[error("a worker did not answer within {} s: it is inside a kernel", .0.as_secs_f32())]
     Stuck(Duration),
 }
@@ -98,8 +100,8 @@ fn list(refusals: &[Refusal]) -> String {
 }
 
 impl Server {
-    /// Changes to another topology, all of it or nothing. Returns when the services that leave are gone; `give_up` is
-    /// asked meanwhile whether to stop waiting, because the engine is about to end.
+    /// Changes to another topology, completely or not at all. Returns when the services that leave have been removed;
+    /// if `give_up` returns true, because the engine is about to end, it stops waiting.
     pub fn change(
         &mut self,
         wanted: Topology,
@@ -149,7 +151,7 @@ impl Server {
         Ok(report(plan, &outcomes, &rebuilt))
     }
 
-    /// From the empty topology to the first one.
+    /// Changes from the empty topology to the first one.
     pub(super) fn first_change(
         &mut self,
         wanted: Topology,
@@ -163,11 +165,12 @@ impl Server {
             Ok(_) => Ok(()),
             Err(ChangeError::Start(error)) => Err(error),
             Err(ChangeError::ShmPortsBusy) => Err(ServerError::MemoryPortsLate),
-            Err(error) => unreachable!("nothing runs that this could depend on: {error}"),
+            Err(error) => unreachable!("without running services this cannot fail: {error}"),
         }
     }
 
-    /// Every step up to the switch, and the switch; returns the services that leave. With an error nothing has changed.
+    /// Every step up to the switch, and the switch; returns the services that leave. After an error nothing has
+    /// changed.
     fn carry_out(
         &mut self,
         wanted: Topology,

@@ -5,12 +5,12 @@ use engine::accelerator::StartError;
 use engine::topology::{Service, TopologyError};
 use wire::nic::NicError;
 
-use super::supervisor::{NO_SIGN_OF_LIFE, StartFailure};
+use super::supervisor::{NO_RESPONSE, StartFailure};
 
 /// Why a server did not start. The message is one sentence for the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The topology cannot work.
+    /// The topology is invalid.
     #[error(transparent)]
     Topology(#[from] TopologyError),
     /// A port cannot be opened.
@@ -79,11 +79,11 @@ impl From<StartFailure> for ServerError {
     fn from(unready: StartFailure) -> Self {
         match unready {
             StartFailure::Failed(reasons) => {
-                let (service, why) = reasons.into_iter().next().expect("one at least has failed");
+                let (service, why) = reasons.into_iter().next().expect("at least one has failed");
                 Self::Runtime { service, why }
             }
             StartFailure::Silent(services) => {
-                Self::Runtime { service: services.join(", "), why: NO_SIGN_OF_LIFE.to_owned() }
+                Self::Runtime { service: services.join(", "), why: NO_RESPONSE.to_owned() }
             }
             StartFailure::Cancelled => Self::Cancelled,
         }

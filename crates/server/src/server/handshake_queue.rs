@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use sys::local::{LocalListener, LocalSocket};
 
-/// Connections that have not said hello yet.
+/// Maximum number of connections that have not sent their hello.
 const PENDING_MAX: usize = 64;
-/// How long a peer may take to send its hello, also one that gets no core for a while. A full queue rejects earlier.
+/// How long a peer may take to send its hello, also if it is not scheduled for a while. A full queue rejects earlier.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long to wait before accepting again when the process has no free descriptor.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
@@ -25,7 +25,7 @@ pub(super) struct HandshakeQueue<K> {
     listeners: Vec<(K, LocalListener)>,
     pending: Vec<PendingPeer<K>>,
     hello_bytes_max: usize,
-    /// No log line about failed accepts before this.
+    /// No log line about failed accepts before this time.
     next_report: Instant,
 }
 
@@ -137,7 +137,7 @@ impl<K: Clone> HandshakeQueue<K> {
                 let listener_key = listener_key.clone();
                 if self.pending.len() >= PENDING_MAX {
                     let oldest = (0..self.pending.len()).min_by_key(|i| self.pending[*i].deadline);
-                    arrived = self.read_hello_or_reject(oldest.expect("there are some"));
+                    arrived = self.read_hello_or_reject(oldest.expect("the queue is full"));
                 }
                 self.add(listener_key, socket, Instant::now() + HELLO_TIMEOUT);
             }
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hello_that_came_while_the_thread_was_suspended_is_read_and_a_silent_peer_rejected() {
+    fn a_hello_sent_while_the_thread_was_suspended_is_read_and_a_silent_peer_rejected() {
         let mut queue: HandshakeQueue<()> = HandshakeQueue::new(10);
         let [spoke, silent] = [(); 2].map(|()| {
             let (ours, theirs) = LocalSocket::pair().unwrap();
@@ -200,7 +200,7 @@ mod tests {
         others[0].send(b"hello", &[]).unwrap();
         let _new = [(); 2].map(|()| LocalSocket::connect(&path).unwrap());
         assert_eq!(queue.accept(0).unwrap().hello, b"hello");
-        assert_eq!(others[1].receive(&mut [0]).unwrap(), None, "there was room without it");
+        assert_eq!(others[1].receive(&mut [0]).unwrap(), None, "the queue had room");
         assert!(queue.accept(0).is_none());
         assert_eq!(others[1].receive(&mut [0]).unwrap(), Some(0), "silent for longest");
         assert_eq!(queue.pending.len(), PENDING_MAX);

@@ -1,8 +1,8 @@
 //! The heartbeat of an engine: one thread that advances a word in every region.
 //!
-//! Blocks outside the workers end by themselves when it stands still for seconds (reason `ENGINE_LOST`), so that
-//! nothing spins on an accelerator for a process that is gone. It has a thread of its own, because a worker may be
-//! inside a long kernel, and because blocks may already run while other services are still being started.
+//! Blocks outside the workers end on their own when it does not advance for seconds (reason `ENGINE_LOST`), so that
+//! nothing spins on an accelerator for a process that has ended. It has its own thread, because a worker may be
+//! inside a long kernel, and because blocks may already run while other services are being started.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -27,7 +27,7 @@ impl Shared {
 
 #[derive(Default)]
 struct State {
-    /// With their numbers.
+    /// Regions, with their numbers.
     regions: Vec<(u64, Words<MappedMemory>)>,
     added: u64,
     count: u64,

@@ -10,7 +10,7 @@ use super::{Server, ServerError};
 use runtime::kernel_file::{self, KernelFile, Target};
 use runtime::kinds::target;
 
-/// Of one service, by the accelerator's position in its list.
+/// The files of one service, by the accelerator's position in its list.
 pub(super) type KernelFiles = Vec<Option<Arc<KernelFile>>>;
 
 /// The kernel file of a service on each of its accelerators, checked, unless `cancelled`; `None` for built-in kernels
@@ -35,8 +35,7 @@ pub(super) fn kernel_files(
         };
         let opened = KernelFile::open(path, target);
         if matches!(kind, AcceleratorKind::Process { launch: Launch::External { .. }, .. }) {
-            // Only the runtime that attaches knows what the path means. If it is this file, a rebuild can be
-            // detected.
+            // Only the runtime that attaches can interpret the path. If it is this file, a rebuild can be detected.
             return Ok(opened.ok());
         }
         let file = opened.map_err(error)?;
@@ -47,7 +46,7 @@ pub(super) fn kernel_files(
 }
 
 impl Server {
-    /// The kernel files of every service of a wanted topology.
+    /// The kernel files of every service of a new topology.
     pub(super) fn open_files(
         &self,
         wanted: &Topology,
@@ -56,7 +55,7 @@ impl Server {
         wanted.services.iter().map(|service| kernel_files(wanted, service, cancelled)).collect()
     }
 
-    /// Services that run with a former content of a kernel file, and the file; `files` are those of `wanted`.
+    /// Services whose kernel file has new content, and the file; `files` are those of `wanted`.
     pub(super) fn rebuilt(
         &self,
         wanted: &Topology,

@@ -1,9 +1,9 @@
-//! How to change from the running topology to another one, or why that is not possible.
+//! A plan: how to change from the running topology to another one, or why that is not possible.
 //!
 //! Services are identified by their names. One that is equal in both, including its accelerators and the content of
 //! its kernel files, is not touched. One that differs is replaced: its successor takes over the ports that both
 //! listen on, and the connections if both delimit, order and answer messages in the same way. A plan is made before
-//! anything is done, and refused as a whole.
+//! any step, and rejected as a whole.
 
 use std::fmt;
 
@@ -22,19 +22,19 @@ pub enum ServiceAction {
     Changed {
         /// Its TCP connections stay open; otherwise they are closed after their replies.
         keeps_connections: bool,
-        /// Its shared-memory clients stay connected where their ports stay; otherwise they are told to leave.
+        /// Its shared-memory clients stay connected if their ports stay; otherwise they are disconnected.
         keeps_memory_clients: bool,
     },
     /// It is removed.
     Removed,
 }
 
-/// Something that cannot change while the engine runs.
+/// A setting that cannot change while the engine runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The key, or the service.
     pub what: String,
-    /// Why not, and what to do.
+    /// Why not, and the fix.
     pub why: String,
 }
 
@@ -44,7 +44,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// See the module's text.
+/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     /// Every service by name: those of the new topology in its order, then those that are removed.
@@ -115,7 +115,7 @@ fn action(
         return ServiceAction::Unchanged;
     }
     let alike = |s: &Service| (s.framing, s.ordered, s.replies);
-    // What the layout of a client's region depends on.
+    // Everything that the layout of a client's region depends on.
     let shape = |s: &Service| (s.max_message_bytes, s.max_reply_bytes, s.replies);
     ServiceAction::Changed {
         keeps_connections: alike(before) == alike(service),
@@ -123,7 +123,7 @@ fn action(
     }
 }
 
-/// Keys that change; those that cannot are refused.
+/// Keys that change; those that cannot are rejected.
 fn settings(
     running: &Topology,
     wanted: &Topology,
@@ -145,7 +145,7 @@ fn settings(
     let (from, to) = (&running.limits, &wanted.limits);
     let why = "connection tables are allocated at the start";
     refuse(from.connections == to.connections, "limits.connections", why);
-    // Those with a place of their own above are refused.
+    // Those with their own message above are rejected.
     let refused = ["engine.workers", "limits.connections"];
     let fields = [differences(old, new), differences(from, to)].concat();
     let live = [
@@ -161,7 +161,7 @@ fn settings(
     live.filter(|(_, same)| !same).map(|(key, _)| key).collect()
 }
 
-/// Whether another service has an address or a path that this one wants. The other one needs it until its last reply
+/// Whether another service uses an address or a path that this one wants. The other one needs it until its last reply
 /// has been sent.
 fn taken(running: &Topology, service: &Service) -> Option<Refusal> {
     let others = || running.services.iter().filter(|other| other.name != service.name);
@@ -185,7 +185,7 @@ fn taken(running: &Topology, service: &Service) -> Option<Refusal> {
     })
 }
 
-/// Whether an address that the service wants cannot be bound beside one that is in use, also by its own former
+/// Whether an address that the service wants cannot be bound while another one is in use, also by its own previous
 /// version.
 fn overlaps(running: &Topology, service: &Service) -> Option<Refusal> {
     let before = named(running, &service.name).map_or(&[][..], |before| &before.listen);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn every_service_has_its_fate() {
+    fn every_service_has_its_action() {
         let mut wanted = two();
         wanted.services[1].slots = 8;
         wanted.services.push(Service::new("c", vec![listen(9002)], "echo"));
@@ -304,11 +304,11 @@ mod tests {
         wanted.services.iter_mut().for_each(|service| service.accelerators = vec![1]);
         let plan = Plan::new(&two(), &wanted, &[]).unwrap();
         assert!(plan.services.iter().all(|(_, action)| *action == ServiceAction::Unchanged));
-        assert_eq!(plan.settings, ["accelerator"], "another one is there");
+        assert_eq!(plan.settings, ["accelerator"], "the list has changed");
     }
 
     #[test]
-    fn what_cannot_change_is_refused_with_the_reason() {
+    fn settings_that_cannot_change_are_refused_with_the_reason() {
         let mut wanted = two();
         wanted.engine.workers = 2;
         wanted.limits.connections = 1;
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_does_not_move_from_one_service_to_another_at_once() {
+    fn an_address_does_not_move_between_services_in_one_step() {
         let mut wanted = two();
         wanted.services[0].name = "renamed".into();
         let text = refused(&wanted);
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_and_all_addresses_of_one_port_do_not_change_places_at_once() {
+    fn an_address_and_the_unspecified_address_of_one_port_do_not_swap_in_one_step() {
         let at =
             |address: &str| Listen { transport: Transport::Udp, address: address.parse().unwrap() };
         let running = |address: &str| {
@@ -380,7 +380,7 @@ mod tests {
                     && text.contains("or restart"),
                 "{text}"
             );
-            // It goes to another service, and the first is gone.
+            // It moves to another service, and the first one is removed.
             let mut wanted = running(to);
             wanted.services[0].name = "renamed".into();
             assert!(said(&wanted).contains("service \"a\" gives up"), "{from} {to}");
@@ -391,12 +391,12 @@ mod tests {
             wanted.services[0].listen = vec![free];
             assert!(Plan::new(&running("0.0.0.0:9000"), &wanted, &[]).is_ok(), "{free:?}");
         }
-        // Two addresses of the host, and a port that the host chooses.
+        // Two addresses of the host, and a port that the host kernel chooses.
         let mut wanted = running("127.0.0.2:9000");
         assert!(Plan::new(&running("127.0.0.1:9000"), &wanted, &[]).is_ok());
         wanted.services[0].listen = vec![at("127.0.0.1:0")];
         assert!(Plan::new(&running("0.0.0.0:0"), &wanted, &[]).is_ok());
-        // What stays is not opened.
+        // Ports that stay are not opened.
         let mut wanted = running("0.0.0.0:9000");
         wanted.services[0].slots = 8;
         assert!(Plan::new(&running("0.0.0.0:9000"), &wanted, &[]).is_ok());
@@ -404,7 +404,7 @@ mod tests {
 
     fn any_service() -> impl Strategy<Value = Service> {
         (0..6u16, 0..3u32, prop::bool::ANY, 0..3u64).prop_map(|(name, slots, ordered, wait)| {
-            // A name has its port, so that services can only differ in what may change.
+            // The port follows from the name, so that services differ only in what may change.
             let mut service = Service::new(&format!("s{name}"), vec![listen(9000 + name)], "echo");
             service.slots = 1 << slots;
             service.ordered = ordered;
@@ -422,9 +422,9 @@ mod tests {
     }
 
     proptest! {
-        /// Doing what a plan says gives the topology that was wanted, and nothing else.
+        /// Applying a plan gives exactly the wanted topology.
         #[test]
-        fn a_plan_leads_where_it_should(running in any_topology(), wanted in any_topology()) {
+        fn applying_a_plan_gives_the_wanted_topology(running in any_topology(), wanted in any_topology()) {
             let plan = Plan::new(&running, &wanted, &[]).unwrap();
             let mut reached: Vec<Service> = Vec::new();
             for (name, action) in &plan.services {

@@ -1,4 +1,4 @@
-//! Regions as the engine makes them.
+//! Creation of regions.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub(super) struct MadeRegion {
     pub(super) words: Words<MappedMemory>,
     /// Per worker: the ends of its blocks' mqueues.
     pub(super) ends: Vec<Vec<BlockEnds>>,
-    /// The engine's ends of its command rings, and where the first window begins.
+    /// The engine's ends of its command rings, and the offset of the first window.
     pub(super) commands: Option<(CommandRings, u64)>,
 }
 

@@ -2,14 +2,14 @@
 //! have gone. Requests do not pass through it; see `engine/src/endpoint/shm.rs`.
 //!
 //! A client is accepted if its process has the same user as the engine (or root), it speaks the same versions, and
-//! there is room for its connection and its region. It maps a region of its own, so it cannot reach messages of
+//! there is room for its connection and its region. It maps its own region only, so it cannot reach messages of
 //! others; its wake-up descriptor is only in its worker's epoll set. A client sends one message, its hello. Anything
 //! it sends later ends the connection, as does closing it. When the worker detaches a client it shuts the connection
-//! down, which this thread sees like any other end.
+//! down, which this thread handles like any other end.
 //!
-//! *Ports change with services.* The thread pauses while the workers switch ([`ShmAcceptor::pause`]), so that every
-//! accepted client is known either to stay or to depart. A departing client reads in its region that no more requests
-//! are taken, gets its outcomes, and reads the reason.
+//! *Ports change with services.* The thread pauses while the workers switch ([`ShmAcceptor::pause`]), so that for
+//! every accepted client it is known whether it stays or departs. A departing client reads in its region that no more
+//! requests are taken, gets its outcomes, and reads the reason.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -169,7 +169,7 @@ impl ShmAcceptor {
         let departing = pause_requests.recv_timeout(PAUSE_TIMEOUT).ok()?;
         // Set here and not by the thread: the thread may get here when the caller has given up.
         let tell_why = |client: DepartingClient| {
-            // A client that already has a reason departs for that one.
+            // A client that already has a reason keeps it.
             let _ = client.why.set(client.text);
             (client.slot, client.id)
         };
@@ -203,13 +203,13 @@ struct AcceptedClient {
     slot: u16,
     /// The port it connected to.
     path: Arc<Path>,
-    /// The reason it is given at its end, if the engine keeps running.
+    /// The reason sent at its end, if the engine keeps running.
     why: Arc<OnceLock<String>>,
     worker: u16,
     socket: Arc<LocalSocket>,
     /// Wakes the worker.
     engine_wake_fd: WakeFd,
-    /// Held here so that the worker never drops the last reference: unmapping takes long.
+    /// Kept here so that the worker never drops the last reference: unmapping takes long.
     memory: Arc<SharedMemory>,
 }
 
@@ -229,7 +229,7 @@ impl ShmPeer for Peer {
 impl Drop for Peer {
     fn drop(&mut self) {
         if let Some(why) = self.why.get() {
-            // If it does not read the answer it has gone already.
+            // If the client does not read the answer, it has already closed the connection.
             let _ = self.socket.send(&Answer::Refused(why.clone()).encode(), &[]);
         }
         self.socket.shut_down();
@@ -299,7 +299,7 @@ impl AcceptorState {
     }
 
     fn wait_and_dispatch(&mut self) {
-        // Unmaps the regions that no worker holds any more.
+        // Unmaps the regions that no worker uses any more.
         self.retired.retain(|memory| Arc::strong_count(memory) > 1);
         let mut descriptors: Vec<BorrowedFd<'_>> = vec![self.shared.wake_fd.as_fd()];
         descriptors.extend(self.clients.iter().map(|g| g.socket.as_fd()));
@@ -325,7 +325,7 @@ impl AcceptorState {
             let socket = Arc::new(socket);
             if let Err(why) = self.accept(&listener_key, &socket, &hello) {
                 tracing::warn!(why, "a shared-memory client is refused");
-                // If it does not read the answer it has gone already.
+                // If the client does not read the answer, it has already closed the connection.
                 let _ = socket.send(&Answer::Refused(why).encode(), &[]);
             }
         }
@@ -375,7 +375,7 @@ impl AcceptorState {
         let memory = Arc::new(region.map_err(|e| e.to_string())?);
         let mapped = MappedMemory::new(memory.clone());
         let mut region = Region::format(mapped, &plan).map_err(|e| e.to_string())?;
-        let own = |error: std::io::Error| format!("the engine is short of descriptors: {error}");
+        let own = |error: std::io::Error| format!("the engine has no free descriptors: {error}");
         let engine_wake_fd = WakeFd::new().map_err(own)?;
         let (wake_sender, client_wake_fd) = WakeSender::new().map_err(own)?;
         let socket = socket.clone();
@@ -440,7 +440,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_is_told_of_a_change_that_was_given_up() {
+    fn no_client_is_notified_of_a_cancelled_change() {
         let shared = Arc::new(Shared {
             wake_fd: WakeFd::new().unwrap(),
             draining: AtomicBool::new(false),

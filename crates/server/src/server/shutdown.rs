@@ -14,7 +14,8 @@ use super::Server;
 const WORKERS_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a stop may take in total after a drain.
 const STOP_TIMEOUT: Duration = Duration::from_millis(4000);
-/// How long accelerator threads may take to end: only one without a core, or with a block that hangs, needs it.
+/// How long accelerator threads may take to end: only one that is not scheduled, or has a block that hangs, takes
+/// this long.
 pub(super) const BLOCKS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The result of [`Server::shutdown`].
@@ -23,20 +24,20 @@ pub struct ShutdownReport {
     /// Requests that were accepted and not answered within `drain_ms`, or that timed out (`request_timeout_ms`)
     /// during the drain.
     pub unanswered: u64,
-    /// A block did not return, or ended badly and could not be stopped.
+    /// A block did not return, or ended with an error and could not be stopped.
     pub hung: bool,
 }
 
 impl ShutdownReport {
-    /// Whether everything that was accepted was answered and everything stopped.
+    /// Whether all accepted requests were answered and everything stopped.
     pub fn is_clean(&self) -> bool {
         self.unanswered == 0 && !self.hung
     }
 }
 
 impl Server {
-    /// Accepts nothing new, answers what was accepted (for at most `drain_ms`), stops everything. Returns within `drain_ms` and
-    /// five seconds; a worker whose kernel does not return is left behind.
+    /// Accepts no new requests, answers the accepted ones (for at most `drain_ms`), and stops everything. Returns
+    /// within `drain_ms` and five seconds; a worker whose kernel does not return is left running.
     pub fn shutdown(mut self) -> ShutdownReport {
         let timeout = Duration::from_millis(self.topology.engine.drain_ms);
         let deadline = Instant::now() + timeout;
@@ -56,7 +57,7 @@ impl Server {
         ShutdownReport { unanswered: self.unanswered() - before, hung }
     }
 
-    /// Requests of all services that were dropped by a drain or a time-out.
+    /// Number of requests of all services that were dropped by a drain or a time-out.
     fn unanswered(&self) -> u64 {
         let leaked = self.leaked.iter().map(|leaked| &leaked.metrics);
         let mut all: Vec<_> = self.service_slots.iter().map(|p| &p.metrics).chain(leaked).collect();
@@ -73,7 +74,7 @@ impl Server {
 
     /// Stops the workers, then the accelerator threads, within a few seconds after `drained`. Returns whether something hangs.
     pub(super) fn stop(&mut self, drained: Instant) -> bool {
-        self.watchdog.expect_the_end();
+        self.watchdog.set_ending();
         self.fabric.post_to_all(|_| ControlMessage::Stop);
         let mut hung = self.join_workers(drained + WORKERS_TIMEOUT);
         // Asks the runtimes to end, then kills them.

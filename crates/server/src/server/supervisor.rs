@@ -2,8 +2,8 @@
 //! monitors them, and replaces them when they end.
 //!
 //! A *runtime slot* ([`RuntimeSlot`](slot::RuntimeSlot)) is for one runtime: one accelerator of one service. It
-//! always has the region of the current or the next generation. Workers learn what concerns them as
-//! [`RuntimeEvent`](engine::RuntimeEvent). The messages are those of [`wire::attach`].
+//! always has the region of the current or the next generation. Workers are notified by
+//! [`RuntimeEvent`](engine::RuntimeEvent)s. The messages are those of [`wire::attach`].
 //!
 //! ```text
 //!   vacant ── hello, offer ──> starting ── ready ──> serving
@@ -12,22 +12,22 @@
 //! ```
 //!
 //! *Everything a runtime does is hostile.* An unexpected message ends its generation; each step has a deadline;
-//! workers check what it writes into its region. A generation that ends takes only its in-flight requests with it. A
-//! runtime that the engine started is killed when its generation ends, and started again after a back-off that
-//! doubles until a generation has lasted. Where runtimes attach by themselves, the next region is created after such
-//! a back-off, which bounds the cost of a peer that takes offers and leaves, over and over.
+//! workers check everything it writes into its region. The end of a generation affects only its requests in flight. A
+//! runtime that the engine started is killed when its generation ends, and restarted after a back-off that doubles
+//! until a generation has lasted. For external runtimes, the next region is created after such a back-off, which
+//! bounds the cost of a peer that repeatedly takes offers and disconnects.
 //!
 //! *Runtime slots on one exclusive device, such as a GPU, share a process*, which the engine starts for all that wait
-//! for one at that time. They have one connection, start together and end together, whichever caused it. When the
-//! service of one is removed, the others restart once all removed ones have drained. A new one first starts in a
-//! process of its own, so that undoing the change affects no other service; when the change is committed, all of them
-//! restart together, at most [`TOGETHER_MAX`](wire::attach::TOGETHER_MAX). If that is refused, or their process is
-//! lost twice before it serves, they run separately until one of them is added, changed or removed. Before a
-//! generation ends for a change of others its service is *paused* (`engine/src/control/pause.rs`): the generation
-//! ends when everything accepted has been answered, or the drain time is over.
+//! for one at that time. They have one connection, and start and end together. When the service of one is removed,
+//! the others restart once all removed ones have drained. A new one first starts in its own process, so that undoing
+//! the change affects no other service; when the change is committed, all of them restart together, at most
+//! [`TOGETHER_MAX`](wire::attach::TOGETHER_MAX). If that is refused, or their process is lost twice before it serves,
+//! they run separately until one of them is added, changed or removed. Before a generation ends for a change of
+//! others its service is *paused* (`engine/src/control/pause.rs`): the generation ends when all accepted requests
+//! have been answered, or the drain time is over.
 //!
-//! *Runtime slots come and go with services* ([`Supervisor::add`], [`Supervisor::set_listeners`],
-//! [`Supervisor::leave`]). If its service is being removed, a runtime serves until everything is answered, has no
+//! *Runtime slots are added and removed with services* ([`Supervisor::add`], [`Supervisor::set_listeners`],
+//! [`Supervisor::leave`]). If its service is being removed, a runtime serves until all requests are answered, has no
 //! next generation, and is then asked to end.
 
 mod copy_probe;
@@ -54,7 +54,7 @@ use super::heartbeat::HeartbeatWriter;
 use slot::FirstStart;
 pub(super) use slot::{PreparedRuntime, RuntimeSpec};
 use starts::CANCEL_POLL_INTERVAL;
-pub(super) use starts::{NO_SIGN_OF_LIFE, PendingStarts, StartFailure};
+pub(super) use starts::{NO_RESPONSE, PendingStarts, StartFailure};
 use state::SupervisorState;
 
 /// How long a runtime that the engine started may take to send its hello, and any runtime to get its blocks ready.
@@ -162,7 +162,7 @@ impl Supervisor {
         self.shared.wake_fd.wake();
     }
 
-    /// Adds runtime slots; the workers have their rings already. The result waits for those that the engine starts.
+    /// Adds runtime slots, whose rings the workers have already. The result waits for those that the engine starts.
     /// As long as they are not `committed` they do not affect processes of other services.
     pub(super) fn add(&self, runtimes: Vec<PreparedRuntime>, committed: bool) -> PendingStarts {
         let (tell, first) = mpsc::channel();
@@ -195,8 +195,8 @@ impl Supervisor {
         PendingStarts { first, timeout: 2 * START_TIMEOUT + drain }
     }
 
-    /// Sets where runtimes attach to what `wanted` says: `new` listeners open, those it does not name close. Runtime
-    /// slots of the services in the slots `leaving` have no next generation.
+    /// Sets the attach listeners to those of `wanted`: opens `new` ones, closes those that it does not contain.
+    /// Runtime slots of the services in the slots `leaving` have no next generation.
     pub(super) fn set_listeners(&self, wanted: &Topology, new: AttachListeners, leaving: Vec<u16>) {
         let names = attach_paths(wanted).map(|(path, name)| (path.to_owned(), name.into()));
         let (names, service_accelerators) = (names.collect(), service_accelerators(wanted));
@@ -204,8 +204,8 @@ impl Supervisor {
         self.command(Command::SetListeners { names, new, service_accelerators, leaving, drain });
     }
 
-    /// Ends the runtimes of the service in a slot, which has nothing left for them. Returns whether all of them are
-    /// gone; services that share their process may be paused for `drain` before.
+    /// Ends the runtimes of the service in a slot, which has nothing outstanding. Returns whether all of them have
+    /// ended; services that share their process may be paused for `drain` before.
     pub(super) fn leave(&self, slot: u16, drain: Duration, give_up: &dyn Fn() -> bool) -> bool {
         let (tell, gone) = mpsc::channel();
         self.command(Command::Remove(slot, tell));
@@ -220,7 +220,7 @@ impl Supervisor {
         false
     }
 
-    /// No runtime is accepted or started any more; those that serve go on.
+    /// No runtime is accepted or started any more; those that serve continue.
     pub(super) fn drain(&self) {
         self.shared.draining.store(true, Ordering::Relaxed);
         self.shared.wake_fd.wake();
@@ -243,6 +243,6 @@ impl Drop for Supervisor {
 enum PeerOrigin {
     /// Through the attach path of the accelerator of this name.
     AttachPath(Arc<str>),
-    /// As the process of this number, which was started for this runtime slot.
+    /// As the process with this number, which was started for this runtime slot.
     Launched(u64, u64),
 }

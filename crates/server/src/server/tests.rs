@@ -1,4 +1,4 @@
-//! A start that fails on one worker while another is well, and what is said of starts that fail.
+//! Failing starts: on one worker while another one starts, and their error messages.
 
 use std::time::{Duration, Instant};
 
@@ -56,7 +56,7 @@ fn a_worker_that_panics_while_it_starts_is_noticed_beside_one_that_runs() {
 }
 
 #[test]
-fn what_a_worker_cannot_take_in_is_told_with_the_service_the_cause_and_the_fix() {
+fn a_failed_install_is_reported_with_the_service_the_cause_and_the_fix() {
     let service = Service::new("digits", Vec::new(), "echo");
     let said = |error: StartError| ServerError::of_blocks(&service, error).to_string();
     let text = said(NicError::Exhausted.into());

@@ -16,7 +16,8 @@ use accel::cpu::{Resuming, ResumingWord};
 use engine::metrics::Metrics;
 use sys::time::ThreadClock;
 
-/// Processor time that a worker spends in one resume of a block, or in one turn without any, before it is stalled.
+/// Processor time that a worker spends in one resume of a block, or in one turn without any, before it counts as
+/// stalled.
 const STALLED_AFTER: Duration = Duration::from_millis(700);
 /// How often to check.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
@@ -39,7 +40,7 @@ pub struct Stall {
 }
 
 impl Stall {
-    /// What is wrong, in one sentence without a full stop.
+    /// The problem, in one sentence without a full stop.
     pub fn reason(&self) -> String {
         let Self { worker, kernel, service, accelerator, block, hung_blocks } = self;
         if *hung_blocks > 0 {
@@ -51,7 +52,7 @@ impl Stall {
             return format!("worker {worker} has ended: it panicked");
         }
         if service.is_empty() {
-            return format!("worker {worker} computes and makes no turn: {kernel}");
+            return format!("worker {worker} computes without finishing a turn: {kernel}");
         }
         format!(
             "kernel {kernel:?} of service {service:?} on accelerator {accelerator:?} does not return (block {block}): \
@@ -106,7 +107,7 @@ pub(super) struct Shared {
     /// By worker.
     resuming: Vec<Arc<ResumingWord>>,
     metrics: Metrics,
-    /// The workers end, and their threads with them.
+    /// The workers are ending, and their threads with them.
     ending: AtomicBool,
     stalls: Arc<Stalls>,
 }
@@ -175,7 +176,7 @@ impl Watchdog {
     }
 
     /// Threads of workers may end from now on.
-    pub(super) fn expect_the_end(&self) {
+    pub(super) fn set_ending(&self) {
         self.shared.ending.store(true, Ordering::Relaxed);
     }
 }
@@ -191,17 +192,17 @@ impl Drop for Watchdog {
     }
 }
 
-/// What was seen of a worker when it last made progress.
+/// State of a worker when it last made progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Seen {
+struct LastProgress {
     turns: u64,
     resuming: u64,
     cpu: Duration,
 }
 
-impl Seen {
-    /// Takes the current values; returns whether the worker has computed for long without progress.
-    fn look(&mut self, now: Self) -> bool {
+impl LastProgress {
+    /// Reads the current values; returns whether the worker has computed for long without progress.
+    fn update(&mut self, now: Self) -> bool {
         if (now.turns, now.resuming) != (self.turns, self.resuming) {
             *self = now;
         }
@@ -211,7 +212,7 @@ impl Seen {
 
 fn watch(shared: &Shared) {
     let counters: Vec<_> = shared.metrics.workers().collect();
-    let mut seen = vec![Seen::default(); shared.resuming.len()];
+    let mut seen = vec![LastProgress::default(); shared.resuming.len()];
     let mut state = shared.lock();
     while !state.stop {
         let mut found = Vec::new();
@@ -227,10 +228,10 @@ fn watch(shared: &Shared) {
             if hung_blocks > 0 {
                 found.push(Stall { worker, hung_blocks, ..Stall::default() });
             }
-            // The word first: a turn that ends in between is a change.
+            // The word is read first: a turn that ends in between counts as a change.
             let resuming = shared.resuming[worker].load();
-            let now = Seen { turns: counters[worker].turns.value(), resuming, cpu };
-            if seen.look(now) {
+            let now = LastProgress { turns: counters[worker].turns.value(), resuming, cpu };
+            if seen.update(now) {
                 found.push(stall(&state, worker, Some(resuming)));
             }
         }
@@ -259,7 +260,7 @@ fn stall(state: &State, worker: usize, resuming: Option<u64>) -> Stall {
     }
 }
 
-/// Logs what has changed, each once.
+/// Logs every change, once.
 fn report(known: &mut Vec<Stall>, found: Vec<Stall>) {
     for stall in found.iter().filter(|stall| !known.contains(stall)) {
         tracing::error!("{}", stall.reason());
@@ -280,12 +281,12 @@ fn recovered(known: &[Stall], found: &[Stall]) -> BTreeSet<usize> {
 mod tests {
     use super::*;
 
-    fn at(turns: u64, resuming: u64, cpu_ms: u64) -> Seen {
-        Seen { turns, resuming, cpu: Duration::from_millis(cpu_ms) }
+    fn at(turns: u64, resuming: u64, cpu_ms: u64) -> LastProgress {
+        LastProgress { turns, resuming, cpu: Duration::from_millis(cpu_ms) }
     }
 
     #[test]
-    fn a_second_hung_block_is_no_recovery() {
+    fn a_second_hung_block_is_not_a_recovery() {
         let hung = |worker, hung_blocks| Stall { worker, hung_blocks, ..Stall::default() };
         let known = [hung(0, 1), hung(1, 1)];
         assert!(recovered(&known, &[hung(0, 2), hung(1, 1)]).is_empty());
@@ -296,13 +297,13 @@ mod tests {
 
     #[test]
     fn only_processor_time_without_progress_counts() {
-        let mut seen = Seen::default();
-        assert!(!seen.look(at(1, 5, 5_000)), "it makes turns");
-        assert!(!seen.look(at(1, 5, 5_000)), "it sleeps, or has no core");
-        assert!(!seen.look(at(1, 5, 5_699)));
-        assert!(seen.look(at(1, 5, 5_700)));
-        assert!(!seen.look(at(1, 6, 5_701)), "it has resumed the next block");
-        assert!(!seen.look(at(2, 6, 6_400)), "it makes turns again");
-        assert!(seen.look(at(2, 6, 7_100)));
+        let mut seen = LastProgress::default();
+        assert!(!seen.update(at(1, 5, 5_000)), "it finishes turns");
+        assert!(!seen.update(at(1, 5, 5_000)), "it sleeps, or has no core");
+        assert!(!seen.update(at(1, 5, 5_699)));
+        assert!(seen.update(at(1, 5, 5_700)));
+        assert!(!seen.update(at(1, 6, 5_701)), "it has resumed the next block");
+        assert!(!seen.update(at(2, 6, 6_400)), "it finishes turns again");
+        assert!(seen.update(at(2, 6, 7_100)));
     }
 }

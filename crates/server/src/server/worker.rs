@@ -1,4 +1,4 @@
-//! The threads of the workers: how they start, turn and end.
+//! The threads of the workers: start, loop and end.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -15,9 +15,10 @@ use super::{Server, ServerError, ServerFabric, watchdog};
 
 /// How long a worker that stops waits for the others' last turns.
 const LAST_TURNS_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long workers of a start that failed may take to end before they are left behind; longer than they wait for each other.
+/// How long workers of a failed start may take to end before they are no longer waited for; longer than they wait for
+/// each other.
 const ABANDON_TIMEOUT: Duration = Duration::from_millis(1500);
-/// Between two checks whether they have ended.
+/// Interval of checks whether they have ended.
 const ABANDON_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Server {
@@ -37,7 +38,7 @@ impl Server {
                 limits: self.topology.limits.clone(),
                 metrics: self.metrics.clone(),
                 fabric: self.fabric.clone(),
-                turning: Turning(turning.clone()),
+                turning: RunningWorker(turning.clone()),
                 watchdog: self.watchdog.shared(),
             };
             let thread = std::thread::Builder::new()
@@ -55,10 +56,10 @@ impl Server {
         Ok(())
     }
 
-    /// Stops the workers of a start that failed. One that is inside a kernel may never end: it is left to the end of the
-    /// process.
+    /// Stops the workers of a failed start. One that is inside a kernel may never end: its thread runs until the
+    /// process ends.
     pub(super) fn abandon_workers(&mut self) {
-        self.watchdog.expect_the_end();
+        self.watchdog.set_ending();
         self.fabric.post_to_all(|_| ControlMessage::Stop);
         let deadline = Instant::now() + ABANDON_TIMEOUT;
         while !self.workers.iter().all(JoinHandle::is_finished) && Instant::now() < deadline {
@@ -68,7 +69,7 @@ impl Server {
     }
 }
 
-/// What a worker thread starts with.
+/// The arguments of a worker thread.
 struct WorkerThread<N> {
     index: usize,
     nic: N,
@@ -76,15 +77,15 @@ struct WorkerThread<N> {
     limits: Limits,
     metrics: Metrics,
     fabric: Arc<ServerFabric>,
-    turning: Turning,
+    turning: RunningWorker,
     watchdog: Arc<watchdog::Shared>,
 }
 
-/// A worker that may still hand something to another: one reference for each.
-struct Turning(Arc<()>);
+/// A worker that may still hand a message to another one: one reference for each.
+struct RunningWorker(Arc<()>);
 
-impl Turning {
-    /// Waits until no worker takes another turn, with a limit for those that are inside a kernel.
+impl RunningWorker {
+    /// Waits until no worker runs another turn, with a limit for those that are inside a kernel.
     fn end(self) {
         let others = Arc::downgrade(&self.0);
         drop(self);
@@ -96,7 +97,7 @@ impl Turning {
 }
 
 impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> WorkerThread<N> {
-    /// Turns until the worker is stopped. Returns whether a block hangs.
+    /// Runs turns until the worker is stopped. Returns whether a block hangs.
     fn run(self) -> bool {
         let Self { index, nic, core, limits, metrics, fabric, turning, watchdog } = self;
         watchdog.enter(index);
@@ -121,7 +122,7 @@ impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> WorkerThread<N> {
             }
             worker.wait(sleep_ns);
         }
-        // What another worker handed over in its last turn is accounted for here as well.
+        // Messages that another worker handed over in its last turn are accounted for here as well.
         turning.end();
         worker.shutdown()
     }

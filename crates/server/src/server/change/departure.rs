@@ -1,7 +1,8 @@
-//! The last step of a change: services that leave are drained and released, as is what was prepared for a change that failed.
+//! The last step of a change: services that leave are drained and released, as are the prepared services of a failed
+//! change.
 //!
-//! A worker that a kernel holds up releases a slot when the kernel returns. Until then the slot is *leaked*: it and its ports
-//! are not reused. The next change reclaims them if all workers have released them by then.
+//! A worker that is inside a long kernel releases a slot when the kernel returns. Until then the slot is *leaked*: it
+//! and its ports are not reused. The next change reclaims them if all workers have released them by then.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
@@ -19,7 +20,7 @@ use super::super::supervisor::{PendingStarts, PreparedRuntime};
 /// How often the barrier is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A slot that is still held although its service has left or is leaving.
+/// A slot that is still in use although its service has left or is leaving.
 pub(in super::super) struct LeakedSlot {
     pub(in super::super) slot: u16,
     pub(in super::super) metrics: Arc<ServiceMetrics>,
@@ -28,13 +29,13 @@ pub(in super::super) struct LeakedSlot {
     holder: Holder,
 }
 
-/// What holds a leaked slot.
+/// What still uses a leaked slot.
 enum Holder {
     /// Workers that have not voted.
     Unsettled(DrainBarrier),
     /// Workers that have not released it; whether its runtimes have ended.
     Unreleased(Releasing, bool),
-    /// Runtimes or accelerator threads that did not end, which is not waited for.
+    /// Runtimes or accelerator threads that did not end; no longer waited for.
     Running,
 }
 
@@ -61,16 +62,16 @@ pub(super) struct DepartingService {
     pub(super) metrics: Arc<ServiceMetrics>,
     pub(super) barrier: DrainBarrier,
     pub(super) dropped_before: u64,
-    /// Ports that no successor keeps.
+    /// Ports that the successor does not take over.
     pub(super) stopped: Vec<PortIndex>,
-    /// Devices that it uses, by [`runtime::kinds::Kind::exclusive_key`], and for whom.
+    /// Devices that it uses, by [`runtime::kinds::Kind::exclusive_key`], with their tenants.
     pub(super) devices: Vec<(String, String)>,
     /// Runtimes of its successor that wait for its own to end.
     pub(super) after_departure: Vec<PreparedRuntime>,
 }
 
 impl DepartingService {
-    /// Whether it may run in a process that has the device of the runtime.
+    /// Whether it may run in a process that uses the device of the runtime.
     fn holds(&self, runtime: &PreparedRuntime) -> bool {
         let wanted = runtime.spec.exclusive_key();
         let of = |(device, tenant): &(String, String)| {
@@ -80,7 +81,7 @@ impl DepartingService {
     }
 }
 
-/// What became of a service that left.
+/// The result for a service that left.
 pub(super) struct DepartureOutcome {
     pub(super) name: String,
     pub(super) unanswered: u64,
@@ -109,8 +110,8 @@ impl DepartureOutcome {
 }
 
 impl Server {
-    /// Drains and releases the services that leave, one after the other. A runtime that waits for one starts when no service that
-    /// may share its process is left on its device; those that share a process start together.
+    /// Drains and releases the services that leave, one after the other. A runtime that waits for one of them starts
+    /// when no service that may share its process is left on its device; those that share a process start together.
     pub(super) fn remove_all(
         &mut self,
         departing: Vec<DepartingService>,
@@ -165,7 +166,8 @@ impl Server {
         DepartureOutcome { unanswered, left_behind: !gone, ..DepartureOutcome::of(name) }
     }
 
-    /// Releases a slot that has nothing left, and its own ports; whether all of it is gone. What is left is leaked.
+    /// Releases a slot that has nothing outstanding, and its own ports; returns whether everything was released. The
+    /// rest is leaked.
     pub(super) fn release_slot(
         &mut self,
         slot: u16,
@@ -174,7 +176,7 @@ impl Server {
         give_up: &dyn Fn() -> bool,
     ) -> bool {
         let ended = self.stop_runtimes(slot, give_up);
-        // Even if a runtime does not end: ports that the workers keep would be read after the next switch.
+        // Even if a runtime does not end: otherwise the workers' ports would be read again after the next switch.
         let mut releasing = self.release(slot);
         if releasing.is_complete(self.timeouts.step) {
             return self.free(slot, metrics, ended);
@@ -184,7 +186,7 @@ impl Server {
         false
     }
 
-    /// The workers have released a slot; whether nothing else holds it.
+    /// The workers have released a slot; returns whether nothing else uses it.
     fn free(&mut self, slot: u16, metrics: &Arc<ServiceMetrics>, ended: bool) -> bool {
         let all = self.drop_accelerators(slot) && ended;
         if !all {
@@ -214,7 +216,7 @@ impl Server {
             };
             if gone {
                 let service = metrics.name();
-                tracing::info!(service, "what a former version had left behind has been released");
+                tracing::info!(service, "the remains of a previous version have been released");
             }
         }
         if self.leaked.len() != before {
@@ -222,13 +224,13 @@ impl Server {
         }
     }
 
-    /// Stops the runtimes of a slot that has nothing left; whether all have ended.
+    /// Stops the runtimes of a slot that has nothing outstanding; returns whether all have ended.
     fn stop_runtimes(&self, slot: u16, give_up: &dyn Fn() -> bool) -> bool {
         let drain = self.drain_time();
         self.supervisor.as_ref().is_none_or(|runtimes| runtimes.leave(slot, drain, give_up))
     }
 
-    /// How long accepted requests may take.
+    /// The time limit for accepted requests.
     pub(super) fn drain_time(&self) -> Duration {
         Duration::from_millis(self.topology.engine.drain_ms)
     }

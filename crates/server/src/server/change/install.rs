@@ -13,9 +13,9 @@ use super::super::{Server, ServerError};
 use super::prepare::PreparedService;
 use super::{ChangeError, Occasion};
 
-/// How often a start asks whether to give up while workers install.
+/// How often a start checks for cancellation while workers install.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(20);
-/// A start that takes this long is logged, and again each time.
+/// A start that takes this long is logged, repeatedly.
 const REPORT_INTERVAL: Duration = Duration::from_secs(30);
 
 impl Server {
@@ -34,7 +34,8 @@ impl Server {
         Ok(())
     }
 
-    /// Every worker installs its share of one service. If that fails at the start, no worker is waited for any longer.
+    /// Every worker installs its share of one service. If that fails at the start, it does not wait for the other
+    /// workers.
     pub(in super::super) fn install(
         &mut self,
         service: &Service,
@@ -62,7 +63,7 @@ impl Server {
         installed
     }
 
-    /// Starts the runtimes that need not wait for others to end, and waits until they serve.
+    /// Starts the runtimes that do not have to wait for others to end, and waits until they serve.
     pub(super) fn start_runtimes(
         &mut self,
         listeners: &AttachListeners,
@@ -86,12 +87,12 @@ impl Server {
             let own = service_slot.ports.iter().map(|p| p.0).filter(|port| !kept.contains(port));
             self.release_slot(service_slot.slot, &service_slot.metrics, own.collect(), &|| false);
         }
-        // Some slots may be left behind.
+        // Some slots may remain leaked.
         self.publish_metrics();
     }
 }
 
-/// The next worker's answer. A kernel on its core may take long to reach its first receive, or never do.
+/// The next worker's answer. A kernel on its core may take long to reach its first receive, or may never reach it.
 fn next_at_start(
     replies: &Receiver<Result<(), StartError>>,
     cancelled: &mut dyn FnMut() -> bool,
@@ -105,7 +106,7 @@ fn next_at_start(
             Err(RecvTimeoutError::Timeout) => {
                 logged = Instant::now();
                 tracing::warn!(
-                    "still starting: a kernel on a worker's core has not come to its first receive"
+                    "still starting: a kernel on a worker's core has not reached its first receive"
                 );
             }
             // A worker that panics closes its mailbox, and with it the reply channel.

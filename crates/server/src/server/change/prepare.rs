@@ -1,4 +1,4 @@
-//! The first step of a change: everything that the new services need is made, and nothing that runs is touched.
+//! The first step of a change: creates everything that the new services need, without an effect on running services.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use super::super::plan::{Plan, ServiceAction};
 use super::super::supervisor::PreparedRuntime;
 use super::super::{Server, ServerError};
 
-/// A service of the topology: its slot on the workers, and what it listens on.
+/// A service of the topology: its slot on the workers, and its ports.
 pub(in super::super) struct ServiceSlot {
     pub(in super::super) slot: u16,
     /// In the order of its `listen`.
     pub(in super::super) ports: Vec<(PortIndex, SocketAddr)>,
     pub(in super::super) metrics: Arc<ServiceMetrics>,
-    /// Of its accelerators whose blocks run elsewhere.
+    /// Metrics of its accelerators whose blocks run in runtimes.
     pub(in super::super) runtime_metrics: Vec<Arc<RuntimeMetrics>>,
-    /// Kept open to compare them with files that are opened again.
+    /// Kept open for a comparison with files that are opened later.
     pub(in super::super) files: KernelFiles,
 }
 
@@ -33,22 +33,22 @@ pub(super) struct PreparedService {
     pub(super) service_slot: ServiceSlot,
     /// By worker.
     pub(super) installs: Vec<ServiceInstall<OpenPort>>,
-    /// Ports taken over from its former version.
+    /// Ports taken over from its previous version.
     pub(super) kept: Vec<PortIndex>,
     /// Runtimes that start before the switch, …
     pub(super) before_switch: Vec<PreparedRuntime>,
-    /// … and those that come when the former version's are gone.
+    /// … and those that start when the previous version's have ended.
     pub(super) after_departure: Vec<PreparedRuntime>,
 }
 
-/// Whether a service is paused until this runtime serves: a runtime that the engine starts comes soon; when another one attaches
-/// is not known.
+/// Whether a service is paused until this runtime serves: a runtime that the engine starts will serve soon; for other
+/// runtimes that is unknown.
 pub(super) fn pauses_service(start: &PreparedRuntime) -> bool {
     matches!(start.spec.launch().0, Launch::Engine { .. })
 }
 
 impl Server {
-    /// Prepares every service of the new topology that comes or changes.
+    /// Prepares every service of the new topology that is added or changed.
     pub(super) fn prepare_all(
         &mut self,
         wanted: &Topology,
@@ -130,8 +130,7 @@ impl Server {
         Ok(PreparedService { index, service_slot, installs, kept, before_switch, after_departure })
     }
 
-    /// The ports of a service, and those of them that had to be opened: place in `listen`, one for each
-    /// worker.
+    /// The ports of a service, and those of them that had to be opened: index in `listen`, one for each worker.
     #[expect(clippy::type_complexity, reason = "named above")]
     fn open_ports(
         &self,

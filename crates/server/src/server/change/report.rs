@@ -10,7 +10,7 @@ use crate::server::plan::{Plan, ServiceAction};
 pub struct ChangeReport {
     /// Every service of the new topology in its order, then the removed ones.
     pub services: Vec<ServiceChange>,
-    /// Keys of `[engine]` and `[limits]` with another value, and `accelerator` if there are others.
+    /// Keys of `[engine]` and `[limits]` with another value, and `accelerator` if the list has changed.
     pub settings: Vec<&'static str>,
 }
 
@@ -23,11 +23,11 @@ pub struct ServiceChange {
     pub action: ServiceAction,
     /// Requests of the removed version that were not answered within `drain_ms`.
     pub unanswered: u64,
-    /// Something of the removed version did not end and is left behind, or is still ending.
+    /// A part of the removed version did not end and is left behind, or is still ending.
     pub left_behind: bool,
-    /// Why a runtime that could start only after the change does not serve. It is tried again.
+    /// Why a runtime that could start only after the change does not serve. The start is tried again.
     pub not_started: Option<String>,
-    /// The kernel file, if its content differs from that with which the service ran.
+    /// The kernel file, if its content has changed since the service started.
     pub rebuilt: Option<PathBuf>,
 }
 

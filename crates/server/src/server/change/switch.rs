@@ -17,7 +17,7 @@ use super::ChangeError;
 use super::departure::DepartingService;
 use super::prepare::{PreparedService, ServiceSlot, pauses_service};
 
-/// The devices that a service is on, and for whom.
+/// The devices of a service, with its tenant.
 fn devices_of(topology: &Topology, service: &Service) -> Vec<(String, String)> {
     let device = |index: &usize| match &topology.accelerators[*index].kind {
         AcceleratorKind::Process { launch: Launch::Engine { .. }, device, .. } => {
@@ -46,7 +46,7 @@ impl Server {
             let why = match action {
                 Some(ServiceAction::Removed) => format!("service {name:?} has been removed"),
                 Some(ServiceAction::Changed { keeps_memory_clients: false, .. }) => {
-                    format!("service {name:?} now takes other messages: connect again")
+                    format!("service {name:?} now has another message format: connect again")
                 }
                 Some(ServiceAction::Changed { .. }) => {
                     let stays = |path: &PathBuf| wanted.memory_ports().any(|(_, p)| p == path);
@@ -65,7 +65,7 @@ impl Server {
         self.shm_acceptor()?.pause(evictions).map(Some).ok_or(ChangeError::ShmPortsBusy)
     }
 
-    /// Switches all workers; then the new topology runs.
+    /// Switches all workers; afterwards the new topology is the current one.
     pub(super) fn switch(
         &mut self,
         wanted: Topology,
@@ -98,7 +98,7 @@ impl Server {
             if after_departure.iter().any(pauses_service) {
                 tracing::info!(
                     service = name,
-                    "held: its next version starts when this one has ended"
+                    "paused: its next version starts when this one has ended"
                 );
             }
             let kept = successor.as_ref().map_or(&[][..], |new| &new.kept);

@@ -1,4 +1,4 @@
-//! A worker that a kernel holds up at the moment of a change. Only here is a change less patient.
+//! Changes while a worker is inside a long kernel. Their time limits are shorter than usual.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Instant;
@@ -36,8 +36,8 @@ fn ask(server: &Server, service: usize) {
     assert_eq!(reply.len(), 14);
 }
 
-/// A server of one worker that is inside the kernel of its second service for a while, and does not wait for it.
-fn held_up() -> (Server, UdpSocket) {
+/// A server with one worker that is inside the kernel of its second service for a while.
+fn busy_worker() -> (Server, UdpSocket) {
     let mut slow = service("slow", "spin");
     slow.params = vec![("microseconds".into(), 2_000_000.0)];
     slow.request_timeout_ms = 60_000;
@@ -62,8 +62,8 @@ fn held_up() -> (Server, UdpSocket) {
     (server, client)
 }
 
-/// Another service comes and finds nothing of what is left behind.
-fn next_one_comes(server: &mut Server) {
+/// Adds another service, which must not get any of the leaked resources.
+fn another_service_is_added(server: &mut Server) {
     server.timeouts = Timeouts::default();
     let mut services = server.topology().services.clone();
     services.push(service("next", "echo"));
@@ -75,17 +75,17 @@ fn next_one_comes(server: &mut Server) {
     ask(server, 0);
     for service_slot in &server.service_slots {
         let leaked = server.leaked.iter().find(|leaked| leaked.slot == service_slot.slot);
-        assert!(leaked.is_none(), "a slot is given twice");
+        assert!(leaked.is_none(), "a leaked slot is reused");
         let mut kept = server.leaked.iter().flat_map(|leaked| &leaked.ports);
         assert!(
             kept.all(|kept| service_slot.ports.iter().all(|(port, _)| port != kept)),
-            "a port too"
+            "a leaked port is reused"
         );
     }
 }
 
-/// The kernel has come back: what the worker kept for it is given back by a change, and can be had again.
-fn all_is_given_back(server: &mut Server, address: SocketAddr) {
+/// The kernel has returned: a change reclaims the leaked resources, which can be used again.
+fn resources_are_reclaimed(server: &mut Server, address: SocketAddr) {
     let deadline = Instant::now() + LONG;
     let slots = server.topology().services[0].slots;
     for round in 0.. {
@@ -96,7 +96,7 @@ fn all_is_given_back(server: &mut Server, address: SocketAddr) {
         if server.leaked.is_empty() {
             break;
         }
-        assert!(Instant::now() < deadline, "it is kept");
+        assert!(Instant::now() < deadline, "it is not reclaimed");
     }
     assert_eq!(server.metrics().left_behind().len(), 0);
     let mut services = server.topology().services.clone();
@@ -108,8 +108,8 @@ fn all_is_given_back(server: &mut Server, address: SocketAddr) {
 }
 
 #[test]
-fn what_a_held_up_worker_was_to_seat_is_told_and_given_to_nobody_else() {
-    let (mut server, slow) = held_up();
+fn a_failed_install_on_a_busy_worker_is_reported_and_its_resources_are_not_reused() {
+    let (mut server, slow) = busy_worker();
     let mut services = server.topology().services.clone();
     services.push(service("b", "echo"));
     let free = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -119,16 +119,16 @@ fn what_a_held_up_worker_was_to_seat_is_told_and_given_to_nobody_else() {
     assert!(matches!(error, ChangeError::Stuck(_)), "{error}");
     assert_eq!(server.topology().services.len(), 2, "nothing has changed");
     assert_eq!(*server.metrics().left_behind(), ["b".to_owned()]);
-    assert_eq!(receive(&slow, &mut [0; 64]).expect("the kernel comes back"), 10);
+    assert_eq!(receive(&slow, &mut [0; 64]).expect("the kernel returns"), 10);
     let leaked = &server.leaked[0];
     assert_eq!((server.leaked.len(), leaked.ports.len()), (1, 1));
-    next_one_comes(&mut server);
-    all_is_given_back(&mut server, free);
+    another_service_is_added(&mut server);
+    resources_are_reclaimed(&mut server, free);
 }
 
 #[test]
-fn what_a_held_up_worker_keeps_of_a_service_that_leaves_is_told_and_given_to_nobody_else() {
-    let (mut server, slow) = held_up();
+fn resources_of_a_removed_service_on_a_busy_worker_are_reported_and_not_reused() {
+    let (mut server, slow) = busy_worker();
     let address = server.addresses()[1].1.address;
     let services = server.topology().services[..1].to_vec();
     let wanted = Topology { services, ..server.topology().clone() };
@@ -137,7 +137,7 @@ fn what_a_held_up_worker_keeps_of_a_service_that_leaves_is_told_and_given_to_nob
     assert_eq!(*server.metrics().left_behind(), ["slow".to_owned()]);
     assert_eq!(server.metrics().services().len(), 1);
     assert_eq!((server.leaked.len(), server.leaked[0].ports.len()), (1, 1));
-    next_one_comes(&mut server);
-    all_is_given_back(&mut server, address);
+    another_service_is_added(&mut server);
+    resources_are_reclaimed(&mut server, address);
     drop(slow);
 }

@@ -38,11 +38,11 @@ enum Step {
     NotSubmitted(SubmitError),
 }
 
-/// Why no copy was made there and back.
+/// Why the probe failed.
 enum Failed {
     /// The command rings contain impossible words.
     Corrupt,
-    /// Another cause, which costs only the copy agent.
+    /// Another cause, for which only the copy agent is unavailable.
     NoAgent(&'static str),
 }
 
@@ -97,8 +97,8 @@ impl CopyProbe {
         }
         self.step = Step::Idle;
         Some(match outcome {
-            Outcome::Done if self.came_back() => Ok(()),
-            Outcome::Done => no_agent("a copy came back changed"),
+            Outcome::Done if self.matches_pattern() => Ok(()),
+            Outcome::Done => no_agent("the copied bytes differ"),
             Outcome::Timeout => no_agent("it did not complete a copy in time"),
             Outcome::Lost => Err(Failed::Corrupt),
             Outcome::Range | Outcome::Unknown => no_agent("it refused a copy"),
@@ -114,7 +114,7 @@ impl CopyProbe {
         self.step = submitted.map_or_else(Step::NotSubmitted, |_| step);
     }
 
-    fn came_back(&self) -> bool {
+    fn matches_pattern(&self) -> bool {
         let mut back = [0; PROBE_BYTES];
         self.memory.copy_out(self.window + PROBE_BYTES as u64, &mut back);
         back == pattern()

@@ -1,5 +1,5 @@
-//! The conversation with runtimes: a peer that connects is offered a runtime slot or refused, and its messages change
-//! the slot's state. Messages are [`wire::attach`]'s.
+//! The handshake with runtimes: a peer that connects is offered a runtime slot or refused, and its messages change
+//! the slot's state. The messages are those of [`wire::attach`].
 
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ impl SupervisorState {
         if let PeerOrigin::Launched(id, process) = origin {
             let Some(runtime) = self.runtimes.get(&id) else { return };
             if process != runtime.process || !matches!(runtime.state, State::Expected { .. }) {
-                // From a process that was given up.
+                // From a process that the engine has stopped waiting for.
                 return;
             }
             if hello.is_empty() {
@@ -46,7 +46,7 @@ impl SupervisorState {
             let id = match &origin {
                 PeerOrigin::Launched(id, _) => *id,
                 PeerOrigin::AttachPath(name) => self.choose_slot(name, &hello).map_err(|why| {
-                    // Its runtime slot is gone, and that of the next version is still to come.
+                    // Its runtime slot has been removed, and the next version's does not exist yet.
                     if self.changes(name, &hello) {
                         format!("a service of accelerator {name:?} is being changed: try again soon")
                     } else {
@@ -60,7 +60,7 @@ impl SupervisorState {
             Ok((id, hello)) => self.offer(id, socket, &hello),
             Err(why) => {
                 tracing::warn!(why, "a runtime is refused");
-                // If it does not read the answer it has gone already.
+                // If the peer does not read the answer, it has already closed the connection.
                 let _ = socket.send(&FromEngine::Refuse(why.clone()).encode(), &[]);
                 if let PeerOrigin::Launched(id, _) = origin {
                     self.end_group(id, EndCause::lost("refused", why));
@@ -87,7 +87,7 @@ impl SupervisorState {
 
     /// The runtime slot for a peer that connected to an accelerator's path, or why there is none.
     pub(super) fn choose_slot(&self, name: &str, hello: &Hello) -> Result<u64, String> {
-        // Those of a version that is being removed accept no runtime any more.
+        // Those of a version that is being removed accept no runtimes.
         let runtimes =
             self.runtimes.iter().map(|(id, runtime)| (*id, runtime)).filter(|(_, s)| !s.retiring);
         let of_it: Vec<(u64, &RuntimeSlot)> =
@@ -148,7 +148,7 @@ impl SupervisorState {
         if let Err(error) = sent {
             self.end_group(
                 id,
-                EndCause::lost("lost", format!("it did not take its offer: {error}")),
+                EndCause::lost("lost", format!("it did not read its offer: {error}")),
             );
         }
     }
@@ -156,7 +156,7 @@ impl SupervisorState {
     fn offer_one(&self, id: u64, socket: &LocalSocket, hello: &Hello) -> std::io::Result<()> {
         let runtime = &self.runtimes[&id];
         let service = &runtime.spec.service;
-        let region = runtime.region.as_ref().expect("who takes a seat finds a region");
+        let region = runtime.region.as_ref().expect("a vacant runtime slot has a region");
         let offer = Offer {
             generation: region.generation,
             region_bytes: region.memory.len_bytes() as u64,
@@ -189,7 +189,7 @@ impl SupervisorState {
 
     /// A runtime sent a message, or closed its connection.
     pub(super) fn on_message(&mut self, id: u64) {
-        // The message of another one may have ended it.
+        // A message of another runtime may have ended it.
         let Some(runtime) = self.runtimes.get_mut(&id) else { return };
         let Some(socket) = runtime.socket() else { return };
         let mut bytes = [0; MESSAGE_BYTES_MAX + 1];
@@ -199,7 +199,7 @@ impl SupervisorState {
             Err(_) => 0,
         };
         if let State::Stopping { socket, .. } = &mut runtime.state {
-            // A bye, most likely; it is the last message in any case.
+            // Most likely a bye; in any case it is the last message.
             *socket = None;
             return;
         }

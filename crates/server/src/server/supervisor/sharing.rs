@@ -1,5 +1,5 @@
-//! Which runtime slots share a process: those on one exclusive device are joined and separated here; see the text of
-//! [`super`].
+//! Which runtime slots share a process: those on one exclusive device are joined and separated here; see the
+//! documentation of [`super`].
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::Sender;
@@ -12,12 +12,12 @@ use super::STOP_TIMEOUT;
 use super::slot::{EndCause, FirstStart, Pause, RuntimeSlot, State, warn_of_shared_devices};
 use super::state::{KilledProcess, SupervisorState};
 
-/// A planned change of which runtimes share a process. Generations of services that stay end for it, when everything
-/// that they accepted has been answered.
+/// A planned change of the processes that runtimes share. Generations of services that stay end for it, when all
+/// their accepted requests have been answered.
 pub(super) enum Regroup {
     /// The runtimes of this service slot are removed; the sender is dropped when they are gone.
     Leave(u16, Sender<()>),
-    /// This runtime is to share a process with those it belongs to.
+    /// This runtime is to share a process with others of its device.
     Join(u64),
 }
 
@@ -29,7 +29,7 @@ impl SupervisorState {
         for next in std::mem::take(&mut self.regroups) {
             let ends = self.ends_for(&next);
             if self.draining() && !ends.is_empty() {
-                // The engine is about to end all of them; what was accepted is answered before.
+                // The engine is about to end all of them; accepted requests are answered before.
                 continue;
             }
             if !self.pause_and_check_drained(&ends) {
@@ -55,7 +55,7 @@ impl SupervisorState {
         free.collect::<Vec<_>>().into_iter().for_each(|id| self.resume(id));
     }
 
-    /// The serving generations of services that stay which end for a change.
+    /// The serving generations of services that stay that end for a change.
     fn ends_for(&self, planned: &Regroup) -> Vec<u64> {
         let serves = |at: &u64| matches!(self.runtimes[at].state, State::Serving { .. });
         match planned {
@@ -69,8 +69,8 @@ impl SupervisorState {
         }
     }
 
-    /// Pauses the services of these runtimes; whether everything that they accepted has been answered, or the drain
-    /// time is over.
+    /// Pauses the services of these runtimes; returns whether all their accepted requests have been answered, or the
+    /// drain time is over.
     fn pause_and_check_drained(&mut self, runtimes: &[u64]) -> bool {
         let (workers, now) = (self.fabric.workers(), Instant::now());
         let mut quiet = true;
@@ -105,7 +105,7 @@ impl SupervisorState {
         tracing::info!(service, "paused: its runtime restarts for a change of other services");
     }
 
-    /// A generation that was about to end goes on.
+    /// A generation that was about to end continues.
     fn resume(&mut self, id: u64) {
         let fabric = self.fabric.clone();
         let runtime = self.runtime(id);
@@ -116,7 +116,7 @@ impl SupervisorState {
         let service = &runtime.spec.service.name;
         tracing::info!(service, "resumed: its runtime need not restart");
         if let Some(first) = runtime.first.take() {
-            // The server may have given up already.
+            // The server may have stopped waiting already.
             let _ = first.send(FirstStart::Result(runtime.spec.service.name.clone(), Ok(())));
         }
     }
@@ -129,7 +129,7 @@ impl SupervisorState {
         self.regroups.iter().any(|planned| matches!(planned, Regroup::Join(other) if with(other)))
     }
 
-    /// The change is committed: runtime slots that came with it may share processes with those that stay.
+    /// The change is committed: its runtime slots may share processes with those that stay.
     pub(super) fn commit(&mut self) {
         let came = self.runtimes.iter_mut().filter(|(_, runtime)| !runtime.committed);
         let came = came.map(|(id, runtime)| {
@@ -156,8 +156,8 @@ impl SupervisorState {
         self.run_regroups();
     }
 
-    /// A start together failed. If it was refused, each starts separately from now on. If the process was lost, the
-    /// cause is unknown, and they are tried together once more.
+    /// A joint start failed. If it was refused, each starts separately from now on. If the process was lost, the
+    /// cause is unknown, and they are started together once more.
     pub(super) fn on_group_start_failed(&mut self, group: &[u64], cause: &EndCause) {
         let mut apart = false;
         for at in group {
@@ -171,7 +171,7 @@ impl SupervisorState {
         }
     }
 
-    /// A runtime slot is added, changed or removed: those on its device that did not start together are tried
+    /// A runtime slot is added, changed or removed: those on its device that did not start together are started
     /// together again. Returns one of them that serves.
     pub(super) fn retry_sharing(&mut self, id: u64) -> Option<u64> {
         let changed = &self.runtimes[&id];
@@ -205,7 +205,7 @@ impl SupervisorState {
             let again = if committed { self.retry_sharing(id) } else { None };
             let mut others = self.group(id);
             others.retain(|at| *at != id);
-            // It is gone when the process is; any of the group may own the child.
+            // It ends with the process; any runtime of the group may own the child.
             let child = others.iter().find_map(|at| self.runtime(*at).child.take());
             let runtime = self.runtime(id);
             runtime.child = runtime.child.take().or(child);
@@ -215,14 +215,14 @@ impl SupervisorState {
                 let text = "a service that shares its process is being removed";
                 self.end_generation(*at, EndCause::reconfigured(text));
             }
-            // Those that were added meanwhile have processes of their own.
+            // Runtimes that were added meanwhile have their own processes.
             let stays = others.into_iter().find(|at| !self.runtimes[at].retiring);
             self.regroups.extend(stays.or(again).map(Regroup::Join));
         }
     }
 
-    /// Removes a runtime slot whose process still answers for others that are being removed. The process ends with
-    /// the last of them, which keeps what the process still uses.
+    /// Removes a runtime slot whose process still serves others that are being removed. The process ends with the
+    /// last of them, which keeps everything that the process still uses.
     fn hand_over_process(&mut self, id: u64, successor: u64) {
         let Some(mut runtime) = self.runtimes.remove(&id) else { return };
         runtime.spec.metrics.end(runtime.generation, "changed");
@@ -242,7 +242,7 @@ impl SupervisorState {
     }
 
     /// Whether a runtime that was asked to end, or killed, may still hold the device that a runtime slot waits for.
-    pub(super) fn device_is_held(&self, id: u64) -> bool {
+    pub(super) fn device_is_in_use(&self, id: u64) -> bool {
         let runtime = &self.runtimes[&id];
         let Some(device) = runtime.exclusive_key().filter(|_| runtime.is_launched()) else {
             return false;
@@ -262,16 +262,16 @@ impl SupervisorState {
         self.runtimes.values().any(leaves) || self.killed.iter().any(dies)
     }
 
-    /// A runtime serves or is about to: if others that serve should share its process, all of them restart in one
+    /// A runtime serves or is about to: if other serving ones should share its process, all of them restart in one
     /// process.
     pub(super) fn plan_join(&mut self, id: u64) {
         self.regroups.push(Regroup::Join(id));
         self.run_regroups();
     }
 
-    /// The generations that end so that a runtime can share a process with those it belongs to; none if it does
-    /// already. Processes with runtimes that are being removed, or that came with a change that is not committed, are
-    /// left alone.
+    /// The generations that end so that a runtime can share a process with others of its device; none if it does
+    /// already. Processes with runtimes that are being removed, or of a change that is not committed, are not
+    /// affected.
     fn ends_for_join(&self, id: u64) -> Vec<u64> {
         let Some(runtime) = self.runtimes.get(&id) else { return Vec::new() };
         let fits =

@@ -58,7 +58,7 @@ pub(in crate::server) struct RuntimeRegion {
     _heartbeat: HeartbeatGuard,
 }
 
-/// What a runtime slot is for: one accelerator of one version of a service.
+/// The task of a runtime slot: one accelerator of one version of a service.
 pub(in crate::server) struct RuntimeSpec {
     /// Slot of the service on the workers.
     pub(in crate::server) slot: u16,
@@ -73,11 +73,11 @@ pub(in crate::server) struct RuntimeSpec {
 }
 
 impl RuntimeSpec {
-    /// Who starts its runtimes, after how long without a heartbeat one is lost, and what it runs on.
+    /// Who starts its runtimes, the heartbeat limit, and the processor.
     pub(in crate::server) fn launch(&self) -> (&Launch, Duration, &DeviceSpec) {
         let AcceleratorKind::Process { launch, heartbeat_ms, device } = &self.accelerator.kind
         else {
-            unreachable!("seats are of accelerators whose blocks run elsewhere")
+            unreachable!("runtime slots are for accelerators with runtimes")
         };
         (launch, Duration::from_millis(*heartbeat_ms), device)
     }
@@ -95,15 +95,15 @@ impl RuntimeSpec {
         self.service.kernel_on(self.position)
     }
 
-    /// The copy that is sent with an offer: a runtime that the engine starts runs what the engine has checked, even
-    /// if the file was rebuilt or damaged since.
+    /// The copy that is sent with an offer: a runtime that the engine starts runs the file that the engine has
+    /// checked, even if the file was rebuilt or damaged since.
     pub(super) fn copy(&self) -> Option<BorrowedFd<'_>> {
         let launched = matches!(self.launch().0, Launch::Engine { .. });
         self.file.as_ref().filter(|_| launched).map(|file| file.copy().as_fd())
     }
 
     /// Whether its runtime can start only after that of the running version has ended: both need the same device, or
-    /// an external runtime moves from one to the other.
+    /// an external runtime changes from one to the other.
     pub(in crate::server) fn replaces(&self, running: &Topology, service: usize) -> bool {
         let (launch, key) = (self.launch().0, self.exclusive_key());
         let running_on = running.services[service].accelerators.iter();
@@ -157,7 +157,7 @@ impl RuntimeRegion {
     }
 }
 
-/// A runtime slot with the region of its first generation, as the server prepared it.
+/// A runtime slot with the region of its first generation, as prepared by the server.
 pub(in crate::server) struct PreparedRuntime {
     pub(in crate::server) spec: RuntimeSpec,
     pub(in crate::server) region: RuntimeRegion,
@@ -169,14 +169,14 @@ impl PreparedRuntime {
         spec: RuntimeSpec,
         heartbeat_writer: &HeartbeatWriter,
     ) -> Result<(Self, Vec<Attachment>), sys::MemoryError> {
-        // Generations of the service's former version count as well.
+        // Generations of the service's previous version count as well.
         let (region, shares) =
             RuntimeRegion::make(&spec, spec.metrics.next_generation(), heartbeat_writer)?;
         Ok((Self { spec, region }, shares))
     }
 }
 
-/// The state of a runtime slot; see the text of [`super`].
+/// The state of a runtime slot; see the documentation of [`super`].
 pub(super) enum State {
     Vacant,
     /// Its process was started and has not sent its hello.
@@ -208,9 +208,9 @@ pub(super) enum FirstStart {
     Result(String, Result<(), String>),
 }
 
-/// A planned end of a generation: its service accepts nothing meanwhile, see `engine/src/control/pause.rs`.
+/// A planned end of a generation: its service accepts no requests meanwhile, see `engine/src/control/pause.rs`.
 pub(super) struct Pause {
-    /// Complete when everything that was accepted has been answered.
+    /// Complete when all accepted requests have been answered.
     pub(super) barrier: DrainBarrier,
     /// The generation ends at this time in any case.
     pub(super) until: Instant,
@@ -218,17 +218,17 @@ pub(super) struct Pause {
     pub(super) wanted: bool,
 }
 
-/// One runtime; see the text of [`super`].
+/// One runtime; see the documentation of [`super`].
 pub(super) struct RuntimeSlot {
     pub(super) spec: RuntimeSpec,
     pub(super) generation: u64,
-    /// The region of `generation`; `None` while there is no memory for it.
+    /// The region of `generation`; `None` while memory for it cannot be allocated.
     pub(super) region: Option<RuntimeRegion>,
     pub(super) state: State,
     pub(super) child: Option<Child>,
     /// The number of the process that was started for it; 0: none was.
     pub(super) process: u64,
-    /// Starting it together with others failed; it is not tried again before one of them is added, changed or
+    /// Starting it together with others failed; that is not tried again before one of them is added, changed or
     /// removed.
     pub(super) unshared: bool,
     /// At the last start its process was lost before it served.
@@ -240,7 +240,7 @@ pub(super) struct RuntimeSlot {
     pub(super) first: Option<Sender<FirstStart>>,
     /// Its service is being removed: there is no next generation.
     pub(super) retiring: bool,
-    /// The change that brought it can no longer be undone.
+    /// The change that added it can no longer be undone.
     pub(super) committed: bool,
     /// Its generation is about to end as planned.
     pub(super) pause: Option<Pause>,
@@ -281,7 +281,7 @@ impl RuntimeSlot {
 
     /// `first` gets the result of its next start.
     pub(super) fn report_start_to(&mut self, first: &Sender<FirstStart>) {
-        // The server may have given up already.
+        // The server may have stopped waiting already.
         let _ = first.send(FirstStart::Pending(self.spec.service.name.clone()));
         self.first = Some(first.clone());
     }
@@ -319,8 +319,8 @@ impl RuntimeSlot {
         step.into_iter().chain(self.next_try).min()
     }
 
-    /// Whether one process can run both: a device such as a GPU gives processes turns of milliseconds, while blocks
-    /// of one process run side by side. Tenants never share a process.
+    /// Whether one process can run both: a device such as a GPU runs processes in time slices of milliseconds, while
+    /// blocks of one process run concurrently. Tenants never share a process.
     pub(super) fn can_share_process(&self, other: &Self) -> bool {
         let may = |runtime: &Self| !runtime.unshared && !runtime.retiring;
         may(self) && may(other) && self.shares_device(other)
@@ -334,7 +334,7 @@ impl RuntimeSlot {
         self.is_launched() && self.exclusive_key().is_some() && spec(self) == spec(other)
     }
 
-    /// How long its blocks may work on one message.
+    /// Time limit of its blocks for one message.
     pub(super) fn hang_ms(&self) -> u64 {
         self.spec.service.hang_ms_on(self.spec.position)
     }
@@ -346,7 +346,7 @@ impl RuntimeSlot {
             unreachable!("only these are started by the engine")
         };
         let (ours, theirs) = LocalSocket::pair()?;
-        // Through this link even a program that has been replaced starts as itself.
+        // This link starts the running program even if its file has been replaced.
         let own = Path::new("/proc/self/exe");
         let mut command = Command::new(program.as_deref().unwrap_or(own));
         command.args(["attach", "--inherited", "--hang-ms", &hang_ms.to_string()]);
@@ -386,7 +386,7 @@ impl RuntimeSlot {
                 region.link.wake();
             }
             let drain_ms = STOP_TIMEOUT.as_millis() as u32 / 2;
-            // It may be gone.
+            // It may have ended.
             let _ = socket.send(&FromEngine::Stop { drain_ms }.encode(), &[]);
         }
         self.next_try = None;
@@ -401,7 +401,7 @@ impl RuntimeSlot {
         if socket.is_some() && Instant::now() >= *until {
             let RuntimeMetrics { service, accelerator, .. } = &*self.spec.metrics;
             tracing::warn!(service, accelerator, "a runtime did not end when it was asked to");
-            // Blocks that still run read it in the region; their process sees the end of the connection.
+            // Blocks that still run read it in the region; their process notices the closed connection.
             if let Some(region) = &self.region {
                 region.words.set_stop(stop::NOW);
                 region.link.wake();
@@ -420,7 +420,7 @@ impl RuntimeSlot {
         }
     }
 
-    /// The generation has ended: how long to wait until the next one. A `planned` end does not increase the back-off.
+    /// The generation has ended: the time until the next one. A `planned` end does not increase the back-off.
     pub(super) fn next_back_off(&mut self, lasted: Duration, planned: bool) -> Duration {
         if planned {
             return BACK_OFF_MIN;
@@ -452,7 +452,7 @@ impl RuntimeSlot {
     }
 }
 
-/// Processes that share a device such as a GPU wait for each other's turns on it, which last milliseconds.
+/// Processes that share a device such as a GPU wait for each other's time slices, which last milliseconds.
 pub(super) fn warn_of_shared_devices(runtimes: &BTreeMap<u64, RuntimeSlot>) {
     let mut by_device: BTreeMap<String, Vec<&RuntimeSlot>> = BTreeMap::new();
     for runtime in runtimes.values().filter(|runtime| runtime.is_launched() && !runtime.retiring) {
@@ -507,14 +507,14 @@ impl EndCause {
         Self { reported: true, ..Self::lost(word, text) }
     }
 
-    /// Which services share its process changes.
+    /// The set of services that share its process changes.
     pub(super) fn reconfigured(text: &str) -> Self {
         let reason = DropReason::Reconfiguring;
         Self { label: "reconfigured", reason, text: text.to_owned(), reported: false }
     }
 }
 
-/// A kernel's path as a process with another working directory needs it.
+/// A kernel's path for a process with another working directory.
 pub(super) fn absolute(kernel: &str) -> String {
     if !kernel.contains('/') {
         return kernel.to_owned();

@@ -11,9 +11,9 @@ pub(super) const CANCEL_POLL_INTERVAL: Duration = Duration::from_millis(20);
 const OTHERS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The reason of a runtime that reported nothing.
-pub(in crate::server) const NO_SIGN_OF_LIFE: &str = "its runtime gives no sign of life";
+pub(in crate::server) const NO_RESPONSE: &str = "its runtime did not respond";
 /// The reason of a runtime that was not waited for because another one failed.
-pub(super) const STILL_STARTING: &str = "its runtime was still starting when another's had failed";
+pub(super) const STILL_STARTING: &str = "its runtime was still starting when another one failed";
 
 /// Why the wait ended without success.
 pub(in crate::server) enum StartFailure {
@@ -25,11 +25,11 @@ pub(in crate::server) enum StartFailure {
 }
 
 impl StartFailure {
-    /// By service why its runtime does not serve; empty if the start was cancelled.
+    /// The reason for each service whose runtime does not serve; empty if the start was cancelled.
     pub(in crate::server) fn reasons(self) -> Vec<(String, String)> {
         match self {
             Self::Failed(reasons) => reasons,
-            Self::Silent(services) => with_reason(services, NO_SIGN_OF_LIFE).collect(),
+            Self::Silent(services) => with_reason(services, NO_RESPONSE).collect(),
             Self::Cancelled => Vec::new(),
         }
     }

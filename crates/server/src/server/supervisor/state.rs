@@ -31,7 +31,7 @@ use crate::server::heartbeat::HeartbeatWriter;
 /// A process that was killed.
 pub(super) struct KilledProcess {
     pub(super) child: Child,
-    /// The device that it holds until it is gone …
+    /// The device that it uses until it has ended …
     pub(super) device: Option<String>,
     /// … or until this time.
     pub(super) until: Instant,
@@ -51,11 +51,11 @@ pub(super) struct SupervisorState {
     pub(super) shared: Arc<Shared>,
     /// Regions of ended generations, until the workers have released them.
     pub(super) retired: Vec<Arc<SharedMemory>>,
-    /// Processes that were killed, until they are gone.
+    /// Processes that were killed and have not ended yet.
     pub(super) killed: Vec<KilledProcess>,
     /// Processes started so far.
     pub(super) processes: u64,
-    /// Planned changes that wait until everything accepted has been answered …
+    /// Planned changes that wait until all accepted requests have been answered …
     pub(super) regroups: Vec<Regroup>,
     /// … for at most this time.
     pub(super) drain: Duration,
@@ -144,19 +144,19 @@ impl SupervisorState {
     }
 
     pub(super) fn runtime(&mut self, id: u64) -> &mut RuntimeSlot {
-        self.runtimes.get_mut(&id).expect("only seats that are there are named")
+        self.runtimes.get_mut(&id).expect("the id is of an existing runtime slot")
     }
 
     pub(super) fn draining(&self) -> bool {
         self.shared.draining.load(Ordering::Relaxed)
     }
 
-    /// Does what is due by time.
+    /// Handles everything that is due by time.
     pub(super) fn check_all(&mut self) {
-        // Unmaps the regions that no worker holds any more.
+        // Unmaps the regions that no worker uses any more.
         self.retired.retain(|memory| Arc::strong_count(memory) > 1);
         self.killed.retain_mut(|killed| matches!(killed.child.try_wait(), Ok(None)));
-        // First those that stop: the server waits for them, and creating regions takes time.
+        // Stopping ones first: the server waits for them, and creating regions takes time.
         for id in self.runtimes.keys().copied().collect::<Vec<_>>() {
             if self.runtime(id).has_stopped() {
                 self.remove(id);
@@ -199,12 +199,12 @@ impl SupervisorState {
         }
     }
 
-    /// Does what is due by time for one runtime slot.
+    /// Handles everything that is due by time for one runtime slot.
     pub(super) fn check(&mut self, id: u64) {
         let now = Instant::now();
         let draining = self.draining();
         let due = self.runtimes[&id].next_try.is_some_and(|due| due <= now);
-        let held = due && (self.device_is_held(id) || self.join_is_pending(id));
+        let held = due && (self.device_is_in_use(id) || self.join_is_pending(id));
         let runtime = self.runtime(id);
         if due {
             runtime.next_try = held.then(|| now + POLL_INTERVAL);
@@ -255,7 +255,7 @@ impl SupervisorState {
     /// Removes a runtime slot that has stopped.
     pub(super) fn remove(&mut self, id: u64) {
         self.retire_region(id);
-        // Dropping it closes the channel that the server waits on.
+        // Dropping it closes the channel on which the server waits.
         self.runtimes.remove(&id);
     }
 
@@ -278,7 +278,7 @@ impl SupervisorState {
             self.runtimes[at].region.is_some()
         });
         let all = others.iter().chain([&id]);
-        let hang_ms = all.map(|at| self.runtimes[at].hang_ms()).max().expect("one at least");
+        let hang_ms = all.map(|at| self.runtimes[at].hang_ms()).max().expect("at least one");
         for at in others.into_iter().chain([id]) {
             let runtime = self.runtime(at);
             (runtime.process, runtime.next_try) = (process, None);
@@ -305,12 +305,12 @@ impl SupervisorState {
         group.iter().for_each(|at| self.mark_serving(*at));
         self.plan_join(id);
         for at in group {
-            // One that is being removed may be gone by now.
+            // One that is being removed may have been removed by now.
             let Some(runtime) = self.runtimes.get_mut(&at) else { continue };
-            // One that is to join another process serves when that runs.
+            // One that is to join another process serves when that process does.
             let serves = matches!(runtime.state, State::Serving { .. }) && runtime.pause.is_none();
             if let Some(first) = runtime.first.take_if(|_| serves) {
-                // The server may have given up already.
+                // The server may have stopped waiting already.
                 let _ = first.send(FirstStart::Result(runtime.spec.service.name.clone(), Ok(())));
             }
         }
@@ -322,7 +322,7 @@ impl SupervisorState {
         let runtime = self.runtime(id);
         let (State::Starting { socket, .. }, Some(region)) = (&runtime.state, &mut runtime.region)
         else {
-            unreachable!("all that go together are as far")
+            unreachable!("all of a group have the same state")
         };
         if let Some(probe) = &mut region.probe {
             probe.begin();
@@ -351,7 +351,7 @@ impl SupervisorState {
         }
     }
 
-    /// In-flight requests are dropped with the reason, the process is killed, the next region is created.
+    /// Drops its requests in flight with the reason, kills the process, creates the next region.
     pub(super) fn end_generation(&mut self, id: u64, cause: EndCause) {
         let fabric = self.fabric.clone();
         let runtime = self.runtime(id);
@@ -367,7 +367,7 @@ impl SupervisorState {
         runtime.spec.metrics.end(runtime.generation, cause.label);
         runtime.process = 0;
         if let State::Serving { socket, .. } | State::Starting { socket, .. } = &before {
-            // Blocks that still run read it in the region; their process sees the end of the connection.
+            // Blocks that still run read it in the region; their process notices the closed connection.
             if let Some(region) = &runtime.region {
                 region.words.set_stop(stop::NOW);
                 region.link.wake();
@@ -397,8 +397,8 @@ impl SupervisorState {
         // A runtime that was offered the region may have written into it; before the offer it is unused.
         if !matches!(before, State::Vacant | State::Expected { .. }) {
             self.retire_region(id);
-            // One that changes processes gets its region when it is its turn: the server may be waiting for another
-            // one that stops.
+            // One that changes processes gets its region when it starts: the server may be waiting for another one
+            // that stops.
             if launched && !retiring && !regrouping {
                 self.prepare_region(id);
             }
@@ -413,7 +413,7 @@ impl SupervisorState {
         self.retired.extend(inherited.into_iter().chain([region]).map(|region| region.memory));
     }
 
-    /// Creates the region of the next generation and gives it to the workers.
+    /// Creates the region of the next generation and passes it to the workers.
     pub(super) fn prepare_region(&mut self, id: u64) {
         let (fabric, heartbeat_writer) = (self.fabric.clone(), self.heartbeat_writer.clone());
         let runtime = self.runtime(id);
@@ -445,7 +445,7 @@ impl SupervisorState {
     /// The engine ends: every runtime is asked to end, then killed.
     pub(super) fn shutdown(&mut self) {
         self.handshakes.close();
-        // What was planned does not matter any more: all of them end.
+        // Planned changes do not matter any more: all runtimes end.
         self.regroups.clear();
         for runtime in self.runtimes.values_mut() {
             runtime.begin_stop(None);
@@ -468,14 +468,14 @@ impl SupervisorState {
             let process = child.id();
             tracing::warn!(
                 process,
-                "a runtime was killed and has not ended: it is left to the host kernel"
+                "a runtime was killed and has not ended: it is no longer waited for"
             );
         }
     }
 }
 
-/// Waits until these processes have ended, at most for `limit`; those that have not remain in the list. When a killed
-/// process ends is up to the host kernel, and a driver may delay it without limit.
+/// Waits until these processes have ended, at most for `limit`; those that have not remain in the list. The host
+/// kernel determines when a killed process ends, and a driver may delay it without limit.
 pub(super) fn wait_for_exits(children: &mut Vec<Child>, limit: Duration) {
     let deadline = Instant::now() + limit;
     loop {

@@ -1,4 +1,4 @@
-//! What the thread does with seats, without the thread.
+//! The state of the supervisor's thread, tested without the thread.
 
 use std::process::Child;
 
@@ -13,7 +13,7 @@ use mqueue::abi::ABI_VERSION;
 use sys::local::LocalSocket;
 use wire::attach::Hello;
 
-/// The accelerator `own` of the service `s`, whose runtimes the engine starts or lets attach.
+/// The accelerator `own` of the service `s`, whose runtimes are started by the engine or attach.
 fn topology(launch: Launch) -> Topology {
     on_gpu(launch, None)
 }
@@ -32,7 +32,7 @@ fn on_gpu(launch: Launch, gpu: Option<u64>) -> Topology {
     }
 }
 
-/// The engine starts this program, which says nothing.
+/// The engine starts this program, which sends no message.
 fn started(program: &str) -> Launch {
     Launch::Engine {
         program: Some(program.into()),
@@ -53,7 +53,7 @@ fn state() -> SupervisorState {
     SupervisorState::new(fabric, HeartbeatWriter::start().unwrap().into(), shared.into())
 }
 
-/// `state` gets a seat for the service in `slot`.
+/// Adds a runtime slot to `state`, for the service in `slot`.
 fn runtime(state: &mut SupervisorState, topology: &Topology, slot: u16) {
     let spec = RuntimeSpec {
         slot,
@@ -89,18 +89,18 @@ fn set_listeners(state: &mut SupervisorState, topology: &Topology, leaving: Vec<
 }
 
 #[test]
-fn a_seat_without_a_next_life_starts_none_after_its_pause() {
+fn a_runtime_slot_without_a_next_generation_starts_none_after_its_back_off() {
     let topology = topology(started("/bin/false"));
     let mut state = state();
     runtime(&mut state, &topology, 0);
-    assert!(state.runtimes[&1].next_try.is_some(), "its first is to be started");
+    assert!(state.runtimes[&1].next_try.is_some(), "its first runtime is to be started");
     set_listeners(&mut state, &topology, vec![0]);
     state.check_all();
     assert_eq!(state.processes, 0);
 }
 
 #[test]
-fn pauses_grow_up_to_a_limit_and_begin_anew_after_a_life_that_lasted() {
+fn back_offs_grow_up_to_a_limit_and_are_reset_after_a_generation_that_lasted() {
     let seconds = Duration::from_secs;
     let outside = Launch::External { attach: "own".into() };
     for (launch, longest) in [(started("/bin/false"), seconds(5)), (outside, seconds(1))] {
@@ -113,7 +113,7 @@ fn pauses_grow_up_to_a_limit_and_begin_anew_after_a_life_that_lasted() {
             expected = (2 * expected).min(longest);
         }
         assert_eq!(expected, longest);
-        // A planned end is none of those.
+        // A planned end does not count.
         assert_eq!(runtime.next_back_off(seconds(9), true), Duration::from_millis(100));
         assert_eq!(runtime.next_back_off(seconds(9), false), longest);
         assert_eq!(runtime.next_back_off(seconds(10), false), Duration::from_millis(100));
@@ -122,7 +122,7 @@ fn pauses_grow_up_to_a_limit_and_begin_anew_after_a_life_that_lasted() {
 }
 
 #[test]
-fn a_runtime_that_comes_in_the_middle_of_a_change_is_told_so() {
+fn a_runtime_that_attaches_during_a_change_is_asked_to_retry() {
     let topology = topology(Launch::External { attach: "own".into() });
     let mut state = state();
     let hello = |service: &str| Hello {
@@ -139,18 +139,18 @@ fn a_runtime_that_comes_in_the_middle_of_a_change_is_told_so() {
     set_listeners(&mut state, &topology, vec![0]);
     for service in ["", "s"] {
         assert!(state.choose_slot("own", &hello(service)).is_err());
-        assert!(state.changes("own", &hello(service)), "its next version comes");
+        assert!(state.changes("own", &hello(service)), "its next version will be added");
     }
     runtime(&mut state, &topology, 1);
     assert_eq!(state.choose_slot("own", &hello("s")), Ok(2));
     assert!(!state.changes("own", &hello("s")));
-    // Its last one leaves, and no other is to come.
+    // The last one leaves, and there is no successor.
     state.service_accelerators.clear();
     assert!(!state.changes("own", &hello("s")));
 }
 
 #[test]
-fn who_has_not_told_in_time_is_named() {
+fn a_runtime_that_does_not_report_in_time_is_named() {
     let (tell, first) = mpsc::channel();
     for name in ["a", "b", "c"] {
         tell.send(FirstStart::Pending(name.into())).unwrap();
@@ -160,11 +160,11 @@ fn who_has_not_told_in_time_is_named() {
     let reasons = awaited.wait(&mut || false).unwrap_err().reasons();
     let names: Vec<_> = reasons.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["a", "c"]);
-    assert!(reasons[0].1.contains("no sign of life"), "{reasons:?}");
+    assert!(reasons[0].1.contains("did not respond"), "{reasons:?}");
 }
 
 #[test]
-fn each_that_has_failed_is_named_with_its_own_reason() {
+fn each_failed_runtime_is_named_with_its_own_reason() {
     let reasons = |tell: Sender<FirstStart>, first, timeout| {
         for name in ["a", "b", "c"] {
             tell.send(FirstStart::Pending(name.into())).unwrap();
@@ -180,7 +180,7 @@ fn each_that_has_failed_is_named_with_its_own_reason() {
     drop(tell);
     let all = awaited.wait(&mut || false).unwrap_err().reasons();
     assert_eq!(all, [pair("a", "x"), pair("b", "y")]);
-    // One that is still on its way is not waited for as long as if none had failed.
+    // One that is still starting is not waited for as long as if none had failed.
     let (tell, first) = mpsc::channel();
     let (awaited, tell) = reasons(tell, first, 1000 * START_TIMEOUT);
     let all = awaited.wait(&mut || false).unwrap_err().reasons();
@@ -189,7 +189,7 @@ fn each_that_has_failed_is_named_with_its_own_reason() {
 }
 
 #[test]
-fn who_comes_waits_for_as_long_as_others_may_be_held() {
+fn a_new_runtime_waits_for_as_long_as_others_may_be_paused() {
     let runtimes = Supervisor { shared: state().shared, thread: None };
     let drain = Duration::from_secs(600);
     let awaited = runtimes.add_each(vec![Vec::new()], drain);
@@ -197,7 +197,7 @@ fn who_comes_waits_for_as_long_as_others_may_be_held() {
 }
 
 #[test]
-fn a_seat_that_has_gone_since_it_spoke_is_not_heard() {
+fn messages_of_a_removed_runtime_slot_are_ignored() {
     let mut state = state();
     runtime(&mut state, &topology(started("/bin/false")), 0);
     state.remove(1);
@@ -226,7 +226,7 @@ fn lost() -> EndCause {
 }
 
 #[test]
-fn who_was_refused_together_is_alone_until_one_of_them_comes_or_leaves() {
+fn runtimes_refused_together_run_separately_until_one_is_added_or_removed() {
     let topology = on_gpu(started("/bin/false"), Some(0));
     let mut state = state();
     (0..2).for_each(|slot| runtime(&mut state, &topology, slot));
@@ -234,24 +234,24 @@ fn who_was_refused_together_is_alone_until_one_of_them_comes_or_leaves() {
     starting_together(&mut state);
     state.end_group(1, EndCause::reported("refused", "they do not all fit".into()));
     assert_eq!(unshared(&state), [true; 2]);
-    // A change of something else.
+    // A change of another service.
     set_listeners(&mut state, &topology, Vec::new());
     runtime(&mut state, &on_gpu(started("/bin/false"), Some(1)), 2);
     set_listeners(&mut state, &topology, Vec::new());
     assert_eq!(unshared(&state), [true; 2]);
-    // A third one comes on the same GPU, and its coming is not certain; it goes again without having come.
+    // A third one is added on the same GPU, in a change that is not committed; then it is removed.
     runtime(&mut state, &topology, 3);
     assert_eq!(unshared(&state), [true; 2]);
     command(&mut state, Command::Remove(3, mpsc::channel().0));
     assert_eq!(unshared(&state), [true; 2]);
-    assert!(state.regroups.is_empty(), "those who stay are left in peace");
-    // It comes.
+    assert!(state.regroups.is_empty(), "the others are not affected");
+    // It is committed.
     runtime(&mut state, &topology, 3);
     set_listeners(&mut state, &topology, Vec::new());
     assert_eq!(unshared(&state), [false; 2]);
     starting_together(&mut state);
     state.end_group(1, EndCause::reported("refused", "they do not all fit".into()));
-    // It leaves.
+    // It is removed.
     set_listeners(&mut state, &topology, vec![3]);
     assert_eq!(unshared(&state), [true; 2]);
     command(&mut state, Command::Remove(3, mpsc::channel().0));
@@ -259,7 +259,7 @@ fn who_was_refused_together_is_alone_until_one_of_them_comes_or_leaves() {
 }
 
 #[test]
-fn who_was_lost_together_is_tried_together_once_more() {
+fn runtimes_lost_together_are_started_together_once_more() {
     let topology = on_gpu(started("/bin/false"), Some(0));
     let mut state = state();
     (0..2).for_each(|slot| runtime(&mut state, &topology, slot));
@@ -268,7 +268,7 @@ fn who_was_lost_together_is_tried_together_once_more() {
     state.end_group(1, lost());
     assert_eq!(unshared(&state), [false; 2]);
     starting_together(&mut state);
-    // They serve, so what happened before counts no longer.
+    // They serve, so earlier failures count no longer.
     [1, 2].into_iter().for_each(|id| state.mark_serving(id));
     state.end_group(1, lost());
     starting_together(&mut state);
@@ -280,7 +280,7 @@ fn who_was_lost_together_is_tried_together_once_more() {
 }
 
 #[test]
-fn a_goodbye_ends_everybody_once_whatever_was_planned() {
+fn shutdown_ends_every_runtime_once_despite_planned_changes() {
     let topology = on_gpu(started("/bin/false"), Some(0));
     let mut state = state();
     (0..2).for_each(|slot| runtime(&mut state, &topology, slot));
@@ -289,7 +289,7 @@ fn a_goodbye_ends_everybody_once_whatever_was_planned() {
     [1, 2].into_iter().for_each(|id| state.mark_serving(id));
     state.regroups.push(Regroup::Leave(0, mpsc::channel().0));
     state.shutdown();
-    assert!(state.runtimes.is_empty(), "one of them was started anew");
+    assert!(state.runtimes.is_empty(), "one of them was restarted");
 }
 
 fn sleeper() -> Child {
@@ -297,13 +297,13 @@ fn sleeper() -> Child {
 }
 
 #[test]
-fn a_gpu_is_not_free_before_the_process_that_was_killed_is_gone() {
+fn a_gpu_is_not_free_before_the_killed_process_has_ended() {
     let mut state = state();
     let here = on_gpu(started("/bin/false"), Some(0));
     runtime(&mut state, &here, 0);
     runtime(&mut state, &on_gpu(started("/bin/false"), Some(1)), 1);
     runtime(&mut state, &topology(started("/bin/false")), 2);
-    let held = |state: &SupervisorState| [1, 2, 3].map(|id| state.device_is_held(id));
+    let in_use = |state: &SupervisorState| [1, 2, 3].map(|id| state.device_is_in_use(id));
     set_listeners(&mut state, &here, Vec::new());
     starting_together(&mut state);
     state.runtime(2).process = 0;
@@ -313,19 +313,19 @@ fn a_gpu_is_not_free_before_the_process_that_was_killed_is_gone() {
         1,
         EndCause::reconfigured("it restarts to share its process with a new service"),
     );
-    // Whether it has ended already nobody has looked yet.
-    assert_eq!(held(&state), [true, false, false]);
+    // It has not been checked yet whether the process has ended.
+    assert_eq!(in_use(&state), [true, false, false]);
     state.killed[0].until = Instant::now();
-    assert_eq!(held(&state), [false; 3], "it is waited for without an end");
+    assert_eq!(in_use(&state), [false; 3], "the wait has no limit");
     state.killed[0].until += STOP_TIMEOUT;
-    assert!(state.device_is_held(1));
+    assert!(state.device_is_in_use(1));
     state.killed[0].child.wait().unwrap();
     state.check_all();
-    assert_eq!(held(&state), [false; 3]);
+    assert_eq!(in_use(&state), [false; 3]);
 }
 
 #[test]
-fn a_process_that_does_not_end_is_waited_for_with_an_end() {
+fn the_wait_for_a_process_that_does_not_end_is_limited() {
     let mut children = vec![sleeper(), sleeper()];
     children[0].kill().unwrap();
     let stat = format!("/proc/{}/stat", children[0].id());
