@@ -147,6 +147,7 @@ const STEPS: &[Step] = &[
         test_programs::run(Tier::Test)
     }),
     always("device", "the device library and the kernels on the host", device),
+    always("python", "the Python package: wheel, types, tests", python),
     after_changes(
         &["docs/", "README.md", "benches/"],
         "benchmarks",
@@ -440,6 +441,11 @@ fn make(folder_and_targets: &str, environment: &[(&str, &str)]) -> Outcome {
 
 fn device() -> Outcome {
     make("device test", &[])
+}
+
+/// The Makefile creates the environment with pytest and builds the wheel.
+fn python() -> Outcome {
+    command("make --no-print-directory -C python test", &[])
 }
 
 fn models() -> Outcome {

@@ -26,6 +26,7 @@ impl<'a> TestName<'a> {
         let source = std::fs::read_to_string(files::root().join(self.path)).unwrap_or_default();
         let (function, row) = (format!("fn {}(", self.test), format!("{}: ", self.test));
         source.contains(&function)
+            || self.path.ends_with(".py") && source.contains(&format!("def {}(", self.test))
             || source.contains(&format!("TEST({})", self.test))
             || source.lines().any(|line| line.ends_with("! {"))
                 && source.lines().any(|line| line.trim_start().starts_with(&row))

@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod heartbeat;
+pub mod host_call;
 pub mod kernel_file;
 pub mod kinds;
 

@@ -63,6 +63,10 @@ pub(super) struct Options {
     #[arg(long, value_name = "MIB", default_value_t = 1024, requires = "tap",
           value_parser = clap::value_parser!(u32).range(1..))]
     tap_limit: u32,
+
+    /// Drain and exit when standard input ends: for a program that starts the engine and must not leave it behind
+    #[arg(long)]
+    stop_on_eof: bool,
 }
 
 impl Options {
@@ -90,6 +94,9 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     }
     // Before the first thread starts: an early signal must not be lost.
     let mut signals = Signals::install().map_err(Failure::run)?;
+    if options.stop_on_eof {
+        stop_on_eof().map_err(Failure::run)?;
+    }
     fit_connections(&mut config, None)?;
     let tap = options.open_tap()?;
     // As for the log: a pipe without a reader must not block the thread that handles signals.
@@ -141,6 +148,16 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let report = control.end();
     output.flush(LOG_TIMEOUT);
     if report?.is_clean() { Ok(()) } else { Err(Failure::Unfinished) }
+}
+
+/// Ends the process as SIGTERM does once standard input ends: its other end is closed however the process that holds it ends.
+fn stop_on_eof() -> std::io::Result<()> {
+    let wait = || {
+        // What comes before the end has no meaning.
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        let _ = sys::process::terminate(std::process::id());
+    };
+    std::thread::Builder::new().name("serval-stdin".into()).spawn(wait).map(drop)
 }
 
 /// Every service with its listening addresses.

@@ -1,0 +1,196 @@
+"""Processes, threads and descriptors: ends of every kind leave nothing behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import serval
+from conftest import descriptors, eventually
+
+ANY = "udp://127.0.0.1:0"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def same(messages):
+    return messages
+
+
+def ask(server, message):
+    with serval.Client(server.url, timeout=10) as client:
+        return client.ask(message)
+
+
+def runs(pid):
+    """Whether a process exists and is not only waiting to be collected."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def program(text, **options):
+    """A Python program in a process of its own; its standard output is a pipe."""
+    return subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True, **options)
+
+
+SERVES = """
+import serval, sys
+server = serval.serve(lambda messages: messages, listen="udp://127.0.0.1:0")
+print(server.engine.pid, server.url, flush=True)
+"""
+
+
+def test_the_death_of_the_engine_is_noticed():
+    with pytest.raises(serval.EngineError, match="ended by itself") as raised:
+        with serval.serve(same, listen=ANY) as server:
+            assert ask(server, b"a") == b"a"
+            os.kill(server.engine.pid, signal.SIGKILL)
+            server.wait(30)
+    assert raised.value.exit_code == -signal.SIGKILL
+
+
+def test_the_death_of_the_process_ends_the_engine():
+    process = program(SERVES + "server.wait()")
+    engine = int(process.stdout.readline().split()[0])
+    assert runs(engine)
+    process.kill()
+    process.wait()
+    eventually("the engine ends", lambda: not runs(engine))
+    process.stdout.close()
+
+
+def test_a_forked_child_does_not_keep_the_engine_alive():
+    process = program(SERVES + "import os, time\nif os.fork() == 0: time.sleep(60)\nprint('forked', flush=True)\nserver.wait()")
+    engine = int(process.stdout.readline().split()[0])
+    assert process.stdout.readline() == "forked\n"
+    child = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    children = [int(pid) for pid in child.read_text().split() if int(pid) != engine]
+    process.kill()
+    process.wait()
+    eventually("the engine ends", lambda: not runs(engine))
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    process.stdout.close()
+
+
+@pytest.mark.parametrize("ends", ["", "raise SystemExit(0)", "import os; os.kill(os.getpid(), 2)"])
+def test_a_program_that_ends_without_close_drains_and_ends(ends):
+    process = program(SERVES + ends, stderr=subprocess.DEVNULL)
+    engine = int(process.stdout.readline().split()[0])
+    assert process.wait(60) == (-signal.SIGINT if "kill" in ends else 0)
+    assert not runs(engine)
+    process.stdout.close()
+
+
+def test_a_program_ends_while_a_call_does_not_return():
+    for hangs in ["while True: pass", "time.sleep(1000)"]:
+        text = f"import time\ndef hang(messages):\n    {hangs}\n" + SERVES.replace("lambda messages: messages", "hang, call_timeout=0.2")
+        text += "try: serval.Client(server.url, timeout=0.01).ask(b'x')\nexcept serval.ReplyTimeout: pass"
+        process = program(text, stderr=subprocess.DEVNULL)
+        engine = int(process.stdout.readline().split()[0])
+        assert process.wait(60) == 0
+        assert not runs(engine)
+        process.stdout.close()
+
+
+def test_ctrl_c_in_a_terminal_drains_and_ends():
+    # Like a terminal, to the whole group.
+    waits = """
+try:
+    print("waiting", flush=True)
+    server.wait()
+except KeyboardInterrupt:
+    server.close()
+    print(server.engine.exit_code)
+"""
+    process = program(SERVES + waits, process_group=0)
+    engine = int(process.stdout.readline().split()[0])
+    assert process.stdout.readline() == "waiting\n"
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.stdout.read() == "0\n"
+    assert process.wait(60) == 0 and not runs(engine)
+    process.stdout.close()
+
+
+def external(folder):
+    """The configuration of an engine to whose accelerator a program attaches."""
+    return {
+        "schema": 1,
+        "accelerator": [{"name": "own", "kind": "process", "launch": "external", "attach": str(folder / "own.sock")}],
+        "service": [{"name": "same", "listen": ANY, "accelerator": "own", "kernel": "python", "mqueues": 3}],
+    }
+
+
+def test_a_function_attaches_to_a_running_engine_again_and_again(tmp_path):
+    # The engine accepts the next program later each time.
+    rounds = 6
+    with serval.Engine(external(tmp_path)) as engine:
+        socket = tmp_path / "own.sock"
+        with serval.Client(engine.urls["same"][0], timeout=0.5) as client:
+            for number in range(rounds):
+                with serval.serve(same, attach=socket, name="same") as server:
+                    assert server.engine is None and server.urls == []
+                    up = lambda: engine.metrics().total("serval_accelerator_up") == 1
+                    eventually("the engine accepts it", up)
+                    messages = [b"%d %d" % (number, n) for n in range(9)]
+                    assert client.ask_many(messages, timeout=30) == messages
+                if number == 2:
+                    threads, before = threading.active_count(), descriptors()
+        assert threading.active_count() <= threads and descriptors() <= before
+        assert engine.metrics().total("serval_accelerator_generation") == rounds
+
+
+def test_servers_come_and_go_and_leave_nothing():
+    resident = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    rounds = 1000 if os.environ.get("SERVAL_LONG") else 20
+    for number in range(rounds):
+        with serval.serve(same, listen=ANY) as server:
+            assert ask(server, b"a") == b"a"
+        if number == rounds // 2:
+            threads, before, memory = threading.active_count(), descriptors(), resident()
+    assert threading.active_count() <= threads and descriptors() <= before
+    assert resident() - memory < (16 << 20)
+
+
+def test_thousands_of_host_calls_leave_nothing():
+    from serval._native import HostCall
+
+    tasks = lambda: len(os.listdir("/proc/self/task"))
+    before, threads = descriptors(), tasks()
+    for _ in range(2000):
+        host = HostCall("/nonexistent/socket", "s", 64, 50, 10, 1000)
+        host.close()
+        assert host.next() is None
+        host.detach(0.0)
+        host.release()
+        assert host.next() is None
+    eventually("descriptors closed", lambda: descriptors() <= before)
+    eventually("their threads ended", lambda: tasks() <= threads)
+
+
+def test_no_engine_at_the_socket_is_reported(monkeypatch):
+    monkeypatch.setattr("serval._serve._ATTACH_PATIENCE", 0.2)
+    with pytest.raises(serval.EngineError, match="/nonexistent/socket"):
+        serval.serve(same, attach="/nonexistent/socket")
+
+
+@pytest.mark.parametrize("extra", [[], ["--arrays"]])
+def test_the_example_checks_itself(extra):
+    check = ROOT / "examples" / "05_python" / "check.py"
+    for corrupt, code in [([], 0), (["--corrupt"], 1)]:
+        command = [sys.executable, str(check), "--json", "--messages", "300", *extra, *corrupt]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert done.returncode == code, done.stderr
+        result = json.loads(done.stdout.splitlines()[-1])
+        assert result["checked"] == 600 and (result["wrong"] > 0) == bool(corrupt)
+
+
+def test_the_command_is_installed():
+    command = Path(sys.executable).parent / "serval"
+    done = subprocess.run([command, "version"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "0.1.0" in done.stdout

@@ -1,0 +1,294 @@
+"""Served functions: what they get, what clients get, and what happens when they fail."""
+
+import logging
+import threading
+import time
+
+import numpy
+import pytest
+import serval
+from conftest import eventually
+
+ANY = "udp://127.0.0.1:0"
+
+
+def upper(messages):
+    return [message.upper() for message in messages]
+
+
+def ask(server, message, timeout=10.0):
+    with serval.Client(server.url, timeout=timeout) as client:
+        return client.ask(message)
+
+
+def is_dropped(server, message=b"x"):
+    """Asks, and waits until the message counts as dropped."""
+    before = sum(server.stats()["dropped"].values())
+    with serval.Client(server.url, timeout=0.01) as client, pytest.raises(serval.ReplyTimeout):
+        client.ask(message)
+    eventually("the message is dropped", lambda: sum(server.stats()["dropped"].values()) > before)
+
+
+def test_a_function_answers_over_udp_and_tcp():
+    with serval.serve(upper, listen=[ANY, "tcp://127.0.0.1:0"]) as server:
+        assert [url.partition(":")[0] for url in server.urls] == ["udp", "tcp"]
+        messages = [b"message %d" % number for number in range(500)]
+        for url in server.urls:
+            with serval.Client(url, timeout=10) as client:
+                assert client.ask_many(messages, in_flight=32) == upper(messages)
+                assert client.ask(b"") == b""
+        stats = server.stats()
+        assert stats["messages"] == stats["replies"] == 1002
+        assert sum(stats["closed"].values()) == stats["calls"]
+        replies = lambda: server.metrics().total("serval_replies_total", service="upper")
+        eventually("the last reply is counted", lambda: replies() == 1002)
+    assert server.engine.exit_code == 0
+    assert server.engine.report["services"][0]["replied"] == 1002
+
+
+@pytest.mark.parametrize("framing", ["length:u16", "length:u32", "line", "line-crlf", "fixed:5", "raw"])
+def test_framings(framing):
+    with serval.serve(upper, listen="tcp://127.0.0.1:0", framing=framing) as server:
+        with serval.Client(server.url, framing=framing, timeout=10) as client:
+            assert client.ask_many([b"hello", b"again"]) == [b"HELLO", b"AGAIN"]
+
+
+def test_shared_memory_ports_open(tmp_path):
+    path = f"shm://{tmp_path}/port"
+    with serval.serve(upper, listen=[ANY, path]) as server:
+        assert server.urls[1] == path
+        assert ask(server, b"a") == b"A"
+
+
+def test_batches_close_because_they_are_full_or_late_or_idle():
+    sizes, gate = [], threading.Event()
+
+    def wait_once(messages):
+        gate.wait(30)
+        sizes.append(len(messages))
+        return messages
+
+    with serval.serve(wait_once, listen=ANY, batch=8, max_delay_us=1000) as server:
+        with serval.Client(server.url, timeout=30) as client:
+            asking = threading.Thread(target=lambda: client.ask_many([b"x"] * 100, in_flight=100))
+            asking.start()
+            # The first batch is in the function, the others wait in the ring.
+            accepted = "serval_requests_accepted_total"
+            eventually("all requests wait", lambda: server.metrics().total(accepted) == 100)
+            gate.set()
+            asking.join()
+        closed = server.stats()["closed"]
+        assert max(sizes) == 8 and sum(sizes) == 100
+        assert closed["full"] >= 11 and closed["idle"] + closed["delay"] >= 1
+    with serval.serve(upper, listen=ANY, max_delay_us=0) as server:
+        ask(server, b"x")
+        assert server.stats()["closed"] == {"full": 0, "delay": 1, "idle": 0}
+    with serval.serve(upper, listen=ANY, max_delay_us=1_000_000, idle_us=1) as server:
+        ask(server, b"x")
+        assert server.stats()["closed"] == {"full": 0, "delay": 0, "idle": 1}
+
+
+def test_replies_may_be_any_bytes_like_object():
+    def mixed(messages):
+        kinds = {b"a": bytearray(b"1"), b"b": memoryview(b"22"), b"c": numpy.float32([1, 2]), b"d": b"4"}
+        return tuple(kinds[bytes(message)] for message in messages)
+
+    with serval.serve(mixed, listen=ANY) as server, serval.Client(server.url, timeout=10) as client:
+        assert client.ask_many([b"a", b"b", b"c", b"d"]) == [b"1", b"22", numpy.float32([1, 2]).tobytes(), b"4"]
+    with serval.serve(lambda messages: (m for m in messages), listen=ANY) as server:
+        assert ask(server, b"a generator") == b"a generator"
+
+
+def test_none_means_that_no_reply_is_wanted():
+    with serval.serve(lambda messages: [None] * len(messages), listen=ANY) as server:
+        with serval.Client(server.url, timeout=0.01) as client, pytest.raises(serval.ReplyTimeout):
+            client.ask(b"log this")
+        eventually("it is consumed", lambda: server.stats()["consumed"] == 1)
+        eventually("the engine knows", lambda: server.metrics().total("serval_consumed_total") == 1)
+
+
+def test_long_messages_use_the_arena():
+    message = bytes(range(256)) * 200
+    with serval.serve(upper, listen=["tcp://127.0.0.1:0", ANY], max_message_bytes=60_000) as server:
+        for url in server.urls:
+            with serval.Client(url, timeout=10) as client:
+                assert client.ask_many([message] * 20, in_flight=2) == [message.upper()] * 20
+
+
+def test_arrays_batch_first():
+    shapes = []
+
+    def scale(batch):
+        shapes.append((batch.shape, batch.dtype))
+        batch *= 3
+        return batch[:, :2]
+
+    with serval.serve(scale, listen=ANY, dtype="<f4", shape=(4,), reply_shape=(2,)) as server:
+        with serval.Client(server.url, timeout=10) as client:
+            rows = [numpy.float32([n, 2 * n, 0, 0]) for n in range(100)]
+            replies = client.ask_many([row.tobytes() for row in rows])
+        assert replies == [numpy.float32([3 * n, 6 * n]).tobytes() for n in range(100)]
+        assert all(shape[1:] == (4,) and dtype == numpy.float32 for shape, dtype in shapes)
+        # A message of another length is dropped alone.
+        is_dropped(server, b"short")
+        assert server.stats()["dropped"]["bad_length"] == 1
+        assert not server.stats()["errors"]
+
+
+FAILURES = [
+    ("raises", lambda messages: 1 / 0, serval.FunctionRaised, "ZeroDivisionError"),
+    ("exits", lambda messages: exit(3), serval.FunctionRaised, "SystemExit"),
+    ("too few", lambda messages: [], serval.ReplyCountError, "0 replies to 1 messages"),
+    ("too many", lambda messages: messages * 2, serval.ReplyCountError, "2 replies to 1 messages"),
+    ("nothing", lambda messages: None, serval.ReplyTypeError, "returned NoneType, not a list"),
+    ("one bytes", lambda messages: b"x", serval.ReplyTypeError, "returned bytes, not a list"),
+    ("text", lambda messages: ["x"], serval.ReplyTypeError, "reply 0 is str, not bytes-like"),
+    ("too long", lambda messages: [bytes(1025)], serval.ReplyTooLong, "1025 bytes, max_reply_bytes is 1024"),
+]
+
+
+@pytest.mark.parametrize("function, kind, text", [f[1:] for f in FAILURES], ids=[f[0] for f in FAILURES])
+def test_a_function_that_fails_loses_its_batch_and_goes_on(function, kind, text, caplog):
+    def sometimes(messages):
+        return function(messages) if messages[0] == b"fail" else messages
+
+    with serval.serve(sometimes, listen=ANY) as server:
+        is_dropped(server, b"fail")
+        assert isinstance(server.last_error, kind) and text in str(server.last_error)
+        assert server.last_error.messages == 1
+        is_dropped(server, b"fail")
+        is_dropped(server, b"fail")
+        assert ask(server, b"fine") == b"fine"
+        stats = server.stats()
+        assert stats["errors"] == {kind.__name__: 3}
+        reason = "reply_too_long" if kind is serval.ReplyTooLong else "kernel_drop"
+        assert stats["dropped"][reason] == 3
+        dropped = lambda: server.metrics().total("serval_dropped_total", reason=reason)
+        eventually("the engine counts them", lambda: dropped() == 3)
+    # The first one and the second: not one line for each.
+    logged = [record for record in caplog.records if record.name == "serval" and record.levelno == logging.ERROR]
+    assert len(logged) == 2
+
+
+ARRAY_FAILURES = [
+    ("list", lambda batch: [1.0], serval.ReplyTypeError, "returned list, not a numpy.ndarray"),
+    ("dtype", lambda batch: batch.astype("f8"), serval.ReplyTypeError, "dtype float64, reply_dtype is float32"),
+    ("count", lambda batch: batch[:0], serval.ReplyShapeError, "(0, 4), the first dimension has to be 1"),
+    ("scalar", lambda batch: batch.sum(), serval.ReplyTypeError, "not a numpy.ndarray"),
+    ("shape", lambda batch: batch[:, :3], serval.ReplyShapeError, "(1, 3), expected (1, 4)"),
+]
+
+
+@pytest.mark.parametrize("function, kind, text", [f[1:] for f in ARRAY_FAILURES], ids=[f[0] for f in ARRAY_FAILURES])
+def test_arrays_that_do_not_fit_are_refused_with_shape_and_dtype(function, kind, text):
+    with serval.serve(function, listen=ANY, dtype="f4", shape=(4,), reply_shape=(4,)) as server:
+        is_dropped(server, bytes(16))
+        error = server.last_error
+        assert type(error) is kind and text in str(error), str(error)
+        if kind is serval.ReplyShapeError:
+            assert error.shape is not None and error.dtype == "float32"
+
+
+def test_on_error_stop_ends_the_server_with_the_error():
+    with pytest.raises(serval.FunctionRaised) as raised:
+        with serval.serve(lambda messages: 1 / 0, listen=ANY, on_error="stop") as server:
+            with serval.Client(server.url, timeout=0.01) as client, pytest.raises(serval.ClientError):
+                client.ask(b"x")
+            server.wait(30)
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+def test_on_error_may_be_a_function():
+    errors = []
+    with serval.serve(lambda messages: [1], listen=ANY, on_error=errors.append) as server:
+        is_dropped(server)
+    assert [type(error) for error in errors] == [serval.ReplyTypeError] and errors[0].index == 0
+
+
+def test_a_call_that_does_not_return_is_reported_and_others_are_served():
+    gate = threading.Event()
+
+    def hang(messages):
+        if messages[0] == b"hang":
+            gate.wait(60)
+        return messages
+
+    with serval.serve(hang, listen=ANY, call_timeout=0.3) as server, serval.serve(upper, listen=ANY) as other:
+        with serval.Client(server.url, timeout=0.01) as client, pytest.raises(serval.ReplyTimeout):
+            client.ask(b"hang")
+        eventually("it is reported", lambda: server.stats()["errors"] == {"CallTimeout": 1})
+        assert isinstance(server.last_error, serval.CallTimeout) and server.last_error.messages == 1
+        lost = lambda: server.metrics().total("serval_dropped_total", reason="accelerator_lost")
+        eventually("its request is dropped", lambda: lost() == 1)
+        assert ask(other, b"a") == b"A"
+        gate.set()
+        eventually("it serves again", lambda: server.stats()["generations"] == 2)
+        up = lambda: server.metrics().total("serval_accelerator_up") == 1
+        eventually("the engine knows", up)
+        assert ask(server, b"again") == b"again"
+
+
+def test_a_server_with_a_call_that_does_not_return_can_be_closed():
+    gate = threading.Event()
+    server = serval.serve(lambda messages: gate.wait(60) and messages, listen=ANY, call_timeout=0.2)
+    with serval.Client(server.url, timeout=0.01) as client, pytest.raises(serval.ReplyTimeout):
+        client.ask(b"hang")
+    eventually("it is reported", lambda: server.stats()["errors"] == {"CallTimeout": 1})
+    server.close()
+    assert server.wait(0)
+    gate.set()
+
+
+def test_a_server_is_used_without_with_and_closed_twice():
+    server = serval.serve(upper, listen=ANY)
+    assert not server.wait(0)
+    assert ask(server, b"a") == b"A"
+    server.close()
+    server.close()
+    assert server.wait(0)
+
+
+WRONG = [
+    (dict(), "either `listen` or `attach`"),
+    (dict(listen=ANY, attach="/x"), "either `listen` or `attach`"),
+    (dict(listen=ANY, batch=0), "batch is 0, must be an integer in [1, 16384]"),
+    (dict(listen=ANY, max_delay_us=-1), "max_delay_us is -1"),
+    (dict(listen=ANY, call_timeout=0), "call_timeout is 0 s"),
+    (dict(listen=ANY, on_error="ignore"), "must be \"drop\", \"stop\" or a function"),
+    (dict(listen=ANY, shape=(3,)), "need `dtype`"),
+    (dict(listen=ANY, dtype="nonsense"), "dtype: "),
+    (dict(listen=ANY, dtype="O"), "no fixed size"),
+    (dict(listen=ANY, dtype="f4", shape=(0,)), "every size must be positive"),
+    (dict(listen=ANY, framing="nonsense"), "framing"),
+    (dict(listen="http://127.0.0.1:80"), "http"),
+    (dict(listen=ANY, settings={"service": {"nonsense": 1}}), "nonsense"),
+    (dict(listen=ANY, settings={"services": {}}), "there are engine, limits and service"),
+]
+
+
+@pytest.mark.parametrize("arguments, text", WRONG, ids=[str(number) for number in range(len(WRONG))])
+def test_wrong_arguments_are_refused_with_their_correction(arguments, text):
+    with pytest.raises(serval.ConfigError) as raised:
+        serval.serve(upper, **arguments)
+    assert text in str(raised.value)
+
+
+def test_what_cannot_be_called_is_refused():
+    with pytest.raises(serval.ConfigError, match="NoneType, which cannot be called"):
+        serval.serve(None, listen=ANY)
+
+
+def test_a_port_that_is_taken_is_named():
+    with serval.serve(upper, listen="tcp://127.0.0.1:0") as server:
+        port = server.url.rpartition(":")[2]
+        with pytest.raises(serval.EngineError, match=port):
+            serval.serve(upper, listen=f"tcp://127.0.0.1:{port}")
+
+
+def test_other_threads_run_while_a_server_is_idle():
+    with serval.serve(upper, listen=ANY) as server:
+        ticks, deadline = 0, time.monotonic() + 0.2
+        while time.monotonic() < deadline:
+            ticks += 1
+        assert ticks > 1000
+        assert ask(server, b"a") == b"A"
