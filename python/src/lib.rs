@@ -17,7 +17,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyTuple};
 use runtime::host_call::{Caller, CallerHandle, HostCallDevice, Limits, NoReply, host_call};
-use runtime::{RuntimeError, Wish};
+use runtime::{AttachRequest, RuntimeError};
 
 /// How often the control thread looks whether an overdue call has returned.
 const RETURN_CHECK: Duration = Duration::from_millis(100);
@@ -66,8 +66,8 @@ impl HostCall {
         let (handle, control) = (caller.handle(), Arc::<Control>::default());
         let thread = std::thread::Builder::new().name("serval-attach".into()).spawn({
             let (control, handle) = (control.clone(), handle.clone());
-            let wish = Wish { service, kernel: String::new() };
-            move || attach(&path, &wish, device, &control, &handle)
+            let request = AttachRequest { service, kernel: String::new() };
+            move || attach(&path, &request, device, &control, &handle)
         });
         let thread = Mutex::new(Some(thread.map_err(PyErr::from)?));
         Ok(Self {
@@ -319,13 +319,13 @@ fn copy_of(py: Python<'_>, object: &Bound<'_, PyAny>) -> Option<Vec<u8>> {
 /// The control thread: serves one generation after the other until it is cancelled.
 fn attach(
     path: &std::path::Path,
-    wish: &Wish,
+    request: &AttachRequest,
     mut device: HostCallDevice,
     control: &Control,
     handle: &CallerHandle,
 ) {
     loop {
-        let result = runtime::attach(path, wish, &mut device, false, &control.cancel);
+        let result = runtime::attach(path, request, &mut device, false, &control.cancel);
         if control.cancel.load(Ordering::Relaxed) {
             return;
         }
