@@ -307,6 +307,9 @@ impl<N: Nic> Turn<N> {
         message: &mut impl Message,
     ) -> Result<(), Refusal> {
         let share = &mut self.services[service];
+        if share.upstream.is_some() {
+            return self.submit_upstream(service, arrival, message);
+        }
         let len = message.len();
         loop {
             let inspected = if share.dispatcher.needs_key() { message.bytes() } else { &[] };

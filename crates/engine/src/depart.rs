@@ -154,7 +154,7 @@ impl Endpoints {
                     self.settle(turn, service, &request, Ok(reply));
                 }
                 (Origin::Datagram { .. }, None) => {
-                    self.udp.answer(turn, &origin, request.len, reply);
+                    self.answer_datagram(turn, service, &origin, request.len, reply);
                 }
             }
         }

@@ -6,7 +6,8 @@
 //! | `tcp.rs` | TCP connections |
 //! | `shm.rs` | processes of this machine, through rings |
 //! | `peer.rs` | the other workers: requests for mqueues of this one, replies for clients of theirs |
-//! | `backend.rs` |  see there: see there |
+//! | `backend.rs` | requests of kernels: see there |
+//! | `upstream.rs` | none: the servers behind proxies |
 //!
 //! [`set::Endpoints`] holds one of each and is the worker's interface to them.
 
@@ -20,6 +21,7 @@ pub(crate) mod sources;
 pub(crate) mod stream_keys;
 pub(crate) mod tcp;
 pub(crate) mod udp;
+pub(crate) mod upstream;
 
 use wire::DropReason;
 use wire::nic::Nic;

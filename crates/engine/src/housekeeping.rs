@@ -44,6 +44,7 @@ impl Housekeeping {
         turn.outbound.retry_losses();
         for service in 0..turn.services.len() {
             endpoints.expire_requests(turn, service);
+            turn.expire_upstream(service);
             let Turn { services, nic, now_ns, .. } = turn;
             let share = &mut services[service];
             share.backends.expire_backends(nic, *now_ns);

@@ -122,6 +122,12 @@ counters! {
         backend_timeouts,
         /// Backend connections lost or refused.
         backend_failures,
+        /// Client flows of a proxy over UDP that were opened.
+        upstream_flows_opened,
+        /// Client flows of a proxy over UDP that were closed.
+        upstream_flows_closed,
+        /// Client flows of a proxy over UDP that were closed to make room for others.
+        upstream_flows_evicted,
         /// Connections accepted.
         connections_accepted,
         /// Connections that were closed, for any reason.

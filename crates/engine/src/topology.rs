@@ -26,6 +26,10 @@ pub const WORKERS_MAX: usize = 64;
 const CLIENT_ARENA_BYTES: u64 = 32 << 20;
 /// Maximum size of a default arena, unless four messages need more.
 const USUAL_ARENA_BYTES: u64 = 256 << 10;
+/// Maximum `upstream_flows`.
+pub const UPSTREAM_FLOWS_MAX: u32 = 65_536;
+/// Default `max_message_bytes` of a proxy: any datagram, and any item of a memcached server with its default limit.
+pub const PROXY_MESSAGE_BYTES: u32 = (1 << 20) + (64 << 10);
 /// Maximum number of sockets for requests to a backend at a time, with one socket per request, on one worker.
 const SOCKETS_MAX: u32 = 1024;
 
@@ -265,6 +269,10 @@ pub struct Service {
     pub backends: Vec<Backend>,
     /// Ring protocol of the server mqueues.
     pub rings: Rings,
+    /// The server behind a proxy. A proxy has no kernel, no accelerators and no backends.
+    pub upstream: Option<SocketAddr>,
+    /// Most client flows of a proxy over UDP on each worker, in [1, [`UPSTREAM_FLOWS_MAX`]].
+    pub upstream_flows: u32,
 }
 
 impl Service {
@@ -293,7 +301,15 @@ impl Service {
             tenant: "default".to_owned(),
             backends: Vec::new(),
             rings: Rings::Auto,
+            upstream: None,
+            upstream_flows: 4096,
         }
+    }
+
+    /// A proxy in front of the server at `upstream`, with every optional field at its default.
+    pub fn proxy(name: &str, listen: Vec<Listen>, upstream: SocketAddr) -> Self {
+        let proxy = Self { accelerators: Vec::new(), upstream: Some(upstream), ..Self::new(name, listen, "") };
+        Self { max_message_bytes: PROXY_MESSAGE_BYTES, max_reply_bytes: PROXY_MESSAGE_BYTES, ..proxy }
     }
 }
 

@@ -9,6 +9,8 @@ use onpath::{Chain, CommandError};
 use wire::nic::{Event, Nic};
 
 use crate::endpoint::peer::links::Outbound;
+use crate::endpoint::stream_keys::StreamKeys;
+use crate::endpoint::upstream::UpstreamBatch;
 use crate::fabric::Accepted;
 use crate::metrics::WorkerCounters;
 use crate::service::chain::{ChainReply, ChainRequest};
@@ -29,6 +31,9 @@ pub(crate) struct Turn<N: Nic> {
     /// By slot.
     pub(crate) services: Vec<ServiceShare>,
     pub(crate) outbound: Outbound,
+    pub(crate) stream_keys: StreamKeys,
+    /// Of services that are proxies.
+    pub(crate) upstream: UpstreamBatch,
     pub(crate) shared: Arc<Shared>,
     /// Hands a connection to another worker.
     pub(crate) hand_connection: HandConnection<N>,
@@ -50,6 +55,7 @@ impl<N: Nic> Turn<N> {
         shared: Arc<Shared>,
         hand_connection: HandConnection<N>,
         counters: Arc<WorkerCounters>,
+        stream_keys: StreamKeys,
         scratch_bytes: usize,
     ) -> Self {
         Self {
@@ -59,6 +65,8 @@ impl<N: Nic> Turn<N> {
             clock: None,
             services: Vec::new(),
             outbound: Outbound::new(shared.workers(), scratch_bytes),
+            stream_keys,
+            upstream: UpstreamBatch::new(),
             shared,
             hand_connection,
             counters,

@@ -12,6 +12,7 @@
 //! | blocks | [`crate::accelerator::Blocks::drive`] |
 //! | TX rings out | `depart.rs`, to the endpoints |
 //! | backends | `endpoint/backend.rs` |
+//! | upstream servers of proxies | `endpoint/upstream.rs` |
 //! | once a millisecond | `housekeeping.rs` |
 //! | installation, change and removal of services | `control/` |
 
@@ -42,7 +43,6 @@ pub struct Worker<N: Nic> {
     pub(crate) turn: Turn<N>,
     pub(crate) endpoints: Endpoints,
     pub(crate) schedule: Schedule,
-    pub(crate) stream_keys: StreamKeys,
     pub(crate) idle: Idle,
     pub(crate) housekeeping: Housekeeping,
     events: Vec<Event>,
@@ -75,12 +75,12 @@ impl<N: Nic> Worker<N> {
                 shared,
                 hand_connection,
                 counters,
+                StreamKeys::new(limits.connections),
                 scratch_bytes([]),
             ),
             fabric,
             endpoints,
             schedule: Schedule::new(),
-            stream_keys: StreamKeys::new(limits.connections),
             idle: Idle::new(Polling::Block),
             housekeeping: Housekeeping::default(),
             events: Vec::with_capacity(1024),
@@ -136,9 +136,13 @@ impl<N: Nic> Worker<N> {
         endpoints.receive(turn, schedule);
         // Accelerate.
         turn.drive();
+        turn.send_upstream();
         // Exhale.
         for service in 0..turn.services.len() {
             endpoints.gather(turn, schedule, service);
+        }
+        if turn.upstream.is_ready() {
+            endpoints.gather_upstream(turn, schedule);
         }
         // Before the flush: its notifications are sent in this turn, since the worker may sleep after it.
         if self.housekeeping.is_due(now_ns) {
@@ -203,7 +207,7 @@ impl<N: Nic> Worker<N> {
                 Event::Datagrams(port) => self.endpoints.udp.set_ready(port),
                 Event::Connections(port) => self.endpoints.tcp.set_ready(port),
                 event @ (Event::Readable(key) | Event::Writable(key) | Event::Failed(key)) => {
-                    self.stream_event(event, self.stream_keys.owner(key));
+                    self.stream_event(event, self.turn.stream_keys.owner(key));
                 }
             }
         }
@@ -224,6 +228,7 @@ impl<N: Nic> Worker<N> {
             (StreamOwner::Mqueue { service, client }, event) => {
                 turn.datagram_backend_event(event, service.into(), client);
             }
+            (StreamOwner::Flow { service, flow }, event) => turn.flow_event(event, service, flow),
         }
     }
 
@@ -251,7 +256,7 @@ impl<N: Nic> Worker<N> {
     pub fn sleep_ns(&self, now_ns: u64) -> u64 {
         let turn = &self.turn;
         let may = self.idle.may_sleep(now_ns, turn.worked);
-        if !may || turn.draining || turn.outbound.has_losses() {
+        if !may || turn.draining || turn.outbound.has_losses() || turn.upstream.is_ready() {
             return 0;
         }
         let endpoints_ns = self.endpoints.wake_at::<N>(now_ns);

@@ -18,6 +18,7 @@ mod address;
 mod diagnostic;
 mod kernel;
 mod keys;
+mod proxy;
 mod reader;
 mod reference;
 mod sections;

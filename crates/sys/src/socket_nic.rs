@@ -41,7 +41,7 @@ use std::sync::Arc;
 
 use libc::c_int;
 use wire::nic::{
-    Close, Event, Nic, NicCounters, NicError, PortIndex, Read, RxBatch, SendOutcome, StreamKey,
+    Close, DatagramsRead, Event, Nic, NicCounters, NicError, PortIndex, Read, RxBatch, SendOutcome, StreamKey,
     Transport, TxBatch, Written,
 };
 
@@ -333,7 +333,7 @@ impl SocketNic {
         let mut listeners = 0;
         for position in 0..count {
             match self.poller.event(position) {
-                (Source::Stream(key), bits) => self.stream_events(key, bits, events),
+                (Source::Stream(key) | Source::DatagramStream(key), bits) => self.stream_events(key, bits, events),
                 (Source::Listener(_), _) => listeners += 1,
                 (Source::Waker, _) if slept => self.poller.consume_wake(),
                 (Source::Waker | Source::WakeFd, _) => {}
@@ -442,7 +442,7 @@ impl SocketNic {
         key: StreamKey,
     ) -> io::Result<()> {
         let socket = self.streams.start(to, transport, &self.options)?;
-        self.add_stream(socket, transport, key, true)
+        self.add_stream(socket, transport, key, transport == Transport::Tcp)
     }
 
     fn add_stream(
@@ -453,7 +453,11 @@ impl SocketNic {
         connecting: bool,
     ) -> io::Result<()> {
         let socket = self.streams.insert(key, socket, transport, connecting);
-        if let Err(error) = self.poller.watch(socket, Source::Stream(key)) {
+        let source = match transport {
+            Transport::Tcp => Source::Stream(key),
+            Transport::Udp => Source::DatagramStream(key),
+        };
+        if let Err(error) = self.poller.watch(socket, source) {
             self.streams.close(key, Close::Reset);
             return Err(error);
         }
@@ -554,6 +558,43 @@ impl Nic for SocketNic {
 
     fn write(&mut self, key: StreamKey, bytes: &[u8]) -> Written {
         self.streams.write(key, bytes)
+    }
+
+    fn read_datagrams(&mut self, key: StreamKey, batch: &mut RxBatch) -> DatagramsRead {
+        let Self { streams, receiver, options, .. } = self;
+        batch.items.clear();
+        batch.overflowed = 0;
+        let mut read = DatagramsRead::default();
+        let Some((socket, _)) = streams.stream_mut(key).and_then(|s| s.batches(options)) else {
+            return read;
+        };
+        for _ in 0..RECEIVE_TRIES_MAX {
+            match receiver.receive(socket, SLOTS, batch) {
+                Ok(received) => {
+                    read.more = received.slots == SLOTS;
+                    break;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                // A pending socket error, cleared by returning it, or an interruption.
+                Err(error) => read.bounced |= !interrupted(&error),
+            }
+        }
+        read
+    }
+
+    fn write_datagrams(
+        &mut self,
+        key: StreamKey,
+        batch: &mut TxBatch,
+        count: usize,
+    ) -> SendOutcome {
+        let Self { streams, sender, options, .. } = self;
+        match streams.stream_mut(key).and_then(|stream| stream.batches(options)) {
+            Some((socket, segmentation)) => {
+                sender.send_connected(socket, batch, segmentation, count)
+            }
+            None => SendOutcome::default(),
+        }
     }
 
     fn close(&mut self, key: StreamKey, how: Close) {

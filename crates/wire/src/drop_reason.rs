@@ -219,6 +219,15 @@ drop_reasons! {
         "The function returned an error, panicked or exceeded its deadline. It is restarted \
          automatically. With `on_failure = \"open\"` messages pass meanwhile.";
 
+    /// The upstream server of a proxy refused the connection or the datagram, or ended the connection before it had answered.
+    UpstreamRefused = 40, "upstream_refused", Request,
+        "No program listens at `upstream`, or it closes connections: start it, or correct the \
+         address.";
+    /// Every client flow of a proxy is in use, or no socket to the upstream server can be opened.
+    UpstreamFlows = 41, "upstream_flows", Request,
+        "More clients ask at the same time than `upstream_flows` allows: raise it (and the file \
+         descriptor limit). A flood from forged addresses has the same effect.";
+
     /// The accelerator answered a token that is not, or no longer, outstanding on that mqueue.
     StaleToken = 27, "stale_token", Reply,
         "The accelerator answered twice, or too late (then `request_timeout` rises too: raise \

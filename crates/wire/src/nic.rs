@@ -10,7 +10,7 @@
 //! Streams are named by a `u32` *key* the worker chooses (an index into its own tables), so that an
 //! implementation can hand events back without a look-up.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::Range;
 
 /// Index of a port in the worker's list of ports; the same on every worker.
@@ -45,6 +45,15 @@ pub struct Datagram {
     pub len: u32,
     /// The host kernel cut the datagram: it was larger than the buffer.
     pub truncated: bool,
+}
+
+impl Datagram {
+    /// One that was read from a stream: its addresses are the stream's.
+    pub fn of_stream(offset: usize, len: usize) -> Self {
+        let nobody = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+        let (offset, len) = (offset as u32, len as u32);
+        Self { peer: nobody, local: None, offset, len, truncated: false }
+    }
 }
 
 /// A batch of received datagrams and the buffer that holds them. Reused for ever.
@@ -269,6 +278,17 @@ pub struct SendOutcome {
     pub refused: usize,
     /// Datagrams that wait for more in a patient batch. Others that are still there found no room.
     pub kept: usize,
+    /// [`Nic::write_datagrams`]: the peer's host has refused an earlier datagram (ICMP).
+    pub bounced: bool,
+}
+
+/// What one [`Nic::read_datagrams`] found, besides the datagrams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DatagramsRead {
+    /// More may be waiting.
+    pub more: bool,
+    /// The peer's host has refused an earlier datagram (ICMP). The stream can still be used.
+    pub bounced: bool,
 }
 
 /// What one [`Nic::read`] found.
@@ -376,7 +396,7 @@ pub trait Nic {
     fn adopt(&mut self, socket: Self::Socket, key: StreamKey) -> Result<(), NicError>;
 
     /// Starts connecting to a backend under the name `key`; [`Event::Writable`] or
-    /// [`Event::Failed`] follows. A [`Transport::Udp`] stream is writable at once, with the event.
+    /// [`Event::Failed`] follows. A [`Transport::Udp`] stream is writable at once; no event says so.
     fn connect(
         &mut self,
         to: SocketAddr,
@@ -389,6 +409,50 @@ pub trait Nic {
 
     /// Writes once to a stream.
     fn write(&mut self, key: StreamKey, bytes: &[u8]) -> Written;
+
+    /// Reads what waits on a [`Transport::Udp`] stream into `batch` (cleared first); the items name no addresses. A stream is
+    /// read in this way only, or by [`Self::read`] only.
+    fn read_datagrams(&mut self, key: StreamKey, batch: &mut RxBatch) -> DatagramsRead {
+        batch.items.clear();
+        batch.overflowed = 0;
+        let mut offset = 0;
+        while batch.bytes.len() - offset >= UDP_PAYLOAD_MAX {
+            match self.read(key, &mut batch.bytes[offset..][..UDP_PAYLOAD_MAX]) {
+                Read::Bytes(len) => {
+                    batch.items.push(Datagram::of_stream(offset, len));
+                    offset += len;
+                }
+                Read::Empty => return DatagramsRead::default(),
+                Read::Closed | Read::Broken => return DatagramsRead { more: true, bounced: true },
+            }
+        }
+        DatagramsRead { more: true, bounced: false }
+    }
+
+    /// Sends the first `count` datagrams that wait in `batch` to the peer of a [`Transport::Udp`] stream, whatever addresses they
+    /// name, in order, and advances it past what is done with. Those of them that stay found no room.
+    fn write_datagrams(
+        &mut self,
+        key: StreamKey,
+        batch: &mut TxBatch,
+        count: usize,
+    ) -> SendOutcome {
+        let mut outcome = SendOutcome::default();
+        while outcome.sent + outcome.refused < count {
+            let Some(datagram) = batch.waiting().first().copied() else { break };
+            match self.write(key, batch.payload(&datagram)) {
+                Written::Bytes(_) => outcome.sent += 1,
+                Written::Full => break,
+                Written::Broken if !outcome.bounced => {
+                    outcome.bounced = true;
+                    continue;
+                }
+                Written::Broken => outcome.refused += 1,
+            }
+            batch.advance(1);
+        }
+        outcome
+    }
 
     /// Ends a stream; the key is free afterwards. Unknown keys are ignored.
     fn close(&mut self, key: StreamKey, how: Close);

@@ -20,7 +20,7 @@ use crate::nic::PortIndex;
 // What differs from one request of a client to the next is not in here: who receives several in a row puts this together once,
 // and it is copied from there in pieces as wide as a processor has. A field that was stored just before, beside others of its
 // piece, would hold such a copy up until all older stores are in the cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Origin {
     /// A datagram: back to its sender, from the port and address it was sent to.
     Datagram {

@@ -16,7 +16,7 @@ use crate::worker::Worker;
 impl ServiceShare {
     /// Whether the slot is free.
     pub(crate) fn is_vacant(&self) -> bool {
-        self.accelerators.is_empty()
+        self.accelerators.is_empty() && self.upstream.is_none()
     }
 
     /// Whether it leaves and has not voted. Such shares are checked once a millisecond.
@@ -84,6 +84,7 @@ impl<N: Nic> Worker<N> {
     pub(crate) fn drop_outstanding(&mut self, slot: usize) {
         let Self { turn, endpoints, .. } = self;
         endpoints.drop_requests(turn, slot, DropReason::DrainTimeout);
+        turn.drop_upstream_requests(slot, DropReason::DrainTimeout);
         endpoints.flush(turn, false);
         turn.flush_backends();
         endpoints.tcp.close_all(turn, slot as u16, DropReason::DrainTimeout);
@@ -99,7 +100,7 @@ impl<N: Nic> Worker<N> {
             return Detached::default();
         }
         self.drop_outstanding(number);
-        let Self { turn, endpoints, schedule, stream_keys, .. } = self;
+        let Self { turn, endpoints, schedule, .. } = self;
         turn.shared.publish_credit(turn.index, slot, 0);
         schedule.remove(number);
         let workers = turn.shared.workers();
@@ -108,8 +109,9 @@ impl<N: Nic> Worker<N> {
         turn.count_hung_blocks();
         for key in share.backends.keys() {
             turn.nic.close(key, Close::Reset);
-            stream_keys.free(key);
+            turn.stream_keys.free(key);
         }
+        turn.close_upstream(&mut share);
         let ports = endpoints.close_ports(turn, slot);
         // Blocks cannot move to another thread, so they end here.
         share.accelerators.clear();

@@ -66,22 +66,26 @@ impl<N: Nic> Worker<N> {
 
     /// Issues the keys of the service share's streams and stores the share in its slot.
     fn place(&mut self, slot: usize, mut share: ServiceShare, links: ServiceLinks) {
-        let Self { turn, endpoints, schedule, stream_keys, .. } = self;
+        let Self { turn, endpoints, schedule, .. } = self;
         let service = slot as u16;
         for (client, entry) in share.backends.clients.iter_mut().enumerate() {
             let client = client as u32;
-            entry.key = stream_keys.issue(StreamOwner::Mqueue { service, client });
+            entry.key = turn.stream_keys.issue(StreamOwner::Mqueue { service, client });
         }
         for (pool, entry) in share.backends.pools.iter_mut().enumerate() {
             for (number, connection) in entry.connections.iter_mut().enumerate() {
                 let (pool, number) = (pool as u16, number as u16);
-                connection.key = stream_keys.issue(StreamOwner::Backend { service, pool, number });
+                let owner = StreamOwner::Backend { service, pool, number };
+                connection.key = turn.stream_keys.issue(owner);
             }
         }
         for (worker, link) in links.0.into_iter().enumerate() {
             let (link_in, link_out) = link.unzip();
             endpoints.peers.replace(worker, slot, link_in);
             turn.outbound.replace(worker, slot, link_out);
+        }
+        if let Some(upstream) = &share.upstream {
+            turn.upstream.reserve(upstream.flows_max());
         }
         endpoints.tcp.make_room_for_service(slot);
         schedule.place(slot, &share.tenant);
@@ -101,6 +105,7 @@ impl<N: Nic> Worker<N> {
         turn.read_credit();
         idle.set_polling(switch.polling);
         endpoints.set_limits(&switch.limits);
+        turn.upstream.set_limits(&switch.limits);
         for (index, port) in endpoints.ports_mut() {
             port.switch_on(turn, index);
         }

@@ -1,6 +1,6 @@
-//! The owners of a worker's streams: TCP connections of clients, or sockets to backends.
+//! The owners of a worker's streams: TCP connections of clients, or sockets to backends and upstream servers.
 //!
-//! Keys of clients' connections come first, followed by those of backends' sockets.
+//! Keys of clients' connections come first, followed by those of the other sockets.
 
 use wire::nic::StreamKey;
 
@@ -13,6 +13,8 @@ pub(crate) enum StreamOwner {
     Backend { service: u16, pool: u16, number: u16 },
     /// A client mqueue's UDP socket.
     Mqueue { service: u16, client: u32 },
+    /// The socket of a proxy's client flow.
+    Flow { service: u16, flow: u32 },
 }
 
 /// The keys of one worker.
@@ -37,7 +39,7 @@ impl StreamKeys {
         }
     }
 
-    /// A key for the socket of a backend.
+    /// A key for the socket of a backend or an upstream server.
     pub(crate) fn issue(&mut self, owner: StreamOwner) -> StreamKey {
         let place = self.free.pop().unwrap_or_else(|| {
             self.owners.push(StreamOwner::Connection);

@@ -157,30 +157,33 @@ impl UdpPort {
         NoRoom::Still
     }
 
-    /// Sends a reply that is not in a ring, for a datagram whose request is no longer in flight.
+    /// Sends a reply that is not in a ring, for a datagram whose request is no longer in flight. Returns how many bytes of
+    /// requests it uses up where replies are limited by them.
     fn answer<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
         index: PortIndex,
         to: (SocketAddr, Option<IpAddr>, u32),
         reply: &[u8],
-    ) {
+    ) -> u64 {
         let (peer, local, request_len) = to;
         let len = reply.len();
         let share = &turn.services[usize::from(self.port.service)];
         if !share.is_answered(Expects::Reply) {
-            return share.count_consumed(1);
+            share.count_consumed(1);
+            return 0;
         }
         let lost = match self.make_room(turn, index, request_len, len) {
             NoRoom::Made => {
                 self.tx.push(peer, local, len, |bytes| bytes.copy_from_slice(reply));
                 turn.services[usize::from(self.port.service)].count_replied_bytes(len as u64);
-                return;
+                return len.div_ceil(self.reply_ratio.max(1) as usize) as u64;
             }
             NoRoom::Never(reason) => reason,
             NoRoom::Still => DropReason::SendFailed,
         };
         turn.services[usize::from(self.port.service)].count_lost(lost, 1);
+        0
     }
 
     /// Takes in the datagrams that the chain has been shown.
@@ -293,17 +296,27 @@ impl UdpPorts {
         of_service.map(close).collect()
     }
 
-    /// Sends a reply that is not in a ring, for a datagram of this many bytes whose request is no longer in flight.
+    /// Sends a reply that is not in a ring, for datagrams of this many bytes whose request is no longer in flight. Returns how many
+    /// bytes of requests it uses up where replies are limited by them.
     pub(crate) fn answer<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
         origin: &Origin,
         request_len: u32,
         reply: &[u8],
-    ) {
-        let Origin::Datagram { port, peer, local } = *origin else { return };
+    ) -> u64 {
+        let Origin::Datagram { port, peer, local } = *origin else { return 0 };
         let udp = &mut self.ports[usize::from(port)];
-        udp.answer(turn, port, (peer, local, request_len), reply);
+        udp.answer(turn, port, (peer, local, request_len), reply)
+    }
+
+    /// The receive buffers, for somebody who reads while no port is read; they come back with [`Self::put_rx`].
+    pub(crate) fn take_rx(&mut self) -> RxBatch {
+        std::mem::replace(&mut self.rx, RxBatch::new(0, 0))
+    }
+
+    pub(crate) fn put_rx(&mut self, rx: RxBatch) {
+        self.rx = rx;
     }
 
     /// Drops the waiting replies to the clients of a service; they are counted for this reason.

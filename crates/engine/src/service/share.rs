@@ -13,6 +13,7 @@ use wire::session::{Pass, Request, Sessions, Token};
 use crate::accelerator::Blocks;
 use crate::control::vote::{Leaving, Pause};
 use crate::endpoint::backend::{Backends, ClientMqueue};
+use crate::endpoint::upstream::Upstream;
 use crate::metrics::ServiceCounters;
 use crate::service::arrival::{Arrival, Message, Refusal};
 use crate::service::chain::Attached;
@@ -73,6 +74,8 @@ pub(crate) struct ServiceShare {
     pub(super) unread: u32,
     pub(crate) accelerators: Vec<AcceleratorShare>,
     pub(crate) backends: Backends,
+    /// Of a proxy, which has no mqueues.
+    pub(crate) upstream: Option<Box<Upstream>>,
     /// Server mqueues that are full this turn.
     full: Vec<u32>,
     /// Server mqueues whose TX ring could not be emptied, since the destination has no room.
@@ -177,6 +180,7 @@ impl ServiceShare {
             mqueues,
             accelerators,
             backends,
+            upstream: Upstream::new(service),
             other_credit: vec![0; workers as usize],
             leaving: None,
             chain: None,
@@ -591,7 +595,7 @@ impl ServiceShare {
 
     /// When the worker must run again without an event; `poll_ns` for sources that do not wake it; 0 at once.
     pub(crate) fn wake_at(&self, now_ns: u64, poll_ns: u64) -> u64 {
-        let in_flight = self.in_flight() > 0 && !mutants::on("sleep_on_requests");
+        let in_flight = self.in_mqueues() > 0 && !mutants::on("sleep_on_requests");
         let blocked = !self.blocked.is_empty() || self.backends.has_work();
         if in_flight || blocked || self.accelerators.iter().any(|d| !d.rx_pending.is_empty()) {
             return 0;
@@ -604,12 +608,19 @@ impl ServiceShare {
             || self.backends.backend_in_flight()
             || may_ask;
         let again_ns = if looks_again { now_ns + poll_ns } else { u64::MAX };
+        // An upstream server's answer is an event.
+        let again_ns = self.upstream.as_ref().map_or(again_ns, |u| u.wake_at().min(again_ns));
         let blocks = self.accelerators.iter().map(|drive| drive.blocks.wake_at());
         blocks.fold(again_ns, u64::min)
     }
 
-    /// Requests in flight on this service share's mqueues.
+    /// Requests in flight on this service share's mqueues, or to its upstream server.
     pub(crate) fn in_flight(&self) -> u64 {
+        self.in_mqueues() + self.upstream.as_ref().map_or(0, |upstream| upstream.in_flight())
+    }
+
+    /// Requests in flight on its mqueues.
+    fn in_mqueues(&self) -> u64 {
         match self.replies {
             Replies::One => self.sessions.live().into(),
             Replies::None => self.outstanding_by_mqueue().map(u64::from).sum(),

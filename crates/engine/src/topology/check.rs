@@ -93,6 +93,9 @@ impl Topology {
         problems: &mut Vec<TopologyError>,
     ) -> Result<(), TopologyError> {
         let wrong = |field, message| service_error(index, service, field, message);
+        if service.upstream.is_some() {
+            return self.check_proxy(index, service, problems);
+        }
         if service.accelerators.is_empty() {
             return Err(wrong("accelerator", "names none; give at least one".into()));
         }
@@ -158,6 +161,61 @@ impl Topology {
             }
         }
         Ok(())
+    }
+
+    /// The same for a service with an upstream server.
+    fn check_proxy(
+        &self,
+        index: usize,
+        service: &Service,
+        problems: &mut Vec<TopologyError>,
+    ) -> Result<(), TopologyError> {
+        let wrong = |field, message| service_error(index, service, field, message);
+        let mut found = |field, message: Option<String>| {
+            problems.extend(message.map(|message| wrong(field, message)));
+        };
+        if service.listen.is_empty() {
+            found("listen", Some("names no address; give at least one".into()));
+        }
+        let without = |present: bool, what: &str| {
+            present.then(|| format!("has no meaning with upstream{what}; remove one of them"))
+        };
+        found("accelerator", without(!service.accelerators.is_empty(), ", which runs no kernel"));
+        found("backend", without(!service.backends.is_empty(), ", which runs no kernel"));
+        found("listen", without(!service.memory_ports.is_empty(), " where it names shm:// ports"));
+        found("replies", without(service.replies == Replies::None, " where it is \"none\""));
+        let most = u64::from(MESSAGE_BYTES_MAX);
+        let (request, reply) = (service.max_message_bytes, service.max_reply_bytes);
+        found("max_message_bytes", outside(request.into(), 1, most));
+        found("max_reply_bytes", outside(reply.into(), 1, most));
+        let framed = service.framing.check(request as usize, reply as usize);
+        found("framing", framed.err().map(|error| error.to_string()));
+        found("request_timeout_ms", outside(service.request_timeout_ms, 1, 3_600_000));
+        let flows = outside(service.upstream_flows.into(), 1, UPSTREAM_FLOWS_MAX.into());
+        found("upstream_flows", flows);
+        found("upstream", self.leads_back(index));
+        Ok(())
+    }
+
+    /// Whether a proxy's requests would come back to it: its upstream server is its own port, or a proxy of this engine that
+    /// leads there.
+    fn leads_back(&self, index: usize) -> Option<String> {
+        let mut at = index;
+        for _ in 0..self.services.len() {
+            let upstream = self.services[at].upstream?;
+            let listens = |service: &Service| {
+                let to = |listen: &Listen| Listen { address: upstream, ..*listen };
+                service.listen.iter().any(|listen| listen.collides(&to(listen)))
+            };
+            at = self.services.iter().position(listens)?;
+            if at == index {
+                let own = self.services[index].upstream?;
+                return Some(format!(
+                    "{own} leads back to this service: its requests would go in a circle; name the server's own address"
+                ));
+            }
+        }
+        None
     }
 
     /// Whether the regions of a service can be laid out and are not larger than allowed.

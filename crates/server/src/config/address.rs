@@ -78,15 +78,35 @@ pub fn memory_url(path: &Path) -> String {
 /// A backend's address. A name is resolved; its first address is used.
 pub(super) fn connect(url: &str) -> Result<(Transport, SocketAddr), Wrong> {
     let (transport, host, port) = split(url, "tcp://127.0.0.1:11211")?;
+    Ok((transport, destination(host, port, "backend")?))
+}
+
+/// The address of an upstream server: `127.0.0.1:11211`. A name is looked up; its first address is taken.
+pub(super) fn upstream(text: &str) -> Result<SocketAddr, Wrong> {
+    if text.contains("://") {
+        let right = "write HOST:PORT: a proxy asks by the transport by which it is asked";
+        return wrong(format!("`{text}` has a scheme"), right);
+    }
+    let (host, port) = host_and_port(text, "127.0.0.1:11211")?;
+    destination(host, port, "upstream server")
+}
+
+/// The address of a server, which is called so in messages.
+fn destination(host: &str, port: u16, server: &str) -> Result<SocketAddr, Wrong> {
     if port == 0 {
-        return wrong("a backend cannot have port 0", "write the port it listens on");
+        let what = match server {
+            "backend" => "a backend cannot have port 0",
+            _ => "an upstream server cannot have port 0",
+        };
+        return wrong(what, "write the port it listens on");
     }
     if let Some(ip) = literal(host) {
         if ip.is_unspecified() {
-            return wrong(format!("`{host}` is not a destination"), "write the backend's address");
+            let right = format!("write the {server}'s address");
+            return wrong(format!("`{host}` is not a destination"), right);
         }
-        one_machine(host, ip, "write the backend's own address")?;
-        return Ok((transport, SocketAddr::new(ip, port)));
+        one_machine(host, ip, &format!("write the {server}'s own address"))?;
+        return Ok(SocketAddr::new(ip, port));
     }
     let printable =
         host.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_'));
@@ -94,7 +114,7 @@ pub(super) fn connect(url: &str) -> Result<(Transport, SocketAddr), Wrong> {
         return wrong(format!("`{host}` is not a host"), "write an IP address or a host name");
     }
     match (host, port).to_socket_addrs().map(|mut found| found.next()) {
-        Ok(Some(address)) => Ok((transport, address)),
+        Ok(Some(address)) => Ok(address),
         _ => wrong(
             format!("the host name `{host}` has no address"),
             "write an IP address, or a name that this machine can resolve",

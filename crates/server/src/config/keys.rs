@@ -12,7 +12,8 @@ use std::ops::RangeInclusive;
 use std::sync::LazyLock;
 
 use engine::topology::{
-    Backend, EngineSettings, Limits, Polling, Replies, Rings, Service, Sockets, WORKERS_MAX,
+    Backend, EngineSettings, Limits, Polling, Replies, Rings, Service, Sockets, UPSTREAM_FLOWS_MAX,
+    WORKERS_MAX,
 };
 use mqueue::abi::{DEPTH_MAX, MESSAGE_BYTES_MAX};
 use runtime::kinds::KINDS;
@@ -287,7 +288,17 @@ pub(super) fn read_fields<T: Target>(
     section: &mut Section<'_>,
     to: &mut T,
 ) {
-    for (key, setter) in fields::<T>() {
+    read_some(report, section, to, |_| true);
+}
+
+/// Reads those of these keys that `wanted` says.
+pub(super) fn read_some<T: Target>(
+    report: &mut Report<'_>,
+    section: &mut Section<'_>,
+    to: &mut T,
+    wanted: impl Fn(&str) -> bool,
+) {
+    for (key, setter) in fields::<T>().filter(|(key, _)| wanted(key.name)) {
         setter.read(report, section, key.name, to);
     }
 }
@@ -457,7 +468,7 @@ const COMMON: &[(&str, &[Key])] = &[
             accelerator: Other("string, or list of strings"), "`process` for a kernel file: a process of its own; for a built-in kernel `acc0` where the file defines none, else required",
                 "The accelerators that run the kernel, by name. With several, requests go where there is credit. `acc0` runs a kernel file on \
                  the engine's own core where the file defines no accelerator.";
-            kernel: Other("string, or list with one for each accelerator"), "required",
+            kernel: Other("string, or list with one for each accelerator"), "required, unless `upstream` is there",
                 "A built-in kernel (below), or the path of a compiled one, relative to the file's folder: `mine.so`, `mine.fatbin`, \
                  `mine.so:NAME` where a library has several. \
                  A program of yours that attaches (`launch = \"external\"`) may give its kernels any name of letters, digits, `_` and `-`.";
@@ -496,6 +507,13 @@ const COMMON: &[(&str, &[Key])] = &[
                 "Ring protocol. `auto`: `doorbell` on host cores, `granule` on GPUs. The others are for experiments. Granule rings carry \
                  up to 1536 bytes.";
             backend: Other("list of tables"), "none", "`[[service.backend]]`, below.";
+            upstream: Other("string: `HOST:PORT`"), "none",
+                "The service is a proxy: its requests go to the server at this address, unmodified, from a socket for each client, and what \
+                 the server answers goes to the client ([proxy.md](proxy.md)). A host name is resolved once, at start. Instead of `kernel` and \
+                 everything that belongs to it.";
+            upstream_flows ("`upstream`" in "service.proxy"): service(number("flows", 1..=UPSTREAM_FLOWS_MAX as u64, |s| Number::U32(&mut s.upstream_flows))), "",
+                "Most UDP clients that have a socket to the server, on each worker. When all are in use, the one that has been idle for longest \
+                 is closed for a new client; if none is idle, requests of new clients are dropped as `upstream_flows`. Each is a file descriptor.";
         },
     ),
     (

@@ -49,6 +49,10 @@ kernel = "echo"
 [[service.backend]]
 name = "db"
 connect = "tcp://127.0.0.1:11211"
+[[service]]
+  name = "proxy"
+  listen = "udp://127.0.0.1:9001"
+  upstream = "127.0.0.1:9002"
 "#;
 
 /// A word that is not valid for any key.

@@ -472,7 +472,7 @@ fn read_attach(report: &mut Report<'_>, section: &mut Section<'_>) -> PathBuf {
 }
 
 /// Reports keys that are invalid with another key's value.
-fn without(
+pub(super) fn without(
     report: &mut Report<'_>,
     section: &mut Section<'_>,
     keys: &[&'static str],

@@ -14,9 +14,10 @@ use wire::nic::{Transport, UDP_PAYLOAD_MAX};
 use super::address;
 use super::diagnostic::Problem;
 use super::kernel::{self, BUILTINS, Builtin, Kernel};
-use super::keys::read_fields;
+use super::keys::{read_fields, read_some};
+use super::proxy;
 use super::reader::{Places, Report, Section, integer_of, nearest, text_of, wrong_type};
-use super::sections::{self, accelerator_indices, named_section, tables};
+use super::sections::{self, accelerator_indices, named_section, tables, without};
 use super::tree::{Entry, Node, Table, Value};
 
 /// What a service may refer to.
@@ -49,6 +50,11 @@ pub(super) fn read(
     let mut service = Service::new(&name, Vec::new(), "");
     (service.listen, service.memory_ports) = read_listen(report, at);
     service.framing = read_framing(report, at);
+    if at.entry("upstream").is_some() {
+        let service = proxy::read(report, at, service);
+        return (service, (section.finish(report), Vec::new()));
+    }
+    without(report, at, proxy::OF_PROXIES, "a kernel", "write `upstream` instead of `kernel`");
     service.accelerators = accelerator_indices(report, at, context);
     let count = match table.entry("accelerator").map(|entry| &entry.node.value) {
         Some(Value::Array(items)) => items.len(),
@@ -58,7 +64,7 @@ pub(super) fn read(
     let (kernels, kernel) = read_kernels(report, at, context.base, &kinds, count);
     service.params = read_params(report, at, kernel);
     let mqueues = read_mqueues(report, at, count);
-    read_fields(report, at, &mut service);
+    read_some(report, at, &mut service, |key| !proxy::OF_PROXIES.contains(&key));
     service.max_reply_bytes = read_reply_bytes(report, at, &service);
     check_rings(report, at, &service);
     service.dispatch = read_dispatch(report, at, &service);
@@ -320,7 +326,7 @@ fn read_reply_bytes(report: &mut Report<'_>, section: &mut Section<'_>, service:
 /// The warning about a kernel whose replies are as long as their requests, if the longest cannot be sent.
 pub(super) fn short_reply(service: &Service) -> Option<String> {
     let (request, reply) = (service.max_message_bytes, service.max_reply_bytes);
-    if reply >= request || service.replies == Replies::None {
+    if reply >= request || service.replies == Replies::None || service.upstream.is_some() {
         return None;
     }
     let kernels = [&service.kernel].into_iter().chain(service.shares.iter().map(|s| &s.kernel));
@@ -407,7 +413,7 @@ fn read_dispatch(
     }
 }
 
-fn read_tenant(report: &mut Report<'_>, section: &mut Section<'_>) -> String {
+pub(super) fn read_tenant(report: &mut Report<'_>, section: &mut Section<'_>) -> String {
     let given = section.text(report, "tenant", "\"default\"");
     let tenant = given.and_then(|(text, span)| {
         let letter = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');

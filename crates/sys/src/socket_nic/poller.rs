@@ -18,6 +18,8 @@ const EVENTS_MAX: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     Stream(u32),
+    /// A UDP stream: that it can be written is no news. Each datagram that leaves would be an edge.
+    DatagramStream(u32),
     Listener(u16),
     Waker,
     /// A wake-up from another process: it ends a sleep and carries no other information.
@@ -28,6 +30,7 @@ impl Source {
     fn pack(self) -> u64 {
         match self {
             Self::Stream(key) => u64::from(key),
+            Self::DatagramStream(key) => 4 << 32 | u64::from(key),
             Self::Listener(port) => 1 << 32 | u64::from(port),
             Self::Waker => 2 << 32,
             Self::WakeFd => 3 << 32,
@@ -39,6 +42,7 @@ impl Source {
             0 => Self::Stream(word as u32),
             1 => Self::Listener(word as u16),
             2 => Self::Waker,
+            4 => Self::DatagramStream(word as u32),
             _ => Self::WakeFd,
         }
     }
@@ -145,7 +149,9 @@ impl Poller {
     pub(super) fn watch(&self, socket: BorrowedFd<'_>, source: Source) -> io::Result<()> {
         let interest = match source {
             Source::Stream(_) => libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP,
-            Source::Listener(_) | Source::Waker | Source::WakeFd => libc::EPOLLIN,
+            Source::DatagramStream(_) | Source::Listener(_) | Source::Waker | Source::WakeFd => {
+                libc::EPOLLIN
+            }
         };
         self.add(socket, source, interest | libc::EPOLLET)
     }

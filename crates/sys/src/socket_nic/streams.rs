@@ -9,6 +9,7 @@ use libc::c_int;
 use wire::nic::{Close, Event, NicError, Read, StreamKey, Transport, Written};
 
 use super::SocketOptions;
+use super::udp_send::Segmentation;
 use super::address::RawAddress;
 use super::listen::{local_address, set_buffers, socket};
 use crate::os::{check, check_size, int_option, interrupted, set_option};
@@ -29,6 +30,8 @@ pub(super) struct Stream {
     pub(super) hung_up: bool,
     /// A `Readable` event is pending, see [`Streams::take_owed`].
     owed: bool,
+    /// A UDP socket that is read and written in batches.
+    batches: Option<Box<Segmentation>>,
 }
 
 impl Stream {
@@ -36,6 +39,24 @@ impl Stream {
     pub(super) fn failed(&self) -> bool {
         let error = int_option(self.socket.as_fd(), libc::SOL_SOCKET, libc::SO_ERROR);
         !matches!(error, Ok(0))
+    }
+
+    /// The socket and the state of a UDP stream that is used in batches. The first use makes it one.
+    pub(super) fn batches(
+        &mut self,
+        options: &SocketOptions,
+    ) -> Option<(BorrowedFd<'_>, &mut Segmentation)> {
+        if self.transport != Transport::Udp {
+            return None;
+        }
+        let (socket, batches) = (&self.socket, &mut self.batches);
+        let segmentation = batches.get_or_insert_with(|| {
+            // Without it each datagram comes by itself.
+            let gro = c_int::from(options.receive_offload);
+            let _ = set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, gro);
+            Box::new(Segmentation::new(options.segmentation_offload))
+        });
+        Some((socket.as_fd(), segmentation))
     }
 
     /// Whether data that arrived before an error can still be read.
@@ -132,6 +153,7 @@ impl Streams {
             wants_room: false,
             hung_up: false,
             owed: false,
+            batches: None,
         };
         self.table[index].insert(stream).socket.as_fd()
     }

@@ -102,19 +102,48 @@ impl Sender {
         batch: &mut TxBatch,
         segmentation: &mut Segmentation,
     ) -> SendOutcome {
-        let mut outcome = SendOutcome::default();
+        let (longest, may_defer) = (segmentation.segment_bytes_max, batch.may_defer());
+        let mut kept = 0;
+        if longest > 0 {
+            kept = self.segment_batches.arrange(batch.waiting_mut(), longest, may_defer);
+        }
+        self.send_front(socket, batch, segmentation, kept, false)
+    }
+
+    /// Sends the first `count` datagrams of `batch` from a connected socket to its peer, whatever addresses they have.
+    pub(super) fn send_connected(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        batch: &mut TxBatch,
+        segmentation: &mut Segmentation,
+        count: usize,
+    ) -> SendOutcome {
+        let kept = batch.waiting().len().saturating_sub(count);
+        let outcome = self.send_front(socket, batch, segmentation, kept, true);
+        SendOutcome { kept: 0, ..outcome }
+    }
+
+    /// Sends all but the last `kept` datagrams.
+    fn send_front(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        batch: &mut TxBatch,
+        segmentation: &mut Segmentation,
+        kept: usize,
+        connected: bool,
+    ) -> SendOutcome {
+        let mut outcome = SendOutcome { kept, ..SendOutcome::default() };
         // Datagrams at the front to send one by one: those of a refused batch. The refusal was due to
         // segmentation only if the first of them is then accepted alone.
         let mut single = 0;
         let mut suspect = None;
         let mut stale_errors = 0;
-        let (longest, may_defer) = (segmentation.segment_bytes_max, batch.may_defer());
-        if longest > 0 {
-            outcome.kept = self.segment_batches.arrange(batch.waiting_mut(), longest, may_defer);
-        }
         while batch.waiting().len() > outcome.kept {
             let leaving = batch.waiting().len() - outcome.kept;
             let messages = self.prepare(batch, leaving, *segmentation, single);
+            if connected {
+                self.unname(messages);
+            }
             match self.call(socket, messages) {
                 Ok(accepted) => {
                     let whole = mutants::on("skip_after_partial_send");
@@ -131,7 +160,8 @@ impl Sender {
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => break,
                     Some(libc::ECONNREFUSED) if stale_errors < STALE_ERRORS_MAX => {
-                        stale_errors += 1
+                        stale_errors += 1;
+                        outcome.bounced |= connected;
                     }
                     code if self.counts[0] > 1 => {
                         suspect = Some((batch.waiting()[0].len, code));
@@ -147,6 +177,13 @@ impl Sender {
             }
         }
         outcome
+    }
+
+    /// Takes the destinations out of the first `messages`: with one, the host kernel would look for a route again.
+    fn unname(&mut self, messages: usize) {
+        for header in &mut self.headers[..messages] {
+            header.msg_hdr.msg_namelen = 0;
+        }
     }
 
     fn call(&mut self, socket: BorrowedFd<'_>, messages: usize) -> io::Result<usize> {

@@ -356,12 +356,12 @@ fn push(
 /// One worker's links to every worker for one service; none to itself.
 pub(crate) struct ServiceLinks(pub(crate) Vec<Option<(LinkIn, LinkOut)>>);
 
-/// Connects `workers` workers for one service; one element per worker.
+/// Connects `workers` workers for one service; one element per worker. Nothing of a proxy is handed over.
 pub(crate) fn links(workers: usize, service: &Service) -> Vec<ServiceLinks> {
     // Requests from a to b, and b's replies to them, have a region of their own.
     let mut near = BTreeMap::new();
     let mut far = BTreeMap::new();
-    for (a, b) in pairs(workers) {
+    for (a, b) in pairs(if service.upstream.is_some() { 0 } else { workers }) {
         let (from_a, at_b) = region(service);
         near.insert((a, b), from_a);
         far.insert((b, a), at_b);

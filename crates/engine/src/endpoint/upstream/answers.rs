@@ -1,0 +1,133 @@
+//! Answers of upstream servers: read in batches, shown to the chain, delivered to clients.
+
+use wire::DropReason;
+use wire::framing::Expects;
+use wire::nic::{Event, Nic, RxBatch};
+use wire::session::{Origin, Request};
+
+use super::flows::Ends;
+use crate::endpoint::set::Endpoints;
+use crate::schedule::Schedule;
+use crate::service::chain::ShownReply;
+use crate::turn::Turn;
+
+impl Endpoints {
+    /// Reads each socket of a flow that may have datagrams, once.
+    // Not inline: a worker without proxies does not come here.
+    #[inline(never)]
+    pub(crate) fn gather_upstream<N: Nic>(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
+        // The messages of the last receive call have been admitted: its buffers are used again while they are in the cache.
+        let mut rx = self.udp.take_rx();
+        let ready = turn.upstream.take_ready();
+        for (service, flow) in ready.iter().copied() {
+            let slot = usize::from(service);
+            let upstream = turn.services[slot].upstream.as_deref_mut();
+            let Some(entry) = upstream.and_then(|upstream| upstream.flows.get(flow)) else {
+                continue;
+            };
+            if !std::mem::take(&mut entry.is_ready) {
+                // The flow was closed, and its number belongs to another one.
+                continue;
+            }
+            let (key, origin) = (entry.key, entry.origin);
+            let mut bounced = std::mem::take(&mut entry.bounced);
+            let read = turn.nic.read_datagrams(key, &mut rx);
+            bounced |= read.bounced;
+            turn.busy();
+            let ended = self.take_answers(turn, slot, (flow, &origin), &rx);
+            if schedule.is_shared() {
+                schedule.charge_replies(slot, ended);
+            }
+            if bounced {
+                turn.refuse_flow(slot, flow);
+            }
+            if read.more {
+                turn.flow_event(Event::Readable(key), service, flow);
+            }
+        }
+        for (service, _) in ready.iter().copied() {
+            self.deliver_shown(turn, service.into());
+        }
+        turn.upstream.give_back(ready);
+        self.udp.put_rx(rx);
+    }
+
+    /// Takes the answers that one read brought. Returns how many requests they ended.
+    fn take_answers<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: usize,
+        (flow, origin): (u32, &Origin),
+        rx: &RxBatch,
+    ) -> u64 {
+        let now_ns = turn.now_ns;
+        let mut ended = 0;
+        for datagram in &rx.items {
+            let share = &mut turn.services[service];
+            let Some(upstream) = share.upstream.as_deref_mut() else { return ended };
+            match upstream.flows.answer(flow, now_ns) {
+                Ends::Late => share.count_lost(DropReason::BackendLate, 1),
+                Ends::Nothing => share.count_lost(DropReason::BackendUnasked, 1),
+                Ends::Request => {
+                    ended += 1;
+                    self.take_answer(turn, service, origin, rx.payload(datagram));
+                }
+            }
+        }
+        ended
+    }
+
+    /// Delivers an answer that has ended a request, or shows it to the chain.
+    fn take_answer<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: usize,
+        origin: &Origin,
+        answer: &[u8],
+    ) {
+        let share = &mut turn.services[service];
+        if answer.len() > share.max_reply_bytes {
+            return share.count_dropped_request(DropReason::ReplyTooLong);
+        }
+        let Some(chain) = share.chain.as_mut() else {
+            return self.answer_datagram(turn, service, origin, 0, answer);
+        };
+        if !chain.has_room(answer.len()) {
+            self.deliver_shown(turn, service);
+        }
+        let request = Request {
+            origin: *origin,
+            number: 0,
+            mqueue: 0,
+            len: 0,
+            received_ns: turn.now_ns,
+            expects: Expects::Reply,
+        };
+        if let Some(chain) = turn.services[service].chain.as_mut() {
+            chain.show_reply(ShownReply { request, sampled: false }, answer.len(), |bytes| {
+                bytes.copy_from_slice(answer);
+                true
+            });
+        }
+    }
+
+    /// Sends a reply to a datagram of this many bytes. A proxy limits the replies of a flow by all its requests.
+    pub(crate) fn answer_datagram<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: usize,
+        origin: &Origin,
+        request_len: u32,
+        reply: &[u8],
+    ) {
+        let flow = turn.services[service].upstream.as_deref_mut();
+        let flow = flow.and_then(|upstream| upstream.flows.find(origin));
+        let Some(flow) = flow else {
+            self.udp.answer(turn, origin, request_len, reply);
+            return;
+        };
+        let unspent = turn.unspent(service, flow);
+        let cost = self.udp.answer(turn, origin, unspent, reply);
+        turn.spend(service, flow, cost);
+    }
+}
