@@ -50,7 +50,7 @@ build: setup $(if $(wildcard /dev/nvidiactl),cuda-kernels-or-not)
 # The installed files work without the source tree: the command, which contains the headers of kernels; the libraries with their headers; the
 # documentation, in the same folders as here, so that links among these pages work. The unit is an example in the documentation, and not in systemd's folders,
 # because it names a user and a file that must exist first.
-PAGES = README.md LICENSE CHANGELOG.md docs/getting-started.md docs/kernels.md docs/python.md docs/configuration.md docs/operations.md docs/transfer.md docs/gpu.md \
+PAGES = README.md LICENSE CHANGELOG.md docs/getting-started.md docs/kernels.md docs/python.md docs/configuration.md docs/operations.md docs/proxy.md docs/transfer.md docs/gpu.md \
 	docs/serval.svg docs/demo-gpu.svg docs/grafana.json
 UNIT = docs/serval.service
 INTO = $(DESTDIR)$(PREFIX)
@@ -218,7 +218,7 @@ setup-memcached:
 
 # Real peers for the tests: stock clients and servers from Debian's packages.
 setup-test:
-	@tools/install-packages memcached sockperf python3-venv
+	@tools/install-packages memcached sockperf dnsmasq-base dnsperf python3-venv
 	@# Without this package one test is skipped with a message.
 	@-tools/install-packages strace
 

@@ -308,8 +308,16 @@ impl Service {
 
     /// A proxy in front of the server at `upstream`, with every optional field at its default.
     pub fn proxy(name: &str, listen: Vec<Listen>, upstream: SocketAddr) -> Self {
-        let proxy = Self { accelerators: Vec::new(), upstream: Some(upstream), ..Self::new(name, listen, "") };
-        Self { max_message_bytes: PROXY_MESSAGE_BYTES, max_reply_bytes: PROXY_MESSAGE_BYTES, ..proxy }
+        let proxy = Self {
+            accelerators: Vec::new(),
+            upstream: Some(upstream),
+            ..Self::new(name, listen, "")
+        };
+        Self {
+            max_message_bytes: PROXY_MESSAGE_BYTES,
+            max_reply_bytes: PROXY_MESSAGE_BYTES,
+            ..proxy
+        }
     }
 }
 

@@ -289,8 +289,11 @@ fn exposure_warning(topology: &Topology, metrics: Option<SocketAddr>) -> Option<
 
 /// The warning about arenas with room for fewer messages than there are slots. If all messages have the maximum
 /// length, or the arena was configured, the warning states the consequence; otherwise there is one conditional
-/// warning for the service, because messages of maximum length may be rare.
+/// warning for the service, because messages of maximum length may be rare. A proxy has no arenas.
 fn arena_warnings(service: &Service) -> Vec<String> {
+    if service.upstream.is_some() {
+        return Vec::new();
+    }
     let (name, slots, chosen) = (&service.name, service.slots, service.arena_bytes > 0);
     let (mut sentences, mut perhaps, mut arena) = (Vec::new(), Vec::new(), 0);
     let longest = service.max_message_bytes;

@@ -41,8 +41,8 @@ use std::sync::Arc;
 
 use libc::c_int;
 use wire::nic::{
-    Close, DatagramsRead, Event, Nic, NicCounters, NicError, PortIndex, Read, RxBatch, SendOutcome, StreamKey,
-    Transport, TxBatch, Written,
+    Close, DatagramsRead, Event, Nic, NicCounters, NicError, PortIndex, Read, RxBatch, SendOutcome,
+    StreamKey, Transport, TxBatch, Written,
 };
 
 pub use listen::OpenError;
@@ -333,7 +333,9 @@ impl SocketNic {
         let mut listeners = 0;
         for position in 0..count {
             match self.poller.event(position) {
-                (Source::Stream(key) | Source::DatagramStream(key), bits) => self.stream_events(key, bits, events),
+                (Source::Stream(key) | Source::DatagramStream(key), bits) => {
+                    self.stream_events(key, bits, events)
+                }
                 (Source::Listener(_), _) => listeners += 1,
                 (Source::Waker, _) if slept => self.poller.consume_wake(),
                 (Source::Waker | Source::WakeFd, _) => {}

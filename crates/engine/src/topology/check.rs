@@ -183,6 +183,8 @@ impl Topology {
         found("accelerator", without(!service.accelerators.is_empty(), ", which runs no kernel"));
         found("backend", without(!service.backends.is_empty(), ", which runs no kernel"));
         found("listen", without(!service.memory_ports.is_empty(), " where it names shm:// ports"));
+        let streams = service.listen.iter().any(|listen| listen.transport == Transport::Tcp);
+        found("listen", without(streams, " where it names tcp:// ports"));
         found("replies", without(service.replies == Replies::None, " where it is \"none\""));
         let most = u64::from(MESSAGE_BYTES_MAX);
         let (request, reply) = (service.max_message_bytes, service.max_reply_bytes);

@@ -3,6 +3,7 @@
 use engine::topology::{PROXY_MESSAGE_BYTES, Service};
 use mqueue::abi::MESSAGE_BYTES_MAX;
 use wire::framing::Framing;
+use wire::nic::Transport;
 
 use super::address;
 use super::diagnostic::Problem;
@@ -34,7 +35,11 @@ const FIELDS: &[&str] = &["max_message_bytes", "request_timeout_ms", "upstream_f
 pub(super) const OF_PROXIES: &[&str] = &["upstream_flows"];
 
 /// Reads what is left of a service with an upstream server.
-pub(super) fn read(report: &mut Report<'_>, section: &mut Section<'_>, service: Service) -> Service {
+pub(super) fn read(
+    report: &mut Report<'_>,
+    section: &mut Section<'_>,
+    service: Service,
+) -> Service {
     let example = "\"127.0.0.1:11211\"";
     let given = section.text(report, "upstream", example);
     let upstream = given.and_then(|(text, span)| {
@@ -50,6 +55,10 @@ pub(super) fn read(report: &mut Report<'_>, section: &mut Section<'_>, service: 
         let what = "a proxy has no shm:// ports";
         let right = "listen at udp:// and tcp://, which is how its server is asked";
         report.problem(Problem::new(section.place("listen"), what, right));
+    }
+    if proxy.listen.iter().any(|listen| listen.transport == Transport::Tcp) {
+        let what = "a proxy has no tcp:// ports yet";
+        report.problem(Problem::new(section.place("listen"), what, "listen at udp:// only"));
     }
     proxy.framing = framing;
     if framing == Framing::LengthU16 {

@@ -9,9 +9,9 @@ use libc::c_int;
 use wire::nic::{Close, Event, NicError, Read, StreamKey, Transport, Written};
 
 use super::SocketOptions;
-use super::udp_send::Segmentation;
 use super::address::RawAddress;
 use super::listen::{local_address, set_buffers, socket};
+use super::udp_send::Segmentation;
 use crate::os::{check, check_size, int_option, interrupted, set_option};
 
 /// Keys are indices into a table, so they are bounded.

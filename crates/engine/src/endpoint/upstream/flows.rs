@@ -152,7 +152,8 @@ impl Flows {
         if !self.free.is_empty() {
             return Ok(());
         }
-        let first = |list: List| Some(self.lists[list as usize].first).filter(|first| *first != NIL);
+        let first =
+            |list: List| Some(self.lists[list as usize].first).filter(|first| *first != NIL);
         Err(first(List::Idle).or(first(List::Unanswered)))
     }
 
@@ -222,7 +223,8 @@ impl Flows {
             entry.late -= u32::from(late);
             return if late { Ends::Late } else { Ends::Nothing };
         }
-        let oldest = (1..=COUNTS as u64).map(|ago| ((entry.quarter + ago) % COUNTS as u64) as usize);
+        let oldest =
+            (1..=COUNTS as u64).map(|ago| ((entry.quarter + ago) % COUNTS as u64) as usize);
         if let Some(count) = oldest.into_iter().find(|count| entry.asked[*count] > 0) {
             entry.asked[count] -= 1;
         }
@@ -361,6 +363,161 @@ impl Flows {
         match self.get(next) {
             None => self.lists[list].last = previous,
             Some(next) => next.previous = previous,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn origin(client: u16) -> Origin {
+        let peer = SocketAddr::from(([10, 0, (client >> 8) as u8, client as u8], 1));
+        Origin::Datagram { port: 0, peer, local: None }
+    }
+
+    /// The same table, without its lists and counts.
+    #[derive(Default)]
+    struct Model {
+        /// By client: when its requests in flight were sent, whether it was ever answered, since when it is in its list.
+        flows: HashMap<u16, (Vec<u64>, bool, u64)>,
+        changes: u64,
+    }
+
+    impl Model {
+        fn victim(&self) -> Option<u16> {
+            let first = |wanted: fn(&(Vec<u64>, bool, u64)) -> bool| {
+                let of_list = self.flows.iter().filter(|(_, flow)| wanted(flow));
+                of_list.min_by_key(|(_, flow)| flow.2).map(|(client, _)| *client)
+            };
+            first(|flow| flow.0.is_empty()).or_else(|| first(|flow| !flow.1))
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Ask(u16),
+        Answer(u16),
+        Refuse(u16),
+        Pass(u64),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let client = 0u16..8;
+        let step = prop_oneof![
+            4 => client.clone().prop_map(Step::Ask),
+            3 => client.clone().prop_map(Step::Answer),
+            1 => client.prop_map(Step::Refuse),
+            2 => (0u64..300).prop_map(Step::Pass),
+        ];
+        prop::collection::vec(step, 1..200)
+    }
+
+    const TIMEOUT_NS: u64 = 400;
+    const MAX: u32 = 4;
+
+    proptest! {
+        #[test]
+        fn the_table_is_what_a_simple_model_says(steps in steps()) {
+            let mut flows = Flows::new(MAX, TIMEOUT_NS);
+            let mut model = Model::default();
+            let mut now_ns = 1_000_000;
+            for step in steps {
+                model.changes += 1;
+                let at = model.changes;
+                match step {
+                    Step::Ask(client) => {
+                        let flow = match flows.find(&origin(client)) {
+                            Some(flow) => flow,
+                            None => {
+                                prop_assert!(!model.flows.contains_key(&client));
+                                if let Err(victim) = flows.room() {
+                                    let expected = model.victim();
+                                    let found = victim.and_then(|v| flows.get(v).map(|f| f.origin));
+                                    prop_assert_eq!(found, expected.map(origin));
+                                    let (Some(victim), Some(expected)) = (victim, expected) else {
+                                        continue;
+                                    };
+                                    let (_, in_flight) = flows.close(victim).unwrap();
+                                    let (lost, ..) = model.flows.remove(&expected).unwrap();
+                                    prop_assert_eq!(in_flight as usize, lost.len());
+                                }
+                                model.flows.insert(client, (Vec::new(), false, at));
+                                flows.open(origin(client), 7, now_ns)
+                            }
+                        };
+                        let expired = flows.ask(flow, 1, 10, now_ns);
+                        let (asked, _, since) = model.flows.get_mut(&client).unwrap();
+                        prop_assert!(expired as usize <= asked.len());
+                        asked.drain(..expired as usize);
+                        // It may have been idle for a moment; then it is at the end of its list.
+                        *since = if asked.is_empty() { at } else { *since };
+                        asked.push(now_ns);
+                    }
+                    Step::Answer(client) => {
+                        let Some(flow) = flows.find(&origin(client)) else { continue };
+                        let (asked, answered, since) = model.flows.get_mut(&client).unwrap();
+                        let ends = flows.answer(flow, now_ns);
+                        prop_assert_eq!(ends == Ends::Request, !asked.is_empty());
+                        let was = (asked.is_empty(), *answered);
+                        if !asked.is_empty() {
+                            asked.remove(0);
+                            *since = if was != (asked.is_empty(), true) { at } else { *since };
+                        }
+                        *answered = true;
+                    }
+                    Step::Refuse(client) => {
+                        let Some(flow) = flows.find(&origin(client)) else { continue };
+                        let (asked, _, since) = model.flows.get_mut(&client).unwrap();
+                        prop_assert_eq!(flows.give_up(flow, 0) as usize, asked.len());
+                        *since = if asked.is_empty() { *since } else { at };
+                        asked.clear();
+                    }
+                    Step::Pass(ns) => {
+                        now_ns += ns;
+                        let before = flows.in_flight();
+                        let expired = flows.expire(now_ns);
+                        prop_assert_eq!(flows.in_flight(), before - expired);
+                        // Idle at the same moment: in the order of the lists that they were in.
+                        let mut ended: Vec<u16> = Vec::new();
+                        for answered in [false, true] {
+                            let mut of_list: Vec<_> = model.flows.iter().collect();
+                            of_list.retain(|(_, f)| f.1 == answered && !f.0.is_empty());
+                            of_list.sort_by_key(|(_, flow)| flow.2);
+                            ended.extend(of_list.iter().map(|(client, _)| **client));
+                        }
+                        let mut gone = 0;
+                        for client in ended {
+                            let flow = flows.find(&origin(client)).unwrap();
+                            let left = flows.get(flow).unwrap().in_flight as usize;
+                            let (asked, _, since) = model.flows.get_mut(&client).unwrap();
+                            let expired = asked.len() - left;
+                            gone += expired as u64;
+                            for asked_ns in asked.drain(..expired) {
+                                prop_assert!(now_ns - asked_ns > TIMEOUT_NS, "too early");
+                            }
+                            for asked_ns in &*asked {
+                                prop_assert!(now_ns - asked_ns <= TIMEOUT_NS * 5 / 4, "too late");
+                            }
+                            if left == 0 {
+                                model.changes += 1;
+                                *since = model.changes;
+                            }
+                        }
+                        prop_assert_eq!(gone, expired);
+                    }
+                }
+                let in_flight: usize = model.flows.values().map(|flow| flow.0.len()).sum();
+                prop_assert_eq!(flows.in_flight(), in_flight as u64);
+            }
+            while let Some(flow) = flows.any() {
+                flows.close(flow);
+            }
+            prop_assert_eq!((flows.in_flight(), flows.free.len()), (0, MAX as usize));
         }
     }
 }
