@@ -310,7 +310,7 @@ impl UdpPorts {
         udp.answer(turn, port, (peer, local, request_len), reply)
     }
 
-    /// The receive buffers, for somebody who reads while no port is read; they come back with [`Self::put_rx`].
+    /// The receive buffers, for another endpoint while no port is read; [`Self::put_rx`] returns them.
     pub(crate) fn take_rx(&mut self) -> RxBatch {
         std::mem::replace(&mut self.rx, RxBatch::new(0, 0))
     }

@@ -167,19 +167,28 @@ fn held_back_datagrams_leave_in_order() {
         push(&mut tx, seed % 4, seed, seed % 4 < 2 || seed % 4 == 2 && seed < 36);
     }
     tx.set_may_defer(true);
-    assert_eq!(from.send(0, &mut tx), SendOutcome { sent: 20, refused: 0, kept: 20 });
+    assert_eq!(
+        from.send(0, &mut tx),
+        SendOutcome { sent: 20, refused: 0, kept: 20, bounced: false }
+    );
     for client in 0..4 {
         let due = if client < 2 { Vec::new() } else { patterns(&mut (client..40).step_by(4)) };
         assert_eq!(arrived(client), due, "client {client}");
     }
     // The last reply takes the ones held back with it.
     push(&mut tx, 0, 40, false);
-    assert_eq!(from.send(0, &mut tx), SendOutcome { sent: 11, refused: 0, kept: 10 });
+    assert_eq!(
+        from.send(0, &mut tx),
+        SendOutcome { sent: 11, refused: 0, kept: 10, bounced: false }
+    );
     assert_eq!(arrived(0), patterns(&mut (0..=40).step_by(4)));
     assert_eq!(arrived(1), patterns(&mut std::iter::empty()));
     // A batch that is not patient sends everything.
     tx.set_may_defer(false);
-    assert_eq!(from.send(0, &mut tx), SendOutcome { sent: 10, refused: 0, kept: 0 });
+    assert_eq!(
+        from.send(0, &mut tx),
+        SendOutcome { sent: 10, refused: 0, kept: 0, bounced: false }
+    );
     assert_eq!(arrived(1), patterns(&mut (1..40).step_by(4)));
     assert!(tx.is_empty());
 }
