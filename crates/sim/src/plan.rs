@@ -60,6 +60,8 @@ pub struct Plan {
     pub restarts: Vec<Restart>,
     /// Before a drain that is not early, everything must serve again.
     pub probe: bool,
+    /// The probe does not wait until workers know the others' credit: for a test that shows why it waits.
+    pub hasty_probe: bool,
     /// How long the drain may take, in nanoseconds.
     pub drain_ns: u64,
     /// For each service, whether its accelerators and backends are sound.
@@ -126,13 +128,10 @@ impl Plan {
                 polling: rng.pick(&[Polling::Spin, Polling::Adaptive, Polling::Block]),
                 ..EngineSettings::default()
             },
-            limits: limits(&mut rng),
+            limits: limits(seed),
             accelerators,
             services,
         };
-        let mut topology = topology;
-        let mut own = Rng::new(seed ^ 0x5043);
-        topology.limits.udp_privileged_sources = own.pick(&[None, Some(true), Some(false)]);
         let setup = Setup {
             honest_backends: backend_behaviours
                 .iter()
@@ -164,6 +163,7 @@ impl Plan {
             reloads: Vec::new(),
             restarts: Vec::new(),
             probe: rng.chance(500),
+            hasty_probe: false,
             drain_ns: rng.pick(&[0, 5 * MS, 3000 * MS]),
             sound: (0..count).map(|s| faulty != Some(s)).collect(),
             setup,
@@ -423,14 +423,21 @@ impl Plan {
     }
 }
 
-fn limits(rng: &mut Rng) -> Limits {
+/// A generator for each limit, so that a new limit leaves the plans of all seeds otherwise as they are.
+fn limits(seed: u64) -> Limits {
+    let limit = |name: &str| Rng::named(seed, &format!("limits.{name}"));
     Limits {
-        connections: rng.pick(&[2, 16, 200]),
-        pipelined: rng.pick(&[1, 2, 8, 64, 1000]),
-        idle_ms: rng.pick(&[30, 60_000]),
-        slow_client_ms: rng.pick(&[20, 500]),
-        udp_reply_ratio: rng.pick(&[None, Some(0), Some(3)]),
-        early_reply_bytes: rng.pick(&[0, 300, 64 << 20]),
+        connections: limit("connections").pick(&[2, 16, 200]),
+        pipelined: limit("pipelined").pick(&[1, 2, 8, 64, 1000]),
+        idle_ms: limit("idle_ms").pick(&[30, 60_000]),
+        slow_client_ms: limit("slow_client_ms").pick(&[20, 500]),
+        udp_reply_ratio: limit("udp_reply_ratio").pick(&[None, Some(0), Some(3)]),
+        udp_privileged_sources: limit("udp_privileged_sources").pick(&[
+            None,
+            Some(true),
+            Some(false),
+        ]),
+        early_reply_bytes: limit("early_reply_bytes").pick(&[0, 300, 64 << 20]),
         ..Limits::default()
     }
 }
@@ -457,9 +464,9 @@ fn faults(rng: &mut Rng) -> Faults {
 }
 
 fn framing(rng: &mut Rng) -> Framing {
+    let all = Framing::all(100).map(|framing| (framing.to_string(), framing));
     // The largest grammar, twice as often.
-    let all: Vec<Framing> = Framing::all(100).chain([Framing::Memcached]).collect();
-    rng.pick(&all)
+    rng.pick_named(all.chain([("memcached, again".to_owned(), Framing::Memcached)]))
 }
 
 fn service(
@@ -533,7 +540,7 @@ fn backend(rng: &mut Rng, index: usize) -> BackendSpec {
     let transport = rng.pick(&[Transport::Tcp, Transport::Tcp, Transport::Udp]);
     // The end of an answer must be recognisable.
     let all = Framing::all(64).filter(|framing| framing.delimits() != Delimits::Nothing);
-    let framing = rng.pick(&all.collect::<Vec<_>>());
+    let framing = rng.pick_named(all.map(|framing| (framing.to_string(), framing)));
     let address = SocketAddr::from(([203, 0, 113, 1 + index as u8], 11_211));
     let mut backend = BackendSpec::new("store", transport, address, framing);
     backend.connections = rng.between(1, 3) as u32;

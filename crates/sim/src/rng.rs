@@ -11,6 +11,11 @@ impl Rng {
         Self(seed)
     }
 
+    /// The generator of one decision about a seed, independent of all others: a new decision changes no other one.
+    pub fn named(seed: u64, decision: &str) -> Self {
+        Self(mix(seed ^ hash(decision)))
+    }
+
     /// An independent generator.
     pub fn fork(&mut self) -> Self {
         Self(self.draw())
@@ -43,12 +48,27 @@ impl Rng {
         choices[self.below(choices.len() as u64) as usize]
     }
 
+    /// One of `choices`, which is not empty, by their names: the one with the highest hash (Thaler and Ravishankar, "Using
+    /// name-based mappings to increase hit rates", 1998). A further choice takes its own share of the draws; the
+    /// others stay as they are.
+    pub fn pick_named<T>(&mut self, choices: impl IntoIterator<Item = (String, T)>) -> T {
+        let draw = self.draw();
+        let highest = choices.into_iter().max_by_key(|(name, _)| mix(draw ^ hash(name)));
+        highest.expect("there are choices").1
+    }
+
     /// Shuffles `items`.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             items.swap(i, self.below(i as u64 + 1) as usize);
         }
     }
+}
+
+/// A hash of a name (FNV-1a, spread).
+fn hash(name: &str) -> u64 {
+    let step = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    mix(name.bytes().fold(0xcbf2_9ce4_8422_2325, step))
 }
 
 /// Spreads every bit of `x` over the result (the finisher of splitmix64).
@@ -80,5 +100,31 @@ mod tests {
         assert!((0..1000).all(|_| !rng.chance(0) && rng.chance(1000)));
         let hits = (0..10_000).filter(|_| rng.chance(250)).count();
         assert!((2300..2700).contains(&hits), "{hits}");
+    }
+
+    #[test]
+    fn a_new_choice_takes_its_own_share_and_moves_no_other() {
+        let names = ["raw", "fixed:100", "line", "memcached"];
+        let (mut few, mut many) = (Rng::new(7), Rng::new(7));
+        let mut taken = [0; 5];
+        for _ in 0..10_000 {
+            let named = |names: &[&'static str]| {
+                names.iter().map(|name| ((*name).to_owned(), *name)).collect::<Vec<_>>()
+            };
+            let before = few.pick_named(named(&names));
+            let after = many.pick_named(named(&[&names[..2], &["new"], &names[2..]].concat()));
+            assert!(after == before || after == "new", "{before} became {after}");
+            let place = names.iter().position(|name| *name == after).unwrap_or(4);
+            taken[place] += 1;
+        }
+        assert!(taken.iter().all(|count| (1800..2200).contains(count)), "{taken:?}");
+    }
+
+    #[test]
+    fn decisions_do_not_depend_on_each_other() {
+        let first = |seed, name| Rng::named(seed, name).draw();
+        assert_eq!(first(1, "limits.pipelined"), first(1, "limits.pipelined"));
+        assert_ne!(first(1, "limits.pipelined"), first(1, "limits.idle_ms"));
+        assert_ne!(first(1, "limits.pipelined"), first(2, "limits.pipelined"));
     }
 }

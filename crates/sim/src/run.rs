@@ -93,13 +93,22 @@ pub fn simulate_with<N: Nic<Socket = SimSocket, Port = ()>>(
     wrap: impl Fn(SimNic) -> N,
 ) -> Result<Report, Violation> {
     let case = case.into();
-    let run = || Run::new(case.plan(), trace, wrap).go();
-    let outcome = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+    let plan = case.plan();
+    simulate_plan(plan, trace, wrap).map_err(|(at_ns, text)| Violation { case, at_ns, text })
+}
+
+/// Runs a plan that no seed has; an error is the time in nanoseconds and the description.
+pub fn simulate_plan<N: Nic<Socket = SimSocket, Port = ()>>(
+    plan: Plan,
+    trace: bool,
+    wrap: impl Fn(SimNic) -> N,
+) -> Result<Report, (u64, String)> {
+    let run = || Run::new(plan, trace, wrap).go();
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
         Err((0, format!("panicked: {}", text.unwrap_or_default())))
-    });
-    outcome.map_err(|(at_ns, text)| Violation { case, at_ns, text })
+    })
 }
 
 /// A run in progress.

@@ -3,7 +3,7 @@
 mod scene;
 
 use engine::PAUSE_NS;
-use engine::topology::{Listen, Service, Topology};
+use engine::topology::{Listen, Replies, Service, Topology};
 use scene::{MS, request, script};
 use sim::ConnId;
 use sim::accelerator::Behaviour;
@@ -324,6 +324,32 @@ fn a_stuck_service_is_let_go_after_its_time() {
     let counted = stage.world.metrics.service(CHANGES);
     assert_eq!((counted.replied, stage.world.in_flight(CHANGES)), (0, 0));
     assert!(counted.dropped(DropReason::DrainTimeout) > 0);
+}
+
+/// A service without replies is replaced while its kernel has unread messages: they are dropped, and not counted again
+/// when the kernel reads them before it stops.
+#[test]
+fn what_is_dropped_unread_is_counted_once() {
+    for seed in 0..20 {
+        let mut stage = Stage::new(1, seed, true);
+        let mut topology = topology(1);
+        topology.services[CHANGES].replies = Replies::None;
+        topology.services[CHANGES].mqueues = 1;
+        let mut setup = Setup::sound(topology);
+        setup.behaviours[CHANGES] =
+            Behaviour { remote: true, delay_ns: (MS / 5, MS / 5), ..Behaviour::default() };
+        stage.world = World::build(&setup, |nic| nic);
+        (0..4).for_each(|_| stage.ask(CHANGES));
+        stage.world.run(10, 10_000);
+        let unread = stage.world.in_flight(CHANGES);
+        assert!(unread > 0, "the kernel has read everything before the change");
+        let spec = stage.world.topology().services[CHANGES].clone();
+        stage.world.put(spec, CHANGES, Keeps::all(true), 0);
+        stage.change_in_steps(|_| {});
+        let counted = stage.world.metrics.service(CHANGES);
+        assert!(counted.dropped(DropReason::DrainTimeout) > 0, "{counted:?}");
+        assert_eq!(counted.consumed + counted.dropped_requests(), 4, "{counted:?}");
+    }
 }
 
 /// Resources that are not released (because another worker is not run) do not affect workers that have released theirs.

@@ -2,7 +2,9 @@
 
 use sim::campaign::{Campaign, Totals};
 use sim::case::Case;
-use sim::run::simulate;
+use sim::plan::Plan;
+use sim::run::{simulate, simulate_plan};
+use wire::nic::Transport;
 
 fn hold(first: u64, seeds: u64, jobs: usize) -> Totals {
     let totals = Campaign { jobs, ..Campaign::new(first, seeds) }.run(|_| {});
@@ -21,33 +23,33 @@ fn seeds_hold_and_reach_everything() {
     assert_eq!(totals.unreached(), [""; 0]);
 }
 
-/// In this run the first datagram after the faults arrives at a worker without mqueues of its own, which sheds it
-/// unless it knows about the restarted ones.
+/// The first datagram after the faults may arrive at a worker without mqueues of its own, which sheds it unless it knows
+/// about the restarted ones. One plan in 60 of these shows it. No seed is pinned: when plans change, the situation moves to
+/// other seeds, and a pinned one would pass without it.
 #[test]
 fn a_probe_waits_until_workers_know_the_others_credit() {
-    let held = simulate(9711, false);
-    assert!(held.is_ok(), "{held:?}");
-}
-
-/// In these runs clients leave requests behind for which a block still has to ask a backend that owes earlier answers;
-/// new requests meanwhile find no credit, or no time. In the second run the block is between two of them
-/// at the time of the check.
-#[test]
-fn a_probe_waits_until_requests_of_old_clients_have_ended() {
-    for seed in [86_126, 176_886] {
-        let held = simulate(seed, false);
-        assert!(held.is_ok(), "{held:?}");
-    }
-}
-
-/// In these runs a service without replies is replaced while its kernel has unread messages; messages dropped
-/// then were counted a second time when the kernel read them.
-#[test]
-fn what_is_given_up_unread_is_counted_once() {
-    for seed in [617_215, 263_166, 380_139] {
-        let held = simulate(seed, false);
-        assert!(held.is_ok(), "{held:?}");
-    }
+    let plan = |seed| {
+        let mut plan = Plan::of_seed(seed);
+        plan.turns = plan.turns.min(300);
+        plan
+    };
+    let fits = |plan: &Plan| {
+        let topology = &plan.setup.topology;
+        let mut restarted = topology.services.iter().zip(&plan.sound).filter(|(_, sound)| !**sound);
+        let without_mqueues = restarted.any(|(service, _)| {
+            (service.mqueues as usize) < topology.engine.workers
+                && service.listen.iter().any(|listen| listen.transport == Transport::Udp)
+        });
+        plan.probe && plan.drain_at.is_none() && without_mqueues
+    };
+    let needs_the_wait = |seed: &u64| {
+        let hasty = Plan { hasty_probe: true, ..plan(*seed) };
+        simulate_plan(hasty, false, |nic| nic).is_err()
+    };
+    let seeds = (1..).filter(|seed| fits(&plan(*seed)));
+    let seed = seeds.take(1000).find(needs_the_wait).expect("a plan in which the wait matters");
+    let held = simulate_plan(plan(seed), false, |nic| nic);
+    assert!(held.is_ok(), "seed {seed}: {held:?}");
 }
 
 #[test]
