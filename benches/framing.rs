@@ -12,22 +12,16 @@ const BYTES: usize = 64;
 
 /// Each framing with a request of its own and a reply.
 fn cases() -> Vec<(Framing, Vec<u8>, Vec<u8>)> {
-    let bytes = vec![b'x'; BYTES];
-    let mut sockperf = vec![0; BYTES];
-    // A sockperf message that requests a reply; the length is that of the whole message.
-    sockperf[8..10].copy_from_slice(&3_u16.to_be_bytes());
-    sockperf[10..14].copy_from_slice(&(BYTES as u32).to_be_bytes());
-    let value = format!("VALUE key 0 {BYTES}\r\n{}\r\nEND\r\n", "x".repeat(BYTES));
-    let plain = |framing| (framing, bytes.clone(), bytes.clone());
-    vec![
-        plain(Framing::Raw),
-        plain(Framing::Fixed(BYTES as u32)),
-        plain(Framing::LengthU16),
-        plain(Framing::LengthU32),
-        plain(Framing::Line),
-        (Framing::Sockperf, sockperf.clone(), sockperf),
-        (Framing::Memcached, b"get some_key_of_usual_length\r\n".to_vec(), value.into_bytes()),
-    ]
+    let bytes = [b'x'; BYTES];
+    let case = |framing: Framing| {
+        let request = match framing {
+            // More common than the `set` of its sample.
+            Framing::Memcached => b"get some_key_of_usual_length\r\n".to_vec(),
+            _ => framing.sample_request(&bytes),
+        };
+        (framing, request, framing.sample_reply(&bytes))
+    };
+    Framing::all(BYTES as u32).map(case).collect()
 }
 
 fn parse(c: &mut Criterion) {

@@ -72,7 +72,8 @@ struct Scene<'a> {
 /// Whether a service may have lost something for a reason so far.
 type Cause = fn(&Scene<'_>) -> bool;
 
-/// The drop reasons that can occur in simulated services. A reason that is missing here has no cause in any plan.
+/// The drop reasons that a random plan can cause, each with the plans that do. A run in which another reason occurs is
+/// a violation, and a campaign in which one of these never occurs has a gap ([`crate::campaign::Totals::unreached`]).
 const CAUSES: &[(DropReason, Cause)] = {
     use DropReason as R;
     &[
@@ -128,6 +129,15 @@ const CAUSES: &[(DropReason, Cause)] = {
         (R::BackendMismatch, |s| s.is_faulty() && s.backends() || s.has_late_datagrams()),
     ]
 };
+
+/// The reasons that no random plan causes; tests with a scene of their own provoke them.
+#[cfg(test)]
+const NOT_IN_PLANS: &[DropReason] = &[
+    DropReason::FunctionDrop,
+    DropReason::FunctionFailed,
+    DropReason::UpstreamRefused,
+    DropReason::UpstreamFlows,
+];
 
 /// Whether any plan can cause a loss for this reason.
 pub(crate) fn is_ever_caused(reason: DropReason) -> bool {
@@ -240,5 +250,20 @@ impl Scene<'_> {
             && (self.streams() || !spec.memory_ports.is_empty())
             && matches!(spec.dispatch, Dispatch::FlowHash | Dispatch::KeyHash(_))
             && self.now_ns >= spec.request_timeout_ms * MS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reason_has_a_cause_or_is_known_to_have_none() {
+        for reason in DropReason::ALL {
+            let causes = CAUSES.iter().filter(|(caused, _)| caused == reason).count();
+            let none = NOT_IN_PLANS.iter().filter(|other| *other == reason).count();
+            let name = reason.name();
+            assert_eq!(causes + none, 1, "{name} must be either in CAUSES or in NOT_IN_PLANS");
+        }
     }
 }

@@ -17,13 +17,30 @@
 //! reused. Clients read a code that they do not know as [`ReportedReason::Other`], so a new reason
 //! takes the next free code and needs no new version of any protocol.
 //!
-//! The table below is the only place that lists reasons. `cargo xtask gen-abi` writes the C client's
-//! names and the table of docs/operations.md from it.
+//! The table below lists every reason with all that depends on it; `crates/sim/src/causes.rs` says which reasons a random
+//! plan of the simulator can cause. There is no other list. `cargo xtask gen-abi` writes the C client's names and the
+//! table of docs/operations.md.
 
-/// `Variant = code, "name", Scope, "what the operator does about it";` below the documentation, which
-/// says what happened.
+use crate::framing::ErrorReply;
+
+/// What a client gets whose protocol has error replies. A connection's client gets none for a message that it did not
+/// send, nor for one that was not recognised.
+macro_rules! error_reply {
+    ($scope:ident $reply:ident) => {
+        ErrorReply::$reply
+    };
+    (Request) => {
+        compile_error!("a reason of scope Request names the error reply of its client")
+    };
+    ($scope:ident) => {
+        ErrorReply::Failed
+    };
+}
+
+/// `Variant = code, "name", Scope(ErrorReply), "what the operator does about it";` below the documentation, which
+/// says what happened. The error reply is what the client of a lost request gets; see [`ErrorReply`].
 macro_rules! drop_reasons {
-    ($( $(#[doc = $doc:literal])+ $variant:ident = $code:literal, $name:literal, $scope:ident, $advice:literal; )+) => {
+    ($( $(#[doc = $doc:literal])+ $variant:ident = $code:literal, $name:literal, $scope:ident $(($reply:ident))?, $advice:literal; )+) => {
         /// One reason for which a message can be lost. See the module's text for scopes and codes.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u8)]
@@ -51,6 +68,11 @@ macro_rules! drop_reasons {
             /// What kind of message the reason ends.
             pub const fn scope(self) -> DropScope {
                 match self { $( Self::$variant => DropScope::$scope, )+ }
+            }
+
+            /// What the client of a lost request gets, if its protocol has error replies.
+            pub const fn error_reply(self) -> ErrorReply {
+                match self { $( Self::$variant => error_reply!($scope $($reply)?), )+ }
             }
 
             /// What happened: one sentence for the operator.
@@ -103,7 +125,7 @@ drop_reasons! {
         "A client sends datagrams longer than any message. There is nothing to do on the server.";
     /// Bytes of a TCP stream that break the port's framing; the connection is closed, unless the
     /// framing can tell where the next message begins.
-    BadFraming = 2, "bad_framing", Intake,
+    BadFraming = 2, "bad_framing", Intake(BadCommand),
         "The client and `framing` do not agree, or a program that is not a client of this service \
          connects to the port. `--tap` records the traffic for Wireshark.";
     /// A connection was refused because `limits.connections` are open.
@@ -126,105 +148,105 @@ drop_reasons! {
          `limits.udp_privileged_sources = true`.";
 
     /// The message is longer than the service's `max_message_bytes`.
-    TooLong = 5, "too_long", Request,
+    TooLong = 5, "too_long", Request(TooLong),
         "Raise `max_message_bytes`, or correct the client.";
     /// The message is shorter than the function or dispatch key needs.
-    TooShort = 6, "too_short", Request,
+    TooShort = 6, "too_short", Request(BadCommand),
         "The client sends less than the kernel or `key` needs: correct the client or `key`.";
     /// No mqueue of the service had credit: the accelerator is saturated.
-    NoCredit = 7, "no_credit", Request,
+    NoCredit = 7, "no_credit", Request(OutOfCapacity),
         "Requests arrive faster than the kernel answers them. Use more `mqueues` or `slots` for \
          bursts, another accelerator for a lasting load, and a larger `arena_bytes` if messages \
          are longer than 1.5 KiB (`serval check-config` warns).";
     /// No accelerator serves the mqueue (absent, detached or dead).
-    NoAccelerator = 8, "no_accelerator", Request,
+    NoAccelerator = 8, "no_accelerator", Request(OutOfCapacity),
         "No runtime is attached. `serval_accelerator_up` and `serval_accelerator_last_end` say \
          since when and why, the log says more. With `launch = \"external\"` start one: `serval \
          attach`.";
     /// The request waited in the queue longer than `queue_us_max`.
-    QueueTime = 9, "queue_time", Request,
+    QueueTime = 9, "queue_time", Request(OutOfCapacity),
         "As for `no_credit`: the accelerator cannot answer the load within `queue_us_max`.";
     /// No reply within `request_timeout_ms`.
-    RequestTimeout = 10, "request_timeout", Request,
+    RequestTimeout = 10, "request_timeout", Request(Timeout),
         "The kernel, or a backend that it asks, takes longer than `request_timeout_ms`. Look at \
          `serval_stage_duration_seconds` and `serval_backend_timeouts_total`.";
     /// The kernel dropped the message: its length is not one it accepts.
-    BadLength = 11, "bad_length", Request,
+    BadLength = 11, "bad_length", Request(BadCommand),
         "The client sends a length that the kernel does not accept. Built-in kernels: \
          [configuration.md](configuration.md#built-in-kernels).";
     /// The kernel dropped the message for a reason of its own.
-    KernelDrop = 12, "kernel_drop", Request,
+    KernelDrop = 12, "kernel_drop", Request(Failed),
         "The kernel's own decision; its documentation says when.";
     /// The kernel's reply is longer than `max_reply_bytes`, or than the transport can carry.
-    ReplyTooLong = 13, "reply_too_long", Request,
+    ReplyTooLong = 13, "reply_too_long", Request(Failed),
         "Raise `max_reply_bytes` (by default `max_message_bytes`). Datagrams carry at most 65 507 \
          bytes: use TCP for longer replies.";
     /// The reply would exceed `udp_reply_ratio` times the request of an unverified UDP source.
-    ReplyRatio = 14, "reply_ratio", Request,
+    ReplyRatio = 14, "reply_ratio", Request(Failed),
         "Expected where a reply is much longer than its request. Use TCP, or raise \
          `limits.udp_reply_ratio` where the network is trusted.";
     /// The framing cannot carry the reply (a line ending inside a line, not a memcached response).
-    ReplyUnframable = 15, "reply_unframable", Request,
+    ReplyUnframable = 15, "reply_unframable", Request(Failed),
         "The kernel's replies do not fit `framing`: correct one of them.";
     /// The client's connection was gone when its reply came or while the reply was being written.
-    ClientGone = 16, "client_gone", Request,
+    ClientGone = 16, "client_gone", Request(Failed),
         "Expected from clients that close before they have received their replies.";
     /// A client accepted no bytes for `limits.slow_client_ms`; its connection is closed.
-    SlowClient = 17, "slow_client", Request,
+    SlowClient = 17, "slow_client", Request(Failed),
         "A client does not read. Correct it, or raise `limits.slow_client_ms`.";
     /// The bounded memory for early replies of ordered connections is used up.
-    ReplyMemory = 18, "reply_memory", Request,
+    ReplyMemory = 18, "reply_memory", Request(OutOfCapacity),
         "Many early replies wait for a slow one before them. Set `ordered = false` if clients can \
          tell replies apart, or lower `limits.pipelined`.";
     /// The host kernel refused to send the reply.
-    SendFailed = 19, "send_failed", Request,
+    SendFailed = 19, "send_failed", Request(Failed),
         "Often a missing route, a firewall, or a socket buffer that stays full. `--tap` shows \
          what was sent.";
     /// The mqueue was declared dead: its ring words are impossible, or its block ended early.
-    MqueueDead = 20, "mqueue_dead", Request,
+    MqueueDead = 20, "mqueue_dead", Request(Failed),
         "The log names the service and the block. The mqueue stays dead until its runtime \
-         (`process`, `cuda`) or the engine (`cpu`) restarts. The cause is a bug of the kernel \
+         restarts, or the engine if the kernel runs inside it (`cpu`). The cause is a bug of the kernel \
          (`contract`: see `kernel.h`) or of Serval: please report the latter.";
     /// The accelerator's runtime ended while the request was with it.
-    AcceleratorLost = 21, "accelerator_lost", Request,
+    AcceleratorLost = 21, "accelerator_lost", Request(Failed),
         "The runtime's process ended. `serval_accelerator_last_end` and the log say why; the \
          engine starts the next one.";
     /// The accelerator's runtime stood still for longer than `heartbeat_ms` while the request was with
     /// it.
-    AcceleratorStalled = 22, "accelerator_stalled", Request,
+    AcceleratorStalled = 22, "accelerator_stalled", Request(Failed),
         "The process did not run: stopped, swapped out, or without a free core. Raise \
          `heartbeat_ms` where such pauses are normal.";
     /// The service has changed and its accelerator starts again.
-    Reconfiguring = 23, "reconfiguring", Request,
+    Reconfiguring = 23, "reconfiguring", Request(Failed),
         "Expected for a short time after a reload that changes the service. If it lasts, no new \
          runtime starts: the log says why.";
     /// The worker-to-worker ring was full.
-    HandoverFull = 24, "handover_full", Request,
+    HandoverFull = 24, "handover_full", Request(OutOfCapacity),
         "A worker receives more requests for another worker's mqueues than that worker can \
          accept. Compare their `serval_worker_time_seconds_total`; spread clients over more \
          connections, or use fewer workers.";
     /// The service is draining: no new request is accepted.
-    Draining = 25, "draining", Request,
+    Draining = 25, "draining", Request(OutOfCapacity),
         "Expected while a server stops or a service is removed. Send clients elsewhere when \
          `/readyz` returns 503.";
     /// The drain period ended before the reply came.
-    DrainTimeout = 26, "drain_timeout", Request,
+    DrainTimeout = 26, "drain_timeout", Request(Failed),
         "Requests took longer than `engine.drain_ms`. Raise it, and the stop timeout of the \
          service manager.";
     /// A function on the path of the service's messages dropped it.
-    FunctionDrop = 38, "function_drop", Request,
+    FunctionDrop = 38, "function_drop", Request(Failed),
         "The function's own decision; its documentation says when.";
     /// A function on the path of the service's messages has failed, and its `on_failure` is `closed`.
-    FunctionFailed = 39, "function_failed", Request,
+    FunctionFailed = 39, "function_failed", Request(Failed),
         "The function returned an error, panicked or exceeded its deadline. It is restarted \
          automatically. With `on_failure = \"open\"` messages pass meanwhile.";
 
     /// The upstream server of a proxy refused the connection or the datagram, or ended the connection before it had answered.
-    UpstreamRefused = 40, "upstream_refused", Request,
+    UpstreamRefused = 40, "upstream_refused", Request(Failed),
         "No program listens at `upstream`, or it closes connections: start it, or correct the \
          address.";
     /// Every client flow of a proxy is in use, or no socket to the upstream server can be opened.
-    UpstreamFlows = 41, "upstream_flows", Request,
+    UpstreamFlows = 41, "upstream_flows", Request(OutOfCapacity),
         "More clients ask at the same time than `upstream_flows` allows: raise it (and the file \
          descriptor limit). A flood from forged addresses has the same effect.";
 
@@ -262,6 +284,7 @@ drop_reasons! {
         "TCP: the backend, or a proxy in front of it, answers twice, in another order or under \
          another key; the connection is closed and opened again. UDP: a duplicate or late answer, \
          which was dropped; raise `timeout_ms` if answers are late.";
+    // next: 42
 }
 
 impl DropReason {
@@ -324,6 +347,12 @@ mod tests {
         for (code, name) in fixed {
             assert_eq!(DropReason::from_code(code).map(DropReason::name), Some(name));
         }
+        let next = DropReason::ALL.iter().map(|reason| reason.code()).max().unwrap() + 1;
+        let line = format!("\n    // next: {next}\n}}\n");
+        assert!(
+            include_str!("drop_reason.rs").contains(&line),
+            "the table ends with `// next: {next}`"
+        );
         for (i, reason) in DropReason::ALL.iter().enumerate() {
             // Two reasons with one code: the second does not come back.
             assert_eq!(DropReason::from_code(reason.code()), Some(*reason));

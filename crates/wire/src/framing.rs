@@ -44,7 +44,7 @@
 //!
 //! One file that implements the `Grammar` trait, with tests of its own, and one row in the table of `framings!` below.
 //! Everything else asks the table: configuration and its errors, documents (`cargo xtask configuration` writes them),
-//! property tests, fuzz targets, the simulator, the tests of the server.
+//! property tests, fuzz targets, microbenchmarks, the simulator, the tests of the server. CONTRIBUTING.md has the steps.
 
 mod error;
 mod fixed;
@@ -118,7 +118,7 @@ macro_rules! framings {
 /// Bytes of a message of the framings in [`Framing::ALL`] that need to know.
 const EXAMPLE: u32 = 64;
 
-// Fuzz corpora and the seeds of the simulator know framings by their place here: new ones stand at the end.
+// Fuzz corpora know framings by their place here: new ones stand at the end. The simulator knows them by name.
 framings! { $
     /// A message is what one read returned, at most the maximum; the rest is the next message.
     Raw = "raw", raw::Raw;
@@ -380,6 +380,15 @@ mod tests {
     }
 
     #[test]
+    fn the_table_of_the_documentation_has_every_framing() {
+        let rows =
+            include_str!("framing.rs").lines().filter_map(|line| line.strip_prefix("//! | `"));
+        let names: Vec<&str> = rows.filter_map(|row| row.split('`').next()).collect();
+        let all: Vec<&str> = Framing::ALL.iter().map(|framing| framing.form()).collect();
+        assert_eq!(names, all);
+    }
+
+    #[test]
     fn names_are_read_as_they_are_written() {
         for framing in Framing::all(784) {
             assert_eq!(framing.to_string().parse(), Ok(framing));
@@ -524,7 +533,7 @@ mod tests {
             (D::KernelDrop, R::Failed),
             (D::ReplyUnframable, R::Failed),
         ] {
-            assert_eq!(ErrorReply::from(reason), reply, "{}", reason.name());
+            assert_eq!(reason.error_reply(), reply, "{}", reason.name());
         }
         assert_eq!(
             Framing::Memcached.error_reply(R::Timeout),

@@ -140,23 +140,3 @@ impl From<FramingError> for ErrorReply {
         }
     }
 }
-
-impl From<DropReason> for ErrorReply {
-    /// What to tell the client of a request that was lost for `reason`.
-    fn from(reason: DropReason) -> Self {
-        match reason {
-            DropReason::TooLong => Self::TooLong,
-            DropReason::BadFraming | DropReason::TooShort | DropReason::BadLength => {
-                Self::BadCommand
-            }
-            DropReason::RequestTimeout => Self::Timeout,
-            DropReason::NoCredit
-            | DropReason::NoAccelerator
-            | DropReason::QueueTime
-            | DropReason::HandoverFull
-            | DropReason::ReplyMemory
-            | DropReason::Draining => Self::OutOfCapacity,
-            _ => Self::Failed,
-        }
-    }
-}

@@ -2,7 +2,7 @@
 //! connections.
 
 use wire::DropReason;
-use wire::framing::{ErrorReply, Expects};
+use wire::framing::Expects;
 use wire::nic::{Close, Nic, StreamKey, Written};
 
 use super::TcpConnections;
@@ -69,7 +69,7 @@ impl TcpConnections {
         let outcome = if expects == Expects::ReplyOrNothing && kernel_choice {
             Outcome::Nothing
         } else {
-            match turn.services[service].framing.error_reply(ErrorReply::from(reason)) {
+            match turn.services[service].framing.error_reply(reason.error_reply()) {
                 Some(bytes) => Outcome::Error(bytes),
                 None => Outcome::Close(b""),
             }
