@@ -2,6 +2,7 @@
 //! from `mqueue::abi`, the handshake of shared-memory ports, the attach protocol and the drop reasons (for the C client
 //! and for operators) from `wire`.
 
+use crate::ci::changed;
 use crate::files::root;
 use crate::{Findings, drop_reasons};
 
@@ -73,19 +74,18 @@ fn handshake_header() -> String {
     )
 }
 
-/// Writes those that change: what is built from the others stays up to date.
-pub(crate) fn generate() -> Findings {
-    let write = |(path, text): (&str, Result<String, String>)| {
-        let text = match text {
-            Ok(text) => text,
-            Err(why) => return Some(why),
-        };
-        if std::fs::read_to_string(root().join(path)).is_ok_and(|found| found == text) {
-            return None;
+/// Writes those that change: what is built from the others stays up to date. Returns a line for each.
+pub(crate) fn generate() -> Result<Vec<String>, Findings> {
+    let mut lines = Vec::new();
+    for (path, text) in files() {
+        let text = text.map_err(|why| vec![why])?;
+        let same = std::fs::read_to_string(root().join(path)).is_ok_and(|found| found == text);
+        if !same {
+            std::fs::write(root().join(path), text).map_err(|e| vec![format!("{path}: {e}")])?;
         }
-        std::fs::write(root().join(path), text).err().map(|error| format!("{path}: {error}"))
-    };
-    files().into_iter().filter_map(write).collect()
+        lines.push(changed(path, !same));
+    }
+    Ok(lines)
 }
 
 /// Which of them are not what would be generated now.

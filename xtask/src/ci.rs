@@ -235,7 +235,7 @@ const FUZZ_SECONDS: u32 = 30;
 
 /// Runs the steps that `names` asks for, or lists them.
 pub(crate) fn run(names: &[&str]) -> ExitCode {
-    if names.is_empty() {
+    if names.is_empty() || names.iter().any(|name| matches!(*name, "--help" | "-h")) {
         print!("{}", usage());
         return ExitCode::SUCCESS;
     }
@@ -279,13 +279,18 @@ fn chosen(names: &[&str]) -> Result<Vec<&'static Step>, String> {
     match names {
         ["all"] => Ok(steps(&|_| true)),
         ["test"] => Ok(steps(&|step| step.tier == Tier::Test)),
-        ["changed"] | ["changed", _] => {
+        ["changed", options @ ..]
+            if options.len() > 1 || options.iter().any(|o| o.starts_with('-')) =>
+        {
+            Err(format!("`changed` takes one commit, not {:?}\n{}", options.join(" "), usage()))
+        }
+        ["changed", ..] => {
             let base = names.get(1).copied();
             let paths = files::changed_since(base.unwrap_or("main"))?;
             Ok(steps(&|step| step.tier == Tier::Test || is_touched(step, &paths)))
         }
         _ => match names.iter().find(|name| STEPS.iter().all(|step| step.name != **name)) {
-            Some(unknown) => Err(format!("no step {unknown:?}; `cargo xtask ci` lists them")),
+            Some(unknown) => Err(format!("no step {unknown:?}\n{}", usage())),
             None => Ok(steps(&|step| names.contains(&step.name))),
         },
     }
@@ -419,13 +424,19 @@ fn seeds(count: &str) -> Outcome {
 
 /// The tables of docs/configuration.md are generated from the code that reads the configuration: a test compares them
 /// (as part of `cargo test`) or, with `write`, writes them.
-pub(crate) fn configuration(write: bool) -> Findings {
+pub(crate) fn configuration(write: bool) -> Result<Vec<String>, Findings> {
+    const PAGE: &str = "docs/configuration.md";
+    let read = || std::fs::read(root().join(PAGE)).unwrap_or_default();
+    let before = read();
     let line = "cargo test --quiet --package serval-server --test config the_page_of_all_keys_is_what_is_read";
     let environment: &[_] = if write { &[("UPDATE_GOLDEN", "1")] } else { &[] };
-    match command(line, environment) {
-        Ok(_) => Findings::new(),
-        Err(failed) => failed.findings,
-    }
+    command(line, environment).map_err(|failed| failed.findings)?;
+    Ok(vec![changed(PAGE, read() != before)])
+}
+
+/// What a task that writes files says about one of them.
+pub(crate) fn changed(path: &str, changed: bool) -> String {
+    format!("{path}: {}", if changed { "written" } else { "unchanged" })
 }
 
 fn microbench() -> Outcome {
@@ -521,7 +532,12 @@ mod tests {
         assert_eq!(names(&["all"]).len(), STEPS.len());
         assert!(names(&["test"]).contains(&"tests") && !names(&["test"]).contains(&"miri"));
         assert_eq!(names(&["miri", "fmt"]), ["fmt", "miri"]);
-        assert!(chosen(&["nothing"]).is_err());
+        for wrong in
+            [&["nothing"][..], &["--quick"], &["changed", "--quick"], &["changed", "a", "b"]]
+        {
+            let refused = chosen(wrong).err().expect("it is not a step");
+            assert!(refused.contains("usage: "), "{refused}");
+        }
         let touched = |path: &str| -> Vec<&str> {
             let paths = [path.to_owned()];
             STEPS.iter().filter(|step| is_touched(step, &paths)).map(|step| step.name).collect()

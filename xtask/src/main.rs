@@ -47,11 +47,11 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {
-        ["gen-abi"] => report("gen-abi", &abi::generate()),
+        ["gen-abi"] => report_lines("gen-abi", abi::generate()),
         ["benchmarks"] => report("benchmarks", &benchmarks::generate()),
         ["benchmarks", "--check"] => report("benchmarks", &benchmarks::check()),
-        ["configuration"] => report("configuration", &ci::configuration(true)),
-        ["configuration", "--check"] => report("configuration", &ci::configuration(false)),
+        ["configuration"] => report_lines("configuration", ci::configuration(true)),
+        ["configuration", "--check"] => report_lines("configuration", ci::configuration(false)),
         ["edges"] => report("edges", &edges::check()),
         ["tidy"] => report("tidy", &tidy::check()),
         ["drop-reasons"] => report("drop-reasons", &drop_reasons::check(true)),
