@@ -29,7 +29,7 @@ use std::path::PathBuf;
 use driver::REGISTER;
 pub use gpu::{CudaAccelerator, Ended, FoundGpu, Gpu, Options, Service, survey};
 use kernels::WARP_BACKENDS_MAX;
-pub use kernels::{built_in, built_in_for, check_image};
+pub use kernels::{built_in, built_in_for, check_builtin, check_image};
 use mqueue::abi::ABI_VERSION;
 
 /// The driver's error code for a GPU that another process uses exclusively.

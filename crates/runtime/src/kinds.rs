@@ -11,7 +11,7 @@ mod process;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use engine::topology::{DeviceSpec, Rings};
+use engine::topology::{DeviceSpec, Rings, Service};
 
 use crate::Device;
 use crate::kernel_file::Target;
@@ -61,9 +61,15 @@ pub trait Kind: Sync {
         Target::Host
     }
 
-    /// Where kernels run, for `serval doctor`; `None`: on host cores.
+    /// Where kernels run, for `serval doctor`; `None`: on host threads.
     fn place(&self, _device: &DeviceSpec) -> Option<String> {
-        None
+        (!self.flags().host_threads).then(|| format!("a device of kind {:?}", self.name()))
+    }
+
+    /// Whether an accelerator of this kind that the engine starts can run `kernel` for a service. The configuration refuses
+    /// a service that it cannot run with the error: what is wrong, and what would be right.
+    fn check(&self, _service: &Service, _kernel: &str) -> Result<(), (String, String)> {
+        Ok(())
     }
 
     /// Makes what runs the blocks. Runs in the runtime's process. The error is one sentence.
@@ -183,6 +189,8 @@ mod tests {
             }
             let spec = device_spec(kind.name(), &[]).unwrap();
             assert_eq!(spec.settings.len(), kind.keys().len());
+            // `serval doctor` says one of them.
+            assert_ne!(kind.place(&spec).is_some(), kind.flags().host_threads, "{}", kind.name());
         }
         assert_eq!(device_spec("process", &[]), Ok(DeviceSpec::host()));
     }

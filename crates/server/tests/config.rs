@@ -3,11 +3,12 @@
 //! `tests/config/NAME.toml` is refused with `tests/config/NAME.stderr`. Comment lines at the top of a
 //! case give what comes after the file: `# env: NAME=VALUE` and `# set: KEY=VALUE`. After a change of
 //! wording, `UPDATE_GOLDEN=1 cargo test -p serval-server --test config` rewrites the texts; read the diff. `[framings]` stands
-//! for the names of all framings, `[keys of TABLE]` for those of all keys of a table.
+//! for the names of all framings, `[kinds]` for those of all kinds of accelerators, `[keys of TABLE]` for those of all keys of a table.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use runtime::kinds::KINDS;
 use server::config::{Config, Overrides};
 use wire::framing::Framing;
 
@@ -29,9 +30,20 @@ fn overrides(text: &str) -> Overrides {
     overrides
 }
 
-/// Lists that grow with every framing and key are no part of the texts.
+/// `a, b and c`: the kinds of accelerators, quoted.
+fn kinds_in_words() -> String {
+    let kinds: Vec<String> = KINDS.iter().map(|kind| format!("\"{}\"", kind.name())).collect();
+    let (last, others) = kinds.split_last().unwrap();
+    format!("{} and {last}", others.join(", "))
+}
+
+/// Lists that grow with every framing, kind and key are no part of the texts.
 fn without_lists(text: String) -> String {
     let text = text.replace(&Framing::choices(), "[framings]");
+    let mut kinds: Vec<&str> = KINDS.iter().map(|kind| kind.name()).chain(["remote"]).collect();
+    kinds.sort_unstable();
+    let text = text.replace(&format!("\"{}\"", kinds.join("\", \"")), "[kinds]");
+    let text = text.replace(&kinds_in_words(), "[kinds]");
     let tables = server::config::reference_tables();
     let of_keys = tables.iter().filter(|(header, _)| header.starts_with('['));
     of_keys.fold(text, |text, (header, table)| {
@@ -107,6 +119,58 @@ fn the_page_of_all_keys_is_what_is_read() {
     }
 }
 
+/// Pages that name every framing or kind in their prose or tables do name all of them.
+#[test]
+fn the_pages_name_every_framing_and_every_kind() {
+    let page = |name: &str| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name);
+        fs::read_to_string(path).unwrap()
+    };
+    let start = page("getting-started.md");
+    let list = start.split_once("Framings: ").and_then(|(_, rest)| rest.split_once(". "));
+    let (list, _) = list.expect("docs/getting-started.md lists the framings");
+    for framing in Framing::ALL {
+        assert!(list.contains(&format!("`{}`", framing.form())), "getting-started.md: {framing}");
+    }
+    let kernels = page("kernels.md");
+    for kind in KINDS {
+        let name = format!("`kind = \"{}\"`", kind.name());
+        assert!(kernels.contains(&name), "kernels.md, \"Where a kernel runs\": no {name}");
+    }
+}
+
+/// Keys that [`FULL`] does not have, because their default cannot be written or another value must be there.
+const NOT_IN_FULL: &[(&str, &[&str])] = &[
+    ("the top of the file", &["engine", "limits", "accelerator", "service"]),
+    // Of other placements and kinds.
+    ("[[accelerator]]", &["threads", "cores", "attach", "heartbeat_ms", "hang_ms"]),
+    ("[[service]]", &["key", "backend", "upstream", "upstream_flows"]),
+    ("[[service.backend]]", &["match"]),
+];
+
+#[test]
+fn the_full_file_has_every_key() {
+    let tables = server::config::reference_tables();
+    let (top, _) = FULL.split_once('[').unwrap();
+    for (header, table) in
+        tables.iter().filter(|(header, _)| !matches!(*header, "framings" | "kernels"))
+    {
+        let part = match FULL.split_once(&format!("\n{header}\n")) {
+            Some((_, rest)) => rest.split_once("\n[").map_or(rest, |(part, _)| part),
+            None => top,
+        };
+        let excepted =
+            NOT_IN_FULL.iter().find(|(of, _)| of == header).map_or(&[][..], |(_, keys)| keys);
+        let own =
+            |key: &&str| KINDS.iter().any(|kind| kind.keys().iter().any(|own| own.name == *key));
+        for key in table.lines().filter_map(|row| row.strip_prefix("| `")?.split('`').next()) {
+            let is_there = part.lines().any(|line| line.starts_with(&format!("{key} = ")));
+            let excused = excepted.contains(&key) || *header == "[[accelerator]]" && own(&key);
+            assert!(is_there != excused, "`{key}` of {header}: in FULL or in NOT_IN_FULL");
+        }
+    }
+}
+
 /// The file of the documentation, every key spelled out.
 const FULL: &str = r#"
 schema = 1
@@ -130,6 +194,7 @@ name = "acc0"
 kind = "cpu"
 launch = "engine"
 placement = "worker"
+stack_kib = 64
 [[service]]
 name = "digits"
 listen = ["udp://127.0.0.1:9000", "tcp://127.0.0.1:9000"]

@@ -139,6 +139,17 @@ impl Image {
     }
 }
 
+/// Built-in kernels whose blocks are warps (`SERVAL_WARP_KERNEL`).
+const WARP_BUILTINS: &[&str] = &["scale"];
+
+/// Whether a built-in kernel can serve with this many backends. What files contain, only a GPU tells.
+pub fn check_builtin(name: &str, backends: u32) -> Result<(), CudaError> {
+    match WARP_BUILTINS.contains(&name) && backends > WARP_BACKENDS_MAX {
+        true => Err(CudaError::WarpBackends { kernel: name.to_owned(), backends }),
+        false => Ok(()),
+    }
+}
+
 /// Whether the content of the file at `path` is a complete fatbin or cubin, according to its headers.
 pub fn check_image(bytes: &[u8], path: &Path) -> Result<(), CudaError> {
     let path = path.to_owned();
@@ -164,6 +175,18 @@ fn is_image(bytes: &[u8]) -> bool {
 mod tests {
     use super::*;
     use crate::compile::{BuildOptions, Target, build_kernel};
+
+    #[test]
+    fn the_built_in_kernels_of_warps_are_those_that_the_sources_mark() {
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../device/kernels");
+        for name in Kernel::builtins() {
+            let source = std::fs::read_to_string(sources.join(format!("{name}.cpp"))).unwrap();
+            let marked = source.contains(&format!("SERVAL_WARP_KERNEL({name})"));
+            assert_eq!(WARP_BUILTINS.contains(&name.as_str()), marked, "{name}");
+            assert_eq!(check_builtin(&name, WARP_BACKENDS_MAX + 1).is_err(), marked, "{name}");
+            check_builtin(&name, WARP_BACKENDS_MAX).unwrap();
+        }
+    }
 
     #[test]
     fn blocks_that_are_warps_have_as_many_backends_as_the_device_library_gives_them() {

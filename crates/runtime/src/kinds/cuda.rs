@@ -76,6 +76,18 @@ impl Kind for Cuda {
         Some(format!("NVIDIA GPU {}", device.get("gpu")))
     }
 
+    fn check(
+        &self,
+        service: &engine::topology::Service,
+        kernel: &str,
+    ) -> Result<(), (String, String)> {
+        accel::cuda::check_builtin(kernel, service.backends.len() as u32).map_err(|error| {
+            let text = error.to_string();
+            let (what, right) = text.split_once(": ").unwrap_or((&text, "name another kernel"));
+            (what.to_owned(), right.to_owned())
+        })
+    }
+
     fn device(
         &self,
         device: &DeviceSpec,

@@ -410,9 +410,10 @@ const COMMON: &[(&str, &[Key])] = &[
             pipelined: limits(number("requests", 1..=65_536, |l| Number::U32(&mut l.pipelined))), "",
                 "Requests in flight for each connection; more wait unread. Raise it for one client that must fill many mqueues: each \
                  needs memory (operations.md, Limits).";
-            idle_s: limits(number("s", 1..=86_400, |l| Number::Thousands(&mut l.idle_ms))), "", "A connection without a complete message for this long is closed (`idle_timeout`).";
+            idle_s: limits(number("s", 1..=86_400, |l| Number::Thousands(&mut l.idle_ms))), "", "A connection without a complete message for this long is closed (`idle_timeout`), up to 1.6 s later by a worker that sleeps.";
             slow_client_ms: limits(number("ms", 1..=3_600_000, |l| Number::U64(&mut l.slow_client_ms))), "",
-                "A connection that takes no byte of a waiting reply for this long is closed (`slow_client`).";
+                "A connection that takes no byte of a waiting reply for this long is closed (`slow_client`), up to 1.6 s later by a worker that \
+                 sleeps.";
             region_mib: limits(number("MiB", 1..=1 << 20, |l| Number::U64(&mut l.region_mib))), "",
                 "Largest region, the shared memory of one service on one accelerator. Guards against typos: \
                  `serval check-config` shows the size of each region.";

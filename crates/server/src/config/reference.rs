@@ -16,9 +16,9 @@ use super::keys::Kind::{Boolean, Field, FramingName, Integer, Other, Word};
 use super::keys::{Key, TABLES, Table};
 use super::{BUILTINS, Config, ConfigError, Origin, Overrides};
 
-/// A minimal configuration for each table, with an accelerator of each kind.
+/// A minimal configuration for each table, with an accelerator of each kind, which has the kind's name.
 static SAMPLE: LazyLock<String> = LazyLock::new(|| {
-    let of_kinds = KINDS.iter().filter(|kind| !kind.keys().is_empty()).map(|kind| {
+    let of_kinds = KINDS.iter().map(|kind| {
         let name = kind.name();
         format!("[[accelerator]]\nname = \"{name}\"\nkind = \"{name}\"\n")
     });
@@ -31,9 +31,6 @@ name = "worker"
 [[accelerator]]
 name = "threads"
 placement = "threads"
-[[accelerator]]
-name = "process"
-kind = "process"
 [[accelerator]]
 name = "external"
 kind = "process"

@@ -6,6 +6,7 @@ use engine::topology::{
     AcceleratorKind, Backend, Dispatch, Launch, Listen, Replies, Rings, Service, Sockets,
 };
 use mqueue::abi::{BLOCKS_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, PARAMS_MAX};
+use runtime::kinds;
 use wire::admission::KeyRange;
 use wire::framing::Framing;
 use wire::matching::MatchId;
@@ -90,6 +91,7 @@ pub(super) fn read(
     if let Some(builtin) = kernel {
         check_messages(report, at, &service, builtin);
     }
+    check_kinds(report, at, &service, &kinds);
     (service, (section.finish(report), backend_places))
 }
 
@@ -212,6 +214,26 @@ fn read_kernels(
         kernels.push(String::new());
     }
     (kernels, known)
+}
+
+/// Each kind of accelerator is asked whether it can run the service.
+fn check_kinds(
+    report: &mut Report<'_>,
+    section: &Section<'_>,
+    service: &Service,
+    kinds: &[&AcceleratorKind],
+) {
+    for (place, kind) in kinds.iter().enumerate() {
+        let AcceleratorKind::Process { launch: Launch::Engine { .. }, device, .. } = kind else {
+            continue;
+        };
+        let kernel = service.shares.get(place).map_or(&service.kernel, |share| &share.kernel);
+        let checked = kinds::find(device.kind).map(|kind| kind.check(service, kernel));
+        if let Some(Err((what, right))) = checked {
+            report.problem(Problem::new(section.place("kernel"), what, right));
+            return;
+        }
+    }
 }
 
 /// Whether its kernels run in an external program.
