@@ -133,7 +133,8 @@ pub mod status {
     pub const CLOSED: u8 = 3;
     /// RX of a client mqueue: the answer breaks the backend's framing.
     pub const PROTOCOL: u8 = 4;
-    /// RX of a client mqueue: the answer, or the request, exceeds the mqueue's maximum.
+    /// RX of a client mqueue: the answer, or the request, exceeds the mqueue's maximum. TX with kind DROP: the kernel's
+    /// reply would exceed it; the engine counts `reply_too_long`.
     pub const TOO_LONG: u8 = 5;
     /// TX with kind DROP: the kernel does not accept the length.
     pub const BAD_LENGTH: u8 = 16;

@@ -21,7 +21,7 @@ use runtime::kinds;
 use runtime::{self, AttachRequest, Device, End, RuntimeError};
 
 pub(super) const HELP: &str = "\
-PATH is `attach` of an accelerator with kind = \"process\" or \"cuda\" and launch = \"external\". The
+PATH is `attach` of an accelerator with launch = \"external\". The
 process maps only the region of one service. It takes any service of the accelerator that has no
 runtime, or the one selected by --service or --kernel, and attaches again when its generation or the
 engine ends. SIGTERM or Ctrl-C ends it: its requests in flight are dropped with a reason.
