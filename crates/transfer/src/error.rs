@@ -81,11 +81,22 @@ pub enum TransferError {
     /// The engine stops.
     #[error("the transfer engine stops")]
     Stopping,
+    /// A message of a caller in another process cannot be used.
+    #[error("the request cannot be used: {0}")]
+    BadRequest(String),
+    /// The caller is of another user.
+    #[error("the transfer engine serves processes of its own user and of root")]
+    NotAdmitted,
+    /// There are too many callers.
+    #[error(
+        "{0} programs are connected to the transfer engine, which is the limit: raise transfer.clients"
+    )]
+    TooManyClients(u32),
 }
 
 impl TransferError {
     /// The names of all reasons, in the order of [`Self::code`] from 1.
-    pub const NAMES: [&'static str; 17] = [
+    pub const NAMES: [&'static str; 20] = [
         "cancelled",
         "stalled",
         "deadline",
@@ -103,6 +114,9 @@ impl TransferError {
         "range",
         "too_many",
         "stopping",
+        "bad_request",
+        "not_admitted",
+        "too_many_clients",
     ];
 
     /// A stable number of the reason, from 1.
@@ -125,6 +139,9 @@ impl TransferError {
             Self::Range => 15,
             Self::TooMany(_) => 16,
             Self::Stopping => 17,
+            Self::BadRequest(_) => 18,
+            Self::NotAdmitted => 19,
+            Self::TooManyClients(_) => 20,
         }
     }
 
@@ -145,9 +162,10 @@ impl TransferError {
             Self::DiskFull => 28,
             Self::FileTooLong => 27,
             Self::Host { errno, .. } => *errno,
-            Self::WrongKind { .. } | Self::Range => 22,
+            Self::WrongKind { .. } | Self::Range | Self::BadRequest(_) => 22,
+            Self::NotAdmitted => 13,
             Self::Access { .. } | Self::Appends | Self::Invalid { .. } => 9,
-            Self::Busy | Self::TooMany(_) => 16,
+            Self::Busy | Self::TooMany(_) | Self::TooManyClients(_) => 16,
             Self::Stopping => 108,
         }
     }

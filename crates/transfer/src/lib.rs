@@ -15,21 +15,28 @@
 //! * [`flow`]: the steps of one transfer over [`Devices`], without threads or a clock.
 //! * [`scoreboard`]: the entries and the two queues; which step is next.
 //! * [`engine`]: [`Engine`], the threads that execute steps.
+//! * [`service`], [`client`], [`message`]: an engine for other processes, which pass descriptors to it.
 //!
 //! Digests are computed over the plain bytes. A chunk (256 KiB) stays in a core's cache while all stages of it run.
 
 #![forbid(unsafe_code)]
 
+pub mod client;
 pub mod engine;
 mod error;
 pub mod flow;
+pub mod message;
 pub mod pipeline;
 pub mod scoreboard;
 pub mod seal;
+pub mod service;
 mod stage;
 
+pub use client::{Client, ClientError};
 pub use engine::{Engine, Limits, Outcome, Submitted, Transfer};
 pub use error::TransferError;
 pub use flow::{Devices, Report, StageReport};
+pub use message::RemoteError;
 pub use pipeline::{Command, Source};
+pub use service::{Service, ServiceLimits};
 pub use stage::{DigestKind, DigestValue, Key};

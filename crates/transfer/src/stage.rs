@@ -49,6 +49,13 @@ impl DigestValue {
         Self { kind, bytes }
     }
 
+    /// The digest of a message: the value, then zeros.
+    pub(crate) fn decode(kind: DigestKind, bytes: [u8; 32]) -> Option<Self> {
+        let value = Self { kind, bytes };
+        let len = value.bytes().len();
+        bytes[len..].iter().all(|byte| *byte == 0).then_some(value)
+    }
+
     /// The algorithm.
     pub fn kind(&self) -> DigestKind {
         self.kind

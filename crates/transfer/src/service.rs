@@ -1,0 +1,292 @@
+//! The transfer engine as a service for other processes: a Unix socket that accepts commands with descriptors.
+//!
+//! The socket has mode 0600 and admits processes of the engine's user and of root. The host kernel checks a caller's access when
+//! the caller opens a file, and the engine uses the descriptor that it gets, so no caller reaches a file that it could not
+//! open. Limits: connections, transfers in flight in all, and transfers in flight for each connection.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use sys::local::{LocalListener, LocalSocket, WakeFd, wait_readable};
+
+use crate::engine::{Counters, Engine, Limits, Submitted};
+use crate::error::TransferError;
+use crate::flow::Report;
+use crate::message::{Answer, Order, REQUEST_BYTES, RemoteError, Request};
+
+/// Connections that are accepted between two looks at requests.
+const ACCEPTS_MAX: usize = 16;
+/// How long to wait before accepting again when the process has no free descriptor.
+const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
+
+/// What the callers of a service may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceLimits {
+    /// Transfers in flight.
+    pub in_flight: u32,
+    /// Transfers in flight of one connection.
+    pub per_client: u32,
+    /// Connections.
+    pub clients: u32,
+}
+
+impl Default for ServiceLimits {
+    fn default() -> Self {
+        Self { in_flight: Limits::default().in_flight, per_client: 64, clients: 256 }
+    }
+}
+
+/// A running service; ends when dropped, and cancels what is in flight.
+pub struct Service {
+    engine: Arc<Engine>,
+    wake_fd: Arc<WakeFd>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Service {
+    /// Serves the callers of `listener`.
+    pub fn start(listener: LocalListener, limits: ServiceLimits) -> io::Result<Self> {
+        let engine = Arc::new(Engine::start(Limits { in_flight: limits.in_flight })?);
+        let wake_fd = Arc::new(WakeFd::new()?);
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut acceptor = Acceptor {
+            listener,
+            limits,
+            engine: engine.clone(),
+            wake_fd: wake_fd.clone(),
+            stop: stop.clone(),
+            clients: Vec::new(),
+        };
+        let builder = std::thread::Builder::new().name("serval-transfers".into());
+        let thread = Some(builder.spawn(move || acceptor.run())?);
+        Ok(Self { engine, wake_fd, stop, thread })
+    }
+
+    /// What has been counted.
+    pub fn counters(&self) -> Arc<Counters> {
+        self.engine.counters()
+    }
+
+    /// Transfers in flight.
+    pub fn in_flight(&self) -> usize {
+        self.engine.in_flight()
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.wake_fd.wake();
+        if let Some(thread) = self.thread.take() {
+            // It does not panic; if it did, there is nothing left to do for it.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread's state.
+struct Acceptor {
+    listener: LocalListener,
+    limits: ServiceLimits,
+    engine: Arc<Engine>,
+    wake_fd: Arc<WakeFd>,
+    stop: Arc<AtomicBool>,
+    clients: Vec<Arc<Client>>,
+}
+
+impl Acceptor {
+    fn run(&mut self) {
+        while !self.stop.load(Ordering::Relaxed) {
+            self.wait_and_dispatch();
+        }
+        self.clients.drain(..).for_each(|client| client.leave());
+    }
+
+    fn wait_and_dispatch(&mut self) {
+        let mut files: Vec<BorrowedFd<'_>> = vec![self.wake_fd.as_fd(), self.listener.as_fd()];
+        files.extend(self.clients.iter().map(|client| client.socket.as_fd()));
+        let ready = wait_readable(&files, None);
+        if ready[0] {
+            self.wake_fd.clear();
+        }
+        // Backwards, so that a removal does not move entries that are still to be checked.
+        for index in (0..self.clients.len()).rev().filter(|index| ready[2 + index]) {
+            if !self.serve(index) {
+                self.clients.swap_remove(index).leave();
+            }
+        }
+        if ready[1] {
+            self.accept_some();
+        }
+    }
+
+    /// Accepts those that wait, a bounded number at a time.
+    fn accept_some(&mut self) {
+        for _ in 0..ACCEPTS_MAX {
+            match self.listener.accept() {
+                Ok(Some(socket)) => self.accept(socket),
+                Ok(None) => return,
+                Err(_) => {
+                    // The peer stays in the backlog, and the listener stays ready.
+                    std::thread::sleep(EXHAUSTED_PAUSE);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn accept(&mut self, socket: LocalSocket) {
+        let own = sys::process::user();
+        let is_admitted = socket.peer().is_ok_and(|peer| peer.user == own || peer.user == 0);
+        let refusal = if !is_admitted {
+            TransferError::NotAdmitted
+        } else if self.clients.len() >= self.limits.clients as usize {
+            TransferError::TooManyClients(self.limits.clients)
+        } else {
+            let (transfers, socket) = (Mutex::default(), Arc::new(socket));
+            self.clients.push(Arc::new(Client { socket, transfers }));
+            return;
+        };
+        self.engine.counters().refuse(&refusal);
+        // If it does not read the answer it has gone already.
+        let _ = socket.send(&answer(0, &Err(refusal), Report::default()), &[]);
+    }
+
+    /// Reads one message of a client; returns whether the client stays.
+    fn serve(&self, index: usize) -> bool {
+        let client = &self.clients[index];
+        let mut bytes = [0; REQUEST_BYTES + 1];
+        let (len, descriptors) = match client.socket.receive_descriptors(&mut bytes) {
+            Ok(None) => return true,
+            Ok(Some((0, _))) | Err(_) => return false,
+            Ok(Some(received)) => received,
+        };
+        match Request::decode(&bytes[..len]) {
+            Ok(Request::Start { id, order }) => client.start(self, id, order, descriptors),
+            Ok(Request::Cancel(id)) => {
+                client.cancel(id);
+                true
+            }
+            Ok(Request::Progress(id)) => client.show_progress(id),
+            Err(error) => {
+                let refusal = TransferError::BadRequest(error.to_string());
+                self.engine.counters().refuse(&refusal);
+                client.answer(0, &Err(refusal), Report::default());
+                false
+            }
+        }
+    }
+}
+
+fn answer(
+    id: u64,
+    result: &Result<(), TransferError>,
+    report: Report,
+) -> [u8; crate::message::ANSWER_BYTES] {
+    let result = result.as_ref().map_err(RemoteError::from).map(|()| ());
+    Answer::Ended { id, result, report }.encode()
+}
+
+/// A connection and its transfers in flight.
+struct Client {
+    socket: Arc<LocalSocket>,
+    /// By the caller's number; `None` while it is being submitted.
+    transfers: Mutex<HashMap<u64, Option<Submitted>>>,
+}
+
+impl Client {
+    fn transfers(&self) -> MutexGuard<'_, HashMap<u64, Option<Submitted>>> {
+        self.transfers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns whether the client stays.
+    fn start(
+        self: &Arc<Self>,
+        acceptor: &Acceptor,
+        id: u64,
+        order: Order,
+        descriptors: Vec<OwnedFd>,
+    ) -> bool {
+        let most = acceptor.limits.per_client;
+        let refuse = |error: TransferError| {
+            acceptor.engine.counters().refuse(&error);
+            self.answer(id, &Err(error), Report::default())
+        };
+        let Ok([file, socket]) = <[OwnedFd; 2]>::try_from(descriptors) else {
+            let why = "a transfer needs two descriptors, a file and a socket; fewer arrive if the engine is out of descriptors";
+            return refuse(TransferError::BadRequest(why.to_owned()));
+        };
+        {
+            let mut transfers = self.transfers();
+            if transfers.contains_key(&id) {
+                drop(transfers);
+                let why = format!("the transfer {id} is in flight: choose another id");
+                return refuse(TransferError::BadRequest(why));
+            }
+            if transfers.len() >= most as usize {
+                drop(transfers);
+                return refuse(TransferError::TooMany(most));
+            }
+            transfers.insert(id, None);
+        }
+        let client = self.clone();
+        let submitted = acceptor.engine.submit_with(order.command(file, socket), move |outcome| {
+            client.transfers().remove(&id);
+            client.answer(id, &outcome.result, outcome.report);
+        });
+        match submitted {
+            Ok(submitted) => {
+                // It may have ended already.
+                if let Some(entry) = self.transfers().get_mut(&id) {
+                    *entry = Some(submitted);
+                }
+                true
+            }
+            Err(error) => {
+                self.transfers().remove(&id);
+                self.answer(id, &Err(error), Report::default())
+            }
+        }
+    }
+
+    fn cancel(&self, id: u64) {
+        let submitted = self.transfers().get(&id).cloned().flatten();
+        if let Some(submitted) = submitted {
+            submitted.cancel();
+        }
+    }
+
+    fn show_progress(&self, id: u64) -> bool {
+        let submitted = self.transfers().get(&id).cloned().flatten();
+        let Some(submitted) = submitted else { return true };
+        let (read, written) = (submitted.progress().read(), submitted.progress().written());
+        self.send(&Answer::Progress { id, read, written }.encode())
+    }
+
+    /// Returns whether the client stays.
+    fn answer(&self, id: u64, result: &Result<(), TransferError>, report: Report) -> bool {
+        self.send(&answer(id, result, report))
+    }
+
+    /// A client that does not read its answers is disconnected.
+    fn send(&self, message: &[u8]) -> bool {
+        let sent = self.socket.send(message, &[]);
+        if sent.is_err() {
+            self.socket.shut_down();
+        }
+        sent.is_ok()
+    }
+
+    /// Cancels its transfers.
+    fn leave(&self) {
+        self.socket.shut_down();
+        let submitted: Vec<Submitted> = self.transfers().values().flatten().cloned().collect();
+        submitted.iter().for_each(Submitted::cancel);
+    }
+}

@@ -1,0 +1,99 @@
+//! The C library (`transfer/`) and the library for LD_PRELOAD, by programs in C. The program of the library runs as it is shipped and with
+//! the address and undefined behaviour sanitizers.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+
+use sys::local::LocalListener;
+use transfer::{Service, ServiceLimits};
+
+/// Where the programs are: built once.
+static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("transfer");
+    let output = Command::new("make")
+        .args(["--no-print-directory", "-C"])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../transfer"))
+        .args(["all", "tests"])
+        .arg(format!("BUILD={}", folder.display()))
+        .output()
+        .expect("make has to be installed");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    folder
+});
+
+/// An engine in a folder that goes away.
+struct Setup {
+    service: Service,
+    folder: PathBuf,
+}
+
+impl Setup {
+    fn new(name: &str) -> Self {
+        let name = format!("serval-transfer-c-{name}-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        fs::create_dir_all(&folder).unwrap();
+        let listener = LocalListener::bind(&folder.join("engine")).unwrap();
+        Self { service: Service::start(listener, ServiceLimits::default()).unwrap(), folder }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.join("engine")
+    }
+}
+
+impl Drop for Setup {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// What a program has printed, on standard output and on standard error.
+fn said(command: &mut Command) -> (String, String) {
+    let output = command.output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    let (said, complained) = (text(output.stdout), text(output.stderr));
+    assert!(output.status.success(), "{command:?}: {said}{complained}");
+    (said, complained)
+}
+
+#[test]
+fn a_program_in_c_transfers_files() {
+    for variant in ["transfer_test", "transfer_test.san"] {
+        let setup = Setup::new(variant);
+        let mut program = Command::new(PROGRAMS.join(variant));
+        let (said, complained) = said(program.arg(setup.socket()).arg(&setup.folder));
+        assert_eq!((said.as_str(), complained.as_str()), ("ok\n", ""));
+        assert!(setup.service.counters().succeeded() >= 4);
+    }
+    let mut program = Command::new(PROGRAMS.join("transfer_test"));
+    let (said, _) = said(program.args(["/nowhere/engine", "/tmp"]));
+    assert_eq!(said, "no engine: No such file or directory\n");
+}
+
+#[test]
+fn sendfile_keeps_its_promises_through_the_preloaded_library() {
+    let setup = Setup::new("preload");
+    let run = |socket: Option<&Path>, preloaded: bool| {
+        let mut program = Command::new(PROGRAMS.join("preload_test"));
+        program.arg(&setup.folder).env_remove("SERVAL_TRANSFER_SOCKET");
+        if preloaded {
+            program.env("LD_PRELOAD", PROGRAMS.join("libserval_transfer_preload.so"));
+        }
+        program.envs(socket.map(|path| ("SERVAL_TRANSFER_SOCKET", path)));
+        said(&mut program)
+    };
+    // Without the library, without an engine, and with it.
+    assert_eq!(run(None, false), ("ok\n".to_owned(), String::new()));
+    let (said, warning) = run(Some(Path::new("/nowhere/engine")), true);
+    let expected = "serval: transfers are done by libc: no engine answers (/nowhere/engine): No such file or directory\n";
+    assert_eq!((said.as_str(), warning.as_str()), ("ok\n", expected), "one warning");
+    assert_eq!(setup.service.counters().started(), 0);
+    assert_eq!(run(Some(&setup.socket()), true), ("ok\n".to_owned(), String::new()));
+    let counters = setup.service.counters();
+    // Seven times the file, and the parts of a non-blocking socket.
+    assert!(counters.succeeded() > 7, "{}", counters.succeeded());
+    assert!(counters.written() >= 7 * 3_000_001);
+    assert_eq!(setup.service.in_flight(), 0);
+}

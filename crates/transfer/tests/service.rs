@@ -1,0 +1,280 @@
+//! A transfer engine for other processes: callers pass descriptors, and a caller that breaks the protocol, leaves or reads nothing
+//! costs only its own transfers.
+
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use sys::local::{LocalListener, LocalSocket, wait_readable};
+use transfer::message::{ANSWER_BYTES, Answer, Order, REQUEST_BYTES, Request};
+use transfer::{Client, ClientError, DigestKind, Service, ServiceLimits, Source};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// An engine in a folder that goes away.
+struct Setup {
+    service: Service,
+    folder: PathBuf,
+}
+
+impl Setup {
+    fn new(name: &str, limits: ServiceLimits) -> Self {
+        let name = format!("serval-transfer-service-{name}-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        fs::create_dir_all(&folder).unwrap();
+        let listener = LocalListener::bind(&folder.join("engine")).unwrap();
+        Self { service: Service::start(listener, limits).unwrap(), folder }
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(&self.folder.join("engine")).unwrap()
+    }
+
+    /// A connection without the client's code.
+    fn socket(&self) -> LocalSocket {
+        LocalSocket::connect(&self.folder.join("engine")).unwrap()
+    }
+
+    fn file(&self, bytes: &[u8]) -> File {
+        let path = self.folder.join("source");
+        fs::write(&path, bytes).unwrap();
+        File::open(path).unwrap()
+    }
+
+    fn sink(&self) -> File {
+        File::create(self.folder.join("sink")).unwrap()
+    }
+
+    /// A whole transfer succeeds.
+    fn works(&self) {
+        let content = vec![42; 100_000];
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let reader = thread::spawn(move || {
+            let mut got = Vec::new();
+            theirs.read_to_end(&mut got).map(|_| got)
+        });
+        let mut client = self.client();
+        let source = Source::file(self.file(&content), 0, None).digest(DigestKind::Md5);
+        let id = client.submit(source.socket(ours)).unwrap();
+        let Answer::Ended { id: ended, result, report } = answer(&mut client) else { panic!() };
+        assert_eq!((ended, result), (id, Ok(())));
+        assert_eq!((report.read, report.written), (100_000, 100_000));
+        assert_eq!(report.digest.unwrap().kind(), DigestKind::Md5);
+        assert!(reader.join().unwrap().unwrap() == content);
+    }
+
+    fn quiet(&self) {
+        let deadline = std::time::Instant::now() + PATIENCE;
+        while self.service.in_flight() > 0 {
+            assert!(std::time::Instant::now() < deadline, "transfers stay in flight");
+            thread::yield_now();
+        }
+    }
+
+    fn failed(&self, reason: &str) -> u64 {
+        self.service.counters().failed().find(|(name, _)| *name == reason).unwrap().1
+    }
+}
+
+impl Drop for Setup {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn answer(client: &mut Client) -> Answer {
+    client.next(PATIENCE).unwrap().expect("an answer in time")
+}
+
+/// The next message on a bare connection; `None`: the engine has closed it.
+fn message(socket: &LocalSocket) -> Option<Answer> {
+    let mut bytes = [0; ANSWER_BYTES];
+    loop {
+        match socket.receive(&mut bytes) {
+            Ok(Some(0)) | Err(_) => return None,
+            Ok(Some(len)) => return Some(Answer::decode(&bytes[..len]).unwrap()),
+            Ok(None) => assert!(wait_readable(&[socket.as_fd()], Some(PATIENCE))[0]),
+        }
+    }
+}
+
+fn name_of(answer: Option<Answer>) -> &'static str {
+    match answer {
+        Some(Answer::Ended { result: Err(error), .. }) => error.name(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// An order to receive, which lasts until its peer sends or leaves.
+fn receive_order() -> Order {
+    let (socket, _peer) = UnixStream::pair().unwrap();
+    Order::of(&Source::socket(socket, None).file(File::open("/proc/self/exe").unwrap(), 0))
+}
+
+#[test]
+fn a_caller_passes_descriptors_and_gets_the_outcome() {
+    let setup = Setup::new("works", ServiceLimits::default());
+    setup.works();
+    let mode = fs::metadata(setup.folder.join("engine")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    // The caller keeps its connection over many transfers, and learns how far one is.
+    let mut client = setup.client();
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let id = client.submit(Source::socket(ours, None).file(setup.sink(), 0)).unwrap();
+    theirs.write_all(&[1; 1000]).unwrap();
+    loop {
+        client.ask_progress(id).unwrap();
+        if let Answer::Progress { id: of, written: 1000, .. } = answer(&mut client) {
+            assert_eq!(of, id);
+            break;
+        }
+    }
+    client.cancel(id).unwrap();
+    let Answer::Ended { result, report, .. } = answer(&mut client) else { panic!() };
+    assert_eq!((result.unwrap_err().name(), report.written), ("cancelled", 1000));
+    assert_eq!(setup.failed("cancelled"), 1);
+    drop(theirs);
+    setup.quiet();
+}
+
+#[test]
+fn a_caller_that_leaves_takes_its_transfers_with_it() {
+    let setup = Setup::new("leaves", ServiceLimits::default());
+    let mut peers = Vec::new();
+    for _ in 0..50 {
+        let mut client = setup.client();
+        for _ in 0..4 {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            client.submit(Source::socket(ours, None).file(setup.sink(), 0)).unwrap();
+            peers.push(theirs);
+        }
+    }
+    setup.quiet();
+    // The engine's copies of the descriptors are closed: the peers see the end.
+    for mut peer in peers {
+        assert_eq!(peer.read(&mut [0]).unwrap_or(0), 0);
+    }
+    setup.works();
+}
+
+#[test]
+fn messages_that_break_the_protocol_end_their_connection_only() {
+    let setup = Setup::new("hostile", ServiceLimits::default());
+    let mut client = setup.client();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let innocent = client.submit(Source::socket(ours, None).file(setup.sink(), 0)).unwrap();
+    let start = Request::Start { id: 1, order: receive_order() }.encode();
+    let mut wrong_version = start;
+    wrong_version[3] = b'2';
+    let mut wrong_kind = start;
+    wrong_kind[4] = 9;
+    let long = [&start[..], &[0]].concat();
+    let (file, (socket, _peer)) = (setup.sink(), UnixStream::pair().unwrap());
+    for bytes in [&start[..10], &long, &wrong_version, &wrong_kind, &[7; REQUEST_BYTES]] {
+        let bare = setup.socket();
+        bare.send(bytes, &[file.as_fd(), socket.as_fd()]).unwrap();
+        assert_eq!(name_of(message(&bare)), "bad_request");
+        assert_eq!(message(&bare), None, "the connection is closed");
+    }
+    // Too few and too many descriptors are refused, and the connection stays.
+    let bare = setup.socket();
+    for descriptors in [&[][..], &[file.as_fd()], &[file.as_fd(); 3], &[file.as_fd(); 4]] {
+        bare.send(&start, descriptors).unwrap();
+        assert_eq!(name_of(message(&bare)), "bad_request");
+    }
+    bare.send(&start, &[socket.as_fd(), file.as_fd()]).unwrap();
+    assert_eq!(name_of(message(&bare)), "wrong_kind");
+    bare.send(&start, &[file.as_fd(), socket.as_fd()]).unwrap();
+    bare.send(&start, &[file.as_fd(), socket.as_fd()]).unwrap();
+    assert_eq!(name_of(message(&bare)), "bad_request");
+    // Numbers without a transfer are ignored.
+    bare.send(&Request::Cancel(99).encode(), &[]).unwrap();
+    bare.send(&Request::Progress(99).encode(), &[]).unwrap();
+    bare.send(&Request::Cancel(1).encode(), &[]).unwrap();
+    assert_eq!(name_of(message(&bare)), "cancelled");
+    setup.works();
+    drop(theirs);
+    let Answer::Ended { id, result, .. } = answer(&mut client) else { panic!() };
+    assert_eq!((id, result), (innocent, Ok(())));
+}
+
+#[test]
+fn limits_hold_for_each_caller_and_for_all() {
+    let limits = ServiceLimits { in_flight: 3, per_client: 2, clients: 3 };
+    let setup = Setup::new("limits", limits);
+    let mut peers = Vec::new();
+    let mut submit = |client: &mut Client| {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        peers.push(theirs);
+        client.submit(Source::socket(ours, None).file(setup.sink(), 0)).unwrap()
+    };
+    let text = |answer: Answer| match answer {
+        Answer::Ended { result: Err(error), .. } => error.text,
+        other => panic!("{other:?}"),
+    };
+    let (mut one, mut two) = (setup.client(), setup.client());
+    submit(&mut one);
+    submit(&mut one);
+    submit(&mut one);
+    let own = "2 transfers are in flight, which is the limit: wait until one has ended";
+    assert_eq!(text(answer(&mut one)), own);
+    submit(&mut two);
+    submit(&mut two);
+    let all = "3 transfers are in flight, which is the limit: wait until one has ended";
+    assert_eq!(text(answer(&mut two)), all);
+    let _three = setup.client();
+    let refused = setup.client().next(PATIENCE);
+    let Err(ClientError::Refused(error)) = refused else { panic!("{refused:?}") };
+    assert_eq!(error.name(), "too_many_clients");
+    drop(one);
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while setup.service.in_flight() > 1 {
+        assert!(std::time::Instant::now() < deadline);
+        thread::yield_now();
+    }
+    setup.works();
+}
+
+#[test]
+fn a_caller_that_reads_no_answers_is_disconnected() {
+    let setup = Setup::new("deaf", ServiceLimits::default());
+    let bare = setup.socket();
+    // Each is answered at once; the answers fill the socket.
+    let request = Request::Start { id: 1, order: receive_order() }.encode();
+    let deadline = std::time::Instant::now() + PATIENCE;
+    loop {
+        match bare.send(&request, &[]) {
+            Ok(()) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => thread::yield_now(),
+            Err(_) => break,
+        }
+        assert!(std::time::Instant::now() < deadline, "it stays connected");
+    }
+    setup.works();
+}
+
+#[test]
+fn the_end_of_the_service_ends_its_transfers() {
+    let setup = Setup::new("ends", ServiceLimits::default());
+    let mut client = setup.client();
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    client.submit(Source::socket(ours, None).file(setup.sink(), 0)).unwrap();
+    theirs.write_all(&[1]).unwrap();
+    let path = setup.folder.join("engine");
+    drop(setup);
+    // An answer, or the end of the connection.
+    match client.next(PATIENCE) {
+        Ok(Some(Answer::Ended { result: Err(error), .. })) => {
+            assert!(matches!(error.name(), "cancelled" | "stopping"));
+        }
+        other => assert!(matches!(other, Err(ClientError::Closed)), "{other:?}"),
+    }
+    assert_eq!(theirs.read(&mut [0]).unwrap_or(0), 0);
+    let error = Client::connect(&path).err().unwrap().to_string();
+    assert!(error.starts_with("no transfer engine answers at"), "{error}");
+}

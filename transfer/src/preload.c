@@ -1,0 +1,255 @@
+/*
+ * libserval_transfer_preload.so: with LD_PRELOAD, sendfile of an unmodified program is done by a transfer engine.
+ *
+ * The call is synchronous: it returns when the engine has put the bytes into the socket, or when a non-blocking socket is full. So what the
+ * program writes, shuts down or closes afterwards comes after them, and epoll reports the program's own socket as always. These
+ * calls go to libc: fewer than 64 KiB, sockets with SO_SNDTIMEO, other descriptors than a regular file and a stream socket, and everything while
+ * no engine answers. splice, tee and copy_file_range are not replaced.
+ *
+ * SERVAL_TRANSFER_SOCKET is the path of the engine's socket. Every thread has a connection of its own, and a process that was forked
+ * opens new ones.
+ */
+#define _GNU_SOURCE
+#include "serval/transfer.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/types.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Shorter calls are faster without the way to another process. */
+enum { BYTES_MIN = 64 << 10 };
+/* After a failure the engine is looked for again after this time. */
+enum { RETRY_MS = 1000 };
+/* As Linux: sendfile transfers at most this number of bytes. */
+#define BYTES_MAX ((size_t)0x7ffff000)
+
+typedef ssize_t sendfile_function(int, int, off_t *, size_t);
+
+/* The connection of a thread. */
+struct connection {
+    sv_transfers *transfers;
+    pid_t process;
+    /* The socket's identity: a program that closes all descriptors may use the number for something else. */
+    dev_t device;
+    ino_t inode;
+    int64_t retry_at_ms;
+};
+
+static pthread_once_t prepared = PTHREAD_ONCE_INIT;
+static pthread_key_t key;
+static bool has_key;
+static sendfile_function *next_sendfile;
+static atomic_bool warned;
+/* Copied when the library is loaded: programs such as nginx replace their environment. */
+static char *engine_path;
+
+static void drop(struct connection *connection);
+
+static void end_of_thread(void *value) {
+    drop(value);
+    free(value);
+}
+
+__attribute__((constructor)) static void read_environment(void) {
+    const char *path = getenv("SERVAL_TRANSFER_SOCKET");
+    if (path) engine_path = strdup(path);
+}
+
+static void prepare(void) {
+    has_key = pthread_key_create(&key, end_of_thread) == 0;
+    *(void **)&next_sendfile = dlsym(RTLD_NEXT, "sendfile64");
+    if (!next_sendfile) *(void **)&next_sendfile = dlsym(RTLD_NEXT, "sendfile");
+}
+
+static int64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static void warn(const char *what, int error) {
+    if (atomic_exchange(&warned, true)) return;
+    fprintf(stderr, "serval: transfers are done by libc: %s (%s): %s\n", what,
+            engine_path ? engine_path : "SERVAL_TRANSFER_SOCKET is not set", strerror(error));
+}
+
+/* Whether the descriptor is still the connection. */
+static bool is_own(const struct connection *connection) {
+    struct stat found;
+    return fstat(sv_transfers_fd(connection->transfers), &found) == 0 && found.st_dev == connection->device &&
+           found.st_ino == connection->inode;
+}
+
+static void drop(struct connection *connection) {
+    /* If the program has closed the descriptor, its number may be in use: then only the memory is lost, which is little. */
+    if (connection->transfers && is_own(connection)) sv_transfers_close(connection->transfers);
+    connection->transfers = NULL;
+}
+
+/* The thread's connection, or NULL. */
+static struct connection *connection(void) {
+    if (!has_key) return NULL;
+    struct connection *found = pthread_getspecific(key);
+    if (!found) {
+        found = calloc(1, sizeof *found);
+        if (!found) return NULL;
+        if (pthread_setspecific(key, found) != 0) {
+            free(found);
+            return NULL;
+        }
+    }
+    if (found->transfers && (found->process != getpid() || !is_own(found))) {
+        drop(found);
+        found->retry_at_ms = 0;
+    }
+    if (found->transfers) return found;
+    int64_t now = now_ms();
+    if (now < found->retry_at_ms) return NULL;
+    int status = engine_path ? sv_transfers_open(engine_path, &found->transfers) : -ENOENT;
+    struct stat socket;
+    if (status < 0 || fstat(sv_transfers_fd(found->transfers), &socket) < 0) {
+        warn("no engine answers", status < 0 ? -status : errno);
+        found->retry_at_ms = now + RETRY_MS;
+        return NULL;
+    }
+    found->process = getpid();
+    found->device = socket.st_dev;
+    found->inode = socket.st_ino;
+    return found;
+}
+
+/* What a call is for the engine: the length of its range, or 0 if it is for libc. */
+static size_t range(int out, int in, const off_t *offset, size_t count, off_t *from, bool *no_wait) {
+    if (count < BYTES_MIN) return 0;
+    struct stat file, socket;
+    if (fstat(in, &file) < 0 || !S_ISREG(file.st_mode) || fstat(out, &socket) < 0 || !S_ISSOCK(socket.st_mode)) return 0;
+    *from = offset ? *offset : lseek(in, 0, SEEK_CUR);
+    if (*from < 0 || *from >= file.st_size) return 0;
+    size_t left = (size_t)(file.st_size - *from);
+    if (count > left) count = left;
+    if (count > BYTES_MAX) count = BYTES_MAX;
+    if (count < BYTES_MIN) return 0;
+    int type = 0;
+    socklen_t len = sizeof type;
+    if (getsockopt(out, SOL_SOCKET, SO_TYPE, &type, &len) < 0 || type != SOCK_STREAM) return 0;
+    struct timeval limit = {0, 0};
+    len = sizeof limit;
+    if (getsockopt(out, SOL_SOCKET, SO_SNDTIMEO, &limit, &len) < 0 || limit.tv_sec || limit.tv_usec) return 0;
+    int flags = fcntl(out, F_GETFL);
+    if (flags < 0) return 0;
+    *no_wait = flags & O_NONBLOCK;
+    return count;
+}
+
+static ssize_t through_engine(struct connection *connection, int out, int in, off_t *offset, size_t count, off_t from, bool no_wait,
+                              bool *for_libc) {
+    sv_transfer transfer = SV_TRANSFER_DEFAULTS;
+    sv_transfer_result result;
+    transfer.offset = (uint64_t)from;
+    transfer.bytes = count;
+    transfer.no_wait = no_wait;
+    uint64_t id;
+    int status = sv_sendfile_start(connection->transfers, out, in, &transfer, &id);
+    if (status < 0) {
+        /* Nothing has been started. */
+        warn("the engine has gone", -status);
+        drop(connection);
+        *for_libc = true;
+        return -1;
+    }
+    bool interrupted = false;
+    int silent = 0;
+    for (;;) {
+        status = sv_transfers_next(connection->transfers, 10000, &result);
+        if (status == 0 && result.id == id) break;
+        if (status == 0) continue;
+        if (status == -EINTR) {
+            interrupted = true;
+            status = sv_transfers_cancel(connection->transfers, id);
+            if (status == 0) continue;
+        }
+        /* A peer that reads slowly takes longer; an engine that does not end a cancelled transfer has failed. */
+        if (status == -EAGAIN && !interrupted && ++silent < 6) continue;
+        if (status == -EAGAIN && !interrupted) {
+            interrupted = true;
+            if (sv_transfers_cancel(connection->transfers, id) == 0) continue;
+        }
+        if (status == -ECONNREFUSED) {
+            /* Refused before anything was started. */
+            warn(result.text, ECONNREFUSED);
+            drop(connection);
+            connection->retry_at_ms = now_ms() + RETRY_MS;
+            *for_libc = true;
+            return -1;
+        }
+        /* How far the transfer came is not known, so the stream cannot be continued. */
+        warn("the engine ended during a transfer", -status);
+        drop(connection);
+        errno = EIO;
+        return -1;
+    }
+    if (result.written == 0) {
+        if (interrupted) {
+            errno = EINTR;
+        } else if (result.error == 0) {
+            errno = EAGAIN;
+        } else {
+            /* libc reports the error as the program expects it, with a signal if there is one. */
+            *for_libc = true;
+        }
+        return -1;
+    }
+    off_t end = from + (off_t)result.written;
+    if (offset) {
+        *offset = end;
+    } else {
+        lseek(in, end, SEEK_SET);
+    }
+    return (ssize_t)result.written;
+}
+
+static ssize_t replaced(int out, int in, off_t *offset, size_t count) {
+    pthread_once(&prepared, prepare);
+    if (!next_sendfile) {
+        errno = ENOSYS;
+        return -1;
+    }
+    int before = errno;
+    off_t from;
+    bool no_wait;
+    size_t bytes = range(out, in, offset, count, &from, &no_wait);
+    struct connection *found = bytes ? connection() : NULL;
+    if (found) {
+        bool for_libc = false;
+        ssize_t sent = through_engine(found, out, in, offset, bytes, from, no_wait, &for_libc);
+        if (!for_libc) {
+            if (sent >= 0) errno = before;
+            return sent;
+        }
+    }
+    errno = before;
+    return next_sendfile(out, in, offset, count);
+}
+
+SV_TRANSFER_API ssize_t sendfile(int out, int in, off_t *offset, size_t count);
+SV_TRANSFER_API ssize_t sendfile64(int out, int in, off_t *offset, size_t count);
+
+ssize_t sendfile(int out, int in, off_t *offset, size_t count) {
+    return replaced(out, in, offset, count);
+}
+
+ssize_t sendfile64(int out, int in, off_t *offset, size_t count) {
+    return replaced(out, in, offset, count);
+}

@@ -1,0 +1,178 @@
+/*
+ * What sendfile promises, checked through libserval_transfer_preload.so: `preload_test FOLDER`. The same program passes without
+ * the library.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define CHECK(condition) \
+    do { \
+        if (!(condition)) { \
+            fprintf(stderr, "%s:%d: %s is not true (%s)\n", __FILE__, __LINE__, #condition, strerror(errno)); \
+            exit(1); \
+        } \
+    } while (0)
+
+enum { BYTES = 3000001 };
+static unsigned char content[BYTES], got[2 * BYTES];
+
+static void pair(int ends[2], int flags) {
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | flags, 0, ends) == 0);
+}
+
+/* A child reads everything, and compares it with `bytes` of the content followed by "end". */
+static pid_t reader(int ends[2], size_t bytes) {
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child > 0) {
+        close(ends[1]);
+        return child;
+    }
+    close(ends[0]);
+    size_t len = 0;
+    ssize_t now;
+    while ((now = read(ends[1], got + len, sizeof got - len)) > 0) len += (size_t)now;
+    _exit(len == bytes + 3 && memcmp(got, content, bytes) == 0 && memcmp(got + bytes, "end", 3) == 0 ? 0 : 1);
+}
+
+static void ended_well(pid_t child) {
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+/* Blocking, with an offset of its own; what is written afterwards comes afterwards. */
+static void sends_in_order(int file) {
+    int ends[2];
+    pair(ends, 0);
+    pid_t child = reader(ends, BYTES);
+    off_t offset = 0;
+    CHECK(lseek(file, 7, SEEK_SET) == 7);
+    while (offset < BYTES) CHECK(sendfile(ends[0], file, &offset, (size_t)(BYTES - offset)) > 0);
+    CHECK(offset == BYTES && lseek(file, 0, SEEK_CUR) == 7);
+    CHECK(write(ends[0], "end", 3) == 3);
+    CHECK(shutdown(ends[0], SHUT_WR) == 0);
+    close(ends[0]);
+    ended_well(child);
+}
+
+/* Without an offset the file position moves, to the end of the file at most. */
+static void moves_the_position(int file) {
+    int ends[2];
+    pair(ends, 0);
+    pid_t child = reader(ends, BYTES);
+    CHECK(lseek(file, 0, SEEK_SET) == 0);
+    size_t sent = 0;
+    ssize_t now;
+    while ((now = sendfile(ends[0], file, NULL, 1 << 30)) > 0) {
+        sent += (size_t)now;
+        CHECK(lseek(file, 0, SEEK_CUR) == (off_t)sent);
+    }
+    CHECK(now == 0 && sent == BYTES);
+    CHECK(write(ends[0], "end", 3) == 3);
+    close(ends[0]);
+    ended_well(child);
+}
+
+/* A non-blocking socket: short counts, EAGAIN, and epoll reports room. */
+static void does_not_block(int file) {
+    int ends[2];
+    pair(ends, SOCK_NONBLOCK);
+    int epoll = epoll_create1(0);
+    struct epoll_event event = {.events = EPOLLOUT | EPOLLET};
+    CHECK(epoll >= 0 && epoll_ctl(epoll, EPOLL_CTL_ADD, ends[0], &event) == 0);
+    off_t offset = 0;
+    size_t len = 0, refused = 0;
+    while (len < BYTES) {
+        while (offset < BYTES) {
+            off_t before = offset;
+            ssize_t sent = sendfile(ends[0], file, &offset, (size_t)(BYTES - offset));
+            if (sent < 0) {
+                CHECK(errno == EAGAIN && offset == before);
+                refused++;
+                break;
+            }
+            CHECK(sent > 0 && offset == before + sent);
+        }
+        ssize_t now;
+        while ((now = read(ends[1], got + len, sizeof got - len)) > 0) len += (size_t)now;
+        CHECK(len == (size_t)offset);
+        if (offset < BYTES) CHECK(epoll_wait(epoll, &event, 1, 10000) == 1 && (event.events & EPOLLOUT));
+    }
+    CHECK(refused > 0 && memcmp(got, content, BYTES) == 0);
+    close(epoll);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+/* The errors are those of libc. */
+static void fails_as_usual(int file) {
+    int ends[2];
+    pair(ends, 0);
+    CHECK(signal(SIGPIPE, SIG_IGN) != SIG_ERR);
+    close(ends[1]);
+    off_t offset = 0;
+    CHECK(sendfile(ends[0], file, &offset, BYTES) == -1 && errno == EPIPE && offset == 0);
+    close(ends[0]);
+    CHECK(sendfile(ends[0], file, &offset, BYTES) == -1 && errno == EBADF);
+    pair(ends, 0);
+    CHECK(sendfile(ends[0], -1, &offset, BYTES) == -1 && errno == EBADF);
+    int pipes[2];
+    CHECK(pipe(pipes) == 0);
+    CHECK(sendfile(ends[0], pipes[0], NULL, BYTES) == -1 && errno == EINVAL);
+    /* Another file is a sink as well. */
+    char path[] = "/tmp/serval-preload-XXXXXX";
+    int sink = mkstemp(path);
+    CHECK(sink >= 0 && unlink(path) == 0);
+    offset = 0;
+    CHECK(sendfile(sink, file, &offset, BYTES) == BYTES && lseek(sink, 0, SEEK_END) == BYTES);
+    close(sink);
+    close(pipes[0]);
+    close(pipes[1]);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+/* A child that was forked after a transfer. */
+static void survives_a_fork(int file, const char *path) {
+    sends_in_order(file);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        /* As daemons do, and the numbers are used again. */
+        for (int descriptor = 3; descriptor < 1024; descriptor++) close(descriptor);
+        int own = open(path, O_RDONLY);
+        CHECK(own >= 0);
+        sends_in_order(own);
+        moves_the_position(own);
+        _exit(0);
+    }
+    moves_the_position(file);
+    ended_well(child);
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc == 2);
+    for (size_t at = 0; at < BYTES; at++) content[at] = (unsigned char)(at * 31 ^ at >> 8);
+    char path[4096];
+    snprintf(path, sizeof path, "%s/source", argv[1]);
+    int file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    CHECK(file >= 0 && write(file, content, BYTES) == BYTES);
+    sends_in_order(file);
+    moves_the_position(file);
+    does_not_block(file);
+    fails_as_usual(file);
+    survives_a_fork(file, path);
+    printf("ok\n");
+    return 0;
+}

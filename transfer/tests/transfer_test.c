@@ -1,0 +1,204 @@
+/*
+ * Transfers through the C library: `transfer_test SOCKET FOLDER`. Prints one line at the end; ends with 1 at the first
+ * difference.
+ */
+#define _GNU_SOURCE
+#include <serval/transfer.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define CHECK(condition) \
+    do { \
+        if (!(condition)) { \
+            fprintf(stderr, "%s:%d: %s is not true\n", __FILE__, __LINE__, #condition); \
+            exit(1); \
+        } \
+    } while (0)
+
+enum { BYTES = 1000003 };
+static unsigned char content[BYTES];
+static const uint8_t key[32] = {1, 2, 3};
+
+struct reader {
+    pthread_t thread;
+    int socket;
+    size_t len;
+    unsigned char *got;
+};
+
+static void *read_all(void *argument) {
+    struct reader *reader = argument;
+    for (;;) {
+        ssize_t got = read(reader->socket, reader->got + reader->len, 2 * BYTES - reader->len);
+        if (got <= 0) break;
+        reader->len += (size_t)got;
+    }
+    close(reader->socket);
+    return NULL;
+}
+
+/* A socket whose bytes another thread collects. */
+static int pair(struct reader *reader) {
+    int ends[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    *reader = (struct reader){.socket = ends[1], .got = malloc(2 * BYTES)};
+    CHECK(reader->got && pthread_create(&reader->thread, NULL, read_all, reader) == 0);
+    return ends[0];
+}
+
+static void finish(struct reader *reader, int socket) {
+    close(socket);
+    pthread_join(reader->thread, NULL);
+}
+
+static int make_file(const char *folder, const char *name, size_t bytes) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    int file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    CHECK(file >= 0 && write(file, content, bytes) == (ssize_t)bytes);
+    return file;
+}
+
+static void sends(sv_transfers *transfers, const char *folder) {
+    int file = make_file(folder, "source", BYTES);
+    struct reader reader;
+    int out = pair(&reader);
+    sv_transfer transfer = SV_TRANSFER_DEFAULTS;
+    sv_transfer_result result;
+    transfer.digest = SV_DIGEST_CRC32C;
+    transfer.offset = 3;
+    CHECK(sv_sendfile(transfers, out, file, &transfer, &result) == 0);
+    CHECK(result.error == 0 && result.written == BYTES - 3 && result.digest_bytes == 4 && result.text[0] == 0);
+    finish(&reader, out);
+    CHECK(reader.len == BYTES - 3 && memcmp(reader.got, content + 3, reader.len) == 0);
+    free(reader.got);
+
+    out = pair(&reader);
+    CHECK(sv_encrypted_sendfile(transfers, out, file, NULL, key, &result) == 0);
+    CHECK(result.error == 0 && result.read == BYTES && result.written > BYTES);
+    finish(&reader, out);
+    CHECK(reader.len == result.written && memcmp(reader.got, "SERVSEAL", 8) == 0);
+    free(reader.got);
+    close(file);
+}
+
+static void receives(sv_transfers *transfers, const char *folder) {
+    int file = make_file(folder, "sink", 0);
+    int ends[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    CHECK(write(ends[1], content, 5000) == 5000);
+    sv_transfer transfer = SV_TRANSFER_DEFAULTS;
+    sv_transfer_result result;
+    transfer.bytes = 4000;
+    transfer.digest = SV_DIGEST_SHA256;
+    CHECK(sv_recvfile(transfers, file, ends[0], &transfer, &result) == 0);
+    CHECK(result.error == 0 && result.written == 4000 && result.digest_bytes == 32);
+    unsigned char got[5000];
+    CHECK(pread(file, got, sizeof got, 0) == 4000 && memcmp(got, content, 4000) == 0);
+    CHECK(read(ends[0], got, sizeof got) == 1000 && memcmp(got, content + 4000, 1000) == 0);
+    close(ends[0]);
+    close(ends[1]);
+    close(file);
+}
+
+/* Two transfers at once: one ends, the other one waits for its peer until it is cancelled. */
+static void runs_asynchronously(sv_transfers *transfers, const char *folder) {
+    int file = make_file(folder, "source", BYTES), sink = make_file(folder, "sink", 0);
+    int ends[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    CHECK(write(ends[1], content, 10) == 10);
+    struct reader reader;
+    int out = pair(&reader);
+    uint64_t waits, sends;
+    CHECK(sv_recvfile_start(transfers, sink, ends[0], NULL, &waits) == 0);
+    CHECK(sv_sendfile_start(transfers, out, file, NULL, &sends) == 0 && sends != waits);
+    sv_transfer_result result;
+    struct pollfd entry = {sv_transfers_fd(transfers), POLLIN, 0};
+    CHECK(poll(&entry, 1, -1) == 1);
+    CHECK(sv_transfers_next(transfers, 0, &result) == 0 && result.id == sends && result.error == 0);
+    CHECK(sv_transfers_next(transfers, 0, &result) == -EAGAIN);
+    /* A blocking call keeps the result of the other transfer. */
+    unsigned char got[10];
+    while (pread(sink, got, sizeof got, 0) != 10) usleep(1000);
+    CHECK(sv_transfers_cancel(transfers, waits) == 0);
+    CHECK(sv_sendfile(transfers, out, file, NULL, &result) == 0 && result.error == 0);
+    CHECK(sv_transfers_next(transfers, -1, &result) == 0 && result.id == waits);
+    CHECK(result.error == ECANCELED && result.written == 10 && result.text[0]);
+    finish(&reader, out);
+    CHECK(reader.len == 2 * BYTES);
+    free(reader.got);
+    close(ends[0]);
+    close(ends[1]);
+    close(file);
+    close(sink);
+}
+
+static void refuses(sv_transfers *transfers, const char *folder) {
+    int file = make_file(folder, "source", 10);
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    sv_transfer transfer = SV_TRANSFER_DEFAULTS;
+    sv_transfer_result result;
+    CHECK(sv_sendfile(transfers, ends[1], file, NULL, &result) == 0);
+    CHECK(result.error == EINVAL && strcmp(result.text, "the sink is a pipe: it has to be a connected stream socket (TCP or Unix)") == 0);
+    CHECK(sv_sendfile(transfers, -1, file, NULL, &result) == -EBADF);
+    CHECK(sv_encrypted_sendfile(transfers, ends[1], file, NULL, NULL, &result) == -EINVAL);
+    transfer.no_wait = 1;
+    transfer.digest = SV_DIGEST_MD5;
+    CHECK(sv_sendfile(transfers, ends[1], file, &transfer, &result) == -EINVAL);
+    close(ends[0]);
+    close(ends[1]);
+    /* The number of a closed descriptor. */
+    CHECK(sv_sendfile(transfers, ends[1], file, NULL, &result) == -EBADF);
+    close(file);
+    sv_transfers *none;
+    CHECK(sv_transfers_open("/nowhere/engine", &none) == -ENOENT);
+    CHECK(sv_transfers_open("", &none) == -EINVAL);
+}
+
+static void leaves_nothing(const char *path, const char *folder) {
+    int file = make_file(folder, "source", 100);
+    for (int round = 0; round < 200; round++) {
+        sv_transfers *transfers;
+        CHECK(sv_transfers_open(path, &transfers) == 0);
+        int ends[2];
+        CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+        uint64_t id;
+        CHECK(sv_recvfile_start(transfers, file, ends[0], NULL, &id) == 0);
+        sv_transfers_close(transfers);
+        close(ends[0]);
+        close(ends[1]);
+    }
+    /* A descriptor that leaked would have a higher number. */
+    int last = dup(file);
+    CHECK(last < 20);
+    close(last);
+    close(file);
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc == 3);
+    for (size_t at = 0; at < BYTES; at++) content[at] = (unsigned char)(at * 31 ^ at >> 8);
+    sv_transfers *transfers;
+    int opened = sv_transfers_open(argv[1], &transfers);
+    if (opened != 0) {
+        printf("no engine: %s\n", strerror(-opened));
+        return 0;
+    }
+    sends(transfers, argv[2]);
+    receives(transfers, argv[2]);
+    runs_asynchronously(transfers, argv[2]);
+    refuses(transfers, argv[2]);
+    sv_transfers_close(transfers);
+    leaves_nothing(argv[1], argv[2]);
+    printf("ok\n");
+    return 0;
+}
