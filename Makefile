@@ -45,7 +45,7 @@ BUILT_FROM = SERVAL_BUILT_FROM="$$(commit=$$(git rev-parse HEAD 2>/dev/null) && 
 build: setup $(if $(wildcard /dev/nvidiactl),cuda-kernels-or-not)
 	@echo "building (the first time takes a few minutes)"
 	@$(BUILT_FROM) $(CARGO) build --release --quiet --package serval-cli
-	@for library in client attach; do $(MAKE) --no-print-directory --silent -C $$library || exit 1; done
+	@for library in client attach transfer; do $(MAKE) --no-print-directory --silent -C $$library || exit 1; done
 
 # The installed files work without the source tree: the command, which contains the headers of kernels; the libraries with their headers; the
 # documentation, in the same folders as here, so that links among these pages work. The unit is an example in the documentation, and not in systemd's folders,
@@ -74,6 +74,7 @@ install: absolute-prefix $(if $(BUILT_BEFORE),,build)
 	@install -m 755 "$(SERVAL)" $(INTO)/bin/serval
 	@$(MAKE) --no-print-directory --silent -C client install $(PLACE)
 	@$(MAKE) --no-print-directory --silent -C attach install $(PLACE)
+	@$(MAKE) --no-print-directory --silent -C transfer install $(PLACE)
 	@for page in $(PAGES); do install -m 644 $$page $(DOC)/$$page || exit 1; done
 	@umask 022; $(INTO)/bin/serval man $(INTO)/share/man/man1 >/dev/null
 	@umask 022; mkdir -p $(dir $(BASH_COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)) && \
@@ -89,6 +90,7 @@ uninstall: absolute-prefix
 		$(BASH_COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)
 	@$(MAKE) --no-print-directory --silent -C client uninstall $(PLACE)
 	@$(MAKE) --no-print-directory --silent -C attach uninstall $(PLACE)
+	@$(MAKE) --no-print-directory --silent -C transfer uninstall $(PLACE)
 	@rmdir $(DOC)/docs $(DOC) 2>/dev/null || true
 
 # A relative PREFIX would be a different folder in each Makefile and invalid in serval_client.pc; an unexpanded ~ would
@@ -218,7 +220,7 @@ setup-memcached:
 
 # Real peers for the tests: stock clients and servers from Debian's packages.
 setup-test:
-	@tools/install-packages memcached sockperf dnsmasq-base dnsperf python3-venv
+	@tools/install-packages memcached sockperf dnsmasq-base dnsperf nginx-light vsftpd python3-venv
 	@# Without this package one test is skipped with a message.
 	@-tools/install-packages strace
 

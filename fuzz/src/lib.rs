@@ -12,6 +12,7 @@
 //! | `control` | a process at the control socket, or a false engine that answers | a request is decoded as encoded, or refused in a short line; no answer contains terminal control sequences |
 //! | `attach` | a process at an accelerator's socket, or a false engine | a message has one encoding, or is refused |
 //! | `handshake` | a process at a shared-memory port, or a false engine | decoded as encoded, or refused |
+//! | `transfer` | a process at the socket for transfers, or a false engine that answers | a request has one encoding, or is refused; no answer contains terminal control sequences |
 //!
 //! The targets are coverage-guided (libFuzzer) and need only the stable compiler:
 //! `cargo xtask fuzz SECONDS` builds them, runs each over its corpus and then for that long; `make test` runs each over
@@ -28,6 +29,7 @@ pub mod framing;
 pub mod handshake;
 pub mod metrics;
 pub mod rings;
+pub mod transfer;
 pub mod worker;
 
 /// The function of each target.
@@ -41,5 +43,6 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("metrics_request", metrics::request),
     ("region", rings::region),
     ("ring", rings::ring),
+    ("transfer", transfer::message),
     ("worker", worker::memory),
 ];

@@ -222,6 +222,7 @@ const STEPS: &[Step] = &[
             "crates/server/src/config",
             "crates/server/src/control",
             "crates/server/src/exporter/http.rs",
+            "crates/transfer/src/message.rs",
         ],
         "fuzz",
         "every fuzz target over its corpus and for a while",

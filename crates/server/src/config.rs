@@ -35,6 +35,7 @@ use std::sync::Arc;
 use engine::topology::{AcceleratorKind, CpuPlacement, Launch, Service, Topology};
 use runtime::kernel_file::Target;
 use sys::private_file::open_regular;
+use transfer::ServiceLimits;
 use wire::framing::Framing;
 
 use diagnostic::{Problem, Source};
@@ -98,6 +99,15 @@ pub enum ControlSocket {
     At(PathBuf),
 }
 
+/// The socket of the transfer engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TransferSettings {
+    /// Where it listens.
+    pub socket: PathBuf,
+    /// What its callers may use.
+    pub limits: ServiceLimits,
+}
+
 /// A valid configuration.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -107,6 +117,8 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     /// The location of the control socket.
     pub control: ControlSocket,
+    /// Where programs ask for transfers, if anywhere.
+    pub transfer: Option<TransferSettings>,
     /// The effective value and origin of every key, in the order of the documentation.
     pub settings: Vec<Setting>,
     /// Warnings about valid values.
@@ -162,11 +174,11 @@ impl Config {
         if !problems.is_empty() {
             return Err(ConfigError::new(sources, problems));
         }
-        let (metrics, control) = (options.metrics, options.control);
+        let (metrics, control, transfer) = (options.metrics, options.control, options.transfer);
         warnings.extend(exposure_warning(&topology, metrics));
         warnings.extend(topology.services.iter().flat_map(arena_warnings));
         warnings.extend(topology.services.iter().filter_map(service::short_reply));
-        Ok(Self { topology, metrics, control, settings, warnings })
+        Ok(Self { topology, metrics, control, transfer, settings, warnings })
     }
 }
 
@@ -227,7 +239,9 @@ impl Config {
         let listen = self.topology.memory_ports().map(|(service, path)| {
             (format!("service.{}.listen", self.topology.services[service].name), path)
         });
-        control.chain(attach).chain(listen)
+        let transfer = self.transfer.as_ref();
+        let transfer = transfer.map(|of| ("transfer.socket".to_owned(), of.socket.as_path()));
+        control.chain(transfer).chain(attach).chain(listen)
     }
 }
 

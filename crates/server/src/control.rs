@@ -318,6 +318,7 @@ impl Owner {
         let fixed = [
             ("engine.metrics", config.metrics == self.config.metrics),
             ("engine.control", config.control == self.config.control),
+            ("transfer", config.transfer == self.config.transfer),
         ];
         for (key, same) in fixed {
             if !same {

@@ -26,6 +26,7 @@ use engine::metrics::Metrics;
 use sys::socket_nic::OpenError;
 use sys::time::monotonic_ns;
 use sys::{PortSpec, SocketNic, SocketOptions, Waker};
+use transfer::engine::Counters;
 use wire::nic::{Close, Event, Nic, Read, Transport, Written};
 
 pub use http::REQUEST_BYTES_MAX;
@@ -49,6 +50,7 @@ pub struct Health {
     /// By [`RELOAD_RESULTS`].
     reloads: [AtomicU64; RELOAD_RESULTS.len()],
     stalls: OnceLock<Arc<Stalls>>,
+    transfers: OnceLock<Arc<Counters>>,
 }
 
 /// Results of a reload.
@@ -86,6 +88,17 @@ impl Health {
     pub fn watch(&self, stalls: Arc<Stalls>) {
         // There is one server; the first one is kept.
         let _ = self.stalls.set(stalls);
+    }
+
+    /// From now on these transfers are shown.
+    pub fn watch_transfers(&self, counters: Arc<Counters>) {
+        // There is one transfer engine; the first stays.
+        let _ = self.transfers.set(counters);
+    }
+
+    /// The counters of transfers, if the server has a transfer engine.
+    pub fn transfers(&self) -> Option<&Counters> {
+        self.transfers.get().map(Arc::as_ref)
     }
 
     /// Stalled workers.

@@ -69,6 +69,7 @@ fn counters_are_served_as_they_are_now() {
 
 /// What is exported only once it has happened.
 fn let_everything_happen(metrics: &Metrics, health: &Health) {
+    health.watch_transfers(Arc::default());
     let lives = RuntimeMetrics::new("digits", "gpu0");
     lives.end(1, "lost");
     let service = ServiceMetrics::new("digits".to_owned(), 1);

@@ -87,6 +87,13 @@ const PLANTS: &[Plant] = &[
         wrong: "u64::from(header.len) <= self.inline_max + 64;",
     },
     Plant {
+        target: "transfer",
+        bug: "reserved bytes of a request may have any value",
+        file: "crates/transfer/src/message.rs",
+        right: "if bytes[42..48] != [0; 6] {",
+        wrong: "if bytes[42..44] != [0; 2] {",
+    },
+    Plant {
         target: "worker",
         bug: "a batch of requests counts as one",
         file: "crates/engine/src/admit.rs",

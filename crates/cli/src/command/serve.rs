@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use engine::metrics::{Metrics, ServiceSnapshot, WorkerCounters};
 use serde_json::{Value as Json, json};
+use sys::local::LocalListener;
 use sys::signal::{Signal, Signals};
 use sys::tap::{SNAP_BYTES_MAX, TapFile, TapOptions, TapReport};
 use wire::DropReason;
@@ -121,6 +122,10 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
         }
         None => None,
     };
+    let transfers = start_transfers(&config)?;
+    if let Some(transfers) = &transfers {
+        health.watch_transfers(transfers.counters());
+    }
     health.watch(server.stalls());
     health.set_ready();
     let drain_ms = config.topology.engine.drain_ms;
@@ -143,6 +148,8 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     health.set_draining();
     tracing::info!(drain_ms, "draining; a second signal ends at once");
     let limit = Duration::from_millis(drain_ms) + END_TIMEOUT;
+    // Transfers are not part of the drain: their callers are notified of how far they came.
+    drop(transfers);
     control.begin_end();
     wait_for_end(&control, &mut signals, limit);
     let report = control.end();
@@ -158,6 +165,16 @@ fn stop_on_eof() -> std::io::Result<()> {
         let _ = sys::process::terminate(std::process::id());
     };
     std::thread::Builder::new().name("serval-stdin".into()).spawn(wait).map(drop)
+}
+
+/// The transfer engine, if the configuration has one.
+fn start_transfers(config: &Config) -> Result<Option<transfer::Service>, Failure> {
+    let Some(settings) = &config.transfer else { return Ok(None) };
+    let failed = |why: String| Failure::Run(format!("transfer.socket: {why}"));
+    let listener =
+        LocalListener::bind(&settings.socket).map_err(|error| failed(error.to_string()))?;
+    let started = transfer::Service::start(listener, settings.limits);
+    started.map(Some).map_err(|error| failed(format!("a thread cannot be started: {error}")))
 }
 
 /// Every service with its listening addresses.

@@ -14,7 +14,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use sys::local::wait_readable;
 use sys::private_file::open_regular;
-use transfer::{Command, DigestKind, Engine, Key, Limits, Outcome, Source};
+use transfer::message::Answer;
+use transfer::{Client, Command, DigestKind, Engine, Key, Limits, Source};
 
 use super::bench::time;
 use super::{Failure, cancel_on_signal};
@@ -33,11 +34,14 @@ Examples:
   serval transfer image.iso tcp://backup:9000 --digest sha256
   head -c 32 /dev/urandom >key; serval transfer image.iso tcp://backup:9000 --seal key
   serval transfer image.iso tcp://backup:9000 --offset 4096 --bytes 1048576 --json
+  serval transfer image.iso tcp://backup:9000 --engine /run/serval/transfer
 
 Exit codes: 0 all bytes were transferred, 1 not all (the number is printed), 2 the command line is wrong.";
 
 /// How often the progress bar moves, and signals are looked at.
 const TICK: Duration = Duration::from_millis(50);
+/// How long an engine may not answer.
+const ENGINE_SILENCE_MAX: Duration = Duration::from_secs(10);
 /// Longest key file.
 const KEY_FILE_BYTES: u64 = 80;
 
@@ -66,6 +70,10 @@ pub(super) struct Options {
     /// Length of the range [default: to the end of the file or of the stream]
     #[arg(long, value_name = "N")]
     bytes: Option<u64>,
+
+    /// Let the engine at this socket do it (transfer.socket of a running server), instead of this process
+    #[arg(long, value_name = "SOCKET")]
+    engine: Option<PathBuf>,
 
     /// How long nothing may move, and how long connecting may take
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
@@ -146,23 +154,29 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
         }
     };
     let began = Instant::now();
-    let outcome = execute(screen, command.stall(options.stall), expected, &cancel)?;
-    if matches!(options.sink, Place::Connect(_) | Place::Listen(_)) && outcome.result.is_ok() {
+    let command = command.stall(options.stall);
+    let bar = progress_bar(screen, expected);
+    let outcome = match &options.engine {
+        Some(path) => execute_elsewhere(path, command, &bar, &cancel)?,
+        None => execute_here(command, &bar, &cancel)?,
+    };
+    bar.finish_and_clear();
+    if matches!(options.sink, Place::Connect(_) | Place::Listen(_)) && outcome.why.is_none() {
         // The peer reads the end of the stream. It may have closed by now.
         let _ = socket.shutdown(Shutdown::Write);
     }
     report(screen, &outcome, began.elapsed())
 }
 
-/// Runs the command on an engine of this process, with a progress bar on a terminal.
-fn execute(
-    screen: &Screen,
-    command: Command,
-    expected: Option<u64>,
-    cancel: &AtomicBool,
-) -> Result<Outcome, Failure> {
-    let engine = Engine::start(Limits::default()).map_err(Failure::run)?;
-    let transfer = engine.submit(command).map_err(Failure::run)?;
+/// How a transfer ended, here or in another process.
+struct Ended {
+    /// Why it ended early.
+    why: Option<String>,
+    report: transfer::Report,
+}
+
+/// A progress bar on a terminal.
+fn progress_bar(screen: &Screen, expected: Option<u64>) -> ProgressBar {
     let target =
         if screen.json { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
     let bar = ProgressBar::with_draw_target(expected, target);
@@ -172,10 +186,21 @@ fn execute(
     };
     let style = ProgressStyle::with_template(template);
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> "));
+    bar
+}
+
+/// Runs the command on an engine of this process.
+fn execute_here(
+    command: Command,
+    bar: &ProgressBar,
+    cancel: &AtomicBool,
+) -> Result<Ended, Failure> {
+    let engine = Engine::start(Limits::default()).map_err(Failure::run)?;
+    let transfer = engine.submit(command).map_err(Failure::run)?;
     loop {
         if let Some(outcome) = transfer.wait_for(TICK) {
-            bar.finish_and_clear();
-            return Ok(outcome);
+            let why = outcome.result.err().map(|error| error.to_string());
+            return Ok(Ended { why, report: outcome.report });
         }
         bar.set_position(transfer.progress().written());
         if cancel.load(Ordering::Relaxed) {
@@ -184,16 +209,47 @@ fn execute(
     }
 }
 
-fn report(screen: &Screen, outcome: &Outcome, took: Duration) -> Result<(), Failure> {
-    let Outcome { result, report } = outcome;
+/// Runs it on the engine of a server.
+fn execute_elsewhere(
+    path: &Path,
+    command: Command,
+    bar: &ProgressBar,
+    cancel: &AtomicBool,
+) -> Result<Ended, Failure> {
+    let mut client = Client::connect(path).map_err(Failure::run)?;
+    let id = client.submit(command).map_err(Failure::run)?;
+    let mut last_answer = Instant::now();
+    loop {
+        match client.next(TICK).map_err(Failure::run)? {
+            Some(Answer::Ended { result, report, .. }) => {
+                return Ok(Ended { why: result.err().map(|error| error.text), report });
+            }
+            Some(Answer::Progress { written, .. }) => {
+                bar.set_position(written);
+                last_answer = Instant::now();
+            }
+            None if last_answer.elapsed() > ENGINE_SILENCE_MAX => {
+                return Err(Failure::Run(format!(
+                    "the transfer engine at {} does not answer",
+                    path.display()
+                )));
+            }
+            None if cancel.load(Ordering::Relaxed) => client.cancel(id).map_err(Failure::run)?,
+            None => client.ask_progress(id).map_err(Failure::run)?,
+        }
+    }
+}
+
+fn report(screen: &Screen, ended: &Ended, took: Duration) -> Result<(), Failure> {
+    let Ended { why, report } = ended;
     let seconds = took.as_secs_f64();
     let rate = report.written as f64 / seconds.max(1e-9);
     let digest = report.digest.map(|digest| (digest.kind().name(), digest.to_string()));
-    if let Err(error) = result {
+    if let Some(why) = why {
         let (read, written) = (report.read, report.written);
-        let what =
-            format!("{error}; {read} bytes were read from the source, {written} reached the sink");
-        return Err(Failure::Run(what));
+        return Err(Failure::Run(format!(
+            "{why}; {read} bytes were read from the source, {written} reached the sink"
+        )));
     }
     screen.show(
         || {

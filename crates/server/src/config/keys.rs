@@ -17,6 +17,7 @@ use engine::topology::{
 };
 use mqueue::abi::{DEPTH_MAX, MESSAGE_BYTES_MAX};
 use runtime::kinds::KINDS;
+use transfer::ServiceLimits;
 
 use super::reader::{Report, Section};
 
@@ -84,6 +85,7 @@ pub(crate) enum Field {
     Limits(Setter<Limits>),
     Service(Setter<Service>),
     Backend(Setter<Backend>),
+    Transfer(Setter<ServiceLimits>),
 }
 
 /// A field of a `T`, and its valid values. Its default is that of a new `T`.
@@ -218,6 +220,7 @@ targets! {
     Limits = Limits, limits, "[limits]";
     Service = Service, service, "[[service]]";
     Backend = Backend, backend, "[[service.backend]]";
+    ServiceLimits = Transfer, transfers, "[transfer]";
 }
 
 const fn number<T>(
@@ -315,6 +318,7 @@ fn table_of(path: &str) -> &'static Table {
     let header = match path.split('.').collect::<Vec<_>>().as_slice() {
         ["engine"] => "[engine]",
         ["limits"] => "[limits]",
+        ["transfer"] => "[transfer]",
         ["accelerator", ..] => "[[accelerator]]",
         ["service", _, "backend", ..] => "[[service.backend]]",
         ["service", ..] => "[[service]]",
@@ -373,6 +377,7 @@ const COMMON: &[(&str, &[Key])] = &[
                 "The version of the file format. It precedes the first table.";
             engine: Other("table"), "every key's default", "`[engine]`, below.";
             limits: Other("table"), "every key's default", "`[limits]`, below.";
+            transfer: Other("table"), "every key's default", "`[transfer]`, below: moves files for other programs.";
             accelerator: Other("list of tables"), "`acc0` of kind `cpu`; for kernel files `process` of kind `process`",
                 "`[[accelerator]]`, below: where kernels run.";
             service: Other("list of tables"), "required", "`[[service]]`, below: the services.";
@@ -424,6 +429,20 @@ const COMMON: &[(&str, &[Key])] = &[
                 "Whether datagrams from source ports below 1024 are served. Services of other machines use these ports (`echo`, `chargen`, \
                  DNS, NTP), and with a forged source two servers that answer any message would answer each other. `false`: such \
                  datagrams are dropped as `privileged_source`. Set `true` if clients use such ports, as old DNS resolvers do.";
+        },
+    ),
+    (
+        "[transfer]",
+        keys! { "transfer":
+            socket: Other("string: absolute path, or `off` (also `\"\"`)"), "off",
+                "A Unix socket where programs on this machine ask for transfers (transfer.md). The engine's user and root may use it. \
+                 `off`: the server moves no files.";
+            in_flight: transfers(number("transfers", 1..=4096, |t| Number::U32(&mut t.in_flight))), "",
+                "Transfers in flight; more are refused as `too_many`. Each may hold 512 KiB.";
+            per_client: transfers(number("transfers", 1..=4096, |t| Number::U32(&mut t.per_client))), "",
+                "Transfers in flight of one connection.";
+            clients: transfers(number("connections", 1..=4096, |t| Number::U32(&mut t.clients))), "",
+                "Connections; more are refused as `too_many_clients`.";
         },
     ),
     (

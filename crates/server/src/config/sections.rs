@@ -14,8 +14,8 @@ use engine::topology::{
 use mqueue::abi::BACKENDS_MAX;
 use runtime::kinds::{self, KINDS, Kind};
 use sys::local::PATH_BYTES_MAX;
+use transfer::ServiceLimits;
 
-use super::ControlSocket;
 use super::address;
 use super::diagnostic::{Problem, Span};
 use super::keys::{self as table, TABLES, read_fields};
@@ -23,6 +23,7 @@ use super::reader::{
     Places, Report, Section, boolean_of, integer_of, nearest, text_of, wrong_type,
 };
 use super::tree::{Entry, Table, Value};
+use super::{ControlSocket, TransferSettings};
 
 /// The table that has a key of this name.
 pub(super) fn section_with(key: &str) -> Option<&'static str> {
@@ -42,6 +43,7 @@ pub(super) fn keys_of(section: &str) -> Vec<&'static str> {
 pub(super) struct EngineOptions {
     pub(super) metrics: Option<SocketAddr>,
     pub(super) control: ControlSocket,
+    pub(super) transfer: Option<TransferSettings>,
 }
 
 /// The places of everything that a [`TopologyError`] can name.
@@ -81,9 +83,12 @@ pub(super) fn read(
     let mut places = AllPlaces::default();
     let before = report.problems.len();
     let engine = sub_table(report, top.entry("engine"), "[engine]");
-    let (engine, options) = read_engine(report, engine, whole, &mut places);
+    let (engine, mut options) = read_engine(report, engine, whole, &mut places);
     let limits = sub_table(report, top.entry("limits"), "[limits]");
     let limits = read_limits(report, limits, whole);
+    let transfer = sub_table(report, top.entry("transfer"), "[transfer]");
+    let transfer = read_transfer(report, transfer, whole);
+    options.transfer = transfer;
     let accelerator_tables = tables(report, top.entry("accelerator"), "[[accelerator]]");
     let accelerators = read_accelerators(report, &accelerator_tables);
     let (accelerators, hang_ms): (Vec<_>, Vec<_>) = accelerators.into_iter().unzip();
@@ -206,7 +211,34 @@ fn read_engine(
     section.record(report, "metrics", metrics.map(|m| m.to_string()).unwrap_or_default());
     let control = read_control(report, &mut section);
     places.engine = Some(section.finish(report));
-    (settings, EngineOptions { metrics, control })
+    (settings, EngineOptions { metrics, control, transfer: None })
+}
+
+fn read_transfer(
+    report: &mut Report<'_>,
+    table: Option<&Table>,
+    whole: Span,
+) -> Option<TransferSettings> {
+    let mut section = Section::new("[transfer]", "transfer", table, whole);
+    let mut limits = ServiceLimits::default();
+    read_fields(report, &mut section, &mut limits);
+    let given = section.text(report, "socket", "\"/run/serval/transfer\" or \"off\"");
+    let given = given.filter(|(text, _)| !matches!(text.as_str(), "" | "off" | "none"));
+    let socket = given.map(|(path, span)| checked_socket(report, path, span));
+    let shown = socket.as_ref().map_or("off".into(), |path| path.to_string_lossy());
+    section.record(report, "socket", shown.into_owned());
+    section.finish(report);
+    socket.map(|socket| TransferSettings { socket, limits })
+}
+
+/// The path of a socket; a problem if it cannot be one.
+fn checked_socket(report: &mut Report<'_>, path: String, span: Span) -> PathBuf {
+    if !Path::new(&path).is_absolute() || path.len() > PATH_BYTES_MAX {
+        let what = format!("\"{path}\" cannot be the path of a socket");
+        let right = format!("\"off\", or an absolute path of at most {PATH_BYTES_MAX} bytes");
+        report.problem(Problem::new(span, what, right));
+    }
+    path.into()
 }
 
 /// `control = "auto" | "off" | "/path"`; the empty string is `off`.
@@ -216,15 +248,7 @@ fn read_control(report: &mut Report<'_>, section: &mut Section<'_>) -> ControlSo
         None => ControlSocket::Auto,
         Some((text, _)) if text == "auto" => ControlSocket::Auto,
         Some((text, _)) if matches!(text.as_str(), "" | "off" | "none") => ControlSocket::Off,
-        Some((path, span)) => {
-            if !Path::new(&path).is_absolute() || path.len() > PATH_BYTES_MAX {
-                let what = format!("\"{path}\" cannot be the path of a socket");
-                let right =
-                    format!("\"off\", or an absolute path of at most {PATH_BYTES_MAX} bytes");
-                report.problem(Problem::new(span, what, right));
-            }
-            ControlSocket::At(path.into())
-        }
+        Some((path, span)) => ControlSocket::At(checked_socket(report, path, span)),
     };
     let shown = match &control {
         ControlSocket::Auto => "auto".into(),

@@ -185,7 +185,9 @@ pub(super) fn apply(root: &mut Table, sources: &[Source], over: &Override) -> Re
     let path: Vec<&str> = over.path.iter().map(String::as_str).collect();
     match path.as_slice() {
         ["schema"] => root.put(entry("schema")),
-        [section @ ("engine" | "limits"), key] => section_of(root, section, over).put(entry(key)),
+        [section @ ("engine" | "limits" | "transfer"), key] => {
+            section_of(root, section, over).put(entry(key));
+        }
         ["accelerator", name, key] => named(root, "accelerator", name, over)?.put(entry(key)),
         ["service", name, "params", key] => {
             let service = named(root, "service", name, over)?;
@@ -200,7 +202,7 @@ pub(super) fn apply(root: &mut Table, sources: &[Source], over: &Override) -> Re
             return Err(Problem::new(
                 over.path_span,
                 format!("no key has the path `{}`", over.path.join(".")),
-                "write engine.KEY, limits.KEY, accelerator.NAME.KEY or service.NAME.KEY",
+                "write engine.KEY, limits.KEY, transfer.KEY, accelerator.NAME.KEY or service.NAME.KEY",
             )
             .help("also service.NAME.params.KEY and service.NAME.backend.NAME.KEY"));
         }

@@ -16,6 +16,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
+use transfer::engine::Counters;
 use wire::DropReason;
 
 use super::{Health, RELOAD_RESULTS};
@@ -109,6 +110,9 @@ impl Collector for Engine {
         for service in left_behind.iter().collect::<BTreeSet<_>>() {
             ConstGauge::new(1i64)
                 .encode(family.encode_family(&[("service", service.as_str())])?)?;
+        }
+        if let Some(transfers) = self.health.transfers() {
+            encode_transfers(&mut encoder, transfers)?;
         }
         let ready = ConstGauge::new(i64::from(self.health.is_ready()));
         let help = "1 while clients should connect";
@@ -327,6 +331,37 @@ fn encode_drops(encoder: &mut DescriptorEncoder<'_>, services: &[Snapshot]) -> R
     Ok(())
 }
 
+fn encode_transfers(
+    encoder: &mut DescriptorEncoder<'_>,
+    transfers: &Counters,
+) -> Result<(), Error> {
+    // Ended ones first: a transfer that ends meanwhile is counted in flight, not as ended twice.
+    let failed: Vec<_> = transfers.failed().collect();
+    let succeeded = transfers.succeeded();
+    let counters: [(&str, &str, u64); 4] = [
+        ("started", "Transfers that were asked for", transfers.started()),
+        ("succeeded", "Transfers that moved their whole range", succeeded),
+        ("read_bytes", "Bytes that ended transfers took from their sources", transfers.read()),
+        ("written_bytes", "Bytes that the sinks of ended transfers got", transfers.written()),
+    ];
+    for (name, help, value) in counters {
+        let name = format!("serval_transfers_{name}");
+        let family = encoder.encode_descriptor(&name, help, None, MetricType::Counter)?;
+        ConstCounter::new(value).encode(family)?;
+    }
+    let help = "Transfers that were refused or ended early, by reason (transfer.md)";
+    let name = "serval_transfers_failed";
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    let ended: u64 = succeeded + failed.iter().map(|(_, count)| count).sum::<u64>();
+    for (reason, count) in failed {
+        ConstCounter::new(count).encode(family.encode_family(&[("reason", reason)])?)?;
+    }
+    let in_flight = ConstGauge::new(transfers.started().saturating_sub(ended) as i64);
+    let (name, help) = ("serval_transfers_in_flight", "Transfers in flight");
+    in_flight.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)
+}
+
+/// The encoder ends the help with a full stop itself.
 /// The encoder adds the final full stop of the help itself.
 fn plain(help: &str) -> &str {
     help.trim_end_matches('.')
