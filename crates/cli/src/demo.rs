@@ -7,6 +7,7 @@
 //! | `echo`  | hundreds of mqueues on one core                                                     |
 //! | `scale` | the kernel of the documentation                                                     |
 //! | `faces` | a kernel that sends requests to memcached                                           |
+//! | `transfer` | a file through a transfer engine, checked with other implementations              |
 //!
 //! A demo checks every reply and fails if one is wrong. Its numbers are an illustration, not a benchmark: client and
 //! servers share the machine's cores, and rounds are short.
@@ -18,6 +19,7 @@ mod echo;
 mod faces;
 mod lenet;
 mod scale;
+mod transfer;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -51,6 +53,8 @@ pub enum Name {
     Echo,
     /// Multiplies vectors of numbers by 3
     Scale,
+    /// Moves a file through a transfer engine: digests, encryption
+    Transfer,
 }
 
 /// Options of a demo.
@@ -66,6 +70,8 @@ pub struct Options {
     pub pictures: Option<std::path::PathBuf>,
     /// The GPU for demos with a kernel for one, or the reason, in one sentence, why none is used.
     pub gpu: Result<DemoGpu, String>,
+    /// `transfer`: spoil one byte, so that the checks must find it.
+    pub corrupt: bool,
     /// The output.
     pub screen: Screen,
     /// Ends the demo early when set.
@@ -107,8 +113,10 @@ pub struct Report {
     pub text: String,
     /// As JSON.
     pub json: Json,
-    /// As a chart.
-    pub chart: Chart,
+    /// As a chart, if the demo has one.
+    pub chart: Option<Chart>,
+    /// What was wrong, in one sentence: the demo has failed although it has a report.
+    pub failure: Option<String>,
 }
 
 /// Why a demo failed.
@@ -147,7 +155,10 @@ pub enum DemoError {
 
 /// Runs a demo on its own thread, because it may be pinned to a core, which must not affect the caller.
 pub fn run(name: Name, options: &Options) -> Result<Report, DemoError> {
-    let stage = Stage { options, cores: Cores::choose(options.workers) };
+    // A transfer engine has threads of its own, which would all run on the core of their creator.
+    let pinned = name != Name::Transfer;
+    let cores = pinned.then(|| Cores::choose(options.workers)).flatten();
+    let stage = Stage { options, cores };
     let play = || {
         if let Some(cores) = stage.cores {
             // Without pinning the numbers are worse, but not wrong.
@@ -158,6 +169,7 @@ pub fn run(name: Name, options: &Options) -> Result<Report, DemoError> {
             Name::Faces => faces::run(&stage),
             Name::Echo => echo::run(&stage),
             Name::Scale => scale::run(&stage),
+            Name::Transfer => transfer::run(&stage),
         }
     };
     let played = std::thread::scope(|scope| scope.spawn(play).join());

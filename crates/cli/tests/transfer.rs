@@ -1,11 +1,14 @@
 //! `serval transfer`: two commands move a file between them, and mistakes get one sentence.
 
+mod common;
+
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
+use common::Served;
 use serde_json::Value as Json;
 
 struct Folder(PathBuf);
@@ -138,4 +141,62 @@ fn a_transfer_that_ends_early_says_how_far_it_came() {
     drop(TcpStream::connect(address.strip_prefix("tcp://").unwrap()).unwrap());
     let said = String::from_utf8(receiver.wait_with_output().unwrap().stderr).unwrap();
     assert!(said.contains("the sink is a device: it has to be a file"), "{said}");
+}
+
+const ECHO: &str =
+    "[[service]]\nname = \"echo\"\nlisten = \"udp://127.0.0.1:0\"\nkernel = \"echo\"\n";
+
+#[test]
+fn a_server_does_the_transfer_and_counts_it() {
+    let folder = Folder::new("served");
+    let content = vec![9; 3_000_000];
+    let (source, sink, engine) =
+        (folder.file("source", &content), folder.path("sink"), folder.path("engine"));
+    let config = format!("[transfer]\nsocket = \"{engine}\"\n{ECHO}");
+    let served = Served::start("transfer-served", "", &config);
+    let (mut receiver, _lines, address) = listener(&sink, &["--engine", &engine]);
+    let sent = serval(&[&source, &address, "--engine", &engine, "--digest", "crc32c", "--json"]);
+    let sent = { sent }.output().unwrap();
+    assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
+    assert!(receiver.wait().unwrap().success());
+    assert!(fs::read(&sink).unwrap() == content);
+    let sent: Json = serde_json::from_slice(&sent.stdout).unwrap();
+    assert_eq!(sent["written_bytes"], content.len());
+    assert_eq!(sent["digest"]["value"], format!("{:08x}", crc32c::crc32c(&content)));
+    // An error of the server is that of the command.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("tcp://{}", port.local_addr().unwrap());
+    let long = [&source, &address, "--bytes", "3000001", "--engine", &engine];
+    let reader = std::thread::spawn(move || port.accept().unwrap().0.read_to_end(&mut Vec::new()));
+    let (code, said) = failure(&long);
+    reader.join().unwrap().unwrap();
+    let expected = "the file ends at byte 3000000, before the end of the transfer at byte 3000001; \
+                    3000000 bytes were read from the source, 3000000 reached the sink";
+    assert!(code == Some(1) && said.contains(expected), "{said}");
+    assert_eq!(served.metric("serval_transfers_started_total"), 3);
+    assert_eq!(served.metric("serval_transfers_succeeded_total"), 2);
+    assert_eq!(served.metric("serval_transfers_failed_total{reason=\"file_ended\"}"), 1);
+    assert_eq!(served.metric("serval_transfers_written_bytes_total"), 9_000_000);
+    assert_eq!(served.drain(), 0);
+    assert!(!folder.0.join("engine").exists());
+    let (code, said) = failure(&[&source, "tcp://127.0.0.1:1", "--engine", &engine]);
+    assert!(code == Some(1) && said.contains("cannot connect to tcp://"), "{said}");
+}
+
+#[test]
+fn the_demo_finds_every_byte_and_a_spoiled_one() {
+    let demo = |more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
+        let output =
+            command.args(["demo", "transfer", "--quick", "--json"]).args(more).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let last: Json = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+        (output.status.code(), last)
+    };
+    let (code, report) = demo(&[]);
+    assert_eq!((code, &report["wrong"]), (Some(0), &Json::from(0)), "{report}");
+    assert!(report["checked"].as_u64().unwrap() > 500);
+    assert_eq!(report["rows"].as_array().unwrap().len(), 5);
+    let (code, report) = demo(&["--corrupt"]);
+    assert_eq!((code, &report["wrong"]), (Some(1), &Json::from(1)), "{report}");
 }

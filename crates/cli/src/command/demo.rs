@@ -26,6 +26,7 @@ Examples:
   serval demo echo --mqueues 240       many mqueues on one core
   serval demo scale --quick            seconds instead of half a minute
   serval demo faces                    a kernel that uses memcached (apt install memcached)
+  serval demo transfer                 a file sent with digests and encryption by an engine
 
 Saves a chart of the results and prints its path. Exit code 1 if a reply is wrong or missing,
 or when fewer than 97 % of the digits are read correctly.";
@@ -60,6 +61,10 @@ pub(super) struct Options {
     #[arg(long, value_name = "FILE", conflicts_with = "cpu")]
     cuda_kernels: Option<PathBuf>,
 
+    /// transfer: change one byte of what arrives; the demo must find it and fail
+    #[arg(long)]
+    corrupt: bool,
+
     /// Where to save the chart (SVG) [default: serval-demo-NAME.svg in the current folder]
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
@@ -87,6 +92,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
         quick: options.quick,
         pictures: options.pictures.clone(),
         gpu: find_gpu(options),
+        corrupt: options.corrupt,
         screen: *screen,
         cancel,
     };
@@ -95,7 +101,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
         save_plot(name, options.plot.as_deref(), &mut report)?;
     }
     screen.show(|| report.text, || report.json);
-    Ok(())
+    report.failure.map_or(Ok(()), |why| Err(Failure::Unproven(format!("error: {why}"))))
 }
 
 /// The first usable GPU, or the reason why there is none.
@@ -128,7 +134,11 @@ fn save_plot(name: Name, path: Option<&Path>, report: &mut demo::Report) -> Resu
     let own_name = name.to_possible_value().expect("no demo is hidden");
     let own_path = format!("serval-demo-{}.svg", own_name.get_name());
     let at = path.unwrap_or(own_path.as_ref());
-    let saved = plot::save(&report.chart, at)
+    let Some(chart) = &report.chart else {
+        let why = format!("the demo {} has no chart: leave out --plot", own_name.get_name());
+        return path.map_or(Ok(()), |_| Err(Failure::Usage(why)));
+    };
+    let saved = plot::save(chart, at)
         .map_err(|error| format!("cannot save the plot {}: {error}", at.display()));
     match saved {
         Ok(()) => {

@@ -26,7 +26,7 @@ pub(super) const HELP: &str = "\
 SOURCE and SINK are a file and a TCP connection, in either order. tcp://HOST:PORT connects;
 listen://IP:PORT accepts one connection (port 0: a free one, which is printed). The bytes go through
 the stages in one pass: --digest prints a digest of the plain bytes, --seal encrypts them with
-AES-256-GCM on their way to a socket (docs/transfer.md has the format). KEYFILE holds 32 bytes, or 64
+AES-256-GCM before a socket (docs/transfer.md has the format). KEYFILE holds 32 bytes, or 64
 hexadecimal digits. A file as SINK is created, or replaced.
 
 Examples:

@@ -80,5 +80,5 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
         y: plot::latencies(),
         lines,
     };
-    Ok(Report { text, json, chart })
+    Ok(Report { text, json, chart: Some(chart), failure: None })
 }

@@ -108,7 +108,8 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
             line(format!("{} in flight", load.window), &many.latency),
         ],
     };
-    Ok(Report { text, json: as_json(&pictures, &asking, &figures, &costs), chart })
+    let json = as_json(&pictures, &asking, &figures, &costs);
+    Ok(Report { text, json, chart: Some(chart), failure: None })
 }
 
 fn service(stage: &Stage<'_>, memcached: &Memcached) -> Service {

@@ -192,7 +192,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     let title = format!("LeNet-5 on {whereabouts}: latency of a digit");
     let chart = verdict.chart(&title, stage);
     servers.shutdown()?;
-    Ok(Report { text, json, chart })
+    Ok(Report { text, json, chart: Some(chart), failure: None })
 }
 
 /// Checks that both transports and both servers give the same answers, with enough correct ones.

@@ -36,5 +36,5 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     }
     let json = json!({ "demo": "scale", "comparison": verdict.json() });
     let chart = verdict.chart("Numbers times 3: latency of a vector", stage);
-    Ok(Report { text, json, chart })
+    Ok(Report { text, json, chart: Some(chart), failure: None })
 }

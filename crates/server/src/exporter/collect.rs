@@ -361,7 +361,6 @@ fn encode_transfers(
     in_flight.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)
 }
 
-/// The encoder ends the help with a full stop itself.
 /// The encoder adds the final full stop of the help itself.
 fn plain(help: &str) -> &str {
     help.trim_end_matches('.')
