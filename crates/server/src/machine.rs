@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use engine::topology::{Backend, Service, Sockets, Topology};
+use transfer::ServiceLimits;
 use wire::nic::Transport;
 
 use crate::config::{Config, Origin, Setting};
@@ -53,7 +54,7 @@ pub fn fit_connections(config: &mut Config, running: Option<&Config>) -> Result<
         tracing::warn!(%error, "the limit of open descriptors could not be raised");
         sys::process::descriptor_limit().0
     });
-    let own = own_descriptors(&config.topology);
+    let own = own_descriptors(&config.topology) + transfer_descriptors(config);
     let each = connection_descriptors(&config.topology);
     let room = u32::try_from(limit.saturating_sub(own) / each).unwrap_or(u32::MAX);
     let wanted = config.topology.limits.connections;
@@ -93,6 +94,12 @@ fn asks_for_connections(config: &Config) -> bool {
 /// Maximum number of descriptors of a client's connection: any of them may use shared memory if there is such a port.
 fn connection_descriptors(topology: &Topology) -> u64 {
     if topology.memory_ports().next().is_some() { MEMORY_CLIENT_DESCRIPTORS } else { 1 }
+}
+
+/// The most descriptors that the transfer engine has open: two for each transfer, and its connections.
+fn transfer_descriptors(config: &Config) -> u64 {
+    let of = |limits: &ServiceLimits| 2 * u64::from(limits.in_flight) + u64::from(limits.clients);
+    config.transfer.as_ref().map_or(0, |transfer| of(&transfer.limits))
 }
 
 /// Maximum number of descriptors of this topology besides its clients' connections.

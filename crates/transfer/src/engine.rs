@@ -21,6 +21,8 @@ use crate::flow::{Buffers, Device, Devices, Flow, Plan, Progress, Report};
 use crate::pipeline::{Command, Direction};
 use crate::scoreboard::{EntryId, GivenBack, Patience, Scoreboard, Work};
 
+/// How often transfers whose time is over are looked for at least, also while all threads are busy.
+const EXPIRY_INTERVAL: Duration = Duration::from_millis(200);
 /// Threads of an engine.
 const THREADS: [&str; 2] = ["serval-files", "serval-sockets"];
 
@@ -118,6 +120,7 @@ impl Engine {
             entries: Scoreboard::new(limits.in_flight as usize),
             sockets: HashSet::new(),
             sleepers: 0,
+            expired_ns: 0,
             stops: false,
         };
         let shared = Arc::new(Shared {
@@ -285,6 +288,8 @@ struct Board {
     sockets: HashSet<SocketUse>,
     /// Threads that wait.
     sleepers: usize,
+    /// When transfers whose time is over were looked for last.
+    expired_ns: u64,
     stops: bool,
 }
 
@@ -359,8 +364,11 @@ impl Shared {
                 self.readiness.wake();
                 return;
             }
+            if self.now_ns() >= board.expired_ns + EXPIRY_INTERVAL.as_nanos() as u64 {
+                board = self.expire(board, &mut buffers);
+            }
             let Some((id, device, job)) = board.entries.take(last.take()) else {
-                board = self.sleep(board, &mut buffers);
+                board = self.sleep(board);
                 continue;
             };
             self.wake_one(&board);
@@ -407,25 +415,38 @@ impl Shared {
         self.board()
     }
 
-    /// Waits for something to do; queues what has become ready, and ends transfers whose time is over.
-    fn sleep<'s>(
-        &'s self,
-        mut board: MutexGuard<'s, Board>,
-        buffers: &mut Buffers,
-    ) -> MutexGuard<'s, Board> {
-        let now_ns = self.now_ns();
-        let timeout = board.entries.next_deadline_ns();
-        let timeout = timeout.map(|at| Duration::from_nanos(at.saturating_sub(now_ns)));
+    /// Waits for something to do, and queues what has become ready.
+    fn sleep<'s>(&'s self, mut board: MutexGuard<'s, Board>) -> MutexGuard<'s, Board> {
+        // Deadlines change while a thread sleeps, so it wakes up from time to time as long as there are transfers.
+        let timeout = board.entries.next_deadline_ns().map(|at| {
+            let left = Duration::from_nanos(at.saturating_sub(self.now_ns()));
+            left.min(EXPIRY_INTERVAL)
+        });
+        let timeout = timeout.or((!board.entries.is_empty()).then_some(EXPIRY_INTERVAL));
         board.sleepers += 1;
         drop(board);
         let mut ready = Vec::new();
         self.readiness.wait(&mut ready, timeout);
-        let now_ns = self.now_ns();
         let mut board = self.board();
         board.sleepers -= 1;
         for key in ready {
             board.entries.ready(EntryId::from_bits(key));
         }
+        if timeout.is_some() {
+            // The loop looks for transfers whose time is over.
+            board.expired_ns = 0;
+        }
+        board
+    }
+
+    /// Ends transfers whose time is over.
+    fn expire<'s>(
+        &'s self,
+        mut board: MutexGuard<'s, Board>,
+        buffers: &mut Buffers,
+    ) -> MutexGuard<'s, Board> {
+        let now_ns = self.now_ns();
+        board.expired_ns = now_ns;
         let expired = board.entries.expire(now_ns);
         if expired.is_empty() {
             return board;

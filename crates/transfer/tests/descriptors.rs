@@ -301,6 +301,32 @@ fn a_peer_that_stops_reading_is_given_up() {
 }
 
 #[test]
+fn a_stalled_transfer_is_given_up_while_the_engine_is_busy() {
+    let (folder, engine) = (Folder::new("busy-stall"), std::sync::Arc::new(engine()));
+    let path = folder.file("source", &bytes(4 << 20));
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    thread::scope(|scope| {
+        // Two transfers at any time keep both threads at work.
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    let (ours, theirs) = UnixStream::pair().unwrap();
+                    let received = receive(theirs);
+                    let command = Source::file(open(&path), 0, None).socket(ours);
+                    assert_eq!(engine.submit(command).unwrap().wait().result, Ok(()));
+                    received.join().unwrap();
+                }
+            });
+        }
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let command = Source::file(open(&path), 0, None).socket(ours);
+        let stalled = engine.submit(command.stall(Duration::from_millis(50))).unwrap().wait();
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(error(&stalled), &TransferError::Stalled(50));
+    });
+}
+
+#[test]
 fn a_file_that_is_shortened_ends_its_transfer() {
     let (folder, engine) = (Folder::new("shrinks"), engine());
     let path = folder.file("source", &bytes(8 << 20));
