@@ -189,7 +189,7 @@ fn answer(
     result: &Result<(), TransferError>,
     report: Report,
 ) -> [u8; crate::message::ANSWER_BYTES] {
-    let result = result.as_ref().map_err(RemoteError::from).map(|()| ());
+    let result = result.as_ref().copied().map_err(RemoteError::from);
     Answer::Ended { id, result, report }.encode()
 }
 
