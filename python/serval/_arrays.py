@@ -34,22 +34,22 @@ class Arrays:
         if not isinstance(replies, np.ndarray):
             text = f"the function returned {describe(replies)}, not a numpy.ndarray"
             raise ReplyTypeError(text, messages=count)
-        found = {"messages": count, "shape": tuple(replies.shape), "dtype": str(replies.dtype)}
+        shape, dtype = tuple(replies.shape), str(replies.dtype)
         if replies.dtype != self.reply_dtype:
-            text = f"the function returned dtype {replies.dtype}, reply_dtype is {self.reply_dtype}"
-            raise ReplyTypeError(text, **found)
+            text = f"the function returned dtype {dtype}, reply_dtype is {self.reply_dtype}"
+            raise ReplyTypeError(text, messages=count, shape=shape, dtype=dtype)
         if replies.ndim == 0 or replies.shape[0] != count:
-            text = f"the function returned shape {replies.shape}, the first dimension has to be {count}, the messages"
-            raise ReplyShapeError(text, **found)
+            text = f"the function returned shape {shape}, the first dimension has to be {count}, the messages"
+            raise ReplyShapeError(text, messages=count, shape=shape, dtype=dtype)
         if self.reply_shape is not None and replies.shape[1:] != self.reply_shape:
-            text = f"the function returned shape {replies.shape}, expected {(count, *self.reply_shape)}"
-            raise ReplyShapeError(text, **found)
+            text = f"the function returned shape {shape}, expected {(count, *self.reply_shape)}"
+            raise ReplyShapeError(text, messages=count, shape=shape, dtype=dtype)
         return np.ascontiguousarray(replies).reshape(-1).view(np.uint8)
 
 
 def _plain(dtype: Any, name: str) -> np.dtype[Any]:
     try:
-        found = np.dtype(dtype)
+        found: np.dtype[Any] = np.dtype(dtype)
     except TypeError as error:
         raise ConfigError(f"{name}: {error}") from None
     if found.hasobject or found.itemsize == 0:

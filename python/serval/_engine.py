@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import os
-import shutil
-import subprocess
-import tempfile
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
@@ -22,6 +17,8 @@ from . import _toml
 from ._errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
+    import subprocess
+
     from ._metrics import Metrics
 
 _log = logging.getLogger("serval.engine")
@@ -37,19 +34,33 @@ _FOLDER_BYTES_MAX = 107 - len("/control.sock")
 
 def binary() -> str:
     """The path of the ``serval`` command that the package carries."""
-    path = Path(__file__).parent / "_bin" / "serval"
-    if not path.exists():
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_bin", "serval")
+    if not os.path.exists(path):
         raise EngineError(f"the package is incomplete: {path} does not exist; install it again")
-    return str(path)
+    return path
 
 
 def make_folder() -> str:
     """A new folder for sockets, private to this user."""
+    import tempfile
+
     folder = tempfile.mkdtemp(prefix="serval-")
     if len(os.fsencode(folder)) > _FOLDER_BYTES_MAX:
         os.rmdir(folder)
         folder = tempfile.mkdtemp(prefix="serval-", dir="/tmp")
     return folder
+
+
+def remove_folder(folder: str) -> None:
+    """Removes a folder with everything in it, if it exists."""
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write(path: str, table: Mapping[str, Any]) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(_toml.dumps(table))
 
 
 class Engine:
@@ -92,7 +103,7 @@ class Engine:
             self._start(command, ready_timeout)
         except BaseException:
             self._kill()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove_folder(self._folder)
             raise
 
     def _prepare(self, config: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[str, str]:
@@ -104,13 +115,14 @@ class Engine:
         try:
             if isinstance(config, Mapping):
                 table = _with_absolute_kernels(config)
-                Path(path).write_text(_toml.dumps(table), encoding="utf-8")
+                _write(path, table)
             elif isinstance(config, str) and "\n" in config:
                 table = _with_absolute_kernels(tomllib.loads(config))
-                Path(path).write_text(_toml.dumps(table), encoding="utf-8")
+                _write(path, table)
             else:
                 path = os.fspath(config)
-                table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+                with open(path, "rb") as file:
+                    table = tomllib.load(file)
         except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"the configuration cannot be read: {error}") from None
         engine = table.get("engine")
@@ -119,6 +131,8 @@ class Engine:
         return path, control
 
     def _start(self, command: list[str], ready_timeout: float) -> None:
+        import subprocess
+
         pipe = subprocess.PIPE
         # In a process group of its own: Ctrl-C in a terminal would end the engine before this process has closed its services.
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, process_group=0)
@@ -141,6 +155,8 @@ class Engine:
 
     def _read_events(self, output: IO[bytes]) -> None:
         """The engine's standard output: the line when it is ready, and the last one. Its end is the end of the engine."""
+        import json
+
         for line in output:
             try:
                 event = json.loads(line)
@@ -221,7 +237,7 @@ class Engine:
             for reader in self._readers:
                 if reader is not threading.current_thread():
                     reader.join(1.0)
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove_folder(self._folder)
             _live.discard(self)
 
     def _kill(self) -> None:

@@ -6,7 +6,6 @@ import atexit
 import logging
 import os
 import select
-import shutil
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _errors
-from ._engine import Engine, make_folder, wait_for
+from ._engine import Engine, make_folder, remove_folder, wait_for
 from ._errors import ConfigError, EngineError, Error, FunctionError
 from ._native import HostCall
 
@@ -417,7 +416,7 @@ class Server:
                 host.release()
             self._threads = []
             if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
+                remove_folder(self._folder)
             self._over.set()
 
     def _forget(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,9 +34,16 @@ def _body(table: Mapping[str, Any], path: str) -> str:
     return "".join(lines + nested)
 
 
+def _text(text: str) -> str:
+    import json
+
+    # JSON's escapes are TOML's, but for the delete character.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 def _key(key: str) -> str:
     bare = key.replace("_", "a").replace("-", "a")
-    return key if bare.isascii() and bare.isalnum() else json.dumps(key)
+    return key if bare.isascii() and bare.isalnum() else _text(key)
 
 
 def _value(value: Any) -> str:
@@ -46,8 +52,7 @@ def _value(value: Any) -> str:
     if isinstance(value, (int, float)):
         return repr(value)
     if isinstance(value, str):
-        # JSON's escapes are TOML's, but for the delete character.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return _text(value)
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{_key(key)} = {_value(entry)}" for key, entry in value.items()) + " }"
     if isinstance(value, Sequence):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 from ._errors import ConfigError
 
 
 def parse(url: str) -> tuple[str, str, int]:
     """Scheme, host and port."""
+    from urllib.parse import urlsplit
+
     try:
         parts = urlsplit(url)
         scheme, host, port = parts.scheme, parts.hostname, parts.port

@@ -194,3 +194,10 @@ def test_the_command_is_installed():
     command = Path(sys.executable).parent / "serval"
     done = subprocess.run([command, "version"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "0.1.0" in done.stdout
+
+
+def test_an_import_loads_nothing_heavy():
+    heavy = "numpy torch asyncio subprocess tempfile urllib.parse ctypes".split()
+    text = f"import sys; before = set(sys.modules); import serval; print(*(set(sys.modules) - before).intersection({heavy}))"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "\n"), done.stdout + done.stderr
