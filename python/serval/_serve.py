@@ -419,6 +419,10 @@ class Server:
                 remove_folder(self._folder)
             self._over.set()
 
+    def __repr__(self) -> str:
+        state = "closed" if self._over.is_set() else "serving"
+        return f"<serval.Server {self._service} {' '.join(self.urls)} {state}>"
+
     def _forget(self) -> None:
         """In a child process after a fork: the server belongs to the parent."""
         self._closed = True

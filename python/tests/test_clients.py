@@ -1,6 +1,7 @@
 """Clients and engines: both kinds of client against an engine, and against servers that do not behave."""
 
 import asyncio
+import random
 import socket
 import threading
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import serval
 import serval.aio
 from conftest import eventually
+from serval._framing import Framing
 
 CONFIG = {
     "schema": 1,
@@ -168,6 +170,37 @@ def test_a_late_datagram_is_not_the_reply_to_another_request():
         with pytest.raises(serval.ReplyTimeout):
             client.ask(b"first")
         assert client.ask(b"second", timeout=10) == b"second"
+
+
+def test_replies_are_the_same_however_the_stream_is_split():
+    numbers = random.Random(3)
+    for name in ["length:u16", "length:u32", "line", "line-crlf", "fixed:7"]:
+        framing = Framing(name)
+        messages = [numbers.randbytes(7 if name == "fixed:7" else numbers.randint(0, 300)) for _ in range(200)]
+        if name.startswith("line"):
+            messages = [message.replace(b"\n", b" ").replace(b"\r", b" ") for message in messages]
+        stream = b"".join(map(framing.encode, messages))
+        received, replies, position = bytearray(), [], 0
+        while position < len(stream):
+            size = numbers.choice([1, 2, 3, 500])
+            received += stream[position : position + size]
+            position += size
+            while (reply := framing.decode(received)) is not None:
+                replies.append(reply)
+        assert replies == messages and not received
+
+
+def test_garbage_from_a_server_is_a_reply_or_an_error_and_bounded():
+    numbers = random.Random(4)
+    for name in ["length:u16", "length:u32", "line", "fixed:7"]:
+        for _ in range(300):
+            framing, received = Framing(name), bytearray(numbers.randbytes(numbers.randint(0, 2000)))
+            size = len(received)
+            try:
+                while (reply := framing.decode(received)) is not None:
+                    assert len(reply) <= size
+            except serval.FramingError:
+                pass
 
 
 def test_framing_errors_are_the_callers():
