@@ -18,6 +18,7 @@ mod elf;
 pub mod kernel;
 pub mod params;
 pub mod process;
+pub mod sleepers;
 mod table;
 
 pub use cuda::CudaError;

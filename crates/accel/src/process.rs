@@ -9,13 +9,10 @@
 //! *The runtime's side* is [`HostBlocks`]: threads that run `cpu` blocks as coroutines and poll the
 //! region's RX heads themselves. An idle thread spins, then sleeps.
 //!
-//! EDGE PARK: a thread announces that it sleeps, then checks its heads once more; the engine publishes, then
-//! checks whether the runtime sleeps. A full fence between the two on both sides: at least one of them
-//! sees the other. All threads of a runtime share one word, so they write it under a lock, only
-//! before and after a sleep.
+//! EDGE PARK: the engine publishes, then checks whether the runtime sleeps. The runtime's half is in `sleepers.rs`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -24,6 +21,7 @@ use mqueue::abi::{reason, stop};
 use mqueue::{MappedMemory, Region, Words};
 
 use crate::cpu::{Clock, Options, Watch, WorkerBlocks, pin};
+use crate::sleepers::Sleepers;
 use crate::{AccelError, Kernel, reason_name};
 
 /// Longest sleep of a thread, after which it checks the stop word by itself.
@@ -113,7 +111,7 @@ pub struct HostOptions {
     pub cores: Vec<usize>,
     /// Stack of each block in bytes, as in [`crate::cpu::Options::stack_bytes`].
     pub stack_bytes: usize,
-    /// Waits until the engine wakes the runtime, for at most the time given, and clears the wake-up.
+    /// As in [`Sleepers::new`].
     pub sleep: Box<dyn Fn(Duration) + Send + Sync>,
     /// A block that did not yield for this long hangs, and all blocks of its thread with it; must be longer
     /// than a block's turn takes: 64 messages.
@@ -267,67 +265,6 @@ impl HostBlocks {
 impl Drop for HostBlocks {
     fn drop(&mut self) {
         self.end(Duration::ZERO);
-    }
-}
-
-/// Where idle threads sleep. The first one waits for the engine's wake-up, the others for the first.
-struct Sleepers {
-    words: Words<MappedMemory>,
-    sleep: Box<dyn Fn(Duration) + Send + Sync>,
-    state: Mutex<Asleep>,
-    woken: Condvar,
-}
-
-#[derive(Default)]
-struct Asleep {
-    count: usize,
-    /// A thread waits for the engine's wake-up.
-    listening: bool,
-    /// Number of wake-ups.
-    wakes: u64,
-}
-
-impl Sleepers {
-    fn new(words: Words<MappedMemory>, sleep: Box<dyn Fn(Duration) + Send + Sync>) -> Self {
-        Self { words, sleep, state: Mutex::default(), woken: Condvar::new() }
-    }
-
-    /// Sleeps until the engine wakes the runtime, for at most `limit`, unless a last check with `has_work` finds work.
-    fn sleep(&self, limit: Duration, has_work: impl Fn() -> bool) {
-        let mut state = lock(&self.state);
-        // EDGE PARK (sleeper half)
-        self.words.set_accelerator_parked(true);
-        if has_work() {
-            if state.count == 0 {
-                self.words.set_accelerator_parked(false);
-            }
-            return;
-        }
-        state.count += 1;
-        if state.listening {
-            let wakes = state.wakes;
-            let same = |state: &mut Asleep| state.wakes == wakes;
-            let waited = self.woken.wait_timeout_while(state, limit, same);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        } else {
-            state.listening = true;
-            drop(state);
-            (self.sleep)(limit);
-            state = lock(&self.state);
-            state.listening = false;
-            state.wakes += 1;
-            self.woken.notify_all();
-        }
-        state.count -= 1;
-        if state.count == 0 {
-            self.words.set_accelerator_parked(false);
-        }
-    }
-
-    /// Wakes the threads that wait for the first one, which wakes when its time is up.
-    fn wake_all(&self) {
-        lock(&self.state).wakes += 1;
-        self.woken.notify_all();
     }
 }
 

@@ -59,6 +59,7 @@ kernel = \"reverse\"
 \
          mqueues = 3
 max_message_bytes = 900
+max_reply_bytes = 890
 request_timeout_ms = 15000
 ",
         at.display()
@@ -202,6 +203,11 @@ fn the_example_in_rust_does_the_same() {
         // Should an assertion fail, the thread has to end all the same.
         let stop = Stop(&cancel);
         reverses(&served);
+        let client = udp_client(served.services[0][0]);
+        client.send(&pattern(900, 0)).unwrap();
+        let too_long = || served.dropped("reverse", DropReason::ReplyTooLong) == 1;
+        eventually("a reply that is too long is a drop", too_long);
+        assert_eq!(ask(&client, b"abc"), b"cba");
         assert_eq!(served.drain(), 0, "nothing was left unanswered");
         assert_eq!(program.join().unwrap().unwrap(), End::Stopped);
         drop(stop);

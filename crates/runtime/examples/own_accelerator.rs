@@ -2,19 +2,23 @@
 //! accelerator with `launch = "external"`. Every block is a thread that answers messages with their bytes in reverse
 //! order. (`examples/03_own_accelerator` has a configuration for it, and the same in C++.)
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use mqueue::abi::{kind, reason, stop};
-use mqueue::{Consumer, Head, MappedMemory, Producer, Region, Words};
-use runtime::{self, AttachRequest, Device, Failure, Job};
+use mqueue::abi::{kind, reason, status, stop};
+use mqueue::{Consumer, Head, LoanError, MappedMemory, Producer, Region, Words};
+use runtime::{self, AttachRequest, Device, Failure, Job, Sleepers};
+
+/// A block that sleeps looks after this time even if nothing wakes it.
+const SLEEP_MAX: Duration = Duration::from_millis(100);
 
 /// Runs a block as a thread.
 #[derive(Default)]
 pub(crate) struct Reverser {
     blocks: Vec<JoinHandle<()>>,
-    words: Option<Words<MappedMemory>>,
+    running: Option<(Words<MappedMemory>, Arc<Sleepers>)>,
 }
 
 impl Device for Reverser {
@@ -28,22 +32,23 @@ impl Device for Reverser {
         let [job] = jobs else { return Err(refused("one service at a time".to_owned())) };
         let region = Region::join(MappedMemory::new(job.memory.clone()));
         let mut region = region.map_err(|error| refused(error.to_string()))?;
+        let sleepers = Arc::new(job.sleepers());
         for block in 0..job.blocks {
             let &[mqueue] = region.mqueues_of(block) else {
                 return Err(refused("this accelerator asks no backends".to_owned()));
             };
             let (rx, tx) = region.accelerator_ends(mqueue);
-            let words = job.words.clone();
-            self.blocks.push(thread::spawn(move || serve(&words, rx, tx)));
+            let (words, sleepers) = (job.words.clone(), sleepers.clone());
+            self.blocks.push(thread::spawn(move || serve(&words, &sleepers, rx, tx)));
         }
-        self.words = Some(job.words.clone());
+        self.running = Some((job.words.clone(), sleepers));
         Ok(())
     }
 
     fn health(&mut self) -> Result<(), Failure> {
         let ended = self.blocks.iter().any(|block| block.is_finished());
         // Looked at last: blocks end after they were asked to.
-        let asked = self.words.as_ref().is_some_and(|words| words.stop() != stop::RUN);
+        let asked = self.running.as_ref().is_some_and(|(words, _)| words.stop() != stop::RUN);
         if asked || !ended {
             return Ok(());
         }
@@ -55,12 +60,13 @@ impl Device for Reverser {
     }
 
     fn stop(&mut self, timeout: Duration) -> Result<(), Failure> {
-        let Some(words) = self.words.take() else { return Ok(()) };
+        let Some((words, sleepers)) = self.running.take() else { return Ok(()) };
         let deadline = Instant::now() + timeout;
         while !self.ended() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(1));
         }
         words.set_stop(stop::NOW);
+        sleepers.wake_all();
         for block in self.blocks.drain(..) {
             if block.join().is_err() {
                 return Err(Failure { reason: reason::CONTRACT, text: "a block panicked".into() });
@@ -73,6 +79,7 @@ impl Device for Reverser {
 /// One block: until the engine drains and its ring is empty, or the end.
 fn serve(
     words: &Words<MappedMemory>,
+    sleepers: &Sleepers,
     mut rx: Consumer<MappedMemory>,
     mut tx: Producer<MappedMemory>,
 ) {
@@ -87,7 +94,7 @@ fn serve(
             Ok(Some(header)) => header,
             Ok(None) if asked == stop::DRAIN => return,
             Ok(None) => {
-                thread::sleep(Duration::from_micros(50));
+                sleepers.sleep(SLEEP_MAX, || rx.hinted() || words.stop() != asked);
                 continue;
             }
             Err(_) => return,
@@ -100,8 +107,13 @@ fn serve(
         rx.release();
         message.reverse();
         let head = Head { token: header.token, tag: 0, kind: kind::MESSAGE, status: 0 };
-        // There is always room for a reply of a length that the service allows.
-        if tx.push(head, &message).is_err() {
+        let drop = Head { kind: kind::DROP, status: status::TOO_LONG, ..head };
+        // There is always room for a reply of a length that the service allows, and for a drop.
+        let pushed = match tx.push(head, &message) {
+            Err(LoanError::TooLong) => tx.push(drop, &[]),
+            pushed => pushed,
+        };
+        if pushed.is_err() {
             return;
         }
         tx.publish();

@@ -28,6 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+pub use accel::sleepers::Sleepers;
 pub use heartbeat::HeartbeatMonitor;
 pub use kinds::{GpuDevice, HostDevice};
 use mqueue::abi::{ABI_VERSION, reason, state, stop};
@@ -128,7 +129,27 @@ pub struct Job {
     pub generation: u64,
 }
 
-/// How blocks run. Every call comes from the same thread.
+impl Job {
+    /// Where the threads of a device that have nothing to do sleep until the engine has published requests, or the blocks
+    /// are to end. One for all threads of the job.
+    pub fn sleepers(&self) -> Sleepers {
+        Sleepers::new(self.words.clone(), self.wait())
+    }
+
+    /// Waits for a wake-up of the engine, at most for the time given, and clears it.
+    pub(crate) fn wait(&self) -> Box<dyn Fn(Duration) + Send + Sync> {
+        let wake_fd = self.wake_fd.clone();
+        Box::new(move |limit| {
+            wait_readable(&[wake_fd.as_fd()], Some(limit));
+            wake_fd.clear();
+        })
+    }
+}
+
+/// How blocks run. Every call comes from the same thread. Blocks read requests with [`mqueue::Consumer`], wait for them
+/// with [`Job::sleepers`], and answer each request once: with a reply, or with kind [`DROP`](mqueue::abi::kind::DROP) and a
+/// [`status`](mqueue::abi::status), [`TOO_LONG`](mqueue::abi::status::TOO_LONG) if the reply is longer than the service allows
+/// ([`LoanError::TooLong`](mqueue::LoanError)).
 pub trait Device {
     /// What the blocks run on, one word.
     fn kind(&self) -> &str;

@@ -1,6 +1,5 @@
 //! `kind = "process"`: host cores, in a process of its own for each service.
 
-use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +9,6 @@ use accel::{AccelError, Kernel};
 use engine::topology::{DeviceSpec, STACK_KIB};
 use mqueue::MappedMemory;
 use mqueue::abi::reason;
-use sys::local::wait_readable;
 
 use super::{Flags, Kind, Options};
 use crate::kernel_file::{self, KernelFile, Target};
@@ -83,16 +81,12 @@ impl Device for HostDevice {
         };
         let [job] = jobs else { return Err(refused(&"host cores run one service in a process")) };
         let kernel = kernel(job).map_err(|e| refused(&e))?;
-        let wake_fd = job.wake_fd.clone();
         let options = HostOptions {
             service: job.service.clone(),
             threads: self.threads.clamp(1, job.blocks as usize),
             cores: self.cores.clone(),
             stack_bytes: self.stack_kib << 10,
-            sleep: Box::new(move |limit| {
-                wait_readable(&[wake_fd.as_fd()], Some(limit));
-                wake_fd.clear();
-            }),
+            sleep: job.wait(),
             hung_after: self.hung_after,
         };
         let memory = MappedMemory::new(job.memory.clone());
