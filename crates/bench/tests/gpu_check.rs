@@ -155,7 +155,7 @@ fn a_hazard_passes_only_beside_a_bystander_that_loses_nothing() {
     assert!(ended == 0 && said.lines().any(|line| line.starts_with("SKIPPED")), "{said}");
     let folder = carry("unnoticed", &[RIGHT]);
     let (ended, said) = run_functions(&folder, "NOTICED=0 beside_a_bystander kernel '' 0");
-    assert!(ended == 1 && said.contains("nobody noticed"), "{said}");
+    assert!(ended == 1 && said.contains("no visible effect"), "{said}");
     // One mode of several.
     let folder = carry("modes", &[RIGHT, LOST, RIGHT]);
     let modes = "MODES='1 2' DOORBELL_MODES=5 misbehaves";
@@ -202,6 +202,10 @@ fn the_scripts_can_be_read_and_are_carried_along() {
         let file = file.unwrap();
         let read = Command::new("bash").arg("-n").arg(file.path()).output().unwrap();
         assert!(read.status.success(), "{read:?}");
+        if file.file_name() == "compare-builds" {
+            // It compares two such folders, and belongs to neither.
+            continue;
+        }
         let name = format!("tools/gpu/{} ", file.file_name().to_str().unwrap());
         assert!(makefile.contains(&name), "{name}");
     }
