@@ -25,6 +25,8 @@ const RETURN_CHECK: Duration = Duration::from_millis(100);
 /// One service whose messages go to a Python function.
 #[pyclass(frozen, module = "serval._native")]
 struct HostCall {
+    /// The process that made it. After a fork the rings belong to this process, and the child must not write to them.
+    process: u32,
     /// `None` after `release`.
     caller: Mutex<Option<Caller>>,
     handle: Mutex<Option<CallerHandle>>,
@@ -71,6 +73,7 @@ impl HostCall {
         });
         let thread = Mutex::new(Some(thread.map_err(PyErr::from)?));
         Ok(Self {
+            process: std::process::id(),
             caller: Mutex::new(Some(caller)),
             handle: Mutex::new(Some(handle)),
             control,
@@ -213,7 +216,7 @@ impl HostCall {
     /// Closes the descriptors, after `close` and `detach`; `next` returns `None` and answers go nowhere from now on. Objects that keep this
     /// one alive, such as the frames of an exception of the function, then keep only memory.
     fn release(&self) {
-        if let Ok(mut caller) = self.caller.try_lock() {
+        if let Ok(mut caller) = self.caller() {
             *caller = None;
             *lock(&self.handle) = None;
         }
@@ -283,6 +286,9 @@ impl HostCall {
 
 impl HostCall {
     fn caller(&self) -> PyResult<MutexGuard<'_, Option<Caller>>> {
+        if std::process::id() != self.process {
+            return Err(PyRuntimeError::new_err("this host call belongs to the parent process"));
+        }
         let busy = |_| PyRuntimeError::new_err("another thread uses this host call");
         self.caller.try_lock().map_err(busy)
     }
@@ -295,6 +301,11 @@ impl HostCall {
 
 impl Drop for HostCall {
     fn drop(&mut self) {
+        if std::process::id() != self.process {
+            let caller = self.caller.get_mut().unwrap_or_else(PoisonError::into_inner);
+            // It would answer the batch in progress.
+            return std::mem::forget(caller.take());
+        }
         self.close();
         self.control.cancel.store(true, Ordering::Relaxed);
     }

@@ -145,6 +145,40 @@ def test_a_function_attaches_to_a_running_engine_again_and_again(tmp_path):
         assert engine.metrics().total("serval_accelerator_generation") == rounds
 
 
+def test_a_forked_child_writes_nothing_into_the_rings(tmp_path):
+    from serval._native import HostCall
+
+    with serval.Engine(external(tmp_path)) as engine:
+        host = HostCall(str(tmp_path / "own.sock"), "same", 64, 0, 0, 10_000)
+        eventually("it is attached", lambda: engine.metrics().total("serval_accelerator_up") == 1)
+        replies = []
+
+        def ask():
+            with serval.Client(engine.urls["same"][0], timeout=30) as client:
+                replies.append(client.ask(b"question"))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        assert host.next() == [b"question"]
+        child = os.fork()
+        if child == 0:
+            try:
+                host.reply([b"of the child"])
+            except RuntimeError:
+                pass
+            host.release()
+            del host
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert host.reply([b"answer"]) is None
+        host.close()
+        assert host.next() is None
+        asking.join()
+        assert replies == [b"answer"]
+        assert host.detach(10.0)
+        host.release()
+
+
 def test_servers_come_and_go_and_leave_nothing():
     resident = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     rounds = 1000 if os.environ.get("SERVAL_LONG") else 20
