@@ -220,7 +220,7 @@ setup-memcached:
 
 # Real peers for the tests: stock clients and servers from Debian's packages.
 setup-test:
-	@tools/install-packages memcached sockperf dnsmasq-base dnsperf nginx-light vsftpd python3-venv
+	@tools/install-packages memcached sockperf dnsmasq-base dnsperf libmemcached-tools nginx-light vsftpd python3-venv
 	@# Without this package one test is skipped with a message.
 	@-tools/install-packages strace
 

@@ -105,7 +105,9 @@ impl ServicePath {
     pub fn line(&self) -> String {
         let ports: Vec<&str> = self.ports.iter().map(|(port, _)| port.as_str()).collect();
         let mut parts = vec![ports.join(" "), self.workers.clone(), self.rings.clone()];
-        parts.push(self.accelerators.join(" + "));
+        if !self.accelerators.is_empty() {
+            parts.push(self.accelerators.join(" + "));
+        }
         if !self.backends.is_empty() {
             parts.push(self.backends.join(" + "));
         }
@@ -185,6 +187,9 @@ fn placement(kind: &AcceleratorKind) -> String {
 
 /// The dispatcher and the mqueues it chooses from, over all accelerators in order.
 fn rings(service: &Service) -> String {
+    if let Some(upstream) = service.upstream {
+        return format!("a socket for each client to {upstream}");
+    }
     let name = |ring: &mqueue::RingPlan| {
         let name = match ring.protocol {
             protocol::GRANULE16 => "granule (16-byte units)",

@@ -13,6 +13,7 @@
 
 pub(crate) mod backend;
 pub(crate) mod peer;
+mod pipeline;
 pub(crate) mod port;
 pub(crate) mod run;
 pub(crate) mod set;

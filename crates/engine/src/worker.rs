@@ -150,6 +150,9 @@ impl<N: Nic> Worker<N> {
         }
         let Self { turn, endpoints, .. } = self;
         endpoints.flush(turn, true);
+        if turn.upstream.waits_for_clients() {
+            endpoints.resume_streams(turn);
+        }
         turn.flush_backends();
         for service in 0..turn.services.len() {
             endpoints.note_sent(turn, service);
@@ -229,6 +232,9 @@ impl<N: Nic> Worker<N> {
                 turn.datagram_backend_event(event, service.into(), client);
             }
             (StreamOwner::Flow { service, flow }, event) => turn.flow_event(event, service, flow),
+            (StreamOwner::Upstream { service, client }, event) => {
+                turn.stream_event(event, service, client);
+            }
         }
     }
 

@@ -93,7 +93,13 @@ fn asks_for_connections(config: &Config) -> bool {
 
 /// Maximum number of descriptors of a client's connection: any of them may use shared memory if there is such a port.
 fn connection_descriptors(topology: &Topology) -> u64 {
-    if topology.memory_ports().next().is_some() { MEMORY_CLIENT_DESCRIPTORS } else { 1 }
+    let listens_at_tcp = |s: &Service| s.listen.iter().any(|l| l.transport == Transport::Tcp);
+    let proxied = topology.services.iter().any(|s| s.upstream.is_some() && listens_at_tcp(s));
+    match topology.memory_ports().next().is_some() {
+        true => MEMORY_CLIENT_DESCRIPTORS,
+        // The client's and the server's side.
+        false => 1 + u64::from(proxied),
+    }
 }
 
 /// The most descriptors that the transfer engine has open: two for each transfer, and its connections.
@@ -114,7 +120,14 @@ fn own_descriptors(topology: &Topology) -> u64 {
             // A client mqueue has one socket at a time, also with one socket per request.
             (Transport::Udp, _) => blocks,
         };
-        service.backends.iter().map(sockets).sum::<u64>() + service.accelerators.len() as u64
+        let proxied = service.listen.iter().any(|l| l.transport == Transport::Udp);
+        let flows = match service.upstream {
+            Some(_) if proxied => of_workers(service.upstream_flows),
+            _ => 0,
+        };
+        flows
+            + service.backends.iter().map(sockets).sum::<u64>()
+            + service.accelerators.len() as u64
     };
     // A worker's ports, its epoll set, its waker and its reserve.
     let worker = topology.ports().count() as u64 + 3;
@@ -143,6 +156,17 @@ mod tests {
             own(&format!("[[service.backend]]\nname = \"db\"\n{backend}")) - own("")
         };
         assert_eq!(with("tcp", "connections = 3"), 2 * 3);
+        let proxy = |listen: &str| {
+            let text = format!(
+                "schema = 1\n[engine]\nworkers = 2\n[[service]]\nname = \"a\"\nlisten = \"{listen}://127.0.0.1:9000\"\n\
+                 upstream = \"127.0.0.1:1\"\nframing = \"line\"\nupstream_flows = 50\n"
+            );
+            let config = Config::parse("a.toml", &text, Path::new("."), &Overrides::default());
+            let topology = config.unwrap().topology;
+            (own_descriptors(&topology), connection_descriptors(&topology))
+        };
+        let (udp, tcp) = (proxy("udp"), proxy("tcp"));
+        assert_eq!((udp.0 - tcp.0, udp.1, tcp.1), (2 * 50, 1, 2));
         assert_eq!(with("tcp", "sockets = \"per-request\""), 2 * 100);
         assert_eq!(with("udp", ""), 6);
         assert_eq!(with("udp", "sockets = \"per-request\""), 6);

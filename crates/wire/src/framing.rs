@@ -56,7 +56,7 @@ mod raw;
 mod sockperf;
 
 pub use error::{ErrorReply, FramingConfigError, FramingError, FramingParseError};
-pub use grammar::{Delimits, Expects, ParseState, Parsed};
+pub use grammar::{Delimits, Expects, Fence, ParseState, Parsed};
 pub use memcached::{Assembly, Piece, UDP_HEADER_BYTES, UdpHeader};
 pub use sockperf::SOCKPERF_HEADER_BYTES;
 
@@ -225,6 +225,19 @@ impl Framing {
     /// protocol has no way to say it, and only closing the connection is left.
     pub fn error_reply(self, what: ErrorReply) -> Option<&'static [u8]> {
         dispatch!(self, grammar => grammar.error_reply(what))
+    }
+
+    /// Backend side: appends a client's request to `out` as it goes on the wire: any one request, also one that the backend may
+    /// leave unanswered. On an error `out` is unchanged.
+    #[inline]
+    pub fn forward(self, request: &[u8], out: &mut Vec<u8>) -> Result<(), FramingError> {
+        dispatch!(self, grammar => grammar.forward(request, out))
+    }
+
+    /// Backend side: a request that is always answered. Sent behind one that may be left unanswered, its answer tells
+    /// that no other comes. `None` where servers never answer requests that expect nothing.
+    pub fn fence(self) -> Option<Fence> {
+        dispatch!(self, grammar => grammar.fence())
     }
 
     /// Backend side: appends a kernel's request to `out` as it goes on the wire. The payload must be

@@ -84,7 +84,7 @@ impl<N: Nic> Worker<N> {
     pub(crate) fn drop_outstanding(&mut self, slot: usize) {
         let Self { turn, endpoints, .. } = self;
         endpoints.drop_requests(turn, slot, DropReason::DrainTimeout);
-        turn.drop_upstream_requests(slot, DropReason::DrainTimeout);
+        endpoints.drop_upstream_requests(turn, slot, DropReason::DrainTimeout);
         endpoints.flush(turn, false);
         turn.flush_backends();
         endpoints.tcp.close_all(turn, slot as u16, DropReason::DrainTimeout);

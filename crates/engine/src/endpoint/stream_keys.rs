@@ -15,6 +15,8 @@ pub(crate) enum StreamOwner {
     Mqueue { service: u16, client: u32 },
     /// The socket of a proxy's client flow.
     Flow { service: u16, flow: u32 },
+    /// The connection to an upstream server that belongs to a client's connection.
+    Upstream { service: u16, client: u32 },
 }
 
 /// The keys of one worker.

@@ -30,12 +30,16 @@
 mod answers;
 mod flows;
 mod requests;
+mod stream_requests;
+mod streams;
 
 use std::net::SocketAddr;
 
+use wire::DropReason;
 use wire::nic::{TxBatch, TxDatagram};
 
 use self::flows::Flows;
+use self::streams::{Stream, Streams};
 use crate::topology::{Limits, Service};
 
 /// Datagrams and bytes that are collected before they are sent.
@@ -46,6 +50,7 @@ const TX_BYTES: usize = 1 << 20;
 pub(crate) struct Upstream {
     address: SocketAddr,
     flows: Flows,
+    streams: Streams,
 }
 
 impl Upstream {
@@ -53,7 +58,7 @@ impl Upstream {
     pub(crate) fn new(service: &Service) -> Option<Box<Self>> {
         let address = service.upstream?;
         let flows = Flows::new(service.upstream_flows, service.request_timeout_ms * 1_000_000);
-        Some(Box::new(Self { address, flows }))
+        Some(Box::new(Self { address, flows, streams: Streams::default() }))
     }
 
     /// The most client flows it has.
@@ -63,7 +68,7 @@ impl Upstream {
 
     /// Requests in flight.
     pub(crate) fn in_flight(&self) -> u64 {
-        self.flows.in_flight()
+        self.flows.in_flight() + self.streams.in_flight()
     }
 
     /// When there is something to do without an event; `u64::MAX` never. Flows that are idle can wait for the longest sleep.
@@ -90,6 +95,16 @@ pub(crate) struct UpstreamBatch {
     /// Services and flows whose sockets may be read, and memory for the next list.
     ready: Vec<(u16, u32)>,
     spare: Vec<(u16, u32)>,
+    /// Services, and clients with connections that have output, whose connections may be read, or whose clients have too much
+    /// to read; and memory for the next list.
+    to_write: Vec<(u16, u32)>,
+    ready_streams: Vec<(u16, u32)>,
+    waiting: Vec<(u16, u32)>,
+    spare_streams: Vec<(u16, u32)>,
+    /// Clients that may be read again.
+    resumed: Vec<u32>,
+    /// Ends of requests that are counted when the batches are that they came in; without a reason they are consumed.
+    ends: Vec<(u16, Option<DropReason>, u64)>,
     idle_ns: u64,
 }
 
@@ -102,6 +117,12 @@ impl UpstreamBatch {
             sorted: Vec::new(),
             ready: Vec::new(),
             spare: Vec::new(),
+            to_write: Vec::new(),
+            ready_streams: Vec::new(),
+            waiting: Vec::new(),
+            spare_streams: Vec::new(),
+            resumed: Vec::new(),
+            ends: Vec::new(),
             idle_ns: u64::MAX,
         }
     }
@@ -125,7 +146,36 @@ impl UpstreamBatch {
     /// Whether a socket may be read.
     #[inline]
     pub(crate) fn is_ready(&self) -> bool {
-        !self.ready.is_empty()
+        !self.ready.is_empty() || !self.ready_streams.is_empty() || !self.resumed.is_empty()
+    }
+
+    /// Whether servers are not read because their clients have too much to read.
+    #[inline]
+    pub(crate) fn waits_for_clients(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Whether something was collected in this turn.
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.to.is_empty() && self.to_write.is_empty() && self.ends.is_empty()
+    }
+
+    fn list_stream(&mut self, service: u16, client: u32, stream: &mut Stream) {
+        if !std::mem::replace(&mut stream.is_ready, true) {
+            self.ready_streams.push((service, client));
+        }
+    }
+
+    fn take_ready_streams(&mut self) -> Vec<(u16, u32)> {
+        std::mem::replace(&mut self.ready_streams, std::mem::take(&mut self.spare_streams))
+    }
+
+    /// Requests end that may not be counted as received yet.
+    fn end_later(&mut self, service: usize, reason: Option<DropReason>, requests: u64) {
+        if requests > 0 {
+            self.ends.push((service as u16, reason, requests));
+        }
     }
 
     /// Services and flows whose sockets may be read.

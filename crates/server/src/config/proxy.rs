@@ -3,7 +3,6 @@
 use engine::topology::{PROXY_MESSAGE_BYTES, Service};
 use mqueue::abi::MESSAGE_BYTES_MAX;
 use wire::framing::Framing;
-use wire::nic::Transport;
 
 use super::address;
 use super::diagnostic::Problem;
@@ -55,10 +54,6 @@ pub(super) fn read(
         let what = "a proxy has no shm:// ports";
         let right = "listen at udp:// and tcp://, which is how its server is asked";
         report.problem(Problem::new(section.place("listen"), what, right));
-    }
-    if proxy.listen.iter().any(|listen| listen.transport == Transport::Tcp) {
-        let what = "a proxy has no tcp:// ports yet";
-        report.problem(Problem::new(section.place("listen"), what, "listen at udp:// only"));
     }
     proxy.framing = framing;
     if framing == Framing::LengthU16 {

@@ -114,7 +114,7 @@ fn action(
     if same && !rebuilt {
         return ServiceAction::Unchanged;
     }
-    let alike = |s: &Service| (s.framing, s.ordered, s.replies);
+    let alike = |s: &Service| (s.framing, s.ordered, s.replies, s.upstream);
     // Everything that the layout of a client's region depends on.
     let shape = |s: &Service| (s.max_message_bytes, s.max_reply_bytes, s.replies);
     ServiceAction::Changed {

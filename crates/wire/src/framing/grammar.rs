@@ -34,6 +34,16 @@ pub(super) trait Grammar {
         max: usize,
     ) -> Result<Parsed, FramingError>;
 
+    /// See [`Framing::forward`].
+    fn forward(&self, request: &[u8], out: &mut Vec<u8>) -> Result<(), FramingError> {
+        self.encode_request(request, out)
+    }
+
+    /// See [`Framing::fence`].
+    fn fence(&self) -> Option<Fence> {
+        None
+    }
+
     /// See [`Framing::mark`].
     fn mark<'a>(&self, _request: &'a [u8]) -> &'a [u8] {
         &[]
@@ -93,6 +103,15 @@ pub enum Delimits {
     Requests,
     /// Neither.
     Nothing,
+}
+
+/// A request that is always answered, and its answer: both as they are on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fence {
+    /// The request.
+    pub request: &'static [u8],
+    /// The answer.
+    pub response: &'static [u8],
 }
 
 /// How far the parser has read the front of a connection's buffer. Starts as `default()`; belongs to

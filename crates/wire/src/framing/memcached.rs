@@ -67,7 +67,7 @@ mod response;
 
 pub use datagram::{Assembly, Piece, UDP_HEADER_BYTES, UdpHeader};
 
-use super::{ErrorReply, FramingConfigError, FramingError, Grammar, ParseState, Sizes};
+use super::{ErrorReply, Fence, FramingConfigError, FramingError, Grammar, ParseState, Sizes};
 #[cfg(doc)]
 use super::{Expects, Parsed};
 
@@ -156,6 +156,16 @@ impl Grammar for Memcached {
         request::check(request)?;
         out.extend_from_slice(request);
         Ok(())
+    }
+
+    fn forward(&self, request: &[u8], out: &mut Vec<u8>) -> Result<(), FramingError> {
+        request::one_command(request)?;
+        out.extend_from_slice(request);
+        Ok(())
+    }
+
+    fn fence(&self) -> Option<Fence> {
+        Some(Fence { request: b"mn\r\n", response: b"MN\r\n" })
     }
 
     fn parse_response(

@@ -13,16 +13,15 @@
 //! after its answer, at its time-out, or when the backend closes. They are closed with a reset, so that no port stays
 //! in TIME_WAIT.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 
 use mqueue::abi::status;
 use wire::DropReason;
-use wire::framing::{Framing, ParseState, Parsed};
+use wire::framing::{Framing, Parsed};
 use wire::nic::{Close, Nic, Read, StreamKey, Transport, Written};
 
 use super::{BackendPool, Backends, NO_KEY, Sending, refusal};
-use crate::endpoint::tcp::connection::discard_written;
+use crate::endpoint::pipeline::Pipeline;
 
 const BACK_OFF_NS_MIN: u64 = 10_000_000;
 const BACK_OFF_NS_MAX: u64 = 1_000_000_000;
@@ -36,14 +35,7 @@ pub(crate) struct BackendConnection {
     back_off_ns: u64,
     /// Whether a request was answered on it since it was opened.
     served: bool,
-    output: Vec<u8>,
-    written: usize,
-    input: Vec<u8>,
-    parser: ParseState,
-    places: VecDeque<Place>,
-    /// Matching data of the places, in their order, from `marks_taken`.
-    marks: Vec<u8>,
-    marks_taken: usize,
+    pipeline: Pipeline<Place>,
     /// Time of the first time-out since an answer came in time or no answer was due; 0: none.
     behind_since_ns: u64,
     dirty: bool,
@@ -64,13 +56,12 @@ struct Place {
     deadline_ns: u64,
     given_up: bool,
     id: u64,
-    mark_bytes: u32,
 }
 
 impl BackendPool {
     /// Whether every connection is full. (If one is down and the others are full, only [`Self::choose`] can tell.)
     pub(super) fn is_full(&self) -> bool {
-        let full = |c: &BackendConnection| c.places.len() >= self.places_max();
+        let full = |c: &BackendConnection| c.pipeline.places.len() >= self.places_max();
         !self.connections.is_empty() && self.connections.iter().all(full)
     }
 
@@ -112,8 +103,8 @@ impl BackendPool {
             return Err(false);
         }
         let open = self.connections.iter().enumerate().filter(|(_, c)| !c.is_down());
-        let free = open.filter(|(_, c)| c.places.len() < self.in_flight_max);
-        free.min_by_key(|(_, c)| c.places.len()).map(|(i, _)| i).ok_or(true)
+        let free = open.filter(|(_, c)| c.pipeline.places.len() < self.in_flight_max);
+        free.min_by_key(|(_, c)| c.pipeline.places.len()).map(|(i, _)| i).ok_or(true)
     }
 
     /// Sends a request with this tag and id, or returns why not.
@@ -132,7 +123,7 @@ impl BackendPool {
         };
         let attempt_ns = self.attempt_ns();
         let connection = &mut self.connections[number];
-        if let Err(error) = self.framing.encode_request(payload, &mut connection.output) {
+        if let Err(error) = self.framing.encode_request(payload, &mut connection.pipeline.output) {
             return refusal(error);
         }
         if connection.is_down() {
@@ -144,8 +135,8 @@ impl BackendPool {
             connection.state = ConnectionState::Connecting { deadline_ns: now_ns + attempt_ns };
         }
         let deadline_ns = now_ns + self.timeout_ns;
-        let place = Place { client, tag, deadline_ns, given_up: false, id, mark_bytes: 0 };
-        connection.push_place(place, self.framing.mark(payload));
+        let place = Place { client, tag, deadline_ns, given_up: false, id };
+        connection.pipeline.push(place, self.framing.mark(payload));
         if !std::mem::replace(&mut connection.dirty, true) {
             self.dirty.push(number as u16);
         }
@@ -169,13 +160,7 @@ impl BackendConnection {
             state: ConnectionState::Down { retry_ns: 0 },
             back_off_ns: BACK_OFF_NS_MIN,
             served: false,
-            output: Vec::new(),
-            written: 0,
-            input: Vec::new(),
-            parser: ParseState::default(),
-            places: VecDeque::with_capacity(places),
-            marks: Vec::new(),
-            marks_taken: 0,
+            pipeline: Pipeline::new(places),
             behind_since_ns: 0,
             dirty: false,
         }
@@ -183,7 +168,7 @@ impl BackendConnection {
 
     /// Answers to the requests of these client mqueues will be discarded.
     pub(super) fn drop_outstanding(&mut self, clients: &Range<u32>) {
-        for place in &mut self.places {
+        for place in &mut self.pipeline.places {
             place.given_up |= clients.contains(&place.client);
         }
     }
@@ -198,36 +183,15 @@ impl BackendConnection {
     }
 
     fn reset_buffers(&mut self) {
-        self.output.clear();
-        self.written = 0;
-        self.input.clear();
-        self.parser = ParseState::default();
+        self.pipeline.reset_buffers();
         self.behind_since_ns = 0;
         self.served = false;
     }
 
-    fn push_place(&mut self, place: Place, mark: &[u8]) {
-        self.marks.extend_from_slice(mark);
-        self.places.push_back(Place { mark_bytes: mark.len() as u32, ..place });
-    }
-
-    fn pop_place(&mut self) -> Option<Place> {
-        let place = self.places.pop_front()?;
-        self.marks_taken += place.mark_bytes as usize;
-        if self.places.is_empty() {
-            self.marks.clear();
-            self.marks_taken = 0;
-        } else {
-            discard_written(&mut self.marks, &mut self.marks_taken);
-        }
-        Some(place)
-    }
-
     /// Whether an answer with this id can belong to the first place.
     fn fits(&self, framing: Framing, id: Option<u64>, answer: &[u8]) -> bool {
-        let Some(place) = self.places.front() else { return false };
-        let mark = &self.marks[self.marks_taken..][..place.mark_bytes as usize];
-        mutants::on("ignore_key") || id == Some(place.id) && framing.fits(mark, answer)
+        let Some(place) = self.pipeline.places.front() else { return false };
+        mutants::on("ignore_key") || id == Some(place.id) && self.pipeline.fits(framing, answer)
     }
 }
 
@@ -246,7 +210,7 @@ impl Backends {
             match nic.read(connection.key, scratch) {
                 Read::Bytes(count) => {
                     // Bytes that complete a message are parsed in the buffer they were read into.
-                    let mut input = std::mem::take(&mut connection.input);
+                    let mut input = std::mem::take(&mut connection.pipeline.input);
                     let (read, fresh) = (&scratch[..count], input.is_empty());
                     if !fresh {
                         input.extend_from_slice(read);
@@ -263,15 +227,14 @@ impl Backends {
                         }
                         return self.pools[pool].end_request(nic, number, now_ns);
                     }
+                    let connection = &mut self.pools[pool].connections[number];
                     match taken {
-                        Ok(taken) if fresh => input.extend_from_slice(&read[taken..]),
-                        Ok(taken) => drop(input.drain(..taken)),
+                        Ok(taken) => connection.pipeline.keep(input, read, fresh, taken),
                         Err((status, reason)) => {
                             self.counters.drop_one(reason);
                             return self.fail_backend(nic, pool, number, status, now_ns);
                         }
                     }
-                    self.pools[pool].connections[number].input = input;
                     if count < scratch.len() {
                         return;
                     }
@@ -302,7 +265,7 @@ impl Backends {
                 return Ok(taken);
             }
             let (consumed, payload) =
-                match framing.parse_response(&mut connection.parser, rest, max) {
+                match framing.parse_response(&mut connection.pipeline.parser, rest, max) {
                     Ok(Parsed::Incomplete { .. }) => return Ok(taken),
                     Ok(Parsed::Message { consumed, start, end, .. }) => {
                         (consumed, &rest[start..end])
@@ -318,13 +281,13 @@ impl Backends {
             taken += consumed;
             let id = matching.map_or(Some(0), |id| id.of(payload));
             let fits = connection.fits(framing, id, payload);
-            if !connection.places.is_empty() && !fits {
+            if !connection.pipeline.places.is_empty() && !fits {
                 return Err((status::PROTOCOL, DropReason::BackendMismatch));
             }
-            let Some(place) = connection.pop_place() else {
+            let Some(place) = connection.pipeline.pop() else {
                 return Err((status::PROTOCOL, DropReason::BackendUnasked));
             };
-            if connection.places.is_empty() || !place.given_up {
+            if connection.pipeline.places.is_empty() || !place.given_up {
                 connection.behind_since_ns = 0;
             }
             if place.given_up && !mutants::on("answer_backend_twice") {
@@ -366,7 +329,7 @@ impl Backends {
             (true, status::PROTOCOL) => (status::PROTOCOL, status::PROTOCOL),
             (true, first) => (first, status::CLOSED),
         };
-        while let Some(place) = self.pools[pool].connections[number].pop_place() {
+        while let Some(place) = self.pools[pool].connections[number].pipeline.pop() {
             if !place.given_up {
                 self.answer(place.client, place.tag, status, &[]);
             }
@@ -381,7 +344,7 @@ impl Backends {
         if matches!(connection.state, ConnectionState::Connecting { .. }) {
             connection.state = ConnectionState::Up;
         }
-        if !connection.dirty && connection.written < connection.output.len() {
+        if !connection.dirty && connection.pipeline.unwritten() > 0 {
             connection.dirty = true;
             entry.dirty.push(number as u16);
         }
@@ -397,20 +360,8 @@ impl Backends {
                     // Written when the attempt succeeds; dropped with its requests when it fails.
                     continue;
                 }
-                match nic.write(connection.key, &connection.output[connection.written..]) {
-                    Written::Bytes(count) => {
-                        connection.written += count;
-                        if connection.written == connection.output.len() {
-                            connection.output.clear();
-                            connection.written = 0;
-                        } else {
-                            discard_written(&mut connection.output, &mut connection.written);
-                        }
-                    }
-                    Written::Full => {}
-                    Written::Broken => {
-                        self.fail_backend(nic, pool, number.into(), status::CLOSED, now_ns);
-                    }
+                if connection.pipeline.write(nic, connection.key) == Written::Broken {
+                    self.fail_backend(nic, pool, number.into(), status::CLOSED, now_ns);
                 }
             }
         }
@@ -439,9 +390,9 @@ impl Backends {
                     continue;
                 }
                 // Deadlines are in order, so the first one in the future ends the search.
-                for index in 0..self.pools[pool].connections[number].places.len() {
+                for index in 0..self.pools[pool].connections[number].pipeline.places.len() {
                     let connection = &mut self.pools[pool].connections[number];
-                    let place = &mut connection.places[index];
+                    let place = &mut connection.pipeline.places[index];
                     if place.deadline_ns > now_ns {
                         break;
                     }
@@ -449,7 +400,7 @@ impl Backends {
                         connection.behind_since_ns = now_ns.max(1);
                     }
                     if mutants::on("forget_late_answer") {
-                        let place = connection.places.remove(index).expect("seen");
+                        let place = connection.pipeline.places.remove(index).expect("seen");
                         self.answer(place.client, place.tag, status::TIMEOUT, &[]);
                         break;
                     }
@@ -465,8 +416,8 @@ impl Backends {
     /// The same for a connection with one request: its time-out ends both.
     fn expire_request<N: Nic>(&mut self, nic: &mut N, pool: usize, number: usize, now_ns: u64) {
         let connection = &mut self.pools[pool].connections[number];
-        let due = connection.places.front().is_some_and(|place| place.deadline_ns <= now_ns);
-        let Some(place) = due.then(|| connection.pop_place()).flatten() else { return };
+        let due = connection.pipeline.places.front().is_some_and(|place| place.deadline_ns <= now_ns);
+        let Some(place) = due.then(|| connection.pipeline.pop()).flatten() else { return };
         self.pools[pool].end_request(nic, number, now_ns);
         if !place.given_up {
             self.counters.backend_timeouts.one();

@@ -65,7 +65,7 @@ impl TcpConnections {
         match connection.reading {
             // A message that waits for credit is tried every turn. A message that waits for a place in the window is
             // listed again by the write that frees a place, and the worker may sleep meanwhile.
-            Reading::Stalled => return connection.may_take(),
+            Reading::Stalled => return connection.may_take() && !turn.holds_client(service, key),
             Reading::Ended => {
                 self.close_if_done(turn, key);
                 return false;

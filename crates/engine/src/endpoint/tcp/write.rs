@@ -4,6 +4,7 @@
 use wire::DropReason;
 use wire::framing::Expects;
 use wire::nic::{Close, Nic, StreamKey, Written};
+use wire::session::ReplyTo;
 
 use super::TcpConnections;
 use super::connection::{Outcome, Reading};
@@ -77,6 +78,26 @@ impl TcpConnections {
         if self.table.in_generation(to.key, to.generation).is_some_and(|c| !c.closing) {
             self.record(turn, to.key, number, outcome);
         }
+    }
+
+    /// A client's connection ends after the replies to what it has asked.
+    pub(crate) fn end_after_replies<N: Nic>(&mut self, turn: &mut Turn<N>, to: &ReplyTo) {
+        let connection = self.table.in_generation(to.key, to.generation);
+        let Some(connection) = connection.filter(|connection| !connection.closing) else { return };
+        connection.reading = Reading::Ended;
+        let sequence = connection.take();
+        self.record(turn, to.key, sequence, Outcome::Close(b""));
+    }
+
+    /// Bytes that wait for a client.
+    pub(crate) fn unsent_of(&mut self, to: &ReplyTo) -> usize {
+        let connection = self.table.in_generation(to.key, to.generation);
+        connection.map_or(0, |connection| connection.unsent().len())
+    }
+
+    /// A connection whose requests found no room may be read again.
+    pub(crate) fn readable_again(&mut self, key: StreamKey) {
+        self.list_to_read(key);
     }
 
     /// Records an outcome on a connection.
@@ -172,6 +193,9 @@ impl TcpConnections {
         let Some(connection) = self.table.at(key) else { return };
         let service = usize::from(connection.service);
         let how = if connection.unsent().is_empty() { how } else { Close::Reset };
+        if turn.services[service].upstream.is_some() {
+            turn.close_stream(service, key);
+        }
         let lost = self.table.close(key, &mut self.pool);
         turn.nic.close(key, how);
         turn.shared.release_connection(turn.index);

@@ -8,6 +8,7 @@ use wire::session::{Origin, Request};
 use super::flows::Ends;
 use crate::endpoint::set::Endpoints;
 use crate::schedule::Schedule;
+use crate::service::arrival::Awaited;
 use crate::service::chain::ShownReply;
 use crate::turn::Turn;
 
@@ -50,6 +51,7 @@ impl Endpoints {
         }
         turn.upstream.give_back(ready);
         self.udp.put_rx(rx);
+        self.gather_streams(turn);
     }
 
     /// Takes the answers that one read brought. Returns how many requests they ended.
@@ -70,7 +72,15 @@ impl Endpoints {
                 Ends::Nothing => share.count_lost(DropReason::BackendUnasked, 1),
                 Ends::Request => {
                     ended += 1;
-                    self.take_answer(turn, service, origin, rx.payload(datagram));
+                    let request = Request {
+                        origin: *origin,
+                        number: 0,
+                        mqueue: 0,
+                        len: 0,
+                        received_ns: now_ns,
+                        expects: Expects::Reply,
+                    };
+                    self.take_answer(turn, service, &request, rx.payload(datagram));
                 }
             }
         }
@@ -78,33 +88,32 @@ impl Endpoints {
     }
 
     /// Delivers an answer that has ended a request, or shows it to the chain.
-    fn take_answer<N: Nic>(
+    pub(super) fn take_answer<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
         service: usize,
-        origin: &Origin,
+        request: &Request,
         answer: &[u8],
     ) {
         let share = &mut turn.services[service];
         if answer.len() > share.max_reply_bytes {
-            return share.count_dropped_request(DropReason::ReplyTooLong);
+            return self.drop_request(turn, service, request, DropReason::ReplyTooLong);
         }
         let Some(chain) = share.chain.as_mut() else {
-            return self.answer_datagram(turn, service, origin, 0, answer);
+            let Request { origin, number, expects, .. } = *request;
+            return match origin {
+                Origin::Client(to) => {
+                    let awaited = Awaited { to, number, expects };
+                    self.settle(turn, service, &awaited, Ok(answer));
+                }
+                Origin::Datagram { .. } => self.answer_datagram(turn, service, &origin, 0, answer),
+            };
         };
         if !chain.has_room(answer.len()) {
             self.deliver_shown(turn, service);
         }
-        let request = Request {
-            origin: *origin,
-            number: 0,
-            mqueue: 0,
-            len: 0,
-            received_ns: turn.now_ns,
-            expects: Expects::Reply,
-        };
         if let Some(chain) = turn.services[service].chain.as_mut() {
-            chain.show_reply(ShownReply { request, sampled: false }, answer.len(), |bytes| {
+            chain.show_reply(ShownReply { request: *request, sampled: false }, answer.len(), |bytes| {
                 bytes.copy_from_slice(answer);
                 true
             });

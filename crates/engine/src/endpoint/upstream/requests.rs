@@ -21,8 +21,11 @@ impl<N: Nic> Turn<N> {
         message: &mut impl Message,
     ) -> Result<(), Refusal> {
         let payload = message.bytes();
+        if let Origin::Client(client) = &arrival.origin {
+            return self.submit_to_stream(service, arrival, client, payload);
+        }
         if !self.upstream.tx.room_for(payload.len()) {
-            self.send_upstream();
+            self.send_datagrams();
             if !self.upstream.tx.room_for(payload.len()) {
                 return Err(Refusal::Drop(DropReason::TooLong));
             }
@@ -30,7 +33,7 @@ impl<N: Nic> Turn<N> {
         let flow = self.flow_of(service, &arrival.origin).map_err(Refusal::Drop)?;
         let Self { services, upstream, now_ns, .. } = self;
         let share = &mut services[service];
-        let Some(Upstream { flows, address }) = share.upstream.as_deref_mut() else {
+        let Some(Upstream { flows, address, .. }) = share.upstream.as_deref_mut() else {
             return Err(Refusal::Drop(DropReason::NoAccelerator));
         };
         let expired = flows.ask(flow, 1, payload.len() as u64, *now_ns);
@@ -45,7 +48,7 @@ impl<N: Nic> Turn<N> {
     /// The flow of a client; it gets one if it has none.
     fn flow_of(&mut self, service: usize, origin: &Origin) -> Result<u32, DropReason> {
         let share = &mut self.services[service];
-        let Some(Upstream { flows, address }) = share.upstream.as_deref_mut() else {
+        let Some(Upstream { flows, address, .. }) = share.upstream.as_deref_mut() else {
             return Err(DropReason::NoAccelerator);
         };
         if let Some(flow) = flows.find(origin) {
@@ -55,7 +58,7 @@ impl<N: Nic> Turn<N> {
         if let Err(closed) = flows.room() {
             let Some(closed) = closed else { return Err(DropReason::UpstreamFlows) };
             // Requests of it may have been collected.
-            self.send_upstream();
+            self.send_datagrams();
             self.close_flow(service, closed, DropReason::UpstreamFlows);
             self.services[service].counters.upstream_flows_evicted.one();
         }
@@ -79,24 +82,47 @@ impl<N: Nic> Turn<N> {
 
     /// Closes a flow; its requests in flight are dropped for this reason.
     fn close_flow(&mut self, service: usize, flow: u32, reason: DropReason) {
-        let Self { services, nic, stream_keys, .. } = self;
+        let Self { services, nic, stream_keys, upstream, .. } = self;
         let share = &mut services[service];
         let closed = share.upstream.as_deref_mut().and_then(|u| u.flows.close(flow));
         let Some((key, in_flight)) = closed else { return };
         nic.close(key, Close::Reset);
         stream_keys.free(key);
         share.counters.upstream_flows_closed.one();
-        share.count_lost(reason, in_flight.into());
+        upstream.end_later(service, Some(reason), in_flight.into());
     }
 
-    /// Sends what was collected: one call for each flow.
+    /// Sends the requests that this turn has collected.
+    #[inline]
     pub(crate) fn send_upstream(&mut self) {
+        if !self.upstream.is_empty() {
+            self.send_collected();
+        }
+    }
+
+    #[inline(never)]
+    fn send_collected(&mut self) {
+        self.send_datagrams();
+        self.write_streams();
+        // Their batches have ended.
+        let Self { services, upstream, .. } = self;
+        for (service, reason, requests) in upstream.ends.drain(..) {
+            let share = &services[usize::from(service)];
+            match reason {
+                Some(reason) => share.count_lost(reason, requests),
+                None => share.count_consumed(requests),
+            }
+        }
+    }
+
+    /// One call for each flow.
+    fn send_datagrams(&mut self) {
         if self.upstream.to.is_empty() {
             return;
         }
         self.upstream.sort();
         let Self { services, nic, upstream, .. } = self;
-        let UpstreamBatch { tx, to, .. } = upstream;
+        let UpstreamBatch { tx, to, ends, .. } = upstream;
         for run in to.chunk_by(|a, b| (a.service, a.flow) == (b.service, b.flow)) {
             let Destination { service, flow, .. } = run[0];
             let share = &mut services[usize::from(service)];
@@ -116,8 +142,13 @@ impl<N: Nic> Turn<N> {
                 refused = flows.give_up(flow, run.len() as u32);
             }
             flows.withdraw(flow, lost);
-            share.count_lost(DropReason::UpstreamRefused, refused.into());
-            share.count_lost(DropReason::SendFailed, lost.into());
+            let mut end = |reason, requests: u32| {
+                if requests > 0 {
+                    ends.push((service, Some(reason), requests.into()));
+                }
+            };
+            end(DropReason::UpstreamRefused, refused);
+            end(DropReason::SendFailed, lost);
         }
         to.clear();
     }
@@ -174,8 +205,8 @@ impl<N: Nic> Turn<N> {
         self.services[service].upstream.as_deref_mut()?.flows.idle_since(before_ns)
     }
 
-    /// Gives up what is in flight to the upstream server of a service.
-    pub(crate) fn drop_upstream_requests(&mut self, service: usize, reason: DropReason) {
+    /// Gives up what is in flight on the flows of a service.
+    pub(super) fn drop_flow_requests(&mut self, service: usize, reason: DropReason) {
         let share = &mut self.services[service];
         let Some(upstream) = share.upstream.as_deref_mut() else { return };
         let given_up = upstream.flows.give_up_all();
@@ -191,6 +222,12 @@ impl<N: Nic> Turn<N> {
             nic.close(key, Close::Reset);
             stream_keys.free(key);
             share.counters.upstream_flows_closed.one();
+        }
+        for client in upstream.streams.clients() {
+            if let Some(stream) = upstream.streams.remove(client) {
+                nic.close(stream.key, Close::Reset);
+                stream_keys.free(stream.key);
+            }
         }
     }
 }

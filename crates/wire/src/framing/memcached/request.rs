@@ -94,12 +94,16 @@ fn no_line_yet(state: &mut ParseState, window: &[u8], max: usize) -> Result<Pars
 
 /// Accepts exactly one command, and only one that is always answered.
 pub(super) fn check(request: &[u8]) -> Result<(), FramingError> {
+    match one_command(request)? {
+        Expects::Reply => Ok(()),
+        Expects::Nothing | Expects::ReplyOrNothing => Err(FramingError::NotAnswered),
+    }
+}
+
+/// Accepts exactly one command.
+pub(super) fn one_command(request: &[u8]) -> Result<Expects, FramingError> {
     match parse(&mut ParseState::default(), request, request.len()) {
-        Ok(Parsed::Message { consumed, expects, .. }) if consumed == request.len() => match expects
-        {
-            Expects::Reply => Ok(()),
-            Expects::Nothing | Expects::ReplyOrNothing => Err(FramingError::NotAnswered),
-        },
+        Ok(Parsed::Message { consumed, expects, .. }) if consumed == request.len() => Ok(expects),
         Ok(Parsed::Quit { .. }) => Err(FramingError::NotAnswered),
         _ => Err(FramingError::Unframable),
     }

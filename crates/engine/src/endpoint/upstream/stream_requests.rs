@@ -1,0 +1,402 @@
+//! TCP: requests to upstream servers, their answers, and the ends of connections.
+
+use wire::DropReason;
+use wire::framing::{Expects, Parsed};
+use wire::nic::{Close, Event, Nic, NicError, Read, Transport, Written};
+use wire::session::{Origin, ReplyTo};
+
+use super::streams::{OUTPUT_MAX, Place, State, Stream, patience_ns};
+use crate::endpoint::set::Endpoints;
+use crate::endpoint::stream_keys::StreamOwner;
+use crate::service::arrival::{Arrival, Awaited, Refusal};
+use crate::turn::Turn;
+
+impl<N: Nic> Turn<N> {
+    /// Puts a request of a client's connection into the output of its connection to the upstream server.
+    pub(super) fn submit_to_stream(
+        &mut self,
+        service: usize,
+        arrival: &Arrival,
+        client: &ReplyTo,
+        payload: &[u8],
+    ) -> Result<(), Refusal> {
+        if self.stream(service, client.key).is_none_or(|stream| stream.client != *client) {
+            self.open_stream(service, client).map_err(Refusal::Drop)?;
+        }
+        let Self { services, upstream: batch, now_ns, .. } = self;
+        let share = &mut services[service];
+        let (framing, timeout_ns) = (share.framing, share.timeout_ns);
+        let streams = share.upstream.as_deref_mut().map(|upstream| &mut upstream.streams);
+        let Some((streams, stream)) = streams.and_then(|streams| streams.with(client.key)) else {
+            return Err(Refusal::Drop(DropReason::UpstreamRefused));
+        };
+        if stream.pipeline.unwritten() >= OUTPUT_MAX {
+            stream.holds_client = true;
+            return Err(Refusal::Retry(DropReason::NoCredit));
+        }
+        if framing.forward(payload, &mut stream.pipeline.output).is_err() {
+            // What the client sent is a request; a function has replaced it.
+            return Err(Refusal::Drop(DropReason::FunctionFailed));
+        }
+        let fence = if arrival.expects == Expects::Reply { None } else { framing.fence() };
+        if let Some(fence) = fence {
+            stream.pipeline.output.extend_from_slice(fence.request);
+        }
+        if arrival.expects == Expects::Reply || fence.is_some() {
+            let place = Place {
+                number: arrival.number,
+                expects: arrival.expects,
+                deadline_ns: *now_ns + timeout_ns,
+                len: payload.len() as u32,
+                fenced: fence.is_some(),
+                ended: false,
+                late: false,
+            };
+            stream.pipeline.push(place, framing.mark(payload));
+            *streams += 1;
+        } else {
+            batch.end_later(service, None, 1);
+        }
+        if !std::mem::replace(&mut stream.is_dirty, true) {
+            batch.to_write.push((service as u16, client.key));
+        }
+        share.counters.accepted.one();
+        Ok(())
+    }
+
+    /// The connection to the upstream server that belongs to a client's connection.
+    pub(super) fn stream(&mut self, service: usize, client: u32) -> Option<&mut Stream> {
+        self.services[service].upstream.as_deref_mut()?.streams.get(client)
+    }
+
+    /// Whether a client is not read because too much waits for the server.
+    pub(crate) fn holds_client(&mut self, service: usize, client: u32) -> bool {
+        self.stream(service, client).is_some_and(|stream| stream.holds_client)
+    }
+
+    fn open_stream(&mut self, service: usize, client: &ReplyTo) -> Result<(), DropReason> {
+        // Of a former client with the same key, whose service was another version of this one.
+        self.close_stream(service, client.key);
+        let Self { services, nic, stream_keys, now_ns, .. } = self;
+        let share = &mut services[service];
+        let patience_ns = patience_ns(share.timeout_ns);
+        let Some(upstream) = share.upstream.as_deref_mut() else {
+            return Err(DropReason::UpstreamRefused);
+        };
+        if !upstream.streams.may_connect(*now_ns) {
+            return Err(DropReason::UpstreamRefused);
+        }
+        let owner = StreamOwner::Upstream { service: service as u16, client: client.key };
+        let key = stream_keys.issue(owner);
+        if let Err(error) = nic.connect(upstream.address, Transport::Tcp, key) {
+            stream_keys.free(key);
+            return Err(match error {
+                NicError::Exhausted => DropReason::UpstreamFlows,
+                NicError::Refused(_) => {
+                    upstream.streams.back_off(*now_ns);
+                    DropReason::UpstreamRefused
+                }
+            });
+        }
+        upstream.streams.insert(Stream::new(*client, key, *now_ns + patience_ns));
+        Ok(())
+    }
+
+    /// Closes the connection to the server and takes it out of the table. Its requests are no longer in flight.
+    fn take_stream(&mut self, service: usize, client: u32) -> Option<Box<Stream>> {
+        let Self { services, nic, stream_keys, .. } = self;
+        let upstream = services[service].upstream.as_deref_mut()?;
+        let stream = upstream.streams.remove(client)?;
+        let done = stream.pipeline.places.is_empty() && stream.pipeline.unwritten() == 0;
+        nic.close(stream.key, if done { Close::Graceful } else { Close::Reset });
+        stream_keys.free(stream.key);
+        Some(stream)
+    }
+
+    /// A client's connection has ended: its requests in flight have no recipient.
+    pub(crate) fn close_stream(&mut self, service: usize, client: u32) {
+        let Some(stream) = self.take_stream(service, client) else { return };
+        let lost = stream.pipeline.places.iter().filter(|place| !place.ended).count();
+        self.services[service].count_lost(DropReason::ClientGone, lost as u64);
+    }
+
+    /// Something happened on a connection to an upstream server.
+    pub(crate) fn stream_event(&mut self, event: Event, service: u16, client: u32) {
+        let Self { services, upstream: batch, .. } = self;
+        let share = services.get_mut(usize::from(service));
+        let Some(upstream) = share.and_then(|share| share.upstream.as_deref_mut()) else { return };
+        let Some(stream) = upstream.streams.get(client) else { return };
+        if matches!(event, Event::Writable(_)) {
+            let connected = stream.state != State::Up;
+            stream.state = State::Up;
+            if stream.pipeline.unwritten() > 0 && !std::mem::replace(&mut stream.is_dirty, true) {
+                batch.to_write.push((service, client));
+            }
+            if connected {
+                upstream.streams.reset_back_off();
+            }
+            return;
+        }
+        stream.failed |= matches!(event, Event::Failed(_));
+        batch.list_stream(service, client, stream);
+    }
+
+    /// Writes the output of each connection that has some, with one write each.
+    pub(super) fn write_streams(&mut self) {
+        let Self { services, nic, upstream: batch, .. } = self;
+        let mut listed = std::mem::take(&mut batch.to_write);
+        for (service, client) in listed.drain(..) {
+            let upstream = services[usize::from(service)].upstream.as_deref_mut();
+            let Some(stream) = upstream.and_then(|upstream| upstream.streams.get(client)) else {
+                continue;
+            };
+            stream.is_dirty = false;
+            // Written when the attempt succeeds; dropped with its requests when it fails.
+            if stream.state != State::Up || stream.pipeline.unwritten() == 0 {
+                continue;
+            }
+            if stream.pipeline.write(nic, stream.key) == Written::Broken {
+                stream.failed = true;
+                batch.list_stream(service, client, stream);
+            }
+            if stream.holds_client && stream.pipeline.unwritten() < OUTPUT_MAX {
+                stream.holds_client = false;
+                batch.resumed.push(client);
+            }
+        }
+        batch.to_write = listed;
+    }
+}
+
+impl Endpoints {
+    /// Reads each connection to an upstream server that may have bytes, once.
+    pub(super) fn gather_streams<N: Nic>(&mut self, turn: &mut Turn<N>) {
+        for index in 0..turn.upstream.resumed.len() {
+            self.tcp.readable_again(turn.upstream.resumed[index]);
+        }
+        turn.upstream.resumed.clear();
+        let mut ready = turn.upstream.take_ready_streams();
+        let mut scratch = std::mem::take(&mut turn.scratch);
+        for (service, client) in ready.iter().copied() {
+            let slot = usize::from(service);
+            let Some(stream) = turn.stream(slot, client) else { continue };
+            if !std::mem::take(&mut stream.is_ready) {
+                // Of a connection that was closed, whose client's key another one has.
+                continue;
+            }
+            let (to, key) = (stream.client, stream.key);
+            if stream.failed && stream.state != State::Up {
+                self.end_stream(turn, slot, client, DropReason::UpstreamRefused);
+                continue;
+            }
+            if self.tcp.unsent_of(&to) >= OUTPUT_MAX {
+                stream.is_ready = true;
+                turn.upstream.waiting.push((service, client));
+                continue;
+            }
+            turn.busy();
+            match turn.nic.read(key, &mut scratch) {
+                Read::Empty => {}
+                Read::Closed | Read::Broken => {
+                    self.end_stream(turn, slot, client, DropReason::UpstreamRefused);
+                }
+                Read::Bytes(count) => {
+                    let more = count == scratch.len();
+                    self.take_stream_bytes(turn, slot, client, &scratch[..count]);
+                    if more {
+                        turn.stream_event(Event::Readable(key), service, client);
+                    }
+                }
+            }
+        }
+        turn.scratch = scratch;
+        for (service, _) in ready.iter().copied() {
+            self.deliver_shown(turn, service.into());
+        }
+        ready.clear();
+        turn.upstream.spare_streams = ready;
+    }
+
+    /// After the flush: servers whose clients have taken enough of what waited for them are read again.
+    pub(crate) fn resume_streams<N: Nic>(&mut self, turn: &mut Turn<N>) {
+        let mut waiting = std::mem::take(&mut turn.upstream.waiting);
+        waiting.retain(|(service, client)| {
+            let stream = turn.stream(usize::from(*service), *client);
+            let Some(to) = stream.filter(|stream| stream.is_ready).map(|s| s.client) else {
+                return false;
+            };
+            let waits = self.tcp.unsent_of(&to) >= OUTPUT_MAX;
+            if !waits {
+                turn.upstream.ready_streams.push((*service, *client));
+            }
+            waits
+        });
+        turn.upstream.waiting = waiting;
+    }
+
+    /// Parses the bytes of one read.
+    fn take_stream_bytes<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: usize,
+        client: u32,
+        read: &[u8],
+    ) {
+        let Some(stream) = turn.stream(service, client) else { return };
+        // Bytes that complete an answer are parsed in the buffer they were read into.
+        let mut input = std::mem::take(&mut stream.pipeline.input);
+        let fresh = input.is_empty();
+        if !fresh {
+            input.extend_from_slice(read);
+        }
+        let taken = self.take_stream_answers(turn, service, client, if fresh { read } else { &input });
+        match taken {
+            Ok(taken) => {
+                if let Some(stream) = turn.stream(service, client) {
+                    stream.pipeline.keep(input, read, fresh, taken);
+                }
+            }
+            Err(reason) => {
+                turn.services[service].count_lost(reason, 1);
+                self.end_stream(turn, service, client, DropReason::UpstreamRefused);
+            }
+        }
+    }
+
+    /// Takes the answers at the front of `input`. Returns how many bytes that took, or why the connection cannot go on.
+    fn take_stream_answers<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: usize,
+        client: u32,
+        input: &[u8],
+    ) -> Result<usize, DropReason> {
+        let mut taken = 0;
+        while taken < input.len() {
+            let now_ns = turn.now_ns;
+            let share = &mut turn.services[service];
+            let (framing, max) = (share.framing, share.max_reply_bytes);
+            let streams = share.upstream.as_deref_mut().map(|upstream| &mut upstream.streams);
+            let Some((in_flight, stream)) = streams.and_then(|streams| streams.with(client)) else {
+                return Ok(taken);
+            };
+            let rest = &input[taken..];
+            let (consumed, answer) =
+                match framing.parse_response(&mut stream.pipeline.parser, rest, max) {
+                    Ok(Parsed::Incomplete { .. }) => return Ok(taken),
+                    Ok(Parsed::Message { consumed, start, end, .. }) => {
+                        (consumed, &rest[start..end])
+                    }
+                    Ok(_) => return Err(DropReason::BackendProtocol),
+                    Err(error) => return Err(error.backend_drop_reason()),
+                };
+            taken += consumed;
+            let Some(place) = stream.pipeline.places.front().copied() else {
+                return Err(DropReason::BackendUnasked);
+            };
+            let fence = if place.fenced { framing.fence() } else { None };
+            let is_fence = fence.is_some_and(|fence| fence.response == answer);
+            if !is_fence && !stream.pipeline.fits(framing, answer) {
+                return Err(DropReason::BackendMismatch);
+            }
+            let request = stream.request(&place, now_ns);
+            if place.fenced && !is_fence {
+                stream.pipeline.places[0].ended = true;
+            } else {
+                stream.pipeline.pop();
+            }
+            if !place.late || stream.pipeline.places.is_empty() {
+                stream.behind_since_ns = 0;
+            }
+            *in_flight -= u64::from(!place.ended);
+            match (is_fence, place.ended) {
+                (true, true) => {}
+                (false, true) if place.late => share.count_lost(DropReason::BackendLate, 1),
+                (false, true) => share.count_lost(DropReason::BackendUnasked, 1),
+                // The client asked for no answer, and gets none.
+                (_, false) if place.expects == Expects::Nothing => {
+                    share.count_consumed(1);
+                    share.count_lost(DropReason::BackendUnasked, u64::from(!is_fence));
+                }
+                (true, false) => {
+                    let Origin::Client(to) = request.origin else { return Ok(taken) };
+                    let (number, expects) = (place.number, place.expects);
+                    self.settle(turn, service, &Awaited { to, number, expects }, Ok(&[]));
+                }
+                (false, false) => self.take_answer(turn, service, &request, answer),
+            }
+        }
+        Ok(taken)
+    }
+
+    /// The connection to the upstream server has ended: its requests in flight are dropped for this reason. If the server had
+    /// accepted the connection, the client's ends too, after its replies.
+    pub(crate) fn end_stream<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: usize,
+        client: u32,
+        reason: DropReason,
+    ) {
+        let now_ns = turn.now_ns;
+        let Some(mut stream) = turn.take_stream(service, client) else { return };
+        let was_up = stream.state == State::Up;
+        if let Some(upstream) = turn.services[service].upstream.as_deref_mut()
+            && !was_up
+        {
+            upstream.streams.back_off(now_ns);
+        }
+        // What it answered before comes first.
+        self.deliver_shown(turn, service);
+        for place in stream.take_places() {
+            let request = stream.request(&place, now_ns);
+            self.drop_request(turn, service, &request, reason);
+        }
+        if was_up {
+            self.tcp.end_after_replies(turn, &stream.client);
+        }
+    }
+
+    /// Once a millisecond, for a part of the connections: time-outs.
+    pub(crate) fn expire_streams<N: Nic>(&mut self, turn: &mut Turn<N>, service: usize) {
+        let now_ns = turn.now_ns;
+        let patience_ns = patience_ns(turn.services[service].timeout_ns);
+        let upstream = turn.services[service].upstream.as_deref_mut();
+        let Some(part) = upstream.map(|upstream| upstream.streams.next_part()) else { return };
+        for client in part {
+            while let Some(place) = turn.stream(service, client).and_then(|s| s.expire(now_ns)) {
+                if place.ended {
+                    continue;
+                }
+                let share = &mut turn.services[service];
+                let Some(upstream) = share.upstream.as_deref_mut() else { return };
+                let Some((in_flight, stream)) = upstream.streams.with(client) else { break };
+                *in_flight -= 1;
+                let request = stream.request(&place, now_ns);
+                self.drop_request(turn, service, &request, DropReason::RequestTimeout);
+            }
+            let Some(stream) = turn.stream(service, client) else { continue };
+            let (behind_ns, state) = (stream.behind_since_ns, stream.state);
+            let is_behind = behind_ns != 0 && behind_ns + patience_ns <= now_ns;
+            let refused = matches!(state, State::Connecting { deadline_ns } if deadline_ns <= now_ns);
+            if is_behind || refused {
+                self.end_stream(turn, service, client, DropReason::UpstreamRefused);
+            }
+        }
+    }
+
+    /// Gives up everything that is in flight to the upstream server of a service.
+    pub(crate) fn drop_upstream_requests<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: usize,
+        reason: DropReason,
+    ) {
+        turn.drop_flow_requests(service, reason);
+        let upstream = turn.services[service].upstream.as_deref_mut();
+        let Some(clients) = upstream.map(|upstream| upstream.streams.clients()) else { return };
+        for client in clients {
+            self.end_stream(turn, service, client, reason);
+        }
+    }
+}
