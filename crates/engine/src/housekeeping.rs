@@ -44,8 +44,9 @@ impl Housekeeping {
         turn.outbound.retry_losses();
         for service in 0..turn.services.len() {
             endpoints.expire_requests(turn, service);
-            turn.expire_upstream(service);
-            endpoints.expire_streams(turn, service);
+            if turn.upstream.is_used() {
+                endpoints.expire_upstream(turn, service);
+            }
             let Turn { services, nic, now_ns, .. } = turn;
             let share = &mut services[service];
             share.backends.expire_backends(nic, *now_ns);

@@ -136,13 +136,12 @@ impl<N: Nic> Worker<N> {
         endpoints.receive(turn, schedule);
         // Accelerate.
         turn.drive();
-        turn.send_upstream();
         // Exhale.
         for service in 0..turn.services.len() {
             endpoints.gather(turn, schedule, service);
         }
-        if turn.upstream.is_ready() {
-            endpoints.gather_upstream(turn, schedule);
+        if turn.upstream.is_used() {
+            endpoints.exchange_upstream(turn, schedule);
         }
         // Before the flush: its notifications are sent in this turn, since the worker may sleep after it.
         if self.housekeeping.is_due(now_ns) {
@@ -150,9 +149,6 @@ impl<N: Nic> Worker<N> {
         }
         let Self { turn, endpoints, .. } = self;
         endpoints.flush(turn, true);
-        if turn.upstream.waits_for_clients() {
-            endpoints.resume_streams(turn);
-        }
         turn.flush_backends();
         for service in 0..turn.services.len() {
             endpoints.note_sent(turn, service);
@@ -266,6 +262,9 @@ impl<N: Nic> Worker<N> {
             return 0;
         }
         let endpoints_ns = self.endpoints.wake_at::<N>(now_ns);
+        // A client that takes what waits for it ends no sleep of its own.
+        let waits = turn.upstream.waits_for_clients();
+        let endpoints_ns = if waits { endpoints_ns.min(now_ns + POLL_NS) } else { endpoints_ns };
         let wake_ns = turn.services.iter().map(|share| share.wake_at(now_ns, POLL_NS));
         let wake_ns = wake_ns.fold(endpoints_ns, u64::min);
         wake_ns.saturating_sub(now_ns).min(Idle::SLEEP_NS_MAX)

@@ -97,7 +97,10 @@ fn memcached_answers_through_a_proxy_as_it_does_directly() {
         String::from_utf8(said).unwrap()
     };
     let direct = talk(upstream);
-    assert!(direct.contains("VALUE key 5 5\r\nhello\r\n") && direct.contains("\r\n42\r\n"), "{direct}");
+    assert!(
+        direct.contains("VALUE key 5 5\r\nhello\r\n") && direct.contains("\r\n42\r\n"),
+        "{direct}"
+    );
     for _ in 0..5 {
         // The framing answers what is no command by itself, as memcached does.
         assert_eq!(talk(address(&server, 0)), direct);
@@ -218,9 +221,10 @@ fn a_server_that_is_not_there_is_tried_again_and_clients_are_told() {
 
 #[test]
 fn a_server_that_ends_a_connection_ends_what_is_in_flight_there() {
-    for (framing, told) in
-        [(Framing::Memcached, &b"END\r\nSERVER_ERROR request failed\r\n"[..]), (Framing::Line, b"END\r\n")]
-    {
+    for (framing, told) in [
+        (Framing::Memcached, &b"END\r\nSERVER_ERROR request failed\r\n"[..]),
+        (Framing::Line, b"END\r\n"),
+    ] {
         let (upstream, connections) = listener();
         let server = serve(proxy(upstream, framing), 1);
         let mut client = tcp_client(address(&server, 0));

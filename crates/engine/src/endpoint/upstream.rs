@@ -106,6 +106,8 @@ pub(crate) struct UpstreamBatch {
     /// Ends of requests that are counted when the batches are that they came in; without a reason they are consumed.
     ends: Vec<(u16, Option<DropReason>, u64)>,
     idle_ns: u64,
+    /// There is, or was, a proxy.
+    is_used: bool,
 }
 
 impl UpstreamBatch {
@@ -124,11 +126,13 @@ impl UpstreamBatch {
             resumed: Vec::new(),
             ends: Vec::new(),
             idle_ns: u64::MAX,
+            is_used: false,
         }
     }
 
     /// A proxy comes, with at most this many flows.
     pub(crate) fn reserve(&mut self, flows: u32) {
+        self.is_used = true;
         if self.sorted.capacity() == 0 {
             self.tx = TxBatch::new(TX_ITEMS, TX_BYTES);
             self.to.reserve(TX_ITEMS);
@@ -143,6 +147,12 @@ impl UpstreamBatch {
         self.idle_ns = limits.idle_ms * 1_000_000;
     }
 
+    /// Whether there is a proxy: the one thing that a worker without one asks in a turn.
+    #[inline]
+    pub(crate) fn is_used(&self) -> bool {
+        self.is_used
+    }
+
     /// Whether a socket may be read.
     #[inline]
     pub(crate) fn is_ready(&self) -> bool {
@@ -153,12 +163,6 @@ impl UpstreamBatch {
     #[inline]
     pub(crate) fn waits_for_clients(&self) -> bool {
         !self.waiting.is_empty()
-    }
-
-    /// Whether something was collected in this turn.
-    #[inline]
-    fn is_empty(&self) -> bool {
-        self.to.is_empty() && self.to_write.is_empty() && self.ends.is_empty()
     }
 
     fn list_stream(&mut self, service: u16, client: u32, stream: &mut Stream) {

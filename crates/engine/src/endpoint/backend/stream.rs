@@ -416,7 +416,8 @@ impl Backends {
     /// The same for a connection with one request: its time-out ends both.
     fn expire_request<N: Nic>(&mut self, nic: &mut N, pool: usize, number: usize, now_ns: u64) {
         let connection = &mut self.pools[pool].connections[number];
-        let due = connection.pipeline.places.front().is_some_and(|place| place.deadline_ns <= now_ns);
+        let due =
+            connection.pipeline.places.front().is_some_and(|place| place.deadline_ns <= now_ns);
         let Some(place) = due.then(|| connection.pipeline.pop()).flatten() else { return };
         self.pools[pool].end_request(nic, number, now_ns);
         if !place.given_up {

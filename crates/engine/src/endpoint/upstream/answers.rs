@@ -13,10 +13,30 @@ use crate::service::chain::ShownReply;
 use crate::turn::Turn;
 
 impl Endpoints {
-    /// Reads each socket of a flow that may have datagrams, once.
+    /// Sends what this turn has collected for upstream servers, and takes what they have answered.
     // Not inline: a worker without proxies does not come here.
     #[inline(never)]
-    pub(crate) fn gather_upstream<N: Nic>(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
+    pub(crate) fn exchange_upstream<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        schedule: &mut Schedule,
+    ) {
+        turn.send_upstream();
+        self.resume_streams(turn);
+        if turn.upstream.is_ready() {
+            self.gather_datagrams(turn, schedule);
+            self.gather_streams(turn);
+        }
+    }
+
+    /// Once a millisecond: time-outs, and flows that are idle.
+    pub(crate) fn expire_upstream<N: Nic>(&mut self, turn: &mut Turn<N>, service: usize) {
+        turn.expire_flows(service);
+        self.expire_streams(turn, service);
+    }
+
+    /// Reads each socket of a flow that may have datagrams, once.
+    fn gather_datagrams<N: Nic>(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
         // The messages of the last receive call have been admitted: its buffers are used again while they are in the cache.
         let mut rx = self.udp.take_rx();
         let ready = turn.upstream.take_ready();
@@ -51,7 +71,6 @@ impl Endpoints {
         }
         turn.upstream.give_back(ready);
         self.udp.put_rx(rx);
-        self.gather_streams(turn);
     }
 
     /// Takes the answers that one read brought. Returns how many requests they ended.
@@ -113,10 +132,14 @@ impl Endpoints {
             self.deliver_shown(turn, service);
         }
         if let Some(chain) = turn.services[service].chain.as_mut() {
-            chain.show_reply(ShownReply { request: *request, sampled: false }, answer.len(), |bytes| {
-                bytes.copy_from_slice(answer);
-                true
-            });
+            chain.show_reply(
+                ShownReply { request: *request, sampled: false },
+                answer.len(),
+                |bytes| {
+                    bytes.copy_from_slice(answer);
+                    true
+                },
+            );
         }
     }
 

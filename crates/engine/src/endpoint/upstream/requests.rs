@@ -93,15 +93,7 @@ impl<N: Nic> Turn<N> {
     }
 
     /// Sends the requests that this turn has collected.
-    #[inline]
-    pub(crate) fn send_upstream(&mut self) {
-        if !self.upstream.is_empty() {
-            self.send_collected();
-        }
-    }
-
-    #[inline(never)]
-    fn send_collected(&mut self) {
+    pub(super) fn send_upstream(&mut self) {
         self.send_datagrams();
         self.write_streams();
         // Their batches have ended.
@@ -189,7 +181,7 @@ impl<N: Nic> Turn<N> {
     }
 
     /// Once a millisecond: requests that have timed out, and flows that are idle.
-    pub(crate) fn expire_upstream(&mut self, service: usize) {
+    pub(super) fn expire_flows(&mut self, service: usize) {
         let (now_ns, idle_ns) = (self.now_ns, self.upstream.idle_ns);
         let share = &mut self.services[service];
         let Some(upstream) = share.upstream.as_deref_mut() else { return };

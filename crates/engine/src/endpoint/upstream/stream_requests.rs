@@ -217,8 +217,11 @@ impl Endpoints {
         turn.upstream.spare_streams = ready;
     }
 
-    /// After the flush: servers whose clients have taken enough of what waited for them are read again.
-    pub(crate) fn resume_streams<N: Nic>(&mut self, turn: &mut Turn<N>) {
+    /// Servers whose clients have taken enough of what waited for them are read again.
+    pub(super) fn resume_streams<N: Nic>(&mut self, turn: &mut Turn<N>) {
+        if !turn.upstream.waits_for_clients() {
+            return;
+        }
         let mut waiting = std::mem::take(&mut turn.upstream.waiting);
         waiting.retain(|(service, client)| {
             let stream = turn.stream(usize::from(*service), *client);
@@ -249,7 +252,8 @@ impl Endpoints {
         if !fresh {
             input.extend_from_slice(read);
         }
-        let taken = self.take_stream_answers(turn, service, client, if fresh { read } else { &input });
+        let taken =
+            self.take_stream_answers(turn, service, client, if fresh { read } else { &input });
         match taken {
             Ok(taken) => {
                 if let Some(stream) = turn.stream(service, client) {
@@ -331,7 +335,7 @@ impl Endpoints {
 
     /// The connection to the upstream server has ended: its requests in flight are dropped for this reason. If the server had
     /// accepted the connection, the client's ends too, after its replies.
-    pub(crate) fn end_stream<N: Nic>(
+    pub(super) fn end_stream<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
         service: usize,
@@ -358,7 +362,7 @@ impl Endpoints {
     }
 
     /// Once a millisecond, for a part of the connections: time-outs.
-    pub(crate) fn expire_streams<N: Nic>(&mut self, turn: &mut Turn<N>, service: usize) {
+    pub(super) fn expire_streams<N: Nic>(&mut self, turn: &mut Turn<N>, service: usize) {
         let now_ns = turn.now_ns;
         let patience_ns = patience_ns(turn.services[service].timeout_ns);
         let upstream = turn.services[service].upstream.as_deref_mut();
@@ -378,7 +382,8 @@ impl Endpoints {
             let Some(stream) = turn.stream(service, client) else { continue };
             let (behind_ns, state) = (stream.behind_since_ns, stream.state);
             let is_behind = behind_ns != 0 && behind_ns + patience_ns <= now_ns;
-            let refused = matches!(state, State::Connecting { deadline_ns } if deadline_ns <= now_ns);
+            let refused =
+                matches!(state, State::Connecting { deadline_ns } if deadline_ns <= now_ns);
             if is_behind || refused {
                 self.end_stream(turn, service, client, DropReason::UpstreamRefused);
             }
