@@ -609,21 +609,34 @@ fn expected(line: &str) -> Option<Vec<&str>> {
     Some(comment.split(", ").collect())
 }
 
-/// The lines of the example's page, one after the other in one shell. What they print is what the page says.
 #[test]
 fn the_example_asks_memcached_and_says_what_becomes_of_it() {
+    let ports = [("9000", free_port()), ("11222", free_port())];
+    follow_example("04_backend", &["service.toml", "lookup.cpp"], &ports, 6);
+}
+
+// --- examples/06_proxy ---
+
+#[test]
+fn the_example_of_a_proxy_answers_as_its_page_says() {
+    let ports = [("11210", free_port()), ("11222", free_port())];
+    follow_example("06_proxy", &["service.toml"], &ports, 5);
+}
+
+/// Runs the lines of an example's page, one after the other in one shell; at least `least` say what they print. The last one of `ports` is
+/// memcached's.
+fn follow_example(name: &str, files: &[&str], ports: &[(&str, u16)], least: usize) {
     if Command::new("memcached").arg("-V").stdout(Stdio::null()).status().is_err() {
         println!("SKIPPED: no memcached here; `make setup-memcached` installs it");
         return;
     }
-    let folder = Folder::new("backend");
-    let ports = [("9000", free_port()), ("11222", free_port())];
-    let of_this_test = |name: &str| {
-        let text = fs::read_to_string(root().join("examples/04_backend").join(name)).unwrap();
+    let folder = Folder::new(name);
+    let of_this_test = |file: &str| {
+        let text = fs::read_to_string(root().join("examples").join(name).join(file)).unwrap();
         ports.iter().fold(text, |text, (from, to)| text.replace(from, &to.to_string()))
     };
-    for name in ["service.toml", "lookup.cpp"] {
-        fs::write(folder.join(name), of_this_test(name)).unwrap();
+    for file in files {
+        fs::write(folder.join(file), of_this_test(file)).unwrap();
     }
     let program = Path::new(env!("CARGO_BIN_EXE_serval")).parent().unwrap();
     let path = std::env::var("PATH").unwrap_or_default();
@@ -647,7 +660,7 @@ fn the_example_asks_memcached_and_says_what_becomes_of_it() {
             assert!(line.contains(&format!("`{ready}`")), "{line}: {ready}");
         } else if line.starts_with("memcached") {
             shell.done(line);
-            let there = ("127.0.0.1", ports[1].1);
+            let there = ("127.0.0.1", ports[ports.len() - 1].1);
             eventually("memcached listens", || TcpStream::connect(there).is_ok());
         } else if line.contains("wait $memcached") {
             // It says by which signal it ended.
@@ -656,5 +669,5 @@ fn the_example_asks_memcached_and_says_what_becomes_of_it() {
             shell.done(line);
         }
     }
-    assert!(compared >= 6, "{compared} lines say what they print");
+    assert!(compared >= least, "{compared} lines say what they print");
 }

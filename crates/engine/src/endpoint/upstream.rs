@@ -5,10 +5,12 @@
 //! departure (`depart.rs`: shown to the chain, counted) and goes to the client, from the address to which the client sent. Everything
 //! belongs to the worker that received the request: nothing is handed over.
 //!
-//! *Datagrams.* Each client flow has a connected socket: see [`flows`], which bounds them and says which one is closed for a new one.
+//! *Datagrams.* Each client flow has a connected socket: see `flows.rs`, which bounds them and says which one is closed for a new one.
 //! A flow that is idle for `limits.idle_s` is closed. The requests of a turn are collected and sent by flow, one call for each
 //! (`sendmmsg`, GSO); a socket that epoll reports is read with one call (`recvmmsg`, GRO), so an idle flow costs nothing, and the
 //! worker sleeps while the server works.
+//!
+//! *Streams.* Each client connection has one to the server: see `streams.rs`.
 //!
 //! *The books.* A request is in flight from admission to the first of these:
 //!

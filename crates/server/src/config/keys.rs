@@ -528,7 +528,7 @@ const COMMON: &[(&str, &[Key])] = &[
                  up to 1536 bytes.";
             backend: Other("list of tables"), "none", "`[[service.backend]]`, below.";
             upstream: Other("string: `HOST:PORT`"), "none",
-                "The service is a proxy: its requests go to the server at this address, unmodified, from a socket for each client, and what \
+                "The service is a proxy: its requests go to the server at this address, from a socket or connection for each client, and what \
                  the server answers goes to the client ([proxy.md](proxy.md)). A host name is resolved once, at start. Instead of `kernel` and \
                  everything that belongs to it.";
             upstream_flows ("`upstream`" in "service.proxy"): service(number("flows", 1..=UPSTREAM_FLOWS_MAX as u64, |s| Number::U32(&mut s.upstream_flows))), "",
