@@ -29,11 +29,13 @@ const FOLDERS: &[&str] = &[
     "crates/server/src/",
     "crates/sim/",
     "crates/sys/",
+    "crates/transfer/",
     "device/",
     "docs/",
     "examples/",
     "fuzz/",
     "tools/",
+    "transfer/",
     "xtask/",
 ];
 /// Except for this table, and records, which are not rewritten.

@@ -135,8 +135,27 @@ fn a_transfer_that_ends_early_says_how_far_it_came() {
     let expected = "the peer closed the connection before the end of the transfer; 40 bytes were read from the source, \
                     40 reached the sink";
     assert!(said.contains(expected), "{said}");
-    assert_eq!(fs::read(sink).unwrap(), [5; 40]);
-    // A device with no room.
+    assert_eq!(fs::read(&sink).unwrap(), [5; 40]);
+    // A limit of the file's length; the shell counts blocks of 512 bytes.
+    let limited = format!("ulimit -f 8; exec \"$0\" transfer listen://127.0.0.1:0 '{sink}' --json");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &limited, env!("CARGO_BIN_EXE_serval")]);
+    let mut receiver = shell.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(receiver.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let event: Json = serde_json::from_str(&line).unwrap();
+    let peer = TcpStream::connect(event["address"].as_str().unwrap()).unwrap();
+    // The receiver may have ended before all is sent.
+    let _ = std::io::Write::write_all(&mut { peer }, &[5; 10_000]);
+    let output = receiver.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("`ulimit -f` allows") && said.contains("4096 reached the sink"),
+        "{said}"
+    );
+    assert_eq!(fs::read(folder.0.join("sink")).unwrap(), [5; 4096]);
+    // A device.
     let (receiver, _lines, address) = listener("/dev/full", &[]);
     drop(TcpStream::connect(address.strip_prefix("tcp://").unwrap()).unwrap());
     let said = String::from_utf8(receiver.wait_with_output().unwrap().stderr).unwrap();
