@@ -29,7 +29,7 @@ const THREADS: [&str; 2] = ["serval-files", "serval-sockets"];
 /// What an engine may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Transfers in flight; each holds up to two buffers of 256 KiB.
+    /// Transfers in flight; each holds up to two buffers of 512 KiB.
     pub in_flight: u32,
 }
 

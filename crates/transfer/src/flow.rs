@@ -14,9 +14,9 @@ use crate::pipeline::{Command, Direction, WhenBlocked};
 use crate::seal::{HEADER_BYTES, PAYLOAD_BYTES, RECORD_BYTES, Sealer, TAG_BYTES};
 use crate::stage::{DigestKind, DigestValue, Digester, Key};
 
-/// Bytes of a chunk on the wire, but for the header of a sealed stream. 256 KiB stay in a core's second-level cache
+/// Bytes of a chunk on the wire, but for the header of a sealed stream. 512 KiB stay in a core's second-level cache
 /// between the stages, and amortise two system calls and the choice of the next step.
-pub const CHUNK_BYTES: usize = 256 << 10;
+pub const CHUNK_BYTES: usize = 512 << 10;
 /// Chunks of a transfer at a time.
 pub const CHUNKS_MAX: usize = 2;
 /// Bytes of a buffer.

@@ -17,7 +17,7 @@
 //! * [`engine`]: [`Engine`], the threads that execute steps.
 //! * [`service`], [`client`], [`message`]: an engine for other processes, which pass descriptors to it.
 //!
-//! Digests are computed over the plain bytes. A chunk (256 KiB) stays in a core's cache while all stages of it run.
+//! Digests are computed over the plain bytes. A chunk (512 KiB) stays in a core's cache while all stages of it run.
 
 #![forbid(unsafe_code)]
 

@@ -106,7 +106,7 @@ fn a_file_arrives_with_its_digest() {
 fn a_sealed_stream_opens_elsewhere_and_no_changed_one_does() {
     let (folder, engine) = (Folder::new("seal"), engine());
     let mut salts = Vec::new();
-    for len in [0, 1, 65_519, 65_520, 65_521, 4 * 65_520, 9 * 65_520 + 5] {
+    for len in [0, 1, 65_519, 65_520, 65_521, 8 * 65_520, 17 * 65_520 + 5] {
         let content = bytes(len);
         let path = folder.file("source", &content);
         let (ours, theirs) = UnixStream::pair().unwrap();

@@ -196,7 +196,7 @@ fn case() -> impl Strategy<Value = Case> {
     });
     let digest = prop::option::of(prop::sample::select(DigestKind::ALL.to_vec()));
     let direction = prop::sample::select(vec![Direction::Send, Direction::Receive]);
-    let len = prop_oneof![0..200usize, 0..3 * CHUNK_BYTES, Just(65_520), Just(4 * 65_520)];
+    let len = prop_oneof![0..200usize, 0..3 * CHUNK_BYTES, Just(65_520), Just(8 * 65_520)];
     let cancel = prop::option::weighted(0.1, 0..30usize);
     (direction, len, digest, any::<bool>(), fault(), turns, cancel).prop_map(
         |(direction, len, digest, sealed, fault, turns, cancel_after)| Case {

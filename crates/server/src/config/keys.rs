@@ -438,7 +438,7 @@ const COMMON: &[(&str, &[Key])] = &[
                 "A Unix socket where programs on this machine ask for transfers (transfer.md). The engine's user and root may use it. \
                  `off`: the server moves no files.";
             in_flight: transfers(number("transfers", 1..=4096, |t| Number::U32(&mut t.in_flight))), "",
-                "Transfers in flight; more are refused as `too_many`. Each may hold 512 KiB.";
+                "Transfers in flight; more are refused as `too_many`. Each may hold 1 MiB.";
             per_client: transfers(number("transfers", 1..=4096, |t| Number::U32(&mut t.per_client))), "",
                 "Transfers in flight of one connection.";
             clients: transfers(number("connections", 1..=4096, |t| Number::U32(&mut t.clients))), "",
