@@ -36,7 +36,8 @@ Examples:
   serval transfer image.iso tcp://backup:9000 --offset 4096 --bytes 1048576 --json
   serval transfer image.iso tcp://backup:9000 --engine /run/serval/transfer
 
-Exit codes: 0 all bytes were transferred, 1 not all (the number is printed), 2 the command line is wrong.";
+Exit codes: 0 all bytes were transferred, 1 not all (the numbers are printed), 2 the command line
+is wrong.";
 
 /// How often the progress bar moves, and signals are looked at.
 const TICK: Duration = Duration::from_millis(50);
