@@ -310,3 +310,47 @@ fn a_drain_waits_for_the_server_and_no_longer_than_it_may() {
         }
     }
 }
+
+#[test]
+fn a_reload_changes_the_server_behind_a_proxy_and_loses_nothing() {
+    let upstreams = [Upstream::start(Upstream::plain), Upstream::echo()];
+    let of = |upstream: usize| Service {
+        request_timeout_ms: 60_000,
+        ..proxy(upstreams[upstream].address)
+    };
+    let mut server = start(one(of(0)));
+    let to = address(&server, 0);
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = stop.clone();
+    let asker = thread::spawn(move || {
+        let (client, mut asked) = (udp_client(to), 0u64);
+        while !stopped.load(Ordering::Relaxed) {
+            asked += 1;
+            let message = asked.to_string();
+            assert!(ask(&client, message.as_bytes()).starts_with(message.as_bytes()));
+        }
+        asked
+    });
+    let mut other = of(1);
+    other.name = "other".into();
+    for round in 1..7 {
+        let mut services = vec![of(round % 2)];
+        // Another proxy comes and goes.
+        services.extend((round % 3 != 0).then(|| other.clone()));
+        change::change(&mut server, services);
+        assert_eq!(address(&server, 0), to);
+        if round % 3 != 0 {
+            let client = udp_client(address(&server, 1));
+            assert!(ask(&client, b"hello").starts_with(b"hello from "));
+        }
+        let client = udp_client(to);
+        assert_eq!(ask(&client, b"hello").len() > 5, round % 2 == 1, "of the new server");
+    }
+    stop.store(true, Ordering::Relaxed);
+    let asked = asker.join().unwrap();
+    assert_accounts(&server);
+    let counted = server.metrics().service(0);
+    assert_eq!((counted.replied, counted.dropped_requests()), (asked + 6, 0));
+    assert_eq!(counted.upstream_flows_opened, counted.upstream_flows_closed + 2);
+    assert!(server.shutdown().is_clean());
+}

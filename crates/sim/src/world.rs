@@ -79,10 +79,10 @@ impl Setup {
         self.topology.services.iter().enumerate().map(rules).collect()
     }
 
-    /// Backend addresses of all services, in order.
+    /// Backend addresses of all services, in order, and the addresses of upstream servers.
     pub fn backend_addresses(&self) -> Vec<SocketAddr> {
         let services = self.topology.services.iter();
-        services.flat_map(|s| s.backends.iter().map(|b| b.address)).collect()
+        services.flat_map(|s| s.backends.iter().map(|b| b.address).chain(s.upstream)).collect()
     }
 
     fn network(&self, rng: Rng) -> Network {

@@ -29,6 +29,8 @@ pub(crate) const TCP: u16 = 1;
 pub(crate) struct Script {
     pub(crate) setup: Setup,
     pub(crate) backend_behaviour: BackendBehaviour,
+    /// The server behind a proxy.
+    upstream: Option<BackendSpec>,
 }
 
 /// One service with port 0 over UDP and port 1 over TCP, one mqueue of four slots.
@@ -47,7 +49,8 @@ pub(crate) fn script(framing: Framing) -> Script {
         accelerators: vec![Accelerator { name: "accelerator".into(), kind }],
         services: vec![service],
     };
-    Script { setup: Setup::sound(topology), backend_behaviour: BackendBehaviour::SOUND }
+    let backend_behaviour = BackendBehaviour::SOUND;
+    Script { setup: Setup::sound(topology), backend_behaviour, upstream: None }
 }
 
 impl Script {
@@ -71,6 +74,20 @@ impl Script {
         &mut self.service().backends[0]
     }
 
+    /// Makes the service a proxy in front of a server, which answers as blocks would.
+    pub(crate) fn upstream(&mut self, transport: Transport) {
+        let address = SocketAddr::from(([203, 0, 113, 1], 11_211));
+        let Service { listen, framing, .. } = self.service().clone();
+        let sizes = Service::new("", Vec::new(), "");
+        *self.service() = Service {
+            framing,
+            max_message_bytes: sizes.max_message_bytes,
+            max_reply_bytes: 2048,
+            ..Service::proxy("service", listen, address)
+        };
+        self.upstream = Some(BackendSpec::new("upstream", transport, address, framing));
+    }
+
     /// Another service, equal to the first one as it is now, with sound blocks, behind port 2.
     pub(crate) fn another_service(&mut self, transport: Transport) {
         let mut other = self.service().clone();
@@ -82,7 +99,7 @@ impl Script {
     }
 
     pub(crate) fn play(self) -> Scene {
-        let spec = self.setup.topology.services[0].backends.first().cloned();
+        let spec = self.setup.topology.services[0].backends.first().cloned().or(self.upstream);
         let backend = spec.map(|spec| Backend::new(0, &spec, self.backend_behaviour, Rng::new(2)));
         let framing = self.setup.topology.services[0].framing;
         let world = World::build(&self.setup, |nic| nic);

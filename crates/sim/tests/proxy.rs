@@ -1,0 +1,174 @@
+//! Proxies: upstream servers that lose, delay, repeat, end and reset, chains on the path, and the books at every step.
+
+mod scene;
+
+use engine::{ChainReply, ChainRequest};
+use onpath::builtin::{Passthrough, Threshold, ThresholdConfig};
+use onpath::{Command, Function, OnFailure};
+use scene::{MS, Scene, Script, request, script};
+use sim::backend::BackendBehaviour;
+use sim::net::Faults;
+use sim::rng::Rng;
+use wire::DropReason;
+use wire::framing::Framing;
+use wire::nic::Transport;
+
+const FRAMING: Framing = Framing::LengthU16;
+
+fn proxy(transport: Transport) -> Script {
+    let mut script = script(FRAMING);
+    script.upstream(transport);
+    script
+}
+
+#[test]
+fn a_sound_server_answers_everybody() {
+    let mut scene = proxy(Transport::Udp).play();
+    scene.ask_times(50, request(0));
+    scene.ask_often(20, request(0));
+    scene.run(100);
+    assert_eq!((scene.replied(), scene.world.in_flight(0)), (70, 0));
+    let mut scene = proxy(Transport::Tcp).play();
+    for _ in 0..10 {
+        let caller = scene.connect();
+        for sequence in 0..20 {
+            scene.call(caller, request(sequence));
+        }
+    }
+    scene.run(200);
+    assert_eq!((scene.replied(), scene.world.in_flight(0)), (200, 0));
+}
+
+/// Everything goes wrong for a while, then nothing does: the books hold at every step, no answer reaches a wrong client, and nothing
+/// stays in flight.
+fn storm(seed: u64, transport: Transport) -> Scene {
+    let mut rng = Rng::new(seed);
+    let mut script = proxy(transport);
+    script.setup.seed = seed;
+    script.setup.topology.engine.workers = 1 + seed as usize % 2;
+    script.service().request_timeout_ms = 5;
+    script.service().upstream_flows = 6;
+    script.limits().idle_ms = 20;
+    script.backend_behaviour = BackendBehaviour {
+        delay_ns: (0, 2 * MS),
+        late: 100,
+        // Connections are looked at for time-outs every 32 ms.
+        late_ns: if transport == Transport::Udp { 8 * MS } else { 60 * MS },
+        hang: 30,
+        close: 20,
+        cut: 20,
+        // A datagram more finds nothing in flight; on a stream nothing would tell it from the next answer.
+        unasked: if transport == Transport::Udp { 100 } else { 0 },
+        too_long: 20,
+        change_reachability: 10,
+        ..BackendBehaviour::SOUND
+    };
+    let mut scene = script.play();
+    scene.faults(Faults {
+        lose: 50,
+        refuse_send: 20,
+        full_send: 20,
+        short_read: 200,
+        short_write: 200,
+        spurious: 20,
+        late_event: 200,
+        exhausted: 20,
+        reset_destroys: 500,
+        delay_ns: (1000, MS / 2),
+        pipe_bytes: 2000,
+        ..Faults::default()
+    });
+    for _ in 0..60 {
+        match transport {
+            Transport::Udp => {
+                for worker in 0..scene.world.workers.len() {
+                    (0..rng.below(6)).for_each(|_| _ = scene.ask_from(worker, request(0)));
+                }
+            }
+            Transport::Tcp => {
+                let caller = scene.connect_to(seed as usize % scene.world.workers.len());
+                for sequence in 0..1 + rng.below(5) as u32 {
+                    scene.call(caller, request(sequence));
+                }
+            }
+        }
+        scene.run(1 + rng.below(60) as usize);
+    }
+    scene.faults(Faults::default());
+    scene.wait_ms(300);
+    assert_eq!(scene.world.in_flight(0), 0, "seed {seed}");
+    scene.world.check().unwrap();
+    scene
+}
+
+#[test]
+fn datagrams_survive_a_storm() {
+    let scenes: Vec<_> = (0..40).map(|seed| storm(seed, Transport::Udp)).collect();
+    let total = |reason| scenes.iter().map(|scene| scene.dropped(reason)).sum::<u64>();
+    let reasons = [
+        DropReason::RequestTimeout,
+        DropReason::UpstreamRefused,
+        DropReason::UpstreamFlows,
+        DropReason::BackendLate,
+        DropReason::BackendUnasked,
+        DropReason::ReplyTooLong,
+    ];
+    for reason in reasons {
+        assert!(total(reason) > 0, "{reason:?} was met");
+    }
+    assert!(scenes.iter().all(|scene| scene.replied() > 0));
+}
+
+#[test]
+fn streams_survive_a_storm() {
+    let scenes: Vec<_> = (0..40).map(|seed| storm(seed, Transport::Tcp)).collect();
+    let total = |reason| scenes.iter().map(|scene| scene.dropped(reason)).sum::<u64>();
+    // With this framing a time-out ends the connection, so no late answer comes.
+    for reason in [DropReason::RequestTimeout, DropReason::UpstreamRefused] {
+        assert!(total(reason) > 0, "{reason:?} was met");
+    }
+    assert!(scenes.iter().all(|scene| scene.replied() > 0));
+}
+
+#[test]
+fn a_chain_sees_what_passes_a_proxy() {
+    for transport in [Transport::Udp, Transport::Tcp] {
+        let mut scene = proxy(transport).play();
+        // The sequence number of a request, whose least byte is the first: 0 and 1 pass.
+        let config = ThresholdConfig { offset: 12, low: 0, high: 0x01ff_ffff };
+        let threshold = Box::new(Threshold::new(config));
+        let chain: Vec<(Box<dyn Function>, _)> =
+            vec![(Box::new(Passthrough), OnFailure::Open), (threshold, OnFailure::Closed)];
+        scene.world.set_functions(0, 0, chain);
+        scene.run(1);
+        for sequence in 0..4 {
+            match transport {
+                Transport::Udp => _ = scene.ask(request(sequence)),
+                Transport::Tcp => {
+                    let caller = scene.connect();
+                    scene.call(caller, request(sequence));
+                }
+            }
+        }
+        scene.run(100);
+        let dropped = scene.dropped(DropReason::FunctionDrop);
+        assert_eq!((scene.replied(), dropped, scene.world.in_flight(0)), (2, 2, 0));
+        let read = scene.world.ask_chain(0, 0, ChainRequest::Command(1, Command::Read));
+        scene.run(1);
+        let Ok(ChainReply::Command(Ok(values))) = read.try_recv() else { panic!("no values") };
+        assert_eq!((values[2], values[4]), (4, 2), "count and dropped");
+        // Detached while it runs.
+        scene.world.set_functions(0, 0, Vec::new());
+        scene.run(1);
+        match transport {
+            Transport::Udp => _ = scene.ask(request(7)),
+            Transport::Tcp => {
+                let caller = scene.connect();
+                scene.call(caller, request(7));
+            }
+        }
+        scene.run(100);
+        assert_eq!(scene.replied(), 3);
+        scene.world.check().unwrap();
+    }
+}
