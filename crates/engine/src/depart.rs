@@ -21,6 +21,8 @@ use crate::turn::Turn;
 impl Endpoints {
     /// Empties the TX rings of a service that may hold messages: those the blocks touched, and those left over from
     /// the last turn.
+    // Always inline: there is one caller, and it runs every turn.
+    #[inline(always)]
     pub(crate) fn gather<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
@@ -101,6 +103,7 @@ impl Endpoints {
 
     /// The same where a chain of functions sees the replies first: those of a turn together, in [`Self::deliver_shown`].
     #[cold]
+    #[inline(never)]
     fn gather_through_chain<N: Nic>(&mut self, turn: &mut Turn<N>, mut run: Run) {
         let service = run.service;
         loop {

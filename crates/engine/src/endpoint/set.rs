@@ -61,6 +61,8 @@ impl Endpoints {
 
     /// Receives from all endpoints. The first one gets the credit that is left, so each endpoint is the first in one
     /// of four turns: a flood at one endpoint does not starve the others.
+    // Always inline: there is one caller, and it runs every turn.
+    #[inline(always)]
     pub(crate) fn receive<N: Nic>(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
         const COUNT: usize = 4;
         let first = schedule.first_endpoint();
@@ -128,6 +130,8 @@ impl Endpoints {
 
     /// Sends what the turn produced: datagrams (with `may_defer`, some may wait), stream bytes, replies in rings,
     /// messages for other workers.
+    // Always inline, as `receive` is.
+    #[inline(always)]
     pub(crate) fn flush<N: Nic>(&mut self, turn: &mut Turn<N>, may_defer: bool) {
         each!(self.flush(turn, may_defer));
     }

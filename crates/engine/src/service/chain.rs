@@ -59,7 +59,7 @@ pub(crate) struct ShownReply {
     pub(crate) sampled: bool,
 }
 
-/// A chain that is attached, and the batch that is on its way through it.
+/// A chain that is attached, and the batch that it is shown.
 pub(crate) struct Attached {
     chain: Chain,
     /// Requests, or replies: never both.
@@ -75,7 +75,7 @@ pub(crate) struct Attached {
 }
 
 impl Attached {
-    /// A chain without functions. Messages have at most so many bytes.
+    /// A chain without functions. Messages have at most `message_bytes` or `reply_bytes` bytes.
     pub(crate) fn new(message_bytes: usize, reply_bytes: usize) -> Self {
         let longest = message_bytes.max(reply_bytes);
         Self {
