@@ -4,4 +4,4 @@ mod passthrough;
 mod threshold;
 
 pub use passthrough::Passthrough;
-pub use threshold::{Threshold, ThresholdConfig};
+pub use threshold::Threshold;

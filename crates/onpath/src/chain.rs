@@ -5,7 +5,7 @@
 //! all messages until the restart, are treated as [`OnFailure`] says.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use mqueue::count::Counter;
 use wire::DropReason;
@@ -15,6 +15,8 @@ use crate::messages::{Messages, Tally};
 
 const BACK_OFF_MIN_NS: u64 = 10_000_000;
 const BACK_OFF_MAX_NS: u64 = 10_000_000_000;
+
+const PANICKED: &str = "it panicked";
 
 /// What becomes of messages about which a failed function does not decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +42,10 @@ macro_rules! counters {
         /// What one function of a chain has done on one worker. The worker writes, others read.
         #[derive(Debug, Default)]
         #[repr(align(128))]
-        pub struct Counters { $( $(#[doc = $doc])+ pub $field: Counter, )+ }
+        pub struct Counters {
+            $( $(#[doc = $doc])+ pub $field: Counter, )+
+            last_failure: Mutex<String>,
+        }
 
         /// Values of the counters of the same names, summed over workers.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,9 +57,9 @@ macro_rules! counters {
                 $( self.$field += counters.$field.value(); )+
             }
 
-            /// All values with their names.
-            pub fn values(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                [$( (stringify!($field), self.$field), )+].into_iter()
+            /// All values with their names, and what they count.
+            pub fn named(&self) -> Vec<(&'static str, &'static str, u64)> {
+                vec![$( (stringify!($field), concat!($($doc),+).trim_ascii(), self.$field), )+]
             }
         }
     };
@@ -89,6 +94,13 @@ counters! {
     overruns,
     /// Time in calls, in nanoseconds.
     time_ns,
+}
+
+impl Counters {
+    /// Why the last call failed that did; empty before that.
+    pub fn last_failure(&self) -> String {
+        self.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 /// A function in a chain.
@@ -139,7 +151,7 @@ impl Link {
         });
         let failure = match catch_unwind(call) {
             Ok(result) => result.err(),
-            Err(_) => Some(Failure("it panicked".to_owned())),
+            Err(_) => Some(Failure(PANICKED.to_owned())),
         };
         let end_ns = clock();
         let took_ns = end_ns.saturating_sub(begin_ns);
@@ -150,8 +162,8 @@ impl Link {
         self.count_decisions(before, messages.tally());
         match failure {
             None => self.counters.passed.add(messages.open() as u64),
-            Some(_) => {
-                self.fail(end_ns);
+            Some(failure) => {
+                self.fail(end_ns, failure);
                 self.fall_back(messages);
             }
         }
@@ -182,8 +194,9 @@ impl Link {
             function.restart()
         });
         self.restarted_ns = now_ns;
-        if !matches!(restarted, Ok(Ok(()))) {
-            self.fail(now_ns);
+        let failed = restarted.unwrap_or_else(|_| Err(Failure(PANICKED.to_owned()))).err();
+        if let Some(failure) = failed {
+            self.fail(now_ns, failure);
             return false;
         }
         self.failing_until_ns = None;
@@ -192,8 +205,14 @@ impl Link {
     }
 
     #[cold]
-    fn fail(&mut self, now_ns: u64) {
+    fn fail(&mut self, now_ns: u64, failure: Failure) {
         self.counters.failures.one();
+        // Not waited for: a reader only copies it.
+        match self.counters.last_failure.try_lock() {
+            Ok(mut last) => *last = failure.0,
+            Err(TryLockError::Poisoned(last)) => *last.into_inner() = failure.0,
+            Err(TryLockError::WouldBlock) => {}
+        }
         if now_ns.saturating_sub(self.restarted_ns) >= BACK_OFF_MAX_NS {
             self.back_off_ns = BACK_OFF_MIN_NS;
         }
@@ -233,7 +252,7 @@ impl Link {
             }
             Ok(function.read()?)
         }));
-        done.unwrap_or_else(|_| Err(Failure("it panicked".to_owned()).into()))
+        done.unwrap_or_else(|_| Err(Failure(PANICKED.to_owned()).into()))
     }
 }
 

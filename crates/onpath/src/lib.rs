@@ -11,8 +11,12 @@
 pub mod builtin;
 mod chain;
 mod function;
+pub mod library;
 mod messages;
+#[cfg(feature = "wasm")]
+pub mod wasm;
 
 pub use chain::{Arranged, Chain, Counters, Link, OnFailure, Policy, Snapshot};
 pub use function::{Command, CommandError, Direction, Failure, Function, Merge, Register};
+pub use library::{Code, LibraryError, Sizes, Spec};
 pub use messages::{MESSAGES_MAX, Messages, Outcome, SHOWN_BYTES_MIN, Tally};

@@ -51,6 +51,7 @@ struct Entry {
 /// The messages of a batch. Indices count from 0, in the order of arrival. All memory is reserved when it is made.
 pub struct Messages {
     bytes: Vec<u8>,
+    bytes_max: usize,
     entries: Vec<Entry>,
     open: usize,
     tally: Tally,
@@ -64,9 +65,9 @@ impl Messages {
     /// Messages have up to `message_bytes` bytes; those that functions write have up to `written_bytes`.
     pub fn new(message_bytes: usize, written_bytes: usize) -> Self {
         let shown_bytes_max = SHOWN_BYTES_MIN.max(message_bytes);
-        let written = WRITTEN_BYTES_MIN.max(written_bytes);
         Self {
-            bytes: Vec::with_capacity(shown_bytes_max + written),
+            bytes: Vec::with_capacity(Self::bytes_max(message_bytes, written_bytes)),
+            bytes_max: Self::bytes_max(message_bytes, written_bytes),
             entries: Vec::with_capacity(MESSAGES_MAX),
             open: 0,
             tally: Tally::default(),
@@ -76,9 +77,16 @@ impl Messages {
         }
     }
 
-    /// Whether a message of so many bytes finds room; an empty batch has room for the longest.
+    /// Bytes of a batch of such messages with what functions have written, at most.
+    pub fn bytes_max(message_bytes: usize, written_bytes: usize) -> usize {
+        SHOWN_BYTES_MIN.max(message_bytes) + WRITTEN_BYTES_MIN.max(written_bytes)
+    }
+
+    /// Whether a message of this length finds room; an empty batch has room for the longest.
     pub fn has_room(&self, len: usize) -> bool {
-        self.entries.len() < MESSAGES_MAX && self.shown_bytes + len <= self.shown_bytes_max
+        self.entries.len() < MESSAGES_MAX
+            && self.shown_bytes + len <= self.shown_bytes_max
+            && self.bytes.len() + len <= self.bytes_max
     }
 
     /// Adds a message of `len` bytes that `fill` writes, unless it returns false. There must be room.
@@ -241,8 +249,7 @@ impl Messages {
 
     fn write(&mut self, index: usize, bytes: &[u8]) -> bool {
         let start = self.bytes.len();
-        let room = self.bytes.capacity() - start;
-        // What is kept for messages that are still to come is none of a function's.
+        let room = self.bytes_max - start;
         if bytes.len() > self.written_len_max || bytes.len() > room {
             let long = bytes.len() > self.written_len_max;
             let reason = if long { DropReason::ReplyTooLong } else { DropReason::ReplyMemory };

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use onpath::builtin::{Passthrough, Threshold, ThresholdConfig};
+use onpath::builtin::{Passthrough, Threshold};
 use onpath::{
     Arranged, Chain, Command, CommandError, Counters, Direction, Failure, Function, Link, Merge,
     Messages, OnFailure, Outcome, Policy,
@@ -31,6 +31,14 @@ fn link(
     let counters = Arc::<Counters>::default();
     let policy = Policy { on_failure, deadline_ns: 1000 };
     (Link::new(id, Box::new(function), policy, Arc::clone(&counters)), counters)
+}
+
+fn threshold(offset: u32, low: u32, high: u32) -> Threshold {
+    let mut threshold = Threshold::default();
+    for (register, value) in [(6, offset), (7, low), (8, high)] {
+        threshold.write(register, value.into()).unwrap();
+    }
+    threshold
 }
 
 fn batch(messages: &[&[u8]]) -> Messages {
@@ -170,7 +178,7 @@ fn a_call_that_takes_longer_than_the_deadline_is_counted() {
 
 #[test]
 fn functions_that_stay_in_a_chain_keep_their_state() {
-    let threshold = || Threshold::new(ThresholdConfig { offset: 0, ..ThresholdConfig::default() });
+    let threshold = || threshold(0, 0, u32::MAX);
     let (a, _) = link(1, threshold(), OnFailure::Open);
     let mut chain = Chain::new(vec![a]);
     chain.decide(Direction::Requests, &mut batch(&[&[0, 0, 0, 5]]), &|| 0);
@@ -184,8 +192,7 @@ fn functions_that_stay_in_a_chain_keep_their_state() {
 
 #[test]
 fn registers_are_read_reset_and_written() {
-    let config = ThresholdConfig { offset: 1, low: 10, high: 20 };
-    let (a, _) = link(1, Threshold::new(config), OnFailure::Open);
+    let (a, _) = link(1, threshold(1, 10, 20), OnFailure::Open);
     let mut chain = Chain::new(vec![a]);
     let mut messages = batch(&[b"", &[9, 0, 0, 0, 9], &[9, 0, 0, 0, 20], &[9, 1, 0, 0, 0]]);
     chain.decide(Direction::Requests, &mut messages, &|| 0);
@@ -194,14 +201,14 @@ fn registers_are_read_reset_and_written() {
     let short = Outcome::Drop(DropReason::TooShort);
     assert_eq!(outcomes, [short, dropped, Outcome::Pass, dropped]);
     let sum = 9 + 20 + (1 << 24);
-    assert_eq!(chain.command(1, Command::Read), Ok(vec![9, 1 << 24, 3, sum, 2, 1, 10, 20]));
+    assert_eq!(chain.command(1, Command::Read), Ok(vec![9, 1 << 24, 3, sum, 2, 1, 1, 10, 20]));
     let write = |register, value| Command::Write { register, value };
-    assert_eq!(chain.command(1, write(7, 1 << 24)).unwrap()[7], 1 << 24);
+    assert_eq!(chain.command(1, write(8, 1 << 24)).unwrap()[8], 1 << 24);
     assert_eq!(chain.command(1, write(3, 0)), Err(CommandError::NoSetting));
     assert_eq!(chain.command(1, write(99, 0)), Err(CommandError::NoSetting));
-    assert!(matches!(chain.command(1, write(6, 1 << 32)), Err(CommandError::Failed(_))));
+    assert!(matches!(chain.command(1, write(7, 1 << 32)), Err(CommandError::Failed(_))));
     let reset = chain.command(1, Command::Reset).unwrap();
-    assert_eq!(reset, [u32::MAX.into(), 0, 0, 0, 0, 0, 10, 1 << 24]);
+    assert_eq!(reset, [u32::MAX.into(), 0, 0, 0, 0, 0, 1, 10, 1 << 24]);
     assert_eq!((Merge::Min.merge(3, 2), Merge::Max.merge(3, 2), Merge::Sum.merge(3, 2)), (2, 3, 5));
 }
 

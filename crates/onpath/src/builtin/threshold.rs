@@ -10,23 +10,9 @@ use crate::messages::Messages;
 
 const NUMBER_BYTES: usize = 4;
 
-/// Settings of a [`Threshold`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ThresholdConfig {
-    /// Where the number begins, in bytes.
-    pub offset: u32,
-    /// The least number that passes.
-    pub low: u32,
-    /// The greatest number that passes.
-    pub high: u32,
-}
-
-impl Default for ThresholdConfig {
-    /// The offset of NICA; everything passes.
-    fn default() -> Self {
-        Self { offset: 14, low: 0, high: u32::MAX }
-    }
-}
+/// Where NICA's threshold function has its number.
+const OFFSET: usize = 14;
+const LIMIT_MAX: u64 = u32::MAX as u64;
 
 /// See the module's text.
 pub struct Threshold {
@@ -51,31 +37,35 @@ struct Statistics {
 const NONE: Statistics =
     Statistics { min: u32::MAX as u64, max: 0, count: 0, sum: 0, dropped: 0, short: 0 };
 
-const REGISTERS: [(&str, Merge); 8] = [
+const REGISTERS: [(&str, Merge); 9] = [
     ("min", Merge::Min),
     ("max", Merge::Max),
     ("count", Merge::Sum),
     ("sum", Merge::Sum),
     ("dropped", Merge::Sum),
     ("short", Merge::Sum),
+    ("offset", Merge::Setting),
     ("low", Merge::Setting),
     ("high", Merge::Setting),
 ];
-const LOW: usize = 6;
+const AT_OFFSET: usize = 6;
+const AT_LOW: usize = 7;
 
-impl Threshold {
-    /// With these settings.
-    pub fn new(config: ThresholdConfig) -> Self {
+impl Default for Threshold {
+    /// Every number passes.
+    fn default() -> Self {
         let register = |(name, merge): (&str, Merge)| Register { name: name.into(), merge };
         Self {
-            offset: config.offset as usize,
-            low: config.low.into(),
-            high: config.high.into(),
+            offset: OFFSET,
+            low: 0,
+            high: LIMIT_MAX,
             statistics: NONE,
             registers: REGISTERS.into_iter().map(register).collect(),
         }
     }
+}
 
+impl Threshold {
     fn number(&self, payload: &[u8]) -> Option<u64> {
         let bytes = payload.get(self.offset..)?.first_chunk::<NUMBER_BYTES>()?;
         Some(u32::from_be_bytes(*bytes).into())
@@ -115,7 +105,7 @@ impl Function for Threshold {
 
     fn read(&mut self) -> Result<Vec<u64>, Failure> {
         let Statistics { min, max, count, sum, dropped, short } = self.statistics;
-        Ok(vec![min, max, count, sum, dropped, short, self.low, self.high])
+        Ok(vec![min, max, count, sum, dropped, short, self.offset as u64, self.low, self.high])
     }
 
     fn reset(&mut self) -> Result<(), Failure> {
@@ -124,13 +114,14 @@ impl Function for Threshold {
     }
 
     fn write(&mut self, register: usize, value: u64) -> Result<(), Failure> {
-        if value > u32::MAX.into() {
-            return Err(Failure(format!("a limit is at most {}, not {value}", u32::MAX)));
+        let name = REGISTERS[register].0;
+        if value > LIMIT_MAX {
+            return Err(Failure(format!("{name} is at most {LIMIT_MAX}")));
         }
-        if register == LOW {
-            self.low = value;
-        } else {
-            self.high = value;
+        match register {
+            AT_OFFSET => self.offset = value as usize,
+            AT_LOW => self.low = value,
+            _ => self.high = value,
         }
         Ok(())
     }

@@ -1,0 +1,253 @@
+//! Which functions there are, and how instances of them are made.
+
+use crate::builtin::{Passthrough, Threshold};
+use crate::chain::OnFailure;
+use crate::function::{Failure, Function, Merge, Register};
+
+/// Functions of one service, at most.
+pub const FUNCTIONS_MAX: usize = 16;
+/// Longest name of a function in a chain, in bytes.
+pub const NAME_BYTES_MAX: usize = 64;
+/// Longest module, in bytes.
+pub const MODULE_BYTES_MAX: u64 = 8 << 20;
+/// Deadline of a call by default and at most, in microseconds. A worker that shares its core with others is often interrupted for
+/// several milliseconds.
+pub const DEADLINE_US: u64 = 50_000;
+/// See [`DEADLINE_US`].
+pub const DEADLINE_US_MAX: u64 = 1_000_000;
+/// Memory of an instance of a module by default and at most, in MiB.
+pub const MEMORY_MIB: u32 = 4;
+/// See [`MEMORY_MIB`].
+pub const MEMORY_MIB_MAX: u32 = 1024;
+/// The end of the name of a module's file.
+pub const MODULE_SUFFIX: &str = ".wasm";
+
+/// A function as a configuration describes it: `[[service.function]]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spec {
+    /// Its name in the chain of its service.
+    pub name: String,
+    /// A built-in function, or the path of a WebAssembly module, which ends in `.wasm`.
+    pub function: String,
+    /// Values of its settings by name; the others have their defaults.
+    pub params: Vec<(String, u64)>,
+    /// What becomes of its messages while it does not work.
+    pub on_failure: OnFailure,
+    /// How long a call for a batch may take, in microseconds.
+    pub deadline_us: u64,
+    /// Memory of an instance of a module, in MiB.
+    pub memory_mib: u32,
+}
+
+impl Spec {
+    /// A function with every optional field at its default.
+    pub fn new(name: &str, function: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            function: function.to_owned(),
+            params: Vec::new(),
+            on_failure: OnFailure::Closed,
+            deadline_us: DEADLINE_US,
+            memory_mib: MEMORY_MIB,
+        }
+    }
+
+    /// Whether it is a module.
+    pub fn is_module(&self) -> bool {
+        self.function.ends_with(MODULE_SUFFIX)
+    }
+}
+
+/// Whether a function can have this name: 1 to 64 letters, digits, `_` and `-`.
+pub fn is_name(name: &str) -> bool {
+    let letter = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+    (1..=NAME_BYTES_MAX).contains(&name.len()) && name.chars().all(letter)
+}
+
+/// A function that is part of the program.
+#[derive(Clone, Copy, Debug)]
+pub struct Builtin {
+    /// Its name.
+    pub name: &'static str,
+    /// What it does, one sentence.
+    pub summary: &'static str,
+    /// Its settings, with their meaning.
+    pub settings: &'static [(&'static str, &'static str)],
+    make: fn() -> Box<dyn Function>,
+}
+
+/// Every built-in function.
+pub const BUILTINS: &[Builtin] = &[
+    Builtin {
+        name: "passthrough",
+        summary: "lets every message pass, and counts it",
+        settings: &[],
+        make: || Box::new(Passthrough),
+    },
+    Builtin {
+        name: "threshold",
+        summary: "drops requests whose number is outside of limits, and keeps statistics. The number is a 32-bit unsigned \
+                  integer, most significant byte first",
+        settings: &[
+            ("offset", "where the number begins in a request, in bytes (14)"),
+            ("low", "least number that passes (0)"),
+            ("high", "greatest number that passes (4 294 967 295)"),
+        ],
+        make: || Box::new(Threshold::default()),
+    },
+];
+
+/// The built-in function of this name.
+pub fn builtin(name: &str) -> Option<&'static Builtin> {
+    BUILTINS.iter().find(|builtin| builtin.name == name)
+}
+
+/// Why a function cannot be used. One sentence each.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LibraryError {
+    /// No built-in function has this name, and it is no module's file.
+    #[error(
+        "there is no built-in function {0:?}: use {names}, or the path of a WebAssembly module, which ends in .wasm",
+        names = names()
+    )]
+    Unknown(String),
+    /// A parameter that the function does not have.
+    #[error("the function {function:?} has no parameter {param:?}: {right}")]
+    NoParam {
+        /// The function.
+        function: String,
+        /// The parameter.
+        param: String,
+        /// What it has.
+        right: String,
+    },
+    /// A value that a parameter cannot have.
+    #[error("the function {function:?} does not take {param} = {value}: {why}")]
+    WrongParam {
+        /// The function.
+        function: String,
+        /// The parameter.
+        param: String,
+        /// The value.
+        value: u64,
+        /// What the function says.
+        why: Failure,
+    },
+    /// The file is no module that can be a function.
+    #[error("the module {file} cannot be used: {why}")]
+    Module {
+        /// The file.
+        file: String,
+        /// What is wrong and what would be right.
+        why: String,
+    },
+    /// The program was built without the host of modules.
+    #[error(
+        "the module {0} cannot be used: this program was built without WebAssembly (feature `wasm`)"
+    )]
+    NoHost(String),
+}
+
+fn names() -> String {
+    let names: Vec<_> = BUILTINS.iter().map(|builtin| builtin.name).collect();
+    names.join(" or ")
+}
+
+/// What instances of a function are made of.
+#[derive(Clone)]
+pub enum Code {
+    /// A built-in function.
+    Builtin(&'static Builtin),
+    /// A compiled module.
+    #[cfg(feature = "wasm")]
+    Module(crate::wasm::Module),
+}
+
+/// How long messages are.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Longest request, in bytes.
+    pub message_bytes: usize,
+    /// Longest reply, in bytes.
+    pub reply_bytes: usize,
+}
+
+impl Code {
+    /// The code of a function. `module` reads the file of a module. Compiling a module takes long: call this where no message waits.
+    pub fn open(spec: &Spec, module: &[u8]) -> Result<Self, LibraryError> {
+        if let Some(builtin) = builtin(&spec.function) {
+            return Ok(Self::Builtin(builtin));
+        }
+        if !spec.is_module() {
+            return Err(LibraryError::Unknown(spec.function.clone()));
+        }
+        #[cfg(feature = "wasm")]
+        {
+            let file = || spec.function.clone();
+            let module = crate::wasm::Module::compile(module);
+            module.map(Self::Module).map_err(|why| LibraryError::Module { file: file(), why })
+        }
+        #[cfg(not(feature = "wasm"))]
+        {
+            let _ = module;
+            Err(LibraryError::NoHost(spec.function.clone()))
+        }
+    }
+
+    /// An instance, with the parameters of `spec`.
+    pub fn instance(&self, spec: &Spec, sizes: Sizes) -> Result<Box<dyn Function>, LibraryError> {
+        let mut function = self.make(spec, sizes)?;
+        for (param, value) in &spec.params {
+            set(&mut *function, &spec.function, param, *value)?;
+        }
+        Ok(function)
+    }
+
+    fn make(&self, spec: &Spec, sizes: Sizes) -> Result<Box<dyn Function>, LibraryError> {
+        match self {
+            Self::Builtin(builtin) => {
+                let _ = (spec, sizes);
+                Ok((builtin.make)())
+            }
+            #[cfg(feature = "wasm")]
+            Self::Module(module) => {
+                let limits = crate::wasm::Limits {
+                    memory_bytes: (spec.memory_mib as usize) << 20,
+                    deadline_us: spec.deadline_us,
+                    sizes,
+                };
+                let file = || spec.function.clone();
+                match module.instance(limits) {
+                    Ok(instance) => Ok(Box::new(instance)),
+                    Err(why) => Err(LibraryError::Module { file: file(), why }),
+                }
+            }
+        }
+    }
+}
+
+fn set(
+    function: &mut dyn Function,
+    name: &str,
+    param: &str,
+    value: u64,
+) -> Result<(), LibraryError> {
+    let is_setting = |register: &&Register| register.merge == Merge::Setting;
+    let found = function.registers().iter().position(|r| is_setting(&r) && &*r.name == param);
+    let Some(register) = found else {
+        let settings = function.registers().iter().filter(is_setting);
+        let settings: Vec<&str> = settings.map(|register| &*register.name).collect();
+        let right = match settings.as_slice() {
+            [] => "it has none".to_owned(),
+            settings => format!("it has {}", settings.join(", ")),
+        };
+        let (function, param) = (name.to_owned(), param.to_owned());
+        return Err(LibraryError::NoParam { function, param, right });
+    };
+    function.write(register, value).map_err(|why| LibraryError::WrongParam {
+        function: name.to_owned(),
+        param: param.to_owned(),
+        value,
+        why,
+    })
+}

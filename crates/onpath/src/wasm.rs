@@ -1,0 +1,122 @@
+//! Functions in WebAssembly: one instance of a module for each worker.
+//!
+//! A module is a core module without imports. The host gives it a window at the end of its memory: descriptors of messages, their bytes,
+//! and room for what it writes (`functions/include/serval_function.h` describes the binary interface). One call decides about a
+//! batch.
+//!
+//! *Nothing that a module writes is trusted*: descriptors are copied out after the call, and each word is checked. A wrong one is a failure,
+//! as a trap is, and nothing of the call has an effect. After a failure the instance is not called again; a restart makes another one.
+//!
+//! *Limits.* A call is ended at its deadline, rounded up to whole milliseconds (at least one), by wasmtime's epochs, which one thread counts. Memory, tables and the
+//! stack are limited. Traps are found by checks in the compiled code and not by signals, so that the program's signal handlers stay
+//! its own.
+
+mod descriptor;
+mod host;
+mod instance;
+
+pub use descriptor::{DESCRIPTOR_BYTES, Decision, read_descriptor};
+pub use instance::{Instance, Limits, read_registers};
+
+use std::sync::Arc;
+
+use wasmtime::ValType::{self, I32, I64};
+use wasmtime::{ExternType, FuncType};
+
+use host::Host;
+
+/// Version of the binary interface.
+pub const ABI_VERSION: i32 = 1;
+
+/// A compiled module whose imports and exports have been checked.
+#[derive(Clone)]
+pub struct Module {
+    module: wasmtime::Module,
+    // After the module: the last one ends the thread that counts time.
+    host: Arc<Host>,
+}
+
+/// Exports: name, parameters, results, and whether a module must have it.
+const EXPORTS: [(&str, &[ValType], &[ValType], bool); 8] = [
+    ("serval_abi", &[], &[I32], true),
+    ("serval_requests", &[I32, I32, I32, I32], &[I32], true),
+    ("serval_replies", &[I32, I32, I32, I32], &[I32], false),
+    ("serval_registers", &[], &[I32], false),
+    ("serval_read", &[I32], &[I64], false),
+    ("serval_write", &[I32, I64], &[I32], false),
+    ("serval_reset", &[], &[], false),
+    ("_initialize", &[], &[], false),
+];
+
+impl Module {
+    /// Compiles and checks a module, which takes milliseconds to seconds. The error says what is wrong and what would be right.
+    pub fn compile(bytes: &[u8]) -> Result<Self, String> {
+        if bytes.len() as u64 > crate::library::MODULE_BYTES_MAX {
+            return Err(format!(
+                "it has {} bytes, and a module has at most {}",
+                bytes.len(),
+                crate::library::MODULE_BYTES_MAX
+            ));
+        }
+        let host = Host::get()?;
+        let module = wasmtime::Module::from_binary(&host.engine, bytes)
+            .map_err(|error| format!("it is no WebAssembly module: {}", one_line(&error)))?;
+        if let Some(import) = module.imports().next() {
+            return Err(format!(
+                "it imports {}.{}, and a function's module has no imports: link it with -nostdlib --no-entry",
+                printable(import.module()),
+                printable(import.name())
+            ));
+        }
+        match module.get_export("memory") {
+            Some(ExternType::Memory(memory)) if !memory.is_64() && !memory.is_shared() => {}
+            _ => return Err("it exports no 32-bit memory named \"memory\"".to_owned()),
+        }
+        for (name, params, results, required) in EXPORTS {
+            check_export(&module, name, params, results, required)?;
+        }
+        let registers = ["serval_registers", "serval_read", "serval_reset"];
+        let exported = registers.map(|name| module.get_export(name).is_some());
+        if exported.contains(&true) && exported.contains(&false) {
+            return Err(format!("it has {} only together", registers.join(", ")));
+        }
+        Ok(Self { module, host })
+    }
+
+    /// An instance.
+    pub fn instance(&self, limits: Limits) -> Result<Instance, String> {
+        Instance::new(self.clone(), limits)
+    }
+}
+
+fn check_export(
+    module: &wasmtime::Module,
+    name: &str,
+    params: &[ValType],
+    results: &[ValType],
+    required: bool,
+) -> Result<(), String> {
+    let right = match module.get_export(name) {
+        None => !required,
+        Some(ExternType::Func(found)) => {
+            let wanted = FuncType::new(module.engine(), params.to_vec(), results.to_vec());
+            found.matches(&wanted)
+        }
+        Some(_) => false,
+    };
+    let list =
+        |types: &[ValType]| types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let signature = || format!("{name}({}) -> ({})", list(params), list(results));
+    if right { Ok(()) } else { Err(format!("it does not export the function {}", signature())) }
+}
+
+/// An error of wasmtime without its backtrace.
+fn one_line(error: &wasmtime::Error) -> String {
+    let text = error.root_cause().to_string();
+    printable(text.lines().next().unwrap_or_default())
+}
+
+/// Names in modules are anybody's text.
+fn printable(text: &str) -> String {
+    text.chars().take(200).map(|c| if c.is_control() { '?' } else { c }).collect()
+}

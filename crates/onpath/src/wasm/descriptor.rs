@@ -1,0 +1,59 @@
+//! Descriptors of messages, as they stand in a module's memory.
+
+/// Bytes of a descriptor: six little-endian words of 32 bits.
+pub const DESCRIPTOR_BYTES: usize = 24;
+
+/// Verdicts, as in `serval_function.h`.
+const PASS: u32 = 0;
+const DROP: u32 = 1;
+const REPLY: u32 = 2;
+const REWRITE: u32 = 3;
+const STEER: u32 = 4;
+
+/// What a module has decided about a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// It goes on.
+    Pass,
+    /// It is dropped.
+    Drop,
+    /// It is answered with these bytes of the module's memory.
+    Reply(usize, usize),
+    /// These bytes take its place.
+    Rewrite(usize, usize),
+    /// It goes to this mqueue.
+    Steer(u32),
+}
+
+/// The descriptor of a message that is at these bytes of the module's memory.
+pub(super) fn write_descriptor(to: &mut [u8; DESCRIPTOR_BYTES], address: u32, len: u32) {
+    let words = [address, len, PASS, 0, 0, 0];
+    for (bytes, word) in to.chunks_exact_mut(4).zip(words) {
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+}
+
+/// Reads what a module has written. `memory_bytes` is the length of its memory. The error says what is wrong.
+pub fn read_descriptor(
+    bytes: &[u8; DESCRIPTOR_BYTES],
+    memory_bytes: usize,
+) -> Result<Decision, String> {
+    let word = |index: usize| {
+        let bytes = bytes[4 * index..].first_chunk().expect("there are six words");
+        u32::from_le_bytes(*bytes)
+    };
+    let (verdict, argument, address, len) = (word(2), word(3), word(4) as usize, word(5) as usize);
+    if !matches!(verdict, REPLY | REWRITE) {
+        return match verdict {
+            PASS => Ok(Decision::Pass),
+            DROP => Ok(Decision::Drop),
+            STEER => Ok(Decision::Steer(argument)),
+            other => Err(format!("it wrote the verdict {other}, which does not exist")),
+        };
+    }
+    if address.checked_add(len).is_none_or(|end| end > memory_bytes) {
+        return Err(format!("it wrote {len} bytes at {address}, which is outside of its memory"));
+    }
+    let rewrites = verdict == REWRITE;
+    Ok(if rewrites { Decision::Rewrite(address, len) } else { Decision::Reply(address, len) })
+}

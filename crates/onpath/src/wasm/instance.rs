@@ -1,0 +1,380 @@
+//! An instance of a module, as a function of a chain.
+
+use wasmtime::{Memory, Store, StoreLimits, StoreLimitsBuilder, Trap, TypedFunc};
+use wire::DropReason;
+
+use super::descriptor::{DESCRIPTOR_BYTES, Decision, read_descriptor, write_descriptor};
+use super::{ABI_VERSION, Module, one_line, printable};
+use crate::function::{Direction, Failure, Function, Merge, Register};
+use crate::library::Sizes;
+use crate::messages::{MESSAGES_MAX, Messages};
+
+const PAGE_BYTES: usize = 64 << 10;
+/// Room for what a module writes in a batch.
+const SCRATCH_BYTES: usize = 256 << 10;
+const REGISTERS_MAX: usize = 64;
+const REGISTER_NAME_BYTES_MAX: usize = 31;
+/// A register in a module's memory: the address of its name, and how it is merged.
+const REGISTER_BYTES: usize = 8;
+const TABLE_ELEMENTS_MAX: usize = 10_000;
+/// How long the start of an instance may take, in milliseconds. A module does the same at each start, since it has no imports.
+const START_TICKS: u64 = 1000;
+
+/// What an instance may use.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Memory, the host's window included.
+    pub memory_bytes: usize,
+    /// How long a call may take, in microseconds.
+    pub deadline_us: u64,
+    /// How long messages are.
+    pub sizes: Sizes,
+}
+
+type Batch = TypedFunc<(u32, u32, u32, u32), i32>;
+
+/// The functions of a running instance.
+struct Running {
+    store: Store<StoreLimits>,
+    memory: Memory,
+    requests: Batch,
+    replies: Option<Batch>,
+    read: Option<TypedFunc<u32, u64>>,
+    write: Option<TypedFunc<(u32, u64), i32>>,
+    reset: Option<TypedFunc<(), ()>>,
+    /// Where the host's window begins.
+    window: usize,
+}
+
+/// See the module's text.
+pub struct Instance {
+    module: Module,
+    limits: Limits,
+    /// Bytes of messages in a batch, at most.
+    messages_bytes: usize,
+    registers: Vec<Register>,
+    /// Settings that were written, to be written again after a restart.
+    settings: Vec<Option<u64>>,
+    /// `None` after a failure.
+    running: Option<Running>,
+    /// The messages of a call, by their places in the batch.
+    shown: Vec<u32>,
+    /// The descriptors that a call has left.
+    left: Vec<u8>,
+}
+
+impl Instance {
+    pub(super) fn new(module: Module, limits: Limits) -> Result<Self, String> {
+        let Sizes { message_bytes, reply_bytes } = limits.sizes;
+        let longest = message_bytes.max(reply_bytes);
+        let messages_bytes = Messages::bytes_max(longest, longest);
+        let mut instance = Self {
+            module,
+            limits,
+            messages_bytes,
+            registers: Vec::new(),
+            settings: Vec::new(),
+            running: None,
+            shown: Vec::with_capacity(MESSAGES_MAX),
+            left: Vec::with_capacity(MESSAGES_MAX * DESCRIPTOR_BYTES),
+        };
+        let (running, registers) = instance.start()?;
+        instance.settings = vec![None; registers.len()];
+        instance.registers = registers;
+        instance.running = Some(running);
+        Ok(instance)
+    }
+
+    fn start(&self) -> Result<(Running, Vec<Register>), String> {
+        let Self { module, limits, .. } = self;
+        let bounds = StoreLimitsBuilder::new()
+            .memory_size(limits.memory_bytes)
+            .table_elements(TABLE_ELEMENTS_MAX)
+            .instances(1)
+            .memories(1)
+            .tables(4)
+            .build();
+        let mut store = Store::new(&module.host.engine, bounds);
+        store.limiter(|bounds| bounds);
+        store.epoch_deadline_trap();
+        module.host.begin_call();
+        store.set_epoch_deadline(START_TICKS);
+        let too_large = |error: &wasmtime::Error| {
+            format!(
+                "it does not start with memory_mib = {}: {}",
+                limits.memory_bytes >> 20,
+                why(error)
+            )
+        };
+        let instance = wasmtime::Instance::new(&mut store, &module.module, &[])
+            .map_err(|error| too_large(&error))?;
+        let memory = instance.get_memory(&mut store, "memory").expect("it was checked");
+        let window = memory.data_size(&store);
+        let pages = self.window_bytes().div_ceil(PAGE_BYTES) as u64;
+        if memory.grow(&mut store, pages).is_err() {
+            return Err(format!(
+                "it needs {} MiB of memory with the messages of a batch, which is more than memory_mib = {} or its own maximum: \
+                 raise memory_mib, and link it without a maximum",
+                (window + self.window_bytes()).div_ceil(1 << 20),
+                limits.memory_bytes >> 20
+            ));
+        }
+        macro_rules! export {
+            ($name:literal) => {
+                instance.get_typed_func(&mut store, $name)
+            };
+        }
+        let checked = |_| "its exports differ from those that were checked".to_owned();
+        let abi: TypedFunc<(), i32> = export!("serval_abi").map_err(checked)?;
+        if let Ok(initialize) = instance.get_typed_func::<(), ()>(&mut store, "_initialize") {
+            let done = initialize.call(&mut store, ());
+            done.map_err(|error| format!("_initialize failed: {}", why(&error)))?;
+        }
+        let version = abi.call(&mut store, ()).map_err(|error| why(&error))?;
+        if version != ABI_VERSION {
+            return Err(format!(
+                "it is for version {version} of the interface, and this program has version {ABI_VERSION}: \
+                 compile it with the serval_function.h of this version"
+            ));
+        }
+        let registers: Option<TypedFunc<(), u32>> = export!("serval_registers").ok();
+        let registers = match registers {
+            None => Vec::new(),
+            Some(registers) => {
+                let address = registers.call(&mut store, ()).map_err(|error| why(&error))?;
+                read_registers(memory.data(&store), address as usize)?
+            }
+        };
+        let (requests, replies) = (export!("serval_requests"), export!("serval_replies").ok());
+        let (read, write) = (export!("serval_read").ok(), export!("serval_write").ok());
+        let reset = export!("serval_reset").ok();
+        let requests = requests.map_err(checked)?;
+        if write.is_none() && registers.iter().any(|register| register.merge == Merge::Setting) {
+            return Err("it has settings and does not export serval_write".to_owned());
+        }
+        let running = Running { store, memory, requests, replies, read, write, reset, window };
+        Ok((running, registers))
+    }
+
+    fn window_bytes(&self) -> usize {
+        MESSAGES_MAX * DESCRIPTOR_BYTES + self.messages_bytes + SCRATCH_BYTES
+    }
+
+    /// Does something with the running instance; after a failure there is none.
+    fn with<T>(
+        &mut self,
+        call: impl FnOnce(&mut Running) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let Self { running, module, limits, .. } = self;
+        let Some(alive) = running else {
+            return Err(Failure("it is not restarted yet".to_owned()));
+        };
+        begin(&mut alive.store, module, limits);
+        let done = call(alive);
+        if done.is_err() {
+            *running = None;
+        }
+        done
+    }
+
+    fn write_setting(&mut self, register: usize, value: u64) -> Result<i32, Failure> {
+        self.with(|running| match running.write.clone() {
+            None => Ok(-1),
+            Some(write) => {
+                write.call(&mut running.store, (register as u32, value)).map_err(failure)
+            }
+        })
+    }
+
+    fn is_shown_replies(&self) -> bool {
+        self.running.as_ref().is_none_or(|running| running.replies.is_some())
+    }
+}
+
+/// A call begins.
+fn begin(store: &mut Store<StoreLimits>, module: &Module, limits: &Limits) {
+    module.host.begin_call();
+    // One more: the first tick may come at once.
+    store.set_epoch_deadline(limits.deadline_us.div_ceil(1000) + 1);
+}
+
+fn failure(error: wasmtime::Error) -> Failure {
+    Failure(why(&error))
+}
+
+fn why(error: &wasmtime::Error) -> String {
+    match error.downcast_ref::<Trap>() {
+        Some(Trap::Interrupt) => "it exceeded its deadline".to_owned(),
+        Some(trap) => format!("it trapped: {}", trap.to_string().trim_start_matches("wasm trap: ")),
+        None => one_line(error),
+    }
+}
+
+/// The table of registers at an address of a module's memory. It ends with the address 0. The error says what is wrong.
+pub fn read_registers(memory: &[u8], address: usize) -> Result<Vec<Register>, String> {
+    let outside = || "its table of registers is outside of its memory".to_owned();
+    let mut registers: Vec<Register> = Vec::new();
+    for index in 0.. {
+        let entry = memory.get(address.saturating_add(index * REGISTER_BYTES)..);
+        let entry = entry.and_then(|entry| entry.first_chunk::<REGISTER_BYTES>());
+        let [a, b, c, d, merge @ ..] = *entry.ok_or_else(outside)?;
+        let (name, merge) = (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes(merge));
+        if name == 0 {
+            break;
+        }
+        if registers.len() == REGISTERS_MAX {
+            return Err(format!("it has more than {REGISTERS_MAX} registers"));
+        }
+        let name = memory.get(name as usize..).ok_or_else(outside)?;
+        let name = &name[..name.len().min(REGISTER_NAME_BYTES_MAX + 1)];
+        let len = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+        let letter = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'_';
+        let right = (1..=REGISTER_NAME_BYTES_MAX).contains(&len) && name[..len].iter().all(letter);
+        if !right {
+            return Err(format!(
+                "the name of its register {index} does not consist of 1 to {REGISTER_NAME_BYTES_MAX} lower-case letters, digits and `_`"
+            ));
+        }
+        let name: Box<str> = String::from_utf8_lossy(&name[..len]).into();
+        if registers.iter().any(|register| register.name == name) {
+            return Err(format!("it has two registers {name:?}"));
+        }
+        let merge = match merge {
+            0 => Merge::Sum,
+            1 => Merge::Min,
+            2 => Merge::Max,
+            3 => Merge::Setting,
+            other => {
+                return Err(format!(
+                    "its register {name:?} has the kind {other}, which does not exist"
+                ));
+            }
+        };
+        registers.push(Register { name, merge });
+    }
+    Ok(registers)
+}
+
+impl Running {
+    /// Shows a batch to the module and copies out the descriptors that it leaves.
+    fn call(
+        &mut self,
+        direction: Direction,
+        messages: &Messages,
+        shown: &mut Vec<u32>,
+        left: &mut Vec<u8>,
+    ) -> Result<(), Failure> {
+        let Self { store, memory, requests, replies, window, .. } = self;
+        let Some(function) = (match direction {
+            Direction::Requests => Some(requests),
+            Direction::Replies => replies.as_mut(),
+        }) else {
+            return Ok(());
+        };
+        let payloads = *window + MESSAGES_MAX * DESCRIPTOR_BYTES;
+        let bytes = messages.memory();
+        let scratch = payloads + bytes.len().next_multiple_of(8);
+        let data = memory.data_mut(&mut *store);
+        data[payloads..payloads + bytes.len()].copy_from_slice(bytes);
+        let (descriptors, _) = data[*window..payloads].as_chunks_mut::<DESCRIPTOR_BYTES>();
+        shown.clear();
+        for index in 0..messages.len() {
+            if messages.is_open(index) {
+                let (start, len) = messages.place(index);
+                let descriptor = &mut descriptors[shown.len()];
+                write_descriptor(descriptor, payloads as u32 + start, len);
+                shown.push(index as u32);
+            }
+        }
+        let count = shown.len() as u32;
+        let arguments = (*window as u32, count, scratch as u32, SCRATCH_BYTES as u32 - 8);
+        let done = function.call(&mut *store, arguments).map_err(failure)?;
+        if done != 0 {
+            return Err(Failure(format!("it returned {done}")));
+        }
+        left.clear();
+        left.extend_from_slice(&memory.data(&*store)[*window..][..shown.len() * DESCRIPTOR_BYTES]);
+        Ok(())
+    }
+}
+
+impl Function for Instance {
+    fn decide(&mut self, direction: Direction, messages: &mut Messages) -> Result<(), Failure> {
+        if direction == Direction::Replies && !self.is_shown_replies() {
+            return Ok(());
+        }
+        let (mut shown, mut left) =
+            (std::mem::take(&mut self.shown), std::mem::take(&mut self.left));
+        let done = self.with(|running| {
+            running.call(direction, messages, &mut shown, &mut left)?;
+            let memory = running.memory.data(&running.store);
+            let (descriptors, _) = left.as_chunks::<DESCRIPTOR_BYTES>();
+            // All are checked before one has an effect.
+            for descriptor in descriptors {
+                read_descriptor(descriptor, memory.len()).map_err(Failure)?;
+            }
+            for (index, descriptor) in shown.iter().zip(descriptors) {
+                let index = *index as usize;
+                match read_descriptor(descriptor, memory.len()).map_err(Failure)? {
+                    Decision::Pass => {}
+                    Decision::Drop => messages.drop(index, DropReason::FunctionDrop),
+                    Decision::Steer(mqueue) => messages.steer(index, mqueue),
+                    Decision::Reply(start, len) if direction == Direction::Requests => {
+                        messages.reply(index, &memory[start..start + len]);
+                    }
+                    Decision::Reply(start, len) | Decision::Rewrite(start, len) => {
+                        messages.rewrite(index, &memory[start..start + len]);
+                    }
+                }
+            }
+            Ok(())
+        });
+        (self.shown, self.left) = (shown, left);
+        done
+    }
+
+    fn restart(&mut self) -> Result<(), Failure> {
+        // The former instance's memory is free before the next one takes some.
+        self.running = None;
+        let (running, registers) = self.start().map_err(Failure)?;
+        if registers != self.registers {
+            return Err(Failure("its registers are others than at its first start".to_owned()));
+        }
+        self.running = Some(running);
+        for register in 0..self.settings.len() {
+            if let Some(value) = self.settings[register] {
+                self.write_setting(register, value)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn registers(&self) -> &[Register] {
+        &self.registers
+    }
+
+    fn read(&mut self) -> Result<Vec<u64>, Failure> {
+        let count = self.registers.len() as u32;
+        self.with(|running| {
+            let Some(read) = running.read.clone() else { return Ok(Vec::new()) };
+            (0..count).map(|at| read.call(&mut running.store, at).map_err(failure)).collect()
+        })
+    }
+
+    fn reset(&mut self) -> Result<(), Failure> {
+        self.with(|running| match running.reset.clone() {
+            None => Ok(()),
+            Some(reset) => reset.call(&mut running.store, ()).map_err(failure),
+        })
+    }
+
+    fn write(&mut self, register: usize, value: u64) -> Result<(), Failure> {
+        let refused = self.write_setting(register, value)?;
+        if refused != 0 {
+            let name = printable(&self.registers[register].name);
+            return Err(Failure(format!("it does not take {value} as {name}")));
+        }
+        self.settings[register] = Some(value);
+        Ok(())
+    }
+}

@@ -1,0 +1,403 @@
+//! WebAssembly modules as functions: the threshold of `functions/`, and modules that do wrong.
+
+use std::path::{Path, PathBuf};
+use std::process::Command as Process;
+use std::sync::Arc;
+use std::time::Instant;
+
+use onpath::wasm::Module;
+use onpath::{
+    Chain, Code, Command, Counters, Direction, Function, Link, Messages, OnFailure, Outcome,
+    Policy, Sizes, Spec,
+};
+use proptest::prelude::*;
+use wire::DropReason;
+
+const SIZES: Sizes = Sizes { message_bytes: 256, reply_bytes: 256 };
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../functions")
+}
+
+fn threshold() -> Vec<u8> {
+    std::fs::read(folder().join("threshold.wasm")).unwrap()
+}
+
+/// A function that may take long, since the machine may be busy.
+fn patient(function: &str) -> Spec {
+    Spec { deadline_us: onpath::library::DEADLINE_US_MAX, ..Spec::new("f", function) }
+}
+
+fn instance(module: &[u8], params: &[(&str, u64)]) -> Box<dyn Function> {
+    let mut spec = patient("f.wasm");
+    spec.params = params.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+    Code::open(&spec, module).unwrap().instance(&spec, SIZES).unwrap()
+}
+
+fn batch(messages: &[Vec<u8>]) -> Messages {
+    let mut batch = Messages::new(SIZES.message_bytes, SIZES.reply_bytes);
+    messages.iter().for_each(|message| batch.push(message));
+    batch
+}
+
+fn outcomes(function: &mut dyn Function, messages: &[Vec<u8>]) -> Vec<Outcome> {
+    let mut batch = batch(messages);
+    function.decide(Direction::Requests, &mut batch).unwrap();
+    (0..batch.len()).map(|index| batch.outcome(index)).collect()
+}
+
+/// Whether two modules, or a module and the built-in function, do the same.
+fn compare(one: &mut dyn Function, other: &mut dyn Function, batches: &[Vec<Vec<u8>>]) {
+    for messages in batches {
+        let found = outcomes(other, messages).into_iter().map(|outcome| match outcome {
+            // A module has no reasons of its own.
+            Outcome::Drop(_) => Outcome::Drop(DropReason::FunctionDrop),
+            outcome => outcome,
+        });
+        let expected = outcomes(one, messages).into_iter().map(|outcome| match outcome {
+            Outcome::Drop(_) => Outcome::Drop(DropReason::FunctionDrop),
+            outcome => outcome,
+        });
+        assert!(expected.eq(found), "{messages:?}");
+        assert_eq!(one.registers(), other.registers());
+        assert_eq!(one.read(), other.read());
+    }
+    one.reset().unwrap();
+    other.reset().unwrap();
+    assert_eq!(one.read(), other.read());
+}
+
+fn builtin(params: &[(&str, u64)]) -> Box<dyn Function> {
+    let mut spec = Spec::new("f", "threshold");
+    spec.params = params.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+    Code::open(&spec, &[]).unwrap().instance(&spec, SIZES).unwrap()
+}
+
+fn any_batches() -> impl Strategy<Value = Vec<Vec<Vec<u8>>>> {
+    prop::collection::vec(
+        prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..40),
+        1..4,
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..Default::default() })]
+    /// The committed module does what the built-in function does.
+    #[test]
+    fn the_threshold_module_is_the_threshold_function(
+        batches in any_batches(),
+        (low, high) in any::<(u32, u32)>(),
+    ) {
+        let params = [("offset", 2), ("low", low.into()), ("high", high.into())];
+        compare(&mut *builtin(&params), &mut *instance(&threshold(), &params), &batches);
+    }
+}
+
+#[test]
+fn the_committed_module_is_made_from_its_source() {
+    let found =
+        |tool: &str| Process::new(tool).arg("--version").output().is_ok_and(|o| o.status.success());
+    let lld = ["wasm-ld", "wasm-ld-14"].into_iter().any(found);
+    if !found("clang") || !lld {
+        // The module in the repository is tested by the others.
+        return;
+    }
+    let made = std::env::temp_dir().join(format!("serval-threshold-{}.wasm", std::process::id()));
+    let mut clang = Process::new("clang");
+    clang.args([
+        "--target=wasm32",
+        "-O2",
+        "-nostdlib",
+        "-Wl,--no-entry",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+    ]);
+    clang.arg("-I").arg(folder().join("include")).arg("-o").arg(&made);
+    assert!(clang.arg(folder().join("threshold.c")).status().unwrap().success());
+    let bytes = std::fs::read(&made).unwrap();
+    std::fs::remove_file(&made).unwrap();
+    let params = [("offset", 0), ("low", 5), ("high", 9)];
+    let messages = |n: u8| (0..n).map(|i| vec![0, 0, 0, i, i]).chain([vec![1]]).collect();
+    compare(
+        &mut *instance(&threshold(), &params),
+        &mut *instance(&bytes, &params),
+        &[messages(1), messages(32), messages(3)],
+    );
+}
+
+/// A module with these parts and what every module has.
+fn module(parts: &str) -> Vec<u8> {
+    let abi = r#"(func (export "serval_abi") (result i32) (i32.const 1))"#;
+    let memory = r#"(memory (export "memory") 1)"#;
+    wat::parse_str(format!("(module {memory} {abi} {parts})")).unwrap()
+}
+
+/// One whose `serval_requests` has this body.
+fn requests(body: &str) -> Vec<u8> {
+    module(&format!(
+        r#"(func (export "serval_requests") (param $m i32) (param $count i32) (param $scratch i32) (param $bytes i32)
+            (result i32) {body})"#
+    ))
+}
+
+/// Stores into the first descriptor: verdict, argument, address, length.
+fn writes(verdict: u32, argument: u32, address: i64, length: i64) -> Vec<u8> {
+    requests(&format!(
+        "(i32.store offset=8 (local.get $m) (i32.const {verdict}))
+         (i32.store offset=12 (local.get $m) (i32.const {argument}))
+         (i32.store offset=16 (local.get $m) (i32.const {address}))
+         (i32.store offset=20 (local.get $m) (i32.const {length}))
+         (i32.const 0)"
+    ))
+}
+
+#[test]
+fn a_module_passes_rewrites_answers_and_steers() {
+    let messages = [b"abc".to_vec(), b"defg".to_vec()];
+    let decided = |module: &[u8]| {
+        let mut batch = batch(&messages);
+        instance(module, &[]).decide(Direction::Requests, &mut batch).unwrap();
+        let first = (batch.outcome(0), batch.bytes(0).to_vec());
+        assert_eq!((batch.outcome(1), batch.bytes(1)), (Outcome::Pass, &b"defg"[..]));
+        first
+    };
+    assert_eq!(decided(&writes(0, 7, 7, 7)), (Outcome::Pass, b"abc".to_vec()));
+    assert_eq!(decided(&writes(2, 0, 16, 3)), (Outcome::Reply, vec![0; 3]));
+    assert_eq!(decided(&writes(3, 0, 16, 2)), (Outcome::Pass, vec![0; 2]));
+    assert_eq!(decided(&writes(4, 9, 0, 0)), (Outcome::Steer(9), b"abc".to_vec()));
+    let long = decided(&writes(2, 0, 16, 257));
+    assert_eq!(long.0, Outcome::Drop(DropReason::ReplyTooLong));
+}
+
+#[test]
+fn replies_pass_a_module_that_has_nothing_for_them() {
+    let mut batch = batch(&[b"reply".to_vec()]);
+    instance(&writes(1, 0, 0, 0), &[]).decide(Direction::Replies, &mut batch).unwrap();
+    assert_eq!(batch.outcome(0), Outcome::Pass);
+}
+
+/// Modules that fail when they are called, and what is said of each.
+fn failing() -> Vec<(Vec<u8>, &'static str)> {
+    vec![
+        (requests("unreachable"), "it trapped: wasm `unreachable` instruction executed"),
+        (requests("(loop $l (br $l)) (i32.const 0)"), "it exceeded its deadline"),
+        (requests("(i32.const 3)"), "it returned 3"),
+        (requests("(i32.load (i32.const -4))"), "it trapped: out of bounds memory access"),
+        (requests("(i32.div_u (i32.const 1) (i32.const 0))"), "it trapped: integer divide by zero"),
+        (writes(5, 0, 0, 0), "it wrote the verdict 5, which does not exist"),
+        (writes(2, 0, -1, 2), "it wrote 2 bytes at 4294967295, which is outside of its memory"),
+        (writes(3, 0, 0, 0x7fff_ffff), "bytes at 0, which is outside of its memory"),
+        (
+            module(
+                r#"(func $deep (param i32) (result i32) (call $deep (i32.add (local.get 0) (i32.const 1))))
+               (func (export "serval_requests") (param i32 i32 i32 i32) (result i32) (call $deep (i32.const 0)))"#,
+            ),
+            "it trapped: call stack exhausted",
+        ),
+    ]
+}
+
+#[test]
+fn a_module_that_fails_is_not_called_again_before_a_restart_and_loses_no_message() {
+    for (module, why) in failing() {
+        for on_failure in [OnFailure::Open, OnFailure::Closed] {
+            let mut spec = Spec::new("f", "f.wasm");
+            spec.deadline_us = 1000;
+            let function = Code::open(&spec, &module).unwrap().instance(&spec, SIZES).unwrap();
+            let counters = Arc::<Counters>::default();
+            let policy = Policy { on_failure, deadline_ns: 1_000_000 };
+            let mut chain = Chain::new(vec![Link::new(1, function, policy, counters.clone())]);
+            let begin = Instant::now();
+            for at_ms in [0, 1, 10] {
+                let mut batch = batch(&[b"abc".to_vec()]);
+                chain.decide(Direction::Requests, &mut batch, &|| at_ms * 1_000_000);
+                let expected = match on_failure {
+                    OnFailure::Open => Outcome::Pass,
+                    OnFailure::Closed => Outcome::Drop(DropReason::FunctionFailed),
+                };
+                assert_eq!((batch.outcome(0), batch.bytes(0)), (expected, &b"abc"[..]), "{why}");
+            }
+            assert!(counters.last_failure().contains(why), "{} {why}", counters.last_failure());
+            assert_eq!((counters.failures.value(), counters.restarts.value()), (2, 1), "{why}");
+            assert_eq!(counters.batches.value(), 2, "{why}");
+            assert!(chain.command(1, Command::Read).is_err());
+            drop(chain);
+            assert!(begin.elapsed().as_secs() < 60, "no call lasts for ever");
+        }
+    }
+}
+
+#[test]
+fn after_a_restart_settings_have_the_values_that_were_written() {
+    // Fails if a message has no bytes; `limit` is in memory, and so lost with it.
+    let module = module(
+        r#"(data (i32.const 64) "\50\00\00\00\03\00\00\00\00\00\00\00\00\00\00\00limit\00")
+           (func (export "serval_requests") (param $m i32) (param i32 i32 i32) (result i32)
+             (i32.eqz (i32.load offset=4 (local.get $m))))
+           (func (export "serval_registers") (result i32) (i32.const 64))
+           (func (export "serval_read") (param i32) (result i64) (i64.load (i32.const 8)))
+           (func (export "serval_reset"))
+           (func (export "serval_write") (param i32 i64) (result i32)
+             (i64.store (i32.const 8) (local.get 1)) (i64.gt_u (local.get 1) (i64.const 9)))"#,
+    );
+    let mut function = instance(&module, &[("limit", 5)]);
+    assert_eq!(function.read(), Ok(vec![5]));
+    assert!(function.write(0, 10).unwrap_err().to_string().contains("does not take 10 as limit"));
+    function.write(0, 6).unwrap();
+    assert!(function.decide(Direction::Requests, &mut batch(&[vec![]])).is_err());
+    assert!(function.read().is_err(), "it has failed");
+    function.restart().unwrap();
+    assert_eq!(function.read(), Ok(vec![6]));
+    let mut spec = Spec::new("f", "f.wasm");
+    let refused = |spec: &Spec| {
+        Code::open(spec, &module).unwrap().instance(spec, SIZES).err().unwrap().to_string()
+    };
+    spec.params = vec![("limt".into(), 1)];
+    assert_eq!(refused(&spec), "the function \"f.wasm\" has no parameter \"limt\": it has limit");
+    spec.params = vec![("limit".into(), 11)];
+    assert_eq!(
+        refused(&spec),
+        "the function \"f.wasm\" does not take limit = 11: it does not take 11 as limit"
+    );
+}
+
+/// Why a module is refused.
+fn refusal(bytes: &[u8]) -> String {
+    let mut spec = Spec::new("f", "f.wasm");
+    spec.deadline_us = 1000;
+    let made = Code::open(&spec, bytes).and_then(|code| code.instance(&spec, SIZES).map(drop));
+    made.err().map_or("it is accepted".to_owned(), |error| error.to_string())
+}
+
+#[test]
+fn modules_that_cannot_be_functions_are_refused_in_one_sentence() {
+    let whole =
+        r#"(func (export "serval_requests") (param i32 i32 i32 i32) (result i32) (i32.const 0))"#;
+    let wat = |text: &str| wat::parse_str(text).unwrap();
+    let with = |parts: &str| module(&format!("{whole} {parts}"));
+    let table = |address: i64| {
+        format!(
+            r#"(func (export "serval_registers") (result i32) (i32.const {address}))
+               (func (export "serval_read") (param i32) (result i64) (i64.const 0))
+               (func (export "serval_reset"))"#
+        )
+    };
+    let cases = [
+        (b"".to_vec(), "it is no WebAssembly module"),
+        (b"\0asm\x01\0\0\0garbage".to_vec(), "it is no WebAssembly module"),
+        (vec![0; onpath::library::MODULE_BYTES_MAX as usize + 1], "a module has at most"),
+        (wat("(module)"), "it exports no 32-bit memory named \"memory\""),
+        (wat(r#"(module (memory (export "memory") i64 1))"#), "it exports no 32-bit memory"),
+        (
+            wat(r#"(module (import "env" "f" (func)) (memory (export "memory") 1))"#),
+            "it imports env.f",
+        ),
+        (
+            module(""),
+            "it does not export the function serval_requests(i32, i32, i32, i32) -> (i32)",
+        ),
+        (
+            module(r#"(func (export "serval_requests"))"#),
+            "does not export the function serval_requests(",
+        ),
+        (
+            with(r#"(func (export "serval_replies"))"#),
+            "does not export the function serval_replies(",
+        ),
+        (
+            with(r#"(func (export "serval_reset"))"#),
+            "serval_registers, serval_read, serval_reset only together",
+        ),
+        (
+            wat(&format!(
+                r#"(module (memory (export "memory") 1) {whole} (func (export "serval_abi") (result i32) (i32.const 2)))"#
+            )),
+            "it is for version 2 of the interface, and this program has version 1",
+        ),
+        (with("(func $s unreachable) (start $s)"), "it trapped"),
+        (with("(func $s (loop $l (br $l))) (start $s)"), "it exceeded its deadline"),
+        (with(r#"(func (export "_initialize") unreachable)"#), "_initialize failed: it trapped"),
+        (with("(table 1000000 funcref)"), "does not start"),
+        (
+            wat(&format!(
+                r#"(module (memory (export "memory") 100) {whole} (func (export "serval_abi") (result i32) (i32.const 1)))"#
+            )),
+            "memory_mib = 4",
+        ),
+        (
+            wat(&format!(
+                r#"(module (memory (export "memory") 1 1) {whole} (func (export "serval_abi") (result i32) (i32.const 1)))"#
+            )),
+            "its own maximum",
+        ),
+        (with(&table(-8)), "its table of registers is outside of its memory"),
+        (
+            with(&format!(r#"(data (i32.const 8) "\ff\ff\ff\7f") {}"#, table(8))),
+            "is outside of its memory",
+        ),
+        (
+            with(&format!(r#"(data (i32.const 8) "\10\00\00\00\00\00\00\00A\00") {}"#, table(8))),
+            "the name of its register 0",
+        ),
+        (
+            with(&format!(
+                r#"(data (i32.const 8) "\20\00\00\00\09\00\00\00\00\00\00\00") (data (i32.const 32) "a\00") {}"#,
+                table(8)
+            )),
+            "has the kind 9",
+        ),
+        (
+            with(&format!(
+                r#"(data (i32.const 8) "\20\00\00\00\03\00\00\00\00\00\00\00") (data (i32.const 32) "a\00") {}"#,
+                table(8)
+            )),
+            "does not export serval_write",
+        ),
+    ];
+    for (bytes, why) in cases {
+        let found = refusal(&bytes);
+        assert!(found.contains(why), "{found} / {why}");
+        assert!(!found.contains('\n'), "{found}");
+    }
+}
+
+#[test]
+fn the_memory_of_an_instance_is_bounded() {
+    // Grows as far as it can, and says how far.
+    let grows = requests(
+        "(loop $l (br_if $l (i32.ne (memory.grow (i32.const 1)) (i32.const -1))))
+         (memory.size)",
+    );
+    let mut function = instance(&grows, &[]);
+    let failed = function.decide(Direction::Requests, &mut batch(&[b"x".to_vec()])).unwrap_err();
+    assert_eq!(failed.to_string(), format!("it returned {}", (4 << 20) >> 16));
+}
+
+/// Mappings and descriptors of this process.
+fn held() -> (usize, usize) {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
+    (maps, std::fs::read_dir("/proc/self/fd").unwrap().count())
+}
+
+#[test]
+fn ten_thousand_instances_come_and_go_and_leave_nothing() {
+    let module = Module::compile(&threshold()).unwrap();
+    let limits =
+        onpath::wasm::Limits { memory_bytes: 4 << 20, deadline_us: 1_000_000, sizes: SIZES };
+    let round = |rounds: usize| {
+        for _ in 0..rounds {
+            let mut made = module.instance(limits).unwrap();
+            assert_eq!(outcomes(&mut made, &[vec![0; 18]]), [Outcome::Pass]);
+        }
+    };
+    round(100);
+    let before = held();
+    round(10_000);
+    let after = held();
+    // Other tests of this program run meanwhile.
+    assert!(after.0 < before.0 + 200 && after.1 < before.1 + 50, "{before:?} {after:?}");
+    // As many at a time as a server may have.
+    let many: Vec<_> = (0..1000).map(|_| module.instance(limits).unwrap()).collect();
+    drop(many);
+}

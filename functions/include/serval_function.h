@@ -1,0 +1,79 @@
+// The binary interface between Serval and a function on the path of messages (docs/functions.md).
+//
+// A function is a WebAssembly core module without imports, compiled for wasm32:
+//
+//   clang --target=wasm32 -O2 -nostdlib -Wl,--no-entry -I functions/include -o mine.wasm mine.c
+//
+// Each worker of the engine has an instance of its own. The engine calls it once for a batch of messages, which are in a window of
+// the module's memory that the engine adds when the instance starts. A call ends within the function's deadline, or the instance is
+// ended. After a trap, a missed deadline, a return value other than 0 or a wrong descriptor the instance is replaced by a new one.
+#ifndef SERVAL_FUNCTION_H
+#define SERVAL_FUNCTION_H
+
+typedef unsigned char serval_u8;
+typedef unsigned int serval_u32;
+typedef unsigned long long serval_u64;
+
+#define SERVAL_FUNCTION_ABI 1
+
+// What becomes of a message.
+enum serval_verdict {
+  SERVAL_PASS = 0,     // it goes on: the value of every descriptor before the call
+  SERVAL_DROP = 1,     // it is dropped as function_drop
+  SERVAL_REPLY = 2,    // a request is answered with `written`; a reply is replaced by it
+  SERVAL_REWRITE = 3,  // `written` takes its place
+  SERVAL_STEER = 4,    // a request goes to the mqueue with the number `argument`, over all workers
+};
+
+// The descriptor of a message. The function writes all fields but `payload` and `length`, which it may read.
+struct serval_message {
+  const serval_u8* payload;
+  serval_u32 length;  // bytes
+  serval_u32 verdict;
+  serval_u32 argument;
+  const serval_u8* written;   // anywhere in the module's memory, valid until the call returns
+  serval_u32 written_length;  // bytes, at most the service's longest message or reply
+};
+
+_Static_assert(sizeof(struct serval_message) == 24, "compile for wasm32");
+
+// How the values of a register on several workers become one.
+enum serval_merge {
+  SERVAL_SUM = 0,      // the sum, modulo 2^64
+  SERVAL_MIN = 1,      // the least
+  SERVAL_MAX = 2,      // the greatest
+  SERVAL_SETTING = 3,  // commands and params write it on every worker
+};
+
+// A value that `serval fn command` reads. The name has 1 to 31 lower-case letters, digits and `_`.
+struct serval_register {
+  const char* name;
+  serval_u32 merge;
+};
+
+#define SERVAL_EXPORT(name) __attribute__((export_name(#name), used)) name
+
+// Defines the version of the interface. Every module has it once.
+#define SERVAL_FUNCTION \
+  int SERVAL_EXPORT(serval_abi)(void) { return SERVAL_FUNCTION_ABI; }
+
+// What a module exports. `scratch` are `scratch_bytes` bytes that the function may use for what it writes; they are valid until the
+// call returns. 0: done.
+int serval_requests(struct serval_message* messages, serval_u32 count, serval_u8* scratch,
+                    serval_u32 scratch_bytes);
+// Optional: without it replies pass, and no call is made for them.
+int serval_replies(struct serval_message* messages, serval_u32 count, serval_u8* scratch,
+                   serval_u32 scratch_bytes);
+// Optional, together: the registers, at most 64, followed by one without a name; the value of one; back to the first values.
+const struct serval_register* serval_registers(void);
+serval_u64 serval_read(serval_u32 index);
+void serval_reset(void);
+// With settings: 0, or anything else if the value cannot be used.
+int serval_write(serval_u32 index, serval_u64 value);
+
+// The number in the bytes at `at`, most significant byte first.
+static inline serval_u32 serval_big_endian(const serval_u8* at) {
+  return (serval_u32)at[0] << 24 | (serval_u32)at[1] << 16 | (serval_u32)at[2] << 8 | at[3];
+}
+
+#endif
