@@ -12,7 +12,7 @@ pub fn message(input: &[u8]) {
     match Request::parse(input) {
         Ok(request) => {
             assert!(input.len() <= REQUEST_BYTES_MAX, "a request of {} bytes", input.len());
-            assert_eq!(Request::parse(request.line().as_bytes()), Ok(request));
+            assert_eq!(Request::parse(request.line().as_bytes()).as_ref(), Ok(&request));
             let sent: Json = serde_json::from_slice(input).expect("a request is JSON");
             let written: Json =
                 serde_json::from_str(&request.line()).expect("an encoded request is JSON");

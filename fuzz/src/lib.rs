@@ -10,6 +10,7 @@
 //! | `config` | a file, an environment, flags | no panic; every error has a position inside the text; an accepted configuration passes the engine's own check |
 //! | `metrics_request` | a client of the metrics port | decided once, whatever the chunks; no request without its end |
 //! | `control` | a process at the control socket, or a false engine that answers | a request is decoded as encoded, or refused in a short line; no answer contains terminal control sequences |
+//! | `function` | a module on the path of messages, its whole memory | descriptors and registers are read inside the memory, or refused in a short line |
 //! | `attach` | a process at an accelerator's socket, or a false engine | a message has one encoding, or is refused |
 //! | `handshake` | a process at a shared-memory port, or a false engine | decoded as encoded, or refused |
 //! | `transfer` | a process at the socket for transfers, or a false engine that answers | a request has one encoding, or is refused; no answer contains terminal control sequences |
@@ -26,6 +27,7 @@ pub mod attach;
 pub mod config;
 pub mod control;
 pub mod framing;
+pub mod function;
 pub mod handshake;
 pub mod metrics;
 pub mod rings;
@@ -39,6 +41,7 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("control", control::message),
     ("framing_request", framing::request),
     ("framing_response", framing::response),
+    ("function", function::memory),
     ("handshake", handshake::message),
     ("metrics_request", metrics::request),
     ("region", rings::region),

@@ -354,6 +354,41 @@ impl ServiceMetrics {
     }
 }
 
+/// What the workers count for one function of a service's chain.
+#[derive(Debug)]
+pub struct FunctionMetrics {
+    /// The service.
+    pub service: String,
+    /// The function's name in the chain.
+    pub name: String,
+    workers: Box<[Arc<onpath::Counters>]>,
+}
+
+impl FunctionMetrics {
+    /// Zeroed counters for `workers` workers.
+    pub fn new(service: String, name: String, workers: usize) -> Self {
+        Self { service, name, workers: (0..workers).map(|_| Arc::default()).collect() }
+    }
+
+    /// What worker `worker` writes.
+    pub fn of_worker(&self, worker: usize) -> Arc<onpath::Counters> {
+        self.workers[worker].clone()
+    }
+
+    /// Sums the counters over all workers.
+    pub fn snapshot(&self) -> onpath::Snapshot {
+        let mut sum = onpath::Snapshot::default();
+        self.workers.iter().for_each(|counters| sum.add(counters));
+        sum
+    }
+
+    /// Why a call failed, on the first worker on which one did; empty if none did.
+    pub fn last_failure(&self) -> String {
+        let of_workers = self.workers.iter().map(|counters| counters.last_failure());
+        of_workers.into_iter().find(|why| !why.is_empty()).unwrap_or_default()
+    }
+}
+
 /// All counters of an engine; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Metrics {
@@ -367,6 +402,7 @@ struct Running {
     services: Arc<[Arc<ServiceMetrics>]>,
     runtimes: Arc<[Arc<RuntimeMetrics>]>,
     left_behind: Arc<[String]>,
+    functions: Arc<[Arc<FunctionMetrics>]>,
 }
 
 impl Metrics {
@@ -379,6 +415,7 @@ impl Metrics {
                 services: services.into_iter().map(service).collect(),
                 runtimes: Arc::default(),
                 left_behind: Arc::default(),
+                functions: Arc::default(),
             })),
         }
     }
@@ -410,7 +447,19 @@ impl Metrics {
         runtimes: Arc<[Arc<RuntimeMetrics>]>,
         left_behind: Arc<[String]>,
     ) {
-        *self.running() = Running { services, runtimes, left_behind };
+        let mut running = self.running();
+        let functions = std::mem::take(&mut running.functions);
+        *running = Running { services, runtimes, left_behind, functions };
+    }
+
+    /// The functions on the path of services, by service.
+    pub fn functions(&self) -> Arc<[Arc<FunctionMetrics>]> {
+        self.running().functions.clone()
+    }
+
+    /// From now on these functions are attached.
+    pub fn set_functions(&self, functions: Arc<[Arc<FunctionMetrics>]>) {
+        self.running().functions = functions;
     }
 
     /// The counters that `worker` writes: its own, and two sets for each service.

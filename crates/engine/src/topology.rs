@@ -273,6 +273,8 @@ pub struct Service {
     pub upstream: Option<SocketAddr>,
     /// Most client flows of a proxy over UDP on each worker, in [1, [`UPSTREAM_FLOWS_MAX`]].
     pub upstream_flows: u32,
+    /// Functions on the path of its messages, in the order of its chain.
+    pub functions: Vec<onpath::Spec>,
 }
 
 impl Service {
@@ -303,6 +305,15 @@ impl Service {
             rings: Rings::Auto,
             upstream: None,
             upstream_flows: 4096,
+            functions: Vec::new(),
+        }
+    }
+
+    /// How long its messages are.
+    pub fn message_sizes(&self) -> onpath::Sizes {
+        onpath::Sizes {
+            message_bytes: self.max_message_bytes as usize,
+            reply_bytes: self.max_reply_bytes as usize,
         }
     }
 

@@ -3,7 +3,7 @@
 //!
 //! `engine.control = "PATH"` is a Unix socket of type seqpacket with mode 0600: a message is a request and gets one
 //! message as its answer. The default path is that of [`discovery`]. Requests ([`protocol`]) are JSON objects on one
-//! line of at most [`REQUEST_BYTES_MAX`] bytes: `{"command": "status"}`, `"reload"` and `"metrics"`. A peer whose
+//! line of at most [`REQUEST_BYTES_MAX`] bytes: `{"command": "status"}`, `"reload"`, `"metrics"` and `"functions"`. A peer whose
 //! user is neither the engine's nor root is rejected. At most `CONNECTIONS_MAX` connections are open, each for
 //! `FIRST_REQUEST_TIMEOUT` without a first request and `IDLE_TIMEOUT` without another one. One more closes the oldest
 //! connection without a request, or else the one that has been idle for longest, so that silent peers cannot block
@@ -13,6 +13,7 @@
 //! before it was requested, and all peers that requested it meanwhile get its outcome.
 
 pub mod discovery;
+mod functions;
 pub mod protocol;
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -28,7 +29,7 @@ use serde_json::{Value as Json, json};
 use sys::PrivateFile;
 use sys::local::{LocalListener, LocalSocket, WakeFd, wait_readable};
 
-use self::protocol::{REQUEST_BYTES_MAX, Request};
+use self::protocol::{FunctionRequest, REQUEST_BYTES_MAX, Request};
 use crate::config::{Config, ConfigError, ControlSocket, Overrides, memory_url, url};
 use crate::exporter::{Health, Pages};
 use crate::machine::{MachineError, fit_connections};
@@ -48,6 +49,8 @@ const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
 /// Requests to the thread that owns the server.
 enum Task {
     Reload,
+    /// About functions. Each connection has one request at a time.
+    Functions(FunctionRequest, Outcome),
     End,
     /// As `End`, without finishing.
     Abandon,
@@ -81,6 +84,14 @@ impl Tasks {
             Outcome::default()
         });
         outcome.clone()
+    }
+
+    /// Queues a request about functions.
+    fn ask_functions(&self, request: FunctionRequest) -> Outcome {
+        let outcome = Outcome::default();
+        // The owner is gone only when everything ends.
+        let _ = self.sender.send(Task::Functions(request, outcome.clone()));
+        outcome
     }
 
     /// The queued reload begins: later requests need another one.
@@ -282,6 +293,10 @@ impl Owner {
                         continue;
                     }
                     outcome.set(self.reload()).expect("it is set once");
+                }
+                Ok(Task::Functions(request, outcome)) => {
+                    let answer = functions::answer(&mut self.server, &request);
+                    outcome.set(answer).expect("it is set once");
                 }
                 Ok(Task::End) => return Some(self.server),
                 Ok(Task::Abandon) | Err(_) => return None,
@@ -577,6 +592,10 @@ impl ControlServer {
             Err(why) => answer(&connection.socket, &json!({ "error": why })),
             Ok(Request::Reload) => {
                 connection.awaits = Some(self.tasks.reload());
+                true
+            }
+            Ok(Request::Functions(request)) => {
+                connection.awaits = Some(self.tasks.ask_functions(request));
                 true
             }
             Ok(Request::Status) => {

@@ -16,6 +16,6 @@ pub mod machine;
 mod server;
 
 pub use server::{
-    ChangeError, ChangeReport, Refusal, Server, ServerError, ServiceAction, ServiceChange,
-    ShutdownReport, Stall, Stalls,
+    ChangeError, ChangeReport, FunctionError, FunctionView, Refusal, Server, ServerError,
+    ServiceAction, ServiceChange, ShutdownReport, Stall, Stalls,
 };

@@ -9,6 +9,7 @@
 mod attach;
 mod change;
 mod error;
+mod functions;
 mod handshake_queue;
 mod heartbeat;
 mod kernel_files;
@@ -37,6 +38,7 @@ use wire::nic::Nic;
 
 pub use change::{ChangeError, ChangeReport, ServiceChange};
 pub use error::ServerError;
+pub use functions::{FunctionError, FunctionView};
 pub use plan::{Refusal, ServiceAction};
 pub use shutdown::ShutdownReport;
 pub use watchdog::{Stall, Stalls};
@@ -60,6 +62,8 @@ pub struct Server {
     /// By service.
     service_slots: Vec<ServiceSlot>,
     leaked: Vec<LeakedSlot>,
+    /// Functions that were made so far: the last one's id.
+    functions_made: u64,
     timeouts: Timeouts,
     metrics: Metrics,
     fabric: Arc<ServerFabric>,
@@ -132,6 +136,7 @@ impl Server {
             topology: Arc::new(Topology { accelerators, services, ..topology.clone() }),
             service_slots: Vec::new(),
             leaked: Vec::new(),
+            functions_made: 0,
             timeouts: Timeouts::default(),
             metrics,
             fabric,
@@ -196,6 +201,7 @@ impl Server {
             runtime_metrics.collect(),
             left_behind.collect(),
         );
+        self.metrics.set_functions(self.function_metrics());
     }
 
     /// The current topology.

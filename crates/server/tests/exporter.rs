@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine::metrics::{Metrics, RuntimeMetrics, ServiceMetrics};
+use engine::metrics::{FunctionMetrics, Metrics, RuntimeMetrics, ServiceMetrics};
 use server::Stall;
 use server::exporter::page::Page;
 use server::exporter::{CONNECTIONS_MAX, Exporter, Health, REQUEST_BYTES_MAX};
@@ -86,6 +86,8 @@ fn let_everything_happen(metrics: &Metrics, health: &Health) {
         ..Stall::default()
     };
     health.watch(Arc::new(vec![stall].into()));
+    let function = FunctionMetrics::new("digits".into(), "limits".into(), 1);
+    metrics.set_functions([Arc::new(function)].into());
 }
 
 #[test]

@@ -59,6 +59,13 @@ const PLANTS: &[Plant] = &[
         wrong: "if end > max + 1 {",
     },
     Plant {
+        target: "function",
+        bug: "a module may write a byte behind its memory",
+        file: "crates/onpath/src/wasm/descriptor.rs",
+        right: "end > memory_bytes)",
+        wrong: "end > memory_bytes + 1)",
+    },
+    Plant {
         target: "handshake",
         bug: "a message may be four bytes short",
         file: "crates/wire/src/handshake.rs",

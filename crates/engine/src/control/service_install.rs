@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use onpath::{Arranged, Link};
 use wire::DropReason;
 use wire::nic::{PortIndex, Transport};
 
@@ -62,6 +63,11 @@ impl<P> ServiceInstall<P> {
     /// the previous version ends within `drain_ns`. See `control/pause.rs`.
     pub fn pause(&mut self, accelerator: u16, drain_ns: u64) {
         self.awaited.push((accelerator, drain_ns));
+    }
+
+    /// The service has these functions on the path of its messages from the start.
+    pub fn set_functions(&mut self, functions: Vec<Link>) {
+        self.share.arrange_chain(functions.into_iter().map(Arranged::New).collect());
     }
 
     /// Adds an open port under an index that no other port has. `address` is where it listens.

@@ -16,6 +16,8 @@ use engine::topology::{
     WORKERS_MAX,
 };
 use mqueue::abi::{DEPTH_MAX, MESSAGE_BYTES_MAX};
+use onpath::Spec;
+use onpath::library::{DEADLINE_US_MAX, MEMORY_MIB_MAX};
 use runtime::kinds::KINDS;
 use transfer::ServiceLimits;
 
@@ -86,6 +88,7 @@ pub(crate) enum Field {
     Service(Setter<Service>),
     Backend(Setter<Backend>),
     Transfer(Setter<ServiceLimits>),
+    Function(Setter<Spec>),
 }
 
 /// A field of a `T`, and its valid values. Its default is that of a new `T`.
@@ -127,7 +130,7 @@ impl Number<'_> {
 }
 
 /// The words of an enumeration.
-trait Words: Copy + PartialEq + 'static {
+pub(super) trait Words: Copy + PartialEq + 'static {
     const WORDS: &'static [(&'static str, Self)];
 }
 
@@ -221,6 +224,7 @@ targets! {
     Service = Service, service, "[[service]]";
     Backend = Backend, backend, "[[service.backend]]";
     ServiceLimits = Transfer, transfers, "[transfer]";
+    Spec = Function, function, "[[service.function]]";
 }
 
 const fn number<T>(
@@ -321,6 +325,7 @@ fn table_of(path: &str) -> &'static Table {
         ["transfer"] => "[transfer]",
         ["accelerator", ..] => "[[accelerator]]",
         ["service", _, "backend", ..] => "[[service.backend]]",
+        ["service", _, "function", ..] => "[[service.function]]",
         ["service", ..] => "[[service]]",
         _ => "the top of the file",
     };
@@ -534,6 +539,7 @@ const COMMON: &[(&str, &[Key])] = &[
             upstream_flows ("`upstream`" in "service.proxy"): service(number("flows", 1..=UPSTREAM_FLOWS_MAX as u64, |s| Number::U32(&mut s.upstream_flows))), "",
                 "Most UDP clients that have a socket to the server, on each worker. When all are in use, the one that has been idle for longest \
                  is closed for a new client; if none is idle, requests of new clients are dropped as `upstream_flows`. Each is a file descriptor.";
+            function: Other("list of tables"), "none", "`[[service.function]]`, below.";
         },
     ),
     (
@@ -557,6 +563,24 @@ const COMMON: &[(&str, &[Key])] = &[
             sockets: backend(Setter::Word(|b| &mut b.sockets)), "",
                 "`per-request`: each request has a connection or UDP socket of its own, which is closed after the answer or the time-out. \
                  Slower, but no late or duplicate answer can reach another request.";
+        },
+    ),
+    (
+        "[[service.function]]",
+        keys! { "service.digits.function.limits":
+            name: Other("string: 1 to 64 letters, digits, `_`, `-`"), "required",
+                "The name in metrics, the log and `serval fn`. Unique in its service.";
+            function: Other("string"), "required",
+                "A built-in function (below), or the path of a WebAssembly module, relative to the file's folder: `mine.wasm`.";
+            params: Other("table of integers"), "none", "Values of the function's settings: `params = { low = 20 }`.";
+            on_failure: function(Setter::Word(|f| &mut f.on_failure)), "",
+                "What becomes of messages while the function does not work, because it trapped, panicked or exceeded its deadline: `open`: they pass; \
+                 `closed`: they are dropped as `function_failed`.";
+            deadline_us: function(number("us", 1..=DEADLINE_US_MAX, |f| Number::U64(&mut f.deadline_us))), "",
+                "How long a call for one batch of messages may take. A longer one is counted as an overrun. A module is also ended: after \
+                 this time, in whole milliseconds and at least one. A built-in function is not.";
+            memory_mib ("modules" in "service.digits.function.limits"): function(number("MiB", 1..=MEMORY_MIB_MAX as u64, |f| Number::U32(&mut f.memory_mib))), "",
+                "Memory of each instance of a module; each worker has one. About 1 MiB of it holds the messages of a batch.";
         },
     ),
 ];

@@ -46,6 +46,9 @@ kernel = "echo"
 [[service.backend]]
 name = "db"
 connect = "tcp://127.0.0.1:11211"
+[[service.function]]
+name = "limits"
+function = "threshold"
 [[service]]
   name = "proxy"
   listen = "udp://127.0.0.1:9001"
@@ -156,7 +159,8 @@ pub fn tables() -> Vec<(&'static str, String)> {
         }
         (table.header, out)
     };
-    TABLES.iter().map(table).chain([("framings", framings()), ("kernels", kernels())]).collect()
+    let others = [("framings", framings()), ("kernels", kernels()), ("functions", functions())];
+    TABLES.iter().map(table).chain(others).collect()
 }
 
 /// The framings.
@@ -188,6 +192,18 @@ fn kernels() -> String {
             kernel.backends,
             params.join("; ")
         );
+    }
+    out
+}
+
+/// The built-in functions.
+fn functions() -> String {
+    let mut out = String::from("| function | what it does | params (default) |\n|---|---|---|\n");
+    for function in onpath::library::BUILTINS {
+        let settings = function.settings.iter();
+        let settings: Vec<_> = settings.map(|(n, what)| format!("`{n}`: {what}")).collect();
+        let (name, summary) = (function.name, cell(function.summary));
+        let _ = writeln!(out, "| `{name}` | {summary} | {} |", settings.join("; "));
     }
     out
 }
@@ -241,6 +257,8 @@ mod tests {
             "name = \"worker\"",
             "name = \"digits\"",
             "name = \"db\"",
+            "name = \"limits\"",
+            "function =",
         ] {
             let without: Vec<&str> = SAMPLE.lines().filter(|l| !l.starts_with(line)).collect();
             assert_eq!(without.len() + 1, SAMPLE.lines().count(), "{line}");

@@ -14,6 +14,7 @@ use wire::nic::{Transport, UDP_PAYLOAD_MAX};
 
 use super::address;
 use super::diagnostic::Problem;
+use super::function::read_functions;
 use super::kernel::{self, BUILTINS, Builtin, Kernel};
 use super::keys::{read_fields, read_some};
 use super::proxy;
@@ -52,7 +53,8 @@ pub(super) fn read(
     (service.listen, service.memory_ports) = read_listen(report, at);
     service.framing = read_framing(report, at);
     if at.entry("upstream").is_some() {
-        let service = proxy::read(report, at, service);
+        let mut service = proxy::read(report, at, service);
+        service.functions = read_functions(report, at, context.base, &service);
         return (service, (section.finish(report), Vec::new()));
     }
     without(report, at, proxy::OF_PROXIES, "a kernel", "write `upstream` instead of `kernel`");
@@ -92,6 +94,7 @@ pub(super) fn read(
         check_messages(report, at, &service, builtin);
     }
     check_kinds(report, at, &service, &kinds);
+    service.functions = read_functions(report, at, context.base, &service);
     (service, (section.finish(report), backend_places))
 }
 

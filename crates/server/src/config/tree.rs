@@ -193,9 +193,14 @@ pub(super) fn apply(root: &mut Table, sources: &[Source], over: &Override) -> Re
             let service = named(root, "service", name, over)?;
             section_of(service, "params", over).put(entry(key));
         }
-        ["service", service, "backend", name, key] => {
+        ["service", service, list @ ("backend" | "function"), name, key] => {
             let service = named(root, "service", service, over)?;
-            named(service, "backend", name, over)?.put(entry(key));
+            named(service, list, name, over)?.put(entry(key));
+        }
+        ["service", service, "function", name, "params", key] => {
+            let service = named(root, "service", service, over)?;
+            let function = named(service, "function", name, over)?;
+            section_of(function, "params", over).put(entry(key));
         }
         ["service", name, key] => named(root, "service", name, over)?.put(entry(key)),
         _ => {
@@ -204,7 +209,7 @@ pub(super) fn apply(root: &mut Table, sources: &[Source], over: &Override) -> Re
                 format!("no key has the path `{}`", over.path.join(".")),
                 "write engine.KEY, limits.KEY, transfer.KEY, accelerator.NAME.KEY or service.NAME.KEY",
             )
-            .help("also service.NAME.params.KEY and service.NAME.backend.NAME.KEY"));
+            .help("also service.NAME.params.KEY, service.NAME.backend.NAME.KEY and service.NAME.function.NAME.KEY"));
         }
     }
     Ok(())

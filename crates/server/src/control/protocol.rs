@@ -1,15 +1,21 @@
 //! The protocol of the control socket: requests as the engine reads them, answers as `serval reload` reads them.
 //! Neither side trusts the other.
 
+use onpath::{OnFailure, Spec};
 use serde_json::{Map, Value as Json, json};
 
 /// Longest request, in bytes.
-pub const REQUEST_BYTES_MAX: usize = 1024;
+pub const REQUEST_BYTES_MAX: usize = 16 << 10;
+/// Longest path of a module, and longest other text of a request, in bytes.
+const PATH_BYTES_MAX: usize = 4096;
+const TEXT_BYTES_MAX: usize = 64;
+/// Parameters of a function, at most.
+const PARAMS_MAX: usize = 64;
 /// Longest answer, in bytes.
 pub const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 /// A request to the engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
     /// The current services.
     Status,
@@ -17,6 +23,51 @@ pub enum Request {
     Reload,
     /// The page of metrics. The answer contains its length; the page is in a sealed memory file sent with it.
     Metrics,
+    /// About functions on the path of services.
+    Functions(FunctionRequest),
+}
+
+/// A request about functions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FunctionRequest {
+    /// Which are attached, and what they have done.
+    List,
+    /// Attach a function to a service, or replace the one with its name.
+    Attach {
+        /// The service.
+        service: String,
+        /// The function.
+        spec: Spec,
+        /// Its place in the chain, from 0.
+        place: Option<usize>,
+    },
+    /// Detach a function.
+    Detach {
+        /// The service.
+        service: String,
+        /// The function's name.
+        name: String,
+    },
+    /// Read, reset or write registers of a function.
+    Registers {
+        /// The service.
+        service: String,
+        /// The function's name.
+        name: String,
+        /// What to do before they are read.
+        action: RegisterAction,
+    },
+}
+
+/// What is done with registers before they are read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RegisterAction {
+    /// Nothing.
+    Read,
+    /// All that are no settings get their first values.
+    Reset,
+    /// A setting gets a value.
+    Write(String, u64),
 }
 
 impl Request {
@@ -31,22 +82,153 @@ impl Request {
             Some("status") => Ok(Self::Status),
             Some("reload") => Ok(Self::Reload),
             Some("metrics") => Ok(Self::Metrics),
+            Some("functions") => FunctionRequest::parse(&value).map(Self::Functions),
             Some(_) => {
-                Err("no such command: the commands are status, reload and metrics".to_owned())
+                Err("no such command: the commands are status, reload, metrics and functions"
+                    .to_owned())
             }
             None => Err(format!("the request has no command: {example}")),
         }
     }
 
     /// The line that [`Self::parse`] reads.
-    pub fn line(self) -> String {
-        let command = match self {
-            Self::Status => "status",
-            Self::Reload => "reload",
-            Self::Metrics => "metrics",
+    pub fn line(&self) -> String {
+        let request = match self {
+            Self::Status => json!({ "command": "status" }),
+            Self::Reload => json!({ "command": "reload" }),
+            Self::Metrics => json!({ "command": "metrics" }),
+            Self::Functions(request) => request.json(),
         };
-        format!("{}\n", json!({ "command": command }))
+        format!("{request}\n")
     }
+}
+
+/// A text of a request.
+fn text(request: &Json, key: &str, bytes_max: usize) -> Result<String, String> {
+    let text = request.get(key).and_then(Json::as_str);
+    let text = text.ok_or_else(|| format!("the request has no text {key:?}"))?;
+    if text.len() > bytes_max || text.contains(char::is_control) {
+        return Err(format!("{key:?} has control characters or more than {bytes_max} bytes"));
+    }
+    Ok(text.to_owned())
+}
+
+/// A number of a request, or its default.
+fn number(request: &Json, key: &str, max: u64, default: u64) -> Result<u64, String> {
+    match request.get(key) {
+        None | Some(Json::Null) => Ok(default),
+        Some(value) => {
+            let number = value.as_u64().filter(|number| *number <= max);
+            number.ok_or_else(|| format!("{key:?} is no integer from 0 to {max}"))
+        }
+    }
+}
+
+impl FunctionRequest {
+    fn parse(request: &Json) -> Result<Self, String> {
+        let service = || text(request, "service", TEXT_BYTES_MAX);
+        let name = || text(request, "name", TEXT_BYTES_MAX);
+        let registers = |action| Ok(Self::Registers { service: service()?, name: name()?, action });
+        match request.get("do").and_then(Json::as_str) {
+            Some("list") => Ok(Self::List),
+            Some("attach") => {
+                let place = number(request, "place", u64::MAX, u64::MAX)?;
+                let place = usize::try_from(place).ok().filter(|place| *place != usize::MAX);
+                Ok(Self::Attach { service: service()?, spec: parse_spec(request)?, place })
+            }
+            Some("detach") => Ok(Self::Detach { service: service()?, name: name()? }),
+            Some("read") => registers(RegisterAction::Read),
+            Some("reset") => registers(RegisterAction::Reset),
+            Some("write") => {
+                let value = request.get("value").and_then(Json::as_u64);
+                let value = value.ok_or("the request has no integer \"value\"")?;
+                registers(RegisterAction::Write(text(request, "register", TEXT_BYTES_MAX)?, value))
+            }
+            _ => Err("\"do\" is one of list, attach, detach, read, reset and write".to_owned()),
+        }
+    }
+
+    fn json(&self) -> Json {
+        match self {
+            Self::List => json!({ "command": "functions", "do": "list" }),
+            Self::Attach { service, spec, place } => {
+                let mut request = spec_json(spec);
+                request["command"] = "functions".into();
+                request["do"] = "attach".into();
+                request["service"] = service.as_str().into();
+                request["place"] = (*place).into();
+                request
+            }
+            Self::Detach { service, name } => {
+                json!({ "command": "functions", "do": "detach", "service": service, "name": name })
+            }
+            Self::Registers { service, name, action } => {
+                let mut request =
+                    json!({ "command": "functions", "service": service, "name": name });
+                match action {
+                    RegisterAction::Read => request["do"] = "read".into(),
+                    RegisterAction::Reset => request["do"] = "reset".into(),
+                    RegisterAction::Write(register, value) => {
+                        request["do"] = "write".into();
+                        request["register"] = register.as_str().into();
+                        request["value"] = (*value).into();
+                    }
+                }
+                request
+            }
+        }
+    }
+}
+
+fn parse_spec(request: &Json) -> Result<Spec, String> {
+    use onpath::library::{DEADLINE_US, DEADLINE_US_MAX, MEMORY_MIB, MEMORY_MIB_MAX};
+    let mut spec = Spec::new(
+        &text(request, "name", TEXT_BYTES_MAX)?,
+        &text(request, "function", PATH_BYTES_MAX)?,
+    );
+    if spec.is_module() && !spec.function.starts_with('/') {
+        return Err("the path of a module must be absolute".to_owned());
+    }
+    match request.get("params") {
+        None | Some(Json::Null) => {}
+        Some(Json::Object(params)) if params.len() <= PARAMS_MAX => {
+            let letter = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+            for (name, value) in params {
+                let named = name.len() <= TEXT_BYTES_MAX && name.bytes().all(letter);
+                let Some(value) = value.as_u64().filter(|_| named) else {
+                    return Err(
+                        "\"params\" has an entry that is no setting with an integer".to_owned()
+                    );
+                };
+                spec.params.push((name.clone(), value));
+            }
+        }
+        Some(_) => return Err("\"params\" is no object of at most 64 integers".to_owned()),
+    }
+    spec.on_failure = match request.get("on_failure").map(Json::as_str) {
+        None => OnFailure::Closed,
+        Some(Some("open")) => OnFailure::Open,
+        Some(Some("closed")) => OnFailure::Closed,
+        Some(_) => return Err("\"on_failure\" is \"open\" or \"closed\"".to_owned()),
+    };
+    spec.deadline_us = number(request, "deadline_us", DEADLINE_US_MAX, DEADLINE_US)?.max(1);
+    let memory_mib = number(request, "memory_mib", MEMORY_MIB_MAX.into(), MEMORY_MIB.into())?;
+    spec.memory_mib = (memory_mib as u32).max(1);
+    Ok(spec)
+}
+
+/// A function as requests and answers show it.
+pub fn spec_json(spec: &Spec) -> Json {
+    let params: Map<String, Json> =
+        spec.params.iter().map(|(name, value)| (name.clone(), (*value).into())).collect();
+    let on_failure = match spec.on_failure {
+        OnFailure::Open => "open",
+        OnFailure::Closed => "closed",
+    };
+    json!({
+        "name": spec.name, "function": spec.function, "params": params, "on_failure": on_failure,
+        "deadline_us": spec.deadline_us, "memory_mib": spec.memory_mib,
+    })
 }
 
 /// Reads an answer: an object whose texts cannot control a terminal. Control characters in them are replaced by `?`,
@@ -90,6 +272,62 @@ mod tests {
     fn requests_round_trip_and_invalid_ones_get_a_fix() {
         for request in [Request::Status, Request::Reload, Request::Metrics] {
             assert_eq!(Request::parse(request.line().as_bytes()), Ok(request));
+        }
+        let (service, name) = ("s".to_owned(), "f".to_owned());
+        let mut spec = Spec::new("f", "/lib/f.wasm");
+        spec.params = vec![("low".into(), u64::MAX)];
+        (spec.on_failure, spec.deadline_us, spec.memory_mib) = (OnFailure::Open, 7, 9);
+        let registers = |action| FunctionRequest::Registers {
+            service: service.clone(),
+            name: name.clone(),
+            action,
+        };
+        for request in [
+            FunctionRequest::List,
+            FunctionRequest::Attach { service: service.clone(), spec: spec.clone(), place: None },
+            FunctionRequest::Attach { service: service.clone(), spec, place: Some(3) },
+            FunctionRequest::Detach { service: service.clone(), name: name.clone() },
+            registers(RegisterAction::Read),
+            registers(RegisterAction::Reset),
+            registers(RegisterAction::Write("low".into(), 1)),
+        ] {
+            let request = Request::Functions(request);
+            assert_eq!(Request::parse(request.line().as_bytes()), Ok(request));
+        }
+        let of_functions = |rest: &str| {
+            Request::parse(format!("{{\"command\": \"functions\", {rest}}}").as_bytes())
+        };
+        for (rest, why) in [
+            ("\"do\": \"stop\"", "\"do\" is one of"),
+            ("\"do\": \"detach\"", "has no text \"service\""),
+            ("\"do\": \"detach\", \"service\": 7", "has no text \"service\""),
+            (
+                "\"do\": \"attach\", \"service\": \"s\", \"name\": \"f\", \"function\": \"f.wasm\"",
+                "must be absolute",
+            ),
+            (
+                "\"do\": \"attach\", \"service\": \"s\", \"name\": \"f\", \"function\": \"f\", \"params\": 1",
+                "no object",
+            ),
+            (
+                "\"do\": \"attach\", \"service\": \"s\", \"name\": \"f\", \"function\": \"f\", \"params\": {\"a\": -1}",
+                "no setting with an integer",
+            ),
+            (
+                "\"do\": \"attach\", \"service\": \"s\", \"name\": \"f\", \"function\": \"f\", \"deadline_us\": 1e9",
+                "no integer from 0 to",
+            ),
+            (
+                "\"do\": \"attach\", \"service\": \"s\", \"name\": \"f\", \"function\": \"f\", \"on_failure\": 1",
+                "\"open\" or \"closed\"",
+            ),
+            (
+                "\"do\": \"write\", \"service\": \"s\", \"name\": \"f\", \"register\": \"low\"",
+                "no integer \"value\"",
+            ),
+        ] {
+            let found = of_functions(rest).unwrap_err();
+            assert!(found.contains(why), "{found}");
         }
         for (bytes, why) in [
             (&b""[..], "send a JSON object"),

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use engine::metrics::{Metrics, RuntimeMetrics, WorkerCounters};
 use engine::stages::{BOUNDS_NS, HistogramSnapshot, ObservationSnapshot, Stage};
+use onpath::Snapshot;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -102,6 +103,7 @@ impl Collector for Engine {
         self.encode_observations(&mut encoder)?;
         self.encode_workers(&mut encoder)?;
         self.encode_runtimes(&mut encoder)?;
+        self.encode_functions(&mut encoder)?;
         let help = "1: a version of the service that left did not end; what it keeps is free after a \
                     restart, or a reload once its kernel is back";
         let name = "serval_service_left_behind";
@@ -156,11 +158,11 @@ impl Collector for Engine {
     }
 }
 
-type Snapshot = (String, engine::metrics::ServiceSnapshot);
+type OfService = (String, engine::metrics::ServiceSnapshot);
 
 impl Engine {
     /// One snapshot for the whole page, so that its numbers are consistent.
-    fn services(&self) -> Vec<Snapshot> {
+    fn services(&self) -> Vec<OfService> {
         let services = self.metrics.services();
         services.iter().map(|s| (s.name().to_owned(), s.snapshot())).collect()
     }
@@ -168,7 +170,7 @@ impl Engine {
     fn encode_services(
         &self,
         encoder: &mut DescriptorEncoder<'_>,
-        services: &[Snapshot],
+        services: &[OfService],
     ) -> Result<(), Error> {
         let named: Vec<_> = services.iter().map(|(name, s)| (name.as_str(), s.named())).collect();
         let fields = named.first().map_or(0, |(_, fields)| fields.len());
@@ -263,6 +265,29 @@ impl Engine {
         Ok(())
     }
 
+    /// Functions on the path of services.
+    fn encode_functions(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+        let functions = self.metrics.functions();
+        let counted: Vec<_> = functions.iter().map(|f| (f, f.snapshot().named())).collect();
+        for (field, (id, help, _)) in Snapshot::default().named().into_iter().enumerate() {
+            let is_time = id == "time_ns";
+            let name = if is_time { "time_seconds" } else { id };
+            let help = if is_time { "Time in calls" } else { plain(help) };
+            let name = format!("serval_function_{name}");
+            let mut family = encoder.encode_descriptor(&name, help, None, MetricType::Counter)?;
+            for (function, values) in &counted {
+                let labels = [("service", &*function.service), ("function", &*function.name)];
+                let family = family.encode_family(&labels)?;
+                let value = values[field].2;
+                match is_time {
+                    true => ConstCounter::new(seconds(value)).encode(family)?,
+                    false => ConstCounter::new(value).encode(family)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn encode_workers(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
         let kinds = [(WORKER_COUNTERS, MetricType::Counter), (WORKER_GAUGES, MetricType::Gauge)];
         for (table, kind) in kinds {
@@ -313,7 +338,7 @@ fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
-fn encode_drops(encoder: &mut DescriptorEncoder<'_>, services: &[Snapshot]) -> Result<(), Error> {
+fn encode_drops(encoder: &mut DescriptorEncoder<'_>, services: &[OfService]) -> Result<(), Error> {
     let help = "Messages lost, by reason; those of scope request count as ends of requests";
     let mut family =
         encoder.encode_descriptor("serval_dropped", help, None, MetricType::Counter)?;

@@ -47,7 +47,7 @@ pub use report::{ChangeReport, ServiceChange};
 /// How long a change waits for workers.
 pub(super) struct Timeouts {
     /// Until a worker has taken a step: it may be inside a long kernel.
-    step: Duration,
+    pub(super) step: Duration,
     /// Until a service has ended after its drain time.
     expiry: Duration,
 }
@@ -112,7 +112,11 @@ impl Server {
         let files = self.open_files(&wanted, &mut || give_up())?;
         let rebuilt = self.rebuilt(&wanted, &files);
         let names: Vec<&str> = rebuilt.iter().map(|(name, _)| name.as_str()).collect();
-        let plan = Plan::new(&self.topology, &wanted, &names).map_err(ChangeError::Refused)?;
+        let mut plan = Plan::new(&self.topology, &wanted, &names).map_err(ChangeError::Refused)?;
+        let chains = self.next_chains(&wanted, &plan)?;
+        if !chains.is_empty() {
+            plan.settings.push("service.function");
+        }
         if plan.is_empty() {
             return Ok(report(plan, &[], &[]));
         }
@@ -130,6 +134,7 @@ impl Server {
         }
         let departing =
             self.carry_out(wanted, &plan, files, Occasion::Reload, &mut || give_up())?;
+        self.arrange_all(chains);
         let outcomes = self.remove_all(departing, give_up);
         self.publish_metrics();
         // They start in parallel.

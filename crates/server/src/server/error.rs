@@ -35,6 +35,14 @@ pub enum ServerError {
         /// Why.
         source: accel::AccelError,
     },
+    /// A function on the path of a service's messages cannot be used.
+    #[error("service {service:?}: {source}")]
+    Function {
+        /// The service.
+        service: String,
+        /// Why.
+        source: Box<super::FunctionError>,
+    },
     /// A runtime that the engine starts does not serve.
     #[error("service {service:?}: its runtime did not start: {why}")]
     Runtime {

@@ -108,7 +108,12 @@ fn action(
 ) -> ServiceAction {
     let Some(before) = before else { return ServiceAction::Added };
     // Accelerators are compared by value; their indices may differ.
-    let renumbered = Service { accelerators: service.accelerators.clone(), ..before.clone() };
+    // Functions change while the service runs.
+    let renumbered = Service {
+        accelerators: service.accelerators.clone(),
+        functions: service.functions.clone(),
+        ..before.clone()
+    };
     let same =
         renumbered == *service && accelerators(running, before).eq(accelerators(wanted, service));
     if same && !rebuilt {

@@ -9,6 +9,7 @@ use engine::topology::{Launch, Listen, Service, Topology};
 use sys::{OpenPort, PortSpec, SocketOptions};
 use wire::nic::PortIndex;
 
+use super::super::functions::AttachedFunction;
 use super::super::kernel_files::KernelFiles;
 use super::super::plan::{Plan, ServiceAction};
 use super::super::supervisor::PreparedRuntime;
@@ -24,6 +25,8 @@ pub(in super::super) struct ServiceSlot {
     pub(in super::super) runtime_metrics: Vec<Arc<RuntimeMetrics>>,
     /// Kept open for a comparison with files that are opened later.
     pub(in super::super) files: KernelFiles,
+    /// Functions on the path of its messages, in order.
+    pub(in super::super) functions: Vec<AttachedFunction>,
 }
 
 /// A service that is ready to be installed.
@@ -92,6 +95,7 @@ impl Server {
             Some(before) => self.service_slots[before].metrics.clone(),
             None => Arc::new(ServiceMetrics::new(service.name.clone(), workers)),
         };
+        let (functions, links) = self.first_functions(service)?;
         let (ports, opened) = self.open_ports(service, before, workers, others)?;
         let runtime_metrics =
             before.map_or(Vec::new(), |before| self.service_slots[before].runtime_metrics.clone());
@@ -112,6 +116,11 @@ impl Server {
         if !Vec::is_empty(&after_departure) {
             installs.iter_mut().for_each(ServiceInstall::set_reconfiguring);
         }
+        for (install, links) in installs.iter_mut().zip(links) {
+            if !links.is_empty() {
+                install.set_functions(links);
+            }
+        }
         let drain_ns = wanted.engine.drain_ms * 1_000_000;
         for start in after_departure.iter().filter(|start| pauses_service(start)) {
             installs
@@ -126,7 +135,7 @@ impl Server {
         }
         let old = before.map_or(&[][..], |before| &self.service_slots[before].ports);
         let kept = ports.iter().map(|p| p.0).filter(|p| old.iter().any(|(o, _)| o == p)).collect();
-        let service_slot = ServiceSlot { slot, ports, metrics, runtime_metrics, files };
+        let service_slot = ServiceSlot { slot, ports, metrics, runtime_metrics, files, functions };
         Ok(PreparedService { index, service_slot, installs, kept, before_switch, after_departure })
     }
 

@@ -1,0 +1,147 @@
+//! `[[service.function]]`: functions on the path of a service's messages.
+
+use std::path::Path;
+
+use engine::topology::Service;
+use onpath::library::{BUILTINS, FUNCTIONS_MAX, builtin};
+use onpath::{Code, LibraryError, OnFailure, Spec};
+
+use super::diagnostic::Problem;
+use super::keys::read_fields;
+use super::reader::{Report, Section, integer_of, nearest, text_of, wrong_type};
+use super::sections::{named_section, tables};
+use super::tree::{Table, Value};
+
+/// Reads the functions of a service. Paths are relative to `base`, the configuration file's folder.
+pub(super) fn read_functions(
+    report: &mut Report<'_>,
+    section: &mut Section<'_>,
+    base: &Path,
+    service: &Service,
+) -> Vec<Spec> {
+    let found = tables(report, section.entry("function"), "[[service.function]]");
+    if found.len() > FUNCTIONS_MAX {
+        let what = format!("{} has {} functions", section.title, found.len());
+        let right = format!("at most {FUNCTIONS_MAX}");
+        report.problem(Problem::new(section.place("function"), what, right));
+    }
+    let path = format!("{}.function", section.path);
+    let mut taken = Vec::new();
+    let read = |(index, table): (usize, &Table)| {
+        read_function(report, table, index, &path, &mut taken, base, service)
+    };
+    found.into_iter().enumerate().take(FUNCTIONS_MAX).map(read).collect()
+}
+
+fn read_function(
+    report: &mut Report<'_>,
+    table: &Table,
+    index: usize,
+    path: &str,
+    taken: &mut Vec<String>,
+    base: &Path,
+    service: &Service,
+) -> Spec {
+    let (mut section, name) = named_section(report, table, "function", path, index, taken);
+    let at = &mut section;
+    let before = report.problems.len();
+    let mut spec = Spec::new(&name, "");
+    spec.function = read_name(report, at, base);
+    spec.params = read_params(report, at);
+    read_fields(report, at, &mut spec);
+    if !spec.is_module() && at.entry("memory_mib").is_some() {
+        let what = "`memory_mib` has no meaning for a built-in function";
+        report.problem(Problem::new(at.place("memory_mib"), what, "remove it"));
+    }
+    if report.problems.len() == before {
+        check(report, at, &spec, service);
+    }
+    section.finish(report);
+    spec
+}
+
+fn read_name(report: &mut Report<'_>, section: &mut Section<'_>, base: &Path) -> String {
+    let example = "\"threshold\"";
+    let Some(entry) = section.entry("function") else {
+        section.missing(report, "function", example);
+        return String::new();
+    };
+    let Some((text, span)) = text_of(report, "function", &entry.node, example) else {
+        return String::new();
+    };
+    section.record(report, "function", text.clone());
+    if builtin(&text).is_some() {
+        return text;
+    }
+    if !Spec::new("", &text).is_module() {
+        let names: Vec<&str> = BUILTINS.iter().map(|builtin| builtin.name).collect();
+        let right = match nearest(&text, names.iter().copied()) {
+            Some(near) => format!("did you mean \"{near}\"?"),
+            None => format!(
+                "one of {}, or the path of a WebAssembly module: FILE.wasm",
+                names.join(", ")
+            ),
+        };
+        let what = format!("no built-in function is called \"{text}\"");
+        report.problem(Problem::new(span, what, right));
+        return text;
+    }
+    let path = base.join(&text);
+    let path = std::path::absolute(&path).unwrap_or(path);
+    match std::fs::metadata(&path) {
+        Ok(found) if found.is_file() => {}
+        Ok(_) => {
+            let what = format!("\"{text}\" is not a file");
+            report.problem(Problem::new(span, what, "name a WebAssembly module"));
+        }
+        Err(error) => {
+            let what = format!("the module \"{text}\" cannot be read: {error}");
+            let right = "compile one as docs/functions.md shows";
+            report.problem(Problem::new(span, what, right));
+        }
+    }
+    path.to_string_lossy().into_owned()
+}
+
+fn read_params(report: &mut Report<'_>, section: &mut Section<'_>) -> Vec<(String, u64)> {
+    let mut params = Vec::new();
+    let mut shown = serde_json::Map::new();
+    if let Some(entry) = section.entry("params") {
+        let Value::Table(table) = &entry.node.value else {
+            wrong_type(report, "params", &entry.node, "a table such as { low = 20 }");
+            return params;
+        };
+        for param in &table.entries {
+            let range = 0..=i64::MAX as u64;
+            let Some(value) = integer_of(report, &param.key, &param.node, &range) else { continue };
+            shown.insert(param.key.clone(), value.into());
+            params.push((param.key.clone(), value));
+        }
+    }
+    section.record(report, "params", shown);
+    params
+}
+
+/// Makes an instance of a built-in function, and of a module if files are to be opened: it says what is wrong with parameters.
+fn check(report: &mut Report<'_>, section: &Section<'_>, spec: &Spec, service: &Service) {
+    if spec.is_module() && report.inspect.is_none() {
+        return;
+    }
+    let module = if spec.is_module() { std::fs::read(&spec.function) } else { Ok(Vec::new()) };
+    let module = module.unwrap_or_default();
+    let made = Code::open(spec, &module)
+        .and_then(|code| code.instance(spec, service.message_sizes()).map(drop));
+    let Err(error) = made else { return };
+    let place = match error {
+        LibraryError::NoParam { .. } | LibraryError::WrongParam { .. } => "params",
+        _ => "function",
+    };
+    let text = error.to_string();
+    let (what, right) = text.split_once(": ").unwrap_or((&text, "use another function"));
+    report.problem(Problem::new(section.place(place), what.to_owned(), right.to_owned()));
+}
+
+impl super::keys::Words for OnFailure {
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("open", Self::Open), ("closed", Self::Closed)];
+}

@@ -1,0 +1,254 @@
+//! Functions on the path of a running server's messages: attached, replaced, commanded and detached while clients are served.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+
+use common::change::{Askers, change, never, service, threads};
+use common::*;
+use engine::topology::Topology;
+use onpath::{OnFailure, Spec};
+use server::Server;
+use wire::DropReason;
+
+fn wasm() -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../functions/threshold.wasm");
+    path.canonicalize().unwrap().to_str().unwrap().to_owned()
+}
+
+/// The threshold of the first number of a message, as a built-in function or a module. It may take long: the machine is busy.
+fn threshold(function: &str, low: u64, high: u64) -> Spec {
+    let mut spec = Spec::new("limits", function);
+    spec.params = vec![("offset".into(), 0), ("low".into(), low), ("high".into(), high)];
+    spec.deadline_us = onpath::library::DEADLINE_US_MAX;
+    spec
+}
+
+fn passthrough(name: &str) -> Spec {
+    Spec::new(name, "passthrough")
+}
+
+fn one(workers: usize) -> Server {
+    let mut topology = topology(vec![service("a", vec![udp(), tcp()], "echo")]);
+    topology.engine.workers = workers;
+    start(topology)
+}
+
+fn value(registers: &[(String, u64)], name: &str) -> u64 {
+    registers.iter().find(|(of, _)| of == name).unwrap_or_else(|| panic!("no {name}")).1
+}
+
+#[test]
+fn a_function_is_replaced_again_and_again_under_load_and_no_message_is_lost() {
+    let _alone = alone();
+    for workers in [1, 2] {
+        let mut server = one(workers);
+        let askers = Askers::start(address(&server, 0), address(&server, 1));
+        let mut resources = Vec::new();
+        for round in 0..24 {
+            let function = if round % 2 == 0 { wasm() } else { "threshold".to_owned() };
+            let replaced =
+                server.attach_function("a", &threshold(&function, 0, u32::MAX.into()), None);
+            assert_eq!(replaced.unwrap(), round > 0);
+            if round % 3 == 0 {
+                server.attach_function("a", &passthrough("beside"), Some(round % 2)).unwrap();
+            }
+            askers.go_on();
+            let read = server.read_function("a", "limits").unwrap();
+            assert!(value(&read, "count") > 0 && value(&read, "dropped") == 0, "{read:?}");
+            if round % 3 == 2 {
+                server.detach_function("a", "beside").unwrap();
+            }
+            if round >= 6 {
+                resources.push((sys::process::open_descriptors(), threads()));
+            }
+        }
+        server.detach_function("a", "limits").unwrap();
+        askers.go_on();
+        assert!(server.functions().is_empty());
+        let answered = askers.finish();
+        assert_accounts(&server);
+        let a = server.metrics().service(0);
+        assert_eq!((a.received, a.replied, a.dropped_requests()), (answered, answered, 0));
+        // With a module a thread counts time.
+        let same = |(at, found): (usize, &(usize, usize))| *found == resources[at % 2];
+        assert!(resources.iter().enumerate().all(same), "{resources:?}");
+        assert!(server.shutdown().is_clean());
+    }
+}
+
+/// Sends the number as the beginning of a message; whether it came back.
+fn passes(client: &std::net::UdpSocket, server: &Server, number: u32) -> bool {
+    let mut message = [7; 32];
+    message[..4].copy_from_slice(&number.to_be_bytes());
+    let before = dropped(server, 0, DropReason::FunctionDrop);
+    client.send(&message).unwrap();
+    let mut reply = [0; 64];
+    let mut answered = false;
+    client.set_nonblocking(true).unwrap();
+    eventually("the message ends", || {
+        answered = client.recv(&mut reply).is_ok_and(|len| reply[..len] == message);
+        answered || dropped(server, 0, DropReason::FunctionDrop) > before
+    });
+    answered
+}
+
+#[test]
+fn commands_go_to_all_workers_and_their_values_are_merged() {
+    let _alone = alone();
+    for function in ["threshold".to_owned(), wasm()] {
+        let mut server = one(2);
+        server.attach_function("a", &threshold(&function, 10, 1000), None).unwrap();
+        // Clients of several ports, so that both workers receive some.
+        for number in 0..20 {
+            let client = udp_client(address(&server, 0));
+            assert_eq!(passes(&client, &server, number), number >= 10, "{number}");
+        }
+        let read = server.read_function("a", "limits").unwrap();
+        let values = ["min", "max", "count", "sum", "dropped"].map(|name| value(&read, name));
+        assert_eq!(values, [0, 19, 20, 190, 10]);
+        let written = server.write_function("a", "limits", "low", 19).unwrap();
+        assert_eq!((value(&written, "low"), value(&written, "high")), (19, 1000));
+        let client = udp_client(address(&server, 0));
+        assert!(!passes(&client, &server, 18) && passes(&client, &server, 19));
+        let reset = server.reset_function("a", "limits").unwrap();
+        let values = ["min", "max", "count", "low"].map(|name| value(&reset, name));
+        assert_eq!(values, [u32::MAX.into(), 0, 0, 19]);
+        let shown = server.functions().remove(0);
+        assert_eq!((shown.counted.messages, shown.counted.dropped), (33, 11), "11 replies passed");
+        assert_accounts(&server);
+        assert!(server.shutdown().is_clean());
+    }
+}
+
+#[test]
+fn a_mistake_is_one_sentence_and_changes_nothing() {
+    let _alone = alone();
+    let mut server = one(1);
+    server.attach_function("a", &passthrough("first"), None).unwrap();
+    let mut refused = |service: &str, spec: Spec| {
+        server.attach_function(service, &spec, None).unwrap_err().to_string()
+    };
+    let garbage = Path::new(env!("CARGO_TARGET_TMPDIR")).join("garbage.wasm");
+    std::fs::write(&garbage, b"garbage").unwrap();
+    let wrong_param = Spec { params: vec![("lo".into(), 1)], ..Spec::new("f", "threshold") };
+    let large = Spec { params: vec![("low".into(), 1 << 32)], ..Spec::new("f", "threshold") };
+    for (found, expected) in [
+        (refused("b", passthrough("f")), "there is no service \"b\": this server has a".to_owned()),
+        (refused("a", passthrough("f f")), "\"f f\" cannot be a function's name: use 1 to 64 letters, digits, `_` and `-`".into()),
+        (refused("a", Spec::new("f", "nothing")), "there is no built-in function \"nothing\": use passthrough or threshold, or the path of a WebAssembly module, which ends in .wasm".into()),
+        (refused("a", wrong_param), "the function \"threshold\" has no parameter \"lo\": it has offset, low, high".into()),
+        (refused("a", large), "the function \"threshold\" does not take low = 4294967296: low is at most 4294967295".into()),
+        (refused("a", Spec::new("f", "/nowhere/f.wasm")), "the module /nowhere/f.wasm cannot be read: No such file or directory (os error 2)".into()),
+    ] {
+        assert!(found.starts_with(&expected), "{found}");
+    }
+    let found = refused("a", Spec::new("f", garbage.to_str().unwrap()));
+    assert!(found.contains("cannot be used: it is no WebAssembly module"), "{found}");
+    let read = server.read_function("a", "second").err().unwrap().to_string();
+    assert_eq!(read, "service \"a\" has no function \"second\": it has first");
+    let written = server.write_function("a", "first", "low", 1).err().unwrap().to_string();
+    assert_eq!(written, "the function \"first\" has no setting \"low\": it has none");
+    assert!(server.detach_function("a", "second").is_err());
+    for number in 1..onpath::library::FUNCTIONS_MAX {
+        server.attach_function("a", &passthrough(&number.to_string()), None).unwrap();
+    }
+    let full = server.attach_function("a", &passthrough("more"), None).unwrap_err().to_string();
+    assert_eq!(full, "service \"a\" has 16 functions, and a chain has no more: detach one first");
+    assert!(server.attach_function("a", &passthrough("first"), None).unwrap(), "it is replaced");
+    assert_eq!(ask(&udp_client(address(&server, 0)), b"still there"), b"still there");
+}
+
+/// A module in a file of its own.
+fn module(name: &str, text: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.wasm"));
+    std::fs::write(&path, wat::parse_str(text).unwrap()).unwrap();
+    path
+}
+
+#[test]
+fn a_module_that_traps_or_never_returns_harms_nobody() {
+    let _alone = alone();
+    let body = |body: &str| {
+        format!(
+            r#"(module (memory (export "memory") 1) (func (export "serval_abi") (result i32) (i32.const 1))
+               (func (export "serval_requests") (param i32 i32 i32 i32) (result i32) {body}))"#
+        )
+    };
+    let loops = body("(loop $l (br $l)) (i32.const 0)");
+    for (name, text) in [("traps", body("unreachable")), ("loops", loops)] {
+        let mut topology =
+            topology(vec![service("a", vec![udp()], "echo"), service("b", vec![udp()], "echo")]);
+        topology.engine.workers = 1;
+        let mut server = start(topology);
+        let file = module(name, &text);
+        for on_failure in [OnFailure::Closed, OnFailure::Open] {
+            let mut spec = Spec::new("wrong", file.to_str().unwrap());
+            (spec.on_failure, spec.deadline_us) = (on_failure, 2000);
+            server.attach_function("a", &spec, None).unwrap();
+            let (a, b) = (udp_client(address(&server, 0)), udp_client(address(&server, 1)));
+            for round in 0..20u8 {
+                let failed = dropped(&server, 0, DropReason::FunctionFailed);
+                if on_failure == OnFailure::Open {
+                    assert_eq!(ask(&a, &[round; 8]), [round; 8]);
+                } else {
+                    a.send(&[round; 8]).unwrap();
+                    eventually("it is dropped", || {
+                        dropped(&server, 0, DropReason::FunctionFailed) == failed + 1
+                    });
+                }
+                assert_eq!(ask(&b, &[round; 8]), [round; 8], "{name}: another service");
+            }
+            let shown = server.functions().remove(0);
+            assert!(shown.counted.failures > 0 && !shown.last_failure.is_empty());
+            assert!(server.read_function("a", "wrong").is_err(), "it is failing");
+        }
+        assert_accounts(&server);
+        assert!(server.shutdown().is_clean());
+    }
+}
+
+#[test]
+fn a_reload_gives_each_chain_the_functions_of_the_file_and_those_that_stay_keep_their_state() {
+    let _alone = alone();
+    let mut a = service("a", vec![udp(), tcp()], "echo");
+    a.functions = vec![threshold("threshold", 0, 100), threshold(&wasm(), 0, 50)];
+    a.functions[1].name = "module".into();
+    let mut server = start(topology(vec![a.clone()]));
+    let client = udp_client(address(&server, 0));
+    assert!(passes(&client, &server, 50) && !passes(&client, &server, 51));
+    let names = |server: &Server| -> Vec<String> {
+        server.functions().into_iter().map(|function| function.spec.name).collect()
+    };
+    let count =
+        |server: &Server, name: &str| value(&server.read_function("a", name).unwrap(), "count");
+    // One that the file does not have goes; what it has stays as it is.
+    server.attach_function("a", &passthrough("more"), Some(0)).unwrap();
+    assert_eq!(names(&server), ["more", "limits", "module"]);
+    assert_eq!(change(&mut server, vec![a.clone()]).len(), 1);
+    assert_eq!(names(&server), ["limits", "module"]);
+    assert_eq!((count(&server, "limits"), count(&server, "module")), (2, 2));
+    // Another order, and other parameters of one.
+    a.functions.reverse();
+    a.functions[0].params[2].1 = 60;
+    let wanted = Topology { services: vec![a.clone()], ..server.topology().clone() };
+    let report = server.change(wanted, &never).unwrap();
+    assert_eq!(report.settings, ["service.function"]);
+    assert_eq!(names(&server), ["module", "limits"]);
+    assert_eq!((count(&server, "limits"), count(&server, "module")), (2, 0));
+    assert!(passes(&client, &server, 60) && !passes(&client, &server, 61));
+    // The service changes too.
+    a.slots = 32;
+    a.functions.pop();
+    change(&mut server, vec![a.clone()]);
+    assert_eq!(names(&server), ["module"]);
+    assert!(passes(&client, &server, 60) && !passes(&client, &server, 61));
+    // A function that cannot be used changes nothing.
+    a.functions.push(Spec::new("wrong", "nothing"));
+    let wanted = Topology { services: vec![a], ..server.topology().clone() };
+    let refused = server.change(wanted, &never).unwrap_err().to_string();
+    assert!(refused.starts_with("service \"a\": there is no built-in function"), "{refused}");
+    assert_eq!(names(&server), ["module"]);
+    assert_accounts(&server);
+    assert!(server.shutdown().is_clean());
+}

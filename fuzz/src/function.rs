@@ -1,0 +1,29 @@
+//! The memory of a function's module: whatever a call leaves in descriptors and in the table of registers, no address outside of the
+//! memory is used.
+
+use onpath::wasm::{DESCRIPTOR_BYTES, Decision, read_descriptor, read_registers};
+
+/// Descriptors of a memory whose length is in the first bytes, and the rest as a memory with a table of registers.
+pub fn memory(input: &[u8]) {
+    let Some((length, rest)) = input.split_first_chunk::<4>() else { return };
+    let memory_bytes = (u32::from_le_bytes(*length) % (1 << 20)) as usize;
+    for descriptor in rest.chunks_exact(DESCRIPTOR_BYTES) {
+        let descriptor = descriptor.first_chunk().expect("it is that long");
+        match read_descriptor(descriptor, memory_bytes) {
+            Ok(Decision::Reply(start, len) | Decision::Rewrite(start, len)) => {
+                assert!(start.checked_add(len).is_some_and(|end| end <= memory_bytes));
+            }
+            Ok(Decision::Pass | Decision::Drop | Decision::Steer(_)) => {}
+            Err(why) => assert!(!why.is_empty() && !why.contains(char::is_control), "{why:?}"),
+        }
+    }
+    match read_registers(rest, memory_bytes % rest.len().max(1)) {
+        Ok(registers) => {
+            assert!(registers.len() <= 64);
+            let letter = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+            let is_name = |name: &str| (1..=31).contains(&name.len()) && name.chars().all(letter);
+            assert!(registers.iter().all(|register| is_name(&register.name)), "{registers:?}");
+        }
+        Err(why) => assert!(!why.is_empty() && !why.contains(char::is_control), "{why:?}"),
+    }
+}
