@@ -8,6 +8,7 @@ mod check;
 mod compare;
 mod demo;
 mod doctor;
+mod function;
 mod kernel;
 mod pages;
 mod reload;
@@ -43,6 +44,7 @@ Examples:
   serval bench udp://127.0.0.1:9000    measure a server and check every reply
   serval doctor service.toml           what this machine supports, and how a service would run
   serval top                           watch a running server
+  serval fn list                       list functions on the path of messages
   serval kernel build mine.cpp         compile your own kernel
   serval attach /run/serval/acc0       run a service's kernels in this process
 
@@ -132,6 +134,10 @@ enum Verb {
     /// Compile kernels and list the available ones
     #[command(subcommand, arg_required_else_help = true, after_help = kernel::HELP)]
     Kernel(kernel::Verb),
+
+    /// Attach functions to the path of a running server's messages
+    #[command(name = "fn", subcommand, arg_required_else_help = true, after_help = function::HELP)]
+    Function(function::Verb),
 
     /// Explain every reason for which a message can be dropped
     #[command(name = "drop-reasons", after_help = tables::DROP_REASONS_HELP)]
@@ -289,6 +295,7 @@ pub fn main() -> ExitCode {
         Verb::Top(options) => top::run(&screen, options),
         Verb::Transfer(options) => transfer::run(&screen, options),
         Verb::Kernel(verb) => kernel::run(&screen, verb),
+        Verb::Function(verb) => function::run(&screen, verb),
         Verb::DropReasons => {
             tables::drop_reasons(&screen);
             Ok(())

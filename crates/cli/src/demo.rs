@@ -8,6 +8,7 @@
 //! | `scale` | the kernel of the documentation                                                     |
 //! | `faces` | a kernel that sends requests to memcached                                           |
 //! | `transfer` | a file through a transfer engine, checked with other implementations              |
+//! | `functions` | functions on the path of messages, attached and replaced under load             |
 //!
 //! A demo checks every reply and fails if one is wrong. Its numbers are an illustration, not a benchmark: client and
 //! servers share the machine's cores, and rounds are short.
@@ -17,6 +18,7 @@ mod bench;
 mod costs;
 mod echo;
 mod faces;
+mod functions;
 mod lenet;
 mod scale;
 mod transfer;
@@ -55,6 +57,8 @@ pub enum Name {
     Scale,
     /// Moves a file through a transfer engine: digests, encryption
     Transfer,
+    /// Functions on the path of messages, replaced while clients are served
+    Functions,
 }
 
 /// Options of a demo.
@@ -70,7 +74,7 @@ pub struct Options {
     pub pictures: Option<std::path::PathBuf>,
     /// The GPU for demos with a kernel for one, or the reason, in one sentence, why none is used.
     pub gpu: Result<DemoGpu, String>,
-    /// `transfer`: spoil one byte, so that the checks must find it.
+    /// `transfer`, `functions`: spoil one byte, so that the checks must find it.
     pub corrupt: bool,
     /// The output.
     pub screen: Screen,
@@ -170,6 +174,7 @@ pub fn run(name: Name, options: &Options) -> Result<Report, DemoError> {
             Name::Echo => echo::run(&stage),
             Name::Scale => scale::run(&stage),
             Name::Transfer => transfer::run(&stage),
+            Name::Functions => functions::run(&stage),
         }
     };
     let played = std::thread::scope(|scope| scope.spawn(play).join());

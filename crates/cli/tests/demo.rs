@@ -56,6 +56,22 @@ fn numbers_are_scaled_and_the_text_is_for_people() {
 }
 
 #[test]
+fn functions_are_replaced_under_load_and_a_spoiled_byte_is_found() {
+    let shown = report(&["functions"]);
+    assert!(shown["checked"].as_u64().unwrap() > 4000, "{shown}");
+    assert_eq!(shown["wrong"], 0, "{shown}");
+    assert!(shown["replaced"].as_u64().unwrap() > 1, "{shown}");
+    for registers in shown["registers"].as_array().unwrap() {
+        let value = |name: &str| registers[name].as_u64().unwrap();
+        assert_eq!((value("count"), value("dropped"), value("sum")), (2000, 1000, 1_999_000));
+    }
+    let done = demo(&["functions", "--quick", "--json", "--corrupt"]).output().unwrap();
+    assert_eq!(done.status.code(), Some(1));
+    let shown: Json = serde_json::from_slice(&done.stdout).unwrap();
+    assert_eq!(shown["wrong"], 1, "{shown}");
+}
+
+#[test]
 fn faces_are_verified_against_memcached() {
     let report = report(&["faces"]);
     let people = report["people"].as_u64().unwrap();

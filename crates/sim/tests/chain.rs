@@ -11,7 +11,7 @@ use engine::{ChainReply, ChainRequest, ShmClient, ShmPeer};
 use mqueue::abi::kind;
 use mqueue::memory::Ordering as Order;
 use mqueue::{Head, HeapMapping, MappedMemory, Memory, Region};
-use onpath::builtin::{Threshold, ThresholdConfig};
+use onpath::builtin::Threshold;
 use onpath::{Command, Direction, Failure, Function, Messages, OnFailure};
 use scene::{Scene, request, script};
 use sim::accelerator::Behaviour;
@@ -340,8 +340,10 @@ fn messages_of_a_function_that_failed_pass_or_are_dropped_until_it_is_restarted(
 // provokes: function_drop
 fn the_threshold_drops_what_is_beyond_its_limits() {
     let mut scene = script(FRAMING).play();
-    let config = ThresholdConfig { offset: 0, low: u32::MAX, high: u32::MAX };
-    let threshold = Box::new(Threshold::new(config));
+    let mut threshold = Box::new(Threshold::default());
+    for (register, value) in [(6, 0), (7, u32::MAX)] {
+        threshold.write(register, value.into()).unwrap();
+    }
     scene.world.set_functions(0, 0, vec![(threshold, OnFailure::Closed)]);
     scene.run(1);
     ask(&mut scene, request(0));

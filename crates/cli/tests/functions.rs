@@ -1,0 +1,162 @@
+//! `serval fn`, NICA's calls in C, and the page for newcomers, against a running server.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use common::running::{Running, table};
+use common::*;
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+fn said(output: &Output) -> (i32, String) {
+    let text = [output.stdout.as_slice(), &output.stderr].concat();
+    (output.status.code().unwrap(), String::from_utf8(text).unwrap())
+}
+
+fn serval_fn(server: &Running, arguments: &[&str]) -> (i32, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
+    command.arg("fn").args(arguments).arg("--server").arg(&server.socket);
+    said(&command.output().unwrap())
+}
+
+fn done(server: &Running, arguments: &[&str], expected: &str) {
+    let (code, text) = serval_fn(server, arguments);
+    assert!(code == 0 && text.contains(expected), "{arguments:?}: {code} {text}");
+}
+
+fn refused(server: &Running, arguments: &[&str], expected: &str) {
+    let (code, text) = serval_fn(server, arguments);
+    assert!(code != 0 && text.contains(expected), "{arguments:?}: {code} {text}");
+}
+
+/// The value in the line of a table that begins with these words.
+fn value(server: &Running, arguments: &[&str], words: &[&str]) -> u64 {
+    let (code, text) = serval_fn(server, arguments);
+    assert_eq!(code, 0, "{text}");
+    let line = text.lines().find(|line| {
+        let found: Vec<_> = line.split_whitespace().collect();
+        found.starts_with(words)
+    });
+    let line = line.unwrap_or_else(|| panic!("no {words:?} in {text}"));
+    line.split_whitespace().last().unwrap().parse().unwrap()
+}
+
+#[test]
+fn functions_of_a_running_server_are_managed_from_a_shell() {
+    let port = free_port();
+    let server = Running::start("fn", &table("echo", port, "echo", ""));
+    let client = udp_client(([127, 0, 0, 1], port).into());
+    done(&server, &["list"], "no function is attached");
+    let wasm = repository().join("functions/threshold.wasm");
+    let wasm = wasm.to_str().unwrap();
+    for (function, result) in [("threshold", "attached"), (wasm, "replaced")] {
+        let attach = [
+            "attach",
+            "echo",
+            "limits",
+            function,
+            "--param",
+            "offset=0",
+            "--deadline-us",
+            "1000000",
+        ];
+        done(&server, &attach, result);
+        done(&server, &["list"], function);
+        assert_eq!(ask(&client, &[0, 0, 0, 9, 1]), [0, 0, 0, 9, 1]);
+        let read = ["command", "echo", "limits"];
+        assert_eq!(value(&server, &read, &["sum"]), 9);
+        done(&server, &["command", "echo", "limits", "set", "high=8"], "high");
+        let sent = value(&server, &read, &["count"]);
+        client.send(&[0, 0, 0, 9, 1]).unwrap();
+        eventually("it is dropped", || value(&server, &read, &["count"]) > sent);
+        assert_eq!(value(&server, &read, &["dropped"]), 1);
+        assert_eq!(value(&server, &["counters"], &["echo", "limits", "dropped"]), 1);
+        done(&server, &["command", "echo", "limits", "reset"], "min");
+        assert_eq!(value(&server, &read, &["sum"]), 0);
+    }
+    let line = "serval_function_dropped_total{service=\"echo\",function=\"limits\"} 1";
+    server.wait_for_line(line);
+    refused(
+        &server,
+        &["attach", "echo", "f", "nothing"],
+        "there is no built-in function \"nothing\"",
+    );
+    refused(&server, &["attach", "nobody", "f", "threshold"], "there is no service \"nobody\"");
+    refused(&server, &["detach", "echo", "f"], "has no function \"f\": it has limits");
+    refused(&server, &["command", "echo", "limits", "set", "hihg=1"], "it has offset, low, high");
+    refused(
+        &server,
+        &["command", "echo", "limits", "read", "high=1"],
+        "a setting goes with `set` only",
+    );
+    refused(
+        &server,
+        &["attach", "echo", "f", "threshold", "--param", "low"],
+        "must be SETTING=VALUE",
+    );
+    done(&server, &["detach", "echo", "limits"], "detached");
+    done(&server, &["counters"], "no function is attached");
+    assert_eq!(server.end(), 0);
+}
+
+#[test]
+fn nicas_calls_do_the_same_from_c() {
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ikernel");
+    let functions = repository().join("functions");
+    let mut compiler = Command::new("cc");
+    compiler.args([
+        "-std=c11",
+        "-O1",
+        "-g",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-fsanitize=address,undefined",
+    ]);
+    compiler.arg("-I").arg(functions.join("include")).arg("-o").arg(&program);
+    compiler.arg(functions.join("ikernel.c")).arg(functions.join("tests/ikernel.c"));
+    assert!(compiler.status().unwrap().success());
+    let server = Running::start("ikernel", &table("echo", free_port(), "echo", ""));
+    for function in ["threshold", functions.join("threshold.wasm").to_str().unwrap()] {
+        let mut test = Command::new(&program);
+        let output = test.arg(&server.socket).args(["echo", function]).output().unwrap();
+        assert_eq!(said(&output), (0, String::new()));
+    }
+    done(&server, &["list"], "no function is attached");
+    assert_eq!(server.end(), 0);
+}
+
+#[test]
+fn the_function_of_the_page_for_newcomers_does_what_the_page_says() {
+    let page = std::fs::read_to_string(repository().join("docs/functions.md")).unwrap();
+    let (_, source) = page.split_once("```c\n").unwrap();
+    let (source, _) = source.split_once("```").unwrap();
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("functions-page");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("mine.c"), source).unwrap();
+    let command = page.lines().find(|line| line.starts_with("clang ")).unwrap();
+    let include = format!("-I {}", repository().join("functions/include").display());
+    let command = command.replace("-I functions/include", &include);
+    let compiled = Command::new("sh").args(["-c", &command]).current_dir(&folder).output().unwrap();
+    assert_eq!(said(&compiled), (0, String::new()));
+    let port = free_port();
+    let server = Running::start("fn-page", &table("echo", port, "echo", ""));
+    let module = folder.join("mine.wasm");
+    done(
+        &server,
+        &["attach", "echo", "mine", module.to_str().unwrap(), "--deadline-us", "1000000"],
+        "attached",
+    );
+    let client = udp_client(([127, 0, 0, 1], port).into());
+    assert_eq!(ask(&client, b"ping"), b"pong");
+    assert_eq!(ask(&client, b"hello"), b"hello");
+    client.send(b"hello?").unwrap();
+    let counters = ["counters"];
+    eventually("it is dropped", || value(&server, &counters, &["echo", "mine", "dropped"]) == 1);
+    assert_eq!(value(&server, &counters, &["echo", "mine", "replied"]), 1);
+    assert_eq!(server.end(), 0);
+}
