@@ -3,7 +3,7 @@
 mod scene;
 
 use engine::{ChainReply, ChainRequest};
-use onpath::builtin::{Passthrough, Threshold, ThresholdConfig};
+use onpath::builtin::{Passthrough, Threshold};
 use onpath::{Command, Function, OnFailure};
 use scene::{MS, Scene, Script, request, script};
 use sim::backend::BackendBehaviour;
@@ -135,8 +135,10 @@ fn a_chain_sees_what_passes_a_proxy() {
     for transport in [Transport::Udp, Transport::Tcp] {
         let mut scene = proxy(transport).play();
         // The sequence number of a request, whose least byte is the first: 0 and 1 pass.
-        let config = ThresholdConfig { offset: 12, low: 0, high: 0x01ff_ffff };
-        let threshold = Box::new(Threshold::new(config));
+        let mut threshold = Box::new(Threshold::default());
+        for (register, value) in [(6, 12), (8, 0x01ff_ffff)] {
+            threshold.write(register, value).unwrap();
+        }
         let chain: Vec<(Box<dyn Function>, _)> =
             vec![(Box::new(Passthrough), OnFailure::Open), (threshold, OnFailure::Closed)];
         scene.world.set_functions(0, 0, chain);
