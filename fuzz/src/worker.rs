@@ -98,7 +98,8 @@ impl Scene {
     fn new() -> Self {
         let topology = topology(SERVICE);
         let service = &topology.services[0];
-        let (accelerator, mut near, mut far) = region(&service.region_plan(0, 1));
+        let (accelerator, mut near, mut far) =
+            region(&service.region_plan(0, &topology.accelerators[0].kind, 1));
         let blocks = 0..service.mqueues;
         let ends = blocks.clone().map(|block| BlockEnds::take(&mut near, block));
         let attachment = Attachment {

@@ -216,7 +216,7 @@ fn rig(mqueues: u32, nic: Echo, far: bool) -> Rig {
         services: vec![service],
     };
     topology.check().expect("a sound topology");
-    let plan = topology.services[0].region_plan(0, 1);
+    let plan = topology.services[0].region_plan(0, &topology.accelerators[0].kind, 1);
     let mapping = Arc::new(HeapMapping::new(plan.bytes().expect("a sound plan") as usize));
     let memory = MappedMemory::new(mapping.clone());
     let mut region = Region::format(memory.clone(), &plan).expect("a sound plan");

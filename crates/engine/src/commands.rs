@@ -89,6 +89,8 @@ struct InFlight {
 
 /// Maximum number of commands in flight per ring; rings have as many slots.
 pub const COMMANDS_IN_FLIGHT: u32 = 8;
+/// Size of the window in a region: the bytes that commands copy to and from the accelerator's memory.
+pub const WINDOW_BYTES: u64 = 4096;
 
 impl CommandRings {
     /// Takes the engine's ends of the command rings. Panics when taken before.

@@ -19,6 +19,7 @@ use wire::matching::MatchId;
 use wire::nic::{Transport, UDP_PAYLOAD_MAX};
 
 pub use self::check::TopologyError;
+use crate::commands::{COMMANDS_IN_FLIGHT, WINDOW_BYTES};
 
 /// Maximum number of workers of an engine.
 pub const WORKERS_MAX: usize = 64;
@@ -541,9 +542,15 @@ impl Service {
         mqueues
     }
 
-    /// The region of the `generation`-th generation of the accelerator at this index of the service's list.
-    pub fn region_plan(&self, place: usize, generation: u64) -> RegionPlan {
-        RegionPlan::of_blocks(self.mqueues_on(place), &self.mqueue_plans(place), generation)
+    /// The region of one generation of an accelerator of this kind, which is at this index of the service's list.
+    /// Regions of runtimes have command rings.
+    pub fn region_plan(&self, place: usize, kind: &AcceleratorKind, generation: u64) -> RegionPlan {
+        let plan =
+            RegionPlan::of_blocks(self.mqueues_on(place), &self.mqueue_plans(place), generation);
+        match kind {
+            AcceleratorKind::Cpu { .. } => plan,
+            AcceleratorKind::Process { .. } => plan.with_commands(COMMANDS_IN_FLIGHT, WINDOW_BYTES),
+        }
     }
 
     /// The region of one shared-memory client that requests `depth` slots: one mqueue, in which the client has the

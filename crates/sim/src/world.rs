@@ -172,7 +172,8 @@ pub(crate) fn prepare_region(
 ) -> PreparedRegion {
     let workers = setup.topology.engine.workers;
     let service = &setup.topology.services[service];
-    let mut plan = service.region_plan(place, generation).starting_at(setup.ring_start);
+    let kind = &setup.topology.accelerators[service.accelerators[place]].kind;
+    let mut plan = service.region_plan(place, kind, generation).starting_at(setup.ring_start);
     // The directory identifies the rings, possibly in another order in each generation.
     if generation % 2 == 0 {
         plan.rings.reverse();

@@ -1,10 +1,10 @@
-//! Engines that are none: what they offer to a runtime that attaches, and what it should say about it.
+//! Faulty engines: their offers to a runtime that attaches, and the errors it should report.
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
 use std::thread;
 
-use engine::topology::Service;
+use engine::topology::{AcceleratorKind, DeviceSpec, Launch, Service};
 use mqueue::{MappedMemory, Region, RegionPlan};
 use sys::local::{LocalListener, LocalSocket, WakeFd, WakeSender};
 use sys::{RegionOptions, SharedMemory};
@@ -12,26 +12,31 @@ use wire::attach::{FromEngine, MAGIC, Offer, VERSION};
 
 use super::eventually;
 
-/// What can be offered.
+/// Valid and invalid offers.
 pub(crate) struct Offers {
     bytes: usize,
     pub(crate) good: Arc<SharedMemory>,
-    /// Of another life than is said.
+    /// A region of another generation than in the offer.
     later: Arc<SharedMemory>,
-    /// Memory that is no region.
+    /// Memory that is not a region.
     bare: SharedMemory,
     wake_fd: WakeFd,
     _pull: WakeSender,
 }
 
-/// A part of the sentence, the message, and what comes with it.
+/// A part of the expected error, the message, and its descriptors.
 pub(crate) type Case<'a> = (&'static str, Vec<u8>, Vec<BorrowedFd<'a>>);
 
 impl Offers {
     pub(crate) fn new() -> Self {
+        let kind = AcceleratorKind::Process {
+            launch: Launch::External { attach: "/unused".into() },
+            heartbeat_ms: 1_000,
+            device: DeviceSpec::host(),
+        };
         let plan = |generation| RegionPlan {
             generation,
-            ..Service::new("a", vec![], "echo").region_plan(0, 1)
+            ..Service::new("a", vec![], "echo").region_plan(0, &kind, 1)
         };
         let bytes = plan(1).bytes().unwrap().next_multiple_of(4096) as usize;
         let create = || SharedMemory::create("serval-test", bytes, &RegionOptions::default());

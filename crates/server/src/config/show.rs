@@ -1,6 +1,7 @@
 //! The output of `serval check-config`.
 
-use engine::topology::Service;
+use engine::commands::WINDOW_BYTES;
+use engine::topology::{AcceleratorKind, Service};
 use serde_json::{Map, Value as Json, json};
 
 use super::Config;
@@ -24,12 +25,13 @@ impl Config {
         let mut regions = Vec::new();
         for service in &self.topology.services {
             for (place, index) in service.accelerators.iter().enumerate() {
-                let plan = service.region_plan(place, 1);
+                let accelerator = &self.topology.accelerators[*index];
+                let plan = service.region_plan(place, &accelerator.kind, 1);
                 regions.push(RegionUse {
                     service: service.name.clone(),
-                    accelerator: self.topology.accelerators[*index].name.clone(),
+                    accelerator: accelerator.name.clone(),
                     bytes: plan.bytes().expect("the topology was checked"),
-                    arithmetic: arithmetic(service, place),
+                    arithmetic: arithmetic(service, place, &accelerator.kind),
                 });
             }
         }
@@ -67,7 +69,7 @@ impl Config {
 
 /// `4 mqueues x (RX 64 slots x 1024 B + TX 64 slots x 1024 B)`: payload room; headers, rounding and status words make
 /// up the rest of the region.
-fn arithmetic(service: &Service, place: usize) -> String {
+fn arithmetic(service: &Service, place: usize, kind: &AcceleratorKind) -> String {
     let part = |(index, mqueue): (usize, &mqueue::MqueuePlan)| {
         let ring = |name: &str, ring: &mqueue::RingPlan| {
             let slots = format!("{name} {} slots x {} B", mqueue.depth, ring.inline_bytes());
@@ -83,7 +85,11 @@ fn arithmetic(service: &Service, place: usize) -> String {
         }
     };
     let parts: Vec<String> = service.mqueue_plans(place).iter().enumerate().map(part).collect();
-    format!("{} mqueues x ({})", service.mqueues_on(place), parts.join("; "))
+    let commands = match kind {
+        AcceleratorKind::Cpu { .. } => String::new(),
+        AcceleratorKind::Process { .. } => format!(" + command rings and {WINDOW_BYTES} B window"),
+    };
+    format!("{} mqueues x ({}){commands}", service.mqueues_on(place), parts.join("; "))
 }
 
 /// Bytes in a readable unit: `552.3 KiB`.
@@ -96,4 +102,34 @@ pub fn bytes_for_people(bytes: u64) -> String {
         value /= 1024.0;
     }
     format!("{value:.1} GiB")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Overrides;
+    use super::*;
+
+    /// The configuration of one service with `mqueues` small mqueues on an accelerator of this kind.
+    fn parse(kind: &str, mqueues: u32) -> Result<Config, super::super::ConfigError> {
+        let text = format!(
+            "schema = 1\n[limits]\nregion_mib = 1\n[[accelerator]]\nname = \"own\"\nkind = \"{kind}\"\n\
+             [[service]]\nname = \"a\"\nlisten = \"udp://127.0.0.1:9000\"\naccelerator = \"own\"\nkernel = \"echo\"\n\
+             mqueues = {mqueues}\nslots = 1\nmax_message_bytes = 8\n"
+        );
+        Config::parse("test", &text, "".as_ref(), &Overrides::default())
+    }
+
+    #[test]
+    fn command_rings_count_in_the_region_of_a_runtime_and_its_limit() {
+        let region = |kind| parse(kind, 1).unwrap().regions().remove(0);
+        let (cpu, process) = (region("cpu"), region("process"));
+        let commands = process.bytes - cpu.bytes;
+        assert!(commands > WINDOW_BYTES && process.arithmetic.contains("command rings"));
+        // The largest region without command rings is too large with them.
+        let most = (1..).take_while(|mqueues| parse("cpu", *mqueues).is_ok()).last().unwrap();
+        let largest = parse("cpu", most).unwrap().regions().remove(0);
+        assert!(largest.bytes + commands > 1 << 20, "one more mqueue takes more than the rings");
+        let refused = parse("process", most).unwrap_err().to_string();
+        assert!(refused.contains("limits.region_mib = 1"), "{refused}");
+    }
 }

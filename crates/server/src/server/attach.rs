@@ -8,7 +8,7 @@ use accel::Kernel;
 use accel::cpu::{Options as CpuOptions, ThreadBlocks, WorkerBlocks};
 use engine::accelerator::Blocks;
 use engine::metrics::RuntimeMetrics;
-use engine::topology::{AcceleratorKind, CpuPlacement, Service, Topology};
+use engine::topology::{Accelerator, AcceleratorKind, CpuPlacement, Service, Topology};
 use engine::{Attachment, BlockEnds};
 use mqueue::abi::stop;
 use mqueue::{MappedMemory, Words};
@@ -69,7 +69,7 @@ impl Server {
                 AcceleratorKind::Cpu { placement, stack_kib } => self.attach_cpu(
                     slot,
                     service,
-                    (position, name),
+                    (position, accelerator),
                     files[position].as_deref(),
                     (placement, *stack_kib),
                 )?,
@@ -106,7 +106,7 @@ impl Server {
         &mut self,
         slot: u16,
         service: &Service,
-        (position, accelerator): (usize, &str),
+        (position, accelerator): (usize, &Accelerator),
         file: Option<&KernelFile>,
         (placement, stack_kib): (&CpuPlacement, usize),
     ) -> Result<Vec<Attachment>, ServerError> {
@@ -119,7 +119,7 @@ impl Server {
         };
         let kernel = kernel.map_err(|e| accelerator_error(e.into()))?;
         let workers = self.topology.engine.workers;
-        let made = make_region(service, (position, accelerator), 1, workers, 0);
+        let made = make_region(service, (position, accelerator), 1, workers);
         let MadeRegion { memory, words, ends, commands: _ } =
             made.map_err(|source| ServerError::Memory { service: service.name.clone(), source })?;
         let heartbeat = self.heartbeat_writer.add(words.clone());
@@ -143,7 +143,7 @@ impl Server {
         let mut blocks: Vec<Box<dyn Blocks>> = Vec::new();
         match placement {
             CpuPlacement::Worker => {
-                let names = (kernel.name(), service.name.as_str(), accelerator);
+                let names = (kernel.name(), service.name.as_str(), accelerator.name.as_str());
                 let shown = self.watchdog.name(slot, names);
                 for (own, resuming) in by_worker.iter().zip(shown) {
                     let (memory, kernel) = (memory.clone(), kernel.clone());

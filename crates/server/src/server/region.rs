@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use engine::BlockEnds;
-use engine::commands::{COMMANDS_IN_FLIGHT, CommandRings};
-use engine::topology::Service;
+use engine::commands::CommandRings;
+use engine::topology::{Accelerator, Service};
 use mqueue::{MappedMemory, Region, Words};
 use sys::{RegionOptions, SharedMemory};
 
@@ -19,20 +19,16 @@ pub(super) struct MadeRegion {
 }
 
 /// Creates and formats the region of one (service, accelerator, generation); `position` is the accelerator's in
-/// the service's list. With a window of `window_bytes`, unless that is 0, there are command rings.
+/// the service's list.
 pub(super) fn make_region(
     service: &Service,
-    (position, accelerator): (usize, &str),
+    (position, accelerator): (usize, &Accelerator),
     generation: u64,
     workers: usize,
-    window_bytes: u64,
 ) -> Result<MadeRegion, sys::MemoryError> {
-    let mut plan = service.region_plan(position, generation);
-    if window_bytes > 0 {
-        plan = plan.with_commands(COMMANDS_IN_FLIGHT, window_bytes);
-    }
+    let plan = service.region_plan(position, &accelerator.kind, generation);
     let bytes = plan.bytes().expect("the topology was checked") as usize;
-    let name = format!("serval:{}:{accelerator}:{generation}", service.name);
+    let name = format!("serval:{}:{}:{generation}", service.name, accelerator.name);
     let memory = Arc::new(SharedMemory::create(&name, bytes, &RegionOptions::default())?);
     let mapped = MappedMemory::new(memory.clone());
     let mut region = Region::format(mapped, &plan).expect("memory of the planned size");
@@ -41,6 +37,6 @@ pub(super) fn make_region(
         ends[block as usize % workers].push(BlockEnds::take(&mut region, block));
     }
     let commands =
-        (window_bytes > 0).then(|| (CommandRings::take(&mut region), region.window(0).0));
+        (region.command_rings() > 0).then(|| (CommandRings::take(&mut region), region.window(0).0));
     Ok(MadeRegion { memory, words: region.words(), ends, commands })
 }

@@ -5,15 +5,15 @@
 
 use std::time::{Duration, Instant};
 
-use engine::commands::{Command, CommandRings, Commands, Completion, Outcome, SubmitError};
+use engine::commands::{
+    Command, CommandRings, Commands, Completion, Outcome, SubmitError, WINDOW_BYTES,
+};
 use engine::metrics::RuntimeMetrics;
 use mqueue::command::{Copy, Direction};
 use mqueue::{MappedMemory, Memory};
 
 /// Bytes that are copied; the window has room for them twice.
 const PROBE_BYTES: usize = 256;
-/// Size of the window.
-pub(in crate::server) const WINDOW_BYTES: u64 = 4096;
 const _: () = assert!(2 * PROBE_BYTES as u64 <= WINDOW_BYTES);
 /// Time limit of each copy.
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -24,7 +24,7 @@ use sys::process::signal_name;
 use wire::DropReason;
 use wire::attach::FromEngine;
 
-use super::copy_probe::{CopyProbe, WINDOW_BYTES};
+use super::copy_probe::CopyProbe;
 use super::{POLL_INTERVAL, STOP_TIMEOUT};
 use crate::server::heartbeat::{HeartbeatGuard, HeartbeatWriter};
 use crate::server::region::{MadeRegion, make_region};
@@ -132,9 +132,8 @@ impl RuntimeRegion {
         heartbeat_writer: &HeartbeatWriter,
     ) -> Result<(Self, Vec<Attachment>), sys::MemoryError> {
         let RuntimeSpec { service, position, accelerator, workers, .. } = spec;
-        let position = (*position, &*accelerator.name);
         let MadeRegion { memory, words, ends, commands } =
-            make_region(service, position, generation, *workers, WINDOW_BYTES)?;
+            make_region(service, (*position, accelerator), generation, *workers)?;
         let mapped = MappedMemory::new(memory.clone());
         let probe = commands.map(|(rings, window)| CopyProbe::new(rings, mapped, window));
         let (pull, wake_fd) = WakeSender::new().map_err(|source| sys::MemoryError::Host {
