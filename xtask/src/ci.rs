@@ -429,7 +429,7 @@ pub(crate) fn configuration(write: bool) -> Result<Vec<String>, Findings> {
     const PAGE: &str = "docs/configuration.md";
     let read = || std::fs::read(root().join(PAGE)).unwrap_or_default();
     let before = read();
-    let line = "cargo test --quiet --package serval-server --test config the_page_of_all_keys_is_what_is_read";
+    let line = "cargo test --quiet --package serval-server --test config the_page_of_all_keys_matches_the_reader";
     let environment: &[_] = if write { &[("UPDATE_GOLDEN", "1")] } else { &[] };
     command(line, environment).map_err(|failed| failed.findings)?;
     Ok(vec![changed(PAGE, read() != before)])

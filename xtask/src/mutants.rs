@@ -81,12 +81,12 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "reuse_token",
         "a token is reused as soon as it has ended",
-        &["crates/wire/src/session.rs::a_token_dies_once_and_only_on_its_mqueue"],
+        &["crates/wire/src/session.rs::a_token_ends_once_and_only_on_its_mqueue"],
     ),
     mutant(
         "forget_mqueue",
         "a token is valid on every mqueue",
-        &["crates/wire/src/session.rs::a_token_dies_once_and_only_on_its_mqueue", SEEDS],
+        &["crates/wire/src/session.rs::a_token_ends_once_and_only_on_its_mqueue", SEEDS],
     ),
     // The turn.
     mutant(
@@ -107,12 +107,12 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "count_received_last",
         "datagrams that are dropped immediately are counted as dropped before they are counted as received",
-        &["crates/server/tests/overload.rs::the_books_hold_at_every_scrape"],
+        &["crates/server/tests/overload.rs::the_accounting_identity_holds_at_every_scrape"],
     ),
     mutant(
         "read_received_first",
         "a snapshot reads the received counter before the outcomes",
-        &["crates/server/tests/overload.rs::the_books_hold_at_every_scrape"],
+        &["crates/server/tests/overload.rs::the_accounting_identity_holds_at_every_scrape"],
     ),
     mutant(
         "answer_from_another_port",
@@ -132,9 +132,7 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "leave_requests_in_ring",
         "requests in the ring of a shared-memory client whose port is removed get no outcome",
-        &[
-            "crates/bench/tests/reload_shm.rs::requests_in_the_ring_of_a_port_that_goes_have_outcomes",
-        ],
+        &["crates/bench/tests/reload_shm.rs::requests_in_the_ring_of_a_removed_port_have_outcomes"],
     ),
     mutant(
         "serve_after_drain",
@@ -186,12 +184,12 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "hoard_memory",
         "a closed connection leaks memory",
-        &["crates/cli/tests/limits.rs::connections_come_and_go_in_every_way_and_leave_nothing"],
+        &["crates/cli/tests/limits.rs::connections_that_end_in_any_way_leave_nothing"],
     ),
     mutant(
         "shed_silently",
         "a datagram without a free slot is not counted",
-        &["crates/cli/tests/crowd.rs::the_books_agree_when_much_is_lost"],
+        &["crates/cli/tests/crowd.rs::the_counters_agree_when_much_is_lost"],
     ),
     mutant(
         "spin_without_descriptors",

@@ -116,7 +116,7 @@ impl Copier for Broken {
 
 /// A copy that does not end, or fails, produces a status, and later copies are not started.
 #[test]
-fn a_copier_that_fails_or_stands_still_costs_a_status() {
+fn a_copier_that_fails_or_hangs_gives_a_status() {
     for (fails, ends) in [(Fails::Later, true), (Fails::ToEnd, false)] {
         let mut engine = engine();
         let mut agent = agent(&engine.memory, Broken { fails, begun: 0 });

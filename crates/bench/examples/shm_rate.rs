@@ -1,9 +1,9 @@
-//! How fast a shared-memory port is: rate at a full window, latency at a window of one.
+//! Speed of a shared-memory port: rate with a full window, latency with a window of one.
 //!
-//! `cargo run --release --example shm_rate -- [SECONDS [MQUEUES [WINDOW]]]`: the engine with its echo blocks on core 0,
-//! the client on core 1. The client checks every reply's tag and first word. Besides the rate over the
-//! whole run it prints that of the fastest slices of a millisecond (the 95th percentile and the best):
-//! on a machine where others compute too, those are the ones in which both sides had their core.
+//! `cargo run --release --example shm_rate -- [SECONDS [MQUEUES [WINDOW]]]`: the engine with its echo blocks on core
+//! 0, the client on core 1. The client checks every reply's tag and first word. Besides the rate of the whole run it
+//! prints that of the fastest slices of a millisecond (the 95th percentile and the best): on a shared machine these
+//! are the slices in which both sides had their cores.
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Runs a closed loop; what it found, as a line.
+/// Runs a closed loop; returns the results as a line.
 fn run(
     client: &mut Client,
     window: usize,
@@ -90,13 +90,13 @@ fn run(
             assert!(answer.lost.is_none());
             received += 1;
         }
-        // Only where one request is one latency: replies come in any order.
+        // Only if one request is one latency: replies may come in any order.
         if window == 1 && received > before {
             latency.record(sys::time::monotonic_ns() - sent_ns)?;
         }
     }
     let elapsed_ns = sys::time::monotonic_ns() - began_ns;
-    // Replies a millisecond are thousands a second.
+    // Replies per millisecond are thousands per second.
     let slice = |quantile| slices.value_at_quantile(quantile) as f64 / 1e3;
     let rate = received as f64 * 1e3 / elapsed_ns as f64;
     let mut line = format!("{rate:6.2} M/s, slices {:6.2} {:6.2} M/s", slice(0.95), slice(1.0));

@@ -1,26 +1,24 @@
-//! A client that measures: keeps requests in flight, checks every reply, and counts.
+//! A measuring client: keeps requests in flight, checks every reply, and counts.
 //!
-//! One thread. In a *closed loop* a new request leaves when a
-//! reply has come (or was given up), so that a window of them is always in flight. In an *open loop*
-//! requests arrive by a Poisson process whatever the server does, and their latency counts from the
-//! arrival, not from when the client got round to sending them. The client looks for replies in a loop
-//! and asks the sockets directly, which adds least to the latency it measures; unless it has a core of
-//! its own ([`Load::spin`]) it offers the core to others while there is nothing to do.
+//! It has one thread. In a *closed loop* a new request is sent when a reply has arrived (or was given up), so that a
+//! window of requests is always in flight. In an *open loop* requests arrive by a Poisson process, independent of the
+//! server, and their latency counts from the arrival, not from the time of sending. The client polls the sockets in a
+//! loop, which adds the least latency; unless it has its own core ([`Load::spin`]) it yields the core while there is
+//! nothing to do.
 //!
-//! * [`udp`]: one connected socket for every request in flight, since a datagram carries nothing that
-//!   says which request it answers. A request without an answer in time counts as lost, and its socket
-//!   is replaced, so that a late answer cannot be taken for the next one's.
-//! * [`burst`]: a few sockets with many requests in flight on each, in trains of equal datagrams where
-//!   the host kernel carries those (GSO, GRO). Replies are matched by an identity in their payload.
+//! * [`udp`]: one connected socket for every request in flight, since a datagram does not identify its request. A
+//!   request without an answer in time counts as lost, and its socket is replaced, so that a late answer cannot be
+//!   taken for the next one's.
+//! * [`burst`]: a few sockets with many requests in flight on each, in GSO batches where the host kernel supports
+//!   them. Replies are matched by an identity in their payload.
 //! * [`tcp`]: connections with requests pipelined on them; replies come in order. A connection whose
 //!   oldest request is not answered in time is replaced, and everything in flight on it is lost.
 //! * [`shm()`]: a shared-memory port of an engine on this machine, without a network; [`mod@shm`] is the
 //!   client itself, for programs.
 //!
-//! [`mod@ask`] sends one message and waits for its reply, without a load.
+//! [`mod@ask`] sends one message and waits for its reply.
 //!
-//! [`workload`] has what can be asked. The [crate] makes measurements of it that say when they
-//! are not to be believed.
+//! [`workload`] contains the workloads. The [crate] builds measurements on it that report when they are not valid.
 //!
 //! ```no_run
 //! use bench::client::{self, Echo, Load};
@@ -54,30 +52,30 @@ use wire::framing::Framing;
 use tally::Tally;
 pub use workload::{Echo, Workload};
 
-/// Most requests in flight with a socket for each, or on connections.
+/// Maximum number of requests in flight with a socket for each, or on connections.
 pub const WINDOW_MAX: usize = 4096;
-/// Most requests in flight with many on a socket ([`burst`]).
+/// Maximum number of requests in flight with many on a socket ([`burst`]).
 pub const BURST_WINDOW_MAX: usize = 1 << 16;
 
-/// How much to ask, how fast, and for how long.
+/// Number, rate and duration of requests.
 #[derive(Clone, Debug)]
 pub struct Load {
-    /// Requests in flight, from 1. On TCP: of all connections together. In an open loop: the most
-    /// there may be; arrivals beyond it wait, and their latency shows it.
+    /// Requests in flight, from 1. On TCP: of all connections together. In an open loop: the maximum; arrivals beyond
+    /// it wait, which counts in their latency.
     pub window: usize,
-    /// Requests to send in all.
+    /// Total number of requests to send.
     pub requests: u64,
-    /// When requests leave.
+    /// When requests are sent.
     pub pace: Pace,
-    /// At the start, not measured.
+    /// Warm-up at the start, not measured.
     pub warmup: Duration,
-    /// What is measured; no new request leaves afterwards.
+    /// The measured time; no new request is sent afterwards.
     pub duration: Duration,
     /// A request without a reply for this long is lost.
     pub timeout: Duration,
-    /// Longest reply that is understood, in bytes.
+    /// Longest reply that is accepted, in bytes.
     pub reply_bytes_max: usize,
-    /// Never offers the core to others: for a thread with a core of its own.
+    /// Never yields the core: for a thread with its own core.
     pub spin: bool,
     /// Ends the run early when set, for instance by a signal.
     pub cancel: Arc<AtomicBool>,
@@ -99,40 +97,40 @@ impl Default for Load {
     }
 }
 
-/// When requests leave.
+/// When requests are sent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Pace {
     /// When there is room in the window.
     Closed,
-    /// At random times, whatever the server does: a Poisson process.
+    /// At random times, independent of the server: a Poisson process.
     Open {
-        /// Requests a second, in the mean.
+        /// Mean number of requests per second.
         rate: f64,
         /// The same seed gives the same arrivals.
         seed: u64,
     },
 }
 
-/// What came of a run. `sent = replied + wrong + lost`, unless a reply to [`burst`] was too damaged to
-/// tell which request it answers (then `wrong` counts it and `lost` its request). With a warm-up,
-/// counts begin after it, with what is in flight then.
+/// The result of a run. `sent = replied + wrong + lost`, unless a reply to [`burst`] was too damaged to identify its
+/// request (then `wrong` counts it and `lost` its request). With a warm-up, counting starts after it, including
+/// requests that are in flight then.
 #[derive(Clone)]
 pub struct Outcome {
     /// Requests sent.
     pub sent: u64,
-    /// Right replies.
+    /// Correct replies.
     pub replied: u64,
-    /// Replies that were not the right ones; also those of the warm-up.
+    /// Wrong replies; also those of the warm-up.
     pub wrong: u64,
     /// Requests without a reply in time.
     pub lost: u64,
     /// Replies to requests that had theirs already; also those of the warm-up.
     pub duplicated: u64,
-    /// Right replies to requests that had been given up.
+    /// Correct replies to requests that had been given up.
     pub late: u64,
-    /// What gets came to; also those of the warm-up. Filled in by whoever has the workload.
+    /// Results of gets; also those of the warm-up. Filled in by the owner of the workload.
     pub lookups: workload::Lookups,
-    /// Open loop: arrivals for which there was no room in the window until the end.
+    /// Open loop: arrivals for which the window had no room until the end.
     pub unsent: u64,
     /// Sockets or connections that had to be replaced.
     pub reconnects: u64,
@@ -140,18 +138,17 @@ pub struct Outcome {
     pub elapsed: Duration,
     /// From the last reply to the end of the measured part.
     pub silence: Duration,
-    /// Nanoseconds from send (in an open loop: arrival) to reply, of right replies in the measured
-    /// part.
+    /// Nanoseconds from send (in an open loop: arrival) to reply, of correct replies in the measured part.
     pub latency: Histogram<u64>,
-    /// The time in the measured part that requests spent in flight, summed over requests as they ended.
+    /// Total time that requests spent in flight in the measured part, added when they ended.
     pub in_flight_ns: u64,
-    /// The part of that which requests spent that were lost.
+    /// The part of that time that belongs to lost requests.
     pub lost_ns: u64,
-    /// The same by another way: the number of requests in flight, summed over time.
+    /// The same computed differently: the number of requests in flight, integrated over time.
     pub waiting_ns: u128,
-    /// Time in turns of the client's loop that found something to do.
+    /// Time of the client's loop in turns that found work.
     pub busy: Duration,
-    /// Time in long turns for which the thread did not compute: somebody else had the core.
+    /// Time in long turns in which the thread did not run: other threads had the core.
     pub stolen: Duration,
     /// CPU time of the client's thread during [`Self::cpu_period`].
     pub cpu: Duration,
@@ -201,7 +198,7 @@ impl Outcome {
         }
     }
 
-    /// Adds what another client came to at the same time.
+    /// Adds the results of another client that ran at the same time.
     pub(crate) fn add(&mut self, other: &Self) {
         self.sent += other.sent;
         self.replied += other.replied;
@@ -213,7 +210,7 @@ impl Outcome {
         self.unsent += other.unsent;
         self.reconnects += other.reconnects;
         self.elapsed = self.elapsed.max(other.elapsed);
-        // Nobody may be forgotten.
+        // Lists every field, so that a new one cannot be forgotten.
         self.silence = self.silence.max(other.silence);
         self.latency.add(&other.latency).expect("all histograms have the same bounds");
         self.in_flight_ns += other.in_flight_ns;
@@ -225,7 +222,7 @@ impl Outcome {
         self.cpu_period = self.cpu_period.max(other.cpu_period);
     }
 
-    /// Right replies per second of the measured part.
+    /// Correct replies per second of the measured part.
     pub fn rate(&self) -> f64 {
         self.latency.len() as f64 / self.elapsed.as_secs_f64().max(1e-9)
     }
@@ -235,7 +232,7 @@ impl Outcome {
         self.latency.value_at_quantile(quantile) as f64 / 1000.0
     }
 
-    /// Whether every request got its right reply, once.
+    /// Whether every request got its correct reply, once.
     pub fn is_perfect(&self) -> bool {
         self.sent > 0 && self.replied == self.sent && self.duplicated == 0
     }
@@ -246,31 +243,31 @@ pub fn latencies() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 3_600_000_000_000, 3).expect("valid bounds")
 }
 
-/// A distribution of latencies, for drawing: shares of the replies, and the microseconds that they took at
-/// most, as far as there are replies to show it.
+/// The latency distribution for a chart: shares of the replies, and the corresponding latencies in microseconds, as
+/// far as there are enough replies.
 pub fn distribution_us(latency: &Histogram<u64>) -> Vec<(f64, f64)> {
     let shares = [
         0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9998,
         0.9999, 0.99999,
     ];
-    // What only the last few replies tell is chance.
+    // Quantiles of only a few replies are random.
     let shown = shares.into_iter().filter(|share| (1.0 - share) * latency.len() as f64 >= 5.0);
     shown.map(|share| (share, latency.value_at_quantile(share) as f64 / 1e3)).collect()
 }
 
-/// Why a run could not be made.
+/// Why a run was not possible.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The window is outside its range.
     #[error("the window is {0}, must be in [1, {1}]")]
     Window(usize, usize),
-    /// The rate of an open loop is no rate.
+    /// The rate of an open loop is invalid.
     #[error("the rate is {0}, must be a positive number of requests a second")]
     Rate(f64),
     /// More connections than requests in flight, or none.
     #[error("{0} connections cannot share a window of {1}: use 1 to {1} connections")]
     Connections(usize, usize),
-    /// Sockets cannot be had.
+    /// Sockets cannot be opened.
     #[error("cannot open a socket to {0}: {1}")]
     Socket(SocketAddr, String),
     /// The host kernel does not send the request.
@@ -279,21 +276,21 @@ pub enum ClientError {
     /// The workload wrote a request that the framing cannot carry.
     #[error("the framing {0} cannot carry a request of {1} bytes: {2}")]
     Unframable(Framing, usize, wire::framing::FramingError),
-    /// Nothing listens there.
+    /// No server listens there.
     #[error("{0} refuses connections: is the server running?")]
     Refused(SocketAddr),
     /// A shared-memory port cannot be used.
     #[error(transparent)]
     Shm(#[from] shm::ShmError),
-    /// A closed loop wants more in flight than the rings hold.
+    /// A closed loop with a larger window than the rings have slots.
     #[error(
         "the window is {0}, but the rings of {1:?} hold {2} requests: use a window of at most {2}"
     )]
     Depth(usize, PathBuf, usize),
-    /// The service answers nothing, so there is nothing to check.
+    /// The service sends no replies, so there is nothing to check.
     #[error("the service at {0:?} has replies = \"none\": a load needs replies to count")]
     NoReplies(PathBuf),
-    /// The engine went away during the run.
+    /// The engine ended during the run.
     #[error("the engine at {0:?} ended the connection during the run")]
     Ended(PathBuf),
 }
@@ -310,18 +307,18 @@ pub fn udp(
 /// How datagrams share sockets.
 #[derive(Clone, Copy, Debug)]
 pub struct Burst {
-    /// Sockets; the window is spread over them. A service with several workers gives each worker
-    /// some of them, a service with `dispatch = "flow-hash"` each mqueue.
+    /// Sockets; the window is divided among them. A service with several workers assigns some of them to each worker,
+    /// a service with `dispatch = "flow-hash"` to each mqueue.
     pub sockets: usize,
-    /// Send and receive trains of datagrams as one (GSO, GRO), not only many in one call.
+    /// Send and receive GSO/GRO batches of datagrams, not only many datagrams per call.
     pub offload: bool,
 }
 
 /// Runs a load against a UDP port with many requests in flight on each socket.
 ///
-/// Replies are matched by [`Workload::identify`]. Where that is not possible they are taken in the order
-/// of their requests, socket by socket, which needs a server that keeps the order of a flow: one worker
-/// and one mqueue, or `dispatch = "flow-hash"` with a kernel that answers in order.
+/// Replies are matched by [`Workload::identify`]. Where that is not possible they are matched in the order of
+/// requests on each socket, which needs a server that keeps the order of a flow: one worker and one mqueue, or
+/// `dispatch = "flow-hash"` with a kernel that answers in order.
 pub fn burst(
     address: SocketAddr,
     burst: &Burst,
@@ -331,21 +328,21 @@ pub fn burst(
     burst::Run::new(address, burst, load, workload)?.run()
 }
 
-/// Runs a load against a shared-memory port. A window that is larger than the rings the engine gives
-/// (long messages) is as large as they are.
+/// Runs a load against a shared-memory port. If the engine's rings are smaller than the window (long messages), the
+/// window is as large as the rings.
 pub fn shm(path: &Path, load: &Load, workload: &mut dyn Workload) -> Result<Outcome, ClientError> {
     shm::load::Run::new(path, load, workload)?.run()
 }
 
-/// How a TCP service is spoken to.
+/// The protocol of a TCP service.
 #[derive(Clone, Copy, Debug)]
 pub struct Stream {
-    /// Connections to open; the window is spread over them.
+    /// Connections to open; the window is divided among them.
     pub connections: usize,
     /// Framing of requests.
     pub framing: Framing,
-    /// Framing of replies, where it differs: `raw` and `fixed` services write replies as the kernel
-    /// produced them, so replies of M bytes are `fixed:M` whatever the requests are.
+    /// Framing of replies, if different: `raw` and `fixed` services send replies as the kernel produced them, so
+    /// replies of M bytes are `fixed:M` for any requests.
     pub reply_framing: Framing,
 }
 
@@ -366,5 +363,5 @@ pub fn tcp(
     tcp::Run::new(address, stream, load, workload)?.run()
 }
 
-/// How long a refused socket or a replaced connection rests, in nanoseconds.
-const REST_NS: u64 = 5_000_000;
+/// How long a refused socket or a replaced connection waits, in nanoseconds.
+const RETRY_DELAY_NS: u64 = 5_000_000;

@@ -1,14 +1,14 @@
-//! Two servers side by side: which is better, by how much, and how sure that is.
+//! Compares two servers side by side: the ratio of a figure, and its confidence interval.
 //!
-//! Absolute figures of a shared machine move by a fifth and more with whatever else runs on it; ratios
-//! that are measured side by side do not. So a *row* measures its two sides in interleaved pairs
-//! ([`pairs`]), on the same cores with the same client, with the machine's own speed taken before and
-//! after each ([`calibration`]). The value of a row is the median of the pairs' ratios, with the exact
-//! interval in which it lies ([`statistics`]); a claim holds when the whole interval does ([`verdict`]).
-//! A ratio above 1 means that A, the candidate, is better, for rates and for latencies alike.
+//! Absolute figures of a shared machine vary by a fifth and more with its load; ratios that are measured side by side
+//! do not. So a *row* measures its two sides in interleaved pairs ([`pairs`]), on the same cores with the same
+//! client, with the machine's own speed measured before and after each ([`calibration`]). The value of a row is the
+//! median of the pairs' ratios, with its exact confidence interval ([`statistics`]); a claim holds if it holds for
+//! the whole interval ([`verdict`]). A ratio above 1 means that A, the candidate, is better, for rates and for
+//! latencies.
 //!
-//! A side is a process: a server under measurement ([`server`]) or a program that prints its figures.
-//! The rows of the published table are a [`suite`]; a [`record`] is what is kept of one.
+//! A side is a process: a server under measurement ([`server`]) or a program that prints its figures. The rows of the
+//! published table are a [`suite`]; a [`record`] is the stored result of one.
 
 pub mod calibration;
 pub mod machine;
@@ -41,9 +41,9 @@ use statistics::Summary;
 use suite::{Row, SideSpec, Timing};
 use verdict::{PAIRS_MIN, Verdict};
 
-/// Shorter loads say nothing for sure.
+/// Minimum duration of a valid load.
 const DURATION_MIN_S: f64 = 2.0;
-/// Shorter warm-ups leave cold caches and first turns in the measurement.
+/// Minimum warm-up: shorter ones leave cold caches and first turns in the measurement.
 const WARMUP_MIN_S: f64 = 0.5;
 /// Longest time of a program.
 const PROGRAM_MAX: Duration = Duration::from_secs(120);
@@ -51,7 +51,7 @@ const PROGRAM_MAX: Duration = Duration::from_secs(120);
 /// The cores of a comparison: at least one for each side of the wire.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Cores {
-    /// Both sides' servers, in turn; programs.
+    /// Cores of both sides' servers, in turn, and of programs.
     pub server: Vec<usize>,
     /// The client, which is this process.
     pub client: Vec<usize>,
@@ -61,7 +61,7 @@ pub struct Cores {
 }
 
 impl Cores {
-    /// As many of these as a row uses, the first ones; the error says what there is too little of.
+    /// The first of these cores, as many as a row uses; the error names what is missing.
     fn for_row(&self, row: &Row) -> Result<Self, String> {
         let sides = || std::iter::once(&row.a).chain(&row.b);
         let loads = sides().filter_map(|side| row.load_on(side));
@@ -87,7 +87,7 @@ impl Cores {
         Ok(Self { server: server.to_vec(), client: self.client[..clients].to_vec(), other })
     }
 
-    /// Where a side's process runs; none: anywhere.
+    /// The cores of a side's process; empty: any.
     fn of(&self, side: &SideSpec) -> &[usize] {
         if side.on == suite::On::ServerCore { &self.server } else { &[] }
     }
@@ -98,7 +98,7 @@ fn list(cores: &[usize]) -> String {
     cores.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// How often and how long, with nothing left open.
+/// Number of pairs and durations, with all defaults applied.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Schedule {
     /// Pairs that count.
@@ -107,12 +107,12 @@ pub struct Schedule {
     pub warmup_s: f64,
     /// Seconds of each measurement.
     pub duration_s: f64,
-    /// Whether pairs that the machine disturbed are discarded; there is no verdict without.
+    /// Whether pairs that the machine disturbed are discarded; otherwise there is no verdict.
     pub guard: bool,
 }
 
 impl Schedule {
-    /// For looking, not for claims: one pair of short measurements.
+    /// For a quick run without verdicts: one pair of short measurements.
     pub const QUICK: Self = Self { pairs: 1, warmup_s: 0.1, duration_s: 0.3, guard: false };
 }
 
@@ -130,28 +130,28 @@ impl From<Timing> for Schedule {
 /// Why a side cannot be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum SideError {
-    /// Its process.
+    /// An error of its process.
     #[error(transparent)]
     Server(#[from] ServerError),
-    /// The client.
+    /// An error of the client.
     #[error(transparent)]
     Bench(#[from] BenchError),
-    /// Its load says something impossible.
+    /// The load is invalid.
     #[error("{0}")]
     Load(String),
-    /// Its database.
+    /// An error of its database.
     #[error(transparent)]
     Database(#[from] MemcachedError),
     /// The client's core.
     #[error("the client cannot run on core {0}: {1}")]
     Pin(usize, std::io::Error),
-    /// A folder for sockets and the like.
+    /// A folder for sockets and other files.
     #[error("cannot make the folder {0}: {1}")]
     Scratch(PathBuf, std::io::Error),
-    /// The machine.
+    /// The calibration failed.
     #[error("cannot calibrate cores {0:?} and {1}: {2}")]
     Calibrate(Vec<usize>, usize, std::io::Error),
-    /// A signal came.
+    /// A signal was received.
     #[error("interrupted")]
     Interrupted,
 }
@@ -168,7 +168,7 @@ struct Database(Memcached);
 impl Database {
     fn start(core: usize) -> Result<Self, MemcachedError> {
         let start = || {
-            // Processes start where the thread is that starts them; unpinned is slower, not wrong.
+            // A process inherits the core of the thread that starts it; unpinned is slower, but not wrong.
             let _ = sys::affinity::pin_current_thread(core);
             Memcached::start()
         };
@@ -181,13 +181,13 @@ impl Database {
         Ok(Self(memcached))
     }
 
-    /// CPU time so far, where the host says it.
+    /// CPU time so far, if the host provides it.
     fn cpu_ns(&self) -> Option<f64> {
         Some(1e9 * crate::cpu_seconds(self.0.id()).ok()?)
     }
 }
 
-/// What a measurement has besides its processes, and what goes with it.
+/// Resources of a measurement besides its processes, which end with it.
 struct Surroundings {
     database: Option<Database>,
     scratch: PathBuf,
@@ -209,7 +209,7 @@ impl Surroundings {
         Ok(surroundings)
     }
 
-    /// The command line with cores, folder and database in place of their names.
+    /// Replaces the placeholders for cores, folder and database in a command line.
     fn fill_in(&self, command: &str, cores: &Cores) -> String {
         let database = self.database.as_ref().map(|database| database.0.address().to_string());
         command
@@ -225,12 +225,12 @@ impl Surroundings {
 
 impl Drop for Surroundings {
     fn drop(&mut self) {
-        // What is left behind lies in the folder for such things.
+        // Errors are ignored: the folder is for temporary files.
         let _ = std::fs::remove_dir_all(&self.scratch);
     }
 }
 
-/// What a row is measured with: processes, a client, and the machine itself.
+/// The equipment for a row: processes, a client, and the machine.
 struct Rig<'r> {
     row: &'r Row,
     schedule: Schedule,
@@ -277,10 +277,10 @@ impl Bench for Rig<'_> {
     }
 }
 
-/// Measures one row. What goes wrong with a side makes the row void and is said in its record; only an
-/// interruption ends the caller's work.
+/// Measures one row. A failure of a side makes the row void and is reported in its record; only an interruption is
+/// returned as an error.
 ///
-/// `watch` is told the pairs kept and discarded so far.
+/// `watch` is called with the numbers of pairs kept and discarded so far.
 pub fn measure(
     row: &Row,
     schedule: Schedule,
@@ -297,7 +297,7 @@ pub fn measure(
     };
     let plan = Plan {
         pairs: schedule.pairs,
-        // As many as are kept, and a few where few are kept; a state of the machine comes and goes.
+        // As many as are kept, and at least a few; a state of the machine may be temporary.
         discards_max: match row.state.is_some() || row.whole {
             true => 4 * schedule.pairs,
             false => schedule.pairs + 2,
@@ -333,7 +333,7 @@ fn unmeasured(row: &Row, schedule: Schedule, cores: &Cores, reason: String) -> R
     Record::new(row, schedule, cores.clone(), Pairs::default(), Verdict::Void, Some(reason))
 }
 
-/// The verdict on a row's pairs, and the reason where there is none.
+/// The verdict on a row's pairs, and the reason if there is none.
 fn judge(
     row: &Row,
     schedule: Schedule,
@@ -370,8 +370,8 @@ fn judge(
     (verdict, reason)
 }
 
-/// Whether what a row needs is there: its median is good enough. A state of the machine comes and goes
-/// for minutes, so that the whole of its interval would hardly ever be.
+/// Whether a prerequisite of a row is met: its median is good enough. A state of the machine lasts for minutes, so
+/// that the whole interval would rarely be.
 fn is_met(record: &Record) -> bool {
     let Some(value) = &record.value else { return false };
     record.verdict.is_good()
@@ -381,9 +381,9 @@ fn is_met(record: &Record) -> bool {
         })
 }
 
-/// Measures rows of a suite in their order. A row whose needs are not met is void and not measured.
+/// Measures rows of a suite in order. A row whose prerequisites are not met is void and not measured.
 ///
-/// `each` gets every record as it is made; `watch` is told a row's name and the pairs kept and discarded.
+/// `each` gets every record as it is made; `watch` gets a row's name and the numbers of pairs kept and discarded.
 pub fn measure_suite(
     rows: &[&Row],
     schedule: impl Fn(&Row) -> Schedule,

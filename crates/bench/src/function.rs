@@ -1,7 +1,7 @@
 //! A kernel as a plain function: one message in, one reply out, on the caller's thread.
 //!
-//! It is the same compiled kernel that a service runs, on one private mqueue. The detour over the
-//! mqueue costs a fraction of a microsecond.
+//! It is the same compiled kernel that a service runs, with one private mqueue. The mqueue adds a fraction of a
+//! microsecond.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use mqueue::{Consumer, Head, HeapMapping, MappedMemory, MqueuePlan, Producer, Re
 use mqueue::{RingPlan, Words};
 use sys::time::monotonic_ns;
 
-/// A kernel that is called. Stays on the thread that made it.
+/// A kernel as a function. Bound to the thread that created it.
 pub struct KernelFunction {
     to: Producer<MappedMemory>,
     from: Consumer<MappedMemory>,
@@ -23,7 +23,7 @@ pub struct KernelFunction {
     calls: u64,
 }
 
-/// Why a call gave no reply.
+/// Why a call returned no reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallError {
     /// The message is longer than the kernel was opened for.
@@ -56,11 +56,11 @@ impl KernelFunction {
         Ok(Self { to, from, words, blocks, touched: Vec::new(), calls: 0 })
     }
 
-    /// Calls the kernel; its reply replaces what `reply` holds.
+    /// Calls the kernel; its reply replaces the content of `reply`.
     pub fn call(&mut self, message: &[u8], reply: &mut Vec<u8>) -> Result<(), CallError> {
         reply.clear();
         self.calls += 1;
-        // The kernel must not think that its engine is lost.
+        // Otherwise the kernel would assume that its engine has ended.
         self.words.set_engine_heartbeat(self.calls);
         let head = Head { token: self.calls, kind: kind::MESSAGE, ..Head::default() };
         self.to.push(head, message).map_err(|_| CallError::TooLong)?;
@@ -75,7 +75,7 @@ impl KernelFunction {
                 let whole = self.from.copy_out(&header, reply);
                 self.from.advance();
                 self.from.release();
-                // An answer to an earlier call that took too long.
+                // The answer to an earlier call that timed out.
                 if header.token != self.calls {
                     continue;
                 }
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_may_take_its_time() {
+    fn a_kernel_may_be_slow() {
         let params = [("microseconds".to_owned(), 2000.0)];
         let mut delay = KernelFunction::open("delay", &params, 64, 64).unwrap();
         let mut reply = Vec::new();

@@ -1,26 +1,23 @@
-//! Measurements: a load against a server, and a report that says when it is not to be believed.
+//! Measurements: a load against a server, and a report that says whether it is valid.
 //!
 //! # Client classes
 //!
-//! What a client costs decides what can be measured with it, so results of different classes are never
-//! compared.
+//! The cost of a client limits what can be measured with it, so results of different classes are never compared.
 //!
-//! | class | client | what it stands for |
+//! | class | client | example |
 //! |---|---|---|
 //! | T0 | ordinary kernel sockets, a socket or a connection place for every request in flight | any client |
-//! | T2 | [`crate::client::burst`]: trains of equal datagrams through kernel sockets (GSO, GRO) | a client that batches |
+//! | T2 | [`crate::client::burst`]: batches of equal datagrams through kernel sockets (GSO, GRO) | a client that batches |
 //! | T3 | [`client::shm()`]: a ring in shared memory | a tenant on the same machine; network cards that write to memory |
 //!
 //! # When a run is void
 //!
 //! A run that cannot be trusted has reasons ([`Report::reasons`]), and its numbers are marked wherever they are
-//! shown. A run is [`Void`] when a reply was wrong or came twice,
-//! when a closed loop lost requests, when the server went silent, when the client was not where it was
-//! told to be or was not let work, when an open loop could not offer its rate, and when the run
-//! contradicts Little's law (J. Little, "A Proof for the Queuing Formula L = λW", 1961): requests in
-//! flight = rate x mean latency. The client knows the left side (in a closed loop it is the window) and
-//! has measured the right side; a client that miscounts its window or its clock does not get both the
-//! same.
+//! shown. A run is [`Void`] if a reply was wrong or duplicated, if a closed loop lost requests, if the server stopped
+//! answering, if the client could not use its core, if an open loop could not send its rate, and if the run
+//! contradicts Little's law (J. Little, "A Proof for the Queuing Formula L = λW", 1961): requests in flight = rate x
+//! mean latency. The client knows the left side (in a closed loop it is the window) and has measured the right side;
+//! if it miscounts its window or its clock, the two differ.
 //!
 //! ```no_run
 //! use bench::{Mode, Plan};
@@ -38,7 +35,7 @@
 //!
 //! # A server and a client in one program
 //!
-//! A service from a configuration, asked by a client:
+//! A service from a configuration, and a client:
 //!
 //! ```
 //! use bench::client::{self, Echo, Load};
@@ -68,12 +65,12 @@
 //! # }
 //! ```
 //!
-//! # What else there is
+//! Other modules
 //!
 //! * [`client`]: the client; [`compare`]: two servers side by side, and the table of record;
-//! * [`litmus`]: whether the memory of this machine keeps the order that rings rely on;
-//! * [`function`]: a kernel as a function, to know right replies; [`memcached`]: a database to ask;
-//! * [`plot`], [`units`]: figures as people read them.
+//! * [`litmus`]: tests whether the memory of this machine keeps the order that rings rely on;
+//! * [`function`]: a kernel as a function, to compute correct replies; [`memcached`]: a database for tests and demos;
+//! * [`plot`], [`units`]: figures for humans.
 #![forbid(unsafe_code)]
 
 pub mod client;
@@ -106,15 +103,15 @@ pub use report::{Bottleneck, Latency, Report, ServerCost, Void};
 use observer::Observer;
 use plan::Material;
 
-/// Requests of the question whether anybody is there.
+/// Number of requests that check whether the server answers.
 const CALLS: u64 = 3;
-/// How long that takes at most, if nobody is.
+/// Time limit of that check.
 const CALL_TIME: Duration = Duration::from_secs(4);
-/// How long storing what will be asked for takes at most.
+/// Time limit for storing the values of a workload.
 const STORE_TIME: Duration = Duration::from_secs(60);
 /// Requests in flight meanwhile.
 const STORE_WINDOW: usize = 16;
-/// Most requests in flight in an open loop with a socket for each.
+/// Maximum number of requests in flight in an open loop with a socket for each.
 const OPEN_SOCKETS: usize = 1024;
 /// Seed of arrivals: every run of a rate has the same ones.
 const SEED: u64 = 0x5e7a1;
@@ -125,10 +122,10 @@ pub enum BenchError {
     /// The plan contradicts itself.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// Nobody answered before the run.
+    /// No server answered before the run.
     #[error("nothing answers at {0}: is the server running there?")]
     Unreachable(String),
-    /// Somebody answered before the run, but not as the workload's kernel would.
+    /// The server answered before the run, but not like the workload's kernel.
     #[error(
         "{target} does not answer `{work}` as it should: does its service run that kernel{}?",
         framing.as_ref().map_or(String::new(), |framing| format!(
@@ -136,11 +133,11 @@ pub enum BenchError {
         ))
     )]
     Stranger {
-        /// Who.
+        /// The server.
         target: String,
-        /// What was asked.
+        /// The workload.
         work: String,
-        /// How requests were delimited, where that matters.
+        /// The framing, if it matters.
         framing: Option<Framing>,
     },
     /// The user's own message was answered, but not as expected.
@@ -148,7 +145,7 @@ pub enum BenchError {
         "{target} does not answer the payload as --expect says: `serval ask {target}` with the same payload shows its answer"
     )]
     Unexpected {
-        /// Who.
+        /// The server.
         target: String,
     },
     /// The user's own message was not answered.
@@ -156,26 +153,26 @@ pub enum BenchError {
         "{0} does not answer the payload: does a server run there, and does its kernel answer such a message?"
     )]
     Unanswered(String),
-    /// Somebody answered, but does not keep what it is given, or not as it was.
+    /// The server does not store values, or returns different ones.
     #[error(
         "{target} does not store the values of `{work}` and give them back: is it a memcached (1.6 or later) that takes values this long?"
     )]
     NotMemcached {
-        /// Who.
+        /// The server.
         target: String,
-        /// What was asked.
+        /// The workload.
         work: String,
     },
-    /// Not all values that will be asked for were stored in time; no answer was wrong.
+    /// Not all values were stored in time; no answer was wrong.
     #[error(
         "{target} did not store the {keys} values of `{work}` in time: is it a memcached, and is it far away or busy?"
     )]
     Unstored {
-        /// Who.
+        /// The server.
         target: String,
-        /// How many there are.
+        /// Number of values.
         keys: u64,
-        /// What was asked.
+        /// The workload.
         work: String,
     },
     /// The client cannot run.
@@ -184,12 +181,12 @@ pub enum BenchError {
     /// The server's costs cannot be read.
     #[error("{0}")]
     Observe(String),
-    /// The workload needs something that is not there.
+    /// A requirement of the workload is missing.
     #[error("cannot prepare the workload: {0}")]
     Material(String),
 }
 
-/// Which client does it.
+/// The kind of client.
 #[derive(Clone, Debug)]
 enum Client {
     Udp(SocketAddr),
@@ -198,19 +195,19 @@ enum Client {
     Shm(PathBuf),
 }
 
-/// A plan with everything decided.
+/// A plan with all defaults applied.
 struct Prepared<'p> {
     plan: &'p Plan,
     client: Client,
     load: Load,
 }
 
-/// Makes the measurement. Takes warm-up and duration, and at most the time-out more.
+/// Runs the measurement. Takes warm-up and duration, and at most the time-out in addition.
 pub fn run(plan: &Plan) -> Result<Report, BenchError> {
     run_watched(plan, &mut |_| ())
 }
 
-/// The same; `watch` is told some times a second which share of the time is over.
+/// The same; `watch` is called some times per second with the elapsed share of the time.
 pub fn run_watched(plan: &Plan, watch: &mut dyn FnMut(f64)) -> Result<Report, BenchError> {
     plan.check()?;
     let prepared = Prepared::new(plan)?;
@@ -218,7 +215,7 @@ pub fn run_watched(plan: &Plan, watch: &mut dyn FnMut(f64)) -> Result<Report, Be
     let stored = material.stores().map_or(Ok(()), |mut stores| prepared.store(&mut stores));
     let called = stored.and_then(|()| prepared.call(&mut *material.workload()));
     if plan.cancel.load(Ordering::Relaxed) {
-        // Whatever was not stored or answered then says nothing of the server.
+        // Missing values or answers are then not the server's fault.
         return Ok(Report::nothing(plan, Void::Interrupted));
     }
     called?;
@@ -251,7 +248,7 @@ pub fn run_watched(plan: &Plan, watch: &mut dyn FnMut(f64)) -> Result<Report, Be
                 Ok(Report::new(plan, window, &outcome, observer.cost()))
             }
             Err(Ended::Void(void)) => Ok(Report::nothing(plan, void)),
-            // It was there a moment ago.
+            // It answered a moment ago.
             Err(Ended::Error(ClientError::Refused(_) | ClientError::Ended(_))) => {
                 Ok(Report::nothing(plan, Void::Gone))
             }
@@ -316,7 +313,7 @@ impl<'p> Prepared<'p> {
         Ok(Self { plan, client, load })
     }
 
-    /// One of the clients: its share of the load, on its core.
+    /// Runs one of the clients: its part of the load, on its core.
     fn run_client(&self, number: usize, material: &Material) -> Result<Outcome, Ended> {
         if let Some(&core) = self.plan.cores.get(number)
             && let Err(error) = sys::affinity::pin_current_thread(core)
@@ -335,13 +332,13 @@ impl<'p> Prepared<'p> {
             Client::Tcp(_, stream) => stream.connections = share(stream.connections).max(1),
             Client::Udp(_) | Client::Shm(_) => {}
         }
-        // Some workloads stay on the thread that made them.
+        // Some workloads are bound to the thread that created them.
         let mut workload = material.workload();
         let outcome = client.run(&load, &mut *workload).map_err(Ended::Error)?;
         Ok(Outcome { lookups: workload.lookups(), ..outcome })
     }
 
-    /// Stores what will be asked for, and looks whether it is there.
+    /// Stores the values of the workload, and checks them.
     fn store(&self, stores: &mut Memcached<'_>) -> Result<(), BenchError> {
         let keys = stores.keys();
         let load = Load {
@@ -352,7 +349,7 @@ impl<'p> Prepared<'p> {
             ..self.load.clone()
         };
         let client = self.client.on_one_connection();
-        // One that is no memcached shows it at once.
+        // A server that is not a memcached is detected at once.
         for (requests, window, duration) in
             [(CALLS, 1, CALL_TIME), (keys, STORE_WINDOW, STORE_TIME)]
         {
@@ -361,11 +358,11 @@ impl<'p> Prepared<'p> {
                 Err(ClientError::Refused(_)) => return Err(self.unreachable()),
                 Err(error) => return Err(error.into()),
                 Ok(stored) if stored.replied == load.requests => {}
-                // It answered too late or not at all, and nothing that a memcached would not say.
+                // It answered too late or not at all, but not wrongly.
                 Ok(stored) if stored.wrong + stored.duplicated == 0 => {
                     return Err(self.unstored(keys));
                 }
-                Ok(_) => return Err(self.stranger()),
+                Ok(_) => return Err(self.unexpected_answer()),
             }
         }
         Ok(())
@@ -376,8 +373,8 @@ impl<'p> Prepared<'p> {
         BenchError::Unstored { target, keys, work }
     }
 
-    /// Somebody answers, but not as the workload's server would.
-    fn stranger(&self) -> BenchError {
+    /// The server answers, but not like the workload's server.
+    fn unexpected_answer(&self) -> BenchError {
         let (target, work) = (self.plan.target.to_string(), self.plan.work.to_string());
         match &self.plan.work {
             work if work.is_memcached() => {
@@ -395,7 +392,7 @@ impl<'p> Prepared<'p> {
         BenchError::Unreachable(self.plan.target.to_string())
     }
 
-    /// Asks a few times, one after the other, whether the server is there and answers what it should.
+    /// Sends a few requests, one after the other, to check whether the server answers correctly.
     fn call(&self, workload: &mut dyn Workload) -> Result<(), BenchError> {
         let load = Load {
             window: 1,
@@ -412,20 +409,20 @@ impl<'p> Prepared<'p> {
             Err(ClientError::Refused(_)) => Err(self.unreachable()),
             Err(error) => Err(error.into()),
             // Everything was stored a moment ago.
-            Ok(_) if workload.lookups().hit_ratio() == Some(0.0) => Err(self.stranger()),
+            Ok(_) if workload.lookups().hit_ratio() == Some(0.0) => Err(self.unexpected_answer()),
             Ok(outcome) if outcome.replied > 0 && outcome.wrong == 0 => Ok(()),
-            Ok(outcome) if outcome.wrong > 0 => Err(self.stranger()),
+            Ok(outcome) if outcome.wrong > 0 => Err(self.unexpected_answer()),
             Ok(_) if matches!(self.plan.work, Work::Custom(_)) => {
                 Err(BenchError::Unanswered(self.plan.target.to_string()))
             }
-            // A byte stream that is taken but not answered is not understood.
-            Ok(outcome) if self.is_tcp() && outcome.lost > 0 => Err(self.stranger()),
+            // A byte stream that is accepted but not answered has the wrong framing.
+            Ok(outcome) if self.is_tcp() && outcome.lost > 0 => Err(self.unexpected_answer()),
             Ok(_) => Err(self.unreachable()),
         }
     }
 
-    /// Requests that are in flight at any time. Who shares sockets waits for a train to be full or for
-    /// other sockets' turns and fills the window less, as does who compares the values of many answers before it asks
+    /// Requests that are in flight at any time. Clients that share sockets wait for a full batch or for the turns of
+    /// other sockets and fill the window less, as do clients that compare the values of many answers before they send
     /// again; a ring may be shorter than the window, and an open loop has what has arrived.
     fn full_window(&self) -> Option<usize> {
         let compares = matches!(self.plan.work, Work::Memcached { .. } | Work::FacesDatabase);
@@ -438,7 +435,7 @@ impl<'p> Prepared<'p> {
     }
 }
 
-/// Longest reply that a client has to understand.
+/// Maximum length of a reply for the client.
 fn reply_bytes_max(plan: &Plan) -> usize {
     let bytes = plan.work.reply_bytes().max(2048);
     match plan.target {

@@ -1,19 +1,19 @@
 //! Litmus tests of the ordering edges, between two processes on this machine's processor.
 //!
-//! The models that loom explores say what the language allows; these tests say what the processor, the
-//! compiler and the host's shared memory really do. Two processes map one region, meet before every
-//! round or run past each other, and look for outcomes that an edge of ORDERING.md forbids.
+//! The loom models check the rules of the language; these tests check the processor, the compiler and the host's
+//! shared memory. Two processes map one region, synchronize before every round or run independently, and look for
+//! outcomes that an edge of ORDERING.md forbids.
 //!
 //! * *Message passing through rings*: every protocol, both directions, short rings, so that slots are
 //!   reused all the time (`PUBLISH` and `RELEASE` of RX and TX; `HANDOVER` is the same code).
-//! * *Units*: whether a granule is ever seen half old, half new.
-//! * *Words*: what a beat, a state, the wish to stop, a doorbell's count or a region's magic number vouches for
+//! * *Units*: whether a granule is ever read half old, half new.
+//! * *Words*: the guarantees of a heartbeat, a state, a stop word, a doorbell's count and a region's magic number
 //!   (`HEARTBEAT`, `STATE`, `STOP`, `DOORBELL`, `FORMAT`).
-//! * *Store buffering*: sleeper and waker of `PARK`. Of both sides at least one must see the other.
+//! * *Store buffering*: sleeper and waker of `PARK`. At least one side must see the other.
 //!
-//! A test that cannot fail shows nothing, so there are *controls*: the same harness on code that is
-//! wrong on purpose. Each of them must show its wrong outcome, or the run is void. (On a machine with one
-//! core it always is: store buffering needs two.)
+//! A test that cannot fail shows nothing, so there are *controls*: the same harness with deliberately wrong code.
+//! Each of them must show its forbidden outcome, or the run is void. (On a machine with one core it always is: store
+//! buffering needs two.)
 
 mod edges;
 mod pair;
@@ -24,45 +24,45 @@ use std::time::Duration;
 
 pub use pair::LitmusError;
 
-/// Rounds of a test if nobody says otherwise.
+/// Default number of rounds of a test.
 pub const ROUNDS_DEFAULT: u64 = 1_000_000;
 
-/// A test ends after this long for each [`ROUNDS_DEFAULT`] rounds, however few it has had.
+/// Maximum time of a test for each [`ROUNDS_DEFAULT`] rounds.
 const TEST_TIME: Duration = Duration::from_secs(3);
 
-/// How long a test of so many rounds may take; between both processes nothing but the rounds is told.
+/// Maximum time of a test with this many rounds; the processes exchange only the number of rounds.
 fn time_for(rounds: u64) -> Duration {
     TEST_TIME.mul_f64((rounds as f64 / ROUNDS_DEFAULT as f64).max(1.0))
 }
 
-/// What the outcome that a test looks for means.
+/// The meaning of the outcome that a test looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
     /// An edge forbids it.
     Never,
     /// Nothing forbids it, and some processors show it.
     Allowed,
-    /// A control: it must be seen, or the harness sees nothing.
+    /// A control: it must be seen, or the harness detects nothing.
     Seen,
 }
 
-/// What became of one test.
+/// The result of one test.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// The edges, or what is wrong on purpose.
+    /// The edges, or the deliberate error.
     pub name: &'static str,
-    /// The shape and the outcome looked for.
+    /// The test and the outcome looked for.
     pub what: &'static str,
-    /// What that outcome means.
+    /// Meaning of that outcome.
     pub expect: Expect,
-    /// How often it could have been seen.
+    /// Number of rounds in which it could have been seen.
     pub rounds: u64,
-    /// How often it was.
+    /// Number of rounds in which it was.
     pub seen: u64,
 }
 
 impl Row {
-    /// Whether the row is as it must be.
+    /// Whether the result is as required.
     pub fn is_good(&self) -> bool {
         match self.expect {
             Expect::Never => self.seen == 0 && self.rounds > 0,
@@ -71,7 +71,7 @@ impl Row {
         }
     }
 
-    /// The row's verdict in a word or two.
+    /// The verdict in a word or two.
     pub fn verdict(&self) -> &'static str {
         match (self.expect, self.is_good()) {
             _ if self.rounds == 0 => "never ran",
@@ -85,7 +85,7 @@ impl Row {
     }
 }
 
-/// Runs every test for `rounds` rounds, at most three seconds each for a million of them. `peer` is a command that calls
+/// Runs every test for `rounds` rounds, at most three seconds each per million rounds. `peer` is a command that calls
 /// [`peer`] with its standard input.
 pub fn run(rounds: u64, peer: Command) -> Result<Vec<Row>, LitmusError> {
     let mut pair = pair::Pair::start(peer)?;
@@ -99,7 +99,7 @@ pub fn run(rounds: u64, peer: Command) -> Result<Vec<Row>, LitmusError> {
     Ok(rows)
 }
 
-/// The other process: `region` is what [`run`] gave it as its standard input.
+/// The other process: `region` was passed by [`run`] as its standard input.
 pub fn peer(region: OwnedFd) -> Result<(), LitmusError> {
     let mut side = pair::second(region)?;
     for test in edges::TESTS {

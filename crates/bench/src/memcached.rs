@@ -1,4 +1,4 @@
-//! A memcached of the demo's own, on a free loopback port, that ends with it.
+//! A private memcached on a free loopback port, which ends when dropped.
 
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -7,26 +7,26 @@ use std::time::{Duration, Instant};
 
 use sys::process::find_program;
 
-/// Why there is no memcached to ask.
+/// Why there is no memcached.
 #[derive(Debug, thiserror::Error)]
 pub enum MemcachedError {
-    /// The program is not there, or does not start; the text says how to get it.
+    /// The program is missing, or does not start; the text says how to get it.
     #[error("{0}")]
     Missing(String),
-    /// It does not store what it is given.
+    /// It does not store values.
     #[error("{0}")]
     Wrong(String),
-    /// The host kernel refused something.
+    /// A call to the host kernel failed.
     #[error("cannot {what}: {error}")]
     Io {
-        /// What was tried.
+        /// The attempted call.
         what: String,
-        /// What the host kernel said.
+        /// The host kernel's error.
         error: io::Error,
     },
 }
 
-/// Longest start.
+/// Time limit of the start.
 const START: Duration = Duration::from_secs(10);
 /// Another program may take the port between finding it free and using it.
 const TRIES: usize = 3;
@@ -79,7 +79,7 @@ impl Memcached {
         Err(MemcachedError::Missing("memcached did not answer within 10 s".to_owned()))
     }
 
-    /// This process answers, not whoever took the port in between.
+    /// Whether this process answers, not another one that took the port in between.
     fn is_up(&self) -> bool {
         let asks = || -> io::Result<bool> {
             let mut stream = TcpStream::connect(self.address)?;
@@ -101,7 +101,7 @@ impl Memcached {
         self.address
     }
 
-    /// Stores values under keys; both without bytes that have a meaning in the protocol.
+    /// Stores values under keys; neither contains bytes with a meaning in the protocol.
     pub fn store<'a>(
         &self,
         entries: impl Iterator<Item = (String, &'a [u8])>,
@@ -130,7 +130,7 @@ impl Memcached {
 
 impl Drop for Memcached {
     fn drop(&mut self) {
-        // Both fail only when it has ended already.
+        // Both fail only if it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

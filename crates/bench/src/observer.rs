@@ -1,4 +1,4 @@
-//! What the server spends, read from outside while it is measured.
+//! The server's resource use, read from outside during the measurement.
 
 use std::fs;
 use std::io::{self, Read as _, Write as _};
@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use super::{BenchError, Plan, ServerCost};
 
-/// Between two looks whether the client has ended.
+/// Interval of checks whether the client has ended.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Longest answer to a question for metrics, and how long it may take.
+/// Maximum size of a page of metrics, and the time limit for reading it.
 const PAGE_BYTES_MAX: u64 = 16 << 20;
 const PAGE_TIME: Duration = Duration::from_secs(5);
-/// The counter that adds up what workers spent their time on.
+/// The counter of the workers' time.
 const WORKER_TIME: &str = "serval_worker_time_seconds_total";
 
-/// What has been used until a moment.
+/// Resources used until a point in time.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     at: Duration,
@@ -23,11 +23,11 @@ struct Sample {
     busy_s: Option<f64>,
 }
 
-/// Takes two samples inside the measured part: what is between them belongs to the load alone.
+/// Takes two samples inside the measured part: the difference belongs to the load alone.
 pub(super) struct Observer {
     pid: Option<u32>,
     metrics: Option<String>,
-    /// When the samples are to be taken.
+    /// Times of the samples.
     first_at: Duration,
     last_at: Duration,
     first: Option<Sample>,
@@ -35,7 +35,7 @@ pub(super) struct Observer {
 }
 
 impl Observer {
-    /// Fails when what is asked for cannot be read.
+    /// Fails if the requested values cannot be read.
     pub(super) fn new(plan: &Plan) -> Result<Self, BenchError> {
         let margin = plan.duration / 10;
         let observer = Self {
@@ -58,7 +58,7 @@ impl Observer {
         if now < due || self.last.is_some() {
             return;
         }
-        // A process that is gone leaves no sample; its silence makes the run void.
+        // A process that has ended leaves no sample; its silence makes the run void.
         let sample = Sample {
             at: now,
             cpu_s: self.pid.and_then(|pid| cpu_seconds(pid).ok()),
@@ -67,7 +67,7 @@ impl Observer {
         *(if is_first { &mut self.first } else { &mut self.last }) = Some(sample);
     }
 
-    /// How long to sleep before the next look.
+    /// Time until the next check.
     pub(super) fn pause(&self, now: Duration) -> Duration {
         let due = if self.first.is_none() { self.first_at } else { self.last_at };
         match due.checked_sub(now) {
@@ -76,7 +76,7 @@ impl Observer {
         }
     }
 
-    /// What came out, as far as anybody asked.
+    /// The results, as far as requested.
     pub(super) fn cost(&self) -> ServerCost {
         let (Some(first), Some(last)) = (self.first, self.last) else {
             return ServerCost::default();
@@ -88,8 +88,8 @@ impl Observer {
     }
 }
 
-/// CPU time of all threads of a process in seconds: from the scheduler's own statistics, or where the
-/// host kernel has none, in its ticks of 10 ms (proc(5)).
+/// CPU time of all threads of a process in seconds: from the scheduler's statistics, or if the host kernel has none,
+/// in its ticks of 10 ms (proc(5)).
 pub(crate) fn cpu_seconds(pid: u32) -> Result<f64, BenchError> {
     let gone = || {
         let what = format!("no process {pid} whose CPU time can be read");
@@ -106,14 +106,14 @@ pub(crate) fn cpu_seconds(pid: u32) -> Result<f64, BenchError> {
         return Ok(sum_ns as f64 / 1e9);
     }
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).map_err(|_| gone())?;
-    // The name, in parentheses, may hold anything; utime and stime are the 12th and 13th word after it.
+    // The name, in parentheses, may contain anything; utime and stime are the 12th and 13th word after it.
     let words: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     let ticks = |at: usize| words.get(at).and_then(|word| word.parse::<u64>().ok());
     let (Some(user), Some(system)) = (ticks(11), ticks(12)) else { return Err(gone()) };
     Ok((user + system) as f64 / 100.0)
 }
 
-/// Seconds for which the workers of a Serval engine were busy, by its metrics.
+/// Busy time of a Serval engine's workers in seconds, from its metrics.
 fn busy_seconds(url: &str) -> Result<f64, BenchError> {
     let failed = |why: String| {
         let fix = "start it with engine.metrics and give the URL that it prints";
@@ -131,10 +131,10 @@ fn busy_in(page: &str) -> Option<f64> {
     seconds.fold(None, |sum, seconds| Some(sum.unwrap_or(0.0) + seconds))
 }
 
-/// The body of a page over plain HTTP/1.0 (RFC 1945), where the end of the connection ends it.
+/// The body of a page over plain HTTP/1.0 (RFC 1945), delimited by the end of the connection.
 fn fetch(url: &str) -> io::Result<String> {
     let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
-    let rest = url.strip_prefix("http://").ok_or_else(|| wrong("it is no http:// URL"))?;
+    let rest = url.strip_prefix("http://").ok_or_else(|| wrong("it is not an http:// URL"))?;
     let (host, path) = rest.split_once('/').unwrap_or((rest, "metrics"));
     let address = host.to_socket_addrs()?.next().ok_or_else(|| wrong("the host has no address"))?;
     let mut stream = TcpStream::connect_timeout(&address, PAGE_TIME)?;
@@ -152,7 +152,7 @@ fn fetch(url: &str) -> io::Result<String> {
         Ok(httparse::Status::Complete(_)) => {
             Err(wrong(&format!("HTTP status {}", response.code.unwrap_or(0))))
         }
-        _ => Err(wrong("the answer is no HTTP")),
+        _ => Err(wrong("the answer is not HTTP")),
     }
 }
 
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn cpu_time_of_a_process_grows_with_its_work() {
-        // Not of this process: threads of other tests end meanwhile, and their time is not in the sum any more.
+        // Not of this process: threads of other tests end meanwhile, and their time is then no longer in the sum.
         let mut busy =
             std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
         let before = cpu_seconds(busy.id()).unwrap();
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_none_is_told() {
+    fn an_unknown_process_is_reported() {
         let error = cpu_seconds(u32::MAX).unwrap_err().to_string();
         assert!(
             error.contains("no process 4294967295") && error.contains("--server-pid"),
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_that_cannot_be_read_are_told_with_the_fix() {
+    fn unreadable_metrics_are_reported_with_the_fix() {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         for url in [format!("http://{free}/metrics"), "https://127.0.0.1/".into(), "".into()] {
             let error = busy_seconds(&url).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! What is to be measured.
+//! The plan of a measurement.
 
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs as _};
@@ -24,28 +24,27 @@ pub struct Plan {
     pub target: Target,
     /// The kind of client; `None` is T3 for a shared-memory port, else T0.
     pub class: Option<Class>,
-    /// When requests leave.
+    /// When requests are sent.
     pub mode: Mode,
-    /// What is asked, and checked.
+    /// The workload, with its checks.
     pub work: Work,
-    /// TCP: framing of requests; `None` is what suits the workload ([`Plan::framing`]).
+    /// TCP: framing of requests; `None`: depends on the workload ([`Plan::framing`]).
     pub framing: Option<Framing>,
-    /// Connections or sockets that the requests in flight share. `None`: TCP 4; UDP one socket for every
-    /// request in flight, or what [`Plan::sockets`] says where that is not possible.
+    /// Connections or sockets that the requests in flight share. `None`: TCP 4; UDP one socket for every request in
+    /// flight, or the number of [`Plan::sockets`] if that is not possible.
     pub connections: Option<usize>,
-    /// Not measured, at the start.
+    /// Warm-up at the start, not measured.
     pub warmup: Duration,
-    /// Measured.
+    /// Measured time.
     pub duration: Duration,
     /// A request is lost when its reply takes longer; `None` is 1 s, and 100 ms in an open loop over UDP.
     pub timeout: Option<Duration>,
-    /// The cores of the client, one thread on each, which share window or rate and never offer their core to
-    /// others; none: one thread, not pinned. A run that cannot have them is void.
+    /// The cores of the client, one thread on each, which share window or rate and never yield their core; empty: one
+    /// thread, not pinned. A run that cannot use them is void.
     pub cores: Vec<usize>,
     /// A process whose CPU time is that of the server.
     pub server_pid: Option<u32>,
-    /// The server's metrics, `http://HOST:PORT/metrics`, from which the time is read that its workers
-    /// were busy.
+    /// The server's metrics, `http://HOST:PORT/metrics`, from which the workers' busy time is read.
     pub metrics: Option<String>,
     /// The share of the time, in [0, 1], that others may take from the client; more makes the run void.
     pub stolen_max: f64,
@@ -88,7 +87,7 @@ impl Plan {
         }
     }
 
-    /// When a request is lost.
+    /// Time-out of requests.
     pub fn timeout(&self) -> Duration {
         let udp = matches!(self.target, Target::Udp(_));
         self.timeout.unwrap_or(match self.mode {
@@ -110,7 +109,7 @@ impl Plan {
         })
     }
 
-    /// Framing of replies on TCP: replies of `raw` and `fixed` services are written as produced.
+    /// Framing of replies on TCP: replies of `raw` and `fixed` services have no delimiter.
     pub fn reply_framing(&self) -> Framing {
         let framing = self.framing();
         match framing.delimits() {
@@ -119,8 +118,8 @@ impl Plan {
         }
     }
 
-    /// UDP sockets that the requests in flight share, where they do: a train of 64 datagrams in flight
-    /// for each, at most 4 for each client; 16 in an open loop.
+    /// UDP sockets that the requests in flight share, if so: one per 64 datagrams in flight, at most 4 per client; 16
+    /// in an open loop.
     pub fn sockets(&self) -> usize {
         self.connections.unwrap_or(match self.window() {
             Some(window) => (window / 64).clamp(self.clients(), 4 * self.clients()),
@@ -133,7 +132,7 @@ impl Plan {
         self.cores.len().max(1)
     }
 
-    /// Refuses what contradicts itself.
+    /// Rejects contradictions.
     pub fn check(&self) -> Result<(), PlanError> {
         if self.work.is_memcached()
             && (!matches!(self.target, Target::Tcp(_)) || self.framing() != Framing::Memcached)
@@ -150,7 +149,7 @@ impl Plan {
             }
             _ => {}
         }
-        // Replies of `raw` and `fixed` services do not say where they end.
+        // Replies of `raw` and `fixed` services have no delimiter.
         if let (Work::Custom(custom), Target::Tcp(_)) = (&self.work, &self.target)
             && custom.reply_bytes().is_none()
             && self.framing().delimits() != Delimits::Both
@@ -191,7 +190,7 @@ impl Plan {
     }
 }
 
-/// Where the server is: `udp://HOST:PORT`, `tcp://HOST:PORT` or `shm:///PATH`.
+/// The server: `udp://HOST:PORT`, `tcp://HOST:PORT` or `shm:///PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// Datagrams.
@@ -215,7 +214,7 @@ impl fmt::Display for Target {
 impl FromStr for Target {
     type Err = PlanError;
 
-    /// A host name is looked up; its first address is taken.
+    /// A host name is resolved; its first address is used.
     fn from_str(text: &str) -> Result<Self, PlanError> {
         let wrong = || PlanError::Target(text.to_owned());
         let (scheme, address) = text.split_once("://").ok_or_else(wrong)?;
@@ -244,7 +243,7 @@ pub enum Class {
     /// Ordinary kernel sockets
     #[value(name = "T0", alias = "t0")]
     T0,
-    /// Trains of datagrams through kernel sockets (GSO, GRO)
+    /// Batches of datagrams through kernel sockets (GSO, GRO)
     #[value(name = "T2", alias = "t2")]
     T2,
     /// A ring in memory shared with the engine
@@ -262,25 +261,25 @@ impl fmt::Display for Class {
     }
 }
 
-/// When requests leave.
+/// When requests are sent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mode {
-    /// As many as this are in flight; a reply makes room for the next request.
+    /// This many are in flight; each reply is followed by the next request.
     Closed {
         /// Requests in flight.
         window: usize,
     },
-    /// At random times (a Poisson process), whatever the server does.
+    /// At random times (a Poisson process), independent of the server.
     Open {
-        /// Requests a second.
+        /// Requests per second.
         rate: f64,
     },
 }
 
-/// What is asked.
+/// A workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Messages that come back unchanged.
+    /// Messages that are echoed.
     Echo {
         /// Their length.
         bytes: usize,
@@ -290,7 +289,7 @@ pub enum Work {
         /// Their length, header included.
         bytes: usize,
     },
-    /// Numbers that come back three times as large.
+    /// Numbers that are multiplied by 3.
     Scale {
         /// How many in a message.
         numbers: usize,
@@ -303,18 +302,18 @@ pub enum Work {
     Memcached {
         /// Length of a value.
         value_bytes: usize,
-        /// Of 100 requests so many are gets.
+        /// Percentage of gets.
         gets_percent: u8,
     },
-    /// What a service of the workload `faces` asks its memcached.
+    /// The requests of a service of the workload `faces` to its memcached.
     FacesDatabase,
-    /// A message of the user's own.
+    /// A message of the user.
     Custom(Arc<Custom>),
 }
 
 /// Longest message that a service can have.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
-/// Of 100 requests of a memcached workload that says nothing about it.
+/// Default percentage of gets of a memcached workload.
 const GETS_PERCENT: u8 = 90;
 
 impl Work {
@@ -332,7 +331,7 @@ impl Work {
         }
     }
 
-    /// Length of a reply; the longest possible one where it is not known.
+    /// Length of a reply; the maximum if it is not known.
     pub fn reply_bytes(&self) -> usize {
         match self {
             Self::Custom(custom) => custom.reply_bytes().unwrap_or(MESSAGE_BYTES_MAX),
@@ -342,12 +341,12 @@ impl Work {
         }
     }
 
-    /// Whether a memcached is asked.
+    /// Whether the server is a memcached.
     pub(super) fn is_memcached(&self) -> bool {
         matches!(self, Self::Memcached { .. } | Self::FacesDatabase)
     }
 
-    /// Whether replies say which request they answer.
+    /// Whether replies identify their request.
     pub fn has_identity(&self) -> bool {
         match *self {
             Self::Echo { bytes } => Echo::new(bytes).has_identity(),
@@ -395,7 +394,7 @@ impl FromStr for Work {
             None => (text, None),
             Some((name, size)) => (name, Some(size.parse::<usize>().map_err(|_| wrong())?)),
         };
-        // Longer messages than a service can have are no use.
+        // Messages cannot be longer than those of a service.
         if size.is_some_and(|size| size > MESSAGE_BYTES_MAX) {
             return Err(wrong());
         }
@@ -416,7 +415,7 @@ impl FromStr for Work {
     }
 }
 
-/// What a workload is made of, so that several can be made.
+/// The data of a workload, from which several can be created.
 pub(super) enum Material {
     Simple(Work),
     Digits { digits: Vec<Digit<'static>>, expected: Vec<Vec<u8>> },
@@ -464,7 +463,7 @@ impl Material {
         }
     }
 
-    /// What must be stored before anything is asked.
+    /// The requests that store values before the run.
     pub(super) fn stores(&self) -> Option<Memcached<'_>> {
         match self {
             Self::Simple(Work::Memcached { value_bytes, gets_percent }) => {
@@ -476,29 +475,29 @@ impl Material {
     }
 }
 
-/// Why a plan cannot be carried out.
+/// Why a plan is invalid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PlanError {
     /// Not a URL of a server.
     #[error(
-        "`{0}` is no server: write udp://HOST:PORT, tcp://HOST:PORT or shm:///PATH, as `serval serve` prints them"
+        "`{0}` is not a server: write udp://HOST:PORT, tcp://HOST:PORT or shm:///PATH, as `serval serve` prints them"
     )]
     Target(String),
     /// No such workload.
     #[error(
-        "`{0}` is no workload: write echo:BYTES, sockperf:BYTES, scale:NUMBERS, lenet, faces, memcached:BYTES:GETS (of 100 requests; values of at most 1000000 bytes) or faces-database"
+        "`{0}` is not a workload: write echo:BYTES, sockperf:BYTES, scale:NUMBERS, lenet, faces, memcached:BYTES:GETS (values of BYTES bytes, at most 1000000; GETS gets per 100 requests) or faces-database"
     )]
     Work(String),
-    /// A memcached has connections.
+    /// memcached needs TCP connections.
     #[error(
         "the workload `{0}` is memcached's text protocol over TCP: give a tcp:// server, and no other framing"
     )]
     MemcachedOverTcp(Work),
-    /// Shared memory is a class of its own.
+    /// Shared memory has its own class.
     #[error("class T3 is the one of shm:// servers, and the only one they have")]
     SharedMemory,
-    /// Trains are made of datagrams.
-    #[error("class T2 sends trains of datagrams: give a udp:// server, or leave the class out")]
+    /// T2 needs datagrams.
+    #[error("class T2 sends batches of datagrams: give a udp:// server, or leave the class out")]
     BurstOverTcp,
     /// Does not fit a datagram.
     #[error(
@@ -511,20 +510,20 @@ pub enum PlanError {
     /// The rate is outside its range.
     #[error("a rate of {0} requests a second is not possible: it must be in [1, 1e9]")]
     Rate(f64),
-    /// Nothing to share.
+    /// Too few requests for the connections.
     #[error("{0} connections cannot share a window of {1}: use 1 to {1}")]
     Connections(usize, usize),
-    /// Not enough for every client.
+    /// Too few requests or connections for the clients.
     #[error(
         "clients on {0} cores cannot share {1}: give each at least one request in flight and one connection"
     )]
     Clients(usize, usize),
-    /// Replies of one socket could not be told apart.
+    /// Replies on one socket cannot be matched.
     #[error(
         "replies of `{0}` do not say which request they answer, so that every request in flight needs a socket of its own: leave the number of connections out"
     )]
     NoIdentity(Work),
-    /// Where a reply ends is not known.
+    /// The end of a reply is not known.
     #[error(
         "framing {0} does not say where a reply ends: say how long replies are with --expect any:BYTES, or which reply is right with --expect FILE"
     )]
@@ -543,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_and_workloads_are_read_as_they_are_written() {
+    fn targets_and_workloads_round_trip() {
         for text in ["udp://127.0.0.1:9000", "tcp://[::1]:9000", "shm:///run/digits"] {
             assert_eq!(text.parse::<Target>().unwrap().to_string(), text);
         }
@@ -581,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn framings_suit_the_workload() {
+    fn the_default_framing_depends_on_the_workload() {
         let framings = |work| {
             let plan = plan("tcp://127.0.0.1:1", work);
             (plan.framing().to_string(), plan.reply_framing().to_string())

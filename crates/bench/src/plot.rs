@@ -1,11 +1,11 @@
-//! Charts as SVG files: lines over two axes, readable on light and on dark pages and without colours.
+//! Charts as SVG files: lines over two axes, readable on light and dark pages and without colours.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::path::Path;
 
-/// Says in the file that it may be overwritten by the next plot.
+/// Marks a file that may be overwritten by the next plot.
 const MARK: &str = "<!-- made by serval -->";
 const WIDTH: f64 = 760.0;
 /// Height of the area between the axes; titles, legends and captions make the page higher.
@@ -13,7 +13,7 @@ const AREA: f64 = 272.0;
 /// Room left and right of the axes.
 const LEFT: f64 = 84.0;
 const RIGHT: f64 = 36.0;
-/// What may be between the left axis and the page's right edge.
+/// Width of text between the left axis and the page's right edge.
 const TEXT_WIDTH: f64 = WIDTH - LEFT - 12.0;
 /// Sizes of text, and the distance of its lines.
 const TITLE_SIZE: f64 = 16.0;
@@ -22,11 +22,11 @@ const CAPTION_SIZE: f64 = 11.0;
 const TITLE_LINE: f64 = 20.0;
 const LEGEND_LINE: f64 = 20.0;
 const CAPTION_LINE: f64 = 15.0;
-/// Ticks an axis has, about.
+/// Approximate number of ticks of an axis.
 const TICKS: f64 = 6.0;
 
-/// Colours that differ for colour-blind readers too (M. Okabe and K. Ito, "Color Universal Design",
-/// 2008), on light and on dark ground, and a dash pattern for each line.
+/// Colours that can be distinguished by colour-blind readers (M. Okabe and K. Ito, "Color Universal Design", 2008),
+/// on light and dark backgrounds, and a dash pattern for each line.
 const LINES: [(&str, &str, &str); 4] = [
     ("#0072b2", "#56b4e9", ""),
     ("#d55e00", "#ff9d5c", "7 4"),
@@ -34,21 +34,21 @@ const LINES: [(&str, &str, &str); 4] = [
     ("#a0477d", "#e59ac6", "9 3 2 3"),
 ];
 
-/// How values are placed on an axis.
+/// The scale of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
-    /// Evenly, from 0.
+    /// Linear, from 0.
     Linear,
-    /// By their logarithm; values are positive.
+    /// Logarithmic; values are positive.
     Log,
-    /// Shares in [0, 1), such that 90 %, 99 %, 99.9 % are equally far apart.
+    /// Shares in [0, 1), such that 90 %, 99 %, 99.9 % have equal distances.
     Percentile,
 }
 
-/// What the numbers of an axis are.
+/// The unit of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Replies a second; shares, which have their own scale.
+    /// Replies per second; shares, which have their own scale.
     Plain,
     /// Microseconds.
     Microseconds,
@@ -73,16 +73,16 @@ pub fn rates() -> Axis {
 /// One axis.
 #[derive(Clone, Debug)]
 pub struct Axis {
-    /// What it shows, with its unit.
+    /// Its title, with the unit.
     pub label: String,
-    /// How values are placed.
+    /// The scale.
     pub scale: Scale,
-    /// What the values are.
+    /// The unit.
     pub unit: Unit,
 }
 
 impl Axis {
-    /// What a tick says.
+    /// The label of a tick.
     fn name(&self, value: f64) -> String {
         match self.unit {
             _ if self.scale == Scale::Percentile => {
@@ -111,28 +111,29 @@ pub struct Line {
 /// A chart.
 #[derive(Clone, Debug)]
 pub struct Chart {
-    /// What it shows.
+    /// The title.
     pub title: String,
-    /// How it was measured.
+    /// The conditions of the measurement.
     pub caption: String,
     /// Why its numbers cannot be trusted.
     pub warning: Option<String>,
-    /// From left to right.
+    /// The horizontal axis.
     pub x: Axis,
-    /// From bottom to top.
+    /// The vertical axis.
     pub y: Axis,
-    /// At most four can be told apart.
+    /// At most four can be distinguished.
     pub lines: Vec<Line>,
 }
 
-/// Writes a chart. A file that is there and was not made by this function is left alone.
+/// Writes a chart. An existing file that was not written by this function is not changed.
 pub fn save(chart: &Chart, path: &Path) -> io::Result<()> {
     match File::open(path) {
         Ok(file) => {
             let mut head = Vec::new();
             file.take(512).read_to_end(&mut head)?;
             if !String::from_utf8_lossy(&head).contains(MARK) {
-                let what = "it is there and no plot of serval: move it away or choose another name";
+                let what =
+                    "the file exists and is not a plot of serval: move it or choose another name";
                 return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
             }
         }
@@ -143,7 +144,7 @@ pub fn save(chart: &Chart, path: &Path) -> io::Result<()> {
 }
 
 impl Scale {
-    /// A value's place before it is stretched to the axis; `None` for values that have none.
+    /// A value's position before scaling; `None` for values without one.
     fn place(self, value: f64) -> Option<f64> {
         let place = match self {
             Self::Linear => value,
@@ -153,7 +154,7 @@ impl Scale {
         place.is_finite().then_some(place)
     }
 
-    /// Ticks for places in `range`: their places and values.
+    /// Ticks in a `range` of positions: their positions and values.
     fn ticks(self, range: (f64, f64)) -> Vec<(f64, f64)> {
         let (low, high) = range;
         match self {
@@ -178,7 +179,7 @@ impl Scale {
         }
     }
 
-    /// The range of places that holds all of these.
+    /// The range of positions that contains all of these.
     fn range(self, values: impl Iterator<Item = f64>) -> (f64, f64) {
         let mut places = values.filter_map(|value| self.place(value)).peekable();
         if places.peek().is_none() {
@@ -191,14 +192,14 @@ impl Scale {
                 let step = nice(high.max(1e-9) / TICKS);
                 (0.0, (high / step).ceil().max(1.0) * step)
             }
-            // At least a factor of two, with some room.
+            // At least a factor of two, with a margin.
             Self::Log => (low - 0.05, high.max(low + 0.3) + 0.05),
             Self::Percentile => (0.0, high.max(1.0)),
         }
     }
 }
 
-/// The largest of 1, 2 and 5 times a power of ten that is not over `value`.
+/// The largest of 1, 2 and 5 times a power of ten that does not exceed `value`.
 fn nice(value: f64) -> f64 {
     let power = 10f64.powf(value.log10().floor());
     [5.0, 2.0, 1.0].map(|step| step * power).into_iter().find(|s| *s <= value).unwrap_or(power)
@@ -215,12 +216,12 @@ fn si(value: f64) -> String {
     trim(format!("{scaled:.3}")) + prefix
 }
 
-/// Without zeros behind the point.
+/// Removes trailing zeros after the decimal point.
 fn trim(number: String) -> String {
     number.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// How wide a text is at most: fonts differ, this is for a wide one (DejaVu Sans).
+/// Maximum width of a text: for a wide font (DejaVu Sans).
 fn text_width(text: &str, size: f64) -> f64 {
     let em = |c: char| match c {
         'i' | 'j' | 'l' | 't' | 'f' | 'r' | '.' | ',' | ':' | ';' | '\'' | '|' | '!' | ' '
@@ -233,7 +234,7 @@ fn text_width(text: &str, size: f64) -> f64 {
     size * text.chars().map(em).sum::<f64>()
 }
 
-/// The text in lines that are no wider than this; words that are wider are cut.
+/// The text in lines up to this width; wider words are split.
 fn wrap(text: &str, size: f64, width: f64) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
@@ -262,19 +263,19 @@ fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
-/// Where things are on the page, from top to bottom.
+/// The layout of the page, from top to bottom.
 struct Layout {
     title: Vec<String>,
-    /// Where each line of the chart stands in the legend.
+    /// Position of each line of the chart in the legend.
     legend: Vec<(f64, f64)>,
     top: f64,
     bottom: f64,
-    /// Lines below the axes, warnings first, and whether they are one.
+    /// Lines below the axes, warnings first, and whether each is a warning.
     notes: Vec<(String, bool)>,
     height: f64,
 }
 
-/// Length of the line in front of a name in the legend, with its distance.
+/// Length of the line sample in front of a name in the legend, with its distance.
 const LEGEND_MARK: f64 = 34.0;
 
 impl Layout {
@@ -461,7 +462,7 @@ mod tests {
         size.split('"').next().unwrap().parse().unwrap()
     }
 
-    /// Where each text begins and ends, and its line.
+    /// Start and end of each text, and its line.
     fn extents(svg: &str) -> Vec<(f64, f64, f64, String)> {
         let texts = svg.split("<text ").skip(1).map(|text| text.split("</text>").next().unwrap());
         texts
@@ -475,7 +476,7 @@ mod tests {
                 let size = of("font-size").map_or(TEXT_SIZE, |size| size.parse().unwrap());
                 let width = text_width(&text, size);
                 if attributes.starts_with("transform") {
-                    // The label of the left axis runs upwards from the middle of that.
+                    // The label of the left axis runs upwards from its middle.
                     let middle =
                         attributes.split([' ', ')']).nth(1).unwrap().parse::<f64>().unwrap();
                     return (middle - width / 2.0, middle + width / 2.0, 22.0, text);
@@ -500,7 +501,7 @@ mod tests {
         }
     }
 
-    /// Numbers in the attributes that place things.
+    /// Numbers in the attributes of positions.
     fn numbers(svg: &str) -> Vec<f64> {
         let body = svg.split("</style>").nth(1).unwrap();
         let words = body.split(|c: char| !(c.is_ascii_digit() || c == '.' || c == '-'));
@@ -522,7 +523,7 @@ mod tests {
             chart.lines = names.map(line).into();
             all_text_is_on_the_page(&chart);
             let svg = chart.svg();
-            // Every word is there.
+            // Every word is present.
             let shown: String = extents(&svg).into_iter().map(|(.., text)| text).collect();
             let count = |text: &str| text.matches("4096,").count();
             assert_eq!(count(&shown), 4 + 12 + 6, "{shown}");
@@ -533,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn latencies_have_the_unit_that_suits_them() {
+    fn latencies_have_a_suitable_unit() {
         let name = |us| latencies().name(us);
         let names = [0.005, 0.5, 1.0, 50.0, 1000.0, 2e5, 1e6, 2e7].map(name);
         assert_eq!(names, ["5 ns", "500 ns", "1 us", "50 us", "1 ms", "200 ms", "1 s", "20 s"]);
@@ -577,7 +578,7 @@ mod tests {
         let svg = chart(Scale::Percentile, vec![(0.5, 1.0), (0.999, 20.0), (1.0, 30.0)]).svg();
         assert!(svg.contains("a &lt; b &amp; c") && svg.contains(">99.9 %</text>"));
         assert!(svg.contains("prefers-color-scheme:dark") && svg.contains(">p99</text>"));
-        assert!(numbers(&svg).iter().all(|n| n.abs() < 1000.0), "the maximum has no place");
+        assert!(numbers(&svg).iter().all(|n| n.abs() < 1000.0), "the maximum has no position");
         for (value, text) in [(0.0, "0"), (1500.0, "1.5k"), (2e6, "2M"), (0.25, "0.25")] {
             assert_eq!(si(value), text);
         }

@@ -1,4 +1,4 @@
-//! What a measurement found, and whether it is to be believed.
+//! The report of a measurement, and whether it is valid.
 
 use std::time::Duration;
 
@@ -7,23 +7,23 @@ use serde_json::{Value as Json, json};
 use super::{Class, Mode, Plan, Target};
 use crate::client::{Outcome, distribution_us};
 
-/// How far a run may be from Little's law.
+/// Tolerance of Little's law.
 const LITTLE_TOLERANCE: f64 = 0.05;
-/// Share of the window of a closed loop that is in flight in the mean, at least: who sends in trains or
-/// waits for its turn fills it less than whole.
+/// Minimum share of the window of a closed loop that is in flight in the mean: clients that send in batches or wait
+/// for their turn do not fill it completely.
 const FILLED_MIN: f64 = 0.7;
-/// At most; what is above 1 is the inaccuracy of the clock's looks.
+/// Maximum; values above 1 are due to the accuracy of clock readings.
 const FILLED_MAX: f64 = 1.05;
-/// Share of a closed loop's requests that may be lost: what is lost was not served, and a client that
-/// waits for it loads the server less than it says.
+/// Maximum share of lost requests in a closed loop: lost requests were not served, and a client that waits for them
+/// loads the server less than it reports.
 const LOST_MAX: f64 = 0.001;
-/// Share of an open loop's arrivals that may be left unsent.
+/// Maximum share of an open loop's arrivals that may be unsent.
 const UNSENT_MAX: f64 = 0.01;
-/// Share of the measured part that a server which loses requests may end with in silence.
+/// Maximum share of silence at the end of the measured part, if requests were lost.
 const SILENCE_MAX: f64 = 0.1;
-/// Fewer replies than this say nothing about a distribution.
+/// Minimum number of replies for a distribution.
 const REPLIES_MIN: u64 = 100;
-/// From this share on, the client or the server has no time left.
+/// From this share on, the client or the server is fully loaded.
 const BUSY: f64 = 0.95;
 
 /// One measurement. All times are nanoseconds of CLOCK_MONOTONIC or CPU time.
@@ -33,47 +33,47 @@ pub struct Report {
     pub target: String,
     /// The kind of client.
     pub class: Class,
-    /// When requests left.
+    /// When requests were sent.
     pub mode: Mode,
-    /// What was asked.
+    /// The workload.
     pub work: String,
     /// Requests sent, or in flight when the measurement began.
     pub sent: u64,
-    /// Right replies.
+    /// Correct replies.
     pub replied: u64,
-    /// Replies that were not the right ones.
+    /// Wrong replies.
     pub wrong: u64,
     /// Requests without a reply in time.
     pub lost: u64,
-    /// Replies that came twice.
+    /// Duplicate replies.
     pub duplicated: u64,
-    /// Right replies that came after their request had been given up.
+    /// Correct replies that arrived after their request had been given up.
     pub late: u64,
-    /// The share of gets that found their value, where there were any.
+    /// The share of gets that found their value, if there were any.
     pub hit_ratio: Option<f64>,
-    /// Right replies a second.
+    /// Correct replies per second.
     pub rate: f64,
     /// From sending (open loop: arrival) to reply.
     pub latency: Latency,
-    /// Shares of the replies, and the microseconds they took at most: the whole distribution.
+    /// Shares of the replies, and the corresponding latencies in microseconds: the whole distribution.
     pub distribution_us: Vec<(f64, f64)>,
-    /// Requests in flight by Little's law, over those there were by the client's count: in a closed loop
-    /// of sockets and connections, rate x mean latency / window. Requests that were lost or were in
-    /// flight at the beginning or the end count with the measured time they were in flight.
+    /// Requests in flight by Little's law, divided by the client's own count: in a closed loop of sockets and
+    /// connections, rate x mean latency / window. Requests that were lost or were in flight at the beginning or the
+    /// end count with their measured time in flight.
     pub little: f64,
-    /// Requests in flight, in the mean.
+    /// Mean number of requests in flight.
     pub in_flight: f64,
-    /// CPU time of the client for each reply; a client that polls uses all of its core.
+    /// CPU time of the client per reply; a client that polls uses all of its core.
     pub client_cpu_ns_per_message: f64,
-    /// Time of the client's loop in which it did anything, for each reply.
+    /// Busy time of the client's loop per reply.
     pub client_busy_ns_per_message: f64,
-    /// The share of the time in which the client did anything; of several clients, in the mean.
+    /// The share of the time in which the client was busy; the mean of several clients.
     pub client_busy: f64,
-    /// The share of the time that others took from the client; of several clients, in the mean.
+    /// The share of the time that other processes took from the client; the mean of several clients.
     pub stolen: f64,
-    /// What the server used, as far as it was looked at.
+    /// The server's resource use, as far as it was observed.
     pub server: ServerCost,
-    /// Why none of this is to be believed; a cause comes before its consequences. Empty: it is.
+    /// Why the report is not valid; causes before their consequences. Empty: it is.
     pub reasons: Vec<Void>,
 }
 
@@ -94,45 +94,45 @@ pub struct Latency {
     pub max_ns: u64,
 }
 
-/// What the server used in the mean, in cores (seconds a second).
+/// Mean resource use of the server, in cores (seconds per second).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ServerCost {
     /// CPU time of its process; polling counts.
     pub cores: Option<f64>,
-    /// Time in which its workers found something to do, by its own metrics.
+    /// Time in which its workers found work, from its metrics.
     pub busy: Option<f64>,
 }
 
-/// What kept the rate from being higher.
+/// What limited the rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bottleneck {
-    /// The client had no time left: the server may be faster than this.
+    /// The client was fully loaded: the server may be faster than this.
     Client,
-    /// The client had time left: the server, or the window or rate asked for.
+    /// The client was not: the server, or the window or rate.
     Elsewhere,
 }
 
-/// Why a run is not to be believed.
+/// Why a run is not valid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Void {
-    /// The client could not have its core.
+    /// The client could not use its core.
     #[error("the client cannot be pinned to core {core}: {why}")]
     NotPinned {
-        /// The core asked for.
+        /// The configured core.
         core: usize,
-        /// What the host kernel said.
+        /// The host kernel's error.
         why: String,
     },
-    /// A signal came.
+    /// A signal was received.
     #[error("the run was interrupted")]
     Interrupted,
     /// Wrong replies.
     #[error("{0} replies were wrong{1}")]
     Wrong(u64, &'static str),
-    /// Replies that came twice.
-    #[error("{0} replies came twice")]
+    /// Duplicate replies.
+    #[error("{0} replies were duplicates")]
     Duplicated(u64),
-    /// The server accepts nobody any more.
+    /// The server accepts no more connections.
     #[error("the server closed its port during the run: did it end?")]
     Gone,
     /// The server stopped answering.
@@ -146,7 +146,7 @@ pub enum Void {
         percent = 100.0 * LOST_MAX
     )]
     Lost(u64),
-    /// Fewer were in flight than asked for, since connections ended.
+    /// Fewer requests were in flight than configured, since connections ended.
     #[error(
         "{0} connections were closed by the server or fell silent, and {1} requests were lost with them, so that fewer were in flight than were asked for: look for the reason in the server's log and counters"
     )]
@@ -157,17 +157,17 @@ pub enum Void {
         if *.1 {
             "the client had no processor time left, so it sent late and its latencies are not those of the server; give it more cores (--core) or ask for less in flight"
         } else {
-            "the client did not keep as many in flight as were asked for, or its latencies are wrong; run it again while the machine is quiet"
+            "the client did not keep the configured number in flight, or its latencies are wrong; run it again while the machine is quiet"
         }
     )]
     Little(f64, bool),
-    /// The client was not let work.
+    /// The client did not have its core to itself.
     #[error(
         "other processes used {} % of the client's core: keep the machine quiet, give the client a core of its own (--core), or ask for less in flight",
         percent(*.0)
     )]
     Stolen(f64),
-    /// The open loop was none.
+    /// The open loop could not send its rate.
     #[error(
         "{:.1} % of the requests could not be sent, since {}: ask for a lower rate", 100.0 * .0,
         if *.1 { "the client is too slow" } else { "too many were in flight" }
@@ -180,16 +180,16 @@ pub enum Void {
     Few(u64),
 }
 
-/// A share in percent, rounded up: it never looks smaller than the limit it is over.
+/// A share in percent, rounded up: it never looks smaller than the exceeded limit.
 fn percent(share: f64) -> u64 {
     (100.0 * share - 1e-6).ceil() as u64
 }
 
 impl Void {
-    /// The option of `serval bench` that accepts a run in spite of this. Nothing accepts replies that are wrong.
+    /// The option of `serval bench` that accepts such a run. Wrong replies are never accepted.
     pub fn accepted_by(&self) -> Option<String> {
         match self {
-            // With some room for the next run.
+            // With a margin for the next run.
             Self::Stolen(share) => {
                 Some(format!("--stolen-max {}", ((percent(*share) + 3) / 5 * 5 + 5).min(100)))
             }
@@ -273,7 +273,7 @@ impl Report {
         report
     }
 
-    /// Whether the numbers can be believed.
+    /// Whether the numbers can be trusted.
     pub fn is_trusted(&self) -> bool {
         self.reasons.is_empty()
     }
@@ -283,12 +283,12 @@ impl Report {
         self.reasons.first()
     }
 
-    /// Whether there are numbers at all: a run that could not begin has none.
+    /// Whether there are numbers: a run that could not begin has none.
     pub fn has_numbers(&self) -> bool {
         self.rate > 0.0
     }
 
-    /// What makes the run void, causes before their consequences.
+    /// The reasons that make the run void, causes before their consequences.
     fn judge(&self, plan: &Plan, window: Option<usize>, outcome: &Outcome) -> Vec<Void> {
         let mut reasons = Vec::new();
         if plan.cancel.load(std::sync::atomic::Ordering::Relaxed) {
@@ -323,7 +323,7 @@ impl Report {
         if outcome.latency.len() < REPLIES_MIN {
             reasons.push(Void::Few(outcome.latency.len()));
         } else if let Some(ratio) = self.contradiction(closed, window, outcome) {
-            // What a closed connection held is not in flight until another one is open.
+            // The requests of a closed connection are not in flight until another one is open.
             let tcp = matches!(plan.target, Target::Tcp(_));
             reasons.push(match outcome.reconnects {
                 times @ 1.. if tcp => Void::Closed(times, outcome.lost),
@@ -333,7 +333,7 @@ impl Report {
         reasons
     }
 
-    /// The sides of Little's law as a ratio, where they contradict each other.
+    /// The ratio of the sides of Little's law, if they contradict each other.
     fn contradiction(
         &self,
         closed: Option<usize>,
@@ -343,14 +343,13 @@ impl Report {
         if !little_holds(self.little, LITTLE_TOLERANCE) {
             return Some(self.little);
         }
-        // Both sides of that are sums of the same client: the window asked for is not.
+        // Both sides are sums of the same client: the configured window is not.
         let filled = self.in_flight / closed? as f64;
         if !(FILLED_MIN..=FILLED_MAX).contains(&filled) {
             return Some(filled);
         }
-        // What is shown has to obey it as well, but for requests that were in flight at the beginning
-        // or the end: of those, the latency counts whole or not at all. What was lost has no latency,
-        // but it was in flight.
+        // The reported values must obey it as well, except for requests that were in flight at the beginning or the
+        // end, whose latency counts completely or not at all. Lost requests have no latency, but were in flight.
         let elapsed_ns = outcome.elapsed.as_nanos().max(1) as f64;
         let in_flight = window.map_or(self.in_flight, |window| window as f64);
         let lost = outcome.lost_ns as f64 / elapsed_ns;
@@ -359,22 +358,22 @@ impl Report {
         (!little_holds(shown, LITTLE_TOLERANCE + edge)).then_some(shown)
     }
 
-    /// What kept the rate from being higher.
+    /// What limited the rate.
     pub fn bottleneck(&self) -> Bottleneck {
         if self.client_busy >= BUSY { Bottleneck::Client } else { Bottleneck::Elsewhere }
     }
 
-    /// CPU time of the server for each reply, if its process is known.
+    /// CPU time of the server per reply, if its process is known.
     pub fn server_cpu_ns_per_message(&self) -> Option<f64> {
         self.server.cores.filter(|_| self.rate > 0.0).map(|cores| 1e9 * cores / self.rate)
     }
 
-    /// Time for which the server's workers had something to do for each reply, if its metrics are known.
+    /// Busy time of the server's workers per reply, if its metrics are known.
     pub fn server_busy_ns_per_message(&self) -> Option<f64> {
         self.server.busy.filter(|_| self.rate > 0.0).map(|busy| 1e9 * busy / self.rate)
     }
 
-    /// Everything, for programs. A run without replies has no numbers but counts.
+    /// Everything as JSON. A run without replies has only counts.
     pub fn to_json(&self) -> Json {
         let (mode, asked) = match self.mode {
             Mode::Closed { window } => ("closed", json!({ "window": window })),
@@ -416,7 +415,7 @@ impl Report {
     }
 }
 
-/// A reason for programs; `accepted_by` is there where an option accepts it.
+/// A reason as JSON, with `accepted_by` if an option accepts it.
 fn reason_json(reason: &Void) -> Json {
     let mut json = json!({ "reason": reason.to_string() });
     if let (Some(fields), Some(option)) = (json.as_object_mut(), reason.accepted_by()) {
@@ -425,7 +424,7 @@ fn reason_json(reason: &Void) -> Json {
     json
 }
 
-/// Little's law, as a ratio of its sides.
+/// Little's law, as the ratio of its sides.
 fn little_holds(ratio: f64, tolerance: f64) -> bool {
     (ratio - 1.0).abs() <= tolerance
 }
@@ -436,7 +435,7 @@ mod tests {
     use crate::client;
     use proptest::prelude::*;
 
-    /// What a client with `really` requests in flight reports when each takes `took_ns`.
+    /// The result of a client with `really` requests in flight when each takes `took_ns`.
     fn outcome(really: u64, took_ns: u64, replies: u64) -> Outcome {
         let mut outcome = Outcome::new(client::latencies());
         outcome.latency.record_n(took_ns, replies).unwrap();
@@ -481,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn causes_are_told_before_consequences() {
+    fn causes_are_reported_before_consequences() {
         let plan = Plan::new("udp://127.0.0.1:9".parse().unwrap());
         let mut bad = outcome(1, 1000, 10_000);
         assert_eq!(judged(&plan, &bad), None);
@@ -499,20 +498,23 @@ mod tests {
     }
 
     #[test]
-    fn closed_connections_are_told_before_the_law_that_they_break() {
+    fn closed_connections_are_reported_before_littles_law() {
         let mut bad = outcome(1, 1000, 10_000);
         (bad.lost, bad.reconnects, bad.in_flight_ns) = (5, 2, bad.in_flight_ns / 2);
         let tcp = Plan::new("tcp://127.0.0.1:9".parse().unwrap());
         assert_eq!(judged(&tcp, &bad), Some(Void::Closed(2, 5)));
         let udp = Plan::new("udp://127.0.0.1:9".parse().unwrap());
-        assert!(matches!(judged(&udp, &bad), Some(Void::Little(..))), "a socket is no connection");
+        assert!(
+            matches!(judged(&udp, &bad), Some(Void::Little(..))),
+            "a socket is not a connection"
+        );
         bad.in_flight_ns *= 2;
-        assert_eq!(judged(&tcp, &bad), None, "one that was opened again at once");
+        assert_eq!(judged(&tcp, &bad), None, "a connection that was reopened at once");
     }
 
     #[test]
     fn a_closed_loop_fills_its_window_and_loses_nothing() {
-        // Without a window that the client keeps full (trains, shared memory), and with what is lost.
+        // Without a window that is always full (batches, shared memory), and with losses.
         let judged = |plan: &Plan, outcome: &Outcome| {
             Report::new(plan, None, outcome, ServerCost::default()).void().cloned()
         };
@@ -525,13 +527,13 @@ mod tests {
             matches!(half, Some(Void::Little(share, _)) if (share - 0.5).abs() < 0.01),
             "{half:?}"
         );
-        // Latencies that are not those of what was in flight.
+        // Latencies that do not match the requests in flight.
         let mut other = outcome(64, 10_000, 100_000);
         other.latency.reset();
         other.latency.record_n(5_000, 100_000).unwrap();
         other.lost = 1;
         assert!(matches!(judged(&plan, &other), Some(Void::Little(..))));
-        // A few lost requests explain what they held, and no more.
+        // A few lost requests explain their own time, and no more.
         let mut few = outcome(64, 10_000, 100_000);
         (few.lost, few.lost_ns) = (50, few.in_flight_ns / 10);
         few.in_flight_ns += few.lost_ns;
@@ -543,11 +545,11 @@ mod tests {
         (few.lost, few.lost_ns) = (101, few.in_flight_ns / 11);
         assert_eq!(judged(&plan, &few), Some(Void::Lost(101)));
         plan.mode = Mode::Open { rate: 1000.0 };
-        assert_eq!(judged(&plan, &few), None, "an open loop does not stand still for what is lost");
+        assert_eq!(judged(&plan, &few), None, "an open loop does not wait for lost requests");
     }
 
     #[test]
-    fn programs_are_told_whether_to_trust_the_numbers() {
+    fn the_json_says_whether_the_numbers_are_trusted() {
         let mut plan = Plan::new("udp://127.0.0.1:9".parse().unwrap());
         let sound = Report::new(&plan, Some(1), &outcome(1, 1000, 10_000), ServerCost::default());
         assert_eq!(sound.to_json()["latency_ns"]["p50"], 1000);
@@ -563,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reason_is_told_and_only_a_stolen_core_is_accepted_by_an_option() {
+    fn every_reason_is_reported_and_only_a_stolen_core_is_accepted_by_an_option() {
         let mut plan = Plan::new("udp://127.0.0.1:9".parse().unwrap());
         let mut bad = outcome(1, 1000, 10_000);
         bad.stolen = bad.elapsed / 10;

@@ -1,4 +1,4 @@
-//! Rates and times as people read them.
+//! Rates and times as text.
 
 /// `71.3 k/s`.
 pub fn per_second(rate: f64) -> String {

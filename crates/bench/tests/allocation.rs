@@ -1,9 +1,9 @@
-//! The way of a message allocates nothing and frees nothing: a trap watches the workers of real servers,
-//! their turns, their sockets and the kernels on them.
+//! The message path allocates and frees nothing: a trap monitors the workers of real servers, their turns, their
+//! sockets and the kernels on them.
 //!
-//! The workers are warm: the same load has passed before, more of it at a time. Memory that grows with
-//! what clients do (a connection that pipelines deeper than any before it) is bounded and kept. What may
-//! allocate is the life of a client, not of a message: [`CONTROL`].
+//! The workers are warm: a larger load of the same kind ran before. Memory that grows with the behaviour of clients
+//! (a connection that pipelines deeper than any before it) is bounded and kept. Allocations are allowed for the
+//! connection of a client, not for a message: [`CONTROL`].
 
 mod common;
 
@@ -24,16 +24,16 @@ use wire::nic::Transport;
 #[global_allocator]
 static TRAP: Trap = Trap;
 
-/// How long a load lasts.
+/// Duration of a load.
 const LOAD: Duration = Duration::from_millis(250);
-/// The exceptions: the turn lets a client in or out here.
+/// The exceptions: functions in which the turn adds or removes a client.
 const CONTROL: &[&str] = &["accept_connections", "collect_connections"];
 
-/// The name of a thread that takes turns, and of one that runs kernels.
+/// The names of threads that run turns, and of threads that run kernels.
 const WORKER: &str = "serval-worker";
 const ACCELERATOR: &str = "cpu-";
 
-/// Runs `load` while workers and accelerators are watched; the offences of messages, in words.
+/// Runs `load` while workers and accelerators are monitored; returns the violations by messages as text.
 fn offences(load: impl FnOnce()) -> Vec<String> {
     let mut watched = allocation::threads_named(WORKER);
     watched.extend(allocation::threads_named(ACCELERATOR));
@@ -53,8 +53,8 @@ fn offences(load: impl FnOnce()) -> Vec<String> {
     found
 }
 
-/// Warms up with `load(0)`, then watches `load(1)`, which must be less: what waits in a queue in one run need
-/// not wait in the next.
+/// Warms up with `load(0)`, then monitors `load(1)`, which must be less: messages that wait in a queue in one run
+/// need not wait in the next.
 fn nothing_is_allocated(what: &str, mut load: impl FnMut(usize)) {
     load(0);
     load(0);
@@ -80,7 +80,7 @@ fn crowds(server: &Server) -> [Crowd; 2] {
     ]
 }
 
-/// All that clients may have in flight, or less. A connection's queues first grow to four places, so that of
+/// The maximum that clients may have in flight, or less. A connection's queues first grow to four places, so that of
 /// those that waited at all in the warm-up none grows when four are in flight.
 fn exchange_crowds(crowds: &mut [Crowd; 2], half: usize) {
     crowds[0].widen(8 >> half);
@@ -102,7 +102,7 @@ fn finish(server: Server) {
     assert!(server.shutdown().is_clean());
 }
 
-/// The offences of a thread called like a worker that does `work`.
+/// The violations of a thread with a worker's name that runs `work`.
 fn offences_of(work: impl FnOnce() + Send + 'static) -> Vec<String> {
     let number = std::thread::Builder::new().name(format!("{WORKER}-x"));
     let (say, hear) = std::sync::mpsc::channel();
@@ -124,7 +124,7 @@ fn allocate(bytes: usize) {
     drop(std::hint::black_box(vec![1_u8; bytes]));
 }
 
-/// Called like one of the exceptions.
+/// Has the name of one of the exceptions.
 #[inline(never)]
 fn accept_connections(times: usize) {
     for _ in 0..times {
@@ -134,7 +134,7 @@ fn accept_connections(times: usize) {
 }
 
 #[test]
-fn the_trap_catches_who_allocates_and_who_frees() {
+fn the_trap_catches_allocations_and_frees() {
     let _alone = alone();
     let found = offences_of(|| allocate(77));
     assert!(found.iter().any(|offence| offence.contains("allocates 77 bytes")), "{found:?}");
@@ -142,7 +142,7 @@ fn the_trap_catches_who_allocates_and_who_frees() {
 }
 
 #[test]
-fn exceptions_hide_nobody() {
+fn exceptions_do_not_hide_other_threads() {
     let _alone = alone();
     let found = offences_of(|| {
         accept_connections(500);
@@ -190,7 +190,7 @@ fn accelerator_threads() {
     finish(server);
 }
 
-/// The server asked and the server asking are both watched.
+/// Both servers are monitored: the one with the backend and the backend itself.
 #[test]
 fn backends() {
     let _alone = alone();
@@ -260,13 +260,13 @@ fn shared_memory() {
     }
 }
 
-/// Sends and takes whatever comes, for as long as a load lasts.
+/// Sends and receives for the duration of a load.
 fn flood(client: &UdpSocket, messages: &[Vec<u8>], times: usize) {
     client.set_nonblocking(true).unwrap();
     let until = Instant::now() + LOAD;
     while Instant::now() < until {
         for message in messages.iter().cycle().take(times * messages.len()) {
-            // A full socket buffer is as good.
+            // A full socket buffer is equivalent.
             let _ = client.send(message);
         }
         while client.recv(&mut [0; 2000]).is_ok() {}
@@ -309,7 +309,7 @@ fn drops_and_time_outs() {
     }
 }
 
-/// A connection's life is an exception only while it begins.
+/// Opening a connection is an exception, its messages are not.
 #[test]
 fn connections_come_and_go() {
     let _alone = alone();

@@ -1,6 +1,5 @@
-//! The programs that Serval is compared with: each answers every message right, says what it did when
-//! it is asked to end, and refuses flags it does not know. A baseline that answers wrong or not at all
-//! would be easy to beat.
+//! The programs that Serval is compared with: each answers every message correctly, prints its totals when it ends,
+//! and refuses unknown flags. A baseline with wrong or missing answers would be easy to beat.
 // xtask: ci
 
 mod common;
@@ -20,7 +19,7 @@ use serde_json::Value as Json;
 use wire::framing::Framing;
 use wire::nic::Transport;
 
-/// The folder of the programs, built by the first test that asks.
+/// The folder of the programs, built by the first test that needs it.
 fn folder() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -58,7 +57,7 @@ impl Baseline {
         Self { process, output, address: address.parse().unwrap(), what: line.to_owned() }
     }
 
-    /// Ends it; what it says must account for at least `replies`.
+    /// Ends it; its totals must contain at least `replies`.
     fn end(mut self, replies: u64) {
         self.process.signal("TERM");
         let mut rest = String::new();
@@ -72,7 +71,7 @@ impl Baseline {
     }
 }
 
-/// Asks over UDP, one message a time and many.
+/// Sends requests over UDP, one at a time and many at once.
 fn answers_udp(line: &str, messages: &mut dyn Workload) {
     let server = Baseline::start(line);
     let mut replies = 0;
@@ -98,7 +97,7 @@ fn answers_tcp(line: &str, request_bytes: u32, reply_bytes: u32, messages: &mut 
     server.end(outcome.replied);
 }
 
-/// Messages and the answers that Serval's kernel of that name gives.
+/// Messages, and the answers of Serval's kernel with that name.
 struct AsTheKernel {
     function: KernelFunction,
     messages: Vec<Vec<u8>>,
@@ -141,7 +140,7 @@ const HOST_CENTRIC_FORMS: &[&str] =
     &["", " --pinning same", " --workers 3 --batch 5", " --workers 2 --gso", " --spin"];
 
 #[test]
-fn every_form_of_echo_sends_back_what_came() {
+fn every_form_of_echo_returns_the_message() {
     for form in ECHO_FORMS {
         answers_udp(&format!("echo{form}"), &mut Echo::new(64));
     }
@@ -149,12 +148,12 @@ fn every_form_of_echo_sends_back_what_came() {
     for form in ["", " --blocking"] {
         answers_tcp(&format!("echo --tcp --frame 100{form}"), 100, 100, &mut Echo::new(100));
     }
-    // So long that a socket does not take all replies at once.
+    // So long that a socket does not accept all replies at once.
     answers_tcp("echo --tcp --frame 65536", 65_536, 65_536, &mut Echo::new(65_536));
 }
 
 #[test]
-fn every_form_of_the_host_centric_server_sends_back_what_came() {
+fn every_form_of_the_host_centric_server_returns_the_message() {
     for form in HOST_CENTRIC_FORMS {
         answers_udp(&format!("host_centric{form}"), &mut Echo::new(64));
     }
@@ -174,7 +173,7 @@ fn functions_answer_as_the_kernels() {
 }
 
 #[test]
-fn messages_of_a_wrong_kind_get_no_reply_and_hold_up_nobody() {
+fn wrong_messages_get_no_reply_and_delay_no_others() {
     for line in
         ["echo --handler lenet", "echo --handler lenet --gso", "host_centric --handler lenet"]
     {
@@ -199,7 +198,7 @@ fn messages_of_a_wrong_kind_get_no_reply_and_hold_up_nobody() {
     server.end(1);
 }
 
-/// What Serval's own service answers to the same question.
+/// The answer of Serval's own service to the same request.
 fn serval_says(memcached: &Memcached) -> impl FnMut(&[u8]) -> Vec<u8> {
     let backend = Backend::new("db", Transport::Tcp, memcached.address(), Framing::Memcached);
     let service = Service {
@@ -237,7 +236,7 @@ fn faces_are_verified_as_by_the_kernel() {
     let mut serval = serval_says(&memcached);
     let mut answers = Vec::new();
     for n in 0..LABELS {
-        for (label_of, picture_of) in [(n, n), (n, (n + 1) % LABELS), (NOBODY + n, n)] {
+        for (label_of, picture_of) in [(n, n), (n, (n + 1) % LABELS), (UNKNOWN_LABEL + n, n)] {
             let question = request(label_of, picture_of);
             let answer = serval(&question);
             answers.push((question, answer));
@@ -247,7 +246,7 @@ fn faces_are_verified_as_by_the_kernel() {
     assert_eq!([MATCH, NO_MATCH, UNKNOWN].map(verdicts), [LABELS; 3]);
     for form in FACES_FORMS {
         let server = start_faces(form, &memcached, 15_000);
-        // A socket for each question, so that replies in any order are told apart.
+        // A socket for each question, so that replies in any order can be matched.
         let clients: Vec<UdpSocket> = answers.iter().map(|_| udp_client(server.address)).collect();
         for _ in 0..3 {
             for (client, (question, _)) in clients.iter().zip(&answers) {
@@ -265,7 +264,7 @@ fn faces_are_verified_as_by_the_kernel() {
 }
 
 #[test]
-fn a_database_that_stands_still_or_is_gone_is_said_and_found_again() {
+fn a_stopped_or_killed_database_is_reported_and_reconnected() {
     for form in ["--mode sync", "--mode async", "--mode async --wait spin --connections 2"] {
         let mut memcached = Memcached::start();
         memcached.fill();
@@ -293,7 +292,7 @@ fn run(line: &str) -> Output {
 }
 
 #[test]
-fn bare_loops_say_their_rate() {
+fn bare_loops_print_their_rate() {
     for function in ["lenet", "faces", "echo"] {
         let done = run(&format!("bare --function {function} --seconds 1"));
         assert!(done.status.success());

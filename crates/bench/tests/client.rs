@@ -10,7 +10,7 @@ use std::time::Duration;
 use bench::client::{self, ClientError, Echo, Load, Stream, Workload};
 use wire::framing::Framing;
 
-/// A UDP server on its own thread that sends what `answer` says for the n-th datagram.
+/// A UDP server on its own thread that sends the result of `answer` for the n-th datagram.
 struct UdpServer {
     address: SocketAddr,
     stop: Arc<AtomicBool>,
@@ -50,7 +50,7 @@ fn load(window: usize, requests: u64) -> Load {
     Load { window, requests, timeout: Duration::from_secs(20), ..Load::default() }
 }
 
-/// A TCP server that hands each connection to `serve` on a thread of its own.
+/// A TCP server that runs `serve` for each connection on its own thread.
 fn tcp_server(serve: impl Fn(usize, std::net::TcpStream) + Send + Sync + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -66,7 +66,7 @@ fn tcp_server(serve: impl Fn(usize, std::net::TcpStream) + Send + Sync + 'static
     address
 }
 
-/// Sends back what comes, `most` bytes at a time.
+/// Echoes, `most` bytes at a time.
 fn echo(mut stream: std::net::TcpStream, most: usize) {
     let mut buffer = vec![0; most];
     while let Ok(len @ 1..) = stream.read(&mut buffer) {
@@ -89,7 +89,7 @@ fn every_datagram_is_asked_once_and_checked() {
 }
 
 #[test]
-fn lost_datagrams_are_counted_and_the_rest_goes_on() {
+fn lost_datagrams_are_counted_and_the_run_continues() {
     let server =
         UdpServer::start(|n, request| if n % 10 == 3 { vec![] } else { vec![request.to_vec()] });
     let brief = Load { timeout: Duration::from_millis(500), ..load(8, 100) };
@@ -101,18 +101,18 @@ fn lost_datagrams_are_counted_and_the_rest_goes_on() {
 
 #[test]
 fn a_late_reply_is_not_taken_for_the_next_one() {
-    // Every answer is sent when the next request comes: with one request in flight always too late.
+    // Every answer is sent when the next request arrives: with one request in flight it is always late.
     let mut held: Option<Vec<u8>> = None;
     let server =
         UdpServer::start(move |_, request| held.replace(request.to_vec()).into_iter().collect());
     let short = Load { timeout: Duration::from_millis(30), ..load(1, 10) };
     let outcome = client::udp(server.address, &short, &mut Echo::new(32)).unwrap();
-    // It goes to the address of the asker, which asks from a new one by then.
+    // It is sent to the client's old socket, which has been replaced by then.
     assert_eq!((outcome.replied, outcome.lost + outcome.wrong), (0, 10), "{outcome:?}");
 }
 
 #[test]
-fn wrong_and_second_replies_are_told_apart() {
+fn wrong_and_duplicate_replies_are_distinguished() {
     let server = UdpServer::start(|n, request| match n % 4 {
         0 => vec![b"nonsense".to_vec()],
         1 => vec![[request, b"x"].concat()],
@@ -123,15 +123,15 @@ fn wrong_and_second_replies_are_told_apart() {
 }
 
 #[test]
-fn a_port_where_nobody_listens_loses_everything_and_ends() {
-    // A socket that listens to itself alone keeps the port from others and refuses the client.
+fn a_closed_port_loses_everything_and_the_run_ends() {
+    // A socket connected to itself occupies the port and refuses the client.
     let closed = UdpSocket::bind("127.0.0.1:0").unwrap();
     let free = closed.local_addr().unwrap();
     closed.connect(free).unwrap();
     let outcome = client::udp(free, &load(4, 20), &mut Echo::new(32)).unwrap();
     assert_eq!((outcome.sent, outcome.replied), (20, 0), "{outcome:?}");
     assert_eq!(outcome.lost, 20);
-    // An address of its own: another test may get the port of 127.0.0.1 meanwhile.
+    // A separate address: another test may get the port of 127.0.0.1 meanwhile.
     let free = TcpListener::bind("127.0.0.99:0").unwrap().local_addr().unwrap();
     let refused =
         client::tcp(free, &Stream::new(Framing::LengthU32), &load(4, 20), &mut Echo::new(32));
@@ -200,8 +200,8 @@ fn large_messages_do_not_deadlock() {
 }
 
 #[test]
-fn a_connection_that_dies_is_replaced_and_its_requests_are_lost() {
-    // The first two connections end after some bytes, later ones live.
+fn a_closed_connection_is_replaced_and_its_requests_are_lost() {
+    // The first two connections end after some bytes, later ones stay open.
     let address = tcp_server(|n, mut stream| {
         if n < 2 {
             let mut some = [0; 100];
@@ -218,7 +218,7 @@ fn a_connection_that_dies_is_replaced_and_its_requests_are_lost() {
 }
 
 #[test]
-fn a_connection_that_says_nothing_is_given_up() {
+fn a_silent_connection_is_given_up() {
     let address = tcp_server(|_, mut stream| {
         let mut away = [0; 4096];
         while let Ok(1..) = stream.read(&mut away) {}

@@ -1,4 +1,5 @@
-//! `tools/gpu/check` on a machine without a GPU: what it makes of loads, with a `serval` that only says what came of one.
+//! `tools/gpu/check` on a machine without a GPU: its verdicts on loads, with a fake `serval` that only prints
+//! results.
 // xtask: ci
 
 use std::fs;
@@ -8,7 +9,7 @@ use std::process::Command;
 
 use bench::Void;
 
-/// What `serval bench --json` says of a run.
+/// The output of `serval bench --json` for a run.
 macro_rules! run {
     ($replied:expr, $lost:expr, $wrong:expr, $twice:expr, $trust:expr) => {
         concat!(
@@ -59,7 +60,8 @@ fn write_program(path: &Path, text: &str) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// A folder like that of `make gpu-carry`. The loads of its `serval` come to `answers`, one after the other; the last one again and again.
+/// A folder like that of `make gpu-carry`. The loads of its `serval` print `answers`, one after the other; the last
+/// one repeatedly.
 fn carry(name: &str, answers: &[&str]) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("gpu-check-{name}"));
     let _ = fs::remove_dir_all(&folder);
@@ -79,7 +81,7 @@ fn carry(name: &str, answers: &[&str]) -> PathBuf {
     folder
 }
 
-/// What a command of the scripts ends with and says, the parts that need a GPU replaced.
+/// The exit code and output of a command of the scripts, with the parts that need a GPU replaced.
 fn run_functions(carry: &Path, command: &str) -> (i32, String) {
     let script = format!(
         "set -uo pipefail\nsource tools/gpu/loads\nsource tools/gpu/hazards\ncarry={} arch=sm_90\n\
@@ -94,7 +96,7 @@ fn run_functions(carry: &Path, command: &str) -> (i32, String) {
 }
 
 #[test]
-fn a_load_is_right_only_if_every_run_of_it_is() {
+fn a_load_passes_only_if_every_run_passes() {
     let folder = carry("judged", &[]);
     let file = folder.join("load");
     let judge = |text: &str, arguments: &str| {
@@ -116,7 +118,7 @@ fn a_load_is_right_only_if_every_run_of_it_is() {
         assert_eq!(judge(&report(&[RIGHT, run]), "2"), verdict, "{run} after one that is right");
         assert_eq!(judge(&report(&[run, LOST]), "2"), 1, "{run} before one that loses");
         assert_eq!(judge(&report(&[run]), "2"), 1, "{run} without the second run");
-        // Where nobody asks whether it is void.
+        // For callers that accept void runs.
         let counted = i32::from(verdict != 0 && run != UNSENT && run != STOLEN);
         assert_eq!(judge(&report(&[run]), "1 any"), counted, "{run}, void or not");
     }
@@ -163,7 +165,7 @@ fn a_hazard_passes_only_beside_a_bystander_that_loses_nothing() {
     assert!(ended == 1 && said.contains("mode 2 FAILED"), "{said}");
 }
 
-/// The whole program, one step of which needs nothing of a GPU but what the folder says.
+/// The whole program, with one step that does not need a GPU.
 #[test]
 fn a_step_that_showed_nothing_is_counted_as_skipped() {
     for (name, answers, status, line, counts) in [

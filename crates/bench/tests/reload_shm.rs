@@ -1,4 +1,5 @@
-//! Services with shared-memory ports are added, changed and removed while their clients and others ask all the time.
+//! Services with shared-memory ports are added, changed and removed while their clients and others send requests
+//! continuously.
 
 mod common;
 
@@ -25,7 +26,7 @@ fn shared(name: &str, paths: &[&Path]) -> Service {
     service
 }
 
-/// What was received was answered, or refused as its port went, and nothing else was sent.
+/// Received requests were answered, or refused because the port was removed, and nothing else was sent.
 fn assert_all_answered(server: &Server, service: usize, answered: u64) {
     assert_accounts(server);
     let counted = server.metrics().service(service);
@@ -54,9 +55,9 @@ fn clients_stay(workers: usize) {
             .collect();
         let _stop = Stop(&stop);
         for round in 0..12 {
-            talks.iter().for_each(Talk::goes_on);
+            talks.iter().for_each(Talk::keeps_getting_answers);
             let mut services = server.topology().services.clone();
-            // Every worker has one: what others have credit for is told with a delay.
+            // Every worker has one: published credit is delayed.
             services[1].mqueues = 2 + round % 4;
             services[1].slots = 64 << (round % 3);
             let actions = change(&mut server, services);
@@ -66,13 +67,13 @@ fn clients_stay(workers: usize) {
                 ServiceAction::Changed { keeps_memory_clients: true, .. }
             ));
         }
-        talks.iter().for_each(Talk::goes_on);
+        talks.iter().for_each(Talk::keeps_getting_answers);
         stop.store(true, Ordering::Relaxed);
         for talk in talking {
-            assert_eq!(talk.join().unwrap(), None, "nobody was sent away");
+            assert_eq!(talk.join().unwrap(), None, "no client was disconnected");
         }
     });
-    // The server is not quiet before these have ended.
+    // The server has requests in flight until these have ended.
     let asked = askers.finish();
     let counts = talks.map(|talk| talk.count());
     assert_all_answered(&server, 0, counts[0]);
@@ -89,7 +90,7 @@ fn clients_in_shared_memory_move_to_the_new_version_and_lose_nothing() {
 }
 
 #[test]
-fn clients_whose_regions_do_not_fit_are_told_and_come_again() {
+fn clients_whose_regions_do_not_fit_get_the_reason_and_reconnect() {
     let _alone = alone();
     let path = port("shape");
     let mut server = start(topology(vec![shared("b", &[&path])]));
@@ -98,7 +99,7 @@ fn clients_whose_regions_do_not_fit_are_told_and_come_again() {
         thread::scope(|scope| {
             let talking = scope.spawn(|| talk.run(&path, &stop));
             let _stop = Stop(&stop);
-            talk.goes_on();
+            talk.keeps_getting_answers();
             let mut services = server.topology().services.clone();
             services[0].max_message_bytes = 100 + round;
             let actions = change(&mut server, services);
@@ -107,7 +108,7 @@ fn clients_whose_regions_do_not_fit_are_told_and_come_again() {
                 ServiceAction::Changed { keeps_memory_clients: false, .. }
             ));
             let why = talking.join().unwrap().expect("it is sent away");
-            assert!(why.contains("now takes other messages"), "{why}");
+            assert!(why.contains("now has another message format"), "{why}");
             assert_eq!(connect(&path).request_bytes_max(), 100 + round as usize);
         });
         stop.store(false, Ordering::Relaxed);
@@ -117,10 +118,10 @@ fn clients_whose_regions_do_not_fit_are_told_and_come_again() {
 }
 
 #[test]
-fn ports_in_shared_memory_come_and_go_with_their_clients() {
+fn shared_memory_ports_are_added_and_removed_with_their_clients() {
     let _alone = alone();
     let (first, second) = (port("first"), port("second"));
-    // Nothing of it is there at the start.
+    // It does not exist at the start.
     let mut server = start(topology(vec![service("a", vec![udp(), tcp()], "echo")]));
     let askers = Askers::start(address(&server, 0), address(&server, 1));
     askers.go_on();
@@ -135,14 +136,14 @@ fn ports_in_shared_memory_come_and_go_with_their_clients() {
             let leaves = scope.spawn(|| talks[0].run(&first, &stops[0]));
             let stays = scope.spawn(|| talks[1].run(&second, &stops[1]));
             let _stops = (Stop(&stops[0]), Stop(&stops[1]));
-            talks.iter().for_each(Talk::goes_on);
+            talks.iter().for_each(Talk::keeps_getting_answers);
             // One of two ports.
             let fewer = Service { memory_ports: vec![second.clone()], ..b };
             change(&mut server, vec![a.clone(), fewer]);
             let why = leaves.join().unwrap().expect("its port goes");
             assert!(why.contains("is not a port of service \"b\" any more"), "{why}");
             eventually("the file goes", || !first.exists());
-            talks[1].goes_on();
+            talks[1].keeps_getting_answers();
             assert!(second.exists());
             // The service.
             change(&mut server, vec![a.clone()]);
@@ -152,7 +153,7 @@ fn ports_in_shared_memory_come_and_go_with_their_clients() {
         });
         stops.iter().for_each(|stop| stop.store(false, Ordering::Relaxed));
         askers.go_on();
-        // Regions are unmapped beside the workers.
+        // Regions are unmapped by another thread than the workers'.
         eventually("nothing of it is mapped", || common::change::maps("serval:b:") == 0);
         resources.push((sys::process::open_descriptors(), threads()));
     }
@@ -162,9 +163,9 @@ fn ports_in_shared_memory_come_and_go_with_their_clients() {
     assert!(server.shutdown().is_clean());
 }
 
-/// Every request that was shown to the engine has one outcome, and the engine's counters agree.
+/// Every request that was published has one outcome, and the engine's counters agree.
 #[test]
-fn requests_in_the_ring_of_a_port_that_goes_have_outcomes() {
+fn requests_in_the_ring_of_a_removed_port_have_outcomes() {
     let _alone = alone();
     let (goes, stays) = (port("goes"), port("remains"));
     for service_goes in [false, true] {
@@ -187,7 +188,7 @@ fn requests_in_the_ring_of_a_port_that_goes_have_outcomes() {
             false => services[1].memory_ports = vec![stays.clone()],
         }
         change(&mut server, services);
-        // Nobody takes these any more.
+        // These are not taken any more.
         for tag in 100..110 {
             client.try_send(tag, &[tag as u8; 32]).unwrap();
         }
@@ -223,7 +224,7 @@ fn requests_in_the_ring_of_a_port_that_goes_have_outcomes() {
 }
 
 #[test]
-fn a_port_that_cannot_be_had_changes_nothing() {
+fn a_port_in_use_changes_nothing() {
     let _alone = alone();
     let (own, taken) = (port("own"), port("taken"));
     let mut server = start(topology(vec![shared("b", &[&own])]));

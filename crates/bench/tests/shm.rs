@@ -1,4 +1,4 @@
-//! Shared-memory ports: clients in rings of their own, through the real server.
+//! Shared-memory ports: clients with their own rings, through the real server.
 
 mod common;
 
@@ -54,7 +54,7 @@ fn ask_once(client: &mut Client, tag: u64, request: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn messages_of_every_size_come_back() {
+fn messages_of_every_size_are_echoed() {
     let path = port("sizes");
     let mut service = echo(&path);
     service.max_message_bytes = 100_000;
@@ -96,7 +96,7 @@ fn an_idle_worker_is_woken_by_a_client() {
     let server = serve(echo(&path));
     let mut client = connect(&path, 4);
     for tag in 0..10 {
-        // Longer than an adaptive worker looks for work.
+        // Longer than an adaptive worker spins.
         std::thread::sleep(Duration::from_millis(20));
         assert_eq!(ask_once(&mut client, tag, b"wake up"), b"wake up");
     }
@@ -104,7 +104,7 @@ fn an_idle_worker_is_woken_by_a_client() {
     assert_accounts(&server);
 }
 
-/// Sends `count` numbered requests with at most `window` under way; the outcomes by tag.
+/// Sends `count` numbered requests with at most `window` in flight; returns the outcomes by tag.
 fn exchange_all(client: &mut Client, count: u64, window: usize) -> Vec<Option<ReportedReason>> {
     let mut outcomes = vec![None; count as usize];
     let mut seen = vec![false; count as usize];
@@ -133,7 +133,7 @@ fn numbered(number: u64) -> Vec<u8> {
 }
 
 #[test]
-fn requests_that_find_no_credit_wait_and_none_is_lost() {
+fn requests_without_credit_wait_and_none_is_lost() {
     let path = port("pressure");
     // Each request occupies the only slot of the only mqueue for a while.
     let service = Service {
@@ -155,13 +155,13 @@ fn requests_that_find_no_credit_wait_and_none_is_lost() {
 }
 
 #[test]
-fn a_client_that_does_not_read_is_not_read() {
+fn requests_of_a_client_that_does_not_read_wait() {
     let path = port("deaf");
     let server = serve(echo(&path));
     let mut deaf = connect(&path, 8);
     let mut other = connect(&path, 64);
     for tag in 0..8 {
-        deaf.send(tag, b"nobody reads the answer", PATIENCE).unwrap();
+        deaf.send(tag, b"an unread answer", PATIENCE).unwrap();
     }
     assert!(matches!(deaf.try_send(8, b"one too many"), Err(ShmError::Full)));
     let outcomes = exchange_all(&mut other, 2000, 64);
@@ -169,7 +169,7 @@ fn a_client_that_does_not_read_is_not_read() {
     let mut reply = [0; 1024];
     for _ in 0..8 {
         let answer = deaf.receive(&mut reply, PATIENCE).unwrap().expect("it waits in the ring");
-        assert_eq!(&reply[..answer.len], b"nobody reads the answer");
+        assert_eq!(&reply[..answer.len], b"an unread answer");
     }
     deaf.send(9, b"room again", PATIENCE).unwrap();
     assert!(deaf.receive(&mut reply, PATIENCE).unwrap().is_some());
@@ -208,7 +208,7 @@ fn clients_of_two_workers_reach_the_mqueues_of_both() {
 }
 
 #[test]
-fn a_lost_request_is_told_and_says_why() {
+fn a_lost_request_is_reported_with_its_reason() {
     let path = port("lost");
     let mut service = Service::new("scale", Vec::new(), "scale");
     service.memory_ports = vec![path.clone()];
@@ -225,7 +225,7 @@ fn a_lost_request_is_told_and_says_why() {
 }
 
 #[test]
-fn a_service_without_replies_takes_and_says_nothing() {
+fn a_service_without_replies_sends_no_outcomes() {
     let path = port("none");
     let mut service = echo(&path);
     service.kernel = "spin".into();
@@ -270,7 +270,7 @@ fn a_drain_answers_what_was_accepted_and_closes() {
 }
 
 #[test]
-fn a_server_that_ends_without_draining_tells_its_clients() {
+fn a_server_that_ends_without_draining_notifies_its_clients() {
     let path = port("drop");
     let server = serve(echo(&path));
     let mut client = connect(&path, 4);
@@ -283,13 +283,13 @@ fn a_server_that_ends_without_draining_tells_its_clients() {
     assert!(matches!(client.receive(&mut reply, PATIENCE), Err(ShmError::Closed)));
 }
 
-/// The name of the variable that makes the test below its own child.
+/// The name of the variable that makes the test below its own child process.
 const CHILD: &str = "SERVAL_TEST_SHM_CHILD";
 
 #[test]
-fn a_client_that_is_killed_costs_nobody_else_anything() {
+fn a_killed_client_does_not_affect_others() {
     if let Some(path) = std::env::var_os(CHILD) {
-        // The child: asks for ever, until it is killed.
+        // The child: sends requests until it is killed.
         let mut client = connect(Path::new(&path), 256);
         loop {
             exchange_all(&mut client, 10_000, 256);
@@ -302,7 +302,7 @@ fn a_client_that_is_killed_costs_nobody_else_anything() {
     for round in 1..=5 {
         let before = metrics.service(0).replied;
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "a_client_that_is_killed_costs_nobody_else_anything"]);
+        command.args(["--exact", "a_killed_client_does_not_affect_others"]);
         command.env(CHILD, &path).stdout(Stdio::null());
         let mut child = Peer::start(&mut command, "it is this test");
         eventually("the child asks", || metrics.service(0).replied > before + 1000);
@@ -318,7 +318,7 @@ fn a_client_that_is_killed_costs_nobody_else_anything() {
     eventually("every connection has ended", || metrics.service(0).connections_closed == 6);
 }
 
-/// A client that does as it pleases: the handshake by hand, and every word of the region.
+/// A hostile client: a manual handshake, and access to every word of the region.
 struct Rogue {
     socket: LocalSocket,
     memory: MappedMemory,
@@ -367,8 +367,8 @@ fn impossible_words_close_the_client_that_wrote_them_and_no_other() {
     let metrics = server.metrics();
     let mut bystander = connect(&path, 16);
     let mut closed = 0;
-    // A head beyond the depth; a head that is behind; a message without a kind; one too long; one of
-    // another kind; one in an arena that is not there.
+    // A head beyond the depth; a head that moves back; a message without a kind; one too long; one of another kind;
+    // one in a missing arena.
     let heads = [9, u64::MAX, 1 << 63];
     let last = |len: u32, kind: u8, flags: u16| {
         u64::from(len) | u64::from(kind) << 32 | u64::from(flags) << 48
@@ -407,7 +407,7 @@ fn impossible_words_close_the_client_that_wrote_them_and_no_other() {
 }
 
 #[test]
-fn random_words_everywhere_hurt_nobody_else() {
+fn random_words_everywhere_affect_no_other_client() {
     let path = port("random");
     let server = serve(echo(&path));
     let mut bystander = connect(&path, 16);
@@ -431,7 +431,8 @@ fn random_words_everywhere_hurt_nobody_else() {
     assert!(server.shutdown().is_clean());
 }
 
-/// The wake-up descriptor's other half is the worker's: it must not wait for a client that ruins its own.
+/// The other half of the wake-up descriptor belongs to the worker: it must not block for a client that disables its
+/// own half.
 #[test]
 fn a_client_that_fills_its_wake_up_buffer_does_not_stop_the_worker() {
     // More than its buffer holds.
@@ -444,7 +445,7 @@ fn a_client_that_fills_its_wake_up_buffer_does_not_stop_the_worker() {
     let Ok([region, engine_wake_fd, own_wake_fd]) = <[OwnedFd; 3]>::try_from(descriptors) else {
         panic!("three descriptors")
     };
-    // Blocking for all who share it, and as full as it gets.
+    // Blocking for all that share it, and full.
     UnixStream::from(own_wake_fd.try_clone().unwrap()).set_nonblocking(false).unwrap();
     File::from(own_wake_fd.try_clone().unwrap()).write_all(&(u64::MAX - 1).to_ne_bytes()).unwrap();
     let memory = SharedMemory::open(region, 1 << 30, false).unwrap();
@@ -469,7 +470,7 @@ fn a_client_that_fills_its_wake_up_buffer_does_not_stop_the_worker() {
 }
 
 #[test]
-fn anything_said_after_the_hello_ends_the_connection() {
+fn a_message_after_the_hello_ends_the_connection() {
     let path = port("talk");
     let server = serve(echo(&path));
     let rogue = Rogue::connect(&path);
@@ -480,7 +481,7 @@ fn anything_said_after_the_hello_ends_the_connection() {
 }
 
 #[test]
-fn who_cannot_be_let_in_is_told_why() {
+fn a_refused_client_gets_the_reason() {
     let path = port("refused");
     let mut settings = topology(vec![echo(&path)]);
     settings.limits.connections = 2;
@@ -507,7 +508,7 @@ fn who_cannot_be_let_in_is_told_why() {
     eventually("there is room again", || {
         Client::connect(&path, &Options { depth: 4, ..Options::default() }).is_ok()
     });
-    // Who says nothing is left alone, and does not keep the others out.
+    // A silent client is not disconnected at once, and does not block the others.
     let silent = LocalSocket::connect(&path).unwrap();
     let mut bytes = [0; 8];
     eventually("it is sent away", || matches!(silent.receive(&mut bytes), Ok(Some(0))));
@@ -515,15 +516,15 @@ fn who_cannot_be_let_in_is_told_why() {
 }
 
 #[test]
-fn silent_connections_do_not_close_the_door() {
+fn silent_connections_do_not_block_new_clients() {
     let path = port("crowd");
     let server = serve(echo(&path));
     let silent = LocalSocket::connect(&path).unwrap();
     let began = Instant::now();
     assert!(wait_readable(&[silent.as_fd()], Some(PATIENCE))[0], "it is sent away");
     let patience = began.elapsed();
-    // A crowd is more than the engine keeps of those who have not said hello. Whoever speaks does not
-    // wait until they are sent away; on a machine that stalls there may be a need to try again.
+    // More connections than the engine keeps before their hello. A client that sends its hello does not wait until
+    // they are disconnected; on a machine that stalls it may have to retry.
     let passes = || {
         let crowd: Vec<_> = (0..70).map(|_| LocalSocket::connect(&path).unwrap()).collect();
         let began = Instant::now();
@@ -537,7 +538,7 @@ fn silent_connections_do_not_close_the_door() {
 }
 
 #[test]
-fn long_requests_that_find_no_credit_wait_and_come_back() {
+fn long_requests_without_credit_wait_and_are_answered() {
     let path = port("long");
     let service = Service {
         mqueues: 1,
@@ -565,7 +566,7 @@ fn long_requests_that_find_no_credit_wait_and_come_back() {
 }
 
 #[test]
-fn regions_of_clients_that_have_gone_make_room_again() {
+fn regions_of_disconnected_clients_are_freed() {
     let path = port("turnover");
     let mut settings = topology(vec![echo(&path)]);
     settings.limits.region_mib = 4;
@@ -595,7 +596,7 @@ fn a_path_is_claimed_by_one_server_and_for_one_user() {
     assert_eq!(std::fs::read(&path).unwrap(), b"not a socket", "it is left alone");
     std::fs::remove_file(&path).unwrap();
 
-    // A file that a dead process left.
+    // A file left by a killed process.
     drop(UnixListener::bind(&path).unwrap());
     assert!(path.exists());
     let server = serve(echo(&path));

@@ -127,7 +127,7 @@ enum Verb {
     #[command(after_help = top::HELP)]
     Top(top::Options),
 
-    /// Move bytes from a file to a socket or back, with digest and encryption on the way
+    /// Move bytes between a file and a socket, with an optional digest and encryption
     #[command(after_help = transfer::HELP)]
     Transfer(transfer::Options),
 

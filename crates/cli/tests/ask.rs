@@ -40,7 +40,7 @@ fn ask_with(input: &[u8], arguments: &[&str]) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// What is printed; a reply may take as long as on a busy machine.
+/// The printed reply; the time limit allows for a busy machine.
 fn reply(input: &[u8], arguments: &[&str]) -> String {
     let output = ask_with(input, &[arguments, &["--timeout", "60s"]].concat());
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -111,14 +111,14 @@ fn a_message_in_shared_memory_is_answered() {
 }
 
 #[test]
-fn no_reply_is_told_in_one_sentence() {
-    // An address of its own: another test may get the port of 127.0.0.1 meanwhile.
+fn a_missing_reply_is_reported_in_one_sentence() {
+    // A separate address: another test may get the port of 127.0.0.1 meanwhile.
     let free = TcpListener::bind("127.0.0.99:0").unwrap().local_addr().unwrap();
     let silent_udp = UdpSocket::bind("127.0.0.1:0").unwrap();
     let silent_tcp = TcpListener::bind("127.0.0.1:0").unwrap();
     let closing = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = closing.local_addr().unwrap();
-    // It sends the half of a reply.
+    // It sends half of a reply.
     let closer = std::thread::spawn(move || {
         let (mut stream, _) = closing.accept().unwrap();
         stream.read_exact(&mut [0; 7]).unwrap();
@@ -139,10 +139,10 @@ fn no_reply_is_told_in_one_sentence() {
         (udp(free), "is a server running there"),
         (udp(silent_udp.local_addr().unwrap()), "within 100ms: does a server run there"),
         (tcp(silent_tcp.local_addr().unwrap()), "is the framing (--framing) the service's own"),
-        ("shm:///there/is/no/port".to_owned(), "nobody listens at"),
+        ("shm:///there/is/no/port".to_owned(), "no server listens at"),
     ] {
         let error = refusal(1, &[&[&*url, "hello"], &short[..]].concat());
-        // A refusal may come after so short a time as well.
+        // A refusal may arrive within so short a time as well.
         let late = error.contains("within 100ms") && url.ends_with(&free.to_string());
         assert!(error.contains(part) || late, "{url}: {error}");
         assert_eq!(error.trim_end().lines().count(), 1, "{error}");
@@ -150,7 +150,7 @@ fn no_reply_is_told_in_one_sentence() {
 }
 
 #[test]
-fn what_cannot_be_sent_is_a_mistake_of_the_command_line() {
+fn an_invalid_message_is_a_command_line_error() {
     for (arguments, part) in [
         (&["udp://127.0.0.1:9"][..], "MESSAGE"),
         (&["udp://127.0.0.1:9", "hello", "--hex", "00"], "cannot be used with"),

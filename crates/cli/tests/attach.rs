@@ -1,5 +1,5 @@
-//! Accelerators of kind `process`: runtimes in processes of their own that are killed, suspended, refused, and
-//! hostile, under a real engine.
+//! Accelerators of kind `process`: runtimes in separate processes that are killed, suspended, refused, and hostile,
+//! with a real engine.
 
 mod common;
 
@@ -13,8 +13,8 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::Duration;
 
-use common::lives::*;
 use common::offers::{Offers, arrival, at_a_false_engine};
+use common::runtimes::*;
 use common::*;
 use mqueue::abi::{ABI_VERSION, kind, reason, ring_kind, stop};
 use mqueue::{Head, MappedMemory, Memory as _, Region, Words};
@@ -53,7 +53,7 @@ fn kernels_answer_right_and_their_process_sees_its_own_region_only() {
         let mut regions: Vec<&str> = maps
             .lines()
             .filter_map(|line| line.split_once("memfd:").map(|(_, name)| name))
-            // What is not a region is the process's own.
+            // Other mappings belong to the process itself.
             .filter(|name| name.starts_with("serval:"))
             .collect();
         regions.dedup();
@@ -66,9 +66,9 @@ fn kernels_answer_right_and_their_process_sees_its_own_region_only() {
     assert_eq!(served.drain(), 0);
 }
 
-/// Every life is asked once: a few bytes go to the accelerator's memory and back.
+/// Every generation is probed once: a few bytes are copied to the accelerator's memory and back.
 #[test]
-fn the_copy_agent_of_every_life_answers() {
+fn the_copy_agent_of_every_generation_answers() {
     let config = process("apart", "") + &service("echo", "apart", "echo", "");
     let served = Served::start("attach-copies", "", &config);
     let answers = || life(&served, "copy_agent", "echo", "apart") == 1;
@@ -81,7 +81,7 @@ fn the_copy_agent_of_every_life_answers() {
 }
 
 #[test]
-fn a_runtime_that_is_killed_under_load_costs_what_was_with_it() {
+fn a_runtime_killed_under_load_loses_its_requests_in_flight() {
     let config = process("apart", "") + &service("slow", "apart", "delay", SLOW);
     let served = Served::start("attach-killed", "", &config);
     under_load(&served, "slow", || {
@@ -104,11 +104,11 @@ fn a_runtime_that_is_killed_under_load_costs_what_was_with_it() {
 }
 
 #[test]
-fn a_runtime_that_stands_still_under_load_is_replaced() {
+fn a_suspended_runtime_is_replaced_under_load() {
     let config = process("apart", "heartbeat_ms = 400") + &service("slow", "apart", "delay", SLOW);
     let served = Served::start("attach-stalled", "", &config);
     under_load(&served, "slow", || {
-        // Short as its time is, one life or another may have been over before.
+        // The time limit is short, so a generation may have been lost before.
         let runtime = runtime_of(&served);
         let before = life(&served, "generation", "slow", "apart");
         signal(runtime, "STOP");
@@ -116,7 +116,7 @@ fn a_runtime_that_stands_still_under_load_is_replaced() {
             life(&served, "up", "slow", "apart") == 1
                 && life(&served, "generation", "slow", "apart") > before
         });
-        // It was killed, although it could not act on it itself.
+        // It was killed, since it could not react.
         eventually("the old one is gone", || !children(served.process.0.id()).contains(&runtime));
     });
     // provokes: accelerator_stalled
@@ -125,7 +125,7 @@ fn a_runtime_that_stands_still_under_load_is_replaced() {
 }
 
 #[test]
-fn what_an_old_life_asked_a_backend_is_not_answered_to_the_next() {
+fn backend_answers_for_an_old_generation_do_not_reach_the_next() {
     let database = TcpListener::bind("127.0.0.1:0").unwrap();
     let config = process("apart", "")
         + &format!(
@@ -150,7 +150,7 @@ fn what_an_old_life_asked_a_backend_is_not_answered_to_the_next() {
     });
     client.send(&faces::request(2, 2)).unwrap();
     stream.read_exact(&mut query).unwrap();
-    // To the first question there was no such picture; to the second one there is.
+    // The picture is missing for the first question, and stored before the second one.
     let key = std::str::from_utf8(&query[3..query.len() - " k v\r\n".len()]).unwrap();
     let mut answers = format!("EN\r\nVA 1024 k{key}\r\n").into_bytes();
     answers.extend(faces::picture(2));
@@ -164,12 +164,11 @@ fn what_an_old_life_asked_a_backend_is_not_answered_to_the_next() {
     assert_eq!(served.drain(), 0);
 }
 
-/// Kernels that break their contract cost their runtime, and the next one serves on.
+/// Kernels that break their contract end their runtime, and the next one serves.
 #[test]
 fn a_kernel_that_breaks_its_contract_is_replaced() {
     let kernel = build_kernel("device/tests/misbehave.cpp");
-    // After three messages of a block: it returns; it writes random values to its TX head; it runs over
-    // the ring.
+    // After three messages of a block: it returns; it writes random values to its TX head; it overruns the ring.
     for mode in [8, 6, 12] {
         let params = format!(
             "mqueues = 1\nslots = 8\nrequest_timeout_ms = 500\nparams = {{ mode = {mode}, after = 3 }}\n"
@@ -193,17 +192,17 @@ fn a_kernel_that_breaks_its_contract_is_replaced() {
 }
 
 #[test]
-fn only_the_engines_user_and_root_are_let_in() {
-    const NOBODY: u32 = 65_534;
+fn only_the_engines_user_and_root_are_accepted() {
+    const UNPRIVILEGED: u32 = 65_534;
     if sys::process::user() != 0 {
-        eprintln!("SKIPPED: only root can become somebody else");
+        eprintln!("SKIPPED: only root can change its user");
         return;
     }
     let at = path("users");
     let server = engine_at(&at, 60_000, |_| {});
     let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
-    command.arg("attach").arg(&at).uid(NOBODY).gid(NOBODY);
-    // The host kernel refuses: that somebody listens there is said, and it is not tried for ever.
+    command.arg("attach").arg(&at).uid(UNPRIVILEGED).gid(UNPRIVILEGED);
+    // The host kernel refuses: this is reported, and not retried endlessly.
     if let Ok(output) = command.output() {
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{text}");
@@ -212,12 +211,12 @@ fn only_the_engines_user_and_root_are_let_in() {
             "{text}"
         );
     }
-    // Now the engine can.
+    // Now the connection succeeds.
     fs::set_permissions(&at, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
     let output = match command.arg("--once").output() {
         Ok(output) => output,
         Err(error) => {
-            eprintln!("SKIPPED: nobody cannot run the program: {error}");
+            eprintln!("SKIPPED: an unprivileged user cannot run the program: {error}");
             return;
         }
     };
@@ -228,10 +227,10 @@ fn only_the_engines_user_and_root_are_let_in() {
 }
 
 #[test]
-fn a_runtime_follows_its_own_users_engine_and_roots() {
-    const NOBODY: u32 = 65_534;
+fn a_runtime_attaches_to_engines_of_its_own_user_and_of_root() {
+    const UNPRIVILEGED: u32 = 65_534;
     if sys::process::user() != 0 {
-        eprintln!("SKIPPED: only root can become somebody else");
+        eprintln!("SKIPPED: only root can change its user");
         return;
     }
     let (at, file) = (path("stranger"), path("stranger.toml"));
@@ -239,18 +238,18 @@ fn a_runtime_follows_its_own_users_engine_and_roots() {
         + &service("echo", "out", "echo", "");
     fs::write(&file, config).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
-    command.arg("serve").arg(&file).uid(NOBODY).gid(NOBODY).stderr(Stdio::null());
+    command.arg("serve").arg(&file).uid(UNPRIVILEGED).gid(UNPRIVILEGED).stderr(Stdio::null());
     let mut engine = match command.stdout(Stdio::piped()).spawn() {
         Ok(engine) => Peer(engine),
         Err(error) => {
-            eprintln!("SKIPPED: nobody cannot run the program: {error}");
+            eprintln!("SKIPPED: an unprivileged user cannot run the program: {error}");
             return;
         }
     };
     let mut ready = [0; 6];
     engine.0.stdout.take().unwrap().read_exact(&mut ready).expect("it gets ready");
     let mut device = HostDevice::new(1, Vec::new());
-    // Not once: it is not tried again either.
+    // Not retried, even without --once.
     let cancel = AtomicBool::new(false);
     let found = runtime::attach(&at, &AttachRequest::default(), &mut device, false, &cancel);
     let text = found.expect_err("it is a stranger's").to_string();
@@ -269,20 +268,20 @@ fn attach(at: &Path, more: &[&str]) -> Peer {
 }
 
 #[test]
-fn an_external_runtime_comes_stands_still_goes_and_comes_again() {
+fn an_external_runtime_attaches_is_suspended_ends_and_attaches_again() {
     let at = path("external");
     let config = external("out", &at, "heartbeat_ms = 400") + &service("echo", "out", "echo", "");
     let served = Served::start("attach-external", "", &config);
     let client = udp_client(served.services[0][0]);
-    client.send(b"nobody is there").unwrap();
+    client.send(b"no runtime").unwrap();
     eventually("the request is dropped", || served.dropped("echo", DropReason::NoAccelerator) == 1);
     let mut runtime = attach(&at, &[]);
     answers_again(served.services[0][0], 1);
-    // On a busy machine a life may be over without this test's doing: they are compared, not counted.
+    // On a busy machine a generation may end without this test: generations are compared, not counted.
     let generation = || life(&served, "generation", "echo", "out");
     let first = generation();
 
-    // It wakes up in a world where its life is over, and begins another one.
+    // It resumes after its generation has ended, and attaches for another one.
     runtime.suspend();
     eventually("it is lost", || life(&served, "up", "echo", "out") == 0);
     runtime.signal("CONT");
@@ -324,7 +323,7 @@ fn runtimes_end_with_their_engine_or_wait_for_the_next() {
     });
     assert_eq!(code.unwrap().code(), Some(1), "with --once an engine that goes is an error");
 
-    // Without --once a runtime outlives engines.
+    // Without --once a runtime survives its engine.
     let _patient = attach(&at, &[]);
     let next = Served::start("attach-orphans-next", "", &config);
     answers_again(next.services[1][0], 1);
@@ -332,7 +331,7 @@ fn runtimes_end_with_their_engine_or_wait_for_the_next() {
 }
 
 #[test]
-fn answers_of_an_old_generation_reach_nobody() {
+fn answers_of_an_old_generation_are_dropped() {
     let at = path("generations");
     let server = engine_at(&at, 60_000, |_| {});
     let client = udp_client(address(&server, 0));
@@ -349,12 +348,12 @@ fn answers_of_an_old_generation_reach_nobody() {
     client.send(b"second").unwrap();
     let (new_block, token) = new.region.request();
     assert_ne!(old_token, token, "no life reuses a token of another");
-    // The old life still writes into its region, with its own token and with the new one's.
+    // The old runtime still writes into its region, with its own token and with the new one's.
     for _ in 0..100 {
         old.region.reply(block, old_token, b"late");
         old.region.reply(new_block, token, b"forged");
     }
-    // An old token in the new region is nobody's.
+    // An old token in the new region is invalid.
     new.region.reply(new_block, old_token, b"stale");
     eventually("it is stale", || dropped(&server, 0, DropReason::StaleToken) == 1);
     new.region.reply(new_block, token, b"right");
@@ -368,7 +367,7 @@ fn answers_of_an_old_generation_reach_nobody() {
 }
 
 #[test]
-fn whoever_breaks_the_conversation_is_shown_out_and_the_next_one_serves() {
+fn a_runtime_that_breaks_the_protocol_is_rejected_and_the_next_one_serves() {
     let at = path("hostile");
     let server = engine_at(&at, 60_000, |_| {});
     let refused = |bytes: &[u8], why: &str| {
@@ -397,10 +396,10 @@ fn whoever_breaks_the_conversation_is_shown_out_and_the_next_one_serves() {
     refused(&hello(|h| h.service = "digits".into()), "no service \"digits\": it has echo");
     refused(&hello(|h| h.kernel = "lenet".into()), "kernel \"lenet\": they run echo");
     refused(&FromRuntime::Ready(Ready { generation: 1, blocks: 4 }).encode(), "must be a hello");
-    refused(&[&hello(|_| {})[..], b"x"].concat(), "after its end");
+    refused(&[&hello(|_| {})[..], b"x"].concat(), "it is too long");
     refused(&vec![b'x'; MESSAGE_BYTES_MAX], "attach protocol");
 
-    // Those who leave at every step, and those who say nothing.
+    // Runtimes that disconnect at every step, and silent ones.
     let silent = Fake::connect(&at);
     for _ in 0..200 {
         drop(Fake::connect(&at));
@@ -428,9 +427,9 @@ fn whoever_breaks_the_conversation_is_shown_out_and_the_next_one_serves() {
         assert_eq!(server.metrics().runtimes()[0].last_end(), word);
     }
     assert!(waited > 0, "every life was followed by the next one at once");
-    assert!(silent.is_closed(), "who says nothing is shown out");
+    assert!(silent.is_closed(), "a silent runtime is rejected");
 
-    // A place is for one; whoever has it keeps it.
+    // A runtime slot is for one runtime, which keeps it.
     let (fake, _place) = Fake::serve(&at);
     eventually("it serves", || is_up(&server));
     refused(&hello(|_| {}), "has a runtime for each of its services");
@@ -450,7 +449,7 @@ fn whoever_breaks_the_conversation_is_shown_out_and_the_next_one_serves() {
 }
 
 #[test]
-fn garbage_in_a_region_ends_that_life_only() {
+fn garbage_in_a_region_ends_only_that_generation() {
     let at = path("garbage");
     let server = engine_at(&at, 60_000, |service| service.slots = 8);
     let client = udp_client(address(&server, 0));
@@ -461,7 +460,7 @@ fn garbage_in_a_region_ends_that_life_only() {
         for salt in 0..20 {
             client.send(&pattern(20, salt)).unwrap();
         }
-        // Everything but the header, which nobody reads again: words, directory, rings, slots.
+        // Everything but the header, which is not read again: words, directory, rings, slots.
         let memory = &place.region.memory;
         let words = memory.len_bytes() as usize / 8;
         for _ in 0..20_000 {
@@ -505,7 +504,7 @@ fn impossible_words_in_a_command_ring_end_that_generation() {
 }
 
 #[test]
-fn an_engine_that_offers_nonsense_is_told_apart_in_one_sentence() {
+fn invalid_offers_are_reported_in_one_sentence() {
     let at = path("false-engine");
     let listener = LocalListener::bind(&at).unwrap();
     let offers = Offers::new();
@@ -518,18 +517,18 @@ fn an_engine_that_offers_nonsense_is_told_apart_in_one_sentence() {
             let mut device = HostDevice::new(1, Vec::new());
             runtime::attach(&at, &AttachRequest::default(), &mut device, true, &cancel)
         });
-        let error = found.expect_err("nobody serves an engine like that").to_string();
+        let error = found.expect_err("a faulty engine is refused").to_string();
         assert!(error.contains(why), "{error:?} says {why:?}");
         assert!(!error.contains('\n'), "one sentence: {error:?}");
     }
     drop(listener);
     let cancel = AtomicBool::new(false);
     let mut device = HostDevice::new(1, Vec::new());
-    let nobody = runtime::attach(&at, &AttachRequest::default(), &mut device, true, &cancel);
-    assert!(matches!(nobody, Err(RuntimeError::Connect { .. })));
+    let missing = runtime::attach(&at, &AttachRequest::default(), &mut device, true, &cancel);
+    assert!(matches!(missing, Err(RuntimeError::Connect { .. })));
 }
 
-/// Host cores whose blocks have to have been told to end at once before they are waited for.
+/// A host device whose blocks must be asked to stop before they are waited for.
 struct Told {
     device: HostDevice,
     words: Vec<Words<MappedMemory>>,
@@ -560,7 +559,7 @@ impl Device for Told {
     }
 }
 
-/// What comes of a life that is told to stop, with so much time for its drain, together with its offer.
+/// The result of a generation that is asked to stop, with this drain time, together with its offer.
 fn stopped_at_once(name: &str, offers: &Offers, offer: &[u8], drain_ms: u32) -> End {
     let at = path(name);
     let listener = LocalListener::bind(&at).unwrap();
@@ -578,7 +577,7 @@ fn stopped_at_once(name: &str, offers: &Offers, offer: &[u8], drain_ms: u32) -> 
 }
 
 #[test]
-fn an_engine_that_stops_while_blocks_start_ends_a_life_like_any_other() {
+fn an_engine_that_stops_while_blocks_start_ends_the_generation_in_order() {
     for word in [stop::DRAIN, stop::NOW] {
         let offers = Offers::new();
         let region = Region::join(MappedMemory::new(offers.good.clone())).unwrap();
@@ -590,7 +589,7 @@ fn an_engine_that_stops_while_blocks_start_ends_a_life_like_any_other() {
 }
 
 #[test]
-fn a_drain_whose_time_is_over_is_not_waited_for_any_longer() {
+fn a_drain_ends_at_its_time_limit() {
     let offers = Offers::new();
     let mut region = Region::join(MappedMemory::new(offers.good.clone())).unwrap();
     let (mut requests, _replies) = region.engine_ends(0);
@@ -599,12 +598,12 @@ fn a_drain_whose_time_is_over_is_not_waited_for_any_longer() {
     requests.publish();
     region.words().set_stop(stop::DRAIN);
     let offer = offers.offer_with("delay", 0, vec![("microseconds".into(), 3.6e9)]);
-    // Its block would take an hour if nobody told it.
+    // Its block would take an hour if it were not stopped.
     assert_eq!(stopped_at_once("overdue", &offers, &offer, 100), End::Stopped);
 }
 
 #[test]
-fn who_is_told_to_end_while_an_offer_is_awaited_ends_well() {
+fn a_runtime_stopped_while_it_waits_for_an_offer_ends_in_order() {
     let at = path("no-offer");
     let listener = LocalListener::bind(&at).unwrap();
     let cancel = AtomicBool::new(false);

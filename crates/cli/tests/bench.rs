@@ -108,9 +108,9 @@ fn every_class_and_mode_measures_a_real_server() {
     }
 }
 
-/// Clients on several cores are one client: what is asked is in flight once, whoever asks it.
+/// Clients on several cores share one load: every request is in flight once.
 #[test]
-fn several_clients_share_what_is_asked() {
+fn several_clients_share_the_load() {
     let work = Work::Echo { bytes: 64 };
     let path = std::env::temp_dir().join(format!("serval-bench-{}-shared", std::process::id()));
     let server = serve_at(&work, std::slice::from_ref(&path));
@@ -234,7 +234,7 @@ fn a_window_that_fits_the_slots_loses_nothing_although_messages_are_longer_than_
 }
 
 #[test]
-fn what_has_no_room_is_lost_where_it_arrives_and_nowhere_else() {
+fn requests_without_room_are_lost_on_arrival_only() {
     // Slots for half of them; then slots for all, but an arena for half of them.
     let (_memcached, faces, room) = faces();
     let (long, long_room) = long_messages(1);
@@ -258,7 +258,7 @@ fn what_has_no_room_is_lost_where_it_arrives_and_nowhere_else() {
 }
 
 #[test]
-fn nobody_there_is_said_in_one_sentence() {
+fn a_missing_server_is_reported_in_one_sentence() {
     // An address of its own: another test may get the port of 127.0.0.1 meanwhile.
     let free = UdpSocket::bind("127.0.0.99:0").unwrap().local_addr().unwrap();
     for target in [Target::Udp(free), Target::Tcp(free)] {
@@ -269,7 +269,7 @@ fn nobody_there_is_said_in_one_sentence() {
 }
 
 #[test]
-fn another_kernel_is_noticed_before_the_run() {
+fn a_different_kernel_is_detected_before_the_run() {
     let server = serve(Work::Scale { numbers: 16 });
     for at in [Target::Udp(address(&server, 0)), Target::Tcp(address(&server, 1))] {
         let echo =
@@ -282,7 +282,7 @@ fn another_kernel_is_noticed_before_the_run() {
 }
 
 #[test]
-fn what_the_server_spends_is_read_from_outside() {
+fn the_servers_costs_are_read_from_outside() {
     let service =
         "[[service]]\nname = \"echo\"\nlisten = \"udp://127.0.0.1:0\"\nkernel = \"echo\"\n";
     let served = Served::start("bench_cost", "", service);
@@ -295,8 +295,8 @@ fn what_the_server_spends_is_read_from_outside() {
     sound(&report);
     let cost = report.server_cpu_ns_per_message().expect("it was asked for");
     assert!(cost > 0.0 && report.client_cpu_ns_per_message > 0.0, "{report:?}");
-    let nobody = Plan { server_pid: Some(u32::MAX), ..plan };
-    assert!(matches!(bench::run(&nobody), Err(BenchError::Observe(_))));
+    let missing = Plan { server_pid: Some(u32::MAX), ..plan };
+    assert!(matches!(bench::run(&missing), Err(BenchError::Observe(_))));
 }
 
 /// `serval bench`, in runs of a fraction of a second that a busy machine does not spoil.
@@ -370,7 +370,7 @@ fn the_document_names_no_commit_of_the_current_folder() {
         git.args(arguments).output().unwrap()
     };
     git(&["init", "--quiet"]);
-    git(&["commit", "--quiet", "--allow-empty", "-m", "a program of somebody else"]);
+    git(&["commit", "--quiet", "--allow-empty", "-m", "another program"]);
     let head = String::from_utf8(git(&["rev-parse", "HEAD"]).stdout).unwrap();
     assert_eq!(head.trim().len(), 40, "{head}");
     let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
@@ -398,7 +398,7 @@ fn custom(target: &Target, arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn a_message_of_ones_own_is_sent_and_the_reply_compared() {
+fn a_custom_message_is_sent_and_its_reply_compared() {
     let folder = std::env::temp_dir().join(format!("serval-bench-own-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let (payload, other) = (folder.join("payload"), folder.join("other"));
@@ -444,7 +444,7 @@ fn a_message_of_ones_own_is_sent_and_the_reply_compared() {
 }
 
 #[test]
-fn wrong_command_lines_are_told_in_one_sentence() {
+fn wrong_command_lines_are_reported_in_one_sentence() {
     for (arguments, part) in [
         (&["udp://127.0.0.1:9", "--window", "5000"][..], "must be in [1, 4096]"),
         (&["tcp://127.0.0.1:9", "--class", "T2"], "udp:// server"),
@@ -461,7 +461,7 @@ fn wrong_command_lines_are_told_in_one_sentence() {
 }
 
 #[test]
-fn the_servers_own_metrics_tell_how_busy_it_was() {
+fn the_servers_metrics_give_its_busy_time() {
     let service =
         "[[service]]\nname = \"echo\"\nlisten = \"udp://127.0.0.1:0\"\nkernel = \"echo\"\n";
     let served = Served::start("bench_metrics", "", service);

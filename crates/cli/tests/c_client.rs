@@ -73,7 +73,7 @@ fn shm_echo(path: &Path) -> Service {
 }
 
 #[test]
-fn every_message_over_shared_memory_comes_back_as_it_was() {
+fn every_message_over_shared_memory_is_echoed_unchanged() {
     let path = port("load");
     let mut service = shm_echo(&path);
     service.max_message_bytes = 60_000;
@@ -99,7 +99,7 @@ fn every_message_over_shared_memory_comes_back_as_it_was() {
 }
 
 #[test]
-fn every_datagram_of_a_burst_comes_back_as_it_was() {
+fn every_datagram_of_a_burst_is_echoed_unchanged() {
     let mut service = Service::new("echo", vec![udp()], "echo");
     service.max_message_bytes = 8192;
     service.max_reply_bytes = 8192;
@@ -117,10 +117,10 @@ fn every_datagram_of_a_burst_comes_back_as_it_was() {
         let said = output("burst_test", variant, &arguments);
         assert!(said.starts_with(&format!("{messages} right, ")), "{arguments:?}: {said}");
     }
-    let nobody = &format!("127.0.0.1:{}", free_port());
+    let closed = &format!("127.0.0.1:{}", free_port());
     for variant in [PLAIN, SANITIZED] {
         assert_eq!(output("burst_test", variant, &["portions", address]), "portions right\n");
-        assert_eq!(output("burst_test", variant, &["limits", address, nobody]), "limits right\n");
+        assert_eq!(output("burst_test", variant, &["limits", address, closed]), "limits right\n");
     }
     assert_accounts(&server);
     assert!(server.metrics().service(0).replied >= 1_170_000);
@@ -128,7 +128,7 @@ fn every_datagram_of_a_burst_comes_back_as_it_was() {
 }
 
 #[test]
-fn the_example_does_what_it_says() {
+fn the_example_works_as_documented() {
     let path = port("example");
     let mut service = shm_echo(&path);
     service.listen = vec![udp()];
@@ -141,7 +141,7 @@ fn the_example_does_what_it_says() {
 }
 
 #[test]
-fn the_end_of_the_engine_is_told_in_bounded_time() {
+fn the_end_of_the_engine_is_reported_in_bounded_time() {
     let cases = [
         (PLAIN, "sleep", "KILL"),
         (PLAIN, "spin", "KILL"),
@@ -185,7 +185,7 @@ fn the_end_of_the_engine_is_told_in_bounded_time() {
 }
 
 #[test]
-fn who_must_go_is_told_the_engines_reason() {
+fn a_disconnected_client_gets_the_engines_reason() {
     for (variant, way) in [(PLAIN, "spin"), (PLAIN, "sleep"), (SANITIZED, "sleep")] {
         let path = port(&format!("reason-{way}{variant}"));
         let mut server = start(topology(vec![shm_echo(&path)]));
@@ -200,14 +200,17 @@ fn who_must_go_is_told_the_engines_reason() {
         let mut line = String::new();
         said.read_line(&mut line).unwrap();
         let reason = line.strip_prefix("closed: the engine has ended the connection: ");
-        assert!(reason.is_some_and(|reason| reason.contains("now takes other messages")), "{line}");
+        assert!(
+            reason.is_some_and(|reason| reason.contains("now has another message format")),
+            "{line}"
+        );
         assert!(client.0.wait().unwrap().success());
         assert!(server.shutdown().is_clean());
     }
 }
 
 #[test]
-fn requests_in_the_ring_of_a_port_that_goes_have_outcomes() {
+fn requests_in_the_ring_of_a_removed_port_have_outcomes() {
     for variant in [PLAIN, SANITIZED] {
         let path = port(&format!("goes{variant}"));
         let slow = Service {
@@ -258,7 +261,7 @@ fn attempt(path: &Path, patience_ms: &str) -> String {
 }
 
 #[test]
-fn who_cannot_connect_is_told_why() {
+fn a_failed_connection_is_reported_with_its_reason() {
     let missing = port("missing");
     let said = attempt(&missing, "1000");
     assert!(said.starts_with("17: ") && said.contains("is the server running?"), "{said}");
@@ -332,7 +335,7 @@ fn let_in(socket: &LocalSocket, region: BorrowedFd<'_>) -> WakeFd {
 }
 
 #[test]
-fn engines_that_are_none_are_told_apart() {
+fn invalid_engines_are_distinguished() {
     type Act = fn(&LocalSocket);
     let cases: [(&str, Act, &str, &str); 11] = [
         (
@@ -471,7 +474,7 @@ fn store_length(memory: &MappedMemory, len: u32) {
 }
 
 #[test]
-fn outcomes_are_checked_before_they_are_believed() {
+fn outcomes_are_checked_before_use() {
     let said = outcome("reply", |outcomes, _, _| {
         outcomes.push(head(kind::MESSAGE, 0), b"good").unwrap();
         outcomes.publish();
@@ -501,7 +504,7 @@ fn outcomes_are_checked_before_they_are_believed() {
     );
 
     let said = outcome("no-words", |_, _, socket| socket.shut_down());
-    assert_eq!(said, "0: tag 7, 0 bytes, lost 1: draining\n", "nobody took it");
+    assert_eq!(said, "0: tag 7, 0 bytes, lost 1: draining\n", "it was not taken");
 
     let said = outcome("far-head", |_, memory, _| {
         store_head(memory, u64::from(DEPTH) + 1);
@@ -578,10 +581,10 @@ fn a_program_against_an_installed_library_starts() {
 }
 
 #[test]
-fn the_example_says_where_nobody_listens() {
-    let nobody = format!("127.0.0.1:{}", free_port());
-    let refused = program("burst", PLAIN).arg(format!("udp://{nobody}")).output().unwrap();
+fn the_example_reports_an_address_without_a_server() {
+    let closed = format!("127.0.0.1:{}", free_port());
+    let refused = program("burst", PLAIN).arg(format!("udp://{closed}")).output().unwrap();
     let said = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(refused.status.code(), Some(1), "{said}");
-    assert!(said.ends_with(&format!(": no server listens at udp://{nobody}\n")), "{said}");
+    assert!(said.ends_with(&format!(": no server listens at udp://{closed}\n")), "{said}");
 }

@@ -99,7 +99,7 @@ fn worker_thread(process: u32) -> u32 {
 }
 
 #[test]
-fn a_worker_asks_once_for_all_that_is_there() {
+fn a_worker_makes_one_call_for_all_waiting_messages() {
     let service = |name: &str, listen: &str, framing: &str| {
         format!(
             "[[service]]\nname = \"{name}\"\nlisten = [\"{listen}://127.0.0.1:0\"]\n\
@@ -148,7 +148,7 @@ fn a_worker_asks_once_for_all_that_is_there() {
 
 /// A round has begun when the worker waits after what the one before sent, which had received all that is its own:
 /// the client sends when it has every answer. (What strace says of the stops in between does not tell: a thread that
-/// goes on before strace is told of its stop is not said to have stood still.)
+/// continues before strace gets the event of its stop is not reported as stopped.)
 fn divide(text: &str) -> Vec<Vec<Call>> {
     let mut rounds = vec![Vec::new()];
     let (mut datagrams, mut bytes) = (0, 0);

@@ -134,7 +134,7 @@ fn a_kernel_with_deep_calls_needs_a_larger_stack_kib() {
 }
 
 /// A server whose standard error is a pipe crashes: after the shell commands `before` its start, and after `meanwhile` while it
-/// serves. Returns what nobody has read from the pipe by its end.
+/// serves. Returns the unread content of the pipe at its end.
 fn crash_beside_a_pipe(name: &str, before: &str, meanwhile: impl FnOnce(u32)) -> String {
     let config = HOST.to_owned() + &service("crashing", "crashes_variously", "");
     let file =
@@ -165,7 +165,7 @@ fn crash_beside_a_pipe(name: &str, before: &str, meanwhile: impl FnOnce(u32)) ->
     String::from_utf8_lossy(&left).into_owned()
 }
 
-/// A log that nobody reads does not keep a process that crashed.
+/// An unread log does not keep a crashed process from ending.
 #[test]
 fn a_crash_beside_a_full_pipe_ends_the_process() {
     let fill = "dd if=/dev/zero bs=4096 count=1000 oflag=nonblock >&2 2>/dev/null";

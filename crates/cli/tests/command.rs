@@ -142,7 +142,7 @@ fn get(address: &str, path: &str) -> String {
 }
 
 #[test]
-fn help_teaches_and_mistakes_exit_with_2() {
+fn help_has_examples_and_mistakes_exit_with_2() {
     let help = output(&["--help"]);
     for part in ["Examples:", "Exit codes:", "check-config", "doctor", "NO_COLOR"] {
         assert!(help.contains(part), "{part} is not in\n{help}");
@@ -164,7 +164,7 @@ fn help_teaches_and_mistakes_exit_with_2() {
 }
 
 #[test]
-fn tables_are_there_for_people_and_for_programs() {
+fn tables_are_printed_as_text_and_as_json() {
     assert!(output(&["version"]).starts_with("serval "));
     assert_eq!(json(&["version", "--json"])["version"], env!("CARGO_PKG_VERSION"));
     let reasons = json(&["drop-reasons", "--json"]);
@@ -190,7 +190,7 @@ fn no_colours_reach_a_pipe() {
 }
 
 #[test]
-fn check_config_shows_what_is_in_force() {
+fn check_config_shows_the_effective_values() {
     let folder = Folder::new("check");
     let file = folder.file("a.toml", ECHO);
     let shown = output(&["check-config", &file, "--set", "service.echo.slots=128"]);
@@ -228,7 +228,7 @@ fn a_wrong_file_exits_with_2_and_shows_the_line() {
 }
 
 #[test]
-fn doctor_knows_this_machine_and_the_way_of_a_service() {
+fn doctor_shows_this_machine_and_the_path_of_a_service() {
     let folder = Folder::new("doctor");
     let file = folder.file("a.toml", ECHO);
     let shown = output(&["doctor", &file]);
@@ -298,7 +298,7 @@ fn a_service_is_ready_serves_and_drains() {
 }
 
 #[test]
-fn programs_read_the_life_of_a_service_as_json() {
+fn serve_prints_json_events() {
     let folder = Folder::new("json");
     let serving = Serving::start(&["--json", "--log", "off", &folder.file("a.toml", ECHO)]);
     let ready: Json = serde_json::from_str(&serving.ready).unwrap();
@@ -318,12 +318,12 @@ fn programs_read_the_life_of_a_service_as_json() {
     let worker = &stopped["workers"][0];
     assert_eq!(worker["busy_ns"], stopped["busy_ns"]);
     assert!(number(&worker["busy_turns"]) < number(&worker["turns"]), "{stopped}");
-    // An idle worker sleeps, and says so.
+    // An idle worker sleeps, and reports it.
     assert!(number(&worker["sleeps"]) > 0 && number(&worker["sleep_ns"]) > 0, "{stopped}");
 }
 
 #[test]
-fn top_shows_what_a_server_does() {
+fn top_shows_a_running_server() {
     let folder = Folder::new("top");
     let serving = Serving::start(&[&folder.file("a.toml", ECHO)]);
     let (udp, metrics) = (serving.address("udp://"), serving.address("http://"));
@@ -338,7 +338,7 @@ fn top_shows_what_a_server_does() {
         assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
         text(&done.stdout)
     };
-    // It may have looked while nobody had a core to ask on.
+    // On a busy machine the client may not have run between the two reads.
     let look = || serde_json::from_str::<Json>(&watch(&["--json"])).unwrap();
     let replied = |seen: &Json| seen["services"][0]["replied"].as_f64().unwrap();
     let mut looks = std::iter::repeat_with(look).take(10);
@@ -354,7 +354,7 @@ fn top_shows_what_a_server_does() {
 }
 
 #[test]
-fn top_says_what_is_missing() {
+fn top_reports_missing_servers() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = free.local_addr().unwrap().to_string();
     drop(free);
@@ -371,7 +371,7 @@ fn top_says_what_is_missing() {
 }
 
 #[test]
-fn a_tap_records_what_crosses_the_network() {
+fn a_tap_records_network_traffic() {
     let folder = Folder::new("tap");
     let both = "listen = [\"udp://127.0.0.1:0\", \"tcp://127.0.0.1:0\"]\nframing = \"line\"";
     let file = folder.file("a.toml", &ECHO.replace("listen = \"udp://127.0.0.1:0\"", both));
@@ -429,14 +429,14 @@ fn ends_with_a_request(name: &str, timeout_ms: u32, drain_ms: u32) -> (Option<i3
 }
 
 #[test]
-fn what_is_left_unanswered_is_told_by_exit_code_3() {
+fn unanswered_requests_exit_with_3() {
     let (code, err) = ends_with_a_request("unfinished", 120_000, 50);
     assert_eq!(code, Some(3), "{err}");
     assert!(err.contains("not answered within engine.drain_ms"), "{err}");
 }
 
 #[test]
-fn a_request_whose_time_ends_while_the_server_drains_is_told_by_exit_code_3() {
+fn a_request_that_times_out_during_a_drain_exits_with_3() {
     // On a busy machine the request may time out before the drain begins; then the exit code is 0, and it is tried again.
     let mut ended = (0..5).map(|_| ends_with_a_request("timed-out", 3000, 60_000));
     let (code, err) = ended.find(|(code, _)| *code != Some(0)).expect("five tries");
@@ -461,7 +461,7 @@ fn a_second_signal_ends_the_draining() {
     };
     until("/metrics", "serval_requests_received_total{service=\"echo\"} 1\n");
     serving.signal("-TERM");
-    // The endpoint answers while the service drains, and says so.
+    // The endpoint answers while the service drains, and reports it.
     until("/readyz", "HTTP/1.1 503");
     serving.signal("-TERM");
     let (code, _, err) = serving.end();
@@ -470,7 +470,7 @@ fn a_second_signal_ends_the_draining() {
 }
 
 #[test]
-fn an_arena_that_has_less_room_than_slots_is_told_once_at_the_start() {
+fn a_small_arena_is_reported_once_at_the_start() {
     let folder = Folder::new("cramped");
     let long = "max_message_bytes = 60000\nmax_reply_bytes = 60000\n";
     let serving = Serving::start(&[&folder.file("a.toml", &format!("{ECHO}{long}"))]);
@@ -484,7 +484,7 @@ fn an_arena_that_has_less_room_than_slots_is_told_once_at_the_start() {
 }
 
 #[test]
-fn a_port_that_is_taken_exits_with_1_and_is_named() {
+fn a_port_in_use_exits_with_1_and_is_named() {
     let taken = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let folder = Folder::new("taken");
@@ -496,7 +496,7 @@ fn a_port_that_is_taken_exits_with_1_and_is_named() {
 }
 
 #[test]
-fn a_kernel_of_ones_own_is_built_listed_and_served() {
+fn a_custom_kernel_is_built_listed_and_served() {
     let folder = Folder::new("kernel");
     let source = folder.file(
         "twice.cpp",
@@ -539,7 +539,7 @@ fn the_examples_configurations_are_accepted() {
 }
 
 #[test]
-fn what_this_machine_does_not_have_is_refused_by_name() {
+fn missing_resources_of_this_machine_are_refused_by_name() {
     let folder = Folder::new("not-here");
     let file = folder.file("echo.toml", ECHO);
     let cores = "engine.cores=[4095]";

@@ -183,7 +183,7 @@ fn wrong_command_lines_are_refused() {
         (&["--a", "x", "--pairs", "0"], "pairs must be in"),
         (&["--a", "x", "--duration", "soon"], "500ms"),
         (&["--a", "x", "--metric", "beauty"], "better"),
-        (&["--a", "x", "--workload", "juggling"], "no workload"),
+        (&["--a", "x", "--workload", "juggling"], "not a workload"),
         (&["--a", "x", "--class", "T9"], "no client of class"),
         (&["--a", "x", "--framing", "round"], "round"),
         (&["--a", "x", "--a-program", "y"], "cannot be used with"),
@@ -201,7 +201,7 @@ fn wrong_command_lines_are_refused() {
 }
 
 #[test]
-fn a_server_of_another_kind_is_told_apart() {
+fn a_server_of_another_kind_is_reported() {
     if !has_two_cores() {
         return;
     }

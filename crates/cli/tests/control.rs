@@ -126,7 +126,7 @@ fn a_default_that_cannot_be_made_is_a_warning_and_an_explicit_one_an_error() {
 }
 
 #[test]
-fn peers_that_say_nothing_keep_nobody_out() {
+fn silent_peers_do_not_block_others() {
     let _alone = alone();
     let running = Running::start("silent", &table("a", free_port(), "echo", ""));
     let connect = || LocalSocket::connect(&running.socket).unwrap();
@@ -139,7 +139,7 @@ fn peers_that_say_nothing_keep_nobody_out() {
 }
 
 #[test]
-fn a_server_that_says_nothing_is_given_up() {
+fn a_silent_server_is_given_up() {
     let runtime = Runtime::new("mute");
     let path = runtime.0.join("mute.sock");
     let listener = LocalListener::bind(&path).unwrap();

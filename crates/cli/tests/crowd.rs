@@ -45,7 +45,7 @@ fn lost_before_sockets() -> u64 {
 }
 
 /// The server's last words about a service are what its clients know, but for `unseen` datagrams that no socket saw.
-fn assert_books_agree(service: &Json, books: Books, unseen: u64) {
+fn assert_counters_agree(service: &Json, books: Books, unseen: u64) {
     let of = |name: &str| service[name].as_u64().unwrap();
     let counted = |reason: DropReason| service["drops"][reason.name()].as_u64().unwrap_or(0);
     let (outside, inside) = losses(counted);
@@ -75,7 +75,7 @@ fn crowds_of(served: Served, clients: usize, time: Duration) -> [Books; 2] {
         tcp.turn();
         udp.is_settled() && tcp.is_settled()
     });
-    // A reply that was given up may still be on its way; what is lost has a reason on the server.
+    // A reply that timed out may still be in flight; lost requests have a reason on the server.
     let (mut before, mut changed) = (None, Instant::now());
     eventually("every lost datagram has a reason", || {
         udp.turn();
@@ -85,7 +85,7 @@ fn crowds_of(served: Served, clients: usize, time: Duration) -> [Books; 2] {
             println!("{outside} lost outside, {inside} inside, clients miss {lost}");
             changed = Instant::now();
         }
-        // Only once nothing more comes to light; other programs' packets are among them, so at most so many.
+        // Only when the number no longer changes; it includes packets of other programs, so it is a maximum.
         let final_word = changed.elapsed() > Duration::from_secs(5);
         let unseen = if final_word { lost_before_sockets() - before_sockets } else { 0 };
         (outside + inside..=outside + inside + unseen).contains(&lost)
@@ -98,8 +98,8 @@ fn crowds_of(served: Served, clients: usize, time: Duration) -> [Books; 2] {
     assert_eq!(code, 0);
     assert_eq!(last["clean"], true, "{last}");
     let (outside, inside, lost) = before.expect("looked at least once");
-    assert_books_agree(&last["services"][0], of_datagrams, lost - outside - inside);
-    assert_books_agree(&last["services"][1], of_streams, 0);
+    assert_counters_agree(&last["services"][0], of_datagrams, lost - outside - inside);
+    assert_counters_agree(&last["services"][1], of_streams, 0);
     assert_eq!(of_streams.lost, 0);
     let wanted = clients as u64;
     assert!(of_datagrams.answered >= wanted && of_streams.answered >= wanted);
@@ -107,13 +107,13 @@ fn crowds_of(served: Served, clients: usize, time: Duration) -> [Books; 2] {
 }
 
 #[test]
-fn two_thousand_clients_are_answered_and_the_books_agree() {
+fn two_thousand_clients_are_answered_and_the_counters_agree() {
     crowds_of(Served::start("crowd", "workers = 2", &config("")), 1000, duration());
 }
 
 /// More datagrams than there are places: what is lost, the server knows to one.
 #[test]
-fn the_books_agree_when_much_is_lost() {
+fn the_counters_agree_when_much_is_lost() {
     let slow = config("").replace(
         "kernel = \"echo\"\nmqueues = 32\nslots = 64",
         "kernel = \"delay\"\nparams = { microseconds = 2000 }\nmqueues = 4\nslots = 8",

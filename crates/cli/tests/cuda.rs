@@ -96,7 +96,7 @@ fn second(kernel: &str, more: &str) -> String {
 }
 
 #[test]
-fn services_on_one_gpu_share_a_process_and_its_lives() {
+fn services_on_one_gpu_share_a_process_and_its_generations() {
     let (folder, kernel) = driver_folder();
     let environment = [("LD_LIBRARY_PATH", folder.as_path())];
     let both = config("", &kernel) + &second(&kernel, "mqueues = 2");
@@ -125,7 +125,7 @@ fn services_on_one_gpu_share_a_process_and_its_lives() {
 }
 
 #[test]
-fn a_service_that_leaves_or_comes_begins_a_new_life_of_its_gpu() {
+fn adding_or_removing_a_service_restarts_the_process_of_its_gpu() {
     let (folder, kernel) = driver_folder();
     let environment = [("LD_LIBRARY_PATH", folder.as_path())];
     let one = config("", &kernel);
@@ -179,7 +179,7 @@ fn everywhere(kernel: &str, door: &Path) -> String {
 }
 
 #[test]
-fn who_shares_a_process_with_a_service_that_comes_changes_and_goes_loses_nothing() {
+fn services_that_share_a_process_lose_nothing_when_one_is_added_changed_or_removed() {
     let (folder, kernel) = driver_folder();
     let environment = [("LD_LIBRARY_PATH", folder.as_path())];
     let door = std::env::temp_dir().join(format!("serval-cuda-hold-{}", std::process::id()));
@@ -208,7 +208,7 @@ fn who_shares_a_process_with_a_service_that_comes_changes_and_goes_loses_nothing
                 });
                 assert!(lives() > before, "the process of both is a new one");
                 askers.iter().for_each(Askers::go_on);
-                talk.goes_on();
+                talk.keeps_getting_answers();
                 assert!(page(served.metrics).contains("serval_service_paused{service=\"a\"} 0"));
             }
             stop.store(true, Ordering::Relaxed);
@@ -227,7 +227,7 @@ fn who_shares_a_process_with_a_service_that_comes_changes_and_goes_loses_nothing
 }
 
 #[test]
-fn services_that_leave_a_gpu_answer_first_whoever_comes_or_goes() {
+fn services_that_leave_a_gpu_answer_first() {
     let (folder, kernel) = driver_folder();
     let environment = [("LD_LIBRARY_PATH", folder.as_path())];
     let first = config("heartbeat_ms = 60000", &kernel);
@@ -240,7 +240,7 @@ fn services_that_leave_a_gpu_answer_first_whoever_comes_or_goes() {
     let client = udp_client(served.services[1][0]);
     assert_eq!(ask(&client, b"before"), b"before");
     signal(runtime, "STOP");
-    client.send(b"under way").unwrap();
+    client.send(b"in flight").unwrap();
     let received = "serval_requests_received_total{service=\"b\"}";
     eventually("it has been accepted", || served.metric(received) == 2);
     // "a" and "b" go, "c" comes on the same GPU.
@@ -253,7 +253,7 @@ fn services_that_leave_a_gpu_answer_first_whoever_comes_or_goes() {
     std::thread::sleep(Duration::from_millis(300));
     signal(runtime, "CONT");
     let mut reply = [0; 64];
-    assert_eq!(client.recv(&mut reply).expect("it is answered"), b"under way".len());
+    assert_eq!(client.recv(&mut reply).expect("it is answered"), b"in flight".len());
     eventually("the reload is done", || {
         served.metric("serval_reloads_total{result=\"changed\"}") == 1
     });
@@ -263,7 +263,7 @@ fn services_that_leave_a_gpu_answer_first_whoever_comes_or_goes() {
 }
 
 #[test]
-fn a_reload_that_fails_leaves_the_process_of_a_gpu_alone() {
+fn a_failed_reload_does_not_affect_the_process_of_a_gpu() {
     let (folder, kernel) = driver_folder();
     let environment = [("LD_LIBRARY_PATH", folder.as_path())];
     let one = config("", &kernel);
@@ -291,7 +291,7 @@ fn a_reload_that_fails_leaves_the_process_of_a_gpu_alone() {
 }
 
 #[test]
-fn every_service_that_does_not_begin_anew_after_a_reload_is_told_of() {
+fn every_service_that_does_not_restart_after_a_reload_is_reported() {
     let (shared, kernel) = driver_folder();
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-gpu-that-goes");
     fs::create_dir_all(&folder).unwrap();
@@ -302,11 +302,11 @@ fn every_service_that_does_not_begin_anew_after_a_reload_is_told_of() {
         second(&kernel, "mqueues = 2").replace("name = \"b\"", &format!("name = \"{name}\""))
     };
     let (stay, goes) = (config("", &kernel) + &service("b") + &service("c"), service("d"));
-    let served = Served::start_with("cuda-anew", "", &(stay.clone() + &goes), &environment);
-    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-anew.toml");
+    let served = Served::start_with("cuda-restart", "", &(stay.clone() + &goes), &environment);
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-restart.toml");
     let text = fs::read_to_string(&file).unwrap();
     exchange_many(&served);
-    // The three that stay begin anew without the fourth, and find no driver.
+    // The three that stay restart without the fourth, and find no driver.
     let away = folder.join("away");
     fs::rename(&driver, &away).unwrap();
     fs::write(&file, text.replace(&goes, "")).unwrap();
@@ -376,7 +376,7 @@ fn a_service_that_changes_on_a_gpu_waits_until_the_gpu_is_free() {
 }
 
 #[test]
-fn tenants_never_share_a_process_and_are_told_that_they_share_a_gpu() {
+fn tenants_never_share_a_process_and_a_shared_gpu_is_reported() {
     let (folder, kernel) = driver_folder();
     let environment = [("LD_LIBRARY_PATH", folder.as_path())];
     let both = config("", &kernel) + &second(&kernel, "tenant = \"other\"");
@@ -411,7 +411,7 @@ fn services_that_do_not_all_fit_on_a_gpu_are_refused_together() {
 }
 
 #[test]
-fn services_that_do_not_fit_together_are_told_and_tried_together_when_one_changes() {
+fn services_that_do_not_fit_together_are_reported_and_tried_again_when_one_changes() {
     let (folder, kernel) = driver_folder();
     let environment = [("LD_LIBRARY_PATH", folder.as_path()), ("FAKE_GPU", Path::new("small"))];
     let one = config("", &kernel).replace("mqueues = 6", "mqueues = 1");
@@ -449,7 +449,7 @@ fn services_that_do_not_fit_together_are_told_and_tried_together_when_one_change
 }
 
 #[test]
-fn a_fault_of_a_kernel_and_one_of_the_gpu_have_reasons_of_their_own() {
+fn faults_of_a_kernel_and_of_the_gpu_have_different_reasons() {
     let (folder, kernel) = driver_folder();
     for (fault, reason, text) in [
         ("faulty", "contract", "CUDA_ERROR_ILLEGAL_ADDRESS"),
@@ -465,7 +465,7 @@ fn a_fault_of_a_kernel_and_one_of_the_gpu_have_reasons_of_their_own() {
         assert!(!page(served.metrics).contains("serval_accelerator_last_end{"));
         fs::write(&file, "").unwrap();
         let last_end = format!("reason=\"{reason}\"");
-        eventually("the fault is told", || page(served.metrics).contains(&last_end));
+        eventually("the fault is reported", || page(served.metrics).contains(&last_end));
         assert!(served.log().contains(text), "{}", served.log());
         await_answer(&served);
         exchange_many(&served);
@@ -517,7 +517,7 @@ fn a_runtime_that_attaches_is_killed_and_another_one_takes_over() {
 }
 
 #[test]
-fn a_machine_without_a_gpu_is_told_in_one_sentence() {
+fn a_machine_without_a_gpu_is_reported_in_one_sentence() {
     let serval = || Command::new(env!("CARGO_BIN_EXE_serval"));
     let doctor = serval().args(["doctor", "--gpus"]).output().unwrap();
     let said = String::from_utf8_lossy(&doctor.stderr).into_owned();
@@ -577,7 +577,7 @@ fn diagnosed(behaviour: &str, persistence: &str, name: &str) -> (String, String,
 }
 
 #[test]
-fn doctor_says_what_keeps_a_gpu_from_serving_well_and_what_helps() {
+fn doctor_reports_problems_of_a_gpu_with_their_remedies() {
     let unfit = [
         ("prohibited", "compute mode PROHIBITED: `nvidia-smi -i 0000:65:00.0 -c DEFAULT`"),
         ("display", "drives a display"),
@@ -589,11 +589,11 @@ fn doctor_says_what_keeps_a_gpu_from_serving_well_and_what_helps() {
             "{state}: {why}: {remedy}"
         );
     }
-    // One that can serve is enough, and the other one is told.
+    // One usable GPU is enough, and the problem of the other one is reported.
     let one = diagnosed("any", "Enabled", "cuda");
     let (state, why, remedy) = diagnosed("beside", "Enabled", "cuda");
     assert_eq!((&state, &remedy), (&one.0, &one.2), "{why}");
-    let (first, second) = (why.find("GPU 0"), why.find("GPU 1").expect("it is told"));
+    let (first, second) = (why.find("GPU 0"), why.find("GPU 1").expect("it is reported"));
     assert!(first.is_some_and(|at| at < second), "{why}");
     assert!(why[second..].contains("drives a display"), "{why}");
     let (state, why, remedy) = diagnosed("exclusive", "Enabled", "cuda");

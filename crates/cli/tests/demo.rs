@@ -45,7 +45,7 @@ fn many_mqueues_all_work() {
 }
 
 #[test]
-fn numbers_are_scaled_and_the_text_is_for_people() {
+fn numbers_are_scaled_and_printed_as_text() {
     let done = demo(&["scale", "--quick"]).output().unwrap();
     let text = String::from_utf8(done.stdout).unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
@@ -123,7 +123,7 @@ fn children(pid: u32) -> Vec<u32> {
 }
 
 #[test]
-fn an_interrupted_demo_takes_its_memcached_along() {
+fn an_interrupted_demo_ends_its_memcached() {
     // The full length, so that the signal comes in the middle.
     let mut running =
         demo(&["faces"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
@@ -146,7 +146,7 @@ fn an_interrupted_demo_takes_its_memcached_along() {
 }
 
 #[test]
-fn a_chart_is_saved_where_it_is_said_and_nothing_else_is_overwritten() {
+fn a_chart_is_saved_at_the_given_path_and_other_files_are_kept() {
     let folder = std::env::temp_dir().join(format!("serval-demo-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     let plot = folder.join("scale.svg");

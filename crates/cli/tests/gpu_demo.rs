@@ -31,7 +31,7 @@ fn demo(behaviour: &str, arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn the_demo_reads_digits_on_the_gpu_and_says_so() {
+fn the_demo_reads_digits_on_the_gpu_and_reports_it() {
     let plot = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu-demo.svg");
     let done = demo("any", &["--plot", plot.to_str().unwrap()]);
     let text = String::from_utf8_lossy(&done.stdout);
@@ -49,7 +49,7 @@ fn the_demo_reads_digits_on_the_gpu_and_says_so() {
 }
 
 #[test]
-fn a_gpu_that_cannot_be_used_is_told_and_the_demo_goes_on() {
+fn an_unusable_gpu_is_reported_and_the_demo_continues() {
     let done = demo("taken", &["--json", "--no-plot"]);
     let report: Json = serde_json::from_slice(&done.stdout).unwrap();
     assert_eq!(report["gpu"], Json::Null, "{report}");
@@ -172,7 +172,7 @@ fn one_source_becomes_a_fatbin_and_a_library() {
 }
 
 #[test]
-fn what_cannot_be_built_is_told_with_everything_the_compiler_said() {
+fn a_failed_build_is_reported_with_the_compilers_output() {
     let folder = workshop("gpu-refused", "mine.cu", ECHO);
     let refused = |nvcc: &str, arguments: &[&str], code: i32, parts: &[&str]| {
         let done = build(&folder, nvcc, arguments);
@@ -246,7 +246,7 @@ fn without_nvcc_the_library_among_pythons_packages_compiles() {
 }
 
 #[test]
-fn kernels_of_the_other_kind_are_told_apart() {
+fn kernels_of_the_other_kind_are_refused() {
     let (_, kernel) = driver_folder();
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu-on-cpu.toml");
     let config = format!(

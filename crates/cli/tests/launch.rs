@@ -29,7 +29,7 @@ fn config(kernel: &str, more: &str) -> String {
 /// A runtime that cannot start is an error of the engine's start; one that cannot any more is tried again,
 /// and comes back when it can.
 #[test]
-fn a_crash_loop_is_seen_and_left_behind() {
+fn a_crash_loop_is_reported_and_survived() {
     let flag = path("broken");
     let script = path("program.sh");
     let binary = env!("CARGO_BIN_EXE_serval");
@@ -47,8 +47,8 @@ fn a_crash_loop_is_seen_and_left_behind() {
         topology
     };
     fs::write(&flag, "").unwrap();
-    // How it ended is not waited for long, and nobody knows when it gets to its end on a busy machine.
-    eventually("its code is told", || {
+    // The wait for its exit status is short, and on a busy machine the process may end later.
+    eventually("its exit code is reported", || {
         let Err(error) = Server::start(topology()) else { panic!("it cannot start") };
         assert!(matches!(error, ServerError::Runtime { .. }));
         let told = error.to_string();
@@ -101,7 +101,7 @@ fn a_kernel_that_cannot_run_is_an_error_of_the_start() {
     assert!(text.contains("\"only\"") && text.contains("cannot be loaded"), "{text}");
 }
 
-/// An engine that is not ready yet ends by this signal and says so.
+/// An engine that is not ready yet is ended by this signal and reports it.
 fn ends_unready(engine: &mut Peer, signal: &str) {
     engine.signal(signal);
     let said = ends(engine);
@@ -121,7 +121,7 @@ fn ends(engine: &mut Peer) -> String {
     said
 }
 
-/// The library of this kernel never comes to be loaded.
+/// The constructor of this kernel's library does not end.
 #[test]
 fn a_signal_ends_a_start_whose_runtime_takes_long() {
     let source = path("stuck.cpp");
@@ -182,7 +182,7 @@ fn a_signal_ends_a_start_whose_kernel_never_receives() {
     }
 }
 
-/// Its other worker would be waited for without end, and nobody asks for signals any more.
+/// Otherwise the other worker would be waited for without a limit, and signals would not be handled.
 #[test]
 fn a_start_that_fails_on_one_worker_does_not_wait_for_a_kernel_on_another() {
     let source = path("half.cpp");

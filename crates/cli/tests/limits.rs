@@ -1,5 +1,5 @@
-//! What runs out: descriptors, patience with slow and silent clients, places for connections. The
-//! server says so once, serves whom it has, and is as it was when the attack is over.
+//! Exhausted resources: descriptors, time for slow and silent clients, connections. The server reports it once, keeps
+//! serving its clients, and recovers after the attack.
 
 mod common;
 
@@ -34,7 +34,7 @@ fn is_served(stream: &mut TcpStream, salt: usize) {
     assert_eq!(exchange(stream, &request, reply.len()), reply);
 }
 
-/// A client beside an attack that is answered without exception until it is told to stop.
+/// A client next to an attack, which must be answered without exception until it is stopped.
 struct Bystander {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicU64>,
@@ -89,7 +89,7 @@ fn shed(served: &Served) -> u64 {
 }
 
 #[test]
-fn a_server_out_of_descriptors_serves_whom_it_has_and_recovers() {
+fn a_server_without_descriptors_keeps_serving_and_recovers() {
     let path = std::env::temp_dir().join(format!("serval-exhausted-{}", std::process::id()));
     let door = format!("[\"shm://{}\", \"tcp", path.display());
     let served = Served::start("exhausted", "", &config("idle_s = 600").replace("[\"tcp", &door));
@@ -104,7 +104,7 @@ fn a_server_out_of_descriptors_serves_whom_it_has_and_recovers() {
     limit_descriptors(process, limit);
     let before = served.usage().cpu_ticks;
     let mut refused = 0;
-    // The metrics and the door of shared memory are on the control side, which runs out as well.
+    // The metrics endpoint and the shared-memory port are on the control side, which has no descriptors either.
     let fill: Vec<TcpStream> = (0..10).map(|_| tcp_client(tcp)).collect();
     let knock = Options { depth: 4, timeout: Duration::from_millis(200) };
     for _ in 0..5 {
@@ -115,7 +115,7 @@ fn a_server_out_of_descriptors_serves_whom_it_has_and_recovers() {
         let outside: Vec<TcpStream> = (0..100).map(|_| tcp_client(tcp)).collect();
         for mut stream in outside {
             let (request, reply) = well_framed(FRAMING, round);
-            // A reset may come before or behind what the client sends.
+            // A reset may arrive before or after the client's data.
             let sent = stream.write_all(&request).is_ok();
             let mut received = vec![0; reply.len()];
             refused += u64::from(!(sent && stream.read_exact(&mut received).is_ok()));
@@ -131,7 +131,7 @@ fn a_server_out_of_descriptors_serves_whom_it_has_and_recovers() {
     // Once in ten seconds.
     let often = || 1 + phase.elapsed().as_secs() as usize / 10;
     assert!((1..=often().max(3)).contains(&said), "said {said} times:\n{}", served.log());
-    // Everything works again, also for newcomers.
+    // Everything works again, also for new clients.
     let mut in_memory = Client::connect(&path, &Options { timeout: PATIENCE, ..knock }).unwrap();
     in_memory.send(1, b"a message of thirty-two bytes...", PATIENCE).unwrap();
     let mut reply = [0; 2000];
@@ -147,7 +147,7 @@ fn a_server_out_of_descriptors_serves_whom_it_has_and_recovers() {
     assert_eq!(served.finish().0, 0);
 }
 
-/// A file that is gone when a test is over, however it ends.
+/// A file that is removed at the end of a test.
 struct Left(PathBuf);
 
 impl Drop for Left {
@@ -159,7 +159,7 @@ impl Drop for Left {
 #[test]
 fn a_listener_without_a_descriptor_does_not_spin() {
     let control = std::env::temp_dir().join(format!("serval-idle-{}", std::process::id()));
-    // An engine that ends in order removes it: one that a failed test kills does not.
+    // An engine that ends in order removes it; one that is killed by a failed test does not.
     let _left = Left(control.clone());
     let environment = [("SERVAL_ENGINE_CONTROL", &*control)];
     let config = config("idle_s = 600");
@@ -169,24 +169,24 @@ fn a_listener_without_a_descriptor_does_not_spin() {
     is_served(&mut kept, 1);
     let turns = || served.metric("serval_worker_turns_total{worker=\"0\"}");
     let (since, before, ticks) = (Instant::now(), turns(), served.usage().cpu_ticks);
-    // Below what is open: not even the reserve helps, and clients wait in the backlog.
+    // Below the number of open descriptors: the reserve does not help, and clients wait in the backlog.
     limit_descriptors(served.process.0.id(), 3);
     let waiting: Vec<TcpStream> = (0..20).map(|_| tcp_client(tcp)).collect();
     let knocking = LocalSocket::connect(&control).unwrap();
     is_served(&mut kept, 2);
     std::thread::sleep(Duration::from_secs(2));
     is_served(&mut kept, 3);
-    // Nor does the control socket: whoever spins takes all of a core, or its share of one.
+    // The control socket must not spin either: a spinning thread takes all of a core, or its share of one.
     let (used, passed) = (served.usage().cpu_ticks - ticks, since.elapsed().as_millis() as u64);
     assert!(used * 10 < passed / 4, "{used} ticks in {passed} ms");
     drop(knocking);
     limit_descriptors(served.process.0.id(), 1000);
-    // The backlog is looked at once in a millisecond; who spins looks a hundred times as often, however
-    // busy the machine is.
+    // The backlog is checked once per millisecond; spinning would check a hundred times as often, even on a busy
+    // machine.
     let (ms, made) = (since.elapsed().as_millis() as u64, turns() - before);
     println!("{made} turns in {ms} ms");
     assert!(made < 10 * ms, "{made} turns in {ms} ms");
-    // Whoever waited is served now, but for those on whom the reserve was spent.
+    // Waiting clients are served now, except those for which the reserve was used.
     let (request, reply) = well_framed(FRAMING, 4);
     let answered = |mut stream: TcpStream| {
         let mut received = vec![0; reply.len()];
@@ -200,7 +200,7 @@ fn a_listener_without_a_descriptor_does_not_spin() {
 }
 
 #[test]
-fn connections_that_cannot_be_had_are_refused_and_the_default_gives_way() {
+fn too_many_connections_are_refused_and_the_default_is_lowered() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let serve_with = |limit: u32, name: &str, config: String| {
         let file = folder.join(format!("{name}.toml"));
@@ -223,7 +223,7 @@ fn connections_that_cannot_be_had_are_refused_and_the_default_gives_way() {
     for part in ["limits.connections = 5000", "400 descriptors", "LimitNOFILE", "or less"] {
         assert!(text.contains(part), "{part:?} is missing: {text}");
     }
-    // Enough for connections over TCP, but not where any of them may be in shared memory.
+    // Enough for connections over TCP, but not if any of them may use shared memory.
     let door = folder.join("too-many-in-memory");
     let door = format!("[\"shm://{}\", \"tcp", door.display());
     let in_memory = config("connections = 200").replace("[\"tcp", &door);
@@ -249,10 +249,10 @@ fn connections_that_cannot_be_had_are_refused_and_the_default_gives_way() {
     assert!(said.contains(" INFO ") && said.contains("`ulimit -n "), "{said}");
 }
 
-/// Trains of datagrams of both families: each one is weighed alone, nothing that goes wrong is answered
-/// with more than silence, and the default depends on who can reach the port.
+/// GSO batches of datagrams of both families: the ratio applies to each datagram, invalid ones are not answered, and
+/// the default depends on who can reach the port.
 #[test]
-fn no_datagram_of_a_train_is_amplified_in_either_family() {
+fn no_datagram_of_a_gso_batch_is_amplified_in_either_family() {
     let store = format!("{}:store", build_kernel("crates/server/tests/kernels/relay.cpp"));
     for (any, client) in [("0.0.0.0:0", "127.0.0.1:0"), ("[::]:0", "[::1]:0")] {
         for beyond in [true, false] {
@@ -264,7 +264,7 @@ fn no_datagram_of_a_train_is_amplified_in_either_family() {
             let mut to = nic.local_addresses()[0];
             to.set_port(server.addresses()[0].1.address.port());
             let mut train = TxBatch::new(64, 4096);
-            // 24 bytes for 7, 5 bytes for 7, none for a rejection; in one train.
+            // 24 bytes for 7, 5 bytes for 7, none for a rejection; in one GSO batch.
             let requests = [b"version", b"get key", b"delete "];
             for request in requests.iter().cycle().take(60) {
                 train.push(to, None, request.len(), |bytes| bytes.copy_from_slice(*request));
@@ -294,12 +294,12 @@ fn no_datagram_of_a_train_is_amplified_in_either_family() {
     }
 }
 
-/// Cycles of connections that end in every way, and nothing of them stays.
+/// Connections that end in all possible ways leave no resources.
 #[test]
-fn connections_come_and_go_in_every_way_and_leave_nothing() {
+fn connections_that_end_in_any_way_leave_nothing() {
     let long = std::env::var_os("SERVAL_LONG").is_some();
     let cycles = if long { 20_000 } else { 4000 };
-    // The patience is the bystander's as well, who may have to wait for a core.
+    // The time-out also applies to the bystander, which may have to wait for a core.
     let patience = "idle_s = 5\nslow_client_ms = 4000";
     let served = Served::start("churn", "workers = 2", &config(patience));
     let (tcp, udp) = (served.services[0][0], served.services[0][1]);
@@ -307,7 +307,7 @@ fn connections_come_and_go_in_every_way_and_leave_nothing() {
     let cycle = |n: usize, silent: &mut Vec<TcpStream>| {
         let mut stream = tcp_client(tcp);
         match n % 5 {
-            // Nothing said.
+            // No data.
             0 => {}
             // Half a message.
             1 => stream.write_all(&request[..1 + n % 31]).unwrap(),
@@ -321,7 +321,7 @@ fn connections_come_and_go_in_every_way_and_leave_nothing() {
                 stream.shutdown(Shutdown::Write).unwrap();
                 assert_eq!(stream.read(&mut [0]).unwrap(), 0);
             }
-            // Gone without a word: the server hears nothing until its patience ends.
+            // Closed without notice: the server notices nothing until its time-out.
             _ if n % 100 == 4 => silent.push(stream),
             _ => is_served(&mut stream, n),
         }

@@ -1,5 +1,5 @@
-//! A server whose log nobody takes: standard error on a full disk, on a closed pipe, and on a full pipe that nobody reads. Lines
-//! are dropped and counted; service, probes and the end are as ever.
+//! A server whose log cannot be written: standard error on a full disk, on a closed pipe, and on a full pipe without a reader.
+//! Lines are dropped and counted; service, probes and shutdown work as usual.
 
 mod common;
 
@@ -104,7 +104,7 @@ impl Quiet {
 }
 
 #[test]
-fn a_log_on_a_full_disk_costs_lines_and_nothing_else() {
+fn a_log_on_a_full_disk_only_loses_lines() {
     let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
     let server = Quiet::start("full-disk", &[], full);
     server.make_it_log();
@@ -116,7 +116,7 @@ fn a_log_on_a_full_disk_costs_lines_and_nothing_else() {
 }
 
 #[test]
-fn a_log_on_a_closed_pipe_costs_lines_and_nothing_else() {
+fn a_log_on_a_closed_pipe_only_loses_lines() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     let server = Quiet::start("closed-pipe", &[], writer);
@@ -127,7 +127,7 @@ fn a_log_on_a_closed_pipe_costs_lines_and_nothing_else() {
 }
 
 #[test]
-fn a_log_on_a_full_pipe_that_nobody_reads_stops_nothing() {
+fn a_log_on_an_unread_full_pipe_blocks_nothing() {
     let (_reader, writer) = std::io::pipe().unwrap();
     fill(writer.as_raw_fd());
     // Enough lines that its queue runs over as well, if turns of a worker are not to wait for it.
@@ -175,7 +175,7 @@ fn fill(pipe: i32) {
 }
 
 #[test]
-fn a_tap_that_reaches_the_limit_of_a_files_size_says_so() {
+fn a_tap_at_the_file_size_limit_reports_it() {
     let config = Path::new(env!("CARGO_TARGET_TMPDIR")).join("log-tap.toml");
     let text = "schema = 1\n[engine]\nmetrics = \"127.0.0.1:0\"\ncontrol = \"\"\n[[accelerator]]\nname = \"acc0\"\nkind = \"cpu\"\n\
                 [[service]]\nname = \"echo\"\nlisten = [\"udp://127.0.0.1:0\"]\naccelerator = \"acc0\"\nkernel = \"echo\"\nmax_message_bytes = 1400\n";

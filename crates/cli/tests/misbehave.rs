@@ -1,6 +1,6 @@
-//! Accelerators that break their contract (`device/tests/misbehave.cpp`): what they do to their rings hurts
-//! only themselves. Every payload names its client and its number, so that a reply to the wrong client
-//! would be seen.
+//! Accelerators that break their contract (`device/tests/misbehave.cpp`): their effect on rings is limited to
+//! themselves. Every payload contains its client and its number, so that a reply to the wrong client would be
+//! detected.
 
 mod common;
 
@@ -16,7 +16,7 @@ use wire::DropReason;
 use wire::framing::Framing;
 use wire::nic::Transport;
 
-/// What the kernel does, in its own numbers.
+/// The behaviour of the kernel, with its own numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     AnswersTwice = 1,
@@ -46,7 +46,7 @@ fn misbehaving(mode: Mode, rings: Rings) -> Service {
     Service {
         params: vec![("mode".into(), mode as u32 as f64), ("after".into(), AFTER as f64)],
         mqueues: MQUEUES,
-        // A wrong tail is noticed when the engine looks for slots: soon, if there are few.
+        // A wrong tail is detected when the engine needs slots: soon, if there are few.
         slots: if mode == Mode::RandomTail { 4 } else { 64 },
         request_timeout_ms: 150,
         hang_ms: vec![2000],
@@ -63,7 +63,7 @@ fn message(client: usize, number: usize) -> Vec<u8> {
     message
 }
 
-/// A client on datagrams: sends a few at a time, and believes nothing.
+/// A UDP client: sends a few at a time, and checks everything.
 struct Datagrams {
     socket: UdpSocket,
     client: usize,
@@ -85,12 +85,12 @@ impl Datagrams {
         }
     }
 
-    /// Every reply that is there answers one request of this client, once.
+    /// Every available reply must answer one request of this client, once.
     fn collect(&mut self) {
         let mut reply = [0; 2048];
         while let Ok(len) = self.socket.recv(&mut reply) {
             if len == 0 {
-                // Some modes answer with nothing, under the right token: that is the kernel's right.
+                // Some modes reply with an empty message and the right token, which is valid.
                 continue;
             }
             let number = u64::from_le_bytes(reply[8..16].try_into().unwrap()) as usize;
@@ -127,18 +127,18 @@ fn bystander_is_well(server: &Server) {
     }
 }
 
-/// Lets clients loose on a service whose kernel misbehaves; returns the server once all is quiet.
+/// Runs clients against a service whose kernel misbehaves; returns the server once nothing is in flight.
 fn endure(mode: Mode, rings: Rings, placement: CpuPlacement, workers: usize) -> Server {
     let bystander = Service::new("echo", vec![udp()], "echo");
     let mut settings = topology_on(placement, vec![misbehaving(mode, rings), bystander]);
     settings.engine.workers = workers;
     let server = start(settings);
-    // It behaves at first: one message for each block.
+    // At first it behaves correctly: one message for each block.
     let client = udp_client(address(&server, 0));
     client.set_read_timeout(Some(Duration::from_millis(400))).unwrap();
     for number in 0..MQUEUES as usize {
         let message = message(99, number);
-        // Again where the machine gave its thread no turn before the request timed out.
+        // Repeated if the kernel's thread was not scheduled before the request timed out.
         eventually("it answers", || {
             client.send(&message).unwrap();
             let mut reply = [0; 1024];
@@ -147,7 +147,7 @@ fn endure(mode: Mode, rings: Rings, placement: CpuPlacement, workers: usize) -> 
     }
     let mut clients: Vec<Datagrams> =
         (0..4).map(|client| Datagrams::new(address(&server, 0), client)).collect();
-    // Into the trouble, and on after it.
+    // Requests at the time of the misbehaviour, and after it.
     for round in 0..8 {
         for client in &mut clients {
             client.send(2 + round % 3);
@@ -189,7 +189,7 @@ fn contained_in(mode: Mode, protocols: &[Rings], reason: DropReason) {
     for (rings, placement, workers) in protocols.iter().flat_map(places) {
         let case = format!("{mode:?} {rings:?} {placement:?}");
         let server = endure(mode, rings, placement, workers);
-        // Where the kernel had no core while it was asked, it did nothing wrong yet.
+        // If the kernel was not scheduled, it has not misbehaved yet.
         let client = udp_client(address(&server, 0));
         eventually(&format!("{case}: {}", reason.name()), || {
             dropped(&server, 0, reason) > 0 || {
@@ -203,13 +203,13 @@ fn contained_in(mode: Mode, protocols: &[Rings], reason: DropReason) {
 }
 
 #[test]
-fn a_second_answer_is_nobodys() {
+fn a_second_answer_is_dropped() {
     // provokes: stale_token
     contained(Mode::AnswersTwice, DropReason::StaleToken);
 }
 
 #[test]
-fn a_forged_token_reaches_nobody() {
+fn a_forged_token_is_dropped() {
     // provokes: stale_token
     contained(Mode::ForgesTokens, DropReason::StaleToken);
 }
@@ -236,7 +236,7 @@ fn a_payload_outside_the_arena_is_a_bad_message() {
 fn random_slots_are_bad_messages_or_none() {
     // provokes: bad_message
     contained_in(Mode::RandomSlots, &[Rings::Doorbell], DropReason::BadMessage);
-    // A granule with the wrong sequence has not arrived: its request waits until it may not.
+    // A granule with the wrong sequence has not arrived: its request waits until it times out.
     // provokes: request_timeout
     let granules = [Rings::Granule, Rings::Granule8];
     contained_in(Mode::RandomSlots, &granules, DropReason::RequestTimeout);
@@ -266,7 +266,7 @@ fn a_random_tail_kills_the_mqueue_of_a_service_without_replies() {
         let bystander = Service::new("echo", vec![udp()], "echo");
         let server = start(topology_on(placement, vec![victim, bystander]));
         let client = udp_client(address(&server, 0));
-        // Each of the three blocks has used up its good behaviour after this many.
+        // Each of the three blocks misbehaves after this many.
         for number in 0..(AFTER + 1) * MQUEUES as usize * 2 {
             client.send(&message(0, number)).unwrap();
             std::thread::sleep(Duration::from_millis(2));
@@ -292,7 +292,7 @@ fn overrunning_the_ring_hurts_only_its_mqueue() {
 }
 
 #[test]
-fn scribbling_over_the_status_page_deceives_nobody() {
+fn garbage_in_the_status_page_has_no_effect() {
     // provokes: request_timeout
     contained(Mode::StatusWords, DropReason::RequestTimeout);
 }
@@ -327,7 +327,7 @@ fn a_kernel_that_waits_for_itself_or_for_nothing_loses_its_mqueue() {
         });
         bystander_is_well(&server);
         assert_accounts(&server);
-        // What the block still wanted of its backend keeps nobody awake.
+        // Open backend requests of the block must not keep the worker awake.
         let slept = || server.metrics().workers().map(|w| w.sleep_ns.value()).sum::<u64>();
         let before = slept();
         eventually("its worker sleeps again", || slept() > before);
@@ -340,7 +340,7 @@ fn a_kernel_that_waits_for_itself_or_for_nothing_loses_its_mqueue() {
 fn a_kernel_that_returns_leaves_no_accelerator() {
     // provokes: mqueue_dead
     contained_in(Mode::Returns, &[Rings::Doorbell], DropReason::MqueueDead);
-    // All blocks are gone: whatever comes now is refused at once.
+    // All blocks have ended: further requests are dropped at once.
     for workers in [1, 2] {
         let server = endure(Mode::Returns, Rings::Auto, CpuPlacement::Worker, workers);
         let client = udp_client(address(&server, 0));
@@ -364,9 +364,9 @@ fn assert_closed(stream: &mut TcpStream) {
     }
 }
 
-/// In a process of its own, because the thread that never comes back burns a core until the end.
+/// In a separate process, because the thread that never returns keeps a core busy until the end.
 #[test]
-fn a_kernel_that_never_comes_back_is_reported_and_left_behind() {
+fn a_kernel_that_never_returns_is_reported_and_left_running() {
     let library = build_kernel("device/tests/misbehave.cpp");
     let service = |name: &str, accelerator: &str, kernel: &str| {
         format!(

@@ -55,7 +55,7 @@ fn blocks<'a>(page: &'a str, language: &str) -> Vec<&'a str> {
     page.split(&opening).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
 }
 
-/// A shell that is told one line after the other; what it has started ends with it.
+/// A shell that gets one line after the other; processes that it started end with it.
 struct Shell {
     process: Peer,
     input: ChildStdin,
@@ -132,7 +132,7 @@ impl Drop for Shell {
 
 // --- make install ---
 
-/// `make GOAL` in the repository, with libraries built in `folder`, whatever make and whoever runs this test.
+/// `make GOAL` in the repository, with libraries built in `folder`, for any make and any user.
 fn make(goal: &str, folder: &Folder, arguments: &[String]) -> Command {
     let mut command = Command::new("make");
     command.args(["--no-print-directory", "-C"]).arg(root()).arg(goal);
@@ -208,7 +208,7 @@ fn the_first_kernel_serves(folder: &Path, prefix: &Path) {
         "serval bench udp://127.0.0.1:{port} --workload scale --window 4 --warmup 50ms --duration 300ms \
          --timeout 20s --stolen-max 100 --json"
     );
-    // A machine that is busy may spoil a run, which says so and fails.
+    // On a busy machine a run may be void, and the command fails.
     let mut printed = Vec::new();
     eventually("a run that is to be believed", || {
         let (code, said) = shell.run(&bench);
@@ -250,11 +250,11 @@ fn the_manual_can_be_shown_and_completions_be_read(share: &Path) {
     assert!(read.status.success() && read.stderr.is_empty(), "{read:?}");
 }
 
-/// What somebody else has put into Serval's own folder.
+/// Files of other programs in Serval's folder.
 const FOREIGN: &str = "include/serval/mine.h";
 
 #[test]
-fn what_is_installed_works_away_from_the_checkout_and_goes_away_again() {
+fn the_installation_works_without_the_checkout_and_can_be_removed() {
     let folder = Folder::new("install");
     let (home, stage) = (folder.join("home/.local"), folder.join("stage"));
     let here = [format!("PREFIX={}", home.display())];
@@ -327,7 +327,7 @@ fn what_is_installed_works_away_from_the_checkout_and_goes_away_again() {
 }
 
 #[test]
-fn a_prefix_or_destdir_that_something_could_misread_is_refused() {
+fn an_ambiguous_prefix_or_destdir_is_refused() {
     let folder = Folder::new("odd");
     let touched = folder.join("touched");
     for odd in [
@@ -371,7 +371,7 @@ fn under_sudo_nothing_is_built() {
     ];
     let install = || {
         let mut command = make("install", &folder, &arguments);
-        command.env("SUDO_USER", "somebody");
+        command.env("SUDO_USER", "user");
         command
     };
     let said = refused(install());
@@ -501,7 +501,7 @@ impl Follower<'_> {
                     code == 0 || code == 1 && shown.contains("NOT TRUSTED"),
                     "{command}: {shown}"
                 );
-                let wrong = ["replies were wrong", "replies came twice"];
+                let wrong = ["replies were wrong", "replies were duplicates"];
                 assert!(!wrong.iter().any(|wrong| shown.contains(wrong)), "{command}: {shown}");
             }
             _ => {
@@ -532,7 +532,7 @@ impl Follower<'_> {
         assert_eq!(shown, printed.iter().map(outside).collect::<Vec<_>>());
     }
 
-    /// Where there is no GPU, or nothing was compiled for one, the command says so and ends.
+    /// Without a GPU, or without kernels for one, the command reports it and ends.
     fn serve_on_a_gpu(&mut self, command: &str) {
         let said = self.folder.join("gpu.log");
         self.shell.done(&format!("{command} >gpu.log 2>&1 & gpu=$!"));
@@ -556,7 +556,7 @@ fn follower<'a>(folder: &'a Folder, path: &str, ports: &[(&str, u16)], page: &st
 }
 
 #[test]
-fn every_command_of_the_readme_does_what_it_shows() {
+fn every_command_of_the_readme_works_as_shown() {
     let folder = Folder::new("readme");
     let ports = [("9000", free_port())];
     let follower = follower(&folder, "/usr/bin:/bin", &ports, "README.md");
@@ -566,7 +566,7 @@ fn every_command_of_the_readme_does_what_it_shows() {
 }
 
 #[test]
-fn every_command_of_getting_started_does_what_it_shows() {
+fn every_command_of_getting_started_works_as_shown() {
     if Command::new("memcached").arg("-V").stdout(Stdio::null()).status().is_err() {
         println!("SKIPPED: no memcached here; `make setup-memcached` installs it");
         return;
@@ -610,7 +610,7 @@ fn expected(line: &str) -> Option<Vec<&str>> {
 }
 
 #[test]
-fn the_example_asks_memcached_and_says_what_becomes_of_it() {
+fn the_example_uses_memcached_and_reports_its_failure() {
     let ports = [("9000", free_port()), ("11222", free_port())];
     follow_example("04_backend", &["service.toml", "lookup.cpp"], &ports, 6);
 }

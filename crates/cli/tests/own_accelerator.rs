@@ -116,7 +116,7 @@ impl Program {
     }
 }
 
-/// Messages of many lengths come back in reverse order, once the engine knows that somebody serves.
+/// Messages of many lengths are returned in reverse order, once the engine has a runtime.
 fn reverses(served: &Served) {
     eventually("the engine has heard of it", || life(served, "up") == 1);
     let client = udp_client(served.services[0][0]);
@@ -132,7 +132,7 @@ fn life(served: &Served, what: &str) -> u64 {
 }
 
 #[test]
-fn a_program_serves_is_killed_comes_again_and_ends_with_its_engine() {
+fn a_program_serves_is_killed_restarts_and_ends_with_its_engine() {
     let at = path("lives");
     let served = served("own-lives", &at);
     let mut first = Program::start("first", &at);
@@ -141,7 +141,7 @@ fn a_program_serves_is_killed_comes_again_and_ends_with_its_engine() {
     first.process.stop();
     eventually("its end is noticed", || life(&served, "up") == 0);
     let client = udp_client(served.services[0][0]);
-    client.send(b"nobody is there").unwrap();
+    client.send(b"no runtime").unwrap();
     eventually("that is counted", || served.dropped("reverse", DropReason::NoAccelerator) == 1);
 
     // It is turned away as long as the place is not free again.
@@ -162,7 +162,7 @@ fn a_program_serves_is_killed_comes_again_and_ends_with_its_engine() {
 }
 
 #[test]
-fn a_program_that_stands_still_loses_its_place_and_notices() {
+fn a_suspended_program_loses_its_runtime_slot_and_notices() {
     let at = path("still");
     let served = served("own-still", &at);
     let mut program = Program::start("still", &at);
@@ -177,7 +177,7 @@ fn a_program_that_stands_still_loses_its_place_and_notices() {
 }
 
 #[test]
-fn a_program_whose_engine_is_killed_says_so_and_ends() {
+fn a_program_whose_engine_is_killed_reports_it_and_ends() {
     let at = path("orphan");
     let mut served = served("own-orphan", &at);
     let mut program = Program::start("orphan", &at);
@@ -214,7 +214,7 @@ fn the_example_in_rust_does_the_same() {
     });
 }
 
-/// What the program says to whoever listens at `at`; one line, and nothing of a sanitizer's.
+/// The error of the program for the engine at `at`: one line, and no sanitizer output.
 fn refusal(at: &Path) -> String {
     let done = Command::new(PROGRAMS.join("threads.san")).arg(at).output().unwrap();
     let said = String::from_utf8_lossy(&done.stderr).into_owned();
@@ -223,7 +223,7 @@ fn refusal(at: &Path) -> String {
 }
 
 #[test]
-fn engines_that_are_none_are_told_apart() {
+fn invalid_engines_are_distinguished() {
     let at = path("false-engine");
     let said = refusal(&at);
     assert!(said.starts_with("no engine listens at ") && said.contains("No such file"), "{said}");
@@ -285,7 +285,7 @@ fn blocks_that_end_before_the_engine_says_that_it_stops_end_in_order() {
 }
 
 #[test]
-fn a_program_notices_that_a_block_of_its_hangs_and_goes_on() {
+fn a_program_detects_a_hung_block_and_continues() {
     let at = path("hung");
     let served = served("own-hung", &at);
     let mut command = Command::new(PROGRAMS.join("hung.san"));

@@ -170,18 +170,18 @@ fn requests_are_in_the_rings(rings: &str, messages: usize, bytes: impl Fn(usize)
 }
 
 #[test]
-fn requests_stand_in_doorbell_rings_as_sent() {
+fn requests_are_in_doorbell_rings_as_sent() {
     requests_are_in_the_rings("rings = \"doorbell\"", 150, |n| n * 7 % 1025);
 }
 
 #[test]
-fn requests_stand_in_granule_rings_as_sent() {
+fn requests_are_in_granule_rings_as_sent() {
     requests_are_in_the_rings("rings = \"granule8\"", 150, |n| n * 7 % 1025);
     requests_are_in_the_rings("rings = \"granule\"", 150, |n| n * 11 % 1025);
 }
 
 #[test]
-fn long_requests_stand_in_arenas_as_sent() {
+fn long_requests_are_in_arenas_as_sent() {
     let sizes = "max_message_bytes = 8000\nmax_reply_bytes = 8000\narena_bytes = 20000";
     requests_are_in_the_rings(sizes, 100, |n| n * 79 % 8001);
 }

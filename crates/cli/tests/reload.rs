@@ -19,14 +19,14 @@ use wire::framing::Framing;
 use wire::nic::Transport;
 
 #[test]
-fn nothing_of_the_others_is_lost_while_a_service_comes_changes_and_goes() {
+fn other_services_lose_nothing_while_one_is_added_changed_and_removed() {
     let _alone = alone();
     let server = common::start(topology(vec![service("a", vec![udp(), tcp()], "echo")]));
     change_under_load(server, 48, &[0]);
 }
 
 #[test]
-fn it_is_the_same_with_several_workers_and_accelerator_threads() {
+fn other_services_lose_nothing_with_several_workers_and_accelerator_threads() {
     let _alone = alone();
     let placement = CpuPlacement::Threads { threads: 1, cores: Vec::new() };
     let mut two = topology_on(placement, vec![service("a", vec![udp(), tcp()], "echo")]);
@@ -80,7 +80,7 @@ fn another_framing_closes_connections_after_their_replies() {
 
 // provokes: drain_timeout
 #[test]
-fn what_is_not_answered_in_time_has_its_reason() {
+fn unanswered_requests_have_a_reason() {
     let _alone = alone();
     let mut a = service("a", vec![udp(), tcp()], "delay");
     a.params = vec![("microseconds".into(), 30_000_000.0)];
@@ -107,7 +107,7 @@ fn what_is_not_answered_in_time_has_its_reason() {
 }
 
 #[test]
-fn what_is_still_leaving_keeps_its_port_when_the_next_service_comes() {
+fn a_leaving_service_keeps_its_port_when_the_next_one_is_added() {
     let _alone = alone();
     let a = service("a", vec![udp()], "echo");
     let mut slow = service("slow", vec![udp()], "delay");
@@ -119,7 +119,7 @@ fn what_is_still_leaving_keeps_its_port_when_the_next_service_comes() {
     eventually("it is received", || metrics.snapshot().received == 1);
     let wanted = Topology { services: vec![a.clone()], ..server.topology().clone() };
     let report = server.change(wanted, &|| true).unwrap();
-    assert!(report.services[1].left_behind, "nobody waited for it: {report:?}");
+    assert!(report.services[1].left_behind, "it was not waited for: {report:?}");
     change(&mut server, vec![a, service("c", vec![udp()], "echo")]);
     let mut reply = [0; 64];
     let len = client.recv(&mut reply).expect("the reply leaves from the port that was asked");
@@ -128,7 +128,7 @@ fn what_is_still_leaving_keeps_its_port_when_the_next_service_comes() {
 }
 
 #[test]
-fn what_cannot_be_done_changes_nothing() {
+fn impossible_changes_change_nothing() {
     let _alone = alone();
     let mut server = common::start(topology(vec![service("a", vec![udp(), tcp()], "echo")]));
     let askers = Askers::start(address(&server, 0), address(&server, 1));
@@ -218,7 +218,7 @@ fn a_running_server_reads_its_file_again() {
 }
 
 #[test]
-fn connections_that_gave_way_to_the_host_do_not_keep_a_service_out() {
+fn a_lowered_connection_limit_does_not_block_a_new_service() {
     let _alone = alone();
     let (first, second) = (free_port(), free_port());
     let a = table("a", first, "echo", "");
@@ -231,7 +231,7 @@ fn connections_that_gave_way_to_the_host_do_not_keep_a_service_out() {
     let (code, output, log) = running.reload();
     assert_eq!(code, 0, "{output}{log}");
     assert_eq!(ask(&udp_client(([127, 0, 0, 1], second).into()), b"new"), b"new");
-    // Who asks for a number gets it or is told.
+    // A configured number is applied or refused.
     running.write("", &format!("[limits]\nconnections = 50\n{both}"));
     let (code, output, _) = running.reload();
     assert_eq!(code, 2, "{output}");
@@ -264,7 +264,7 @@ fn a_kernel_that_hangs_is_reported_when_its_service_leaves() {
 }
 
 #[test]
-fn the_control_socket_answers_what_it_understands_and_stays_open() {
+fn the_control_socket_answers_valid_requests_and_stays_open() {
     let _alone = alone();
     let port = free_port();
     let running = Running::start("socket", &table("a", port, "echo", ""));
@@ -289,8 +289,8 @@ fn the_control_socket_answers_what_it_understands_and_stays_open() {
     let status: serde_json::Value = serde_json::from_str(&status).unwrap();
     assert_eq!(status["services"][0]["name"], "a");
     assert_eq!(status["generation"], 1);
-    // Many who say nothing do not keep others out for longer than their patience; those over the limit
-    // are told.
+    // Silent peers do not block others for longer than their time-out; those over the limit get the
+    // reason.
     let silent: Vec<_> = (0..20).map(|_| LocalSocket::connect(&running.socket).unwrap()).collect();
     assert!(answer(&socket, b"{\"command\": \"status\"}").contains("\"ready\""));
     drop(silent);
@@ -299,7 +299,7 @@ fn the_control_socket_answers_what_it_understands_and_stays_open() {
 }
 
 #[test]
-fn the_end_comes_although_a_reload_waits_for_a_service_to_leave() {
+fn the_server_ends_while_a_reload_waits_for_a_drain() {
     let _alone = alone();
     let (first, second) = (free_port(), free_port());
     let a = table("a", first, "echo", "");

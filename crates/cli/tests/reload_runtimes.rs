@@ -63,16 +63,16 @@ fn runtimes_of(service: &str) -> Vec<u32> {
 }
 
 #[test]
-fn nothing_of_the_others_is_lost_while_runtimes_come_and_go() {
+fn other_services_lose_nothing_while_runtimes_start_and_end() {
     let _alone = alone();
-    // `other` is on the accelerator that `b` comes to, changes on and leaves.
+    // `other` is on the accelerator on which `b` is added, changed and removed.
     let server = start(with(launched("apart"), Vec::new()));
     change_under_load(server, 12, &[1]);
     assert_eq!(runtimes_of("b"), [0; 0], "a runtime is left behind");
 }
 
 #[test]
-fn a_service_that_moves_between_processes_and_the_engine_costs_the_others_nothing() {
+fn a_service_that_moves_between_processes_and_the_engine_does_not_affect_others() {
     let _alone = alone();
     let mut topology = with(launched("apart"), Vec::new());
     topology.engine.workers = 2;
@@ -163,7 +163,7 @@ fn flood(server: std::net::SocketAddr, stop: &AtomicBool) {
 }
 
 #[test]
-fn runtimes_that_attach_change_over_under_open_ports() {
+fn external_runtimes_are_replaced_while_ports_stay_open() {
     let _alone = alone();
     let (first, second) = (path("first"), path("second"));
     // Room for what comes while a runtime has no core: only what comes meanwhile is to be lost.
@@ -190,7 +190,7 @@ fn runtimes_that_attach_change_over_under_open_ports() {
         let counted = server.metrics().service(1);
         let lost = counted.dropped(DropReason::Reconfiguring);
         assert_eq!(counted.dropped_requests() - early, lost, "for no other reason: {counted:?}");
-        // Nobody comes to where the accelerator attaches next.
+        // No runtime attaches at the accelerator's next path.
         let mut wanted = server.topology().clone();
         wanted.accelerators[1] = external("apart", second.clone());
         let report = server.change(wanted, &never).unwrap();
@@ -201,7 +201,7 @@ fn runtimes_that_attach_change_over_under_open_ports() {
         let before = server.metrics().service(1).replied;
         eventually("the next one answers", || server.metrics().service(1).replied > before + 20);
     });
-    // Without the service nobody is let in, without the accelerator there is no door.
+    // Without the service no runtime is accepted, without the accelerator there is no listener.
     let mut wanted = server.topology().clone();
     wanted.services.truncate(1);
     server.change(wanted.clone(), &never).unwrap();
@@ -219,7 +219,7 @@ fn runtimes_that_attach_change_over_under_open_ports() {
 
 /// Whatever is left of a runtime that does not end is made to.
 #[test]
-fn a_runtime_that_stands_still_is_ended_with_its_service() {
+fn a_suspended_runtime_is_ended_with_its_service() {
     let _alone = alone();
     let mut server: Server = start(with(launched("apart"), vec![apart("b")]));
     answers_again(address(&server, 2), 1);

@@ -32,7 +32,7 @@ fn start_here(engine: &str, config: &str) -> Server {
     start(config.unwrap_or_else(|error| panic!("{error}")).topology)
 }
 
-/// What is told of the service on an accelerator in a process of its own.
+/// The metrics of the service on an accelerator in a separate process.
 fn of(served: &Served, what: &str, accelerator: &str) -> u64 {
     let labels = format!("{{service=\"a\",accelerator=\"{accelerator}\"}}");
     served.metric(&format!("serval_accelerator_{what}{labels}"))
@@ -51,7 +51,7 @@ fn exchange_many(served: &Served, count: usize) {
 }
 
 #[test]
-fn each_accelerator_has_as_many_mqueues_as_it_is_given_and_all_serve() {
+fn each_accelerator_has_its_configured_mqueues_and_all_serve() {
     for workers in 1..=3 {
         for dispatch in ["round-robin", "least-loaded", "flow-hash", "key-hash\"\nkey = \"0:2"] {
             let more = format!(
@@ -81,7 +81,7 @@ fn each_accelerator_has_as_many_mqueues_as_it_is_given_and_all_serve() {
 }
 
 #[test]
-fn one_accelerator_is_killed_again_and_again_and_the_other_serves_on() {
+fn one_accelerator_is_killed_repeatedly_and_the_other_keeps_serving() {
     let config = INSIDE.to_owned()
         + &process("apart", "")
         + &service(
@@ -103,7 +103,7 @@ fn one_accelerator_is_killed_again_and_again_and_the_other_serves_on() {
             eventually("the engine has noticed", || of(&served, "restarts_total", "apart") > ended);
             lost(&served) > before
         });
-        // Whether it is there or not, whoever asks now is answered.
+        // Requests are answered now, whether it is present or not.
         exchange_many(&served, 100);
         assert_eq!(served.dropped("a", DropReason::NoAccelerator), 0, "round {round}");
     }
@@ -114,7 +114,7 @@ fn one_accelerator_is_killed_again_and_again_and_the_other_serves_on() {
 }
 
 #[test]
-fn an_accelerator_that_has_not_come_is_not_waited_for_and_serves_when_it_comes() {
+fn an_absent_accelerator_is_not_waited_for_and_serves_after_it_attaches() {
     let path = std::env::temp_dir().join(format!("serval-several-{}", std::process::id()));
     let external = format!("launch = \"external\"\nattach = \"{}\"", path.display());
     // The mqueue inside takes one request at a time.

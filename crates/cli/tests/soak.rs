@@ -1,4 +1,4 @@
-//! A mixed load for as long as it is told (`make soak MINUTES=60`): datagrams, streams, shared memory,
+//! A mixed load for a configurable time (`make soak MINUTES=60`): datagrams, streams, shared memory,
 //! connections that come and go, garbage. Every reply is checked, every loss has a reason, no descriptor
 //! and no thread is left behind, and memory does not grow. Without `SERVAL_SOAK_MINUTES` it is a look of
 //! a few seconds, which is too short to say anything about memory.
@@ -23,7 +23,7 @@ const ASKING: Duration = Duration::from_millis(150);
 /// Fewer rounds show no trend.
 const ROUNDS_OF_A_TREND: usize = 60;
 /// What the resident memory may differ by between the second and the last quarter: pages that the
-/// allocator had not touched before, not a leak, which goes on for ever.
+/// allocator had not touched before, not a leak, which never stops.
 const GROWTH_BYTES_MAX: u64 = 2 << 20;
 
 fn config(path: &str) -> String {
@@ -67,7 +67,7 @@ fn make_noise(served: &Served, random: &mut Random) {
     let socket = udp_client(udp);
     for n in 0..20 {
         let len = 1 + random.below(1500);
-        // Nobody waits for what comes back.
+        // The replies are not read.
         let _ = socket.send(&random.bytes(len));
         let mut stream = tcp_client(tcp);
         match n % 4 {

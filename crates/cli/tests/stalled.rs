@@ -93,7 +93,9 @@ fn a_kernel_that_does_not_return_is_named_and_readiness_fails_until_it_does() {
     eventually("it is ready again", || held.readiness().0);
     answers_again(held.served.services[0][0], 1);
     assert!(!common::page(held.served.metrics).contains(stalled));
-    eventually("the log says so", || held.served.log().contains("worker 0 is no longer stalled"));
+    eventually("the log reports it", || {
+        held.served.log().contains("worker 0 is no longer stalled")
+    });
     let log = held.served.log();
     assert_eq!(log.matches(sentence).count(), 1, "{log}");
 }
@@ -133,9 +135,9 @@ fn a_server_ends_in_time_although_a_reload_waits_for_a_kernel_that_does_not_retu
     assert_eq!(code.unwrap().code(), Some(3));
 }
 
-/// A program that may start no further thread: `prlimit` binds nobody but a user without privilege, which root lends it here.
+/// A program that cannot start more threads: `prlimit` only applies to unprivileged users, so root changes its user here.
 #[test]
-fn a_server_that_gets_no_thread_drains_and_ends_as_ever() {
+fn a_server_that_cannot_start_threads_drains_and_ends() {
     use std::os::unix::fs::PermissionsExt as _;
     use std::os::unix::process::CommandExt as _;
     let folder = std::env::temp_dir().join(format!("serval-no-thread-{}", std::process::id()));

@@ -80,7 +80,7 @@ enum Mood {
 
 const BATCH: usize = 4;
 
-/// A memcached that answers `get KEY` with a value made from the key, in the mood it is told.
+/// A memcached that answers `get KEY` with a value made from the key, in the configured mood.
 #[derive(Clone)]
 struct FakeMemcached {
     address: SocketAddr,
@@ -208,7 +208,7 @@ fn garbage_ends_the_connection_and_nothing_else() {
 }
 
 #[test]
-fn an_answer_that_breaks_off_is_no_answer() {
+fn a_truncated_answer_is_a_protocol_error() {
     let fake = FakeMemcached::start();
     let server = start(with_bystander(fake.backend(5000)));
     for _ in 0..3 {
@@ -219,7 +219,7 @@ fn an_answer_that_breaks_off_is_no_answer() {
 }
 
 #[test]
-fn an_answer_longer_than_the_mqueue_is_refused_whole() {
+fn an_answer_longer_than_the_mqueue_is_refused() {
     let fake = FakeMemcached::start();
     let server = start(with_bystander(fake.backend(5000)));
     for round in 1..=3 {
@@ -231,7 +231,7 @@ fn an_answer_longer_than_the_mqueue_is_refused_whole() {
 }
 
 #[test]
-fn a_silent_backend_times_out_and_is_left() {
+fn a_silent_backend_times_out_and_is_reconnected() {
     let fake = FakeMemcached::start();
     let server = start(with_bystander(fake.backend(100)));
     let client = udp_client(address(&server, 0));
@@ -259,7 +259,7 @@ fn a_backend_that_never_accepts_times_out() {
     for _ in 0..5 {
         assert_eq!(through(&client, &get("a")), (status::TIMEOUT, Vec::new()));
     }
-    // Nobody listens any more: what was never accepted is reset, and so are new attempts.
+    // The listener is closed: connections that were not accepted are reset, and so are new attempts.
     drop(listener);
     let refused = |(status, _)| status == status::REFUSED;
     eventually("refused", || refused(through(&client, &get("a"))));
@@ -268,7 +268,7 @@ fn a_backend_that_never_accepts_times_out() {
 }
 
 #[test]
-fn an_answer_nobody_asked_for_is_given_to_nobody() {
+fn an_unrequested_answer_is_dropped() {
     let fake = FakeMemcached::start();
     let server = start(with_bystander(fake.backend(5000)));
     let client = udp_client(address(&server, 0));
@@ -287,9 +287,9 @@ fn an_answer_nobody_asked_for_is_given_to_nobody() {
     finish(server);
 }
 
-/// On a busy connection every answer behind one too many would go to the wrong request, for ever.
+/// On a busy connection, one extra answer would shift all later ones to the wrong requests.
 #[test]
-fn an_answer_under_another_key_reaches_nobody() {
+fn an_answer_with_another_key_is_dropped() {
     for mood in [Mood::Duplicates, Mood::Swaps] {
         let fake = FakeMemcached::start();
         let mut settings = with_bystander(fake.backend(15_000));
@@ -314,7 +314,7 @@ fn an_answer_under_another_key_reaches_nobody() {
         };
         assert_eq!(round(0), 0);
         fake.set(mood);
-        assert!(round(1) > 0, "those in flight with it are told");
+        assert!(round(1) > 0, "other requests in flight get their status");
         // provokes: backend_mismatch
         assert_eq!(dropped(&server, 0, DropReason::BackendMismatch), 1, "{mood:?}");
         assert_eq!((2..20).map(round).sum::<u32>(), 0, "{mood:?}");
@@ -324,7 +324,7 @@ fn an_answer_under_another_key_reaches_nobody() {
 }
 
 #[test]
-fn a_connection_for_each_request_has_nobody_elses_answers() {
+fn a_connection_per_request_gets_only_its_own_answer() {
     let fake = FakeMemcached::start();
     fake.set(Mood::TwoAnswers);
     let backend = Backend { in_flight: 4, sockets: Sockets::PerRequest, ..fake.backend(15_000) };
@@ -367,7 +367,7 @@ fn a_connection_for_a_request_ends_with_its_time_out() {
 }
 
 #[test]
-fn an_answer_may_drip_in() {
+fn an_answer_may_arrive_in_pieces() {
     let fake = FakeMemcached::start();
     fake.set(Mood::Drips);
     let server = start(with_bystander(fake.backend(15_000)));
@@ -428,7 +428,7 @@ fn many_blocks_share_few_places_and_every_answer_finds_its_own() {
 }
 
 #[test]
-fn a_request_the_framing_cannot_carry_does_not_leave() {
+fn a_request_the_framing_cannot_carry_is_not_sent() {
     let fake = FakeMemcached::start();
     let server = start(with_bystander(fake.backend(5000)));
     let client = udp_client(address(&server, 0));
@@ -439,8 +439,8 @@ fn a_request_the_framing_cannot_carry_does_not_leave() {
     finish(server);
 }
 
-/// A service whose kernel asks its late backend when nobody waits for a reply any more: by then `end` ends it.
-fn asked_on_nobodys_behalf(replies: Replies, end: impl Fn(Server)) {
+/// A service whose kernel sends a request to its late backend after the client's reply; `end` ends the service.
+fn requests_without_client(replies: Replies, end: impl Fn(Server)) {
     let fake = FakeMemcached::start();
     fake.set(Mood::Late);
     let library = build_kernel("crates/server/tests/kernels/relay.cpp");
@@ -459,16 +459,16 @@ fn asked_on_nobodys_behalf(replies: Replies, end: impl Fn(Server)) {
 }
 
 #[test]
-fn what_kernels_ask_for_nobody_is_answered_before_the_end() {
+fn backend_requests_without_a_client_are_answered_before_the_end() {
     for replies in [Replies::One, Replies::None] {
-        asked_on_nobodys_behalf(replies, |server| assert!(server.shutdown().is_clean()));
+        requests_without_client(replies, |server| assert!(server.shutdown().is_clean()));
     }
 }
 
 #[test]
-fn what_kernels_ask_for_nobody_is_answered_before_their_service_changes() {
+fn backend_requests_without_a_client_are_answered_before_a_change() {
     for replies in [Replies::One, Replies::None] {
-        asked_on_nobodys_behalf(replies, |mut server| {
+        requests_without_client(replies, |mut server| {
             let mut service = server.topology().services[0].clone();
             service.slots *= 2;
             change(&mut server, vec![service]);
@@ -565,7 +565,7 @@ fn a_datagram_backend_answers() {
 }
 
 #[test]
-fn a_datagram_backend_that_is_silent_late_or_twofold_confuses_nobody() {
+fn silent_late_and_duplicate_datagrams_of_a_backend_are_handled() {
     let server = start(with_bystander(datagram_backend(fake_datagrams(), 200)));
     let client = udp_client(address(&server, 0));
     let honest = |n: usize| {
@@ -591,7 +591,7 @@ fn a_datagram_backend_that_is_silent_late_or_twofold_confuses_nobody() {
 }
 
 #[test]
-fn a_long_datagram_from_a_backend_is_refused_whole() {
+fn a_long_datagram_from_a_backend_is_refused() {
     let server = start(with_bystander(datagram_backend(fake_datagrams(), 5000)));
     let client = udp_client(address(&server, 0));
     for round in 1..=3 {
@@ -604,7 +604,7 @@ fn a_long_datagram_from_a_backend_is_refused_whole() {
 }
 
 #[test]
-fn a_refused_datagram_port_is_told_at_once_and_found_again() {
+fn a_refused_datagram_port_is_reported_at_once_and_reused() {
     // Not an ephemeral one, which another test might get meanwhile.
     let there: SocketAddr = ([127, 0, 0, 1], free_port()).into();
     let server = start(with_bystander(datagram_backend(there, 15_000)));
@@ -632,7 +632,7 @@ fn repeats_itself(answer: fn(&[u8]) -> Vec<Vec<u8>>) -> SocketAddr {
         let mut request = [0; 4096];
         let mut last = (Vec::new(), there);
         while let Ok((len, peer)) = socket.recv_from(&mut request) {
-            // An error is a closed socket's: nobody waits for it.
+            // An error is from a closed socket and can be ignored.
             last.0.iter().for_each(|datagram: &Vec<u8>| drop(socket.send_to(datagram, last.1)));
             last = (answer(&request[..len]), peer);
             last.0.iter().for_each(|datagram| drop(socket.send_to(datagram, peer)));
@@ -641,14 +641,14 @@ fn repeats_itself(answer: fn(&[u8]) -> Vec<Vec<u8>>) -> SocketAddr {
     there
 }
 
-/// A relay with one block, so that what is repeated comes to the socket on which the next answer is awaited.
+/// A relay with one block, so that duplicates arrive at the socket on which the next answer is awaited.
 fn one_block(backend: Backend) -> Server {
     let mut settings = with_bystander(backend);
     settings.services[0].mqueues = 1;
     start(settings)
 }
 
-/// Sends `count` requests, of several clients by turns; all are answered rightly.
+/// Sends `count` requests, from several clients in turn; all must be answered correctly.
 fn all_are_right(server: &Server, count: usize, request: impl Fn(usize) -> (Vec<u8>, Vec<u8>)) {
     let clients: Vec<UdpSocket> = (0..8).map(|_| udp_client(address(server, 0))).collect();
     for n in 0..count {
@@ -659,7 +659,7 @@ fn all_are_right(server: &Server, count: usize, request: impl Fn(usize) -> (Vec<
 }
 
 #[test]
-fn a_repeated_datagram_is_told_by_its_id() {
+fn a_duplicate_datagram_is_recognized_by_its_id() {
     let backend = datagram_backend(repeats_itself(|request| vec![request.to_vec()]), 15_000);
     let matching = Some("id:4:8".parse().unwrap());
     let server = one_block(Backend { matching, ..backend });
@@ -675,7 +675,7 @@ fn a_repeated_datagram_is_told_by_its_id() {
 }
 
 #[test]
-fn a_repeated_datagram_finds_the_socket_of_its_request_closed() {
+fn a_duplicate_datagram_arrives_at_a_closed_socket() {
     let backend = datagram_backend(repeats_itself(|request| vec![request.to_vec()]), 15_000);
     let server = one_block(Backend { sockets: Sockets::PerRequest, ..backend });
     all_are_right(&server, 200, |n| {

@@ -99,7 +99,7 @@ fn no_text_is_left_without_its_case() {
 
 /// docs/configuration.md: what stands between `<!-- keys: NAME -->` and `<!-- end -->` is made from the reader.
 #[test]
-fn the_page_of_all_keys_is_what_is_read() {
+fn the_page_of_all_keys_matches_the_reader() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/configuration.md");
     let text = fs::read_to_string(&path).unwrap();
     let mut expected = text.clone();
@@ -283,7 +283,7 @@ fn a_file_that_cannot_be_read_is_named() {
     assert!(endless.to_string().contains("it is a device, not a file"), "{endless}");
     let path = std::env::temp_dir().join(format!("serval-config-{}.fifo", std::process::id()));
     assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
-    // Nobody writes into it, and it is not waited for.
+    // It has no writer, and is not waited for.
     let fifo = Config::load(&path, &overrides).unwrap_err();
     fs::remove_file(&path).unwrap();
     assert!(fifo.to_string().contains("it is a FIFO, not a file"), "{fifo}");

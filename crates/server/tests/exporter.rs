@@ -126,7 +126,7 @@ fn the_dashboard_shows_only_what_is_exported() {
 
 /// The table of docs/operations.md, from what is exported: name, labels, meaning.
 #[test]
-fn the_page_of_all_metrics_is_what_is_exported() {
+fn the_page_of_all_metrics_matches_the_exporter() {
     let (exporter, metrics, health) = start();
     let_everything_happen(&metrics, &health);
     let answer = get(exporter.address(), "/metrics");
@@ -169,7 +169,7 @@ fn health_follows_the_server() {
 }
 
 #[test]
-fn what_is_not_asked_well_is_answered_with_the_reason() {
+fn invalid_requests_are_answered_with_the_reason() {
     let (exporter, _, _) = start();
     let at = exporter.address();
     assert_eq!(status(&get(at, "/")), "404");
@@ -219,7 +219,7 @@ fn a_client_that_closes_its_side_after_asking_is_answered() {
 #[test]
 fn slow_clients_cannot_keep_others_out() {
     let (exporter, _, _) = start();
-    // More than there are places, all of them asking for ever.
+    // More connections than the limit, whose requests never end.
     let mut slow: Vec<TcpStream> = Vec::new();
     for _ in 0..2 * CONNECTIONS_MAX {
         let mut stream = connect(exporter.address());

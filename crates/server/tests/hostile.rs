@@ -369,7 +369,7 @@ fn clients_that_send_and_never_read_are_held_back_and_then_cut_off() {
 fn resets_in_the_middle_lose_only_their_own_replies() {
     let service = Service {
         params: vec![("microseconds".into(), 2000.0)],
-        // Whoever comes waits for what those asked that have gone.
+        // New clients wait for the requests of those that have disconnected.
         request_timeout_ms: 60_000,
         framing: Framing::Fixed(32),
         ..Service::new("delay", vec![tcp()], "delay")
@@ -618,7 +618,7 @@ fn services_without_replies_consume_in_silence() {
 // --- memcached's grammar ---
 
 #[test]
-fn memcached_clients_get_what_they_expect_and_nothing_else() {
+fn memcached_clients_get_exactly_the_expected_replies() {
     let scene = Scene::new(
         vec![service_of(Framing::Memcached, vec![tcp()])],
         Limits { pipelined: 4, ..Limits::default() },
@@ -662,7 +662,7 @@ fn memcached_clients_get_what_they_expect_and_nothing_else() {
 }
 
 #[test]
-fn a_memcached_stream_that_lost_its_sense_is_told_in_turn_and_closed() {
+fn an_invalid_memcached_stream_gets_an_error_in_order_and_is_closed() {
     let limits = Limits { pipelined: 4, ..Limits::default() };
     let service = service_of(Framing::Memcached, vec![tcp()]);
     let scene = Scene::new(vec![service], limits, 2);

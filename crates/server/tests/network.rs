@@ -456,7 +456,7 @@ fn draining_answers_everything_accepted() {
 
 /// A worker that does not sleep looks at all its sockets in every turn, also at those of a tenant without clients.
 #[test]
-fn an_idle_tenant_holds_nobody_up() {
+fn an_idle_tenant_delays_no_other() {
     let service = |name: &str, tenant: &str| Service {
         tenant: tenant.to_owned(),
         max_message_bytes: 1000,

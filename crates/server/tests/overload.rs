@@ -130,7 +130,7 @@ fn a_flood_is_shed_with_a_reason_and_the_rest_is_answered() {
 /// How a client of [`goodput`] asks.
 #[derive(Clone, Copy)]
 enum Asking {
-    /// With so many requests on their way.
+    /// With this many requests in flight.
     Window(usize),
     /// So often a second, whatever is answered.
     Rate(f64),
@@ -153,7 +153,7 @@ fn goodput(client: &UdpSocket, asking: Asking, first: u64) -> f64 {
         };
         for _ in 0..due.min(64) {
             let number = first + sent as u64;
-            // An error is a full socket buffer: then nobody answers.
+            // An error means a full socket buffer: then there is no answer.
             let _ = client.send(&numbered(1, number));
             waiting.insert(number, Instant::now());
             sent += 1;
@@ -199,7 +199,7 @@ fn goodput_holds_at_twice_the_load() {
 }
 
 #[test]
-fn what_would_wait_too_long_is_shed_before_the_queue_is_full() {
+fn requests_that_would_wait_too_long_are_shed_before_the_queue_is_full() {
     // Each mqueue holds a second of work; five milliseconds are allowed.
     let service = Service { slots: 1024, queue_us_max: 5000, ..slow("delay", 1000.0) };
     let server = start(with_bystander(service));
@@ -223,7 +223,7 @@ fn what_the_host_kernel_drops_is_counted_too() {
         framing: Framing::Raw,
         mqueues: 1,
         slots: 1,
-        // On the worker: while it computes, nobody empties the socket.
+        // On the worker: while it computes, the socket is not read.
         ..slow("spin", 100_000.0)
     };
     let server = start(topology(vec![service]));
@@ -324,7 +324,7 @@ fn books_hold(page: &Page, service: &str) -> Result<(), String> {
 }
 
 #[test]
-fn the_books_hold_at_every_scrape() {
+fn the_accounting_identity_holds_at_every_scrape() {
     let mut settings = with_bystander(slow("delay", 500.0));
     settings.engine.workers = 2;
     let mut server = start(settings);

@@ -109,7 +109,7 @@ fn missing(mode: &str, listener: usize, options: &[&str]) -> (u64, String) {
     let counted = server.metrics().service(0);
     assert!(counted.replied >= found.received, "{counted:?}\n{text}");
     assert!(server.shutdown().is_clean());
-    // The last one may be under way when it stops.
+    // The last one may be in flight when it stops.
     let missing = found.dropped.max(found.sent.saturating_sub(found.received + 1));
     (missing, format!("{found:?}\n{text}"))
 }
@@ -205,7 +205,7 @@ fn bystander_is_well(server: &Server) {
 }
 
 #[test]
-fn faces_finds_what_memcached_knows() {
+fn faces_finds_stored_pictures() {
     let memcached = Memcached::start();
     memcached.fill();
     let server = faces(&memcached, 5000);
@@ -219,14 +219,14 @@ fn faces_finds_what_memcached_knows() {
         assert_eq!(found, NO_MATCH);
         assert!(distance > 0.0);
         assert_eq!(verdict(&exchange(&mut stream, &request(n, n), 8)), (MATCH, 0.0));
-        let reply = exchange(&mut stream, &request(NOBODY + n, n), 8);
+        let reply = exchange(&mut stream, &request(UNKNOWN_LABEL + n, n), 8);
         assert_eq!(verdict(&reply), (UNKNOWN, 0.0));
     }
     // Pipelined: the answers of memcached and the replies to the client both keep their order.
     let mut requests = Vec::new();
     let expected = |n: usize| if n % 3 == 0 { UNKNOWN } else { MATCH };
     for n in 0..200 {
-        let unknown = if n % 3 == 0 { NOBODY } else { 0 };
+        let unknown = if n % 3 == 0 { UNKNOWN_LABEL } else { 0 };
         requests.extend(request(n % LABELS + unknown, n % LABELS));
     }
     let mut writer = stream.try_clone().unwrap();
@@ -246,21 +246,21 @@ fn faces_finds_what_memcached_knows() {
 
 /// The kernel is the same: the engine writes and reads the frame headers of memcached over UDP.
 #[test]
-fn faces_finds_what_memcached_knows_over_udp() {
+fn faces_finds_stored_pictures_over_udp() {
     let memcached = Memcached::start();
     memcached.fill();
     let server = faces_over(Transport::Udp, &memcached, 5000);
     let client = udp_client(address(&server, 0));
     for n in 0..LABELS {
         assert_eq!(verdict(&ask(&client, &request(n, n))), (MATCH, 0.0));
-        assert_eq!(verdict(&ask(&client, &request(NOBODY + n, n))).0, UNKNOWN);
+        assert_eq!(verdict(&ask(&client, &request(UNKNOWN_LABEL + n, n))).0, UNKNOWN);
     }
     bystander_is_well(&server);
     assert!(server.shutdown().is_clean());
 }
 
 #[test]
-fn faces_says_when_memcached_is_gone_and_finds_it_again() {
+fn faces_reports_a_missing_memcached_and_reconnects() {
     let mut memcached = Memcached::start();
     memcached.fill();
     let server = faces(&memcached, 5000);
@@ -288,7 +288,7 @@ fn faces_says_when_memcached_is_gone_and_finds_it_again() {
 }
 
 #[test]
-fn late_answers_of_a_stopped_memcached_are_nobody_elses() {
+fn late_answers_of_a_stopped_memcached_are_dropped() {
     let memcached = Memcached::start();
     memcached.fill();
     let server = faces(&memcached, 400);
@@ -313,7 +313,7 @@ fn late_answers_of_a_stopped_memcached_are_nobody_elses() {
         for n in 0..100 {
             let (asked, expected) = match n % 4 {
                 0 => ((n % LABELS, (n + 3) % LABELS), NO_MATCH),
-                1 => ((NOBODY + n, n % LABELS), UNKNOWN),
+                1 => ((UNKNOWN_LABEL + n, n % LABELS), UNKNOWN),
                 _ => ((n % LABELS, n % LABELS), MATCH),
             };
             assert_eq!(ask_until_available(&client, asked.0, asked.1), expected, "{n}");

@@ -157,7 +157,7 @@ impl Stage {
 /// Whatever happens to the other service, at any step: this one loses nothing, and the accounts of both
 /// balance at all times (which `run` checks).
 #[test]
-fn a_service_comes_changes_and_goes_at_any_step() {
+fn a_service_is_added_changed_and_removed_at_any_step() {
     for seed in 0..24 {
         let workers = 1 + seed as usize % 3;
         let mut stage = Stage::new(workers, seed, seed % 2 == 0);
@@ -245,7 +245,7 @@ fn late_messages_change_nothing() {
 
 /// A worker without an mqueue of the service hands over from the first request on.
 #[test]
-fn the_credit_of_a_new_version_is_known_when_it_comes() {
+fn the_credit_of_a_new_version_is_known_at_the_switch() {
     for seed in 0..24 {
         let mut stage = Stage::new(2, seed, false);
         // The worker that has the only mqueue returns the credit in every turn.
@@ -377,7 +377,7 @@ fn workers_sleep_beside_a_service_that_is_expired_and_kept() {
 /// A datagram or a connection that arrives at a port between its install and the switch wakes no worker; it is served after
 /// the switch.
 #[test]
-fn what_arrives_before_the_switch_ends_no_sleep() {
+fn arrivals_before_the_switch_end_no_sleep() {
     let mut stage = Stage::new(1, 4, false);
     stage.world.remove(CHANGES, 0);
     stage.change_in_steps(|_| {});
@@ -447,7 +447,7 @@ fn a_held_service_loses_nothing_at_any_step() {
 
 /// Nothing waits forever: without a next generation the ports are read again, and requests are dropped with the reason.
 #[test]
-fn a_hold_ends_when_no_next_life_comes() {
+fn a_pause_ends_when_no_next_generation_starts() {
     for workers in 1..=3 {
         let mut stage = Stage::new(workers, 11, true);
         let sound = stage.behaviour;
@@ -546,7 +546,7 @@ fn a_version_that_waits_for_its_accelerator_loses_nothing() {
 /// However long the other services of a change take: a new version that starts paused has its full time from the switch, and
 /// has no effect before, so that a change that is undone leaves nothing behind.
 #[test]
-fn the_hold_of_a_version_that_comes_counts_from_the_switch() {
+fn the_pause_of_a_new_version_counts_from_the_switch() {
     const WORKERS: usize = 2;
     for replaces in [true, false] {
         let mut stage = Stage::new(WORKERS, 5, true);

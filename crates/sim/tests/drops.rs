@@ -640,7 +640,7 @@ fn connections_are_limited() {
 }
 
 #[test]
-fn a_connection_that_says_nothing_is_closed() {
+fn a_silent_connection_is_closed() {
     let mut script = script(Framing::LengthU16);
     script.limits().idle_ms = 20;
     let mut scene = script.play();

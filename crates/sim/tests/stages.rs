@@ -52,7 +52,7 @@ fn a_block_inside_the_turn_has_the_time_of_its_drive() {
 }
 
 #[test]
-fn a_slow_accelerator_and_a_queue_in_front_of_it_are_told_apart() {
+fn a_slow_accelerator_and_a_queue_in_front_of_it_are_distinguished() {
     let mut script = script(Framing::Raw);
     *script.behaviour() =
         Behaviour { remote: true, delay_ns: (20 * MS, 20 * MS), ..Behaviour::default() };
@@ -89,7 +89,7 @@ fn a_service_without_replies_has_two_stages() {
 }
 
 #[test]
-fn what_ends_without_a_reply_is_followed_no_longer() {
+fn requests_that_end_without_a_reply_are_no_longer_sampled() {
     let mut script = script(Framing::Raw);
     script.service().request_timeout_ms = 5;
     *script.behaviour() = Behaviour { swallow: 1000, ..Behaviour::default() };

@@ -1,13 +1,12 @@
-//! Admission and dispatch decisions that need no state: how large a reply to an unverified source may
-//! be, and which mqueue a flow or a key belongs to.
+//! Stateless decisions of admission and dispatch: the maximum size of a reply to an unverified source, and the mqueue
+//! of a flow or a key.
 //!
 //! # Hashes
 //!
-//! Flows and keys are hashed with XXH3-64, seed 0 (Yann Collet, xxHash specification, "XXH3"), over a
-//! byte string fixed here. The values are a contract: the same flow or key meets the same mqueue on
-//! every worker, machine and build, so a service can be restarted, or spread over several engines,
-//! without its keys moving. They protect from nothing: who chooses keys or ports can aim at one mqueue,
-//! and credits are what bounds the damage.
+//! Flows and keys are hashed with XXH3-64, seed 0 (Yann Collet, xxHash specification, "XXH3"), over a byte string
+//! defined here. The values are a contract: the same flow or key is assigned to the same mqueue on every worker,
+//! machine and build, so a service can be restarted, or spread over several engines, without moving its keys. The
+//! hash is not a protection: a client that chooses keys or ports can aim at one mqueue; credits limit the damage.
 
 use crate::drop_reason::DropReason;
 use std::net::{IpAddr, SocketAddr};
@@ -22,10 +21,10 @@ pub const fn reply_allowed(request_bytes: usize, reply_bytes: usize, ratio: u32)
     ratio == 0 || reply_bytes as u64 <= (request_bytes as u64).saturating_mul(ratio as u64)
 }
 
-/// Hash of a flow: who sends, and to which port. An IPv4 address and its IPv6-mapped form
-/// (RFC 4291, 2.5.5.2) are the same flow; flow labels and scopes are left out.
+/// Hash of a flow: the sender's address and port, and the local port. An IPv4 address and its IPv6-mapped form (RFC
+/// 4291, 2.5.5.2) are the same flow; flow labels and scopes are ignored.
 ///
-/// Hashed are 20 bytes: the IPv6 address, the peer's port, the local port, all in network byte order.
+/// The input has 20 bytes: the IPv6 address, the peer's port, the local port, all in network byte order.
 pub fn flow_hash(peer: SocketAddr, local_port: u16) -> u64 {
     let address = match peer.ip() {
         IpAddr::V4(address) => address.to_ipv6_mapped(),
@@ -38,30 +37,30 @@ pub fn flow_hash(peer: SocketAddr, local_port: u16) -> u64 {
     XxHash3_64::oneshot(&bytes)
 }
 
-/// Hash of a key: of exactly these bytes.
+/// Hash of a key's bytes.
 #[inline]
 pub fn key_hash(key: &[u8]) -> u64 {
     XxHash3_64::oneshot(key)
 }
 
-/// Which of `count` mqueues (from 1) a hash belongs to: the integer part of `hash / 2⁶⁴ × count`.
+/// The mqueue of a hash, of `count` mqueues (from 1): the integer part of `hash / 2⁶⁴ × count`.
 #[inline]
 pub const fn bucket(hash: u64, count: u32) -> u32 {
     ((hash as u128 * count as u128) >> u64::BITS) as u32
 }
 
-/// Where the key lies in a message: `OFFSET:LENGTH` in bytes.
+/// The position of the key in a message: `OFFSET:LENGTH` in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KeyRange {
     offset: u32,
     len: u32,
 }
 
-/// A key range that is none.
+/// Why a key range is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyRangeError {
     /// Not two numbers.
-    #[error("key `{0}` is no byte range: write \"OFFSET:LENGTH\", such as \"0:12\"")]
+    #[error("key `{0}` is not a byte range: write \"OFFSET:LENGTH\", such as \"0:12\"")]
     Syntax(String),
     /// A key of no bytes, which would send every message to one mqueue.
     #[error("key `{0}` has no bytes: give a LENGTH from 1")]
@@ -82,7 +81,7 @@ impl KeyRange {
         self.offset as usize + self.len as usize
     }
 
-    /// Refuses a range that no message of a service can contain.
+    /// Rejects a range that no message of a service can contain.
     pub const fn check(self, max_message_bytes: usize) -> Result<(), KeyRangeError> {
         if self.end() > max_message_bytes {
             return Err(KeyRangeError::OverMaximum { range: self, max: max_message_bytes });
@@ -90,7 +89,7 @@ impl KeyRange {
         Ok(())
     }
 
-    /// The key of a message, or the reason to drop a message that ends before its key does.
+    /// The key of a message, or the reason to drop a message that ends before its key.
     #[inline]
     pub fn of(self, message: &[u8]) -> Result<&[u8], DropReason> {
         message.get(self.offset as usize..self.end()).ok_or(DropReason::TooShort)
@@ -101,13 +100,13 @@ impl FromStr for KeyRange {
     type Err = KeyRangeError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        // `parse` alone would also take a sign.
+        // `parse` alone would also accept a sign.
         let number = |digits: &str| {
             digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse::<u32>().ok())?
         };
         let range = text.split_once(':').and_then(|(offset, len)| {
             let (offset, len) = (number(offset)?, number(len)?);
-            // Also on a 32-bit host `end` must not overflow.
+            // `end` must not overflow on a 32-bit host either.
             offset.checked_add(len).map(|_| Self { offset, len })
         });
         match range {
@@ -129,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reply_is_held_to_the_ratio() {
+    fn a_reply_is_limited_by_the_ratio() {
         assert!(reply_allowed(64, 192, 3));
         assert!(!reply_allowed(64, 193, 3));
         assert!(reply_allowed(0, 0, 3));
@@ -138,8 +137,7 @@ mod tests {
         assert!(reply_allowed(usize::MAX, usize::MAX, u32::MAX));
     }
 
-    /// Values computed with the reference implementation in C: when this test fails, keys move between
-    /// mqueues.
+    /// Values computed with the reference implementation in C: if this test fails, keys move between mqueues.
     #[test]
     fn hashes_never_change() {
         assert_eq!(key_hash(b""), 0x2d06_8005_38d3_94c2);

@@ -1,58 +1,57 @@
-//! How an accelerator runtime and an engine meet: the conversation on a local socket.
+//! The attach protocol between an accelerator runtime and an engine, over a local socket.
 //!
-//! A *runtime* is a process that runs the kernels of one (service, accelerator), or of several services that an
-//! accelerator serves best from one process. It is connected to the engine by
-//! one Unix socket of type `SOCK_SEQPACKET`: at the path of an accelerator with `launch = "external"`,
-//! or inherited from the engine that started it.
+//! A *runtime* is a process that runs the kernels of one (service, accelerator), or of several services that should
+//! share a process on their accelerator. It is connected to the engine by one Unix socket of type `SOCK_SEQPACKET`:
+//! at the path of an accelerator with `launch = "external"`, or inherited from the engine that started it.
 //!
 //! ```text
 //! runtime                                         engine
-//!    | Hello: versions, what it runs, for whom       |   who is it (SO_PEERCRED), is there a place for it
+//!    | Hello: versions, kind, service, kernel        |   checks the peer (SO_PEERCRED), chooses a slot
 //!    |---------------------------------------------->|
 //!    |        Offer: region, bell, kernel, parameters|   or Refuse: one sentence
 //!    |<----------------------------------------------|
 //!    | maps, checks, starts its blocks               |
-//!    | Ready: generation, blocks                     |   requests flow, in the region alone
+//!    | Ready: generation, blocks                     |   requests are exchanged through the region
 //!    |---------------------------------------------->|
-//!    |     beats in the region (AcceleratorWords::heartbeat), watches the engine's beat
+//!    |  writes its heartbeat (AcceleratorWords::heartbeat), monitors the engine's
 //!    |                                 Stop: drain_ms|
 //!    |<----------------------------------------------|
 //!    | Bye: reason, one sentence                     |   also at any other time
 //!    |---------------------------------------------->|
 //! ```
 //!
-//! Several services come as *Together*, which says how many offers follow it; they live and end together. The
-//! runtime is ready once for all of them, and says so with the first offer's generation and the blocks of all.
+//! Several services are offered as *Together*, which contains the number of offers that follow it; they start and end
+//! together. The runtime sends one Ready for all of them, with the first offer's generation and the total number of
+//! blocks.
 //!
-//! The connection's end is the runtime's end, for both sides. An offer comes with two descriptors: the
-//! region (a sealed memfd) and the bell that wakes the runtime (an end of a stream socket on which every
-//! ring is a byte). A runtime that the engine started gets a third one if its kernel is in a file: a sealed copy of that
-//! file, which is what it runs. A runtime that sleeps says so in `AcceleratorWords::parked`; the engine never sleeps
-//! while a request is with it, so it needs no bell.
+//! The end of the connection is the end of the runtime, for both sides. An offer is sent with two descriptors: the
+//! region (a sealed memfd) and the bell that wakes the runtime (an end of a stream socket on which every ring is a
+//! byte). A runtime that the engine started gets a third one if its kernel is in a file: a sealed copy of that file,
+//! which it runs. A runtime that sleeps sets `AcceleratorWords::parked`; the engine never sleeps while the runtime
+//! has a request, so it needs no bell.
 //!
-//! A *generation* is one life of a (service, accelerator): every offer has a region of its own, and nothing that is
-//! written into the region of an earlier generation reaches anybody.
+//! Every *generation* of a (service, accelerator) has its own region in its offer; writes into the region of an
+//! earlier generation have no effect.
 //!
-//! Messages begin with magic u64, version u32 and code u32; numbers are little endian, a text is its
-//! length (u16) and UTF-8. A message has exactly the length that its fields make. The text of a refusal
-//! is readable by every version. Sentences are for terminals and logs: control characters in them are read as
-//! `?`.
+//! Messages begin with magic u64, version u32 and code u32; numbers are little endian, a text is its length (u16) and
+//! UTF-8. The length of a message is exactly that of its fields. The text of a refusal can be read by every version.
+//! Sentences are for terminals and logs: control characters in them are replaced by `?`.
 
 /// First eight bytes of every message: "SERVALAT".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SERVALAT");
-/// Version of the conversation.
+/// Version of the protocol.
 pub const VERSION: u32 = 1;
-/// Most bytes of a message of either side.
+/// Maximum length of a message in either direction.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
-/// Descriptors that come with every offer: region, bell. Behind them may be a copy of the kernel file.
+/// Descriptors of every offer: region, bell. They may be followed by a copy of the kernel file.
 pub const DESCRIPTORS: usize = 2;
-/// Most services of one runtime.
+/// Maximum number of services of one runtime.
 pub const TOGETHER_MAX: u32 = 64;
 /// Longest name of a service, an accelerator or a kind, in bytes.
 pub const NAME_BYTES_MAX: usize = 64;
-/// Longest kernel as a configuration names it (a path, perhaps), in bytes.
+/// Maximum length of a kernel in the notation of the configuration (possibly a path), in bytes.
 pub const KERNEL_BYTES_MAX: usize = 1024;
-/// Most parameters of a kernel, and the longest name of one in bytes; those of the region ABI.
+/// Maximum number of parameters of a kernel, and of bytes of a parameter's name; those of the region ABI.
 pub const PARAMS_MAX: usize = 32;
 /// See [`PARAMS_MAX`].
 pub const PARAM_NAME_BYTES_MAX: usize = 23;
@@ -74,75 +73,76 @@ pub const BYE: u32 = 6;
 /// [`FromEngine::Together`].
 pub const TOGETHER: u32 = 7;
 
-/// What a runtime says.
+/// A message of a runtime.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FromRuntime {
-    /// First: who it is.
+    /// First: its identity.
     Hello(Hello),
     /// After an offer: its blocks run.
     Ready(Ready),
-    /// Last: why it ends.
+    /// Last: the reason of its end.
     Bye(Bye),
 }
 
-/// What an engine says.
+/// A message of an engine.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FromEngine {
-    /// So many offers follow, for one runtime; in [1, [`TOGETHER_MAX`]].
+    /// Number of offers that follow, for one runtime; in [1, [`TOGETHER_MAX`]].
     Together(u32),
-    /// A place for the runtime; the descriptors come along.
+    /// A runtime slot; sent with the descriptors.
     Offer(Offer),
-    /// No, because.
+    /// A refusal, with the reason.
     Refuse(String),
-    /// Answer what has been received, then end.
+    /// Answer the received requests, then end.
     Stop {
-        /// How long that may take, in milliseconds.
+        /// Time limit for that, in milliseconds.
         drain_ms: u32,
     },
 }
 
-/// Who a runtime is.
+/// The identity of a runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Version of the region layout that it understands.
+    /// Version of the region layout that it supports.
     pub abi_version: u32,
-    /// Its process id as it sees it itself, for messages to people.
+    /// Its process id in its own namespace, for messages.
     pub process: u32,
-    /// What its kernels run on, such as `cpu`.
+    /// The kind of its processor, such as `cpu`.
     pub kind: String,
-    /// The service it wants to run the kernels of; empty: any that needs a runtime.
+    /// The service whose kernels it wants to run; empty: any without a runtime.
     pub service: String,
-    /// The only kernel it has, as configurations name it; empty: whichever it is asked for.
+    /// The only kernel it has, in the notation of configurations; empty: any.
     pub kernel: String,
 }
 
-/// A place for a runtime.
+/// A runtime slot that is offered.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Offer {
-    /// The life that begins, from 1.
+    /// Number of the generation, from 1.
     pub generation: u64,
     /// Bytes of the region.
     pub region_bytes: u64,
-    /// Blocks that the region is for.
+    /// Blocks of the region.
     pub blocks: u32,
-    /// A runtime that does not beat for this long is lost, in milliseconds; it should beat four times as often.
+    /// A runtime without a heartbeat for this long is lost, in milliseconds; it should send heartbeats four times as
+    /// often.
     pub heartbeat_ms: u32,
     /// The service.
     pub service: String,
     /// The accelerator.
     pub accelerator: String,
-    /// The kernel, as the configuration names it: a built-in name, or the path of a library.
+    /// The kernel, in the notation of the configuration: a built-in name, or the path of a library.
     pub kernel: String,
-    /// What the kernel is given.
+    /// Parameters of the kernel.
     pub params: Vec<(String, f64)>,
 }
 
 /// The blocks run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ready {
-    /// The life that was offered, the first one of several.
+    /// The offered generation; that of the first offer if there are several.
     pub generation: u64,
-    /// Blocks, those of all offers, that have got to their first receive.
+    /// Number of blocks, over all offers, that have reached their first receive.
     pub blocks: u32,
 }
 
@@ -151,14 +151,14 @@ pub struct Ready {
 pub struct Bye {
     /// One of the region ABI's reasons.
     pub reason: u64,
-    /// One sentence for people; may be empty.
+    /// One sentence for the log; may be empty.
     pub text: String,
 }
 
-/// Why bytes are no message of this conversation.
+/// Why bytes are not a message of this protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AttachError {
-    /// Too short, or of somebody else.
+    /// Too short, or of another protocol.
     #[error("the other side does not speak Serval's attach protocol")]
     Foreign,
     /// Another version.
@@ -166,13 +166,13 @@ pub enum AttachError {
         "the other side speaks version {0} of the attach protocol, this one {VERSION}: use matching builds"
     )]
     Version(u32),
-    /// A field that cannot be.
-    #[error("a message of the attach protocol is impossible: {0}")]
+    /// An invalid field.
+    #[error("invalid message of the attach protocol: {0}")]
     Impossible(&'static str),
 }
 
 impl FromRuntime {
-    /// The message; texts that are too long are cut.
+    /// Encodes the message; texts that are too long are truncated.
     pub fn encode(&self) -> Vec<u8> {
         match self {
             Self::Hello(hello) => Writer::new(HELLO)
@@ -187,7 +187,7 @@ impl FromRuntime {
         .0
     }
 
-    /// Reads one of this version.
+    /// Decodes a message of this version.
     pub fn decode(bytes: &[u8]) -> Result<Self, AttachError> {
         let (code, mut body) = Reader::open(bytes)?;
         let message = match code {
@@ -200,14 +200,14 @@ impl FromRuntime {
             }),
             READY => Self::Ready(Ready { generation: body.u64()?, blocks: body.u32()? }),
             BYE => Self::Bye(Bye { reason: body.u64()?, text: plain(&body.text(TEXT_BYTES_MAX)?) }),
-            _ => return Err(AttachError::Impossible("a runtime does not say this")),
+            _ => return Err(AttachError::Impossible("not a message of a runtime")),
         };
         body.end(message)
     }
 }
 
 impl FromEngine {
-    /// The message; texts that are too long are cut, parameters beyond [`PARAMS_MAX`] left out.
+    /// Encodes the message; texts that are too long are truncated, parameters beyond [`PARAMS_MAX`] are omitted.
     pub fn encode(&self) -> Vec<u8> {
         match self {
             Self::Offer(offer) => {
@@ -227,7 +227,7 @@ impl FromEngine {
             }
             Self::Refuse(text) => {
                 let mut message = Writer::new(REFUSE);
-                message.0.extend_from_slice(cut(text, TEXT_BYTES_MAX).as_bytes());
+                message.0.extend_from_slice(truncated(text, TEXT_BYTES_MAX).as_bytes());
                 message
             }
             Self::Together(count) => Writer::new(TOGETHER).u32(*count),
@@ -236,7 +236,7 @@ impl FromEngine {
         .0
     }
 
-    /// Reads one of this version, or a refusal of any.
+    /// Decodes a message of this version, or a refusal of any version.
     pub fn decode(bytes: &[u8]) -> Result<Self, AttachError> {
         let (code, mut body) = match Reader::open(bytes) {
             Err(AttachError::Version(_)) if Reader::code(bytes) == REFUSE => {
@@ -249,7 +249,7 @@ impl FromEngine {
             STOP => Self::Stop { drain_ms: body.u32()? },
             TOGETHER => match body.u32()? {
                 count @ 1..=TOGETHER_MAX => Self::Together(count),
-                _ => return Err(AttachError::Impossible("so many services are never together")),
+                _ => return Err(AttachError::Impossible("too many services in one process")),
             },
             OFFER => Self::Offer(Offer {
                 generation: body.u64()?,
@@ -261,7 +261,7 @@ impl FromEngine {
                 kernel: body.text(KERNEL_BYTES_MAX)?,
                 params: body.params()?,
             }),
-            _ => return Err(AttachError::Impossible("an engine does not say this")),
+            _ => return Err(AttachError::Impossible("not a message of an engine")),
         };
         body.end(message)
     }
@@ -288,7 +288,7 @@ impl Writer {
     }
 
     fn text(mut self, text: &str, most: usize) -> Self {
-        let text = cut(text, most);
+        let text = truncated(text, most);
         self.0.extend_from_slice(&(text.len() as u16).to_le_bytes());
         self.0.extend_from_slice(text.as_bytes());
         self
@@ -296,17 +296,17 @@ impl Writer {
 }
 
 /// As much of a text as fits, in whole characters.
-fn cut(text: &str, most: usize) -> &str {
+fn truncated(text: &str, most: usize) -> &str {
     let end = (0..=text.len().min(most)).rev().find(|at| text.is_char_boundary(*at));
     &text[..end.unwrap_or(0)]
 }
 
-/// A sentence of the other side as people may see it: it neither steers a terminal nor begins a line of a log.
+/// A received sentence for output: it cannot control a terminal or start a new line of a log.
 fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// What is left of a message.
+/// The rest of a message.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -330,7 +330,7 @@ impl<'a> Reader<'a> {
 
     fn take(&mut self, count: usize) -> Result<&'a [u8], AttachError> {
         let (taken, rest) =
-            self.0.split_at_checked(count).ok_or(AttachError::Impossible("it ends too early"))?;
+            self.0.split_at_checked(count).ok_or(AttachError::Impossible("it is too short"))?;
         self.0 = rest;
         Ok(taken)
     }
@@ -369,11 +369,7 @@ impl<'a> Reader<'a> {
     }
 
     fn end<T>(self, message: T) -> Result<T, AttachError> {
-        if self.0.is_empty() {
-            Ok(message)
-        } else {
-            Err(AttachError::Impossible("it goes on after its end"))
-        }
+        if self.0.is_empty() { Ok(message) } else { Err(AttachError::Impossible("it is too long")) }
     }
 }
 
@@ -419,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_survive() {
+    fn messages_round_trip() {
         for message in from_runtime() {
             assert_eq!(FromRuntime::decode(&message.encode()), Ok(message));
         }
@@ -448,7 +444,10 @@ mod tests {
         for message in from_runtime() {
             let bytes = message.encode();
             for len in 0..bytes.len() {
-                assert!(FromRuntime::decode(&bytes[..len]).is_err(), "{message:?} cut to {len}");
+                assert!(
+                    FromRuntime::decode(&bytes[..len]).is_err(),
+                    "{message:?} truncated to {len}"
+                );
             }
             let longer = [&bytes[..], b"x"].concat();
             assert!(FromRuntime::decode(&longer).is_err(), "{message:?} and more");
@@ -458,7 +457,11 @@ mod tests {
             let refusal = matches!(message, FromEngine::Refuse(_));
             for len in 0..bytes.len() {
                 let found = FromEngine::decode(&bytes[..len]);
-                assert_eq!(found.is_ok(), refusal && len >= HEAD_BYTES, "{message:?} cut to {len}");
+                assert_eq!(
+                    found.is_ok(),
+                    refusal && len >= HEAD_BYTES,
+                    "{message:?} truncated to {len}"
+                );
             }
             let longer = [&bytes[..], &[b'x'; MESSAGE_BYTES_MAX]].concat();
             assert!(FromEngine::decode(&longer).is_err(), "{message:?} and more");
@@ -471,7 +474,7 @@ mod tests {
         let Ok(FromRuntime::Bye(Bye { text, .. })) = FromRuntime::decode(&bye.encode()) else {
             panic!("a goodbye")
         };
-        assert_eq!(text, "\u{e9}".repeat(TEXT_BYTES_MAX / 2), "cut between characters");
+        assert_eq!(text, "\u{e9}".repeat(TEXT_BYTES_MAX / 2), "truncated between characters");
         let refusal = FromEngine::Refuse("a".to_owned() + &"\u{e9}".repeat(400)).encode();
         let Ok(FromEngine::Refuse(text)) = FromEngine::decode(&refusal) else {
             panic!("a refusal")
@@ -501,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn sentences_steer_no_terminal() {
+    fn sentences_cannot_control_a_terminal() {
         let text = "a\nb\r\u{1b}[2Jc\u{9b}\0d \u{e9}";
         let plain = "a?b??[2Jc??d \u{e9}";
         let bye = FromRuntime::Bye(Bye { reason: 1, text: text.into() });
@@ -512,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_other_versions_and_the_wrong_side_are_told_apart() {
+    fn other_protocols_versions_and_the_wrong_side_are_distinguished() {
         let mut hello = from_runtime()[0].encode();
         assert!(matches!(FromEngine::decode(&hello), Err(AttachError::Impossible(_))));
         hello[8] = 9;

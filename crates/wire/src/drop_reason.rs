@@ -1,4 +1,4 @@
-//! Why a message was lost: one name for each way, counted where it happens.
+//! Drop reasons: why a message was lost, counted where it happens.
 //!
 //! Every request that enters a service ends in exactly one of three ways: it is *replied* to, it is
 //! *consumed* (a service whose kernel never answers), or it is *dropped* for one of the request
@@ -8,14 +8,13 @@
 //! received = replied + consumed + Σ drops of scope Request + outstanding
 //! ```
 //!
-//! therefore sums the request reasons alone. A message that an accelerator or a backend wrote and
-//! that ends no request (a second reply, a reply to nobody) is dropped with a reason of scope
-//! `Reply` or `Backend`; bytes lost before a request was recognised have scope `Intake`.
+//! therefore sums the request reasons alone. A message of an accelerator or a backend that ends no request (a second
+//! reply, a reply without a recipient) is dropped with a reason of scope `Reply` or `Backend`; bytes lost before a
+//! request was recognized have scope `Intake`.
 //!
-//! A reason has two numbers. Its *index* is its place in [`DropReason::ALL`] and exists inside one
-//! process only. Its *code* is what other programs read in a ring: it never changes and is never
-//! reused. Clients read a code that they do not know as [`ReportedReason::Other`], so a new reason
-//! takes the next free code and needs no new version of any protocol.
+//! A reason has two numbers. Its *index* is its position in [`DropReason::ALL`] and exists inside one process only.
+//! Its *code* is used by other programs in rings: it never changes and is never reused. Clients read an unknown code
+//! as [`ReportedReason::Other`], so a new reason takes the next free code and needs no new version of any protocol.
 //!
 //! The table below lists every reason with all that depends on it; `crates/sim/src/causes.rs` says which reasons a random
 //! plan of the simulator can cause. There is no other list. `cargo xtask gen-abi` writes the C client's names and the
@@ -23,8 +22,8 @@
 
 use crate::framing::ErrorReply;
 
-/// What a client gets whose protocol has error replies. A connection's client gets none for a message that it did not
-/// send, nor for one that was not recognised.
+/// The error reply to a client, if its protocol has error replies. There is none for messages that clients did not
+/// send, nor for unrecognized ones.
 macro_rules! error_reply {
     ($scope:ident $reply:ident) => {
         ErrorReply::$reply
@@ -37,11 +36,11 @@ macro_rules! error_reply {
     };
 }
 
-/// `Variant = code, "name", Scope(ErrorReply), "what the operator does about it";` below the documentation, which
-/// says what happened. The error reply is what the client of a lost request gets; see [`ErrorReply`].
+/// `Variant = code, "name", Scope(ErrorReply), "what the operator should do about it";` below the documentation, which
+/// describes the event. The error reply is that of the client of a lost request; see [`ErrorReply`].
 macro_rules! drop_reasons {
     ($( $(#[doc = $doc:literal])+ $variant:ident = $code:literal, $name:literal, $scope:ident $(($reply:ident))?, $advice:literal; )+) => {
-        /// One reason for which a message can be lost. See the module's text for scopes and codes.
+        /// One reason for which a message can be lost. See the module documentation for scopes and codes.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u8)]
         pub enum DropReason { $( $(#[doc = $doc])+ $variant, )+ }
@@ -50,7 +49,7 @@ macro_rules! drop_reasons {
             /// Every reason, by index; `reason as usize` is the index.
             pub const ALL: &'static [Self] = &[ $( Self::$variant, )+ ];
 
-            /// The number by which other programs know the reason.
+            /// The number of the reason in other programs.
             pub const fn code(self) -> u8 {
                 match self { $( Self::$variant => $code, )+ }
             }
@@ -65,22 +64,22 @@ macro_rules! drop_reasons {
                 match self { $( Self::$variant => $name, )+ }
             }
 
-            /// What kind of message the reason ends.
+            /// The kind of message that the reason ends.
             pub const fn scope(self) -> DropScope {
                 match self { $( Self::$variant => DropScope::$scope, )+ }
             }
 
-            /// What the client of a lost request gets, if its protocol has error replies.
+            /// The error reply to the client of a lost request, if its protocol has error replies.
             pub const fn error_reply(self) -> ErrorReply {
                 match self { $( Self::$variant => error_reply!($scope $($reply)?), )+ }
             }
 
-            /// What happened: one sentence for the operator.
+            /// The event, in one sentence for the operator.
             pub const fn describe(self) -> &'static str {
                 match self { $( Self::$variant => concat!($($doc),+).trim_ascii(), )+ }
             }
 
-            /// What the operator does about it, in Markdown; links are relative to `docs/`.
+            /// What the operator should do about it, in Markdown; links are relative to `docs/`.
             pub const fn advice(self) -> &'static str {
                 match self { $( Self::$variant => $advice, )+ }
             }
@@ -88,16 +87,16 @@ macro_rules! drop_reasons {
     };
 }
 
-/// What a [`DropReason`] ends.
+/// What is lost with a [`DropReason`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DropScope {
-    /// Lost before a request was recognised; not part of `received`.
+    /// Bytes lost before a request was recognized; not part of `received`.
     Intake,
     /// A received request ended without a reply; part of the accounting identity.
     Request,
     /// A message written by an accelerator that ends no request.
     Reply,
-    /// A message on its way to or from a backend.
+    /// A message in flight to or from a backend.
     Backend,
 }
 
@@ -207,11 +206,11 @@ drop_reasons! {
         "The log names the service and the block. The mqueue stays dead until its runtime \
          restarts, or the engine if the kernel runs inside it (`cpu`). The cause is a bug of the kernel \
          (`contract`: see `kernel.h`) or of Serval: please report the latter.";
-    /// The accelerator's runtime ended while the request was with it.
+    /// The accelerator's runtime ended while the request was in flight on it.
     AcceleratorLost = 21, "accelerator_lost", Request(Failed),
         "The runtime's process ended. `serval_accelerator_last_end` and the log say why; the \
          engine starts the next one.";
-    /// The accelerator's runtime stood still for longer than `heartbeat_ms` while the request was with
+    /// The accelerator's runtime sent no heartbeat for longer than `heartbeat_ms` while the request was in flight on
     /// it.
     AcceleratorStalled = 22, "accelerator_stalled", Request(Failed),
         "The process did not run: stopped, swapped out, or without a free core. Raise \
@@ -288,11 +287,11 @@ drop_reasons! {
 }
 
 impl DropReason {
-    /// How many reasons exist: the length of a table of counters.
+    /// Number of reasons: the length of a table of counters.
     pub const COUNT: usize = Self::ALL.len();
 }
 
-/// The reason for a loss as another program reported it.
+/// A drop reason as reported by another program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReportedReason {
     /// A reason of this build.
@@ -302,7 +301,7 @@ pub enum ReportedReason {
 }
 
 impl ReportedReason {
-    /// Reads a code.
+    /// Decodes a code.
     pub const fn from_code(code: u8) -> Self {
         match DropReason::from_code(code) {
             Some(reason) => Self::Known(reason),
@@ -310,7 +309,7 @@ impl ReportedReason {
         }
     }
 
-    /// The reason's name, `other` where it is not known.
+    /// The reason's name; `other` if it is unknown.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Known(reason) => reason.name(),
@@ -340,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_are_stable_and_lead_back_to_their_reasons() {
+    fn codes_are_stable_and_unique() {
         // Codes that clients in the field know.
         let fixed =
             [(0, "socket_overflow"), (7, "no_credit"), (25, "draining"), (37, "privileged_source")];
@@ -354,7 +353,7 @@ mod tests {
             "the table ends with `// next: {next}`"
         );
         for (i, reason) in DropReason::ALL.iter().enumerate() {
-            // Two reasons with one code: the second does not come back.
+            // If two reasons have the same code, the second one is not returned.
             assert_eq!(DropReason::from_code(reason.code()), Some(*reason));
             assert_eq!(ReportedReason::from_code(reason.code()), ReportedReason::Known(*reason));
             let last = DropReason::ALL[..i].last();

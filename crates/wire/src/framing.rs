@@ -1,7 +1,7 @@
-//! Framings: where one message ends and the next begins on a byte stream.
+//! Framings: the boundaries of messages on a byte stream.
 //!
-//! A TCP connection carries bytes, a service answers messages, and a framing says how the one
-//! becomes the other. It applies to streams only; a datagram is a message by itself.
+//! A TCP connection carries bytes, a service answers messages, and a framing converts between them. It applies to
+//! streams only; a datagram is one message.
 //!
 //! | framing       | a message on the wire                                  | the payload             |
 //! |---------------|--------------------------------------------------------|-------------------------|
@@ -21,8 +21,8 @@
 //!
 //! # Parsing
 //!
-//! The caller keeps the bytes of a connection that no message has taken yet, and beside them one
-//! [`ParseState`]. After each read it calls the parser until that answers [`Parsed::Incomplete`]:
+//! The caller keeps the bytes of a connection that do not belong to a taken message, and one [`ParseState`] for them.
+//! After each read it calls the parser until that returns [`Parsed::Incomplete`]:
 //!
 //! * The front of the buffer belongs to the state. Between two calls bytes may be added behind, and
 //!   the `consumed` bytes of an answer must be taken off the front; nothing else may change. An answer
@@ -42,8 +42,8 @@
 //!
 //! # Adding a framing
 //!
-//! One file that implements the `Grammar` trait, with tests of its own, and one row in the table of `framings!` below.
-//! Everything else asks the table: configuration and its errors, documents (`cargo xtask configuration` writes them),
+//! One file that implements the `Grammar` trait, with its tests, and one row in the table of `framings!` below.
+//! Everything else uses the table: configuration and its errors, documents (`cargo xtask configuration` writes them),
 //! property tests, fuzz targets, microbenchmarks, the simulator, the tests of the server. CONTRIBUTING.md has the steps.
 
 mod error;
@@ -66,7 +66,7 @@ use std::str::FromStr;
 
 macro_rules! framings {
     ($d:tt $( $(#[doc = $doc:literal])+ $variant:ident $(($parameter:ident: $type:ty))? = $name:literal, $grammar:expr; )+) => {
-        /// A framing as configured. See the module's text.
+        /// A framing as configured. See the module documentation.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Framing { $( $(#[doc = $doc])+ $variant $(($type))?, )+ }
 
@@ -75,19 +75,19 @@ macro_rules! framings {
             pub const ALL: &'static [Self] =
                 &[ $( Self::$variant $(({ let $parameter = EXAMPLE; $parameter }))? ),+ ];
 
-            /// The name as it is written in documents: `fixed:N` for every N.
+            /// The name in documents: `fixed:N` for every N.
             pub const fn form(self) -> &'static str {
                 match self { $( Self::$variant { .. } => $name, )+ }
             }
 
-            /// The same framing for messages of `bytes`, where it has that parameter.
+            /// The same framing for messages of `bytes`, if it has that parameter.
             pub const fn with_parameter(self, bytes: u32) -> Self {
                 match self {
                     $( Self::$variant { .. } => Self::$variant $(({ let $parameter = bytes; $parameter }))?, )+
                 }
             }
 
-            /// The parameter, where the framing has one.
+            /// The parameter, if the framing has one.
             const fn parameter(self) -> Option<u32> {
                 match self {
                     $( Self::$variant $(($parameter))? => {
@@ -115,12 +115,12 @@ macro_rules! framings {
     };
 }
 
-/// Bytes of a message of the framings in [`Framing::ALL`] that need to know.
+/// Message length of the framings in [`Framing::ALL`] that have one as a parameter.
 const EXAMPLE: u32 = 64;
 
 // Fuzz corpora know framings by their place here: new ones stand at the end. The simulator knows them by name.
 framings! { $
-    /// A message is what one read returned, at most the maximum; the rest is the next message.
+    /// A message is the result of one read, at most the maximum; the rest is the next message.
     Raw = "raw", raw::Raw;
     /// Every request has this many bytes, from 1. Replies are written as produced.
     Fixed(bytes: u32) = "fixed:N", fixed::Fixed(bytes);
@@ -130,7 +130,7 @@ framings! { $
     LengthU32 = "length:u32", length::Length::<4>;
     /// The header of the sockperf benchmark: u64 sequence, u16 flags, u32 length of the whole message.
     Sockperf = "sockperf", sockperf::Sockperf;
-    /// Text lines: LF or CR LF ends a request, and the reply ends as the client's lines do.
+    /// Text lines: LF or CR LF ends a request, and the reply ends like the client's lines.
     Line = "line", line::Line::<false>;
     /// Text lines: LF or CR LF ends a request, CR LF a reply.
     LineCrLf = "line-crlf", line::Line::<true>;
@@ -139,7 +139,7 @@ framings! { $
 }
 
 impl Framing {
-    /// Refuses a service whose `max_message_bytes` or `max_reply_bytes` contradict its framing.
+    /// Rejects a service whose `max_message_bytes` or `max_reply_bytes` contradict its framing.
     pub fn check(
         self,
         max_message_bytes: usize,
@@ -154,9 +154,9 @@ impl Framing {
         })
     }
 
-    /// Refuses a backend whose framing contradicts the sizes of its client mqueues: a kernel sends it
-    /// requests of at most the service's `max_reply_bytes` and receives responses of at most
-    /// `max_message_bytes`, since both travel through the same rings as the service's own messages.
+    /// Rejects a backend whose framing contradicts the sizes of its client mqueues: a kernel sends it requests of at
+    /// most the service's `max_reply_bytes` and receives responses of at most `max_message_bytes`, since both use the
+    /// same rings as the service's own messages.
     pub fn check_backend(
         self,
         max_message_bytes: usize,
@@ -181,20 +181,19 @@ impl Framing {
         dispatch!(self, grammar => grammar.check(sizes))
     }
 
-    /// The most bytes one request takes on the wire when its payload has at most `max_message_bytes`:
-    /// the size of a connection's receive buffer. [`Self::parse_request`] never answers `Incomplete`
-    /// to a buffer this full.
+    /// Maximum length of one request on the wire if its payload has at most `max_message_bytes`: the size of a
+    /// connection's receive buffer. [`Self::parse_request`] never returns `Incomplete` for a buffer of this size.
     pub fn request_bytes_max(self, max_message_bytes: usize) -> usize {
         dispatch!(self, grammar => grammar.request_bytes_max(max_message_bytes))
     }
 
-    /// As [`Self::request_bytes_max`], for [`Self::parse_response`].
+    /// Like [`Self::request_bytes_max`], for [`Self::parse_response`].
     pub fn response_bytes_max(self, max_response_bytes: usize) -> usize {
         dispatch!(self, grammar => grammar.response_bytes_max(max_response_bytes))
     }
 
-    /// Service side: looks for one request at the front of `buffer`. `max_message_bytes` is at least 1
-    /// and the same in every call for a connection. See the module's text for the contract.
+    /// Service side: parses one request at the front of `buffer`. `max_message_bytes` is at least 1 and the same in
+    /// every call for a connection. See the module documentation for the contract.
     #[inline]
     pub fn parse_request(
         self,
@@ -205,8 +204,7 @@ impl Framing {
         dispatch!(self, grammar => grammar.parse_request(state, buffer, max_message_bytes))
     }
 
-    /// Service side: appends a kernel's reply to `out` as it goes on the wire. On an error `out` is
-    /// unchanged.
+    /// Service side: appends a kernel's reply to `out` in wire format. On an error `out` is unchanged.
     #[inline]
     pub fn encode_reply(self, reply: &[u8], out: &mut Vec<u8>) -> Result<(), FramingError> {
         dispatch!(self, grammar => grammar.encode_reply(reply, out))
@@ -221,8 +219,8 @@ impl Framing {
         }
     }
 
-    /// The bytes that report an error to a client, complete as they go on the wire; `None` where the
-    /// protocol has no way to say it, and only closing the connection is left.
+    /// The bytes that report an error to a client, complete in wire format; `None` if the protocol has no error
+    /// replies and the connection must be closed.
     pub fn error_reply(self, what: ErrorReply) -> Option<&'static [u8]> {
         dispatch!(self, grammar => grammar.error_reply(what))
     }
@@ -247,10 +245,9 @@ impl Framing {
         dispatch!(self, grammar => grammar.encode_request(request, out))
     }
 
-    /// Backend side: looks for one response at the front of `buffer`. Answers `Incomplete` or
-    /// `Message` only: what a backend sends is either right or the end of its connection. No framing
-    /// needs to know the request, the responses to what [`Self::encode_request`] lets through tell
-    /// where they end.
+    /// Backend side: parses one response at the front of `buffer`. Returns `Incomplete` or `Message` only: any other
+    /// bytes end the backend's connection. No framing needs to know the request: the responses to requests that
+    /// [`Self::encode_request`] accepts have recognizable ends.
     #[inline]
     pub fn parse_response(
         self,
@@ -261,15 +258,15 @@ impl Framing {
         dispatch!(self, grammar => grammar.parse_response(state, buffer, max_response_bytes))
     }
 
-    /// Backend side: the part of a request that [`Self::fits`] compares with its response; nothing where
-    /// the framing says nothing about that. `request` is what [`Self::encode_request`] has accepted.
+    /// Backend side: the part of a request that [`Self::fits`] compares with its response; empty if the framing has
+    /// none. `request` was accepted by [`Self::encode_request`].
     #[inline]
     pub fn mark(self, request: &[u8]) -> &[u8] {
         dispatch!(self, grammar => grammar.mark(request))
     }
 
-    /// Backend side: whether a response can be the answer to the request with this mark. `response` is a
-    /// payload that [`Self::parse_response`] found.
+    /// Backend side: whether a response can be the answer to the request with this mark. `response` is a payload from
+    /// [`Self::parse_response`].
     #[inline]
     pub fn fits(self, mark: &[u8], response: &[u8]) -> bool {
         dispatch!(self, grammar => grammar.fits(mark, response))
@@ -282,7 +279,7 @@ impl Framing {
         Self::ALL.iter().map(move |framing| framing.with_parameter(bytes))
     }
 
-    /// The names to choose from, as part of a sentence.
+    /// The valid names, as part of a sentence.
     pub fn choices() -> String {
         let choice = |framing: &Self| match framing.parameter() {
             Some(_) => format!("{} (N bytes, from 1)", framing.form()),
@@ -293,34 +290,35 @@ impl Framing {
         format!("{} or {last}", others.join(", "))
     }
 
-    /// What a message is on the wire, in Markdown: a cell of docs/configuration.md.
+    /// The wire format of a message in Markdown: a cell of docs/configuration.md.
     pub fn wire(self) -> &'static str {
         dispatch!(self, grammar => wire_of(&grammar))
     }
 
-    /// Which messages of a stream say where they end.
+    /// Which messages of a stream are delimited.
     pub fn delimits(self) -> Delimits {
         dispatch!(self, grammar => delimits_of(&grammar))
     }
 
-    /// Words of the protocol, which a fuzzer would not guess.
+    /// Words of the protocol, for a fuzzer.
     pub fn words(self) -> &'static [&'static str] {
         dispatch!(self, grammar => words_of(&grammar))
     }
 
-    /// For tests: a request that expects a reply and that [`Self::encode_request`] accepts, made from any bytes and
-    /// about as long.
+    /// For tests: a request of about the same length, made from any bytes, that expects a reply and that
+    /// [`Self::encode_request`] accepts.
     pub fn sample_request(self, data: &[u8]) -> Vec<u8> {
         dispatch!(self, grammar => grammar.sample_request(data))
     }
 
-    /// For tests: a reply that [`Self::encode_reply`] accepts and [`Self::parse_response`] reads, made from any bytes.
+    /// For tests: a reply, made from any bytes, that [`Self::encode_reply`] accepts and [`Self::parse_response`]
+    /// parses.
     pub fn sample_reply(self, data: &[u8]) -> Vec<u8> {
         dispatch!(self, grammar => grammar.sample_reply(data))
     }
 
-    /// For tests: bytes of a stream of requests that are an error where messages have at most `max` bytes. None where any
-    /// bytes are a message.
+    /// For tests: an invalid stream of requests, if messages have at most `max` bytes. `None` where any bytes are a
+    /// message.
     pub fn malformed(self, max: usize) -> Vec<Vec<u8>> {
         dispatch!(self, grammar => grammar.malformed(max))
     }
@@ -346,7 +344,7 @@ impl FromStr for Framing {
             None => (text == framing.form()).then_some(*framing),
             Some(_) => text
                 .strip_prefix(framing.form().strip_suffix('N')?)
-                // `parse` alone would also take a sign.
+                // `parse` alone would also accept a sign.
                 .filter(|bytes| bytes.bytes().all(|byte| byte.is_ascii_digit()))
                 .and_then(|bytes| bytes.parse().ok())
                 .filter(|bytes| *bytes > 0)
@@ -371,7 +369,7 @@ mod tests {
     use crate::drop_reason::DropReason;
 
     #[test]
-    fn every_framing_says_what_it_is_and_what_it_is_not() {
+    fn samples_of_every_framing_are_valid_and_malformed_ones_are_not() {
         for framing in Framing::all(784) {
             assert!(!framing.wire().is_empty() && !framing.wire().contains('|'), "{framing}");
             assert!(Framing::choices().contains(framing.form()), "{framing}");
@@ -409,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_name_is_told_what_would_be_right() {
+    fn the_error_for_a_wrong_name_lists_valid_ones() {
         for name in [
             "",
             "Raw",
@@ -503,7 +501,7 @@ mod tests {
             for framing in Framing::all(784) {
                 let reply = framing.error_reply(what);
                 assert_eq!(reply.is_some(), framing == Framing::Memcached, "{framing} {what:?}");
-                // What the framing says itself must be a reply of its own grammar.
+                // Text that the framing itself sends must be a reply of its own grammar.
                 if let Some(reply) = reply {
                     framing.encode_reply(reply, &mut Vec::new()).unwrap();
                 }
@@ -532,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_is_told_whether_to_change_its_request_or_to_come_back() {
+    fn error_replies_distinguish_client_errors_from_temporary_ones() {
         use {DropReason as D, ErrorReply as R};
         for (reason, reply) in [
             (D::TooLong, R::TooLong),

@@ -1,15 +1,13 @@
-//! How a shared-memory client and an engine meet: one message each way over a local socket.
+//! The handshake between a shared-memory client and an engine: one message each way over a local socket.
 //!
-//! The client connects to the port's path (a Unix socket of type `SOCK_SEQPACKET`) and sends a
-//! [`Hello`]. The engine answers with an [`Answer`]: either three descriptors and what the client may
-//! do, or one sentence that says why not. The descriptors are, in this order, the client's region
-//! (a sealed memfd), the bell that wakes the engine (an eventfd, rung by adding to it) and the bell that
-//! wakes the client (an end of a stream socket on which every ring is a byte; non-blocking).
-//! From then on the socket carries nothing: its end is the end of the connection, for both sides. An engine that goes
-//! on without the client says why before that, as in a refusal.
+//! The client connects to the port's path (a Unix socket of type `SOCK_SEQPACKET`) and sends a [`Hello`]. The engine
+//! answers with an [`Answer`]: either three descriptors and the limits of the client, or the reason of the refusal in
+//! one sentence. The descriptors are, in this order, the client's region (a sealed memfd), the bell that wakes the
+//! engine (an eventfd, rung by adding to it) and the bell that wakes the client (an end of a stream socket on which
+//! every ring is a byte; non-blocking). Afterwards the socket is unused: its end is the end of the connection, for
+//! both sides. An engine that disconnects the client sends the reason before, in the format of a refusal.
 //!
-//! Numbers are little endian. A version that differs is refused; the text of a refusal is readable by
-//! every version.
+//! Numbers are little endian. A different version is refused; the text of a refusal can be read by every version.
 //!
 //! ```text
 //! Hello   0 magic u64 | 8 version u32 | 12 region ABI version u32 | 16 depth u32 | 20 zero u32
@@ -19,16 +17,16 @@
 
 /// First eight bytes of every message: "SERVALSM".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SERVALSM");
-/// Version of the handshake and of the meaning of what is in the rings. A new [`crate::DropReason`]
-/// is no new version: clients know reasons by stable codes.
+/// Version of the handshake and of the content of the rings. A new [`crate::DropReason`] does not need a new version:
+/// clients know reasons by stable codes.
 pub const VERSION: u32 = 3;
 /// Bytes of a [`Hello`].
 pub const HELLO_BYTES: usize = 24;
-/// Most bytes of an [`Answer`].
+/// Maximum length of an [`Answer`].
 pub const ANSWER_BYTES_MAX: usize = 512;
-/// Descriptors that come with an answer that accepts: region, engine's bell, client's bell.
+/// Descriptors of an answer that accepts: region, engine's bell, client's bell.
 pub const DESCRIPTORS: usize = 3;
-/// Slots of a client's rings if it asks for 0.
+/// Slots of a client's rings if it requests 0.
 pub const DEPTH_DEFAULT: u32 = 1024;
 
 const TEXT_AT: usize = 32;
@@ -37,44 +35,44 @@ const REFUSED: u32 = 1;
 /// Every request gets an outcome.
 const FLAG_ANSWERS: u32 = 1;
 
-/// What a client asks for.
+/// The request of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The client's [`VERSION`].
     pub version: u32,
-    /// Version of the region layout that it understands.
+    /// Version of the region layout that it supports.
     pub abi_version: u32,
-    /// Slots of each ring that it wishes, 0 for [`DEPTH_DEFAULT`]. It gets the next power of two, or
-    /// less where messages are long.
+    /// Requested slots of each ring, 0 for [`DEPTH_DEFAULT`]. The client gets the next power of two, or less if
+    /// messages are long.
     pub depth: u32,
 }
 
-/// What the engine says.
+/// The answer of the engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Welcome; the descriptors come along.
+    /// Accepted; sent with the descriptors.
     Accepted(Terms),
-    /// No, because.
+    /// Refused, with the reason.
     Refused(String),
 }
 
-/// What a client may do.
+/// The limits of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// Slots of each ring; also the most requests under way.
+    /// Slots of each ring; also the maximum number of requests in flight.
     pub depth: u32,
     /// Longest request in bytes.
     pub request_bytes_max: u32,
     /// Longest reply in bytes.
     pub reply_bytes_max: u32,
-    /// Whether requests are answered: with a reply, or with the news that there is none.
+    /// Whether requests get outcomes: a reply, or the reason of the loss.
     pub answers: bool,
 }
 
-/// Why bytes are no message of a handshake.
+/// Why bytes are not a message of the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
-    /// Too short, or of somebody else.
+    /// Too short, or of another protocol.
     #[error("the other side does not speak Serval's shared-memory handshake")]
     Foreign,
     /// Another version.
@@ -93,7 +91,7 @@ fn begins(bytes: &[u8], least: usize) -> bool {
 }
 
 impl Hello {
-    /// The message.
+    /// Encodes the message.
     pub fn encode(&self) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
         bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
@@ -103,9 +101,9 @@ impl Hello {
         bytes
     }
 
-    /// Reads one of this version.
+    /// Decodes a message of this version.
     pub fn decode(bytes: &[u8]) -> Result<Self, HandshakeError> {
-        // A later version may be longer; it is refused by its version.
+        // A later version may be longer; it is refused because of its version.
         if !begins(bytes, HELLO_BYTES) {
             return Err(HandshakeError::Foreign);
         }
@@ -123,7 +121,7 @@ impl Hello {
 }
 
 impl Answer {
-    /// The message; a text that is too long is cut.
+    /// Encodes the message; a text that is too long is truncated.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![0; TEXT_AT];
         bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
@@ -147,7 +145,7 @@ impl Answer {
         bytes
     }
 
-    /// Reads one.
+    /// Decodes a message.
     pub fn decode(bytes: &[u8]) -> Result<Self, HandshakeError> {
         if !begins(bytes, TEXT_AT) {
             return Err(HandshakeError::Foreign);
@@ -172,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_survive() {
+    fn messages_round_trip() {
         let hello = Hello { version: VERSION, abi_version: 7, depth: 256 };
         assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
         let terms =
@@ -186,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_refusal_is_cut_between_characters() {
+    fn a_long_refusal_is_truncated_between_characters() {
         let bytes = Answer::Refused("a".to_owned() + &"\u{e9}".repeat(400)).encode();
         assert!(bytes.len() <= ANSWER_BYTES_MAX);
         let Ok(Answer::Refused(text)) = Answer::decode(&bytes) else { panic!("a refusal") };
@@ -194,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_and_other_versions_are_told_apart() {
+    fn other_protocols_and_versions_are_distinguished() {
         let mut hello = Hello { version: VERSION, abi_version: 1, depth: 0 }.encode();
         assert_eq!(Hello::decode(&hello[..23]), Err(HandshakeError::Foreign));
         assert_eq!(Hello::decode(b""), Err(HandshakeError::Foreign));

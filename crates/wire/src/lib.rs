@@ -1,12 +1,12 @@
-//! Serval's sans-IO wire layer: what messages look like on the network, without any network.
+//! Serval's sans-IO wire layer: formats and rules of messages on the network, without any network.
 //!
 //! * [`nic`]: the network as a trait, with batches.
 //! * [`drop_reason`]: every way in which a message can be lost.
-//! * [`framing`]: where one message ends and the next begins on a byte stream.
-//! * [`attach`]: how an accelerator runtime and an engine meet.
-//! * [`handshake`]: how a shared-memory client and an engine meet.
-//! * [`matching`]: the id by which an answer of a backend is recognised.
-//! * [`session`]: tokens, the engine's names for requests under way.
+//! * [`framing`]: the boundaries of messages on a byte stream.
+//! * [`attach`]: the protocol between an accelerator runtime and an engine.
+//! * [`handshake`]: the protocol between a shared-memory client and an engine.
+//! * [`matching`]: the id that matches an answer of a backend to its request.
+//! * [`session`]: tokens, which identify requests in flight.
 //! * [`admission`]: reply size guard, flow and key hashes.
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! `match = "id:OFFSET:LENGTH"`: bytes of a request that its answer repeats at the same place. They distinguish the
-//! expected answer from duplicate and late ones.
+//! `match = "id:OFFSET:LENGTH"`: bytes of a request that its answer repeats at the same position. They distinguish
+//! the expected answer from duplicate and late ones.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,14 +7,14 @@ use std::str::FromStr;
 /// Longest id in bytes.
 const ID_BYTES_MAX: u32 = 8;
 
-/// Where the id lies in a request and in its answer.
+/// Position of the id in a request and in its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MatchId {
     offset: u32,
     len: u32,
 }
 
-/// An id that is none.
+/// Why an id is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MatchIdError {
     /// Not of the form.
@@ -43,7 +43,7 @@ impl MatchId {
         self.offset as usize + self.len as usize
     }
 
-    /// Refuses an id that no message of at most `max` bytes has; `key` is where the maximum stands.
+    /// Rejects an id that no message of at most `max` bytes has; `key` contains the maximum.
     pub const fn check(self, key: &'static str, max: usize) -> Result<(), MatchIdError> {
         if self.end() > max {
             return Err(MatchIdError::OverMaximum { id: self, key, max });
@@ -63,7 +63,7 @@ impl FromStr for MatchId {
     type Err = MatchIdError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        // `parse` alone would also take a sign.
+        // `parse` alone would also accept a sign.
         let number = |digits: &str| {
             digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse::<u32>().ok())?
         };
@@ -73,7 +73,7 @@ impl FromStr for MatchId {
         if !(1..=ID_BYTES_MAX).contains(&len) {
             return Err(MatchIdError::Length(text.to_owned(), len));
         }
-        // Also on a 32-bit host `end` must not overflow.
+        // `end` must not overflow on a 32-bit host either.
         match offset.checked_add(len) {
             Some(_) => Ok(Self { offset, len }),
             None => Err(MatchIdError::Syntax(text.to_owned())),
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_is_read_where_it_says() {
+    fn an_id_is_read_at_its_position() {
         let id: MatchId = "id:2:4".parse().unwrap();
         assert_eq!(id.to_string(), "id:2:4");
         assert_eq!(id.of(b"ab\x01\x02\x03\x04"), Some(0x0102_0304));
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_id_is_refused_with_what_would_be_right() {
+    fn invalid_ids_are_refused_with_the_fix() {
         for text in
             ["", "id", "id:0", "0:4", "id:0:", "id:-1:4", "id:+1:4", "id:4294967295:8", "ID:0:4"]
         {

@@ -1,67 +1,65 @@
-//! The network as the engine sees it: sockets behind one trait.
+//! The network interface of the engine: sockets behind one trait.
 //!
-//! A [`Nic`] belongs to one worker. It owns that worker's UDP ports, TCP listeners and connections
-//! and moves bytes in batches; it never parses them. The worker calls it at fixed places of a turn:
-//! at most one [`Nic::poll`], one [`Nic::recv`] and one [`Nic::send`] per UDP port and batch, one
-//! [`Nic::read`] and one [`Nic::write`] per ready stream. `sys` implements it over kernel sockets,
-//! `sim` over a virtual network that loses, reorders and duplicates, and middleware (tracing,
-//! capture, faults) is just another `Nic` around one.
+//! A [`Nic`] belongs to one worker. It owns that worker's UDP ports, TCP listeners and connections and moves bytes in
+//! batches; it never parses them. The worker calls it at fixed points of a turn: at most one [`Nic::poll`], one
+//! [`Nic::recv`] and one [`Nic::send`] per UDP port and batch, one [`Nic::read`] and one [`Nic::write`] per ready
+//! stream. `sys` implements it with kernel sockets, `sim` with a virtual network that loses, reorders and duplicates,
+//! and middleware (tracing, capture, faults) is another `Nic` that wraps one.
 //!
-//! Streams are named by a `u32` *key* the worker chooses (an index into its own tables), so that an
-//! implementation can hand events back without a look-up.
+//! Streams are identified by a `u32` *key* that the worker chooses (an index into its own tables), so that an
+//! implementation can return events without a look-up.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::Range;
 
 /// Index of a port in the worker's list of ports; the same on every worker.
 pub type PortIndex = u16;
-/// The worker's name for a stream: an accepted connection or a connection to a backend.
+/// The worker's key of a stream: an accepted connection or a connection to a backend.
 pub type StreamKey = u32;
 
 /// Largest UDP payload over IPv4: 65 535 − 20 (IP) − 8 (UDP) bytes (RFC 768, RFC 791).
 pub const UDP_PAYLOAD_MAX: usize = 65_507;
 
-/// Receive buffers of a batch, and their size. A GRO buffer holds up to 64 KiB; the 17 lines more keep the
-/// buffers' first lines, which all are used, out of each other's cache sets.
+/// Receive buffers of a batch, and their size. A GRO buffer holds up to 64 KiB; the additional 17 lines place the
+/// buffers' first lines, which are all used, in different cache sets.
 const RX_SLOTS: usize = 64;
 const RX_SLOT_BYTES: usize = 65_536 + 17 * 64;
 
-/// Most datagrams of one GRO buffer: what a sender on the same machine may put into one train, which arrives as it left
-/// (`UDP_MAX_SEGMENTS` of Linux, 64 before 6.9 and 128 since, commit 1382e3b6a350). What came over a wire is gathered to
-/// at most 64 (`UDP_GRO_CNT_MAX`).
+/// Maximum number of datagrams of one GRO buffer: the number that a sender on the same machine may put into one GSO
+/// batch, which arrives unchanged (`UDP_MAX_SEGMENTS` of Linux, 64 before 6.9 and 128 since, commit 1382e3b6a350).
+/// Datagrams from a physical network are merged to at most 64 (`UDP_GRO_CNT_MAX`).
 const GRO_DATAGRAMS_MAX: usize = 128;
 
 /// One received datagram inside an [`RxBatch`].
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram {
-    /// Who sent it.
+    /// Its sender.
     pub peer: SocketAddr,
-    /// The address it was sent to; replies leave from there. `None` when the port is bound to a
-    /// single address, which then is the answer.
+    /// The address it was sent to, which is the source of replies. `None` when the port is bound to a single address.
     pub local: Option<IpAddr>,
     /// Offset of the payload in [`RxBatch::bytes`].
     pub offset: u32,
     /// Length of the payload in bytes.
     pub len: u32,
-    /// The host kernel cut the datagram: it was larger than the buffer.
+    /// The host kernel truncated the datagram: it was larger than the buffer.
     pub truncated: bool,
 }
 
 impl Datagram {
-    /// One that was read from a stream: its addresses are the stream's.
+    /// A datagram that was read from a stream, which has the addresses.
     pub fn of_stream(offset: usize, len: usize) -> Self {
-        let nobody = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+        let unknown = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
         let (offset, len) = (offset as u32, len as u32);
-        Self { peer: nobody, local: None, offset, len, truncated: false }
+        Self { peer: unknown, local: None, offset, len, truncated: false }
     }
 }
 
-/// A batch of received datagrams and the buffer that holds them. Reused for ever.
+/// A batch of received datagrams and their buffer. It is reused.
 #[derive(Debug)]
 pub struct RxBatch {
-    /// Payload storage; the implementation decides the arrangement.
+    /// Payload storage, arranged by the implementation.
     pub bytes: Box<[u8]>,
-    /// What was received by the last [`Nic::recv`].
+    /// Datagrams received by the last [`Nic::recv`].
     pub items: Vec<Datagram>,
     /// Datagrams the host kernel discarded on this port since the previous call (SO_RXQ_OVFL).
     pub overflowed: u32,
@@ -88,23 +86,24 @@ impl RxBatch {
 /// One datagram to be sent, inside a [`TxBatch`].
 #[derive(Clone, Copy, Debug)]
 pub struct TxDatagram {
-    /// Whom to send to.
+    /// Destination.
     pub peer: SocketAddr,
-    /// The source address to use; `None` leaves it to the port's own binding.
+    /// Source address; `None` uses that of the port.
     pub local: Option<IpAddr>,
     /// Offset of the payload in [`TxBatch::bytes`].
     pub offset: u32,
     /// Length of the payload in bytes.
     pub len: u32,
-    /// More for its destination is on its way, so it may wait for that where its batch [is patient](TxBatch::may_defer).
+    /// More datagrams to its destination will follow, so it may wait for them if its batch [may
+    /// defer](TxBatch::may_defer).
     pub more: bool,
 }
 
-/// Datagrams waiting to leave one port, each destination's in order. Bounded: [`TxBatch::room_for`] says whether one
-/// more fits. What the host kernel did not take stays for the next call.
+/// Datagrams to be sent from one port, in order for each destination. Bounded: [`TxBatch::room_for`] returns whether
+/// one more fits. Datagrams that the host kernel did not take stay for the next call.
 #[derive(Debug)]
 pub struct TxBatch {
-    /// As long as it ever had to be; room for all of `bytes_max` is reserved.
+    /// As long as it has ever been; room for all of `bytes_max` is reserved.
     bytes: Vec<u8>,
     bytes_max: usize,
     used: usize,
@@ -112,9 +111,9 @@ pub struct TxBatch {
     sent: usize,
     items_max: usize,
     may_defer: bool,
-    /// Of those that wait, so many from the front were [seen](Self::see).
+    /// Number of waiting datagrams at the front that were [seen](Self::see).
     seen: usize,
-    /// Payloads on their way to the front, see [`Self::compact`].
+    /// Buffer for payloads that are moved to the front, see [`Self::compact`].
     moving: Vec<u8>,
 }
 
@@ -140,8 +139,7 @@ impl TxBatch {
         self.items.len() < self.items_max && len <= self.bytes_max - self.used
     }
 
-    /// Appends a datagram of `len` bytes that `fill` writes, every one of them. The caller has asked
-    /// [`Self::room_for`].
+    /// Appends a datagram of `len` bytes, all of which `fill` writes. The caller has checked [`Self::room_for`].
     #[inline]
     pub fn push(
         &mut self,
@@ -156,9 +154,9 @@ impl TxBatch {
         });
     }
 
-    /// As [`Self::push`], unless `fill` says that it could not: then nothing is appended. Returns what
-    /// `fill` says.
-    // Always inline: addresses are not copied on the way, and a payload of a known length not by a loop.
+    /// Like [`Self::push`], but appends nothing if `fill` returns that it could not write. Returns the result of
+    /// `fill`.
+    // Always inline: then addresses are not copied again, and a payload of known length is not copied by a loop.
     #[inline(always)]
     pub fn push_if(
         &mut self,
@@ -181,7 +179,7 @@ impl TxBatch {
         filled
     }
 
-    /// More for the destination of the last datagram is on its way.
+    /// More datagrams to the destination of the last one will follow.
     #[inline]
     pub fn more_follows(&mut self) {
         if let Some(last) = self.items.last_mut() {
@@ -189,38 +187,38 @@ impl TxBatch {
         }
     }
 
-    /// Says whether what may wait for [more](TxDatagram::more) may stay behind in the next [`Nic::send`].
+    /// Sets whether datagrams that may wait for [more](TxDatagram::more) may stay in the next [`Nic::send`].
     pub fn set_may_defer(&mut self, may_defer: bool) {
         self.may_defer = may_defer;
     }
 
-    /// Whether what may wait for [more](TxDatagram::more) may stay behind.
+    /// Whether datagrams that may wait for [more](TxDatagram::more) may stay.
     #[inline]
     pub fn may_defer(&self) -> bool {
         self.may_defer
     }
 
-    /// Datagrams not sent yet, in the order in which they will leave if nobody changes it.
+    /// Datagrams not sent yet, in the order in which they will be sent.
     #[inline]
     pub fn waiting(&self) -> &[TxDatagram] {
         &self.items[self.sent..]
     }
 
-    /// Datagrams not sent yet, for an implementation that sends them in another order: each
-    /// destination's must keep theirs.
+    /// Datagrams not sent yet, for an implementation that sends them in another order; the order for each destination
+    /// must be preserved.
     #[inline]
     pub fn waiting_mut(&mut self) -> &mut [TxDatagram] {
         &mut self.items[self.sent..]
     }
 
-    /// Takes note of all that wait now and returns those that were not seen before: whoever looks at each once finds it here, may it
-    /// wait for several calls.
+    /// Marks all waiting datagrams as seen and returns those that were not seen before: a caller that inspects each
+    /// datagram once gets it here, even if it waits for several calls.
     pub fn see(&mut self) -> Range<usize> {
         let waiting = self.waiting().len();
         std::mem::replace(&mut self.seen, waiting)..waiting
     }
 
-    /// The payload of one departure.
+    /// The payload of one datagram.
     #[inline]
     pub fn payload(&self, departure: &TxDatagram) -> &[u8] {
         &self.bytes[departure.offset as usize..][..departure.len as usize]
@@ -238,8 +236,8 @@ impl TxBatch {
         self.sent == self.items.len()
     }
 
-    /// Takes back the room of datagrams that have left before others that stay, once they are as many: so no more are moved
-    /// than have left. Without it a batch that never empties is full some day. Offsets of departures change.
+    /// Removes the payloads of sent datagrams in front of waiting ones, once they are as many: so no more are moved
+    /// than were sent. Without it a batch that never empties would become full. Offsets of datagrams change.
     pub fn compact(&mut self) {
         if self.sent < self.waiting().len() {
             return;
@@ -255,7 +253,7 @@ impl TxBatch {
         self.bytes[..self.used].copy_from_slice(&self.moving);
     }
 
-    /// The implementation reports that the first `count` waiting datagrams are done with.
+    /// The implementation reports that the first `count` waiting datagrams are finished.
     #[inline]
     pub fn advance(&mut self, count: usize) {
         self.sent += count;
@@ -269,20 +267,20 @@ impl TxBatch {
     }
 }
 
-/// What one [`Nic::send`] achieved. `sent + refused` datagrams left the batch, `kept` could have.
+/// The result of one [`Nic::send`]. `sent + refused` datagrams left the batch; `kept` could have been sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendOutcome {
     /// Datagrams the host kernel accepted.
     pub sent: usize,
     /// Datagrams the host kernel refused for good; they are gone.
     pub refused: usize,
-    /// Datagrams that wait for more in a patient batch. Others that are still there found no room.
+    /// Datagrams that wait for more in a deferring batch. Others that remain found no room.
     pub kept: usize,
     /// [`Nic::write_datagrams`]: the peer's host has refused an earlier datagram (ICMP).
     pub bounced: bool,
 }
 
-/// What one [`Nic::read_datagrams`] found, besides the datagrams.
+/// The result of one [`Nic::read_datagrams`], besides the datagrams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DatagramsRead {
     /// More may be waiting.
@@ -291,13 +289,13 @@ pub struct DatagramsRead {
     pub bounced: bool,
 }
 
-/// What one [`Nic::read`] found.
+/// The result of one [`Nic::read`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
     /// This many bytes were read (more than 0). For a datagram stream: one datagram, which may be
     /// empty; `into` must have room for [`UDP_PAYLOAD_MAX`] bytes or the rest is lost.
     Bytes(usize),
-    /// Nothing now; a [`Event::Readable`] will say when there is more.
+    /// Nothing at present; an [`Event::Readable`] will report more data.
     Empty,
     /// The peer closed its sending side; everything it sent has been read.
     Closed,
@@ -305,12 +303,12 @@ pub enum Read {
     Broken,
 }
 
-/// What one [`Nic::write`] achieved.
+/// The result of one [`Nic::write`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
     /// This many bytes were taken (possibly 0 of 0).
     Bytes(usize),
-    /// No room now; a [`Event::Writable`] will say when there is.
+    /// No room at present; an [`Event::Writable`] will report room.
     Full,
     /// The connection is broken.
     Broken,
@@ -325,7 +323,7 @@ pub enum Close {
     Reset,
 }
 
-/// What a stream to a backend is made of.
+/// The transport of a stream to a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// A byte stream.
@@ -334,17 +332,17 @@ pub enum Transport {
     Udp,
 }
 
-/// What [`Nic::poll`] reports. Readiness is edge-triggered: after an event the worker uses the
-/// stream until `Empty` or `Full`, and only then expects another event. On a byte stream, a read or
-/// write that moved less than it could have counts as `Empty` or `Full`. New connections come after
-/// the events of streams, so that a key freed by one and given to the other meets no stale event.
+/// An event of [`Nic::poll`]. Readiness is edge-triggered: after an event the worker uses the stream until `Empty` or
+/// `Full`, and only then expects another event. On a byte stream, a read or write that moved less than it could have
+/// counts as `Empty` or `Full`. New connections come after the events of streams, so that a key that is freed by one
+/// and reused by the other gets no stale event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A UDP port may have datagrams.
     Datagrams(PortIndex),
     /// A TCP listener may have connections to accept.
     Connections(PortIndex),
-    /// A stream can be read (or is closed, which reading tells).
+    /// A stream can be read (or is closed, which a read returns).
     Readable(StreamKey),
     /// A stream can be written; for [`Nic::connect`], the attempt succeeded.
     Writable(StreamKey),
@@ -352,51 +350,51 @@ pub enum Event {
     Failed(StreamKey),
 }
 
-/// What went on below a [`Nic`] since it was opened.
+/// Counters of a [`Nic`] since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NicCounters {
     /// Connections accepted and reset at once because no descriptor was free.
     pub shed_connections: u64,
-    /// Trains the host kernel refused, which were then sent one by one.
+    /// GSO batches the host kernel refused, whose datagrams were then sent one by one.
     pub segmentation_fallbacks: u64,
-    /// Looks at the epoll set.
+    /// Checks of the epoll set.
     pub epoll_calls: u64,
-    /// Packets that a tap around the NIC saw and could not keep.
+    /// Packets that a tap around the NIC saw and could not store.
     pub tap_dropped: u64,
 }
 
-/// One worker's network. See the module's text.
+/// One worker's network. See the module documentation.
 pub trait Nic {
-    /// An accepted connection on its way to the worker that will own it.
+    /// An accepted connection in flight to the worker that will own it.
     type Socket: Send + 'static;
-    /// An open port on its way to its worker.
+    /// An open port in flight to its worker.
     type Port: Send + 'static;
 
-    /// Collects events into `events` (cleared first). Sleeps at most `sleep_ns` when there are none
-    /// (0: does not sleep). What wakes it early besides the network is the implementation's business.
+    /// Collects events into `events` (cleared first). Sleeps at most `sleep_ns` when there are none (0: does not
+    /// sleep). The implementation defines what else wakes it early.
     fn poll(&mut self, sleep_ns: u64, events: &mut Vec<Event>);
 
-    /// A batch for [`Self::recv`], of the size and arrangement that suit it.
+    /// A batch for [`Self::recv`], with a suitable size and arrangement.
     fn rx_batch(&self) -> RxBatch {
         RxBatch::new(RX_SLOTS, RX_SLOT_BYTES)
     }
 
-    /// Receives what is waiting on a UDP port into `batch` (cleared first), in one call. Returns
-    /// whether more may be waiting.
+    /// Receives waiting datagrams of a UDP port into `batch` (cleared first), in one call. Returns whether more may
+    /// be waiting.
     fn recv(&mut self, port: PortIndex, batch: &mut RxBatch) -> bool;
 
-    /// Sends what `batch` holds from a UDP port, each destination's datagrams in order, and advances it past what
-    /// is done with. Of a patient batch it may keep what waits for [more](TxDatagram::more).
+    /// Sends the datagrams of `batch` from a UDP port, in order for each destination, and advances it past the
+    /// finished ones. If the batch may defer, datagrams that wait for [more](TxDatagram::more) may be kept.
     fn send(&mut self, port: PortIndex, batch: &mut TxBatch) -> SendOutcome;
 
     /// Accepts one connection from a TCP listener; `None` when none waits.
     fn accept(&mut self, port: PortIndex) -> Option<(Self::Socket, SocketAddr)>;
 
-    /// Takes an accepted connection under the name `key`. `Err` gives it up (and closes it).
+    /// Adopts an accepted connection with this `key`. On `Err` it is closed.
     fn adopt(&mut self, socket: Self::Socket, key: StreamKey) -> Result<(), NicError>;
 
-    /// Starts connecting to a backend under the name `key`; [`Event::Writable`] or
-    /// [`Event::Failed`] follows. A [`Transport::Udp`] stream is writable at once; no event says so.
+    /// Starts connecting to a backend with this `key`; [`Event::Writable`] or [`Event::Failed`] follows. A
+    /// [`Transport::Udp`] stream is writable at once, without an event.
     fn connect(
         &mut self,
         to: SocketAddr,
@@ -457,25 +455,25 @@ pub trait Nic {
     /// Ends a stream; the key is free afterwards. Unknown keys are ignored.
     fn close(&mut self, key: StreamKey, how: Close);
 
-    /// Takes an open port under the name `index`, which is free. `Err` gives it up (and closes it).
+    /// Adds an open port with this `index`, which is free. On `Err` it is closed.
     fn add_port(&mut self, index: PortIndex, port: Self::Port) -> Result<(), NicError>;
 
-    /// Stops listening on one port: no further connection is accepted, datagrams are no longer read.
-    /// What waits in a [`TxBatch`] can still be sent.
+    /// Stops listening on one port: no further connection is accepted, datagrams are no longer read. Datagrams in a
+    /// [`TxBatch`] can still be sent.
     fn stop_port(&mut self, index: PortIndex);
 
-    /// Lets a port be, or takes it up again. What comes to one that is held waits in the host kernel: datagrams are not
-    /// reported and end no sleep; each connection that arrives at a listener may still be reported, and end one, once. With
-    /// `false` the worker looks by itself. Ports that are stopped or unknown are ignored.
+    /// Pauses or resumes a port. Arrivals at a paused port wait in the host kernel: datagrams are not reported and
+    /// end no sleep; each connection that arrives at a listener may be reported, and end a sleep, once. After `false`
+    /// the worker checks the port itself. Ports that are stopped or unknown are ignored.
     fn pause_port(&mut self, index: PortIndex, paused: bool);
 
-    /// Closes a port; the index is free afterwards. One that is unknown is ignored.
+    /// Closes a port; the index is free afterwards. An unknown one is ignored.
     fn close_port(&mut self, index: PortIndex);
 
     /// Stops listening everywhere, as [`Self::stop_port`] does on one port.
     fn stop_listening(&mut self);
 
-    /// What went on so far; asked about once a millisecond. A NIC that counts nothing says so.
+    /// The current counters; read about once a millisecond. By default all are 0.
     fn counters(&self) -> NicCounters {
         NicCounters::default()
     }
@@ -484,7 +482,7 @@ pub trait Nic {
 /// Why a control operation of a [`Nic`] failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NicError {
-    /// The host kernel refused; the text is its own.
+    /// The host kernel refused; the text is its error.
     #[error("{0}")]
     Refused(String),
     /// No file descriptor or table entry is free.
@@ -496,7 +494,7 @@ pub enum NicError {
 mod tests {
     use super::*;
 
-    /// A batch in which something always stays takes as many datagrams as one that empties, and each leaves as it came.
+    /// A batch that never empties takes as many datagrams as one that empties, and sends them unchanged.
     #[test]
     fn a_batch_that_never_empties_has_room_again() {
         let mut batch = TxBatch::new(8, 64);
@@ -509,11 +507,11 @@ mod tests {
             }
             let unseen = batch.see();
             for departure in &batch.waiting()[unseen] {
-                assert_eq!(batch.payload(departure), [seen; 5], "each is seen once");
+                assert_eq!(batch.payload(departure), [seen; 5], "each datagram is seen once");
                 seen += 1;
             }
             assert_eq!(seen, pushed);
-            // One departure in eight stays, the last; as the first of the next call it leaves with the others.
+            // One in eight datagrams stays, the last one; in the next call it is sent first.
             let leaving = batch.waiting().len() - 1;
             assert!(leaving > 0, "{pushed} came, {left} left, and there is no room");
             for departure in &batch.waiting()[..leaving] {
@@ -529,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_out_of_order_is_moved_as_it_lies() {
+    fn remaining_datagrams_are_moved_in_their_order() {
         let mut batch = TxBatch::new(8, 64);
         let peer = SocketAddr::from(([127, 0, 0, 1], 1));
         for n in 0..6u8 {
@@ -537,9 +535,9 @@ mod tests {
         }
         batch.waiting_mut().reverse();
         batch.advance(2);
-        // Fewer have left than stay: nothing is moved yet.
+        // Fewer were sent than remain: nothing is moved yet.
         batch.compact();
-        assert!(!batch.room_for(64 - 20), "what has left still takes its room");
+        assert!(!batch.room_for(64 - 20), "sent datagrams still occupy their room");
         batch.advance(1);
         batch.compact();
         let stay: Vec<_> = batch.waiting().iter().map(|d| batch.payload(d).to_vec()).collect();

@@ -1,37 +1,36 @@
-//! Tokens: the engine's names for requests that are under way.
+//! Tokens: identifiers of requests in flight.
 //!
-//! A request on its way through an accelerator is known there by a 64-bit token alone: an index into
-//! this table (low half) and the entry's generation (high half). The client's address never leaves
-//! the engine, so an accelerator cannot forge a destination; and since the generation changes
-//! whenever an entry is reused, a late or second reply finds nobody. A token is good only on the
-//! mqueue it was issued for.
+//! An accelerator identifies a request by a 64-bit token only: an index into this table (low half) and the entry's
+//! generation (high half). The client's address never leaves the engine, so an accelerator cannot forge a
+//! destination; and since the generation changes whenever an entry is reused, a late or second reply matches no
+//! request. A token is valid only on the mqueue it was issued for.
 //!
-//! Requests of a table share one time-out, so the oldest is the first to expire: entries form a doubly linked list in order
-//! of issue. (One that another worker handed over was received before it is issued here; it may expire late by as long as
-//! the hand-over took, which no more than a time-out does.) Every operation is O(1), but for the pass that ends the
-//! requests of dead mqueues; nothing is allocated after [`Sessions::new`].
+//! Requests of a table have the same time-out, so the oldest is the first to expire: entries form a doubly linked
+//! list in order of issue. (One that another worker handed over was received before it is issued here; it may expire
+//! late by the duration of the hand-over, which is at most a time-out.) Every operation is O(1), except the pass that
+//! ends the requests of dead mqueues; nothing is allocated after [`Sessions::new`].
 
 use std::net::{IpAddr, SocketAddr};
 
 use crate::framing::Expects;
 use crate::nic::PortIndex;
 
-/// Where a reply goes: to whom. Which of their requests it answers is [`Request::number`].
-// What differs from one request of a client to the next is not in here: who receives several in a row puts this together once,
-// and it is copied from there in pieces as wide as a processor has. A field that was stored just before, beside others of its
-// piece, would hold such a copy up until all older stores are in the cache.
+/// The destination of a reply. [`Request::number`] says which request of the client it answers.
+// Fields that differ between requests of one client are not in here: an endpoint that receives several in a row
+// creates this once, and it is copied with wide instructions. A field that was stored just before, next to others of
+// the same word, would stall such a copy until all older stores are in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Origin {
-    /// A datagram: back to its sender, from the port and address it was sent to.
+    /// A datagram: to its sender, from the port and address it was sent to.
     Datagram {
-        /// The port it came in by.
+        /// The port that received it.
         port: PortIndex,
-        /// Who sent it.
+        /// Its sender.
         peer: SocketAddr,
-        /// The address it was sent to, where the port is bound to several.
+        /// The address it was sent to, if the port is bound to several.
         local: Option<IpAddr>,
     },
-    /// Anything else: a client that an endpoint of some worker knows by a key.
+    /// Any other client: identified by a key in an endpoint of some worker.
     Client(ReplyTo),
 }
 
@@ -58,29 +57,29 @@ pub struct ReplyTo {
 }
 
 impl ReplyTo {
-    /// Nobody: the entry of a table that is not in use.
-    const NOBODY: Self = Self { endpoint: EndpointKind::Tcp, worker: 0, key: 0, generation: 0 };
+    /// No client: the value of an unused entry.
+    const NONE: Self = Self { endpoint: EndpointKind::Tcp, worker: 0, key: 0, generation: 0 };
 }
 
-/// A request that is under way.
+/// A request in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Where the reply goes.
+    /// The destination of the reply.
     pub origin: Origin,
-    /// Which of its client's: the position among the requests of a connection, from 0; a shared-memory client's own name for
-    /// it (its slot's tag), which comes back with the outcome; 0 for a datagram.
+    /// Its number among the client's requests: the position among the requests of a connection, from 0; a
+    /// shared-memory client's own identifier (its slot's tag), which is returned with the outcome; 0 for a datagram.
     pub number: u64,
     /// The mqueue (the owner's numbering) it was dispatched to.
     pub mqueue: u32,
     /// Payload bytes of the request.
     pub len: u32,
-    /// When it was received, in nanoseconds of the worker's clock.
+    /// Time of reception, in nanoseconds of the worker's clock.
     pub received_ns: u64,
     /// Whether the client waits for a reply.
     pub expects: Expects,
 }
 
-/// The engine's name for a request, as it stands in slot headers.
+/// The engine's identifier of a request, as in slot headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token(pub u64);
 
@@ -101,12 +100,14 @@ impl Token {
 
 const NIL: u32 = u32::MAX;
 
-/// Fewest and most counts of requests by sender. There are four for each request that may be under way, up to the most: then
-/// few senders share one. Those that do pass for one sender with more under way, by chance or on purpose.
+/// Minimum and maximum number of request counters by sender. There are four for each request that may be in flight,
+/// up to the maximum: then few senders share one. Senders that share one look like one sender with more requests in
+/// flight, by chance or on purpose.
 const SENDERS_MIN: u32 = 1 << 10;
 const SENDERS_MAX: u32 = 1 << 16;
 
-/// Spreads the senders of datagrams. Who sends to two ports of a service is two senders: replies leave each port by themselves.
+/// Distributes the senders of datagrams. A sender to two ports of a service counts as two: each port sends its own
+/// replies.
 #[inline]
 fn spread(port: PortIndex, peer: &SocketAddr) -> u64 {
     let address = match peer.ip() {
@@ -117,7 +118,7 @@ fn spread(port: PortIndex, peer: &SocketAddr) -> u64 {
     (address ^ ports).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// How far a pass over the requests under way has come; see [`Sessions::pass`].
+/// Progress of a pass over the requests in flight; see [`Sessions::pass`].
 #[derive(Debug)]
 pub struct Pass {
     at: u32,
@@ -126,9 +127,9 @@ pub struct Pass {
 #[derive(Clone, Debug)]
 struct Entry {
     generation: u32,
-    /// Which count of requests is its sender's; the last one is that of all that are no datagrams.
+    /// Index of its sender's counter; the last one counts all requests that are not datagrams.
     sender: u32,
-    /// Whether it stands for a request that is under way: `request`.
+    /// Whether `request` is in flight.
     live: bool,
     request: Request,
     /// Neighbours in order of issue; `next` also links the free list.
@@ -136,7 +137,7 @@ struct Entry {
     next: u32,
 }
 
-/// A bounded table of requests under way. See the module's text.
+/// A bounded table of requests in flight. See the module documentation.
 #[derive(Clone, Debug)]
 pub struct Sessions {
     entries: Box<[Entry]>,
@@ -144,13 +145,13 @@ pub struct Sessions {
     oldest: u32,
     newest: u32,
     live: u32,
-    /// Requests under way by sender.
+    /// Number of requests in flight by sender.
     of_senders: Box<[u32]>,
 }
 
 impl Sessions {
-    /// A table of `capacity` entries whose generations start at `first_generation` (a new life of an
-    /// accelerator starts past the old one's, so that nothing of the old life matches).
+    /// A table of `capacity` entries whose generations start at `first_generation` (a new generation of an
+    /// accelerator starts after the old one's, so that no old token matches).
     pub fn new(capacity: u32, first_generation: u32) -> Self {
         assert!(capacity < NIL);
         let senders =
@@ -160,7 +161,7 @@ impl Sessions {
             sender: 0,
             live: false,
             request: Request {
-                origin: Origin::Client(ReplyTo::NOBODY),
+                origin: Origin::Client(ReplyTo::NONE),
                 number: 0,
                 mqueue: 0,
                 len: 0,
@@ -180,13 +181,13 @@ impl Sessions {
         }
     }
 
-    /// Requests under way.
+    /// Number of requests in flight.
     pub fn live(&self) -> u32 {
         self.live
     }
 
     /// Issues a token; `None` when the table is full.
-    // Always inline, and field by field: the request is then written where it stays, not put together elsewhere and copied.
+    // Always inline, and field by field: the request is then written in place, not created elsewhere and copied.
     #[inline(always)]
     pub fn issue(&mut self, request: Request) -> Option<Token> {
         let Request { origin, number, mqueue, len, received_ns, expects } = request;
@@ -224,7 +225,7 @@ impl Sessions {
         Some(token)
     }
 
-    /// The request a token stands for, if it is under way on `mqueue`. The token lives on.
+    /// The request of a token, if it is in flight on `mqueue`. The token stays valid.
     #[inline]
     pub fn find(&self, token: Token, mqueue: u32) -> Option<&Request> {
         let entry = self.entries.get(token.index())?;
@@ -233,7 +234,7 @@ impl Sessions {
         found.then_some(&entry.request)
     }
 
-    /// The request that [`Self::find`] has just shown for a token.
+    /// The request that [`Self::find`] has just found for a token.
     #[inline]
     pub fn found(&self, token: Token) -> &Request {
         let entry = &self.entries[token.index()];
@@ -241,21 +242,21 @@ impl Sessions {
         &entry.request
     }
 
-    /// Whether the sender of a datagram that [`Self::find`] has just shown has others under way, or seems to.
+    /// Whether the sender of a datagram that [`Self::find`] has just found has other requests in flight, or seems to.
     #[inline]
     pub fn has_others(&self, token: Token) -> bool {
         let sender = self.entries[token.index()].sender;
         self.of_senders[sender as usize] > 1
     }
 
-    /// Ends the request a token stands for, if it is under way on `mqueue`.
+    /// Ends the request of a token, if it is in flight on `mqueue`.
     #[inline]
     pub fn end(&mut self, token: Token, mqueue: u32) -> Option<Request> {
         self.find(token, mqueue)?;
         Some(self.remove(token.index() as u32))
     }
 
-    /// Ends the request that [`Self::find`] has just shown for a token.
+    /// Ends the request that [`Self::find`] has just found for a token.
     #[inline]
     pub fn end_found(&mut self, token: Token) {
         debug_assert_eq!(self.entries[token.index()].generation, token.generation());
@@ -268,13 +269,13 @@ impl Sessions {
         (self.oldest_ns()? < before_ns).then(|| self.remove(self.oldest))
     }
 
-    /// The beginning of one pass over the requests under way, for [`Self::end_next`].
+    /// Starts a pass over the requests in flight, for [`Self::end_next`].
     pub fn pass(&self) -> Pass {
         Pass { at: self.oldest }
     }
 
-    /// Ends the next request of a pass whose mqueue is `dead`, the oldest first. A pass is O(live) in
-    /// all, however many requests it ends; nothing else ends while it lasts.
+    /// Ends the next request of a pass whose mqueue is `dead`, the oldest first. A whole pass is O(live), independent
+    /// of the number of requests it ends; nothing else may end requests meanwhile.
     pub fn end_next(&mut self, pass: &mut Pass, dead: impl Fn(u32) -> bool) -> Option<Request> {
         while pass.at != NIL {
             let index = pass.at;
@@ -287,7 +288,7 @@ impl Sessions {
         None
     }
 
-    /// When the oldest request was received.
+    /// Reception time of the oldest request.
     fn oldest_ns(&self) -> Option<u64> {
         Some(self.entries.get(self.oldest as usize)?.request.received_ns)
     }
@@ -334,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_dies_once_and_only_on_its_mqueue() {
+    fn a_token_ends_once_and_only_on_its_mqueue() {
         let mut sessions = Sessions::new(4, 7);
         let token = sessions.issue(request(2, 10)).unwrap();
         assert_eq!(sessions.end(token, 1), None);
@@ -347,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sender_has_others_as_long_as_they_are_under_way() {
+    fn a_sender_has_others_while_they_are_in_flight() {
         let mut sessions = Sessions::new(8, 0);
         let from = |port| {
             let peer = (std::net::Ipv4Addr::LOCALHOST, port).into();
@@ -364,9 +365,9 @@ mod tests {
         let Origin::Datagram { peer, local, .. } = from(9).origin else { unreachable!() };
         let origin = Origin::Datagram { port: 1, peer, local };
         let elsewhere = sessions.issue(Request { origin, ..from(9) }).unwrap();
-        assert!(!sessions.has_others(alone), "what another port sends is no more for this one");
+        assert!(!sessions.has_others(alone), "replies of another port are not sent by this one");
         sessions.end_found(elsewhere);
-        // However requests end.
+        // For every way in which requests end.
         let last = sessions.issue(from(7)).unwrap();
         assert!(sessions.has_others(last));
         assert_eq!(sessions.expire(8).unwrap().received_ns, 7);
@@ -399,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn one_pass_looks_at_each_request_once_and_ends_all_of_the_dead() {
+    fn one_pass_visits_each_request_once_and_ends_those_of_dead_mqueues() {
         let mut sessions = Sessions::new(300, 0);
         let tokens: Vec<_> =
             (0..300).map(|i| sessions.issue(request(i % 5, i.into())).unwrap()).collect();

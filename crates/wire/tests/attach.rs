@@ -1,4 +1,4 @@
-//! The attach conversation: what is written is read again, and no bytes whatever do more than be refused.
+//! The attach protocol: messages round-trip, and invalid bytes are only refused.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -20,7 +20,7 @@ fn text(most: usize) -> impl Strategy<Value = String> {
     vec(any::<char>(), 0..=most / 4).prop_map(String::from_iter)
 }
 
-/// A sentence, which is read without control characters.
+/// A sentence, which is decoded without control characters.
 fn sentence() -> impl Strategy<Value = String> {
     text(TEXT_BYTES_MAX).prop_map(|text| text.replace(char::is_control, "?"))
 }
@@ -66,7 +66,7 @@ fn from_engine() -> impl Strategy<Value = FromEngine> {
     prop_oneof![offer, refuse, stop, together]
 }
 
-/// Changes, cuts and extends.
+/// Changes, truncations and extensions of bytes.
 fn damaged(mut bytes: Vec<u8>, changes: &[(usize, u8)], len: usize, more: &[u8]) -> Vec<u8> {
     for (at, value) in changes {
         let at = at % bytes.len();
@@ -85,7 +85,7 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn what_is_written_is_read(runtime in from_runtime(), engine in from_engine()) {
+    fn messages_round_trip(runtime in from_runtime(), engine in from_engine()) {
         let bytes = runtime.encode();
         prop_assert!(bytes.len() <= MESSAGE_BYTES_MAX);
         prop_assert_eq!(FromRuntime::decode(&bytes), Ok(runtime));
@@ -94,10 +94,10 @@ proptest! {
         prop_assert_eq!(FromEngine::decode(&bytes), Ok(engine));
     }
 
-    /// Whatever is read from damaged bytes is a message within its limits: written again it is the same bytes, but
-    /// for control characters in a sentence.
+    /// A message decoded from damaged bytes is within its limits: encoded again it gives the same bytes, except for
+    /// control characters in a sentence.
     #[test]
-    fn damaged_messages_are_refused_or_mean_what_they_say(
+    fn damaged_messages_are_refused_or_round_trip(
         runtime in from_runtime(),
         engine in from_engine(),
         (changes, len, more) in damage(),

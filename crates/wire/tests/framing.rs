@@ -1,4 +1,4 @@
-//! Properties that hold for every framing, whatever bytes come and however they are cut.
+//! Properties that hold for every framing, for any bytes and any segmentation.
 
 mod support;
 
@@ -139,7 +139,7 @@ fn block(line: &str, data: &[u8], flags: &str) -> Vec<u8> {
     [format!("{line}{}{flags}\r\n", data.len()).as_bytes(), data, b"\r\n"].concat()
 }
 
-/// A stream of well-formed messages, some of them damaged, or of fragments, or of anything.
+/// A stream of well-formed messages, some of them damaged, or of fragments, or of arbitrary bytes.
 fn stream() -> impl Strategy<Value = (Framing, Side, Vec<u8>)> {
     let messages = (framing(), side()).prop_flat_map(|(framing, side)| {
         let message = match side {
@@ -186,10 +186,10 @@ fn encode(
 proptest! {
     #![proptest_config(config())]
 
-    /// (a) and (c): the cuts do not matter, nothing panics, every answer makes progress; `converse`
-    /// checks the rest of the contract on the way.
+    /// (a) and (c): the segmentation does not matter, nothing panics, every result makes progress; `converse` checks
+    /// the rest of the contract.
     #[test]
-    fn any_split_reads_the_same(
+    fn any_segmentation_gives_the_same_messages(
         (framing, side, bytes) in stream(),
         sizes in vec(1usize..40, 1..6),
         max in prop_oneof![1usize..80, Just(4096)],
@@ -198,9 +198,9 @@ proptest! {
         check_split(framing, side, max, &bytes, &[1]);
     }
 
-    /// (b): what one side writes the other reads, message for message.
+    /// (b): messages written by one side are read by the other, one for one.
     #[test]
-    fn what_is_written_is_read(
+    fn written_messages_are_read(
         (framing, side, messages) in (framing(), side()).prop_flat_map(|(framing, side)| {
             let message = match side {
                 Side::Request => request(framing),
@@ -213,7 +213,7 @@ proptest! {
         for message in &messages {
             let start = wire.len();
             encode(framing, side, message, &mut wire).unwrap();
-            // `raw` has no boundaries of its own: one write must be one read.
+            // `raw` has no boundaries: one write must be one read.
             let transcript = converse(framing, side, 4096, [&wire[start..]], true);
             let expects = match side {
                 Side::Request => Expects::Reply,
@@ -230,7 +230,7 @@ proptest! {
         }
     }
 
-    /// A payload that cannot be carried leaves no half of it on the wire.
+    /// A payload that cannot be encoded appends nothing to the output.
     #[test]
     fn encoding_is_all_or_nothing(
         framing in framing(),
@@ -246,15 +246,15 @@ proptest! {
         if result.is_err() {
             prop_assert_eq!(out, b"before");
         } else if framing.delimits() == Delimits::Both || side == Side::Request {
-            // What was accepted is one message to the other side.
+            // An accepted payload is one message for the other side.
             let transcript = converse(framing, side, 4096, [&out[6..]], true);
             prop_assert_eq!(transcript.payload(), payload);
             prop_assert_eq!(transcript.events.len(), 1);
         }
     }
 
-    /// (d): a stream that never ends costs at most the announced buffer. `converse` gives the parser no
-    /// more than that and fails when it asks for more.
+    /// (d): a stream without an end costs at most a buffer of the documented size. `converse` gives the parser no
+    /// more than that and fails if it asks for more.
     #[test]
     fn endless_input_is_bounded(
         framing in framing(),
@@ -281,9 +281,9 @@ proptest! {
         }
     }
 
-    /// A state that belongs to other bytes is a caller's mistake, not a crash.
+    /// A state of another stream is a caller's mistake, but must not panic.
     #[test]
-    fn a_foreign_state_does_no_harm(
+    fn a_state_of_another_stream_is_harmless(
         framing in framing(),
         side in side(),
         first in vec(memcached_fragment(), 0..20).prop_map(|parts| parts.concat()),
@@ -302,7 +302,7 @@ proptest! {
     }
 }
 
-/// The largest sizes a configuration allows, with the lengths that announce them.
+/// The largest sizes that a configuration allows, with their length fields.
 #[test]
 fn eight_mebibytes_pass_in_both_directions() {
     let max = 8 << 20;
@@ -322,7 +322,7 @@ fn eight_mebibytes_pass_in_both_directions() {
     assert_eq!(transcript.payload(), value);
 }
 
-/// The announced buffer is needed: one byte less could not hold the longest message.
+/// The documented buffer size is necessary: the longest message does not fit into one byte less.
 #[test]
 fn the_announced_buffer_is_exact() {
     for framing in Framing::all(100) {

@@ -1,10 +1,9 @@
-//! When requests of an open loop are meant to leave: a Poisson process.
+//! Arrival times of requests in an open loop: a Poisson process.
 //!
-//! The gaps between arrivals are exponentially distributed, as those of many independent clients are.
-//! The schedule does not depend on the server or on how late the client is: a request that leaves late
-//! has been waiting since its arrival, and its latency counts from there. Measured from the time of
-//! sending, a stall would hide the requests that it held up ("coordinated omission", G. Tene, "How NOT
-//! to Measure Latency", 2013).
+//! The gaps between arrivals are exponentially distributed, like those of many independent clients. The schedule
+//! depends neither on the server nor on delays of the client: the latency of a request that is sent late counts from
+//! its arrival. If it counted from the time of sending, a stall would hide the requests that it delayed ("coordinated
+//! omission", G. Tene, "How NOT to Measure Latency", 2013).
 
 /// A Poisson process in nanoseconds; the same seed gives the same arrivals.
 #[derive(Clone, Debug)]
@@ -17,14 +16,14 @@ pub(super) struct Arrivals {
 }
 
 impl Arrivals {
-    /// Arrivals from `start_ns` on, `rate` a second in the mean; `rate` is positive.
+    /// Arrivals from `start_ns` on, with a mean of `rate` per second; `rate` is positive.
     pub(super) fn new(rate: f64, seed: u64, start_ns: u64) -> Self {
         let mut arrivals = Self { start_ns, next: 0.0, gap_ns: 1e9 / rate, state: seed };
         arrivals.next = arrivals.gap();
         arrivals
     }
 
-    /// The next arrival if it has come by `now_ns`; the one after it is next then.
+    /// The next arrival if it is not after `now_ns`; advances to the one after it.
     #[inline]
     pub(super) fn due(&mut self, now_ns: u64) -> Option<u64> {
         let at_ns = self.start_ns + self.next as u64;
@@ -35,7 +34,7 @@ impl Arrivals {
         Some(at_ns)
     }
 
-    /// Arrivals until `now_ns` that nobody has taken.
+    /// Arrivals until `now_ns` that were not taken.
     pub(super) fn overdue(mut self, now_ns: u64) -> u64 {
         std::iter::from_fn(|| self.due(now_ns)).count() as u64
     }
@@ -94,7 +93,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_is_early_and_what_is_not_taken_is_overdue(
+        fn arrivals_are_never_early_and_untaken_ones_are_overdue(
             rate in 1e3..1e6, seed: u64, start in 0..u64::MAX / 4, steps in prop::collection::vec(0..100_000u64, 1..50),
         ) {
             let mut arrivals = Arrivals::new(rate, seed, start);

@@ -1,4 +1,4 @@
-//! One request and its reply, for people: no load, no measurement.
+//! Sends one request and waits for its reply, without load or measurement.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
@@ -12,37 +12,37 @@ use crate::Target;
 
 /// Longest reply that is taken.
 const REPLY_BYTES_MAX: usize = crate::MESSAGE_BYTES_MAX;
-/// A reply without an end of its own (`raw`, `fixed:N`) ends when nothing has come for this long.
+/// A reply without a delimiter (`raw`, `fixed:N`) ends when nothing has arrived for this long.
 const QUIET: Duration = Duration::from_millis(50);
 
-/// How to ask.
+/// Options of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct How {
     /// TCP: the service's framing.
     pub framing: Framing,
-    /// TCP with `raw` or `fixed:N`: how many bytes the reply has. `None`: it ends when nothing more comes.
+    /// TCP with `raw` or `fixed:N`: length of the reply in bytes. `None`: it ends when nothing more arrives.
     pub reply_bytes: Option<usize>,
-    /// How long the whole exchange may take.
+    /// Time limit of the whole exchange.
     pub timeout: Duration,
 }
 
 /// Why there is no reply.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// Nothing listens there.
+    /// No server listens there.
     #[error("{0} refuses the message: is a server running there?")]
     Refused(Target),
-    /// Nothing came in time.
+    /// No reply in time.
     #[error("no reply from {0} within {1:?}{2}")]
     Silent(Target, Duration, &'static str),
-    /// The connection ended first.
+    /// The connection ended before the reply.
     #[error(
         "{0} closed the connection before a whole reply had come ({1} bytes had): does the message suit the service and its framing (--framing)?"
     )]
     Closed(Target, usize),
-    /// What came does not follow the framing.
+    /// The reply does not follow the framing.
     #[error(
-        "what {0} sent is not a reply of framing {1}: {2}; give the service's own with --framing"
+        "the answer of {0} is not a reply of framing {1}: {2}; give the service's own with --framing"
     )]
     Framing(Target, Framing, FramingError),
     /// The framing cannot carry the message.
@@ -54,15 +54,15 @@ pub enum AskError {
     /// The service has `replies = "none"`.
     #[error("the service at {0} sends no replies (replies = \"none\")")]
     NoReplies(Target),
-    /// Shared memory.
+    /// An error of the shared-memory client.
     #[error(transparent)]
     Shm(#[from] ShmError),
-    /// The host kernel does not do it.
+    /// A call to the host kernel failed.
     #[error("cannot ask {0}: {1}")]
     Failed(Target, io::Error),
 }
 
-const NOBODY: &str = ": does a server run there, and does its kernel answer this message?";
+const NO_SERVER: &str = ": does a server run there, and does its kernel answer this message?";
 const STREAM: &str =
     ": does its kernel answer this message, and is the framing (--framing) the service's own?";
 
@@ -75,11 +75,11 @@ pub fn ask(target: &Target, message: &[u8], how: &How) -> Result<Vec<u8>, AskErr
         Target::Shm(path) => shm(path, message, how.timeout),
     }
     .map_err(|trouble| match trouble {
-        Trouble::Ask(error) => error,
-        Trouble::Io(error) => match error.kind() {
+        AskFailure::Ask(error) => error,
+        AskFailure::Io(error) => match error.kind() {
             ErrorKind::ConnectionRefused => AskError::Refused(target.clone()),
             ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-                let hint = if matches!(target, Target::Tcp(_)) { STREAM } else { NOBODY };
+                let hint = if matches!(target, Target::Tcp(_)) { STREAM } else { NO_SERVER };
                 AskError::Silent(target.clone(), how.timeout, hint)
             }
             ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
@@ -90,31 +90,31 @@ pub fn ask(target: &Target, message: &[u8], how: &How) -> Result<Vec<u8>, AskErr
     })
 }
 
-/// An error that names its target, or one that does not yet.
-enum Trouble {
+/// An error that names its target, or one without a target.
+enum AskFailure {
     Ask(AskError),
     Io(io::Error),
 }
 
-impl From<io::Error> for Trouble {
+impl From<io::Error> for AskFailure {
     fn from(error: io::Error) -> Self {
         Self::Io(error)
     }
 }
 
-impl From<AskError> for Trouble {
+impl From<AskError> for AskFailure {
     fn from(error: AskError) -> Self {
         Self::Ask(error)
     }
 }
 
-/// The time left; a socket's time-out of 0 would be none.
+/// The remaining time; a socket time-out of 0 would mean none.
 fn left(deadline: Instant) -> Result<Duration, io::Error> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-fn udp(address: SocketAddr, message: &[u8], deadline: Instant) -> Result<Vec<u8>, Trouble> {
+fn udp(address: SocketAddr, message: &[u8], deadline: Instant) -> Result<Vec<u8>, AskFailure> {
     let any: SocketAddr = match address {
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
         SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
@@ -140,7 +140,7 @@ fn tcp(
     message: &[u8],
     how: &How,
     deadline: Instant,
-) -> Result<Vec<u8>, Trouble> {
+) -> Result<Vec<u8>, AskFailure> {
     let mut framed = Vec::new();
     let encoded = how.framing.encode_request(message, &mut framed);
     encoded.map_err(|error| AskError::Unframable(how.framing, message.len(), error))?;
@@ -181,8 +181,8 @@ fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
 
-fn shm(path: &Path, message: &[u8], timeout: Duration) -> Result<Vec<u8>, Trouble> {
-    let shm = |error| Trouble::Ask(AskError::Shm(error));
+fn shm(path: &Path, message: &[u8], timeout: Duration) -> Result<Vec<u8>, AskFailure> {
+    let shm = |error| AskFailure::Ask(AskError::Shm(error));
     let target = || Target::Shm(path.to_owned());
     let mut client = Client::connect(path, &Options { depth: 1, timeout }).map_err(shm)?;
     client.send(0, message, timeout).map_err(shm)?;
@@ -191,7 +191,7 @@ fn shm(path: &Path, message: &[u8], timeout: Duration) -> Result<Vec<u8>, Troubl
     }
     let mut reply = vec![0; client.reply_bytes_max()];
     match client.receive(&mut reply, timeout).map_err(shm)? {
-        None => Err(AskError::Silent(target(), timeout, NOBODY).into()),
+        None => Err(AskError::Silent(target(), timeout, NO_SERVER).into()),
         Some(outcome) => match outcome.lost {
             Some(reason) => Err(AskError::Dropped(reason.name()).into()),
             None => {

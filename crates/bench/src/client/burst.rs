@@ -1,13 +1,13 @@
-//! The UDP side with many requests in flight on a few sockets: trains out, trains in.
+//! The UDP client with many requests in flight on a few sockets, in GSO batches.
 //!
-//! Requests leave in batches from each socket; equal lengths make a train that the host kernel carries
-//! through its stack once (GSO), and trains of replies are read as one (GRO). A reply is matched by its
-//! identity, which is the number of its request: requests in flight lie in a table, at their number
-//! modulo its size. A number whose place is still taken by an old request is skipped.
+//! Requests are sent in batches from each socket; datagrams of equal length form a GSO batch, which passes the host
+//! kernel's stack once, and GRO batches of replies are read at once. A reply is matched by its identity, which is the
+//! number of its request: requests in flight are in a table, at their number modulo its size. A number whose place is
+//! still in use is skipped.
 //!
-//! Without identities, replies are taken in the order of the requests of their socket. One that is lost
-//! makes every later one of its socket wrong, so the first that times out ends everything in flight
-//! there, and the socket rests until late replies have come.
+//! Without identities, replies are matched in the order of the requests of their socket. A lost one makes all later
+//! ones of its socket wrong, so the first time-out ends everything in flight there, and the socket waits until late
+//! replies have arrived.
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -19,20 +19,20 @@ use wire::nic::{Nic as _, RxBatch, Transport, TxBatch};
 
 use super::{BURST_WINDOW_MAX, Burst, ClientError, Load, Outcome, Pace, Tally, Workload};
 
-/// Datagrams of one send: sixteen full trains.
+/// Datagrams of one send: sixteen full GSO batches.
 const BATCH_ITEMS: usize = 1024;
 /// Bytes of one send.
 const BATCH_BYTES: usize = 1 << 20;
-/// Buffers filled by one receive call, and how long they must be to hold a train.
+/// Buffers of one receive call, and their size, which must hold a GRO batch.
 const RECEIVE_SLOTS: usize = 64;
 const GRO_BYTES: usize = 1 << 16;
-/// Receive calls on one socket before the others are looked at.
+/// Maximum number of receive calls on one socket before the others are read.
 const READS_MAX: usize = 16;
-/// Datagrams of a train (UDP_MAX_SEGMENTS of the first host kernel that had it).
-const TRAIN_MAX: usize = 64;
+/// Datagrams of a GSO batch (UDP_MAX_SEGMENTS of the first host kernel that supported it).
+const GSO_BATCH_MAX: usize = 64;
 /// Most sockets.
 const SOCKETS_MAX: usize = 1024;
-/// Receive and send buffer of a socket, in bytes as the host kernel counts.
+/// Receive and send buffer of a socket, in bytes as counted by the host kernel.
 const BUFFER_BYTES: usize = 4 << 20;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -53,17 +53,17 @@ struct Entry {
     state: State,
 }
 
-/// What one socket is doing.
+/// State of one socket.
 struct Socket {
     batch: TxBatch,
     /// Its share of the window, and how much of it is in flight.
     depth: usize,
     in_flight: usize,
-    /// Closed loop: nothing leaves before there is room for this many.
+    /// Closed loop: nothing is sent before there is room for this many.
     train: usize,
     /// Without identities: its requests in flight, oldest first.
     order: VecDeque<u64>,
-    /// Without identities: replies are not understood until then.
+    /// Without identities: replies are ignored until then.
     deaf_until_ns: u64,
 }
 
@@ -75,7 +75,7 @@ pub(super) struct Run<'w> {
     entries: Vec<Entry>,
     /// Number of the next request.
     next: u64,
-    /// No request with a lower number is waiting.
+    /// No request with a lower number is in flight.
     oldest: u64,
     identity: bool,
     tally: Tally,
@@ -83,7 +83,7 @@ pub(super) struct Run<'w> {
     request: Vec<u8>,
 }
 
-/// The address of this machine from which datagrams to `address` leave.
+/// The local address from which datagrams to `address` are sent.
 fn source(address: SocketAddr) -> std::io::Result<SocketAddr> {
     let any: SocketAddr = match address {
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
@@ -123,7 +123,7 @@ impl<'w> Run<'w> {
         let in_trains = burst.offload && load.pace == Pace::Closed;
         let socket = |i| {
             let depth = load.window / count + usize::from(i < load.window % count);
-            let train = if in_trains { TRAIN_MAX.min(depth.div_ceil(4)) } else { 1 };
+            let train = if in_trains { GSO_BATCH_MAX.min(depth.div_ceil(4)) } else { 1 };
             Socket {
                 batch: TxBatch::new(BATCH_ITEMS, BATCH_BYTES),
                 depth,
@@ -165,7 +165,7 @@ impl<'w> Run<'w> {
                 self.search(now_ns);
             }
             if self.tally.turn(found, now_ns) {
-                // What came too often may lie behind the last reply.
+                // Duplicates may follow the last reply.
                 for at in 0..self.sockets.len() {
                     self.receive(at);
                 }
@@ -175,7 +175,7 @@ impl<'w> Run<'w> {
         }
     }
 
-    /// Sends what may leave now from one socket. Returns whether anything did.
+    /// Sends what may be sent now from one socket. Returns whether anything was sent.
     fn ask(&mut self, at: usize) -> Result<bool, ClientError> {
         let now_ns = monotonic_ns();
         let socket = &mut self.sockets[at];
@@ -219,7 +219,7 @@ impl<'w> Run<'w> {
         Ok(sent.sent > 0)
     }
 
-    /// Reads one socket. Returns whether anything had come.
+    /// Reads one socket. Returns whether anything had arrived.
     fn receive(&mut self, at: usize) -> bool {
         let mut found = false;
         // A server that sends without end must not keep the loop here.
@@ -241,7 +241,7 @@ impl<'w> Run<'w> {
         found
     }
 
-    /// A reply lies in `received`.
+    /// A reply is in `received`.
     fn reply(&mut self, at: usize, range: Range<usize>, now_ns: u64) {
         let reply = &self.received.bytes[range];
         let outcome = &mut self.tally.outcome;
@@ -256,7 +256,7 @@ impl<'w> Run<'w> {
             outcome.duplicated += 1;
             return;
         };
-        // A number that is none of ours: a damaged reply.
+        // An unknown number: a damaged reply.
         let Some(index) = index.filter(|index| *index < self.next) else {
             outcome.wrong += 1;
             return;
@@ -272,12 +272,12 @@ impl<'w> Run<'w> {
             }
             _ if !right => outcome.wrong += 1,
             State::Answered if entry.index == index => outcome.duplicated += 1,
-            // Given up, or so long ago that its place has been taken.
+            // Given up, or so old that its place has been reused.
             _ => outcome.late += 1,
         }
     }
 
-    /// Gives up what has waited for too long.
+    /// Gives up requests that have timed out.
     fn search(&mut self, now_ns: u64) {
         let mask = self.entries.len() as u64 - 1;
         while self.oldest < self.next {

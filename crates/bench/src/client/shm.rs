@@ -1,13 +1,13 @@
-//! A client in shared memory: requests and replies cross in a ring, and no system call on the way.
+//! A client over shared memory: requests and replies are exchanged through rings, without system calls.
 //!
-//! [`Client::connect`] meets the engine at the port's path and maps a region of its own, in which it
-//! has the accelerator's part (see `engine/src/endpoint/shm.rs`). A request has a *tag*, any 64-bit
-//! number, that comes back with its outcome; outcomes come in any order. At most [`Client::depth`]
-//! requests are under way at a time, so that every outcome finds a slot.
+//! [`Client::connect`] connects to the engine at the port's path and maps its own region, in which it has the role of
+//! the accelerator (see `engine/src/endpoint/shm.rs`). A request has a *tag*, any 64-bit number, which is returned
+//! with its outcome; outcomes come in any order. At most [`Client::depth`] requests are in flight at a time, so that
+//! every outcome has a slot.
 //!
-//! Sending has two steps, so that one store shows the engine any number of requests:
-//! [`Client::try_send`] writes, [`Client::publish`] shows. [`Client::send`] and [`Client::receive`] wait:
-//! for a while by looking, then asleep until the engine rings.
+//! Sending has two steps, so that one store publishes any number of requests: [`Client::try_send`] writes,
+//! [`Client::publish`] publishes. [`Client::send`] and [`Client::receive`] wait: first spinning, then asleep until
+//! the engine rings.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -39,26 +39,26 @@ use wire::handshake::{
 };
 use wire::{DropReason, ReportedReason};
 
-/// Largest region that is mapped, in bytes: an engine asks for far less.
+/// Largest region that is mapped, in bytes: an engine needs far less.
 const REGION_BYTES_MAX: usize = 4 << 30;
-/// How long a wait looks before it sleeps.
+/// How long a wait spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
-/// Looks between two offers of the core to others.
-const LOOKS: u32 = 256;
-/// Longest sleep: who waits for a slot of the request ring is not woken, and looks this often.
-const NAP: Duration = Duration::from_micros(100);
-/// How many messages ahead slots are fetched from the engine's cache.
+/// Checks between two yields of the core.
+const SPINS_PER_YIELD: u32 = 256;
+/// Longest sleep: a client that waits for a slot of the request ring is not woken, and checks at this interval.
+const SLEEP_MAX: Duration = Duration::from_micros(100);
+/// Prefetch distance in messages: slots are fetched from the engine's cache.
 const AHEAD: u64 = 8;
-/// Slots that are read before they are given back, as a share of the ring.
+/// Slots that are read before they are returned, as a fraction of the ring.
 const RELEASE_PARTS: u32 = 8;
 
 /// How to connect.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Slots of each ring, which is also the most requests under way; rounded up to a power of two, in
-    /// [1, 16384]. The engine gives fewer where messages are long. 0: the engine's default, 1024.
+    /// Slots of each ring, which is also the maximum number of requests in flight; rounded up to a power of two, in
+    /// [1, 16384]. The engine gives fewer if messages are long. 0: the engine's default, 1024.
     pub depth: u32,
-    /// How long the engine may take to let the client in.
+    /// Time limit of the handshake.
     pub timeout: Duration,
 }
 
@@ -68,41 +68,41 @@ impl Default for Options {
     }
 }
 
-/// Why something cannot be done.
+/// Errors of a client.
 #[derive(Debug, thiserror::Error)]
 pub enum ShmError {
-    /// Nobody listens at the path.
-    #[error("nobody listens at {path:?}: {source}; is the server running?")]
+    /// No server listens at the path.
+    #[error("no server listens at {path:?}: {source}; is the server running?")]
     Connect {
         /// The path.
         path: PathBuf,
         /// The host kernel's answer.
         source: io::Error,
     },
-    /// The engine gave a reason.
+    /// The engine refused the connection, with a reason.
     #[error("the engine refuses the connection: {0}")]
     Refused(String),
-    /// Whoever listens there is no engine, or another version.
+    /// The peer is not an engine, or has another version.
     #[error(transparent)]
     Handshake(#[from] HandshakeError),
-    /// The engine said nothing in time.
+    /// The engine did not answer in time.
     #[error("the engine did not answer the handshake within {0:?}")]
     Silent(Duration),
-    /// The region that came cannot be mapped or used.
+    /// The received region cannot be mapped or used.
     #[error("the region that the engine passed cannot be used: {0}")]
     Region(String),
-    /// The ring has no free slot, or `depth` requests are under way: receive first.
+    /// The ring has no free slot, or `depth` requests are in flight: receive first.
     #[error("no room for another request until an outcome is received")]
     Full,
-    /// The request is longer than the service takes.
+    /// The request is longer than the service accepts.
     #[error("the request has {bytes} bytes, the service takes at most {most}")]
     TooLong {
         /// Its length.
         bytes: usize,
-        /// The longest.
+        /// The maximum.
         most: usize,
     },
-    /// The reply does not fit; it stays where it is.
+    /// The reply does not fit; it stays in the ring.
     #[error("the reply has {bytes} bytes, the buffer {room}")]
     Buffer {
         /// Length of the reply.
@@ -110,11 +110,11 @@ pub enum ShmError {
         /// Length of the buffer.
         room: usize,
     },
-    /// The engine ended the connection and said why, for instance that the service has changed: a new one may be
-    /// made.
+    /// The engine ended the connection with a reason, for instance that the service has changed: a new connection may
+    /// be possible.
     #[error("the engine has ended the connection: {0}")]
     Ended(String),
-    /// The engine has ended, closed the connection, or drains and takes no more.
+    /// The engine has ended, closed the connection, or drains and takes no more requests.
     #[error("the engine has closed the connection")]
     Closed,
     /// The engine wrote impossible ring words: the connection cannot be used any more.
@@ -122,14 +122,14 @@ pub enum ShmError {
     Corrupt,
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
     /// The tag it was sent with.
     pub tag: u64,
     /// Bytes of the reply; 0 when it was lost.
     pub len: usize,
-    /// Why there is no reply, if there is none.
+    /// Why there is no reply, if so.
     pub lost: Option<ReportedReason>,
 }
 
@@ -147,15 +147,15 @@ pub struct Client {
     /// Tags of the requests in the ring, by slot.
     tags: Box<[u64]>,
     ended: bool,
-    /// After the end: the first request that the engine did not take and that the caller does not know of.
+    /// After the end: the first request that the engine did not take and that was not reported to the caller.
     untaken: u64,
-    /// Outcomes read whose slots the engine does not have back.
+    /// Outcomes that were read and whose slots were not returned yet.
     unreleased: u32,
     unpublished: bool,
 }
 
 impl Client {
-    /// Meets the engine at `path`, the one of a `shm://` port.
+    /// Connects to the engine at `path`, that of a `shm://` port.
     pub fn connect(path: &Path, options: &Options) -> Result<Self, ShmError> {
         let deadline = Instant::now() + options.timeout;
         let socket = connect(path, deadline)?;
@@ -191,7 +191,7 @@ impl Client {
             .map_err(|e| unusable(e.to_string()))?;
         let fits = region.entries().iter().all(|entry| entry.depth == terms.depth);
         if !fits || region.entries().len() != 2 {
-            return Err(ShmError::Region("it is not the one that was agreed on".into()));
+            return Err(ShmError::Region("it does not match the handshake".into()));
         }
         let (replies, requests) = region.accelerator_ends(0);
         Ok(Self {
@@ -211,7 +211,7 @@ impl Client {
         })
     }
 
-    /// Most requests under way.
+    /// Maximum number of requests in flight.
     pub fn depth(&self) -> usize {
         self.terms.depth as usize
     }
@@ -226,7 +226,7 @@ impl Client {
         self.terms.reply_bytes_max as usize
     }
 
-    /// Whether requests have outcomes; a service with `replies = "none"` says nothing at all.
+    /// Whether requests have outcomes; a service with `replies = "none"` sends nothing.
     pub fn answers(&self) -> bool {
         self.terms.answers
     }
@@ -263,7 +263,7 @@ impl Client {
         }
     }
 
-    /// Shows the engine everything that was sent, and wakes it if it sleeps.
+    /// Publishes everything that was sent, and wakes the engine if it sleeps.
     #[inline]
     pub fn publish(&mut self) {
         if std::mem::take(&mut self.unpublished) {
@@ -306,7 +306,7 @@ impl Client {
         Ok(Some(Reply { tag: header.tag, len, lost }))
     }
 
-    /// Gives the slots of what was read back to the engine.
+    /// Returns the slots of outcomes that were read.
     #[inline]
     fn give_back(&mut self) {
         if self.unreleased > 0 {
@@ -315,9 +315,8 @@ impl Client {
         }
     }
 
-    /// Sends one request and shows it, waiting for room if there is none. [`ShmError::Full`] when none
-    /// came in time; where `depth` requests are under way only receiving makes room, and it is not
-    /// waited for.
+    /// Sends one request and publishes it, waiting for room if necessary. Returns [`ShmError::Full`] if there was
+    /// none in time; if `depth` requests are in flight, only receiving makes room, and it does not wait.
     pub fn send(&mut self, tag: u64, request: &[u8], timeout: Duration) -> Result<(), ShmError> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -340,12 +339,13 @@ impl Client {
             if left.is_zero() {
                 return Err(ShmError::Full);
             }
-            std::thread::sleep(NAP.min(left));
+            std::thread::sleep(SLEEP_MAX.min(left));
         }
     }
 
-    /// The next outcome, waiting for it; `None` when none came in time. When the engine has ended the connection, requests that it did
-    /// not take come back as lost for [`DropReason::Draining`] before the end is told; the engine has not counted them.
+    /// The next outcome, waiting for it; `None` if none arrived in time. When the engine has ended the connection,
+    /// requests that it did not take are returned as lost for [`DropReason::Draining`] before the error; the engine
+    /// has not counted them.
     pub fn receive(
         &mut self,
         into: &mut [u8],
@@ -358,7 +358,7 @@ impl Client {
         let began = Instant::now();
         let deadline = began + timeout;
         while began.elapsed() < SPIN.min(timeout) {
-            for _ in 0..LOOKS {
+            for _ in 0..SPINS_PER_YIELD {
                 if let Some(reply) = self.try_receive(into)? {
                     return Ok(Some(reply));
                 }
@@ -371,7 +371,7 @@ impl Client {
             let found = self.try_receive(into);
             let left = deadline.saturating_duration_since(Instant::now());
             let mut ended = false;
-            // Also without time to wait: the end of the engine is told.
+            // Even with no time to wait, the end of the engine is reported.
             if matches!(found, Ok(None)) {
                 let files = [self.own_wake_fd.as_fd(), self.socket.as_fd()];
                 let ready = wait_readable(&files, Some(left));
@@ -382,7 +382,7 @@ impl Client {
             if let Some(reply) = found? {
                 return Ok(Some(reply));
             }
-            // Outcomes that were written before the end are received before the end is told.
+            // Outcomes that were written before the end are returned before the error.
             match self.try_receive(into)? {
                 Some(reply) => return Ok(Some(reply)),
                 None if ended => return self.after_the_end(),
@@ -392,7 +392,7 @@ impl Client {
         }
     }
 
-    /// The requests that the engine has not taken and never will, one by one; then the end.
+    /// The requests that the engine has not taken and never will, one by one; then the error.
     fn after_the_end(&mut self) -> Result<Option<Reply>, ShmError> {
         self.ended = true;
         if self.terms.answers && self.in_flight > 0 && self.requests.credit().is_ok() {
@@ -408,7 +408,7 @@ impl Client {
         Err(self.end())
     }
 
-    /// The end of the connection, which has come: why, if the engine said so. It says it once.
+    /// The end of the connection, with the engine's reason if it sent one. The reason is returned once.
     fn end(&self) -> ShmError {
         let mut said = [0; ANSWER_BYTES_MAX];
         match self.socket.receive(&mut said) {
@@ -420,14 +420,14 @@ impl Client {
         }
     }
 
-    /// Whether the engine has ended the connection: one system call. Outcomes that it wrote before can
-    /// still be received.
+    /// Whether the engine has ended the connection: one system call. Outcomes that were written before can still be
+    /// received.
     pub fn is_closed(&self) -> bool {
         wait_readable(&[self.socket.as_fd()], Some(Duration::ZERO))[0]
     }
 }
 
-/// A full backlog is an answer of the host kernel that passes.
+/// A full backlog is a temporary error of the host kernel.
 fn connect(path: &Path, deadline: Instant) -> Result<LocalSocket, ShmError> {
     loop {
         match LocalSocket::connect(path) {

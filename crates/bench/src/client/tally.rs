@@ -1,10 +1,9 @@
-//! The counting that all transports share: when requests leave, what became of them, and how the
-//! client itself spent its time.
+//! Counting shared by all transports: when requests are sent, their results, and the time of the client itself.
 //!
-//! A run has a warm-up, a measured part and an end in which nothing is sent and replies are awaited.
-//! Latencies and the rate are those of replies that came in the measured part. Counts are of requests
-//! that were in flight in it or sent in it; wrong and repeated replies count from the first request
-//! on, because a server that answers wrongly while it warms up answers wrongly.
+//! A run has a warm-up, a measured part, and an end in which nothing is sent and replies are awaited. Latencies and
+//! the rate are those of replies that arrived in the measured part. Counts are of requests that were in flight or
+//! sent in it; wrong and repeated replies count from the first request on, because a server that answers wrongly
+//! during its warm-up answers wrongly.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,12 +15,12 @@ use sys::time::{monotonic_ns, thread_cpu_ns};
 use super::arrivals::Arrivals;
 use super::{ClientError, Load, Outcome, Pace, latencies};
 
-/// How many empty looks before the core is offered to others.
+/// Number of turns without work before the core is yielded.
 const EMPTY_LOOKS: u32 = 32;
 /// Nanoseconds between two searches for lost requests.
 const SEARCH_NS: u64 = 1_000_000;
-/// Most turns of the client's loop take microseconds. In one this long, somebody else may have had the core: the
-/// thread's CPU time tells. (Hundreds of replies that come together make a turn as long as this, too.)
+/// Most turns of the client's loop take microseconds. During a turn this long, another thread may have had the core:
+/// the thread's CPU time shows it. (Hundreds of replies that arrive together also make a turn this long.)
 const LONG_NS: u64 = 1_000_000;
 
 fn ns(duration: Duration) -> u64 {
@@ -42,11 +41,11 @@ pub(super) struct Tally {
     measuring: bool,
     /// CPU time of this thread when the measured part began.
     cpu_ns: u64,
-    /// When the turn before this one ended.
+    /// End of the turn before this one.
     turned_ns: u64,
-    /// A look at the thread's CPU time: the time of the look, and what it showed.
+    /// The last reading of the thread's CPU time: its time and value.
     looked: (u64, u64),
-    /// Up to when `waiting` has been added up.
+    /// Time up to which `waiting` has been added up.
     summed_ns: u64,
     window: u64,
     requests: u64,
@@ -91,7 +90,7 @@ impl Tally {
         })
     }
 
-    /// Everything is set up: time runs from here.
+    /// Everything is set up: the run starts now.
     pub(super) fn begin(&mut self, load: &Load) {
         let now_ns = monotonic_ns();
         self.began_ns = now_ns.saturating_add(ns(load.warmup));
@@ -108,7 +107,7 @@ impl Tally {
         }
     }
 
-    /// The warm-up is over. What is in flight counts, what is done does not.
+    /// The warm-up is over. Requests in flight count, finished ones do not.
     fn measure(&mut self, now_ns: u64) {
         self.measuring = true;
         self.began_ns = now_ns;
@@ -127,7 +126,7 @@ impl Tally {
         };
     }
 
-    /// Whether another request may leave now: its number, and the time from which its latency counts.
+    /// Whether another request may be sent now: its number, and the time from which its latency counts.
     #[inline]
     pub(super) fn next(&mut self, now_ns: u64) -> Option<(u64, u64)> {
         if self.asked >= self.requests || now_ns >= self.stop_ns || self.waiting >= self.window {
@@ -146,7 +145,7 @@ impl Tally {
         Some((self.asked - 1, due_ns))
     }
 
-    /// Adds up the requests in flight over time, until just before their number changes.
+    /// Adds the time of the requests in flight, before their number changes.
     #[inline]
     fn sum_up(&mut self, now_ns: u64) {
         if now_ns <= self.summed_ns {
@@ -158,13 +157,13 @@ impl Tally {
         self.summed_ns = now_ns;
     }
 
-    /// The part of a time that lies in the measured part.
+    /// The part of a period that lies in the measured part.
     #[inline]
     fn measured_ns(&self, from_ns: u64, to_ns: u64) -> u64 {
         to_ns.min(self.stop_ns).saturating_sub(from_ns.max(self.began_ns))
     }
 
-    /// A request got a reply. `due_ns` is what [`Self::next`] said.
+    /// A request got a reply. `due_ns` was returned by [`Self::next`].
     #[inline]
     pub(super) fn reply(&mut self, right: bool, due_ns: u64, now_ns: u64) {
         self.sum_up(now_ns);
@@ -192,18 +191,18 @@ impl Tally {
         self.outcome.lost_ns += took_ns;
     }
 
-    /// Whether a request due then has waited for too long.
+    /// Whether a request due at that time has timed out.
     #[inline]
     pub(super) fn is_late(&self, due_ns: u64, now_ns: u64) -> bool {
         now_ns.saturating_sub(due_ns) > self.timeout_ns
     }
 
-    /// How long a request may wait.
+    /// Time-out of a request.
     pub(super) fn timeout_ns(&self) -> u64 {
         self.timeout_ns
     }
 
-    /// Ends a turn of the loop; `found` says whether it did anything. True when the run is over.
+    /// Ends a turn of the loop; `found` says whether it had work. Returns true when the run is over.
     #[inline]
     pub(super) fn turn(&mut self, found: bool, now_ns: u64) -> bool {
         self.turn_with(found, now_ns, thread_cpu_ns)
@@ -211,12 +210,12 @@ impl Tally {
 
     #[inline]
     fn turn_with(&mut self, found: bool, now_ns: u64, cpu_clock: impl FnOnce() -> u64) -> bool {
-        // The last turn, too, as far as it lies in the measured part: there somebody else's time looks like the
-        // server's silence.
+        // Also the last turn, as far as it lies in the measured part: there, time of other threads would look like
+        // silence of the server.
         let measured_ns = self.measured_ns(self.turned_ns, now_ns);
         let took_ns = now_ns.saturating_sub(self.turned_ns);
         self.turned_ns = now_ns;
-        let missing_ns = self.look_at_cpu(now_ns, cpu_clock);
+        let missing_ns = self.read_cpu_time(now_ns, cpu_clock);
         if !self.measuring {
             if now_ns >= self.began_ns {
                 self.measure(now_ns);
@@ -231,11 +230,11 @@ impl Tally {
         self.is_over(now_ns)
     }
 
-    /// The time since the last look for which the thread did not compute. (Where the host kernel does not know that a hypervisor
-    /// had the core, it counts that as the thread's.) The look is a system call: there is one a
-    /// millisecond, and after every long turn, so that what a long turn is charged with is its own to a millisecond.
+    /// The time since the last reading in which the thread did not run. (If the host kernel does not know that a
+    /// hypervisor had the core, it counts that time as the thread's.) A reading is a system call: there is one per
+    /// millisecond, and one after every long turn, so that time is attributed to the right turn within a millisecond.
     #[inline]
-    fn look_at_cpu(&mut self, now_ns: u64, cpu_clock: impl FnOnce() -> u64) -> u64 {
+    fn read_cpu_time(&mut self, now_ns: u64, cpu_clock: impl FnOnce() -> u64) -> u64 {
         let (then_ns, before_ns) = self.looked;
         let passed_ns = now_ns.saturating_sub(then_ns);
         if passed_ns < LONG_NS {
@@ -251,7 +250,7 @@ impl Tally {
         (all_asked && self.waiting == 0) || self.cancel.load(Ordering::Relaxed)
     }
 
-    /// Whether it is time to look for lost requests.
+    /// Whether it is time to search for lost requests.
     #[inline]
     pub(super) fn search_is_due(&mut self, now_ns: u64) -> bool {
         let due = now_ns >= self.search_ns;
@@ -261,7 +260,7 @@ impl Tally {
         due
     }
 
-    /// Between two looks: others may want the core.
+    /// After a turn without work: other threads may need the core.
     #[inline]
     pub(super) fn idle(&mut self, found: bool) {
         self.looks = if found { 0 } else { self.looks + 1 };
@@ -277,7 +276,7 @@ impl Tally {
     pub(super) fn finish(mut self) -> Outcome {
         let now_ns = monotonic_ns();
         if !self.measuring {
-            // Cancelled, or all requests were sent, while warming up: nothing was measured.
+            // Cancelled, or all requests were sent, during the warm-up: nothing was measured.
             self.measure(now_ns);
         }
         let outcome = &mut self.outcome;
@@ -301,7 +300,7 @@ impl Tally {
 mod tests {
     use super::*;
 
-    /// A run that has begun, and when.
+    /// A run that has begun, and its start time.
     fn tally() -> (Tally, u64) {
         let load = Load { duration: Duration::from_millis(400), ..Load::default() };
         let mut tally = Tally::new(&load, 1).unwrap();
@@ -312,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_core_that_is_lost_at_the_end_is_told_as_one_in_between() {
+    fn a_lost_core_at_the_end_is_reported_like_one_in_between() {
         let (mut tally, began_ns) = tally();
         let busy = LONG_NS / 2;
         assert!(!tally.turn_with(true, began_ns + busy, || unreachable!("a short turn")));
@@ -324,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_long_turn_only_what_the_thread_did_not_compute_is_stolen() {
+    fn only_the_time_without_the_core_of_a_long_turn_is_stolen() {
         let (mut tally, began_ns) = tally();
         assert!(!tally.turn_with(true, began_ns + 3 * LONG_NS, || 3 * LONG_NS));
         let own = Duration::from_nanos(3 * LONG_NS);
@@ -332,7 +331,7 @@ mod tests {
         assert!(!tally.turn_with(true, began_ns + 8 * LONG_NS, || 4 * LONG_NS));
         let (busy, stolen) = (Duration::from_nanos(4 * LONG_NS), Duration::from_nanos(4 * LONG_NS));
         assert_eq!((tally.outcome.busy, tally.outcome.stolen), (busy, stolen));
-        // A client that waits in turns of its own is not kept from its core.
+        // A client that sleeps in its turns is not kept from its core.
         for look in 1..10 {
             tally.turn_with(false, began_ns + 8 * LONG_NS + look * LONG_NS / 2, || 4 * LONG_NS);
         }
@@ -340,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_turn_is_the_clients_own_and_a_sleep_is_not() {
+    fn a_busy_turn_is_not_stolen_time_and_a_sleep_is() {
         let load = Load { duration: Duration::from_secs(60), ..Load::default() };
         let mut tally = Tally::new(&load, 1).unwrap();
         tally.begin(&load);
@@ -348,7 +347,7 @@ mod tests {
         while thread_cpu_ns() - cpu_ns < 5 * LONG_NS {}
         let now_ns = monotonic_ns();
         tally.turn(true, now_ns);
-        // Others compute on the machine of a test: what they took is stolen, what the turn took is not.
+        // Other processes run on the machine of a test: their time is stolen, that of the turn is not.
         let others_ns = (now_ns - wall_ns).saturating_sub(5 * LONG_NS) + LONG_NS;
         assert!(tally.outcome.stolen <= Duration::from_nanos(others_ns), "{:?}", tally.outcome);
         assert!(tally.outcome.busy >= Duration::from_nanos(4 * LONG_NS));

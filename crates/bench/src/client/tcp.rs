@@ -1,7 +1,7 @@
-//! The TCP side: requests pipelined on a few connections.
+//! The TCP client: requests pipelined on a few connections.
 //!
-//! Connections with requests in flight are read directly. What only an event can tell (a connection
-//! that opens or has room again) is asked for while there is such a thing, and now and then.
+//! Connections with requests in flight are polled by reading. States that only an event reports (a connection opens
+//! or has room again) are polled while there are any, and at intervals.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -12,22 +12,22 @@ use sys::{SocketNic, SocketOptions};
 use wire::framing::{Framing, ParseState, Parsed};
 use wire::nic::{Close, Event, Nic, Read, Transport, Written};
 
-use super::{ClientError, Load, Outcome, REST_NS, Stream, Tally, WINDOW_MAX, Workload};
+use super::{ClientError, Load, Outcome, RETRY_DELAY_NS, Stream, Tally, WINDOW_MAX, Workload};
 
-/// Free room that a read gets.
+/// Minimum free room for a read.
 const READ_BYTES: usize = 64 << 10;
-/// Refused attempts, without one success, before nobody is thought to listen.
+/// Refused attempts, without a success, after which no server is assumed to listen.
 const REFUSALS_MAX: u32 = 200;
-/// More connections than this are not asked one by one.
+/// More connections than this are not polled one by one.
 const DIRECT_MAX: usize = 32;
-/// Turns of the loop between two readiness calls while nothing but replies is awaited.
+/// Turns of the loop between two readiness calls while only replies are awaited.
 const QUIET_TURNS: u32 = 256;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Connecting,
     Open,
-    /// Closed, until its time.
+    /// Closed until this time.
     Resting(u64),
 }
 
@@ -41,19 +41,19 @@ struct Waiting {
 
 struct Connection {
     phase: Phase,
-    /// Bytes to be written, and how many of them are.
+    /// Output bytes, and the number of written ones.
     out: Vec<u8>,
     written: usize,
-    /// Bytes read and not understood yet: `input[begin..end]`.
+    /// Bytes that were read and not parsed yet: `input[begin..end]`.
     input: Vec<u8>,
     begin: usize,
     end: usize,
     parse: ParseState,
     /// Requests in flight, oldest first.
     waiting: VecDeque<Waiting>,
-    /// The last request that was answered, to know its answer when it comes again.
+    /// The last request that was answered, to recognize a duplicate of its answer.
     answered: Option<u64>,
-    /// Its share of the window.
+    /// Its part of the window.
     depth: usize,
 }
 
@@ -85,7 +85,7 @@ pub(super) struct Run<'w> {
     workload: &'w mut dyn Workload,
     request: Vec<u8>,
     refusals: u32,
-    /// The connection that an arrival of an open loop tries first.
+    /// The connection that is tried first for the next arrival of an open loop.
     turn: usize,
     /// Turns until the next readiness call.
     quiet: u32,
@@ -157,8 +157,8 @@ impl<'w> Run<'w> {
             }
             if self.tally.turn(found, now_ns) {
                 if !self.workload.replies_differ() {
-                    // The second of two equal replies may lie behind the last one, or still be under way.
-                    std::thread::sleep(Duration::from_nanos(REST_NS));
+                    // A duplicate of a reply may follow the last one, or still be in flight.
+                    std::thread::sleep(Duration::from_nanos(RETRY_DELAY_NS));
                     for key in 0..self.connections.len() {
                         if self.connections[key].waiting.is_empty() {
                             self.receive(key)?;
@@ -171,14 +171,14 @@ impl<'w> Run<'w> {
         }
     }
 
-    /// Puts what may leave now on connections with room, and writes. Returns whether there was any.
+    /// Adds the requests that may be sent now to connections with room, and writes. Returns whether there were any.
     fn ask(&mut self) -> Result<bool, ClientError> {
         let count = self.connections.len();
         let mut asked = false;
         for key in (self.turn..self.turn + count).map(|key| key % count) {
             asked |= self.fill(key)?;
         }
-        // In a closed loop every connection fills up; in an open one this spreads the arrivals.
+        // In a closed loop every connection fills up; in an open one this distributes the arrivals.
         if asked {
             self.turn = (self.turn + 1) % count;
         }
@@ -193,8 +193,8 @@ impl<'w> Run<'w> {
         self.fill(key)
     }
 
-    /// Puts requests on a connection up to its share of the window, and writes. Returns whether there
-    /// was anything to write.
+    /// Adds requests to a connection up to its part of the window, and writes. Returns whether there was anything to
+    /// write.
     fn fill(&mut self, key: usize) -> Result<bool, ClientError> {
         let connection = &mut self.connections[key];
         if connection.phase != Phase::Open {
@@ -231,12 +231,12 @@ impl<'w> Run<'w> {
         Ok(true)
     }
 
-    /// Reads what has come. Returns whether anything had.
+    /// Reads available bytes. Returns whether there were any.
     fn receive(&mut self, key: usize) -> Result<bool, ClientError> {
         let mut found = false;
         loop {
             let connection = &mut self.connections[key];
-            // What is understood makes room; what is not moves to the front.
+            // Parsed bytes make room; the others move to the front.
             connection.input.copy_within(connection.begin..connection.end, 0);
             connection.end -= connection.begin;
             connection.begin = 0;
@@ -264,13 +264,13 @@ impl<'w> Run<'w> {
             }
         }
         if found {
-            // At once: room in the window that waits for other connections' turns would be no window.
+            // At once: room in the window must not wait for the turns of other connections.
             self.fill(key)?;
         }
         Ok(found)
     }
 
-    /// Takes the replies out of what was read. False when the stream makes no sense.
+    /// Parses the replies that were read. Returns false if the stream is invalid.
     fn parse(&mut self, key: usize) -> bool {
         let connection = &mut self.connections[key];
         let now_ns = monotonic_ns();
@@ -280,7 +280,7 @@ impl<'w> Run<'w> {
             match self.reply_framing.parse_response(state, buffer, self.reply_bytes_max) {
                 Ok(Parsed::Message { consumed, start, end, .. }) => {
                     let Some(request) = connection.waiting.pop_front() else {
-                        // Nothing was asked: an answer that came twice.
+                        // No request is in flight: a duplicate answer.
                         self.tally.outcome.duplicated += 1;
                         return false;
                     };
@@ -288,7 +288,7 @@ impl<'w> Run<'w> {
                     let right = self.workload.accepts(request.index, reply);
                     let last = connection.answered;
                     if !right && last.is_some_and(|last| self.workload.accepts(last, reply)) {
-                        // The place in the order is kept for the answer proper.
+                        // The place in the order is kept for the proper answer.
                         connection.waiting.push_front(request);
                         self.tally.outcome.duplicated += 1;
                     } else {
@@ -299,7 +299,7 @@ impl<'w> Run<'w> {
                 }
                 Ok(Parsed::Incomplete { .. }) => break,
                 _ => {
-                    // It came in place of the next answer, or unasked.
+                    // It arrived instead of the next answer, or without a request.
                     match connection.waiting.pop_front() {
                         Some(request) => self.tally.reply(false, request.due_ns, now_ns),
                         None => self.tally.outcome.wrong += 1,
@@ -322,14 +322,14 @@ impl<'w> Run<'w> {
         Ok(true)
     }
 
-    /// Everything in flight on the connection is lost; another one is opened after a rest.
+    /// Everything in flight on the connection is lost; another one is opened after a delay.
     fn replace(&mut self, key: usize) -> Result<(), ClientError> {
         let now_ns = monotonic_ns();
         let connection = &mut self.connections[key];
         connection.waiting.iter().for_each(|request| self.tally.lose(request.due_ns, now_ns));
         self.tally.outcome.reconnects += 1;
         *connection = Connection::new(connection.depth);
-        connection.phase = Phase::Resting(now_ns + REST_NS);
+        connection.phase = Phase::Resting(now_ns + RETRY_DELAY_NS);
         self.nic.close(key as u32, Close::Reset);
         Ok(())
     }

@@ -1,9 +1,9 @@
-//! The UDP side with a socket for every request in flight.
+//! The UDP client with a socket for every request in flight.
 //!
-//! The sockets are asked directly, without a readiness call: in the order in which their requests
-//! left, which is the order in which most servers answer. Between two looks at the oldest one goes to
-//! the others in turn, so that answers in another order are found as well. A request that later ones
-//! have overtaken by far is probably lost; it is looked at seldom until its time is up.
+//! The sockets are polled by reading, without a readiness call, in the order in which their requests were sent, which
+//! is the order in which most servers answer. Between two polls of the oldest one the others are polled in turn, so
+//! that answers in another order are found as well. A request that has been overtaken by much later ones is probably
+//! lost; it is polled rarely until its time-out.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -12,21 +12,21 @@ use std::time::Duration;
 
 use sys::time::monotonic_ns;
 
-use super::{ClientError, Load, Outcome, REST_NS, Tally, WINDOW_MAX, Workload};
+use super::{ClientError, Load, Outcome, RETRY_DELAY_NS, Tally, WINDOW_MAX, Workload};
 
-/// A request that was overtaken by one sent this much later is looked at seldom.
+/// A request that was overtaken by one sent this much later is polled rarely.
 const OVERTAKEN_NS: u64 = 1_000_000;
-/// Replies that nothing asked for are counted up to this many at a time.
+/// Maximum number of unexpected replies that are counted at a time.
 const UNASKED_MAX: usize = 16;
 
-/// What one socket is doing.
+/// State of one socket.
 #[derive(Clone, Copy)]
 enum State {
-    /// Nothing, until its time.
+    /// Idle until this time.
     Resting(u64),
     /// Ready for a request.
     Free,
-    /// A request that the host kernel has not taken yet.
+    /// A request that the host kernel has not accepted yet.
     Unsent { index: u64, due_ns: u64 },
     /// A request whose reply is awaited.
     Waiting { index: u64, due_ns: u64, sent_ns: u64 },
@@ -35,7 +35,7 @@ enum State {
 struct Slot {
     socket: UdpSocket,
     state: State,
-    /// The last request that was answered, to know its answer when it comes again.
+    /// The last request that was answered, to recognize a duplicate of its answer.
     answered: Option<u64>,
 }
 
@@ -46,9 +46,9 @@ pub(super) struct Run<'w> {
     free: Vec<usize>,
     /// Waiting sockets, by the time of sending.
     young: VecDeque<usize>,
-    /// Where in `young` the next look besides the oldest goes.
+    /// Index in `young` of the next poll besides the oldest.
     young_at: usize,
-    /// Waiting sockets that were overtaken, and the next one to look at.
+    /// Waiting sockets that were overtaken, and the next one to poll.
     old: Vec<usize>,
     old_at: usize,
     /// When the latest answered request was sent.
@@ -116,7 +116,7 @@ impl<'w> Run<'w> {
         }
     }
 
-    /// Sends what may leave now. Returns whether anything did.
+    /// Sends what may be sent now. Returns whether anything was sent.
     fn ask(&mut self) -> Result<bool, ClientError> {
         let mut asked = false;
         while let Some(&key) = self.free.last() {
@@ -137,7 +137,7 @@ impl<'w> Run<'w> {
         let sent_ns = monotonic_ns();
         let mut sent = self.slots[key].socket.send(&self.request);
         if sent.as_ref().is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused) {
-            // Perhaps the news about an earlier request (ICMP), which the call has taken off.
+            // Possibly the error of an earlier request (ICMP), which the call has consumed.
             sent = self.slots[key].socket.send(&self.request);
         }
         match sent {
@@ -157,7 +157,7 @@ impl<'w> Run<'w> {
         Ok(())
     }
 
-    /// Nothing is in flight on the socket: what lies there came twice.
+    /// Nothing is in flight on the socket: a reply there is a duplicate.
     fn count_unasked(&mut self, key: usize) {
         for _ in 0..UNASKED_MAX {
             match self.slots[key].socket.recv(&mut self.reply) {
@@ -167,12 +167,12 @@ impl<'w> Run<'w> {
         }
     }
 
-    /// The second of two equal replies may lie behind the last one, or still be under way.
+    /// A duplicate of a reply may follow the last one, or still be in flight.
     fn count_unasked_at_end(&mut self) {
         if self.workload.replies_differ() {
             return;
         }
-        std::thread::sleep(Duration::from_nanos(REST_NS));
+        std::thread::sleep(Duration::from_nanos(RETRY_DELAY_NS));
         for key in 0..self.slots.len() {
             if matches!(self.slots[key].state, State::Free) {
                 self.count_unasked(key);
@@ -180,10 +180,10 @@ impl<'w> Run<'w> {
         }
     }
 
-    /// Looks for replies. Returns whether there was one.
+    /// Polls for replies. Returns whether there was one.
     fn look(&mut self) -> Result<bool, ClientError> {
         let mut found = false;
-        // At most as many as there are, or a fast server would keep the loop here.
+        // As many as there are at most; otherwise a fast server would keep the loop here.
         for _ in 0..self.young.len() {
             let Some(&key) = self.young.front() else { break };
             if !self.receive(key)? {
@@ -218,8 +218,7 @@ impl<'w> Run<'w> {
         Ok(found)
     }
 
-    /// Reads from a waiting socket. True when its request is done with: the socket is to be taken off
-    /// its list.
+    /// Reads from a waiting socket. Returns true if its request has ended: the socket is to be removed from its list.
     fn receive(&mut self, key: usize) -> Result<bool, ClientError> {
         let slot = &mut self.slots[key];
         let State::Waiting { index, due_ns, sent_ns } = slot.state else { return Ok(true) };
@@ -236,7 +235,7 @@ impl<'w> Run<'w> {
                     self.tally.outcome.duplicated += 1;
                     return Ok(false);
                 } else {
-                    // What else comes here belongs to nobody.
+                    // Other datagrams match no request.
                     self.replace(key, false)?;
                 }
                 self.answered_sent_ns = self.answered_sent_ns.max(sent_ns);
@@ -246,7 +245,7 @@ impl<'w> Run<'w> {
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
                 Ok(false)
             }
-            // The host kernel reports that nobody listens (ICMP).
+            // The host kernel reports that no server listens (ICMP).
             Err(_) => {
                 self.tally.lose(due_ns, monotonic_ns());
                 self.replace(key, true)?;
@@ -255,11 +254,12 @@ impl<'w> Run<'w> {
         }
     }
 
-    /// Gives a socket up, so that whatever still arrives there reaches nobody. The new one `rests`
-    /// where asking again at once would only keep two machines busy.
+    /// Closes a socket, so that late datagrams are not received. The new one waits if `rests`, because an immediate
+    /// retry would only keep two machines busy.
     fn replace(&mut self, key: usize, rests: bool) -> Result<(), ClientError> {
         self.tally.outcome.reconnects += 1;
-        let state = if rests { State::Resting(monotonic_ns() + REST_NS) } else { State::Free };
+        let state =
+            if rests { State::Resting(monotonic_ns() + RETRY_DELAY_NS) } else { State::Free };
         self.slots[key] = Slot { socket: open(self.address)?, state, answered: None };
         if !rests {
             self.free.push(key);
@@ -267,7 +267,7 @@ impl<'w> Run<'w> {
         Ok(())
     }
 
-    /// What need not be looked at all the time.
+    /// Checks that are not needed in every turn.
     fn search(&mut self, now_ns: u64) -> Result<(), ClientError> {
         let mut lost = false;
         for key in 0..self.slots.len() {

@@ -1,4 +1,4 @@
-//! What a client asks, and what the right answers are.
+//! Workloads: requests, and their correct answers.
 
 mod custom;
 mod digits;
@@ -14,40 +14,40 @@ pub use memcached::{Lookups, Memcached};
 pub use sockperf::Sockperf;
 pub use vectors::Vectors;
 
-/// What is asked, and what the right answer is.
+/// Requests and their correct answers.
 pub trait Workload {
-    /// Writes request number `index` into `into`, which is empty. The same index gives the same
-    /// request: it may be asked for again when the host kernel had no room.
+    /// Writes request number `index` into `into`, which is empty. The same index gives the same request: it may be
+    /// written again if the host kernel had no room.
     fn request(&mut self, index: u64, into: &mut Vec<u8>);
 
-    /// Whether `reply` is the right answer to request number `index`.
+    /// Whether `reply` is the correct answer to request number `index`.
     fn accepts(&mut self, index: u64, reply: &[u8]) -> bool;
 
-    /// Whether replies carry the number of their request, so that [`Self::identify`] can tell it.
+    /// Whether replies contain the number of their request, for [`Self::identify`].
     fn has_identity(&self) -> bool {
         false
     }
 
-    /// The number of the request that `reply` answers, if it can be read there. Whether the rest of
-    /// the reply is right is for [`Self::accepts`] to say.
+    /// The number of the request that `reply` answers, if it can be read. [`Self::accepts`] checks the rest of the
+    /// reply.
     fn identify(&self, reply: &[u8]) -> Option<u64> {
         let _ = reply;
         None
     }
 
-    /// Whether a reply to one request is no right reply to another, so that [`Self::accepts`] notices one that
-    /// came twice. Where it is not, clients look for replies that nothing asked for.
+    /// Whether a reply to one request is never correct for another, so that [`Self::accepts`] detects duplicates. If
+    /// not, clients check for unexpected replies.
     fn replies_differ(&self) -> bool {
         true
     }
 
-    /// What gets came to so far, those of a warm-up included, where there are any.
+    /// Results of gets so far, including those of a warm-up, if there are any.
     fn lookups(&self) -> Lookups {
         Lookups::default()
     }
 }
 
-/// Messages that come back unchanged; every one is different.
+/// Messages that are echoed; every one is different.
 #[derive(Clone, Debug)]
 pub struct Echo {
     len_bytes: usize,
@@ -60,7 +60,7 @@ impl Echo {
         Self { len_bytes, expected: Vec::with_capacity(len_bytes) }
     }
 
-    /// The number of the message first, then what follows from it.
+    /// The number of the message, then bytes derived from it.
     fn fill(&self, index: u64, into: &mut Vec<u8>) {
         let mut word = index;
         into.reserve(self.len_bytes);
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What holds for every workload that says so: the reply tells its request.
+    /// The contract of every workload with identities: the reply identifies its request.
     pub(super) fn identity_survives(workload: &mut dyn Workload, index: u64, reply: &[u8]) {
         assert!(workload.has_identity());
         assert_eq!(workload.identify(reply), Some(index));
@@ -110,7 +110,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn echoes_differ_and_tell_their_number(index in 0..u64::MAX, len in 8..2000usize) {
+        fn echoes_differ_and_contain_their_number(index in 0..u64::MAX, len in 8..2000usize) {
             let mut echo = Echo::new(len);
             let mut message = Vec::new();
             echo.request(index, &mut message);

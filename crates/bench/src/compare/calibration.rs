@@ -1,22 +1,23 @@
-//! How fast the machine is at this moment: a fixed piece of work on each core, and how long a cache line
-//! takes to the other core and back.
+//! The current speed of the machine: a fixed amount of work on each core, and the round trip of a cache line between
+//! the cores.
 //!
-//! Ratios of interleaved measurements cancel what changes slowly. What changes *within* a pair they do
-//! not cancel, so both are taken before and after every pair, and a pair in which a core's speed moved by
-//! more than [`MOVED_MAX`] is measured again. The round trip names the [`State`] the machine is in: on
-//! virtual machines the host may place two cores near each other or far apart, for seconds or for minutes,
-//! and whatever crosses between them differs several times over. A pair counts only if the state is the
-//! same before and after. Within a state the round trip wanders by tens of percent from one slice to the
-//! next while nothing else does, so it is shown, and the spread of the pairs says what it was worth. On a machine
-//! whose cores lie at the border of two states it wanders across it; that is no move either.
+//! Ratios of interleaved measurements cancel slow changes, but not changes *within* a pair. So both are measured
+//! before and after every pair, and a pair in which a core's speed changed by more than [`MOVED_MAX`] is measured
+//! again. The round trip determines the [`State`] of the machine: on virtual machines the host may place two cores
+//! near each other or far apart, for seconds or for minutes, and the cost of communication between them differs by a
+//! multiple. A pair counts only if the state is the same before and after. Within a state the round trip varies by
+//! tens of percent between slices without other effects, so it is only reported, and the spread of the pairs shows
+//! the effect. On a machine whose round trip is near the limit of two states it may cross that limit without a change
+//! of state.
 //!
-//! What a core does of independent work is a third thing: where another program has its other hardware thread, the dependent
-//! work above takes as long as ever, and this takes half as long again or twice as long, as does what is measured. On virtual
-//! machines that share a host it comes and goes within seconds for each core by itself, so hardly a pair of several cores would
-//! be left if it were discarded: it is recorded for the slowest of the server's cores, pairs around which it took longer than
-//! around the best one are counted, and only a row that asks for it (`whole`) does without them. What is compared is the time
-//! of the independent work in times of the dependent work, which a clock that changes does not move. Whole is what is as good
-//! as the best pair of the row: a neighbour that never stops is not seen.
+//! The throughput of independent work on a core is a third quantity: if another program runs on the core's other
+//! hardware thread, the dependent work above takes the same time, but independent work takes 1.5 to 2 times as long,
+//! like the measured programs. On virtual machines that share a host this changes within seconds for each core
+//! separately, so that almost no pair of several cores would remain if such pairs were discarded. Therefore it is
+//! recorded for the slowest of the server's cores, and pairs around which it was slower than around the best one are
+//! counted; only a row that requires it (`whole`) discards them. The compared quantity is the time of the independent
+//! work divided by that of the dependent work, which does not depend on the clock frequency. The reference is the
+//! best pair of the row: a neighbour that never stops is not detected.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -27,11 +28,11 @@ use serde::{Deserialize, Serialize};
 /// Largest change of a core's speed between two calibrations, as a share of the smaller one.
 pub const MOVED_MAX: f64 = 0.10;
 
-/// Slices of work on a core; the median counts, so that one interrupt does not.
+/// Slices of work on a core; the median is used, so that a single interrupt has no effect.
 const SLICES: usize = 5;
 /// Steps of a chain of dependent multiplications in a slice: about 4 ms (5 cycles each, 3-4 GHz).
 const MULTIPLICATIONS: u64 = 3_000_000;
-/// Steps of eight chains that do not depend on each other in a slice: about 1 ms on a whole core.
+/// Steps of eight independent chains in a slice: about 1 ms on an unshared core.
 const WIDE_STEPS: u64 = 800_000;
 /// Round trips in a slice of the ping-pong.
 const ROUND_TRIPS: u64 = 4_000;
@@ -39,7 +40,7 @@ const ROUND_TRIPS: u64 = 4_000;
 /// clusters 400 ns and more.
 pub const NEAR_NS_MAX: f64 = 350.0;
 
-/// What a calibration found.
+/// The result of a calibration.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Calibration {
     /// Nanoseconds of the fixed work on the server's core.
@@ -48,23 +49,23 @@ pub struct Calibration {
     pub client_spin_ns: f64,
     /// Nanoseconds of independent work on the slowest of the server's cores, measured together.
     pub server_wide_ns: f64,
-    /// Nanoseconds of a cache line's round trip between both cores; `None` where they are one.
+    /// Nanoseconds of a cache line's round trip between both cores; `None` if they are the same.
     pub ping_pong_ns: Option<f64>,
 }
 
-/// The way between the cores has changed only if it is longer by so many times: within a state it is not, from one
-/// to another it is by twice and more.
+/// The state has changed only if the round trip is longer by this factor: within a state it is not, between states it
+/// is by a factor of two and more.
 const WAY_MOVED_MIN: f64 = 1.5;
 
-/// How the two cores lie to each other.
+/// The distance of the two cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
-    /// They are one.
+    /// They are the same core.
     OneCore,
-    /// A cache line comes and goes within [`NEAR_NS_MAX`].
+    /// The round trip of a cache line is at most [`NEAR_NS_MAX`].
     Near,
-    /// It takes longer.
+    /// It is longer.
     Far,
 }
 
@@ -83,12 +84,12 @@ impl fmt::Display for State {
 pub enum Moved {
     /// The speed of a core.
     Core {
-        /// Whose core.
+        /// The side of the core.
         whose: &'static str,
-        /// By how much, as a share of the smaller value.
+        /// The change, as a share of the smaller value.
         share: f64,
     },
-    /// How the cores lie to each other.
+    /// The distance of the cores.
     State {
         /// Before.
         from: State,
@@ -109,8 +110,8 @@ impl fmt::Display for Moved {
 }
 
 impl Calibration {
-    /// Measures now, for about 50 ms: speed and way on the first of the server's cores and the client's, and independent work on
-    /// all of the server's, which are one at least.
+    /// Measures for about 50 ms: speed and round trip on the first of the server's cores and the client's, and
+    /// independent work on all of the server's cores, of which there is at least one.
     ///
     /// # Errors
     ///
@@ -131,12 +132,12 @@ impl Calibration {
         Ok(Self { server_spin_ns, client_spin_ns, server_wide_ns, ping_pong_ns })
     }
 
-    /// What independent work takes of the server's cores, in times of the dependent work: less is better.
+    /// Time of independent work on the server's cores divided by that of the dependent work: less is better.
     pub fn width(&self) -> f64 {
         self.server_wide_ns / self.server_spin_ns
     }
 
-    /// What changed from here to `after`, if anything did.
+    /// The change from this calibration to `after`, if any.
     pub fn moved(&self, after: &Self) -> Option<Moved> {
         let (from, to) = (self.state(), after.state());
         let wandered = match (self.ping_pong_ns, after.ping_pong_ns) {
@@ -152,11 +153,11 @@ impl Calibration {
             ("client", share(self.client_spin_ns, after.client_spin_ns)),
         ];
         let (whose, share) = cores.into_iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
-        // A speed that is no number has moved, too.
+        // A speed that is not a number counts as changed.
         (share > MOVED_MAX || share.is_nan()).then_some(Moved::Core { whose, share })
     }
 
-    /// How the cores lie to each other.
+    /// The distance of the cores.
     pub fn state(&self) -> State {
         match self.ping_pong_ns {
             None => State::OneCore,
@@ -166,9 +167,9 @@ impl Calibration {
     }
 }
 
-/// Runs `work` on a thread of its own on each core, at the same time.
+/// Runs `work` on a separate thread on each core, at the same time.
 fn on_cores(cores: &[usize], work: impl Fn(usize) -> f64 + Sync) -> io::Result<Vec<f64>> {
-    // Looked at first: a ping without a pong would wait for ever.
+    // Checked first: a ping without a pong would wait forever.
     for &core in cores {
         let pinned = || sys::affinity::pin_current_thread(core);
         std::thread::scope(|scope| scope.spawn(pinned).join()).expect("no panic")?;
@@ -177,7 +178,7 @@ fn on_cores(cores: &[usize], work: impl Fn(usize) -> f64 + Sync) -> io::Result<V
         let start = |(side, &core)| {
             let work = &work;
             scope.spawn(move || {
-                // Just tried; without it the work is only less telling.
+                // Has just succeeded; without pinning the work is only less accurate.
                 let _ = sys::affinity::pin_current_thread(core);
                 work(side)
             })
@@ -187,8 +188,8 @@ fn on_cores(cores: &[usize], work: impl Fn(usize) -> f64 + Sync) -> io::Result<V
     }))
 }
 
-/// Rotations of eight words: as many instructions at a time as a core can do. Each word is out of a compiler's sight after each
-/// step, or it would put them into two vector registers where there are rotations of those.
+/// Rotations of eight words: as many instructions at a time as a core can execute. Each word is hidden from the
+/// compiler after each step; otherwise it would use two vector registers if the processor has vector rotations.
 fn wide() -> f64 {
     median_of_slices(|| {
         let start = Instant::now();
@@ -208,7 +209,7 @@ fn spin() -> f64 {
         let start = Instant::now();
         let mut word = std::hint::black_box(1u64);
         for _ in 0..MULTIPLICATIONS {
-            // The shift keeps a compiler from multiplying the constants in advance.
+            // The shift keeps the compiler from multiplying the constants in advance.
             word = word.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (word >> 29);
         }
         std::hint::black_box(word);
@@ -216,7 +217,7 @@ fn spin() -> f64 {
     })
 }
 
-/// A counter with its cache line (and the one that is fetched with it) to itself.
+/// A counter with its own cache line (and the adjacent one, which is prefetched with it).
 #[derive(Default)]
 #[repr(align(128))]
 struct Line(AtomicU64);
@@ -262,7 +263,7 @@ mod tests {
     };
 
     #[test]
-    fn small_changes_are_none_and_large_ones_are_named() {
+    fn small_changes_are_ignored_and_large_ones_are_named() {
         assert_eq!(QUIET.moved(&QUIET), None);
         assert_eq!(QUIET.moved(&Calibration { server_spin_ns: 109.0, ..QUIET }), None);
         let slower = Calibration { client_spin_ns: 120.0, ..QUIET };
@@ -274,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_between_the_cores_may_wander_within_its_state() {
+    fn the_round_trip_may_vary_within_its_state() {
         let way = |ns| Calibration { ping_pong_ns: Some(ns), ..QUIET };
         assert_eq!(way(57.0).moved(&way(110.0)), None);
         assert_eq!(way(360.0).moved(&way(470.0)), None);
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn every_core_there_is_can_be_calibrated() {
+    fn every_core_can_be_calibrated() {
         let cores = sys::affinity::allowed_cores().unwrap();
         let (first, last) = (cores[0], cores[cores.len() - 1]);
         let found = Calibration::measure(&cores, last).unwrap();

@@ -1,4 +1,4 @@
-//! The load on a server under measurement, and the figures that come of it.
+//! The load on a server under measurement, and the resulting figures.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -10,15 +10,15 @@ use super::suite::{Load, SideSpec};
 use super::{Cores, Schedule, SideError, Surroundings};
 use crate::{Mode, Plan, Report, Void};
 
-/// Share of the time for which others may have a core that the client shares with them.
+/// Maximum share of the time that others may have a core that the client shares with them.
 const SHARED_MAX: f64 = 0.5;
-/// Share of the duration for which each window of the peak is measured, where a load is a multiple of it.
+/// Share of the duration for which each window of the peak is measured, if a load is a multiple of it.
 const PEAK_SHARE: f64 = 0.5;
-/// More right answers than so many times the peak: that was not the peak.
+/// If more than this multiple of the peak is answered, the peak was measured wrongly.
 const PEAK_MAX: f64 = 1.05;
 
-/// Measures one server once: starts it, puts the load on it, ends it. Without a command the side's memcached
-/// is the server.
+/// Measures one server once: starts it, applies the load, ends it. Without a command the side's memcached is the
+/// server.
 pub(super) fn measure_server(
     command: Option<&str>,
     side: &SideSpec,
@@ -53,7 +53,7 @@ pub(super) fn measure_server(
     if !load.shares_core {
         plan.cores = cores.client[..load.cores.unwrap_or(1)].to_vec();
     } else {
-        // What the others there take is a part of what is measured.
+        // The time of other processes on a shared core is a part of the measurement.
         plan.stolen_max = SHARED_MAX;
     }
     plan.cancel = cancel.clone();
@@ -79,7 +79,7 @@ pub(super) fn measure_server(
     let filled_ns = database_cpu();
     let report = run(&plan, cores)?;
     let account = server.map(Server::stop).transpose()?;
-    // It must have been there all the time.
+    // It must have existed all the time.
     neighbour.map(Server::stop).transpose()?;
     let asked_ns = database_cpu().zip(filled_ns).map(|(now, before)| now - before);
     if let Some(void) = report.void() {
@@ -100,7 +100,7 @@ pub(super) fn measure_server(
     if let Some(account) = account.filter(|account| account.messages > 0) {
         let per_message = |ns: u64| ns as f64 / account.messages as f64;
         figures.insert("busy_ns".to_owned(), per_message(account.busy_ns));
-        // Of its whole life, where the host does not say what it was during the measurement.
+        // Of its whole run, if the host does not provide the value of the measured part.
         figures.entry("server_cpu_ns".to_owned()).or_insert(per_message(account.cpu_ns));
         if let Some(ns) = asked_ns {
             figures.insert("database_cpu_ns".to_owned(), ns / account.messages as f64);
@@ -112,16 +112,16 @@ pub(super) fn measure_server(
     })
 }
 
-/// What looking for the peak came to.
+/// The result of the search for the peak.
 enum Peak {
     /// Right answers a second, and what disturbed the search.
     Rate(f64, Option<String>),
-    /// Not to be believed, and the machine is not to blame.
+    /// Invalid, and not because of the machine.
     Void(String),
 }
 
-/// The highest rate of closed loops with half the window, the window and twice as much: one alone may be
-/// too short to keep the server busy, or so long that it loses.
+/// The highest rate of closed loops with half the window, the window and twice as much: a single one may be too short
+/// to keep the server busy, or so long that requests are lost.
 fn measure_peak(plan: &Plan, window: usize, cores: &Cores) -> Result<Peak, SideError> {
     let (mut peak, mut noise) = (0.0_f64, None);
     for window in [(window / 2).max(1), window, 2 * window] {
@@ -133,7 +133,7 @@ fn measure_peak(plan: &Plan, window: usize, cores: &Cores) -> Result<Peak, SideE
         };
         let report = run(&plan, cores)?;
         match report.void() {
-            // The rate is that of the right answers.
+            // The rate is that of correct answers.
             None | Some(Void::Lost(_)) => {}
             Some(void) if is_noise(void) => noise = Some(format!("peak: {void}")),
             Some(void) => return Ok(Peak::Void(format!("peak: {void}"))),
@@ -143,7 +143,7 @@ fn measure_peak(plan: &Plan, window: usize, cores: &Cores) -> Result<Peak, SideE
     Ok(Peak::Rate(peak, noise))
 }
 
-/// Whether the machine (or the client on it) is to blame rather than the server.
+/// Whether the machine (or the client on it) is the cause and not the server.
 fn is_noise(void: &Void) -> bool {
     matches!(void, Void::Stolen(_) | Void::Little(..) | Void::Unsent(_, true))
 }
@@ -154,7 +154,7 @@ fn run(plan: &Plan, cores: &Cores) -> Result<Report, SideError> {
         let core = cores.client[0];
         let pinned = sys::affinity::pin_current_thread(core);
         pinned.map_err(|error| SideError::Pin(core, error))?;
-        // A client that is not pinned is a thread that this one starts: it inherits the core.
+        // A client that is not pinned is a thread started by this one: it inherits the core.
         Ok(crate::run(plan)?)
     };
     let ran = std::thread::scope(|scope| scope.spawn(pinned).join());

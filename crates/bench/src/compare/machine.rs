@@ -1,15 +1,15 @@
-//! Where and with what a table was measured.
+//! The machine and the source of a measurement.
 
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-/// The commit that this program was built from, with `-dirty` behind it if the sources differed; `make build` says it.
-/// Never that of the folder in which the program runs, which has nothing to do with it.
+/// The commit that this program was built from, with the suffix `-dirty` if the sources differed; set by `make
+/// build`. It is independent of the folder in which the program runs.
 pub(crate) const BUILT_FROM: Option<&str> = option_env!("SERVAL_BUILT_FROM");
 
-/// The machine and the source that was measured. What the host does not tell is empty.
+/// The machine and the source that was measured. Fields that the host does not provide are empty.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Machine {
     /// Model of the processor.
@@ -20,12 +20,12 @@ pub struct Machine {
     pub host_kernel: String,
     /// Frequency governor of the first core.
     pub governor: String,
-    /// The commit that the programs were built from: what `SERVAL_COMMIT` says, for those that were carried here;
-    /// otherwise what the build of this one recorded (`BUILT_FROM`).
+    /// The commit that the programs were built from: `SERVAL_COMMIT`, for programs that were copied to this machine;
+    /// otherwise the commit recorded by the build (`BUILT_FROM`).
     pub commit: String,
     /// Whether the sources differed from it.
     pub dirty: bool,
-    /// When, in UTC.
+    /// The time, in UTC.
     pub date: String,
 }
 
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
+    fn dates_match_the_calendar() {
         for (seconds, date) in [
             (0, "1970-01-01T00:00:00Z"),
             (951_782_400, "2000-02-29T00:00:00Z"),

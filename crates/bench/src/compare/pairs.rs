@@ -1,10 +1,11 @@
 //! Interleaved pairs: A and B measured in turn, each pair guarded by a calibration before and after.
 //!
-//! Who is first alternates, so that what one leaves behind (a warm cache, a busy host) meets both. A pair
-//! is discarded and measured again when the machine moved under it or disturbed a measurement, or was in
-//! another state than the plan is about; what the pair came to is said with the reason then. That is
-//! bounded: a machine that keeps moving proves nothing, and says so. A row about whole cores counts no pairs on others. A measurement that is void for any
-//! other reason (wrong or missing answers) ends everything: repeating it until it looks well proves nothing.
+//! The side that is first alternates, so that effects of one measurement on the next (a warm cache, a busy host)
+//! affect both sides. A pair is discarded and measured again if the machine changed during it or disturbed a
+//! measurement, or was in another state than the plan requires; its value is reported with the reason. The number of
+//! discarded pairs is limited: a machine that keeps changing proves nothing. A row that requires unshared cores
+//! counts no other pairs. A measurement that is void for any other reason (wrong or missing answers) ends everything:
+//! repeating it until it succeeds would prove nothing.
 
 use std::collections::BTreeMap;
 
@@ -27,22 +28,22 @@ pub enum Side {
     B,
 }
 
-/// What measuring one side once came to.
+/// The result of measuring one side once.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Run {
-    /// A measurement.
+    /// A valid measurement.
     Figures(Figures),
-    /// A measurement that the machine disturbed; says how.
+    /// A measurement that the machine disturbed, with the cause.
     Noisy(Figures, String),
-    /// Not to be believed, and the machine is not to blame; says why.
+    /// Invalid, and not because of the machine; with the reason.
     Void(String),
 }
 
-/// What pairs are measured with.
+/// The equipment that pairs are measured with.
 pub trait Bench {
     /// Why a side cannot be measured at all; ends everything.
     type Error;
-    /// How fast the machine is now.
+    /// The current speed of the machine.
     fn calibrate(&mut self) -> Result<Calibration, Self::Error>;
     /// Measures one side once.
     fn measure(&mut self, side: Side) -> Result<Run, Self::Error>;
@@ -50,20 +51,20 @@ pub trait Bench {
     fn progress(&mut self, kept: usize, discarded: usize);
 }
 
-/// What to measure.
+/// The plan of a measurement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// Pairs to keep.
     pub pairs: usize,
-    /// Pairs that may be discarded on the way.
+    /// Maximum number of discarded pairs.
     pub discards_max: usize,
-    /// Whether what the machine disturbed is discarded. Without, pairs prove nothing.
+    /// Whether disturbed pairs are discarded. Otherwise pairs prove nothing.
     pub guard: bool,
-    /// The only state of the machine in which pairs count; any, if there is none.
+    /// The state of the machine in which pairs count; `None`: any.
     pub state: Option<State>,
-    /// Whether pairs count only where no other program has part of the server's cores.
+    /// Whether pairs count only if no other program shares the server's cores.
     pub whole: bool,
-    /// What is compared, for texts.
+    /// The compared figure, for texts.
     pub metric: String,
     /// How two figures become a value.
     pub combine: Combine,
@@ -74,7 +75,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// How values are written.
+    /// The format of values.
     fn style(&self) -> Style<'_> {
         let better = self.combine.better(self.better);
         Style { metric: &self.metric, combine: self.combine, better }
@@ -84,7 +85,7 @@ impl Plan {
 /// One pair that counts.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Pair {
-    /// Who was measured first.
+    /// The side that was measured first.
     pub first: Side,
     /// The value of the pair.
     pub value: f64,
@@ -99,29 +100,29 @@ pub struct Pair {
     pub after: Calibration,
 }
 
-/// Least share of their best that cores do of independent work, or they are not whole.
+/// Minimum share of their best throughput of independent work for cores to count as unshared.
 pub const WHOLE_MIN: f64 = 0.85;
 
-/// What came of a plan.
+/// The result of a plan.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pairs {
     /// The pairs that count.
     pub kept: Vec<Pair>,
-    /// Why the others do not.
+    /// Why the others were discarded.
     pub discarded: Vec<String>,
     /// The least [`Calibration::width`] around any of them.
     width: Option<f64>,
 }
 
 impl Pairs {
-    /// Adds one that counts.
+    /// Adds a pair that counts.
     fn keep(&mut self, pair: Pair) {
         let width = pair.before.width().min(pair.after.width());
         self.width = Some(self.width.map_or(width, |least| least.min(width)));
         self.kept.push(pair);
     }
 
-    /// What the server's cores did of independent work around a pair, of the most that they did.
+    /// Throughput of independent work of the server's cores around a pair, as a share of their best.
     fn whole_share(&self, pair: &Pair) -> f64 {
         let width = pair.before.width().max(pair.after.width());
         self.width.map_or(1.0, |least| least / width)
@@ -132,14 +133,14 @@ impl Pairs {
         self.kept.iter().filter(|pair| self.whole_share(pair) < WHOLE_MIN).count()
     }
 
-    /// Discards those pairs. One that seemed the best so far may be among them once there is a better one.
+    /// Discards those pairs. Earlier pairs may be among them once there is a better one.
     fn discard_slowed(&mut self, style: &Style<'_>) {
         for pair in std::mem::take(&mut self.kept) {
             let share = self.whole_share(&pair);
             if share < WHOLE_MIN {
                 let (percent, value) = (100.0 * share, style.value(pair.value));
                 let why = format!(
-                    "the server's cores did {percent:.0} % of what they can; it came to {value}"
+                    "the server's cores had {percent:.0} % of their best throughput; its value was {value}"
                 );
                 self.discarded.push(why);
             } else {
@@ -159,25 +160,25 @@ impl Pairs {
 pub enum PairsError<E> {
     /// A side cannot be measured.
     Side(E),
-    /// A measurement of a side is void by the side's own fault.
+    /// A measurement of a side is void because of the side.
     Void {
         /// The side.
         side: Side,
-        /// Its fault.
+        /// The reason.
         why: String,
     },
-    /// A side has no figure of that name.
+    /// A side has no figure with that name.
     NoFigure {
         /// The side.
         side: Side,
-        /// What was looked for.
+        /// The requested name.
         figure: String,
-        /// What there is.
+        /// The available ones.
         known: String,
     },
 }
 
-/// Measures. Ends early, with fewer pairs than planned, once too many had to be discarded.
+/// Measures. Ends early, with fewer pairs than planned, if too many had to be discarded.
 pub fn measure<B: Bench>(bench: &mut B, plan: &Plan) -> Result<Pairs, PairsError<B::Error>> {
     let mut pairs = Pairs::default();
     while pairs.kept.len() < plan.pairs && pairs.discarded.len() <= plan.discards_max {
@@ -237,7 +238,7 @@ fn pair<B: Bench>(
     if plan.guard && plan.state.is_some_and(|wanted| wanted != state) {
         let way = after.ping_pong_ns.map_or_else(String::new, |ns| format!(" ({ns:.0} ns)"));
         let value = plan.style().value(value);
-        return Ok(Err(format!("the machine was {state}{way}; it came to {value}")));
+        return Ok(Err(format!("the machine was {state}{way}; its value was {value}")));
     }
     let [a, b] = found;
     let a = a.expect("A is always measured");
@@ -255,12 +256,12 @@ mod tests {
         ping_pong_ns: Some(110.0),
     };
 
-    /// Follows a script: every calibration and every measurement is given.
+    /// A bench with a script: every calibration and every measurement is given.
     #[derive(Default)]
     struct Scripted {
         /// Speed of the server's core at the n-th calibration; 100 afterwards.
         spins: Vec<f64>,
-        /// The way between the cores at the n-th calibration; 110 afterwards.
+        /// Round trip between the cores at the n-th calibration; 110 afterwards.
         ways: Vec<f64>,
         /// Independent work at the n-th calibration; 100 afterwards.
         wides: Vec<f64>,
@@ -326,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn sides_alternate_in_who_is_first() {
+    fn the_first_side_alternates() {
         let mut bench = Scripted::default();
         let pairs = measure(&mut bench, &plan(3, Combine::Ratio)).unwrap();
         use Side::{A, B};
@@ -339,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_during_which_the_machine_moved_is_measured_again() {
+    fn a_pair_during_which_the_machine_changed_is_measured_again() {
         let spins = vec![100.0, 100.0, 100.0, 111.0];
         let mut bench = Scripted { spins, ..Scripted::default() };
         let pairs = measure(&mut bench, &plan(3, Combine::Ratio)).unwrap();
@@ -350,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_counts_in_one_state_and_in_the_one_that_is_asked_for() {
+    fn a_pair_counts_in_one_state_and_in_the_required_one() {
         let ways = vec![110.0, 470.0, 470.0, 480.0, 90.0, 110.0];
         let mut bench = Scripted { ways: ways.clone(), ..Scripted::default() };
         let any = measure(&mut bench, &plan(2, Combine::Alone)).unwrap();
@@ -360,7 +361,7 @@ mod tests {
         let near = measure(&mut Scripted { ways, ..Scripted::default() }, &near).unwrap();
         assert_eq!(near.kept.len(), 2);
         assert!(near.kept.iter().all(|pair| pair.after.state() == State::Near));
-        assert_eq!(near.discarded[1], "the machine was far (480 ns); it came to 300 /s");
+        assert_eq!(near.discarded[1], "the machine was far (480 ns); its value was 300 /s");
     }
 
     #[test]
@@ -373,26 +374,26 @@ mod tests {
     }
 
     #[test]
-    fn a_row_about_whole_cores_counts_no_others() {
+    fn a_row_that_requires_unshared_cores_counts_no_others() {
         let wides = vec![200.0, 190.0, 105.0, 100.0, 100.0, 130.0, 117.0, 110.0];
         let bench = || Scripted { wides: wides.clone(), ..Scripted::default() };
         let pairs = measure(&mut bench(), &whole_of(3)).unwrap();
         assert_eq!((pairs.kept.len(), pairs.slowed()), (3, 0));
-        // The first one looked whole until the second was seen.
+        // The first one looked unshared until the second was measured.
         assert_eq!(pairs.discarded.len(), 2);
-        let why = "the server's cores did 50 % of what they can; it came to 300 /s";
+        let why = "the server's cores had 50 % of their best throughput; its value was 300 /s";
         assert_eq!(pairs.discarded[0], why);
         let open = Plan { guard: false, ..whole_of(3) };
         assert_eq!(measure(&mut bench(), &open).unwrap().kept.len(), 3);
-        // A pair that was whole only before it is what the others are held to.
+        // A pair with an unshared core only before it is the reference for the others.
         let halves = [vec![100.0], vec![200.0; 5], vec![110.0; 9]].concat();
         let pairs =
             measure(&mut Scripted { wides: halves, ..Scripted::default() }, &whole_of(3)).unwrap();
         assert_eq!((pairs.kept.len(), pairs.discarded.len()), (3, 3));
-        // Only ever halves: nothing tells them from wholes, as the head of calibration.rs says.
+        // Always half: cannot be distinguished from unshared, as the documentation of calibration.rs says.
         let mut halves = Scripted { wides: vec![200.0; 20], ..Scripted::default() };
         assert_eq!(measure(&mut halves, &whole_of(3)).unwrap().kept.len(), 3);
-        // Ever worse: given up.
+        // Always worse: given up.
         let worse: Vec<f64> = (0..20).map(|n| 100.0 + 50.0 * f64::from(n)).collect();
         let mut worse = Scripted { wides: worse, ..Scripted::default() };
         let pairs = measure(&mut worse, &whole_of(3)).unwrap();
@@ -438,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_keeps_moving_is_given_up() {
+    fn a_machine_that_keeps_changing_is_given_up() {
         let spins = (0..100).map(|n| if n % 2 == 0 { 100.0 } else { 150.0 }).collect();
         let mut bench = Scripted { spins, ..Scripted::default() };
         let pairs = measure(&mut bench, &plan(4, Combine::Ratio)).unwrap();

@@ -1,4 +1,4 @@
-//! What is kept of a measured row: enough to publish it, to doubt it, and to measure it again.
+//! The stored result of a row: everything needed to publish it, to examine it, and to measure it again.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use super::suite::{Row, SideSpec};
 use super::verdict::{Better, Combine, Verdict};
 use super::{Cores, Schedule};
 
-/// Version of the form of [`Record`].
+/// Version of the format of [`Record`].
 pub const SCHEMA: u32 = 1;
 
 /// The result of a row.
@@ -35,17 +35,17 @@ pub struct Record {
     pub combine: Combine,
     /// Which way the value improves.
     pub better: Better,
-    /// What must be reached.
+    /// The required value.
     pub must: Option<f64>,
-    /// What is aimed at.
+    /// The target value.
     pub aim: Option<f64>,
-    /// What the measurements say about `must`.
+    /// The result of the measurements for `must`.
     pub verdict: Verdict,
     /// Whether they prove that the aim is met.
     pub meets_aim: Option<bool>,
     /// Why there is no verdict, or the row is void.
     pub reason: Option<String>,
-    /// The pairs' values; none of a void row.
+    /// Summary of the pairs' values; `None` for a void row.
     pub value: Option<Summary>,
     /// All of that as texts.
     pub shown: Shown,
@@ -57,17 +57,17 @@ pub struct Record {
     pub discarded: Vec<String>,
     /// Every pair that counts, with all its figures.
     pub pairs: Vec<Pair>,
-    /// How often and how long.
+    /// Number of pairs and durations.
     pub schedule: Schedule,
-    /// Where the sides and the client ran.
+    /// Cores of the sides and the client.
     pub cores: Cores,
-    /// `near`, `far` or `one core`, or in how many pairs which: how the cores lay to each other.
+    /// Distance of the cores: `near`, `far` or `one core`, or the number of pairs of each.
     pub state: String,
     /// The median round trip of a cache line between the cores in nanoseconds.
     pub ping_pong_ns: Option<f64>,
-    /// Whether only pairs around which the server's cores were whole count.
+    /// Whether only pairs with unshared server cores count.
     pub whole: bool,
-    /// Pairs that count and around which they were not.
+    /// Number of counted pairs without unshared server cores.
     pub slowed_pairs: usize,
     /// The machine and the source.
     pub machine: Machine,
@@ -80,7 +80,7 @@ pub struct Record {
 /// One side of a record.
 #[derive(Clone, Debug, Serialize)]
 pub struct SideRecord {
-    /// The side as the suite has it: its command line, and its load where it has one of its own.
+    /// The side as in the suite: its command line, and its load if it has its own.
     #[serde(flatten)]
     pub spec: SideSpec,
     /// The medians of its figures.
@@ -96,7 +96,7 @@ impl Record {
         verdict: Verdict,
         reason: Option<String>,
     ) -> Self {
-        // What is void publishes nothing but its reason; the pairs stay for whoever looks for it.
+        // A void row publishes only its reason; the pairs stay for an examination.
         let kept = if verdict == Verdict::Void { &[][..] } else { &pairs.kept[..] };
         let value = Summary::of(&kept.iter().map(|pair| pair.value).collect::<Vec<_>>());
         let claim = row.claim();
@@ -158,7 +158,7 @@ impl Record {
         serde_json::to_value(self).expect("numbers, texts and lists")
     }
 
-    /// Writes the record to `FOLDER/NAME.json`, beside its place first: a reader never sees half of it.
+    /// Writes the record to `FOLDER/NAME.json`, through a temporary file: a reader never sees a partial one.
     pub fn write(&self, folder: &Path) -> io::Result<PathBuf> {
         std::fs::create_dir_all(folder)?;
         let path = folder.join(format!("{}.json", self.name));
@@ -169,7 +169,7 @@ impl Record {
     }
 }
 
-/// `near`, `far`, or how many pairs of each.
+/// `near`, `far`, or the number of pairs of each.
 fn states(pairs: &[Pair]) -> String {
     let states = [State::OneCore, State::Near, State::Far];
     let count = |state| pairs.iter().filter(|pair| pair.after.state() == state).count();

@@ -1,13 +1,13 @@
-//! A server that is measured, as a process of its own.
+//! A server under measurement, as a separate process.
 //!
 //! The contract, for Serval and baselines alike: it prints one line that starts with `ready` and names
 //! the URLs it serves (or, with `--json`, the same as an object with `"event":"ready"`), serves until
 //! SIGTERM, prints as its last line a JSON object with `messages` (replies sent), `busy_ns` (time in
 //! turns that found work) and `cpu_ns` (CPU time of the process), and exits with code 0.
 //!
-//! Every measurement has a server of its own. One that only waits may spin and take the core from the
-//! other side, and what a process happens to get from the host (its pages, its ports) is then drawn
-//! anew for every measurement instead of once for all of them.
+//! Every measurement has its own server. An idle server may spin and take the core from the other side, and the
+//! resources that a process happens to get from the host (its pages, its ports) are different for every measurement
+//! instead of the same for all.
 
 use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader, Read};
@@ -23,9 +23,9 @@ use serde_json::{Map, Value as Json};
 pub const START_MAX: Duration = Duration::from_secs(20);
 /// Longest time from SIGTERM to the end.
 pub const STOP_MAX: Duration = Duration::from_secs(10);
-/// Lines of standard error that are kept to explain a failure.
+/// Number of lines of standard error that are kept to explain a failure.
 const STDERR_LINES: usize = 8;
-/// Longest line of an output that is understood.
+/// Maximum length of an output line.
 const LINE_BYTES_MAX: u64 = 1 << 20;
 
 /// Why a side could not be measured.
@@ -36,7 +36,7 @@ pub enum ServerError {
     Start {
         /// The command line.
         command: String,
-        /// What the host kernel said.
+        /// The host kernel's error.
         error: std::io::Error,
     },
     /// It ended before it was asked to.
@@ -44,7 +44,7 @@ pub enum ServerError {
     Ended {
         /// The command line.
         command: String,
-        /// How.
+        /// Exit status.
         status: ExitStatus,
         /// The end of its standard error.
         said: String,
@@ -54,7 +54,7 @@ pub enum ServerError {
     NotReady {
         /// The command line.
         command: String,
-        /// How long was waited.
+        /// The time waited.
         seconds: f64,
         /// The end of its standard error.
         said: String,
@@ -64,7 +64,7 @@ pub enum ServerError {
     NoUrl {
         /// The command line.
         command: String,
-        /// What was looked for.
+        /// The requested scheme.
         scheme: String,
         /// The `ready` line.
         line: String,
@@ -74,34 +74,34 @@ pub enum ServerError {
     Hung {
         /// The command line.
         command: String,
-        /// How long was waited.
+        /// The time waited.
         seconds: f64,
-        /// What should have ended it.
+        /// The event that should have ended it.
         why: &'static str,
     },
-    /// It ended with another code than 0.
+    /// It ended with a non-zero exit code.
     #[error("`{command}` failed ({status}){said}")]
     Failed {
         /// The command line.
         command: String,
-        /// How.
+        /// Exit status.
         status: ExitStatus,
         /// The end of its standard error.
         said: String,
     },
-    /// Its last line is not what it should be.
+    /// Its last line is invalid.
     #[error("the last line of `{command}` must be a JSON object{wanted}: {line:?}")]
     Garbage {
         /// The command line.
         command: String,
-        /// What should be in it.
+        /// The required content.
         wanted: &'static str,
         /// The line.
         line: String,
     },
 }
 
-/// A process whose output is read as it comes. Killed when dropped.
+/// A process whose output is read continuously. Killed when dropped.
 struct Process {
     command: String,
     child: Child,
@@ -113,17 +113,17 @@ impl Process {
     /// Starts a command line on some cores; none: on any.
     fn start(command: &str, cores: &[usize]) -> Result<Self, ServerError> {
         let failed = |error| ServerError::Start { command: command.to_owned(), error };
-        // The shell splits the line as people expect and is gone once the program runs.
+        // The shell parses the line and is replaced by the program.
         let mut started = Command::new("sh");
         started
             .args(["-c", &format!("exec {command}")])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // Ctrl-C is for this process, which ends the others in order; and what they start
-            // themselves can be killed with them.
+            // Ctrl-C is handled by this process, which ends the others in order; processes that they start can be
+            // killed with them.
             .process_group(0);
-        // A server that spins must not be left behind by whoever is killed.
+        // A spinning server must end if this process is killed.
         sys::process::tie(&mut started, cores);
         let mut child = started.spawn().map_err(failed)?;
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
@@ -146,7 +146,7 @@ impl Process {
         Ok(Self { command: command.to_owned(), child, lines, stderr: Some(stderr) })
     }
 
-    /// Reads the output up to its end; the last line that is not empty.
+    /// Reads the output up to its end; returns the last line that is not empty.
     fn last_line(&mut self, deadline: Instant) -> Option<String> {
         let mut last = None;
         loop {
@@ -160,7 +160,7 @@ impl Process {
         }
     }
 
-    /// Waits for the end; kills what does not come to it.
+    /// Waits for the end; kills the process if it does not end in time.
     fn wait(&mut self, deadline: Instant) -> Option<ExitStatus> {
         loop {
             match self.child.try_wait() {
@@ -177,7 +177,7 @@ impl Process {
     }
 
     fn kill(&mut self) {
-        // Both fail only when it has ended already.
+        // Both fail only if it has ended already.
         let _ = sys::process::kill_group(self.child.id());
         let _ = self.child.wait();
     }
@@ -192,7 +192,7 @@ impl Process {
         }
     }
 
-    /// The JSON object of the last line, if it ended well.
+    /// The JSON object of the last line, if the process succeeded.
     fn finish(
         mut self,
         time: Duration,
@@ -230,7 +230,7 @@ pub struct Server {
     ready: String,
 }
 
-/// What a server says at its end.
+/// The last line of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Account {
     /// Replies sent.
@@ -288,13 +288,13 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// It had ended already, does not end, fails, or its account makes no sense.
+    /// It had ended already, does not end, fails, or its last line is invalid.
     pub fn stop(mut self) -> Result<Account, ServerError> {
         if let Ok(Some(status)) = self.process.child.try_wait() {
             let (command, said) = (self.process.command.clone(), self.process.said());
             return Err(ServerError::Ended { command, status, said });
         }
-        // Fails only when it has ended in this moment; its account is judged all the same.
+        // Fails only if it has just ended; its last line is checked in any case.
         let _ = sys::process::terminate(self.id());
         let command = self.process.command.clone();
         let wanted = " with messages, busy_ns and cpu_ns";
@@ -334,7 +334,7 @@ pub fn run_program(
     Ok(figures)
 }
 
-/// Calls `take` with every line, until it returns false. What is no text is made to be.
+/// Calls `take` with every line, until it returns false. Invalid UTF-8 is replaced.
 fn each_line(mut from: impl std::io::BufRead, mut take: impl FnMut(String) -> bool) {
     let mut line = Vec::new();
     while let Ok(1..) = from.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line) {
@@ -359,7 +359,7 @@ fn url_in(line: &str, scheme: &str) -> Option<String> {
     Some(rest[..end.unwrap_or(rest.len())].to_owned())
 }
 
-/// What a message has room for.
+/// The beginning of a line, for a message.
 fn shortened(text: &str) -> String {
     const CHARS_MAX: usize = 200;
     match text.char_indices().nth(CHARS_MAX) {
@@ -372,11 +372,11 @@ fn shortened(text: &str) -> String {
 mod tests {
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
     const READY: &str = "echo starting; echo ready: udp://127.0.0.1:9 tcp://[::1]:7";
 
-    /// A shell script in a file of its own, which goes with it.
+    /// A shell script in its own file, which is removed with it.
     struct Script(std::path::PathBuf);
 
     impl Script {
@@ -410,7 +410,7 @@ mod tests {
         }
 
         fn run(&self) -> Result<Vec<(String, f64)>, ServerError> {
-            run_program(&self.command(), &[], PATIENCE)
+            run_program(&self.command(), &[], TIMEOUT)
         }
     }
 
@@ -421,7 +421,7 @@ mod tests {
     }
 
     fn start(command: &str) -> Result<Server, ServerError> {
-        Server::start(command, &[], PATIENCE)
+        Server::start(command, &[], TIMEOUT)
     }
 
     fn start_error(command: &str, timeout: Duration) -> ServerError {
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_good_server_is_started_asked_and_ended() {
+    fn a_server_is_started_and_ended() {
         let script = Script::until_term(
             r#"echo '{"messages":3,"busy_ns":20,"cpu_ns":1000,"drops":{}}'; exit 0"#,
         );
@@ -450,9 +450,9 @@ mod tests {
             "cores=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/$$/status)\n\
              echo \"{\\\"core\\\":$cores}\"",
         );
-        let figures = run_program(&script.command(), &[core], PATIENCE).unwrap();
+        let figures = run_program(&script.command(), &[core], TIMEOUT).unwrap();
         assert_eq!(figures, [("core".to_owned(), core as f64)]);
-        let error = run_program(&script.command(), &[1023], PATIENCE).unwrap_err();
+        let error = run_program(&script.command(), &[1023], TIMEOUT).unwrap_err();
         assert!(matches!(error, ServerError::Start { .. }), "{error}");
     }
 
@@ -461,9 +461,9 @@ mod tests {
         let error = start_error("sleep 60", Duration::from_millis(100));
         assert!(matches!(error, ServerError::NotReady { .. }), "{error}");
         let script = Script::new("echo no port left >&2; exit 4");
-        let gone = start_error(&script.command(), PATIENCE).to_string();
+        let gone = start_error(&script.command(), TIMEOUT).to_string();
         assert!(gone.contains("ended by itself") && gone.contains("no port left"), "{gone}");
-        let missing = start_error("/no/such/program", PATIENCE).to_string();
+        let missing = start_error("/no/such/program", TIMEOUT).to_string();
         assert!(missing.contains("/no/such/program") && missing.contains("not found"), "{missing}");
     }
 
@@ -471,7 +471,7 @@ mod tests {
     fn a_server_that_dies_while_it_is_measured_is_noticed() {
         let script = Script::server("echo out of memory >&2; exit 9");
         let mut server = script.start().unwrap();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !matches!(server.process.child.try_wait(), Ok(Some(_))) {
             assert!(Instant::now() < deadline);
             std::thread::sleep(Duration::from_millis(1));
@@ -505,17 +505,17 @@ mod tests {
     }
 
     #[test]
-    fn what_hangs_is_killed_with_what_it_started() {
+    fn a_hanging_process_is_killed_with_its_children() {
         let script = Script::new("sleep 61 &\necho $! >\"$0.child\"\nwait");
         let child = script.0.with_extension("sh.child");
-        // For its child to be there.
+        // Until its child exists.
         let slow = run_program(&script.command(), &[], Duration::from_secs(5));
         assert!(matches!(slow, Err(ServerError::Hung { .. })));
         let id = std::fs::read_to_string(&child).unwrap();
         std::fs::remove_file(&child).unwrap();
         let command = format!("/proc/{}/cmdline", id.trim());
-        let deadline = Instant::now() + PATIENCE;
-        // A number that somebody else has by now is no sleeper of this test.
+        let deadline = Instant::now() + TIMEOUT;
+        // A reused process id does not belong to a process of this test.
         while std::fs::read(&command).is_ok_and(|line| line.starts_with(b"sleep\x0061")) {
             assert!(Instant::now() < deadline, "{id} still sleeps");
             std::thread::sleep(Duration::from_millis(2));

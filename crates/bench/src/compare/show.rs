@@ -1,4 +1,4 @@
-//! Figures as people read them. Records carry these texts, so that every table says the same.
+//! Figures as text. Records contain these texts, so that all tables are equal.
 
 use serde::Serialize;
 
@@ -7,7 +7,7 @@ use super::statistics::Summary;
 use super::verdict::{Better, Combine};
 use crate::units::per_second;
 
-/// Figures that a table names beside the compared one, with what they are called.
+/// Figures that a table shows besides the compared one, with their labels.
 const BESIDE: [(&str, &str); 7] = [
     ("rate", ""),
     ("p50_ns", "p50 "),
@@ -23,7 +23,7 @@ const BESIDE: [(&str, &str); 7] = [
 pub struct Shown {
     /// `at least 0.95x`; empty when nothing is claimed.
     pub must: String,
-    /// The same of the aim.
+    /// The same for the aim.
     pub aim: String,
     /// `0.97x [0.95x, 0.99x]`; empty when nothing was measured.
     pub value: String,
@@ -35,7 +35,7 @@ pub struct Shown {
     pub b: String,
 }
 
-/// How the values of a row are written.
+/// The format of the values of a row.
 #[derive(Clone, Copy, Debug)]
 pub struct Style<'s> {
     /// The figure.
@@ -83,7 +83,7 @@ impl Style<'_> {
     }
 }
 
-/// The compared figure first, then the usual ones that there are.
+/// The compared figure first, then the other known ones.
 pub fn figures(all: &Figures, main: &str) -> String {
     let known = |name: &str| BESIDE.iter().find(|(n, _)| *n == name).map(|(_, called)| *called);
     let entry = |name: &str, value: f64| match known(name) {
@@ -96,7 +96,7 @@ pub fn figures(all: &Figures, main: &str) -> String {
     parts.collect::<Vec<_>>().join(", ")
 }
 
-/// A figure in the unit that its name says.
+/// A figure in the unit of its name.
 pub fn amount(name: &str, value: f64) -> String {
     match name {
         "rate" | "peak_rate" => per_second(value),

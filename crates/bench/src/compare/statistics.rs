@@ -1,28 +1,28 @@
-//! What several measurements say about one figure, without assuming how they are distributed.
+//! Statistics of several measurements of one figure, without an assumption about their distribution.
 //!
-//! The middle of the measurements is their median. Its interval is the exact one of order statistics
-//! (the sign test turned round; Conover, "Practical Nonparametric Statistics", §3.2): with `n`
-//! independent measurements, the k-th smallest and the k-th largest enclose the true median unless
-//! fewer than k of them fall on one side of it, and how many do is a fair coin tossed `n` times. No
-//! random numbers, no normal distribution, and one wild measurement cannot move it.
+//! The middle of the measurements is their median. Its interval is the exact one of order statistics (the inverted
+//! sign test; Conover, "Practical Nonparametric Statistics", §3.2): with `n` independent measurements, the k-th
+//! smallest and the k-th largest enclose the true median unless fewer than k of them fall on one side of it, and that
+//! number has the binomial distribution of `n` fair coin tosses. There are no random numbers and no normal
+//! distribution, and one outlier cannot move the result.
 
 use serde::Serialize;
 
 /// Coverage an interval must have.
 pub const COVERAGE_MIN: f64 = 0.95;
 
-/// What a set of measurements says.
+/// Summary of a set of measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Summary {
     /// Number of measurements.
     pub count: usize,
-    /// The middle one; of an even count the mean of the two in the middle.
+    /// The median; for an even count the mean of the two in the middle.
     pub median: f64,
     /// The smallest.
     pub min: f64,
     /// The largest.
     pub max: f64,
-    /// Where the true median lies; `None` when there are too few measurements to say (5 or fewer).
+    /// The confidence interval of the true median; `None` if there are too few measurements (5 or fewer).
     pub interval: Option<Interval>,
 }
 
@@ -38,7 +38,7 @@ pub struct Interval {
 }
 
 impl Summary {
-    /// `None` without measurements, or when one of them is no number.
+    /// `None` without measurements, or if one of them is not a number.
     pub fn of(values: &[f64]) -> Option<Self> {
         if values.is_empty() || values.iter().any(|value| !value.is_finite()) {
             return None;
@@ -62,11 +62,11 @@ impl Summary {
     }
 }
 
-/// The largest rank k whose k-th smallest and k-th largest of `count` enclose the median often enough,
-/// and how often that is.
+/// The largest rank k whose k-th smallest and k-th largest of `count` enclose the median with the required
+/// probability, and that probability.
 fn interval_rank(count: usize) -> Option<(usize, f64)> {
     let mut best = None;
-    // Probability of exactly `below` heads in `count` tosses, and of at most so many.
+    // Probability of exactly `below` heads in `count` tosses, and of at most that many.
     let (mut exactly, mut at_most) = (0.5f64.powi(count as i32), 0.0);
     for below in 0..count / 2 {
         at_most += exactly;
@@ -101,7 +101,7 @@ mod tests {
 
     /// Ranks and coverages from tables of the sign test (Conover, table A3).
     #[test]
-    fn ranks_are_those_of_the_tables() {
+    fn ranks_match_the_tables() {
         for (count, rank, coverage) in [
             (6, 1, 0.9688),
             (8, 1, 0.9922),
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_interval_covers_as_often_as_it_says() {
+    fn the_interval_has_the_stated_coverage() {
         // Every outcome of 9 fair coins: which measurements lie above the true median 0.
         let covered = (0u32..1 << 9).filter(|outcome| {
             let sign = |bit: u32| if outcome >> bit & 1 == 1 { 1.0 } else { -1.0 };

@@ -1,9 +1,8 @@
-//! What is measured: the rows of `benches/speed.toml`.
+//! The suite: the rows of `benches/speed.toml`.
 //!
-//! A row compares two sides (`a`, the candidate, and `b`, the baseline), or measures one alone. A side is a
-//! `server` under a load, a `program` that prints its figures, or a memcached under a load. What is claimed
-//! of it (`must`, `aim`) and what bounds it (`bound`, `next`) stand in the same place, so that the published table says
-//! nothing that the suite does not.
+//! A row compares two sides (`a`, the candidate, and `b`, the baseline), or measures one alone. A side is a `server`
+//! under a load, a `program` that prints its figures, or a memcached under a load. Claims (`must`, `aim`) and limits
+//! (`bound`, `next`) are in the same file, so that the published table contains nothing else.
 
 use std::path::{Path, PathBuf};
 
@@ -21,9 +20,9 @@ pub const PAIRS_MAX: usize = 1000;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Suite {
-    /// Version of this form; 1.
+    /// Version of the format; 1.
     pub schema: u32,
-    /// What rows do not say themselves.
+    /// Defaults of the rows.
     #[serde(default)]
     pub defaults: Timing,
     /// The rows in the order of the table.
@@ -31,7 +30,7 @@ pub struct Suite {
     pub rows: Vec<Row>,
 }
 
-/// How long and how often.
+/// Durations and number of pairs.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct Timing {
@@ -47,40 +46,40 @@ pub struct Timing {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
-    /// Short, in lower case with dashes: also the name of its result's file.
+    /// Short, in lower case with dashes: also the name of its result file.
     pub name: String,
-    /// What is measured, for people.
+    /// A description of the measurement.
     pub what: String,
-    /// Class of the client (T0, T2, T3), where there is one.
+    /// Class of the client (T0, T2, T3), if there is one.
     #[serde(default)]
     pub class: String,
-    /// The figure that is compared: `rate`, `p50_ns`, `busy_ns`, or one of a program's own.
+    /// The compared figure: `rate`, `p50_ns`, `busy_ns`, or one of a program.
     #[serde(default = "rate")]
     pub metric: String,
-    /// Which way the figure improves; needed for figures of programs that are not known here.
+    /// Which direction of the figure is better; required for unknown figures of programs.
     pub better: Option<Better>,
-    /// How the two sides become a value; `ratio` with a `b`, else `alone`.
+    /// How the two sides are combined to a value; default: `ratio` with a `b`, else `alone`.
     pub combine: Option<Combine>,
-    /// What must be reached.
+    /// The required value.
     pub must: Option<f64>,
-    /// What is aimed at.
+    /// The target value.
     pub aim: Option<f64>,
-    /// Rows without which this one proves nothing: they must pass.
+    /// Rows that must pass for this one to be valid.
     #[serde(default)]
     pub needs: Vec<String>,
-    /// The state of the machine in which pairs count; any, if it says none. For figures that are little more than
-    /// the way between two cores: elsewhere the figure is another one.
+    /// The state of the machine in which pairs count; default: any. For figures that mainly consist of the round trip
+    /// between two cores, which differs between states.
     pub state: Option<State>,
-    /// Whether pairs count only where no other program has part of the server's cores, as far as can be seen: for goals of a
-    /// core.
+    /// Whether pairs count only if no other program shares the server's cores, as far as that can be detected: for
+    /// goals per core.
     #[serde(default)]
     pub whole: bool,
-    /// How long and how often.
+    /// Durations and number of pairs.
     #[serde(default)]
     pub timing: Timing,
     /// Cores of the servers, in [1, 64]; default 1. `{server_cores}` in a command line.
     pub server_cores: Option<usize>,
-    /// The load on sides that say none.
+    /// The load on sides without their own.
     pub load: Option<Load>,
     /// The candidate.
     pub a: SideSpec,
@@ -98,7 +97,7 @@ pub struct Row {
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct SideSpec {
-    /// What it is called in tables.
+    /// Its name in tables.
     #[serde(default)]
     pub label: String,
     /// Command line of a server under measurement.
@@ -107,38 +106,38 @@ pub struct SideSpec {
     /// Command line of a program that prints its figures.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub program: Option<String>,
-    /// The figure, if it has another name here than the row's `metric`.
+    /// The figure, if its name differs from the row's `metric`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub figure: Option<String>,
-    /// The load, if it is another than the row's.
+    /// The load, if it differs from the row's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub load: Option<Load>,
-    /// Where it runs.
+    /// Its cores.
     #[serde(default)]
     pub on: On,
-    /// Command line of a neighbour that runs meanwhile on the server's cores that the row does not use: a
-    /// server, as far as its lines go, that nobody asks anything.
+    /// Command line of a neighbour that runs meanwhile on the server's cores that the row does not use: it behaves
+    /// like a server, but gets no requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beside: Option<String>,
-    /// Starts a memcached with the pictures of the faces workload, on the client's core if the load shares it,
-    /// else on one of the server's that the row does not use; its address replaces `{memcached}` in the command line.
-    /// Without a command line it is itself what the load, over TCP, is put on.
+    /// Starts a memcached with the pictures of the faces workload, on the client's core if the load shares it, else
+    /// on one of the server's that the row does not use; its address replaces `{memcached}` in the command line.
+    /// Without a command line the memcached itself is the server of the load, over TCP.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub memcached: bool,
 }
 
-/// Where a side's process runs.
+/// The cores of a side's process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum On {
-    /// On the server's cores alone.
+    /// On the server's cores only.
     #[default]
     ServerCore,
-    /// Wherever the host kernel puts it, or it puts itself.
+    /// On any core.
     Anywhere,
 }
 
-/// What clients do to a server. The client is this process, on the client's cores.
+/// The load of the clients. The client is this process, on the client's cores.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct Load {
@@ -147,22 +146,22 @@ pub struct Load {
     pub url: String,
     /// Class of the client: T0, T2, T3.
     pub class: String,
-    /// What is asked, as for `serval bench --workload`.
+    /// The workload, as for `serval bench --workload`.
     pub workload: String,
-    /// Requests in flight; in an open loop the most there may be.
+    /// Requests in flight; in an open loop the maximum.
     pub window: usize,
     /// Requests per second of an open loop; closed when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate: Option<f64>,
-    /// Open loop at this multiple of the peak, which is measured just before: the best of closed loops
-    /// with half the window, the window and twice as much. The figures `peak_rate` and `share_of_peak` come with it.
+    /// Open loop at this multiple of the peak, which is measured just before: the best of closed loops with half the
+    /// window, the window and twice as much. Adds the figures `peak_rate` and `share_of_peak`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub times_peak: Option<f64>,
     /// Seconds after which a request is lost; default 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout_s: Option<f64>,
-    /// The client's core has others on it, who get it while the client has nothing to do; otherwise the
-    /// client looks for replies all the time.
+    /// The client's core is shared with other processes, so the client yields it while it has nothing to do;
+    /// otherwise it spins.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shares_core: bool,
     /// Framing on TCP.
@@ -179,7 +178,7 @@ pub struct Load {
 /// Most cores of a side or a client.
 const CORES_MAX: usize = 64;
 
-/// A number of cores, 1 if it is not said.
+/// A number of cores, 1 by default.
 fn check_cores(name: &str, cores: Option<usize>) -> Result<(), String> {
     match cores {
         Some(cores) if !(1..=CORES_MAX).contains(&cores) => {
@@ -195,7 +194,7 @@ pub enum SuiteError {
     /// The file cannot be read.
     #[error("cannot read {0}: {1}")]
     Read(PathBuf, std::io::Error),
-    /// It is not what a suite is.
+    /// It is invalid.
     #[error("{0}: {1}")]
     Form(PathBuf, String),
     /// There is no such row.
@@ -211,7 +210,7 @@ fn udp() -> String {
     "udp".to_owned()
 }
 
-/// Which way a figure improves, where its name says so.
+/// Which direction of a figure is better, if its name implies it.
 pub fn better_of(figure: &str) -> Option<Better> {
     match figure {
         "rate" | "peak_rate" | "share_of_peak" => Some(Better::Higher),
@@ -252,8 +251,8 @@ impl Suite {
         Ok(suite)
     }
 
-    /// The named rows and what they need, in the suite's order; all rows if none is named. A name that
-    /// ends with `*` names all that start so.
+    /// The named rows and their prerequisites, in the suite's order; all rows if none is named. A name that ends with
+    /// `*` selects all rows with that prefix.
     pub fn select(&self, names: &[String]) -> Result<Vec<&Row>, SuiteError> {
         if names.is_empty() {
             return Ok(self.rows.iter().collect());
@@ -268,7 +267,7 @@ impl Suite {
         }
         let mut wanted: Vec<bool> =
             self.rows.iter().map(|row| names.iter().any(|name| matches(name, row))).collect();
-        // Needs stand above, so one pass from the end finds those of needs, too.
+        // Prerequisites come before their rows, so one backward pass also finds prerequisites of prerequisites.
         for index in (0..self.rows.len()).rev() {
             if wanted[index] {
                 for need in &self.rows[index].needs {
@@ -282,7 +281,7 @@ impl Suite {
 }
 
 impl Timing {
-    /// What is not said here, as `other` says it.
+    /// These values, with defaults from `other`.
     pub fn or(self, other: Self) -> Self {
         Self {
             pairs: self.pairs.or(other.pairs),
@@ -291,7 +290,7 @@ impl Timing {
         }
     }
 
-    /// Checks the ranges; `what` is whose they are.
+    /// Checks the ranges; `what` names their owner.
     pub fn check(&self, what: &str) -> Result<(), String> {
         if self.pairs.is_some_and(|pairs| !(1..=PAIRS_MAX).contains(&pairs)) {
             return Err(format!("{what}: pairs must be in [1, {PAIRS_MAX}]"));
@@ -309,17 +308,17 @@ impl Timing {
 }
 
 impl Row {
-    /// How the two sides become a value.
+    /// How the two sides are combined to a value.
     pub fn combine(&self) -> Combine {
         self.combine.unwrap_or(if self.b.is_some() { Combine::Ratio } else { Combine::Alone })
     }
 
-    /// Which way the figure improves.
+    /// Which direction of the figure is better.
     pub fn better(&self) -> Better {
         self.better.or_else(|| better_of(&self.metric)).expect("checked when it was read")
     }
 
-    /// What is asked of the value.
+    /// The claim about the value.
     pub fn claim(&self) -> Claim {
         let better = self.combine().better(self.better());
         Claim { better, must: self.must, aim: self.aim }
@@ -330,7 +329,7 @@ impl Row {
         side.load.as_ref().or(self.load.as_ref())
     }
 
-    /// Checks what the form alone does not.
+    /// Checks that the format alone does not cover.
     pub fn check(&self) -> Result<(), String> {
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
         if self.name.is_empty() || !self.name.chars().all(plain) {
@@ -343,7 +342,9 @@ impl Row {
             ));
         }
         match (self.combine(), &self.b) {
-            (Combine::Alone, Some(_)) => return Err("alone, and yet with a b".to_owned()),
+            (Combine::Alone, Some(_)) => {
+                return Err("combine is alone, but there is a b".to_owned());
+            }
             (Combine::Ratio | Combine::Difference, None) => return Err("has no b".to_owned()),
             _ => {}
         }
@@ -358,7 +359,7 @@ impl Row {
 
     fn check_side(&self, name: &str, side: &SideSpec) -> Result<(), String> {
         if side.beside.is_some() && side.server.is_none() {
-            return Err(format!("{name} has a neighbour, but is no server"));
+            return Err(format!("{name} has a neighbour, but is not a server"));
         }
         match (&side.server, &side.program, self.load_on(side)) {
             (Some(_), None, None) => Err(format!("{name} is a server and has no load")),
@@ -457,7 +458,7 @@ mod tests {
         assert!(udp.unwrap_err().contains("either"), "memcached has no UDP port");
     }
 
-    /// The table of record itself, and the configurations it names.
+    /// The suite of this repository, and the configurations it names.
     #[test]
     fn the_suite_of_this_repository_is_sound() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -514,7 +515,7 @@ mod tests {
             ("window = 64 }", "window = 64, speed = 9 }", "speed"),
             ("window = 64 }", "window = 64, framing = \"round\" }", "round"),
             ("\"T0\"", "\"T9\"", "T9"),
-            ("\"echo:64\"", "\"juggling\"", "no workload"),
+            ("\"echo:64\"", "\"juggling\"", "not a workload"),
         ] {
             assert!(GOOD.contains(from), "{from}");
             let error = Suite::parse(&GOOD.replacen(from, to, 1)).unwrap_err();

@@ -1,8 +1,8 @@
-//! When a measurement proves a claim.
+//! Verdicts: when a measurement proves a claim.
 //!
-//! A claim is a value and a threshold. It holds when the whole interval of the measurements lies on the
-//! good side of the threshold, fails when the whole interval lies on the bad side, and is undecided in
-//! between. Fewer than [`PAIRS_MIN`] measurements prove nothing, whatever they are.
+//! A claim is a value and a threshold. It holds if the whole confidence interval is on the better side of the
+//! threshold, fails if the whole interval is on the worse side, and is undecided otherwise. Fewer than [`PAIRS_MIN`]
+//! measurements prove nothing.
 
 use std::fmt;
 
@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use super::statistics::Summary;
 
-/// Fewest measurements behind a verdict.
+/// Minimum number of measurements for a verdict.
 pub const PAIRS_MIN: usize = 7;
 
-/// Which way a figure improves.
+/// Which direction of a figure is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Better {
@@ -27,7 +27,7 @@ pub enum Better {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Combine {
-    /// How many times better A is than B: above 1, A is better, whichever way the figure improves.
+    /// How many times better A is than B: above 1, A is better, for any direction of the figure.
     Ratio,
     /// A's figure less B's.
     Difference,
@@ -35,30 +35,30 @@ pub enum Combine {
     Alone,
 }
 
-/// What is asked of a value.
+/// A claim about a value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Claim {
-    /// Which way the *value* improves; a ratio always upwards.
+    /// Which direction of the *value* is better; for a ratio always higher.
     pub better: Better,
-    /// What must be reached; `None`: nothing is claimed.
+    /// The required value; `None`: nothing is claimed.
     pub must: Option<f64>,
-    /// What is aimed at.
+    /// The target value.
     pub aim: Option<f64>,
 }
 
-/// What the measurements say about a claim.
+/// The result of the measurements for a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// The interval lies on the good side of `must`.
+    /// The interval is on the better side of `must`.
     Pass,
-    /// The interval lies on the bad side of `must`.
+    /// The interval is on the worse side of `must`.
     Fail,
-    /// `must` lies inside the interval.
+    /// `must` is inside the interval.
     Undecided,
     /// Nothing was claimed, or there are too few measurements.
     NoVerdict,
-    /// The measurements are not to be believed.
+    /// The measurements are invalid.
     Void,
 }
 
@@ -82,7 +82,7 @@ impl fmt::Display for Verdict {
 }
 
 impl Combine {
-    /// The value of one measurement; `None` where it has none (a missing B, a division by nothing).
+    /// The value of one measurement; `None` if there is none (a missing B, a division by zero).
     pub fn value(self, better: Better, a: f64, b: Option<f64>) -> Option<f64> {
         let value = match (self, better) {
             (Self::Ratio, Better::Higher) => a / b?,
@@ -93,14 +93,14 @@ impl Combine {
         value.is_finite().then_some(value)
     }
 
-    /// Which way the value improves when the figure improves that way.
+    /// The better direction of the value for that of the figure.
     pub fn better(self, figure: Better) -> Better {
         if self == Self::Ratio { Better::Higher } else { figure }
     }
 }
 
 impl Claim {
-    /// What the measurements say about `must`.
+    /// The verdict of the measurements on `must`.
     pub fn judge(&self, summary: &Summary) -> Verdict {
         let (Some(must), Some((good, bad))) = (self.must, self.ends(summary)) else {
             return Verdict::NoVerdict;
@@ -119,7 +119,7 @@ impl Claim {
         Some(self.beats(good, self.aim?))
     }
 
-    /// The worst and the best value that the measurements allow.
+    /// The worst and the best value of the interval.
     fn ends(&self, summary: &Summary) -> Option<(f64, f64)> {
         let interval = summary.interval.filter(|_| summary.count >= PAIRS_MIN)?;
         Some(match self.better {

@@ -1,4 +1,4 @@
-//! The tests. Each function runs on both sides; what differs by side is an `if`.
+//! The tests. Each function runs on both sides; differences are in an `if`.
 
 use mqueue::memory::{Memory, Ordering, unit16_is_atomic};
 use mqueue::{
@@ -13,7 +13,7 @@ use super::pair::{
     small_plan,
 };
 
-/// A test as it stands in the table.
+/// A test as in the table.
 pub(super) struct Test {
     pub(super) name: &'static str,
     pub(super) what: &'static str,
@@ -37,13 +37,13 @@ pub(super) const TESTS: &[Test] = &[
     }),
     test("unit of 8 bytes", "a unit half old, half new", Never, unit8),
     test("unit of 16 bytes", "a unit half old, half new (else 8 bytes)", Never, unit16),
-    test("STOP", "a wish to stop before the messages it follows", Never, stop),
-    test("HEARTBEAT", "a beat before what was done before it", Never, heartbeat),
+    test("STOP", "a stop word before the messages it follows", Never, stop),
+    test("HEARTBEAT", "a heartbeat before earlier stores", Never, heartbeat),
     test("STATE", "a state before its reason", Never, state),
     test("FORMAT", "a magic number before its directory", Never, format),
     test("DOORBELL", "a count before the head it points at", Never, doorbell),
-    test("PARK", "the engine sleeps, nobody sees the other", Never, |s, l| park(s, l, true)),
-    test("PARK", "the accelerator sleeps, nobody sees the other", Never, |s, l| park(s, l, false)),
+    test("PARK", "the engine sleeps, neither sees the other", Never, |s, l| park(s, l, true)),
+    test("PARK", "the accelerator sleeps, neither sees the other", Never, |s, l| park(s, l, false)),
     test("store buffering, fenced", "neither store is seen", Never, |s, l| {
         store_buffering(s, l, true)
     }),
@@ -59,8 +59,8 @@ pub(super) const TESTS: &[Test] = &[
     test("control: unit of two stores", "a unit half old, half new", Seen, halves),
 ];
 
-/// Messages both ways through an mqueue: the second process checks each and sends it back, the first
-/// checks what came back. Lengths, tags and contents follow from the message's number.
+/// Messages both ways through an mqueue: the second process checks each and sends it back, the first checks the
+/// result. Lengths, tags and contents are derived from the message's number.
 fn ring(side: &mut Side, limit: Limit, mqueue: u32) -> Result<Counts, LitmusError> {
     let max = match mqueue {
         ARENA => ARENA_MESSAGE_BYTES_MAX,
@@ -81,7 +81,7 @@ fn ring(side: &mut Side, limit: Limit, mqueue: u32) -> Result<Counts, LitmusErro
                 wait.a_moment()?;
                 continue;
             }
-            // What came, not what should have come.
+            // The received one, not the expected one.
             let head = Head { tag: n, kind: abi::kind::MESSAGE, ..Head::default() };
             while !offer(&mut replies, head, &received)? {
                 wait.a_moment()?;
@@ -93,7 +93,7 @@ fn ring(side: &mut Side, limit: Limit, mqueue: u32) -> Result<Counts, LitmusErro
     let (mut requests, mut replies) = side.region.engine_ends(mqueue);
     let (mut sent, mut back) = (0, 0);
     loop {
-        let more = limit.goes_on(sent);
+        let more = limit.continues(sent);
         if !more && sent == back {
             side.store(Word::Enough, 1, Ordering::Release);
             return Ok((back, seen));
@@ -120,7 +120,7 @@ fn ring(side: &mut Side, limit: Limit, mqueue: u32) -> Result<Counts, LitmusErro
     }
 }
 
-/// Takes message `n` if it is there, and compares all of it.
+/// Takes message `n` if it is available, and compares all of it.
 fn take(
     ring: &mut Consumer<MappedMemory>,
     n: u64,
@@ -181,8 +181,8 @@ fn is_filled(n: u64, message: &[u8]) -> bool {
     message.iter().enumerate().all(|(i, found)| *found == byte(n, i))
 }
 
-/// One side writes number after number, the other looks until it has seen enough different ones.
-/// `look` returns the number it saw and whether it was the outcome looked for.
+/// One side writes increasing numbers, the other reads until it has seen enough different ones. `look` returns the
+/// number it read and whether it was the outcome looked for.
 fn stream(
     side: &mut Side,
     limit: Limit,
@@ -194,7 +194,7 @@ fn stream(
         let (mut n, mut turns) = (1, 0_u64);
         while side.load(Word::Enough, Ordering::Relaxed) == 0 {
             turns += 1;
-            // Whoever reads may have died.
+            // The reader may have ended.
             if turns % 1024 == 0 && limit.is_late() {
                 break;
             }
@@ -214,7 +214,7 @@ fn stream(
             break;
         }
         let (n, found) = look(side)?;
-        // Back in time is wrong whatever the test looks for.
+        // A decreasing number is wrong in every test.
         seen += u64::from(found || n < last);
         rounds += u64::from(n != last);
         last = n;
@@ -318,7 +318,7 @@ fn state(side: &mut Side, limit: Limit) -> Result<Counts, LitmusError> {
     )
 }
 
-/// The first process formats a region anew, the other one joins it as soon as there is a magic number.
+/// The first process formats a region repeatedly, the other one joins it as soon as there is a magic number.
 fn format(side: &mut Side, limit: Limit) -> Result<Counts, LitmusError> {
     let window = side.window();
     let bytes = small_plan(1).bytes().map_err(|e| LitmusError::Region(e.to_string()))?;
@@ -326,7 +326,7 @@ fn format(side: &mut Side, limit: Limit) -> Result<Counts, LitmusError> {
         let plan = small_plan(round);
         if side.first {
             let formatted = Region::format(window.clone(), &plan);
-            // Nothing to see here: the verdict is the other side's alone.
+            // The verdict is that of the other side alone.
             return formatted.map(|_| false).map_err(|e| LitmusError::Region(e.to_string()));
         }
         for _ in 0..JOINS_MAX {
@@ -357,7 +357,7 @@ fn doorbell(side: &mut Side, limit: Limit) -> Result<Counts, LitmusError> {
     let bells = Doorbells::over(window.clone());
     let (mut producer, mut consumer) = ends(side, RUNG);
     if side.first {
-        // What another test left there.
+        // Left by another test.
         window.store(0, 0, Ordering::Relaxed);
     }
     side.meet()?;
@@ -388,7 +388,7 @@ fn doorbell(side: &mut Side, limit: Limit) -> Result<Counts, LitmusError> {
     stream(side, limit, side.first, write, look)
 }
 
-/// A block that has seen the wish to stop, and then an empty ring, must have seen every message.
+/// A block that has seen the stop word, and then an empty ring, must have seen every message.
 fn stop(side: &mut Side, limit: Limit) -> Result<Counts, LitmusError> {
     let writes = side.first;
     let mqueue = STOP;
@@ -416,7 +416,7 @@ fn stop(side: &mut Side, limit: Limit) -> Result<Counts, LitmusError> {
     stream(side, limit, false, |_, _| true, look)
 }
 
-/// Relaxed throughout; `flag_first` also stores in the wrong order, which every processor shows.
+/// Relaxed throughout; `flag_first` also stores in the wrong order, which is visible on every processor.
 fn message_passing(side: &mut Side, limit: Limit, flag_first: bool) -> Result<Counts, LitmusError> {
     let writes = side.first;
     let order = if flag_first { [Word::Y, Word::X] } else { [Word::X, Word::Y] };
@@ -435,8 +435,8 @@ fn message_passing(side: &mut Side, limit: Limit, flag_first: bool) -> Result<Co
     )
 }
 
-/// Rounds in which each side stores and then looks at the other's store. `act` returns whether this
-/// side saw the other; both blind is the outcome looked for.
+/// Rounds in which each side stores and then reads the other's store. `act` returns whether this side saw the other;
+/// the outcome looked for is that neither did.
 fn lockstep(
     side: &mut Side,
     limit: Limit,
@@ -471,7 +471,7 @@ fn store_buffering(side: &mut Side, limit: Limit, fenced: bool) -> Result<Counts
     lockstep(side, limit, act, |_| Ok(()))
 }
 
-/// A sleeper says so and looks at its ring; a waker publishes and looks whether it sleeps.
+/// A sleeper sets its flag and reads its ring; a waker publishes and reads the flag.
 fn park(side: &mut Side, limit: Limit, engine_sleeps: bool) -> Result<Counts, LitmusError> {
     let mqueue = if engine_sleeps { ENGINE_PARK } else { ACCELERATOR_PARK };
     let (producer, consumer) = ends(side, mqueue);

@@ -1,5 +1,4 @@
-//! Two processes and the memory between them: a formatted region, and behind it the words through which
-//! they meet.
+//! Two processes and their shared memory: a formatted region, followed by words for synchronization.
 
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
@@ -11,21 +10,21 @@ use mqueue::memory::{Memory, Ordering, unit16_is_atomic};
 use mqueue::{MappedMemory, MqueuePlan, Region, RegionPlan, RingPlan, Words};
 use sys::{MemoryError, RegionOptions, SharedMemory};
 
-/// How long one process waits for the other before it takes it for dead.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Time after which the other process is assumed to have ended.
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// Most memory that the second process maps.
 const REGION_BYTES_MAX: usize = 64 << 20;
-/// Looks at a word before the core is offered to others.
+/// Reads of a word before the core is yielded.
 const SPINS: u32 = 2000;
 
-/// Why the tests could not be carried out.
+/// Why the tests could not run.
 #[derive(Debug, thiserror::Error)]
 pub enum LitmusError {
-    /// There is no memory to share.
+    /// Shared memory cannot be created.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// The memory does not hold what it should.
-    #[error("the two processes do not understand each other: {0}; use one build")]
+    /// The memory has the wrong content.
+    #[error("the two processes do not match: {0}; use one build")]
     Region(String),
     /// The second process could not be started.
     #[error("cannot start a second process: {0}")]
@@ -60,7 +59,7 @@ fn plan() -> RegionPlan {
         let ring = RingPlan { protocol, message_bytes_max, arena_bytes };
         MqueuePlan { depth: 4, rx: ring, tx: ring }
     };
-    // Without 16-byte accesses the place stays, and its test runs over 8-byte units again.
+    // Without 16-byte accesses the ring exists, and its test uses 8-byte units again.
     let widest = if unit16_is_atomic() { protocol::GRANULE16 } else { protocol::GRANULE8 };
     let mqueues = vec![
         ring(protocol::DOORBELL, MESSAGE_BYTES_MAX, 0),
@@ -82,14 +81,14 @@ pub(super) fn small_plan(generation: u64) -> RegionPlan {
     RegionPlan::of_blocks(1, &mqueues, generation)
 }
 
-/// Part of the shared memory as a memory of its own, behind region and words.
+/// Part of the shared memory as a separate memory, after region and words.
 #[derive(Clone)]
 pub(super) struct Window {
     memory: MappedMemory,
     at: u64,
 }
 
-/// More than the small region takes.
+/// More than the small region needs.
 const WINDOW_BYTES: u64 = 4096;
 
 impl Memory for Window {
@@ -106,21 +105,21 @@ impl Memory for Window {
     }
 }
 
-/// Words behind the region, a line each.
+/// Words after the region, one line each.
 #[derive(Clone, Copy)]
 pub(super) enum Word {
-    /// Meetings of the first process.
+    /// Synchronizations of the first process.
     First,
-    /// Meetings of the second one.
+    /// Synchronizations of the second one.
     Second,
-    /// Rounds that are wanted, then whether there is another one.
+    /// Number of rounds, then whether there is another one.
     Wanted,
-    /// Who reads has seen enough.
+    /// The reader has seen enough.
     Enough,
     /// The second process's rounds and outcomes.
     Rounds,
     Seen,
-    /// What a round leaves for the other side to judge.
+    /// The outcome of a round, for the other side to check.
     Result,
     /// Free for the tests.
     X,
@@ -129,13 +128,13 @@ pub(super) enum Word {
 
 const WORDS: u64 = 9;
 
-/// Rounds, and how often the outcome in question was seen.
+/// Rounds, and the number of outcomes that were looked for.
 pub(super) type Counts = (u64, u64);
 
 /// One side of a test.
 pub(super) type Run = fn(&mut Side, Limit) -> Result<Counts, LitmusError>;
 
-/// When a test ends. The second process has none of its own: it is told.
+/// The end of a test. The second process has no limit of its own: it is notified.
 #[derive(Clone, Copy)]
 pub(super) struct Limit {
     pub(super) rounds: u64,
@@ -143,13 +142,13 @@ pub(super) struct Limit {
 }
 
 impl Limit {
-    /// For so many rounds, from now on.
+    /// For this many rounds, from now on.
     fn of(rounds: u64) -> Self {
         Self { rounds, until: Instant::now() + super::time_for(rounds) }
     }
 
-    /// Whether there is to be a round after `done` ones. Looks at the clock now and then.
-    pub(super) fn goes_on(&self, done: u64) -> bool {
+    /// Whether there is another round after `done` ones. Reads the clock at intervals.
+    pub(super) fn continues(&self, done: u64) -> bool {
         done < self.rounds && (done % 64 != 0 || Instant::now() < self.until)
     }
 
@@ -195,7 +194,7 @@ impl Side {
         self.memory.store(self.at(word), value, order);
     }
 
-    /// Waits for the other side. What either did before is seen by the other afterwards.
+    /// Waits for the other side. Stores of either before are seen by the other afterwards.
     pub(super) fn meet(&mut self) -> Result<(), LitmusError> {
         self.met += 1;
         let (own, other) =
@@ -208,7 +207,7 @@ impl Side {
         Ok(())
     }
 
-    /// A pause of 0 to 15 looks, so that the sides meet in every possible way.
+    /// A pause of 0 to 15 reads, so that the sides meet in all orders.
     pub(super) fn jitter(&mut self) {
         self.noise = self.noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         for _ in 0..self.noise >> 60 {
@@ -216,10 +215,10 @@ impl Side {
         }
     }
 
-    /// The first process says whether there is another round; both get to know.
+    /// The first process decides whether there is another round; both get the result.
     pub(super) fn next_round(&mut self, limit: Limit, done: u64) -> Result<bool, LitmusError> {
         if self.first {
-            self.store(Word::Wanted, limit.goes_on(done).into(), Ordering::Relaxed);
+            self.store(Word::Wanted, limit.continues(done).into(), Ordering::Relaxed);
         }
         self.meet()?;
         Ok(self.load(Word::Wanted, Ordering::Relaxed) != 0)
@@ -238,7 +237,7 @@ impl Side {
     }
 }
 
-/// Waiting for another process: politely, and not for ever.
+/// Waits for another process, yielding the core, with a limit.
 #[derive(Default)]
 pub(super) struct Wait {
     spins: u32,
@@ -255,7 +254,7 @@ impl Wait {
         self.spins = SPINS / 2;
         std::thread::yield_now();
         let since = *self.since.get_or_insert_with(Instant::now);
-        if since.elapsed() > PATIENCE { Err(LitmusError::Gone) } else { Ok(()) }
+        if since.elapsed() > TIMEOUT { Err(LitmusError::Gone) } else { Ok(()) }
     }
 }
 
@@ -278,12 +277,12 @@ impl Pair {
         let region = Region::format(memory.clone(), &plan).map_err(|e| unsound(&e))?;
         peer.stdin(Stdio::from(file)).stdout(Stdio::null());
         let child = peer.spawn().map_err(LitmusError::Start)?;
-        // After that: a process starts on the cores of whoever started it.
+        // After that: a process inherits the cores of its parent.
         stay_on(0);
         Ok(Self { side: Side::new(memory, region, true), child })
     }
 
-    /// One test on both sides; rounds of whoever counts them, outcomes of both.
+    /// One test on both sides; the rounds of the side that counts them, the outcomes of both.
     pub(super) fn run(&mut self, rounds: u64, test: Run) -> Result<Counts, LitmusError> {
         let side = &mut self.side;
         side.store(Word::Wanted, rounds, Ordering::Relaxed);
@@ -299,7 +298,7 @@ impl Pair {
         Ok((rounds, own_seen + side.load(Word::Seen, Ordering::Relaxed)))
     }
 
-    /// The second process ends by itself after the last test.
+    /// The second process ends on its own after the last test.
     pub(super) fn finish(mut self) -> Result<(), LitmusError> {
         let status = self.child.wait().map_err(LitmusError::Start)?;
         if status.success() { Ok(()) } else { Err(LitmusError::Gone) }
@@ -308,7 +307,7 @@ impl Pair {
 
 impl Drop for Pair {
     fn drop(&mut self) {
-        // After `finish` there is nobody left; otherwise a test has failed and the other side waits.
+        // After `finish` the process has ended; otherwise a test has failed and the other side waits.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -331,7 +330,7 @@ fn stay_on(index: usize) {
     if let Ok(cores) = sys::affinity::allowed_cores()
         && let [core] = cores.get(index..=index).unwrap_or_default()
     {
-        // Best effort: on one core together they are slow, and the controls say so.
+        // Best effort: on one core together they are slow, which the controls show.
         let _ = sys::affinity::pin_current_thread(*core);
     }
 }

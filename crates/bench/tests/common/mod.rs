@@ -1,4 +1,4 @@
-//! What the integration tests share: the server's part, and clients in shared memory.
+//! Shared by the integration tests: the server's part, and clients over shared memory.
 #![allow(dead_code, unused_imports, reason = "each test binary uses a part")]
 
 #[path = "../../../server/tests/common/mod.rs"]

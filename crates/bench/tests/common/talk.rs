@@ -1,4 +1,4 @@
-//! Clients of shared-memory ports that ask all the time and check every outcome.
+//! Clients of shared-memory ports that send requests continuously and check every outcome.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,15 +13,15 @@ pub(crate) fn connect(path: &Path) -> Client {
     Client::connect(path, &Options { depth: 64, timeout: PATIENCE }).expect("the client is let in")
 }
 
-/// What a client counted.
+/// The counters of a client.
 #[derive(Default)]
 pub(crate) struct Talk {
     answered: AtomicU64,
 }
 
 impl Talk {
-    /// Asks until told to stop, with several requests under way; every request that the engine took is
-    /// answered rightly. Returns what the engine said at the end if it ended the connection.
+    /// Sends requests until stopped, with several in flight; every request that the engine took must be answered
+    /// correctly. Returns the engine's reason if it ended the connection.
     pub(crate) fn run(&self, path: &Path, stop: &AtomicBool) -> Option<String> {
         let mut client = connect(path);
         let mut reply = vec![0; client.reply_bytes_max()];
@@ -36,7 +36,7 @@ impl Talk {
                 tag += 1;
             }
             match client.receive(&mut reply, PATIENCE) {
-                // Its port goes: what waited in the ring is not taken any more.
+                // Its port is removed: requests in the ring are no longer taken.
                 Ok(Some(answer)) if answer.lost == Some(DropReason::Draining.into()) => ends = true,
                 Ok(Some(answer)) => {
                     assert_eq!(answer.lost, None, "request {}", answer.tag);
@@ -54,7 +54,7 @@ impl Talk {
         self.answered.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn goes_on(&self) {
+    pub(crate) fn keeps_getting_answers(&self) {
         let before = self.count();
         eventually("it is answered", || self.count() > before + 100);
     }

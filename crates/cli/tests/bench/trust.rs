@@ -17,7 +17,7 @@ enum Spoil {
     Value,
     /// The block of data does not end where it should.
     Ending,
-    /// Something follows that nobody asked for and that is no answer.
+    /// Additional bytes follow that are not an answer.
     Beyond,
 }
 
@@ -120,7 +120,7 @@ fn in_time(fake: &FakeTcp) -> Result<Report, BenchError> {
 }
 
 #[test]
-fn who_is_no_memcached_is_refused_and_who_lies_later_is_caught() {
+fn a_server_that_is_not_memcached_is_refused_and_wrong_values_are_detected() {
     type Answer = fn(&[u8]) -> Vec<u8>;
     let answers: [Answer; 4] = [
         |_| b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(),
@@ -143,13 +143,13 @@ fn who_is_no_memcached_is_refused_and_who_lies_later_is_caught() {
     let error = FakeTcp::memcached(|_| Vec::new()).run().expect_err("it stores nothing");
     assert!(matches!(error, BenchError::Unstored { .. }), "{error}");
     // An address of its own: another test may get the port of 127.0.0.1 meanwhile.
-    let nobody = TcpListener::bind("127.0.0.99:0").unwrap().local_addr().unwrap();
-    let nobody = bench::run(&plan(&Target::Tcp(nobody), memcached_work("memcached"), 4));
-    assert!(matches!(nobody, Err(BenchError::Unreachable(_))), "{nobody:?}");
+    let closed = TcpListener::bind("127.0.0.99:0").unwrap().local_addr().unwrap();
+    let closed = bench::run(&plan(&Target::Tcp(closed), memcached_work("memcached"), 4));
+    assert!(matches!(closed, Err(BenchError::Unreachable(_))), "{closed:?}");
 }
 
 #[test]
-fn a_memcached_that_stores_slowly_is_not_called_something_else() {
+fn a_slow_memcached_is_not_reported_as_another_server() {
     let mut sets = 0;
     // The fifth set is never answered.
     let slow = FakeTcp::memcached(move |_| {
@@ -236,7 +236,7 @@ fn repeated_replies_are_noticed_and_are_not_taken_for_others() {
 }
 
 #[test]
-fn a_server_that_dies_makes_the_run_void() {
+fn a_server_that_ends_makes_the_run_void() {
     for change in [|_: &mut Plan| (), burst] {
         let fake = Fake::start(|n, request| if n < 40 { vec![request.to_vec()] } else { vec![] });
         let report = fake.report(change);
@@ -289,7 +289,7 @@ fn late_replies_are_neither_wrong_nor_repeated() {
 }
 
 #[test]
-fn a_core_that_cannot_be_had_makes_the_run_void() {
+fn an_unusable_core_makes_the_run_void() {
     let fake = Fake::start(|_, request| vec![request.to_vec()]);
     let report = fake.report(|plan| plan.cores = vec![1023]);
     assert!(matches!(report.void(), Some(Void::NotPinned { core: 1023, .. })), "{report:?}");
@@ -311,7 +311,7 @@ fn an_interrupted_run_is_void() {
 }
 
 #[test]
-fn a_rate_that_cannot_be_sent_is_not_called_measured() {
+fn a_rate_that_cannot_be_sent_makes_the_run_void() {
     // One answer a millisecond, in turn: at most a thousand a second, and arrivals pile up.
     let fake = Fake::start(|_, request| {
         std::thread::sleep(Duration::from_millis(1));
@@ -337,7 +337,7 @@ fn an_untrusted_run_shows_its_numbers_marked_and_fails() {
     assert_eq!(output.status.code(), Some(1));
     let (out, err) = (String::from_utf8_lossy(&output.stdout).into_owned(), stderr(&output));
     assert!(out.contains("/s") && out.contains("NOT TRUSTED, 1 in flight: "), "{out}");
-    assert!(err.contains("1 in flight is not trusted") && err.contains("came twice"), "{err}");
+    assert!(err.contains("1 in flight is not trusted") && err.contains("were duplicates"), "{err}");
     assert_eq!(err.trim_end().lines().count(), 1, "{err}");
     let svg = std::fs::read_to_string(&plot).unwrap();
     std::fs::remove_file(&plot).unwrap();
@@ -349,14 +349,14 @@ fn an_untrusted_run_shows_its_numbers_marked_and_fails() {
     let run = &json["runs"][0];
     assert_eq!(run["trusted"], false, "{json}");
     assert!(run["rate"].as_f64().unwrap() > 0.0, "{json}");
-    assert!(run["reasons"][0]["reason"].as_str().unwrap().contains("came twice"), "{json}");
+    assert!(run["reasons"][0]["reason"].as_str().unwrap().contains("were duplicates"), "{json}");
     // No option accepts it, not even the one that `command` gives.
     assert!(run["reasons"][0]["accepted_by"].is_null(), "{json}");
 }
 
 /// Equal replies to equal requests cannot be told apart, but they can be counted.
 #[test]
-fn replies_to_a_message_of_ones_own_that_come_twice_or_change_are_noticed() {
+fn duplicate_or_changed_replies_to_a_custom_message_are_detected() {
     let twice = Fake::start(|n, request| vec![request.to_vec(); if n == 30 { 2 } else { 1 }]);
     let changed = Fake::start(|n, request| match n {
         30 => vec![b"wrong".to_vec()],
@@ -367,7 +367,7 @@ fn replies_to_a_message_of_ones_own_that_come_twice_or_change_are_noticed() {
         let target = fake.target.to_string();
         command("500ms", &[&target, "--payload-hex", "616263", "--expect", "echo", "--window", "2"])
     };
-    for (fake, told) in [(&twice, "came twice"), (&changed, "replies were wrong")] {
+    for (fake, told) in [(&twice, "were duplicates"), (&changed, "replies were wrong")] {
         let output = own(fake);
         assert_eq!(output.status.code(), Some(1));
         assert!(stderr(&output).contains(told), "{}", stderr(&output));
@@ -377,7 +377,7 @@ fn replies_to_a_message_of_ones_own_that_come_twice_or_change_are_noticed() {
 
 /// The same on a connection, whose requests the second reply shifts.
 #[test]
-fn a_reply_that_comes_twice_on_a_connection_is_noticed_although_all_are_equal() {
+fn a_duplicate_reply_on_a_connection_is_detected_although_all_are_equal() {
     let mut count = 0;
     let fake = FakeTcp::start(Framing::LengthU16, move |request| {
         count += 1;
@@ -389,7 +389,7 @@ fn a_reply_that_comes_twice_on_a_connection_is_noticed_although_all_are_equal() 
 }
 
 #[test]
-fn a_client_that_others_keep_from_its_core_says_so() {
+fn a_client_without_its_core_reports_it() {
     // As many busy threads as it takes to have every core, wherever the client goes.
     let stop = Arc::new(AtomicBool::new(false));
     let busy: Vec<_> = (0..4 * std::thread::available_parallelism().unwrap().get())

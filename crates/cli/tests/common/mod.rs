@@ -2,11 +2,11 @@
 #![allow(dead_code, unused_imports, reason = "each test binary uses a part")]
 
 pub(crate) mod fake_gpu;
-pub(crate) mod lives;
 #[path = "../../../bench/tests/common/mod.rs"]
 mod of_bench;
 pub(crate) mod offers;
 pub(crate) mod running;
+pub(crate) mod runtimes;
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;

@@ -50,7 +50,7 @@ impl Offers {
         Self { bytes, good: region(1), later: region(2), bare, wake_fd, _pull: pull }
     }
 
-    /// An offer of the first life of a region of so many bytes, 0 for the right number.
+    /// An offer of the first generation with this region size, 0 for the correct one.
     pub(crate) fn offer(&self, kernel: &str, region_bytes: usize) -> Vec<u8> {
         self.offer_with(kernel, region_bytes, Vec::new())
     }

@@ -1,5 +1,5 @@
 //! Many clients in one thread. Each has a socket of its own, keeps a few requests in flight, sends bytes
-//! that nobody else sends, and checks every reply. The books say what became of all requests.
+//! unique to it, and checks every reply. The counters contain the results of all requests.
 
 use std::collections::{HashSet, VecDeque};
 use std::net::SocketAddr;
@@ -231,7 +231,7 @@ impl Crowd {
         let mut taken = 0;
         while taken < client.input.len() {
             let rest = &client.input[taken..];
-            let (number, _) = *client.waiting.front().expect("bytes that nobody asked for");
+            let (number, _) = *client.waiting.front().expect("unexpected bytes");
             let mut reply = Vec::new();
             FRAMING.encode_reply(&message(key as u64, number), &mut reply).unwrap();
             let arrived = rest.len().min(reply.len());

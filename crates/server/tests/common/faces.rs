@@ -18,7 +18,7 @@ pub(crate) struct Memcached {
 
 impl Memcached {
     pub(crate) fn start() -> Self {
-        // The port was free a moment ago: whoever took it meanwhile costs another try.
+        // The port was free a moment ago: if it was taken meanwhile, another one is tried.
         for _ in 0..10 {
             if let Some(memcached) = Self::start_on(free_port()) {
                 return memcached;
@@ -56,7 +56,7 @@ impl Memcached {
         None
     }
 
-    /// A connection alone says nothing: whoever took the port in between would take it too.
+    /// A connection alone is not enough: another process that took the port would accept it too.
     fn process_that_answers(&self) -> io::Result<u32> {
         let mut stream = TcpStream::connect(self.address())?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -89,7 +89,7 @@ impl Memcached {
 
 pub(crate) const LABELS: usize = 20;
 /// A label that was never stored.
-pub(crate) const NOBODY: usize = 1000;
+pub(crate) const UNKNOWN_LABEL: usize = 1000;
 
 pub(crate) fn label(n: usize) -> [u8; 12] {
     let mut label = [0xfa; 12];

@@ -112,7 +112,7 @@ pub(crate) fn dropped(server: &Server, service: usize, reason: DropReason) -> u6
     server.metrics().service(service).dropped(reason)
 }
 
-/// Once nothing is under way, the accounting identity is exact: every received request was replied
+/// Once nothing is in flight, the accounting identity is exact: every received request was replied
 /// to, consumed or dropped for a reason. Every client has stopped asking: a server that is asked
 /// all the time need never be seen quiet.
 pub(crate) fn assert_accounts(server: &Server) {
@@ -262,7 +262,7 @@ impl Drop for Peer {
     }
 }
 
-/// A port of 127.0.0.1 that nobody has, neither on UDP nor on TCP. It lies outside the range the
+/// A free port of 127.0.0.1, on UDP and on TCP. It lies outside the range the
 /// host kernel gives out by itself, so only another call of this function could take it: those of
 /// one process never meet, those of different processes start at different places.
 pub(crate) fn free_port() -> u16 {
@@ -342,7 +342,7 @@ pub(crate) fn signal(process: u32, name: &str) {
 }
 
 /// Asks until the last question has its answer; earlier ones may have theirs late, and nothing else comes. The socket
-/// is this call's own: what comes later still is nobody's.
+/// belongs to this call; later datagrams are dropped.
 pub(crate) fn answers_again(server: SocketAddr, salt: usize) {
     let client = udp_client(server);
     client.set_read_timeout(Some(Duration::from_millis(100))).unwrap();

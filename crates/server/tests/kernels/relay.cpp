@@ -27,7 +27,7 @@ SERVAL_KERNEL(relay) (serval::Block& block, serval::Mqueue& q) {
     }
 }
 
-// tell: answers what comes, and then sends it to backend 0 on nobody's behalf.
+// tell: answers what comes, and then sends it to backend 0 without a client.
 SERVAL_KERNEL(tell) (serval::Block& block, serval::Mqueue& q) {
     while (auto msg = q.recv(block)) {
         auto reply = q.reply(block, msg, 0);

@@ -1,4 +1,4 @@
-//! What can be wrong with bytes, payloads, sizes and names, and what a client gets.
+//! Errors in bytes, payloads, sizes and names, and the replies to clients.
 
 use super::Framing;
 use crate::drop_reason::DropReason;
@@ -6,7 +6,7 @@ use crate::drop_reason::DropReason;
 /// Why bytes or a payload do not fit the framing. The data path's error: small and `Copy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum FramingError {
-    /// The message is, or is announced to be, longer than the maximum.
+    /// The message is, or is declared to be, longer than the maximum.
     #[error("the message is longer than its configured maximum")]
     TooLong,
     /// A header contradicts itself (a sockperf length shorter than the header).
@@ -24,17 +24,17 @@ pub enum FramingError {
     /// memcached: a backend's answer, or a kernel's reply, is not a response of the protocol.
     #[error("the bytes are not a memcached response")]
     BadResponse,
-    /// The payload cannot be carried: it holds the terminator, disagrees with its own header or with
-    /// the fixed size, exceeds the length field, or is not exactly one command or response.
+    /// The payload cannot be sent: it contains the terminator, contradicts its own header or the fixed size, exceeds
+    /// the length field, or is not exactly one command or response.
     #[error("the framing cannot carry this payload")]
     Unframable,
-    /// A request to a backend that may stay unanswered (`noreply`, quiet) or whose answer has no end:
-    /// every later answer would be matched to the wrong request.
+    /// A request to a backend that may have no answer (`noreply`, quiet) or an answer without an end: every later
+    /// answer would be matched to the wrong request.
     #[error("the request does not make the backend answer exactly once")]
     NotAnswered,
 }
 
-/// What an error reply tells the client. See [`Framing::error_reply`].
+/// The content of an error reply. See [`Framing::error_reply`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorReply {
     /// No such command.
@@ -45,15 +45,15 @@ pub enum ErrorReply {
     BadDataBlock,
     /// The request is too long.
     TooLong,
-    /// The service has no room for the request now.
+    /// The service has no room for the request at present.
     OutOfCapacity,
-    /// The request was accepted but its reply did not come in time.
+    /// The request was accepted but its reply did not arrive in time.
     Timeout,
     /// The request was accepted and then lost or refused for another reason.
     Failed,
 }
 
-/// A framing that cannot work with the configured sizes.
+/// A framing that contradicts the configured sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FramingConfigError {
     /// No message could ever arrive.
@@ -99,7 +99,7 @@ pub enum FramingConfigError {
     },
 }
 
-/// A framing name that is none.
+/// An unknown framing name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown framing `{0}`: write {choices}", choices = Framing::choices())]
 pub struct FramingParseError(pub(super) String);

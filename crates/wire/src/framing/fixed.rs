@@ -1,8 +1,8 @@
 //! `fixed:N`: every request has N bytes.
 //!
-//! A service's replies are written as the kernel produced them, of whatever length its clients have
-//! learned to expect: `lenet` answers 784 bytes with 44. A backend is different, since the engine must
-//! find the end of its responses itself: there request and response both have N bytes.
+//! A service's replies are sent as the kernel produced them, with any length that its clients expect: `lenet` answers
+//! 784 bytes with 44. For a backend the engine must find the end of responses itself, so request and response both
+//! have N bytes.
 
 use super::{
     Delimits, Expects, FramingConfigError, FramingError, Grammar, ParseState, Parsed, Sizes,
@@ -17,7 +17,7 @@ impl Fixed {
         if size > max {
             return Err(FramingError::TooLong);
         }
-        // `fixed:0` is refused by `check`; here it must only not be an endless run of empty messages.
+        // `check` rejects `fixed:0`; here it must only not cause an endless loop of empty messages.
         if size == 0 {
             return Err(FramingError::Unframable);
         }
@@ -29,7 +29,7 @@ impl Fixed {
 }
 
 impl Grammar for Fixed {
-    const WIRE: &'static str = "N bytes; replies are written as they are";
+    const WIRE: &'static str = "N bytes; replies are sent unchanged";
 
     const DELIMITS: Delimits = Delimits::Requests;
 
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_check_refuses_are_errors_and_no_endless_loop() {
+    fn invalid_sizes_are_errors_and_not_an_endless_loop() {
         assert_eq!(request(4, b"", 3), Err(FramingError::TooLong));
         assert_eq!(request(0, b"abc", 3), Err(FramingError::Unframable));
     }

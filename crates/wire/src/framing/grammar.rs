@@ -1,17 +1,17 @@
-//! What a framing implements, and what its parsers take and answer.
+//! The trait of a framing, and the types of its parsers.
 
 use super::{ErrorReply, FramingConfigError, FramingError};
 
-/// One framing: two grammars, each parsed on one side and written on the other. See the module's
-/// text for the contract of the parsers; the other methods are described at [`Framing`].
+/// One framing: two grammars, each parsed on one side and written on the other. See the documentation of [`super`]
+/// for the contract of the parsers; the other methods are described at [`Framing`].
 pub(super) trait Grammar {
-    /// Refuses sizes with which the framing cannot work; the keys are named in the error.
+    /// Rejects invalid sizes; the keys are named in the error.
     fn check(&self, sizes: &Sizes) -> Result<(), FramingConfigError>;
 
-    /// The most bytes a request with a payload of `max` bytes takes on the wire.
+    /// Maximum length on the wire of a request with a payload of `max` bytes.
     fn request_bytes_max(&self, max: usize) -> usize;
 
-    /// The most bytes a response with a payload of `max` bytes takes on the wire.
+    /// Maximum length on the wire of a response with a payload of `max` bytes.
     fn response_bytes_max(&self, max: usize) -> usize {
         self.request_bytes_max(max)
     }
@@ -59,9 +59,9 @@ pub(super) trait Grammar {
         None
     }
 
-    // What documents and tests know of every framing. None of it is on the data path.
+    // The following is for documents and tests only, not for the data path.
 
-    /// What a message is on the wire, in Markdown.
+    /// The wire format of a message, in Markdown.
     const WIRE: &'static str;
 
     /// See [`Framing::delimits`](super::Framing::delimits).
@@ -84,22 +84,22 @@ pub(super) trait Grammar {
     fn malformed(&self, max: usize) -> Vec<Vec<u8>>;
 }
 
-/// The two maxima a framing is checked against, with the configuration keys they come from.
+/// The two maxima that a framing is checked against, with their configuration keys.
 pub(super) struct Sizes {
     pub(super) request_key: &'static str,
     pub(super) request_max: usize,
     pub(super) response_key: &'static str,
     pub(super) response_max: usize,
-    /// Whether this is a backend's framing, where the engine parses the responses.
+    /// Whether this is a backend's framing, whose responses the engine parses.
     pub(super) backend: bool,
 }
 
-/// Which messages of a stream say where they end.
+/// Which messages of a stream are delimited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delimits {
     /// Requests and replies.
     Both,
-    /// Requests alone: replies are written as the kernel produced them.
+    /// Requests only: replies are sent as the kernel produced them.
     Requests,
     /// Neither.
     Nothing,
@@ -120,26 +120,26 @@ pub struct Fence {
 pub struct ParseState {
     /// Offset of the line or part under examination; everything before it is valid.
     pub(super) settled: u32,
-    /// No line ending lies in `settled..scanned`.
+    /// There is no line ending in `settled..scanned`.
     pub(super) scanned: u32,
-    /// Nothing can be decided before the buffer has this many bytes.
+    /// The buffer must have at least this many bytes before the parser can continue.
     pub(super) needed: u32,
-    /// Where in its grammar the parser stands; the grammar's own numbering, 0 at the start.
+    /// State of the grammar, in its own numbering, 0 at the start.
     pub(super) phase: u8,
 }
 
-/// What the parser found at the front of the buffer.
+/// The result of parsing the front of the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Parsed {
-    /// Not a whole message yet.
+    /// An incomplete message.
     Incomplete {
-        /// At least this many more bytes (from 1) are needed before anything can be decided.
+        /// At least this many more bytes (from 1) are needed before the parser can continue.
         more: usize,
     },
-    /// A whole message: its payload is `buffer[start..end]`.
+    /// A complete message: its payload is `buffer[start..end]`.
     Message {
-        /// Bytes to take off the front of the buffer.
+        /// Bytes to remove from the front of the buffer.
         consumed: usize,
         /// Start of the payload.
         start: usize,
@@ -148,17 +148,17 @@ pub enum Parsed {
         /// Whether the sender waits for a reply; `Nothing` for every response.
         expects: Expects,
     },
-    /// Not a message: the framing refuses it and answers by itself with
-    /// `error_reply(error.into())`, in the order of the replies. The connection goes on.
+    /// Not a message: the framing rejects it and answers with `error_reply(error.into())`, in the order of the
+    /// replies. The connection continues.
     Refused {
-        /// Bytes to take off the front of the buffer, at least 1.
+        /// Bytes to remove from the front of the buffer, at least 1.
         consumed: usize,
-        /// Why.
+        /// The error.
         error: FramingError,
     },
-    /// The client asks to end the connection: send what is owed, then close. Later bytes are ignored.
+    /// The client asks to close the connection: send the replies that are due, then close. Later bytes are ignored.
     Quit {
-        /// Bytes to take off the front of the buffer, at least 1.
+        /// Bytes to remove from the front of the buffer, at least 1.
         consumed: usize,
     },
 }
@@ -171,15 +171,14 @@ pub enum Expects {
     /// None: a reply would be taken for the answer to a later request. The request is finished once
     /// the kernel has it.
     Nothing,
-    /// The kernel decides (memcached's quiet meta commands are silent about the nominal outcome). The
-    /// request keeps its place in the order of replies until the kernel sends a reply, sends an empty
-    /// reply, or drops it; the latter two put nothing on the wire. The client finds the end of what
-    /// it asked by a command that always answers, `mn`.
+    /// The kernel decides (memcached's quiet meta commands suppress the nominal outcome). The request keeps its place
+    /// in the order of replies until the kernel sends a reply, sends an empty reply, or drops it; in the latter two
+    /// cases nothing is sent. The client finds the end of its requests with a command that is always answered, `mn`.
     ReplyOrNothing,
 }
 
 impl ParseState {
-    /// Finds the LF that ends the line under examination, looking at each byte once over all calls.
+    /// Finds the LF that ends the line under examination, reading each byte once over all calls.
     pub(super) fn find_lf(&mut self, window: &[u8]) -> Option<usize> {
         let from = (self.scanned as usize).min(window.len());
         let found = memchr::memchr(b'\n', &window[from..]).map(|at| from + at);
@@ -187,17 +186,17 @@ impl ParseState {
         found
     }
 
-    /// The bytes still missing to what an earlier call found necessary; `None` when they are there.
+    /// Number of missing bytes according to an earlier call; `None` when they have arrived.
     pub(super) fn missing(&self, buffer: &[u8]) -> Option<Parsed> {
         let more = (self.needed as usize).saturating_sub(buffer.len());
         (more > 0).then_some(Parsed::Incomplete { more })
     }
 }
 
-/// The largest offset that a [`ParseState`] holds, far above the largest message.
+/// The largest offset in a [`ParseState`], far above the largest message.
 pub(super) const OFFSET_MAX: usize = u32::MAX as usize;
 
-/// A buffer offset as the state stores it; a larger one only lets the state remember less.
+/// A buffer offset as the state stores it; a larger one only reduces what the state remembers.
 pub(super) fn offset(at: usize) -> u32 {
     at.min(OFFSET_MAX) as u32
 }

@@ -1,5 +1,5 @@
-//! `length:u16` and `length:u32`: a length in network byte order, not counting itself, then that many
-//! bytes. Replies likewise. A length of 0 is an empty message.
+//! `length:u16` and `length:u32`: a length in network byte order, not counting itself, followed by that many bytes.
+//! Replies have the same format. A length of 0 is an empty message.
 
 use super::{Expects, FramingConfigError, FramingError, Grammar, ParseState, Parsed, Sizes};
 
@@ -39,8 +39,12 @@ impl<const FIELD: usize> Length<FIELD> {
 
 impl<const FIELD: usize> Grammar for Length<FIELD> {
     const WIRE: &'static str = match FIELD {
-        2 => "a length of 2 bytes in network byte order, not counting itself, and as many bytes",
-        _ => "a length of 4 bytes in network byte order, not counting itself, and as many bytes",
+        2 => {
+            "a length of 2 bytes in network byte order, not counting itself, followed by the message"
+        }
+        _ => {
+            "a length of 4 bytes in network byte order, not counting itself, followed by the message"
+        }
     };
 
     fn malformed(&self, _max: usize) -> Vec<Vec<u8>> {
@@ -116,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_told() {
+    fn the_number_of_missing_bytes_is_returned() {
         let incomplete = |more| Ok(Parsed::Incomplete { more });
         assert_eq!(request(Framing::LengthU32, b"", 9), incomplete(4));
         assert_eq!(request(Framing::LengthU32, b"\x00\x00\x00", 9), incomplete(1));
@@ -125,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn too_long_is_known_from_the_length_alone() {
+    fn too_long_messages_are_refused_by_their_length_field() {
         assert_eq!(request(Framing::LengthU16, b"\x00\x0a", 9), Err(FramingError::TooLong));
         assert_eq!(request(Framing::LengthU32, b"\xff\xff\xff\xff", 9), Err(FramingError::TooLong));
         assert_eq!(request(Framing::LengthU32, b"\x00\x00\x00\x0a", 9), Err(FramingError::TooLong));
@@ -141,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_beyond_the_length_field_is_refused_whole() {
+    fn a_payload_beyond_the_length_field_is_refused() {
         let mut out = Vec::new();
         assert_eq!(
             Framing::LengthU16.encode_reply(&vec![0; 65_536], &mut out),

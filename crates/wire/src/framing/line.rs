@@ -1,19 +1,19 @@
 //! `line` and `line-crlf`: text lines. A line ends in LF; a CR right before the LF is dropped; the
 //! terminator is not part of the message. An empty line is an empty message.
 //!
-//! With `line` a reply ends as the last request line that the client sent before it, which
-//! [`super::Framing::as_client_writes`] knows, and a request to a backend ends in LF. With `line-crlf` all
-//! that the engine writes ends in CR LF. So does a message whose last byte is a CR, which else would be
-//! taken for a part of the terminator.
+//! With `line` a reply ends like the last request line that the client sent before it, which is stored with
+//! [`super::Framing::as_client_writes`], and a request to a backend ends in LF. With `line-crlf` everything the
+//! engine sends ends in CR LF. A message whose last byte is a CR also ends in CR LF, because otherwise that byte
+//! would be taken for a part of the terminator.
 //!
-//! The maximum counts the message without its terminator. A CR at the place where a message of the
-//! maximal length may end is given the benefit of the doubt until the next byte.
+//! The maximum counts the message without its terminator. A CR right after a message of maximum length is accepted
+//! until the next byte decides.
 
 use super::{Expects, FramingConfigError, FramingError, Grammar, ParseState, Parsed, Sizes};
 
 const TERMINATOR: &[u8] = b"\r\n";
 
-/// With LF, or with `CRLF` always CR LF behind what is written.
+/// `CRLF`: everything that is sent ends in CR LF; otherwise in LF.
 pub(super) struct Line<const CRLF: bool>;
 
 #[inline]
@@ -53,7 +53,7 @@ fn encode(payload: &[u8], crlf: bool, out: &mut Vec<u8>) -> Result<(), FramingEr
 
 impl<const CRLF: bool> Grammar for Line<CRLF> {
     const WIRE: &'static str = if CRLF {
-        "as `line`, but everything that is sent ends in CR LF"
+        "like `line`, but everything that is sent ends in CR LF"
     } else {
         "up to a line feed (LF); a carriage return (CR) before it is dropped. Replies end as the client's own lines do, \
          LF or CR LF. Requests to a backend end in LF."
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_drips_in_is_searched_once() {
+    fn a_line_that_arrives_in_bytes_is_searched_once() {
         let mut state = ParseState::default();
         let line = [vec![b'a'; 1000], b"\nnext".to_vec()].concat();
         for len in 0..1001 {
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_ends_as_the_framing_says_and_holds_no_lf() {
+    fn written_messages_end_like_the_framing_and_contain_no_lf() {
         for (framing, written) in [
             (Framing::Line, &b"abc\nabc\r\r\n\n"[..]),
             (Framing::LineCrLf, b"abc\r\nabc\r\r\n\r\n"),
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_end_as_the_clients_lines_do() {
+    fn replies_end_like_the_clients_lines() {
         assert_eq!(Framing::Line.as_client_writes(false), Framing::Line);
         assert_eq!(Framing::Line.as_client_writes(true), Framing::LineCrLf);
         assert_eq!(Framing::LineCrLf.as_client_writes(false), Framing::LineCrLf);

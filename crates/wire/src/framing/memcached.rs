@@ -40,7 +40,7 @@
 //!
 //! # Responses
 //!
-//! Their first word tells where they end, whatever was asked:
+//! Their first word determines where they end, independent of the request:
 //!
 //! ```text
 //! (VALUE KEY FLAGS BYTES [CAS] + data block)* END        VA BYTES [FLAG ...] + data block
@@ -56,9 +56,8 @@
 //! ([`super::Framing::fits`]): the keys of `VALUE` lines, the flags `k` and `O` of meta commands where the command has
 //! them, else the kind of the response. An error line fits every command.
 //!
-//! A backend is never sent `noreply` or quiet commands: memcached still answers them when they go
-//! wrong, and one unexpected answer would shift all later ones. A kernel that does not care for an
-//! answer ignores it.
+//! `noreply` and quiet commands are never sent to a backend: memcached still answers them when they fail, and one
+//! unexpected answer would shift all later ones. A kernel that does not need an answer ignores it.
 
 mod datagram;
 mod matching;
@@ -124,7 +123,7 @@ impl Grammar for Memcached {
     }
 
     fn malformed(&self, _max: usize) -> Vec<Vec<u8>> {
-        // A length that is none, the binary protocol, a block of another length.
+        // An invalid length, the binary protocol, a block of another length.
         let all = [&b"set a 0 0 x\r\n"[..], b"\x80\x01", b"set a 0 0 1\r\nabc\r\n"];
         all.map(<[u8]>::to_vec).to_vec()
     }
@@ -190,7 +189,7 @@ impl Grammar for Memcached {
             ErrorReply::UnknownCommand => b"ERROR\r\n",
             ErrorReply::BadCommand => b"CLIENT_ERROR bad command line format\r\n",
             ErrorReply::BadDataBlock => b"CLIENT_ERROR bad data chunk\r\n",
-            // The text that client libraries recognise.
+            // The text that client libraries recognize.
             ErrorReply::TooLong => b"SERVER_ERROR object too large for cache\r\n",
             ErrorReply::OutOfCapacity => b"SERVER_ERROR out of capacity\r\n",
             ErrorReply::Timeout => b"SERVER_ERROR timed out\r\n",
@@ -220,13 +219,13 @@ fn decimal(word: &[u8]) -> Option<usize> {
     usize::try_from(value).ok()
 }
 
-/// A key may hold any bytes but space and control characters.
+/// A key may contain any bytes except space and control characters.
 fn is_key(word: &[u8]) -> bool {
     (1..=KEY_BYTES_MAX).contains(&word.len()) && !has_control(word)
 }
 
-/// Whether a control character (RFC 20) is among the bytes. Bytes from 0x80 are not.
+/// Whether the bytes contain a control character (RFC 20). Bytes from 0x80 are not control characters.
 fn has_control(bytes: &[u8]) -> bool {
-    // Every command is looked through twice: without an early end the compiler takes many bytes at a time.
+    // Every command is scanned twice: without an early exit the compiler vectorizes the loop.
     bytes.iter().fold(false, |found, byte| found | byte.is_ascii_control())
 }

@@ -1,9 +1,8 @@
-//! `raw`: no framing at all. A message is what one read returned.
+//! `raw`: no framing. A message is the result of one read.
 //!
-//! TCP does not keep the boundaries of the sender's writes, so this suits request-response clients
-//! with one request in flight, and streams whose kernel does not care where they are cut. A read of
-//! more than the maximum is not a message that is too long, there are no messages to be too long: it
-//! is cut at the maximum and the rest is the next message. No byte is lost or reordered.
+//! TCP does not preserve the boundaries of the sender's writes, so this suits request-response clients with one
+//! request in flight, and streams whose kernel does not depend on boundaries. A read of more than the maximum is not
+//! an error: it is split at the maximum and the rest is the next message. No byte is lost or reordered.
 
 use super::{
     Delimits, Expects, FramingConfigError, FramingError, Grammar, ParseState, Parsed, Sizes,
@@ -64,7 +63,7 @@ impl Grammar for Raw {
 
     #[inline]
     fn encode_request(&self, request: &[u8], out: &mut Vec<u8>) -> Result<(), FramingError> {
-        // Nothing on the wire is nothing a backend could answer.
+        // An empty request cannot be answered.
         if request.is_empty() {
             return Err(FramingError::NotAnswered);
         }
@@ -109,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_maximum_of_nothing_is_an_error_and_no_endless_loop() {
+    fn a_maximum_of_0_is_an_error_and_not_an_endless_loop() {
         assert_eq!(request(b"a", 0), Err(FramingError::TooLong));
     }
 

@@ -5,10 +5,9 @@
 //! | sequence u64  | flags | length u32    | data ...      all in network byte order
 //! ```
 //!
-//! The length counts the whole message, header included, and so does the payload given to the kernel:
-//! a reply is the request with the client bit of the flags cleared. Bit 0 of the flags says that the
-//! message comes from a client, bit 1 that it wants an answer: in the throughput modes only some
-//! messages, or none, have it set.
+//! The length counts the whole message including the header, and so does the kernel's payload: a reply is the request
+//! with the client bit of the flags cleared. Bit 0 of the flags is set in messages of clients, bit 1 in messages that
+//! request an answer: in the throughput modes only some messages, or none.
 
 use super::{Expects, FramingConfigError, FramingError, Grammar, ParseState, Parsed, Sizes};
 
@@ -48,7 +47,7 @@ fn parse(buffer: &[u8], max: usize) -> Result<Parsed, FramingError> {
     Ok(Parsed::Message { consumed: len, start: 0, end: len, expects })
 }
 
-/// Appends a message whose header tells its true length: anything else would end the stream's sense.
+/// Appends a message whose header contains its actual length: any other length would desynchronize the stream.
 #[inline]
 fn encode(message: &[u8], out: &mut Vec<u8>) -> Result<(), FramingError> {
     match message.first_chunk::<SOCKPERF_HEADER_BYTES>() {
@@ -79,7 +78,7 @@ impl Grammar for Sockperf {
         let each =
             [(sizes.request_key, sizes.request_max), (sizes.response_key, sizes.response_max)];
         for (key, max) in each {
-            // No replies at all (0) is a legitimate service.
+            // A service without replies (0) is valid.
             if (1..SOCKPERF_HEADER_BYTES).contains(&max) {
                 return Err(FramingConfigError::SockperfUnderHeader { key, max });
             }
@@ -167,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_told() {
+    fn the_number_of_missing_bytes_is_returned() {
         assert_eq!(request(b"", 64), Ok(Parsed::Incomplete { more: 14 }));
         assert_eq!(request(&PING[..13], 64), Ok(Parsed::Incomplete { more: 1 }));
         assert_eq!(request(&PING, 64), Ok(Parsed::Incomplete { more: 16 }));

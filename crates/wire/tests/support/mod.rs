@@ -1,23 +1,23 @@
-//! A connection as the engine keeps one, which checks the contract of the parsers at every step.
-//! Shared by the property tests and the fuzz targets.
+//! A connection with the engine's buffering, which checks the contract of the parsers at every step. Shared by the
+//! property tests and the fuzz targets.
 
 use wire::framing::{Delimits, Expects, Framing, FramingError, ParseState, Parsed};
 
-/// Which grammar is parsed.
+/// The grammar to parse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Request,
     Response,
 }
 
-/// What the parser took off the stream.
+/// What the parser took from the stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Message { payload: Vec<u8>, expects: Expects },
     Refused { bytes: Vec<u8>, error: FramingError },
 }
 
-/// How the stream stands after its last byte.
+/// State of the stream after its last byte.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Waiting { unread: Vec<u8> },
@@ -25,7 +25,7 @@ pub(crate) enum End {
     Quit,
 }
 
-/// All that happened on one stream.
+/// All events of one stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Transcript {
     pub(crate) events: Vec<Event>,
@@ -33,7 +33,7 @@ pub(crate) struct Transcript {
 }
 
 impl Transcript {
-    /// The payloads one after the other: all that `raw` promises.
+    /// The concatenated payloads: all that `raw` promises.
     pub(crate) fn payload(&self) -> Vec<u8> {
         let payload = |event: &Event| match event {
             Event::Message { payload, .. } => payload.clone(),
@@ -43,14 +43,14 @@ impl Transcript {
     }
 }
 
-/// One direction of a connection: what was read and not taken yet, and the parser's state.
+/// One direction of a connection: bytes that are not taken yet, and the parser's state.
 struct Stream {
     framing: Framing,
     side: Side,
     max: usize,
     state: ParseState,
     buffer: Vec<u8>,
-    /// Below this many bytes the parser has announced that nothing can be decided.
+    /// The parser has reported that it needs at least this many bytes.
     promised: usize,
     events: Vec<Event>,
 }
@@ -71,7 +71,7 @@ impl Stream {
             Side::Response => framing.parse_response(state, buffer, *max),
         };
         let parsed = parse(state);
-        // Asking again about the same bytes gives the same answer, from whatever state.
+        // Parsing the same bytes again gives the same result, from any state.
         if parsed.is_ok() {
             assert_eq!(parse(&mut state.clone()), parsed);
             assert_eq!(parse(&mut before.clone()), parsed);
@@ -80,7 +80,7 @@ impl Stream {
         parsed
     }
 
-    /// Takes everything off the buffer that is complete. `Some` when the stream is over.
+    /// Takes everything complete from the buffer. `Some` when the stream has ended.
     fn drain(&mut self) -> Option<End> {
         loop {
             let unread = self.buffer.len();
@@ -130,7 +130,8 @@ impl Stream {
     }
 }
 
-/// A fresh look at the same bytes may know less about how much is missing, never anything else.
+/// Parsing the same bytes with a new state may know less about the number of missing bytes, and gives the same result
+/// otherwise.
 fn relaxed(parsed: Parsed) -> Parsed {
     match parsed {
         Parsed::Incomplete { .. } => Parsed::Incomplete { more: 1 },
@@ -138,8 +139,8 @@ fn relaxed(parsed: Parsed) -> Parsed {
     }
 }
 
-/// Feeds `chunks` to a parser. With `bounded`, the receive buffer is exactly as large as the framing
-/// says it has to be, and longer chunks are read in parts.
+/// Feeds `chunks` to a parser. With `bounded`, the receive buffer has exactly the documented size, and longer chunks
+/// are read in parts.
 pub(crate) fn converse<'a>(
     framing: Framing,
     side: Side,
@@ -172,7 +173,7 @@ pub(crate) fn converse<'a>(
     Transcript { events: stream.events, end: End::Waiting { unread: stream.buffer } }
 }
 
-/// The stream in one piece and in chunks must read the same.
+/// The stream in one piece and in chunks must give the same messages.
 pub(crate) fn check_split(
     framing: Framing,
     side: Side,
@@ -192,7 +193,7 @@ pub(crate) fn check_split(
     }
     let split = converse(framing, side, max, chunks, true);
     if framing.delimits() == Delimits::Nothing {
-        // Where it cuts depends on the reads; what arrives does not.
+        // The boundaries depend on the reads; the bytes do not.
         assert_eq!(split.payload(), whole.payload());
         assert_eq!(split.payload(), stream);
     } else {

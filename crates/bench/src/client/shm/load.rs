@@ -7,27 +7,27 @@ use sys::time::monotonic_ns;
 use super::{Client, Options, ShmError};
 use crate::client::{ClientError, Load, Outcome, Pace, Tally, WINDOW_MAX, Workload};
 
-/// Outcomes received before requests are sent in their place.
+/// Outcomes received before new requests are sent.
 const BATCH: usize = 64;
-/// Outcomes that share a look at the clock.
+/// Outcomes per reading of the clock.
 const LOOK: usize = 8;
 
-/// What a request's slot in the window knows.
+/// State of a request's slot in the window.
 #[derive(Clone, Copy, Debug)]
 enum Slot {
     Free,
     Waiting { index: u64, due_ns: u64, sent_ns: u64 },
 }
 
-/// One run. A tag is a request's place in the window (low half) and the life of the place (high half),
-/// so that an outcome that comes after its request was given up is known as late.
+/// One run. A tag is a request's index in the window (low half) and the generation of that index (high half), so that
+/// an outcome that arrives after its request was given up is recognized as late.
 pub(in crate::client) struct Run<'a> {
     client: Client,
     path: &'a Path,
     slots: Vec<Slot>,
     lives: Vec<u32>,
     free: Vec<u32>,
-    /// A request that found no room: its number and since when it waits.
+    /// A request that found no room: its number and arrival time.
     held: Option<(u64, u64)>,
     workload: &'a mut dyn Workload,
     tally: Tally,
@@ -51,7 +51,7 @@ impl<'a> Run<'a> {
         if load.window > depth && load.pace == Pace::Closed {
             return Err(ClientError::Depth(load.window, path.to_owned(), depth));
         }
-        // An open loop has what has arrived; what finds no room is counted as unsent.
+        // An open loop has the requests that have arrived; those without room are counted as unsent.
         let window = load.window.min(depth);
         tally.begin(load);
         Ok(Self {
@@ -69,7 +69,7 @@ impl<'a> Run<'a> {
     }
 
     pub(in crate::client) fn run(mut self) -> Result<Outcome, ClientError> {
-        // A look at the clock serves several messages: latencies begin with the look before a request
+        // One reading of the clock is used for several messages: latencies begin with the reading before the request
         // was made, never after it.
         let mut now_ns = monotonic_ns();
         loop {
@@ -103,7 +103,7 @@ impl<'a> Run<'a> {
     /// Fills the window, as far as the rings have room.
     fn send(&mut self, now_ns: u64) -> Result<(), ClientError> {
         while let Some(place) = self.free.last().copied() {
-            // Requests that were given up still have a slot of the rings.
+            // Requests that were given up still occupy a slot of the rings.
             if self.client.in_flight() == self.client.depth() {
                 break;
             }
@@ -118,7 +118,7 @@ impl<'a> Run<'a> {
                     self.free.pop();
                     self.slots[place as usize] = Slot::Waiting { index, due_ns, sent_ns: now_ns };
                 }
-                // No room for a long message until the engine has taken those before it.
+                // No room for a long message until the engine has taken earlier ones.
                 Err(ShmError::Full) => {
                     self.held = Some((index, due_ns));
                     break;
@@ -132,7 +132,7 @@ impl<'a> Run<'a> {
 
     fn settle(&mut self, reply: super::Reply, now_ns: u64) {
         let place = reply.tag as u32 as usize;
-        // A tag of an earlier life: its request was given up.
+        // A tag of an earlier generation: its request was given up.
         let known = self.lives.get(place).is_some_and(|life| *life == (reply.tag >> 32) as u32);
         let Some(Slot::Waiting { index, due_ns, .. }) =
             self.slots.get(place).copied().filter(|_| known)

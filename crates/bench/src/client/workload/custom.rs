@@ -1,17 +1,17 @@
-//! One message of the user's own, for kernels that no built-in workload knows.
+//! A message of the user, for kernels without a built-in workload.
 
 use super::Workload;
 
-/// A message, and which replies to it are right.
+/// A message, and its correct replies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Custom {
     /// The request; every request is the same.
     pub payload: Vec<u8>,
-    /// The right replies.
+    /// The correct replies.
     pub expect: Expect,
 }
 
-/// Which replies are right.
+/// Which replies are correct.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expect {
     /// Every reply, or every reply of this many bytes.
@@ -23,7 +23,7 @@ pub enum Expect {
 }
 
 impl Custom {
-    /// Length of the right replies, where it is known.
+    /// Length of the correct replies, if known.
     pub fn reply_bytes(&self) -> Option<usize> {
         match &self.expect {
             Expect::Any(bytes) => *bytes,
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn replies_are_compared_as_asked() {
+    fn replies_are_compared_as_configured() {
         let accepts = |expect: Expect, reply: &[u8]| {
             let custom = Custom { payload: b"ab".to_vec(), expect };
             (&mut &custom).accepts(7, reply)

@@ -2,11 +2,11 @@
 
 use super::Workload;
 
-/// Pictures that took no part in training: magic, u32 LE count, then label and 784 bytes each
+/// Pictures that were not used for training: magic, u32 LE count, then label and 784 bytes each
 /// (device/models/README.md).
 const HELD_OUT: &[u8] = include_bytes!("../../../models/digits_heldout.bin");
 const MAGIC: &[u8] = b"SVDIGIT1";
-/// How far a logit may be from the expected one: other compilers sum in another order.
+/// Tolerance of a logit: other compilers sum in another order.
 const LOGIT_TOLERANCE: f32 = 1e-3;
 
 /// A labelled picture of 28 x 28 grey pixels.
@@ -19,13 +19,13 @@ pub struct Digit<'a> {
 }
 
 impl Digit<'static> {
-    /// The built-in pictures; none of them took part in training.
+    /// The built-in pictures, which were not used for training.
     pub fn held_out() -> Vec<Self> {
         parse(HELD_OUT).expect("the built-in pictures are whole")
     }
 }
 
-/// Reads a file of digits; `None` when it is none.
+/// Parses a file of digits; `None` if it is invalid.
 fn parse(file: &[u8]) -> Option<Vec<Digit<'_>>> {
     let rest = file.strip_prefix(MAGIC)?;
     let (count, rest) = rest.split_first_chunk::<4>()?;
@@ -35,7 +35,7 @@ fn parse(file: &[u8]) -> Option<Vec<Digit<'_>>> {
     sound.then(|| records.map(|r| Digit { label: r[0], picture: &r[1..] }).collect())
 }
 
-/// Asks for the digits in turn. The last answers are kept; with `expected`, all must be those.
+/// Sends the digits in turn. The last answers are kept; with `expected`, all must be equal to those.
 #[derive(Clone, Debug)]
 pub struct Digits<'a> {
     digits: &'a [Digit<'a>],
@@ -49,7 +49,7 @@ impl<'a> Digits<'a> {
     /// Length of a reply: the digit, 3 zero bytes, 10 float32 LE logits.
     pub const REPLY_BYTES: usize = 44;
 
-    /// Without `expected`, whatever looks like an answer is accepted.
+    /// Without `expected`, any well-formed answer is accepted.
     pub fn new(digits: &'a [Digit<'a>], expected: Option<&'a [Vec<u8>]>) -> Self {
         Self { digits, expected, answers: vec![Vec::new(); digits.len()] }
     }
@@ -59,14 +59,14 @@ impl<'a> Digits<'a> {
         &self.answers
     }
 
-    /// How many answers name the right digit.
+    /// Number of answers with the correct digit.
     pub fn right(&self) -> usize {
         let hits = self.digits.iter().zip(&self.answers);
         hits.filter(|(digit, answer)| answer.first() == Some(&digit.label)).count()
     }
 }
 
-/// The same digit, and logits as near as other arithmetic gets.
+/// The same digit, and logits within the tolerance.
 fn agree(reply: &[u8], expected: &[u8]) -> bool {
     let near = |(a, b): (&[u8; 4], &[u8; 4])| {
         let (a, b) = (f32::from_le_bytes(*a), f32::from_le_bytes(*b));

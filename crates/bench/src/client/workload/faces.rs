@@ -1,4 +1,4 @@
-//! Faces for the kernel `faces`: a label and a picture, to be compared with a stored one.
+//! Faces for the kernel `faces`: a label and a picture, which is compared with a stored one.
 
 use super::Workload;
 
@@ -16,12 +16,12 @@ pub struct Person<'a> {
     pub label: &'a [u8],
     /// 32 x 32 grey pixels, for the database.
     pub stored: &'a [u8],
-    /// The same, to be asked about.
+    /// The same, for requests.
     pub second: &'a [u8],
 }
 
 impl Person<'_> {
-    /// The key under which the kernel looks for the stored picture.
+    /// The key under which the kernel finds the stored picture.
     pub fn database_key(&self) -> String {
         let hex: String = self.label.iter().map(|byte| format!("{byte:02x}")).collect();
         format!("face:{hex}")
@@ -31,7 +31,7 @@ impl Person<'_> {
 /// Pictures of people.
 #[derive(Clone, Debug)]
 pub struct Pictures<'a> {
-    /// Where they come from.
+    /// Their source.
     pub note: String,
     /// At least two.
     pub people: Vec<Person<'a>>,
@@ -45,7 +45,7 @@ impl Pictures<'static> {
 }
 
 impl<'a> Pictures<'a> {
-    /// Reads a file of pictures; `None` when it is none.
+    /// Parses a file of pictures; `None` if it is invalid.
     pub fn parse(file: &'a [u8]) -> Option<Self> {
         let rest = file.strip_prefix(MAGIC)?;
         let (count, rest) = rest.split_first_chunk::<4>()?;
@@ -67,12 +67,12 @@ impl<'a> Pictures<'a> {
     }
 }
 
-/// What is asked about whom.
+/// A kind of question about a person.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Question {
     /// The second picture of the same person.
     Same,
-    /// The second picture of somebody else.
+    /// The second picture of another person.
     Other,
     /// A label that the database does not know.
     Unknown,
@@ -82,13 +82,13 @@ const QUESTIONS: [Question; 3] = [Question::Same, Question::Other, Question::Unk
 /// No match, match, unknown label, no database.
 const VERDICTS: usize = 4;
 
-/// Asks every question about every person, again and again.
+/// Sends every question about every person, repeatedly.
 #[derive(Clone, Debug)]
 pub struct Faces<'a> {
     people: &'a [Person<'a>],
     /// Answers by question and verdict.
     counts: [[u64; VERDICTS]; 3],
-    /// The first good answer to each request: the same question has the same answer ever after.
+    /// The first valid answer to each request: later answers to the same request must be equal.
     first: Vec<Option<[u8; Faces::REPLY_BYTES]>>,
 }
 
@@ -147,7 +147,7 @@ impl Workload for Faces<'_> {
             return false;
         }
         self.counts[question][verdict] += 1;
-        // Whether two pictures match is the method's affair; who is unknown is not.
+        // Whether two pictures match is determined by the method; unknown labels are not.
         let plausible = match QUESTIONS[question] {
             Question::Same | Question::Other => verdict < 2,
             Question::Unknown => verdict == 2 && distance == 0.0,

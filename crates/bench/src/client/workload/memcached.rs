@@ -7,29 +7,30 @@ use super::{Person, Workload};
 
 /// Most different keys.
 const KEYS_MAX: u64 = 10_000;
-/// About the most bytes of all values together, so that a memcached of the usual 64 MiB keeps them.
+/// Approximate limit of the total size of values, so that a memcached with the default 64 MiB keeps them.
 const VALUES_BYTES: usize = 32 << 20;
 
-/// Who is asked for what: a question a request.
+/// The keys of the requests.
 #[derive(Clone, Copy, Debug)]
 enum Items<'a> {
-    /// Keys of this workload, each with a value of its own that never changes.
+    /// Keys of this workload, each with its own constant value.
     Own { value_bytes: usize, gets_percent: u8 },
-    /// What the kernel `faces` asks its database when it is asked about these people, in its words.
+    /// The requests of the kernel `faces` to its database, for these people.
     Faces(&'a [Person<'a>]),
 }
 
-/// Asks a memcached, and compares every value byte for byte. A get that finds nothing is right, and counted.
+/// Sends requests to a memcached, and compares every value byte for byte. A get without a value is correct, and
+/// counted.
 #[derive(Clone, Debug)]
 pub struct Memcached<'a> {
     items: Items<'a>,
-    /// Stores everything, each key once, instead of asking.
+    /// Stores everything, each key once, instead of requesting it.
     stores: bool,
     expected: Vec<u8>,
     lookups: Lookups,
 }
 
-/// What gets came to.
+/// Results of gets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lookups {
     /// Gets that found their value.
@@ -51,14 +52,14 @@ impl Lookups {
     }
 }
 
-/// One request: a key, and what is done with it.
+/// One request: a key, and the command.
 #[derive(Clone, Copy)]
 struct Question {
     key: u64,
     sets: bool,
 }
 
-/// Whatever `number` is, another one that looks like chance (SplitMix64).
+/// A pseudo-random function of `number` (SplitMix64).
 fn mixed(number: u64) -> u64 {
     let mut word = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -67,7 +68,7 @@ fn mixed(number: u64) -> u64 {
 }
 
 fn print(into: &mut Vec<u8>, text: fmt::Arguments<'_>) {
-    into.write_fmt(text).expect("a vector takes everything");
+    into.write_fmt(text).expect("writing to a vector cannot fail");
 }
 
 impl<'a> Memcached<'a> {
@@ -88,7 +89,7 @@ impl<'a> Memcached<'a> {
         Self { items, stores: false, expected: Vec::new(), lookups: Lookups::default() }
     }
 
-    /// The requests that store what the others ask for; [`Self::keys`] of them.
+    /// The requests that store all values; there are [`Self::keys`] of them.
     pub fn stores(self) -> Self {
         Self { stores: true, ..self }
     }
@@ -103,7 +104,7 @@ impl<'a> Memcached<'a> {
         }
     }
 
-    /// Longest request or reply, without much to spare.
+    /// Longest request or reply, with a small margin.
     pub fn message_bytes(value_bytes: usize) -> usize {
         value_bytes + 128
     }
@@ -116,7 +117,7 @@ impl<'a> Memcached<'a> {
                 let sets = random % 100 >= u64::from(gets_percent);
                 Question { key: (random >> 32) % self.keys(), sets }
             }
-            // The second half of the keys of three questions about everybody is one that nobody has.
+            // The second half of the keys of three questions about every person is an unknown one.
             Items::Faces(people) => {
                 let number = index % (3 * people.len() as u64);
                 let unknown = number % 3 == 2;
@@ -167,7 +168,7 @@ impl<'a> Memcached<'a> {
         }
     }
 
-    /// Writes what a get of `key` says when it finds the value.
+    /// Writes the response to a get of `key` that finds the value.
     fn write_hit(&self, key: u64, into: &mut Vec<u8>) {
         let bytes = self.value_bytes();
         if matches!(self.items, Items::Own { .. }) {
@@ -185,12 +186,12 @@ impl<'a> Memcached<'a> {
         }
     }
 
-    /// Whether `reply` says that there is nothing under `key`.
+    /// Whether `reply` reports that `key` has no value.
     fn is_miss(&self, key: u64, reply: &[u8]) -> bool {
         if matches!(self.items, Items::Own { .. }) {
             return reply == b"END\r\n";
         }
-        // With the key or without, as versions have it.
+        // With or without the key, depending on the version.
         let mut named = b"EN k".to_vec();
         self.write_key(key, &mut named);
         named.extend_from_slice(b"\r\n");
@@ -249,7 +250,7 @@ mod tests {
     use super::*;
     use std::collections::{HashMap, HashSet};
 
-    /// A memcached of a few lines: what it answers to a request.
+    /// A minimal memcached: its answer to a request.
     fn answer(store: &mut HashMap<Vec<u8>, Vec<u8>>, request: &[u8]) -> Vec<u8> {
         let line_end = request.windows(2).position(|pair| pair == b"\r\n").unwrap();
         let (line, rest) = (&request[..line_end], &request[line_end + 2..]);
@@ -299,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_stored_is_found_and_every_byte_of_it_counts() {
+    fn stored_values_are_found_and_compared_completely() {
         for value_bytes in [0, 1, 7, 8, 100, 3000] {
             let mut workload = Memcached::new(value_bytes, 90);
             let mut store = filled(&workload);
@@ -350,7 +351,7 @@ mod tests {
             assert_eq!(reply == b"EN\r\n", index % 3 == 2);
         }
         assert_eq!(workload.lookups(), Lookups { hits: 2 * all / 3, misses: all / 3 });
-        // A value for a label that nobody has is a lie.
+        // A value for an unknown label is wrong.
         let known = answer(&mut store, &asked(&mut workload, 0));
         assert!(!workload.accepts(2, &known));
     }

@@ -4,7 +4,7 @@ use wire::framing::SOCKPERF_HEADER_BYTES;
 
 use super::{Echo, Workload};
 
-/// From a client (bit 0), which wants an answer (bit 1).
+/// From a client (bit 0), requesting an answer (bit 1).
 const PING: u16 = 0b11;
 /// The answer: the client bit is cleared.
 const PONG: u16 = 0b10;
@@ -73,7 +73,7 @@ mod tests {
             let whole =
                 Parsed::Message { consumed: bytes, start: 0, end: bytes, expects: Expects::Reply };
             assert_eq!(parsed, Ok(whole));
-            assert!(!sockperf.accepts(77, &message), "a ping is no pong");
+            assert!(!sockperf.accepts(77, &message), "a ping is not a pong");
             message[9] &= !1;
             super::super::tests::identity_survives(&mut sockperf, 77, &message);
         }

@@ -2,18 +2,18 @@
 
 use super::Workload;
 
-/// Low and high part of a request's number: whole numbers of this many bits, three times which is exact.
+/// Low and high part of a request's number: integers of this many bits, whose triple is exact.
 const PART_BITS: u32 = 20;
 const PART_MASK: u64 = (1 << PART_BITS) - 1;
 
-/// Vectors of numbers; the right reply is three times each. The first two tell the request.
+/// Vectors of numbers; the correct reply is three times each. The first two identify the request.
 #[derive(Clone, Copy, Debug)]
 pub struct Vectors {
     numbers: usize,
 }
 
 impl Vectors {
-    /// Numbers in a message, unless said otherwise.
+    /// Default number of numbers in a message.
     pub const NUMBERS: usize = 64;
 
     /// Vectors of this many numbers.
@@ -25,7 +25,7 @@ impl Vectors {
         let number = move |i| match i {
             0 => index & PART_MASK,
             1 => (index >> PART_BITS) & PART_MASK,
-            // Below 2^22, so that three times each is exact.
+            // Below 2^22, so that the triple is exact.
             i => index.wrapping_mul(31).wrapping_add(i * 7919) % (1 << 22),
         };
         (0..self.numbers as u64).map(move |i| number(i) as f32)
@@ -50,7 +50,7 @@ impl Workload for Vectors {
     fn identify(&self, reply: &[u8]) -> Option<u64> {
         let part = |at: usize| {
             let bytes = reply.get(4 * at..)?.first_chunk::<4>()?;
-            // A float that is no part becomes one by the cast; `accepts` looks at it again.
+            // A float that is not a valid part is changed by the cast; `accepts` checks it again.
             Some((f32::from_le_bytes(*bytes) / 3.0) as u64 & PART_MASK)
         };
         Some(part(0)? | (part(1)? << PART_BITS))
@@ -64,7 +64,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn three_times_each_is_the_answer_and_tells_the_request(
+        fn the_answer_is_three_times_each_and_identifies_the_request(
             index in 0..(1u64 << (2 * PART_BITS)) - 1, numbers in 2..100usize,
         ) {
             let mut vectors = Vectors::new(numbers);

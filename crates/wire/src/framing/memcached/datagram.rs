@@ -4,13 +4,13 @@
 /// Length of the header.
 pub const UDP_HEADER_BYTES: usize = 8;
 
-/// Most datagrams of one response that are put together: 1.4 MB of those that memcached sends.
+/// Maximum number of datagrams of one response that are assembled: 1.4 MB with memcached's datagrams.
 const PIECES_MAX: u16 = 1024;
 
 /// The header of a datagram: id, sequence, total and two bytes that are zero, in network byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdpHeader {
-    /// What the client gave its request, and the server repeats.
+    /// Set by the client in the request, and repeated by the server.
     pub id: u16,
     /// Number of this datagram in its message, from 0.
     pub sequence: u16,
@@ -19,19 +19,19 @@ pub struct UdpHeader {
 }
 
 impl UdpHeader {
-    /// Of a request.
+    /// The header of a request.
     pub const fn request(id: u16) -> Self {
         Self { id, sequence: 0, total: 1 }
     }
 
-    /// As it stands before the payload.
+    /// The encoded header.
     pub const fn bytes(self) -> [u8; UDP_HEADER_BYTES] {
         let ([a, b], [c, d]) = (self.id.to_be_bytes(), self.sequence.to_be_bytes());
         let [e, f] = self.total.to_be_bytes();
         [a, b, c, d, e, f, 0, 0]
     }
 
-    /// The header of a datagram and what follows it; `None` if it has none, or an impossible one.
+    /// The header of a datagram and its payload; `None` if the header is missing or invalid.
     pub fn split(datagram: &[u8]) -> Option<(Self, &[u8])> {
         let ([a, b, c, d, e, f, _, _], payload) = datagram.split_first_chunk()?;
         let header = Self {
@@ -43,37 +43,37 @@ impl UdpHeader {
     }
 }
 
-/// What a datagram was to the response that is being put together.
+/// The result of adding a datagram to a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// The last one that was missing.
+    /// It was the last missing one.
     Last,
     /// Others are missing.
     Taken,
-    /// It has come before, or contradicts those that have.
+    /// It is a duplicate, or contradicts earlier ones.
     Useless,
-    /// The response is longer than may be.
+    /// The response is longer than the maximum.
     TooLong,
 }
 
-/// The datagrams of one response, in whatever order they come.
+/// The datagrams of one response, in any order.
 #[derive(Debug, Default)]
 pub struct Assembly {
     bytes: Vec<u8>,
-    /// Sequence, start and end of each in `bytes`, as they came.
+    /// Sequence, start and end of each in `bytes`, in the order of arrival.
     pieces: Vec<(u16, u32, u32)>,
     total: u16,
 }
 
 impl Assembly {
-    /// Forgets what has come.
+    /// Removes all datagrams.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.pieces.clear();
         self.total = 0;
     }
 
-    /// Takes one more datagram of a response of at most `max` bytes.
+    /// Adds one more datagram of a response of at most `max` bytes.
     pub fn take(&mut self, header: UdpHeader, payload: &[u8], max: usize) -> Piece {
         if self.pieces.is_empty() {
             self.total = header.total;
@@ -91,8 +91,8 @@ impl Assembly {
         if self.pieces.len() == usize::from(self.total) { Piece::Last } else { Piece::Taken }
     }
 
-    /// The whole response, once its last piece was taken; put in order in `scratch`, which has room for
-    /// it, if its pieces came out of order.
+    /// The complete response, once its last piece was added; copied into `scratch` in order, which has room for it,
+    /// if its pieces arrived out of order.
     pub fn whole<'a>(&'a mut self, scratch: &'a mut [u8]) -> &'a [u8] {
         if self.pieces.is_sorted() {
             return &self.bytes;
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_header_is_read_as_it_is_written() {
+    fn a_header_round_trips() {
         let header = UdpHeader { id: 0x0102, sequence: 3, total: 0x0405 };
         let datagram = [&header.bytes()[..], b"END\r\n"].concat();
         assert_eq!(datagram[..8], [1, 2, 0, 3, 4, 5, 0, 0]);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_response_has_bounds() {
+    fn the_size_of_a_response_is_limited() {
         let mut assembly = Assembly::default();
         let header = UdpHeader { id: 1, sequence: 0, total: 2 };
         assert_eq!(assembly.take(header, &[0; 25], 24), Piece::TooLong);

@@ -1,18 +1,18 @@
-//! Which response can answer which command. See the parent module.
+//! Whether a response can answer a command. See the parent module.
 
 use super::{CRLF, decimal, words};
 
-/// How often the keys of one retrieval command are searched from the start again. memcached answers in the
-/// order of the keys, a proxy in front of several servers may not.
+/// Maximum number of passes over the keys of one retrieval command. memcached answers in the order of the keys, a
+/// proxy for several servers may not.
 const PASSES_MAX: u32 = 64;
 
-/// The command line of a request, without its terminator: all that its response is compared with.
+/// The command line of a request, without its terminator, which is compared with the response.
 pub(super) fn mark(request: &[u8]) -> &[u8] {
     first_line(request)
 }
 
-/// Whether `response`, one whole response of the protocol, can answer the command with this line. Error
-/// lines name no command and answer every one.
+/// Whether `response`, one complete response of the protocol, can answer the command with this line. Error lines name
+/// no command and fit every one.
 pub(super) fn fits(line: &[u8], response: &[u8]) -> bool {
     let mut answer = words(first_line(response));
     let mut request = words(line);
@@ -47,7 +47,7 @@ fn first_line(bytes: &[u8]) -> &[u8] {
     line.strip_suffix(b"\r").unwrap_or(line)
 }
 
-/// Whether every value of the response is one of these keys'.
+/// Whether the key of every value of the response is one of these keys.
 fn values<'a>(keys: impl Iterator<Item = &'a [u8]> + Clone, response: &[u8]) -> bool {
     let (mut left, mut passes) = (keys.clone(), 0);
     let mut rest = response;
@@ -74,8 +74,8 @@ fn values<'a>(keys: impl Iterator<Item = &'a [u8]> + Clone, response: &[u8]) -> 
     }
 }
 
-/// A meta command asks for its key (`k`) and its opaque (`O`) back. A miss may leave them out, as memcached
-/// did before 1.6.10.
+/// A meta command may request its key (`k`) and its opaque (`O`) in the response. A miss may omit them, like
+/// memcached before 1.6.10.
 fn meta<'a>(
     mut request: impl Iterator<Item = &'a [u8]>,
     word: &[u8],

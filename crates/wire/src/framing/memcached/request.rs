@@ -6,17 +6,17 @@ use crate::framing::{Expects, FramingError, OFFSET_MAX, ParseState, Parsed, offs
 /// First byte of a request of the deprecated binary protocol; no command begins with it.
 const BINARY_MAGIC: u8 = 0x80;
 
-/// Phase: the line is a retrieval command, whose length only the maximum bounds.
+/// Phase: the line is a retrieval command, whose length is limited only by the maximum.
 const LONG_LINE: u8 = 1;
 
-/// What a command line says.
+/// The result of parsing a command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Command {
-    /// The line is the whole command.
+    /// The line is the complete command.
     Line {
         expects: Expects,
     },
-    /// A data block of `bytes` bytes and its CR LF follow.
+    /// It is followed by a data block of `bytes` bytes and its CR LF.
     Block {
         bytes: usize,
         expects: Expects,
@@ -24,7 +24,7 @@ enum Command {
     Quit,
 }
 
-/// Looks for one command at the front of `buffer`.
+/// Parses one command at the front of `buffer`.
 pub(super) fn parse(
     state: &mut ParseState,
     buffer: &[u8],
@@ -78,7 +78,7 @@ pub(super) fn parse(
     }
 }
 
-/// No LF in `window`: waits for it as long as the line may still be one.
+/// There is no LF in `window`: waits for it unless the line is too long.
 fn no_line_yet(state: &mut ParseState, window: &[u8], max: usize) -> Result<Parsed, FramingError> {
     if window.len() >= max {
         return Err(FramingError::TooLong);
@@ -92,7 +92,7 @@ fn no_line_yet(state: &mut ParseState, window: &[u8], max: usize) -> Result<Pars
     Ok(Parsed::Incomplete { more: 1 })
 }
 
-/// Accepts exactly one command, and only one that is always answered.
+/// Accepts exactly one command, and only if it is always answered.
 pub(super) fn check(request: &[u8]) -> Result<(), FramingError> {
     match one_command(request)? {
         Expects::Reply => Ok(()),
@@ -109,9 +109,9 @@ pub(super) fn one_command(request: &[u8]) -> Result<Expects, FramingError> {
     }
 }
 
-/// Whether the line is one of the commands whose number of keys is not limited.
+/// Whether the line is one of the commands with an unlimited number of keys.
 fn is_retrieval(line: &[u8]) -> bool {
-    // A name cut off by the end of `line` is none of these, and no name has 2048 bytes.
+    // A name truncated by the end of `line` differs from these, and no name has 2048 bytes.
     matches!(words(line).next(), Some(b"get" | b"gets" | b"gat" | b"gats"))
 }
 
@@ -123,7 +123,7 @@ fn announces_block(line: &[u8]) -> bool {
     )
 }
 
-/// Understands one command line, without its terminator.
+/// Parses one command line, without its terminator.
 fn command(line: &[u8]) -> Result<Command, FramingError> {
     let mut arguments = words(line);
     let name = arguments.next().ok_or(FramingError::UnknownCommand)?;
@@ -146,7 +146,7 @@ fn command(line: &[u8]) -> Result<Command, FramingError> {
     command.filter(|_| !has_control(line)).ok_or(FramingError::BadCommand)
 }
 
-/// Nothing more, or `noreply` alone.
+/// Nothing more, or only `noreply`.
 fn noreply<'a>(mut rest: impl Iterator<Item = &'a [u8]>) -> Option<Command> {
     expects(&mut rest).map(|expects| Command::Line { expects })
 }
@@ -185,7 +185,7 @@ fn keyed<'a>(mut words: impl Iterator<Item = &'a [u8]>, values: usize) -> Option
     noreply(words)
 }
 
-/// KEY [0] [noreply]; the 0 is a delay that memcached no longer has.
+/// KEY [0] [noreply]; the 0 is a delay that memcached no longer supports.
 fn delete<'a>(mut words: impl Iterator<Item = &'a [u8]> + Clone) -> Option<Command> {
     words.next().filter(|key| is_key(key))?;
     let rest = words.clone();
@@ -223,7 +223,7 @@ fn meta_set<'a>(mut words: impl Iterator<Item = &'a [u8]>) -> Option<Command> {
     Some(Command::Block { bytes, expects: quiet(words) })
 }
 
-/// A flag is one letter, some with a value behind it; `q` is the quiet one.
+/// A flag is one letter, some followed by a value; `q` is the quiet one.
 fn quiet<'a>(mut flags: impl Iterator<Item = &'a [u8]>) -> Expects {
     if flags.any(|flag| flag.first() == Some(&b'q')) {
         Expects::ReplyOrNothing
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_of_a_data_block_is_told_and_the_line_not_read_again() {
+    fn missing_bytes_of_a_data_block_are_returned_and_the_line_is_read_once() {
         let mut state = ParseState::default();
         let command = b"set a 0 0 3\r\nabc\r\n";
         let incomplete = |more| Ok(Parsed::Incomplete { more });
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_ends_elsewhere_ends_the_connection() {
+    fn a_block_of_another_length_ends_the_connection() {
         for block in ["abcd\r\n", "ab\r\nx", "abc\n\r", "abcde"] {
             let parsed = request(format!("set a 0 0 3\r\n{block}").as_bytes());
             assert_eq!(parsed, Err(FramingError::BadDataBlock), "{block:?}");
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn too_long_is_known_from_the_command_line() {
+    fn too_long_requests_are_refused_by_their_command_line() {
         let too_long = Err(FramingError::TooLong);
         let mut state = ParseState::default();
         assert_eq!(parse(&mut state, b"set a 0 0 1001\r\n", 1000), too_long);
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn quit_ends_the_conversation() {
+    fn quit_ends_the_connection() {
         assert_eq!(request(b"quit\r\nget a\r\n"), Ok(Parsed::Quit { consumed: 6 }));
         assert_eq!(request(b"quit now\n"), Ok(Parsed::Quit { consumed: 9 }));
     }

@@ -3,29 +3,29 @@
 use super::{CRLF, LINE_BYTES_MAX, decimal, is_key, words};
 use crate::framing::{Expects, FramingError, OFFSET_MAX, ParseState, Parsed, offset};
 
-// Phases: which lines may come next, and which data block is being waited for.
+// Phases: the valid next lines, and the data block that is incomplete.
 const START: u8 = 0;
 const VALUES: u8 = 1;
 const STATS: u8 = 2;
 const ITEMS: u8 = 3;
 const PREFIXES: u8 = 4;
-/// The data block of a `VALUE` ends at `needed`; the list goes on there.
+/// The data block of a `VALUE` ends at `needed`; the list continues there.
 const VALUE_BLOCK: u8 = 5;
 /// The data block of a `VA` ends at `needed`, and with it the response.
 const META_BLOCK: u8 = 6;
 
-/// What a response line says.
+/// The result of parsing a response line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Line {
     /// The response ends here.
     Last,
-    /// One element of the list that this phase stands for.
+    /// One element of the list of this phase.
     Element { phase: u8 },
-    /// A data block of `bytes` bytes and its CR LF follow.
+    /// It is followed by a data block of `bytes` bytes and its CR LF.
     Block { bytes: usize, phase: u8 },
 }
 
-/// Looks for one response at the front of `buffer`.
+/// Parses one response at the front of `buffer`.
 pub(super) fn parse(
     state: &mut ParseState,
     buffer: &[u8],
@@ -77,7 +77,7 @@ fn begin_line(state: &mut ParseState, phase: u8, at: usize) {
     *state = ParseState { settled: at, scanned: at, needed: 0, phase };
 }
 
-/// The LF of the line that begins at `start`; `None` when it may still come.
+/// The LF of the line that begins at `start`; `None` if it may still arrive.
 fn find_line(
     state: &mut ParseState,
     buffer: &[u8],
@@ -86,7 +86,7 @@ fn find_line(
 ) -> Result<Option<usize>, FramingError> {
     let limit = start.saturating_add(LINE_BYTES_MAX);
     let window = &buffer[..buffer.len().min(limit).min(max)];
-    // In a state of this stream nothing before the line is left to scan; another's may say otherwise.
+    // A state of this stream has scanned everything before the line; a state of another stream may not.
     state.scanned = state.scanned.max(offset(start));
     let found = state.find_lf(window);
     if found.is_none() && window.len() >= max {
@@ -106,7 +106,7 @@ pub(super) fn check(reply: &[u8]) -> Result<(), FramingError> {
     }
 }
 
-/// Understands one line, without its terminator, in the given phase; `None` when it cannot stand there.
+/// Parses one line, without its terminator, in the given phase; `None` if it is invalid there.
 fn line(text: &[u8], phase: u8) -> Option<Line> {
     let mut arguments = words(text);
     let word = arguments.next()?;
@@ -164,7 +164,7 @@ mod tests {
         Ok(Parsed::Message { consumed: len, start: 0, end: len, expects: Expects::Nothing })
     }
 
-    /// Recorded from memcached 1.6.18, or built after its document.
+    /// Recorded from memcached 1.6.18, or built according to its documentation.
     const RESPONSES: &[&str] = &[
         "STORED\r\n",
         "NOT_STORED\r\n",
@@ -204,7 +204,7 @@ mod tests {
     ];
 
     #[test]
-    fn every_response_ends_where_it_ends() {
+    fn the_end_of_every_response_is_found() {
         for text in RESPONSES {
             let bytes = text.as_bytes();
             assert_eq!(response(&[bytes, b"END\r\n"].concat()), message(bytes.len()), "{text:?}");
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_response_that_drips_in_is_read_once() {
+    fn a_response_that_arrives_in_bytes_is_read_once() {
         for text in RESPONSES {
             let bytes = text.as_bytes();
             let mut state = ParseState::default();
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_recognised_at_the_end_of_its_line() {
+    fn garbage_is_recognized_at_the_end_of_its_line() {
         let key = format!("VALUE {} 0 3\r\n", "k".repeat(251));
         for text in [
             "\r\n",
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_ends_elsewhere_is_refused() {
+    fn a_block_of_another_length_is_refused() {
         for text in [
             "VALUE a 0 3\r\nabcd\r\n",
             "VALUE a 0 3\r\nab\r\nE",
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn too_long_is_known_from_the_value_line() {
+    fn too_long_responses_are_refused_by_their_value_line() {
         let too_long = Err(FramingError::TooLong);
         let at = |text: &str, max| parse(&mut ParseState::default(), text.as_bytes(), max);
         assert_eq!(at("VALUE a 0 1000\r\n", 1000), too_long);

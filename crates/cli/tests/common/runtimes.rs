@@ -1,4 +1,4 @@
-//! Accelerators of kind `process` in tests: configurations, loads that check, and runtimes that the test plays.
+//! Accelerators of kind `process` in tests: configurations, loads with checks, and fake runtimes.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -27,8 +27,8 @@ pub(crate) fn path(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("serval-attach-{}-{name}", std::process::id()))
 }
 
-/// A service on UDP and TCP whose kernel runs on `accelerator`. Its requests wait for as long as any test does, unless
-/// `more` says otherwise.
+/// A service on UDP and TCP whose kernel runs on `accelerator`. The time-out of its requests is that of the tests,
+/// unless `more` says otherwise.
 pub(crate) fn service(name: &str, accelerator: &str, kernel: &str, more: &str) -> String {
     let patience =
         if more.contains("request_timeout_ms") { "" } else { "request_timeout_ms = 60000\n" };
@@ -46,7 +46,7 @@ pub(crate) fn external(name: &str, at: &Path, more: &str) -> String {
     process(name, &format!("launch = \"external\"\nattach = \"{}\"\n{more}", at.display()))
 }
 
-/// The one runtime that an engine has started.
+/// The only runtime that an engine has started.
 pub(crate) fn runtime_of(served: &Served) -> u32 {
     let mut found = Vec::new();
     eventually("there is one runtime", || {
@@ -79,7 +79,7 @@ pub(crate) fn framed(payload: &[u8]) -> Vec<u8> {
     [&(payload.len() as u16).to_be_bytes()[..], payload].concat()
 }
 
-/// What a client under load saw.
+/// The results of a client under load.
 #[derive(Default)]
 struct Seen {
     answered: AtomicU64,
@@ -87,7 +87,7 @@ struct Seen {
     closed: AtomicU64,
 }
 
-/// Sends datagrams that are numbered, until told to stop; each answer is one of them, once.
+/// Sends numbered datagrams until stopped; each answer must match one of them, once.
 fn datagram_load(server: SocketAddr, stop: &AtomicBool, seen: &Seen) {
     let client = udp_client(server);
     client.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
@@ -109,11 +109,11 @@ fn datagram_load(server: SocketAddr, stop: &AtomicBool, seen: &Seen) {
     }
 }
 
-/// Keeps a few requests under way on connections: each connection is answered in order until it ends.
+/// Keeps a few requests in flight on connections: each connection is answered in order until it ends.
 fn stream_load(server: SocketAddr, stop: &AtomicBool, seen: &Seen) {
     let mut number = 0_u64;
     while !stop.load(Ordering::Relaxed) {
-        // The port is open whatever becomes of runtimes.
+        // The port is open, independent of runtimes.
         let mut stream = tcp_client(server);
         let first = number;
         while !stop.load(Ordering::Relaxed) {
@@ -135,7 +135,7 @@ fn stream_load(server: SocketAddr, stop: &AtomicBool, seen: &Seen) {
     }
 }
 
-/// Runs `disturb` under load on both transports; the ports stay open, no answer is wrong, the books balance.
+/// Runs `disturb` under load on both transports; the ports stay open, no answer is wrong, the counters agree.
 pub(crate) fn under_load(served: &Served, service: &str, disturb: impl FnOnce()) {
     let (udp, tcp) = (served.services[0][0], served.services[0][1]);
     let (stop, seen) = (AtomicBool::new(false), Seen::default());
@@ -152,18 +152,18 @@ pub(crate) fn under_load(served: &Served, service: &str, disturb: impl FnOnce())
     balances(served, service);
 }
 
-/// `delay`: requests are with the runtime for long enough to be lost with it.
+/// `delay`: requests stay in the runtime for long enough to be lost with it.
 pub(crate) const SLOW: &str = "params = { microseconds = 3000 }\n";
 
 /// How long an engine waits for a hello.
 const HELLO_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A runtime that this test plays itself.
+/// A fake runtime, run by this test.
 pub(crate) struct Fake {
     socket: LocalSocket,
-    /// Just before it knocked: the engine's patience did not begin earlier.
+    /// Just before it connected: the engine's time-out did not start earlier.
     since: Instant,
-    /// What it heard and said of no message, for whoever has to tell why.
+    /// Messages received without a result, to explain a failure.
     troubles: RefCell<Vec<String>>,
 }
 
@@ -182,7 +182,7 @@ pub(crate) struct SharedMemoryRegion {
 impl Fake {
     pub(crate) fn connect(at: &Path) -> Self {
         let mut found = None;
-        // Many at once have to wait until they are accepted.
+        // Many connections at once have to wait until they are accepted.
         eventually("the engine listens", || {
             let since = Instant::now();
             found = LocalSocket::connect(at).ok().map(|socket| (socket, since));
@@ -192,7 +192,7 @@ impl Fake {
         Self { socket, since, troubles: RefCell::default() }
     }
 
-    /// One that has a place, and how often it was turned away because the one before had just ended.
+    /// A fake runtime with a slot, and how often it was rejected because the previous one had just ended.
     pub(crate) fn come(at: &Path) -> (Self, Place, u32) {
         let mut found = None;
         let mut refused = 0;
@@ -208,7 +208,7 @@ impl Fake {
                 Some((FromEngine::Refuse(why), _)) if why.contains("has just ended") => {
                     refused += 1;
                 }
-                // This thread stood still before its hello, and was shown out.
+                // This thread was suspended before its hello, and was rejected.
                 None if silent >= HELLO_PATIENCE => {}
                 other => {
                     let why = fake.troubles.borrow();
@@ -234,7 +234,7 @@ impl Fake {
     }
 
     pub(crate) fn say(&self, bytes: &[u8]) {
-        // A hostile runtime does not mind that nobody listens any more.
+        // A hostile runtime ignores that the engine has closed the connection.
         if let Err(error) = self.socket.send(bytes, &[]) {
             self.troubles.borrow_mut().push(format!("saying: {error}"));
         }
@@ -273,13 +273,13 @@ impl Fake {
         self.hear().is_none()
     }
 
-    /// The blocks are said to run.
+    /// Reports that the blocks run.
     pub(crate) fn ready(&self, place: &Place) {
         let Offer { generation, blocks, .. } = place.offer;
         self.say(&FromRuntime::Ready(Ready { generation, blocks }).encode());
     }
 
-    /// A place, and blocks that are said to run.
+    /// Takes a slot, and reports that the blocks run.
     pub(crate) fn serve(at: &Path) -> (Self, Place) {
         let (fake, place, _) = Self::come(at);
         fake.ready(&place);
@@ -319,7 +319,7 @@ impl SharedMemoryRegion {
     pub(crate) fn reply(&mut self, block: usize, token: u64, payload: &[u8]) {
         let head = Head { token, tag: 0, kind: kind::MESSAGE, status: 0 };
         let tx = &mut self.rings[block].1;
-        // A ring that nobody reads fills up.
+        // An unread ring becomes full.
         let _ = tx.push(head, payload);
         tx.publish();
     }

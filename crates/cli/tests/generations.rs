@@ -1,5 +1,5 @@
-//! Lives of accelerators that end at a bad moment, or never come to begin: with several workers, without replies,
-//! during a drain, and everybody's patience with who says nothing.
+//! Generations of accelerators that end at a bad moment, or fail to start: with several workers, without replies,
+//! during a drain, and the time-outs of silent peers.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::lives::*;
+use common::runtimes::*;
 use common::*;
 use engine::topology::{
     Accelerator, AcceleratorKind, DeviceSpec, Launch, Replies, STACK_KIB, Service,
@@ -20,7 +20,7 @@ use sys::local::LocalListener;
 use wire::DropReason;
 
 #[test]
-fn several_workers_lose_what_was_with_a_runtime_and_serve_on() {
+fn several_workers_lose_a_runtimes_requests_and_keep_serving() {
     let config = process("apart", "threads = 2")
         + &service("slow", "apart", "delay", &format!("mqueues = 6\n{SLOW}"));
     let served = Served::start("lives-workers", "workers = 3", &config);
@@ -39,7 +39,7 @@ fn several_workers_lose_what_was_with_a_runtime_and_serve_on() {
 }
 
 #[test]
-fn what_wants_no_reply_is_consumed_or_lost_with_its_life() {
+fn requests_without_replies_are_consumed_or_lost_with_their_generation() {
     let at = path("none");
     let server = engine_at(&at, 60_000, |service| {
         service.mqueues = 1;
@@ -55,7 +55,7 @@ fn what_wants_no_reply_is_consumed_or_lost_with_its_life() {
         eventually("all are with it", || counted().accepted == 5 * round);
         drop(runtime);
         eventually("its life ends", || !is_up(&server));
-        // The workers hear of it a turn later.
+        // The workers get the event a turn later.
         eventually("three were taken and two lost", || {
             let lost = dropped(&server, 0, DropReason::AcceleratorLost);
             (counted().consumed, lost) == (3 * round, 2 * round)
@@ -67,9 +67,9 @@ fn what_wants_no_reply_is_consumed_or_lost_with_its_life() {
 }
 
 #[test]
-fn a_drain_ends_whatever_a_restart_is_about() {
+fn a_drain_ends_at_any_stage_of_a_restart() {
     let config = process("apart", "") + &service("slow", "apart", "delay", SLOW);
-    // The runtime is dead and nobody knows it, its life is over, the next one starts.
+    // The runtime has ended unnoticed, its generation has ended, the next one starts.
     for (moment, milliseconds) in [0, 20, 120, 300].into_iter().enumerate() {
         let served = Served::start(&format!("lives-drain-{moment}"), "workers = 2", &config);
         let client = udp_client(served.services[0][0]);
@@ -80,15 +80,16 @@ fn a_drain_ends_whatever_a_restart_is_about() {
         thread::sleep(Duration::from_millis(milliseconds));
         let before = Instant::now();
         let (code, last) = served.finish();
-        // What was lost with the runtime has its reason: nothing is left that a drain could not answer.
+        // Requests that were lost with the runtime have a reason: there is nothing left that a drain could not
+        // answer.
         assert_eq!(code, 0, "after {milliseconds} ms: {last}");
         assert!(before.elapsed() < PATIENCE);
     }
 }
 
-/// Patience here is tens of seconds: everybody's is tried at once.
+/// These time-outs are tens of seconds: all of them are tested at the same time.
 #[test]
-fn who_says_nothing_is_given_up_in_time() {
+fn silent_peers_time_out() {
     thread::scope(|scope| {
         let trials = [
             scope.spawn(a_runtime_never_gets_ready),
@@ -101,7 +102,7 @@ fn who_says_nothing_is_given_up_in_time() {
     });
 }
 
-/// Somebody has a place and does not begin: the next one gets it.
+/// A runtime takes a slot and does not start: the next one gets the slot.
 fn a_runtime_never_gets_ready() {
     let at = path("never-ready");
     let server = engine_at(&at, 60_000, |_| {});
@@ -116,7 +117,7 @@ fn a_runtime_never_gets_ready() {
     eventually("the next one serves", || is_up(&server));
 }
 
-/// A process that the engine starts and that is no runtime is an error of the start.
+/// A process that the engine starts and that is not a runtime is an error of the start.
 fn a_process_never_says_hello() {
     let program = path("mute");
     fs::write(&program, "#!/bin/sh\nexec sleep 300\n").unwrap();
@@ -130,7 +131,7 @@ fn a_process_never_says_hello() {
     };
     let kind = AcceleratorKind::Process { launch, heartbeat_ms: 1000, device: DeviceSpec::host() };
     topology.accelerators = vec![Accelerator { name: "mute".into(), kind }];
-    let error = Server::start(topology).err().expect("nobody serves").to_string();
+    let error = Server::start(topology).err().expect("the start fails").to_string();
     assert!(error.contains("sent no hello within"), "{error}");
     let left = children(std::process::id()).into_iter().filter(|process| {
         let line = fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap_or_default();
@@ -140,14 +141,14 @@ fn a_process_never_says_hello() {
     fs::remove_file(program).unwrap();
 }
 
-/// An engine that takes a hello and says nothing is left.
+/// A runtime disconnects from an engine that does not answer its hello.
 fn an_engine_never_answers() {
     let at = path("mute-engine");
     let _listener = LocalListener::bind(&at).unwrap();
     let cancel = AtomicBool::new(false);
     let mut device = HostDevice::new(1, Vec::new());
     let error = runtime::attach(&at, &AttachRequest::default(), &mut device, true, &cancel);
-    let error = error.expect_err("nobody serves an engine like that").to_string();
+    let error = error.expect_err("a silent engine is given up").to_string();
     assert!(error.contains("gave no answer for"), "{error}");
 }
 
