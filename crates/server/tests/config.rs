@@ -145,6 +145,8 @@ const NOT_IN_FULL: &[(&str, &[&str])] = &[
     ("[[accelerator]]", &["threads", "cores", "attach", "heartbeat_ms", "hang_ms"]),
     ("[[service]]", &["key", "upstream", "upstream_flows"]),
     ("[[service.backend]]", &["match"]),
+    // Of modules.
+    ("[[service.function]]", &["memory_mib"]),
 ];
 
 #[test]
@@ -152,7 +154,7 @@ fn the_full_file_has_every_key() {
     let tables = server::config::reference_tables();
     let (top, _) = FULL.split_once('[').unwrap();
     for (header, table) in
-        tables.iter().filter(|(header, _)| !matches!(*header, "framings" | "kernels"))
+        tables.iter().filter(|(header, _)| !matches!(*header, "framings" | "kernels" | "functions"))
     {
         let part = match FULL.split_once(&format!("\n{header}\n")) {
             Some((_, rest)) => rest.split_once("\n[").map_or(rest, |(part, _)| part),
@@ -240,6 +242,12 @@ timeout_ms = 100
 in_flight = 256
 max_message_bytes = 2048
 sockets = "persistent"
+[[service.function]]
+name = "limits"
+function = "threshold"
+params = {}
+on_failure = "closed"
+deadline_us = 50000
 "#;
 
 #[test]
@@ -254,6 +262,7 @@ fn the_documented_file_is_accepted_and_its_values_are_the_defaults() {
         "accelerator",
         "kernel",
         "connect",
+        "function",
         "udp_reply_ratio",
         "udp_privileged_sources",
     ];
