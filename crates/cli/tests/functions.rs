@@ -85,7 +85,7 @@ fn functions_of_a_running_server_are_managed_from_a_shell() {
         &["attach", "echo", "f", "nothing"],
         "there is no built-in function \"nothing\"",
     );
-    refused(&server, &["attach", "nobody", "f", "threshold"], "there is no service \"nobody\"");
+    refused(&server, &["attach", "missing", "f", "threshold"], "there is no service \"missing\"");
     refused(&server, &["detach", "echo", "f"], "has no function \"f\": it has limits");
     refused(&server, &["command", "echo", "limits", "set", "hihg=1"], "it has offset, low, high");
     refused(
