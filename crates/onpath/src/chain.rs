@@ -114,6 +114,8 @@ pub struct Link {
     back_off_ns: u64,
     /// When it was restarted last, or that was tried.
     restarted_ns: u64,
+    /// When its last call for a batch ended.
+    now_ns: u64,
 }
 
 impl Link {
@@ -132,6 +134,7 @@ impl Link {
             failing_until_ns: None,
             back_off_ns: BACK_OFF_MIN_NS,
             restarted_ns: 0,
+            now_ns: 0,
         }
     }
 
@@ -159,7 +162,8 @@ impl Link {
         counters.batches.one();
         counters.time_ns.add(took_ns);
         counters.overruns.add(u64::from(took_ns > self.policy.deadline_ns));
-        self.count_decisions(before, messages.tally());
+        self.now_ns = end_ns;
+        self.count_decisions(direction, before, messages.tally());
         match failure {
             None => self.counters.passed.add(messages.open() as u64),
             Some(failure) => {
@@ -169,12 +173,15 @@ impl Link {
         }
     }
 
-    fn count_decisions(&self, before: Tally, after: Tally) {
+    fn count_decisions(&self, direction: Direction, before: Tally, after: Tally) {
         let counters = &self.counters;
         counters.dropped.add(after.dropped - before.dropped);
         counters.replied.add(after.replied - before.replied);
         counters.rewritten.add(after.rewritten - before.rewritten);
-        counters.steered.add(after.steered - before.steered);
+        // A reply passes.
+        if direction == Direction::Requests {
+            counters.steered.add(after.steered - before.steered);
+        }
     }
 
     /// Whether it can be called, after a restart if it is time for one.
@@ -234,26 +241,46 @@ impl Link {
     }
 
     fn command(&mut self, command: Command) -> Result<Vec<u64>, CommandError> {
-        if self.failing_until_ns.is_some() {
-            return Err(CommandError::Failing);
-        }
         let function = &mut self.function;
+        if self.failing_until_ns.is_some() {
+            let Command::Write { register, value } = command else {
+                return Err(CommandError::Failing);
+            };
+            // The other workers write it now.
+            if !is_setting(&**function, register) {
+                return Err(CommandError::NoSetting);
+            }
+            function.write_at_restart(register, value)?;
+            return Err(CommandError::Deferred);
+        }
         let done = catch_unwind(AssertUnwindSafe(|| {
             match command {
                 Command::Read => {}
                 Command::Reset => function.reset()?,
                 Command::Write { register, value } => {
-                    let of = function.registers().get(register);
-                    if of.is_none_or(|register| register.merge != Merge::Setting) {
+                    if !is_setting(&**function, register) {
                         return Err(CommandError::NoSetting);
                     }
-                    function.write(register, value)?;
+                    if let Err(refused) = function.write(register, value) {
+                        // A function that can still be read has only refused the value.
+                        function.read().map_err(|_| refused.clone())?;
+                        return Err(CommandError::Refused(refused));
+                    }
                 }
             }
             Ok(function.read()?)
         }));
-        done.unwrap_or_else(|_| Err(Failure(PANICKED.to_owned()).into()))
+        let done = done.unwrap_or_else(|_| Err(Failure(PANICKED.to_owned()).into()));
+        if let Err(CommandError::Failed(failure)) = &done {
+            self.fail(self.now_ns, failure.clone());
+        }
+        done
     }
+}
+
+fn is_setting(function: &dyn Function, register: usize) -> bool {
+    let register = function.registers().get(register);
+    register.is_some_and(|register| register.merge == Merge::Setting)
 }
 
 /// A place in a new order of a chain.

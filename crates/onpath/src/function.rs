@@ -78,6 +78,12 @@ pub enum CommandError {
     /// The function has failed and is not restarted yet.
     #[error("the function has failed and restarts later: its registers cannot be read now")]
     Failing,
+    /// The function has failed and is not restarted yet. The setting is written when it is.
+    #[error("the function has failed and restarts later: the setting is written then")]
+    Deferred,
+    /// The function does not take this value for the setting. It goes on.
+    #[error("the value is refused: {0}")]
+    Refused(Failure),
     /// The function failed while it did the command.
     #[error("the function failed: {0}")]
     Failed(#[from] Failure),
@@ -115,5 +121,10 @@ pub trait Function: Send {
     /// Sets the register with this index, which is a [`Merge::Setting`].
     fn write(&mut self, _register: usize, _value: u64) -> Result<(), Failure> {
         Err(Failure("it has no settings".to_owned()))
+    }
+
+    /// The same for a function that has failed: a sandboxed one keeps the value for [`Self::restart`].
+    fn write_at_restart(&mut self, register: usize, value: u64) -> Result<(), Failure> {
+        self.write(register, value)
     }
 }

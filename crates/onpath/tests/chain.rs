@@ -206,7 +206,7 @@ fn registers_are_read_reset_and_written() {
     assert_eq!(chain.command(1, write(8, 1 << 24)).unwrap()[8], 1 << 24);
     assert_eq!(chain.command(1, write(3, 0)), Err(CommandError::NoSetting));
     assert_eq!(chain.command(1, write(99, 0)), Err(CommandError::NoSetting));
-    assert!(matches!(chain.command(1, write(7, 1 << 32)), Err(CommandError::Failed(_))));
+    assert!(matches!(chain.command(1, write(7, 1 << 32)), Err(CommandError::Refused(_))));
     let reset = chain.command(1, Command::Reset).unwrap();
     assert_eq!(reset, [u32::MAX.into(), 0, 0, 0, 0, 0, 1, 10, 1 << 24]);
     assert_eq!((Merge::Min.merge(3, 2), Merge::Max.merge(3, 2), Merge::Sum.merge(3, 2)), (2, 3, 5));

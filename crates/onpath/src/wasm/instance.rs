@@ -17,7 +17,7 @@ const REGISTER_NAME_BYTES_MAX: usize = 31;
 /// A register in a module's memory: the address of its name, and how it is merged.
 const REGISTER_BYTES: usize = 8;
 const TABLE_ELEMENTS_MAX: usize = 10_000;
-/// How long the start of an instance may take, in milliseconds. A module does the same at each start, since it has no imports.
+/// How long the first start of an instance may take, in milliseconds. It is not on a worker; a restart has the deadline of a call.
 const START_TICKS: u64 = 1000;
 
 /// What an instance may use.
@@ -78,14 +78,15 @@ impl Instance {
             shown: Vec::with_capacity(MESSAGES_MAX),
             left: Vec::with_capacity(MESSAGES_MAX * DESCRIPTOR_BYTES),
         };
-        let (running, registers) = instance.start()?;
+        let (running, registers) = instance.start(START_TICKS)?;
         instance.settings = vec![None; registers.len()];
         instance.registers = registers;
         instance.running = Some(running);
         Ok(instance)
     }
 
-    fn start(&self) -> Result<(Running, Vec<Register>), String> {
+    /// The module's code may run for `ticks` while it is instantiated, and for `ticks` afterwards.
+    fn start(&self, ticks: u64) -> Result<(Running, Vec<Register>), String> {
         let Self { module, limits, .. } = self;
         let bounds = StoreLimitsBuilder::new()
             .memory_size(limits.memory_bytes)
@@ -98,7 +99,7 @@ impl Instance {
         store.limiter(|bounds| bounds);
         store.epoch_deadline_trap();
         module.host.begin_call();
-        store.set_epoch_deadline(START_TICKS);
+        store.set_epoch_deadline(ticks);
         let too_large = |error: &wasmtime::Error| {
             format!(
                 "it does not start with memory_mib = {}: {}",
@@ -119,6 +120,8 @@ impl Instance {
                 limits.memory_bytes >> 20
             ));
         }
+        module.host.begin_call();
+        store.set_epoch_deadline(ticks);
         macro_rules! export {
             ($name:literal) => {
                 instance.get_typed_func(&mut store, $name)
@@ -194,8 +197,12 @@ impl Instance {
 /// A call begins.
 fn begin(store: &mut Store<StoreLimits>, module: &Module, limits: &Limits) {
     module.host.begin_call();
-    // One more: the first tick may come at once.
-    store.set_epoch_deadline(limits.deadline_us.div_ceil(1000) + 1);
+    store.set_epoch_deadline(ticks(limits));
+}
+
+/// The deadline of a call. One more: the first tick may come at once.
+fn ticks(limits: &Limits) -> u64 {
+    limits.deadline_us.div_ceil(1000) + 1
 }
 
 fn failure(error: wasmtime::Error) -> Failure {
@@ -336,16 +343,19 @@ impl Function for Instance {
     fn restart(&mut self) -> Result<(), Failure> {
         // The former instance's memory is free before the next one takes some.
         self.running = None;
-        let (running, registers) = self.start().map_err(Failure)?;
+        let (mut running, registers) = self.start(ticks(&self.limits)).map_err(Failure)?;
         if registers != self.registers {
             return Err(Failure("its registers are others than at its first start".to_owned()));
         }
-        self.running = Some(running);
-        for register in 0..self.settings.len() {
-            if let Some(value) = self.settings[register] {
-                self.write_setting(register, value)?;
+        // The deadline of the start goes on: all settings are written within it.
+        if let Some(write) = running.write.clone() {
+            for (register, value) in (0..).zip(&self.settings) {
+                if let Some(value) = *value {
+                    write.call(&mut running.store, (register, value)).map_err(failure)?;
+                }
             }
         }
+        self.running = Some(running);
         Ok(())
     }
 
@@ -374,6 +384,11 @@ impl Function for Instance {
             let name = printable(&self.registers[register].name);
             return Err(Failure(format!("it does not take {value} as {name}")));
         }
+        self.settings[register] = Some(value);
+        Ok(())
+    }
+
+    fn write_at_restart(&mut self, register: usize, value: u64) -> Result<(), Failure> {
         self.settings[register] = Some(value);
         Ok(())
     }
