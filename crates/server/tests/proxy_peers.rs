@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use common::*;
 use engine::topology::{Service, Topology};
+use onpath::Spec;
 
 /// Where Debian installs dnsmasq is in the path of root only.
 const DNSMASQ: &[&str] = &["dnsmasq", "/usr/sbin/dnsmasq"];
@@ -88,7 +89,13 @@ fn question(id: u16, name: usize) -> Vec<u8> {
 }
 
 fn server(upstream: SocketAddr, workers: usize) -> server::Server {
-    let service = Service::proxy("dns", vec![udp()], upstream);
+    let mut service = Service::proxy("dns", vec![udp()], upstream);
+    // On the path of every message: a function that lets everything pass, and one that counts.
+    service.functions = vec![Spec::new("first", "passthrough"), Spec::new("limits", "threshold")];
+    for spec in &mut service.functions {
+        // The machine is busy.
+        spec.deadline_us = onpath::library::DEADLINE_US_MAX;
+    }
     let mut topology = Topology { accelerators: Vec::new(), ..topology(vec![service]) };
     topology.engine.workers = workers;
     start(topology)
@@ -109,6 +116,9 @@ fn every_answer_of_a_dns_server_is_the_one_that_it_gives_directly() {
     assert_accounts(&server);
     let counted = server.metrics().service(0);
     assert_eq!((counted.received, counted.replied), (2 * NAMES as u64, 2 * NAMES as u64));
+    let read = server.read_function("dns", "limits").unwrap();
+    let count = read.iter().find(|(name, _)| name == "count").expect("it counts");
+    assert_eq!(count.1, 2 * NAMES as u64, "the chain has seen every request");
     assert!(server.shutdown().is_clean());
 }
 
