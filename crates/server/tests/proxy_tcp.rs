@@ -406,3 +406,25 @@ fn clients_that_go_away_take_their_connection_to_the_server_along() {
     assert_accounts(&server);
     assert!(server.shutdown().is_clean());
 }
+
+/// Also those that were sent before the connection to the server was up.
+#[test]
+fn what_a_client_sent_before_it_left_reaches_the_server() {
+    let (_memcached, upstream) = memcached();
+    let server = serve(proxy(upstream, Framing::Memcached), 1);
+    for (number, last) in ["quit\r\n", ""].iter().enumerate() {
+        let mut client = tcp_client(address(&server, 0));
+        let script = format!("set left{number} 0 0 1 noreply\r\nx\r\n{last}");
+        client.write_all(script.as_bytes()).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(rest(&mut client), b"", "the connection ends");
+        let mut direct = tcp_client(upstream);
+        direct.write_all(format!("get left{number}\r\nquit\r\n").as_bytes()).unwrap();
+        let expected = format!("VALUE left{number} 0 1\r\nx\r\nEND\r\n");
+        assert_eq!(rest(&mut direct), expected.as_bytes());
+    }
+    let counted = server.metrics().service(0);
+    assert_eq!((counted.consumed, counted.dropped_requests()), (2, 0));
+    assert_accounts(&server);
+    assert!(server.shutdown().is_clean());
+}

@@ -226,10 +226,15 @@ impl Framing {
     }
 
     /// Backend side: appends a client's request to `out` as it goes on the wire: any one request, also one that the backend may
-    /// leave unanswered. On an error `out` is unchanged.
+    /// leave unanswered, but one that `expects` what the client's request does. On an error `out` is unchanged.
     #[inline]
-    pub fn forward(self, request: &[u8], out: &mut Vec<u8>) -> Result<(), FramingError> {
-        dispatch!(self, grammar => grammar.forward(request, out))
+    pub fn forward(
+        self,
+        request: &[u8],
+        expects: Expects,
+        out: &mut Vec<u8>,
+    ) -> Result<(), FramingError> {
+        dispatch!(self, grammar => grammar.forward(request, expects, out))
     }
 
     /// Backend side: a request that is always answered. Sent behind one that may be left unanswered, its answer tells

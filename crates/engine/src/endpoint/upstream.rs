@@ -105,8 +105,8 @@ pub(crate) struct UpstreamBatch {
     spare_streams: Vec<(u16, u32)>,
     /// Clients that may be read again.
     resumed: Vec<u32>,
-    /// Ends of requests that are counted when the batches are that they came in; without a reason they are consumed.
-    ends: Vec<(u16, Option<DropReason>, u64)>,
+    /// Drops that are counted when the batches are that the requests came in.
+    ends: Vec<(u16, DropReason, u64)>,
     idle_ns: u64,
     /// There is, or was, a proxy.
     is_used: bool,
@@ -178,7 +178,7 @@ impl UpstreamBatch {
     }
 
     /// Requests end that may not be counted as received yet.
-    fn end_later(&mut self, service: usize, reason: Option<DropReason>, requests: u64) {
+    fn end_later(&mut self, service: usize, reason: DropReason, requests: u64) {
         if requests > 0 {
             self.ends.push((service as u16, reason, requests));
         }

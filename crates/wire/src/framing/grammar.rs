@@ -35,7 +35,12 @@ pub(super) trait Grammar {
     ) -> Result<Parsed, FramingError>;
 
     /// See [`Framing::forward`].
-    fn forward(&self, request: &[u8], out: &mut Vec<u8>) -> Result<(), FramingError> {
+    fn forward(
+        &self,
+        request: &[u8],
+        _expects: Expects,
+        out: &mut Vec<u8>,
+    ) -> Result<(), FramingError> {
         self.encode_request(request, out)
     }
 

@@ -66,9 +66,11 @@ mod response;
 
 pub use datagram::{Assembly, Piece, UDP_HEADER_BYTES, UdpHeader};
 
-use super::{ErrorReply, Fence, FramingConfigError, FramingError, Grammar, ParseState, Sizes};
 #[cfg(doc)]
-use super::{Expects, Parsed};
+use super::Parsed;
+use super::{
+    ErrorReply, Expects, Fence, FramingConfigError, FramingError, Grammar, ParseState, Sizes,
+};
 
 /// Longest key in bytes.
 const KEY_BYTES_MAX: usize = 250;
@@ -157,8 +159,15 @@ impl Grammar for Memcached {
         Ok(())
     }
 
-    fn forward(&self, request: &[u8], out: &mut Vec<u8>) -> Result<(), FramingError> {
-        request::one_command(request)?;
+    fn forward(
+        &self,
+        request: &[u8],
+        expects: Expects,
+        out: &mut Vec<u8>,
+    ) -> Result<(), FramingError> {
+        if request::one_command(request)? != expects {
+            return Err(FramingError::Unframable);
+        }
         out.extend_from_slice(request);
         Ok(())
     }

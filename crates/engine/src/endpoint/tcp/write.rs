@@ -166,7 +166,11 @@ impl TcpConnections {
         let Some(connection) = self.table.at(key) else { return };
         let flushed = connection.unsent().is_empty() || mutants::on("close_unflushed");
         let ended = connection.reading == Reading::Ended && connection.unsettled() == 0;
-        if flushed && (connection.closing || ended) {
+        if !flushed || !(connection.closing || ended) {
+            return;
+        }
+        let (closing, service) = (connection.closing, usize::from(connection.service));
+        if closing || !turn.delays_close(service, key) {
             self.close_connection(turn, key, Close::Graceful);
         }
     }

@@ -25,7 +25,7 @@ impl Endpoints {
         self.resume_streams(turn);
         if turn.upstream.is_ready() {
             self.gather_datagrams(turn, schedule);
-            self.gather_streams(turn);
+            self.gather_streams(turn, schedule);
         }
     }
 

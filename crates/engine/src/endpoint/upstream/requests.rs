@@ -89,7 +89,7 @@ impl<N: Nic> Turn<N> {
         nic.close(key, Close::Reset);
         stream_keys.free(key);
         share.counters.upstream_flows_closed.one();
-        upstream.end_later(service, Some(reason), in_flight.into());
+        upstream.end_later(service, reason, in_flight.into());
     }
 
     /// Sends the requests that this turn has collected.
@@ -99,11 +99,7 @@ impl<N: Nic> Turn<N> {
         // Their batches have ended.
         let Self { services, upstream, .. } = self;
         for (service, reason, requests) in upstream.ends.drain(..) {
-            let share = &services[usize::from(service)];
-            match reason {
-                Some(reason) => share.count_lost(reason, requests),
-                None => share.count_consumed(requests),
-            }
+            services[usize::from(service)].count_lost(reason, requests);
         }
     }
 
@@ -136,7 +132,7 @@ impl<N: Nic> Turn<N> {
             flows.withdraw(flow, lost);
             let mut end = |reason, requests: u32| {
                 if requests > 0 {
-                    ends.push((service, Some(reason), requests.into()));
+                    ends.push((service, reason, requests.into()));
                 }
             };
             end(DropReason::UpstreamRefused, refused);

@@ -8,6 +8,7 @@ use wire::session::{Origin, ReplyTo};
 use super::streams::{OUTPUT_MAX, Place, State, Stream, patience_ns};
 use crate::endpoint::set::Endpoints;
 use crate::endpoint::stream_keys::StreamOwner;
+use crate::schedule::Schedule;
 use crate::service::arrival::{Arrival, Awaited, Refusal};
 use crate::turn::Turn;
 
@@ -30,12 +31,12 @@ impl<N: Nic> Turn<N> {
         let Some((streams, stream)) = streams.and_then(|streams| streams.with(client.key)) else {
             return Err(Refusal::Drop(DropReason::UpstreamRefused));
         };
-        if stream.pipeline.unwritten() >= OUTPUT_MAX {
+        if !stream.has_room() {
             stream.holds_client = true;
             return Err(Refusal::Retry(DropReason::NoCredit));
         }
-        if framing.forward(payload, &mut stream.pipeline.output).is_err() {
-            // What the client sent is a request; a function has replaced it.
+        if framing.forward(payload, arrival.expects, &mut stream.pipeline.output).is_err() {
+            // What the client sent is a request; a function has replaced it, by no request or by one that is answered otherwise.
             return Err(Refusal::Drop(DropReason::FunctionFailed));
         }
         let fence = if arrival.expects == Expects::Reply { None } else { framing.fence() };
@@ -53,10 +54,10 @@ impl<N: Nic> Turn<N> {
                 late: false,
             };
             stream.pipeline.push(place, framing.mark(payload));
-            *streams += 1;
         } else {
-            batch.end_later(service, None, 1);
+            stream.unanswered += 1;
         }
+        *streams += 1;
         if !std::mem::replace(&mut stream.is_dirty, true) {
             batch.to_write.push((service as u16, client.key));
         }
@@ -69,9 +70,25 @@ impl<N: Nic> Turn<N> {
         self.services[service].upstream.as_deref_mut()?.streams.get(client)
     }
 
+    /// Requests in flight on the connections of a service.
+    fn stream_requests(&self, service: usize) -> u64 {
+        self.services[service]
+            .upstream
+            .as_deref()
+            .map_or(0, |upstream| upstream.streams.in_flight())
+    }
+
     /// Whether a client is not read because too much waits for the server.
     pub(crate) fn holds_client(&mut self, service: usize, client: u32) -> bool {
         self.stream(service, client).is_some_and(|stream| stream.holds_client)
+    }
+
+    /// Whether a client that sends nothing more has requests that its connection to the upstream server has not finished. If so, the
+    /// client's connection is listed again when there are none.
+    pub(crate) fn delays_close(&mut self, service: usize, client: u32) -> bool {
+        let Some(stream) = self.stream(service, client) else { return false };
+        stream.delays_close = stream.is_pending();
+        stream.delays_close
     }
 
     fn open_stream(&mut self, service: usize, client: &ReplyTo) -> Result<(), DropReason> {
@@ -116,8 +133,7 @@ impl<N: Nic> Turn<N> {
     /// A client's connection has ended: its requests in flight have no recipient.
     pub(crate) fn close_stream(&mut self, service: usize, client: u32) {
         let Some(stream) = self.take_stream(service, client) else { return };
-        let lost = stream.pipeline.places.iter().filter(|place| !place.ended).count();
-        self.services[service].count_lost(DropReason::ClientGone, lost as u64);
+        self.services[service].count_lost(DropReason::ClientGone, stream.in_flight());
     }
 
     /// Something happened on a connection to an upstream server.
@@ -146,8 +162,9 @@ impl<N: Nic> Turn<N> {
         let Self { services, nic, upstream: batch, .. } = self;
         let mut listed = std::mem::take(&mut batch.to_write);
         for (service, client) in listed.drain(..) {
-            let upstream = services[usize::from(service)].upstream.as_deref_mut();
-            let Some(stream) = upstream.and_then(|upstream| upstream.streams.get(client)) else {
+            let share = &mut services[usize::from(service)];
+            let streams = share.upstream.as_deref_mut().map(|upstream| &mut upstream.streams);
+            let Some((in_flight, stream)) = streams.and_then(|streams| streams.with(client)) else {
                 continue;
             };
             stream.is_dirty = false;
@@ -159,10 +176,15 @@ impl<N: Nic> Turn<N> {
                 stream.failed = true;
                 batch.list_stream(service, client, stream);
             }
-            if stream.holds_client && stream.pipeline.unwritten() < OUTPUT_MAX {
-                stream.holds_client = false;
+            let mut consumed = 0;
+            if stream.pipeline.unwritten() == 0 {
+                consumed = std::mem::take(&mut stream.unanswered);
+                *in_flight -= consumed;
+            }
+            if stream.resumes_client() {
                 batch.resumed.push(client);
             }
+            share.count_consumed(consumed);
         }
         batch.to_write = listed;
     }
@@ -170,7 +192,7 @@ impl<N: Nic> Turn<N> {
 
 impl Endpoints {
     /// Reads each connection to an upstream server that may have bytes, once.
-    pub(super) fn gather_streams<N: Nic>(&mut self, turn: &mut Turn<N>) {
+    pub(super) fn gather_streams<N: Nic>(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
         for index in 0..turn.upstream.resumed.len() {
             self.tcp.readable_again(turn.upstream.resumed[index]);
         }
@@ -202,7 +224,12 @@ impl Endpoints {
                 }
                 Read::Bytes(count) => {
                     let more = count == scratch.len();
+                    let before = turn.stream_requests(slot);
                     self.take_stream_bytes(turn, slot, client, &scratch[..count]);
+                    if schedule.is_shared() {
+                        let ended = before.saturating_sub(turn.stream_requests(slot));
+                        schedule.charge_replies(slot, ended);
+                    }
                     if more {
                         turn.stream_event(Event::Readable(key), service, client);
                     }
@@ -258,6 +285,9 @@ impl Endpoints {
             Ok(taken) => {
                 if let Some(stream) = turn.stream(service, client) {
                     stream.pipeline.keep(input, read, fresh, taken);
+                    if stream.resumes_client() {
+                        self.tcp.readable_again(client);
+                    }
                 }
             }
             Err(reason) => {
@@ -307,7 +337,7 @@ impl Endpoints {
             if place.fenced && !is_fence {
                 stream.pipeline.places[0].ended = true;
             } else {
-                stream.pipeline.pop();
+                stream.pop();
             }
             if !place.late || stream.pipeline.places.is_empty() {
                 stream.behind_since_ns = 0;
@@ -352,12 +382,16 @@ impl Endpoints {
         }
         // What it answered before comes first.
         self.deliver_shown(turn, service);
+        turn.services[service].count_lost(reason, stream.unanswered);
         for place in stream.take_places() {
             let request = stream.request(&place, now_ns);
             self.drop_request(turn, service, &request, reason);
         }
         if was_up {
             self.tcp.end_after_replies(turn, &stream.client);
+        }
+        if stream.holds_client || stream.delays_close {
+            self.tcp.readable_again(client);
         }
     }
 
@@ -380,10 +414,14 @@ impl Endpoints {
                 self.drop_request(turn, service, &request, DropReason::RequestTimeout);
             }
             let Some(stream) = turn.stream(service, client) else { continue };
+            let resumes = stream.resumes_client();
             let (behind_ns, state) = (stream.behind_since_ns, stream.state);
             let is_behind = behind_ns != 0 && behind_ns + patience_ns <= now_ns;
             let refused =
                 matches!(state, State::Connecting { deadline_ns } if deadline_ns <= now_ns);
+            if resumes {
+                self.tcp.readable_again(client);
+            }
             if is_behind || refused {
                 self.end_stream(turn, service, client, DropReason::UpstreamRefused);
             }

@@ -8,8 +8,11 @@
 //! always answered ([`Framing::fence`](wire::framing::Framing::fence)): what comes before that answer belongs to the client's
 //! request. Servers answer even `noreply` commands when they go wrong, and nothing else would tell such an answer from the next one.
 //!
-//! *Back-pressure.* A client is not read while [`OUTPUT_MAX`] bytes wait for the server, and the server is not read while as many wait for
-//! the client.
+//! *Back-pressure.* A client is not read while [`OUTPUT_MAX`] bytes wait for the server, or [`PLACES_MAX`] requests are in flight or late.
+//! The server is not read while [`OUTPUT_MAX`] bytes wait for the client.
+//!
+//! *The end of a client.* When a client sends nothing more, its connection stays until the server's host has taken all its requests, and those
+//! that may stay unanswered have ended.
 
 use std::collections::VecDeque;
 
@@ -21,6 +24,8 @@ use crate::endpoint::pipeline::Pipeline;
 
 /// Bytes that wait for the server, or for the client, before the other side is no longer read.
 pub(super) const OUTPUT_MAX: usize = 256 << 10;
+/// Requests in flight on one connection, and late ones, before the client is no longer read.
+const PLACES_MAX: usize = 4096;
 const BACK_OFF_NS_MIN: u64 = 10_000_000;
 const BACK_OFF_NS_MAX: u64 = 1_000_000_000;
 /// A connection attempt, or a server that is behind, has at least this long.
@@ -61,8 +66,14 @@ pub(super) struct Stream {
     pub(super) is_ready: bool,
     /// It is among those that are to be written.
     pub(super) is_dirty: bool,
-    /// The client waits until less is unwritten.
+    /// The client waits until there is [room](Self::has_room).
     pub(super) holds_client: bool,
+    /// The client sends nothing more, and its connection closes when nothing is [pending](Self::is_pending).
+    pub(super) delays_close: bool,
+    /// How many places are late. They are the first ones.
+    late: usize,
+    /// Requests in the output that get no answer and no fence: they end when the output has been written.
+    pub(super) unanswered: u64,
     /// It broke.
     pub(super) failed: bool,
     /// Since when the oldest request has been late; 0: it is not.
@@ -79,6 +90,9 @@ impl Stream {
             is_ready: false,
             is_dirty: false,
             holds_client: false,
+            delays_close: false,
+            late: 0,
+            unanswered: 0,
             failed: false,
             behind_since_ns: 0,
         }
@@ -98,20 +112,52 @@ impl Stream {
 
     /// Ends the oldest request whose time is over, unless it has ended; it keeps its place.
     pub(super) fn expire(&mut self, now_ns: u64) -> Option<Place> {
-        let due = |place: &&mut Place| place.deadline_ns <= now_ns && !place.late;
         // Deadlines grow along the line, so those that are late come first.
-        let first = self.pipeline.places.iter_mut().find(|place| !place.late);
-        let place = first.filter(due)?;
+        let first = self.pipeline.places.get_mut(self.late);
+        let place = first.filter(|place| place.deadline_ns <= now_ns)?;
         let before = *place;
         (place.ended, place.late) = (true, true);
+        self.late += 1;
         if self.behind_since_ns == 0 {
             self.behind_since_ns = now_ns.max(1);
         }
         Some(before)
     }
 
+    /// Takes the oldest place.
+    pub(super) fn pop(&mut self) {
+        let place = self.pipeline.pop();
+        self.late -= usize::from(place.is_some_and(|place| place.late));
+    }
+
+    /// Whether the client may send another request.
+    pub(super) fn has_room(&self) -> bool {
+        self.pipeline.unwritten() < OUTPUT_MAX && self.pipeline.places.len() < PLACES_MAX
+    }
+
+    /// Whether requests have not been written, or may still be answered.
+    pub(super) fn is_pending(&self) -> bool {
+        self.pipeline.unwritten() > 0 || self.pipeline.places.len() > self.late
+    }
+
+    /// Whether the client's connection has something to do that it waited for.
+    pub(super) fn resumes_client(&mut self) -> bool {
+        let resumes = self.holds_client && self.has_room();
+        self.holds_client &= !resumes;
+        let closes = self.delays_close && !self.is_pending();
+        self.delays_close &= !closes;
+        resumes || closes
+    }
+
+    /// Requests in flight.
+    pub(super) fn in_flight(&self) -> u64 {
+        let places = self.pipeline.places.iter().filter(|place| !place.ended).count();
+        places as u64 + self.unanswered
+    }
+
     /// Takes all requests that have not ended.
     pub(super) fn take_places(&mut self) -> VecDeque<Place> {
+        self.late = 0;
         let mut places = std::mem::take(&mut self.pipeline.places);
         places.retain(|place| !place.ended);
         places
@@ -157,8 +203,7 @@ impl Streams {
     /// Takes a connection out; its requests are no longer in flight.
     pub(super) fn remove(&mut self, client: u32) -> Option<Box<Stream>> {
         let stream = self.by_client.get_mut(client as usize)?.take()?;
-        let in_flight = stream.pipeline.places.iter().filter(|place| !place.ended).count();
-        self.in_flight -= in_flight as u64;
+        self.in_flight -= stream.in_flight();
         Some(stream)
     }
 
@@ -199,4 +244,52 @@ impl Streams {
 /// How long an attempt, or a server that is behind, has.
 pub(super) fn patience_ns(timeout_ns: u64) -> u64 {
     (10 * timeout_ns).max(PATIENCE_NS_MIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::nic::StreamKey;
+    use wire::session::EndpointKind;
+
+    use super::*;
+
+    fn place(number: u64, deadline_ns: u64) -> Place {
+        let expects = Expects::Nothing;
+        Place { number, expects, deadline_ns, len: 1, fenced: true, ended: false, late: false }
+    }
+
+    #[test]
+    fn late_places_are_counted_from_the_front() {
+        let client = ReplyTo { endpoint: EndpointKind::Tcp, worker: 0, key: 0, generation: 0 };
+        let mut stream = Stream::new(client, StreamKey::default(), 0);
+        for number in 0..4 {
+            stream.pipeline.push(place(number, 10 * (number + 1)), b"");
+        }
+        assert_eq!(stream.expire(9).map(|place| place.number), None);
+        assert_eq!(stream.expire(25).map(|place| place.number), Some(0));
+        stream.pop();
+        assert_eq!(stream.expire(25).map(|place| place.number), Some(1));
+        assert_eq!(stream.expire(25).map(|place| place.number), None);
+        assert_eq!((stream.late, stream.in_flight(), stream.is_pending()), (1, 2, true));
+        while stream.expire(100).is_some() {}
+        // A late place does not delay the close: its answer may never come.
+        assert_eq!((stream.late, stream.in_flight(), stream.is_pending()), (3, 0, false));
+        (0..3).for_each(|_| stream.pop());
+        assert_eq!(stream.late, 0);
+    }
+
+    #[test]
+    fn too_many_places_hold_the_client_until_one_is_taken() {
+        let client = ReplyTo { endpoint: EndpointKind::Tcp, worker: 0, key: 0, generation: 0 };
+        let mut stream = Stream::new(client, StreamKey::default(), 0);
+        for number in 0..PLACES_MAX as u64 {
+            assert!(stream.has_room());
+            stream.pipeline.push(place(number, 1), b"");
+        }
+        assert!(!stream.has_room());
+        stream.holds_client = true;
+        assert!(!stream.resumes_client());
+        stream.pop();
+        assert!(stream.resumes_client() && !stream.holds_client);
+    }
 }
