@@ -20,7 +20,7 @@ def _build_command(profile: str) -> None:
         raise SystemExit("serval-engine is built in a checkout of Serval: run `pip install ./python` there")
     if shutil.which(cargo) is None:
         raise SystemExit("serval-engine needs Rust 1.88 or later to build: install it from https://rustup.rs")
-    command = [cargo, "build", "--profile", profile, "--package", "serval-cli", "--bin", "serval", "--message-format=json"]
+    command = [cargo, "build", "--locked", "--profile", profile, "--package", "serval-cli", "--bin", "serval", "--message-format=json"]
     built = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, check=True).stdout
     import json
 
@@ -41,8 +41,12 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     profile = os.environ.get("SERVAL_BUILD_PROFILE", "release")
     _build_command(profile)
     settings = dict(config_settings or {})
-    settings.setdefault("build-args", f"--profile {profile}")
+    settings.setdefault("build-args", f"--locked --profile {profile}")
     return maturin.build_wheel(wheel_directory, settings, metadata_directory)
+
+
+def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
+    raise SystemExit("serval-engine cannot be installed with `pip install -e`: run `pip install ./python` after each change")
 
 
 def build_sdist(sdist_directory, config_settings=None):

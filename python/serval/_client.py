@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ._errors import ConfigError, ConnectionLost, ReplyTimeout
 from ._framing import Framing, as_bytes
@@ -27,7 +27,7 @@ class Client:
     >>> with serval.Client("udp://127.0.0.1:9000") as client:
     ...     client.ask(b"hello")
 
-    Over UDP every request in flight has a socket of its own, so a late or lost reply never becomes the reply to another request.
+    Over UDP every request has a new socket, which is closed with the reply, so a late or duplicate reply is not the reply to another request.
     Over TCP requests share one connection, on which the server replies in order.
 
     :param url: ``udp://HOST:PORT`` or ``tcp://HOST:PORT``.
@@ -46,7 +46,10 @@ class Client:
         self.url = url
         self.timeout = timeout
         self._framing = Framing(framing, reply_bytes)
+        #: The connection, while no request uses it.
         self._free: list[socket.socket] = []
+        #: The addresses of datagrams; names are looked up once.
+        self._addresses: list[Any] = []
         self._received = bytearray()
 
     def __enter__(self) -> Client:
@@ -61,6 +64,7 @@ class Client:
         """Closes the sockets. The next request opens new ones."""
         while self._free:
             self._free.pop().close()
+        self._addresses = []
         self._received.clear()
 
     def ask(self, message: Buffer, *, timeout: float | None = None) -> bytes:
@@ -111,9 +115,11 @@ class Client:
     def _connect(self) -> socket.socket:
         kind = socket.SOCK_DGRAM if self._scheme == "udp" else socket.SOCK_STREAM
         try:
-            found = socket.getaddrinfo(self._host, self._port, type=kind)
+            found = self._addresses or socket.getaddrinfo(self._host, self._port, type=kind)
         except OSError as error:
             raise ConnectionLost(f"{self.url}: {error}") from None
+        if kind == socket.SOCK_DGRAM:
+            self._addresses = found
         for last, (family, kind, protocol, _, address) in enumerate(found, 1):
             opened = socket.socket(family, kind, protocol)
             try:
@@ -143,7 +149,7 @@ class Client:
         deadline: float | None,
         patience: float = 0.0,
     ) -> None:
-        """Datagrams: each in a socket of its own. Without a deadline gives up after ``patience`` seconds without a reply."""
+        """Datagrams: each in a new socket. Without a deadline gives up after ``patience`` seconds without a reply."""
         limit = deadline if deadline is not None else time.monotonic() + patience
         waiting: dict[int, tuple[socket.socket, int]] = {}
         position = 0
@@ -151,7 +157,7 @@ class Client:
         try:
             while True:
                 while position < len(messages) and len(waiting) < in_flight:
-                    user = self._free.pop() if self._free else self._connect()
+                    user = self._connect()
                     waiting[user.fileno()] = (user, position)
                     poll.register(user, selectors.EVENT_READ)
                     user.send(messages[position])
@@ -167,14 +173,13 @@ class Client:
                     replies[index] = user.recv(DATAGRAM_BYTES_MAX)
                     poll.unregister(user)
                     del waiting[key.fd]
-                    self._free.append(user)
+                    user.close()
                 if ready and deadline is None:
                     limit = time.monotonic() + patience
         except OSError as error:
             raise self._lost(error) from None
         finally:
             poll.close()
-            # A reply that arrives late finds its socket closed.
             for user, _ in waiting.values():
                 user.close()
 
@@ -225,7 +230,9 @@ class Client:
                     answered += 1
                     if deadline is None:
                         limit = time.monotonic() + patience
-            self._free.append(stream)
+            # Bytes that nobody asked for would be taken for the next reply.
+            if not self._received:
+                self._free.append(stream)
         except OSError as error:
             raise self._lost(error) from None
         finally:

@@ -88,6 +88,8 @@ class Engine:
         self._ready = threading.Event()
         self._on_end: Callable[[], None] | None = None
         self._asked = False
+        #: Whether this process is a fork of the one that the engine belongs to.
+        self._foreign = False
         self._exit_code: int | None = None
         self._readers: list[threading.Thread] = []
         self._lines: deque[str] = deque(maxlen=_LOG_LINES)
@@ -227,6 +229,8 @@ class Engine:
 
         :param timeout: seconds after which it is killed.
         """
+        if self._foreign:
+            return
         with self._stopping:
             if not self._ended.is_set():
                 self._asked = True
@@ -250,7 +254,9 @@ class Engine:
 
     def _forget(self) -> None:
         """In a child process after a fork: the engine belongs to the parent."""
-        self._asked = True
+        self._foreign = self._asked = True
+        # Another thread may have held the lock of the old one at the fork.
+        self._ended = threading.Event()
         self._ended.set()
         if self._process and self._process.stdin:
             # Unbuffered, so no lock that another thread held at the fork.

@@ -97,6 +97,7 @@ def describe(value: Any) -> str:
     """A value in an error message: its type, and the shape and dtype of an array."""
     kind = type(value)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
+    try:
         return f"{name} of shape {tuple(value.shape)} and dtype {value.dtype}"
-    return name
+    except Exception:  # noqa: BLE001 - the value is of the user, and so are its attributes
+        return name

@@ -26,9 +26,11 @@ _log = logging.getLogger("serval")
 _RETURN_PATIENCE = 1.0
 #: Seconds until an engine answers.
 _ATTACH_PATIENCE = 10.0
+#: Half of the longest `request_timeout_ms`, in seconds.
+_CALL_TIMEOUT_MAX = 1800
 
 #: What happens after a function failed: ``"drop"`` logs the error once and goes on, ``"stop"`` ends the server with the error, and a
-#: function is called with each error and the server goes on.
+#: function is called with each error and the server goes on: on the thread of the served function, with a :class:`CallTimeout` on another.
 OnError = Any
 
 
@@ -76,7 +78,7 @@ def serve(
     :param framing: how messages are delimited on TCP connections.
     :param max_message_bytes: longest message (default: 1024, with ``dtype`` the size of a message).
     :param max_reply_bytes: longest reply (default: ``max_message_bytes``, with ``reply_shape`` the size of a reply).
-    :param call_timeout: seconds after which a call is reported and its messages are dropped.
+    :param call_timeout: seconds after which a call is reported and its messages are dropped, 0.001 to 1800.
     :param on_error: ``"drop"``, ``"stop"`` or a function; see :data:`OnError`.
     :param name: the service in metrics and logs (default: the name of the function). With ``attach``: the service to serve (default: any).
     :param settings: further keys of the configuration, such as ``{"limits": {"pipelined": 256}, "service": {"slots": 4096}}``.
@@ -94,8 +96,8 @@ def serve(
     _check("max_delay_us", max_delay_us, 0, 1_000_000)
     idle_us = max_delay_us // 5 if idle_us is None else idle_us
     _check("idle_us", idle_us, 0, 1_000_000)
-    if not 0.001 <= call_timeout <= 3600:
-        raise ConfigError(f"call_timeout is {call_timeout} s, must be in [0.001, 3600]")
+    if not 0.001 <= call_timeout <= _CALL_TIMEOUT_MAX:
+        raise ConfigError(f"call_timeout is {call_timeout} s, must be in [0.001, {_CALL_TIMEOUT_MAX}]")
     arrays = None
     if dtype is not None:
         from ._arrays import Arrays
@@ -180,6 +182,7 @@ class Server:
         self._service = service
         self._error: BaseException | None = None
         self._errors: dict[str, int] = {}
+        self._counting = threading.Lock()
         self._closing = threading.RLock()
         self._closed = False
         self._over = threading.Event()
@@ -207,9 +210,8 @@ class Server:
             self.engine = Engine(config)
         assert attach is not None
         host = self._host = HostCall(attach, self._service, *limits)
-        loop = self._call_with_arrays if self._arrays else self._call_with_lists
         self._threads = [
-            threading.Thread(target=loop, args=(host,), daemon=True, name=f"serval-call-{self._service}"),
+            threading.Thread(target=self._call, args=(host,), daemon=True, name=f"serval-call-{self._service}"),
             threading.Thread(target=self._watch, args=(host,), daemon=True, name="serval-watch"),
         ]
         for thread in self._threads:
@@ -231,8 +233,20 @@ class Server:
 
     # The loops around the function. No native frame is below the function.
 
+    def _call(self, host: HostCall) -> None:
+        try:
+            if self._arrays:
+                self._call_with_arrays(host)
+            else:
+                self._call_with_lists(host)
+        except BaseException as error:  # noqa: BLE001 - a service without this thread answers nothing
+            failure = Error(f"the thread of service {self._service} failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._stop(failure)
+
     def _call_with_lists(self, host: HostCall) -> None:
         function, take, reply = self._function, host.next, host.reply
+        plain = (list, tuple)
         while (messages := take()) is not None:
             count = len(messages)
             try:
@@ -240,7 +254,8 @@ class Server:
             except BaseException as error:  # noqa: BLE001 - also SystemExit: it would end this thread silently
                 self._raised(host, error, count)
                 continue
-            if type(replies) is not list and not isinstance(replies, (list, tuple)):
+            # The methods of other types, also of subclasses, are the user's: they run only here.
+            if type(replies) not in plain:
                 try:
                     if isinstance(replies, (str, bytes, bytearray, memoryview)):
                         raise TypeError
@@ -268,10 +283,14 @@ class Server:
                 self._raised(host, error, count)
                 continue
             try:
-                wrong = host.reply_rows(arrays.rows(replies, count), count)
+                rows_of_replies = arrays.rows(replies, count)
             except FunctionError as error:
                 self._failed(host, error.with_traceback(None))
                 continue
+            except BaseException as error:  # noqa: BLE001 - the methods of a subclass of ndarray are the user's
+                self._raised(host, error, count)
+                continue
+            wrong = host.reply_rows(rows_of_replies, count)
             if wrong is not None:
                 self._failed(host, _wrong_reply(wrong, count, replies))
 
@@ -280,8 +299,12 @@ class Server:
         if error.__traceback__ is not None:
             # The frame of the loop is of no interest.
             error.__traceback__ = error.__traceback__.tb_next
+        try:
+            text = f"{type(error).__name__}: {error}"
+        except BaseException:  # noqa: BLE001 - its `__str__` is the user's
+            text = type(error).__name__
         failure = _errors.FunctionRaised(
-            f"the function raised {type(error).__name__}: {error}",
+            f"the function raised {text}",
             messages=count,
             shape=(count, *arrays.shape) if arrays else None,
             dtype=str(arrays.dtype) if arrays else None,
@@ -296,8 +319,10 @@ class Server:
     def _report(self, error: FunctionError) -> None:
         """Counts an error of the function, and logs it the first time and then at every power of two."""
         kind = type(error).__name__
-        count = self._errors[kind] = self._errors.get(kind, 0) + 1
-        self.last_error = error
+        # The watching thread reports calls that take too long.
+        with self._counting:
+            count = self._errors[kind] = self._errors.get(kind, 0) + 1
+            self.last_error = error
         if callable(self._on_error):
             try:
                 self._on_error(error)
@@ -396,9 +421,9 @@ class Server:
     def close(self) -> None:
         """Answers the requests that were accepted and ends the server. May be called again, and from any thread but the function's."""
         with self._closing:
-            if self._closed:
+            if self._over.is_set():
                 return
-            _live.discard(self)
+            # An exception, such as KeyboardInterrupt, may end this anywhere: the next call does the rest.
             if self.engine is not None:
                 self.engine.close()
             self._closed = True
@@ -417,6 +442,7 @@ class Server:
             self._threads = []
             if self._folder is not None:
                 remove_folder(self._folder)
+            _live.discard(self)
             self._over.set()
 
     def __repr__(self) -> str:
@@ -426,6 +452,8 @@ class Server:
     def _forget(self) -> None:
         """In a child process after a fork: the server belongs to the parent."""
         self._closed = True
+        # Other threads may have held the locks of the old ones at the fork.
+        self._closing, self._over = threading.RLock(), threading.Event()
         self._over.set()
 
     def __enter__(self) -> Server:

@@ -7,7 +7,7 @@ import socket
 from collections import deque
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ._client import DATAGRAM_BYTES_MAX
 from ._errors import ConfigError, ConnectionLost, Error, FramingError, ReplyTimeout
@@ -27,8 +27,8 @@ class Client:
     >>> async with serval.aio.Client("udp://127.0.0.1:9000") as client:
     ...     await client.ask(b"hello")
 
-    The arguments are those of :class:`serval.Client`. Over UDP every request in flight has a socket of its own; over TCP the requests of
-    all tasks share one connection, on which the server replies in order.
+    The arguments are those of :class:`serval.Client`. Over UDP every request has a new socket; over TCP the requests of all tasks share one
+    connection, on which the server replies in order.
     """
 
     def __init__(
@@ -40,7 +40,8 @@ class Client:
         self.url = url
         self.timeout = timeout
         self._framing = Framing(framing, reply_bytes)
-        self._free: list[socket.socket] = []
+        #: The addresses of datagrams; names are looked up once.
+        self._addresses: list[Any] = []
         self._stream: _Stream | None = None
         self._connecting = asyncio.Lock()
 
@@ -54,8 +55,7 @@ class Client:
 
     async def close(self) -> None:
         """Closes the sockets. The next request opens new ones."""
-        while self._free:
-            self._free.pop().close()
+        self._addresses = []
         if self._stream is not None:
             await self._stream.close(ConnectionLost(f"the client of {self.url} was closed"))
             self._stream = None
@@ -108,19 +108,10 @@ class Client:
 
     async def _ask_datagram(self, message: bytes) -> bytes:
         loop = asyncio.get_running_loop()
-        user = self._free.pop() if self._free else await self._connect(socket.SOCK_DGRAM)
-        done = False
-        try:
+        # A late or duplicate reply finds its socket closed.
+        with await self._connect(socket.SOCK_DGRAM) as user:
             await loop.sock_sendall(user, message)
-            reply = await loop.sock_recv(user, DATAGRAM_BYTES_MAX)
-            done = True
-            return reply
-        finally:
-            # A reply that arrives late finds its socket closed.
-            if done:
-                self._free.append(user)
-            else:
-                user.close()
+            return await loop.sock_recv(user, DATAGRAM_BYTES_MAX)
 
     async def _ask_stream(self, message: bytes) -> bytes:
         encoded = self._framing.encode(message)
@@ -134,7 +125,9 @@ class Client:
 
     async def _connect(self, kind: int) -> socket.socket:
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(self._host, self._port, type=kind)
+        found = self._addresses or await loop.getaddrinfo(self._host, self._port, type=kind)
+        if kind == socket.SOCK_DGRAM:
+            self._addresses = found
         for last, (family, kind, protocol, _, address) in enumerate(found, 1):
             opened = socket.socket(family, kind, protocol)
             try:
@@ -192,6 +185,8 @@ class _Stream:
                     future = self._waiting.popleft()
                     if not future.done():
                         future.set_result(reply)
+                if received and not self._waiting:
+                    raise FramingError(f"{self._url} sent bytes that no request asked for")
             self._end(ConnectionLost(f"{self._url} closed the connection"))
         except FramingError as error:
             self._end(error)

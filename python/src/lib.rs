@@ -85,9 +85,9 @@ impl HostCall {
     fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyList>>> {
         let mut caller = self.caller()?;
         let Some(caller) = caller.as_mut() else { return Ok(None) };
-        loop {
-            if !wait(py, caller) {
-                return Ok(None);
+        for first in std::iter::once(true).chain(std::iter::repeat(false)) {
+            if !wait(py, caller, first) {
+                break;
             }
             let mut messages = Vec::with_capacity(64);
             let count = caller.take(|message| {
@@ -98,6 +98,7 @@ impl HostCall {
                 return PyList::new(py, messages).map(Some);
             }
         }
+        Ok(None)
     }
 
     /// As `next`, for messages that all have `row_bytes` bytes: one `bytearray` of all messages, and their number. Messages of
@@ -110,9 +111,9 @@ impl HostCall {
         let mut caller = self.caller()?;
         let Some(caller) = caller.as_mut() else { return Ok(None) };
         let mut rows = Vec::new();
-        loop {
-            if !wait(py, caller) {
-                return Ok(None);
+        for first in std::iter::once(true).chain(std::iter::repeat(false)) {
+            if !wait(py, caller, first) {
+                break;
             }
             let count = caller.take(|message| {
                 if message.len() != row_bytes {
@@ -125,6 +126,7 @@ impl HostCall {
                 return Ok(Some((PyByteArray::new(py, &rows), count)));
             }
         }
+        Ok(None)
     }
 
     /// Answers the batch with a list or tuple of bytes-like objects; `None` in it: no reply is wanted. Returns what is wrong, and
@@ -311,10 +313,10 @@ impl Drop for HostCall {
     }
 }
 
-/// Waits for a batch; false: the host call is closed. A full batch is taken without giving the interpreter's lock away: between two
-/// calls the interpreter gives it to other threads itself.
-fn wait(py: Python<'_>, caller: &mut Caller) -> bool {
-    if caller.is_full() { caller.wait().is_some() } else { py.detach(|| caller.wait().is_some()) }
+/// Waits for a batch without the interpreter's lock; false: the host call is closed. The `first` wait after a call takes a full batch
+/// without giving the lock away: between two calls the interpreter gives it to other threads itself. Nothing waits with the lock.
+fn wait(py: Python<'_>, caller: &mut Caller, first: bool) -> bool {
+    (first && caller.take_full().is_some()) || py.detach(|| caller.wait().is_some())
 }
 
 /// A copy of a bytes-like object of any element type; `None`: it is none.

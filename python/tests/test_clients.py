@@ -227,3 +227,40 @@ def test_a_user_of_the_types():
 
     assert typed_user.main() == [b"A", b"B"]
     assert (Path(serval.__file__).parent / "py.typed").exists()
+
+
+def test_a_duplicate_datagram_is_not_the_reply_to_another_request():
+    def twice(peer, message, source):
+        peer.sendto(message, source)
+        peer.sendto(message, source)
+
+    messages = [b"a", b"b", b"c", b"d"]
+    with Peer(socket.SOCK_DGRAM, twice) as peer:
+        with serval.Client(peer.url, timeout=10) as client:
+            assert [client.ask(message) for message in messages] == messages
+            assert client.ask_many(messages, in_flight=2) == messages
+
+        async def ask():
+            async with serval.aio.Client(peer.url, timeout=10) as client:
+                assert [await client.ask(message) for message in messages] == messages
+                assert await client.ask_many(messages, in_flight=2) == messages
+
+        asyncio.run(ask())
+
+
+def test_bytes_that_no_request_asked_for_end_the_connection():
+    # The next connection gets the next reply.
+    def answer(connection):
+        connection.recv(100)
+        connection.sendall(b"first\nunasked\n")
+        connection.recv(100)
+
+    with Peer(socket.SOCK_STREAM, answer) as peer:
+        with serval.Client(peer.url, framing="line", timeout=10) as client:
+            assert [client.ask(b"x"), client.ask(b"x")] == [b"first", b"first"]
+
+        async def ask():
+            async with serval.aio.Client(peer.url, framing="line", timeout=10) as client:
+                assert [await client.ask(b"x"), await client.ask(b"x")] == [b"first", b"first"]
+
+        asyncio.run(ask())

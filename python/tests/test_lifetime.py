@@ -235,3 +235,63 @@ def test_an_import_loads_nothing_heavy():
     text = f"import sys; before = set(sys.modules); import serval; print(*(set(sys.modules) - before).intersection({heavy}))"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "\n"), done.stdout + done.stderr
+
+
+def test_a_server_with_waiting_batches_can_be_closed():
+    # In a process of its own: a thread that keeps the interpreter's lock would stop the tests too.
+    text = """
+import serval, socket, time
+def slow(messages):
+    time.sleep(0.05)
+    return messages
+server = serval.serve(slow, listen="udp://127.0.0.1:0", batch=1, settings={"engine": {"drain_ms": 100}})
+host, port = server.url[6:].split(":")
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+    for _ in range(500):
+        client.sendto(b"x", (host, int(port)))
+while server.stats()["calls"] < 2:
+    time.sleep(0.005)
+server.close()
+print("closed", flush=True)
+"""
+    process = program(text)
+    try:
+        assert process.communicate(timeout=60)[0] == "closed\n"
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_forked_child_that_exits_leaves_the_engine_its_sockets():
+    text = """
+import os, serval, sys
+config = {"schema": 1, "service": [{"name": "echo", "listen": "udp://127.0.0.1:0", "kernel": "echo"}]}
+with serval.Engine(config) as engine:
+    child = os.fork()
+    if child == 0:
+        sys.exit()
+    assert os.waitpid(child, 0)[1] == 0
+    print(engine.metrics().total("serval_accelerator_up") >= 0, flush=True)
+"""
+    process = program(text)
+    assert process.communicate(timeout=60)[0] == "True\n" and process.returncode == 0
+
+
+def test_a_close_that_is_interrupted_is_finished_by_the_next(monkeypatch):
+    server = serval.serve(same, listen=ANY)
+    folder, interrupted = server._folder, []
+
+    def interrupt(path):
+        if not interrupted:
+            interrupted.append(path)
+            raise KeyboardInterrupt
+        remove(path)
+
+    remove = serval._serve.remove_folder
+    monkeypatch.setattr("serval._serve.remove_folder", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        server.close()
+    assert os.path.exists(folder) and not server.wait(0)
+    server.close()
+    assert server.wait(0) and not os.path.exists(folder)

@@ -254,6 +254,7 @@ WRONG = [
     (dict(listen=ANY, batch=0), "batch is 0, must be an integer in [1, 16384]"),
     (dict(listen=ANY, max_delay_us=-1), "max_delay_us is -1"),
     (dict(listen=ANY, call_timeout=0), "call_timeout is 0 s"),
+    (dict(listen=ANY, call_timeout=1801), "must be in [0.001, 1800]"),
     (dict(listen=ANY, on_error="ignore"), "must be \"drop\", \"stop\" or a function"),
     (dict(listen=ANY, shape=(3,)), "need `dtype`"),
     (dict(listen=ANY, dtype="nonsense"), "dtype: "),
@@ -292,3 +293,33 @@ def test_other_threads_run_while_a_server_is_idle():
             ticks += 1
         assert ticks > 1000
         assert ask(server, b"a") == b"A"
+
+
+class RaisingList(list):
+    def __iter__(self):
+        raise RuntimeError("of the user")
+
+
+class Odd:
+    shape = None
+    dtype = None
+
+
+@pytest.mark.parametrize("replies", [RaisingList([b"x"]), Odd(), [Odd()]], ids=["list", "object", "element"])
+def test_a_reply_whose_own_methods_fail_loses_only_its_batch(replies):
+    with serval.serve(lambda messages: replies if messages[0] == b"fail" else messages, listen=ANY) as server:
+        is_dropped(server, b"fail")
+        assert isinstance(server.last_error, serval.ReplyTypeError)
+        assert ask(server, b"fine") == b"fine"
+
+
+def test_an_error_in_the_loop_around_the_function_ends_the_server(monkeypatch):
+    def broken(self, host, error):
+        raise RuntimeError("of the loop")
+
+    monkeypatch.setattr(serval._serve.Server, "_failed", broken)
+    with pytest.raises(serval.Error, match="of the loop"):
+        with serval.serve(lambda messages: [], listen=ANY) as server:
+            with serval.Client(server.url, timeout=0.01) as client, pytest.raises(serval.ClientError):
+                client.ask(b"x")
+            server.wait(30)

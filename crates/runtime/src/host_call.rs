@@ -175,6 +175,13 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether no further batch may be taken, given the stop word.
+    fn is_over(&self, asked: u64) -> bool {
+        asked == stop::NOW
+            || self.closed.load(Ordering::Acquire)
+            || self.corrupt.load(Ordering::Relaxed)
+    }
+
     fn now_ns(&self) -> u64 {
         // 0 has a meaning of its own.
         (self.start.elapsed().as_nanos() as u64).max(1)
@@ -354,10 +361,17 @@ impl Caller {
         mqueue.map_or(0, |(generation, origin)| generation.mqueues[origin.mqueue].reply_bytes_max)
     }
 
-    /// Whether a full batch waits, so that [`Self::wait`] returns without waiting.
-    pub fn is_full(&self) -> bool {
-        let batch = self.limits.batch;
-        self.generation.as_ref().is_some_and(|generation| generation.waiting(batch) == batch)
+    /// As [`Self::wait`], but never waits: `None` if there is no full batch, and also if the generation has ended.
+    pub fn take_full(&mut self) -> Option<Closed> {
+        self.finish();
+        let generation = self.generation.as_ref()?;
+        let over = self.shared.is_over(generation.words.stop());
+        if over || generation.waiting(self.limits.batch) < self.limits.batch {
+            return None;
+        }
+        self.due = self.limits.batch;
+        add(&self.shared.counters.full, 1);
+        Some(Closed::Full)
     }
 
     /// Publishes the answers of the last batch, then waits for the next one. `None` after [`CallerHandle::close`]. Messages of the
@@ -495,8 +509,7 @@ impl Caller {
         loop {
             // Read before the rings: messages that arrived before a drain are then found.
             let asked = generation.words.stop();
-            let over = asked == stop::NOW || shared.closed.load(Ordering::Acquire);
-            if over || shared.corrupt.load(Ordering::Relaxed) {
+            if shared.is_over(asked) {
                 return None;
             }
             let waiting = generation.waiting(limits.batch);
