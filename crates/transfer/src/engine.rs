@@ -216,7 +216,8 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// Waits for the end. Every transfer ends: [`Command::stall`] limits how long nothing may move.
+    /// Waits for the end. [`Command::stall`] limits how long nothing may move; only a file whose reads or writes do not return
+    /// can take longer.
     pub fn wait(self) -> Outcome {
         loop {
             if let Some(outcome) = self.wait_for(Duration::from_secs(3600)) {
