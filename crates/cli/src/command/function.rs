@@ -100,12 +100,17 @@ pub(super) enum Action {
 #[derive(Debug, Subcommand)]
 pub(super) enum Verb {
     /// List the functions of all services
+    #[command(after_help = "Examples:\n  serval fn list")]
     List(At),
 
     /// Attach a function to a service, or replace the one with its name
+    #[command(
+        after_help = "Examples:\n  serval fn attach digits limits threshold --param offset=0 --param high=100"
+    )]
     Attach(Box<Attach>),
 
     /// Detach a function from a service
+    #[command(after_help = "Examples:\n  serval fn detach digits limits")]
     Detach {
         /// The service
         service: String,
@@ -116,6 +121,7 @@ pub(super) enum Verb {
     },
 
     /// Read, reset or set registers of a function, on all workers
+    #[command(after_help = "Examples:\n  serval fn command digits limits set high=200")]
     Command {
         /// The service
         service: String,
@@ -132,6 +138,7 @@ pub(super) enum Verb {
     },
 
     /// Print what the functions have done: messages, verdicts, failures, time
+    #[command(after_help = "Examples:\n  serval fn counters")]
     Counters(At),
 }
 
