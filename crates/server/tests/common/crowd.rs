@@ -97,7 +97,7 @@ impl Crowd {
             {
                 let key = crowd.clients.len() as StreamKey;
                 crowd.nic.connect(server, transport, key).expect("a socket");
-                // A datagram socket is connected at once; no event says so.
+                // A datagram socket is connected at once, without an event.
                 let connected = transport == Transport::Udp;
                 crowd.clients.push(Client { connected, ..Client::default() });
                 crowd.connected += usize::from(connected);
