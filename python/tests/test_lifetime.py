@@ -35,6 +35,8 @@ def runs(pid):
 
 def program(text, **options):
     """A Python program in a process of its own; its standard output is a pipe."""
+    # Jobs in the background of a shell without job control ignore SIGINT, and so do their children.
+    text = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n" + text
     return subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True, **options)
 
 
