@@ -150,11 +150,9 @@ fn place(offset: u64) -> io::Result<libc::off_t> {
     libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))
 }
 
-/// Sends what the socket takes now; `WouldBlock` if that is nothing. `more`: further bytes follow at once, so TCP need not send a
-/// short segment.
-pub fn send_now(socket: BorrowedFd<'_>, bytes: &[u8], more: bool) -> io::Result<usize> {
-    let more = if more { libc::MSG_MORE } else { 0 };
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | more;
+/// Sends what the socket takes now; `WouldBlock` if that is nothing.
+pub fn send_now(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: pointer and length describe `bytes`.
     check_size(unsafe {
         libc::send(socket.as_raw_fd(), bytes.as_ptr().cast::<c_void>(), bytes.len(), flags)

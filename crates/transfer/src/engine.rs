@@ -486,8 +486,8 @@ impl Devices for Descriptors {
         descriptors::write_at(self.file.as_fd(), bytes, offset)
     }
 
-    fn send(&mut self, bytes: &[u8], more: bool) -> io::Result<usize> {
-        send_now(self.socket.as_fd(), bytes, more)
+    fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        send_now(self.socket.as_fd(), bytes)
     }
 
     fn receive(&mut self, into: &mut [u8]) -> io::Result<usize> {

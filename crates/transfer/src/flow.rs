@@ -30,8 +30,8 @@ pub trait Devices {
     fn read_at(&mut self, parts: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<usize>;
     /// Writes to the file at `offset`.
     fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<usize>;
-    /// Sends what the socket takes now. `more`: further bytes follow.
-    fn send(&mut self, bytes: &[u8], more: bool) -> io::Result<usize>;
+    /// Sends what the socket takes now.
+    fn send(&mut self, bytes: &[u8]) -> io::Result<usize>;
     /// Receives what has arrived; 0 is the end of the stream.
     fn receive(&mut self, into: &mut [u8]) -> io::Result<usize>;
 }
@@ -365,12 +365,10 @@ impl<D: Devices> Flow<D> {
 
     /// Returns whether the socket is full.
     fn send_chunk(&mut self, buffers: &mut Buffers) -> Result<bool, TransferError> {
-        // The last chunk is sent without it, so nothing stays in the host kernel.
-        let more = self.when_blocked == WhenBlocked::Wait
-            && (self.chunks.len() > 1 || self.source_end.is_none());
+        // Without MSG_MORE: chunks are long, and a receiver that waits for the end of each costs a wake-up more (measured: 1.6 times the CPU time on one machine).
         let Some(chunk) = self.chunks.front_mut() else { return Ok(false) };
         while chunk.done < chunk.len {
-            match self.devices.send(&chunk.buffer[chunk.done..chunk.len], more) {
+            match self.devices.send(&chunk.buffer[chunk.done..chunk.len]) {
                 Ok(sent) => {
                     let sent = sent.min(chunk.len - chunk.done);
                     chunk.done += sent;
