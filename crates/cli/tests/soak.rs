@@ -137,10 +137,16 @@ fn a_mixed_load_leaves_the_server_as_it_was() {
     let (udp, tcp) = (udp.books(), tcp.books());
     drop(stays);
     crowds.into_iter().for_each(Crowd::leave);
-    eventually("no client leaves a descriptor or a thread behind", || {
+    // Fewer than at first is no leak: at the start a thread may still have a file of /proc open, or end.
+    let deadline = Instant::now() + PATIENCE;
+    loop {
         let now = served.usage();
-        (now.descriptors, now.threads) == (before.descriptors, before.threads)
-    });
+        if now.descriptors <= before.descriptors && now.threads <= before.threads {
+            break;
+        }
+        assert!(Instant::now() < deadline, "left behind: {now:?}, before {before:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     let noise = served.dropped("noise", DropReason::TooLong);
     let (code, last) = served.finish();
     let resident = |eighths| median(&samples, eighths, |usage| usage.resident_bytes);
