@@ -15,7 +15,7 @@ use wire::nic::Nic;
 
 use crate::endpoint::peer::links::Envelope;
 use crate::schedule::{Kind, Schedule};
-use crate::service::arrival::{ANY, Arrival, Message, Refusal};
+use crate::service::arrival::{ANY, Arrival, Message, Refusal, Seen, seen};
 use crate::service::chain::{Hooks, NoHooks};
 use crate::service::dispatch::Route;
 use crate::service::share::ServiceShare;
@@ -186,10 +186,11 @@ impl<H: Hooks> Batch<H> {
         let chain = self.hooks.attached().expect("only a chain is shown messages");
         let arrival = chain.arrival(index);
         let len = chain.messages().shown_len(index);
-        let mut bytes = chain.messages().bytes(index);
+        let bytes = chain.messages().bytes(index);
+        let mut message = Seen { bytes, received_len: len };
         let submitted = match chain.messages().outcome(index) {
-            Outcome::Pass => turn.submit(self.service, &arrival, &mut bytes),
-            Outcome::Steer(to) => turn.submit_to(self.service, &arrival, &mut bytes, to),
+            Outcome::Pass => turn.submit(self.service, &arrival, &mut message),
+            Outcome::Steer(to) => turn.submit_to(self.service, &arrival, &mut message, to),
             Outcome::Drop(reason) => Err(Refusal::Drop(reason)),
             Outcome::Reply if bytes.len() > turn.services[self.service].max_reply_bytes => {
                 Err(Refusal::Drop(DropReason::ReplyTooLong))
@@ -331,7 +332,7 @@ impl<N: Nic> Turn<N> {
                 Route::AnyOf { worker } => (worker, ANY),
                 Route::Remote { worker, mqueue } => (worker, mqueue),
             };
-            return self.hand_over(service, arrival, message.bytes(), there);
+            return self.hand_over(service, arrival, &seen(message), there);
         }
     }
 
@@ -353,7 +354,7 @@ impl<N: Nic> Turn<N> {
                 let arrival = Arrival { target: Some(mqueue), ..*arrival };
                 self.submit(service, &arrival, message)
             }
-            Some(there) => self.hand_over(service, arrival, message.bytes(), there),
+            Some(there) => self.hand_over(service, arrival, &seen(message), there),
         }
     }
 
@@ -363,12 +364,13 @@ impl<N: Nic> Turn<N> {
         &mut self,
         service: usize,
         arrival: &Arrival,
-        payload: &[u8],
+        message: &Seen<'_>,
         (worker, mqueue): (u32, u32),
     ) -> Result<(), Refusal> {
         let Arrival { expects, origin, number, .. } = *arrival;
-        let envelope = Envelope { service: service as u16, mqueue, expects, origin, number };
-        match self.outbound.request(worker as u16, &envelope, arrival.received_ns, payload) {
+        let (slot, received_len) = (service as u16, message.received_len as u32);
+        let envelope = Envelope { service: slot, mqueue, expects, origin, number, received_len };
+        match self.outbound.request(worker as u16, &envelope, arrival.received_ns, message.bytes) {
             Ok(()) => {
                 let share = &mut self.services[service];
                 share.counters.handed_out.one();

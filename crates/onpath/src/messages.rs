@@ -239,7 +239,7 @@ impl Messages {
         }
     }
 
-    /// Sends an open request to this mqueue, unless a later function decides otherwise. Does nothing to a reply.
+    /// Sends an open request to this mqueue, unless a later function decides otherwise. A reply goes to its client all the same.
     pub fn steer(&mut self, index: usize, mqueue: u32) {
         if self.is_open(index) {
             self.entries[index].outcome = Outcome::Steer(mqueue);

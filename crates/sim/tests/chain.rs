@@ -18,6 +18,7 @@ use sim::accelerator::Behaviour;
 use sim::message::{Body, Flavor, decode_request, reply_payload, request_payload};
 use wire::DropReason;
 use wire::framing::Framing;
+use wire::nic::Transport;
 
 const FRAMING: Framing = Framing::LengthU16;
 
@@ -168,6 +169,61 @@ fn a_request_that_waits_for_credit_is_seen_once() {
     }
     scene.wait_ms(60);
     assert_eq!((scene.replied(), chain.seen()), (12, (12, 12)));
+}
+
+/// Gives every request this many bytes of filler, and steers it to an mqueue.
+struct Resizes(u32, Option<u32>);
+
+impl Function for Resizes {
+    fn decide(&mut self, direction: Direction, messages: &mut Messages) -> Result<(), Failure> {
+        for index in 0..messages.len() {
+            if direction == Direction::Requests {
+                let (body, flavor) = decode_request(FRAMING, messages.bytes(index)).unwrap();
+                let body = Body { filler: self.0, ..body };
+                messages.rewrite(index, &request_payload(FRAMING, &body, flavor));
+                self.1.into_iter().for_each(|mqueue| messages.steer(index, mqueue));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_function_does_not_change_how_long_a_reply_may_be() {
+    // Requests and replies have 28 bytes before the filler.
+    const FILLER: u32 = 72;
+    for (of_function, of_client) in [(FILLER, 0), (0, FILLER)] {
+        for is_proxy in [false, true] {
+            let mut script = script(FRAMING);
+            script.limits().udp_reply_ratio = Some(3);
+            // Kernels get other requests than clients have sent.
+            script.behaviour().scribble_after = Some(u64::MAX);
+            script.setup.topology.engine.workers = 2;
+            script.service().mqueues = 2;
+            script.service().dispatch = Dispatch::RoundRobin;
+            if is_proxy {
+                script.upstream(Transport::Udp);
+            }
+            let mut scene = script.play();
+            let (mut replied, mut dropped) = (0, 0);
+            // By the worker that received it, and by another one.
+            for steers in if is_proxy { vec![None] } else { vec![None, Some(0), Some(1)] } {
+                let resizes = Box::new(Resizes(of_function, steers));
+                scene.world.set_functions(0, 0, vec![(resizes, OnFailure::Closed)]);
+                scene.run(1);
+                let longest = 3 * (28 + of_client) - 28;
+                for want in [longest, longest + 1] {
+                    scene.ask(Body { want, filler: of_client, ..request(0) });
+                    scene.run(100);
+                }
+                (replied, dropped) = (replied + 1, dropped + 1);
+                assert_eq!(
+                    (scene.replied(), scene.dropped(DropReason::ReplyRatio)),
+                    (replied, dropped)
+                );
+            }
+        }
+    }
 }
 
 /// Answers every request, and compares the counters when it sees one.

@@ -71,7 +71,7 @@ pub struct Request {
     pub number: u64,
     /// The mqueue (the owner's numbering) it was dispatched to.
     pub mqueue: u32,
-    /// Payload bytes of the request.
+    /// Payload bytes of the request as its client sent it.
     pub len: u32,
     /// Time of reception, in nanoseconds of the worker's clock.
     pub received_ns: u64,

@@ -16,7 +16,7 @@ use crate::admit::{Admitted, Batch, Waits};
 use crate::endpoint::Endpoint;
 use crate::endpoint::run::{Next, Run};
 use crate::schedule::{Kind, Schedule};
-use crate::service::arrival::{ANY, Arrival, Awaited, RETRY_BYTES, RETRY_NS};
+use crate::service::arrival::{ANY, Arrival, Awaited, RETRY_BYTES, RETRY_NS, Seen};
 use crate::turn::Turn;
 
 /// The rings from the other workers to this one.
@@ -127,8 +127,9 @@ impl Peers {
             let bytes = &mut message[..header.len as usize];
             let arrived = link.requests.copy_out(&header, bytes);
             debug_assert!(arrived, "doorbell rings hold whole messages");
-            let (envelope, mut payload) = bytes.split_at(ENVELOPE_BYTES);
+            let (envelope, bytes) = bytes.split_at(ENVELOPE_BYTES);
             let envelope = Envelope::decode(envelope.try_into().expect("split there"));
+            let mut message = Seen { bytes, received_len: envelope.received_len as usize };
             let arrival = Arrival {
                 origin: envelope.origin,
                 number: envelope.number,
@@ -138,7 +139,7 @@ impl Peers {
                 target: Some(envelope.mqueue),
             };
             let waits = Self::waits(turn, service, &arrival);
-            match batch.admit(turn, &arrival, &mut payload, waits) {
+            match batch.admit(turn, &arrival, &mut message, waits) {
                 Admitted::Held => {
                     if header.len > RETRY_BYTES {
                         link.retry_ns = turn.now_ns + RETRY_NS;

@@ -420,6 +420,8 @@ impl UdpPorts {
 
 impl<N: Nic> Endpoint<N> for UdpPorts {
     /// One batch from every port that may have datagrams; in each round another one is the first.
+    // Always inline: a message then costs a few instructions less.
+    #[inline(always)]
     fn receive(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
         let count = self.ports.len();
         let first = schedule.round() % count.max(1);

@@ -26,6 +26,12 @@ pub(crate) struct Arrival {
 pub(crate) trait Message {
     fn len(&self) -> usize;
 
+    /// How many bytes the client sent, before functions rewrote the message: replies are limited by them.
+    #[inline(always)]
+    fn received_len(&self) -> usize {
+        self.len()
+    }
+
     /// For inspection; later calls use the same bytes.
     fn bytes(&mut self) -> &[u8];
 
@@ -47,6 +53,41 @@ impl Message for &[u8] {
     #[inline(always)]
     fn push(&mut self, ring: &mut Producer<MappedMemory>, head: Head) -> Result<(), LoanError> {
         ring.push(head, self)
+    }
+}
+
+/// A message that the chain of this worker or of another one has seen, and maybe rewritten.
+pub(crate) struct Seen<'a> {
+    pub(crate) bytes: &'a [u8],
+    /// How many bytes the client sent.
+    pub(crate) received_len: usize,
+}
+
+/// The same message, where its bytes are needed anyway.
+pub(crate) fn seen(message: &mut impl Message) -> Seen<'_> {
+    let received_len = message.received_len();
+    Seen { bytes: message.bytes(), received_len }
+}
+
+impl Message for Seen<'_> {
+    #[inline]
+    fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    #[inline]
+    fn received_len(&self) -> usize {
+        self.received_len
+    }
+
+    #[inline]
+    fn bytes(&mut self) -> &[u8] {
+        self.bytes
+    }
+
+    #[inline(always)]
+    fn push(&mut self, ring: &mut Producer<MappedMemory>, head: Head) -> Result<(), LoanError> {
+        ring.push(head, self.bytes)
     }
 }
 

@@ -233,7 +233,7 @@ impl ServiceShare {
                 origin: arrival.origin,
                 number: arrival.number,
                 mqueue: number,
-                len: len as u32,
+                len: message.received_len() as u32,
                 received_ns: arrival.received_ns,
                 expects: arrival.expects,
             };

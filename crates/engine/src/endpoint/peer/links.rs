@@ -41,13 +41,16 @@ pub(crate) struct Envelope {
     pub(crate) origin: Origin,
     /// See [`wire::session::Request::number`].
     pub(crate) number: u64,
+    /// How many bytes the client sent; of requests only.
+    pub(crate) received_len: u32,
 }
 
 impl Envelope {
     /// The envelope of a request whose client belongs to another worker.
     pub(crate) fn of_client(service: usize, request: &Awaited) -> Self {
         let Awaited { to, number, expects } = *request;
-        Self { service: service as u16, mqueue: ANY, expects, origin: Origin::Client(to), number }
+        let (service, origin) = (service as u16, Origin::Client(to));
+        Self { service, mqueue: ANY, expects, origin, number, received_len: 0 }
     }
 
     /// The request, if its client has a key.
@@ -66,6 +69,7 @@ impl Envelope {
         bytes[2..4].copy_from_slice(&self.service.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.mqueue.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.number.to_le_bytes());
+        bytes[60..64].copy_from_slice(&self.received_len.to_le_bytes());
         match self.origin {
             Origin::Datagram { port, peer, local } => {
                 bytes[16..18].copy_from_slice(&port.to_le_bytes());
@@ -115,8 +119,8 @@ impl Envelope {
             1 => Expects::Nothing,
             _ => Expects::ReplyOrNothing,
         };
-        let number = u64_at(8);
-        Self { service: u16_at(2), mqueue: u32_at(4), expects, origin, number }
+        let (number, received_len) = (u64_at(8), u32_at(60));
+        Self { service: u16_at(2), mqueue: u32_at(4), expects, origin, number, received_len }
     }
 }
 
@@ -428,7 +432,14 @@ mod tests {
         for origin in origins {
             for expects in [Expects::Reply, Expects::Nothing, Expects::ReplyOrNothing] {
                 let number = u64::MAX - 1;
-                let envelope = Envelope { service: 259, mqueue: ANY, expects, origin, number };
+                let envelope = Envelope {
+                    service: 259,
+                    mqueue: ANY,
+                    expects,
+                    origin,
+                    number,
+                    received_len: 70_000,
+                };
                 assert_eq!(Envelope::decode(&envelope.encode()), envelope);
             }
         }

@@ -20,6 +20,7 @@ impl<N: Nic> Turn<N> {
         arrival: &Arrival,
         message: &mut impl Message,
     ) -> Result<(), Refusal> {
+        let received_len = message.received_len() as u64;
         let payload = message.bytes();
         if let Origin::Client(client) = &arrival.origin {
             return self.submit_to_stream(service, arrival, client, payload);
@@ -36,7 +37,7 @@ impl<N: Nic> Turn<N> {
         let Some(Upstream { flows, address, .. }) = share.upstream.as_deref_mut() else {
             return Err(Refusal::Drop(DropReason::NoAccelerator));
         };
-        let expired = flows.ask(flow, 1, payload.len() as u64, *now_ns);
+        let expired = flows.ask(flow, 1, received_len, *now_ns);
         let place = upstream.to.len() as u32;
         upstream.to.push(Destination { service: service as u16, flow, place });
         upstream.tx.push(*address, None, payload.len(), |bytes| bytes.copy_from_slice(payload));
