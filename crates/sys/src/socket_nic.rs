@@ -28,6 +28,7 @@
 mod address;
 mod listen;
 mod poller;
+mod ports;
 mod segment_batches;
 mod streams;
 mod udp_receive;
@@ -443,13 +444,13 @@ impl SocketNic {
         transport: Transport,
         key: StreamKey,
     ) -> io::Result<()> {
-        let socket = self.streams.start(to, transport, &self.options)?;
-        self.add_stream(socket, transport, key, transport == Transport::Tcp)
+        let started = self.streams.start(to, transport, &self.options)?;
+        self.add_stream(started, transport, key, transport == Transport::Tcp)
     }
 
     fn add_stream(
         &mut self,
-        socket: OwnedFd,
+        socket: (OwnedFd, u16),
         transport: Transport,
         key: StreamKey,
         connecting: bool,
@@ -541,7 +542,7 @@ impl Nic for SocketNic {
 
     fn adopt(&mut self, socket: AcceptedSocket, key: StreamKey) -> Result<(), NicError> {
         self.streams.check_free(key)?;
-        self.add_stream(socket.0, Transport::Tcp, key, false).map_err(nic_error)
+        self.add_stream((socket.0, 0), Transport::Tcp, key, false).map_err(nic_error)
     }
 
     fn connect(
@@ -743,7 +744,9 @@ fn reserve_descriptor() -> io::Result<OwnedFd> {
 
 fn nic_error(error: io::Error) -> NicError {
     match error.raw_os_error() {
-        Some(libc::EMFILE | libc::ENFILE | libc::ENOSPC) => NicError::Exhausted,
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOSPC | libc::EADDRNOTAVAIL | libc::EAGAIN) => {
+            NicError::Exhausted
+        }
         _ => NicError::Refused(error.to_string()),
     }
 }

@@ -472,7 +472,7 @@ impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> Nic for Tap<N> {
     fn close(&mut self, key: StreamKey, how: Close) {
         let flags = match how {
             Close::Graceful => FIN,
-            Close::Reset => RST,
+            Close::Reset | Close::ReservePort { .. } => RST,
         };
         self.tell(key, From::Here, flags, b"");
         if let Some(flow) = self.flows.get_mut(key as usize) {

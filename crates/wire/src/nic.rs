@@ -321,6 +321,12 @@ pub enum Close {
     Graceful,
     /// RST at once.
     Reset,
+    /// Of a [`Transport::Udp`] stream to which answers may still come: no stream of this process gets its port for this many
+    /// nanoseconds.
+    ReservePort {
+        /// From now on.
+        ns: u64,
+    },
 }
 
 /// The transport of a stream to a backend.

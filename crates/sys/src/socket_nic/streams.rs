@@ -11,6 +11,7 @@ use wire::nic::{Close, Event, NicError, Read, StreamKey, Transport, Written};
 use super::SocketOptions;
 use super::address::RawAddress;
 use super::listen::{local_address, set_buffers, socket};
+use super::ports;
 use super::udp_send::Segmentation;
 use crate::os::{check, check_size, int_option, interrupted, set_option};
 
@@ -22,6 +23,8 @@ const DISCARD_BYTES_MAX: usize = 1 << 20;
 pub(super) struct Stream {
     socket: OwnedFd,
     pub(super) transport: Transport,
+    /// Of a UDP socket.
+    port: u16,
     /// A [`wire::nic::Nic::connect`] whose result has not been reported.
     pub(super) connecting: bool,
     /// The last write was short; only then is a `Writable` event reported.
@@ -70,9 +73,9 @@ impl Stream {
 }
 
 /// Number of UDP sockets in a row that get distinct ports: a datagram for a closed socket must not reach the next
-/// one.
+/// one, even if nothing was expected there.
 const RECENT_PORTS: usize = 1024;
-/// Sockets kept open because they got a recent port, until one gets another port.
+/// Sockets kept open because they got a recent or reserved port, until one gets another port.
 const PASSED_MAX: usize = 8;
 
 #[derive(Default)]
@@ -87,25 +90,29 @@ pub(super) struct Streams {
 }
 
 impl Streams {
-    /// Starts connecting; the socket is not in an epoll set yet. A UDP socket gets a port that no recent one had.
+    /// Starts connecting; the socket is not in an epoll set yet. A UDP socket gets a port that is not [reserved](ports), and
+    /// if possible none that a recent one had. Also returns the port.
     pub(super) fn start(
         &mut self,
         to: SocketAddr,
         transport: Transport,
         options: &SocketOptions,
-    ) -> io::Result<OwnedFd> {
+    ) -> io::Result<(OwnedFd, u16)> {
         let mut socket = connect(to, transport, options)?;
         if transport == Transport::Tcp {
-            return Ok(socket);
+            return Ok((socket, 0));
         }
         let mut passed: [Option<OwnedFd>; PASSED_MAX] = Default::default();
         let mut port = local_address(socket.as_fd())?.port();
         for held in &mut passed {
-            if !self.recent_ports.contains(&port) {
+            if !self.recent_ports.contains(&port) && !ports::is_reserved(port) {
                 break;
             }
             *held = Some(std::mem::replace(&mut socket, connect(to, transport, options)?));
             port = local_address(socket.as_fd())?.port();
+        }
+        if ports::is_reserved(port) {
+            return Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL));
         }
         if self.recent_ports.len() < RECENT_PORTS {
             self.recent_ports.push(port);
@@ -113,7 +120,7 @@ impl Streams {
             self.recent_ports[self.oldest_port] = port;
             self.oldest_port = (self.oldest_port + 1) % RECENT_PORTS;
         }
-        Ok(socket)
+        Ok((socket, port))
     }
 
     pub(super) fn stream_mut(&mut self, key: StreamKey) -> Option<&mut Stream> {
@@ -135,7 +142,7 @@ impl Streams {
     pub(super) fn insert(
         &mut self,
         key: StreamKey,
-        socket: OwnedFd,
+        (socket, port): (OwnedFd, u16),
         transport: Transport,
         connecting: bool,
     ) -> BorrowedFd<'_> {
@@ -149,6 +156,7 @@ impl Streams {
         let stream = Stream {
             socket,
             transport,
+            port,
             connecting,
             wants_room: false,
             hung_up: false,
@@ -245,6 +253,10 @@ impl Streams {
         };
         self.open -= 1;
         if stream.transport == Transport::Udp {
+            if let Close::ReservePort { ns } = how {
+                // Before the port is free.
+                ports::reserve(stream.port, ns);
+            }
             return;
         }
         match how {
@@ -259,7 +271,7 @@ impl Streams {
                     )
                 };
             }
-            Close::Reset => reset_on_close(stream.socket.as_fd()),
+            Close::Reset | Close::ReservePort { .. } => reset_on_close(stream.socket.as_fd()),
         }
     }
 }
@@ -303,11 +315,33 @@ mod tests {
         let (mut streams, options) = (Streams::default(), SocketOptions::default());
         let mut ports = Vec::new();
         for _ in 0..3 * RECENT_PORTS {
-            let socket = streams.start(there, Transport::Udp, &options).unwrap();
-            let port = local_address(socket.as_fd()).unwrap().port();
+            let (_socket, port) = streams.start(there, Transport::Udp, &options).unwrap();
             let recent = &ports[ports.len().saturating_sub(RECENT_PORTS)..];
             assert!(!recent.contains(&port), "{port} again");
             ports.push(port);
         }
+    }
+    /// However many sockets come between, and on whichever worker.
+    #[test]
+    fn a_reserved_port_is_not_given_before_its_time() {
+        let there = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let options = SocketOptions::default();
+        let mut workers = [Streams::default(), Streams::default()];
+        let mut reserved = Vec::new();
+        for key in 0..200 {
+            let started = workers[0].start(there, Transport::Udp, &options).unwrap();
+            reserved.push(started.1);
+            workers[0].insert(key, started, Transport::Udp, false);
+            workers[0].close(key, Close::ReservePort { ns: 3_600_000_000_000 });
+        }
+        for round in 0..20_000 {
+            let Ok((_, port)) = workers[round % 2].start(there, Transport::Udp, &options) else {
+                continue;
+            };
+            assert!(!reserved.contains(&port), "{port} again");
+        }
+        // It can be had again when the time is over.
+        ports::reserve(reserved[0], 0);
+        assert!(!ports::is_reserved(reserved[0]) && ports::is_reserved(reserved[1]));
     }
 }
