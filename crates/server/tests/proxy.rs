@@ -170,6 +170,14 @@ fn a_server_that_is_not_there_is_tried_again_with_each_request() {
     assert!(server.shutdown().is_clean());
 }
 
+/// A client with an address of its own.
+fn client_from(host: u8, server: SocketAddr) -> UdpSocket {
+    let socket = UdpSocket::bind(SocketAddr::from(([127, 0, 0, host], 0))).unwrap();
+    socket.connect(server).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket
+}
+
 #[test]
 // provokes: upstream_flows
 fn a_full_table_closes_idle_flows_first_and_active_ones_never() {
@@ -181,10 +189,11 @@ fn a_full_table_closes_idle_flows_first_and_active_ones_never() {
     let mut topology = one(Service { upstream_flows: 4, ..proxy(upstream.address) });
     topology.engine.drain_ms = 0;
     let server = start(topology);
-    let client = || udp_client(address(&server, 0));
+    let to = address(&server, 0);
+    let client = || udp_client(to);
     let counted = || server.metrics().service(0);
     // Two are being served, and wait for an answer that does not come.
-    let active = [client(), client()];
+    let active = [client_from(2, to), client_from(3, to)];
     for client in &active {
         assert_eq!(ask(client, b"hello"), b"hello");
         client.send(b"wait").unwrap();
@@ -211,7 +220,7 @@ fn a_full_table_closes_idle_flows_first_and_active_ones_never() {
     let opened = counted().upstream_flows_opened;
     assert_eq!(opened, 12 + 6, "no flow was opened again");
     // With every place taken by an active one a new client gets none.
-    let late = [client(), client()];
+    let late = [client_from(4, to), client_from(5, to)];
     let before = counted();
     for client in &late {
         assert_eq!(ask(client, b"hello"), b"hello");
@@ -224,6 +233,77 @@ fn a_full_table_closes_idle_flows_first_and_active_ones_never() {
         counted().dropped(DropReason::UpstreamFlows) > before.dropped(DropReason::UpstreamFlows)
     });
     // What waits is given up.
+    assert!(!server.shutdown().is_clean());
+}
+
+#[test]
+fn one_host_cannot_keep_others_out() {
+    let upstream = Upstream::start(|socket, peer, message| {
+        if message != b"wait" {
+            Upstream::plain(socket, peer, message);
+        }
+    });
+    let mut topology = one(Service { upstream_flows: 16, ..proxy(upstream.address) });
+    topology.engine.drain_ms = 0;
+    let server = start(topology);
+    let to = address(&server, 0);
+    // It is answered on every flow, and has a request in flight on each.
+    let hog: Vec<_> = (0..16).map(|_| client_from(2, to)).collect();
+    for client in &hog {
+        assert_eq!(ask(client, b"hello"), b"hello");
+        client.send(b"wait").unwrap();
+    }
+    eventually("all wait", || server.metrics().service(0).accepted == 32);
+    for number in 0..12 {
+        let other = client_from(3 + number / 4, to);
+        assert_eq!(ask(&other, b"hello"), b"hello");
+        other.send(b"wait").unwrap();
+    }
+    let counted = server.metrics().service(0);
+    assert_eq!(counted.dropped(DropReason::UpstreamFlows), 12);
+    // Its share is still there.
+    for client in &hog[..4] {
+        assert_eq!(ask(client, b"still there?"), b"still there?");
+    }
+    assert_eq!(server.metrics().service(0).upstream_flows_opened, 16 + 12);
+    assert!(!server.shutdown().is_clean());
+}
+
+#[test]
+fn an_answer_that_comes_after_its_flow_was_closed_reaches_nobody() {
+    let peers = Arc::new(Mutex::new(Vec::new()));
+    let seen = peers.clone();
+    let upstream = Upstream::start(move |socket, peer, message| {
+        let mut peers = seen.lock().unwrap();
+        peers.push(peer);
+        if message != b"wait" {
+            // The first client's answer, before that of this one.
+            socket.send_to(b"secret", peers[0]).unwrap();
+            Upstream::plain(socket, peer, message);
+        }
+    });
+    let service = proxy(upstream.address);
+    let service = Service { upstream_flows: 2, request_timeout_ms: 60_000, ..service };
+    let mut topology = one(service);
+    topology.engine.drain_ms = 0;
+    let server = start(topology);
+    let to = address(&server, 0);
+    let waiting = [client_from(2, to), client_from(3, to)];
+    for (number, client) in (1..).zip(&waiting) {
+        client.send(b"wait").unwrap();
+        eventually("it waits", || server.metrics().service(0).accepted == number);
+    }
+    // Each takes the place of another one, the first of them that of the first client.
+    for number in 0..200 {
+        assert_eq!(ask(&client_from(4, to), b"hello"), b"hello", "client {number}");
+    }
+    assert_eq!(dropped(&server, 0, DropReason::UpstreamFlows), 1);
+    let peers = peers.lock().unwrap();
+    assert!(!peers[1..].contains(&peers[0]), "its port is not used again");
+    waiting[0].set_nonblocking(true).unwrap();
+    assert!(waiting[0].recv(&mut [0; 64]).is_err(), "its flow is gone");
+    // The other one waits still.
+    drop(peers);
     assert!(!server.shutdown().is_clean());
 }
 

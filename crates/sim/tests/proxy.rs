@@ -130,6 +130,31 @@ fn streams_survive_a_storm() {
     assert!(scenes.iter().all(|scene| scene.replied() > 0));
 }
 
+/// Each costs system calls, and its source may be forged.
+#[test]
+// provokes: upstream_flows
+fn only_so_many_flows_are_opened_at_once() {
+    let mut script = proxy(Transport::Udp);
+    script.service().upstream_flows = 8;
+    let mut scene = script.play();
+    scene.ask(request(0));
+    scene.run(20);
+    scene.ask_times(2000, request(0));
+    // Less than a millisecond.
+    scene.run(90);
+    let opened = |scene: &Scene| scene.world.metrics.service(0).upstream_flows_opened;
+    assert!((512..560).contains(&opened(&scene)), "{} were opened", opened(&scene));
+    scene.wait_ms(20);
+    assert_eq!(scene.dropped(DropReason::UpstreamFlows) + scene.replied(), 2001);
+    // Later there are flows again.
+    let before = (opened(&scene), scene.replied());
+    scene.ask_times(5, request(0));
+    scene.run(100);
+    assert_eq!((opened(&scene), scene.replied()), (before.0 + 5, before.1 + 5));
+    assert_eq!(scene.world.in_flight(0), 0);
+    scene.world.check().unwrap();
+}
+
 #[test]
 fn a_chain_sees_what_passes_a_proxy() {
     for transport in [Transport::Udp, Transport::Tcp] {

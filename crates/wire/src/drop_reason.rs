@@ -244,10 +244,11 @@ drop_reasons! {
     UpstreamRefused = 40, "upstream_refused", Request(Failed),
         "No program listens at `upstream`, or it closes connections: start it, or correct the \
          address.";
-    /// Every client flow of a proxy is in use, or no socket to the upstream server can be opened.
+    /// Every client flow of a proxy is in use, new clients come too fast, or no socket to the upstream server can be opened.
     UpstreamFlows = 41, "upstream_flows", Request(OutOfCapacity),
         "More clients ask at the same time than `upstream_flows` allows: raise it (and the file \
-         descriptor limit). A flood from forged addresses has the same effect.";
+         descriptor limit). A flood of new sources, which may be forged, has the same effect, and the server that leaves most of \
+         them unanswered.";
 
     /// The accelerator answered a token that is not, or no longer, outstanding on that mqueue.
     StaleToken = 27, "stale_token", Reply,

@@ -19,7 +19,7 @@
 //! | the server sends a datagram on the flow's socket | the oldest of the flow is replied to | goes to the client |
 //! | nothing comes for `request_timeout_ms` (and at most a quarter more) | `request_timeout` | |
 //! | the server's host reports that nothing listens (ICMP) | those of the flow in flight: `upstream_refused` | |
-//! | the flow is closed for a new one | `upstream_flows` | |
+//! | the flow is closed for a new one, or none is opened | `upstream_flows` | |
 //! | the socket takes no more | `send_failed` | |
 //! | a datagram comes and nothing of the flow is in flight | | dropped: `backend_late` if a request had timed out, else `backend_unasked` |
 //!
@@ -47,6 +47,10 @@ use crate::topology::{Limits, Service};
 /// Datagrams and bytes that are collected before they are sent.
 const TX_ITEMS: usize = 1024;
 const TX_BYTES: usize = 1 << 20;
+/// A flow costs about ten system calls when it is opened and closed, and its source may be forged: one worker opens one in this
+/// time, after at most [`OPENED_MAX`] at once. So a flood of new sources leaves it half of its time.
+const OPEN_NS: u64 = 1_000_000 / 32;
+const OPENED_MAX: u64 = 512;
 
 /// One worker's sockets to the upstream server of one service.
 pub(crate) struct Upstream {
@@ -108,6 +112,8 @@ pub(crate) struct UpstreamBatch {
     /// Drops that are counted when the batches are that the requests came in.
     ends: Vec<(u16, DropReason, u64)>,
     idle_ns: u64,
+    /// The time for which flows have been opened.
+    opened_until_ns: u64,
     /// There is, or was, a proxy.
     is_used: bool,
 }
@@ -128,6 +134,7 @@ impl UpstreamBatch {
             resumed: Vec::new(),
             ends: Vec::new(),
             idle_ns: u64::MAX,
+            opened_until_ns: 0,
             is_used: false,
         }
     }
@@ -147,6 +154,14 @@ impl UpstreamBatch {
 
     pub(crate) fn set_limits(&mut self, limits: &Limits) {
         self.idle_ns = limits.idle_ms * 1_000_000;
+    }
+
+    /// Whether a flow may be opened now; if so, it is.
+    fn may_open(&mut self, now_ns: u64) -> bool {
+        let opened_ns = self.opened_until_ns.max(now_ns) + OPEN_NS;
+        let may = opened_ns <= now_ns + OPENED_MAX * OPEN_NS;
+        self.opened_until_ns = if may { opened_ns } else { self.opened_until_ns };
+        may
     }
 
     /// Whether there is a proxy: the one thing that a worker without one asks in a turn.

@@ -538,7 +538,8 @@ const COMMON: &[(&str, &[Key])] = &[
                  everything that belongs to it.";
             upstream_flows ("`upstream`" in "service.proxy"): service(number("flows", 1..=UPSTREAM_FLOWS_MAX as u64, |s| Number::U32(&mut s.upstream_flows))), "",
                 "Most UDP clients that have a socket to the server, on each worker. When all are in use, the one that has been idle for longest \
-                 is closed for a new client; if none is idle, requests of new clients are dropped as `upstream_flows`. Each is a file descriptor.";
+                 is closed for a new client; if none is idle, one that the server does not answer, or one of a host that has more than a quarter \
+                 of them ([proxy.md](proxy.md)). Each is a file descriptor.";
             function: Other("list of tables"), "none", "`[[service.function]]`, below.";
         },
     ),

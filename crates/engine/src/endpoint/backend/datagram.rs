@@ -134,11 +134,16 @@ impl BackendPool {
 
     /// Closes the socket of a client mqueue, without an answer to the requests in flight on it.
     pub(super) fn close_datagrams<N: Nic>(&mut self, nic: &mut N, entry: &mut ClientMqueue) {
-        entry.datagram.asked.clear();
         if std::mem::replace(&mut entry.datagram.open, false) {
-            nic.close(entry.key, Close::Reset);
+            let how = match entry.datagram.asked.is_empty() {
+                true => Close::Reset,
+                // The next socket with its port could be that of another block.
+                false => Close::ReservePort { ns: 2 * self.timeout_ns },
+            };
+            nic.close(entry.key, how);
             self.sockets -= 1;
         }
+        entry.datagram.asked.clear();
     }
 
     /// Parses a datagram and finds its request.
@@ -293,11 +298,11 @@ impl Backends {
                 let entry = &mut self.clients[client];
                 let due = |asked: &&InFlight| asked.deadline_ns <= now_ns;
                 let Some(asked) = entry.datagram.asked.front().filter(due).copied() else { break };
-                entry.datagram.asked.pop_front();
                 let pool = &mut self.pools[entry.backend as usize];
                 if pool.per_request || !pool.recognizes_late_answers() {
                     pool.close_datagrams(nic, entry);
                 }
+                entry.datagram.asked.pop_front();
                 self.counters.backend_timeouts.one();
                 self.answer(client as u32, asked.tag, status::TIMEOUT, &[]);
             }

@@ -15,30 +15,39 @@
 //! | list | flows |
 //! |---|---|
 //! | idle | nothing is in flight |
-//! | unanswered | something is in flight, and nothing was ever answered |
-//! | active | something is in flight, and the server has answered before |
+//! | unprotected | something is in flight, and the flow is not protected |
+//! | protected | something is in flight, the server has answered since the flow was opened and since a request of it timed out, and the client's address had fewer than a quarter of all flows when it was opened |
 //!
-//! A new flow takes the place of the one that has been idle for longest, else of the first unanswered one, whose requests are
-//! dropped; active flows are never closed for one. So addresses that a stranger invents take places from each other: a client that
-//! is being answered keeps its flow, and one that asks again within the time in which the stranger fills the table, too. A client
-//! whose idle flow was closed gets another one with its next request.
+//! A new flow takes the place of the one that has been idle for longest, else of the first unprotected one, whose requests are
+//! dropped; protected flows are never closed for one. So addresses that a stranger invents take places from each other: a client that
+//! is being answered keeps its flow, and one that asks again within the time in which the stranger fills the table, too. A host that
+//! opens flows with its own address, and is answered, has at most a quarter of the table for good. A client whose idle flow was closed
+//! gets another one with its next request.
+//!
+//! *Answers after the end of a flow.* A flow that is closed while answers may still come has its port reserved until twice the time
+//! after its last request in which a request is answered or times out: the next socket with that port could belong to another client.
 
 use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
 
-use wire::nic::StreamKey;
+use wire::nic::{Close, StreamKey};
 use wire::session::Origin;
 
 const NIL: u32 = u32::MAX;
 /// Counts of a flow: the quarters of a time-out, and the one that is running.
 const QUARTERS: u64 = 4;
 const COUNTS: usize = QUARTERS as usize + 1;
+/// The part of the table that the flows of one address have for good.
+const SHARE: u32 = 4;
+/// The bits of an IPv6 address that identify a host: hosts choose the others as they like (RFC 4291, RFC 8981).
+const HOST_BITS: u32 = 64;
 
 /// See the module's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum List {
     Idle,
-    Unanswered,
-    Active,
+    Unprotected,
+    Protected,
 }
 
 const LISTS: usize = 3;
@@ -62,7 +71,10 @@ pub(super) struct Flow {
     asked: [u32; COUNTS],
     quarter: u64,
     in_flight: u32,
-    answered: bool,
+    /// It is not closed for another one while something is in flight.
+    is_protected: bool,
+    /// Its address had more than its share of the table.
+    is_extra: bool,
     /// When it last was used.
     used_ns: u64,
     list: List,
@@ -81,6 +93,16 @@ pub(super) enum Ends {
     Nothing,
 }
 
+/// A flow that was closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Closed {
+    pub(super) key: StreamKey,
+    /// How its socket is closed.
+    pub(super) how: Close,
+    /// Requests that were in flight.
+    pub(super) in_flight: u32,
+}
+
 /// The two ends of a list.
 #[derive(Clone, Copy, Debug)]
 struct Ring {
@@ -94,6 +116,8 @@ pub(super) struct Flows {
     entries: Vec<Option<Flow>>,
     free: Vec<u32>,
     by_origin: HashMap<Origin, u32>,
+    /// How many flows each address has.
+    by_host: HashMap<IpAddr, u32>,
     /// The flow that was found last: the datagrams of a client often come in a row.
     last: Option<(Origin, u32)>,
     lists: [Ring; LISTS],
@@ -111,6 +135,7 @@ impl Flows {
             free: (0..max).rev().collect(),
             // A map that is at most half full uses the places of removed entries again.
             by_origin: HashMap::with_capacity(2 * max as usize),
+            by_host: HashMap::with_capacity(2 * max as usize),
             last: None,
             lists: [Ring { first: NIL, last: NIL }; LISTS],
             in_flight: 0,
@@ -154,17 +179,26 @@ impl Flows {
         }
         let first =
             |list: List| Some(self.lists[list as usize].first).filter(|first| *first != NIL);
-        Err(first(List::Idle).or(first(List::Unanswered)))
+        Err(first(List::Idle).or(first(List::Unprotected)))
     }
 
-    /// The number that the next flow will have. There is [room](Self::room).
-    pub(super) fn next(&self) -> u32 {
-        *self.free.last().expect("the caller has made room")
+    /// The number that the next flow will have if there is room for it.
+    pub(super) fn next(&self) -> Option<u32> {
+        self.free.last().copied()
+    }
+
+    /// Whether a request of this moment is in flight on a flow.
+    pub(super) fn was_asked(&mut self, flow: u32, now_ns: u64) -> bool {
+        self.get(flow).is_some_and(|flow| flow.in_flight > 0 && flow.used_ns == now_ns)
     }
 
     /// A client comes that has no flow, with this socket.
     pub(super) fn open(&mut self, origin: Origin, key: StreamKey, now_ns: u64) -> u32 {
         let flow = self.free.pop().expect("the caller has made room");
+        let share = (self.max() / SHARE).max(1);
+        let flows = self.by_host.entry(host(&origin)).or_insert(0);
+        let is_extra = *flows >= share;
+        *flows += 1;
         self.entries[flow as usize] = Some(Flow {
             origin,
             key,
@@ -175,7 +209,8 @@ impl Flows {
             asked: [0; COUNTS],
             quarter: now_ns / self.quarter_ns,
             in_flight: 0,
-            answered: false,
+            is_protected: false,
+            is_extra,
             used_ns: now_ns,
             list: List::Idle,
             previous: NIL,
@@ -186,16 +221,29 @@ impl Flows {
         flow
     }
 
-    /// Closes a flow: its socket, and how many requests were in flight.
-    pub(super) fn close(&mut self, flow: u32) -> Option<(StreamKey, u32)> {
+    /// Closes a flow.
+    pub(super) fn close(&mut self, flow: u32, now_ns: u64) -> Option<Closed> {
         self.get(flow)?;
         self.unlink(flow);
         let entry = self.entries[flow as usize].take()?;
         self.by_origin.remove(&entry.origin);
+        let host = host(&entry.origin);
+        if let Some(flows) = self.by_host.get_mut(&host) {
+            *flows -= 1;
+            if *flows == 0 {
+                self.by_host.remove(&host);
+            }
+        }
         self.last = None;
         self.free.push(flow);
         self.in_flight -= u64::from(entry.in_flight);
-        Some((entry.key, entry.in_flight))
+        let time_ns = (QUARTERS + 1).saturating_mul(self.quarter_ns);
+        let until_ns = entry.used_ns.saturating_add(time_ns.saturating_mul(2));
+        let how = match until_ns.saturating_sub(now_ns) {
+            ns if ns > 0 && (entry.in_flight > 0 || entry.late > 0) => Close::ReservePort { ns },
+            _ => Close::Reset,
+        };
+        Some(Closed { key: entry.key, how, in_flight: entry.in_flight })
     }
 
     /// Requests of a flow are sent, of `bytes` together. Returns how many older ones have timed out.
@@ -216,7 +264,7 @@ impl Flows {
     #[inline]
     pub(super) fn answer(&mut self, flow: u32, now_ns: u64) -> Ends {
         let Some(entry) = self.get(flow) else { return Ends::Nothing };
-        entry.answered = true;
+        entry.is_protected = !entry.is_extra;
         entry.used_ns = now_ns;
         if entry.in_flight == 0 {
             let late = entry.late > 0;
@@ -250,7 +298,7 @@ impl Flows {
     /// The same for all flows.
     pub(super) fn give_up_all(&mut self) -> u64 {
         let mut given_up = 0;
-        for list in [List::Unanswered, List::Active] {
+        for list in [List::Unprotected, List::Protected] {
             while self.lists[list as usize].first != NIL {
                 given_up += u64::from(self.give_up(self.lists[list as usize].first, 0));
             }
@@ -286,6 +334,7 @@ impl Flows {
         if expired > 0 {
             entry.in_flight -= expired;
             entry.late = entry.late.saturating_add(expired);
+            entry.is_protected = false;
             self.in_flight -= u64::from(expired);
             self.sort_in(flow);
         }
@@ -299,7 +348,7 @@ impl Flows {
             return 0;
         }
         let mut expired = 0;
-        for list in [List::Unanswered, List::Active] {
+        for list in [List::Unprotected, List::Protected] {
             let mut at = self.lists[list as usize].first;
             while at != NIL {
                 let next = self.entries[at as usize].as_ref().map_or(NIL, |flow| flow.next);
@@ -331,10 +380,10 @@ impl Flows {
     #[inline]
     fn sort_in(&mut self, flow: u32) {
         let Some(entry) = self.entries[flow as usize].as_ref() else { return };
-        let list = match (entry.in_flight, entry.answered) {
+        let list = match (entry.in_flight, entry.is_protected) {
             (0, _) => List::Idle,
-            (_, false) => List::Unanswered,
-            (_, true) => List::Active,
+            (_, false) => List::Unprotected,
+            (_, true) => List::Protected,
         };
         if list != entry.list {
             self.unlink(flow);
@@ -367,6 +416,17 @@ impl Flows {
     }
 }
 
+/// What an origin's address says about its host.
+fn host(origin: &Origin) -> IpAddr {
+    let Origin::Datagram { peer, .. } = origin else { return Ipv6Addr::UNSPECIFIED.into() };
+    match peer.ip().to_canonical() {
+        IpAddr::V6(address) => {
+            IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> HOST_BITS << HOST_BITS))
+        }
+        address => address,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::SocketAddr;
@@ -375,26 +435,64 @@ mod tests {
 
     use super::*;
 
+    /// Two clients have an address.
     fn origin(client: u16) -> Origin {
-        let peer = SocketAddr::from(([10, 0, (client >> 8) as u8, client as u8], 1));
+        let peer =
+            SocketAddr::from(([10, 0, (client >> 9) as u8, (client >> 1) as u8], client & 1));
         Origin::Datagram { port: 0, peer, local: None }
+    }
+
+    /// A flow of the model.
+    struct Known {
+        /// When its requests in flight were sent.
+        asked: Vec<u64>,
+        answered: bool,
+        extra: bool,
+        /// Since when it is in its list.
+        since: u64,
+    }
+
+    impl Known {
+        fn list(&self) -> List {
+            match (self.asked.is_empty(), self.answered && !self.extra) {
+                (true, _) => List::Idle,
+                (false, false) => List::Unprotected,
+                (false, true) => List::Protected,
+            }
+        }
     }
 
     /// The same table, without its lists and counts.
     #[derive(Default)]
     struct Model {
-        /// By client: when its requests in flight were sent, whether it was ever answered, since when it is in its list.
-        flows: HashMap<u16, (Vec<u64>, bool, u64)>,
+        flows: HashMap<u16, Known>,
         changes: u64,
     }
 
     impl Model {
         fn victim(&self) -> Option<u16> {
-            let first = |wanted: fn(&(Vec<u64>, bool, u64)) -> bool| {
-                let of_list = self.flows.iter().filter(|(_, flow)| wanted(flow));
-                of_list.min_by_key(|(_, flow)| flow.2).map(|(client, _)| *client)
+            let first = |wanted: List| {
+                let of_list = self.flows.iter().filter(|(_, flow)| flow.list() == wanted);
+                of_list.min_by_key(|(_, flow)| flow.since).map(|(client, _)| *client)
             };
-            first(|flow| flow.0.is_empty()).or_else(|| first(|flow| !flow.1))
+            first(List::Idle).or_else(|| first(List::Unprotected))
+        }
+
+        fn open(&mut self, client: u16) {
+            let of_host = self.flows.keys().filter(|other| **other >> 1 == client >> 1).count();
+            let extra = of_host >= (MAX / SHARE) as usize;
+            let (asked, since) = (Vec::new(), self.changes);
+            self.flows.insert(client, Known { asked, answered: false, extra, since });
+        }
+
+        /// What a client does may move its flow to another list.
+        fn change<T>(&mut self, client: u16, what: impl FnOnce(&mut Known) -> T) -> T {
+            self.changes += 1;
+            let flow = self.flows.get_mut(&client).unwrap();
+            let before = flow.list();
+            let result = what(flow);
+            flow.since = if flow.list() == before { flow.since } else { self.changes };
+            result
         }
     }
 
@@ -420,6 +518,18 @@ mod tests {
     const TIMEOUT_NS: u64 = 400;
     const MAX: u32 = 4;
 
+    /// What has timed out and what has not.
+    fn check_expired(flow: &mut Known, expired: usize, now_ns: u64) -> Result<(), TestCaseError> {
+        for asked_ns in flow.asked.drain(..expired) {
+            prop_assert!(now_ns - asked_ns > TIMEOUT_NS, "too early");
+        }
+        for asked_ns in &flow.asked {
+            prop_assert!(now_ns - asked_ns <= TIMEOUT_NS * 5 / 4, "too late");
+        }
+        flow.answered &= expired == 0;
+        Ok(())
+    }
+
     proptest! {
         #[test]
         fn the_table_is_what_a_simple_model_says(steps in steps()) {
@@ -427,8 +537,6 @@ mod tests {
             let mut model = Model::default();
             let mut now_ns = 1_000_000;
             for step in steps {
-                model.changes += 1;
-                let at = model.changes;
                 match step {
                     Step::Ask(client) => {
                         let flow = match flows.find(&origin(client)) {
@@ -442,82 +550,133 @@ mod tests {
                                     let (Some(victim), Some(expected)) = (victim, expected) else {
                                         continue;
                                     };
-                                    let (_, in_flight) = flows.close(victim).unwrap();
-                                    let (lost, ..) = model.flows.remove(&expected).unwrap();
-                                    prop_assert_eq!(in_flight as usize, lost.len());
+                                    let closed = flows.close(victim, now_ns).unwrap();
+                                    let lost = model.flows.remove(&expected).unwrap().asked;
+                                    prop_assert_eq!(closed.in_flight as usize, lost.len());
+                                    if let Some(last) = lost.last() {
+                                        let Close::ReservePort { ns } = closed.how else {
+                                            panic!("an answer may come")
+                                        };
+                                        prop_assert!(now_ns + ns >= last + TIMEOUT_NS * 5 / 2);
+                                    }
                                 }
-                                model.flows.insert(client, (Vec::new(), false, at));
+                                model.open(client);
                                 flows.open(origin(client), 7, now_ns)
                             }
                         };
-                        let expired = flows.ask(flow, 1, 10, now_ns);
-                        let (asked, _, since) = model.flows.get_mut(&client).unwrap();
-                        prop_assert!(expired as usize <= asked.len());
-                        asked.drain(..expired as usize);
-                        // It may have been idle for a moment; then it is at the end of its list.
-                        *since = if asked.is_empty() { at } else { *since };
-                        asked.push(now_ns);
+                        let expired = flows.ask(flow, 1, 10, now_ns) as usize;
+                        // It may be idle for a moment; then it goes to the end of its list.
+                        model.change(client, |flow| check_expired(flow, expired, now_ns))?;
+                        model.change(client, |flow| flow.asked.push(now_ns));
                     }
                     Step::Answer(client) => {
                         let Some(flow) = flows.find(&origin(client)) else { continue };
-                        let (asked, answered, since) = model.flows.get_mut(&client).unwrap();
                         let ends = flows.answer(flow, now_ns);
-                        prop_assert_eq!(ends == Ends::Request, !asked.is_empty());
-                        let was = (asked.is_empty(), *answered);
-                        if !asked.is_empty() {
-                            asked.remove(0);
-                            *since = if was != (asked.is_empty(), true) { at } else { *since };
-                        }
-                        *answered = true;
+                        model.change(client, |flow| {
+                            prop_assert_eq!(ends == Ends::Request, !flow.asked.is_empty());
+                            flow.asked.drain(..usize::from(ends == Ends::Request));
+                            flow.answered = true;
+                            Ok(())
+                        })?;
                     }
                     Step::Refuse(client) => {
                         let Some(flow) = flows.find(&origin(client)) else { continue };
-                        let (asked, _, since) = model.flows.get_mut(&client).unwrap();
-                        prop_assert_eq!(flows.give_up(flow, 0) as usize, asked.len());
-                        *since = if asked.is_empty() { *since } else { at };
-                        asked.clear();
+                        let given_up = flows.give_up(flow, 0) as usize;
+                        let asked = model.change(client, |flow| std::mem::take(&mut flow.asked));
+                        prop_assert_eq!(given_up, asked.len());
                     }
                     Step::Pass(ns) => {
                         now_ns += ns;
                         let before = flows.in_flight();
                         let expired = flows.expire(now_ns);
                         prop_assert_eq!(flows.in_flight(), before - expired);
-                        // Idle at the same moment: in the order of the lists that they were in.
-                        let mut ended: Vec<u16> = Vec::new();
-                        for answered in [false, true] {
-                            let mut of_list: Vec<_> = model.flows.iter().collect();
-                            of_list.retain(|(_, f)| f.1 == answered && !f.0.is_empty());
-                            of_list.sort_by_key(|(_, flow)| flow.2);
-                            ended.extend(of_list.iter().map(|(client, _)| **client));
-                        }
+                        // Those that change at the same moment: in the order of the lists that they were in.
                         let mut gone = 0;
-                        for client in ended {
+                        let mut due: Vec<_> = model.flows.iter().map(|(c, f)| (*c, f)).collect();
+                        due.retain(|(_, flow)| flow.list() != List::Idle);
+                        due.sort_by_key(|(_, flow)| (flow.list() == List::Protected, flow.since));
+                        let due: Vec<u16> = due.into_iter().map(|(client, _)| client).collect();
+                        for client in due {
                             let flow = flows.find(&origin(client)).unwrap();
                             let left = flows.get(flow).unwrap().in_flight as usize;
-                            let (asked, _, since) = model.flows.get_mut(&client).unwrap();
-                            let expired = asked.len() - left;
+                            let expired = model.flows[&client].asked.len() - left;
                             gone += expired as u64;
-                            for asked_ns in asked.drain(..expired) {
-                                prop_assert!(now_ns - asked_ns > TIMEOUT_NS, "too early");
-                            }
-                            for asked_ns in &*asked {
-                                prop_assert!(now_ns - asked_ns <= TIMEOUT_NS * 5 / 4, "too late");
-                            }
-                            if left == 0 {
-                                model.changes += 1;
-                                *since = model.changes;
-                            }
+                            model.change(client, |flow| check_expired(flow, expired, now_ns))?;
                         }
                         prop_assert_eq!(gone, expired);
                     }
                 }
-                let in_flight: usize = model.flows.values().map(|flow| flow.0.len()).sum();
+                let in_flight: usize = model.flows.values().map(|flow| flow.asked.len()).sum();
                 prop_assert_eq!(flows.in_flight(), in_flight as u64);
             }
             while let Some(flow) = flows.any() {
-                flows.close(flow);
+                flows.close(flow, now_ns);
             }
             prop_assert_eq!((flows.in_flight(), flows.free.len()), (0, MAX as usize));
+            prop_assert!(flows.by_host.is_empty() && flows.by_origin.is_empty());
         }
+    }
+
+    /// One host asks from many ports, is answered, and asks on.
+    #[test]
+    fn a_host_has_a_quarter_of_the_table_for_good() {
+        let from = |address: [u8; 4], port| Origin::Datagram {
+            port: 0,
+            peer: SocketAddr::from((address, port)),
+            local: None,
+        };
+        let (hog, other) = ([10, 0, 0, 1], [10, 0, 0, 2]);
+        let mut flows = Flows::new(16, TIMEOUT_NS);
+        let busy = |flows: &mut Flows, origin| {
+            let flow = flows.open(origin, 7, 0);
+            flows.ask(flow, 2, 10, 0);
+            assert_eq!(flows.answer(flow, 0), Ends::Request);
+            flow
+        };
+        for port in 0..16 {
+            busy(&mut flows, from(hog, port));
+        }
+        let mut victims = 0;
+        while let Err(Some(victim)) = flows.room() {
+            flows.close(victim, 0).unwrap();
+            busy(&mut flows, from(other, victims));
+            victims += 1;
+            // Those of the second host beyond its share give way to each other.
+            if victims == 40 {
+                break;
+            }
+        }
+        let of = |flows: &Flows, address: [u8; 4]| flows.by_host[&IpAddr::from(address)];
+        assert_eq!((of(&flows, hog), of(&flows, other)), (4, 12));
+    }
+
+    #[test]
+    fn a_host_is_an_ipv4_address_or_half_an_ipv6_address() {
+        let of = |peer: &str| {
+            host(&Origin::Datagram { port: 0, peer: peer.parse().unwrap(), local: None })
+        };
+        assert_eq!(of("[2001:db8:1:2:3:4:5:6]:7"), of("[2001:db8:1:2:6::]:8"));
+        assert_ne!(of("[2001:db8:1:2::]:7"), of("[2001:db8:1:3::]:7"));
+        assert_eq!(of("[::ffff:10.0.0.1]:7"), of("10.0.0.1:8"));
+        assert_ne!(of("[::ffff:10.0.0.1]:7"), of("[::ffff:10.0.0.2]:7"));
+    }
+
+    #[test]
+    fn a_port_is_reserved_while_answers_may_come() {
+        let mut flows = Flows::new(4, TIMEOUT_NS);
+        let close = |flows: &mut Flows, asked, answered, after_ns: u64| {
+            let flow = flows.open(origin(0), 7, 1000);
+            flows.ask(flow, asked, 10, 1000);
+            (0..answered).for_each(|_| _ = flows.answer(flow, 1000));
+            flows.expire(1000 + after_ns);
+            flows.close(flow, 1000 + after_ns).unwrap().how
+        };
+        let reserved = |ns| Close::ReservePort { ns };
+        assert_eq!(close(&mut flows, 2, 1, 0), reserved(1000));
+        assert_eq!(close(&mut flows, 2, 1, 300), reserved(700));
+        // Late ones too.
+        assert_eq!(close(&mut flows, 1, 0, 600), reserved(400));
+        assert_eq!(close(&mut flows, 1, 0, 1000), Close::Reset);
+        assert_eq!(close(&mut flows, 3, 3, 0), Close::Reset);
     }
 }

@@ -55,42 +55,55 @@ impl<N: Nic> Turn<N> {
         if let Some(flow) = flows.find(origin) {
             return Ok(flow);
         }
-        let address = *address;
-        if let Err(closed) = flows.room() {
-            let Some(closed) = closed else { return Err(DropReason::UpstreamFlows) };
-            // Requests of it may have been collected.
-            self.send_datagrams();
-            self.close_flow(service, closed, DropReason::UpstreamFlows);
-            self.services[service].counters.upstream_flows_evicted.one();
+        let (address, victim) = (*address, flows.room().err());
+        if victim == Some(None) || !self.upstream.may_open(self.now_ns) {
+            return Err(DropReason::UpstreamFlows);
         }
-        let Self { services, nic, stream_keys, now_ns, .. } = self;
-        let share = &mut services[service];
-        let Some(upstream) = share.upstream.as_deref_mut() else {
-            return Err(DropReason::NoAccelerator);
+        let Some(flow) = victim.flatten().or_else(|| flows.next()) else {
+            return Err(DropReason::UpstreamFlows);
         };
-        let flow = upstream.flows.next();
-        let key = stream_keys.issue(StreamOwner::Flow { service: service as u16, flow });
-        if let Err(error) = nic.connect(address, Transport::Udp, key) {
-            stream_keys.free(key);
+        let key = self.stream_keys.issue(StreamOwner::Flow { service: service as u16, flow });
+        if let Err(error) = self.nic.connect(address, Transport::Udp, key) {
+            self.stream_keys.free(key);
             return Err(match error {
                 NicError::Exhausted => DropReason::UpstreamFlows,
                 NicError::Refused(_) => DropReason::UpstreamRefused,
             });
         }
+        if let Some(Some(victim)) = victim {
+            self.evict_flow(service, victim);
+        }
+        let Self { services, now_ns, .. } = self;
+        let share = &mut services[service];
         share.counters.upstream_flows_opened.one();
+        let Some(upstream) = share.upstream.as_deref_mut() else {
+            return Err(DropReason::NoAccelerator);
+        };
         Ok(upstream.flows.open(*origin, key, *now_ns))
+    }
+
+    /// Closes a flow for a new one.
+    fn evict_flow(&mut self, service: usize, flow: u32) {
+        let now_ns = self.now_ns;
+        let upstream = self.services[service].upstream.as_deref_mut();
+        if upstream.is_some_and(|upstream| upstream.flows.was_asked(flow, now_ns)) {
+            // Requests of it may have been collected.
+            self.send_datagrams();
+        }
+        self.close_flow(service, flow, DropReason::UpstreamFlows);
+        self.services[service].counters.upstream_flows_evicted.one();
     }
 
     /// Closes a flow; its requests in flight are dropped for this reason.
     fn close_flow(&mut self, service: usize, flow: u32, reason: DropReason) {
-        let Self { services, nic, stream_keys, upstream, .. } = self;
+        let Self { services, nic, stream_keys, upstream, now_ns, .. } = self;
         let share = &mut services[service];
-        let closed = share.upstream.as_deref_mut().and_then(|u| u.flows.close(flow));
-        let Some((key, in_flight)) = closed else { return };
-        nic.close(key, Close::Reset);
-        stream_keys.free(key);
+        let closed = share.upstream.as_deref_mut().and_then(|u| u.flows.close(flow, *now_ns));
+        let Some(closed) = closed else { return };
+        nic.close(closed.key, closed.how);
+        stream_keys.free(closed.key);
         share.counters.upstream_flows_closed.one();
-        upstream.end_later(service, reason, in_flight.into());
+        upstream.end_later(service, reason, closed.in_flight.into());
     }
 
     /// Sends the requests that this turn has collected.
@@ -204,12 +217,12 @@ impl<N: Nic> Turn<N> {
 
     /// The service is gone: closes its sockets.
     pub(crate) fn close_upstream(&mut self, share: &mut ServiceShare) {
-        let Self { nic, stream_keys, .. } = self;
+        let Self { nic, stream_keys, now_ns, .. } = self;
         let Some(upstream) = share.upstream.as_deref_mut() else { return };
         while let Some(flow) = upstream.flows.any() {
-            let Some((key, _)) = upstream.flows.close(flow) else { return };
-            nic.close(key, Close::Reset);
-            stream_keys.free(key);
+            let Some(closed) = upstream.flows.close(flow, *now_ns) else { return };
+            nic.close(closed.key, closed.how);
+            stream_keys.free(closed.key);
             share.counters.upstream_flows_closed.one();
         }
         for client in upstream.streams.clients() {
