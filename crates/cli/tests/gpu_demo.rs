@@ -42,7 +42,7 @@ fn the_demo_reads_digits_on_the_gpu_and_reports_it() {
     }
     assert!(!text.contains("No GPU is used") && !text.contains("host-centric"), "{text}");
     let svg = fs::read_to_string(&plot).unwrap();
-    for part in ["LeNet-5 on fake GPU: how long", ">GPU</text>", ">CPU</text>"] {
+    for part in ["LeNet-5 on fake GPU: latency", ">GPU</text>", ">CPU</text>"] {
         assert!(svg.contains(part), "{part} is not in\n{svg}");
     }
     fs::remove_file(plot).unwrap();
