@@ -50,7 +50,7 @@ build: setup $(if $(wildcard /dev/nvidiactl),cuda-kernels-or-not)
 # The installed files work without the source tree: the command, which contains the headers of kernels; the libraries with their headers; the
 # documentation, in the same folders as here, so that links among these pages work. The unit is an example in the documentation, and not in systemd's folders,
 # because it names a user and a file that must exist first.
-PAGES = README.md LICENSE CHANGELOG.md docs/getting-started.md docs/kernels.md docs/python.md docs/configuration.md docs/operations.md docs/proxy.md docs/transfer.md docs/functions.md docs/gpu.md \
+PAGES = README.md LICENSE CHANGELOG.md docs/getting-started.md docs/kernels.md docs/python.md docs/configuration.md docs/operations.md docs/proxy.md docs/transfer.md docs/collectives.md docs/functions.md docs/gpu.md \
 	docs/serval.svg docs/demo-gpu.svg docs/grafana.json
 UNIT = docs/serval.service
 INTO = $(DESTDIR)$(PREFIX)
@@ -58,7 +58,7 @@ DOC = $(INTO)/share/doc/serval
 # With ~ for the home directory.
 SHOWN = $(patsubst $(HOME)/%,~/%,$(INTO))
 # The manual pages of the command and its subcommands; a test compares the list.
-MANUAL = serval.1 $(patsubst %,serval%.1,-serve -attach -demo -ask -bench -compare -check-config -reload -doctor -top -fn -fn-list -fn-attach -fn-detach -fn-command -fn-counters -transfer -kernel -kernel-build -kernel-list \
+MANUAL = serval.1 $(patsubst %,serval%.1,-serve -attach -demo -ask -bench -compare -check-config -reload -doctor -top -fn -fn-list -fn-attach -fn-detach -fn-command -fn-counters -transfer -allreduce -kernel -kernel-build -kernel-list \
 	-drop-reasons -man -completions -version)
 BASH_COMPLETION = $(INTO)/share/bash-completion/completions/serval
 ZSH_COMPLETION = $(INTO)/share/zsh/site-functions/_serval

@@ -23,6 +23,7 @@ const FOLDERS: &[&str] = &[
     "crates/accel/",
     "crates/bench/",
     "crates/cli/",
+    "crates/collective/",
     "crates/engine/",
     "crates/mqueue-loom/",
     "crates/mqueue/",

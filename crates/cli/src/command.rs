@@ -1,5 +1,6 @@
 //! The `serval` command: arguments, exit codes, and one module for each verb.
 
+mod allreduce;
 mod ask;
 mod attach;
 mod bench;
@@ -130,6 +131,10 @@ enum Verb {
     /// Move bytes between a file and a socket, with an optional digest and encryption
     #[command(after_help = transfer::HELP)]
     Transfer(transfer::Options),
+
+    /// Sum vectors over ranks on one or several machines, measure and check it
+    #[command(after_help = allreduce::HELP)]
+    Allreduce(allreduce::Options),
 
     /// Compile kernels and list the available ones
     #[command(subcommand, arg_required_else_help = true, after_help = kernel::HELP)]
@@ -294,6 +299,7 @@ pub fn main() -> ExitCode {
         Verb::Doctor(options) => doctor::run(&screen, options),
         Verb::Top(options) => top::run(&screen, options),
         Verb::Transfer(options) => transfer::run(&screen, options),
+        Verb::Allreduce(options) => allreduce::run(&screen, options),
         Verb::Kernel(verb) => kernel::run(&screen, verb),
         Verb::Function(verb) => function::run(&screen, verb),
         Verb::DropReasons => {

@@ -9,10 +9,12 @@
 //! | `faces` | a kernel that sends requests to memcached                                           |
 //! | `transfer` | a file through a transfer engine, checked with other implementations              |
 //! | `functions` | functions on the path of messages, attached and replaced under load             |
+//! | `allreduce` | groups of ranks sum vectors over TCP                                           |
 //!
 //! A demo checks every reply and fails if one is wrong. Its numbers are an illustration, not a benchmark: client and
 //! servers share the machine's cores, and rounds are short.
 
+mod allreduce;
 mod baseline;
 mod bench;
 mod costs;
@@ -59,6 +61,8 @@ pub enum Name {
     Transfer,
     /// Functions on the path of messages, replaced while clients are served
     Functions,
+    /// Sums vectors over groups of ranks
+    Allreduce,
 }
 
 /// Options of a demo.
@@ -74,7 +78,7 @@ pub struct Options {
     pub pictures: Option<std::path::PathBuf>,
     /// The GPU for demos with a kernel for one, or the reason, in one sentence, why none is used.
     pub gpu: Result<DemoGpu, String>,
-    /// `transfer`, `functions`: spoil one byte, so that the checks must find it.
+    /// `transfer`, `functions`, `allreduce`: spoil one byte, so that the checks must find it.
     pub corrupt: bool,
     /// The output.
     pub screen: Screen,
@@ -159,8 +163,8 @@ pub enum DemoError {
 
 /// Runs a demo on its own thread, because it may be pinned to a core, which must not affect the caller.
 pub fn run(name: Name, options: &Options) -> Result<Report, DemoError> {
-    // A transfer engine has threads of its own, which would all run on the core of their creator.
-    let pinned = name != Name::Transfer;
+    // These have threads of their own, which would all run on the core of their creator.
+    let pinned = !matches!(name, Name::Transfer | Name::Allreduce);
     let cores = pinned.then(|| Cores::choose(options.workers)).flatten();
     let stage = Stage { options, cores };
     let play = || {
@@ -175,6 +179,7 @@ pub fn run(name: Name, options: &Options) -> Result<Report, DemoError> {
             Name::Scale => scale::run(&stage),
             Name::Transfer => transfer::run(&stage),
             Name::Functions => functions::run(&stage),
+            Name::Allreduce => allreduce::run(&stage),
         }
     };
     let played = std::thread::scope(|scope| scope.spawn(play).join());

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use libc::{c_int, c_void};
 
+use crate::descriptors::Interest;
 use crate::os::{check, check_size, int_option, own, zeroed};
 use crate::process::{PeerCredentials, peer_credentials};
 
@@ -392,12 +393,27 @@ impl WakeSender {
 /// Waits until one of `files` is readable, closed by its peer or failed, at most `timeout` (no limit if
 /// `None`); returns which ones. A signal may end the wait early.
 pub fn wait_readable(files: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Vec<bool> {
-    let pollfd = |file: &BorrowedFd<'_>| libc::pollfd {
+    poll(files.iter().map(|file| (*file, Interest::Receive)), timeout)
+}
+
+/// As [`wait_readable`], with what is waited for on each file.
+pub fn wait_ready(files: &[(BorrowedFd<'_>, Interest)], timeout: Option<Duration>) -> Vec<bool> {
+    poll(files.iter().copied(), timeout)
+}
+
+fn poll<'a>(
+    files: impl Iterator<Item = (BorrowedFd<'a>, Interest)>,
+    timeout: Option<Duration>,
+) -> Vec<bool> {
+    let pollfd = |(file, interest): (BorrowedFd<'_>, Interest)| libc::pollfd {
         fd: file.as_raw_fd(),
-        events: libc::POLLIN,
+        events: match interest {
+            Interest::Receive => libc::POLLIN,
+            Interest::Send => libc::POLLOUT,
+        },
         revents: 0,
     };
-    let mut list: Vec<libc::pollfd> = files.iter().map(pollfd).collect();
+    let mut list: Vec<libc::pollfd> = files.map(pollfd).collect();
     let timeout = timeout.map(|timeout| libc::timespec {
         tv_sec: timeout.as_secs().min(i32::MAX as u64) as libc::time_t,
         tv_nsec: timeout.subsec_nanos() as _,

@@ -1,0 +1,162 @@
+//! A rank's view of its group.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::call::{Call, Progress};
+use crate::error::CollectiveError;
+use crate::frame::Notice;
+use crate::schedule::{Element, Operation, Schedule};
+use crate::transport::Transport;
+
+/// How long a call may take unless [`Group::set_limit`] is called.
+pub const LIMIT: Duration = Duration::from_secs(60);
+/// Schedules that are kept for the next call with the same arguments.
+const SCHEDULES_MAX: usize = 8;
+
+type Arguments = (Operation, Element, usize);
+
+/// One rank of a group. All ranks make the same calls in the same order; each call blocks until this rank's part is complete.
+///
+/// A call that fails ends the group: the other ranks' calls fail within a second, with a reason. Dropping a group between calls
+/// leaves it in order.
+pub struct Group<T: Transport> {
+    ranks: usize,
+    rank: usize,
+    limit: Duration,
+    call: Call,
+    schedules: Vec<(Arguments, Arc<Schedule>)>,
+    /// `Err` after a failure.
+    transport: Result<T, CollectiveError>,
+}
+
+impl<T: Transport> Group<T> {
+    /// A group over connections to all other ranks.
+    pub fn new(ranks: usize, rank: usize, transport: T) -> Self {
+        Self {
+            ranks,
+            rank,
+            limit: LIMIT,
+            call: Call::default(),
+            schedules: Vec::new(),
+            transport: Ok(transport),
+        }
+    }
+
+    /// Number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// This rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How long each later call may take.
+    pub fn set_limit(&mut self, limit: Duration) {
+        self.limit = limit;
+    }
+
+    /// Replaces `data` by the sum over all ranks, element by element. `data` is an array of `element` (float32 or int32) in the
+    /// machine's byte order; its length and type are the same on all ranks. The result has the same bits on all of them.
+    pub fn all_reduce(&mut self, element: Element, data: &mut [u8]) -> Result<(), CollectiveError> {
+        let argument = |why: String| Err(CollectiveError::Argument(why));
+        if element == Element::Byte {
+            return argument("an all-reduce needs float32 or int32 elements, not bytes".to_owned());
+        }
+        if data.len() % element.bytes() != 0 {
+            let (bytes, name) = (data.len(), element.name());
+            return argument(format!("{bytes} bytes are not an array of {name}"));
+        }
+        self.run(Operation::AllReduce, element, data)
+    }
+
+    /// Replaces `data` by the data of the rank `root`; its length is the same on all ranks. The root's call ends when its data is
+    /// on the way, so it does not notice ranks that disagree; the next call does.
+    pub fn broadcast(&mut self, root: usize, data: &mut [u8]) -> Result<(), CollectiveError> {
+        if root >= self.ranks {
+            let last = self.ranks - 1;
+            return Err(CollectiveError::Argument(format!("the root {root} is not in 0..={last}")));
+        }
+        self.run(Operation::Broadcast { root }, Element::Byte, data)
+    }
+
+    /// Returns after all ranks have called it.
+    pub fn barrier(&mut self) -> Result<(), CollectiveError> {
+        self.run(Operation::Barrier, Element::Byte, &mut [])
+    }
+
+    fn run(
+        &mut self,
+        operation: Operation,
+        element: Element,
+        data: &mut [u8],
+    ) -> Result<(), CollectiveError> {
+        let transport = match &mut self.transport {
+            Ok(transport) => transport,
+            Err(error) => return Err(CollectiveError::Over(Box::new(error.clone()))),
+        };
+        let arguments = (operation, element, data.len());
+        let schedule = match self.schedules.iter().find(|(known, _)| *known == arguments) {
+            Some((_, schedule)) => schedule.clone(),
+            None => {
+                let schedule = Schedule::new(operation, element, self.ranks, self.rank, data.len());
+                let schedule = Arc::new(schedule);
+                if self.schedules.len() == SCHEDULES_MAX {
+                    self.schedules.remove(0);
+                }
+                self.schedules.push((arguments, schedule.clone()));
+                schedule
+            }
+        };
+        self.call.start(operation, element, data.len(), schedule);
+        let ran = execute(&mut self.call, transport, data, self.limit);
+        if let Err(error) = &ran {
+            if let Some(reason) = error.reason() {
+                transport.end(Notice::End(reason));
+            }
+            // Closes the connections.
+            self.transport = Err(error.clone());
+        }
+        ran
+    }
+}
+
+fn execute(
+    call: &mut Call,
+    transport: &mut impl Transport,
+    data: &mut [u8],
+    limit: Duration,
+) -> Result<(), CollectiveError> {
+    let started = Instant::now();
+    let mut stuck_since = None;
+    loop {
+        let wants = match call.advance(transport, data)? {
+            Progress::Done => return Ok(()),
+            Progress::Moved => None,
+            Progress::Stuck(wants) => Some(wants),
+        };
+        let now = Instant::now();
+        let left = limit.saturating_sub(now - started);
+        if left.is_zero() {
+            let rank = wants.and_then(|wants| wants.first()).unwrap_or(0);
+            return Err(CollectiveError::Deadline { rank, sequence: call.sequence(), limit });
+        }
+        match wants {
+            None => stuck_since = None,
+            Some(wants) => {
+                let since = *stuck_since.get_or_insert(now);
+                transport.wait(&wants, now - since, left)?;
+            }
+        }
+    }
+}
+
+impl<T: Transport> Drop for Group<T> {
+    fn drop(&mut self) {
+        if let Ok(transport) = &mut self.transport {
+            transport.end(Notice::Leave);
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! What a call needs from the connections to the other ranks.
+
+use std::time::Duration;
+
+use crate::error::Loss;
+use crate::frame::Notice;
+
+/// One stream of bytes to each other rank and one from it, in order and without loss.
+pub trait Transport {
+    /// Sends as much of `head` followed by `body` as the stream takes now; returns the number of bytes, 0 for none.
+    fn send(&mut self, peer: usize, head: &[u8], body: &[u8]) -> Result<usize, Loss>;
+
+    /// Receives what has arrived, as far as it fits; returns the number of bytes, 0 for none. Never asks for bytes of the next
+    /// frame. If all earlier results are multiples of 8, the length of `into` is one too, or `into` ends the frame.
+    fn receive(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Loss>;
+
+    /// Waits until something may have moved, at most `limit`; returns early at any time. `waited`: for how long nothing has moved
+    /// before. Fails if another rank has ended, or has ended the group.
+    fn wait(&mut self, wants: &Wants, waited: Duration, limit: Duration) -> Result<(), Loss>;
+
+    /// Tells all other ranks why this one ends, as far as that is possible without waiting.
+    fn end(&mut self, notice: Notice);
+}
+
+/// For which ranks a call waits; a bit each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wants {
+    /// It waits for bytes from them.
+    pub receive: u8,
+    /// It waits for room for bytes to them.
+    pub send: u8,
+}
+
+impl Wants {
+    /// One rank of those it waits for, the receiving ones first.
+    pub fn first(self) -> Option<usize> {
+        let bits = if self.receive != 0 { self.receive } else { self.send };
+        (bits != 0).then(|| bits.trailing_zeros() as usize)
+    }
+}

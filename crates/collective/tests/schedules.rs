@@ -1,0 +1,197 @@
+//! Every operation on every number of ranks gives the result of a serial calculation, whatever the streams do, and every failure
+//! ends the call on all ranks.
+
+mod common;
+
+use collective::{CollectiveError, Element, Loss, Operation, RANKS_MAX};
+use common::{Order, Random, World};
+use proptest::prelude::*;
+
+fn words(random: &mut Random, count: usize, element: Element) -> Vec<u8> {
+    let word = |random: &mut Random| match element {
+        // Exponents of a few dozens, so that the order of additions matters.
+        Element::Float32 => {
+            let sign = (random.next() as u32) << 31;
+            let exponent = 100 + random.below(40) as u32;
+            (sign | exponent << 23 | random.next() as u32 & 0x7f_ffff).to_ne_bytes()
+        }
+        _ => (random.next() as u32).to_ne_bytes(),
+    };
+    (0..count).flat_map(|_| word(random)).collect()
+}
+
+fn int(bytes: &[u8]) -> Vec<i32> {
+    bytes.chunks_exact(4).map(|word| i32::from_ne_bytes(word.try_into().unwrap())).collect()
+}
+
+fn float(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|word| f32::from_ne_bytes(word.try_into().unwrap())).collect()
+}
+
+/// Runs an all-reduce and checks it; returns the result, which is the same on all ranks.
+fn all_reduce(world: &mut World, element: Element, inputs: &[Vec<u8>]) -> Vec<u8> {
+    let order = Order { operation: Operation::AllReduce, element };
+    let mut data = inputs.to_vec();
+    let results = world.call(&vec![order; inputs.len()], &mut data, None);
+    assert!(results.iter().all(|result| *result == Some(Ok(()))), "{results:?}");
+    for other in &data[1..] {
+        assert!(*other == data[0], "ranks differ");
+    }
+    match element {
+        Element::Int32 => {
+            let mut sum = vec![0i32; inputs[0].len() / 4];
+            for input in inputs {
+                let add = |(sum, value): (&mut i32, i32)| *sum = sum.wrapping_add(value);
+                sum.iter_mut().zip(int(input)).for_each(add);
+            }
+            assert!(int(&data[0]) == sum);
+        }
+        _ => {
+            for (at, got) in float(&data[0]).into_iter().enumerate() {
+                let values = inputs.iter().map(|input| float(&input[4 * at..4 * at + 4])[0]);
+                let (sum, size) = values.fold((0.0, 0.0), |(sum, size), value| {
+                    (sum + f64::from(value), size + f64::from(value).abs())
+                });
+                assert!((f64::from(got) - sum).abs() <= size * 1e-6, "{got} is not {sum}");
+            }
+        }
+    }
+    data.swap_remove(0)
+}
+
+/// Counts around the limits of the algorithms, with remainders.
+const COUNTS: [usize; 12] = [0, 1, 2, 3, 5, 7, 16, 1023, 1027, 8192, 8195, 20_001];
+
+#[test]
+fn sums_are_right_on_all_numbers_of_ranks_and_the_same_in_every_run() {
+    let mut random = Random::new(1);
+    for ranks in 1..=RANKS_MAX {
+        for count in COUNTS {
+            for element in [Element::Int32, Element::Float32] {
+                let input = |_| words(&mut random, count, element);
+                let inputs: Vec<Vec<u8>> = (0..ranks).map(input).collect();
+                let run = |seed| {
+                    let mut world = World::new(ranks, 1 << 16, seed);
+                    all_reduce(&mut world, element, &inputs)
+                };
+                assert!(run(3) == run(4), "{ranks} ranks, {count} {element:?}: runs differ");
+            }
+        }
+    }
+}
+
+#[test]
+fn long_sums_are_right() {
+    let mut random = Random::new(9);
+    for ranks in [3, 4, 8] {
+        let input = |_| words(&mut random, (1 << 18) + 3, Element::Float32);
+        let inputs: Vec<Vec<u8>> = (0..ranks).map(input).collect();
+        all_reduce(&mut World::new(ranks, 1 << 20, 5), Element::Float32, &inputs);
+    }
+}
+
+#[test]
+fn every_rank_gets_the_same_nan_and_infinity() {
+    let nans = [0x7f80_0001u32, 0xffc0_1234, 0x7fff_ffff, 0x7f80_0000, 0xff80_0000];
+    for ranks in 2..=RANKS_MAX {
+        let input = |rank: usize| {
+            let word = |at: usize| nans[(rank * 3 + at) % nans.len()];
+            (0..40).flat_map(|at| word(at).to_ne_bytes()).collect::<Vec<u8>>()
+        };
+        let mut data: Vec<Vec<u8>> = (0..ranks).map(input).collect();
+        let order = Order { operation: Operation::AllReduce, element: Element::Float32 };
+        World::new(ranks, 256, 7).call(&vec![order; ranks], &mut data, None);
+        assert!(data.iter().all(|other| *other == data[0]), "{ranks} ranks differ");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 120, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn calls_one_after_the_other_over_narrow_streams(
+        ranks in 2..=RANKS_MAX,
+        capacity in 8usize..200,
+        counts in proptest::collection::vec(0usize..400, 1..4),
+        seed: u64,
+    ) {
+        let mut world = World::new(ranks, capacity, seed);
+        let mut random = Random::new(seed ^ 77);
+        for count in counts {
+            let element = if random.below(2) == 0 { Element::Int32 } else { Element::Float32 };
+            let inputs: Vec<Vec<u8>> = (0..ranks).map(|_| words(&mut random, count, element)).collect();
+            all_reduce(&mut world, element, &inputs);
+        }
+    }
+
+    #[test]
+    fn a_broadcast_copies_the_root(
+        ranks in 1..=RANKS_MAX,
+        capacity in 8usize..100_000,
+        bytes in prop_oneof![0usize..100, 60_000usize..300_000],
+        seed: u64,
+    ) {
+        let mut random = Random::new(seed);
+        let root = random.below(ranks);
+        let data = |_| (0..bytes).map(|_| random.next() as u8).collect();
+        let mut data: Vec<Vec<u8>> = (0..ranks).map(data).collect();
+        let expected = data[root].clone();
+        let order = Order { operation: Operation::Broadcast { root }, element: Element::Byte };
+        let mut world = World::new(ranks, capacity.max(bytes / 500), seed);
+        let results = world.call(&vec![order; ranks], &mut data, None);
+        prop_assert!(results.iter().all(|result| *result == Some(Ok(()))));
+        prop_assert!(data.iter().all(|got| *got == expected));
+        let barrier = Order { operation: Operation::Barrier, element: Element::Byte };
+        let results = world.call(&vec![barrier; ranks], &mut vec![Vec::new(); ranks], None);
+        prop_assert!(results.iter().all(|result| *result == Some(Ok(()))));
+    }
+
+    #[test]
+    fn a_rank_that_ends_at_any_moment_ends_the_call_on_the_others(
+        ranks in 2..=RANKS_MAX,
+        count in prop_oneof![0usize..40, 1000usize..3000, 9000usize..10_000],
+        seed: u64,
+        at in 0usize..300,
+    ) {
+        let mut random = Random::new(seed);
+        let victim = random.below(ranks);
+        let mut data: Vec<Vec<u8>> = (0..ranks).map(|_| words(&mut random, count, Element::Int32)).collect();
+        let order = Order { operation: Operation::AllReduce, element: Element::Int32 };
+        let mut world = World::new(ranks, 4096, seed);
+        // It returns: no rank waits indefinitely. Those that had all they needed are done, and the rest name the victim.
+        let results = world.call(&vec![order; ranks], &mut data, Some((victim, at)));
+        for (rank, result) in results.iter().enumerate().filter(|(rank, _)| *rank != victim) {
+            let known = matches!(result, Some(Ok(())))
+                || *result == Some(Err(CollectiveError::Lost(Loss::Ended(victim))));
+            prop_assert!(known, "rank {}: {:?}", rank, result);
+        }
+    }
+
+    #[test]
+    fn ranks_that_disagree_learn_about_what(
+        ranks in 2..=RANKS_MAX,
+        seed: u64,
+        kind in 0usize..3,
+    ) {
+        let mut random = Random::new(seed);
+        let odd = random.below(ranks);
+        let mut orders = vec![Order { operation: Operation::AllReduce, element: Element::Int32 }; ranks];
+        let mut data: Vec<Vec<u8>> = (0..ranks).map(|_| words(&mut random, 20, Element::Int32)).collect();
+        let expected = match kind {
+            0 => { data[odd].truncate(40); "count" }
+            1 => { orders[odd].element = Element::Float32; "type" }
+            _ => {
+                orders[odd] = Order { operation: Operation::Barrier, element: Element::Byte };
+                data[odd].clear();
+                "operation"
+            }
+        };
+        let results = World::new(ranks, 4096, seed).call(&orders, &mut data, None);
+        let named = |result: &Option<Result<(), CollectiveError>>| matches!(
+            result,
+            Some(Err(CollectiveError::Disagreement { what, .. })) if *what == expected
+        );
+        let all_failed = results.iter().all(|result| matches!(result, Some(Err(_))));
+        prop_assert!(results.iter().any(named) && all_failed, "{:?}", results);
+    }
+}

@@ -1,0 +1,255 @@
+//! Groups over TCP: what strangers, mistakes and ranks that end do to them.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use collective::frame::{Header, Hello, Purpose, VERSION, WELCOME_BYTES, Welcome};
+use collective::tcp::Tcp;
+use collective::{CollectiveError, Element, Group, Loss, Member, Operation};
+
+/// Longer than anything takes on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn member(ranks: usize, rank: usize) -> Member {
+    Member { name: "test".to_owned(), ranks, rank }
+}
+
+fn listeners(ranks: usize) -> (Vec<TcpListener>, Vec<SocketAddr>) {
+    let listeners: Vec<_> = (0..ranks).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let addresses = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
+    (listeners, addresses)
+}
+
+/// Runs `work` as every rank of a group; the results in the order of ranks.
+fn group<R: Send>(ranks: usize, work: impl Fn(Group<Tcp>) -> R + Sync) -> Vec<R> {
+    let (listeners, addresses) = listeners(ranks);
+    thread::scope(|scope| {
+        let start = |(rank, listener): (usize, &TcpListener)| {
+            let listener = listener.try_clone().unwrap();
+            let (addresses, work) = (&addresses, &work);
+            scope.spawn(move || {
+                let member = member(ranks, rank);
+                work(Group::connect(&member, &listener, addresses, LIMIT).unwrap())
+            })
+        };
+        let threads: Vec<_> = listeners.iter().enumerate().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn ints(count: usize, value: i32) -> Vec<u8> {
+    (0..count as i32).flat_map(|at| (value + at).to_ne_bytes()).collect()
+}
+
+#[test]
+fn sums_broadcasts_and_barriers() {
+    for ranks in [1, 2, 3, 8] {
+        for count in [0, 1, 9, 70_000] {
+            let sums = group(ranks, |mut group| {
+                let mut data = ints(count, group.rank() as i32);
+                group.all_reduce(Element::Int32, &mut data).unwrap();
+                let sum = data.clone();
+                group.barrier().unwrap();
+                group.broadcast(ranks - 1, &mut data).unwrap();
+                assert!(data == sum);
+                sum
+            });
+            let word = |at: usize| (0..ranks).map(|rank| (rank + at) as i32).sum::<i32>();
+            let expected: Vec<u8> = (0..count).flat_map(|at| word(at).to_ne_bytes()).collect();
+            assert!(sums.iter().all(|sum| *sum == expected), "{ranks} ranks, {count}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_disagrees_ends_the_group_on_all_with_a_reason() {
+    let errors = group(4, |mut group| {
+        let count = if group.rank() == 2 { 5 } else { 4 };
+        let error = group.all_reduce(Element::Int32, &mut ints(count, 1)).unwrap_err();
+        let over = group.barrier().unwrap_err();
+        assert_eq!(over, CollectiveError::Over(Box::new(error.clone())));
+        error
+    });
+    let named = |error: &CollectiveError| {
+        matches!(error, CollectiveError::Disagreement { what: "count", .. })
+    };
+    assert!(errors.iter().any(named), "{errors:?}");
+    let about_the_call = |error: &CollectiveError| named(error) || error.name() == "group_ended";
+    assert!(errors.iter().all(about_the_call), "{errors:?}");
+}
+
+#[test]
+fn a_call_ends_at_its_deadline_and_names_the_rank_it_waited_for() {
+    let (listeners, addresses) = listeners(2);
+    thread::scope(|scope| {
+        let other = scope.spawn(|| Group::connect(&member(2, 1), &listeners[1], &addresses, LIMIT));
+        let mut group = Group::connect(&member(2, 0), &listeners[0], &addresses, LIMIT).unwrap();
+        let _silent = other.join().unwrap().unwrap();
+        let limit = Duration::from_millis(30);
+        group.set_limit(limit);
+        let error = group.barrier().unwrap_err();
+        assert_eq!(error, CollectiveError::Deadline { rank: 1, sequence: 1, limit });
+    });
+}
+
+#[test]
+fn a_rank_that_leaves_in_order_is_named_and_earlier_results_are_kept() {
+    let results = group(3, |mut group| {
+        let mut data = ints(100_000, 1);
+        group.all_reduce(Element::Int32, &mut data).unwrap();
+        if group.rank() == 2 {
+            return None;
+        }
+        group.all_reduce(Element::Int32, &mut data).err()
+    });
+    let left = |error: &CollectiveError| {
+        // The first that notices tells the other one.
+        *error == CollectiveError::Lost(Loss::Left(2)) || error.name() == "group_ended"
+    };
+    assert!(results[..2].iter().all(|error| error.as_ref().is_some_and(left)), "{results:?}");
+}
+
+/// Strangers that say nothing, or anything, at a listener that waits for its group.
+#[test]
+fn strangers_do_not_stop_a_group_from_forming() {
+    let (listeners, addresses) = listeners(2);
+    let silent: Vec<TcpStream> =
+        (0..40).map(|_| TcpStream::connect(addresses[0]).unwrap()).collect();
+    let mut http = TcpStream::connect(addresses[0]).unwrap();
+    http.write_all(&[b'G'; 500]).unwrap();
+    let hello = |change: fn(&mut [u8])| {
+        let hello =
+            Hello { purpose: Purpose::Data, ranks: 2, from: 1, to: 0, name: "test".to_owned() };
+        let mut bytes = hello.encode();
+        change(&mut bytes);
+        let mut socket = TcpStream::connect(addresses[0]).unwrap();
+        socket.write_all(&bytes).unwrap();
+        socket
+    };
+    let refused = [
+        (hello(|bytes| bytes[8] = 99), Some(Welcome::OtherVersion(VERSION))),
+        (hello(|bytes| bytes[16] = b'T'), Some(Welcome::OtherName)),
+        (hello(|bytes| bytes[11] = 3), Some(Welcome::OtherRanks(2))),
+        (hello(|bytes| bytes[0] = 0), None),
+        (hello(|bytes| bytes[14] = 200), None),
+        (hello(|bytes| bytes[12] = 0), None),
+    ];
+    thread::scope(|scope| {
+        let first = scope.spawn(|| {
+            let mut group = Group::connect(&member(2, 0), &listeners[0], &addresses, LIMIT)?;
+            group.barrier()
+        });
+        for (mut socket, expected) in refused {
+            socket.set_read_timeout(Some(LIMIT)).unwrap();
+            let mut answer = [0; WELCOME_BYTES];
+            let got = socket.read_exact(&mut answer).ok().and_then(|()| Welcome::decode(&answer));
+            assert_eq!(got, expected);
+        }
+        let mut other = Group::connect(&member(2, 1), &listeners[1], &addresses, LIMIT).unwrap();
+        other.barrier().unwrap();
+        first.join().unwrap().unwrap();
+    });
+    drop(silent);
+}
+
+#[test]
+fn mistakes_of_the_configuration_have_an_error_each() {
+    let (listeners, addresses) = listeners(2);
+    let short = Duration::from_millis(60);
+    let forming = |name: &str, ranks: usize, rank: usize| {
+        let member = Member { name: name.to_owned(), ranks, rank };
+        let error = Group::connect(&member, &listeners[rank % 2], &addresses, short).err();
+        error.unwrap().to_string()
+    };
+    assert!(forming("", 2, 0).contains("1 to 64 bytes"));
+    assert!(forming("x", 9, 0).contains("1 to 8 ranks"));
+    assert!(forming("x", 2, 2).contains("rank 2 is not in 0..2"));
+    assert!(forming("x", 3, 0).contains("2 addresses for 3 ranks"));
+    assert!(forming("x", 2, 0).contains("did not connect in time: 1"));
+    // The backlog takes the connection, and no process answers.
+    assert!(forming("x", 2, 1).contains("rank 0 at"));
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let limit = Duration::from_secs(2);
+            Group::connect(&member(2, 0), &listeners[0], &addresses, limit).err()
+        });
+        let other = Member { name: "other".to_owned(), ranks: 2, rank: 1 };
+        let error = Group::connect(&other, &listeners[1], &addresses, LIMIT).err().unwrap();
+        assert!(error.to_string().contains("a group of another name"), "{error}");
+        assert!(waiting.join().unwrap().is_some());
+    });
+}
+
+/// A peer that has joined, and then sends what it likes.
+#[test]
+fn a_hostile_member_gets_a_clear_status_and_no_memory() {
+    let good = Header {
+        operation: Operation::AllReduce,
+        element: Element::Int32,
+        part: 0,
+        sequence: 1,
+        count: 4,
+        bytes: 16,
+    };
+    let forged: [(Vec<u8>, &str); 5] = [
+        (vec![0xff; 4096], "protocol"),
+        (Header { bytes: u64::MAX, ..good }.encode().to_vec(), "protocol"),
+        (Header { part: 7, ..good }.encode().to_vec(), "protocol"),
+        (Header { count: u64::MAX, bytes: u64::MAX, ..good }.encode().to_vec(), "disagreement"),
+        // A part of a header, then the end.
+        (good.encode()[..20].to_vec(), "rank_lost"),
+    ];
+    for (bytes, status) in forged {
+        let (listeners, addresses) = listeners(2);
+        thread::scope(|scope| {
+            let victim = scope.spawn(|| {
+                let mut group = Group::connect(&member(2, 0), &listeners[0], &addresses, LIMIT)?;
+                group.set_limit(LIMIT);
+                group.all_reduce(Element::Int32, &mut ints(4, 1))
+            });
+            let join = |purpose| {
+                let hello = Hello { purpose, ranks: 2, from: 1, to: 0, name: "test".to_owned() };
+                let mut socket = TcpStream::connect(addresses[0]).unwrap();
+                socket.write_all(&hello.encode()).unwrap();
+                socket.read_exact(&mut [0; WELCOME_BYTES]).unwrap();
+                socket
+            };
+            let (control, mut data) = (join(Purpose::Control), join(Purpose::Data));
+            data.write_all(&bytes).unwrap();
+            if status == "rank_lost" {
+                drop((control, data));
+                assert_eq!(victim.join().unwrap().unwrap_err().name(), status);
+                return;
+            }
+            assert_eq!(victim.join().unwrap().unwrap_err().name(), status);
+            drop(control);
+        });
+    }
+}
+
+#[test]
+fn an_end_is_noticed_by_a_rank_that_waits_for_another_one() {
+    let (listeners, addresses) = listeners(3);
+    thread::scope(|scope| {
+        let form = |rank: usize| {
+            let (listener, addresses) = (&listeners[rank], &addresses);
+            scope.spawn(move || Group::connect(&member(3, rank), listener, addresses, LIMIT))
+        };
+        let ranks = [form(0), form(1)];
+        let join = |to: u8, purpose| {
+            let hello = Hello { purpose, ranks: 3, from: 2, to, name: "test".to_owned() };
+            let mut socket = TcpStream::connect(addresses[usize::from(to)]).unwrap();
+            socket.write_all(&hello.encode()).unwrap();
+            socket.read_exact(&mut [0; WELCOME_BYTES]).unwrap();
+            socket
+        };
+        let third = [0, 1].map(|to| [Purpose::Control, Purpose::Data].map(|p| join(to, p)));
+        let [mut first, _second] = ranks.map(|rank| rank.join().unwrap().unwrap());
+        // It expects data from rank 1, which does not call.
+        let call = scope.spawn(move || first.broadcast(1, &mut [0; 8]));
+        drop(third);
+        assert_eq!(call.join().unwrap(), Err(CollectiveError::Lost(Loss::Ended(2))));
+    });
+}
