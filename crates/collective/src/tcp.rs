@@ -17,7 +17,7 @@ use crate::group::Group;
 use crate::mesh::{Member, form};
 use crate::transport::{Transport, Wants};
 
-/// Longest frame that is sent with its header in one call.
+/// Bytes that are sent with the header of a frame, in one call.
 const JOINED_BYTES: usize = 16 << 10;
 /// How long a call spins before it sleeps: with a core for each rank of this machine, and with fewer cores.
 const SPIN: Duration = Duration::from_micros(200);
@@ -136,14 +136,12 @@ impl Transport for Tcp {
         let mut joined = std::mem::take(&mut self.joined);
         let data = &self.link(peer).data;
         let sent = if head.is_empty() {
-            send_now(data.as_fd(), body, false)
-        } else if head.len() + body.len() <= JOINED_BYTES {
+            send_now(data.as_fd(), body)
+        } else {
             joined.clear();
             joined.extend_from_slice(head);
-            joined.extend_from_slice(body);
-            send_now(data.as_fd(), &joined, false)
-        } else {
-            send_now(data.as_fd(), head, true)
+            joined.extend_from_slice(&body[..body.len().min(JOINED_BYTES - head.len())]);
+            send_now(data.as_fd(), &joined)
         };
         self.joined = joined;
         match sent {
@@ -189,7 +187,7 @@ impl Transport for Tcp {
     fn end(&mut self, notice: Notice) {
         for link in self.links.iter().flatten() {
             // A rank that has ended needs no notice.
-            let _ = send_now(link.control.as_fd(), &notice.encode(), false);
+            let _ = send_now(link.control.as_fd(), &notice.encode());
         }
     }
 }
