@@ -32,6 +32,8 @@
 enum { BYTES_MIN = 64 << 10 };
 /* After a failure the engine is looked for again after this time. */
 enum { RETRY_MS = 1000 };
+/* On a non-blocking socket: the time after which a transfer is cancelled, and again after which the engine is given up. */
+enum { NO_WAIT_MS = 250 };
 /* As Linux: sendfile transfers at most this number of bytes. */
 #define BYTES_MAX ((size_t)0x7ffff000)
 
@@ -166,13 +168,14 @@ static ssize_t through_engine(struct connection *connection, int out, int in, of
         /* Nothing has been started. */
         warn("the engine has gone", -status);
         drop(connection);
+        connection->retry_at_ms = now_ms() + RETRY_MS;
         *for_libc = true;
         return -1;
     }
     bool interrupted = false;
     int silent = 0;
     for (;;) {
-        status = sv_transfers_next(connection->transfers, 10000, &result);
+        status = sv_transfers_next(connection->transfers, no_wait ? NO_WAIT_MS : 10000, &result);
         if (status == 0 && result.id == id) break;
         if (status == 0) continue;
         if (status == -EINTR) {
@@ -181,7 +184,7 @@ static ssize_t through_engine(struct connection *connection, int out, int in, of
             if (status == 0) continue;
         }
         /* A peer that reads slowly takes longer; an engine that does not end a cancelled transfer has failed. */
-        if (status == -EAGAIN && !interrupted && ++silent < 6) continue;
+        if (status == -EAGAIN && !interrupted && !no_wait && ++silent < 6) continue;
         if (status == -EAGAIN && !interrupted) {
             interrupted = true;
             if (sv_transfers_cancel(connection->transfers, id) == 0) continue;
@@ -197,12 +200,14 @@ static ssize_t through_engine(struct connection *connection, int out, int in, of
         /* How far the transfer came is not known, so the stream cannot be continued. */
         warn("the engine ended during a transfer", -status);
         drop(connection);
+        connection->retry_at_ms = now_ms() + RETRY_MS;
         errno = EIO;
         return -1;
     }
     if (result.written == 0) {
         if (interrupted) {
-            errno = EINTR;
+            /* The handler has run. libc's call goes on, as with SA_RESTART. */
+            *for_libc = true;
         } else if (result.error == 0) {
             errno = EAGAIN;
         } else {

@@ -233,7 +233,11 @@ static int finish(sv_transfers *transfers, uint64_t id, sv_transfer_result *resu
         if (status == -EINTR) {
             status = sv_transfers_cancel(transfers, id);
         } else if (status == -EAGAIN) {
-            if (asked) return -ETIMEDOUT;
+            if (asked) {
+                /* The engine cancels the transfer when it sees the end of the connection. */
+                shutdown(transfers->socket, SHUT_RDWR);
+                return -ETIMEDOUT;
+            }
             asked = true;
             status = ask(transfers, PROGRESS, id);
         }

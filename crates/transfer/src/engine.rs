@@ -19,10 +19,14 @@ use sys::descriptors::{
 use crate::error::TransferError;
 use crate::flow::{Buffers, Device, Devices, Flow, Plan, Progress, Report};
 use crate::pipeline::{Command, Direction};
+use crate::reaper::Reaper;
 use crate::scoreboard::{EntryId, GivenBack, Patience, Scoreboard, Work};
 
 /// How often transfers whose time is over are looked for at least, also while all threads are busy.
 const EXPIRY_INTERVAL: Duration = Duration::from_millis(200);
+/// How long dropping an engine waits for its threads and for descriptors to close. Either can hang in the host kernel.
+const END_LIMIT: Duration = Duration::from_secs(1);
+const END_POLL: Duration = Duration::from_millis(1);
 /// Threads of an engine.
 const THREADS: [&str; 2] = ["serval-files", "serval-sockets"];
 
@@ -127,6 +131,7 @@ impl Engine {
             board: Mutex::new(board),
             readiness: Readiness::new()?,
             counters: Arc::default(),
+            reaper: Reaper::default(),
             epoch: Instant::now(),
             in_flight_max: limits.in_flight,
         });
@@ -166,6 +171,11 @@ impl Engine {
     pub fn counters(&self) -> Arc<Counters> {
         self.shared.counters.clone()
     }
+
+    /// Drops descriptors of callers.
+    pub(crate) fn reaper(&self) -> &Reaper {
+        &self.shared.reaper
+    }
 }
 
 impl Drop for Engine {
@@ -179,10 +189,13 @@ impl Drop for Engine {
             self.shared.end(work, Err(TransferError::Stopping), &mut Buffers::default());
         }
         self.shared.readiness.wake();
-        for thread in self.threads.drain(..) {
-            // It does not panic; if it did, there is nothing left to do for it.
-            let _ = thread.join();
+        let deadline = Instant::now() + END_LIMIT;
+        while Instant::now() < deadline && !self.threads.iter().all(JoinHandle::is_finished) {
+            std::thread::sleep(END_POLL);
         }
+        // A thread whose file does not answer is left behind: it ends when the host kernel returns.
+        self.threads.clear();
+        self.shared.reaper.settle(deadline.saturating_duration_since(Instant::now()));
     }
 }
 
@@ -298,6 +311,7 @@ struct Shared {
     board: Mutex<Board>,
     readiness: Readiness,
     counters: Arc<Counters>,
+    reaper: Reaper,
     epoch: Instant,
     in_flight_max: u32,
 }
@@ -312,12 +326,19 @@ impl Shared {
     }
 
     fn submit(self: &Arc<Self>, command: Command, done: Done) -> Result<Submitted, TransferError> {
-        let (plan, socket_use) = check(&command)?;
+        let (plan, socket_use) = match check(&command) {
+            Ok(checked) => checked,
+            Err(error) => {
+                self.reaper.discard(command);
+                return Err(error);
+            }
+        };
         let ns = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         let stall_ns = ns(command.stall);
         let patience = Patience { stall_ns, deadline_ns: command.deadline.map(ns) };
         let Command { file, socket, .. } = command;
-        let flow = Flow::new(&plan, Descriptors { file, socket })?;
+        let held = Some((file, socket));
+        let flow = Flow::new(&plan, Descriptors { held, reaper: self.reaper.clone() })?;
         let progress = flow.progress();
         let nothing_to_do = flow.ended();
         let job = Job { flow, socket_use, done };
@@ -389,7 +410,7 @@ impl Shared {
         let step = job.flow.step(device, buffers);
         let mut ended = step.ended;
         if step.blocked && ended.is_none() {
-            let socket = job.flow.devices().socket.as_fd();
+            let socket = job.flow.devices().socket();
             let interest = match job.flow.direction() {
                 Direction::Send => Interest::Send,
                 Direction::Receive => Interest::Receive,
@@ -459,10 +480,10 @@ impl Shared {
         self.board()
     }
 
-    /// Closes the descriptors, then tells the caller.
+    /// Hands over the descriptors to be closed, then answers the caller.
     fn end(&self, job: Job, result: Result<(), TransferError>, buffers: &mut Buffers) {
         let Job { flow, socket_use, done } = job;
-        self.readiness.forget(flow.devices().socket.as_fd());
+        self.readiness.forget(flow.devices().socket());
         let report = flow.report(&result, buffers);
         self.board().sockets.remove(&socket_use);
         let outcome = Outcome { result, report };
@@ -473,25 +494,42 @@ impl Shared {
 
 /// The descriptors of a transfer.
 struct Descriptors {
-    file: OwnedFd,
-    socket: OwnedFd,
+    /// The file and the socket; `None` only while they are dropped.
+    held: Option<(OwnedFd, OwnedFd)>,
+    reaper: Reaper,
+}
+
+impl Descriptors {
+    fn file(&self) -> BorrowedFd<'_> {
+        self.held.as_ref().expect("only drop takes them").0.as_fd()
+    }
+
+    fn socket(&self) -> BorrowedFd<'_> {
+        self.held.as_ref().expect("only drop takes them").1.as_fd()
+    }
+}
+
+impl Drop for Descriptors {
+    fn drop(&mut self) {
+        self.reaper.discard(self.held.take());
+    }
 }
 
 impl Devices for Descriptors {
     fn read_at(&mut self, parts: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<usize> {
-        descriptors::read_at(self.file.as_fd(), parts, offset)
+        descriptors::read_at(self.file(), parts, offset)
     }
 
     fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<usize> {
-        descriptors::write_at(self.file.as_fd(), bytes, offset)
+        descriptors::write_at(self.file(), bytes, offset)
     }
 
     fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        send_now(self.socket.as_fd(), bytes)
+        send_now(self.socket(), bytes)
     }
 
     fn receive(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        receive_now(self.socket.as_fd(), into)
+        receive_now(self.socket(), into)
     }
 }
 

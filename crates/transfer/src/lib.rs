@@ -14,7 +14,7 @@
 //! * [`seal`]: AES-256-GCM in records; the format and its nonces.
 //! * [`flow`]: the steps of one transfer over [`Devices`], without threads or a clock.
 //! * [`scoreboard`]: the entries and the two queues; which step is next.
-//! * [`engine`]: [`Engine`], the threads that execute steps.
+//! * [`engine`]: [`Engine`], the threads that execute steps; `reaper` closes descriptors, because `close` can block.
 //! * [`service`], [`client`], [`message`]: an engine for other processes, which pass descriptors to it.
 //!
 //! Digests are computed over the plain bytes. A chunk (512 KiB) stays in a core's cache while all stages of it run.
@@ -27,6 +27,7 @@ mod error;
 pub mod flow;
 pub mod message;
 pub mod pipeline;
+mod reaper;
 pub mod scoreboard;
 pub mod seal;
 pub mod service;

@@ -18,6 +18,7 @@ use crate::engine::{Counters, Engine, Limits, Submitted};
 use crate::error::TransferError;
 use crate::flow::Report;
 use crate::message::{Answer, Order, REQUEST_BYTES, RemoteError, Request};
+use crate::reaper::Reaper;
 
 /// Connections that are accepted between two looks at requests.
 const ACCEPTS_MAX: usize = 16;
@@ -110,7 +111,7 @@ impl Acceptor {
 
     fn wait_and_dispatch(&mut self) {
         let mut files: Vec<BorrowedFd<'_>> = vec![self.wake_fd.as_fd(), self.listener.as_fd()];
-        files.extend(self.clients.iter().map(|client| client.socket.as_fd()));
+        files.extend(self.clients.iter().map(|client| client.socket().as_fd()));
         let ready = wait_readable(&files, None);
         if ready[0] {
             self.wake_fd.clear();
@@ -149,26 +150,36 @@ impl Acceptor {
         } else if self.clients.len() >= self.limits.clients as usize {
             TransferError::TooManyClients(self.limits.clients)
         } else {
-            let (transfers, socket) = (Mutex::default(), Arc::new(socket));
-            self.clients.push(Arc::new(Client { socket, transfers }));
+            let transfers = Mutex::default();
+            let reaper = self.engine.reaper().clone();
+            self.clients.push(Arc::new(Client { socket: Some(socket), transfers, reaper }));
             return;
         };
         self.engine.counters().refuse(&refusal);
         // If it does not read the answer it has gone already.
         let _ = socket.send(&answer(0, &Err(refusal), Report::default()), &[]);
+        self.engine.reaper().discard(socket);
     }
 
     /// Reads one message of a client; returns whether the client stays.
     fn serve(&self, index: usize) -> bool {
         let client = &self.clients[index];
         let mut bytes = [0; REQUEST_BYTES + 1];
-        let (len, descriptors) = match client.socket.receive_descriptors(&mut bytes) {
+        let (len, descriptors) = match client.socket().receive_descriptors(&mut bytes) {
             Ok(None) => return true,
             Ok(Some((0, _))) | Err(_) => return false,
             Ok(Some(received)) => received,
         };
-        match Request::decode(&bytes[..len]) {
-            Ok(Request::Start { id, order }) => client.start(self, id, order, descriptors),
+        let request = match Request::decode(&bytes[..len]) {
+            Ok(Request::Start { id, order }) => return client.start(self, id, order, descriptors),
+            other => {
+                // Those that came with another message.
+                self.engine.reaper().discard(descriptors);
+                other
+            }
+        };
+        match request {
+            Ok(Request::Start { .. }) => unreachable!("it was started above"),
             Ok(Request::Cancel(id)) => {
                 client.cancel(id);
                 true
@@ -195,12 +206,25 @@ fn answer(
 
 /// A connection and its transfers in flight.
 struct Client {
-    socket: Arc<LocalSocket>,
+    /// `None` only while it is dropped.
+    socket: Option<LocalSocket>,
+    reaper: Reaper,
     /// By the caller's number; `None` while it is being submitted.
     transfers: Mutex<HashMap<u64, Option<Submitted>>>,
 }
 
+/// Messages that were not read may hold descriptors, which close with the socket.
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.reaper.discard(self.socket.take());
+    }
+}
+
 impl Client {
+    fn socket(&self) -> &LocalSocket {
+        self.socket.as_ref().expect("only drop takes it")
+    }
+
     fn transfers(&self) -> MutexGuard<'_, HashMap<u64, Option<Submitted>>> {
         self.transfers.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -218,19 +242,25 @@ impl Client {
             acceptor.engine.counters().refuse(&error);
             self.answer(id, &Err(error), Report::default())
         };
-        let Ok([file, socket]) = <[OwnedFd; 2]>::try_from(descriptors) else {
-            let why = "a transfer needs two descriptors, a file and a socket; fewer arrive if the engine is out of descriptors";
-            return refuse(TransferError::BadRequest(why.to_owned()));
+        let [file, socket] = match <[OwnedFd; 2]>::try_from(descriptors) {
+            Ok(both) => both,
+            Err(others) => {
+                acceptor.engine.reaper().discard(others);
+                let why = "a transfer needs two descriptors, a file and a socket; fewer arrive if the engine is out of descriptors";
+                return refuse(TransferError::BadRequest(why.to_owned()));
+            }
         };
         {
             let mut transfers = self.transfers();
             if transfers.contains_key(&id) {
                 drop(transfers);
+                acceptor.engine.reaper().discard((file, socket));
                 let why = format!("the transfer {id} is in flight: choose another id");
                 return refuse(TransferError::BadRequest(why));
             }
             if transfers.len() >= most as usize {
                 drop(transfers);
+                acceptor.engine.reaper().discard((file, socket));
                 return refuse(TransferError::TooMany(most));
             }
             transfers.insert(id, None);
@@ -276,16 +306,16 @@ impl Client {
 
     /// A client that does not read its answers is disconnected.
     fn send(&self, message: &[u8]) -> bool {
-        let sent = self.socket.send(message, &[]);
+        let sent = self.socket().send(message, &[]);
         if sent.is_err() {
-            self.socket.shut_down();
+            self.socket().shut_down();
         }
         sent.is_ok()
     }
 
     /// Cancels its transfers.
     fn leave(&self) {
-        self.socket.shut_down();
+        self.socket().shut_down();
         let submitted: Vec<Submitted> = self.transfers().values().flatten().cloned().collect();
         submitted.iter().for_each(Submitted::cancel);
     }

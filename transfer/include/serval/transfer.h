@@ -86,7 +86,8 @@ SV_TRANSFER_API int sv_transfers_cancel(sv_transfers *transfers, uint64_t id);
 
 /*
  * Start a transfer and wait for its end. A signal cancels it: the result has error ECANCELED and the bytes that were moved. An engine
- * that does not answer for 20 s is given up with -ETIMEDOUT. Returns 0 also if result->error is not 0.
+ * that does not answer for 20 s is given up with -ETIMEDOUT: the connection is shut down, which cancels its transfers once the engine
+ * runs again, so close it and do not continue the stream on that socket. Returns 0 also if result->error is not 0.
  */
 SV_TRANSFER_API int sv_sendfile(sv_transfers *transfers, int socket, int file, const sv_transfer *transfer, sv_transfer_result *result);
 SV_TRANSFER_API int sv_encrypted_sendfile(sv_transfers *transfers, int socket, int file, const sv_transfer *transfer,

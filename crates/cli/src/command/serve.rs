@@ -148,9 +148,9 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     health.set_draining();
     tracing::info!(drain_ms, "draining; a second signal ends at once");
     let limit = Duration::from_millis(drain_ms) + END_TIMEOUT;
+    control.begin_end();
     // Transfers are not part of the drain: their callers are notified of how far they came.
     drop(transfers);
-    control.begin_end();
     wait_for_end(&control, &mut signals, limit);
     let report = control.end();
     output.flush(LOG_TIMEOUT);
