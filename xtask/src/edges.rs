@@ -75,6 +75,8 @@ const EDGES: &[Edge] = &[
         halves: &[(SLEEPER, Rust), (WAKER, Rust), (SLEEPER, Client), (WAKER, Client)],
     },
     Edge { name: "DOORBELL", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
+    Edge { name: "BYTES_PUBLISH", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
+    Edge { name: "BYTES_RELEASE", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
     Edge { name: "BOOKS", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
 ];
 

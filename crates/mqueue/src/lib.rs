@@ -10,9 +10,11 @@
 //! * [`region`]: format, join, take rings, status words.
 //! * [`command`]: commands of the engine to an accelerator runtime.
 //! * [`Doorbells`], [`ParkWord`]: which mqueues have new messages, and which threads sleep.
+//! * [`ByteWriter`], [`ByteReader`]: a stream of bytes between two processes, without a region.
 //! * [`count`]: counters that other threads read.
 
 pub mod abi;
+mod byte_ring;
 pub mod command;
 pub mod count;
 mod doorbell;
@@ -21,6 +23,7 @@ pub mod memory;
 pub mod region;
 pub mod ring;
 
+pub use byte_ring::{BrokenRing, ByteReader, ByteWriter, byte_ring_bytes};
 pub use doorbell::{Doorbells, Listener, ParkWord};
 pub use memory::{HeapMapping, MappedMemory, Mapping, Memory};
 pub use region::{

@@ -113,3 +113,42 @@ fn messages_survive_two_threads() {
         }
     }
 }
+
+/// Frames of many lengths through a stream of bytes that is smaller than some of them.
+#[test]
+fn streams_survive_two_threads() {
+    const CAPACITY: u64 = 1024;
+    const FRAMES: u64 = if cfg!(miri) { 40 } else { 30_000 };
+    let len_of = |n: u64| (n * 37 % 3000) as usize / if cfg!(miri) { 10 } else { 1 };
+    let memory = mqueue::HeapMapping::memory(mqueue::byte_ring_bytes(CAPACITY) as usize);
+    let mut writer = mqueue::ByteWriter::new(memory.clone(), 0, CAPACITY);
+    let mut reader = mqueue::ByteReader::new(memory, 0, CAPACITY);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for n in 0..FRAMES {
+                let mut frame = vec![0; len_of(n)];
+                fill(n, &mut frame);
+                let mut sent = 0;
+                while sent < frame.len() {
+                    match writer.write(&[], &frame[sent..]).unwrap() {
+                        0 => std::thread::yield_now(),
+                        count => sent += count,
+                    }
+                }
+            }
+        });
+        for n in 0..FRAMES {
+            let mut frame = vec![0; len_of(n)];
+            let mut got = 0;
+            while got < frame.len() {
+                match reader.read(&mut frame[got..]).unwrap() {
+                    0 => std::thread::yield_now(),
+                    count => got += count,
+                }
+            }
+            let mut expected = vec![0; frame.len()];
+            fill(n, &mut expected);
+            assert!(frame == expected, "frame {n}");
+        }
+    });
+}

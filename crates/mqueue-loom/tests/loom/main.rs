@@ -43,6 +43,7 @@ macro_rules! fails {
 }
 
 mod books;
+mod bytes;
 mod rings;
 mod sleep;
 mod words;
