@@ -9,7 +9,7 @@
 //! | `faces` | a kernel that sends requests to memcached                                           |
 //! | `transfer` | a file through a transfer engine, checked with other implementations              |
 //! | `functions` | functions on the path of messages, attached and replaced under load             |
-//! | `allreduce` | groups of ranks sum vectors over TCP                                           |
+//! | `allreduce` | groups of ranks sum vectors over TCP and shared memory                         |
 //!
 //! A demo checks every reply and fails if one is wrong. Its numbers are an illustration, not a benchmark: client and
 //! servers share the machine's cores, and rounds are short.

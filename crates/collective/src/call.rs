@@ -141,7 +141,7 @@ impl Call {
         data: &mut [u8],
     ) -> Result<Progress, CollectiveError> {
         let schedule = self.schedule.clone();
-        for _ in 0..ROUNDS_MAX {
+        for round in 0..ROUNDS_MAX {
             let Some(step) = schedule.steps.get(self.step) else { return Ok(Progress::Done) };
             let (mut wants, mut moved) = (Wants::default(), false);
             for (send, state) in step.sends.iter().zip(&mut self.sends) {
@@ -173,7 +173,8 @@ impl Call {
                 }
                 self.begin_step(self.step + 1);
             } else if !moved {
-                return Ok(Progress::Stuck(wants));
+                // Something has moved if there were rounds before this one.
+                return Ok(if round == 0 { Progress::Stuck(wants) } else { Progress::Moved });
             }
         }
         Ok(Progress::Moved)

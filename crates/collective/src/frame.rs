@@ -207,6 +207,8 @@ pub enum Notice {
     Leave,
     /// It ends the group.
     End(Reason),
+    /// It has moved something for which the receiver sleeps (shared memory only).
+    Wake,
 }
 
 impl Notice {
@@ -218,6 +220,7 @@ impl Notice {
             Self::End(Reason::Disagreement(rank)) => (2, rank),
             Self::End(Reason::Deadline(rank)) => (3, rank),
             Self::End(Reason::Garbage(rank)) => (4, rank),
+            Self::Wake => (5, 0),
         };
         [CONTROL, code, rank as u8, 0, 0, 0, 0, 0]
     }
@@ -235,6 +238,7 @@ impl Notice {
             2 => Some(Self::End(Reason::Disagreement(rank))),
             3 => Some(Self::End(Reason::Deadline(rank))),
             4 => Some(Self::End(Reason::Garbage(rank))),
+            5 if rank == 0 => Some(Self::Wake),
             _ => None,
         }
     }
@@ -278,6 +282,7 @@ mod tests {
         }
         for notice in [
             Notice::Leave,
+            Notice::Wake,
             Notice::End(Reason::Lost(7)),
             Notice::End(Reason::Disagreement(1)),
             Notice::End(Reason::Deadline(0)),

@@ -9,7 +9,7 @@
 //! * [`call`]: one call as a state machine over a [`Transport`], without threads or a clock.
 //! * [`group`]: [`Group`], a rank's view of its group: calls, deadlines, and how failures end a group.
 //! * [`mesh`]: how ranks find and check each other.
-//! * [`tcp`]: the transport over TCP.
+//! * [`tcp`], [`shared`]: the transports over TCP, and over shared memory for ranks of one machine.
 //!
 //! The algorithms are those of Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH"
 //! (2005); the division of work, an engine next to the accelerator instead of a kernel on it, is FpgaNIC's off-path model
@@ -18,11 +18,13 @@
 #![forbid(unsafe_code)]
 
 pub mod call;
+mod control;
 mod error;
 pub mod frame;
 pub mod group;
 pub mod mesh;
 pub mod schedule;
+pub mod shared;
 pub mod tcp;
 pub mod transport;
 

@@ -1,13 +1,14 @@
 //! How ranks find each other: every rank listens, connects to all lower ranks and accepts all higher ones. Both sides check
 //! version, name, number of ranks and rank before a connection is part of the group.
 
-use std::io::{self, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use sys::local::wait_readable;
+use sys::memory::SharedMemory;
 
+use crate::control::{Socket, is_nothing};
 use crate::error::CollectiveError;
 use crate::frame::{HELLO_BYTES, Hello, NAME_BYTES_MAX, Purpose, WELCOME_BYTES, Welcome};
 use crate::schedule::RANKS_MAX;
@@ -68,91 +69,115 @@ impl Member {
     }
 }
 
-/// The connections to one other rank.
-pub(crate) struct Pair {
-    pub(crate) control: TcpStream,
-    pub(crate) data: TcpStream,
+/// How ranks reach each other.
+pub(crate) trait Network {
+    /// A non-blocking connection.
+    type Socket: Socket;
+    /// What the connections of two ranks are for, in the order in which they are made.
+    const PURPOSES: &'static [Purpose];
+    /// Whether the rank that connects brings a region along.
+    const HAS_REGION: bool;
+
+    /// Where a rank listens, for people.
+    fn place(&self, peer: usize) -> String;
+    /// Connects to a rank.
+    fn dial(&self, peer: usize, limit: Duration) -> io::Result<Self::Socket>;
+    /// Readable when a connection waits.
+    fn listener(&self) -> BorrowedFd<'_>;
+    /// Accepts a connection that waits.
+    fn accept(&self) -> io::Result<Self::Socket>;
+    /// What the rank that connects brings along.
+    fn region(&self) -> io::Result<Option<SharedMemory>>;
+    /// Sends a hello, with what is brought along.
+    fn introduce(
+        &self,
+        socket: &Self::Socket,
+        hello: &[u8],
+        region: Option<BorrowedFd<'_>>,
+    ) -> io::Result<()>;
+    /// Receives bytes of a hello, and what came along; 0 bytes are the end.
+    fn receive(
+        &self,
+        socket: &Self::Socket,
+        into: &mut [u8],
+    ) -> io::Result<(usize, Option<SharedMemory>)>;
 }
 
-/// Connects this rank with all others over TCP; the result has `None` for this rank itself.
-pub(crate) fn form(
+/// A connection that is part of the group, and the region that came with it.
+type Joined<N> = (<N as Network>::Socket, Option<SharedMemory>);
+
+/// Connects this rank with all others. By rank, the connections in the order of purposes; `None` for this rank itself.
+pub(crate) fn form<N: Network>(
     member: &Member,
-    listener: &TcpListener,
-    addresses: &[SocketAddr],
+    network: &N,
     limit: Duration,
-) -> Result<Vec<Option<Pair>>, CollectiveError> {
-    member.check()?;
-    if addresses.len() != member.ranks {
-        let (ranks, given) = (member.ranks, addresses.len());
-        return Err(CollectiveError::Argument(format!("{given} addresses for {ranks} ranks")));
-    }
+) -> Result<Vec<Option<Vec<Joined<N>>>>, CollectiveError> {
     let deadline = Instant::now() + limit;
-    let mut pairs: Vec<Option<Pair>> = Vec::with_capacity(member.ranks);
-    for (peer, address) in addresses.iter().enumerate().take(member.rank) {
-        let control = connect(member, peer, *address, Purpose::Control, deadline)?;
-        let data = connect(member, peer, *address, Purpose::Data, deadline)?;
-        pairs.push(Some(Pair { control, data }));
+    let mut all = Vec::with_capacity(member.ranks);
+    for peer in 0..member.rank {
+        let connect = |purpose: &Purpose| connect(member, network, peer, *purpose, deadline);
+        all.push(Some(N::PURPOSES.iter().map(connect).collect::<Result<_, _>>()?));
     }
-    pairs.push(None);
-    let accepted = Reception::new(member, listener).accept(deadline)?;
-    pairs.extend(accepted.into_iter().map(Some));
-    for pair in pairs.iter().flatten() {
-        for socket in [&pair.control, &pair.data] {
-            let prepared = socket.set_nodelay(true).and_then(|()| socket.set_nonblocking(true));
-            prepared.map_err(|error| member.failed(error.to_string()))?;
-        }
-    }
-    Ok(pairs)
+    all.push(None);
+    all.extend(Reception::new(member, network).accept(deadline)?.into_iter().map(Some));
+    Ok(all)
 }
 
 /// Connects to a lower rank, which may start later.
-fn connect(
+fn connect<N: Network>(
     member: &Member,
+    network: &N,
     peer: usize,
-    address: SocketAddr,
     purpose: Purpose,
     deadline: Instant,
-) -> Result<TcpStream, CollectiveError> {
+) -> Result<Joined<N>, CollectiveError> {
+    let there = || format!("rank {peer} at {}", network.place(peer));
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let why = match introduce(member, peer, address, purpose, left) {
-            Ok((socket, Welcome::Accepted)) => return Ok(socket),
-            Ok((_, refusal)) => {
-                return Err(member.failed(refused(member, peer, address, refusal)));
-            }
+        let why = match introduce(member, network, peer, purpose, deadline) {
+            Ok((joined, Welcome::Accepted)) => return Ok(joined),
+            Ok((_, refusal)) => return Err(member.failed(refused(member, &there(), refusal))),
             Err(error) => error,
         };
         if deadline.saturating_duration_since(Instant::now()) < RETRY_PAUSE {
-            return Err(member.failed(format!("rank {peer} at {address} does not answer: {why}")));
+            return Err(member.failed(format!("{} does not answer: {why}", there())));
         }
         std::thread::sleep(RETRY_PAUSE);
     }
 }
 
-fn introduce(
+fn introduce<N: Network>(
     member: &Member,
+    network: &N,
     peer: usize,
-    address: SocketAddr,
     purpose: Purpose,
-    left: Duration,
-) -> io::Result<(TcpStream, Welcome)> {
-    // Zero means no limit.
-    let left = left.max(Duration::from_millis(1));
-    let mut socket = TcpStream::connect_timeout(&address, left)?;
-    socket.set_nodelay(true)?;
-    socket.set_read_timeout(Some(left))?;
-    socket.set_write_timeout(Some(left))?;
-    socket.write_all(&member.hello(peer, purpose).encode())?;
-    let mut answer = [0; WELCOME_BYTES];
-    socket.read_exact(&mut answer)?;
+    deadline: Instant,
+) -> io::Result<(Joined<N>, Welcome)> {
+    let left = || deadline.saturating_duration_since(Instant::now());
+    let region = network.region()?;
+    let socket = network.dial(peer, left())?;
+    let hello = member.hello(peer, purpose).encode();
+    network.introduce(&socket, &hello, region.as_ref().map(SharedMemory::fd))?;
+    let (mut answer, mut got) = ([0; WELCOME_BYTES], 0);
+    while got < WELCOME_BYTES {
+        let limit = left();
+        if limit.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        wait_readable(&[socket.as_fd()], Some(limit));
+        match socket.receive(&mut answer[got..]) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => got += count,
+            Err(error) if is_nothing(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
     match Welcome::decode(&answer) {
-        Some(welcome) => Ok((socket, welcome)),
+        Some(welcome) => Ok(((socket, region), welcome)),
         None => Err(io::Error::other("something else than a rank listens there")),
     }
 }
 
-fn refused(member: &Member, peer: usize, address: SocketAddr, refusal: Welcome) -> String {
-    let there = format!("rank {peer} at {address}");
+fn refused(member: &Member, there: &str, refusal: Welcome) -> String {
     match refusal {
         Welcome::Accepted => unreachable!("it is no refusal"),
         Welcome::OtherVersion(version) => {
@@ -171,9 +196,7 @@ fn refused(member: &Member, peer: usize, address: SocketAddr, refusal: Welcome) 
             )
         }
         Welcome::OtherRank(rank) => {
-            format!(
-                "{address} is rank {rank}, not rank {peer}; all ranks need the same list of addresses"
-            )
+            format!("{there} is rank {rank}; all ranks need the same list of addresses")
         }
         Welcome::Twice => {
             format!(
@@ -185,45 +208,49 @@ fn refused(member: &Member, peer: usize, address: SocketAddr, refusal: Welcome) 
 }
 
 /// Accepts the higher ranks. Connections that are not of the group affect none of it.
-struct Reception<'a> {
+struct Reception<'a, N: Network> {
     member: &'a Member,
-    listener: &'a TcpListener,
-    strangers: Vec<Stranger>,
-    /// By rank, from the one above this one.
-    control: Vec<Option<TcpStream>>,
-    data: Vec<Option<TcpStream>>,
+    network: &'a N,
+    strangers: Vec<Stranger<N>>,
+    /// By rank, from the one above this one, and by purpose.
+    joined: Vec<Vec<Option<Joined<N>>>>,
 }
 
 /// A connection that has not said who it is.
-struct Stranger {
-    socket: TcpStream,
+struct Stranger<N: Network> {
+    socket: N::Socket,
+    region: Option<SharedMemory>,
     since: Instant,
     hello: [u8; HELLO_BYTES],
     got: usize,
 }
 
-impl<'a> Reception<'a> {
-    fn new(member: &'a Member, listener: &'a TcpListener) -> Self {
-        let above = || (member.rank + 1..member.ranks).map(|_| None).collect();
-        Self { member, listener, strangers: Vec::new(), control: above(), data: above() }
+impl<'a, N: Network> Reception<'a, N> {
+    fn new(member: &'a Member, network: &'a N) -> Self {
+        let none = |_| N::PURPOSES.iter().map(|_| None).collect();
+        let joined = (member.rank + 1..member.ranks).map(none).collect();
+        Self { member, network, strangers: Vec::new(), joined }
     }
 
-    fn accept(mut self, deadline: Instant) -> Result<Vec<Pair>, CollectiveError> {
-        let failed = |error: io::Error| self.member.failed(error.to_string());
-        self.listener.set_nonblocking(true).map_err(failed)?;
-        while self.control.iter().chain(&self.data).any(Option::is_none) {
+    fn accept(mut self, deadline: Instant) -> Result<Vec<Vec<Joined<N>>>, CollectiveError> {
+        loop {
+            let is_missing = |joined: &Vec<Option<_>>| joined.iter().any(Option::is_none);
+            if !self.joined.iter().any(is_missing) {
+                break;
+            }
             let now = Instant::now();
             if now >= deadline {
-                let missing = (0..self.control.len())
-                    .filter(|index| self.control[*index].is_none() || self.data[*index].is_none())
-                    .map(|index| (self.member.rank + 1 + index).to_string());
-                let missing: Vec<String> = missing.collect();
+                let first = self.member.rank + 1;
+                let missing =
+                    self.joined.iter().enumerate().filter(|(_, joined)| is_missing(joined));
+                let missing: Vec<String> =
+                    missing.map(|(index, _)| (first + index).to_string()).collect();
                 let why = format!("these ranks did not connect in time: {}", missing.join(", "));
                 return Err(self.member.failed(why));
             }
             self.strangers.retain(|stranger| now - stranger.since < STRANGER_LIMIT);
             let limit = (deadline - now).min(STRANGER_LIMIT);
-            let mut files: Vec<BorrowedFd<'_>> = vec![self.listener.as_fd()];
+            let mut files: Vec<BorrowedFd<'_>> = vec![self.network.listener()];
             files.extend(self.strangers.iter().map(|stranger| stranger.socket.as_fd()));
             let ready = wait_readable(&files, Some(limit));
             // Backwards, so that a removal does not move entries that are still to be checked.
@@ -234,70 +261,70 @@ impl<'a> Reception<'a> {
                 self.accept_one(now);
             }
         }
-        let pairs = self.control.into_iter().flatten().zip(self.data.into_iter().flatten());
-        Ok(pairs.map(|(control, data)| Pair { control, data }).collect())
+        let all = self.joined.into_iter();
+        Ok(all.map(|joined| joined.into_iter().flatten().collect()).collect())
     }
 
     fn accept_one(&mut self, now: Instant) {
-        let accepted = self.listener.accept();
-        let Ok((socket, _)) = accepted else {
-            if accepted.is_err_and(|error| error.kind() != io::ErrorKind::WouldBlock) {
-                // The process is out of descriptors, or the connection has ended.
-                std::thread::sleep(RETRY_PAUSE);
+        match self.network.accept() {
+            Ok(socket) => {
+                if self.strangers.len() == STRANGERS_MAX {
+                    self.strangers.remove(0);
+                }
+                let (hello, region) = ([0; HELLO_BYTES], None);
+                self.strangers.push(Stranger { socket, region, since: now, hello, got: 0 });
             }
-            return;
-        };
-        if socket.set_nonblocking(true).is_err() {
-            return;
+            Err(error) if is_nothing(&error) => {}
+            // The process is out of descriptors, or the connection has ended or is of another user.
+            Err(_) => std::thread::sleep(RETRY_PAUSE),
         }
-        if self.strangers.len() == STRANGERS_MAX {
-            self.strangers.remove(0);
-        }
-        self.strangers.push(Stranger { socket, since: now, hello: [0; HELLO_BYTES], got: 0 });
     }
 
     /// Reads what a stranger says; it stays one until its hello is complete.
     fn listen_to(&mut self, index: usize) {
         let stranger = &mut self.strangers[index];
-        match stranger.socket.read(&mut stranger.hello[stranger.got..]) {
-            Ok(0) => drop(self.strangers.remove(index)),
-            Ok(got) => {
+        match self.network.receive(&stranger.socket, &mut stranger.hello[stranger.got..]) {
+            Ok((0, _)) => drop(self.strangers.remove(index)),
+            Ok((got, region)) => {
                 stranger.got += got;
+                stranger.region = stranger.region.take().or(region);
                 if stranger.got == HELLO_BYTES {
                     let stranger = self.strangers.remove(index);
                     self.answer(stranger);
                 }
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) if is_nothing(&error) => {}
             Err(_) => drop(self.strangers.remove(index)),
         }
     }
 
-    fn answer(&mut self, stranger: Stranger) {
-        let (welcome, place) = match Hello::decode(&stranger.hello) {
-            Err(None) => return,
-            Err(Some(refusal)) => (refusal, None),
-            Ok(hello) => match self.member.judge(&hello) {
-                Welcome::Accepted => {
-                    let places = match hello.purpose {
-                        Purpose::Control => &mut self.control,
-                        Purpose::Data => &mut self.data,
-                    };
-                    // A hello's sender is above its destination.
-                    let place = &mut places[usize::from(hello.from) - self.member.rank - 1];
-                    match place {
-                        None => (Welcome::Accepted, Some(place)),
-                        Some(_) => (Welcome::Twice, None),
-                    }
-                }
-                refusal => (refusal, None),
-            },
+    fn answer(&mut self, stranger: Stranger<N>) {
+        let hello = match Hello::decode(&stranger.hello) {
+            Ok(hello) => hello,
+            Err(refusal) => {
+                // The first bytes of a connection fit into its buffer; a stranger that has gone needs no answer.
+                let _ = refusal.map(|refusal| stranger.socket.send(&refusal.encode()));
+                return;
+            }
         };
-        let mut socket = stranger.socket;
-        // The first bytes of a connection fit into its buffer.
-        let answered = socket.write_all(&welcome.encode());
-        if let (Ok(()), Some(place)) = (answered, place) {
-            *place = Some(socket);
+        let purpose = N::PURPOSES.iter().position(|purpose| *purpose == hello.purpose);
+        // A group over shared memory has no connections for data.
+        let Some(purpose) = purpose else { return };
+        if N::HAS_REGION != stranger.region.is_some() {
+            return;
         }
+        let mut welcome = self.member.judge(&hello);
+        if welcome == Welcome::Accepted {
+            // A hello's sender is above its destination.
+            let place = &mut self.joined[usize::from(hello.from) - self.member.rank - 1][purpose];
+            if place.is_none() {
+                if stranger.socket.send(&welcome.encode()).is_ok() {
+                    *place = Some((stranger.socket, stranger.region));
+                }
+                return;
+            }
+            welcome = Welcome::Twice;
+        }
+        let _ = stranger.socket.send(&welcome.encode());
     }
 }

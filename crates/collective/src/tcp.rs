@@ -1,45 +1,31 @@
 //! The transport over TCP: two connections to each other rank, one for data and one for notices.
-//!
-//! The connection for notices carries 8 bytes when its rank leaves or ends the group. Its end without a notice means that the
-//! rank's process has ended, which is noticed even if no data is expected from that rank at the moment.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::Duration;
 
 use sys::descriptors::{Interest, receive_now, send_now};
 use sys::local::wait_ready;
+use sys::memory::SharedMemory;
 
+use crate::control::{Controls, Socket, is_nothing};
 use crate::error::{CollectiveError, Loss};
-use crate::frame::{NOTICE_BYTES, Notice};
+use crate::frame::{Notice, Purpose};
 use crate::group::Group;
-use crate::mesh::{Member, form};
-use crate::transport::{Transport, Wants};
+use crate::mesh::{Member, Network, form};
+use crate::transport::{SLEEP_MAX, Spin, Transport, Wants};
 
 /// Bytes that are sent with the header of a frame, in one call.
 const JOINED_BYTES: usize = 16 << 10;
-/// How long a call spins before it sleeps: with a core for each rank of this machine, and with fewer cores.
-const SPIN: Duration = Duration::from_micros(200);
-const CROWDED_SPIN: Duration = Duration::from_micros(20);
-/// Longest sleep; an end of a rank ends it early.
-const SLEEP_MAX: Duration = Duration::from_millis(500);
 
 /// Connections to all other ranks.
 pub struct Tcp {
     /// By rank; `None` for this one.
-    links: Vec<Option<Link>>,
+    data: Vec<Option<TcpStream>>,
+    controls: Controls<TcpStream>,
     joined: Vec<u8>,
-    spin: Duration,
-}
-
-struct Link {
-    control: TcpStream,
-    data: TcpStream,
-    notice: [u8; NOTICE_BYTES],
-    got: usize,
-    /// The rank has left in order.
-    has_left: bool,
+    spin: Spin,
 }
 
 impl Group<Tcp> {
@@ -54,140 +40,151 @@ impl Group<Tcp> {
         addresses: &[SocketAddr],
         limit: Duration,
     ) -> Result<Self, CollectiveError> {
-        let pairs = form(member, listener, addresses, limit)?;
+        member.check()?;
+        if addresses.len() != member.ranks {
+            let (ranks, given) = (member.ranks, addresses.len());
+            let why = format!("{given} addresses for {ranks} ranks");
+            return Err(CollectiveError::Argument(why));
+        }
+        let prepared = listener.set_nonblocking(true);
+        prepared.map_err(|error| member.failed(error.to_string()))?;
+        let pairs = form(member, &Addresses { listener, addresses }, limit)?;
+        let (mut controls, mut data) = (Vec::new(), Vec::new());
+        for pair in pairs {
+            // In the order of purposes.
+            let [control, stream] = match pair.map(<[_; 2]>::try_from) {
+                Some(Ok(pair)) => pair.map(|(socket, _)| Some(socket)),
+                _ => [None, None],
+            };
+            controls.push(control);
+            data.push(stream);
+        }
         let own = addresses[member.rank].ip();
         let local = addresses.iter().filter(|address| address.ip() == own).count();
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let link = |pair: crate::mesh::Pair| Link {
-            control: pair.control,
-            data: pair.data,
-            notice: [0; NOTICE_BYTES],
-            got: 0,
-            has_left: false,
-        };
         let transport = Tcp {
-            links: pairs.into_iter().map(|pair| pair.map(link)).collect(),
+            data,
+            controls: Controls::new(controls.into_iter()),
             joined: Vec::with_capacity(JOINED_BYTES),
-            spin: if local > cores { CROWDED_SPIN } else { SPIN },
+            spin: Spin::of(local),
         };
         Ok(Self::new(member.ranks, member.rank, transport))
     }
 }
 
+/// Where the ranks listen.
+struct Addresses<'a> {
+    listener: &'a TcpListener,
+    addresses: &'a [SocketAddr],
+}
+
+impl Network for Addresses<'_> {
+    type Socket = TcpStream;
+    const PURPOSES: &'static [Purpose] = &[Purpose::Control, Purpose::Data];
+    const HAS_REGION: bool = false;
+
+    fn place(&self, peer: usize) -> String {
+        self.addresses[peer].to_string()
+    }
+
+    fn dial(&self, peer: usize, limit: Duration) -> io::Result<TcpStream> {
+        // Zero means no limit.
+        let limit = limit.max(Duration::from_millis(1));
+        let socket = TcpStream::connect_timeout(&self.addresses[peer], limit)?;
+        prepared(socket)
+    }
+
+    fn listener(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    fn accept(&self) -> io::Result<TcpStream> {
+        prepared(self.listener.accept()?.0)
+    }
+
+    fn region(&self) -> io::Result<Option<SharedMemory>> {
+        Ok(None)
+    }
+
+    fn introduce(
+        &self,
+        socket: &TcpStream,
+        hello: &[u8],
+        _: Option<BorrowedFd<'_>>,
+    ) -> io::Result<()> {
+        socket.send(hello)
+    }
+
+    fn receive(
+        &self,
+        socket: &TcpStream,
+        into: &mut [u8],
+    ) -> io::Result<(usize, Option<SharedMemory>)> {
+        Ok((Socket::receive(socket, into)?, None))
+    }
+}
+
+fn prepared(socket: TcpStream) -> io::Result<TcpStream> {
+    socket.set_nodelay(true)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
 impl Tcp {
-    fn link(&mut self, peer: usize) -> &mut Link {
-        self.links[peer].as_mut().expect("no schedule has transfers of a rank with itself")
+    fn data(&self, peer: usize) -> BorrowedFd<'_> {
+        let socket = self.data[peer].as_ref();
+        socket.expect("no schedule has transfers of a rank with itself").as_fd()
     }
-
-    /// The best explanation of an error on the connection to `peer`: a rank that ends the group says why before it closes.
-    fn explain(&mut self, peer: usize, error: &io::Error) -> Loss {
-        if let Err(loss) = self.read_notices() {
-            return loss;
-        }
-        match error.kind() {
-            _ if self.link(peer).has_left => Loss::Left(peer),
-            io::ErrorKind::UnexpectedEof
-            | io::ErrorKind::ConnectionReset
-            | io::ErrorKind::BrokenPipe => Loss::Ended(peer),
-            other => Loss::Host(peer, other),
-        }
-    }
-
-    /// Fails if a rank has ended, or has ended the group; a reason comes before an end.
-    fn read_notices(&mut self) -> Result<(), Loss> {
-        let mut ended = None;
-        for (rank, link) in self.links.iter_mut().enumerate() {
-            let Some(link) = link.as_mut().filter(|link| !link.has_left) else { continue };
-            match link.read_notice(rank) {
-                Err(loss @ Loss::Ended(_)) => ended = ended.or(Some(loss)),
-                other => other?,
-            }
-        }
-        ended.map_or(Ok(()), Err)
-    }
-}
-
-impl Link {
-    fn read_notice(&mut self, rank: usize) -> Result<(), Loss> {
-        match receive_now(self.control.as_fd(), &mut self.notice[self.got..]) {
-            Ok(0) => return Err(Loss::Ended(rank)),
-            Ok(got) => self.got += got,
-            Err(error) if is_nothing(&error) => return Ok(()),
-            Err(_) => return Err(Loss::Ended(rank)),
-        }
-        if self.got < NOTICE_BYTES {
-            return Ok(());
-        }
-        match Notice::decode(&self.notice) {
-            Some(Notice::Leave) => self.has_left = true,
-            Some(Notice::End(why)) => return Err(Loss::Told { by: rank, why }),
-            None => return Err(Loss::Garbage(rank)),
-        }
-        Ok(())
-    }
-}
-
-fn is_nothing(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 impl Transport for Tcp {
     fn send(&mut self, peer: usize, head: &[u8], body: &[u8]) -> Result<usize, Loss> {
-        let mut joined = std::mem::take(&mut self.joined);
-        let data = &self.link(peer).data;
         let sent = if head.is_empty() {
-            send_now(data.as_fd(), body)
+            send_now(self.data(peer), body)
         } else {
+            let mut joined = std::mem::take(&mut self.joined);
             joined.clear();
             joined.extend_from_slice(head);
             joined.extend_from_slice(&body[..body.len().min(JOINED_BYTES - head.len())]);
-            send_now(data.as_fd(), &joined)
+            let sent = send_now(self.data(peer), &joined);
+            self.joined = joined;
+            sent
         };
-        self.joined = joined;
         match sent {
             Ok(sent) => Ok(sent),
             Err(error) if is_nothing(&error) => Ok(0),
-            Err(error) => Err(self.explain(peer, &error)),
+            Err(error) => Err(self.controls.explain(peer, &error)),
         }
     }
 
     fn receive(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Loss> {
-        match receive_now(self.link(peer).data.as_fd(), into) {
-            Ok(0) => Err(self.explain(peer, &io::ErrorKind::UnexpectedEof.into())),
+        match receive_now(self.data(peer), into) {
+            Ok(0) => Err(self.controls.explain(peer, &io::ErrorKind::UnexpectedEof.into())),
             Ok(got) => Ok(got),
             Err(error) if is_nothing(&error) => Ok(0),
-            Err(error) => Err(self.explain(peer, &error)),
+            Err(error) => Err(self.controls.explain(peer, &error)),
         }
     }
 
     fn wait(&mut self, wants: &Wants, waited: Duration, limit: Duration) -> Result<(), Loss> {
-        if waited < self.spin {
-            if self.spin == CROWDED_SPIN {
-                std::thread::yield_now();
-            }
+        if self.spin.spins(waited) {
             return Ok(());
         }
-        let mut files = Vec::with_capacity(3 * self.links.len());
-        for (rank, link) in self.links.iter().enumerate() {
-            let Some(link) = link else { continue };
-            if !link.has_left {
-                files.push((link.control.as_fd(), Interest::Receive));
-            }
+        let controls = self.controls.files().map(|file| (file, Interest::Receive));
+        let mut files: Vec<_> = controls.collect();
+        for (rank, socket) in self.data.iter().enumerate() {
+            let Some(socket) = socket else { continue };
             if wants.receive & 1 << rank != 0 {
-                files.push((link.data.as_fd(), Interest::Receive));
+                files.push((socket.as_fd(), Interest::Receive));
             }
             if wants.send & 1 << rank != 0 {
-                files.push((link.data.as_fd(), Interest::Send));
+                files.push((socket.as_fd(), Interest::Send));
             }
         }
         wait_ready(&files, Some(limit.min(SLEEP_MAX)));
-        self.read_notices()
+        self.controls.read()
     }
 
     fn end(&mut self, notice: Notice) {
-        for link in self.links.iter().flatten() {
-            // A rank that has ended needs no notice.
-            let _ = send_now(link.control.as_fd(), &notice.encode());
-        }
+        self.controls.notify_all(notice);
     }
 }

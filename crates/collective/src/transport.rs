@@ -5,6 +5,37 @@ use std::time::Duration;
 use crate::error::Loss;
 use crate::frame::Notice;
 
+/// Longest sleep of a rank that waits; whatever it waits for ends it early.
+pub(crate) const SLEEP_MAX: Duration = Duration::from_millis(100);
+
+/// How a rank waits before it sleeps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spin {
+    limit: Duration,
+    /// The other ranks need this core.
+    is_crowded: bool,
+}
+
+impl Spin {
+    /// For a machine with this many ranks.
+    pub(crate) fn of(ranks: usize) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let is_crowded = ranks > cores;
+        Self { limit: Duration::from_micros(if is_crowded { 20 } else { 200 }), is_crowded }
+    }
+
+    /// Whether to look again at once, after this time without a movement.
+    pub(crate) fn spins(self, waited: Duration) -> bool {
+        let spins = waited < self.limit;
+        if spins && self.is_crowded {
+            std::thread::yield_now();
+        } else if spins {
+            std::hint::spin_loop();
+        }
+        spins
+    }
+}
+
 /// One stream of bytes to each other rank and one from it, in order and without loss.
 pub trait Transport {
     /// Sends as much of `head` followed by `body` as the stream takes now; returns the number of bytes, 0 for none.

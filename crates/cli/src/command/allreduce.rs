@@ -1,34 +1,40 @@
 //! `serval allreduce`.
 
+use std::fs;
+use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
-use std::os::fd::AsFd as _;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use bench::units::span;
 use clap::{Args, ValueEnum};
-use collective::{Element, Group, Member, RANKS_MAX};
+use collective::tcp::Tcp;
+use collective::{CollectiveError, Element, Group, Member, RANKS_MAX, Transport};
 use serde_json::{Value as Json, json};
 use server::config::bytes_for_people;
 
 use super::Failure;
 use super::bench::time;
-use crate::allreduce::{self, Plan};
+use crate::allreduce::{self, Outcome, Plan};
 use crate::screen::{Screen, Table};
 
 pub(super) const HELP: &str = "\
-An all-reduce replaces the data of every rank by the sum over all ranks. With --ranks the command
-starts that many processes on this machine. With --rank and --group it is one rank, and you start
-the others, also on other machines: --group has the address of each rank in order, and is the same
-everywhere. Every result is checked, and all ranks must get the same bits.
+An all-reduce replaces the data of every rank by the sum over all ranks. Without --rank the command
+starts all ranks on this machine. With --rank it is one rank, and you start the others: over TCP,
+also on other machines, --group has the address of each rank in order and is the same everywhere;
+over shared memory --folder is an existing folder that is the same for all. Every result is
+checked, and all ranks must get the same bits.
 
 Examples:
   serval allreduce                                two processes, 1 MiB of float32 each
-  serval allreduce --ranks 4 --bytes 64           latency of a short call
+  serval allreduce --transport shm --bytes 64     latency of a short call over shared memory
   serval allreduce --ranks 8 --bytes 16MiB --type int32 --json
   serval allreduce --rank 0 --group host0:7000,host1:7000    on host0
   serval allreduce --rank 1 --group host0:7000,host1:7000    on host1
+  serval allreduce --rank 0 --ranks 2 --folder /run/user/1000/sum    and rank 1 in the same way
 
 Exit codes: 0 all results were right, 1 a result was wrong or a rank was lost, 2 the command line
 is wrong.";
@@ -38,17 +44,31 @@ const BYTES_MAX: usize = 1 << 30;
 
 #[derive(Args, Debug)]
 pub(super) struct Options {
-    /// Processes to start on this machine
-    #[arg(long, value_name = "N", default_value_t = 2, conflicts_with_all = ["rank", "group"], value_parser = ranks)]
+    /// Number of ranks
+    #[arg(long, value_name = "N", default_value_t = 2, conflicts_with = "group", value_parser = ranks)]
     ranks: usize,
 
-    /// Be this rank, from 0, of the ranks in --group
-    #[arg(long, value_name = "R", requires = "group")]
+    /// How the ranks are connected, if this command starts all of them
+    #[arg(long, value_name = "KIND", value_enum, default_value_t = Kind::Tcp, conflicts_with = "rank")]
+    transport: Kind,
+
+    /// Be this rank, from 0, and let others start the other ones
+    #[arg(long, value_name = "R", requires = "place")]
     rank: Option<usize>,
 
     /// The addresses of all ranks, separated by commas
-    #[arg(long, value_name = "HOST:PORT,...", requires = "rank", value_delimiter = ',')]
+    #[arg(
+        long,
+        value_name = "HOST:PORT,...",
+        requires = "rank",
+        value_delimiter = ',',
+        group = "place"
+    )]
     group: Vec<String>,
+
+    /// The folder in which the ranks find each other, for shared memory
+    #[arg(long, value_name = "FOLDER", requires = "rank", group = "place")]
+    folder: Option<PathBuf>,
 
     /// The name of the group, the same on all ranks
     #[arg(long, value_name = "NAME", default_value = "allreduce")]
@@ -71,7 +91,7 @@ pub(super) struct Options {
     limit: Duration,
 
     /// The rank's listening socket is standard input
-    #[arg(long, hide = true, requires = "rank")]
+    #[arg(long, hide = true, requires = "group")]
     inherited: bool,
 }
 
@@ -79,6 +99,23 @@ pub(super) struct Options {
 enum Type {
     Float32,
     Int32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// TCP
+    Tcp,
+    /// Shared memory
+    Shm,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Shm => "shm",
+        }
+    }
 }
 
 fn ranks(text: &str) -> Result<usize, String> {
@@ -105,29 +142,22 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
 
 /// One rank of a group whose other ranks are started by others.
 fn run_rank(screen: &Screen, options: &Options, rank: usize) -> Result<(), Failure> {
-    let addresses: Vec<SocketAddr> =
-        options.group.iter().map(|text| resolve(text)).collect::<Result<_, _>>()?;
-    if !(2..=RANKS_MAX).contains(&addresses.len()) || rank >= addresses.len() {
-        let count = addresses.len();
+    let ranks = if options.folder.is_some() { options.ranks } else { options.group.len() };
+    if !(2..=RANKS_MAX).contains(&ranks) || rank >= ranks {
         return Err(Failure::Usage(format!(
-            "--group has {count} addresses: it needs 2 to {RANKS_MAX}, and --rank has to be below their number"
+            "a group of {ranks} ranks has no rank {rank}: --group needs 2 to {RANKS_MAX} addresses, and --rank has to be below the number of ranks"
         )));
     }
-    let listener = if options.inherited {
-        let socket: OwnedFd =
-            std::io::stdin().as_fd().try_clone_to_owned().map_err(Failure::run)?;
-        TcpListener::from(socket)
-    } else {
-        let at = addresses[rank];
-        TcpListener::bind(at)
-            .map_err(|error| Failure::Run(format!("cannot listen at {at}: {error}")))?
-    };
-    let member = Member { name: options.name.clone(), ranks: addresses.len(), rank };
-    let mut group =
-        Group::connect(&member, &listener, &addresses, options.limit).map_err(Failure::run)?;
-    group.set_limit(options.limit);
+    let member = Member { name: options.name.clone(), ranks, rank };
     let plan = plan(options);
-    let outcome = allreduce::run(&mut group, &plan).map_err(Failure::run)?;
+    let outcome = match &options.folder {
+        Some(folder) => {
+            let group = Group::connect_shared(&member, folder, options.limit);
+            measure(group, options, &plan)
+        }
+        None => measure(connect(&member, options)?, options, &plan),
+    };
+    let outcome = outcome.map_err(Failure::run)?;
     let (p50, p99) = (outcome.quantile(0.5), outcome.quantile(0.99));
     screen.show(
         || {
@@ -150,6 +180,35 @@ fn run_rank(screen: &Screen, options: &Options, rank: usize) -> Result<(), Failu
         },
     );
     proven(outcome.wrong, outcome.checked)
+}
+
+/// A group over TCP.
+fn connect(
+    member: &Member,
+    options: &Options,
+) -> Result<Result<Group<Tcp>, CollectiveError>, Failure> {
+    let addresses: Vec<SocketAddr> =
+        options.group.iter().map(|text| resolve(text)).collect::<Result<_, _>>()?;
+    let listener = if options.inherited {
+        let socket: OwnedFd =
+            std::io::stdin().as_fd().try_clone_to_owned().map_err(Failure::run)?;
+        TcpListener::from(socket)
+    } else {
+        let at = addresses[member.rank];
+        TcpListener::bind(at)
+            .map_err(|error| Failure::Run(format!("cannot listen at {at}: {error}")))?
+    };
+    Ok(Group::connect(member, &listener, &addresses, options.limit))
+}
+
+fn measure<T: Transport>(
+    group: Result<Group<T>, CollectiveError>,
+    options: &Options,
+    plan: &Plan,
+) -> Result<Outcome, CollectiveError> {
+    let mut group = group?;
+    group.set_limit(options.limit);
+    allreduce::run(&mut group, plan)
 }
 
 fn plan(options: &Options) -> Plan {
@@ -178,20 +237,15 @@ fn resolve(text: &str) -> Result<SocketAddr, Failure> {
 
 /// All ranks, as processes of this machine.
 fn run_all(screen: &Screen, options: &Options) -> Result<(), Failure> {
-    let bind = |_| TcpListener::bind("127.0.0.1:0");
-    let listeners: Vec<TcpListener> =
-        (0..options.ranks).map(bind).collect::<Result<_, _>>().map_err(Failure::run)?;
-    let address = |listener: &TcpListener| listener.local_addr().map(|at| at.to_string());
-    let addresses: Vec<String> =
-        listeners.iter().map(address).collect::<Result<_, _>>().map_err(Failure::run)?;
-    let group = addresses.join(",");
-    let mut children = Children(Vec::new());
-    for (rank, listener) in listeners.into_iter().enumerate() {
-        children.0.push(start(options, rank, listener, &group).map_err(Failure::run)?);
+    let mut children = Children { ranks: Vec::new(), folder: None };
+    match options.transport {
+        Kind::Tcp => start_over_tcp(options, &mut children),
+        Kind::Shm => start_over_shm(options, &mut children),
     }
+    .map_err(Failure::run)?;
     let mut rows = Vec::new();
     let mut failure = None;
-    for child in children.0.drain(..) {
+    for child in children.ranks.drain(..) {
         let output = child.wait_with_output().map_err(Failure::run)?;
         let line: Json = serde_json::from_slice(&output.stdout).unwrap_or_default();
         match line["error"].as_str() {
@@ -210,33 +264,63 @@ fn run_all(screen: &Screen, options: &Options) -> Result<(), Failure> {
     report(screen, options, rows)
 }
 
-fn start(
-    options: &Options,
-    rank: usize,
-    listener: TcpListener,
-    group: &str,
-) -> std::io::Result<Child> {
+/// Each rank gets a listener, so that all addresses are known.
+fn start_over_tcp(options: &Options, children: &mut Children) -> io::Result<()> {
+    let bind = |_| TcpListener::bind("127.0.0.1:0");
+    let listeners: Vec<TcpListener> = (0..options.ranks).map(bind).collect::<Result<_, _>>()?;
+    let address = |listener: &TcpListener| listener.local_addr().map(|at| at.to_string());
+    let addresses: Vec<String> = listeners.iter().map(address).collect::<Result<_, _>>()?;
+    let group = addresses.join(",");
+    for (rank, listener) in listeners.into_iter().enumerate() {
+        let mut command = command(options, rank);
+        command.args(["--inherited", "--group", &group]).stdin(OwnedFd::from(listener));
+        children.ranks.push(command.spawn()?);
+    }
+    Ok(())
+}
+
+fn start_over_shm(options: &Options, children: &mut Children) -> io::Result<()> {
+    let name = format!("serval-allreduce-{}", std::process::id());
+    let folder = std::env::temp_dir().join(name);
+    fs::DirBuilder::new().mode(0o700).create(&folder)?;
+    children.folder = Some(folder.clone());
+    for rank in 0..options.ranks {
+        let mut command = command(options, rank);
+        command.args(["--ranks", &options.ranks.to_string()]).arg("--folder").arg(&folder);
+        children.ranks.push(command.stdin(Stdio::null()).spawn()?);
+    }
+    Ok(())
+}
+
+/// The command of one rank.
+fn command(options: &Options, rank: usize) -> Command {
     let kind = options.element.to_possible_value().expect("no type is hidden");
-    Command::new("/proc/self/exe")
-        .args(["allreduce", "--json", "--inherited", "--rank", &rank.to_string(), "--group", group])
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .args(["allreduce", "--json", "--rank", &rank.to_string()])
         .args(["--bytes", &options.bytes.to_string(), "--type", kind.get_name()])
         .args(["--rounds", &options.rounds.to_string(), "--name", &options.name])
         .args(["--limit", &options.limit.as_secs_f64().to_string()])
-        .stdin(OwnedFd::from(listener))
         .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
+        .stderr(Stdio::null());
+    command
 }
 
 /// Ranks that run; they are killed if this process does not wait for them.
-struct Children(Vec<Child>);
+struct Children {
+    ranks: Vec<Child>,
+    /// Where they find each other; it is removed.
+    folder: Option<PathBuf>,
+}
 
 impl Drop for Children {
     fn drop(&mut self) {
-        for child in &mut self.0 {
+        for child in &mut self.ranks {
             // Fails if it has ended.
             let _ = child.kill().and_then(|()| child.wait());
         }
+        // What cannot be removed stays in the folder for temporary files.
+        let _ = self.folder.take().map(fs::remove_dir_all);
     }
 }
 
@@ -258,9 +342,10 @@ fn report(screen: &Screen, options: &Options, rows: Vec<Json>) -> Result<(), Fai
                 table.row([rank, us("p50_us"), us("p99_us"), checked, wrong]);
             }
             format!(
-                "all-reduce of {} of {kind}, {} processes over TCP, {} rounds\n\n{}\n  All ranks have {} bits: sha256 {}\n",
+                "all-reduce of {} of {kind}, {} processes over {}, {} rounds\n\n{}\n  All ranks have {} bits: sha256 {}\n",
                 bytes_for_people(options.bytes as u64),
                 options.ranks,
+                if options.transport == Kind::Tcp { "TCP" } else { "shared memory" },
                 options.rounds,
                 table.render(screen),
                 if is_identical { "the same" } else { "DIFFERENT" },
@@ -269,7 +354,7 @@ fn report(screen: &Screen, options: &Options, rows: Vec<Json>) -> Result<(), Fai
         },
         || {
             json!({
-                "ranks": options.ranks, "transport": "tcp", "type": kind, "bytes": options.bytes, "rounds": options.rounds,
+                "ranks": options.ranks, "transport": options.transport.name(), "type": kind, "bytes": options.bytes, "rounds": options.rounds,
                 "checked": checked, "wrong": wrong, "identical": is_identical, "sha256": rows[0]["sha256"],
                 "p50_us": p50, "p99_us": p99, "by_rank": rows,
             })

@@ -28,7 +28,7 @@ Examples:
   serval demo faces                    a kernel that uses memcached (apt install memcached)
   serval demo transfer                 a file sent with digests and encryption by an engine
   serval demo functions                functions on the path, replaced under load
-  serval demo allreduce                groups of ranks sum vectors over TCP
+  serval demo allreduce                groups of ranks sum vectors
 
 Saves a chart of the results and prints its path. Exit code 1 if a reply is wrong or missing,
 or when fewer than 97 % of the digits are read correctly.";

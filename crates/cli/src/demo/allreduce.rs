@@ -1,12 +1,15 @@
-//! `serval demo allreduce`: groups of 2 to 8 ranks sum vectors over TCP; every element is compared with a serial calculation,
+//! `serval demo allreduce`: groups of 2 to 8 ranks sum vectors over TCP and shared memory; every element is compared with a serial calculation,
 //! and all ranks have to get the same bits.
 
+use std::fs;
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
 use ::bench::units::span;
-use collective::{CollectiveError, Element, Group, Member};
+use collective::{CollectiveError, Element, Group, Member, Transport};
 use serde_json::json;
 use server::config::bytes_for_people;
 
@@ -28,12 +31,13 @@ const GROUPS: [(usize, usize, usize, usize); 7] = [
 ];
 
 pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
-    let bar = stage.progress("summing", 2 * GROUPS.len());
-    let names = ["ranks", "type", ">bytes", ">p50", ">p99", ">checked", ">wrong"];
+    let kinds = [(false, Element::Float32), (true, Element::Float32), (true, Element::Int32)];
+    let bar = stage.progress("summing", kinds.len() * GROUPS.len());
+    let names = ["ranks", "over", "type", ">bytes", ">p50", ">p99", ">checked", ">wrong"];
     let (mut table, mut rows) = (Table::new(&names), Vec::new());
     let (mut checked, mut wrong) = (0, 0);
     for (ranks, bytes, calls, quick_calls) in GROUPS {
-        for element in [Element::Float32, Element::Int32] {
+        for (is_shared, element) in kinds {
             stage.check_interrupted()?;
             let rounds = if stage.options.quick { quick_calls } else { calls };
             if rounds == 0 {
@@ -41,8 +45,8 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
             }
             let corrupt = stage.options.corrupt && ranks == 2 && bytes > 64;
             let plan = Plan { element, bytes, rounds, corrupt };
-            let outcomes =
-                group(ranks, plan).map_err(|error| DemoError::Wrong(error.to_string()))?;
+            let outcomes = group(ranks, is_shared, plan)
+                .map_err(|error| DemoError::Wrong(error.to_string()))?;
             let is_identical = outcomes.iter().all(|other| other.digest == outcomes[0].digest);
             let sum = |part: fn(&Outcome) -> u64| outcomes.iter().map(part).sum::<u64>();
             // Whether the ranks are equal is one more check.
@@ -52,12 +56,17 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
                 outcomes.iter().map(|outcome| outcome.quantile(share)).max().unwrap_or_default()
             });
             let shown = [p50, p99].map(|time| span(time.as_nanos() as f64));
-            let cells =
-                [ranks.to_string(), element.name().to_owned(), bytes_for_people(bytes as u64)];
+            let transport = if is_shared { "shm" } else { "tcp" };
+            let cells = [
+                ranks.to_string(),
+                transport.to_owned(),
+                element.name().to_owned(),
+                bytes_for_people(bytes as u64),
+            ];
             let counts = [row_checked.to_string(), row_wrong.to_string()];
             table.row(cells.into_iter().chain(shown).chain(counts));
             rows.push(json!({
-                "ranks": ranks, "transport": "tcp", "type": element.name(), "bytes": bytes, "rounds": rounds,
+                "ranks": ranks, "transport": transport, "type": element.name(), "bytes": bytes, "rounds": rounds,
                 "p50_us": p50.as_secs_f64() * 1e6, "p99_us": p99.as_secs_f64() * 1e6,
                 "identical": is_identical, "sha256": outcomes[0].digest, "checked": row_checked, "wrong": row_wrong,
             }));
@@ -69,8 +78,8 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     bar.finish_and_clear();
     let screen = &stage.options.screen;
     let text = format!(
-        "{}\n\n{}\n  Ranks are threads of this process, and connected over loopback TCP. {checked} elements were compared with a serial\n  \
-         calculation, {wrong} were wrong. All ranks of a group must get the same bits.\n",
+        "{}\n\n{}\n  Ranks are threads of this process, connected over loopback TCP or shared memory (shm). {checked} elements were compared\n  \
+         with a serial calculation, {wrong} were wrong. All ranks of a group must get the same bits.\n",
         screen.paint(Tone::Bold, "All-reduce: every rank gets the sum over all ranks"),
         table.render(screen),
     );
@@ -80,7 +89,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
 }
 
 /// All ranks of one group, a thread each.
-fn group(ranks: usize, plan: Plan) -> Result<Vec<Outcome>, CollectiveError> {
+fn group(ranks: usize, is_shared: bool, plan: Plan) -> Result<Vec<Outcome>, CollectiveError> {
     let failed = |error: std::io::Error| CollectiveError::Forming {
         name: "demo".to_owned(),
         why: error.to_string(),
@@ -90,17 +99,44 @@ fn group(ranks: usize, plan: Plan) -> Result<Vec<Outcome>, CollectiveError> {
         (0..ranks).map(bind).collect::<Result<_, _>>().map_err(failed)?;
     let addresses: Vec<SocketAddr> =
         listeners.iter().map(TcpListener::local_addr).collect::<Result<_, _>>().map_err(failed)?;
+    let folder = Folder::new().map_err(failed)?;
     thread::scope(|scope| {
         let start = |(rank, listener): (usize, TcpListener)| {
-            let addresses = &addresses;
+            let (addresses, folder) = (&addresses, &folder.0);
             scope.spawn(move || {
                 let member = Member { name: "demo".to_owned(), ranks, rank };
-                let mut group = Group::connect(&member, &listener, addresses, LIMIT)?;
                 let plan = Plan { corrupt: plan.corrupt && rank == 0, ..plan };
-                allreduce::run(&mut group, &plan)
+                if is_shared {
+                    measure(Group::connect_shared(&member, folder, LIMIT)?, &plan)
+                } else {
+                    measure(Group::connect(&member, &listener, addresses, LIMIT)?, &plan)
+                }
             })
         };
         let threads: Vec<_> = listeners.into_iter().enumerate().map(start).collect();
         threads.into_iter().map(|thread| thread.join().expect("it does not panic")).collect()
     })
+}
+
+fn measure<T: Transport>(mut group: Group<T>, plan: &Plan) -> Result<Outcome, CollectiveError> {
+    allreduce::run(&mut group, plan)
+}
+
+/// A folder in which ranks find each other; it is removed.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> std::io::Result<Self> {
+        let name = format!("serval-demo-allreduce-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::DirBuilder::new().mode(0o700).create(&path)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What cannot be removed stays in the folder for temporary files.
+        let _ = fs::remove_dir_all(&self.0);
+    }
 }

@@ -1,0 +1,228 @@
+//! The transport over shared memory, for ranks of one machine: a region for each pair of ranks with a ring of bytes in each
+//! direction (`mqueue::ByteWriter`), and a Unix socket for notices, over which the region is passed.
+//!
+//! A rank that waits spins, and then sleeps on its sockets: the other side of a ring sends a notice if it sees that this one sleeps.
+
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqueue::{BrokenRing, ByteReader, ByteWriter, MappedMemory, byte_ring_bytes};
+use sys::descriptors::Interest;
+use sys::local::{LocalListener, LocalSocket, wait_ready};
+use sys::memory::{RegionOptions, SharedMemory};
+
+use crate::control::Controls;
+use crate::error::{CollectiveError, Loss};
+use crate::frame::{Notice, Purpose};
+use crate::group::Group;
+use crate::mesh::{Member, Network, form};
+use crate::transport::{SLEEP_MAX, Spin, Transport, Wants};
+
+/// Bytes that each direction of a pair holds.
+const CAPACITY: u64 = 512 << 10;
+/// Bytes of one ring, and of a pair's region.
+const RING_BYTES: u64 = byte_ring_bytes(CAPACITY);
+const REGION_BYTES: usize = (2 * RING_BYTES) as usize;
+
+/// Rings with all other ranks.
+pub struct Shared {
+    /// By rank; `None` for this one.
+    pairs: Vec<Option<Pair>>,
+    controls: Controls<LocalSocket>,
+    spin: Spin,
+}
+
+struct Pair {
+    writer: ByteWriter<MappedMemory>,
+    reader: ByteReader<MappedMemory>,
+}
+
+impl Group<Shared> {
+    /// Forms a group of processes of this machine over shared memory: returns when this rank is connected with all others, or fails
+    /// after `limit`.
+    ///
+    /// `folder` exists, and is the same on all ranks: each listens at a socket `rank-NUMBER` in it until the group is formed. Only
+    /// processes of the same user and of root can join.
+    pub fn connect_shared(
+        member: &Member,
+        folder: &Path,
+        limit: Duration,
+    ) -> Result<Self, CollectiveError> {
+        member.check()?;
+        let own = folder.join(format!("rank-{}", member.rank));
+        let listener =
+            LocalListener::bind(&own).map_err(|error| member.failed(error.to_string()))?;
+        let pairs = form(member, &Folder { folder, listener }, limit)?;
+        let (mut controls, mut rings) = (Vec::new(), Vec::new());
+        for (peer, pair) in pairs.into_iter().enumerate() {
+            let joined = pair.and_then(|mut joined| joined.pop());
+            let (socket, region) = joined.unzip();
+            let pair = region.flatten().map(|region| Pair::new(region, member.rank < peer));
+            controls.push(socket);
+            rings.push(pair);
+        }
+        let transport = Shared {
+            pairs: rings,
+            controls: Controls::new(controls.into_iter()),
+            spin: Spin::of(member.ranks),
+        };
+        Ok(Self::new(member.ranks, member.rank, transport))
+    }
+}
+
+impl Pair {
+    fn new(region: SharedMemory, is_lower: bool) -> Self {
+        let memory = MappedMemory::new(Arc::new(region));
+        // The lower rank writes to the first ring.
+        let (write_at, read_at) = if is_lower { (0, RING_BYTES) } else { (RING_BYTES, 0) };
+        Self {
+            writer: ByteWriter::new(memory.clone(), write_at, CAPACITY),
+            reader: ByteReader::new(memory, read_at, CAPACITY),
+        }
+    }
+}
+
+/// Where the ranks listen.
+struct Folder<'a> {
+    folder: &'a Path,
+    listener: LocalListener,
+}
+
+impl Network for Folder<'_> {
+    type Socket = LocalSocket;
+    const PURPOSES: &'static [Purpose] = &[Purpose::Control];
+    const HAS_REGION: bool = true;
+
+    fn place(&self, peer: usize) -> String {
+        self.folder.join(format!("rank-{peer}")).display().to_string()
+    }
+
+    fn dial(&self, peer: usize, _: Duration) -> io::Result<LocalSocket> {
+        LocalSocket::connect(&self.folder.join(format!("rank-{peer}")))
+    }
+
+    fn listener(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    fn accept(&self) -> io::Result<LocalSocket> {
+        let socket = self.listener.accept()?.ok_or(io::ErrorKind::WouldBlock)?;
+        let own = sys::process::user();
+        match socket.peer() {
+            Ok(peer) if peer.user == own || peer.user == 0 => Ok(socket),
+            _ => Err(io::ErrorKind::PermissionDenied.into()),
+        }
+    }
+
+    fn region(&self) -> io::Result<Option<SharedMemory>> {
+        let options = RegionOptions::default();
+        let region = SharedMemory::create("serval:collective", REGION_BYTES, &options);
+        region.map(Some).map_err(io::Error::other)
+    }
+
+    fn introduce(
+        &self,
+        socket: &LocalSocket,
+        hello: &[u8],
+        region: Option<BorrowedFd<'_>>,
+    ) -> io::Result<()> {
+        socket.send(hello, region.as_slice())
+    }
+
+    fn receive(
+        &self,
+        socket: &LocalSocket,
+        into: &mut [u8],
+    ) -> io::Result<(usize, Option<SharedMemory>)> {
+        let received = socket.receive_descriptors(into)?;
+        let (len, mut descriptors) = received.ok_or(io::ErrorKind::WouldBlock)?;
+        let Some(descriptor) = descriptors.pop() else { return Ok((len, None)) };
+        // A page more than the length, because a region has whole pages.
+        let region = SharedMemory::open(descriptor, REGION_BYTES + (64 << 10), false);
+        let region = region.map_err(io::Error::other)?;
+        if region.len_bytes() < REGION_BYTES {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Ok((len, Some(region)))
+    }
+}
+
+impl Shared {
+    fn pair(&mut self, peer: usize) -> &mut Pair {
+        self.pairs[peer].as_mut().expect("no schedule has transfers of a rank with itself")
+    }
+
+    /// Says whether this side sleeps, in the rings for which it waits.
+    fn set_sleeping(&mut self, wants: &Wants, sleeps: bool) {
+        for (rank, pair) in self.pairs.iter_mut().enumerate() {
+            let Some(pair) = pair else { continue };
+            if wants.receive & 1 << rank != 0 {
+                pair.reader.set_sleeping(sleeps);
+            }
+            if wants.send & 1 << rank != 0 {
+                pair.writer.set_sleeping(sleeps);
+            }
+        }
+    }
+
+    /// Whether something can be moved; fails if what is waited for cannot come.
+    fn can_move(&mut self, wants: &Wants) -> Result<bool, Loss> {
+        for (rank, pair) in self.pairs.iter_mut().enumerate() {
+            let Some(pair) = pair else { continue };
+            let broken = |_: BrokenRing| Loss::Garbage(rank);
+            let (receives, sends) = (wants.receive & 1 << rank != 0, wants.send & 1 << rank != 0);
+            if receives && pair.reader.available().map_err(broken)? > 0
+                || sends && pair.writer.room().map_err(broken)? > 0
+            {
+                return Ok(true);
+            }
+            if (receives || sends) && self.controls.has_left(rank) {
+                return Err(Loss::Left(rank));
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl Transport for Shared {
+    fn send(&mut self, peer: usize, head: &[u8], body: &[u8]) -> Result<usize, Loss> {
+        let pair = self.pair(peer);
+        let sent = pair.writer.write(head, body).map_err(|_| Loss::Garbage(peer))?;
+        if sent > 0 && pair.writer.reader_sleeps() {
+            self.controls.notify(peer, Notice::Wake);
+        }
+        Ok(sent)
+    }
+
+    fn receive(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Loss> {
+        let pair = self.pair(peer);
+        let got = pair.reader.read(into).map_err(|_| Loss::Garbage(peer))?;
+        if got > 0 && pair.reader.writer_sleeps() {
+            self.controls.notify(peer, Notice::Wake);
+        }
+        Ok(got)
+    }
+
+    fn wait(&mut self, wants: &Wants, waited: Duration, limit: Duration) -> Result<(), Loss> {
+        if self.spin.spins(waited) {
+            return Ok(());
+        }
+        self.set_sleeping(wants, true);
+        let can_move = self.can_move(wants);
+        if matches!(can_move, Ok(false)) {
+            let files: Vec<_> =
+                self.controls.files().map(|file| (file, Interest::Receive)).collect();
+            wait_ready(&files, Some(limit.min(SLEEP_MAX)));
+        }
+        self.set_sleeping(wants, false);
+        can_move?;
+        self.controls.read()
+    }
+
+    fn end(&mut self, notice: Notice) {
+        self.controls.notify_all(notice);
+    }
+}
