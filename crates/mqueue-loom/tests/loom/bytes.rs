@@ -18,7 +18,7 @@ fn memory(weak: Weak) -> LoomMemory {
     let [reader, writer] = SLEEPS;
     let kinds = Kinds {
         atomic: [HEAD, TAIL, reader, writer].map(word).to_vec(),
-        owned: vec![DATA..DATA + CAPACITY],
+        owned: std::iter::once(DATA..DATA + CAPACITY).collect(),
     };
     LoomMemory::new(byte_ring_bytes(CAPACITY), &kinds, weak)
 }
