@@ -103,7 +103,7 @@ impl Call {
         self.begin_step(0);
     }
 
-    /// The how manyth call of the group it is, from 1.
+    /// The number of this call among those of the group, from 1.
     pub fn sequence(&self) -> u64 {
         self.sequence
     }
@@ -256,6 +256,9 @@ impl Call {
         let garbage = CollectiveError::Lost(Loss::Garbage(receive.peer));
         let Some(theirs) = Header::decode(head) else { return Err(garbage) };
         let ours = self.header(part, receive.range.len());
+        if theirs == ours {
+            return Ok(());
+        }
         let pairs = [
             ("number", theirs.sequence.to_string(), ours.sequence.to_string()),
             ("operation", name(theirs.operation).to_owned(), name(ours.operation).to_owned()),
@@ -263,9 +266,6 @@ impl Call {
             ("root", root(theirs.operation), root(ours.operation)),
             ("count", theirs.count.to_string(), ours.count.to_string()),
         ];
-        if theirs == ours {
-            return Ok(());
-        }
         for (what, theirs, ours) in pairs {
             if theirs != ours {
                 return Err(CollectiveError::Disagreement {

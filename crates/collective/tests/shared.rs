@@ -1,5 +1,7 @@
 //! Groups over shared memory: sums, sleeps, ends of ranks, and hostile neighbours.
 
+mod processes;
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -7,12 +9,10 @@ use std::time::Duration;
 
 use collective::frame::{Hello, Purpose, WELCOME_BYTES, Welcome};
 use collective::shared::Shared;
-use collective::{CollectiveError, Element, Group, Loss, Member};
+use collective::{CollectiveError, Element, Group, Loss};
+use processes::{LIMIT, check_operations, ints, member};
 use sys::local::{LocalSocket, wait_readable};
 use sys::memory::{RegionOptions, SharedMemory};
-
-/// Longer than anything takes on a busy machine.
-const LIMIT: Duration = Duration::from_secs(60);
 
 struct Folder(PathBuf);
 
@@ -33,10 +33,6 @@ impl Drop for Folder {
     }
 }
 
-fn member(ranks: usize, rank: usize) -> Member {
-    Member { name: "test".to_owned(), ranks, rank }
-}
-
 fn join(folder: &Path, ranks: usize, rank: usize) -> Result<Group<Shared>, CollectiveError> {
     Group::connect_shared(&member(ranks, rank), folder, LIMIT)
 }
@@ -52,29 +48,10 @@ fn group<R: Send>(ranks: usize, work: impl Fn(Group<Shared>) -> R + Sync) -> Vec
     })
 }
 
-fn ints(count: usize, value: i32) -> Vec<u8> {
-    (0..count as i32).flat_map(|at| (value + at).to_ne_bytes()).collect()
-}
-
 #[test]
 fn sums_broadcasts_and_barriers() {
-    for ranks in [2, 3, 5, 8] {
-        // The longest data is more than a ring holds.
-        for count in [0, 1, 9, 300_001] {
-            let sums = group(ranks, |mut group| {
-                let mut data = ints(count, group.rank() as i32);
-                group.all_reduce(Element::Int32, &mut data).unwrap();
-                let sum = data.clone();
-                group.barrier().unwrap();
-                group.broadcast(ranks - 1, &mut data).unwrap();
-                assert!(data == sum);
-                sum
-            });
-            let word = |at: usize| (0..ranks).map(|rank| (rank + at) as i32).sum::<i32>();
-            let expected: Vec<u8> = (0..count).flat_map(|at| word(at).to_ne_bytes()).collect();
-            assert!(sums.iter().all(|sum| *sum == expected), "{ranks} ranks, {count}");
-        }
-    }
+    // The longest data is more than a ring holds.
+    check_operations(&[2, 3, 5, 8], &[0, 1, 9, 300_001], |ranks, work| group(ranks, work));
 }
 
 /// Pauses that are longer than a spin: each side sleeps and is woken, for bytes and for room.

@@ -1,5 +1,7 @@
 //! Groups over TCP: what strangers, mistakes and ranks that end do to them.
 
+mod processes;
+
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
@@ -8,13 +10,7 @@ use std::time::Duration;
 use collective::frame::{Header, Hello, Purpose, VERSION, WELCOME_BYTES, Welcome};
 use collective::tcp::Tcp;
 use collective::{CollectiveError, Element, Group, Loss, Member, Operation};
-
-/// Longer than anything takes on a busy machine.
-const LIMIT: Duration = Duration::from_secs(60);
-
-fn member(ranks: usize, rank: usize) -> Member {
-    Member { name: "test".to_owned(), ranks, rank }
-}
+use processes::{LIMIT, check_operations, ints, member};
 
 fn listeners(ranks: usize) -> (Vec<TcpListener>, Vec<SocketAddr>) {
     let listeners: Vec<_> = (0..ranks).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
@@ -39,28 +35,9 @@ fn group<R: Send>(ranks: usize, work: impl Fn(Group<Tcp>) -> R + Sync) -> Vec<R>
     })
 }
 
-fn ints(count: usize, value: i32) -> Vec<u8> {
-    (0..count as i32).flat_map(|at| (value + at).to_ne_bytes()).collect()
-}
-
 #[test]
 fn sums_broadcasts_and_barriers() {
-    for ranks in [1, 2, 3, 8] {
-        for count in [0, 1, 9, 70_000] {
-            let sums = group(ranks, |mut group| {
-                let mut data = ints(count, group.rank() as i32);
-                group.all_reduce(Element::Int32, &mut data).unwrap();
-                let sum = data.clone();
-                group.barrier().unwrap();
-                group.broadcast(ranks - 1, &mut data).unwrap();
-                assert!(data == sum);
-                sum
-            });
-            let word = |at: usize| (0..ranks).map(|rank| (rank + at) as i32).sum::<i32>();
-            let expected: Vec<u8> = (0..count).flat_map(|at| word(at).to_ne_bytes()).collect();
-            assert!(sums.iter().all(|sum| *sum == expected), "{ranks} ranks, {count}");
-        }
-    }
+    check_operations(&[1, 2, 3, 8], &[0, 1, 9, 70_000], |ranks, work| group(ranks, work));
 }
 
 #[test]
