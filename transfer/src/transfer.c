@@ -12,7 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { REQUEST_BYTES = 80, ANSWER_BYTES = 256, TEXT_AT = 90, TEXT_BYTES_MAX = ANSWER_BYTES - TEXT_AT, REASON_MAX = 20 };
+enum { REQUEST_BYTES = 80, ANSWER_BYTES = 256, TEXT_AT = 90, TEXT_BYTES_MAX = ANSWER_BYTES - TEXT_AT, REASON_MAX = 22 };
 enum { SEND = 1, RECEIVE = 2, CANCEL = 3, PROGRESS = 4 };
 enum { ENDED = 1 };
 

@@ -3,13 +3,17 @@
 mod common;
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use common::Served;
 use serde_json::Value as Json;
+use transfer::Source;
+use transfer::message::Answer;
 
 struct Folder(PathBuf);
 
@@ -128,7 +132,7 @@ fn a_transfer_that_ends_early_says_how_far_it_came() {
     let sink = folder.path("sink");
     let (receiver, _lines, address) = listener(&sink, &["--bytes", "100"]);
     let peer = TcpStream::connect(address.strip_prefix("tcp://").unwrap()).unwrap();
-    std::io::Write::write_all(&mut { peer }, &[5; 40]).unwrap();
+    { peer }.write_all(&[5; 40]).unwrap();
     let output = receiver.wait_with_output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
@@ -146,7 +150,7 @@ fn a_transfer_that_ends_early_says_how_far_it_came() {
     let event: Json = serde_json::from_str(&line).unwrap();
     let peer = TcpStream::connect(event["address"].as_str().unwrap()).unwrap();
     // The receiver may have ended before all is sent.
-    let _ = std::io::Write::write_all(&mut { peer }, &[5; 10_000]);
+    let _ = { peer }.write_all(&[5; 10_000]);
     let output = receiver.wait_with_output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
@@ -218,4 +222,81 @@ fn the_demo_finds_every_byte_and_a_spoiled_one() {
     assert_eq!(report["rows"].as_array().unwrap().len(), 5);
     let (code, report) = demo(&["--corrupt"]);
     assert_eq!((code, &report["wrong"]), (Some(1), &Json::from(1)), "{report}");
+}
+
+/// The next answer about a transfer: its reason, bytes read and bytes written.
+fn ended(client: &mut transfer::Client) -> (u64, &'static str, u64, u64) {
+    let answer = client.next(Duration::from_secs(60)).unwrap();
+    let Some(Answer::Ended { id, result, report }) = answer else { panic!("{answer:?}") };
+    (id, result.map_or_else(|error| error.name(), |()| "none"), report.read, report.written)
+}
+
+#[test]
+fn a_file_that_hangs_stops_neither_other_transfers_nor_the_server() {
+    let folder = Folder::new("hangs");
+    let program = folder.path("hang");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hang.c");
+    let compiled = Command::new("cc").args(["-o", &program, source]).status().unwrap();
+    assert!(compiled.success());
+    let mut hang = Command::new(&program);
+    hang.arg(env!("CARGO_BIN_EXE_serval"));
+    let engine = folder.path("engine");
+    let config = format!("[transfer]\nsocket = \"{engine}\"\n{ECHO}");
+    let served = Served::start_by(hang, "transfer-hangs", "", &config);
+    let connect = || transfer::Client::connect(engine.as_ref()).unwrap();
+    let source = folder.file("hangs-source", &[1; 100_000]);
+    let sink = folder.file("hangs-sink", b"");
+    let (mut client, mut peers) = (connect(), Vec::new());
+    let mut submit = |client: &mut transfer::Client, sends: bool, stall_ms: u64| {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let command = if sends {
+            Source::file(fs::File::open(&source).unwrap(), 0, None).socket(ours)
+        } else {
+            theirs.write_all(&[1; 5000]).unwrap();
+            let sink = fs::OpenOptions::new().write(true).open(&sink).unwrap();
+            Source::socket(ours, Some(6000)).file(sink, 0)
+        };
+        peers.push(theirs);
+        client.submit(command.stall(Duration::from_millis(stall_ms))).unwrap()
+    };
+    // The thread that is left watches the time.
+    let alone = submit(&mut client, true, 600);
+    assert_eq!(ended(&mut client), (alone, "file_stalled", 0, 0));
+    let sends: Vec<u64> = (0..3).map(|_| submit(&mut client, true, 900)).collect();
+    let receives = submit(&mut client, false, 900);
+    // A file that hangs when it is closed.
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    let refused = Source::socket(ours, None).file(fs::File::open(&source).unwrap(), 0);
+    let mut other = connect();
+    other.submit(refused).unwrap();
+    assert_eq!(ended(&mut other).1, "access");
+    // Another program's file goes out meanwhile.
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let innocent = folder.file("innocent", &[2; 1000]);
+    let command = Source::file(fs::File::open(innocent).unwrap(), 0, None).socket(ours);
+    let id = other.submit(command.stall(Duration::from_secs(20))).unwrap();
+    assert_eq!(ended(&mut other), (id, "none", 1000, 1000));
+    theirs.read_exact(&mut [0; 1000]).unwrap();
+    // Those that hang are answered when their time is over, with exact counts.
+    let mut answers: Vec<_> = (0..4).map(|_| ended(&mut client)).collect();
+    answers.sort_unstable();
+    let mut expected: Vec<_> = sends.iter().map(|id| (*id, "file_stalled", 0, 0)).collect();
+    expected.push((receives, "file_stalled", 5000, 0));
+    assert_eq!(answers, expected);
+    // The peers see the end, although the host kernel has not given the files back.
+    for mut peer in peers {
+        assert_eq!(peer.read(&mut [0; 1]).unwrap_or(0), 0);
+    }
+    assert_eq!(served.metric("serval_transfers_failed_total{reason=\"file_stalled\"}"), 5);
+    // The end of the server answers what still hangs, and waits for no file.
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    let hanging = Source::file(fs::File::open(&source).unwrap(), 0, None).socket(ours);
+    client.submit(hanging).unwrap();
+    assert_eq!(served.drain(), 0);
+    match client.next(Duration::from_secs(60)) {
+        Ok(Some(Answer::Ended { result: Err(error), .. })) => {
+            assert!(matches!(error.name(), "cancelled" | "stopping"));
+        }
+        other => assert!(matches!(other, Err(transfer::ClientError::Closed)), "{other:?}"),
+    }
 }

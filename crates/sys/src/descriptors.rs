@@ -30,6 +30,8 @@ pub enum DescriptorKind {
         bytes: u64,
         /// Writes go to the end of the file, whatever their offset (`O_APPEND`).
         appends: bool,
+        /// Reads and writes have to be aligned (`O_DIRECT`).
+        direct: bool,
     },
     /// A stream socket (TCP or Unix) with a peer, or whose peer has gone.
     Stream,
@@ -52,20 +54,25 @@ pub struct Descriptor {
     pub identity: (u64, u64),
 }
 
-/// Looks at a descriptor.
+/// Looks at a descriptor. Does not wait for the server of a network file system: length and kind are those that the host kernel knows.
 pub fn describe(descriptor: BorrowedFd<'_>) -> io::Result<Descriptor> {
     // SAFETY: integers, for which zero is a value.
-    let mut found: libc::stat = unsafe { zeroed() };
-    // SAFETY: `found` outlives the call.
-    check(unsafe { libc::fstat(descriptor.as_raw_fd(), &raw mut found) })?;
+    let mut found: libc::statx = unsafe { zeroed() };
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    let wanted = libc::STATX_TYPE | libc::STATX_INO | libc::STATX_SIZE;
+    // SAFETY: the path is a string, and `found` outlives the call.
+    check(unsafe {
+        libc::statx(descriptor.as_raw_fd(), c"".as_ptr(), flags, wanted, &raw mut found)
+    })?;
     // SAFETY: no pointers.
     let flags = check(unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GETFL) })?;
     let opened = flags & libc::O_PATH == 0;
     let mode = flags & libc::O_ACCMODE;
-    let kind = match found.st_mode & libc::S_IFMT {
+    let kind = match u32::from(found.stx_mode) & libc::S_IFMT {
         libc::S_IFREG => DescriptorKind::File {
-            bytes: u64::try_from(found.st_size).unwrap_or(0),
+            bytes: found.stx_size,
             appends: flags & libc::O_APPEND != 0,
+            direct: flags & libc::O_DIRECT != 0,
         },
         libc::S_IFSOCK if opened => socket_kind(descriptor)?,
         libc::S_IFSOCK => DescriptorKind::Other("the path of a socket"),
@@ -78,7 +85,7 @@ pub fn describe(descriptor: BorrowedFd<'_>) -> io::Result<Descriptor> {
         kind,
         readable: opened && matches!(mode, libc::O_RDONLY | libc::O_RDWR),
         writable: opened && matches!(mode, libc::O_WRONLY | libc::O_RDWR),
-        identity: (found.st_dev, found.st_ino),
+        identity: (libc::makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino),
     })
 }
 

@@ -3,13 +3,15 @@
 //! There are two, because there are two kinds of devices; both take steps from the scoreboard. A lone transfer stays on one
 //! thread, chunk by chunk, and its bytes in one core's cache; with several transfers one thread can read a file while the
 //! other sends. A thread without work sleeps until a socket is ready, a transfer is submitted or a time is over.
+//!
+//! A file can hang: FUSE, a network file system without its server, a broken disk. A thread in a slow step is replaced until it
+//! returns, and its transfer ends without it when its time is over. So two threads at least serve the other transfers.
 
 use std::collections::HashSet;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use sys::descriptors::{
@@ -20,15 +22,14 @@ use crate::error::TransferError;
 use crate::flow::{Buffers, Device, Devices, Flow, Plan, Progress, Report};
 use crate::pipeline::{Command, Direction};
 use crate::reaper::Reaper;
-use crate::scoreboard::{EntryId, GivenBack, Patience, Scoreboard, Work};
+use crate::scoreboard::{EntryId, Expired, GivenBack, Patience, Scoreboard, Work};
 
 /// How often transfers whose time is over are looked for at least, also while all threads are busy.
 const EXPIRY_INTERVAL: Duration = Duration::from_millis(200);
 /// How long dropping an engine waits for its threads and for descriptors to close. Either can hang in the host kernel.
 const END_LIMIT: Duration = Duration::from_secs(1);
-const END_POLL: Duration = Duration::from_millis(1);
-/// Threads of an engine.
-const THREADS: [&str; 2] = ["serval-files", "serval-sockets"];
+/// Threads of an engine, and a further one for each slow step.
+const THREADS: usize = 2;
 
 /// What an engine may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,7 +115,6 @@ impl Counters {
 /// Executes transfers. Dropping it cancels those in flight.
 pub struct Engine {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
 }
 
 impl Engine {
@@ -123,24 +123,23 @@ impl Engine {
         let board = Board {
             entries: Scoreboard::new(limits.in_flight as usize),
             sockets: HashSet::new(),
+            threads: 0,
             sleepers: 0,
+            unlimited: 0,
             expired_ns: 0,
             stops: false,
         };
         let shared = Arc::new(Shared {
             board: Mutex::new(board),
+            ended: Condvar::new(),
             readiness: Readiness::new()?,
             counters: Arc::default(),
             reaper: Reaper::default(),
             epoch: Instant::now(),
             in_flight_max: limits.in_flight,
         });
-        let mut engine = Self { shared: shared.clone(), threads: Vec::new() };
-        for name in THREADS {
-            let shared = shared.clone();
-            let builder = std::thread::Builder::new().name(name.into());
-            engine.threads.push(builder.spawn(move || shared.run())?);
-        }
+        let engine = Self { shared };
+        engine.shared.add_threads(&mut engine.shared.board())?;
         Ok(engine)
     }
 
@@ -190,11 +189,13 @@ impl Drop for Engine {
         }
         self.shared.readiness.wake();
         let deadline = Instant::now() + END_LIMIT;
-        while Instant::now() < deadline && !self.threads.iter().all(JoinHandle::is_finished) {
-            std::thread::sleep(END_POLL);
-        }
+        let run = |board: &mut Board| board.threads > 0;
+        let waited = self.shared.ended.wait_timeout_while(self.shared.board(), END_LIMIT, run);
         // A thread whose file does not answer is left behind: it ends when the host kernel returns.
-        self.threads.clear();
+        let abandoned = waited.unwrap_or_else(PoisonError::into_inner).0.entries.abandon();
+        for ending in abandoned {
+            self.shared.abandon(&ending, TransferError::Stopping);
+        }
         self.shared.reaper.settle(deadline.saturating_duration_since(Instant::now()));
     }
 }
@@ -229,8 +230,7 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// Waits for the end. [`Command::stall`] limits how long nothing may move; only a file whose reads or writes do not return
-    /// can take longer.
+    /// Waits for the end. [`Command::stall`] limits how long almost nothing may move.
     pub fn wait(self) -> Outcome {
         loop {
             if let Some(outcome) = self.wait_for(Duration::from_secs(3600)) {
@@ -278,11 +278,25 @@ type SocketUse = ((u64, u64), Direction);
 /// The work of an entry.
 struct Job {
     flow: Flow<Descriptors>,
+    ending: Arc<Ending>,
+}
+
+/// What the end of a transfer needs, also while a thread has its job.
+struct Ending {
     socket_use: SocketUse,
-    done: Done,
+    socket: Arc<Socket>,
+    progress: Arc<Progress>,
+    /// Taken by the thread that answers the caller.
+    done: Mutex<Option<Done>>,
 }
 
 impl Work for Job {
+    type Handle = Arc<Ending>;
+
+    fn handle(&self) -> Arc<Ending> {
+        self.ending.clone()
+    }
+
     fn next(&self, blocked: bool) -> Option<Device> {
         self.flow.next(blocked)
     }
@@ -300,8 +314,12 @@ struct Board {
     entries: Scoreboard<Job>,
     /// Those in use: chunks of two transfers would mix.
     sockets: HashSet<SocketUse>,
+    /// Threads that run.
+    threads: usize,
     /// Threads that wait.
     sleepers: usize,
+    /// Those of them that wait without a limit.
+    unlimited: usize,
     /// When transfers whose time is over were looked for last.
     expired_ns: u64,
     stops: bool,
@@ -309,6 +327,8 @@ struct Board {
 
 struct Shared {
     board: Mutex<Board>,
+    /// A thread has ended.
+    ended: Condvar,
     readiness: Readiness,
     counters: Arc<Counters>,
     reaper: Reaper,
@@ -337,11 +357,15 @@ impl Shared {
         let stall_ns = ns(command.stall);
         let patience = Patience { stall_ns, deadline_ns: command.deadline.map(ns) };
         let Command { file, socket, .. } = command;
-        let held = Some((file, socket));
-        let flow = Flow::new(&plan, Descriptors { held, reaper: self.reaper.clone() })?;
+        let socket =
+            Arc::new(Socket { held: Mutex::new(Some(socket)), reaper: self.reaper.clone() });
+        let descriptors = Descriptors { file: Some(file), socket: socket.clone() };
+        let flow = Flow::new(&plan, descriptors)?;
         let progress = flow.progress();
         let nothing_to_do = flow.ended();
-        let job = Job { flow, socket_use, done };
+        let done = Mutex::new(Some(done));
+        let ending = Arc::new(Ending { socket_use, socket, progress: progress.clone(), done });
+        let job = Job { flow, ending };
         let mut board = self.board();
         if board.stops {
             return Err(TransferError::Stopping);
@@ -375,25 +399,47 @@ impl Shared {
         }
     }
 
+    /// Starts threads that are missing. An error if none runs.
+    fn add_threads(self: &Arc<Self>, board: &mut Board) -> io::Result<()> {
+        while board.threads < THREADS + board.entries.slow_steps() {
+            let shared = self.clone();
+            let builder = std::thread::Builder::new().name("serval-transfer".into());
+            match builder.spawn(move || shared.run()) {
+                Ok(_) => board.threads += 1,
+                // The next look tries again.
+                Err(_) if board.threads > board.entries.slow_steps() => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
     /// The loop of a thread.
-    fn run(&self) {
+    fn run(self: &Arc<Self>) {
         let mut buffers = Buffers::default();
         let mut last = None;
         let mut board = self.board();
         loop {
-            if board.stops {
+            if board.stops || board.threads > THREADS + board.entries.slow_steps() {
+                board.threads -= 1;
                 // The next thread.
                 self.readiness.wake();
+                self.ended.notify_all();
                 return;
             }
             if self.now_ns() >= board.expired_ns + EXPIRY_INTERVAL.as_nanos() as u64 {
                 board = self.expire(board, &mut buffers);
             }
-            let Some((id, device, job)) = board.entries.take(last.take()) else {
+            let Some((id, device, job)) = board.entries.take(last.take(), self.now_ns()) else {
                 board = self.sleep(board);
                 continue;
             };
-            self.wake_one(&board);
+            if device == Device::File && board.sleepers > 0 && board.sleepers == board.unlimited {
+                // The file may hang: another thread watches the time.
+                self.readiness.wake();
+            } else {
+                self.wake_one(&board);
+            }
             drop(board);
             board = self.step(id, device, job, &mut buffers);
             last = Some(id);
@@ -410,13 +456,13 @@ impl Shared {
         let step = job.flow.step(device, buffers);
         let mut ended = step.ended;
         if step.blocked && ended.is_none() {
-            let socket = job.flow.devices().socket();
             let interest = match job.flow.direction() {
                 Direction::Send => Interest::Send,
                 Direction::Receive => Interest::Receive,
             };
             // The event may come before the entry is given back.
-            if let Err(error) = self.readiness.arm(socket, id.to_bits(), interest) {
+            let arm = |socket: BorrowedFd<'_>| self.readiness.arm(socket, id.to_bits(), interest);
+            if let Err(error) = job.flow.devices().socket.with(arm) {
                 ended = Some(Err(TransferError::of_host("waiting for the socket", &error)));
             }
         }
@@ -425,15 +471,20 @@ impl Shared {
         let (job, result) = match ended {
             None => match board.entries.give_back(id, job, step.blocked, step.moved, now_ns) {
                 GivenBack::Kept => return board,
-                GivenBack::Ended(job, error) => (job, Err(error)),
+                GivenBack::Ended(job, error) => (job, Some(Err(error))),
+                GivenBack::Abandoned(job) => (job, None),
             },
             Some(result) => {
-                board.entries.finish(id);
-                (job, result)
+                let stayed = board.entries.finish(id);
+                (job, stayed.then_some(result))
             }
         };
         drop(board);
-        self.end(job, result, buffers);
+        match result {
+            Some(result) => self.end(job, result, buffers),
+            // Its caller has been answered.
+            None => drop(job.flow.report(&Ok(()), buffers)),
+        }
         self.board()
     }
 
@@ -445,12 +496,15 @@ impl Shared {
             left.min(EXPIRY_INTERVAL)
         });
         let timeout = timeout.or((!board.entries.is_empty()).then_some(EXPIRY_INTERVAL));
+        let unlimited = usize::from(timeout.is_none());
         board.sleepers += 1;
+        board.unlimited += unlimited;
         drop(board);
         let mut ready = Vec::new();
         self.readiness.wait(&mut ready, timeout);
         let mut board = self.board();
         board.sleepers -= 1;
+        board.unlimited -= unlimited;
         for key in ready {
             board.entries.ready(EntryId::from_bits(key));
         }
@@ -463,55 +517,112 @@ impl Shared {
 
     /// Ends transfers whose time is over.
     fn expire<'s>(
-        &'s self,
+        self: &'s Arc<Self>,
         mut board: MutexGuard<'s, Board>,
         buffers: &mut Buffers,
     ) -> MutexGuard<'s, Board> {
         let now_ns = self.now_ns();
         board.expired_ns = now_ns;
         let expired = board.entries.expire(now_ns);
+        // Fails only if all threads but this one are in slow steps, and the next look tries again.
+        let _ = self.add_threads(&mut board);
         if expired.is_empty() {
             return board;
         }
         drop(board);
-        for (job, error) in expired {
-            self.end(job, Err(error), buffers);
+        for expired in expired {
+            match expired {
+                Expired::Ended(job, error) => self.end(job, Err(error), buffers),
+                Expired::Abandoned(ending, error) => self.abandon(&ending, error),
+            }
         }
         self.board()
     }
 
     /// Hands over the descriptors to be closed, then answers the caller.
     fn end(&self, job: Job, result: Result<(), TransferError>, buffers: &mut Buffers) {
-        let Job { flow, socket_use, done } = job;
-        self.readiness.forget(flow.devices().socket());
+        let Job { flow, ending } = job;
+        self.forget(&ending);
         let report = flow.report(&result, buffers);
-        self.board().sockets.remove(&socket_use);
-        let outcome = Outcome { result, report };
+        self.answer(&ending, Outcome { result, report });
+    }
+
+    /// Answers the caller of a transfer whose file does not. The counts are exact but for a write to the file that may still
+    /// happen. Its socket is not used any more.
+    fn abandon(&self, ending: &Ending, error: TransferError) {
+        self.forget(ending);
+        ending.socket.close();
+        let (read, written) = (ending.progress.read(), ending.progress.written());
+        let report = Report { read, written, ..Report::default() };
+        self.answer(ending, Outcome { result: Err(error), report });
+    }
+
+    fn forget(&self, ending: &Ending) {
+        let forget = |socket: BorrowedFd<'_>| {
+            self.readiness.forget(socket);
+            Ok(())
+        };
+        // Fails only if it has been closed, which removes it from the set, too.
+        let _ = ending.socket.with(forget);
+    }
+
+    fn answer(&self, ending: &Ending, outcome: Outcome) {
+        self.board().sockets.remove(&ending.socket_use);
         self.counters.end(&outcome);
-        done(outcome);
+        let done = ending.done.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(done) = done {
+            done(outcome);
+        }
+    }
+}
+
+/// The socket of a transfer. Closing it can block, so the reaper does it.
+struct Socket {
+    held: Mutex<Option<OwnedFd>>,
+    reaper: Reaper,
+}
+
+impl Socket {
+    /// Fails with `NotConnected` if it has been closed.
+    fn with<R>(&self, with: impl FnOnce(BorrowedFd<'_>) -> io::Result<R>) -> io::Result<R> {
+        match &*self.held.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(socket) => with(socket.as_fd()),
+            None => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+
+    fn close(&self) {
+        let socket = self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(socket) = socket {
+            self.reaper.discard(socket);
+        }
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 
 /// The descriptors of a transfer.
 struct Descriptors {
-    /// The file and the socket; `None` only while they are dropped.
-    held: Option<(OwnedFd, OwnedFd)>,
-    reaper: Reaper,
+    /// `None` only while it is dropped.
+    file: Option<OwnedFd>,
+    socket: Arc<Socket>,
 }
 
 impl Descriptors {
     fn file(&self) -> BorrowedFd<'_> {
-        self.held.as_ref().expect("only drop takes them").0.as_fd()
-    }
-
-    fn socket(&self) -> BorrowedFd<'_> {
-        self.held.as_ref().expect("only drop takes them").1.as_fd()
+        self.file.as_ref().expect("only drop takes it").as_fd()
     }
 }
 
 impl Drop for Descriptors {
     fn drop(&mut self) {
-        self.reaper.discard(self.held.take());
+        // One value for one thread of the reaper.
+        let socket = self.socket.held.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.socket.reaper.discard((self.file.take(), socket));
     }
 }
 
@@ -525,11 +636,11 @@ impl Devices for Descriptors {
     }
 
     fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        send_now(self.socket(), bytes)
+        self.socket.with(|socket| send_now(socket, bytes))
     }
 
     fn receive(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        receive_now(self.socket(), into)
+        self.socket.with(|socket| receive_now(socket, into))
     }
 }
 
@@ -556,6 +667,8 @@ fn check(command: &Command) -> Result<(Plan, SocketUse), TransferError> {
         DescriptorKind::Other(found) => return Err(wrong(found, stream)),
     }
     let bytes = match command.direction {
+        // Files of /proc have content and no length.
+        Direction::Send if length == 0 => command.bytes,
         Direction::Send => {
             Some(command.bytes.unwrap_or_else(|| length.saturating_sub(command.offset)))
         }
@@ -575,7 +688,8 @@ fn check_file(
     role: &'static str,
 ) -> Result<u64, TransferError> {
     let (bytes, appends) = match file.kind {
-        DescriptorKind::File { bytes, appends } => (bytes, appends),
+        DescriptorKind::File { direct: true, .. } => return Err(TransferError::Direct { role }),
+        DescriptorKind::File { bytes, appends, .. } => (bytes, appends),
         DescriptorKind::Stream | DescriptorKind::Unconnected => {
             return Err(TransferError::WrongKind { role, found: "a socket", needed: "a file" });
         }

@@ -9,8 +9,13 @@ pub enum TransferError {
     #[error("the transfer was cancelled")]
     Cancelled,
     /// Nothing moved for as long as the command allows.
-    #[error("nothing moved for {0} ms: the peer neither reads nor sends, or raise the stall time")]
+    #[error(
+        "almost nothing moved for {0} ms: the peer neither reads nor sends, or raise the stall time"
+    )]
     Stalled(u64),
+    /// A read or write of the file did not return.
+    #[error("the file did not answer for {0} ms: its disk or file system hangs")]
+    FileStalled(u64),
     /// The command's deadline passed.
     #[error("the transfer took longer than its {0} ms")]
     Deadline(u64),
@@ -63,6 +68,14 @@ pub enum TransferError {
     /// The sink is a file opened with `O_APPEND`, where offsets have no effect.
     #[error("the sink was opened with O_APPEND, which ignores offsets: open it without")]
     Appends,
+    /// A file was opened with `O_DIRECT`, which needs buffers and ranges that are aligned.
+    #[error(
+        "the {role} was opened with O_DIRECT, which transfers do not align to: open it without"
+    )]
+    Direct {
+        /// Which descriptor.
+        role: &'static str,
+    },
     /// A descriptor is closed or invalid.
     #[error("the {role} is not an open descriptor")]
     Invalid {
@@ -96,7 +109,7 @@ pub enum TransferError {
 
 impl TransferError {
     /// The names of all reasons, in the order of [`Self::code`] from 1.
-    pub const NAMES: [&'static str; 20] = [
+    pub const NAMES: [&'static str; 22] = [
         "cancelled",
         "stalled",
         "deadline",
@@ -117,6 +130,8 @@ impl TransferError {
         "bad_request",
         "not_admitted",
         "too_many_clients",
+        "file_stalled",
+        "direct",
     ];
 
     /// A stable number of the reason, from 1.
@@ -142,6 +157,8 @@ impl TransferError {
             Self::BadRequest(_) => 18,
             Self::NotAdmitted => 19,
             Self::TooManyClients(_) => 20,
+            Self::FileStalled(_) => 21,
+            Self::Direct { .. } => 22,
         }
     }
 
@@ -155,14 +172,14 @@ impl TransferError {
         // The values of Linux on every processor that this program is built for.
         match self {
             Self::Cancelled => 125,
-            Self::Stalled(_) | Self::Deadline(_) => 110,
+            Self::Stalled(_) | Self::Deadline(_) | Self::FileStalled(_) => 110,
             Self::Reset => 104,
             Self::Closed => 32,
             Self::FileEnded { .. } => 61,
             Self::DiskFull => 28,
             Self::FileTooLong => 27,
             Self::Host { errno, .. } => *errno,
-            Self::WrongKind { .. } | Self::Range | Self::BadRequest(_) => 22,
+            Self::WrongKind { .. } | Self::Direct { .. } | Self::Range | Self::BadRequest(_) => 22,
             Self::NotAdmitted => 13,
             Self::Access { .. } | Self::Appends | Self::Invalid { .. } => 9,
             Self::Busy | Self::TooMany(_) | Self::TooManyClients(_) => 16,

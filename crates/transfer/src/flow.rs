@@ -48,8 +48,8 @@ pub enum Device {
 /// What a step did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Bytes moved.
-    pub moved: bool,
+    /// Bytes read from the source and written to the sink.
+    pub moved: u64,
     /// The socket takes or has nothing: no socket step until it is ready.
     pub blocked: bool,
     /// The transfer has ended.
@@ -131,7 +131,7 @@ pub struct Plan {
     pub direction: Direction,
     /// The first byte of the range in the file.
     pub offset: u64,
-    /// Length of the range. `None`: all that the socket receives.
+    /// Length of the range. `None`: all that the socket receives, or to the end of a file whose length is not known.
     pub bytes: Option<u64>,
     /// The digest.
     pub digest: Option<DigestKind>,
@@ -174,7 +174,7 @@ pub struct Flow<D> {
 }
 
 impl<D: Devices> Flow<D> {
-    /// A transfer that has moved nothing. A range of a file has a length.
+    /// A transfer that has moved nothing.
     pub fn new(plan: &Plan, devices: D) -> Result<Self, TransferError> {
         let seal = plan.seal.as_ref().map(Sealer::new).transpose()?;
         let is_empty = plan.bytes == Some(0) && seal.is_none();
@@ -231,7 +231,7 @@ impl<D: Devices> Flow<D> {
 
     /// Does one step.
     pub fn step(&mut self, device: Device, buffers: &mut Buffers) -> Step {
-        let before = (self.read, self.written);
+        let before = self.read + self.written;
         let result = match (self.direction, device) {
             (Direction::Send, Device::File) => self.read_chunk(buffers).map(|()| false),
             (Direction::Send, Device::Socket) => self.send_chunk(buffers),
@@ -247,7 +247,7 @@ impl<D: Devices> Flow<D> {
             }
             Ok(blocked) => (blocked, self.ended()),
         };
-        Step { moved: before != (self.read, self.written), blocked, ended }
+        Step { moved: self.read + self.written - before, blocked, ended }
     }
 
     /// Whether the socket is what the transfer waits for: a chunk to send, or one to receive.
@@ -272,7 +272,6 @@ impl<D: Devices> Flow<D> {
     /// Reads the next chunk of the file and runs the stages on it. A file that is too short or cannot be read ends the source: what
     /// was read is sent first.
     fn read_chunk(&mut self, buffers: &mut Buffers) -> Result<(), TransferError> {
-        let range = self.range.expect("a range of a file has a length");
         let mut buffer = buffers.take();
         let layout = match &self.sealer {
             Some((sealer, _)) if self.read == 0 => {
@@ -282,14 +281,19 @@ impl<D: Devices> Flow<D> {
             Some(_) => Layout { start: 0, payload: PAYLOAD_BYTES, record: RECORD_BYTES },
             None => Layout { start: 0, payload: CHUNK_BYTES, record: CHUNK_BYTES },
         };
-        let left = range - self.read;
+        let left = self.range.map_or(u64::MAX, |range| range - self.read);
         let want = left.min(layout.capacity() as u64) as usize;
-        let (got, ended) = self.fill(&mut buffer, &layout, want);
+        let (got, mut ended) = self.fill(&mut buffer, &layout, want);
+        // Where a file of unknown length ends, it ends well.
+        let at_end = self.range.is_none() && matches!(ended, Some(TransferError::FileEnded { .. }));
+        if at_end {
+            ended = None;
+        }
         // A record that is not the last one is always full.
         let kept =
             if ended.is_some() && self.sealer.is_some() { got - got % PAYLOAD_BYTES } else { got };
         self.read += kept as u64;
-        let last = ended.is_none() && self.read == range;
+        let last = ended.is_none() && (at_end || self.range == Some(self.read));
         if let Some(error) = ended {
             self.source_end = Some(Err(error));
         } else if last {
@@ -429,6 +433,8 @@ impl<D: Devices> Flow<D> {
                     let written = written.min(chunk.len - chunk.done);
                     chunk.done += written;
                     self.written += written as u64;
+                    // The next write may not return.
+                    self.progress.written.store(self.written, Ordering::Relaxed);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(TransferError::of_host("writing the file", &error)),

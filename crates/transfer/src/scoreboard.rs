@@ -3,8 +3,13 @@
 //! An entry is in one state at a time: queued for a file step, queued for a socket step, running (one thread has
 //! it), or waiting for its socket. Queues are first in, first out, and a step is one chunk, so transfers take turns by chunk. A
 //! chunk that has just been made by one device goes on to the other at once, while it is in the cache of the thread's
-//! core ([`Scoreboard::take`]). At most one file step runs at a time: a file that hangs (a dead network file
-//! system) leaves the other thread to the sockets.
+//! core ([`Scoreboard::take`]).
+//!
+//! One file step runs at a time, so that a thread is left for the sockets. A step that takes longer than [`SLOW_NS`] is
+//! *slow*: its file may hang (FUSE, a network file system without its server), so the next file step runs beside it, up to
+//! [`SLOW_MAX`] slow ones. When the time of its transfer is over, the transfer is *abandoned*: its caller gets the
+//! answer, and what the step returns later is dropped. Steps on sockets do not block and are never abandoned, so
+//! counts stay exact.
 //!
 //! Pure: time is an argument (nanoseconds), and `T` is whatever the steps need.
 
@@ -12,6 +17,16 @@ use std::collections::VecDeque;
 
 use crate::error::TransferError;
 use crate::flow::Device;
+
+/// A file step that takes longer than this is slow.
+pub const SLOW_NS: u64 = 100_000_000;
+/// Slow steps at a time; while there are as many, no further file step starts.
+pub const SLOW_MAX: usize = 16;
+/// A transfer whose file step is younger than this is not abandoned: the step may be about to return.
+pub const ABANDON_NS: u64 = 500_000_000;
+/// Bytes per second that a transfer has to move. Fewer in the whole stall time are no progress, so a peer that takes a
+/// byte now and then does not hold an entry indefinitely.
+pub const RATE_MIN: u64 = 128;
 
 /// Identifies an entry. Numbers of ended entries are not used again for 2^32 entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,6 +59,10 @@ pub struct Patience {
 
 /// What the scoreboard asks the work of an entry.
 pub trait Work {
+    /// What is needed to answer the caller of an abandoned transfer.
+    type Handle: Clone;
+    /// That of this work.
+    fn handle(&self) -> Self::Handle;
     /// The device of the next step; `None`: the socket has to become ready first. `blocked`: it is not ready now.
     fn next(&self, blocked: bool) -> Option<Device>;
     /// The device that makes chunks.
@@ -57,6 +76,17 @@ pub enum GivenBack<T> {
     Kept,
     /// It was cancelled while it ran.
     Ended(T, TransferError),
+    /// It was abandoned while it ran: its caller has been answered.
+    Abandoned(T),
+}
+
+/// A transfer that ends before its work is done.
+#[derive(Debug)]
+pub enum Expired<T: Work> {
+    /// It did not run.
+    Ended(T, TransferError),
+    /// A thread has its work, and may not return it.
+    Abandoned(T::Handle, TransferError),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,8 +96,9 @@ enum State {
     Waiting,
 }
 
-struct Entry<T> {
+struct Entry<T: Work> {
     id: EntryId,
+    handle: T::Handle,
     state: State,
     /// Not while it runs.
     work: Option<T>,
@@ -78,17 +109,59 @@ struct Entry<T> {
     ready: bool,
     patience: Patience,
     started_ns: u64,
+    /// When enough had moved last, and the bytes since.
     moved_ns: u64,
+    moved_bytes: u64,
+    /// When the step began that runs.
+    step_ns: u64,
+}
+
+impl<T: Work> Entry<T> {
+    fn moved(&mut self, bytes: u64, now_ns: u64) {
+        self.moved_bytes = self.moved_bytes.saturating_add(bytes);
+        let enough = u128::from(self.patience.stall_ns) * u128::from(RATE_MIN) / 1_000_000_000;
+        if self.moved_bytes > 0 && u128::from(self.moved_bytes) >= enough {
+            self.moved_bytes = 0;
+            self.moved_ns = now_ns;
+        }
+    }
+
+    /// Why its time is over, if it is. `files_hang`: no file step can start.
+    fn expired(&self, now_ns: u64, files_hang: bool) -> Option<TransferError> {
+        let ms = |ns: u64| ns / 1_000_000;
+        let runs = self.work.is_none();
+        if runs
+            && (self.state != State::Running(Device::File)
+                || now_ns.saturating_sub(self.step_ns) < ABANDON_NS)
+        {
+            return None;
+        }
+        let (stall, total) = (self.patience.stall_ns, self.patience.deadline_ns);
+        match total {
+            _ if runs && self.cancelled => Some(TransferError::Cancelled),
+            Some(total) if now_ns.saturating_sub(self.started_ns) >= total => {
+                Some(TransferError::Deadline(ms(total)))
+            }
+            _ if now_ns.saturating_sub(self.moved_ns) < stall => None,
+            _ if runs || (files_hang && self.state == State::Queued(Device::File)) => {
+                Some(TransferError::FileStalled(ms(stall)))
+            }
+            _ => Some(TransferError::Stalled(ms(stall))),
+        }
+    }
 }
 
 /// The entries and queues.
-pub struct Scoreboard<T> {
+pub struct Scoreboard<T: Work> {
     slots: Vec<Option<Entry<T>>>,
     free: Vec<usize>,
     generation: u32,
     files: VecDeque<EntryId>,
     sockets: VecDeque<EntryId>,
-    file_step_runs: bool,
+    /// The file step that runs and is not slow.
+    file_step: Option<EntryId>,
+    /// Slow steps, also those of abandoned transfers.
+    slow: Vec<EntryId>,
     entries_max: usize,
 }
 
@@ -101,7 +174,8 @@ impl<T: Work> Scoreboard<T> {
             generation: 0,
             files: VecDeque::new(),
             sockets: VecDeque::new(),
-            file_step_runs: false,
+            file_step: None,
+            slow: Vec::new(),
             entries_max,
         }
     }
@@ -127,9 +201,10 @@ impl<T: Work> Scoreboard<T> {
         });
         self.generation = self.generation.wrapping_add(1);
         let id = EntryId(u64::from(self.generation) << 32 | slot as u64);
-        let first = work.source();
+        let (first, handle) = (work.source(), work.handle());
         self.slots[slot] = Some(Entry {
             id,
+            handle,
             state: State::Queued(first),
             work: Some(work),
             cancelled: false,
@@ -138,6 +213,8 @@ impl<T: Work> Scoreboard<T> {
             patience,
             started_ns: now_ns,
             moved_ns: now_ns,
+            moved_bytes: 0,
+            step_ns: now_ns,
         });
         self.queue(first).push_back(id);
         Ok(id)
@@ -145,9 +222,9 @@ impl<T: Work> Scoreboard<T> {
 
     /// The next step: the second half of a chunk that the thread has just made (`last`), else a step on a socket,
     /// else one on a file. [`Self::give_back`] ends it.
-    pub fn take(&mut self, last: Option<EntryId>) -> Option<(EntryId, Device, T)> {
+    pub fn take(&mut self, last: Option<EntryId>, now_ns: u64) -> Option<(EntryId, Device, T)> {
         let fresh = |queue: &VecDeque<EntryId>| last.is_some() && queue.front() == last.as_ref();
-        let files_free = !self.file_step_runs && !self.files.is_empty();
+        let files_free = self.may_start_file_step() && !self.files.is_empty();
         let device = if files_free && (fresh(&self.files) || self.sockets.is_empty()) {
             Device::File
         } else if !self.sockets.is_empty() {
@@ -156,44 +233,54 @@ impl<T: Work> Scoreboard<T> {
             return None;
         };
         let id = self.queue(device).pop_front().expect("it is not empty");
-        self.file_step_runs |= device == Device::File;
+        if device == Device::File {
+            self.file_step = Some(id);
+        }
         let entry = self.entry(id).expect("queues have live entries");
         entry.state = State::Running(device);
+        entry.step_ns = now_ns;
         let work = entry.work.take().expect("only running entries have none");
         Some((id, device, work))
     }
 
     /// Whether [`Self::take`] would return something.
     pub fn has_work(&self) -> bool {
-        !self.sockets.is_empty() || (!self.file_step_runs && !self.files.is_empty())
+        !self.sockets.is_empty() || (self.may_start_file_step() && !self.files.is_empty())
+    }
+
+    /// File steps that are slow; each has a thread.
+    pub fn slow_steps(&self) -> usize {
+        self.slow.len()
+    }
+
+    fn may_start_file_step(&self) -> bool {
+        self.file_step.is_none() && self.slow.len() < SLOW_MAX
     }
 
     /// Ends a step whose transfer goes on. `blocked`: the socket is not ready, and the caller has asked for its readiness before.
+    /// `moved`: the bytes that it read and wrote.
     pub fn give_back(
         &mut self,
         id: EntryId,
         work: T,
         blocked: bool,
-        moved: bool,
+        moved: u64,
         now_ns: u64,
     ) -> GivenBack<T> {
-        let entry = self.entry(id).expect("a running entry stays");
+        self.end_step(id);
+        let Some(entry) = self.entry(id) else { return GivenBack::Abandoned(work) };
         let State::Running(device) = entry.state else { unreachable!("it runs") };
         if entry.cancelled {
-            self.end_step(device);
             self.remove(id);
             return GivenBack::Ended(work, TransferError::Cancelled);
         }
-        if moved {
-            entry.moved_ns = now_ns;
-        }
+        entry.moved(moved, now_ns);
         let ready = std::mem::take(&mut entry.ready);
         entry.blocked |= blocked && !ready;
         let next = work.next(entry.blocked);
         let has_made_chunk = device == work.source() && next != Some(device);
         entry.work = Some(work);
         entry.state = next.map_or(State::Waiting, State::Queued);
-        self.end_step(device);
         match next {
             Some(next) if has_made_chunk => self.queue(next).push_front(id),
             Some(next) => self.queue(next).push_back(id),
@@ -202,12 +289,12 @@ impl<T: Work> Scoreboard<T> {
         GivenBack::Kept
     }
 
-    /// Ends a step that was the last one of its transfer.
-    pub fn finish(&mut self, id: EntryId) {
-        let entry = self.entry(id).expect("a running entry stays");
-        let State::Running(device) = entry.state else { unreachable!("it runs") };
-        self.end_step(device);
+    /// Ends a step that was the last one of its transfer. Returns whether the transfer had not been abandoned.
+    pub fn finish(&mut self, id: EntryId) -> bool {
+        self.end_step(id);
+        let stayed = self.entry(id).is_some();
         self.remove(id);
+        stayed
     }
 
     /// The socket of this entry is ready. Ignored for an entry that has ended.
@@ -226,7 +313,8 @@ impl<T: Work> Scoreboard<T> {
         }
     }
 
-    /// Cancels a transfer. Returns its work, unless it is running (then [`Self::give_back`] returns it) or has ended.
+    /// Cancels a transfer. Returns its work, unless it is running (then [`Self::give_back`] returns it, or
+    /// [`Self::expire`] abandons it) or has ended.
     pub fn cancel(&mut self, id: EntryId) -> Option<T> {
         let entry = self.entry(id)?;
         if let State::Running(_) = entry.state {
@@ -236,29 +324,26 @@ impl<T: Work> Scoreboard<T> {
         self.remove(id)
     }
 
-    /// Removes the entries whose time is over. Running ones are asked again when they have been given back.
-    pub fn expire(&mut self, now_ns: u64) -> Vec<(T, TransferError)> {
-        let mut expired = Vec::new();
-        for slot in 0..self.slots.len() {
-            let Some(entry) = &self.slots[slot] else { continue };
-            if entry.work.is_none() {
-                continue;
-            }
-            let ms = |ns: u64| ns / 1_000_000;
-            let (stall, total) = (entry.patience.stall_ns, entry.patience.deadline_ns);
-            let error = match total {
-                Some(total) if now_ns.saturating_sub(entry.started_ns) >= total => {
-                    TransferError::Deadline(ms(total))
-                }
-                _ if now_ns.saturating_sub(entry.moved_ns) >= stall => {
-                    TransferError::Stalled(ms(stall))
-                }
-                _ => continue,
-            };
-            let id = entry.id;
-            expired.extend(self.remove(id).map(|work| (work, error)));
+    /// Removes the entries whose time is over, and notes which file step is slow. An entry that runs is removed if its file
+    /// does not answer; others that run are asked again when they have been given back.
+    pub fn expire(&mut self, now_ns: u64) -> Vec<Expired<T>> {
+        if let Some(id) = self.file_step
+            && self.entry(id).is_none_or(|entry| now_ns.saturating_sub(entry.step_ns) >= SLOW_NS)
+        {
+            self.file_step = None;
+            self.slow.push(id);
         }
-        expired
+        let files_hang = self.slow.len() >= SLOW_MAX;
+        let over = |entry: &Entry<T>| Some((entry.id, entry.expired(now_ns, files_hang)?));
+        let over: Vec<_> = self.slots.iter().flatten().filter_map(over).collect();
+        let end = |(id, error)| {
+            let handle = self.entry(id)?.handle.clone();
+            Some(match self.remove(id) {
+                Some(work) => Expired::Ended(work, error),
+                None => Expired::Abandoned(handle, error),
+            })
+        };
+        over.into_iter().filter_map(end).collect()
     }
 
     /// When [`Self::expire`] has something to do at the earliest.
@@ -277,10 +362,22 @@ impl<T: Work> Scoreboard<T> {
         ids.into_iter().filter_map(|id| self.cancel(id)).collect()
     }
 
-    fn end_step(&mut self, device: Device) {
-        if device == Device::File {
-            self.file_step_runs = false;
+    /// Removes the entries that run, whose work does not come back in time.
+    pub fn abandon(&mut self) -> Vec<T::Handle> {
+        let running = self.slots.iter().flatten().filter(|entry| entry.work.is_none());
+        let running: Vec<_> = running.map(|entry| (entry.id, entry.handle.clone())).collect();
+        let abandoned = running.into_iter().map(|(id, handle)| {
+            self.remove(id);
+            handle
+        });
+        abandoned.collect()
+    }
+
+    fn end_step(&mut self, id: EntryId) {
+        if self.file_step == Some(id) {
+            self.file_step = None;
         }
+        self.slow.retain(|slow| *slow != id);
     }
 
     fn queue(&mut self, device: Device) -> &mut VecDeque<EntryId> {

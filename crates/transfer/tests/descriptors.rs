@@ -231,6 +231,43 @@ fn wrong_descriptors_are_refused_with_a_sentence() {
 }
 
 #[test]
+fn a_file_opened_with_o_direct_is_refused() {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    const O_DIRECT: i32 = if cfg!(target_arch = "aarch64") { 0o200_000 } else { 0o40_000 };
+    let engine = engine();
+    // The folder for temporary files may have a file system without O_DIRECT.
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .join(format!("serval-transfer-direct-{}", std::process::id()));
+    std::fs::write(&path, [1; 8192]).unwrap();
+    let file = OpenOptions::new().read(true).custom_flags(O_DIRECT).open(&path);
+    std::fs::remove_file(&path).unwrap();
+    let command = Source::file(file.unwrap(), 0, None).socket(UnixStream::pair().unwrap().0);
+    let error = engine.submit(command).err().unwrap();
+    assert_eq!(error, TransferError::Direct { role: "source" });
+}
+
+#[test]
+fn a_file_without_a_length_goes_out_to_its_end() {
+    let engine = engine();
+    let path = Path::new("/proc/version");
+    assert_eq!(std::fs::metadata(path).unwrap().len(), 0);
+    let content = std::fs::read(path).unwrap();
+    for sealed in [false, true] {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let received = receive(theirs);
+        let source = Source::file(open(path), 0, None).digest(DigestKind::Sha256);
+        let command =
+            if sealed { source.seal(Key::new(KEY)).socket(ours) } else { source.socket(ours) };
+        let outcome = engine.submit(command).unwrap().wait();
+        assert_eq!((outcome.result, outcome.report.read), (Ok(()), content.len() as u64));
+        assert_eq!(outcome.report.digest.unwrap().to_string(), sha256(&content));
+        let stream = received.join().unwrap();
+        let plain = if sealed { common::open(&KEY, &stream).unwrap() } else { stream };
+        assert!(plain == content);
+    }
+}
+
+#[test]
 fn one_transfer_at_a_time_sends_on_a_socket() {
     let (folder, engine) = (Folder::new("busy"), engine());
     let path = folder.file("source", &bytes(8 << 20));

@@ -149,9 +149,13 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     tracing::info!(drain_ms, "draining; a second signal ends at once");
     let limit = Duration::from_millis(drain_ms) + END_TIMEOUT;
     control.begin_end();
-    // Transfers are not part of the drain: their callers are notified of how far they came.
-    drop(transfers);
-    wait_for_end(&control, &mut signals, limit);
+    // Transfers are not part of the drain: their callers are notified of how far they came. Not on this thread, which has to see signals.
+    let ending = std::thread::Builder::new().name("serval-end".into());
+    // Without a thread they are dropped here.
+    let ending = ending.spawn(move || drop(transfers)).ok();
+    let has_ended =
+        || control.has_ended() && ending.as_ref().is_none_or(std::thread::JoinHandle::is_finished);
+    wait_for_end(has_ended, &mut signals, limit);
     let report = control.end();
     output.flush(LOG_TIMEOUT);
     if report?.is_clean() { Ok(()) } else { Err(Failure::Unfinished) }
@@ -213,9 +217,9 @@ fn announcement(
 
 /// Waits until the server has ended, and ends the process if that takes too long or a second signal arrives. This
 /// thread does nothing else, so the process ends in time whatever hangs.
-fn wait_for_end(control: &Control, signals: &mut Signals, limit: Duration) {
+fn wait_for_end(has_ended: impl Fn() -> bool, signals: &mut Signals, limit: Duration) {
     let deadline = Instant::now() + limit;
-    while !control.has_ended() {
+    while !has_ended() {
         match signals.wait(Some(END_POLL_INTERVAL)) {
             Ok(Some(Signal::Terminate | Signal::Interrupt)) => {
                 tracing::warn!("ended before everything was answered");

@@ -41,6 +41,13 @@ impl Served {
         config: &str,
         environment: &[(&str, &Path)],
     ) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
+        command.envs(environment.iter().copied());
+        Self::start_by(command, name, engine, config)
+    }
+
+    /// The same by a command that `serve` and its arguments are added to.
+    pub(crate) fn start_by(mut command: Command, name: &str, engine: &str, config: &str) -> Self {
         let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.toml"));
         let text = format!(
             "schema = 1\n[engine]\nmetrics = \"127.0.0.1:0\"\ncontrol = \"\"\n{engine}\n{config}"
@@ -48,9 +55,7 @@ impl Served {
         std::fs::write(&file, text).unwrap();
         let log = file.with_extension("log");
         let errors = std::fs::File::create(&log).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
         command.args(["serve", "--json"]).arg(&file).stdout(Stdio::piped()).stderr(errors);
-        command.envs(environment.iter().copied());
         let mut process = Peer::start(&mut command, "cargo builds it");
         let mut line = String::new();
         let mut output = BufReader::new(process.0.stdout.take().unwrap());
