@@ -29,11 +29,41 @@
 //! A reader skips an entry of an unknown kind or version. If the entry has
 //! [`ring_flags::REQUIRED`], it refuses the region instead. So a new kind needs no new [`ABI_VERSION`].
 //!
-//! Kinds today ([`ring_kind`]), all described by a [`RingEntry`]: the rings of mqueues, and command rings.
+//! Kinds today ([`ring_kind`]): the rings of mqueues and command rings, described by a [`RingEntry`], and stream rings, described
+//! by a [`StreamEntry`].
 //!
 //! *Mqueues.* Every block has one server mqueue and up
-//! to [`BACKENDS_MAX`] client mqueues (backends), whose index is that of the configuration. An mqueue is an RX and a TX ring
+//! to [`BACKENDS_MAX`] client mqueues (backends), whose index is that of the configuration; with sockets also one socket
+//! mqueue. An mqueue is an RX and a TX ring
 //! of the same block and index. It has a number in [0, mqueue_count), its index in the arrays of heads and tails.
+//!
+//! *Socket mqueues and stream rings.* A block with sockets has a number of *slots* for connections, at most [`SOCKETS_MAX`].
+//! Each slot has a pair of stream rings: STREAM_RX takes bytes to the block, STREAM_TX from it. The block accepts, connects and closes
+//! connections, and reports bytes, through its socket mqueue: every payload there is a [`SocketMessage`].
+//!
+//! | ring | `op` | `slot`, `generation` | `value` |
+//! |---|---|---|---|
+//! | TX | ACCEPT | 0 | number of the listener among the service's sockets |
+//! | TX | CONNECT | 0 | number of the peer among the service's sockets |
+//! | TX | CLOSE | the connection | 0: send the bytes in STREAM_TX, then the end; 1: reset |
+//! | TX | NOTIFY | the connection | 0 |
+//! | RX | DONE | the new connection if `value` is OK | a [`status`] |
+//! | RX | EVENT | the connection | 0 |
+//!
+//! ACCEPT and CONNECT are completed by one DONE with the same `token`, which the block chooses; at most one ACCEPT per listener and block is
+//! outstanding. The block sends NOTIFY after it wrote bytes to STREAM_TX, stored its end, or released at least half of STREAM_RX since
+//! its last NOTIFY. The engine sends EVENT after it wrote bytes to STREAM_RX or stored its end, or released at least half of STREAM_TX, or stored that
+//! ring's end; at most one unread EVENT per slot. CLOSE ends the lease: after it the block does not access the slot's rings. A connection
+//! is a *lease* of its slot, which the engine numbers with `generation`, from 1 in each slot. Commands of an earlier lease have no effect.
+//!
+//! Stream rings hold bytes without frames, in the format of a ring of bytes: [`stream_word`] has the offsets of its words, and
+//! [`stream_word::DATA`] that of `capacity` bytes of data. Byte `n` of a lease is at `n % capacity`. The head is the number of bytes
+//! written, the tail the number of bytes read; any numbers, not only multiples of 8. Memory is accessed in words of 8 bytes: the writer
+//! keeps an incomplete last word and writes it again when more bytes follow, and the reader ignores bytes from the head on. A word is
+//! overwritten with later bytes only after all of its bytes were read, so there is room for `capacity - (head - (tail & !7))` bytes. Next to each
+//! position its side has an *end*: 0 while the stream is open, else the [`status`] with which it ended, CLOSED or RESET. After the writer's end no
+//! byte follows; after the reader's end no byte is taken. The writer stores its end after its last head, so a reader that finds the ring empty
+//! loads the end, and then the head once more. Before a lease the engine stores 0 in all four words of both rings.
 //!
 //! *Command rings* belong to no block. The engine writes commands to the accelerator runtime into COMMANDS; the runtime writes a completion
 //! into COMPLETIONS of the same index. Head and tail are at the beginning of each ring's memory, on separate lines.
@@ -74,7 +104,7 @@ pub use header::{c_header, layout_table};
 /// First eight bytes of a region: "SERVALRG", little endian.
 pub const REGION_MAGIC: u64 = u64::from_le_bytes(*b"SERVALRG");
 /// Version of this layout. A runtime or kernel library of another version is refused.
-pub const ABI_VERSION: u32 = 5;
+pub const ABI_VERSION: u32 = 6;
 /// Alignment that separates words of different writers (two x86 lines: adjacent-line prefetch).
 pub const LINE_BYTES: u64 = 128;
 /// Largest inline payload of a slot in bytes: the payload of an Ethernet frame fits.
@@ -93,10 +123,16 @@ pub const START_MAX: u64 = 1 << 62;
 pub const BLOCKS_MAX: u32 = 4_096;
 /// Maximum number of backends (client mqueues) of a block.
 pub const BACKENDS_MAX: u32 = 15;
-/// Maximum number of mqueues in a region.
-pub const MQUEUES_MAX: u32 = BLOCKS_MAX * (1 + BACKENDS_MAX);
-/// Maximum number of entries of a directory: twice the number of rings of that many mqueues.
-pub const RINGS_MAX: u32 = 4 * MQUEUES_MAX;
+/// Maximum number of connections of a block at a time.
+pub const SOCKETS_MAX: u32 = 64;
+/// Smallest capacity of a stream ring in bytes.
+pub const STREAM_BYTES_MIN: u64 = 4 << 10;
+/// Largest capacity of a stream ring in bytes.
+pub const STREAM_BYTES_MAX: u64 = 16 << 20;
+/// Maximum number of mqueues in a region: of each block its server mqueue, client mqueues and socket mqueue.
+pub const MQUEUES_MAX: u32 = BLOCKS_MAX * (2 + BACKENDS_MAX);
+/// Maximum number of entries of a directory: twice the number of rings of that many mqueues and connections.
+pub const RINGS_MAX: u32 = 4 * (MQUEUES_MAX + BLOCKS_MAX * SOCKETS_MAX);
 /// [`DirectoryEntry::block`] of a ring that belongs to no block.
 pub const NO_BLOCK: u32 = u32::MAX;
 /// Maximum number of pairs of command rings in one region.
@@ -121,21 +157,31 @@ pub mod flags {
     pub const ARENA: u16 = 1;
 }
 
-/// Values of [`SlotHeader::status`].
+/// Values of [`SlotHeader::status`], of [`SocketMessage::value`] in DONE, and of the ends of stream rings.
 pub mod status {
     /// Success. TX with kind DROP: no reply is wanted, and the request counts as consumed.
     pub const OK: u8 = 0;
-    /// RX of a client mqueue: no answer within `timeout_ms`.
+    /// RX of a client mqueue: no answer within `timeout_ms`. DONE: the peer did not answer in time.
     pub const TIMEOUT: u8 = 1;
-    /// RX of a client mqueue: the backend could not be reached.
+    /// RX of a client mqueue: the backend could not be reached. DONE: the peer could not be reached.
     pub const REFUSED: u8 = 2;
-    /// RX of a client mqueue: the connection ended before the answer.
+    /// RX of a client mqueue: the connection ended before the answer. Ends of stream rings: in order, after the last byte.
     pub const CLOSED: u8 = 3;
     /// RX of a client mqueue: the answer breaks the backend's framing.
     pub const PROTOCOL: u8 = 4;
     /// RX of a client mqueue: the answer, or the request, exceeds the mqueue's maximum. TX with kind DROP: the kernel's
     /// reply would exceed it; the engine counts `reply_too_long`.
     pub const TOO_LONG: u8 = 5;
+    /// Ends of stream rings: the peer or the engine reset the connection; bytes may be lost.
+    pub const RESET: u8 = 6;
+    /// DONE: the service has no such listener or peer.
+    pub const NOT_ALLOWED: u8 = 7;
+    /// DONE: all of the block's slots are in use.
+    pub const EXHAUSTED: u8 = 8;
+    /// In no ring: the device library's calls that do not wait return it when they would have to.
+    pub const AGAIN: u8 = 9;
+    /// DONE: the service stops.
+    pub const DRAINING: u8 = 10;
     /// TX with kind DROP: the kernel does not accept the length.
     pub const BAD_LENGTH: u8 = 16;
     /// TX with kind DROP: any other reason of the kernel.
@@ -214,14 +260,66 @@ pub mod ring_kind {
     pub const COMMANDS: u16 = 5;
     /// Their completions.
     pub const COMPLETIONS: u16 = 6;
+    /// Completions and events of a block's connections.
+    pub const SOCKET_RX: u16 = 7;
+    /// Socket commands of a block.
+    pub const SOCKET_TX: u16 = 8;
+    /// Bytes of a connection to the block.
+    pub const STREAM_RX: u16 = 9;
+    /// Bytes of the block to a connection.
+    pub const STREAM_TX: u16 = 10;
 }
 
 /// Values of [`DirectoryEntry::version`].
 pub mod ring_version {
-    /// Of the four kinds that an mqueue's rings have: see [`RingEntry`](super::RingEntry).
+    /// Of the six kinds that an mqueue's rings have: see [`RingEntry`](super::RingEntry).
     pub const MQUEUE: u16 = 1;
     /// Of the two kinds of command rings: see [`RingEntry`](super::RingEntry).
     pub const COMMAND: u16 = 1;
+    /// Of the two kinds of stream rings: see [`StreamEntry`](super::StreamEntry).
+    pub const STREAM: u16 = 1;
+}
+
+/// Values of [`SocketMessage::op`] in the TX ring of a socket mqueue.
+pub mod socket_op {
+    /// Wait for a connection of a client.
+    pub const ACCEPT: u32 = 1;
+    /// Connect to a peer.
+    pub const CONNECT: u32 = 2;
+    /// End a connection.
+    pub const CLOSE: u32 = 3;
+    /// Bytes were put into STREAM_TX or taken from STREAM_RX.
+    pub const NOTIFY: u32 = 4;
+}
+
+/// Values of [`SocketMessage::op`] in the RX ring of a socket mqueue.
+pub mod socket_event {
+    /// An ACCEPT or CONNECT is complete.
+    pub const DONE: u32 = 1;
+    /// Bytes were put into STREAM_RX or taken from STREAM_TX.
+    pub const EVENT: u32 = 2;
+}
+
+/// Values of [`SocketMessage::value`] in CLOSE.
+pub mod socket_close {
+    /// The bytes in STREAM_TX are sent first.
+    pub const ORDERLY: u32 = 0;
+    /// The peer sees a reset; bytes in STREAM_TX are lost.
+    pub const RESET: u32 = 1;
+}
+
+/// Offsets in the memory of a stream ring, each on a line of its own, or next to the other word of the same writer.
+pub mod stream_word {
+    /// Bytes written, stored by the writer.
+    pub const HEAD: u64 = 0;
+    /// The writer's end.
+    pub const HEAD_END: u64 = 8;
+    /// Bytes read, stored by the reader.
+    pub const TAIL: u64 = 128;
+    /// The reader's end.
+    pub const TAIL_END: u64 = 136;
+    /// The data.
+    pub const DATA: u64 = 512;
 }
 
 /// What a slot of a command ring holds: [`SlotHeader::kind`].
@@ -427,8 +525,8 @@ shared_structs! {
         own: [u64; 12],
     }
 
-    /// The entry of a ring of messages: SERVER_RX, SERVER_TX, CLIENT_RX, CLIENT_TX, COMMANDS or COMPLETIONS, each of version 1.
-    /// Constant once formatted.
+    /// The entry of a ring of messages: SERVER_RX, SERVER_TX, CLIENT_RX, CLIENT_TX, COMMANDS, COMPLETIONS, SOCKET_RX or SOCKET_TX,
+    /// each of version 1. Constant once formatted.
     struct RingEntry as "serval_ring_entry", size 128 {
         /// As in every entry.
         kind: u16,
@@ -438,7 +536,7 @@ shared_structs! {
         flags: u32,
         /// The block it belongs to; NO_BLOCK for command rings.
         block: u32,
-        /// Server mqueues: 0. Client mqueues: the backend, in the order of the configuration. Command rings: the pair, from 0.
+        /// Server and socket mqueues: 0. Client mqueues: the backend, in the order of the configuration. Command rings: the pair, from 0.
         index: u32,
         /// Offset of the memory of slots, arena and window, and of head and tail of command rings.
         offset: u64,
@@ -478,6 +576,40 @@ shared_structs! {
         reserved: [u64; 2],
     }
 
+    /// The entry of a stream ring: STREAM_RX or STREAM_TX, of version 1. Constant once formatted.
+    struct StreamEntry as "serval_stream_entry", size 128 {
+        /// As in every entry.
+        kind: u16,
+        /// As in every entry.
+        version: u16,
+        /// As in every entry.
+        flags: u32,
+        /// The block it belongs to.
+        block: u32,
+        /// The slot of the connection, from 0 without a gap.
+        index: u32,
+        /// Offset of the memory of words and data.
+        offset: u64,
+        /// Bytes of that memory.
+        bytes: u64,
+        /// Bytes of data; a power of two in [STREAM_BYTES_MIN, STREAM_BYTES_MAX].
+        capacity: u64,
+        /// Zero.
+        reserved: [u64; 11],
+    }
+
+    /// Payload of every message in a socket mqueue. Numbers of the block are checked by the engine.
+    struct SocketMessage as "serval_socket_message", size 16 {
+        /// TX: ACCEPT, CONNECT, CLOSE or NOTIFY. RX: DONE or EVENT.
+        op: u32,
+        /// Slot of the connection.
+        slot: u32,
+        /// Lease of the slot, from 1.
+        generation: u32,
+        /// Depends on op.
+        value: u32,
+    }
+
     /// Payload of a COPY command. Every number is checked by the runtime. Offsets and bytes are multiples of 8.
     struct CopyCommand as "serval_copy_command", size 32 {
         /// Offset in the window.
@@ -494,9 +626,10 @@ shared_structs! {
 
     /// Header of every message in a ring.
     struct SlotHeader as "serval_slot_header", size 32 {
-        /// The engine's identifier of the request; a reply returns it unchanged.
+        /// The engine's identifier of the request; a reply returns it unchanged. Socket mqueues: the block's number of a command,
+        /// which its completion returns.
         token: u64,
-        /// Client mqueues: chosen by the kernel, returned with the answer. Server mqueues: 0.
+        /// Client mqueues: chosen by the kernel, returned with the answer. Server and socket mqueues: 0.
         tag: u64,
         /// Offset of the payload in the ring's arena if flags has ARENA, else 0.
         arena_offset: u64,
@@ -576,7 +709,7 @@ pub mod wait {
     pub const RX: u32 = 0;
     /// Until a TX ring has credit, or the deadline.
     pub const TX: u32 = 1;
-    /// Until a message arrives in a client mqueue's RX ring, or the deadline.
+    /// Until a message arrives in the RX ring of a client mqueue or of the socket mqueue, or the deadline.
     pub const BACKEND: u32 = 2;
     /// Until the deadline.
     pub const TIME: u32 = 3;

@@ -10,7 +10,7 @@
 //! * [`region`]: format, join, take rings, status words.
 //! * [`command`]: commands of the engine to an accelerator runtime.
 //! * [`Doorbells`], [`ParkWord`]: which mqueues have new messages, and which threads sleep.
-//! * [`ByteWriter`], [`ByteReader`]: a stream of bytes between two processes, without a region.
+//! * [`ByteWriter`], [`ByteReader`]: a stream of bytes, in the region of a block with sockets, or between two processes without a region.
 //! * [`count`]: counters that other threads read.
 
 pub mod abi;
@@ -27,6 +27,7 @@ pub use byte_ring::{BrokenRing, ByteReader, ByteWriter, byte_ring_bytes};
 pub use doorbell::{Doorbells, Listener, ParkWord};
 pub use memory::{HeapMapping, MappedMemory, Mapping, Memory};
 pub use region::{
-    JoinError, MqueuePlan, PlanError, Region, RegionPlan, RingPlan, RingSpec, Role, Words,
+    JoinError, MqueuePlan, PlanError, Region, RegionPlan, RingPlan, RingSpec, Role, StreamPlan,
+    Words,
 };
 pub use ring::{Consumer, Head, Loan, LoanError, Producer, RingError};

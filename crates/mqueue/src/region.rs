@@ -15,10 +15,11 @@ mod words;
 use std::ops::Range;
 
 pub use directory::Role;
-pub use plan::{MqueuePlan, PlanError, RegionPlan, RingPlan, RingSpec};
+pub use plan::{MqueuePlan, PlanError, RegionPlan, RingPlan, RingSpec, StreamPlan};
 pub use words::Words;
 
 use crate::abi::*;
+use crate::byte_ring::{ByteReader, ByteWriter};
 use crate::command::{CommandReceiver, CommandSender};
 use crate::memory::{Memory, Ordering};
 use crate::ring::{Consumer, Counts, Producer, format_slots};
@@ -95,40 +96,52 @@ fn load_struct<T: Copy, const N: usize>(memory: &impl Memory, at: u64) -> T {
     from_words::<T, N>(memory.load_words(at))
 }
 
-impl CopyCommand {
-    /// As it lies in a slot.
-    pub fn to_bytes(self) -> [u8; size_of::<Self>()] {
-        let words = words_of::<_, { size_of::<Self>() / 8 }>(&self);
-        let mut bytes = [0; size_of::<Self>()];
-        for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
-            to.copy_from_slice(&word.to_le_bytes());
-        }
-        bytes
-    }
+macro_rules! payloads {
+    ($($name:ident)+) => { $(
+        impl $name {
+            /// As it lies in a slot.
+            pub fn to_bytes(self) -> [u8; size_of::<Self>()] {
+                let words = words_of::<_, { size_of::<Self>() / 8 }>(&self);
+                let mut bytes = [0; size_of::<Self>()];
+                for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
+                    to.copy_from_slice(&word.to_le_bytes());
+                }
+                bytes
+            }
 
-    /// The same the other way round; any bytes are a command, right or wrong.
-    pub fn from_bytes(bytes: [u8; size_of::<Self>()]) -> Self {
-        let (words, _) = bytes.as_chunks::<8>();
-        from_words::<_, { size_of::<Self>() / 8 }>(std::array::from_fn(|at| {
-            u64::from_le_bytes(words[at])
-        }))
-    }
+            /// The same the other way round. Any bytes are a message, with numbers that were not checked.
+            pub fn from_bytes(bytes: [u8; size_of::<Self>()]) -> Self {
+                let (words, _) = bytes.as_chunks::<8>();
+                from_words::<_, { size_of::<Self>() / 8 }>(std::array::from_fn(|at| {
+                    u64::from_le_bytes(words[at])
+                }))
+            }
+        }
+    )+ };
 }
+
+payloads!(CopyCommand SocketMessage);
 
 const ENTRY_WORDS: usize = size_of::<DirectoryEntry>() / 8;
 const HEADER_WORDS: usize = size_of::<RegionHeader>() / 8;
 
-impl From<DirectoryEntry> for RingEntry {
-    fn from(entry: DirectoryEntry) -> Self {
-        from_words::<_, ENTRY_WORDS>(words_of(&entry))
-    }
+macro_rules! entries {
+    ($($name:ident)+) => { $(
+        impl From<DirectoryEntry> for $name {
+            fn from(entry: DirectoryEntry) -> Self {
+                from_words::<_, ENTRY_WORDS>(words_of(&entry))
+            }
+        }
+
+        impl From<$name> for DirectoryEntry {
+            fn from(entry: $name) -> Self {
+                from_words::<_, ENTRY_WORDS>(words_of(&entry))
+            }
+        }
+    )+ };
 }
 
-impl From<RingEntry> for DirectoryEntry {
-    fn from(entry: RingEntry) -> Self {
-        from_words::<_, ENTRY_WORDS>(words_of(&entry))
-    }
-}
+entries!(RingEntry StreamEntry);
 
 /// A formatted region, checked.
 pub struct Region<M: Memory> {
@@ -137,22 +150,26 @@ pub struct Region<M: Memory> {
     directory: Directory,
     /// Of each ring, until one of its ends is taken.
     counts: Vec<Option<Counts>>,
+    /// Of each block, whether one half of its streams was taken.
+    streams_taken: Vec<bool>,
 }
 
 impl<M: Memory> Region<M> {
     /// Lays out `plan` in zeroed `memory`; the magic number comes last.
     pub fn format(memory: M, plan: &RegionPlan) -> Result<Self, PlanError> {
-        let Arrangement { header, directory } = plan.arrange()?;
+        let Arrangement { header, entries, directory } = plan.arrange()?;
         if memory.len_bytes() < header.region_bytes {
             return Err(PlanError::Memory { need: header.region_bytes, have: memory.len_bytes() });
         }
-        let entries = &directory.entries;
-        let unit16 = entries.iter().any(|entry| entry.protocol == protocol::GRANULE16);
+        let rings = &directory.entries;
+        let unit16 = rings.iter().any(|entry| entry.protocol == protocol::GRANULE16);
         if unit16 && !memory.has_unit16() {
             return Err(PlanError::Unit16);
         }
-        for (at, entry) in (header.directory_offset..).step_by(8 * ENTRY_WORDS).zip(entries) {
+        for (at, entry) in (header.directory_offset..).step_by(8 * ENTRY_WORDS).zip(&entries) {
             memory.store_words(at, words_of::<_, ENTRY_WORDS>(entry));
+        }
+        for entry in rings {
             memory.store(entry.head_offset, plan.start, Ordering::Relaxed);
             memory.store(entry.tail_offset, plan.start, Ordering::Relaxed);
             format_slots(&memory, entry, plan.start);
@@ -161,8 +178,8 @@ impl<M: Memory> Region<M> {
         memory.store_words::<{ HEADER_WORDS - 1 }>(8, rest);
         // EDGE FORMAT (release half)
         memory.store(0, magic, Ordering::Release);
-        let counts = vec![Some(Counts { head: plan.start, tail: plan.start }); entries.len()];
-        Ok(Self { memory, header, directory, counts })
+        let counts = vec![Some(Counts { head: plan.start, tail: plan.start }); rings.len()];
+        Ok(Self::new(memory, header, directory, counts))
     }
 
     /// Joins a region formatted by another process, with all checks. Rings of unknown kinds
@@ -192,7 +209,17 @@ impl<M: Memory> Region<M> {
         };
         let known = directory.numbers.iter().copied().zip(&directory.entries);
         let counts = known.map(count).collect::<Result<_, _>>()?;
-        Ok(Self { memory, header, directory, counts })
+        Ok(Self::new(memory, header, directory, counts))
+    }
+
+    fn new(
+        memory: M,
+        header: RegionHeader,
+        directory: Directory,
+        counts: Vec<Option<Counts>>,
+    ) -> Self {
+        let streams_taken = vec![false; header.block_count as usize];
+        Self { memory, header, directory, counts, streams_taken }
     }
 
     /// The region's memory.
@@ -215,7 +242,8 @@ impl<M: Memory> Region<M> {
         self.directory.mqueue_count()
     }
 
-    /// The mqueues of a block: its server mqueue, then its client mqueues in the order of the backends.
+    /// The mqueues of a block: its server mqueue, its client mqueues in the order of the backends, and its socket mqueue if it has
+    /// sockets.
     pub fn mqueues_of(&self, block: u32) -> &[u32] {
         self.directory.mqueues_of(block)
     }
@@ -241,7 +269,7 @@ impl<M: Memory> Region<M> {
         self.header.region_bytes
     }
 
-    /// The rings of known kinds, in the order of the directory.
+    /// The rings of messages of known kinds, in the order of the directory.
     pub fn entries(&self) -> &[RingEntry] {
         &self.directory.entries
     }
@@ -277,6 +305,35 @@ impl<M: Memory> Region<M> {
     pub fn accelerator_ends(&mut self, mqueue: u32) -> (Consumer<M>, Producer<M>) {
         let [rx, tx] = self.directory.rings(mqueue);
         (self.consumer(rx), self.producer(tx))
+    }
+
+    /// The stream rings of a block by slot: STREAM_RX and STREAM_TX.
+    pub fn streams_of(&self, block: u32) -> &[[StreamEntry; 2]] {
+        &self.directory.streams[block as usize]
+    }
+
+    fn take_streams(&mut self, block: u32) -> impl Iterator<Item = [(M, u64, u64); 2]> {
+        let taken = std::mem::replace(&mut self.streams_taken[block as usize], true);
+        assert!(!taken, "the streams of block {block} were already taken");
+        let place = |ring: &StreamEntry| (self.memory.clone(), ring.offset, ring.capacity);
+        self.streams_of(block).iter().map(move |rings| rings.each_ref().map(place))
+    }
+
+    /// The engine's ends of a block's stream rings, by slot: it writes STREAM_RX and reads STREAM_TX. The rings have to be
+    /// restarted before each connection. Panics if they were already taken.
+    pub fn engine_streams(&mut self, block: u32) -> Vec<(ByteWriter<M>, ByteReader<M>)> {
+        let ends = |[(rx, rx_at, rx_bytes), (tx, tx_at, tx_bytes)]: [_; 2]| {
+            (ByteWriter::new(rx, rx_at, rx_bytes), ByteReader::new(tx, tx_at, tx_bytes))
+        };
+        self.take_streams(block).map(ends).collect()
+    }
+
+    /// The block's ends of its stream rings, by slot: it reads STREAM_RX and writes STREAM_TX. Panics if they were already taken.
+    pub fn block_streams(&mut self, block: u32) -> Vec<(ByteReader<M>, ByteWriter<M>)> {
+        let ends = |[(rx, rx_at, rx_bytes), (tx, tx_at, tx_bytes)]: [_; 2]| {
+            (ByteReader::new(rx, rx_at, rx_bytes), ByteWriter::new(tx, tx_at, tx_bytes))
+        };
+        self.take_streams(block).map(ends).collect()
     }
 
     /// Pairs of command rings.

@@ -4,8 +4,8 @@
 mod support;
 
 use mqueue::abi::{
-    BACKENDS_MAX, DirectoryEntry, NO_BLOCK, RegionHeader, RingEntry, ring_flags, ring_kind,
-    ring_version,
+    BACKENDS_MAX, DirectoryEntry, NO_BLOCK, RegionHeader, RingEntry, SOCKETS_MAX, STREAM_BYTES_MAX,
+    STREAM_BYTES_MIN, StreamEntry, ring_flags, ring_kind, ring_version,
 };
 use mqueue::memory::{Memory, Ordering};
 use mqueue::{
@@ -38,8 +38,7 @@ impl Bench {
     fn new(plan: &RegionPlan) -> Self {
         let bytes = plan.bytes().unwrap() as usize;
         let planned = HeapMapping::memory(bytes);
-        let region = Region::format(planned.clone(), plan).unwrap();
-        let entries = region.entries().iter().map(|entry| DirectoryEntry::from(*entry)).collect();
+        Region::format(planned.clone(), plan).unwrap();
         // The directory is moved after the rings, where there is room for more of it.
         let directory = bytes as u64 + SPARE_BYTES;
         let memory = HeapMapping::memory(directory as usize + 64 * 1024);
@@ -48,6 +47,10 @@ impl Bench {
         }
         // SAFETY: a plain structure of integers without padding, of exactly 16 words.
         let mut header: RegionHeader = unsafe { std::mem::transmute(memory.load_words::<16>(0)) };
+        let at = (header.directory_offset..).step_by(ENTRY_BYTES as usize);
+        // SAFETY: as above.
+        let entry = |at| unsafe { std::mem::transmute(memory.load_words::<16>(at)) };
+        let entries = at.take(header.ring_count as usize).map(entry).collect();
         header.directory_offset = directory;
         header.region_bytes = memory.len_bytes();
         Self { memory, header, entries }
@@ -147,7 +150,7 @@ fn plans_that_make_no_whole_mqueues_are_refused() {
 
 #[test]
 fn an_unknown_kind_is_skipped_unless_it_is_required() {
-    for kind in [0, 7, 1000, u16::MAX] {
+    for kind in [0, 11, 1000, u16::MAX] {
         let mut bench = Bench::new(&plan(2, 1));
         // Before, between and after known entries.
         for at in [0, 5, 10] {
@@ -270,6 +273,170 @@ fn counts_that_do_not_fit_the_rings_are_refused() {
     assert_eq!(bench.error(), JoinError::Header("ring count"));
 }
 
+const STREAM_BYTES: u64 = STREAM_BYTES_MIN;
+
+/// Two blocks with a backend and two connections each: entries 0 to 9 and 10 to 19.
+fn with_sockets() -> RegionPlan {
+    plan(2, 1).with_commands(2, 0).with_sockets(2, STREAM_BYTES, 8)
+}
+
+#[test]
+fn a_block_with_sockets_has_a_socket_mqueue_and_streams() {
+    let plan = with_sockets();
+    let memory = HeapMapping::memory(plan.bytes().unwrap() as usize);
+    let mut engine = Region::format(memory.clone(), &plan).unwrap();
+    let mut accelerator = Region::join(memory.clone()).unwrap();
+    for region in [&engine, &accelerator] {
+        assert_eq!((region.mqueue_count(), region.mqueues_per_block_max()), (6, 3));
+        assert_eq!((region.command_rings(), region.entries().len()), (1, 14));
+        assert_eq!((region.mqueues_of(1), region.role(5)), (&[3, 4, 5][..], (1, Role::Sockets)));
+        assert_eq!((region.directory_of(0), region.directory_of(1)), (0..10, 10..20));
+        let kinds = region.rings_of(5).map(|ring| (ring.kind, ring.message_bytes_max, ring.depth));
+        assert_eq!(kinds, [(ring_kind::SOCKET_RX, 16, 8), (ring_kind::SOCKET_TX, 16, 8)]);
+        for (slot, rings) in (0..).zip(region.streams_of(1)) {
+            let said = rings.map(|ring| (ring.kind, ring.block, ring.index, ring.capacity));
+            let of = |kind| (kind, 1, slot, STREAM_BYTES);
+            assert_eq!(said, [ring_kind::STREAM_RX, ring_kind::STREAM_TX].map(of));
+        }
+    }
+    every_ring_works(&memory);
+    for block in 0..2 {
+        let near = engine.engine_streams(block);
+        let far = accelerator.block_streams(block);
+        assert_eq!((near.len(), far.len()), (2, 2));
+        for (slot, ((mut to, mut from), (mut recv, mut send))) in
+            (0..).zip(near.into_iter().zip(far))
+        {
+            let n = 10 * u64::from(block) + slot;
+            to.write(&payload(n, 13), &[]).unwrap();
+            send.write(&payload(!n, 1001), &[]).unwrap();
+            let (mut request, mut reply) = ([0; 20], [0; 1100]);
+            assert_eq!((recv.read(&mut request), from.read(&mut reply)), (Ok(13), Ok(1001)));
+            assert!(request[..13] == payload(n, 13) && reply[..1001] == payload(!n, 1001));
+        }
+    }
+    // Without sockets there are none.
+    let memory = HeapMapping::memory(65536);
+    let mut region = Region::format(memory, &self::plan(1, 1)).unwrap();
+    assert!(region.streams_of(0).is_empty() && region.engine_streams(0).is_empty());
+}
+
+#[test]
+#[should_panic(expected = "the streams of block 1 were already taken")]
+fn streams_are_taken_once() {
+    let plan = with_sockets();
+    let memory = HeapMapping::memory(plan.bytes().unwrap() as usize);
+    let mut region = Region::format(memory, &plan).unwrap();
+    region.engine_streams(1);
+    region.engine_streams(1);
+}
+
+#[test]
+fn plans_of_sockets_are_checked() {
+    let error = |slots, capacity, depth| {
+        plan(2, 1).with_sockets(slots, capacity, depth).bytes().unwrap_err().to_string()
+    };
+    assert_eq!(error(0, STREAM_BYTES, 8), "sockets is 0, must be in [1, 64]");
+    assert_eq!(error(SOCKETS_MAX + 1, STREAM_BYTES, 8), "sockets is 65, must be in [1, 64]");
+    assert_eq!(
+        error(1, 5000, 8),
+        "the capacity of stream rings is 5000 bytes, must be a power of two"
+    );
+    for capacity in [0, STREAM_BYTES_MIN / 2, 2 * STREAM_BYTES_MAX, u64::MAX] {
+        let range = format!("stream capacity is {capacity}, must be in [4096, 16777216]");
+        assert_eq!(error(1, capacity, 8), range);
+    }
+    assert_eq!(error(1, STREAM_BYTES, 5), "ring depth is 5, must be a power of two");
+    let mut one_without = with_sockets();
+    one_without.rings.truncate(one_without.rings.len() - 2);
+    one_without.rings.truncate(10);
+    assert!(
+        one_without.bytes().unwrap_err().to_string().ends_with("a block without a socket mqueue")
+    );
+    let no_streams = RegionPlan { streams: None, ..with_sockets() };
+    let what = "socket mqueue of a block without streams";
+    assert_eq!(no_streams.bytes(), Err(PlanError::Ring { ring: 4, what }));
+}
+
+#[test]
+fn streams_are_checked() {
+    let refused = |change: &dyn Fn(&mut Bench)| {
+        let mut bench = Bench::new(&with_sockets());
+        change(&mut bench);
+        match bench.error() {
+            JoinError::Ring { ring, what } => (Some(ring), what),
+            JoinError::Header(what) => (None, what),
+            other => panic!("{other}"),
+        }
+    };
+    // The entries of the second slot of block 0 are 8 and 9.
+    let with = |change: &dyn Fn(&mut StreamEntry)| {
+        refused(&|bench| {
+            let mut stream = StreamEntry::from(bench.entries[8]);
+            change(&mut stream);
+            bench.entries[8] = stream.into();
+        })
+    };
+    for capacity in [0, 1, 2048, STREAM_BYTES + 8, 2 * STREAM_BYTES_MAX, 1 << 63, u64::MAX] {
+        assert_eq!(with(&|stream| stream.capacity = capacity), (Some(8), "capacity"));
+    }
+    assert_eq!(with(&|stream| stream.capacity *= 2), (Some(8), "memory"));
+    assert_eq!(with(&|stream| stream.bytes -= 1), (Some(8), "memory"));
+    assert_eq!(with(&|stream| (stream.offset, stream.bytes) = (0, 0)), (Some(8), "memory"));
+    assert_eq!(with(&|stream| stream.offset += 8), (Some(8), "memory"));
+    assert_eq!(with(&|stream| stream.flags = 2), (Some(8), "flags"));
+    assert_eq!(with(&|stream| stream.index = SOCKETS_MAX), (Some(8), "index"));
+    assert_eq!(with(&|stream| stream.index = u32::MAX), (Some(8), "index"));
+    assert_eq!(with(&|stream| stream.index = 0), (Some(8), "stream ring described twice"));
+    assert_eq!(with(&|stream| stream.index = 2), (Some(9), "stream ring without its other ring"));
+    assert_eq!(with(&|stream| stream.block = 2), (Some(8), "owner block"));
+    let apart = "apart from the others of its block";
+    assert_eq!(with(&|stream| stream.block = NO_BLOCK), (Some(8), "owner block"));
+    assert_eq!(with(&|stream| stream.block = 1), (Some(9), apart));
+    assert_eq!(
+        with(&|stream| stream.kind = ring_kind::STREAM_TX),
+        (Some(9), "stream ring described twice")
+    );
+    let gap = refused(&|bench| {
+        for entry in &mut bench.entries[8..10] {
+            entry.index = 5;
+        }
+    });
+    assert_eq!(gap, (None, "a gap between stream rings"));
+    let memory = refused(&|bench| bench.entries[8].offset = bench.entries[7].offset);
+    assert_eq!(memory.1, "memory that is another's");
+}
+
+#[test]
+fn socket_mqueues_are_checked() {
+    let with = |change: &dyn Fn(&mut RingEntry)| {
+        let mut bench = Bench::new(&with_sockets());
+        let mut ring = RingEntry::from(bench.entries[4]);
+        change(&mut ring);
+        bench.entries[4] = ring.into();
+        match bench.error() {
+            JoinError::Ring { ring, what } => (ring, what),
+            other => panic!("{other}"),
+        }
+    };
+    assert_eq!(with(&|ring| ring.index = 1), (4, "index"));
+    assert_eq!(with(&|ring| ring.message_bytes_max = 8), (4, "inline bytes"));
+    assert_eq!(with(&|ring| ring.message_bytes_max = 15), (4, "longest message"));
+    assert_eq!(with(&|ring| ring.inline_bytes = 8), (4, "arena size"));
+    let granule = mqueue::abi::protocol::GRANULE8;
+    assert_eq!(
+        with(&|ring| (ring.protocol, ring.slot_stride, ring.depth) = (granule, 128, 4)),
+        (4, "protocol")
+    );
+    // Of another mqueue, or a second one.
+    assert_eq!(
+        with(&|ring| ring.kind = ring_kind::CLIENT_RX),
+        (5, "mqueue of another block or index")
+    );
+    let two = with_sockets().with_sockets(2, STREAM_BYTES, 8).bytes();
+    assert!(two.unwrap_err().to_string().ends_with("mqueue described twice"));
+}
+
 /// Blocks, their clients, and the order of entries and numbers.
 fn layouts() -> impl Strategy<Value = (Vec<u32>, u64)> {
     (prop::collection::vec(0..4_u32, 1..6), any::<u64>())
@@ -303,7 +470,7 @@ proptest! {
         // A skipped entry may be anywhere if it belongs to no block.
         for _ in 0..numbers.below(4) {
             let at = numbers.below(bench.entries.len() as u64 + 1) as usize;
-            bench.entries.insert(at, unknown(7 + numbers.below(60_000) as u16, 0));
+            bench.entries.insert(at, unknown(11 + numbers.below(60_000) as u16, 0));
         }
         let apart = bench.join();
         // One in the middle of a block's entries separates them.

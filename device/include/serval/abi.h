@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #define SERVAL_REGION_MAGIC 5139253968287974739ull
-#define SERVAL_ABI_VERSION 5u
+#define SERVAL_ABI_VERSION 6u
 #define SERVAL_LINE_BYTES 128u
 #define SERVAL_INLINE_BYTES_MAX 1536u
 #define SERVAL_DEPTH_MAX 16384u
@@ -15,8 +15,11 @@
 #define SERVAL_MESSAGE_BYTES_MAX 8388608u
 #define SERVAL_BLOCKS_MAX 4096u
 #define SERVAL_BACKENDS_MAX 15u
-#define SERVAL_MQUEUES_MAX 65536u
-#define SERVAL_RINGS_MAX 262144u
+#define SERVAL_MQUEUES_MAX 69632u
+#define SERVAL_RINGS_MAX 1327104u
+#define SERVAL_SOCKETS_MAX 64u
+#define SERVAL_STREAM_BYTES_MIN 4096u
+#define SERVAL_STREAM_BYTES_MAX 16777216u
 #define SERVAL_COMMAND_RINGS_MAX 16u
 #define SERVAL_COMMAND_COPY 1u
 #define SERVAL_COMMAND_DONE 2u
@@ -42,6 +45,11 @@
 #define SERVAL_STATUS_CLOSED 3u
 #define SERVAL_STATUS_PROTOCOL 4u
 #define SERVAL_STATUS_TOO_LONG 5u
+#define SERVAL_STATUS_RESET 6u
+#define SERVAL_STATUS_NOT_ALLOWED 7u
+#define SERVAL_STATUS_EXHAUSTED 8u
+#define SERVAL_STATUS_AGAIN 9u
+#define SERVAL_STATUS_DRAINING 10u
 #define SERVAL_STATUS_BAD_LENGTH 16u
 #define SERVAL_STATUS_REJECTED 17u
 #define SERVAL_STOP_RUN 0u
@@ -65,8 +73,26 @@
 #define SERVAL_RING_CLIENT_TX 4u
 #define SERVAL_RING_COMMANDS 5u
 #define SERVAL_RING_COMPLETIONS 6u
+#define SERVAL_RING_SOCKET_RX 7u
+#define SERVAL_RING_SOCKET_TX 8u
+#define SERVAL_RING_STREAM_RX 9u
+#define SERVAL_RING_STREAM_TX 10u
 #define SERVAL_RING_VERSION_MQUEUE 1u
 #define SERVAL_RING_VERSION_COMMAND 1u
+#define SERVAL_RING_VERSION_STREAM 1u
+#define SERVAL_SOCKET_ACCEPT 1u
+#define SERVAL_SOCKET_CONNECT 2u
+#define SERVAL_SOCKET_CLOSE 3u
+#define SERVAL_SOCKET_NOTIFY 4u
+#define SERVAL_SOCKET_DONE 1u
+#define SERVAL_SOCKET_EVENT 2u
+#define SERVAL_SOCKET_CLOSE_ORDERLY 0u
+#define SERVAL_SOCKET_CLOSE_RESET 1u
+#define SERVAL_STREAM_HEAD 0u
+#define SERVAL_STREAM_HEAD_END 8u
+#define SERVAL_STREAM_TAIL 128u
+#define SERVAL_STREAM_TAIL_END 136u
+#define SERVAL_STREAM_DATA 512u
 #define SERVAL_RING_REQUIRED 1u
 #define SERVAL_PROTOCOL_DOORBELL 1u
 #define SERVAL_PROTOCOL_GRANULE8 2u
@@ -77,7 +103,7 @@
 #define SERVAL_WAIT_BACKEND 2u
 #define SERVAL_WAIT_TIME 3u
 #define SERVAL_WAIT_BUDGET 4u
-#define SERVAL_ABI_NUMBER 5 /* ABI_VERSION as a part of symbol names */
+#define SERVAL_ABI_NUMBER 6 /* ABI_VERSION as a part of symbol names */
 
 /* First bytes of a region. Written by format() before the region is shared; magic last. */
 struct serval_region_header {
@@ -138,13 +164,13 @@ struct serval_directory_entry {
   uint64_t own[12]; /* 32: The kind's own part. */
 };
 
-/* The entry of a ring of messages: SERVER_RX, SERVER_TX, CLIENT_RX, CLIENT_TX, COMMANDS or COMPLETIONS, each of version 1. Constant once formatted. */
+/* The entry of a ring of messages: SERVER_RX, SERVER_TX, CLIENT_RX, CLIENT_TX, COMMANDS, COMPLETIONS, SOCKET_RX or SOCKET_TX, each of version 1. Constant once formatted. */
 struct serval_ring_entry {
   uint16_t kind; /* 0: As in every entry. */
   uint16_t version; /* 2: As in every entry. */
   uint32_t flags; /* 4: As in every entry. */
   uint32_t block; /* 8: The block it belongs to; NO_BLOCK for command rings. */
-  uint32_t index; /* 12: Server mqueues: 0. Client mqueues: the backend, in the order of the configuration. Command rings: the pair, from 0. */
+  uint32_t index; /* 12: Server and socket mqueues: 0. Client mqueues: the backend, in the order of the configuration. Command rings: the pair, from 0. */
   uint64_t offset; /* 16: Offset of the memory of slots, arena and window, and of head and tail of command rings. */
   uint64_t bytes; /* 24: Bytes of that memory. */
   uint8_t protocol; /* 32: DOORBELL, GRANULE8 or GRANULE16. */
@@ -165,6 +191,27 @@ struct serval_ring_entry {
   uint64_t reserved[2]; /* 112: Zero. */
 };
 
+/* The entry of a stream ring: STREAM_RX or STREAM_TX, of version 1. Constant once formatted. */
+struct serval_stream_entry {
+  uint16_t kind; /* 0: As in every entry. */
+  uint16_t version; /* 2: As in every entry. */
+  uint32_t flags; /* 4: As in every entry. */
+  uint32_t block; /* 8: The block it belongs to. */
+  uint32_t index; /* 12: The slot of the connection, from 0 without a gap. */
+  uint64_t offset; /* 16: Offset of the memory of words and data. */
+  uint64_t bytes; /* 24: Bytes of that memory. */
+  uint64_t capacity; /* 32: Bytes of data; a power of two in [STREAM_BYTES_MIN, STREAM_BYTES_MAX]. */
+  uint64_t reserved[11]; /* 40: Zero. */
+};
+
+/* Payload of every message in a socket mqueue. Numbers of the block are checked by the engine. */
+struct serval_socket_message {
+  uint32_t op; /* 0: TX: ACCEPT, CONNECT, CLOSE or NOTIFY. RX: DONE or EVENT. */
+  uint32_t slot; /* 4: Slot of the connection. */
+  uint32_t generation; /* 8: Lease of the slot, from 1. */
+  uint32_t value; /* 12: Depends on op. */
+};
+
 /* Payload of a COPY command. Every number is checked by the runtime. Offsets and bytes are multiples of 8. */
 struct serval_copy_command {
   uint64_t window_offset; /* 0: Offset in the window. */
@@ -176,8 +223,8 @@ struct serval_copy_command {
 
 /* Header of every message in a ring. */
 struct serval_slot_header {
-  uint64_t token; /* 0: The engine's identifier of the request; a reply returns it unchanged. */
-  uint64_t tag; /* 8: Client mqueues: chosen by the kernel, returned with the answer. Server mqueues: 0. */
+  uint64_t token; /* 0: The engine's identifier of the request; a reply returns it unchanged. Socket mqueues: the block's number of a command, which its completion returns. */
+  uint64_t tag; /* 8: Client mqueues: chosen by the kernel, returned with the answer. Server and socket mqueues: 0. */
   uint64_t arena_offset; /* 16: Offset of the payload in the ring's arena if flags has ARENA, else 0. */
   uint32_t len; /* 24: Payload bytes. */
   uint8_t kind; /* 28: MESSAGE or DROP. */
@@ -293,6 +340,21 @@ SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, arena_bytes) == 88);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, window_offset) == 96);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, window_bytes) == 104);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_ring_entry, reserved) == 112);
+SERVAL_ASSERT_LAYOUT(sizeof(struct serval_stream_entry) == 128);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_stream_entry, kind) == 0);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_stream_entry, version) == 2);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_stream_entry, flags) == 4);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_stream_entry, block) == 8);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_stream_entry, index) == 12);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_stream_entry, offset) == 16);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_stream_entry, bytes) == 24);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_stream_entry, capacity) == 32);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_stream_entry, reserved) == 40);
+SERVAL_ASSERT_LAYOUT(sizeof(struct serval_socket_message) == 16);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_socket_message, op) == 0);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_socket_message, slot) == 4);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_socket_message, generation) == 8);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_socket_message, value) == 12);
 SERVAL_ASSERT_LAYOUT(sizeof(struct serval_copy_command) == 32);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_copy_command, window_offset) == 0);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_copy_command, buffer_offset) == 8);

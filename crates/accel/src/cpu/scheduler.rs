@@ -75,7 +75,7 @@ struct Block {
     number: u32,
     /// Its server mqueue.
     mqueue: u32,
-    /// Its client mqueues among the scheduler's.
+    /// Its client mqueues and socket mqueue among the scheduler's.
     clients: Range<u32>,
     clock: *const Clock,
 }
@@ -128,7 +128,7 @@ struct Body {
     abandoned: usize,
     /// Mqueues whose TX ring got messages during the start: reported in the first run.
     early: Vec<u32>,
-    /// Client mqueues of all blocks, those of a block together, and their TX heads as last reported.
+    /// Client and socket mqueues of all blocks, those of a block together, and their TX heads as last reported.
     clients: Box<[(u32, u64)]>,
     /// Blocks that ended since the owner last asked, and their reasons.
     ended: Vec<(u32, u64)>,
@@ -593,7 +593,7 @@ fn roles(region: &Region<MappedMemory>, blocks: &[u32]) -> Box<[MqueueRole]> {
         for &mqueue in region.mqueues_of(*number) {
             let waits_for = match region.role(mqueue).1 {
                 Role::Server => wait::RX,
-                Role::Client(_) => wait::BACKEND,
+                Role::Client(_) | Role::Sockets => wait::BACKEND,
             };
             roles[mqueue as usize] = MqueueRole { block, waits_for };
         }

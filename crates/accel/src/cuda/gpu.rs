@@ -4,9 +4,9 @@ use std::ffi::c_int;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use mqueue::abi::{ABI_VERSION, BlockArgs, reason, state};
+use mqueue::abi::{ABI_VERSION, BlockArgs, reason, ring_kind, state};
 use mqueue::memory::Ordering;
-use mqueue::{MappedMemory, Memory, Region, Words};
+use mqueue::{MappedMemory, Memory, Region, Role, Words};
 
 use super::CudaError;
 use super::copier::{CopyResources, StreamCopier};
@@ -386,7 +386,8 @@ impl Prepared {
         let ask = |attribute| driver.function_attribute(function, attribute);
         // Its warps are blocks, several of which share a CUDA block: as few as spread over all multiprocessors.
         let of_warps = driver.function(module, &image.mark_of_warps()?)?.is_some();
-        let backends = region.mqueues_per_block_max() - 1;
+        let clients = region.entries().iter().filter(|ring| ring.kind == ring_kind::CLIENT_RX);
+        let backends = clients.map(|ring| ring.index + 1).max().unwrap_or(0);
         if of_warps && backends > WARP_BACKENDS_MAX {
             return Err(CudaError::WarpBackends { kernel: image.name, backends }.into());
         }
@@ -589,21 +590,24 @@ impl Launch {
     }
 
     fn look_at(&self, block: u32) -> Look {
-        let (server, clients) = self.region.mqueues_of(block).split_first().expect("one server");
+        let (server, others) = self.region.mqueues_of(block).split_first().expect("one server");
         let [rx, tx] = self.rings(*server);
         let counts = self.words.block(block);
         Look {
             waiting: rx.held(),
-            owed: clients.iter().any(|client| self.owes(*client)),
+            owed: others.iter().any(|mqueue| self.owes(*mqueue)),
             credit: tx.depth.saturating_sub(tx.held()),
             moved: [rx.tail, tx.head, counts.received, counts.sent, counts.dropped],
         }
     }
 
     /// Whether the engine still has to answer in a client mqueue: each request that it took, at the latest by a time-out, and those
-    /// that it can take, because their answers have room.
-    fn owes(&self, client: u32) -> bool {
-        let [answers, questions] = self.rings(client);
+    /// that it can take, because their answers have room. A block with sockets may always wait for a connection.
+    fn owes(&self, mqueue: u32) -> bool {
+        if self.region.role(mqueue).1 == Role::Sockets {
+            return true;
+        }
+        let [answers, questions] = self.rings(mqueue);
         questions.tail > answers.head || (questions.held() > 0 && answers.held() < answers.depth)
     }
 

@@ -1,7 +1,7 @@
 //! A worker's part of a region: the ends of its blocks' mqueues, and the table that maps mqueues of the region to
 //! those of the service share. The table is built once, when the rings are installed; the message path only reads it.
 
-use mqueue::{Consumer, MappedMemory, Producer, Region};
+use mqueue::{ByteReader, ByteWriter, Consumer, MappedMemory, Producer, Region, Role};
 
 use crate::accelerator::Blocks;
 
@@ -15,7 +15,7 @@ pub struct MqueueEnds {
     pub tx: Consumer<MappedMemory>,
 }
 
-/// The engine's ends of the mqueues of one block.
+/// The engine's ends of the rings of one block.
 pub struct BlockEnds {
     /// Index of the block in its region.
     pub block: u32,
@@ -23,23 +23,34 @@ pub struct BlockEnds {
     pub server: MqueueEnds,
     /// The client mqueues, in the order of the service's backends.
     pub clients: Vec<MqueueEnds>,
+    /// The socket mqueue, if the block has sockets.
+    pub sockets: Option<MqueueEnds>,
+    /// By slot: the ends of its stream rings toward the block and from it.
+    pub streams: Vec<(ByteWriter<MappedMemory>, ByteReader<MappedMemory>)>,
 }
 
 impl BlockEnds {
-    /// Takes the ends of a block's mqueues from its region. Panics if they were taken before.
+    /// Takes the ends of a block's rings from its region. Panics if they were taken before.
     pub fn take(region: &mut Region<MappedMemory>, block: u32) -> Self {
         let mqueues = region.mqueues_of(block).to_vec();
-        let mut ends = mqueues.into_iter().map(|mqueue| {
+        let (mut server, mut clients, mut sockets) = (None, Vec::new(), None);
+        for mqueue in mqueues {
             let (rx, tx) = region.engine_ends(mqueue);
-            MqueueEnds { mqueue, rx, tx }
-        });
-        let server = ends.next().expect("every block has a server mqueue");
-        Self { block, server, clients: ends.collect() }
+            let ends = MqueueEnds { mqueue, rx, tx };
+            match region.role(mqueue).1 {
+                Role::Server => server = Some(ends),
+                Role::Client(_) => clients.push(ends),
+                Role::Sockets => sockets = Some(ends),
+            }
+        }
+        let server = server.expect("every block has a server mqueue");
+        Self { block, server, clients, sockets, streams: region.engine_streams(block) }
     }
 
-    /// Their numbers in the region: the server mqueue's, then those of the client mqueues.
+    /// Their numbers in the region: the server mqueue's, then those of the client mqueues and of the socket mqueue.
     pub fn mqueues(&self) -> impl Iterator<Item = u32> + '_ {
-        std::iter::once(self.server.mqueue).chain(self.clients.iter().map(|client| client.mqueue))
+        let others = self.clients.iter().chain(&self.sockets);
+        std::iter::once(&self.server).chain(others).map(|ends| ends.mqueue)
     }
 }
 
@@ -47,7 +58,7 @@ impl BlockEnds {
 pub struct Attachment {
     /// The blocks that this worker owns.
     pub blocks: Box<dyn Blocks>,
-    /// The ends of their mqueues, in block order.
+    /// The ends of their rings, in block order.
     pub ends: Vec<BlockEnds>,
 }
 

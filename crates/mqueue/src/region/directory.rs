@@ -1,12 +1,13 @@
 //! The directory: validation of entries, and the information they contain together.
 //!
 //! Each entry is a copy. Checks common to all kinds come first (owner, memory), then whether the kind is known, then the
-//! kind's own part. At the end the rings must form complete mqueues, and no two parts of the region may overlap. The
+//! kind's own part. At the end the rings must form complete mqueues and complete connections, and no two parts of the region may overlap. The
 //! formatter's own plan passes the same checks.
 
 use std::ops::Range;
 
 use crate::abi::*;
+use crate::byte_ring::byte_ring_bytes;
 use crate::ring::slot_bytes;
 
 const SERVERLESS: &str = "a block without a server mqueue";
@@ -37,25 +38,38 @@ pub enum Role {
     Server,
     /// Requests to this backend, by its index in the configuration, and its answers.
     Client(u32),
+    /// Commands for the block's connections, their completions, and events.
+    Sockets,
 }
 
 impl Role {
     fn of(entry: &RingEntry) -> Option<Self> {
         match (mqueue_kind(entry.kind)?.0, entry.index) {
-            (true, 0) => Some(Self::Server),
-            (false, index) if index < BACKENDS_MAX => Some(Self::Client(index)),
+            (MqueueKind::Server, 0) => Some(Self::Server),
+            (MqueueKind::Client, index) if index < BACKENDS_MAX => Some(Self::Client(index)),
+            (MqueueKind::Sockets, 0) => Some(Self::Sockets),
             _ => None,
         }
     }
 }
 
-/// For the kinds of mqueue rings: whether it belongs to a server mqueue, and whether it is the RX ring.
-pub(super) fn mqueue_kind(kind: u16) -> Option<(bool, bool)> {
+/// What the kind of a ring says about its mqueue's [`Role`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum MqueueKind {
+    Server,
+    Client,
+    Sockets,
+}
+
+/// For the kinds of mqueue rings: that of the mqueue, and whether it is the RX ring.
+pub(super) fn mqueue_kind(kind: u16) -> Option<(MqueueKind, bool)> {
     match kind {
-        ring_kind::SERVER_RX => Some((true, true)),
-        ring_kind::SERVER_TX => Some((true, false)),
-        ring_kind::CLIENT_RX => Some((false, true)),
-        ring_kind::CLIENT_TX => Some((false, false)),
+        ring_kind::SERVER_RX => Some((MqueueKind::Server, true)),
+        ring_kind::SERVER_TX => Some((MqueueKind::Server, false)),
+        ring_kind::CLIENT_RX => Some((MqueueKind::Client, true)),
+        ring_kind::CLIENT_TX => Some((MqueueKind::Client, false)),
+        ring_kind::SOCKET_RX => Some((MqueueKind::Sockets, true)),
+        ring_kind::SOCKET_TX => Some((MqueueKind::Sockets, false)),
         _ => None,
     }
 }
@@ -63,6 +77,10 @@ pub(super) fn mqueue_kind(kind: u16) -> Option<(bool, bool)> {
 /// Whether it is a kind of ring that commands go through.
 pub(super) fn is_command_kind(kind: u16) -> bool {
     matches!(kind, ring_kind::COMMANDS | ring_kind::COMPLETIONS)
+}
+
+fn is_stream_kind(kind: u16) -> bool {
+    matches!(kind, ring_kind::STREAM_RX | ring_kind::STREAM_TX)
 }
 
 /// Offsets of the arrays of heads and of tails for rings of this kind of an mqueue.
@@ -97,20 +115,25 @@ pub(super) fn fixed_parts(header: &RegionHeader) -> [(u64, u64, &'static str); 6
 
 /// A checked directory.
 pub(super) struct Directory {
-    /// The rings of known kinds, in the order of their entries.
+    /// The rings of messages of known kinds, in the order of their entries.
     pub(super) entries: Vec<RingEntry>,
     /// Of each of them: its index in the directory.
     pub(super) numbers: Vec<u32>,
     /// By mqueue.
     mqueues: Vec<Mqueue>,
-    /// Mqueues by block, server first, then clients by index; those of block `b` are in `starts[b]..starts[b + 1]`.
+    /// Mqueues by block, server first, then clients by index, then sockets; those of block `b` are in `starts[b]..starts[b + 1]`.
     of_blocks: Vec<u32>,
     starts: Vec<u32>,
     /// By block: its entries in the directory.
     spans: Vec<Range<u32>>,
     /// By pair of command rings: places of COMMANDS and COMPLETIONS in `entries`.
     pub(super) commands: Vec<[u32; 2]>,
+    /// By block and slot: STREAM_RX and STREAM_TX.
+    pub(super) streams: Vec<Vec<[StreamEntry; 2]>>,
 }
+
+/// The stream rings of a slot, each with its index in the directory.
+type SlotRings = [Option<(u32, StreamEntry)>; 2];
 
 /// One mqueue of a checked directory.
 #[derive(Clone, Copy)]
@@ -169,6 +192,8 @@ struct Reader<'a> {
     rings: Vec<[Option<u32>; 2]>,
     /// By pair of command rings: the same.
     commands: Vec<[Option<u32>; 2]>,
+    /// By block and slot.
+    streams: Vec<Vec<SlotRings>>,
     /// Memory of all entries: offset, end and index in the directory.
     memory: Vec<(u64, u64, u32)>,
 }
@@ -184,6 +209,7 @@ impl<'a> Reader<'a> {
             spans: vec![0..0; header.block_count as usize],
             rings: vec![[None; 2]; header.mqueue_count as usize],
             commands: Vec::new(),
+            streams: vec![Vec::new(); header.block_count as usize],
             memory: Vec::with_capacity(capacity),
         }
     }
@@ -196,6 +222,9 @@ impl<'a> Reader<'a> {
         }
         if is_command_kind(entry.kind) && entry.version == ring_version::COMMAND {
             return self.read_command_ring(ring, entry.into()).map_err(wrong);
+        }
+        if is_stream_kind(entry.kind) && entry.version == ring_version::STREAM {
+            return self.read_stream_ring(ring, entry.into()).map_err(wrong);
         }
         if entry.flags & ring_flags::REQUIRED != 0 {
             return Err(Refusal::Required { ring, kind: entry.kind, version: entry.version });
@@ -257,13 +286,29 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
+    fn read_stream_ring(&mut self, ring: u32, entry: StreamEntry) -> Result<(), &'static str> {
+        check_stream_ring(&entry, self.header)?;
+        let slots = &mut self.streams[entry.block as usize];
+        let slot = entry.index as usize;
+        slots.resize(slots.len().max(slot + 1), [None; 2]);
+        let tx = usize::from(entry.kind == ring_kind::STREAM_TX);
+        match &mut slots[slot][tx] {
+            Some(_) => Err("stream ring described twice"),
+            place => {
+                *place = Some((ring, entry));
+                Ok(())
+            }
+        }
+    }
+
     fn finish(mut self) -> Result<Directory, Refusal> {
         self.check_overlaps()?;
         let mqueues = self.whole_mqueues()?;
         let (of_blocks, starts) = self.by_block(&mqueues)?;
         let commands = self.whole_command_rings()?;
+        let streams = self.whole_streams(&mqueues)?;
         let Self { entries, numbers, spans, .. } = self;
-        Ok(Directory { entries, numbers, mqueues, of_blocks, starts, spans, commands })
+        Ok(Directory { entries, numbers, mqueues, of_blocks, starts, spans, commands, streams })
     }
 
     /// No two parts of a region share memory.
@@ -317,7 +362,38 @@ impl<'a> Reader<'a> {
         self.commands.iter().map(whole).collect()
     }
 
-    /// Every block has one server mqueue, and client mqueues without a gap.
+    /// Every slot has both stream rings, and a block has slots if it has a socket mqueue.
+    fn whole_streams(&self, mqueues: &[Mqueue]) -> Result<Vec<Vec<[StreamEntry; 2]>>, Refusal> {
+        let problem = |ring, what| Refusal::Ring(Problem { ring, what });
+        let whole = |rings: &SlotRings| match *rings {
+            [Some((_, rx)), Some((_, tx))] => Ok([rx, tx]),
+            [None, None] => Err(Refusal::Header("a gap between stream rings")),
+            [one, other] => {
+                let (ring, _) = one.or(other).expect("one of them is there");
+                Err(problem(ring, "stream ring without its other ring"))
+            }
+        };
+        // By block: the socket mqueue's RX ring.
+        let mut sockets = vec![None; self.streams.len()];
+        for mqueue in mqueues.iter().filter(|mqueue| mqueue.role == Role::Sockets) {
+            sockets[mqueue.block as usize] = Some(self.numbers[mqueue.rings[0] as usize]);
+        }
+        let of_block = |(slots, sockets): (&Vec<SlotRings>, Option<u32>)| {
+            let first = slots.iter().flatten().flatten().next();
+            match (sockets, first) {
+                (Some(ring), None) => {
+                    Err(problem(ring, "socket mqueue of a block without streams"))
+                }
+                (None, Some(&(ring, _))) => {
+                    Err(problem(ring, "stream of a block without a socket mqueue"))
+                }
+                _ => slots.iter().map(whole).collect(),
+            }
+        };
+        self.streams.iter().zip(sockets).map(of_block).collect()
+    }
+
+    /// Every block has one server mqueue, client mqueues without a gap, and at most one socket mqueue.
     fn by_block(&self, mqueues: &[Mqueue]) -> Result<(Vec<u32>, Vec<u32>), Refusal> {
         let mut order: Vec<u32> = (0..mqueues.len() as u32).collect();
         let place = |mqueue: &u32| {
@@ -326,24 +402,30 @@ impl<'a> Reader<'a> {
         };
         order.sort_unstable_by_key(place);
         let mut starts = vec![0; self.header.block_count as usize + 1];
-        let (mut block, mut next) = (0, Role::Server);
+        let (mut block, mut before) = (0, None);
         for (at, mqueue) in (0..).zip(&order) {
             let (of, role) = place(mqueue);
             if of != block {
-                if next == Role::Server || of != block + 1 {
+                if before.is_none() || of != block + 1 {
                     return Err(Refusal::Header(SERVERLESS));
                 }
-                (block, next) = (of, Role::Server);
+                (block, before) = (of, None);
                 starts[of as usize] = at;
             }
-            if role != next {
+            let fits = match role {
+                Role::Server => before.is_none(),
+                Role::Client(0) => before == Some(Role::Server),
+                Role::Client(index) => before == Some(Role::Client(index - 1)),
+                Role::Sockets => matches!(before, Some(Role::Server | Role::Client(_))),
+            };
+            if !fits {
                 let ring = self.numbers[mqueues[*mqueue as usize].rings[0] as usize];
-                let what = if next == Role::Server { SERVERLESS } else { "index" };
+                let what = if before.is_none() { SERVERLESS } else { "index" };
                 return Err(Refusal::Ring(Problem { ring, what }));
             }
-            next = Role::Client(if let Role::Client(index) = role { index + 1 } else { 0 });
+            before = Some(role);
         }
-        if next == Role::Server || block + 1 != self.header.block_count {
+        if before.is_none() || block + 1 != self.header.block_count {
             return Err(Refusal::Header(SERVERLESS));
         }
         *starts.last_mut().expect("one more than blocks") = order.len() as u32;
@@ -411,6 +493,15 @@ fn check_mqueue_ring(entry: &RingEntry, header: &RegionHeader) -> Result<(), &'s
         (entry.mqueue < header.mqueue_count, "mqueue index"),
     ])?;
     check_messages(entry, header)?;
+    if let Some((MqueueKind::Sockets, _)) = mqueue_kind(entry.kind) {
+        let bytes = size_of::<SocketMessage>() as u32;
+        all(&[
+            (entry.protocol == protocol::DOORBELL, "protocol"),
+            (entry.message_bytes_max == bytes, "longest message"),
+            (entry.inline_bytes == bytes, "inline bytes"),
+            (entry.arena_bytes == 0, "arena"),
+        ])?;
+    }
     all(&[
         (entry.head_offset == heads + 8 * mqueue, "head word"),
         (entry.tail_offset == tails + 8 * mqueue, "tail word"),
@@ -451,4 +542,16 @@ fn check_command_ring(entry: &RingEntry, header: &RegionHeader) -> Result<(), &'
     parts.sort_unstable();
     let apart = parts.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0);
     all(&[(apart, "parts that share memory")])
+}
+
+/// Checks the entry of a stream ring, whose memory was checked.
+fn check_stream_ring(entry: &StreamEntry, header: &RegionHeader) -> Result<(), &'static str> {
+    all(&[
+        (entry.flags & !ring_flags::REQUIRED == 0, "flags"),
+        (entry.block < header.block_count, "owner block"),
+        (entry.index < SOCKETS_MAX, "index"),
+        (entry.capacity.is_power_of_two(), "capacity"),
+        ((STREAM_BYTES_MIN..=STREAM_BYTES_MAX).contains(&entry.capacity), "capacity"),
+    ])?;
+    all(&[(entry.bytes >= byte_ring_bytes(entry.capacity), "memory")])
 }

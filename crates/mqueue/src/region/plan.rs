@@ -2,6 +2,7 @@
 
 use super::directory::{self, Directory, Problem, Refusal};
 use crate::abi::*;
+use crate::byte_ring::byte_ring_bytes;
 use crate::ring::slot_bytes;
 
 /// The plan of one mqueue: an RX ring (toward the accelerator) and a TX ring.
@@ -67,7 +68,7 @@ impl RingPlan {
     }
 }
 
-/// One ring of a region, as described by its entry in the directory.
+/// One ring of messages of a region, as described by its entry in the directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingSpec {
     /// One of [`crate::abi::ring_kind`].
@@ -86,13 +87,24 @@ pub struct RingSpec {
     pub window_bytes: u64,
 }
 
+/// The connections that each block can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamPlan {
+    /// Connections at a time, in [1, SOCKETS_MAX].
+    pub slots: u32,
+    /// Capacity of each of a connection's two rings: a power of two in [STREAM_BYTES_MIN, STREAM_BYTES_MAX].
+    pub capacity: u64,
+}
+
 /// The plan of a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionPlan {
     /// Blocks, in [1, BLOCKS_MAX].
     pub block_count: u32,
-    /// The rings, in the order of their entries. Those of one block are contiguous.
+    /// The rings of messages, in the order of their entries. Those of one block are contiguous.
     pub rings: Vec<RingSpec>,
+    /// The stream rings of each block, whose entries follow those of its other rings. A block has them if it has a socket mqueue.
+    pub streams: Option<StreamPlan>,
     /// The accelerator generation, from 1.
     pub generation: u64,
     /// Initial value of every head and tail, in [0, START_MAX]: 0, except in tests of sequence wrap.
@@ -117,6 +129,9 @@ pub enum PlanError {
     /// The depth is not a power of two.
     #[error("ring depth is {0}, must be a power of two")]
     Depth(u32),
+    /// The capacity of stream rings is not a power of two.
+    #[error("the capacity of stream rings is {0} bytes, must be a power of two")]
+    Capacity(u64),
     /// A ring whose messages do not fit inline has no arena, or one too small, or uses `granule`.
     #[error("messages of {0} bytes need an arena and the doorbell protocol")]
     Arena(u32),
@@ -152,6 +167,8 @@ fn in_range(what: &'static str, value: u64, min: u64, max: u64) -> Result<(), Pl
 /// Offsets of everything in a region.
 pub(super) struct Arrangement {
     pub(super) header: RegionHeader,
+    /// As they lie in the directory.
+    pub(super) entries: Vec<DirectoryEntry>,
     pub(super) directory: Directory,
 }
 
@@ -189,7 +206,31 @@ impl RegionPlan {
         };
         // Too many blocks are refused together with the plan, which needs no rings for that.
         let listed = block_count.min(BLOCKS_MAX);
-        Self { block_count, rings: (0..listed).flat_map(rings_of).collect(), generation, start: 0 }
+        let rings = (0..listed).flat_map(rings_of).collect();
+        Self { block_count, rings, streams: None, generation, start: 0 }
+    }
+
+    /// The same with a socket mqueue of this depth for each block, and `slots` connections with rings of `capacity` bytes.
+    pub fn with_sockets(mut self, slots: u32, capacity: u64, depth: u32) -> Self {
+        let messages = RingPlan::doorbell(size_of::<SocketMessage>() as u32, 0);
+        let of_block = |rings: &[RingSpec]| {
+            let block = rings[0].block;
+            let ring = |kind| RingSpec {
+                kind,
+                block,
+                index: 0,
+                placement: placement::HOST,
+                depth,
+                messages,
+                window_bytes: 0,
+            };
+            let sockets = [ring_kind::SOCKET_RX, ring_kind::SOCKET_TX].map(ring);
+            let any = if block == NO_BLOCK { 0 } else { sockets.len() };
+            [rings, &sockets[..any]].concat()
+        };
+        self.rings = self.by_owner().flat_map(of_block).collect();
+        self.streams = Some(StreamPlan { slots, capacity });
+        self
     }
 
     /// The same with one more pair of command rings, for `depth` commands in flight, and a window of `window_bytes`.
@@ -223,7 +264,14 @@ impl RegionPlan {
         in_range("block_count", self.block_count.into(), 1, BLOCKS_MAX.into())?;
         in_range("generation", self.generation, 1, u64::MAX)?;
         in_range("start", self.start, 0, START_MAX)?;
-        in_range("rings", self.rings.len() as u64, 1, RINGS_MAX.into())?;
+        if let Some(StreamPlan { slots, capacity }) = self.streams {
+            in_range("sockets", slots.into(), 1, SOCKETS_MAX.into())?;
+            in_range("stream capacity", capacity, STREAM_BYTES_MIN, STREAM_BYTES_MAX)?;
+            if !capacity.is_power_of_two() {
+                return Err(PlanError::Capacity(capacity));
+            }
+        }
+        in_range("rings", self.entry_count(), 1, RINGS_MAX.into())?;
         for ring in &self.rings {
             in_range("ring depth", ring.depth.into(), 1, DEPTH_MAX.into())?;
             if !ring.depth.is_power_of_two() {
@@ -241,6 +289,18 @@ impl RegionPlan {
         Ok(())
     }
 
+    /// The rings of messages, in parts whose owner is the same.
+    fn by_owner(&self) -> impl Iterator<Item = &[RingSpec]> {
+        self.rings.chunk_by(|a, b| a.block == b.block)
+    }
+
+    /// How many entries the directory has.
+    fn entry_count(&self) -> u64 {
+        let blocks = self.by_owner().filter(|rings| rings[0].block != NO_BLOCK).count() as u64;
+        let streams = self.streams.map_or(0, |streams| 2 * u64::from(streams.slots));
+        self.rings.len() as u64 + blocks * streams
+    }
+
     pub(super) fn arrange(&self) -> Result<Arrangement, PlanError> {
         self.check()?;
         let numbers = self.number_mqueues()?;
@@ -249,8 +309,8 @@ impl RegionPlan {
         let mut cursor = Cursor(BLOCKS_OFFSET);
         let blocks_offset =
             cursor.place(u64::from(self.block_count) * size_of::<BlockWords>() as u64);
-        let directory_offset =
-            cursor.place(self.rings.len() as u64 * size_of::<DirectoryEntry>() as u64);
+        let ring_count = self.entry_count();
+        let directory_offset = cursor.place(ring_count * size_of::<DirectoryEntry>() as u64);
         let [rx_heads, tx_tails, rx_tails, tx_heads] = [(); 4].map(|()| cursor.place(words_bytes));
         let mut header = RegionHeader {
             magic: REGION_MAGIC,
@@ -266,16 +326,23 @@ impl RegionPlan {
             tx_tails_offset: tx_tails,
             rx_tails_offset: rx_tails,
             tx_heads_offset: tx_heads,
-            ring_count: self.rings.len() as u32,
+            ring_count: ring_count as u32,
             pad: 0,
             reserved: [0; 4],
         };
-        let rings = self.rings.iter().zip(numbers);
-        let entries: Vec<_> = rings
-            .map(|(spec, mqueue)| DirectoryEntry::from(spec.entry(mqueue, &header, &mut cursor)))
-            .collect();
+        let mut entries = Vec::with_capacity(ring_count as usize);
+        let mut numbers = numbers.into_iter();
+        for rings in self.by_owner() {
+            for (spec, mqueue) in rings.iter().zip(&mut numbers) {
+                entries.push(spec.entry(mqueue, &header, &mut cursor).into());
+            }
+            if let (Some(streams), true) = (self.streams, rings[0].block != NO_BLOCK) {
+                let stream = streams.entries(rings[0].block, &mut cursor);
+                entries.extend(stream.map(DirectoryEntry::from));
+            }
+        }
         header.region_bytes = cursor.place(0);
-        let directory = Directory::of(entries.into_iter(), &header).map_err(|refusal| {
+        let directory = Directory::of(entries.iter().copied(), &header).map_err(|refusal| {
             let (ring, what) = match refusal {
                 Refusal::Ring(Problem { ring, what }) => (ring, what),
                 Refusal::Header(what) => (0, what),
@@ -283,20 +350,20 @@ impl RegionPlan {
             };
             PlanError::Ring { ring, what }
         })?;
-        Ok(Arrangement { header, directory })
+        Ok(Arrangement { header, entries, directory })
     }
 
     /// The mqueue of each ring that belongs to one: numbered in the order in which the plan lists them.
     fn number_mqueues(&self) -> Result<Vec<Option<u32>>, PlanError> {
         let mut numbers = std::collections::BTreeMap::new();
         let mqueue_of = |(ring, spec): (u32, &RingSpec)| {
-            let server = match directory::mqueue_kind(spec.kind) {
-                Some((server, _)) => server,
+            let of_mqueue = match directory::mqueue_kind(spec.kind) {
+                Some((kind, _)) => kind,
                 None if directory::is_command_kind(spec.kind) => return Ok(None),
                 None => return Err(PlanError::Ring { ring, what: "kind" }),
             };
             let next = numbers.len() as u32;
-            Ok(Some(*numbers.entry((spec.block, !server, spec.index)).or_insert(next)))
+            Ok(Some(*numbers.entry((spec.block, of_mqueue, spec.index)).or_insert(next)))
         };
         (0..).zip(&self.rings).map(mqueue_of).collect()
     }
@@ -345,5 +412,27 @@ impl RingSpec {
             window_bytes: self.window_bytes,
             reserved: [0; 2],
         }
+    }
+}
+
+impl StreamPlan {
+    /// The entries of a block's stream rings, with their memory.
+    fn entries(self, block: u32, cursor: &mut Cursor) -> impl Iterator<Item = StreamEntry> {
+        let rings = (0..self.slots)
+            .flat_map(|slot| [ring_kind::STREAM_RX, ring_kind::STREAM_TX].map(|kind| (slot, kind)));
+        rings.map(move |(slot, kind)| {
+            let bytes = byte_ring_bytes(self.capacity);
+            StreamEntry {
+                kind,
+                version: ring_version::STREAM,
+                flags: ring_flags::REQUIRED,
+                block,
+                index: slot,
+                offset: cursor.place(bytes),
+                bytes,
+                capacity: self.capacity,
+                reserved: [0; 11],
+            }
+        })
     }
 }
