@@ -76,6 +76,7 @@ const EDGES: &[Edge] = &[
     },
     Edge { name: "DOORBELL", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
     Edge { name: "BYTES_PUBLISH", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
+    Edge { name: "BYTES_END", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
     Edge { name: "BYTES_RELEASE", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
     Edge { name: "BOOKS", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
 ];

@@ -496,14 +496,15 @@ proptest! {
 
     /// Any entry among valid ones is skipped, refused or safe to use.
     #[test]
-    fn any_entry_is_refused_or_safe(own in any::<[u64; 12]>(), common in any::<[u64; 4]>(), at in 0..9_usize, near: bool) {
-        let mut bench = Bench::new(&plan(2, 1));
+    fn any_entry_is_refused_or_safe(own in any::<[u64; 12]>(), common in any::<[u64; 4]>(), at in 0..9_usize, near: bool, any_sockets: bool) {
+        let sockets = any_sockets && near;
+        let mut bench = Bench::new(&if sockets { with_sockets() } else { plan(2, 1) });
         let words: Vec<u64> = common.into_iter().chain(own).collect();
         let words: [u64; 16] = words.try_into().unwrap();
         // SAFETY: a plain structure of integers without padding, of exactly 16 words.
         let mut entry: DirectoryEntry = unsafe { std::mem::transmute(words) };
         if near {
-            (entry.kind, entry.version) = (entry.kind % 8, entry.version % 2);
+            (entry.kind, entry.version) = (entry.kind % 12, entry.version % 2);
             (entry.block, entry.index) = (entry.block % 3, entry.index % 3);
             (entry.offset, entry.bytes) = (bench.spare(), entry.bytes % 8192);
         }

@@ -136,6 +136,7 @@ fn streams_survive_two_threads() {
                     }
                 }
             }
+            writer.set_end(3);
         });
         for n in 0..FRAMES {
             let mut frame = vec![0; len_of(n)];
@@ -149,6 +150,9 @@ fn streams_survive_two_threads() {
             let mut expected = vec![0; frame.len()];
             fill(n, &mut expected);
             assert!(frame == expected, "frame {n}");
+        }
+        while reader.ended().unwrap() != Some(3) {
+            std::thread::yield_now();
         }
     });
 }

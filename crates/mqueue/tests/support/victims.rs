@@ -27,8 +27,13 @@ pub(crate) struct Fenced {
 }
 
 impl Fenced {
-    fn new(memory: MappedMemory) -> Self {
+    pub(crate) fn new(memory: MappedMemory) -> Self {
         Self { memory, fence: Arc::default() }
+    }
+
+    /// From now on only these ranges may be accessed.
+    pub(crate) fn allow(&self, reads: Vec<Range<u64>>, writes: Vec<Range<u64>>) {
+        *self.fence.lock().unwrap() = Some(Fence { reads, writes });
     }
 
     fn check(&self, at: u64, bytes: u64, write: bool) {
@@ -105,10 +110,8 @@ pub(crate) fn victims(memory: &MappedMemory) -> Result<Victims, JoinError> {
         body.push(entry.arena_offset..entry.arena_offset + entry.arena_bytes);
     }
     let with = |at: u64| body.iter().cloned().chain([word(at)]).collect();
-    *near.fence.lock().unwrap() =
-        Some(Fence { reads: vec![word(entry.tail_offset)], writes: with(entry.head_offset) });
-    *far.fence.lock().unwrap() =
-        Some(Fence { reads: with(entry.head_offset), writes: vec![word(entry.tail_offset)] });
+    near.allow(vec![word(entry.tail_offset)], with(entry.head_offset));
+    far.allow(with(entry.head_offset), vec![word(entry.tail_offset)]);
 
     let first_words = slots.step_by(entry.slot_stride as usize).flat_map(|slot| {
         [slot, slot + 8, slot + 16, slot + 24, slot + 32, slot + 40].map(|at| at & !7)
