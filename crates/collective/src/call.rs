@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use crate::error::{CollectiveError, Loss};
-use crate::frame::{HEADER_BYTES, Header};
+use crate::frame::{HEADER_BYTES, Header, is_long};
 use crate::schedule::{Effect, Element, Memory, Operation, RANKS_MAX, Receive, Schedule};
 use crate::transport::{Transport, Wants};
 
 /// Bytes that are received at a time before they are added: less than a core's cache.
 const STAGE_BYTES: usize = 128 << 10;
 /// Bytes that are sent at a time, so that receiving does not wait for long.
-const SEND_BYTES_MAX: usize = 128 << 10;
+const SEND_BYTES_MAX: usize = 1 << 20;
 /// Looks at the transfers of a step before the caller looks at its clock.
 const ROUNDS_MAX: usize = 64;
 /// What every NaN becomes, because processors disagree about the bits of a sum of NaNs.
@@ -150,7 +150,7 @@ impl Call {
                     let head = &state.head[state.sent.min(HEADER_BYTES)..];
                     let body = &data[send.range.clone()][state.sent.saturating_sub(HEADER_BYTES)..];
                     let body = &body[..body.len().min(SEND_BYTES_MAX)];
-                    let sent = transport.send(send.peer, head, body)?;
+                    let sent = transport.send(send.peer, head, body, is_long(send.range.len()))?;
                     state.sent += sent;
                     moved |= sent > 0;
                     if state.sent < total {
@@ -194,7 +194,12 @@ impl Call {
             _ => total,
         };
         let state = &mut self.receives[index];
-        let wanted = allowed.saturating_sub(state.got);
+        let is_long = is_long(receive.range.len());
+        let is_bulk = is_long && state.got >= HEADER_BYTES;
+        let wanted = match is_long && !is_bulk {
+            true => HEADER_BYTES - state.got,
+            false => allowed.saturating_sub(state.got),
+        };
         if wanted == 0 {
             return Ok(false);
         }
@@ -204,14 +209,14 @@ impl Call {
                 Memory::Scratch => &mut self.scratch,
             };
             let at = receive.range.start + state.got - HEADER_BYTES;
-            let got = transport.receive(receive.peer, &mut memory[at..][..wanted])?;
+            let got = transport.receive(receive.peer, &mut memory[at..][..wanted], is_bulk)?;
             state.got += got;
             return Ok(got > 0);
         }
         let (before, old) = (state.part_bytes, state.got);
         self.stage[..before].copy_from_slice(&state.part[..before]);
         let room = wanted.min(STAGE_BYTES - 8);
-        let got = transport.receive(receive.peer, &mut self.stage[before..][..room])?;
+        let got = transport.receive(receive.peer, &mut self.stage[before..][..room], is_bulk)?;
         if got == 0 {
             return Ok(false);
         }

@@ -6,12 +6,16 @@
 //! | [`Welcome`] | 12  | both, answer   | whether the listener accepts                                                     |
 //! | [`Header`]  | 32  | data           | before the bytes of each transfer: the sender's call, and how many bytes follow  |
 //! | [`Notice`]  | 8   | control        | the sender leaves, or ends the group                                             |
+//!
+//! The bytes of a transfer follow its header, except those of a long one ([`is_long`]) to a higher rank: they take the connection
+//! for bulk. So two ranks that send much to each other do it over one connection per direction, and neither keeps the other from
+//! its socket.
 
 use crate::error::Reason;
 use crate::schedule::{Element, Operation, RANKS_MAX};
 
 /// The version of this format. Ranks of different versions refuse each other.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Longest name of a group, in bytes.
 pub const NAME_BYTES_MAX: usize = 64;
 /// Bytes of a [`Hello`].
@@ -35,6 +39,13 @@ pub enum Purpose {
     Control,
     /// The data of calls.
     Data,
+    /// The bytes of long transfers to the rank that has connected.
+    Bulk,
+}
+
+/// Whether a transfer of this many bytes is long.
+pub const fn is_long(bytes: usize) -> bool {
+    bytes > 64 << 10
 }
 
 /// The first message of a connection, from the rank that connects.
@@ -76,6 +87,7 @@ impl Hello {
         let purpose = match bytes[10] {
             0 => Purpose::Control,
             1 => Purpose::Data,
+            2 => Purpose::Bulk,
             _ => return Err(None),
         };
         let [ranks, from, to, len, reserved] = [11, 12, 13, 14, 15].map(|at| bytes[at]);
@@ -256,7 +268,7 @@ mod tests {
         let mut other = hello.encode();
         other[8] += 1;
         assert_eq!(Hello::decode(&other), Err(Some(Welcome::OtherVersion(VERSION))));
-        for forged in [(0, 1), (10, 2), (11, 9), (11, 1), (12, 8), (13, 7), (14, 65), (15, 1)] {
+        for forged in [(0, 1), (10, 3), (11, 9), (11, 1), (12, 8), (13, 7), (14, 65), (15, 1)] {
             let mut bytes = hello.encode();
             bytes[forged.0] = forged.1;
             assert_eq!(Hello::decode(&bytes), Err(None), "{forged:?}");

@@ -5,12 +5,12 @@
 //!
 //! | operation  | ranks               | bytes           | algorithm                                                          |
 //! |------------|---------------------|-----------------|--------------------------------------------------------------------|
-//! | all-reduce | 2                   | any             | exchange: both send everything                                     |
+//! | all-reduce | 2                   | up to 64 KiB    | exchange: both send everything                                     |
 //! | all-reduce | 3, 4                | up to 4 KiB     | exchange: all send everything to all, and add in the order of ranks |
 //! | all-reduce | 3 to 8              | up to 32 KiB    | recursive doubling                                                 |
-//! | all-reduce | 4, 8                | up to 1 MiB     | Rabenseifner: recursive halving, then doubling                     |
+//! | all-reduce | 2, 4, 8             | up to 1 MiB     | Rabenseifner: recursive halving, then doubling                     |
 //! | all-reduce | 3, 5, 6, 7          | up to 256 KiB   | Rabenseifner, after pairs of ranks have been folded into one       |
-//! | all-reduce | 3 to 8              | above           | ring                                                               |
+//! | all-reduce | 2 to 8              | above           | ring                                                               |
 //! | broadcast  | 2 to 8              | up to 64 KiB    | binomial tree                                                      |
 //! | broadcast  | 2 to 8              | above           | chain of segments                                                  |
 //! | barrier    | 2 to 8              | -               | dissemination                                                      |
@@ -24,7 +24,8 @@ use std::ops::Range;
 /// Most ranks of a group.
 pub const RANKS_MAX: usize = 8;
 
-/// Up to this length three or four ranks exchange everything in one step.
+/// Up to this length two ranks, and three or four, exchange everything in one step.
+const EXCHANGE_TWO_BYTES_MAX: usize = 64 << 10;
 const EXCHANGE_BYTES_MAX: usize = 4 << 10;
 /// Up to this length recursive doubling is used.
 const DOUBLING_BYTES_MAX: usize = 32 << 10;
@@ -205,13 +206,17 @@ impl Schedule {
 fn choose(operation: Operation, ranks: usize, bytes: usize) -> Algorithm {
     let halving_max =
         if ranks.is_power_of_two() { HALVING_BYTES_MAX } else { FOLDED_HALVING_BYTES_MAX };
+    let exchange_max = match ranks {
+        2 => EXCHANGE_TWO_BYTES_MAX,
+        3 | 4 => EXCHANGE_BYTES_MAX,
+        _ => 0,
+    };
     match operation {
         _ if ranks == 1 => Algorithm::Alone,
         Operation::Barrier => Algorithm::Dissemination,
         Operation::Broadcast { .. } if bytes <= SEGMENT_BYTES => Algorithm::Tree,
         Operation::Broadcast { .. } => Algorithm::Chain,
-        Operation::AllReduce if ranks == 2 => Algorithm::Exchange,
-        Operation::AllReduce if ranks <= 4 && bytes <= EXCHANGE_BYTES_MAX => Algorithm::Exchange,
+        Operation::AllReduce if bytes <= exchange_max => Algorithm::Exchange,
         Operation::AllReduce if bytes <= DOUBLING_BYTES_MAX => Algorithm::Doubling,
         Operation::AllReduce if bytes <= halving_max => Algorithm::Halving,
         Operation::AllReduce => Algorithm::Ring,
@@ -454,7 +459,9 @@ mod tests {
     fn the_choice_depends_on_ranks_and_length() {
         let choice = |ranks, bytes| choose(Operation::AllReduce, ranks, bytes);
         assert_eq!(choice(1, 64), Algorithm::Alone);
-        assert_eq!(choice(2, 64 << 20), Algorithm::Exchange);
+        assert_eq!(choice(2, 64 << 10), Algorithm::Exchange);
+        assert_eq!(choice(2, 1 << 20), Algorithm::Halving);
+        assert_eq!(choice(2, 64 << 20), Algorithm::Ring);
         assert_eq!(choice(4, 64), Algorithm::Exchange);
         assert_eq!(choice(8, 64), Algorithm::Doubling);
         assert_eq!(choice(4, 60 << 10), Algorithm::Halving);

@@ -188,7 +188,7 @@ impl Shared {
 }
 
 impl Transport for Shared {
-    fn send(&mut self, peer: usize, head: &[u8], body: &[u8]) -> Result<usize, Loss> {
+    fn send(&mut self, peer: usize, head: &[u8], body: &[u8], _: bool) -> Result<usize, Loss> {
         let pair = self.pair(peer);
         let sent = pair.writer.write(head, body).map_err(|_| Loss::Garbage(peer))?;
         if sent > 0 && pair.writer.reader_sleeps() {
@@ -197,7 +197,7 @@ impl Transport for Shared {
         Ok(sent)
     }
 
-    fn receive(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Loss> {
+    fn receive(&mut self, peer: usize, into: &mut [u8], _: bool) -> Result<usize, Loss> {
         let pair = self.pair(peer);
         let got = pair.reader.read(into).map_err(|_| Loss::Garbage(peer))?;
         if got > 0 && pair.reader.writer_sleeps() {

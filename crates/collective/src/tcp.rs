@@ -1,11 +1,12 @@
-//! The transport over TCP: two connections to each other rank, one for data and one for notices.
+//! The transport over TCP: three connections to each other rank, one for notices, one for data, and one for the bytes of long
+//! transfers from the lower to the higher rank.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::Duration;
 
-use sys::descriptors::{Interest, receive_now, send_now};
+use sys::descriptors::{Interest, receive_now, send_joined_now, send_now};
 use sys::local::wait_ready;
 use sys::memory::SharedMemory;
 
@@ -16,16 +17,21 @@ use crate::group::Group;
 use crate::mesh::{Member, Network, form};
 use crate::transport::{SLEEP_MAX, Spin, Transport, Wants};
 
-/// Bytes that are sent with the header of a frame, in one call.
-const JOINED_BYTES: usize = 16 << 10;
-
 /// Connections to all other ranks.
 pub struct Tcp {
     /// By rank; `None` for this one.
-    data: Vec<Option<TcpStream>>,
+    peers: Vec<Option<Peer>>,
     controls: Controls<TcpStream>,
-    joined: Vec<u8>,
     spin: Spin,
+}
+
+struct Peer {
+    data: TcpStream,
+    bulk: TcpStream,
+    is_lower: bool,
+    /// Where the latest transfer goes on in each direction.
+    sends_bulk: bool,
+    receives_bulk: bool,
 }
 
 impl Group<Tcp> {
@@ -48,25 +54,22 @@ impl Group<Tcp> {
         }
         let prepared = listener.set_nonblocking(true);
         prepared.map_err(|error| member.failed(error.to_string()))?;
-        let pairs = form(member, &Addresses { listener, addresses }, limit)?;
-        let (mut controls, mut data) = (Vec::new(), Vec::new());
-        for pair in pairs {
+        let joined = form(member, &Addresses { listener, addresses }, limit)?;
+        let (mut controls, mut peers) = (Vec::new(), Vec::new());
+        for (rank, joined) in joined.into_iter().enumerate() {
+            let sockets = joined.map(|joined| joined.into_iter().map(|(socket, _)| socket));
             // In the order of purposes.
-            let [control, stream] = match pair.map(<[_; 2]>::try_from) {
-                Some(Ok(pair)) => pair.map(|(socket, _)| Some(socket)),
-                _ => [None, None],
-            };
-            controls.push(control);
-            data.push(stream);
+            let mut sockets = sockets.into_iter().flatten();
+            controls.push(sockets.next());
+            peers.push(sockets.next().zip(sockets.next()).map(|(data, bulk)| {
+                let is_lower = rank < member.rank;
+                Peer { data, bulk, is_lower, sends_bulk: false, receives_bulk: false }
+            }));
         }
         let own = addresses[member.rank].ip();
         let local = addresses.iter().filter(|address| address.ip() == own).count();
-        let transport = Tcp {
-            data,
-            controls: Controls::new(controls.into_iter()),
-            joined: Vec::with_capacity(JOINED_BYTES),
-            spin: Spin::of(local),
-        };
+        let transport =
+            Tcp { peers, controls: Controls::new(controls.into_iter()), spin: Spin::of(local) };
         Ok(Self::new(member.ranks, member.rank, transport))
     }
 }
@@ -79,7 +82,7 @@ struct Addresses<'a> {
 
 impl Network for Addresses<'_> {
     type Socket = TcpStream;
-    const PURPOSES: &'static [Purpose] = &[Purpose::Control, Purpose::Data];
+    const PURPOSES: &'static [Purpose] = &[Purpose::Control, Purpose::Data, Purpose::Bulk];
     const HAS_REGION: bool = false;
 
     fn place(&self, peer: usize) -> String {
@@ -129,40 +132,61 @@ fn prepared(socket: TcpStream) -> io::Result<TcpStream> {
     Ok(socket)
 }
 
+impl Peer {
+    fn sending(&self) -> BorrowedFd<'_> {
+        if self.sends_bulk { self.bulk.as_fd() } else { self.data.as_fd() }
+    }
+
+    fn receiving(&self) -> BorrowedFd<'_> {
+        if self.receives_bulk { self.bulk.as_fd() } else { self.data.as_fd() }
+    }
+
+    fn send(&mut self, head: &[u8], body: &[u8], is_long: bool) -> io::Result<usize> {
+        self.sends_bulk = is_long && !self.is_lower && head.is_empty();
+        match () {
+            () if head.is_empty() => send_now(self.sending(), body),
+            () if is_long && !self.is_lower => send_now(self.sending(), head),
+            () => send_joined_now(self.sending(), head, body),
+        }
+    }
+
+    fn receive(&mut self, into: &mut [u8], is_bulk: bool) -> io::Result<usize> {
+        self.receives_bulk = is_bulk && self.is_lower;
+        match receive_now(self.receiving(), into) {
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            received => received,
+        }
+    }
+}
+
 impl Tcp {
-    fn data(&self, peer: usize) -> BorrowedFd<'_> {
-        let socket = self.data[peer].as_ref();
-        socket.expect("no schedule has transfers of a rank with itself").as_fd()
+    fn peer(&mut self, rank: usize) -> &mut Peer {
+        self.peers[rank].as_mut().expect("no schedule has transfers of a rank with itself")
+    }
+
+    fn moved(&mut self, peer: usize, result: io::Result<usize>) -> Result<usize, Loss> {
+        match result {
+            Err(error) if is_nothing(&error) => Ok(0),
+            result => result.map_err(|error| self.controls.explain(peer, &error)),
+        }
     }
 }
 
 impl Transport for Tcp {
-    fn send(&mut self, peer: usize, head: &[u8], body: &[u8]) -> Result<usize, Loss> {
-        let sent = if head.is_empty() {
-            send_now(self.data(peer), body)
-        } else {
-            let mut joined = std::mem::take(&mut self.joined);
-            joined.clear();
-            joined.extend_from_slice(head);
-            joined.extend_from_slice(&body[..body.len().min(JOINED_BYTES - head.len())]);
-            let sent = send_now(self.data(peer), &joined);
-            self.joined = joined;
-            sent
-        };
-        match sent {
-            Ok(sent) => Ok(sent),
-            Err(error) if is_nothing(&error) => Ok(0),
-            Err(error) => Err(self.controls.explain(peer, &error)),
-        }
+    fn send(
+        &mut self,
+        peer: usize,
+        head: &[u8],
+        body: &[u8],
+        is_long: bool,
+    ) -> Result<usize, Loss> {
+        let sent = self.peer(peer).send(head, body, is_long);
+        self.moved(peer, sent)
     }
 
-    fn receive(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Loss> {
-        match receive_now(self.data(peer), into) {
-            Ok(0) => Err(self.controls.explain(peer, &io::ErrorKind::UnexpectedEof.into())),
-            Ok(got) => Ok(got),
-            Err(error) if is_nothing(&error) => Ok(0),
-            Err(error) => Err(self.controls.explain(peer, &error)),
-        }
+    fn receive(&mut self, peer: usize, into: &mut [u8], is_bulk: bool) -> Result<usize, Loss> {
+        let received = self.peer(peer).receive(into, is_bulk);
+        self.moved(peer, received)
     }
 
     fn wait(&mut self, wants: &Wants, waited: Duration, limit: Duration) -> Result<(), Loss> {
@@ -171,13 +195,13 @@ impl Transport for Tcp {
         }
         let controls = self.controls.files().map(|file| (file, Interest::Receive));
         let mut files: Vec<_> = controls.collect();
-        for (rank, socket) in self.data.iter().enumerate() {
-            let Some(socket) = socket else { continue };
+        for (rank, peer) in self.peers.iter().enumerate() {
+            let Some(peer) = peer else { continue };
             if wants.receive & 1 << rank != 0 {
-                files.push((socket.as_fd(), Interest::Receive));
+                files.push((peer.receiving(), Interest::Receive));
             }
             if wants.send & 1 << rank != 0 {
-                files.push((socket.as_fd(), Interest::Send));
+                files.push((peer.sending(), Interest::Send));
             }
         }
         wait_ready(&files, Some(limit.min(SLEEP_MAX)));

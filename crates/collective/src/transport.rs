@@ -38,12 +38,15 @@ impl Spin {
 
 /// One stream of bytes to each other rank and one from it, in order and without loss.
 pub trait Transport {
-    /// Sends as much of `head` followed by `body` as the stream takes now; returns the number of bytes, 0 for none.
-    fn send(&mut self, peer: usize, head: &[u8], body: &[u8]) -> Result<usize, Loss>;
+    /// Sends as much of `head` followed by `body` as the stream takes now; returns the number of bytes, 0 for none. `is_long`:
+    /// the transfer is ([`crate::frame::is_long`]).
+    fn send(&mut self, peer: usize, head: &[u8], body: &[u8], is_long: bool)
+    -> Result<usize, Loss>;
 
     /// Receives what has arrived, as far as it fits; returns the number of bytes, 0 for none. Never asks for bytes of the next
     /// frame. If all earlier results are multiples of 8, the length of `into` is one too, or `into` ends the frame.
-    fn receive(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Loss>;
+    /// `is_bulk`: the bytes follow the header of a long transfer; the header itself is asked for without them.
+    fn receive(&mut self, peer: usize, into: &mut [u8], is_bulk: bool) -> Result<usize, Loss>;
 
     /// Waits until something may have moved, at most `limit`; returns early at any time. `waited`: for how long nothing has moved
     /// before. Fails if another rank has ended, or has ended the group.

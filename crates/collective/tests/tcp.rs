@@ -57,6 +57,19 @@ fn a_rank_that_disagrees_ends_the_group_on_all_with_a_reason() {
     assert!(errors.iter().all(about_the_call), "{errors:?}");
 }
 
+/// One rank has a long transfer, whose bytes take another connection, and the other one a short one.
+#[test]
+fn ranks_that_disagree_about_a_long_transfer_notice_it() {
+    let errors = group(2, |mut group| {
+        let count = if group.rank() == 0 { 4 } else { 1 << 20 };
+        group.all_reduce(Element::Int32, &mut ints(count, 1)).unwrap_err()
+    });
+    let about_the_call =
+        |error: &CollectiveError| ["disagreement", "group_ended"].contains(&error.name());
+    assert!(errors.iter().all(about_the_call), "{errors:?}");
+    assert!(errors.iter().any(|error| error.name() == "disagreement"), "{errors:?}");
+}
+
 #[test]
 fn a_call_ends_at_its_deadline_and_names_the_rank_it_waited_for() {
     let (listeners, addresses) = listeners(2);
@@ -193,15 +206,16 @@ fn a_hostile_member_gets_a_clear_status_and_no_memory() {
                 socket.read_exact(&mut [0; WELCOME_BYTES]).unwrap();
                 socket
             };
-            let (control, mut data) = (join(Purpose::Control), join(Purpose::Data));
+            let all = [Purpose::Control, Purpose::Data, Purpose::Bulk].map(join);
+            let [control, mut data, bulk] = all;
             data.write_all(&bytes).unwrap();
             if status == "rank_lost" {
-                drop((control, data));
+                drop((control, data, bulk));
                 assert_eq!(victim.join().unwrap().unwrap_err().name(), status);
                 return;
             }
             assert_eq!(victim.join().unwrap().unwrap_err().name(), status);
-            drop(control);
+            drop((control, bulk));
         });
     }
 }
@@ -222,7 +236,8 @@ fn an_end_is_noticed_by_a_rank_that_waits_for_another_one() {
             socket.read_exact(&mut [0; WELCOME_BYTES]).unwrap();
             socket
         };
-        let third = [0, 1].map(|to| [Purpose::Control, Purpose::Data].map(|p| join(to, p)));
+        let purposes = [Purpose::Control, Purpose::Data, Purpose::Bulk];
+        let third = [0, 1].map(|to| purposes.map(|purpose| join(to, purpose)));
         let [mut first, _second] = ranks.map(|rank| rank.join().unwrap().unwrap());
         // It expects data from rank 1, which does not call.
         let call = scope.spawn(move || first.broadcast(1, &mut [0; 8]));

@@ -50,7 +50,7 @@ pub(crate) struct End {
 }
 
 impl Transport for End {
-    fn send(&mut self, peer: usize, head: &[u8], body: &[u8]) -> Result<usize, Loss> {
+    fn send(&mut self, peer: usize, head: &[u8], body: &[u8], _: bool) -> Result<usize, Loss> {
         let net = &mut *self.net.borrow_mut();
         if net.dead[peer] {
             return Err(Loss::Ended(peer));
@@ -63,7 +63,7 @@ impl Transport for End {
         Ok(count)
     }
 
-    fn receive(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Loss> {
+    fn receive(&mut self, peer: usize, into: &mut [u8], _: bool) -> Result<usize, Loss> {
         let net = &mut *self.net.borrow_mut();
         let stream = &mut net.streams[peer][self.rank];
         if stream.is_empty() && net.dead[peer] {
