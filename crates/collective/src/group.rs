@@ -11,6 +11,9 @@ use crate::transport::Transport;
 
 /// How long a call may take unless [`Group::set_limit`] is called.
 pub const LIMIT: Duration = Duration::from_secs(60);
+/// Looks for a movement before the first look at the clock, which a short call does not need, and before each later one.
+const LOOKS_MAX: u32 = 16;
+const LOOKS_BETWEEN: u32 = 4;
 /// Schedules that are kept for the next call with the same arguments.
 const SCHEDULES_MAX: usize = 8;
 
@@ -129,25 +132,34 @@ fn execute(
     data: &mut [u8],
     limit: Duration,
 ) -> Result<(), CollectiveError> {
-    let started = Instant::now();
-    let mut stuck_since = None;
+    let (mut started, mut stuck_since, mut looks) = (None, None, 0);
     loop {
         let wants = match call.advance(transport, data)? {
-            Progress::Done => return Ok(()),
+            Progress::Done => {
+                transport.wake();
+                return Ok(());
+            }
             Progress::Moved => None,
+            Progress::Stuck(_) if looks < LOOKS_MAX => {
+                looks += 1;
+                std::hint::spin_loop();
+                continue;
+            }
             Progress::Stuck(wants) => Some(wants),
         };
+        transport.wake();
         let now = Instant::now();
-        let left = limit.saturating_sub(now - started);
+        let left = limit.saturating_sub(now - *started.get_or_insert(now));
         if left.is_zero() {
             let rank = wants.and_then(|wants| wants.first()).unwrap_or(0);
             return Err(CollectiveError::Deadline { rank, sequence: call.sequence(), limit });
         }
         match wants {
-            None => stuck_since = None,
+            None => (stuck_since, looks) = (None, 0),
             Some(wants) => {
                 let since = *stuck_since.get_or_insert(now);
                 transport.wait(&wants, now - since, left)?;
+                looks = LOOKS_MAX - LOOKS_BETWEEN;
             }
         }
     }

@@ -23,6 +23,9 @@ use crate::transport::{SLEEP_MAX, Spin, Transport, Wants};
 
 /// Bytes that each direction of a pair holds.
 const CAPACITY: u64 = 512 << 10;
+/// After a transfer of more bytes than this a rank that sleeps is woken at once. To look whether one sleeps, a core waits until its
+/// stores are visible; at the end of a short call they are.
+const WAKE_BYTES: usize = 4 << 10;
 /// Bytes of one ring, and of a pair's region.
 const RING_BYTES: u64 = byte_ring_bytes(CAPACITY);
 const REGION_BYTES: usize = (2 * RING_BYTES) as usize;
@@ -33,6 +36,9 @@ pub struct Shared {
     pairs: Vec<Option<Pair>>,
     controls: Controls<LocalSocket>,
     spin: Spin,
+    /// Ranks to which this one has written, and from which it has read, since it looked whether they sleep; a bit each.
+    written: u8,
+    read: u8,
 }
 
 struct Pair {
@@ -68,6 +74,8 @@ impl Group<Shared> {
             pairs: rings,
             controls: Controls::new(controls.into_iter()),
             spin: Spin::of(member.ranks),
+            written: 0,
+            read: 0,
         };
         Ok(Self::new(member.ranks, member.rank, transport))
     }
@@ -191,8 +199,11 @@ impl Transport for Shared {
     fn send(&mut self, peer: usize, head: &[u8], body: &[u8], _: bool) -> Result<usize, Loss> {
         let pair = self.pair(peer);
         let sent = pair.writer.write(head, body).map_err(|_| Loss::Garbage(peer))?;
-        if sent > 0 && pair.writer.reader_sleeps() {
-            self.controls.notify(peer, Notice::Wake);
+        if sent > 0 {
+            self.written |= 1 << peer;
+            if sent > WAKE_BYTES {
+                self.wake();
+            }
         }
         Ok(sent)
     }
@@ -200,10 +211,25 @@ impl Transport for Shared {
     fn receive(&mut self, peer: usize, into: &mut [u8], _: bool) -> Result<usize, Loss> {
         let pair = self.pair(peer);
         let got = pair.reader.read(into).map_err(|_| Loss::Garbage(peer))?;
-        if got > 0 && pair.reader.writer_sleeps() {
-            self.controls.notify(peer, Notice::Wake);
+        if got > 0 {
+            self.read |= 1 << peer;
+            if got > WAKE_BYTES {
+                self.wake();
+            }
         }
         Ok(got)
+    }
+
+    fn wake(&mut self) {
+        let (written, read) = (std::mem::take(&mut self.written), std::mem::take(&mut self.read));
+        for (rank, pair) in self.pairs.iter().enumerate() {
+            let Some(pair) = pair else { continue };
+            let reader_sleeps = written & 1 << rank != 0 && pair.writer.reader_sleeps();
+            let writer_sleeps = read & 1 << rank != 0 && pair.reader.writer_sleeps();
+            if reader_sleeps || writer_sleeps {
+                self.controls.notify(rank, Notice::Wake);
+            }
+        }
     }
 
     fn wait(&mut self, wants: &Wants, waited: Duration, limit: Duration) -> Result<(), Loss> {
@@ -224,5 +250,49 @@ impl Transport for Shared {
 
     fn end(&mut self, notice: Notice) {
         self.controls.notify_all(notice);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rank 0, and what rank 1 has of the pair.
+    fn ends() -> (Shared, ByteReader<MappedMemory>, LocalSocket) {
+        let options = RegionOptions::default();
+        let region = SharedMemory::create("test", REGION_BYTES, &options).unwrap();
+        let (own, other) = LocalSocket::pair().unwrap();
+        let memory = MappedMemory::new(Arc::new(region));
+        let writer = ByteWriter::new(memory.clone(), 0, CAPACITY);
+        let reader = ByteReader::new(memory.clone(), RING_BYTES, CAPACITY);
+        let shared = Shared {
+            pairs: vec![None, Some(Pair { writer, reader })],
+            controls: Controls::new([None, Some(own)].into_iter()),
+            spin: Spin::of(2),
+            written: 0,
+            read: 0,
+        };
+        (shared, ByteReader::new(memory, 0, CAPACITY), other)
+    }
+
+    #[test]
+    fn a_rank_that_sleeps_is_woken_at_the_end_of_a_call_or_after_many_bytes() {
+        let (mut shared, reader, socket) = ends();
+        let woken = || {
+            let got = socket.receive(&mut [0; 64]).unwrap();
+            got.is_some()
+        };
+        shared.send(1, &[1; 8], &[], false).unwrap();
+        shared.wake();
+        assert!(!woken(), "it does not sleep");
+        reader.set_sleeping(true);
+        shared.send(1, &[1; 8], &[], false).unwrap();
+        assert!(!woken(), "the call goes on");
+        shared.wake();
+        assert!(woken());
+        shared.wake();
+        assert!(!woken(), "nothing has moved since");
+        shared.send(1, &[1; 8], &[1; WAKE_BYTES], false).unwrap();
+        assert!(woken());
     }
 }

@@ -1,6 +1,6 @@
 //! What a call needs from the connections to the other ranks.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::Loss;
 use crate::frame::Notice;
@@ -8,31 +8,62 @@ use crate::frame::Notice;
 /// Longest sleep of a rank that waits; whatever it waits for ends it early.
 pub(crate) const SLEEP_MAX: Duration = Duration::from_millis(100);
 
+/// How long a rank looks again at once, and how long it lets others run in between; then it sleeps.
+const ALONE: Duration = Duration::from_micros(20);
+const YIELD: Duration = Duration::from_micros(200);
+/// As many waits in a row that a short run of others ended are no accident: the other rank runs on this core.
+const SHARED_WAITS: u32 = 4;
+const SHORT_RUN: Duration = Duration::from_micros(50);
+/// One of as many waits looks whether it still does.
+const WAITS_PER_TRIAL: u32 = 64;
+
 /// How a rank waits before it sleeps.
-#[derive(Clone, Copy, Debug)]
+///
+/// Two ranks may share a core although another one is idle. Then each has to let the other one run, and at once: if both stay
+/// runnable, the host's scheduler moves one of them, but not if each sleeps while the other one runs.
+#[derive(Clone, Debug)]
 pub(crate) struct Spin {
-    limit: Duration,
-    /// The other ranks need this core.
     is_crowded: bool,
+    /// How long others ran at the latest yield of this wait.
+    run: Option<Duration>,
+    /// Waits in a row that such a short run has ended.
+    shared: u32,
+    waits: u32,
 }
 
 impl Spin {
     /// For a machine with this many ranks.
     pub(crate) fn of(ranks: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let is_crowded = ranks > cores;
-        Self { limit: Duration::from_micros(if is_crowded { 20 } else { 200 }), is_crowded }
+        Self { is_crowded: ranks > cores, run: None, shared: 0, waits: 0 }
     }
 
     /// Whether to look again at once, after this time without a movement.
-    pub(crate) fn spins(self, waited: Duration) -> bool {
-        let spins = waited < self.limit;
-        if spins && self.is_crowded {
-            std::thread::yield_now();
-        } else if spins {
-            std::hint::spin_loop();
+    pub(crate) fn spins(&mut self, waited: Duration) -> bool {
+        if waited.is_zero() {
+            // Another wait; the one before has ended.
+            let is_short = self.run.take().is_some_and(|run| run < SHORT_RUN);
+            self.shared = if is_short { self.shared.saturating_add(1) } else { 0 };
+            self.waits = self.waits.wrapping_add(1);
         }
-        spins
+        let (alone, limit) = match self.is_crowded {
+            true => (Duration::ZERO, ALONE),
+            false if self.shares_core() => (Duration::ZERO, YIELD),
+            false => (ALONE, YIELD),
+        };
+        if waited >= limit {
+            return false;
+        }
+        if waited >= alone {
+            let began = Instant::now();
+            std::thread::yield_now();
+            self.run = Some(began.elapsed());
+        }
+        true
+    }
+
+    fn shares_core(&self) -> bool {
+        self.shared >= SHARED_WAITS && !self.waits.is_multiple_of(WAITS_PER_TRIAL)
     }
 }
 
@@ -47,6 +78,9 @@ pub trait Transport {
     /// frame. If all earlier results are multiples of 8, the length of `into` is one too, or `into` ends the frame.
     /// `is_bulk`: the bytes follow the header of a long transfer; the header itself is asked for without them.
     fn receive(&mut self, peer: usize, into: &mut [u8], is_bulk: bool) -> Result<usize, Loss>;
+
+    /// Wakes the ranks that sleep until something moves that has moved by now. Comes before each wait and at the end of a call.
+    fn wake(&mut self) {}
 
     /// Waits until something may have moved, at most `limit`; returns early at any time. `waited`: for how long nothing has moved
     /// before. Fails if another rank has ended, or has ended the group.
