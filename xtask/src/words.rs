@@ -28,6 +28,7 @@ const FOLDERS: &[&str] = &[
     "crates/mqueue-loom/",
     "crates/mqueue/",
     "crates/mutants/",
+    "crates/remote/",
     "crates/server/",
     "crates/sim/",
     "crates/sys/",

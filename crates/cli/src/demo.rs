@@ -102,7 +102,7 @@ impl DemoGpu {
     fn place(&self, service: Service) -> (AcceleratorKind, Service) {
         let launch =
             Launch::Engine { program: None, threads: 0, cores: Vec::new(), stack_kib: STACK_KIB };
-        let index = ("gpu".to_owned(), self.index.into());
+        let index = ("gpu".to_owned(), self.index.to_string());
         let device = kinds::device_spec("cuda", &[index]).expect("a GPU that was found");
         let rings = kinds::default_rings(&device);
         let kind = AcceleratorKind::Process { launch, heartbeat_ms: HEARTBEAT_MS, device };

@@ -149,19 +149,26 @@ pub enum AcceleratorKind {
 pub struct DeviceSpec {
     /// `kind` in a configuration.
     pub kind: &'static str,
-    /// Values of the keys that are specific to this kind.
+    /// Values of the keys that are specific to this kind: numbers …
     pub settings: Vec<(&'static str, u64)>,
+    /// … and texts.
+    pub texts: Vec<(&'static str, String)>,
 }
 
 impl DeviceSpec {
     /// Host cores.
     pub fn host() -> Self {
-        Self { kind: "process", settings: Vec::new() }
+        Self { kind: "process", settings: Vec::new(), texts: Vec::new() }
     }
 
     /// The value of one of its keys; 0 for a key it does not have.
     pub fn get(&self, key: &str) -> u64 {
         self.settings.iter().find(|(name, _)| *name == key).map_or(0, |(_, value)| *value)
+    }
+
+    /// The value of one of its keys that are texts; empty for a key it does not have.
+    pub fn text(&self, key: &str) -> &str {
+        self.texts.iter().find(|(name, _)| *name == key).map_or("", |(_, value)| value)
     }
 }
 

@@ -228,6 +228,8 @@ pub mod reason {
     pub const REFUSED: u64 = 7;
     /// The accelerator or its driver failed, independent of the kernel.
     pub const DEVICE_FAILED: u64 = 8;
+    /// The link to the accelerator's machine broke.
+    pub const LINK_LOST: u64 = 9;
 
     /// The name of a reason in messages.
     pub fn name(reason: u64) -> &'static str {
@@ -241,6 +243,7 @@ pub mod reason {
             HUNG => "hung",
             REFUSED => "refused",
             DEVICE_FAILED => "device failed",
+            LINK_LOST => "link lost",
             _ => "unknown",
         }
     }

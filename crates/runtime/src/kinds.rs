@@ -7,6 +7,7 @@
 mod cpu;
 mod cuda;
 mod process;
+pub(crate) mod remote;
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -20,7 +21,7 @@ pub use cuda::GpuDevice;
 pub use process::HostDevice;
 
 /// Every kind, in the order of the documentation.
-pub const KINDS: &[&dyn Kind] = &[&cpu::Cpu, &process::Process, &cuda::Cuda];
+pub const KINDS: &[&dyn Kind] = &[&cpu::Cpu, &process::Process, &cuda::Cuda, &remote::Remote];
 
 /// A kind of accelerator.
 pub trait Kind: Sync {
@@ -35,6 +36,11 @@ pub trait Kind: Sync {
 
     /// The keys that it has besides the common ones.
     fn keys(&self) -> &'static [Key] {
+        &[]
+    }
+
+    /// The keys that it has besides the common ones and are texts. All of them are required.
+    fn texts(&self) -> &'static [TextKey] {
         &[]
     }
 
@@ -85,6 +91,34 @@ pub struct Flags {
     pub host_threads: bool,
     /// Its blocks have stacks of their own: it has `stack_kib`.
     pub stack_kib: bool,
+    /// Its blocks run on another machine: `hang_ms` is given there, and a service does not wait for its first start.
+    pub elsewhere: bool,
+}
+
+/// A key that one kind has: a text.
+#[derive(Clone, Debug)]
+pub struct TextKey {
+    /// Its name.
+    pub name: &'static str,
+    /// A valid value.
+    pub example: &'static str,
+    /// What is valid, for the documentation: a noun phrase.
+    pub form: &'static str,
+    /// Whether a value is valid.
+    pub is_valid: fn(&str) -> bool,
+    /// What it does, for the documentation.
+    pub what: &'static str,
+}
+
+impl TextKey {
+    /// Whether it may have this value; if not, what is wrong and what would be right.
+    pub fn check(&self, value: &str) -> Result<(), (String, String)> {
+        if (self.is_valid)(value) {
+            return Ok(());
+        }
+        let right = format!("must be {}, such as {:?}", self.form, self.example);
+        Err((format!("`{}` is {value:?}", self.name), right))
+    }
 }
 
 /// A key that one kind has: a number.
@@ -142,27 +176,43 @@ pub fn find(name: &str) -> Option<&'static dyn Kind> {
     KINDS.iter().copied().find(|kind| kind.name() == name)
 }
 
-/// A device of a kind with these values of its own keys; the others have their defaults. The error is one sentence.
-pub fn device_spec(kind: &str, given: &[(String, u64)]) -> Result<DeviceSpec, String> {
+/// A device of a kind with these values of its own keys; the other numbers have their defaults. The error is one sentence.
+pub fn device_spec(kind: &str, given: &[(String, String)]) -> Result<DeviceSpec, String> {
     let names = || KINDS.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", ");
     let found =
         find(kind).ok_or_else(|| format!("no accelerator kind {kind:?}: there are {}", names()))?;
+    let sentence = |(what, right): (String, String)| format!("{what}: {right}");
     for (name, value) in given {
-        let Some(key) = found.keys().iter().find(|key| key.name == name) else {
+        if let Some(key) = found.keys().iter().find(|key| key.name == name) {
+            let number =
+                value.parse().map_err(|_| format!("{name} is {value:?}: write a number"))?;
+            key.check(number).map_err(sentence)?;
+        } else if let Some(key) = found.texts().iter().find(|key| key.name == name) {
+            key.check(value).map_err(sentence)?;
+        } else {
             return Err(format!("accelerators of kind {kind:?} have no key {name:?}"));
-        };
-        key.check(*value).map_err(|(what, right)| format!("{what}: {right}"))?;
+        }
     }
-    let value =
-        |key: &Key| given.iter().rev().find(|(name, _)| name == key.name).map(|(_, value)| *value);
+    let last = |key: &str| given.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value);
+    let number = |key: &Key| last(key.name).and_then(|value| value.parse().ok());
     let settings =
-        found.keys().iter().map(|key| (key.name, value(key).unwrap_or(key.default))).collect();
-    Ok(DeviceSpec { kind: found.name(), settings })
+        found.keys().iter().map(|key| (key.name, number(key).unwrap_or(key.default))).collect();
+    let text = |key: &TextKey| {
+        let missing = || format!("accelerators of kind {kind:?} need {}={}", key.name, key.example);
+        Ok((key.name, last(key.name).ok_or_else(missing)?.clone()))
+    };
+    let texts = found.texts().iter().map(text).collect::<Result<_, String>>()?;
+    Ok(DeviceSpec { kind: found.name(), settings, texts })
 }
 
 /// See [`Kind::default_rings`].
 pub fn default_rings(device: &DeviceSpec) -> Rings {
     find(device.kind).map_or(Rings::Auto, Kind::default_rings)
+}
+
+/// See [`Flags::elsewhere`].
+pub fn is_elsewhere(device: &DeviceSpec) -> bool {
+    find(device.kind).is_some_and(|kind| kind.flags().elsewhere)
 }
 
 /// See [`Kind::target`].
@@ -187,7 +237,12 @@ mod tests {
                 assert_eq!(key.check(key.default), Ok(()), "{}", key.name);
                 assert!(key.check(key.range.end() + 1).is_err(), "{}", key.name);
             }
-            let spec = device_spec(kind.name(), &[]).unwrap();
+            for key in kind.texts() {
+                assert_eq!(key.check(key.example), Ok(()), "{}", key.name);
+                assert!(key.check("").is_err(), "{}", key.name);
+            }
+            let texts = kind.texts().iter().map(|key| (key.name.into(), key.example.into()));
+            let spec = device_spec(kind.name(), &texts.collect::<Vec<_>>()).unwrap();
             assert_eq!(spec.settings.len(), kind.keys().len());
             // `serval doctor` says one of them.
             assert_ne!(kind.place(&spec).is_some(), kind.flags().host_threads, "{}", kind.name());
@@ -197,12 +252,15 @@ mod tests {
 
     #[test]
     fn devices_that_cannot_be_are_refused_in_one_sentence() {
-        let given = |name: &str, value: u64| [(name.to_owned(), value)];
+        let given = |name: &str, value: &str| [(name.to_owned(), value.to_owned())];
         for (kind, given, why) in [
             ("quantum", vec![], "there are cpu, process"),
-            ("process", given("gpu", 0).to_vec(), "have no key \"gpu\""),
-            ("cuda", given("gpu", 64).to_vec(), "must be in [0, 63]"),
-            ("cuda", given("threads", 48).to_vec(), "a multiple of 32"),
+            ("process", given("gpu", "0").to_vec(), "have no key \"gpu\""),
+            ("cuda", given("gpu", "64").to_vec(), "must be in [0, 63]"),
+            ("cuda", given("threads", "48").to_vec(), "a multiple of 32"),
+            ("cuda", given("gpu", "one").to_vec(), "write a number"),
+            ("remote", vec![], "need address=tcp://"),
+            ("remote", given("address", "10.0.0.2").to_vec(), "must be tcp://HOST:PORT"),
         ] {
             let refused = device_spec(kind, &given).unwrap_err();
             assert!(refused.contains(why), "{refused}");

@@ -16,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod far;
 mod heartbeat;
 pub mod host_call;
 pub mod kernel_file;
@@ -127,6 +128,8 @@ pub struct Job {
     pub params: Vec<(String, f64)>,
     /// The generation of the region.
     pub generation: u64,
+    /// The engine ends a runtime that gives no heartbeat for this time.
+    pub heartbeat: Duration,
 }
 
 impl Job {
@@ -402,6 +405,7 @@ fn open(offer: Offer, descriptors: Vec<OwnedFd>) -> Result<(Job, Duration), Runt
         file: file.map(Arc::new),
         params: offer.params,
         generation: offer.generation,
+        heartbeat,
     };
     Ok((job, heartbeat))
 }

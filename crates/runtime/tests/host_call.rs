@@ -54,6 +54,7 @@ impl Engine {
             file: None,
             params: Vec::new(),
             generation: 1,
+            heartbeat: std::time::Duration::from_secs(2),
         };
         Self { memory: mapped, words: region.words(), ends, wake, job }
     }

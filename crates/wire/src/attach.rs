@@ -296,13 +296,13 @@ impl Writer {
 }
 
 /// As much of a text as fits, in whole characters.
-fn truncated(text: &str, most: usize) -> &str {
+pub(crate) fn truncated(text: &str, most: usize) -> &str {
     let end = (0..=text.len().min(most)).rev().find(|at| text.is_char_boundary(*at));
     &text[..end.unwrap_or(0)]
 }
 
 /// A received sentence for output: it cannot control a terminal or start a new line of a log.
-fn plain(text: &str) -> String {
+pub(crate) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 

@@ -5,6 +5,7 @@
 //! * [`framing`]: the boundaries of messages on a byte stream.
 //! * [`attach`]: the protocol between an accelerator runtime and an engine.
 //! * [`handshake`]: the protocol between a shared-memory client and an engine.
+//! * [`link`]: the protocol between an engine and a runtime on another machine.
 //! * [`matching`]: the id that matches an answer of a backend to its request.
 //! * [`session`]: tokens, which identify requests in flight.
 //! * [`admission`]: reply size guard, flow and key hashes.
@@ -15,6 +16,7 @@ pub mod attach;
 pub mod drop_reason;
 pub mod framing;
 pub mod handshake;
+pub mod link;
 pub mod matching;
 pub mod nic;
 pub mod session;

@@ -11,13 +11,15 @@ use std::time::Duration;
 
 use clap::Args;
 use engine::topology::{
-    HANG_MS, HANG_MS_MAX, HANG_MS_MIN, STACK_KIB, STACK_KIB_MAX, STACK_KIB_MIN,
+    DeviceSpec, HANG_MS, HANG_MS_MAX, HANG_MS_MIN, STACK_KIB, STACK_KIB_MAX, STACK_KIB_MIN,
 };
 use sys::local::LocalSocket;
 use sys::signal::Signals;
 
 use super::{Failure, cancel_on_signal};
-use runtime::kinds;
+use remote::{Greeter, Secret};
+use runtime::far::{self, Terms};
+use runtime::kinds::{self, Kind};
 use runtime::{self, AttachRequest, Device, End, RuntimeError};
 
 pub(super) const HELP: &str = "\
@@ -31,6 +33,10 @@ Examples:
   serval attach /run/serval/acc0 --service digits --threads 4
   serval attach /run/serval/acc0 --once
   serval attach /run/serval/gpu0 --gpu 0
+  serval attach --listen tcp://10.0.0.2:7000 --secret-file /etc/serval/link.secret
+
+With --listen it serves engines of other machines (docs/remote.md): any built-in kernel, or only the
+one of --kernel.
 
 Exit codes: 0 ended in order, 1 no engine, refused, the engine ended (with --once), or a block
 failed, 2 invalid command line, 3 a kernel hung.";
@@ -38,8 +44,17 @@ failed, 2 invalid command line, 3 a kernel hung.";
 #[derive(Args, Debug)]
 pub(super) struct Options {
     /// Path on which the engine listens for runtimes
-    #[arg(value_name = "PATH", required_unless_present = "inherited")]
+    #[arg(value_name = "PATH", required_unless_present_any = ["inherited", "listen"])]
     path: Option<PathBuf>,
+
+    /// Wait for engines on other machines, which name this address in an accelerator of kind "remote"
+    #[arg(long, value_name = "tcp://HOST:PORT", requires = "secret_file",
+          conflicts_with_all = ["path", "inherited", "service"])]
+    listen: Option<String>,
+
+    /// The secret that this machine and the engines' know: a file that only its owner can access
+    #[arg(long, value_name = "FILE", requires = "listen")]
+    secret_file: Option<PathBuf>,
 
     /// The service whose kernels run here
     #[arg(long, value_name = "NAME", default_value = "")]
@@ -78,8 +93,8 @@ pub(super) struct Options {
     kind: Option<String>,
 
     /// A key that is specific to this kind of accelerator; may be repeated
-    #[arg(long = "option", value_name = "KEY=N", value_parser = option)]
-    options: Vec<(String, u64)>,
+    #[arg(long = "option", value_name = "KEY=VALUE", value_parser = option)]
+    options: Vec<(String, String)>,
 
     /// End after the first generation
     #[arg(long)]
@@ -90,35 +105,58 @@ pub(super) struct Options {
     inherited: bool,
 }
 
-/// `KEY=N`.
-fn option(text: &str) -> Result<(String, u64), String> {
-    let (key, value) = text.split_once('=').ok_or("write KEY=N, such as gpu=0")?;
-    let value = value.parse().map_err(|_| format!("{value:?} is not a number"))?;
-    Ok((key.to_owned(), value))
+/// `KEY=VALUE`.
+fn option(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("write KEY=VALUE, such as gpu=0")?;
+    Ok((key.to_owned(), value.to_owned()))
 }
 
 impl Options {
-    /// What runs the blocks.
-    fn device(&self) -> Result<Box<dyn Device>, Failure> {
+    /// The kind of what runs the blocks, and its keys.
+    fn spec(&self) -> Result<(&'static dyn Kind, DeviceSpec), String> {
         let name =
             self.kind.as_deref().unwrap_or(if self.gpu.is_some() { "cuda" } else { "process" });
         let mut given = self.options.clone();
-        given.extend(self.gpu.map(|gpu| ("gpu".to_owned(), gpu.into())));
+        given.extend(self.gpu.map(|gpu| ("gpu".to_owned(), gpu.to_string())));
         let kind = kinds::find(name);
         // The meaning of `threads` depends on the kind.
         let has_threads =
             kind.is_some_and(|kind| kind.keys().iter().any(|key| key.name == "threads"));
-        given
-            .extend(self.threads.filter(|_| has_threads).map(|n| ("threads".to_owned(), n.into())));
-        let spec = kinds::device_spec(name, &given).map_err(Failure::Usage)?;
+        let threads = self.threads.filter(|_| has_threads);
+        given.extend(threads.map(|n| ("threads".to_owned(), n.to_string())));
+        let spec = kinds::device_spec(name, &given)?;
+        Ok((kind.expect("it was found"), spec))
+    }
+
+    /// What runs the blocks. The error is one sentence.
+    fn device(&self) -> Result<Box<dyn Device>, String> {
+        let (kind, spec) = self.spec()?;
         let options = kinds::Options {
             threads: self.threads.unwrap_or(1) as usize,
             cores: self.cores.clone(),
             stack_kib: self.stack_kib as usize,
             hung_after: Duration::from_millis(self.hang_ms),
         };
-        let kind = kind.expect("it was found");
-        kind.device(&spec, options).map_err(Failure::Usage)
+        kind.device(&spec, options)
+    }
+
+    /// Serves engines of other machines.
+    fn listen(&self, address: &str, cancel: &AtomicBool) -> Result<(), Failure> {
+        let (kind, spec) = self.spec().map_err(Failure::Usage)?;
+        // What is wrong with the options is reported now, and not to an engine.
+        self.device().map_err(Failure::Usage)?;
+        let file = self.secret_file.as_ref().expect("clap requires it");
+        let secret = Secret::read(file).map_err(Failure::run)?;
+        let greeter = Greeter::bind(address, secret).map_err(Failure::run)?;
+        let at = greeter.local_address().map_err(Failure::run)?;
+        println!("listening at tcp://{at}");
+        let terms = Terms {
+            kernel: self.kernel.clone(),
+            device: &|| self.device(),
+            exclusive: kind.exclusive_key(&spec).is_some(),
+            once: self.once,
+        };
+        outcome(far::listen(greeter, &terms, cancel))
     }
 
     /// An engine reports the end of the processes that it started.
@@ -149,11 +187,15 @@ fn is_closed_to_us(path: &Path) -> bool {
 }
 
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
-    let mut device = options.device()?;
+    let cancel = Arc::new(AtomicBool::new(false));
+    if let Some(address) = &options.listen {
+        cancel_on_signal(cancel.clone()).map_err(Failure::run)?;
+        return options.listen(address, &cancel);
+    }
+    let mut device = options.device().map_err(Failure::Usage)?;
     let request =
         AttachRequest { service: options.service.clone(), kernel: options.kernel.clone() };
-    let cancel = Arc::new(AtomicBool::new(false));
-    let end = match &options.path {
+    outcome(match &options.path {
         Some(path) => {
             may_connect(path)?;
             cancel_on_signal(cancel.clone()).map_err(Failure::run)?;
@@ -171,7 +213,11 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
             })?;
             runtime::serve(&socket, &request, &mut *device, &cancel)
         }
-    };
+    })
+}
+
+/// The exit code of an end.
+fn outcome(end: Result<End, RuntimeError>) -> Result<(), Failure> {
     match end {
         Ok(End::Stopped) => Ok(()),
         Ok(End::EngineLost) => Err(Failure::Run("the engine has ended".into())),

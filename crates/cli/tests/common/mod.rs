@@ -5,6 +5,7 @@ pub(crate) mod fake_gpu;
 #[path = "../../../bench/tests/common/mod.rs"]
 mod of_bench;
 pub(crate) mod offers;
+pub(crate) mod remote;
 pub(crate) mod running;
 pub(crate) mod runtimes;
 

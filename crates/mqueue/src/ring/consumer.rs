@@ -176,6 +176,24 @@ impl<M: Memory> Consumer<M> {
         any
     }
 
+    /// Returns the slots of all messages before message number `count`, which is at most [`Self::consumed`]: for a
+    /// consumer that reads ahead of what it releases. Returns whether there were any.
+    pub fn release_until(&mut self, count: u64) -> bool {
+        assert!(count <= self.tail, "messages that were not read cannot be released");
+        let any = count > self.released;
+        if any {
+            // EDGE RX_RELEASE TX_RELEASE HANDOVER (release half)
+            self.memory.store(self.layout.tail_offset, count, Ordering::Release);
+            self.released = count;
+        }
+        any
+    }
+
+    /// Messages released since the region was formatted.
+    pub fn released(&self) -> u64 {
+        self.released
+    }
+
     /// Prefetches the slot `ahead` messages on from the producer's cache, if it is known to be published: a
     /// slot that is being written would only be taken away from its writer.
     #[inline]

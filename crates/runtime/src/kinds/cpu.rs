@@ -17,7 +17,7 @@ impl Kind for Cpu {
     }
 
     fn flags(&self) -> Flags {
-        Flags { in_engine: true, host_threads: true, stack_kib: true }
+        Flags { in_engine: true, host_threads: true, stack_kib: true, elsewhere: false }
     }
 
     fn device(&self, _: &DeviceSpec, _: Options) -> Result<Box<dyn Device>, String> {

@@ -26,7 +26,7 @@ impl Kind for Process {
     }
 
     fn flags(&self) -> Flags {
-        Flags { in_engine: false, host_threads: true, stack_kib: true }
+        Flags { host_threads: true, stack_kib: true, ..Flags::default() }
     }
 
     fn device(&self, _: &DeviceSpec, options: Options) -> Result<Box<dyn Device>, String> {

@@ -352,24 +352,28 @@ pub(super) static TABLES: LazyLock<Vec<Table>> = LazyLock::new(|| {
     let kind = accelerators.keys.iter_mut().find(|key| key.name == "kind");
     let kinds = KINDS.iter().map(|kind| format!("`{}`: {}. ", kind.name(), kind.summary()));
     kind.expect("accelerators have kinds").what =
-        (kinds.collect::<String>() + "`remote` is refused: it is not implemented yet.").into();
+        kinds.collect::<String>().trim_end().to_owned().into();
     accelerators.keys.extend(own_keys());
     tables
 });
 
 /// The keys that are specific to one kind of accelerator.
 fn own_keys() -> impl Iterator<Item = Key> {
-    KINDS.iter().flat_map(|kind| {
-        let name = kind.name();
-        kind.keys().iter().map(move |key| Key {
-            name: key.name,
-            path: key.name,
-            sample: format!("accelerator.{name}").into(),
-            only: format!("`{name}` that the engine starts").into(),
-            kind: Integer(key.unit),
-            default: "",
-            what: key.what.into(),
-        })
+    let key = |owner: &str, name, kind, default, what: &'static str| Key {
+        name,
+        path: name,
+        sample: format!("accelerator.{owner}").into(),
+        only: format!("`{owner}` that the engine starts").into(),
+        kind,
+        default,
+        what: what.into(),
+    };
+    KINDS.iter().flat_map(move |kind| {
+        let owner = kind.name();
+        let numbers = kind.keys().iter();
+        let numbers = numbers.map(move |of| key(owner, of.name, Integer(of.unit), "", of.what));
+        let texts = kind.texts().iter();
+        numbers.chain(texts.map(move |of| key(owner, of.name, Other(of.form), "required", of.what)))
     })
 }
 

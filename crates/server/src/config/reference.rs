@@ -20,7 +20,9 @@ use super::{BUILTINS, Config, ConfigError, Origin, Overrides};
 static SAMPLE: LazyLock<String> = LazyLock::new(|| {
     let of_kinds = KINDS.iter().map(|kind| {
         let name = kind.name();
-        format!("[[accelerator]]\nname = \"{name}\"\nkind = \"{name}\"\n")
+        let texts = kind.texts().iter().map(|key| format!("{} = {:?}\n", key.name, key.example));
+        let texts = texts.collect::<String>();
+        format!("[[accelerator]]\nname = \"{name}\"\nkind = \"{name}\"\n{texts}")
     });
     [SAMPLE_ACCELERATORS, &of_kinds.collect::<String>(), SAMPLE_SERVICE].concat()
 });

@@ -356,6 +356,12 @@ fn read_hang_ms(
             without(report, section, &["hang_ms"], "launch = \"external\"", instead);
             None
         }
+        AcceleratorKind::Process { device, .. } if kinds::is_elsewhere(device) => {
+            let instead = "give it to the other machine's runtime: serval attach --hang-ms N";
+            let with = format!("kind = \"{}\"", device.kind);
+            without(report, section, &["hang_ms"], &with, instead);
+            None
+        }
         _ => {
             let given = section.entry("hang_ms").is_some();
             let hang_ms = section.integer(report, "hang_ms", HANG_MS_MIN..=HANG_MS_MAX, HANG_MS);
@@ -364,23 +370,10 @@ fn read_hang_ms(
     }
 }
 
-/// Kinds that are planned.
-const NOT_BUILT: &str = "remote";
-
 fn read_kind(report: &mut Report<'_>, section: &mut Section<'_>) -> AcceleratorKind {
-    let names = KINDS.iter().map(|kind| (kind.name(), Some(*kind)));
-    let mut names: Vec<_> = names.chain([(NOT_BUILT, None)]).collect();
+    let mut names: Vec<_> = KINDS.iter().map(|kind| (kind.name(), Some(*kind))).collect();
     names.sort_by_key(|(name, _)| *name);
     let kind = section.choice(report, "kind", &names, "cpu");
-    if kind.is_none() {
-        let built: Vec<_> = KINDS.iter().map(|kind| format!("\"{}\"", kind.name())).collect();
-        let (last, others) = built.split_last().expect("there are kinds");
-        report.problem(Problem::new(
-            section.place("kind"),
-            format!("accelerators of kind \"{NOT_BUILT}\" are not implemented yet"),
-            format!("this version drives kind = {} and {last}", others.join(", ")),
-        ));
-    }
     let launches = [("engine", true), ("external", false)];
     let launched = section.choice(report, "launch", &launches, "engine");
     if let Some(kind) = kind.filter(|kind| !kind.flags().in_engine) {
@@ -410,7 +403,9 @@ fn read_process(
     let (name, flags) = (kind.name(), kind.flags());
     let with = format!("kind = \"{name}\"");
     without(report, section, &["placement"], &with, "write kind = \"cpu\"");
-    for other in KINDS {
+    for other in KINDS.iter().filter(|other| other.name() != name) {
+        let texts: Vec<&str> = other.texts().iter().map(|key| key.name).collect();
+        without(report, section, &texts, &with, &format!("write kind = \"{}\"", other.name()));
         let own = |key: &&kinds::Key| {
             let common = flags.host_threads && key.name == "threads";
             !common && kind.keys().iter().all(|own| own.name != key.name)
@@ -432,7 +427,19 @@ fn read_process(
         };
         settings.push((key.name, value));
     }
-    let device = DeviceSpec { kind: name, settings };
+    let mut texts = Vec::new();
+    for key in kind.texts() {
+        let value = if launched {
+            read_own_text(report, section, key)
+        } else {
+            let instead =
+                format!("give it to the runtime: serval attach PATH --option {}=...", key.name);
+            without(report, section, &[key.name], external, &instead);
+            String::new()
+        };
+        texts.push((key.name, value));
+    }
+    let device = DeviceSpec { kind: name, settings, texts };
     let range = HEARTBEAT_MS_MIN..=HEARTBEAT_MS_MAX;
     let heartbeat_ms = section.integer(report, "heartbeat_ms", range, HEARTBEAT_MS);
     let host = "write kind = \"process\"";
@@ -469,6 +476,26 @@ fn read_own_key(report: &mut Report<'_>, section: &mut Section<'_>, key: &kinds:
         report.problem(Problem::new(section.place(key.name), what, right));
     }
     value
+}
+
+/// Reads a text that is specific to this kind, and required.
+fn read_own_text(
+    report: &mut Report<'_>,
+    section: &mut Section<'_>,
+    key: &kinds::TextKey,
+) -> String {
+    let example = format!("{:?}", key.example);
+    let Some((text, span)) = section.text(report, key.name, &example) else {
+        if section.place(key.name) == section.header() {
+            section.missing(report, key.name, &example);
+        }
+        return String::new();
+    };
+    if let Err((what, right)) = key.check(&text) {
+        report.problem(Problem::new(span, what, right));
+    }
+    section.record(report, key.name, text.clone());
+    text
 }
 
 /// Stack of each block on host cores.

@@ -272,7 +272,7 @@ impl RuntimeSlot {
             regrouping: false,
             inherited: Vec::new(),
         };
-        if launched {
+        if launched && !kinds::is_elsewhere(runtime.spec.launch().2) {
             runtime.report_start_to(first);
         }
         runtime
@@ -354,6 +354,9 @@ impl RuntimeSlot {
         }
         command.args(["--kind", device.kind]);
         for (key, value) in &device.settings {
+            command.args(["--option", &format!("{key}={value}")]);
+        }
+        for (key, value) in &device.texts {
             command.args(["--option", &format!("{key}={value}")]);
         }
         if !cores.is_empty() {
@@ -530,6 +533,7 @@ pub(super) fn reason_label(reason: u64) -> &'static str {
         reason::RING_CORRUPT => "ring_corrupt",
         reason::CONTRACT => "contract",
         reason::DEVICE_FAILED => "device_failed",
+        reason::LINK_LOST => "link_lost",
         other => reason_name(other),
     }
 }

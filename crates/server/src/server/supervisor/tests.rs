@@ -20,7 +20,9 @@ fn topology(launch: Launch) -> Topology {
 
 fn on_gpu(launch: Launch, gpu: Option<u64>) -> Topology {
     let device = match gpu {
-        Some(gpu) => runtime::kinds::device_spec("cuda", &[("gpu".to_owned(), gpu)]).unwrap(),
+        Some(gpu) => {
+            runtime::kinds::device_spec("cuda", &[("gpu".to_owned(), gpu.to_string())]).unwrap()
+        }
         None => DeviceSpec::host(),
     };
     let kind = AcceleratorKind::Process { launch, heartbeat_ms: 1000, device };

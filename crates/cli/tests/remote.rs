@@ -1,0 +1,220 @@
+//! Accelerators of kind `remote`: the runtime is a process on the other side of a TCP connection, which is cut, frozen and
+//! damaged, and strangers connect to it.
+
+mod common;
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use common::remote::*;
+use common::runtimes::{SLOW, balances, framed, life, service, under_load};
+use common::*;
+use wire::DropReason;
+use wire::link::Greeting;
+
+/// Why the last runtime ended.
+fn last_end(served: &Served, service: &str, accelerator: &str) -> String {
+    let page = page(served.metrics);
+    let of = format!(
+        "serval_accelerator_last_end{{service=\"{service}\",accelerator=\"{accelerator}\",reason=\""
+    );
+    let line = page.lines().find_map(|line| line.strip_prefix(&of));
+    line.and_then(|rest| rest.split('"').next()).unwrap_or_default().to_owned()
+}
+
+fn is_up(served: &Served, service: &str) -> bool {
+    life(served, "up", service, "far") == 1
+}
+
+#[test]
+fn one_service_spans_local_and_remote_accelerators() {
+    let secret = secret_file("remote-spans", SECRET);
+    let far = Far::start(&secret, &["--threads", "2"]);
+    let image = "max_message_bytes = 784\nmqueues = 2\n";
+    let both = service("digits", "near", "lenet", image)
+        .replace("accelerator = \"near\"", "accelerator = [\"near\", \"far\"]");
+    let config = "[[accelerator]]\nname = \"near\"\n".to_owned()
+        + &accelerator("far", far.address, &secret, "")
+        + &both
+        + &service("only", "far", "lenet", image)
+        + &service("check", "near", "lenet", image)
+        + &service("long", "far", "echo", "max_message_bytes = 60000\nmqueues = 1\nslots = 8\n");
+    let served = Served::start("remote-spans", "workers = 2", &config);
+    for service in ["digits", "only", "long"] {
+        eventually("the link is up", || is_up(&served, service));
+    }
+    let client = |service: usize| udp_client(served.services[service][0]);
+    let (digits, only, check) = (client(0), client(1), client(2));
+    for salt in 0..40 {
+        let picture = pattern(784, salt * 977);
+        let right = ask(&check, &picture);
+        assert_eq!(ask(&digits, &picture), right, "picture {salt}");
+        assert_eq!(ask(&only, &picture), right, "picture {salt}");
+    }
+    // More than there are slots, of lengths with and without the arena: rings and arenas wrap.
+    let mut stream = tcp_client(served.services[3][1]);
+    for round in 0..20 {
+        let lengths = [60_000, 1, 1536, 1537, 30_000, 59_999, 0, 45_000, 8, 20_000];
+        let messages: Vec<_> = lengths.iter().map(|len| pattern(*len, round)).collect();
+        let all: Vec<u8> = messages.iter().flat_map(|message| framed(message)).collect();
+        let reader = stream.try_clone().unwrap();
+        let writer = std::thread::spawn({
+            let all = all.clone();
+            let mut stream = reader;
+            move || stream.write_all(&all).unwrap()
+        });
+        let mut replies = vec![0; all.len()];
+        stream.read_exact(&mut replies).expect("the replies in time");
+        writer.join().unwrap();
+        assert!(replies == all, "round {round}");
+    }
+    for service in ["digits", "only", "long"] {
+        balances(&served, service);
+        assert_eq!(served.dropped(service, DropReason::RequestTimeout), 0);
+    }
+    assert_eq!(served.drain(), 0);
+}
+
+#[test]
+fn a_link_that_breaks_is_a_lost_accelerator_and_comes_back() {
+    let secret = secret_file("remote-breaks", SECRET);
+    let far = Far::start(&secret, &[]);
+    let relay = Relay::to(far.address);
+    let config = accelerator("far", relay.address, &secret, "heartbeat_ms = 1000")
+        + &service("slow", "far", "delay", SLOW);
+    let served = Served::start("remote-breaks", "", &config);
+    eventually("the link is up", || is_up(&served, "slow"));
+    under_load(&served, "slow", || {
+        let back = |what: &str, before: u64| {
+            eventually(what, || {
+                is_up(&served, "slow") && life(&served, "generation", "slow", "far") > before
+            });
+            assert_eq!(last_end(&served, "slow", "far"), "link_lost", "{what}");
+        };
+        let generation = || life(&served, "generation", "slow", "far");
+        let before = generation();
+        relay.cut();
+        back("after a cut", before);
+        let before = generation();
+        relay.spoil_after(5_000);
+        back("after a damaged byte", before);
+        let before = generation();
+        relay.cut_after(5_007);
+        back("after a cut within a record", before);
+        let before = generation();
+        relay.freeze(true);
+        eventually("silence is a loss", || !is_up(&served, "slow"));
+        relay.freeze(false);
+        back("after a silence", before);
+    });
+    // provokes: accelerator_lost
+    assert!(served.dropped("slow", DropReason::AcceleratorLost) > 0);
+    assert_eq!(served.dropped("slow", DropReason::RequestTimeout), 0);
+    assert_eq!(served.drain(), 0);
+}
+
+#[test]
+fn a_service_starts_without_its_remote_accelerator_and_survives_its_end() {
+    let secret = secret_file("remote-absent", SECRET);
+    let other = secret_file("remote-absent-other", "another secret, which is also long enough");
+    let stranger = Far::start(&other, &[]);
+    let relay = Relay::to(stranger.address);
+    let config = "[[accelerator]]\nname = \"near\"\n".to_owned()
+        + &accelerator("far", relay.address, &secret, "")
+        + &service("echo", "near", "echo", "mqueues = 1")
+            .replace("accelerator = \"near\"", "accelerator = [\"near\", \"far\"]");
+    let served = Served::start("remote-absent", "", &config);
+    let client = udp_client(served.services[0][0]);
+    let answers = |rounds: usize| {
+        for salt in 0..rounds {
+            let message = pattern(1 + salt % 1000, salt);
+            assert_eq!(ask(&client, &message), message);
+        }
+    };
+    // The other machine has another secret.
+    eventually("the link is refused", || last_end(&served, "echo", "far") == "link_lost");
+    assert!(!is_up(&served, "echo"));
+    assert!(served.log().contains("does not know the secret"), "{}", served.log());
+    answers(50);
+    drop(stranger);
+    let far = Far::start(&secret, &["--threads", "1"]);
+    relay.turn_to(far.address);
+    eventually("the link is up", || is_up(&served, "echo"));
+    answers(50);
+    far.process.signal("KILL");
+    eventually("the link is lost", || !is_up(&served, "echo"));
+    eventually("it answers", || {
+        client.send(b"near").unwrap();
+        let mut reply = [0; 16];
+        client.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        client.recv(&mut reply).is_ok()
+    });
+    // The runtime is stopped in order.
+    let mut far = Far::start(&secret, &[]);
+    relay.turn_to(far.address);
+    eventually("the next link is up", || is_up(&served, "echo"));
+    far.process.signal("TERM");
+    let mut code = None;
+    eventually("the runtime ends", || {
+        code = far.process.0.try_wait().unwrap();
+        code.is_some()
+    });
+    assert_eq!(code.unwrap().code(), Some(0));
+    eventually("the link is lost", || !is_up(&served, "echo"));
+    assert!(served.log().contains("the runtime on the other machine was stopped"));
+    assert_eq!(served.drain(), 0);
+}
+
+#[test]
+fn strangers_at_the_listener_disturb_nobody() {
+    let secret = secret_file("remote-strangers", SECRET);
+    let far = Far::start(&secret, &[]);
+    let connect = || {
+        let stream = TcpStream::connect(far.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    };
+    // What a stranger gets: at most one greeting, then the end.
+    let said = |bytes: &[u8]| {
+        let mut stream = connect();
+        stream.write_all(bytes).unwrap();
+        let mut heard = Vec::new();
+        // A connection that is reset had unread bytes.
+        let _ = stream.read_to_end(&mut heard);
+        heard
+    };
+    // More than may be pending, and all of them silent or in the middle of a greeting.
+    let half = &Greeting::Hello([1; 32], [2; 32]).encode()[..20];
+    let silent: Vec<_> = (0..150).map(|_| connect()).collect();
+    let halves: Vec<_> = (0..150)
+        .map(|_| {
+            let mut stream = connect();
+            let _ = stream.write_all(half);
+            stream
+        })
+        .collect();
+    let refusal = |bytes: &[u8]| match Greeting::decode(&said(bytes)) {
+        Ok(Some((Greeting::Refuse(why), _))) => why,
+        other => panic!("{other:?}"),
+    };
+    assert!(refusal(b"GET / HTTP/1.1\r\n\r\n").contains("does not speak"));
+    let mut other_version = Greeting::Hello([1; 32], [2; 32]).encode();
+    other_version[8] = 77;
+    assert!(refusal(&other_version).contains("version 77"));
+    assert!(refusal(&Greeting::Proof([0; 32]).encode()).contains("out of order"));
+    let hello_and_forged =
+        [Greeting::Hello([1; 32], [9; 32]).encode(), Greeting::Proof([3; 32]).encode()];
+    let heard = said(&hello_and_forged.concat());
+    let (challenge, len) = Greeting::decode(&heard).unwrap().unwrap();
+    assert!(matches!(challenge, Greeting::Challenge(..)));
+    let refused = Greeting::decode(&heard[len..]).unwrap().unwrap().0;
+    assert!(matches!(refused, Greeting::Refuse(why) if why.contains("secret")));
+    let config = accelerator("far", far.address, &secret, "") + &service("echo", "far", "echo", "");
+    let served = Served::start("remote-strangers", "", &config);
+    eventually("the link is up", || is_up(&served, "echo"));
+    let client = udp_client(served.services[0][0]);
+    assert_eq!(ask(&client, b"among strangers"), b"among strangers");
+    drop((silent, halves));
+    assert_eq!(served.drain(), 0);
+}

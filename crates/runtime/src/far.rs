@@ -1,0 +1,393 @@
+//! The other machine's end of a link: listens, and runs the blocks of each engine that is authenticated.
+//!
+//! Each link has a thread, which is all that its [`Device`] needs: it makes a region like the engine's, starts the blocks
+//! in it, and mirrors its rings (`crates/remote`). The engine's end is `kinds/remote.rs`. The engine knows the secret, and
+//! may run any built-in kernel; a kernel in a file only if this side names the same file.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::ScopedJoinHandle;
+use std::time::{Duration, Instant};
+
+use mqueue::abi::{reason, state, stop};
+use mqueue::{MappedMemory, MqueuePlan, Region, RegionPlan, RingPlan};
+use remote::{Broken, Channel, Control, Ends, Greeted, Greeter, Mirror, Side};
+use sys::local::{WakeFd, wait_readable};
+use sys::{RegionOptions, SharedMemory};
+use wire::attach::{Bye, FromEngine, FromRuntime, Offer, Ready};
+use wire::link::{Frame, RingShape, Shape};
+
+use crate::kinds::remote::{PENDING_SLEEP, SPIN};
+use crate::{ANSWER_TIMEOUT, CHECK_INTERVAL, Device, End, Failure, Job, RuntimeError, kernel_file};
+
+/// Largest region that an engine may ask for.
+const REGION_BYTES_MAX: u64 = 1 << 30;
+/// Links that are served at the same time, unless the device is for one process only.
+const LINKS_MAX: usize = 16;
+/// Time for the other side to read the reason of an end.
+const CLOSE_MAX: Duration = Duration::from_millis(200);
+/// While blocks work, the mirror yields its core between two polls for this time without a message, ...
+const AWAKE: Duration = Duration::from_millis(1);
+/// ... then it sleeps this long between two polls: blocks do not wake it.
+const WORK_SLEEP: Duration = Duration::from_micros(50);
+/// Longest sleep without work.
+const SLEEP_MAX: Duration = Duration::from_millis(10);
+
+/// What a listener serves.
+pub struct Terms<'a> {
+    /// The only kernel that engines may run here; empty: any built-in one.
+    pub kernel: String,
+    /// Makes what runs the blocks of one link. The error is one sentence.
+    pub device: &'a (dyn Fn() -> Result<Box<dyn Device>, String> + Sync),
+    /// The device is for one link at a time.
+    pub exclusive: bool,
+    /// Ends after the first generation.
+    pub once: bool,
+}
+
+/// Serves links until `cancel` is set or, with `once`, a generation has ended. Fails when blocks could not be ended, after which
+/// this process must not serve again.
+pub fn listen(
+    mut greeter: Greeter,
+    terms: &Terms<'_>,
+    cancel: &AtomicBool,
+) -> Result<End, RuntimeError> {
+    let links_max = if terms.exclusive { 1 } else { LINKS_MAX };
+    // Also ends the links when one of them must not go on.
+    let ending = AtomicBool::new(false);
+    let is_over = || cancel.load(Ordering::Relaxed) || ending.load(Ordering::Relaxed);
+    let mut refused = Refused::default();
+    std::thread::scope(|scope| {
+        let mut links: Vec<ScopedJoinHandle<'_, Result<End, RuntimeError>>> = Vec::new();
+        let mut result = Ok(End::Stopped);
+        while !is_over() {
+            for greeted in greeter.advance(Duration::from_millis(100)) {
+                match greeted {
+                    Greeted::Refused(from, error) => refused.log(from, &error.to_string()),
+                    Greeted::Link(channel, from) if links.len() < links_max => {
+                        tracing::info!(%from, "an engine is linked");
+                        let is_over = &is_over;
+                        links.push(scope.spawn(move || serve(channel, terms, is_over)));
+                    }
+                    Greeted::Link(channel, from) => {
+                        let text = format!("it serves {links_max} links already");
+                        refused.log(from, &text);
+                        let mirror = Mirror::new(channel, Side::Accelerator);
+                        close(mirror, reason::REFUSED, text);
+                    }
+                }
+            }
+            for link in links.extract_if(.., |link| link.is_finished()) {
+                let ended = link.join().unwrap_or_else(|_| {
+                    let text = "the thread of a link has failed".to_owned();
+                    Err(RuntimeError::Blocks(Failure { reason: reason::CONTRACT, text }))
+                });
+                match &ended {
+                    Ok(end) => tracing::info!(?end, "a link ended"),
+                    Err(error) => tracing::error!("{error}"),
+                }
+                if terms.once || ended.is_err() {
+                    ending.store(true, Ordering::Relaxed);
+                    result = ended;
+                }
+            }
+        }
+        for link in links {
+            let ended = link.join();
+            if let (Ok(Err(error)), true) = (ended, result.is_ok()) {
+                result = Err(error);
+            }
+        }
+        result
+    })
+}
+
+/// Peers that were refused: the first is logged, then those whose number is a power of two.
+#[derive(Default)]
+struct Refused(u64);
+
+impl Refused {
+    fn log(&mut self, from: std::net::SocketAddr, error: &str) {
+        self.0 += 1;
+        if self.0.is_power_of_two() {
+            tracing::warn!(%from, refused = self.0, "a peer was refused: {error}");
+        }
+    }
+}
+
+fn refused(error: impl std::fmt::Display) -> Failure {
+    Failure { reason: reason::REFUSED, text: error.to_string() }
+}
+
+/// The other side gets the reason if it can still be reached.
+fn lost(text: String) -> End {
+    let text = format!("the link is lost: {text}");
+    End::Failed(Failure { reason: reason::LINK_LOST, text })
+}
+
+/// Ends a link with a reason.
+fn close(mut mirror: Mirror, reason: u64, text: String) {
+    mirror.send(&Frame::Attach(&FromRuntime::Bye(Bye { reason, text }).encode()));
+    mirror.close(CLOSE_MAX);
+}
+
+/// Serves one generation. `Err`: the blocks could not be ended.
+fn serve(
+    channel: Channel,
+    terms: &Terms<'_>,
+    is_over: &dyn Fn() -> bool,
+) -> Result<End, RuntimeError> {
+    let mut mirror = Mirror::new(channel, Side::Accelerator);
+    let (job, ends) = match receive_offer(&mut mirror, is_over)
+        .and_then(|(offer, shape)| prepare(offer, &shape, &terms.kernel))
+    {
+        Ok(prepared) => prepared,
+        Err(failure) => {
+            close(mirror, failure.reason, failure.text.clone());
+            return Ok(End::Failed(failure));
+        }
+    };
+    let mut device = match (terms.device)() {
+        Ok(device) => device,
+        Err(text) => {
+            close(mirror, reason::REFUSED, text.clone());
+            return Ok(End::Failed(refused(text)));
+        }
+    };
+    let jobs = [job];
+    if let Err(failure) = device.start(&jobs) {
+        close(mirror, failure.reason, failure.text.clone());
+        return match device.stop(Duration::ZERO) {
+            Ok(()) => Ok(End::Failed(failure)),
+            Err(stuck) => Err(RuntimeError::Blocks(stuck)),
+        };
+    }
+    let [job] = &jobs;
+    job.words.set_accelerator_state(state::READY);
+    mirror.install(ends);
+    let ready = Ready { generation: job.generation, blocks: job.blocks };
+    mirror.send(&Frame::Attach(&FromRuntime::Ready(ready).encode()));
+    tracing::info!(
+        service = job.service,
+        accelerator = job.accelerator,
+        generation = job.generation,
+        "serving"
+    );
+    let mut serving = Serving { mirror, job, device: &mut *device, outstanding: 0 };
+    let end = serving.run(is_over);
+    let Serving { mirror, .. } = serving;
+    job.words.set_stop(stop::NOW);
+    job.wake_fd.wake();
+    let (reason, text) = match &end {
+        End::Stopped => (reason::STOPPED, String::new()),
+        End::EngineLost => (reason::ENGINE_LOST, String::new()),
+        End::Failed(failure) => (failure.reason, failure.text.clone()),
+    };
+    close(mirror, reason, text);
+    device.stop(Duration::from_secs(1)).map_err(RuntimeError::Blocks)?;
+    Ok(end)
+}
+
+/// Waits for the engine's offer.
+fn receive_offer(
+    mirror: &mut Mirror,
+    is_over: &dyn Fn() -> bool,
+) -> Result<(Offer, Shape), Failure> {
+    let deadline = Instant::now() + ANSWER_TIMEOUT;
+    let (mut offer, mut shape) = (None, None);
+    loop {
+        let now = Instant::now();
+        let turn = mirror.turn(now, &mut |control| match control {
+            Control::Attach(bytes) => match FromEngine::decode(bytes) {
+                Ok(FromEngine::Offer(offered)) if offer.is_none() => {
+                    offer = Some(offered);
+                    Ok(())
+                }
+                Ok(_) => Err("the engine sent no offer".to_owned()),
+                Err(error) => Err(error.to_string()),
+            },
+            Control::Shape(sent) if shape.is_none() => {
+                shape = Some(sent);
+                Ok(())
+            }
+            other => Err(format!("the engine sent {other:?} before its offer")),
+        });
+        turn.map_err(refused)?;
+        if let (Some(_), Some(_)) = (&offer, &shape) {
+            return Ok((offer.take().expect("checked"), shape.take().expect("checked")));
+        }
+        if now >= deadline || is_over() {
+            return Err(refused("the engine sent no offer in time"));
+        }
+        wait_readable(&[mirror.as_fd()], Some(Duration::from_millis(50)));
+    }
+}
+
+/// Makes the region of an offer, and takes the engine's ends of its mqueues with their slots.
+fn prepare(offer: Offer, shape: &Shape, kernel: &str) -> Result<(Job, Vec<(Ends, u32)>), Failure> {
+    if !kernel.is_empty() && offer.kernel != kernel {
+        return Err(refused(format!(
+            "this side runs the kernel {kernel:?}, not {:?}",
+            offer.kernel
+        )));
+    }
+    if kernel.is_empty() && kernel_file::named(&offer.kernel).is_some() {
+        let kernel = &offer.kernel;
+        return Err(refused(format!(
+            "{kernel:?} is a file: start this side with --kernel {kernel}"
+        )));
+    }
+    if shape.blocks != offer.blocks {
+        return Err(refused("the engine's offer and its shape differ"));
+    }
+    // The engine's ring may have less room lost at the end of its arena than this one.
+    let rx = |ring: &RingShape| {
+        let longest = u64::from(ring.message_bytes_max).next_multiple_of(64);
+        let more = if ring.arena_bytes > 0 { longest } else { 0 };
+        plan_of(RingShape { arena_bytes: ring.arena_bytes.saturating_add(more), ..*ring })
+    };
+    let mqueues: Vec<MqueuePlan> = shape
+        .mqueues
+        .iter()
+        .map(|of| MqueuePlan { depth: of.depth, rx: rx(&of.rings[0]), tx: plan_of(of.rings[1]) })
+        .collect();
+    let plan = RegionPlan::of_blocks(shape.blocks, &mqueues, offer.generation);
+    let bytes = plan.bytes().map_err(refused)?;
+    if bytes > REGION_BYTES_MAX {
+        let (mib, most) = (bytes >> 20, REGION_BYTES_MAX >> 20);
+        return Err(refused(format!(
+            "a region of {mib} MiB is more than the {most} MiB of a link"
+        )));
+    }
+    let name = format!("serval:{}:{}:{}", offer.service, offer.accelerator, offer.generation);
+    let memory = SharedMemory::create(&name, bytes as usize, &RegionOptions::default());
+    let memory = Arc::new(memory.map_err(refused)?);
+    let mut region = Region::format(MappedMemory::new(memory.clone()), &plan).map_err(refused)?;
+    let mut ends = Vec::new();
+    for block in 0..shape.blocks {
+        for (mqueue, of) in region.mqueues_of(block).to_vec().into_iter().zip(&shape.mqueues) {
+            let (sink, source) = region.engine_ends(mqueue);
+            ends.push((Ends { source, sink }, of.depth));
+        }
+    }
+    let job = Job {
+        words: region.words(),
+        memory,
+        wake_fd: Arc::new(WakeFd::new().map_err(refused)?),
+        blocks: offer.blocks,
+        service: offer.service,
+        accelerator: offer.accelerator,
+        kernel: offer.kernel,
+        file: None,
+        params: offer.params,
+        generation: offer.generation,
+        heartbeat: Duration::from_millis(u64::from(offer.heartbeat_ms.max(1))),
+    };
+    Ok((job, ends))
+}
+
+fn plan_of(ring: RingShape) -> RingPlan {
+    let RingShape { protocol, message_bytes_max, arena_bytes } = ring;
+    RingPlan { protocol, message_bytes_max, arena_bytes }
+}
+
+/// A generation that has started.
+struct Serving<'a> {
+    mirror: Mirror,
+    job: &'a Job,
+    device: &'a mut dyn Device,
+    /// Messages that the blocks got minus those that they sent.
+    outstanding: i64,
+}
+
+impl Serving<'_> {
+    fn run(&mut self, is_over: &dyn Fn() -> bool) -> End {
+        let words = &self.job.words;
+        let mut heard_at = Instant::now();
+        let (mut moved_at, mut checked_at) = (heard_at, heard_at);
+        while !is_over() {
+            let now = Instant::now();
+            let (mut echo, mut asked) = (None, None);
+            let turn = self.mirror.turn(now, &mut |control| match control {
+                Control::Beat(beat) => {
+                    echo = Some(beat);
+                    Ok(())
+                }
+                Control::Stop(word) if [stop::DRAIN, stop::NOW].contains(&word.into()) => {
+                    asked = Some(u64::from(word));
+                    Ok(())
+                }
+                other => Err(format!("the engine sent {other:?} while blocks run")),
+            });
+            if let Some(beat) = echo {
+                words.set_engine_heartbeat(beat);
+                self.mirror.send(&Frame::Beat(beat));
+            }
+            if let Some(word) = asked {
+                words.set_stop(word);
+                self.job.wake_fd.wake();
+            }
+            let moved = match turn {
+                Ok(moved) => moved,
+                Err(Broken::Rings) => {
+                    let text = Broken::Rings.to_string();
+                    return End::Failed(Failure { reason: reason::RING_CORRUPT, text });
+                }
+                Err(Broken::Link(text)) => {
+                    if words.stop() == stop::NOW {
+                        return End::Stopped;
+                    }
+                    return lost(text);
+                }
+            };
+            // EDGE PARK (waker half)
+            if moved.received > 0 && words.accelerator_parked() {
+                self.job.wake_fd.wake();
+            }
+            self.outstanding += moved.received as i64 - moved.sent as i64;
+            self.outstanding = self.outstanding.max(0);
+            if moved.heard {
+                heard_at = now;
+            } else if now - heard_at >= self.job.heartbeat {
+                return lost(format!("the engine was silent for {:?}", self.job.heartbeat));
+            }
+            let stopping = words.stop() != stop::RUN;
+            if stopping || now - checked_at >= CHECK_INTERVAL / 5 {
+                checked_at = now;
+                if let Err(failure) = self.device.health() {
+                    return End::Failed(failure);
+                }
+                // Read before the rings: the blocks send nothing after their end.
+                let over = stopping && self.device.ended();
+                if over && !self.mirror.has_messages() && !self.mirror.is_blocked() {
+                    return End::Stopped;
+                }
+            }
+            if moved.is_nothing() {
+                self.idle(now - moved_at, stopping);
+            } else {
+                moved_at = now;
+            }
+        }
+        End::Stopped
+    }
+
+    /// After `idle` without a message: spins, then yields the core, then sleeps. Blocks do not wake the mirror.
+    fn idle(&self, idle: Duration, stopping: bool) {
+        if idle < SPIN {
+            return std::hint::spin_loop();
+        }
+        let working = self.outstanding > 0;
+        if idle < AWAKE && (working || idle < crate::kinds::remote::AWAKE) {
+            return std::thread::yield_now();
+        }
+        let limit = if working {
+            WORK_SLEEP
+        } else if stopping || self.mirror.is_pending() {
+            PENDING_SLEEP
+        } else {
+            SLEEP_MAX
+        };
+        wait_readable(&[self.mirror.as_fd()], Some(limit));
+    }
+}

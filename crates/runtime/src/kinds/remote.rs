@@ -1,0 +1,361 @@
+//! `kind = "remote"`: an accelerator on another machine. The process that the engine starts runs no blocks: a thread
+//! mirrors the rings of its region over a link (`crates/remote`). The other end is [`crate::far`].
+
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use engine::topology::DeviceSpec;
+use mqueue::abi::{reason, stop};
+use mqueue::{MappedMemory, Region};
+use remote::{Broken, Control, Ends, Mirror, Secret, Side};
+use sys::local::{WakeFd, wait_readable};
+use wire::attach::{FromEngine, FromRuntime, Offer, Ready};
+use wire::link::{Frame, MqueueShape, RingShape, Shape};
+
+use super::{Flags, Kind, Options, TextKey};
+use crate::{Device, Failure, Job};
+
+/// Time to connect and to authenticate.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+/// Time for the blocks on the other machine to start; the engine waits longer.
+const START_MAX: Duration = Duration::from_secs(20);
+/// An idle mirror polls without pauses for this time, ...
+pub(crate) const SPIN: Duration = Duration::from_micros(20);
+/// ... then yields its core between two polls until this time has passed, then sleeps ...
+pub(crate) const AWAKE: Duration = Duration::from_micros(100);
+/// ... for at most this time, ...
+const SLEEP_MAX: Duration = Duration::from_millis(50);
+/// ... or this if a ring or the connection may have room again without a wake-up.
+pub(crate) const PENDING_SLEEP: Duration = Duration::from_micros(500);
+
+pub(super) struct Remote;
+
+const TEXTS: &[TextKey] = &[
+    TextKey {
+        name: "address",
+        example: "tcp://10.0.0.2:7000",
+        form: "tcp://HOST:PORT",
+        is_valid: remote::is_address,
+        what: "Where the runtime on the other machine listens: `serval attach --listen` (remote.md).",
+    },
+    TextKey {
+        name: "secret_file",
+        example: "/etc/serval/link.secret",
+        form: "an absolute path",
+        is_valid: |path| Path::new(path).is_absolute() && !path.contains('\0') && path.len() < 4096,
+        what: "A file with the secret that both machines know. Only its owner may have access to it.",
+    },
+];
+
+impl Kind for Remote {
+    fn name(&self) -> &'static str {
+        "remote"
+    }
+
+    fn summary(&self) -> &'static str {
+        "an accelerator of another machine, over an authenticated TCP link (remote.md)"
+    }
+
+    fn flags(&self) -> Flags {
+        Flags { elsewhere: true, ..Flags::default() }
+    }
+
+    fn texts(&self) -> &'static [TextKey] {
+        TEXTS
+    }
+
+    fn place(&self, device: &DeviceSpec) -> Option<String> {
+        Some(format!("remote accelerator at {}", device.text("address")))
+    }
+
+    fn device(&self, device: &DeviceSpec, _: Options) -> Result<Box<dyn Device>, String> {
+        Ok(Box::new(RemoteDevice {
+            address: device.text("address").to_owned(),
+            secret_file: device.text("secret_file").into(),
+            running: None,
+        }))
+    }
+}
+
+/// The engine's end of a link.
+struct RemoteDevice {
+    address: String,
+    secret_file: PathBuf,
+    running: Option<Running>,
+}
+
+struct Running {
+    shared: Arc<Shared>,
+    thread: JoinHandle<()>,
+}
+
+/// Shared with the thread that mirrors.
+struct Shared {
+    /// The link is to be closed.
+    close: AtomicBool,
+    wake: WakeFd,
+    /// `Ok`: the blocks have ended as the engine asked.
+    ended: Mutex<Option<Result<(), Failure>>>,
+}
+
+impl Shared {
+    fn ended(&self) -> MutexGuard<'_, Option<Result<(), Failure>>> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn refused(error: impl std::fmt::Display) -> Failure {
+    Failure { reason: reason::REFUSED, text: error.to_string() }
+}
+
+fn lost(error: impl std::fmt::Display) -> Failure {
+    Failure { reason: reason::LINK_LOST, text: error.to_string() }
+}
+
+impl Device for RemoteDevice {
+    fn kind(&self) -> &str {
+        "remote"
+    }
+
+    fn start(&mut self, jobs: &[Job]) -> Result<(), Failure> {
+        let [job] = jobs else { return Err(refused("a link serves one service")) };
+        let (shape, ends) = describe(job)?;
+        let secret = Secret::read(&self.secret_file).map_err(refused)?;
+        let channel = remote::connect(&self.address, &secret, CONNECT_MAX).map_err(lost)?;
+        let mut mirror = Mirror::new(channel, Side::Engine);
+        offer(&mut mirror, job, shape)?;
+        mirror.install(ends);
+        let shared = Arc::new(Shared {
+            close: AtomicBool::new(false),
+            wake: WakeFd::new().map_err(refused)?,
+            ended: Mutex::default(),
+        });
+        let link = Link {
+            mirror,
+            shared: shared.clone(),
+            words: job.words.clone(),
+            wake_fd: job.wake_fd.clone(),
+            heartbeat: job.heartbeat,
+            asked: stop::RUN,
+        };
+        let builder = std::thread::Builder::new().name("link".to_owned());
+        let thread = builder.spawn(move || link.run()).map_err(refused)?;
+        self.running = Some(Running { shared, thread });
+        Ok(())
+    }
+
+    fn health(&mut self) -> Result<(), Failure> {
+        let Some(running) = &self.running else { return Ok(()) };
+        match &*running.shared.ended() {
+            Some(Err(failure)) => Err(failure.clone()),
+            None if running.thread.is_finished() => Err(lost("the thread of the link has ended")),
+            _ => Ok(()),
+        }
+    }
+
+    fn ended(&mut self) -> bool {
+        self.running.as_ref().is_none_or(|running| running.shared.ended().is_some())
+    }
+
+    fn stop(&mut self, timeout: Duration) -> Result<(), Failure> {
+        let Some(Running { shared, thread }) = self.running.take() else { return Ok(()) };
+        shared.close.store(true, Ordering::Relaxed);
+        shared.wake.wake();
+        let deadline = Instant::now() + timeout.max(Duration::from_millis(200));
+        while !thread.is_finished() {
+            if Instant::now() >= deadline {
+                let text = "the thread of the link does not end".to_owned();
+                return Err(Failure { reason: reason::HUNG, text });
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // A thread that panicked has ended, too.
+        let _ = thread.join();
+        Ok(())
+    }
+}
+
+/// The shape of a job's region, and the runtime's ends of its mqueues with their slots.
+fn describe(job: &Job) -> Result<(Shape, Vec<(Ends, u32)>), Failure> {
+    let region = Region::join(MappedMemory::new(job.memory.clone()));
+    let mut region = region.map_err(refused)?;
+    let shape_of = |region: &Region<MappedMemory>, mqueue: &u32| {
+        let rings = region.rings_of(*mqueue);
+        MqueueShape {
+            depth: rings[0].depth,
+            rings: rings.map(|ring| RingShape {
+                protocol: ring.protocol,
+                message_bytes_max: ring.message_bytes_max,
+                arena_bytes: ring.arena_bytes,
+            }),
+        }
+    };
+    let of_block = |region: &Region<MappedMemory>, block| {
+        region.mqueues_of(block).iter().map(|mqueue| shape_of(region, mqueue)).collect::<Vec<_>>()
+    };
+    let mqueues = of_block(&region, 0);
+    let mut ends = Vec::new();
+    for block in 0..job.blocks {
+        if of_block(&region, block) != mqueues {
+            return Err(refused("a link needs blocks with the same mqueues"));
+        }
+        for (mqueue, shape) in region.mqueues_of(block).to_vec().into_iter().zip(&mqueues) {
+            let (source, sink) = region.accelerator_ends(mqueue);
+            ends.push((Ends { source, sink }, shape.depth));
+        }
+    }
+    Ok((Shape { blocks: job.blocks, mqueues }, ends))
+}
+
+/// Offers the job to the runtime on the other machine, and waits until its blocks run.
+fn offer(mirror: &mut Mirror, job: &Job, shape: Shape) -> Result<(), Failure> {
+    let offer = FromEngine::Offer(Offer {
+        generation: job.generation,
+        region_bytes: job.memory.len_bytes() as u64,
+        blocks: job.blocks,
+        heartbeat_ms: job.heartbeat.as_millis() as u32,
+        service: job.service.clone(),
+        accelerator: job.accelerator.clone(),
+        kernel: job.kernel.clone(),
+        params: job.params.clone(),
+    });
+    mirror.send(&Frame::Attach(&offer.encode()));
+    mirror.send(&Frame::Shape(shape));
+    let deadline = Instant::now() + START_MAX;
+    let mut answer = None;
+    loop {
+        let now = Instant::now();
+        let turn = mirror.turn(now, &mut |control| match control {
+            Control::Attach(bytes) => {
+                answer = Some(FromRuntime::decode(bytes).map_err(|error| error.to_string())?);
+                Ok(())
+            }
+            other => Err(format!("it sent {other:?} before its blocks were ready")),
+        });
+        match answer.take() {
+            Some(FromRuntime::Ready(Ready { generation, blocks })) => {
+                turn.map_err(lost)?;
+                if (generation, blocks) != (job.generation, job.blocks) {
+                    return Err(lost("the other side is ready for another region"));
+                }
+                return Ok(());
+            }
+            Some(FromRuntime::Bye(bye)) => {
+                return Err(Failure { reason: bye.reason, text: bye.text });
+            }
+            Some(FromRuntime::Hello(_)) => return Err(lost("the other side sent a hello twice")),
+            None => turn.map_err(lost)?,
+        };
+        if now >= deadline {
+            let seconds = START_MAX.as_secs();
+            return Err(lost(format!(
+                "the blocks on the other machine took more than {seconds} s"
+            )));
+        }
+        wait_readable(&[mirror.as_fd()], Some(Duration::from_millis(20)));
+    }
+}
+
+/// The thread that mirrors.
+struct Link {
+    mirror: Mirror,
+    shared: Arc<Shared>,
+    words: mqueue::Words<MappedMemory>,
+    /// Signalled by the engine.
+    wake_fd: Arc<WakeFd>,
+    /// The link is lost after this time without a byte.
+    heartbeat: Duration,
+    /// The stop word as it was sent.
+    asked: u64,
+}
+
+impl Link {
+    fn run(mut self) {
+        let result = self.mirror();
+        *self.shared.ended() = Some(result);
+        self.mirror.send(&Frame::Stop(stop::NOW as u32));
+        self.mirror.close(Duration::from_millis(100));
+    }
+
+    /// Until the blocks have ended, the link is lost, or it is to be closed.
+    fn mirror(&mut self) -> Result<(), Failure> {
+        let pause = self.heartbeat / 4;
+        let (mut heard_at, mut beat_at, mut beats) = (Instant::now(), Instant::now(), 0);
+        let mut moved_at = heard_at;
+        while !self.shared.close.load(Ordering::Relaxed) {
+            let now = Instant::now();
+            let asked = self.words.stop();
+            if asked != self.asked {
+                self.asked = asked;
+                self.mirror.send(&Frame::Stop(asked as u32));
+            }
+            if now - beat_at >= pause {
+                (beat_at, beats) = (now, beats + 1);
+                self.mirror.send(&Frame::Beat(beats));
+            }
+            let mut bye = None;
+            let turn = self.mirror.turn(now, &mut |control| match control {
+                Control::Attach(bytes) => match FromRuntime::decode(bytes) {
+                    Ok(FromRuntime::Bye(said)) => {
+                        bye = Some(said);
+                        Ok(())
+                    }
+                    Ok(_) => Err("it sent a message that it may not send now".to_owned()),
+                    Err(error) => Err(error.to_string()),
+                },
+                Control::Beat(_) => Ok(()),
+                Control::Shape(_) | Control::Stop(_) => {
+                    Err("it sent a message of an engine".to_owned())
+                }
+            });
+            if let Some(bye) = bye {
+                return match bye.reason {
+                    reason::STOPPED if asked != stop::RUN => Ok(()),
+                    reason::STOPPED => Err(lost("the runtime on the other machine was stopped")),
+                    _ => Err(Failure { reason: bye.reason, text: bye.text }),
+                };
+            }
+            let moved = turn.map_err(|broken| match broken {
+                Broken::Rings => Failure { reason: reason::RING_CORRUPT, text: broken.to_string() },
+                Broken::Link(_) => lost(broken),
+            })?;
+            if moved.heard {
+                heard_at = now;
+            } else if now - heard_at >= self.heartbeat {
+                let silent = self.heartbeat.as_millis();
+                return Err(lost(format!(
+                    "the link is lost: the other side was silent for {silent} ms"
+                )));
+            }
+            if moved.is_nothing() {
+                self.idle(now - moved_at, pause.saturating_sub(now - beat_at));
+            } else {
+                moved_at = now;
+            }
+        }
+        Ok(())
+    }
+
+    /// After `idle` without work: spins, then yields the core, then sleeps for at most `limit`.
+    fn idle(&mut self, idle: Duration, limit: Duration) {
+        if idle < SPIN {
+            return std::hint::spin_loop();
+        }
+        if idle < AWAKE {
+            return std::thread::yield_now();
+        }
+        let limit = if self.mirror.is_pending() { PENDING_SLEEP } else { limit.min(SLEEP_MAX) };
+        // EDGE PARK (sleeper half)
+        self.words.set_accelerator_parked(true);
+        if !self.mirror.has_messages() && self.words.stop() == self.asked {
+            let files = [self.wake_fd.as_fd(), self.shared.wake.as_fd(), self.mirror.as_fd()];
+            wait_readable(&files, Some(limit));
+            self.wake_fd.clear();
+        }
+        self.words.set_accelerator_parked(false);
+    }
+}
