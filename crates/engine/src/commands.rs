@@ -4,6 +4,8 @@
 //! [`CommandRings`] sends commands through the command rings of a region; an accelerator in this process executes them directly
 //! (`accel/src/copy.rs`). Neither side waits: the submitter polls for completions, and every command has a deadline.
 
+pub mod address_map;
+
 use mqueue::abi::command_status;
 use mqueue::command::{CommandSender, Copy};
 use mqueue::{LoanError, MappedMemory, Region, RingError};
