@@ -69,7 +69,8 @@
 //! into COMPLETIONS of the same index. Head and tail are at the beginning of each ring's memory, on separate lines.
 //! A command's slot has the command in `kind` ([`command`]) and a number chosen by the engine in `token`; its completion has the same
 //! token, kind DONE and one of [`command_status`]. The payload of COPY is a [`CopyCommand`]. In the region it names memory of
-//! the *window*, which belongs to the COMMANDS ring and has no other use.
+//! the *window*, which belongs to the COMMANDS ring and has no other use. DESCRIBE asks for the address of a buffer: its payload is a
+//! [`DescribeCommand`], and that of its completion with status OK is a [`BufferRange`]. Other completions have no payload.
 //!
 //! Heads and tails are *counts*: of messages published and of slots released since the region was
 //! formatted. They never wrap (2⁶⁴ messages). Message `n` is in slot `n % depth`; `depth` is a
@@ -331,6 +332,8 @@ pub mod command {
     pub const COPY: u8 = 1;
     /// COMPLETIONS: the command with this token is done; `status` says how.
     pub const DONE: u8 = 2;
+    /// COMMANDS: answer with the address and the size of a buffer of the accelerator.
+    pub const DESCRIBE: u8 = 3;
 }
 
 /// Values of [`SlotHeader::status`] in COMPLETIONS.
@@ -625,6 +628,22 @@ shared_structs! {
         buffer: u32,
         /// TO_BUFFER or FROM_BUFFER.
         direction: u32,
+    }
+
+    /// Payload of a DESCRIBE command.
+    struct DescribeCommand as "serval_describe_command", size 8 {
+        /// Number of the buffer among those that the runtime has registered.
+        buffer: u32,
+        /// Zero.
+        pad: u32,
+    }
+
+    /// Payload of the completion of a DESCRIBE command: where a buffer is in the accelerator's address space.
+    struct BufferRange as "serval_buffer_range", size 16 {
+        /// Its first address, a multiple of 8. A runtime without an address space of its own chooses one.
+        address: u64,
+        /// Its size, a multiple of 8.
+        bytes: u64,
     }
 
     /// Header of every message in a ring.

@@ -96,6 +96,7 @@ fn load_struct<T: Copy, const N: usize>(memory: &impl Memory, at: u64) -> T {
     from_words::<T, N>(memory.load_words(at))
 }
 
+/// A structure that is the payload of a slot: little endian words.
 macro_rules! payloads {
     ($($name:ident)+) => { $(
         impl $name {
@@ -120,7 +121,7 @@ macro_rules! payloads {
     )+ };
 }
 
-payloads!(CopyCommand SocketMessage);
+payloads!(CopyCommand DescribeCommand BufferRange SocketMessage);
 
 const ENTRY_WORDS: usize = size_of::<DirectoryEntry>() / 8;
 const HEADER_WORDS: usize = size_of::<RegionHeader>() / 8;

@@ -3,7 +3,7 @@
 mod support;
 
 use mqueue::abi::{CopyCommand, RingEntry, command, command_status, ring_kind};
-use mqueue::command::{Copy, Direction};
+use mqueue::command::{BufferRange, Copy, Direction, Done, Request};
 use mqueue::memory::{Memory, Ordering};
 use mqueue::{
     HeapMapping, JoinError, MappedMemory, MqueuePlan, PlanError, Region, RegionPlan, RingPlan,
@@ -49,14 +49,22 @@ fn commands_go_out_and_completions_come_back() {
         let (mut sender, mut receiver) = (near.command_sender(pair), far.command_receiver(pair));
         for n in 0..50 {
             assert_eq!(receiver.command(), Ok(None));
-            sender.copy(n, &copy(n)).unwrap();
-            sender.copy(!n, &copy(!n)).unwrap();
-            assert_eq!(receiver.command(), Ok(Some((n, Ok(copy(n))))));
-            assert_eq!(receiver.command(), Ok(Some((!n, Ok(copy(!n))))));
-            receiver.complete(!n, command_status::RANGE).unwrap();
-            receiver.complete(n, command_status::OK).unwrap();
-            assert_eq!(sender.completion(), Ok(Some((!n, command_status::RANGE))));
-            assert_eq!(sender.completion(), Ok(Some((n, command_status::OK))));
+            let requests = [Request::Copy(copy(n)), Request::Describe(!n as u32)];
+            let range = Some(BufferRange { address: n << 40, bytes: !n });
+            sender.send(n, &requests[0]).unwrap();
+            sender.send(!n, &requests[1]).unwrap();
+            assert_eq!(receiver.command(), Ok(Some((n, Ok(requests[0])))));
+            assert_eq!(receiver.command(), Ok(Some((!n, Ok(requests[1])))));
+            let answers = [
+                Done { number: !n, status: command_status::OK, range },
+                Done::of(n, command_status::RANGE),
+            ];
+            for answer in &answers {
+                receiver.complete(answer).unwrap();
+            }
+            for answer in answers {
+                assert_eq!(sender.completion(), Ok(Some(answer)));
+            }
             assert_eq!(sender.completion(), Ok(None));
         }
     }
@@ -104,19 +112,21 @@ fn malformed_commands_are_unknown() {
         (24, known & !0xffff_ffff),
         (24, known - 8),
         (24, u64::from(command::DONE) << 32 | 32),
+        (24, u64::from(command::DESCRIBE) << 32 | 32),
+        (24, u64::from(command::DESCRIBE) << 32),
         (24, 200 << 32 | 32),
         (direction, 0),
         (direction, 3 << 32),
         (direction, !0),
     ];
     for (n, (at, value)) in (0..).zip(bad) {
-        sender.copy(n, &copy(0)).unwrap();
+        sender.send(n, &Request::Copy(copy(0))).unwrap();
         memory.store(slot(n) + at, value, Ordering::Relaxed);
         let unknown = Err(command_status::UNKNOWN);
         assert_eq!(receiver.command(), Ok(Some((n, unknown))), "{at} {value:#x}");
     }
-    sender.copy(100, &copy(0)).unwrap();
-    assert_eq!(receiver.command(), Ok(Some((100, Ok(copy(0))))));
+    sender.send(100, &Request::Copy(copy(0))).unwrap();
+    assert_eq!(receiver.command(), Ok(Some((100, Ok(Request::Copy(copy(0)))))));
     memory.store(commands.head_offset, u64::MAX, Ordering::Relaxed);
     assert!(receiver.command().is_err());
 }
@@ -127,14 +137,16 @@ fn a_runtime_that_answers_nonsense_is_noticed() {
         let (memory, mut near, mut far) = region();
         let entry = entry(&near, ring_kind::COMPLETIONS);
         let (mut sender, mut receiver) = (near.command_sender(0), far.command_receiver(0));
-        receiver.complete(1, command_status::OK).unwrap();
+        receiver.complete(&Done::of(1, command_status::OK)).unwrap();
         memory.store(entry.slots_offset + 24, value, Ordering::Relaxed);
         sender.completion()
     };
     let done = u64::from(command::DONE) << 32;
-    assert_eq!(completion(done), Ok(Some((1, command_status::OK))));
-    assert_eq!(completion(done | 77 << 40), Ok(Some((1, 77))));
-    for value in [0, 8, u64::from(command::COPY) << 32, done | 8, u64::MAX] {
+    assert_eq!(completion(done), Ok(Some(Done::of(1, command_status::OK))));
+    assert_eq!(completion(done | 77 << 40), Ok(Some(Done::of(1, 77))));
+    let range = Some(BufferRange { address: 0, bytes: 0 });
+    assert_eq!(completion(done | 16), Ok(Some(Done { range, ..Done::of(1, 0) })));
+    for value in [0, 8, u64::from(command::COPY) << 32, done | 8, done | 17, done | 32, u64::MAX] {
         assert!(completion(value).is_err(), "{value:#x}");
     }
 }
@@ -204,10 +216,10 @@ proptest! {
             let at = entry.offset + 8 * numbers.below(entry.bytes / 8);
             let old = memory.load(at, Ordering::Relaxed);
             memory.store(at, numbers.hostile(old), Ordering::Relaxed);
-            let _ = sender.copy(n, &copy(n));
+            let _ = sender.send(n, &Request::Copy(copy(n)));
             for _ in 0..8 {
                 if let Ok(Some((number, _))) = receiver.command() {
-                    let _ = receiver.complete(number, command_status::OK);
+                    let _ = receiver.complete(&Done::of(number, command_status::OK));
                 }
                 let _ = sender.completion();
             }

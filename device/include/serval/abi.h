@@ -222,6 +222,18 @@ struct serval_copy_command {
   uint32_t direction; /* 28: TO_BUFFER or FROM_BUFFER. */
 };
 
+/* Payload of a DESCRIBE command. */
+struct serval_describe_command {
+  uint32_t buffer; /* 0: Number of the buffer among those that the runtime has registered. */
+  uint32_t pad; /* 4: Zero. */
+};
+
+/* Payload of the completion of a DESCRIBE command: where a buffer is in the accelerator's address space. */
+struct serval_buffer_range {
+  uint64_t address; /* 0: Its first address, a multiple of 8. A runtime without an address space of its own chooses one. */
+  uint64_t bytes; /* 8: Its size, a multiple of 8. */
+};
+
 /* Header of every message in a ring. */
 struct serval_slot_header {
   uint64_t token; /* 0: The engine's identifier of the request; a reply returns it unchanged. Socket mqueues: the block's number of a command, which its completion returns. */
@@ -362,6 +374,12 @@ SERVAL_ASSERT_LAYOUT(offsetof(struct serval_copy_command, buffer_offset) == 8);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_copy_command, bytes) == 16);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_copy_command, buffer) == 24);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_copy_command, direction) == 28);
+SERVAL_ASSERT_LAYOUT(sizeof(struct serval_describe_command) == 8);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_describe_command, buffer) == 0);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_describe_command, pad) == 4);
+SERVAL_ASSERT_LAYOUT(sizeof(struct serval_buffer_range) == 16);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_buffer_range, address) == 0);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_buffer_range, bytes) == 8);
 SERVAL_ASSERT_LAYOUT(sizeof(struct serval_slot_header) == 32);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_slot_header, token) == 0);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_slot_header, tag) == 8);
