@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use engine::commands::{Command, Commands, Completion, Outcome, SubmitError};
+use engine::commands::{Buffers, Command, Commands, Completion, Outcome, SubmitError};
 use mqueue::abi::command_status;
-use mqueue::command::{CommandReceiver, Copy, Direction};
+use mqueue::command::{BufferRange, CommandReceiver, Copy, Direction, Done, Request};
 use mqueue::{HeapMapping, LoanError, MappedMemory, Memory, Region};
 
 use crate::AccelError;
@@ -22,6 +22,8 @@ use crate::cpu::Clock;
 
 /// Size of the buffer that a runtime registers for copies.
 pub const BUFFER_BYTES: usize = 64 << 10;
+/// The address of a buffer on host cores, which have no address space of an accelerator.
+pub const HOST_ADDRESS: u64 = 1 << 40;
 /// A copy that has not ended after this time has failed.
 const COPY_NS_MAX: u64 = 5_000_000_000;
 /// An idle thread polls without pauses for this time, ...
@@ -38,8 +40,8 @@ pub struct CopyFailed;
 
 /// Moves bytes between a region and the registered buffers of an accelerator. One copy at a time.
 pub trait Copier: Send {
-    /// Size of the buffer with this number; 0 for an unknown number.
-    fn buffer_bytes(&self, buffer: u32) -> u64;
+    /// The addresses of the buffer with this number, where the accelerator's code finds it; `None` for an unknown number.
+    fn buffer(&self, buffer: u32) -> Option<BufferRange>;
 
     /// Starts a copy whose numbers were checked. `window_offset` is the offset of the window in the region. Must not wait.
     fn begin(&mut self, copy: &Copy, window_offset: u64) -> Result<(), CopyFailed>;
@@ -62,8 +64,9 @@ impl HostCopier {
 }
 
 impl Copier for HostCopier {
-    fn buffer_bytes(&self, buffer: u32) -> u64 {
-        if buffer == 0 { self.buffer.len_bytes() } else { 0 }
+    fn buffer(&self, buffer: u32) -> Option<BufferRange> {
+        let range = BufferRange { address: HOST_ADDRESS, bytes: self.buffer.len_bytes() };
+        (buffer == 0).then_some(range)
     }
 
     fn begin(&mut self, copy: &Copy, window_offset: u64) -> Result<(), CopyFailed> {
@@ -88,7 +91,7 @@ pub struct CopyAgent {
     /// Number of the command in progress, and its deadline.
     in_progress: Option<(u64, u64)>,
     /// A completion for which the ring had no room.
-    pending: Option<(u64, u8)>,
+    pending: Option<Done>,
     /// The copier failed: no further copy is started.
     failed: bool,
     /// The engine made the rings unusable.
@@ -122,8 +125,8 @@ impl CopyAgent {
         if self.unusable {
             return false;
         }
-        if let Some((number, status)) = self.pending {
-            return self.complete(number, status);
+        if let Some(done) = self.pending {
+            return self.complete(done);
         }
         if let Some((number, deadline_ns)) = self.in_progress {
             let status = match self.copier.is_done() {
@@ -135,17 +138,24 @@ impl CopyAgent {
             self.in_progress = None;
             // A copy that did not end may still use the buffer.
             self.failed = status != command_status::OK;
-            return self.complete(number, status);
+            return self.complete(Done::of(number, status));
         }
         match self.receiver.command() {
             Ok(None) => false,
-            Ok(Some((number, command))) => match self.begin(command) {
+            Ok(Some((number, Ok(Request::Copy(copy))))) => match self.begin(&copy) {
                 Ok(()) => {
                     self.in_progress = Some((number, now_ns.saturating_add(COPY_NS_MAX)));
                     true
                 }
-                Err(status) => self.complete(number, status),
+                Err(status) => self.complete(Done::of(number, status)),
             },
+            Ok(Some((number, Ok(Request::Describe(buffer))))) => {
+                let range = self.copier.buffer(buffer);
+                let status =
+                    if range.is_some() { command_status::OK } else { command_status::RANGE };
+                self.complete(Done { number, status, range })
+            }
+            Ok(Some((number, Err(status)))) => self.complete(Done::of(number, status)),
             Err(_) => self.give_up(),
         }
     }
@@ -155,12 +165,11 @@ impl CopyAgent {
         self.in_progress.is_some()
     }
 
-    fn begin(&mut self, command: Result<Copy, u8>) -> Result<(), u8> {
-        let copy = command?;
+    fn begin(&mut self, copy: &Copy) -> Result<(), u8> {
         if self.failed {
             return Err(command_status::FAILED);
         }
-        let begun = begin(&mut *self.copier, &copy, self.window);
+        let begun = begin(&mut *self.copier, copy, self.window);
         self.failed = begun == Err(command_status::FAILED);
         begun
     }
@@ -172,12 +181,12 @@ impl CopyAgent {
         false
     }
 
-    fn complete(&mut self, number: u64, status: u8) -> bool {
+    fn complete(&mut self, done: Done) -> bool {
         self.pending = None;
-        match self.receiver.complete(number, status) {
+        match self.receiver.complete(&done) {
             Ok(()) => true,
             Err(LoanError::Full) => {
-                self.pending = Some((number, status));
+                self.pending = Some(done);
                 false
             }
             Err(LoanError::TooLong | LoanError::Corrupt) => self.give_up(),
@@ -187,7 +196,8 @@ impl CopyAgent {
 
 /// Starts a copy if it stays inside window and buffer. The error is the status of the command.
 fn begin(copier: &mut dyn Copier, copy: &Copy, (offset, bytes): (u64, u64)) -> Result<(), u8> {
-    if !copy.fits(bytes, copier.buffer_bytes(copy.buffer)) {
+    let buffer = copier.buffer(copy.buffer).ok_or(command_status::RANGE)?;
+    if !copy.fits(bytes, buffer.bytes) {
         return Err(command_status::RANGE);
     }
     copier.begin(copy, offset).map_err(|CopyFailed| command_status::FAILED)
@@ -275,6 +285,7 @@ fn run(agents: &mut [CopyAgent], stop: &AtomicBool) {
 pub struct DirectCommands<C> {
     copier: C,
     window: (u64, u64),
+    buffers: Buffers,
     done: Vec<Completion>,
     last_number: u64,
 }
@@ -282,7 +293,15 @@ pub struct DirectCommands<C> {
 impl<C: Copier> DirectCommands<C> {
     /// The window is its offset in the region and its size.
     pub fn new(copier: C, window: (u64, u64)) -> Self {
-        Self { copier, window, done: Vec::new(), last_number: 0 }
+        Self { copier, window, buffers: Buffers::default(), done: Vec::new(), last_number: 0 }
+    }
+
+    fn copy(&mut self, copy: &Copy) -> Outcome {
+        match begin(&mut self.copier, copy, self.window) {
+            Ok(()) if self.copier.is_done() == Ok(true) => Outcome::Done,
+            Err(command_status::RANGE) => Outcome::Range,
+            _ => Outcome::Failed,
+        }
     }
 }
 
@@ -294,12 +313,17 @@ impl<C: Copier> Commands for DirectCommands<C> {
         if self.done.len() == engine::commands::COMMANDS_IN_FLIGHT as usize {
             return Err(SubmitError::Full);
         }
-        let Command::Copy(copy) = command;
-        let begun = begin(&mut self.copier, copy, self.window);
-        let outcome = match begun {
-            Ok(()) if self.copier.is_done() == Ok(true) => Outcome::Done,
-            Err(command_status::RANGE) => Outcome::Range,
-            _ => Outcome::Failed,
+        let outcome = match command {
+            Command::Copy(copy) => self.copy(copy),
+            Command::CopyAt(copy) => {
+                let copies: Vec<Copy> = self.buffers.copies(0, self.window.1, copy)?.collect();
+                let mut outcomes = copies.iter().map(|copy| self.copy(copy));
+                outcomes.find(|outcome| *outcome != Outcome::Done).unwrap_or(Outcome::Done)
+            }
+            Command::Describe(buffer) => match self.copier.buffer(*buffer) {
+                Some(range) if self.buffers.register(0, *buffer, range).is_ok() => Outcome::Done,
+                _ => Outcome::Range,
+            },
         };
         self.last_number += 1;
         self.done.push(Completion { number: self.last_number, outcome });

@@ -5,11 +5,16 @@ mod common;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use accel::copy::{Copier, CopyAgent, CopyFailed, CopyThread, DirectCommands, HostCopier};
+use accel::copy::{
+    Copier, CopyAgent, CopyFailed, CopyThread, DirectCommands, HOST_ADDRESS, HostCopier,
+};
 use common::{Engine, Shape};
-use engine::commands::{COMMANDS_IN_FLIGHT, Command, Commands, Completion, Outcome, SubmitError};
+use engine::commands::address_map::TranslateError;
+use engine::commands::{
+    AddressCopy, COMMANDS_IN_FLIGHT, Command, Commands, Completion, Outcome, Refused, SubmitError,
+};
 use mqueue::abi::ring_kind;
-use mqueue::command::{Copy, Direction};
+use mqueue::command::{BufferRange, Copy, Direction};
 use mqueue::memory::{Memory, Ordering};
 use mqueue::{MappedMemory, Region};
 
@@ -80,6 +85,23 @@ fn an_accelerator_in_this_process_is_commanded_directly() {
     let mut back = [0; 64];
     engine.memory.copy_out(engine.window + 64, &mut back);
     assert_eq!(back, [7; 64]);
+    let at = |address| {
+        let direction = Direction::ToBuffer;
+        Command::CopyAt(AddressCopy { direction, window_offset: 0, address, bytes: 64 })
+    };
+    let unknown = SubmitError::Refused(Refused::Address(TranslateError::Unknown));
+    assert_eq!(commands.submit(0, &at(HOST_ADDRESS), 0), Err(unknown), "it was not described");
+    for (command, outcome) in [
+        (Command::Describe(1), Outcome::Range),
+        (Command::Describe(0), Outcome::Done),
+        (at(HOST_ADDRESS + BUFFER_BYTES as u64 - 64), Outcome::Done),
+    ] {
+        commands.submit(0, &command, 0).unwrap();
+        assert_eq!(polled(&mut commands, 0), [outcome]);
+    }
+    let beyond = SubmitError::Refused(Refused::Address(TranslateError::BeyondEnd));
+    let last = HOST_ADDRESS + BUFFER_BYTES as u64 - 8;
+    assert_eq!(commands.submit(0, &at(last), 0), Err(beyond));
     assert_eq!(commands.submit(1, &Command::Copy(COPY), 0), Err(SubmitError::Unusable));
     for _ in 0..COMMANDS_IN_FLIGHT {
         commands.submit(0, &Command::Copy(COPY), 0).unwrap();
@@ -101,8 +123,8 @@ struct Broken {
 }
 
 impl Copier for Broken {
-    fn buffer_bytes(&self, _: u32) -> u64 {
-        BUFFER_BYTES as u64
+    fn buffer(&self, _: u32) -> Option<BufferRange> {
+        Some(BufferRange { address: 4096, bytes: BUFFER_BYTES as u64 })
     }
     fn begin(&mut self, _: &Copy, _: u64) -> Result<(), CopyFailed> {
         self.begun += 1;
@@ -150,8 +172,8 @@ fn a_copier_that_cannot_begin_a_copy_gets_no_other() {
 struct Hangs(mpsc::Sender<()>, mpsc::Receiver<()>);
 
 impl Copier for Hangs {
-    fn buffer_bytes(&self, _: u32) -> u64 {
-        BUFFER_BYTES as u64
+    fn buffer(&self, _: u32) -> Option<BufferRange> {
+        Some(BufferRange { address: 4096, bytes: BUFFER_BYTES as u64 })
     }
     fn begin(&mut self, _: &Copy, _: u64) -> Result<(), CopyFailed> {
         self.0.send(()).unwrap();

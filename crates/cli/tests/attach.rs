@@ -76,6 +76,11 @@ fn the_copy_agent_of_every_generation_answers() {
     signal(runtime_of(&served), "KILL");
     eventually("the next life begins", || life(&served, "generation", "echo", "apart") == 2);
     eventually("its copy agent answers", answers);
+    // Every probe copies 256 bytes there and back; of the first generation nothing is in flight.
+    let bytes = |what: &str| life(&served, &format!("copy_{what}"), "echo", "apart");
+    let taken = bytes("taken_bytes_total");
+    assert_eq!((taken, bytes("outstanding_bytes")), (1024, 0));
+    assert_eq!(taken, bytes("delivered_bytes_total") + bytes("dropped_bytes_total"));
     assert_eq!(ask(&udp_client(served.services[0][0]), b"beside"), b"beside");
     assert_eq!(served.drain(), 0);
 }

@@ -1,13 +1,22 @@
 //! Commands: requests of one side to the other that are not messages.
 //!
-//! The first command is a copy that the engine requests from an accelerator runtime, because only the runtime reaches the accelerator's own memory.
+//! The engine requests copies from an accelerator runtime, because only the runtime reaches the accelerator's own memory.
 //! [`CommandRings`] sends commands through the command rings of a region; an accelerator in this process executes them directly
 //! (`accel/src/copy.rs`). Neither side waits: the submitter polls for completions, and every command has a deadline.
+//!
+//! A copy names memory of the accelerator as an offset in a buffer, or by the accelerator's virtual address. Buffers that were described are in the
+//! [`address_map`], which translates addresses before anything is submitted.
 
 pub mod address_map;
+mod buffers;
+mod counters;
 
+use std::sync::Arc;
+
+pub use buffers::{AddressCopy, Buffers, Refused};
+pub use counters::{CopyBytes, CopyCounters};
 use mqueue::abi::command_status;
-use mqueue::command::{CommandSender, Copy};
+use mqueue::command::{BufferRange, CommandSender, Copy, Done, Request};
 use mqueue::{LoanError, MappedMemory, Region, RingError};
 
 /// What to do.
@@ -15,6 +24,10 @@ use mqueue::{LoanError, MappedMemory, Region, RingError};
 pub enum Command {
     /// Bytes to copy between the region's window and a buffer of the accelerator.
     Copy(Copy),
+    /// Bytes to copy between the region's window and the accelerator's memory at an address.
+    CopyAt(AddressCopy),
+    /// Register the address of the buffer of this number, for [`Self::CopyAt`].
+    Describe(u32),
 }
 
 /// How a command ended.
@@ -22,7 +35,7 @@ pub enum Command {
 pub enum Outcome {
     /// It was done.
     Done,
-    /// It names memory or a buffer that does not exist.
+    /// It names memory or a buffer that does not exist, or describes a buffer that cannot be registered.
     Range,
     /// The receiver does not know this command.
     Unknown,
@@ -52,6 +65,9 @@ pub enum SubmitError {
     /// The ring does not exist, or the other side has made it unusable.
     #[error("the command ring cannot be used")]
     Unusable,
+    /// A copy by address names memory that it must not.
+    #[error(transparent)]
+    Refused(#[from] Refused),
 }
 
 /// Submits commands and polls for their completions.
@@ -72,21 +88,37 @@ pub trait Commands {
 /// The engine's side of the command rings of one region.
 pub struct CommandRings {
     rings: Vec<Ring>,
+    buffers: Buffers,
+    counters: Arc<CopyCounters>,
     last_number: u64,
 }
 
 struct Ring {
     sender: CommandSender<MappedMemory>,
-    /// As many as the ring has slots, at most.
+    window_bytes: u64,
     in_flight: Vec<InFlight>,
     usable: bool,
 }
 
+/// A command, which is one message in the ring, or several if its range goes through several buffers.
 struct InFlight {
     number: u64,
     deadline_ns: u64,
+    what: What,
+    /// Messages that were not completed.
+    messages: u32,
+    /// The first outcome of a message that is not [`Outcome::Done`].
+    outcome: Outcome,
     /// Its outcome was reported because the deadline passed.
     reported: bool,
+}
+
+#[derive(Clone, Copy)]
+enum What {
+    /// A copy of this many bytes.
+    Copy(u64),
+    /// A description of this buffer.
+    Describe(u32),
 }
 
 /// Maximum number of commands in flight per ring; rings have as many slots.
@@ -100,10 +132,23 @@ impl CommandRings {
         let pairs = region.command_rings();
         let ring = |pair| Ring {
             sender: region.command_sender(pair),
+            window_bytes: region.window(pair).1,
             in_flight: Vec::with_capacity(COMMANDS_IN_FLIGHT as usize),
             usable: true,
         };
-        Self { rings: (0..pairs).map(ring).collect(), last_number: 0 }
+        let rings = (0..pairs).map(ring).collect();
+        Self { rings, buffers: Buffers::default(), counters: Arc::default(), last_number: 0 }
+    }
+
+    /// Counts copies in `counters` from now on; before the first is submitted.
+    pub fn counted_in(mut self, counters: Arc<CopyCounters>) -> Self {
+        self.counters = counters;
+        self
+    }
+
+    /// Where a buffer is that was described.
+    pub fn buffer(&self, ring: u32, number: u32) -> Option<BufferRange> {
+        self.buffers.range(ring, number)
     }
 }
 
@@ -114,160 +159,180 @@ impl Commands for CommandRings {
         command: &Command,
         deadline_ns: u64,
     ) -> Result<u64, SubmitError> {
-        let ring = self.rings.get_mut(ring as usize).filter(|ring| ring.usable);
+        let Self { rings, buffers, counters, last_number } = self;
+        let (of, number) = (ring, *last_number + 1);
+        let ring = rings.get_mut(ring as usize).filter(|ring| ring.usable);
         let ring = ring.ok_or(SubmitError::Unusable)?;
-        if ring.in_flight.len() == COMMANDS_IN_FLIGHT as usize {
-            return Err(SubmitError::Full);
-        }
-        let number = self.last_number + 1;
-        let Command::Copy(copy) = command;
-        match ring.sender.copy(number, copy) {
-            Ok(()) => {}
-            Err(LoanError::Full) => return Err(SubmitError::Full),
-            Err(LoanError::TooLong | LoanError::Corrupt) => {
-                ring.usable = false;
-                return Err(SubmitError::Unusable);
+        let room = COMMANDS_IN_FLIGHT - ring.in_flight.iter().map(|one| one.messages).sum::<u32>();
+        let (what, messages) = match *command {
+            Command::Copy(copy) => {
+                (What::Copy(copy.bytes), ring.send(room, number, [Request::Copy(copy)])?)
             }
+            Command::Describe(buffer) => {
+                (What::Describe(buffer), ring.send(room, number, [Request::Describe(buffer)])?)
+            }
+            Command::CopyAt(copy) => {
+                let copies = buffers.copies(of, ring.window_bytes, &copy);
+                let copies = copies.inspect_err(|why| counters.count_refused(*why))?;
+                (What::Copy(copy.bytes), ring.send(room, number, copies.map(Request::Copy))?)
+            }
+        };
+        *last_number = number;
+        if let What::Copy(bytes) = what {
+            counters.count_taken(bytes);
         }
-        self.last_number = number;
-        ring.in_flight.push(InFlight { number, deadline_ns, reported: false });
+        let outcome = Outcome::Done;
+        let command = InFlight { number, deadline_ns, what, messages, outcome, reported: false };
+        ring.in_flight.push(command);
         Ok(number)
     }
 
     fn poll(&mut self, now_ns: u64, done: &mut Vec<Completion>, budget: usize) {
-        let end = done.len() + budget;
-        for ring in &mut self.rings {
+        let (begin, end) = (done.len(), done.len() + budget);
+        let Self { rings, buffers, counters, .. } = self;
+        for (of, ring) in (0..).zip(rings) {
             while ring.usable && done.len() < end {
-                match ring.next() {
+                match ring.next((of, buffers), counters) {
                     Ok(None) => break,
                     Ok(Some(reported)) => done.extend(reported),
                     Err(_) => ring.usable = false,
                 }
             }
-            ring.end_overdue(now_ns, done, end);
+            ring.end_overdue(now_ns, done, end, counters);
+        }
+        debug_assert!(done.len() - begin <= budget);
+    }
+}
+
+impl Drop for CommandRings {
+    /// What is in flight ends with the rings.
+    fn drop(&mut self) {
+        let left = self.rings.iter().flat_map(|ring| &ring.in_flight);
+        left.filter(|command| !command.reported)
+            .for_each(|command| command.what.count_end(Outcome::Lost, &self.counters));
+    }
+}
+
+impl What {
+    fn count_end(self, outcome: Outcome, counters: &CopyCounters) {
+        if let Self::Copy(bytes) = self {
+            counters.count_end(bytes, outcome == Outcome::Done);
         }
     }
 }
 
 impl Ring {
-    /// Reads a completion, if one has arrived. The inner option is empty if the command's timeout was reported
-    /// already. A completion of an unknown command is an error.
-    fn next(&mut self) -> Result<Option<Option<Completion>>, RingError> {
-        let Some((number, status)) = self.sender.completion()? else { return Ok(None) };
-        let place = self.in_flight.iter().position(|command| command.number == number);
-        let command = self.in_flight.swap_remove(place.ok_or(RingError::Corrupt)?);
-        let outcome = match status {
-            command_status::OK => Outcome::Done,
-            command_status::RANGE => Outcome::Range,
-            command_status::UNKNOWN => Outcome::Unknown,
-            _ => Outcome::Failed,
+    /// Writes the messages of one command, if there is room for all. Returns how many they are.
+    fn send(
+        &mut self,
+        room: u32,
+        number: u64,
+        requests: impl IntoIterator<Item = Request>,
+    ) -> Result<u32, SubmitError> {
+        let mut all = [Request::Describe(0); COMMANDS_IN_FLIGHT as usize];
+        let mut count = 0;
+        for (place, request) in all.iter_mut().zip(requests) {
+            (*place, count) = (request, count + 1);
+        }
+        if count > room {
+            return Err(SubmitError::Full);
+        }
+        for (sent, request) in (0..).zip(&all[..count as usize]) {
+            match self.sender.send(number, request) {
+                Ok(()) => {}
+                Err(LoanError::Full) if sent == 0 => return Err(SubmitError::Full),
+                // A runtime that releases slots has room for a message that may be in flight.
+                Err(LoanError::Full | LoanError::TooLong | LoanError::Corrupt) => {
+                    self.usable = false;
+                    return Err(SubmitError::Unusable);
+                }
+            }
+        }
+        Ok(count)
+    }
+
+    /// Reads a completion, if one has arrived. The inner option is empty if the command has further messages, or its timeout was
+    /// reported already. A completion of an unknown command is an error.
+    fn next(
+        &mut self,
+        buffers: (u32, &mut Buffers),
+        counters: &CopyCounters,
+    ) -> Result<Option<Option<Completion>>, RingError> {
+        let Some(done) = self.sender.completion()? else { return Ok(None) };
+        let place = self.in_flight.iter().position(|command| command.number == done.number);
+        let place = place.ok_or(RingError::Corrupt)?;
+        let command = &mut self.in_flight[place];
+        let outcome = match (command.what, done.range) {
+            (What::Describe(buffer), Some(range)) => describe(buffers, buffer, range, &done),
+            (What::Copy(_), Some(_)) => return Err(RingError::Corrupt),
+            (What::Describe(_), None) if done.status == command_status::OK => Outcome::Unknown,
+            _ => outcome_of(&done),
         };
-        Ok(Some((!command.reported).then_some(Completion { number, outcome })))
+        command.messages -= 1;
+        if command.outcome == Outcome::Done {
+            command.outcome = outcome;
+        }
+        if command.messages > 0 {
+            return Ok(Some(None));
+        }
+        let InFlight { number, what, outcome, reported, .. } = self.in_flight.swap_remove(place);
+        if reported {
+            return Ok(Some(None));
+        }
+        what.count_end(outcome, counters);
+        Ok(Some(Some(Completion { number, outcome })))
     }
 
     /// Ends the commands whose deadline has passed, or all commands if the ring is unusable.
-    fn end_overdue(&mut self, now_ns: u64, done: &mut Vec<Completion>, end: usize) {
+    fn end_overdue(
+        &mut self,
+        now_ns: u64,
+        done: &mut Vec<Completion>,
+        end: usize,
+        counters: &CopyCounters,
+    ) {
         let outcome = if self.usable { Outcome::Timeout } else { Outcome::Lost };
         for command in &mut self.in_flight {
             let over = !self.usable || now_ns >= command.deadline_ns;
             if over && !command.reported && done.len() < end {
                 command.reported = true;
+                command.what.count_end(outcome, counters);
                 done.push(Completion { number: command.number, outcome });
             }
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use mqueue::command::{CommandReceiver, Direction};
-    use mqueue::{HeapMapping, MqueuePlan, RegionPlan, RingPlan};
-
-    use super::*;
-
-    const COPY: Command = Command::Copy(Copy {
-        direction: Direction::ToBuffer,
-        window_offset: 0,
-        buffer: 0,
-        buffer_offset: 0,
-        bytes: 8,
-    });
-
-    fn rings() -> (CommandRings, CommandReceiver<MappedMemory>) {
-        let ring = RingPlan::doorbell(32, 0);
-        let plan = RegionPlan::of_blocks(1, &[MqueuePlan { depth: 2, rx: ring, tx: ring }], 1)
-            .with_commands(COMMANDS_IN_FLIGHT, 64);
-        let memory = HeapMapping::memory(plan.bytes().unwrap() as usize);
-        let mut near = Region::format(memory.clone(), &plan).unwrap();
-        let receiver = Region::join(memory).unwrap().command_receiver(0);
-        (CommandRings::take(&mut near), receiver)
-    }
-
-    fn polled(rings: &mut CommandRings, now_ns: u64) -> Vec<(u64, Outcome)> {
-        let mut done = Vec::new();
-        rings.poll(now_ns, &mut done, 100);
-        done.into_iter().map(|done| (done.number, done.outcome)).collect()
-    }
-
-    #[test]
-    fn every_command_ends_once_with_the_status_that_came_back() {
-        let (mut rings, mut receiver) = rings();
-        let statuses = [
-            (command_status::OK, Outcome::Done),
-            (command_status::RANGE, Outcome::Range),
-            (command_status::UNKNOWN, Outcome::Unknown),
-            (command_status::TIMEOUT, Outcome::Failed),
-            (command_status::FAILED, Outcome::Failed),
-            (200, Outcome::Failed),
-        ];
-        for (status, outcome) in statuses {
-            let number = rings.submit(0, &COPY, 10).unwrap();
-            assert_eq!(polled(&mut rings, 9), []);
-            let (asked, command) = receiver.command().unwrap().expect("it was submitted");
-            assert_eq!((asked, Command::Copy(command.unwrap())), (number, COPY));
-            receiver.complete(number, status).unwrap();
-            assert_eq!(polled(&mut rings, 9), [(number, outcome)]);
-            assert_eq!(polled(&mut rings, 1000), []);
-        }
-        assert_eq!(rings.submit(1, &COPY, 10), Err(SubmitError::Unusable));
-    }
-
-    #[test]
-    fn a_deadline_ends_a_command_but_its_place_is_free_only_when_it_is_completed() {
-        let (mut rings, mut receiver) = rings();
-        let numbers: Vec<u64> =
-            (0..COMMANDS_IN_FLIGHT).map(|n| rings.submit(0, &COPY, n.into()).unwrap()).collect();
-        assert_eq!(rings.submit(0, &COPY, 100), Err(SubmitError::Full));
-        let mut done = Vec::new();
-        rings.poll(100, &mut done, 3);
-        assert_eq!(done.len(), 3, "limited by the budget");
-        rings.poll(100, &mut done, 100);
-        let ended: Vec<u64> = done.iter().map(|done| done.number).collect();
-        assert!(ended == numbers && done.iter().all(|done| done.outcome == Outcome::Timeout));
-        assert_eq!(rings.submit(0, &COPY, 200), Err(SubmitError::Full));
-        while let Some((number, _)) = receiver.command().unwrap() {
-            receiver.complete(number, command_status::OK).unwrap();
-        }
-        assert_eq!(polled(&mut rings, 101), [], "a late completion is not reported again");
-        assert!(rings.submit(0, &COPY, 200).is_ok());
-    }
-
-    #[test]
-    fn an_unknown_completion_makes_the_ring_unusable() {
-        for forged in [0, 3, u64::MAX] {
-            let (mut rings, mut receiver) = rings();
-            let numbers = [1, 2].map(|_| rings.submit(0, &COPY, 10).unwrap());
-            receiver.complete(forged, command_status::OK).unwrap();
-            let lost = numbers.map(|number| (number, Outcome::Lost));
-            assert_eq!(polled(&mut rings, 0), lost);
-            assert_eq!(polled(&mut rings, 100), []);
-            assert_eq!(rings.submit(0, &COPY, 10), Err(SubmitError::Unusable));
-        }
-        let (mut rings, mut receiver) = rings();
-        let number = rings.submit(0, &COPY, 10).unwrap();
-        receiver.complete(number, command_status::OK).unwrap();
-        receiver.complete(number, command_status::OK).unwrap();
-        assert_eq!(polled(&mut rings, 0), [(number, Outcome::Done)], "the command ends once");
-        assert_eq!(rings.submit(0, &COPY, 10), Err(SubmitError::Unusable));
+fn outcome_of(done: &Done) -> Outcome {
+    match done.status {
+        command_status::OK => Outcome::Done,
+        command_status::RANGE => Outcome::Range,
+        command_status::UNKNOWN => Outcome::Unknown,
+        _ => Outcome::Failed,
     }
 }
+
+/// Registers a buffer as the runtime described it.
+fn describe(
+    (ring, buffers): (u32, &mut Buffers),
+    buffer: u32,
+    range: BufferRange,
+    done: &Done,
+) -> Outcome {
+    if done.status != command_status::OK {
+        return outcome_of(done);
+    }
+    match buffers.register(ring, buffer, range) {
+        Ok(()) => Outcome::Done,
+        Err(error) => {
+            let BufferRange { address, bytes } = range;
+            tracing::warn!(
+                "buffer {buffer} at {address:#x}, {bytes} bytes, is not registered: {error}"
+            );
+            Outcome::Range
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -13,6 +13,7 @@ pub use mqueue::count::{Counter, EndCounter};
 use wire::DropReason;
 use wire::nic::NicCounters;
 
+use crate::commands::CopyCounters;
 use crate::stages::{ObservationSnapshot, Observations};
 
 macro_rules! counters {
@@ -227,6 +228,8 @@ pub struct RuntimeMetrics {
     pub service: String,
     /// The accelerator.
     pub accelerator: String,
+    /// Copies that the engine requested from the runtimes' copy agents.
+    pub copies: Arc<CopyCounters>,
     ended: AtomicU64,
     state: Mutex<RuntimeState>,
 }
@@ -239,7 +242,7 @@ struct RuntimeState {
     latest: u64,
     last_end: &'static str,
     /// The last generation whose copy agent has answered.
-    copies: u64,
+    copied: u64,
 }
 
 impl RuntimeMetrics {
@@ -268,13 +271,13 @@ impl RuntimeMetrics {
 
     /// The copy agent of a generation has answered.
     pub fn copy_agent_answers(&self, generation: u64) {
-        self.state().copies = generation;
+        self.state().copied = generation;
     }
 
     /// Whether the copy agent of a generation that serves has answered.
     pub fn has_copy_agent(&self) -> bool {
         let state = self.state();
-        state.serving.contains(&state.copies)
+        state.serving.contains(&state.copied)
     }
 
     /// A generation ended, or failed to start. Others that serve stay up.

@@ -3,7 +3,7 @@
 //! The window is part of the region, which is registered with the driver, so a copy is DMA: starting one enqueues it on the stream, and a
 //! stream query shows whether it has ended. Neither waits for the blocks. Buffer and stream are created before the blocks start.
 
-use mqueue::command::{Copy, Direction};
+use mqueue::command::{BufferRange, Copy, Direction};
 use mqueue::{MappedMemory, Memory};
 
 use super::CudaError;
@@ -65,8 +65,9 @@ impl StreamCopier {
 }
 
 impl Copier for StreamCopier {
-    fn buffer_bytes(&self, buffer: u32) -> u64 {
-        if buffer == 0 { BUFFER_BYTES as u64 } else { 0 }
+    fn buffer(&self, buffer: u32) -> Option<BufferRange> {
+        let range = BufferRange { address: self.resources.buffer, bytes: BUFFER_BYTES as u64 };
+        (buffer == 0).then_some(range)
     }
 
     fn begin(&mut self, copy: &Copy, window_offset: u64) -> Result<(), CopyFailed> {

@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 
 use accel::Kernel;
 use accel::compile::{BuildOptions, build_kernel};
-use engine::commands::{COMMANDS_IN_FLIGHT, Command, CommandRings, Commands, Outcome};
+use engine::commands::{
+    AddressCopy, COMMANDS_IN_FLIGHT, Command, CommandRings, Commands, Outcome, SubmitError,
+};
 use mqueue::abi::{kind, protocol};
-use mqueue::command::{Copy, Direction};
+use mqueue::command::{BufferRange, Copy, Direction};
 use mqueue::{
     Consumer, HeapMapping, MappedMemory, Memory, MqueuePlan, Producer, Region, RegionPlan,
     RingPlan, Words,
@@ -89,9 +91,13 @@ impl Engine {
 
     /// Has bytes copied, and waits until that has ended, as the engine never would.
     pub(crate) fn copy(&mut self, copy: Copy) -> Outcome {
+        self.execute(&Command::Copy(copy))
+    }
+
+    fn execute(&mut self, command: &Command) -> Outcome {
         let begin = Instant::now();
         let now_ns = || begin.elapsed().as_nanos() as u64;
-        let number = self.commands.submit(0, &Command::Copy(copy), 60_000_000_000).unwrap();
+        let number = self.commands.submit(0, command, 60_000_000_000).unwrap();
         let mut done = Vec::new();
         while done.is_empty() {
             self.commands.poll(now_ns(), &mut done, 1);
@@ -124,6 +130,7 @@ impl Engine {
             self.memory.copy_out(self.window + 512, &mut back);
             assert!(back == sent, "copy {n}");
         }
+        self.copies_by_address_work(buffer_bytes);
         let sound = copy(to, 0, 0, 512);
         for bad in [
             Copy { buffer: 1, ..sound },
@@ -143,6 +150,33 @@ impl Engine {
             }
         }
         assert_eq!(self.copy(sound), Outcome::Done);
+    }
+
+    /// The runtime describes its buffer, and the same copies name its addresses.
+    fn copies_by_address_work(&mut self, buffer_bytes: u64) {
+        assert_eq!(self.execute(&Command::Describe(1)), Outcome::Range);
+        assert_eq!(self.execute(&Command::Describe(0)), Outcome::Done);
+        let BufferRange { address, bytes } = self.commands.buffer(0, 0).expect("it was described");
+        assert_eq!(bytes, buffer_bytes);
+        let sent = payload(2, 0, 512);
+        self.memory.copy_in(self.window, &sent);
+        self.memory.copy_in(self.window + 512, &[0; 512]);
+        for (direction, window_offset) in [(Direction::ToBuffer, 0), (Direction::FromBuffer, 512)] {
+            let address = address + bytes - 512;
+            let copy = AddressCopy { direction, window_offset, address, bytes: 512 };
+            assert_eq!(self.execute(&Command::CopyAt(copy)), Outcome::Done);
+            for address in [address - bytes, address + 8, address + 512, u64::MAX - 7, 0] {
+                let command = Command::CopyAt(AddressCopy { address, ..copy });
+                let refused = self.commands.submit(0, &command, u64::MAX);
+                assert!(
+                    matches!(refused, Err(SubmitError::Refused(_))),
+                    "{address:#x} {refused:?}"
+                );
+            }
+        }
+        let mut back = vec![0; 512];
+        self.memory.copy_out(self.window + 512, &mut back);
+        assert!(back == sent, "the last bytes of the buffer");
     }
 
     pub(crate) fn push(

@@ -227,7 +227,7 @@ impl AddressMap {
         }
     }
 
-    /// Forgets a buffer and returns it; `None` if there is none of this number, or it belongs to another owner.
+    /// Forgets a buffer and returns it; `None` if the number is free or belongs to another owner.
     pub fn unregister(&mut self, owner: u32, number: u32) -> Option<Buffer> {
         let buffer = *self.buffer(number).filter(|buffer| buffer.owner == owner)?;
         self.buffers[number as usize] = None;
@@ -238,7 +238,10 @@ impl AddressMap {
             if let Some(Main::Pages(group)) = self.main.get(&entry).copied() {
                 let pages = &mut self.groups[group as usize];
                 for page in pages_in(entry * ENTRY_BYTES, &buffer) {
-                    pages[page].iter_mut().filter(|place| **place == number).for_each(|p| *p = NONE);
+                    pages[page]
+                        .iter_mut()
+                        .filter(|place| **place == number)
+                        .for_each(|p| *p = NONE);
                 }
                 if pages.iter().any(|page| *page != EMPTY) {
                     continue;
@@ -252,7 +255,12 @@ impl AddressMap {
 
     /// Translates the range into runs, one for each buffer that it touches, in the order of addresses. The whole range is checked
     /// first, so an error means that no run was returned.
-    pub fn translate(&self, owner: u32, address: u64, bytes: u64) -> Result<Runs<'_>, TranslateError> {
+    pub fn translate(
+        &self,
+        owner: u32,
+        address: u64,
+        bytes: u64,
+    ) -> Result<Runs<'_>, TranslateError> {
         if bytes == 0 {
             return Err(TranslateError::Empty);
         }
@@ -261,7 +269,11 @@ impl AddressMap {
         while rest.bytes > 0 {
             let Some((_, buffer)) = self.find(rest.address) else {
                 let is_first = rest.address == address;
-                return Err(if is_first { TranslateError::Unknown } else { TranslateError::BeyondEnd });
+                return Err(if is_first {
+                    TranslateError::Unknown
+                } else {
+                    TranslateError::BeyondEnd
+                });
             };
             if buffer.owner != owner {
                 return Err(TranslateError::Foreign);

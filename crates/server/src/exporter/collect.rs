@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::fmt::Error;
 use std::sync::Arc;
 
+use engine::commands::Refused;
 use engine::metrics::{Metrics, RuntimeMetrics, WorkerCounters};
 use engine::stages::{BOUNDS_NS, HistogramSnapshot, ObservationSnapshot, Stage};
 use onpath::Snapshot;
@@ -89,6 +90,24 @@ const RUNTIME_METRICS: &[RuntimeMetric] = &[
         l.generation()
     }),
     ("restarts", "Runtimes that ended and were replaced", MetricType::Counter, |l| l.ended()),
+    (
+        "copy_taken_bytes",
+        "Bytes of copies that were requested from copy agents: the sum of those that were delivered, dropped and are outstanding",
+        MetricType::Counter,
+        |l| l.copies.bytes().taken,
+    ),
+    ("copy_delivered_bytes", "Bytes of copies that were done", MetricType::Counter, |l| {
+        l.copies.bytes().delivered
+    }),
+    (
+        "copy_dropped_bytes",
+        "Bytes of copies that were not done: refused, failed, late, or lost with their runtime",
+        MetricType::Counter,
+        |l| l.copies.bytes().dropped,
+    ),
+    ("copy_outstanding_bytes", "Bytes of copies in flight", MetricType::Gauge, |l| {
+        l.copies.bytes().outstanding
+    }),
 ];
 const WORKER_GAUGES: &[WorkerMetric] = &[
     ("connections", "Open TCP connections", |w| w.connections.value()),
@@ -250,6 +269,19 @@ impl Engine {
                     _ => ConstGauge::new(value_of(life) as i64).encode(value)?,
                 }
             }
+        }
+        let help = "Copies by address that were refused before anything was copied, by reason";
+        let name = "serval_accelerator_refused_copies";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (life, why) in
+            runtimes.iter().flat_map(|life| Refused::all().map(move |why| (life, why)))
+        {
+            let labels = [
+                ("service", &*life.service),
+                ("accelerator", &*life.accelerator),
+                ("reason", why.name()),
+            ];
+            ConstCounter::new(life.copies.refused(why)).encode(family.encode_family(&labels)?)?;
         }
         let help = "Why the last runtime ended, as a label";
         let name = "serval_accelerator_last_end";

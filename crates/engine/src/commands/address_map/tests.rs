@@ -188,14 +188,18 @@ fn a_range_over_pages_entries_and_buffers_has_one_run_for_each_buffer() {
     let expected = [(a, 16, sizes[0] - 16), (b, 0, sizes[1]), (c, 0, 64), (d, 0, sizes[3] - 8)];
     let run = |(buffer, offset, bytes)| Run { buffer, offset, bytes };
     assert_eq!(runs, expected.map(run));
-    assert_eq!(map.unregister(7, c), Some(Buffer { owner: 7, address: at - sizes[3] - 64, bytes: 64 }));
+    assert_eq!(
+        map.unregister(7, c),
+        Some(Buffer { owner: 7, address: at - sizes[3] - 64, bytes: 64 })
+    );
     assert_eq!(translated(&map, 7, base, at - base), Err(TranslateError::BeyondEnd));
 }
 
 #[test]
 fn only_the_owner_names_and_unregisters_a_buffer() {
     let mut map = AddressMap::new();
-    let (first, second) = (map.register(1, 4096, 4096).unwrap(), map.register(2, 8192, 64).unwrap());
+    let (first, second) =
+        (map.register(1, 4096, 4096).unwrap(), map.register(2, 8192, 64).unwrap());
     assert_eq!(translated(&map, 2, 4096, 8), Err(TranslateError::Foreign));
     assert_eq!(translated(&map, 1, 8184, 16), Err(TranslateError::Foreign), "its end is another's");
     assert_eq!((map.unregister(2, first), map.unregister(1, second)), (None, None));

@@ -1,4 +1,5 @@
-//! Checks whether a runtime's copy agent answers: once per generation, a few bytes are copied to the accelerator's buffer and back.
+//! Checks whether a runtime's copy agent answers: once per generation, it describes its buffers, and a few bytes are copied to the end of the
+//! first one and back, by address.
 //!
 //! A runtime without a copy agent (a program that attaches with an accelerator of its own) can still serve. One that writes
 //! impossible words into its command rings cannot: its generation ends.
@@ -6,16 +7,18 @@
 use std::time::{Duration, Instant};
 
 use engine::commands::{
-    Command, CommandRings, Commands, Completion, Outcome, SubmitError, WINDOW_BYTES,
+    AddressCopy, Command, CommandRings, Commands, Completion, Outcome, SubmitError, WINDOW_BYTES,
 };
 use engine::metrics::RuntimeMetrics;
-use mqueue::command::{Copy, Direction};
+use mqueue::command::Direction;
 use mqueue::{MappedMemory, Memory};
 
 /// Bytes that are copied; the window has room for them twice.
 const PROBE_BYTES: usize = 256;
 const _: () = assert!(2 * PROBE_BYTES as u64 <= WINDOW_BYTES);
-/// Time limit of each copy.
+/// Further buffers of a runtime are not registered.
+const BUFFERS_MAX: u32 = 16;
+/// Time limit of each command.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The probe of one generation's region.
@@ -32,9 +35,11 @@ pub(in crate::server) struct CopyProbe {
 enum Step {
     /// The runtime does not serve yet, or the probe has ended.
     Idle,
+    /// The buffer of this number is described.
+    Describe(u32),
     ToBuffer,
     FromBuffer,
-    /// The ring did not take a copy.
+    /// The ring did not take a command.
     NotSubmitted(SubmitError),
 }
 
@@ -51,12 +56,12 @@ impl CopyProbe {
         Self { rings, memory, window, started: Instant::now(), step: Step::Idle }
     }
 
-    /// The runtime serves: starts the first copy.
+    /// The runtime serves: starts the first command.
     pub(super) fn begin(&mut self) {
         self.started = Instant::now();
         self.memory.copy_in(self.window, &pattern());
         self.memory.copy_in(self.window + PROBE_BYTES as u64, &[0; PROBE_BYTES]);
-        self.submit(Step::ToBuffer, Direction::ToBuffer, 0);
+        self.submit(Step::Describe(0), &Command::Describe(0));
     }
 
     /// Polls for completions, and reports the result when the probe has ended. Returns false if the command rings contain
@@ -84,33 +89,53 @@ impl CopyProbe {
                 return Some(match error {
                     SubmitError::Unusable => Err(Failed::Corrupt),
                     SubmitError::Full => no_agent("its command ring is full"),
+                    SubmitError::Refused(_) => no_agent("its first buffer is too short"),
                 });
             }
-            Step::ToBuffer | Step::FromBuffer => {}
+            Step::Describe(_) | Step::ToBuffer | Step::FromBuffer => {}
         }
         let mut done = Vec::new();
         self.rings.poll(self.now_ns(), &mut done, 1);
         let &Completion { outcome, .. } = done.first()?;
-        if outcome == Outcome::Done && self.step == Step::ToBuffer {
-            self.submit(Step::FromBuffer, Direction::FromBuffer, PROBE_BYTES as u64);
-            return None;
+        match (self.step, outcome) {
+            (Step::Describe(n), Outcome::Done) if n + 1 < BUFFERS_MAX => {
+                self.submit(Step::Describe(n + 1), &Command::Describe(n + 1));
+                return None;
+            }
+            // The buffer before this one was the last.
+            (Step::Describe(1..), Outcome::Done | Outcome::Range) => {
+                self.copy(Step::ToBuffer, Direction::ToBuffer, 0);
+                return None;
+            }
+            (Step::ToBuffer, Outcome::Done) => {
+                self.copy(Step::FromBuffer, Direction::FromBuffer, PROBE_BYTES as u64);
+                return None;
+            }
+            _ => {}
         }
         self.step = Step::Idle;
         Some(match outcome {
             Outcome::Done if self.matches_pattern() => Ok(()),
             Outcome::Done => no_agent("the copied bytes differ"),
-            Outcome::Timeout => no_agent("it did not complete a copy in time"),
+            Outcome::Timeout => no_agent("it did not complete a command in time"),
             Outcome::Lost => Err(Failed::Corrupt),
-            Outcome::Range | Outcome::Unknown => no_agent("it refused a copy"),
-            Outcome::Failed => no_agent("a copy failed"),
+            Outcome::Range | Outcome::Unknown => no_agent("it refused a command"),
+            Outcome::Failed => no_agent("a command failed"),
         })
     }
 
-    fn submit(&mut self, step: Step, direction: Direction, window_offset: u64) {
+    fn copy(&mut self, step: Step, direction: Direction, window_offset: u64) {
         let bytes = PROBE_BYTES as u64;
-        let copy = Copy { direction, window_offset, buffer: 0, buffer_offset: 0, bytes };
+        let buffer = self.rings.buffer(0, 0).expect("it was described");
+        // A buffer that is too short is refused.
+        let address = (buffer.address + buffer.bytes).saturating_sub(bytes);
+        let copy = AddressCopy { direction, window_offset, address, bytes };
+        self.submit(step, &Command::CopyAt(copy));
+    }
+
+    fn submit(&mut self, step: Step, command: &Command) {
         let deadline_ns = self.now_ns() + TIMEOUT.as_nanos() as u64;
-        let submitted = self.rings.submit(0, &Command::Copy(copy), deadline_ns);
+        let submitted = self.rings.submit(0, command, deadline_ns);
         self.step = submitted.map_or_else(Step::NotSubmitted, |_| step);
     }
 

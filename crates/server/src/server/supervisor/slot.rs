@@ -131,11 +131,13 @@ impl RuntimeRegion {
         generation: u64,
         heartbeat_writer: &HeartbeatWriter,
     ) -> Result<(Self, Vec<Attachment>), sys::MemoryError> {
-        let RuntimeSpec { service, position, accelerator, workers, .. } = spec;
+        let RuntimeSpec { service, position, accelerator, workers, metrics, .. } = spec;
         let MadeRegion { memory, words, ends, commands } =
             make_region(service, (*position, accelerator), generation, *workers)?;
         let mapped = MappedMemory::new(memory.clone());
-        let probe = commands.map(|(rings, window)| CopyProbe::new(rings, mapped, window));
+        let probe = commands.map(|(rings, window)| {
+            CopyProbe::new(rings.counted_in(metrics.copies.clone()), mapped, window)
+        });
         let (pull, wake_fd) = WakeSender::new().map_err(|source| sys::MemoryError::Host {
             call: "socketpair for the region",
             len_bytes: memory.len_bytes(),
