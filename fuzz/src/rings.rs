@@ -4,7 +4,7 @@
 #[path = "../../crates/mqueue/tests/support/mod.rs"]
 mod support;
 
-use mqueue::command::{Copy, Direction};
+use mqueue::command::{BufferRange, Copy, Direction, Done, Request};
 use mqueue::memory::{Memory, Ordering};
 use mqueue::{HeapMapping, MappedMemory, Region};
 use support::victims::{Seen, use_words, victims};
@@ -92,10 +92,16 @@ pub fn region(input: &[u8]) {
             for number in 0..OPERATIONS as u64 {
                 if let Ok(Some((number, command))) = receiver.command() {
                     let status = command.err().unwrap_or(0);
-                    let _ = receiver.complete(number, status);
+                    let range = (number % 2 == 0)
+                        .then_some(BufferRange { address: !number, bytes: number });
+                    let _ = receiver.complete(&Done { number, status, range });
                 }
                 let _ = sender.completion();
-                let _ = sender.copy(number, &copy(number));
+                let request = match number % 3 {
+                    0 => Request::Describe(number as u32),
+                    _ => Request::Copy(copy(number)),
+                };
+                let _ = sender.send(number, &request);
             }
         }
     }
