@@ -46,6 +46,7 @@ mod books;
 mod bytes;
 mod rings;
 mod sleep;
+mod sockets;
 mod words;
 
 /// An edge, or half of one, that is made relaxed.
