@@ -356,7 +356,8 @@ mod tests {
     fn any_number_of_bytes_is_written_and_read() {
         let (mut writer, mut reader) = ends();
         let (mut written, mut read) = (0, 0);
-        for step in 0..30_000_usize {
+        let steps = if cfg!(miri) { 300 } else { 30_000 };
+        for step in 0..steps {
             let (head, body) = (step % 11, step * 5 % 83);
             let sent = bytes(written, head + body);
             let room = CAPACITY - (written - (read & !7));
@@ -372,7 +373,7 @@ mod tests {
             assert_eq!((reader.position(), writer.taken()), (read, Ok(read)));
             assert_eq!(reader.available(), Ok((written - read) as usize));
         }
-        assert!(read > 100_000, "{read}");
+        assert!(read > 5 * steps as u64, "{read}");
     }
 
     #[test]
