@@ -24,6 +24,7 @@ const FOLDERS: &[&str] = &[
     "crates/bench/",
     "crates/cli/",
     "crates/collective/",
+    "crates/sockets/",
     "crates/engine/",
     "crates/mqueue-loom/",
     "crates/mqueue/",

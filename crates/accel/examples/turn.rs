@@ -117,6 +117,7 @@ impl Nic for Echo {
     fn write(&mut self, _: StreamKey, _: &[u8]) -> Written {
         Written::Full
     }
+    fn shutdown(&mut self, _: StreamKey) {}
     fn close(&mut self, _: StreamKey, _: Close) {}
     fn add_port(&mut self, _: PortIndex, (): ()) -> Result<(), NicError> {
         Ok(())

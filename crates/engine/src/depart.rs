@@ -52,6 +52,7 @@ impl Endpoints {
                             self.gather_replies(turn, service, mqueue, shown);
                         }
                         ShareMqueue::Client(client) => take_backend_requests(turn, service, client),
+                        ShareMqueue::Sockets(block) => turn.take_socket_commands(service, block),
                         ShareMqueue::Foreign => {}
                     }
                 }

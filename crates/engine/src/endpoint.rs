@@ -8,6 +8,7 @@
 //! | `peer.rs` | the other workers: requests for mqueues of this one, replies for clients of theirs |
 //! | `backend.rs` | requests of kernels: see there |
 //! | `upstream.rs` | none: the servers behind proxies |
+//! | `sockets.rs` | none: the peers of kernels that have connections of their own |
 //!
 //! [`set::Endpoints`] holds one of each and is the worker's interface to them.
 
@@ -18,6 +19,7 @@ pub(crate) mod port;
 pub(crate) mod run;
 pub(crate) mod set;
 pub(crate) mod shm;
+pub(crate) mod sockets;
 pub(crate) mod sources;
 pub(crate) mod stream_keys;
 pub(crate) mod tcp;

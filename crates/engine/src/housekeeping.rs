@@ -47,6 +47,9 @@ impl Housekeeping {
             if turn.upstream.is_used() {
                 endpoints.expire_upstream(turn, service);
             }
+            if turn.socket_lists.is_used() {
+                turn.expire_sockets(service);
+            }
             let Turn { services, nic, now_ns, .. } = turn;
             let share = &mut services[service];
             share.backends.expire_backends(nic, *now_ns);
@@ -56,6 +59,7 @@ impl Housekeeping {
                 share.observe_depth();
             }
             if self.mark_dead_mqueues(turn, service) {
+                turn.break_dead_blocks(service);
                 endpoints.end_requests_of_dead_mqueues(turn, service, DropReason::MqueueDead);
             }
         }

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use mqueue::count::{Counter, EndCounter};
+use sockets::End;
 use wire::DropReason;
 use wire::nic::NicCounters;
 
@@ -30,12 +31,20 @@ macro_rules! counters {
             $( $(#[doc = $edoc])+ pub $end: EndCounter, )+
             /// Lost messages by [`DropReason`].
             pub drops: [EndCounter; DropReason::COUNT],
+            /// Sockets of blocks whose connections have ended, by [`End`].
+            pub socket_ends: [EndCounter; End::COUNT],
         }
 
         impl Default for $name {
             fn default() -> Self {
                 let drops = std::array::from_fn(|_| EndCounter::default());
-                Self { $( $field: Counter::default(), )+ $( $end: EndCounter::default(), )+ drops }
+                let socket_ends = std::array::from_fn(|_| EndCounter::default());
+                Self {
+                    $( $field: Counter::default(), )+
+                    $( $end: EndCounter::default(), )+
+                    drops,
+                    socket_ends,
+                }
             }
         }
 
@@ -46,11 +55,18 @@ macro_rules! counters {
             $( $(#[doc = $edoc])+ pub $end: u64, )+
             /// Lost messages by [`DropReason`].
             pub drops: [u64; DropReason::COUNT],
+            /// Sockets of blocks whose connections have ended, by [`End`].
+            pub socket_ends: [u64; End::COUNT],
         }
 
         impl Default for $snapshot {
             fn default() -> Self {
-                Self { $( $field: 0, )+ $( $end: 0, )+ drops: [0; DropReason::COUNT] }
+                Self {
+                    $( $field: 0, )+
+                    $( $end: 0, )+
+                    drops: [0; DropReason::COUNT],
+                    socket_ends: [0; End::COUNT],
+                }
             }
         }
 
@@ -74,6 +90,9 @@ macro_rules! counters {
                 for counters in workers {
                     $( self.$end += counters.$end.value(); )+
                     for (sum, counter) in self.drops.iter_mut().zip(&counters.drops) {
+                        *sum += counter.value();
+                    }
+                    for (sum, counter) in self.socket_ends.iter_mut().zip(&counters.socket_ends) {
                         *sum += counter.value();
                     }
                 }
@@ -131,6 +150,24 @@ counters! {
         upstream_flows_evicted,
         /// Connections accepted.
         connections_accepted,
+        /// Sockets of blocks that were accepted or connected.
+        sockets_opened,
+        /// Of them, sockets whose connections have ended.
+        sockets_closed,
+        /// Commands of blocks about sockets that had no effect: of an unknown kind, or of a lease that is over.
+        socket_bad_commands,
+        /// Bytes that peers of sockets sent.
+        socket_received_bytes,
+        /// Of them, bytes that blocks have read.
+        socket_read_bytes,
+        /// Of them, bytes that blocks had not read when the socket ended.
+        socket_unread_bytes,
+        /// Bytes that blocks wrote into sockets.
+        socket_written_bytes,
+        /// Of them, bytes that the host kernel took.
+        socket_sent_bytes,
+        /// Of them, bytes that had not been sent when the socket ended.
+        socket_unsent_bytes,
         /// Connections that were closed, for any reason.
         connections_closed,
     } ends {
@@ -153,6 +190,11 @@ impl ServiceSnapshot {
         DropReason::ALL.iter().filter(of_requests).map(|r| self.dropped(*r)).sum()
     }
 
+    /// Connections of sockets, and attempts to connect, that ended.
+    pub fn socket_ends(&self) -> u64 {
+        self.socket_ends.iter().sum()
+    }
+
     /// Requests that are in flight according to the accounting identity.
     pub fn outstanding(&self) -> u64 {
         let ended = self.replied + self.consumed + self.dropped_requests();
@@ -165,6 +207,16 @@ impl ServiceSnapshot {
 }
 
 impl ServiceCounters {
+    /// Bytes of sockets from peers: taken, delivered and dropped.
+    pub(crate) fn of_received(&self) -> [&Counter; 3] {
+        [&self.socket_received_bytes, &self.socket_read_bytes, &self.socket_unread_bytes]
+    }
+
+    /// The same for bytes to peers.
+    pub(crate) fn of_sent(&self) -> [&Counter; 3] {
+        [&self.socket_written_bytes, &self.socket_sent_bytes, &self.socket_unsent_bytes]
+    }
+
     /// Counts lost messages.
     #[inline]
     pub fn drop_many(&self, reason: DropReason, n: u64) {

@@ -32,7 +32,7 @@ pub const UPSTREAM_FLOWS_MAX: u32 = 65_536;
 /// Default `max_message_bytes` of a proxy: any datagram, and any item of a memcached server with its default limit.
 pub const PROXY_MESSAGE_BYTES: u32 = (1 << 20) + (64 << 10);
 /// Maximum number of sockets for requests to a backend at a time, with one socket per request, on one worker.
-const SOCKETS_MAX: u32 = 1024;
+const REQUEST_SOCKETS_MAX: u32 = 1024;
 
 /// Everything that an engine runs.
 #[derive(Clone, Debug)]
@@ -283,6 +283,35 @@ pub struct Service {
     pub upstream_flows: u32,
     /// Functions on the path of its messages, in the order of its chain.
     pub functions: Vec<onpath::Spec>,
+    /// What its blocks may listen at and connect to with stream sockets; at most [`SOCKET_SPECS_MAX`].
+    pub sockets: Vec<SocketSpec>,
+    /// Sockets of each block, in [1, SOCKETS_MAX].
+    pub sockets_per_block: u32,
+    /// Size of the ring of each socket and direction: a power of two in [[`SOCKET_BYTES_MIN`], [`SOCKET_BYTES_MAX`]].
+    pub socket_bytes: u64,
+}
+
+/// Most entries of [`Service::sockets`].
+pub const SOCKET_SPECS_MAX: usize = 16;
+/// Smallest [`Service::socket_bytes`].
+pub const SOCKET_BYTES_MIN: u64 = 4096;
+/// Largest [`Service::socket_bytes`].
+pub const SOCKET_BYTES_MAX: u64 = 16 << 20;
+
+/// `[[service.socket]]`: an address of which blocks may make stream sockets, which they name by its index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SocketSpec {
+    /// Blocks accept the connections that arrive here.
+    Listen(SocketAddr),
+    /// Blocks connect to it.
+    Connect(SocketAddr),
+}
+
+impl SocketSpec {
+    /// Whether blocks accept connections.
+    pub fn listens(self) -> bool {
+        matches!(self, Self::Listen(_))
+    }
 }
 
 impl Service {
@@ -314,6 +343,9 @@ impl Service {
             upstream: None,
             upstream_flows: 4096,
             functions: Vec::new(),
+            sockets: Vec::new(),
+            sockets_per_block: 4,
+            socket_bytes: 64 << 10,
         }
     }
 
@@ -463,10 +495,8 @@ impl Backend {
 impl Topology {
     /// Every listening address with the index of its service, in port order.
     pub fn ports(&self) -> impl Iterator<Item = (usize, Listen)> + '_ {
-        let of = |(index, service): (usize, &'_ Service)| {
-            service.listen.clone().into_iter().map(move |listen| (index, listen))
-        };
-        self.services.iter().enumerate().flat_map(of)
+        let services = self.services.iter().enumerate();
+        services.flat_map(|(index, s)| s.ports().map(move |(listen, _)| (index, listen)))
     }
 
     /// Every path of shared-memory clients with the index of its service.
@@ -478,6 +508,17 @@ impl Topology {
 }
 
 impl Service {
+    /// Its ports: where requests arrive, then where connections for its blocks arrive, with the index of the socket.
+    pub fn ports(&self) -> impl Iterator<Item = (Listen, Option<u16>)> + '_ {
+        let sockets = self.sockets.iter().zip(0..).filter_map(|(spec, socket)| match spec {
+            SocketSpec::Listen(address) => {
+                Some((Listen { transport: Transport::Tcp, address: *address }, Some(socket)))
+            }
+            SocketSpec::Connect(_) => None,
+        });
+        self.listen.iter().map(|listen| (*listen, None)).chain(sockets)
+    }
+
     /// Its mqueues (blocks) on the accelerator at this index of its list.
     pub fn mqueues_on(&self, place: usize) -> u32 {
         self.shares.get(place).map_or(self.mqueues, |share| share.mqueues)
@@ -552,8 +593,14 @@ impl Service {
     /// The region of one generation of an accelerator of this kind, which is at this index of the service's list.
     /// Regions of runtimes have command rings.
     pub fn region_plan(&self, place: usize, kind: &AcceleratorKind, generation: u64) -> RegionPlan {
-        let plan =
+        let mut plan =
             RegionPlan::of_blocks(self.mqueues_on(place), &self.mqueue_plans(place), generation);
+        if !self.sockets.is_empty() {
+            // Commands in flight: an accept for each socket, and two for each slot.
+            let commands = 2 * self.sockets_per_block + self.sockets.len() as u32 + 8;
+            let depth = commands.next_power_of_two();
+            plan = plan.with_sockets(self.sockets_per_block, self.socket_bytes, depth);
+        }
         match kind {
             AcceleratorKind::Cpu { .. } => plan,
             AcceleratorKind::Process { .. } => plan.with_commands(COMMANDS_IN_FLIGHT, WINDOW_BYTES),

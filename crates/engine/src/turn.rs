@@ -9,6 +9,7 @@ use onpath::{Chain, CommandError};
 use wire::nic::{Event, Nic};
 
 use crate::endpoint::peer::links::Outbound;
+use crate::endpoint::sockets::SocketLists;
 use crate::endpoint::stream_keys::StreamKeys;
 use crate::endpoint::upstream::UpstreamBatch;
 use crate::fabric::Accepted;
@@ -16,6 +17,7 @@ use crate::metrics::WorkerCounters;
 use crate::service::chain::{ChainReply, ChainRequest};
 use crate::service::share::ServiceShare;
 use crate::shared::Shared;
+use crate::topology::Limits;
 
 /// Passes a connection that was accepted here to another worker.
 pub(crate) type HandConnection<N> = Box<dyn Fn(u16, Accepted<<N as Nic>::Socket>) + Send>;
@@ -34,6 +36,10 @@ pub(crate) struct Turn<N: Nic> {
     pub(crate) stream_keys: StreamKeys,
     /// Of services that are proxies.
     pub(crate) upstream: UpstreamBatch,
+    /// Of services with sockets.
+    pub(crate) socket_lists: SocketLists,
+    /// `limits.slow_client_ms` in nanoseconds.
+    pub(crate) slow_client_ns: u64,
     pub(crate) shared: Arc<Shared>,
     /// Hands a connection to another worker.
     pub(crate) hand_connection: HandConnection<N>,
@@ -67,6 +73,8 @@ impl<N: Nic> Turn<N> {
             outbound: Outbound::new(shared.workers(), scratch_bytes),
             stream_keys,
             upstream: UpstreamBatch::new(),
+            socket_lists: SocketLists::default(),
+            slow_client_ns: Limits::default().slow_client_ms * 1_000_000,
             shared,
             hand_connection,
             counters,
@@ -108,6 +116,9 @@ impl<N: Nic> Turn<N> {
         for share in services {
             if share.backends.has_rung() {
                 share.ring_clients();
+            }
+            if share.sockets.as_ref().is_some_and(|sockets| sockets.has_rung()) {
+                share.ring_sockets();
             }
             *worked |= share.accelerators.iter().any(|d| !d.rx_pending.is_empty());
             // The clock is read only while a message is sampled, see `stages.rs`.

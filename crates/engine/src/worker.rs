@@ -13,6 +13,7 @@
 //! | TX rings out | `depart.rs`, to the endpoints |
 //! | backends | `endpoint/backend.rs` |
 //! | upstream servers of proxies | `endpoint/upstream.rs` |
+//! | sockets of kernels | `endpoint/sockets.rs` |
 //! | once a millisecond | `housekeeping.rs` |
 //! | installation, change and removal of services | `control/` |
 
@@ -134,6 +135,9 @@ impl<N: Nic> Worker<N> {
         let Self { turn, endpoints, schedule, .. } = self;
         endpoints.take_replies(turn);
         endpoints.receive(turn, schedule);
+        if turn.socket_lists.is_used() {
+            turn.receive_sockets();
+        }
         // Accelerate.
         turn.drive();
         // Exhale.
@@ -142,6 +146,10 @@ impl<N: Nic> Worker<N> {
         }
         if turn.upstream.is_used() {
             endpoints.exchange_upstream(turn, schedule);
+        }
+        if turn.socket_lists.is_used() {
+            turn.send_sockets();
+            endpoints.listen_for_sockets(turn);
         }
         // Before the flush: its notifications are sent in this turn, since the worker may sleep after it.
         if self.housekeeping.is_due(now_ns) {
@@ -231,6 +239,7 @@ impl<N: Nic> Worker<N> {
             (StreamOwner::Upstream { service, client }, event) => {
                 turn.stream_event(event, service, client);
             }
+            (StreamOwner::Socket(id), event) => turn.socket_event(event, id),
         }
     }
 
@@ -258,7 +267,12 @@ impl<N: Nic> Worker<N> {
     pub fn sleep_ns(&self, now_ns: u64) -> u64 {
         let turn = &self.turn;
         let may = self.idle.may_sleep(now_ns, turn.worked);
-        if !may || turn.draining || turn.outbound.has_losses() || turn.upstream.is_ready() {
+        if !may
+            || turn.draining
+            || turn.outbound.has_losses()
+            || turn.upstream.is_ready()
+            || turn.socket_lists.is_ready()
+        {
             return 0;
         }
         let endpoints_ns = self.endpoints.wake_at::<N>(now_ns);

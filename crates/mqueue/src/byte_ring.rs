@@ -266,6 +266,23 @@ impl<M: Memory> ByteReader<M> {
         Ok(count)
     }
 
+    /// Copies as much as there is and fits, and leaves it in the ring; returns how much. [`Self::advance`] takes it.
+    pub fn peek(&mut self, into: &mut [u8]) -> Result<usize, BrokenRing> {
+        let count = self.available()?.min(into.len());
+        let tail = self.tail;
+        self.get(&mut into[..count]);
+        self.tail = tail;
+        Ok(count)
+    }
+
+    /// Takes this many of the bytes that [`Self::peek`] copied.
+    pub fn advance(&mut self, count: usize) {
+        debug_assert!(count as u64 <= self.head.wrapping_sub(self.tail), "they were peeked");
+        self.tail += count as u64;
+        // EDGE BYTES_RELEASE (release half): the copy is complete.
+        self.ring.store(TAIL, self.tail, Ordering::Release);
+    }
+
     /// Copies bytes, which are available, from the tail on.
     fn get(&mut self, into: &mut [u8]) {
         let shift = (self.tail % 8) as usize;

@@ -25,6 +25,7 @@ mod reference;
 mod sections;
 mod service;
 mod show;
+mod socket;
 mod tree;
 
 use std::any::Any;

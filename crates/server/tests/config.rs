@@ -145,6 +145,8 @@ const NOT_IN_FULL: &[(&str, &[&str])] = &[
     ("[[accelerator]]", &["threads", "cores", "attach", "heartbeat_ms", "hang_ms"]),
     ("[[service]]", &["key", "upstream", "upstream_flows"]),
     ("[[service.backend]]", &["match"]),
+    // A socket has one of `listen` and `connect`.
+    ("[[service.socket]]", &["connect"]),
     // Of modules.
     ("[[service.function]]", &["memory_mib"]),
 ];
@@ -237,6 +239,8 @@ request_timeout_ms = 1000
 queue_us_max = 0
 tenant = "default"
 rings = "auto"
+sockets_per_block = 4
+socket_bytes = 65536
 [[service.backend]]
 name = "db"
 connect = "tcp://127.0.0.1:11211"
@@ -246,6 +250,9 @@ timeout_ms = 100
 in_flight = 256
 max_message_bytes = 2048
 sockets = "persistent"
+[[service.socket]]
+name = "peers"
+listen = "tcp://127.0.0.1:9003"
 [[service.function]]
 name = "limits"
 function = "threshold"

@@ -206,11 +206,12 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
             self.slots[service].push(slot);
             if old.is_none() {
                 let limits = &self.topology.limits;
-                let listens: Vec<_> = self.topology.ports().map(|(_, l)| l).collect();
+                let services = self.topology.services.iter();
+                let listens: Vec<_> = services.flat_map(Service::ports).collect();
                 for install in installs.iter_mut().flatten() {
                     for port in &ports {
                         let listen = listens[usize::from(*port)];
-                        install.add_port(*port, (listen.transport, listen.address), limits, ());
+                        install.add_port(*port, listen, limits, ());
                     }
                 }
             }
@@ -234,7 +235,8 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
             progress: (0..workers).map(|_| Progress::default()).collect(),
             switch: Switch {
                 leave: leave.into_iter().collect(),
-                lead: lead.map_or(Vec::new(), |slot| ports.iter().map(|p| (*p, slot)).collect()),
+                lead: lead
+                    .map_or(Vec::new(), |slot| ports.iter().map(|p| (*p, slot, None)).collect()),
                 stop: if next.is_some() { Vec::new() } else { ports },
                 limits: self.topology.limits.clone(),
                 polling: self.topology.engine.polling,

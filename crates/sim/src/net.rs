@@ -673,6 +673,13 @@ impl Network {
         }
     }
 
+    /// The engine's side sends nothing more.
+    pub(crate) fn engine_shutdown(&mut self, id: ConnId) {
+        if self.conns[id].phase == Phase::Up {
+            self.send_segment(id, false, Segment::Fin);
+        }
+    }
+
     /// The engine's side closes the connection.
     pub(crate) fn engine_close(&mut self, id: ConnId, how: Close) {
         let conn = &mut self.conns[id];

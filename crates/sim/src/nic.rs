@@ -383,6 +383,14 @@ impl Nic for SimNic {
         written
     }
 
+    fn shutdown(&mut self, key: StreamKey) {
+        let mut net = lock(&self.net);
+        let Some(id) = net.workers[self.worker].streams.get(&key).copied() else { return };
+        let now_ns = net.now_ns;
+        net.trace.note(now_ns, "shutdown", &[id as u64]);
+        net.engine_shutdown(id);
+    }
+
     fn close(&mut self, key: StreamKey, how: Close) {
         let mut net = lock(&self.net);
         let Some(id) = net.workers[self.worker].streams.remove(&key) else { return };

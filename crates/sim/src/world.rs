@@ -273,7 +273,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         let mut model_slots = Vec::new();
         let mut words = Vec::new();
         let metrics = Metrics::new(workers, topology.services.iter().map(|s| s.name.clone()));
-        let mut ports = (0..).zip(setup.topology.ports().map(|(_, listen)| listen));
+        let mut ports = 0..;
         let mut installs = Vec::new();
         for (service, spec) in topology.services.iter().enumerate() {
             let shared = prepare_service(setup, service, &net, &mut rng);
@@ -286,9 +286,9 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
             let (slot, counters) = (service as u16, &metrics.services()[service]);
             let mut of_workers =
                 ServiceInstall::for_workers(slot, spec, counters, shared.attachments);
-            for (port, listen) in ports.by_ref().take(spec.listen.len()) {
+            for listen in spec.ports() {
+                let port = ports.next().expect("a number for every port");
                 for install in &mut of_workers {
-                    let listen = (listen.transport, listen.address);
                     install.add_port(port, listen, &topology.limits, ());
                 }
             }

@@ -167,6 +167,10 @@ impl Nic for Saboteur {
         self.inner.write(key, bytes)
     }
 
+    fn shutdown(&mut self, key: StreamKey) {
+        self.inner.shutdown(key);
+    }
+
     fn close(&mut self, key: StreamKey, how: Close) {
         self.inner.close(key, how);
     }

@@ -183,6 +183,23 @@ impl OpenPort {
         Ok(ports)
     }
 
+    /// The same with one listening TCP socket that all workers share: each connection goes to the worker that accepts it first.
+    pub fn open_shared(
+        spec: PortSpec,
+        workers: usize,
+        options: &SocketOptions,
+    ) -> Result<Vec<Self>, OpenError> {
+        let mut ports = vec![Self::open(spec, Claim::First, options)?];
+        while ports.len() < workers {
+            let spec = ports[0].spec;
+            let shared = ports[0].socket.try_clone();
+            let socket =
+                shared.map_err(|error| OpenError::host("cannot share a listener", error))?;
+            ports.push(Self { socket, spec });
+        }
+        Ok(ports)
+    }
+
     fn open(spec: PortSpec, claim: Claim, options: &SocketOptions) -> Result<Self, OpenError> {
         let (socket, address) = listen::open(spec, claim, options)?;
         Ok(Self { socket, spec: PortSpec { address, ..spec } })
@@ -598,6 +615,10 @@ impl Nic for SocketNic {
             }
             None => SendOutcome::default(),
         }
+    }
+
+    fn shutdown(&mut self, key: StreamKey) {
+        self.streams.shutdown(key);
     }
 
     fn close(&mut self, key: StreamKey, how: Close) {

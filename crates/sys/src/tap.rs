@@ -469,6 +469,11 @@ impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> Nic for Tap<N> {
         written
     }
 
+    fn shutdown(&mut self, key: StreamKey) {
+        self.tell(key, From::Here, FIN, b"");
+        self.nic.shutdown(key);
+    }
+
     fn close(&mut self, key: StreamKey, how: Close) {
         let flags = match how {
             Close::Graceful => FIN,

@@ -458,6 +458,10 @@ pub trait Nic {
         outcome
     }
 
+    /// Ends the sending direction of a [`Transport::Tcp`] stream: the peer reads an end after what was written. The stream can
+    /// still be read.
+    fn shutdown(&mut self, key: StreamKey);
+
     /// Ends a stream; the key is free afterwards. Unknown keys are ignored.
     fn close(&mut self, key: StreamKey, how: Close);
 

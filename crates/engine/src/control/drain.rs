@@ -5,6 +5,7 @@
 //! `Expire` ends what is outstanding at the end of the drain time. A worker that shuts down does the same for all its
 //! services.
 
+use sockets::End;
 use wire::DropReason;
 use wire::nic::{Close, Nic};
 
@@ -51,7 +52,8 @@ impl<N: Nic> Worker<N> {
             // Backend requests not tied to a client request are not counted as outstanding: the worker waits for them
             // until the drain time is over, and no longer.
             let share = &self.turn.services[slot];
-            let asks = share.waits_for_backends() && !share.is_expired();
+            let asks =
+                share.waits_for_backends() && !share.is_expired() || share.waits_for_sockets();
             let debts = self.outstanding_of(slot) > 0 && !mutants::on("leave_with_debts");
             let settled = !debts
                 && !asks
@@ -85,6 +87,7 @@ impl<N: Nic> Worker<N> {
         let Self { turn, endpoints, .. } = self;
         endpoints.drop_requests(turn, slot, DropReason::DrainTimeout);
         endpoints.drop_upstream_requests(turn, slot, DropReason::DrainTimeout);
+        turn.end_sockets(slot as u16, 0..u32::MAX, End::DrainTimeout, false);
         endpoints.flush(turn, false);
         turn.flush_backends();
         endpoints.tcp.close_all(turn, slot as u16, DropReason::DrainTimeout);
@@ -112,6 +115,10 @@ impl<N: Nic> Worker<N> {
             turn.stream_keys.free(key);
         }
         turn.close_upstream(&mut share);
+        for (.., key) in share.sockets.iter_mut().flat_map(|sockets| sockets.keys_mut()) {
+            turn.nic.close(*key, Close::Reset);
+            turn.stream_keys.free(*key);
+        }
         let ports = endpoints.close_ports(turn, slot);
         // Blocks cannot move to another thread, so they end here.
         share.accelerators.clear();
@@ -141,6 +148,7 @@ impl<N: Nic> Worker<N> {
     pub(crate) fn report_settled(&mut self) {
         let settled = self.outstanding() == 0
             && !self.turn.services.iter().any(ServiceShare::waits_for_backends)
+            && !self.turn.services.iter().any(ServiceShare::waits_for_sockets)
             && !self.turn.outbound.has_unsent(None)
             && !self.endpoints.peers.is_hinted();
         self.turn.set_settled(settled);

@@ -20,6 +20,7 @@
 //! *Memory.* A worker drops its reference to the old region when it gets the next one. The thread that created the
 //! region keeps its reference longer, so that no memory is unmapped inside a turn.
 
+use sockets::End;
 use wire::DropReason;
 use wire::nic::Nic;
 
@@ -80,6 +81,8 @@ impl<N: Nic> Worker<N> {
             }
             endpoints.end_requests_of_dead_mqueues(turn, service, reason);
         }
+        let blocks = turn.services[service].mqueues_of(accelerator);
+        turn.end_sockets(service as u16, blocks, End::AcceleratorLost, true);
         let Turn { services, nic, now_ns, .. } = turn;
         services[service].detach_accelerator(accelerator, nic);
         services[service].await_next_generation(accelerator as u16, *now_ns);

@@ -24,6 +24,7 @@ use crate::control::message::{Leave, Switch};
 use crate::control::service_install::ServiceInstall;
 use crate::control::vote::{DrainVote, Leaving};
 use crate::endpoint::peer::links::ServiceLinks;
+use crate::endpoint::sockets::SlotId;
 use crate::endpoint::stream_keys::StreamOwner;
 use crate::service::share::ServiceShare;
 use crate::worker::Worker;
@@ -87,6 +88,13 @@ impl<N: Nic> Worker<N> {
         if let Some(upstream) = &share.upstream {
             turn.upstream.reserve(upstream.flows_max());
         }
+        if let Some(sockets) = &mut share.sockets {
+            for (block, slot, key) in sockets.keys_mut() {
+                let id = SlotId { service, slot, block };
+                *key = turn.stream_keys.issue(StreamOwner::Socket(id));
+            }
+            turn.socket_lists.reserve(sockets.slots());
+        }
         endpoints.tcp.make_room_for_service(slot);
         schedule.place(slot, &share.tenant);
         while turn.services.len() <= slot {
@@ -106,6 +114,7 @@ impl<N: Nic> Worker<N> {
         idle.set_polling(switch.polling);
         endpoints.set_limits(&switch.limits);
         turn.upstream.set_limits(&switch.limits);
+        turn.slow_client_ns = switch.limits.slow_client_ms * 1_000_000;
         for (index, port) in endpoints.ports_mut() {
             port.switch_on(turn, index);
         }
@@ -114,9 +123,11 @@ impl<N: Nic> Worker<N> {
                 port.stop(turn, usize::from(*index));
             }
         }
-        for (index, slot) in &switch.lead {
+        for (index, slot, socket) in &switch.lead {
             if let Some(port) = endpoints.port_mut(*index) {
-                port.service = *slot;
+                (port.service, port.socket) = (*slot, *socket);
+                // Connections may wait for which the previous version had no block.
+                port.ready |= socket.is_some();
             }
         }
         for Leave { slot, successor, shm_successor, departing, barrier } in &switch.leave {
@@ -129,6 +140,9 @@ impl<N: Nic> Worker<N> {
                 endpoints.shm.move_to(*slot, *successor, departing);
             }
             endpoints.leave(turn, Some(*slot));
+            if let Some(sockets) = &mut turn.services[usize::from(*slot)].sockets {
+                sockets.close();
+            }
         }
         (0..self.turn.services.len()).for_each(|slot| self.begin_pauses(slot));
         self.turn.busy();

@@ -101,7 +101,7 @@ pub struct Switch {
     /// Services that leave.
     pub leave: Vec<Leave>,
     /// Ports that stay open; from now on they belong to the service in this slot.
-    pub lead: Vec<(PortIndex, u16)>,
+    pub lead: Vec<(PortIndex, u16, Option<u16>)>,
     /// Ports that are no longer read; they are closed when their service is released.
     pub stop: Vec<PortIndex>,
     /// The new limits. Open connections keep their window; `connections` does not change.

@@ -1,10 +1,8 @@
 //! What a worker needs to install a service, prepared by another thread.
 
-use std::net::SocketAddr;
-
 use onpath::{Arranged, Link};
 use wire::DropReason;
-use wire::nic::{PortIndex, Transport};
+use wire::nic::PortIndex;
 
 use crate::endpoint::peer::links::{ENVELOPE_BYTES, ServiceLinks, links};
 use crate::endpoint::port::Port;
@@ -12,7 +10,7 @@ use crate::endpoint::set::NewPort;
 use crate::metrics::ServiceMetrics;
 use crate::service::ends::Attachment;
 use crate::service::share::ServiceShare;
-use crate::topology::{Limits, Service};
+use crate::topology::{Limits, Listen, Service};
 
 /// One worker's share of a new service; see `control/install.rs`.
 pub struct ServiceInstall<P> {
@@ -70,15 +68,18 @@ impl<P> ServiceInstall<P> {
         self.share.arrange_chain(functions.into_iter().map(Arranged::New).collect());
     }
 
-    /// Adds an open port under an index that no other port has. `address` is where it listens.
+    /// Adds an open port under an index that no other port has. `address` is where it listens; its connections are for this
+    /// socket of the blocks, if one is given.
     pub fn add_port(
         &mut self,
         index: PortIndex,
-        (transport, address): (Transport, SocketAddr),
+        (Listen { transport, address }, socket): (Listen, Option<u16>),
         limits: &Limits,
         port: P,
     ) {
-        let entry = NewPort::new(Port::new_paused(self.slot, transport, address), limits);
+        let mut listener = Port::new_paused(self.slot, transport, address);
+        listener.socket = socket;
+        let entry = NewPort::new(listener, limits);
         self.ports.push((index, entry, port));
     }
 }

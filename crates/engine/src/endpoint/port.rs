@@ -16,6 +16,8 @@ pub(crate) struct Port {
     pub(crate) service: u16,
     pub(crate) transport: Transport,
     pub(crate) address: SocketAddr,
+    /// Its connections are for blocks: index among the sockets of the service.
+    pub(crate) socket: Option<u16>,
     /// Something arrived.
     pub(crate) ready: bool,
     /// Not read: its service is not switched on yet, is paused, or leaves.
@@ -26,7 +28,15 @@ pub(crate) struct Port {
 
 impl Port {
     pub(crate) fn new(service: u16, transport: Transport, address: SocketAddr) -> Self {
-        Self { service, transport, address, ready: false, paused: false, stopped: false }
+        Self {
+            service,
+            transport,
+            address,
+            socket: None,
+            ready: false,
+            paused: false,
+            stopped: false,
+        }
     }
 
     /// A port that is read once its service is switched on.

@@ -136,6 +136,13 @@ impl Endpoints {
         each!(self.flush(turn, may_defer));
     }
 
+    /// Looks at listeners where connections may wait for which a block has asked now.
+    pub(crate) fn listen_for_sockets<N: Nic>(&mut self, turn: &mut Turn<N>) {
+        while let Some(port) = turn.socket_lists.take_port() {
+            self.tcp.set_ready(port);
+        }
+    }
+
     /// Pauses or resumes receiving from the clients of a service.
     pub(crate) fn pause<N: Nic>(&mut self, turn: &mut Turn<N>, service: u16, paused: bool) {
         each!(self.pause(turn, service, paused));

@@ -4,6 +4,8 @@
 
 use wire::nic::StreamKey;
 
+use crate::endpoint::sockets::SlotId;
+
 /// The owner of a stream key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum StreamOwner {
@@ -17,6 +19,8 @@ pub(crate) enum StreamOwner {
     Flow { service: u16, flow: u32 },
     /// The connection to an upstream server that belongs to a client's connection.
     Upstream { service: u16, client: u32 },
+    /// The connection of a block's socket.
+    Socket(SlotId),
 }
 
 /// The keys of one worker.

@@ -15,6 +15,14 @@ pub struct MqueueEnds {
     pub tx: Consumer<MappedMemory>,
 }
 
+/// The engine's ends of the sockets of one block.
+pub struct SocketEnds {
+    /// The socket mqueue: completions and events to the block, commands from it.
+    pub mqueue: MqueueEnds,
+    /// Of each slot: bytes to the block, and from it.
+    pub streams: Vec<(ByteWriter<MappedMemory>, ByteReader<MappedMemory>)>,
+}
+
 /// The engine's ends of the rings of one block.
 pub struct BlockEnds {
     /// Index of the block in its region.
@@ -23,10 +31,8 @@ pub struct BlockEnds {
     pub server: MqueueEnds,
     /// The client mqueues, in the order of the service's backends.
     pub clients: Vec<MqueueEnds>,
-    /// The socket mqueue, if the block has sockets.
-    pub sockets: Option<MqueueEnds>,
-    /// By slot: the ends of its stream rings toward the block and from it.
-    pub streams: Vec<(ByteWriter<MappedMemory>, ByteReader<MappedMemory>)>,
+    /// Of a service with sockets.
+    pub sockets: Option<SocketEnds>,
 }
 
 impl BlockEnds {
@@ -40,16 +46,20 @@ impl BlockEnds {
             match region.role(mqueue).1 {
                 Role::Server => server = Some(ends),
                 Role::Client(_) => clients.push(ends),
-                Role::Sockets => sockets = Some(ends),
+                Role::Sockets => {
+                    let streams = region.engine_streams(block);
+                    sockets = Some(SocketEnds { mqueue: ends, streams });
+                }
             }
         }
         let server = server.expect("every block has a server mqueue");
-        Self { block, server, clients, sockets, streams: region.engine_streams(block) }
+        Self { block, server, clients, sockets }
     }
 
-    /// Their numbers in the region: the server mqueue's, then those of the client mqueues and of the socket mqueue.
+    /// Their numbers in the region: the server mqueue's, then those of the client mqueues, then the socket mqueue's.
     pub fn mqueues(&self) -> impl Iterator<Item = u32> + '_ {
-        let others = self.clients.iter().chain(&self.sockets);
+        let sockets = self.sockets.iter().map(|sockets| &sockets.mqueue);
+        let others = self.clients.iter().chain(sockets);
         std::iter::once(&self.server).chain(others).map(|ends| ends.mqueue)
     }
 }
@@ -69,6 +79,8 @@ pub(crate) enum ShareMqueue {
     Server(u32),
     /// A client mqueue.
     Client(u32),
+    /// The socket mqueue of the block whose server mqueue this is.
+    Sockets(u32),
     /// Owned by another worker.
     Foreign,
 }
@@ -83,6 +95,9 @@ pub(super) fn share_mqueues(ends: &[BlockEnds], first: u32) -> Box<[ShareMqueue]
     };
     for (server, ends) in (first..).zip(ends) {
         enter(ends.server.mqueue, ShareMqueue::Server(server));
+        if let Some(sockets) = &ends.sockets {
+            enter(sockets.mqueue.mqueue, ShareMqueue::Sockets(server));
+        }
         let client = server * ends.clients.len() as u32;
         for (client, ends) in (client..).zip(&ends.clients) {
             enter(ends.mqueue, ShareMqueue::Client(client));

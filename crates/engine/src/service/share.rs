@@ -13,6 +13,7 @@ use wire::session::{Pass, Request, Sessions, Token};
 use crate::accelerator::Blocks;
 use crate::control::vote::{Leaving, Pause};
 use crate::endpoint::backend::{Backends, ClientMqueue};
+use crate::endpoint::sockets::Sockets;
 use crate::endpoint::upstream::Upstream;
 use crate::metrics::ServiceCounters;
 use crate::service::arrival::{Arrival, Message, Refusal};
@@ -76,6 +77,8 @@ pub(crate) struct ServiceShare {
     pub(crate) backends: Backends,
     /// Of a proxy, which has no mqueues.
     pub(crate) upstream: Option<Box<Upstream>>,
+    /// Of a service whose blocks have stream sockets.
+    pub(crate) sockets: Option<Box<Sockets>>,
     /// Server mqueues that are full this turn.
     full: Vec<u32>,
     /// Server mqueues whose TX ring could not be emptied, since the destination has no room.
@@ -104,6 +107,7 @@ impl ServiceShare {
         let queue_ns_max = service.queue_us_max * 1000;
         let mut mqueues = Vec::new();
         let mut clients = Vec::new();
+        let mut socket_ends = Vec::new();
         let mut accelerators = Vec::new();
         let mut loads = Vec::new();
         for (number, attachment) in attachments.into_iter().enumerate() {
@@ -114,10 +118,10 @@ impl ServiceShare {
             accelerators.push(AcceleratorShare {
                 blocks: attachment.blocks,
                 rx_pending: Vec::with_capacity(
-                    attachment.ends.len() * (1 + service.backends.len()),
+                    attachment.ends.len() * (2 + service.backends.len()),
                 ),
                 tx_pending: Vec::with_capacity(
-                    attachment.ends.len() * (1 + service.backends.len()),
+                    attachment.ends.len() * (2 + service.backends.len()),
                 ),
                 share_mqueues: share_mqueues(&attachment.ends, mqueues.len() as u32),
                 first: mqueues.len() as u32,
@@ -127,6 +131,7 @@ impl ServiceShare {
                 for (backend, ends) in ends.clients.into_iter().enumerate() {
                     clients.push(ClientMqueue::new(server, backend as u16, ends));
                 }
+                socket_ends.extend(ends.sockets);
                 let waits = if queue_ns_max > 0 { service.slots as usize } else { 0 };
                 mqueues.push(ServerMqueue {
                     attachment: number as u16,
@@ -153,6 +158,7 @@ impl ServiceShare {
         };
         let capacity = mqueues.len() as u32 * service.slots;
         let backends = Backends::new(&service.backends, clients, counters.clone());
+        let sockets = Sockets::new(service, socket_ends, counters.clone());
         let kernels = (0..service.accelerators.len()).map(|place| service.kernel_on(place).into());
         Self {
             name: service.name.as_str().into(),
@@ -181,6 +187,7 @@ impl ServiceShare {
             accelerators,
             backends,
             upstream: Upstream::new(service),
+            sockets,
             other_credit: vec![0; workers as usize],
             leaving: None,
             chain: None,
@@ -356,6 +363,11 @@ impl ServiceShare {
                         self.loads[mqueue as usize].rx_pending = false;
                     }
                     ShareMqueue::Client(client) => self.backends.clients[client as usize].publish(),
+                    ShareMqueue::Sockets(block) => {
+                        if let Some(sockets) = &mut self.sockets {
+                            sockets.blocks[block as usize].publish();
+                        }
+                    }
                     ShareMqueue::Foreign => {}
                 }
             }
@@ -371,6 +383,16 @@ impl ServiceShare {
         backends.ring(|client| {
             let attachment = mqueues[client.server as usize].attachment;
             accelerators[usize::from(attachment)].rx_pending.push(client.region_mqueue);
+        });
+    }
+
+    /// Messages were written to socket mqueues: their blocks must be rung.
+    pub(crate) fn ring_sockets(&mut self) {
+        let Self { sockets, mqueues, accelerators, .. } = self;
+        let Some(sockets) = sockets else { return };
+        sockets.ring(|block, region_mqueue| {
+            let attachment = mqueues[block as usize].attachment;
+            accelerators[usize::from(attachment)].rx_pending.push(region_mqueue);
         });
     }
 
@@ -555,6 +577,9 @@ impl ServiceShare {
             for (client, ends) in (mqueue * backends..).zip(ends.clients) {
                 self.backends.clients[client as usize].replace_rings(ends);
             }
+            if let (Some(sockets), Some(ends)) = (&mut self.sockets, ends.sockets) {
+                sockets.replace_rings(mqueue, ends);
+            }
         }
         let drive = &mut self.accelerators[accelerator];
         drive.blocks = blocks;
@@ -608,10 +633,19 @@ impl ServiceShare {
             || self.backends.backend_in_flight()
             || may_ask;
         let again_ns = if looks_again { now_ns + poll_ns } else { u64::MAX };
+        let again_ns = self.sockets.as_ref().map_or(again_ns, |sockets| {
+            let off_thread = self.accelerators.iter().any(|drive| drive.blocks.runs_off_thread());
+            sockets.wake_at(now_ns, poll_ns, off_thread).min(again_ns)
+        });
         // An upstream server's answer is an event.
         let again_ns = self.upstream.as_ref().map_or(again_ns, |u| u.wake_at().min(again_ns));
         let blocks = self.accelerators.iter().map(|drive| drive.blocks.wake_at());
         blocks.fold(again_ns, u64::min)
+    }
+
+    /// Whether blocks use sockets. Those of a generation that has ended are closed.
+    pub(crate) fn waits_for_sockets(&self) -> bool {
+        self.sockets.as_ref().is_some_and(|sockets| sockets.connections() > 0)
     }
 
     /// Requests in flight on this service share's mqueues, or to its upstream server.

@@ -110,9 +110,13 @@ impl Topology {
         let mut found = |field, message: Option<String>| {
             problems.extend(message.map(|message| wrong(field, message)));
         };
-        if service.listen.is_empty() && service.memory_ports.is_empty() {
+        if service.listen.is_empty()
+            && service.memory_ports.is_empty()
+            && service.sockets.is_empty()
+        {
             found("listen", Some("names no address; give at least one".into()));
         }
+        found("socket", check_sockets(service));
         let places = 0..service.accelerators.len();
         let mqueues = places.map(|place| u64::from(service.mqueues_on(place)));
         found("mqueues", mqueues.into_iter().find_map(|n| outside(n, 1, BLOCKS_MAX.into())));
@@ -257,18 +261,36 @@ impl Topology {
                 }
                 paths.push((&service.name, path));
             }
-            for listen in &service.listen {
-                if let Some((by, other)) = seen.iter().find(|(_, other)| other.collides(listen)) {
+            for (listen, socket) in service.ports() {
+                if let Some((by, other)) = seen.iter().find(|(_, other)| other.collides(&listen)) {
                     let mut error = taken_by(listen.address.to_string(), by);
-                    if other != listen {
+                    error.field = if socket.is_some() { "socket" } else { "listen" };
+                    if *other != listen {
                         error.message += &format!(", which listens on {}", other.address);
                     }
                     problems.push(error);
                 }
-                seen.push((&service.name, *listen));
+                seen.push((&service.name, listen));
             }
         }
     }
+}
+
+/// What is wrong with a service's stream sockets.
+fn check_sockets(service: &Service) -> Option<String> {
+    let count = service.sockets.len();
+    if count > SOCKET_SPECS_MAX {
+        return Some(format!("names {count} addresses; give at most {SOCKET_SPECS_MAX}"));
+    }
+    let slots = outside(service.sockets_per_block.into(), 1, mqueue::abi::SOCKETS_MAX.into());
+    let slots = slots.map(|problem| format!("sockets_per_block {problem}"));
+    let bytes = outside(service.socket_bytes, SOCKET_BYTES_MIN, SOCKET_BYTES_MAX);
+    let bytes = bytes.or_else(|| {
+        let next = service.socket_bytes.next_power_of_two();
+        let problem = format!("is {}, must be a power of two: {next}", service.socket_bytes);
+        (!service.socket_bytes.is_power_of_two()).then_some(problem)
+    });
+    slots.or(bytes.map(|problem| format!("socket_bytes {problem}")))
 }
 
 impl Backend {
@@ -300,9 +322,9 @@ impl Backend {
                            sockets";
                 return Err(("connections", why.into()));
             }
-            if self.in_flight > SOCKETS_MAX {
+            if self.in_flight > REQUEST_SOCKETS_MAX {
                 let why = format!(
-                    "is {}, must be in [1, {SOCKETS_MAX}] with sockets = \"per-request\"",
+                    "is {}, must be in [1, {REQUEST_SOCKETS_MAX}] with sockets = \"per-request\"",
                     self.in_flight
                 );
                 return Err(("in_flight", why));

@@ -12,10 +12,10 @@ use std::ops::RangeInclusive;
 use std::sync::LazyLock;
 
 use engine::topology::{
-    Backend, EngineSettings, Limits, Polling, Replies, Rings, Service, Sockets, UPSTREAM_FLOWS_MAX,
-    WORKERS_MAX,
+    Backend, EngineSettings, Limits, Polling, Replies, Rings, SOCKET_BYTES_MAX, SOCKET_BYTES_MIN,
+    Service, Sockets, UPSTREAM_FLOWS_MAX, WORKERS_MAX,
 };
-use mqueue::abi::{DEPTH_MAX, MESSAGE_BYTES_MAX};
+use mqueue::abi::{DEPTH_MAX, MESSAGE_BYTES_MAX, SOCKETS_MAX};
 use onpath::Spec;
 use onpath::library::{DEADLINE_US_MAX, MEMORY_MIB_MAX};
 use runtime::kinds::KINDS;
@@ -326,6 +326,7 @@ fn table_of(path: &str) -> &'static Table {
         ["accelerator", ..] => "[[accelerator]]",
         ["service", _, "backend", ..] => "[[service.backend]]",
         ["service", _, "function", ..] => "[[service.function]]",
+        ["service", _, "socket", ..] => "[[service.socket]]",
         ["service", ..] => "[[service]]",
         _ => "the top of the file",
     };
@@ -545,6 +546,11 @@ const COMMON: &[(&str, &[Key])] = &[
                  is closed for a new client; if none is idle, one that the server does not answer, or one of a host that has more than a quarter \
                  of them ([proxy.md](proxy.md)). Each is a file descriptor.";
             function: Other("list of tables"), "none", "`[[service.function]]`, below.";
+            socket: Other("list of tables"), "none", "`[[service.socket]]`, below. A service with sockets needs no `listen`.";
+            sockets_per_block: service(number("sockets", 1..=SOCKETS_MAX as u64, |s| Number::U32(&mut s.sockets_per_block))), "",
+                "Stream sockets of each block: the connections that a kernel may have at a time. Only with `[[service.socket]]`.";
+            socket_bytes: service(number("bytes, a power of two", SOCKET_BYTES_MIN..=SOCKET_BYTES_MAX, |s| Number::U64(&mut s.socket_bytes))), "",
+                "Ring of each socket and direction. Larger ones help long streams and need more memory: twice this for each socket of each block.";
         },
     ),
     (
@@ -568,6 +574,17 @@ const COMMON: &[(&str, &[Key])] = &[
             sockets: backend(Setter::Word(|b| &mut b.sockets)), "",
                 "`per-request`: each request has a connection or UDP socket of its own, which is closed after the answer or the time-out. \
                  Slower, but no late or duplicate answer can reach another request.";
+        },
+    ),
+    (
+        "[[service.socket]]",
+        keys! { "service.streams.socket.peers":
+            name: Other("string: 1 to 64 letters, digits, `_`, `-`"), "required",
+                "The name in messages. Kernels address sockets by their order.";
+            listen: Other("string: `tcp://IP:PORT`"), "none",
+                "Blocks accept the connections that arrive here. Either this or `connect`.";
+            connect: Other("string: `tcp://HOST:PORT`"), "none",
+                "Blocks may connect to this address; all others are refused. A host name is resolved once, at start.";
         },
     ),
     (

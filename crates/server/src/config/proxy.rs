@@ -26,6 +26,9 @@ const OF_KERNELS: &[&str] = &[
     "queue_us_max",
     "rings",
     "backend",
+    "socket",
+    "sockets_per_block",
+    "socket_bytes",
 ];
 /// Keys that go straight into a field of a service.
 const FIELDS: &[&str] = &["max_message_bytes", "request_timeout_ms", "upstream_flows"];

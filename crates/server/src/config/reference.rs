@@ -55,6 +55,13 @@ function = "threshold"
   name = "proxy"
   listen = "udp://127.0.0.1:9001"
   upstream = "127.0.0.1:9002"
+[[service]]
+  name = "streams"
+  accelerator = "worker"
+  kernel = "echo"
+[[service.socket]]
+  name = "peers"
+  listen = "tcp://127.0.0.1:9003"
 "#;
 
 /// A word that is not valid for any key.

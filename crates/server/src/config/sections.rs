@@ -734,7 +734,9 @@ pub(super) fn place_topology_error(places: &AllPlaces, error: &TopologyError) ->
             (&whole_text[..at], &whole_text[at + 2..])
         }
         Some((at, len)) => (&whole_text[..at], &whole_text[at + len..]),
-        None if error.field == "listen" => (whole_text.as_str(), "choose another address or port"),
+        None if matches!(error.field, "listen" | "socket") => {
+            (whole_text.as_str(), "choose another address or port")
+        }
         None => (whole_text.as_str(), "change this"),
     };
     Problem::new(span, format!("{}: {what}", error.place), right)

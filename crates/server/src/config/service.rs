@@ -20,6 +20,7 @@ use super::keys::{read_fields, read_some};
 use super::proxy;
 use super::reader::{Places, Report, Section, integer_of, nearest, text_of, wrong_type};
 use super::sections::{self, accelerator_indices, named_section, tables, without};
+use super::socket::read_sockets;
 use super::tree::{Entry, Node, Table, Value};
 
 /// What a service may refer to.
@@ -95,11 +96,16 @@ pub(super) fn read(
     }
     check_kinds(report, at, &service, &kinds);
     service.functions = read_functions(report, at, context.base, &service);
+    service.sockets = read_sockets(report, at);
     (service, (section.finish(report), backend_places))
 }
 
 fn read_listen(report: &mut Report<'_>, section: &mut Section<'_>) -> (Vec<Listen>, Vec<PathBuf>) {
     let Some(entry) = section.entry("listen") else {
+        // The blocks may have ports of their own.
+        if section.entry("socket").is_some() {
+            return Default::default();
+        }
         section.missing(report, "listen", "[\"udp://127.0.0.1:9000\"]");
         return Default::default();
     };

@@ -18,6 +18,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
+use sockets::End;
 use transfer::engine::Counters;
 use wire::DropReason;
 
@@ -119,6 +120,7 @@ impl Collector for Engine {
         let services = self.services();
         self.encode_services(&mut encoder, &services)?;
         encode_drops(&mut encoder, &services)?;
+        encode_socket_ends(&mut encoder, &services)?;
         self.encode_observations(&mut encoder)?;
         self.encode_workers(&mut encoder)?;
         self.encode_runtimes(&mut encoder)?;
@@ -383,6 +385,24 @@ fn encode_drops(encoder: &mut DescriptorEncoder<'_>, services: &[OfService]) -> 
             ];
             let value = family.encode_family(&labels)?;
             ConstCounter::new(snapshot.dropped(*reason)).encode(value)?;
+        }
+    }
+    Ok(())
+}
+
+fn encode_socket_ends(
+    encoder: &mut DescriptorEncoder<'_>,
+    services: &[OfService],
+) -> Result<(), Error> {
+    let help = "Connections of kernels' sockets, and attempts to connect, that ended, by reason";
+    let name = "serval_socket_ends";
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    let of_sockets = services.iter().filter(|(_, s)| s.sockets_opened + s.socket_ends() > 0);
+    for (service, snapshot) in of_sockets {
+        for end in End::ALL {
+            let labels = [("service", service.as_str()), ("reason", end.name())];
+            let value = family.encode_family(&labels)?;
+            ConstCounter::new(snapshot.socket_ends[end as usize]).encode(value)?;
         }
     }
     Ok(())

@@ -170,9 +170,9 @@ fn settings(
 /// has been sent.
 fn taken(running: &Topology, service: &Service) -> Option<Refusal> {
     let others = || running.services.iter().filter(|other| other.name != service.name);
-    let sockets = service.listen.iter().filter(|listen| listen.address.port() != 0);
+    let sockets = service.ports().map(|(listen, _)| listen).filter(|l| l.address.port() != 0);
     let sockets = sockets.filter_map(|listen| {
-        let holder = others().find(|other| other.listen.contains(listen))?;
+        let holder = others().find(|other| other.ports().any(|(held, _)| held == listen))?;
         Some((holder, crate::config::url(listen.transport, listen.address)))
     });
     let paths = service.memory_ports.iter().filter_map(|path| {
@@ -193,13 +193,14 @@ fn taken(running: &Topology, service: &Service) -> Option<Refusal> {
 /// Whether an address that the service wants cannot be bound while another one is in use, also by its own previous
 /// version.
 fn overlaps(running: &Topology, service: &Service) -> Option<Refusal> {
-    let before = named(running, &service.name).map_or(&[][..], |before| &before.listen);
-    let new = service.listen.iter().filter(|listen| !before.contains(listen));
+    let before = named(running, &service.name);
+    let had = |listen: &Listen| before.is_some_and(|b| b.ports().any(|(held, _)| held == *listen));
+    let new = service.ports().map(|(listen, _)| listen).filter(|listen| !had(listen));
     let held = |listen: &Listen| {
-        let mut all = running.services.iter().flat_map(|s| s.listen.iter().map(move |l| (s, *l)));
+        let mut all = running.services.iter().flat_map(|s| s.ports().map(move |(l, _)| (s, l)));
         all.find(|(_, held)| held != listen && held.collides(listen))
     };
-    let (listen, (holder, held)) = new.filter_map(|l| Some((*l, held(l)?))).next()?;
+    let (listen, (holder, held)) = new.filter_map(|l| Some((l, held(&l)?))).next()?;
     let url = |listen: Listen| crate::config::url(listen.transport, listen.address);
     let why = format!(
         "cannot listen on {} in the same step in which service {:?} gives up {}, which has that port: remove it \

@@ -245,6 +245,15 @@ impl Streams {
         }
     }
 
+    /// Ends the sending direction of a TCP stream.
+    pub(super) fn shutdown(&mut self, key: StreamKey) {
+        if let Some(stream) = self.stream_mut(key) {
+            // If this fails, the connection has ended, which the next read returns.
+            // SAFETY: no pointers.
+            let _ = check(unsafe { libc::shutdown(stream.socket.as_raw_fd(), libc::SHUT_WR) });
+        }
+    }
+
     /// Closes a stream. The host kernel answers a close with unread input by RST, which can destroy a
     /// reply in flight; so a graceful close first discards the input received so far.
     pub(super) fn close(&mut self, key: StreamKey, how: Close) {

@@ -51,7 +51,14 @@ impl TcpConnections {
             let port = &mut self.listeners[index];
             if port.is_readable() {
                 port.ready = false;
-                self.accept_from(turn, index);
+                let Port { service, socket, .. } = *port;
+                match socket {
+                    None => self.accept_from(turn, index),
+                    Some(socket) => {
+                        let more = turn.accept_sockets(service, index as PortIndex, socket);
+                        self.listeners[index].ready = more;
+                    }
+                }
             }
         }
         // Paused ports are ready again when their pause ends.

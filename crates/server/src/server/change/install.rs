@@ -7,6 +7,7 @@ use engine::accelerator::StartError;
 use engine::topology::{Service, Topology};
 use engine::{ControlMessage, ServiceInstall};
 use sys::OpenPort;
+use wire::nic::PortIndex;
 
 use super::super::supervisor::AttachListeners;
 use super::super::{Server, ServerError};
@@ -84,7 +85,8 @@ impl Server {
     /// Releases what some workers may have installed.
     pub(super) fn undo_installed(&mut self, prepared: &[PreparedService]) {
         for PreparedService { service_slot, kept, .. } in prepared {
-            let own = service_slot.ports.iter().map(|p| p.0).filter(|port| !kept.contains(port));
+            let is_kept = |port: &PortIndex| kept.iter().any(|(kept, _)| kept == port);
+            let own = service_slot.ports.iter().map(|p| p.0).filter(|port| !is_kept(port));
             self.release_slot(service_slot.slot, &service_slot.metrics, own.collect(), &|| false);
         }
         // Some slots may remain leaked.

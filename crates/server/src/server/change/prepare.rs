@@ -36,8 +36,8 @@ pub(super) struct PreparedService {
     pub(super) service_slot: ServiceSlot,
     /// By worker.
     pub(super) installs: Vec<ServiceInstall<OpenPort>>,
-    /// Ports taken over from its previous version.
-    pub(super) kept: Vec<PortIndex>,
+    /// Ports taken over from its previous version, and the sockets of its blocks whose connections arrive there.
+    pub(super) kept: Vec<(PortIndex, Option<u16>)>,
     /// Runtimes that start before the switch, …
     pub(super) before_switch: Vec<PreparedRuntime>,
     /// … and those that start when the previous version's have ended.
@@ -121,6 +121,7 @@ impl Server {
                 install.set_functions(links);
             }
         }
+        let listens: Vec<_> = service.ports().collect();
         let drain_ns = wanted.engine.drain_ms * 1_000_000;
         for start in after_departure.iter().filter(|start| pauses_service(start)) {
             installs
@@ -129,12 +130,14 @@ impl Server {
         }
         for (port, of_workers) in opened {
             for (runtime, open) in installs.iter_mut().zip(of_workers) {
-                let listen = (service.listen[port].transport, open.address());
-                runtime.add_port(ports[port].0, listen, &wanted.limits, open);
+                let (listen, socket) = listens[port];
+                let listen = Listen { address: open.address(), ..listen };
+                runtime.add_port(ports[port].0, (listen, socket), &wanted.limits, open);
             }
         }
         let old = before.map_or(&[][..], |before| &self.service_slots[before].ports);
-        let kept = ports.iter().map(|p| p.0).filter(|p| old.iter().any(|(o, _)| o == p)).collect();
+        let kept = ports.iter().zip(&listens).map(|((port, _), (_, socket))| (*port, *socket));
+        let kept = kept.filter(|(port, _)| old.iter().any(|(old, _)| old == port)).collect();
         let service_slot = ServiceSlot { slot, ports, metrics, runtime_metrics, files, functions };
         Ok(PreparedService { index, service_slot, installs, kept, before_switch, after_departure })
     }
@@ -150,7 +153,7 @@ impl Server {
     ) -> Result<(Vec<(PortIndex, SocketAddr)>, Vec<(usize, Vec<OpenPort>)>), ServerError> {
         let mut old: Vec<(Listen, (PortIndex, SocketAddr))> = Vec::new();
         if let Some(before) = before {
-            let listens = self.topology.services[before].listen.iter().copied();
+            let listens = self.topology.services[before].ports().map(|(listen, _)| listen);
             old.extend(listens.zip(self.service_slots[before].ports.iter().copied()));
         }
         let service_slots = self.service_slots.iter().chain(others.iter().map(|p| &p.service_slot));
@@ -158,13 +161,18 @@ impl Server {
             service_slots.flat_map(|p| &p.ports).map(|port| port.0).collect();
         taken.extend(self.leaked.iter().flat_map(|leaked| &leaked.ports));
         let (mut ports, mut opened) = (Vec::new(), Vec::new());
-        for (number, listen) in service.listen.iter().enumerate() {
-            if let Some(found) = old.iter().position(|(other, _)| other == listen) {
+        for (number, (listen, socket)) in service.ports().enumerate() {
+            if let Some(found) = old.iter().position(|(other, _)| *other == listen) {
                 ports.push(old.swap_remove(found).1);
                 continue;
             }
             let spec = PortSpec { transport: listen.transport, address: listen.address };
-            let open = OpenPort::open_all(spec, workers, &SocketOptions::default())?;
+            let options = SocketOptions::default();
+            let open = match socket {
+                None => OpenPort::open_all(spec, workers, &options)?,
+                // A connection goes to whichever worker has a block for it.
+                Some(_) => OpenPort::open_shared(spec, workers, &options)?,
+            };
             let index = (0..).find(|index| !taken.contains(index)).expect("65536 are enough");
             taken.push(index);
             ports.push((index, open[0].address()));

@@ -8,6 +8,7 @@ use engine::topology::{AcceleratorKind, Launch, Service, Topology};
 use engine::{ControlMessage, DrainBarrier, Leave, Switch};
 use runtime::kinds;
 use wire::DropReason;
+use wire::nic::PortIndex;
 
 use super::super::plan::{Plan, ServiceAction};
 use super::super::shm_acceptor::{Eviction, NewPorts, PausedAcceptor};
@@ -80,7 +81,8 @@ impl Server {
         publish_local_addresses(&self.fabric);
         let mut switch = Switch::new(wanted.limits.clone(), wanted.engine.polling);
         for new in &prepared {
-            switch.lead.extend(new.kept.iter().map(|port| (*port, new.service_slot.slot)));
+            let slot = new.service_slot.slot;
+            switch.lead.extend(new.kept.iter().map(|(port, socket)| (*port, slot, *socket)));
         }
         let mut service_slots: Vec<Option<ServiceSlot>> =
             wanted.services.iter().map(|_| None).collect();
@@ -103,7 +105,8 @@ impl Server {
             }
             let kept = successor.as_ref().map_or(&[][..], |new| &new.kept);
             let ports = service_slot.ports.iter().map(|p| p.0);
-            let stopped: Vec<_> = ports.filter(|port| !kept.contains(port)).collect();
+            let is_kept = |port: &PortIndex| kept.iter().any(|(kept, _)| kept == port);
+            let stopped: Vec<_> = ports.filter(|port| !is_kept(port)).collect();
             switch.stop.extend(&stopped);
             let keeps = match plan.services[at].1 {
                 ServiceAction::Changed { keeps_connections, keeps_memory_clients } => {

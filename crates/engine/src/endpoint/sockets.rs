@@ -1,0 +1,319 @@
+//! Stream sockets of kernels: the connections of the host kernel, and the bytes between them and the blocks.
+//!
+//! A service with `[[service.socket]]` gives each of its blocks a fixed number of sockets. What a block may listen at and connect to is
+//! listed there, and it names them by index: a kernel never gives an address. The rings, leases, commands and events of one block are in the
+//! crate `sockets`; this file and those below it have the connections.
+//!
+//! | step of the turn | where |
+//! |---|---|
+//! | a connection waits at a listener, a block of this worker waits for one: accept, lease a slot | `sockets/open.rs` |
+//! | commands of blocks, gathered like requests to backends | `sockets/commands.rs` |
+//! | before the blocks are driven: each connection that may have bytes is read once, into its ring | `sockets/stream.rs` |
+//! | after they were driven: what they wrote is sent, one write for each connection | `sockets/stream.rs` |
+//! | once a millisecond: time limits | `sockets/open.rs` |
+//! | the end of connections | `sockets/end.rs` |
+//!
+//! *Back-pressure.* A connection whose ring is full is not read until the block notifies the engine that it has read half of it, so the peer's
+//! window closes. A block that has filled its ring waits for an event, which comes when half of it was sent.
+//!
+//! *Listeners.* A connection is accepted only for a block that waits for one; others wait in the backlog of the host kernel. All workers
+//! share one listening socket, so a connection goes to whichever worker has a block for it.
+//!
+//! *The end.* A generation, a service or a worker that ends resets the sockets that are left, each with an [`End`] that is counted. A service that
+//! leaves gets no new connections; it leaves when its blocks have closed their sockets, or when `engine.drain_ms` is over.
+
+mod commands;
+mod end;
+mod open;
+mod stream;
+
+use std::sync::Arc;
+
+use mqueue::MappedMemory;
+use sockets::{BlockSockets, Books, Direction, State};
+use wire::nic::{PortIndex, StreamKey};
+
+use crate::metrics::ServiceCounters;
+use crate::service::ends::SocketEnds;
+use crate::topology::{Service, SocketSpec};
+
+/// Key before the service is installed, which issues the keys.
+const NO_KEY: StreamKey = StreamKey::MAX;
+/// A worker looks for commands of blocks on other threads without sleeping for this long after it gave one bytes.
+const AWAKE_NS: u64 = 1_000_000;
+
+/// The connection of a slot.
+pub(crate) struct Connection {
+    pub(crate) key: StreamKey,
+    /// It may have bytes to read.
+    readable: bool,
+    /// It may take bytes.
+    writable: bool,
+    /// The peer sends nothing more.
+    received_all: bool,
+    /// The peer knows that it gets nothing more.
+    shut: bool,
+    listed_to_read: bool,
+    listed_to_write: bool,
+    /// Of an attempt, and of a slot that is closing: when it is given up.
+    deadline_ns: u64,
+}
+
+/// The sockets of one block.
+pub(crate) struct BlockShare {
+    /// Number of the block's socket mqueue in its region.
+    pub(crate) region_mqueue: u32,
+    pub(crate) sockets: BlockSockets<MappedMemory>,
+    pub(crate) connections: Vec<Connection>,
+    /// What its books were when they were last counted.
+    counted_received: Books,
+    counted_sent: Books,
+    rx_pending: bool,
+    /// The block does not run, or broke its rings.
+    dead: bool,
+}
+
+impl BlockShare {
+    fn new(ends: SocketEnds, count: usize) -> Self {
+        let SocketEnds { mqueue, streams } = ends;
+        let connections = streams.iter().map(|_| Connection::new(NO_KEY)).collect();
+        let sockets = BlockSockets::new(mqueue.rx, mqueue.tx, streams, count);
+        let region_mqueue = mqueue.mqueue;
+        Self {
+            region_mqueue,
+            sockets,
+            connections,
+            counted_received: Books::default(),
+            counted_sent: Books::default(),
+            rx_pending: false,
+            dead: false,
+        }
+    }
+
+    /// Messages were published to the block.
+    pub(crate) fn publish(&mut self) {
+        self.sockets.publish();
+        self.rx_pending = false;
+    }
+}
+
+impl Connection {
+    fn new(key: StreamKey) -> Self {
+        Self {
+            key,
+            readable: false,
+            writable: false,
+            received_all: false,
+            shut: false,
+            listed_to_read: false,
+            listed_to_write: false,
+            deadline_ns: u64::MAX,
+        }
+    }
+
+    /// A new connection in the same slot. The slot may still be listed.
+    fn begin(&mut self, is_open: bool, deadline_ns: u64) {
+        let Self { key, listed_to_read, listed_to_write, .. } = *self;
+        let fresh = Self { listed_to_read, listed_to_write, deadline_ns, ..Self::new(key) };
+        *self = Self { readable: is_open, writable: is_open, ..fresh };
+    }
+}
+
+/// One worker's share of the sockets of one service.
+pub(crate) struct Sockets {
+    specs: Box<[SocketSpec]>,
+    counters: Arc<ServiceCounters>,
+    /// By server mqueue of the service share.
+    pub(crate) blocks: Vec<BlockShare>,
+    /// By socket: the listener's port, where connections wait that no block has asked for.
+    waiting: Vec<Option<PortIndex>>,
+    /// Blocks that were sent messages; their accelerators are driven next.
+    rung: Vec<u32>,
+    /// Blocks that are owed events.
+    owed: Vec<u32>,
+    /// The block that is asked first for the next connection.
+    next_block: u32,
+    /// No new connections: the service leaves.
+    closed: bool,
+    awake_until_ns: u64,
+    attempt_ns: u64,
+}
+
+impl Sockets {
+    /// Of a service that has sockets, with the ends of its blocks.
+    pub(crate) fn new(
+        service: &Service,
+        ends: Vec<SocketEnds>,
+        counters: Arc<ServiceCounters>,
+    ) -> Option<Box<Self>> {
+        if service.sockets.is_empty() {
+            return None;
+        }
+        let specs: Box<[SocketSpec]> = service.sockets.iter().copied().collect();
+        let blocks: Vec<_> =
+            ends.into_iter().map(|ends| BlockShare::new(ends, specs.len())).collect();
+        Some(Box::new(Self {
+            waiting: vec![None; specs.len()],
+            specs,
+            counters,
+            rung: Vec::with_capacity(blocks.len()),
+            owed: Vec::with_capacity(blocks.len()),
+            blocks,
+            next_block: 0,
+            closed: false,
+            awake_until_ns: 0,
+            attempt_ns: service.request_timeout_ms * 1_000_000,
+        }))
+    }
+
+    /// Every slot's key, with its block and slot.
+    pub(crate) fn keys_mut(&mut self) -> impl Iterator<Item = (u32, u16, &mut StreamKey)> {
+        self.blocks.iter_mut().zip(0..).flat_map(|(block, number)| {
+            let slots = block.connections.iter_mut().zip(0..);
+            slots.map(move |(connection, slot)| (number, slot, &mut connection.key))
+        })
+    }
+
+    /// The number of slots.
+    pub(crate) fn slots(&self) -> usize {
+        self.blocks.iter().map(|block| block.connections.len()).sum()
+    }
+
+    /// Whether blocks must be driven because of messages to them.
+    #[inline]
+    pub(crate) fn has_rung(&self) -> bool {
+        !self.rung.is_empty()
+    }
+
+    /// Takes the blocks that were sent messages: calls `ring` with the number of each.
+    pub(crate) fn ring(&mut self, mut ring: impl FnMut(u32, u32)) {
+        for number in self.rung.drain(..) {
+            ring(number, self.blocks[number as usize].region_mqueue);
+        }
+    }
+
+    /// After messages to a block were written: it is driven next.
+    fn note_written(&mut self, number: u32) {
+        let block = &mut self.blocks[number as usize];
+        if block.sockets.owes() && !self.owed.contains(&number) {
+            self.owed.push(number);
+        }
+        if block.sockets.take_written() && !std::mem::replace(&mut block.rx_pending, true) {
+            self.rung.push(number);
+        }
+    }
+
+    /// Sends the events that are owed.
+    fn send_owed(&mut self) {
+        for at in (0..self.owed.len()).rev() {
+            let number = self.owed[at];
+            self.blocks[number as usize].sockets.send_owed();
+            if !self.blocks[number as usize].sockets.owes() {
+                self.owed.swap_remove(at);
+            }
+            self.note_written(number);
+        }
+    }
+
+    /// Connections, and attempts to connect.
+    pub(crate) fn connections(&self) -> usize {
+        let slots = self.blocks.iter().flat_map(|block| block.sockets.slots());
+        slots.filter(|slot| !matches!(slot.state(), State::Free | State::Dead)).count()
+    }
+
+    /// When the worker must look again without an event; 0 at once. `is_off_thread`: blocks may do something while it sleeps.
+    pub(crate) fn wake_at(&self, now_ns: u64, poll_ns: u64, is_off_thread: bool) -> u64 {
+        if self.has_rung() || (is_off_thread && now_ns < self.awake_until_ns) {
+            return 0;
+        }
+        let looks = is_off_thread || !self.owed.is_empty() || self.connections() > 0;
+        if looks { now_ns + poll_ns } else { u64::MAX }
+    }
+
+    /// No new connections from now on.
+    pub(crate) fn close(&mut self) {
+        self.closed = true;
+    }
+
+    /// The blocks have new rings; their sockets were [ended](Turn::end_sockets) before.
+    pub(crate) fn replace_rings(&mut self, number: u32, ends: SocketEnds) {
+        self.count_bytes(number);
+        let keys: Vec<_> = self.blocks[number as usize].connections.iter().map(|c| c.key).collect();
+        let mut block = BlockShare::new(ends, self.specs.len());
+        for (connection, key) in block.connections.iter_mut().zip(keys) {
+            connection.key = key;
+        }
+        self.rung.retain(|rung| *rung != number);
+        self.owed.retain(|owed| *owed != number);
+        self.blocks[number as usize] = block;
+    }
+
+    /// Adds what the books of a block's slots have gained since the last time to the counters.
+    fn count_bytes(&mut self, number: u32) {
+        let Self { blocks, counters, .. } = self;
+        let block = &mut blocks[number as usize];
+        for direction in [Direction::Receive, Direction::Send] {
+            let mut sum = Books::default();
+            for slot in block.sockets.slots() {
+                sum += slot.books(direction);
+            }
+            let (counted, [taken, delivered, dropped]) = match direction {
+                Direction::Receive => (&mut block.counted_received, counters.of_received()),
+                Direction::Send => (&mut block.counted_sent, counters.of_sent()),
+            };
+            taken.add(sum.taken - counted.taken);
+            delivered.add(sum.delivered - counted.delivered);
+            dropped.add(sum.dropped - counted.dropped);
+            *counted = sum;
+        }
+    }
+}
+
+/// A slot of a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SlotId {
+    pub(crate) service: u16,
+    pub(crate) slot: u16,
+    pub(crate) block: u32,
+}
+
+/// What the sockets of all services of a worker share.
+#[derive(Default)]
+pub(crate) struct SocketLists {
+    to_read: Vec<SlotId>,
+    to_write: Vec<SlotId>,
+    /// Memory for the next lists.
+    spare: Vec<SlotId>,
+    /// Ports where connections may wait for which a block has asked now.
+    ports: Vec<PortIndex>,
+    is_used: bool,
+}
+
+impl SocketLists {
+    /// A service with this many slots comes.
+    pub(crate) fn reserve(&mut self, slots: usize) {
+        self.is_used = true;
+        // Each slot is listed once at most.
+        for list in [&mut self.to_read, &mut self.to_write, &mut self.spare] {
+            list.reserve(slots + list.capacity().saturating_sub(list.len()));
+        }
+        self.ports.reserve(64);
+    }
+
+    /// Whether there are sockets: the one thing that a worker without them asks in a turn.
+    #[inline]
+    pub(crate) fn is_used(&self) -> bool {
+        self.is_used
+    }
+
+    /// Whether a connection may be read or written.
+    #[inline]
+    pub(crate) fn is_ready(&self) -> bool {
+        !self.to_read.is_empty() || !self.to_write.is_empty() || !self.ports.is_empty()
+    }
+
+    /// Takes a port where connections may wait for which a block has asked now.
+    pub(crate) fn take_port(&mut self) -> Option<PortIndex> {
+        self.ports.pop()
+    }
+}

@@ -1,0 +1,110 @@
+//! Commands of blocks.
+
+use mqueue::abi::status;
+use sockets::{Command, End, State};
+use wire::nic::{Close, Nic};
+
+use super::SlotId;
+use crate::turn::Turn;
+
+/// Commands of one block that are taken in one turn.
+const COMMANDS_MAX: usize = 256;
+
+impl<N: Nic> Turn<N> {
+    /// Takes the commands that a block has written.
+    pub(crate) fn take_socket_commands(&mut self, service: usize, block: u32) {
+        let service = service as u16;
+        for _ in 0..COMMANDS_MAX {
+            let Some(sockets) = self.sockets(service) else { return };
+            let Some(share) = sockets.blocks.get_mut(block as usize) else { return };
+            if share.dead {
+                return;
+            }
+            let Some(command) = share.sockets.next_command() else { break };
+            self.busy();
+            self.take_socket_command(service, block, command);
+        }
+        let Some(sockets) = self.sockets(service) else { return };
+        let share = &mut sockets.blocks[block as usize];
+        sockets.counters.socket_bad_commands.add(share.sockets.take_bad());
+        let corrupt = share.sockets.is_corrupt();
+        sockets.note_written(block);
+        if corrupt {
+            self.break_block(service, block);
+        }
+    }
+
+    fn take_socket_command(&mut self, service: u16, block: u32, command: Command) {
+        match command {
+            Command::Accept { token, socket } => {
+                self.await_connection(service, block, token, socket)
+            }
+            Command::Connect { token, socket } => {
+                self.connect_socket(service, block, token, socket)
+            }
+            Command::Notify { slot } => {
+                let id = SlotId { service, block, slot: slot as u16 };
+                self.list_to_read(id);
+                self.list_to_write(id);
+            }
+            Command::Close { slot, reset } => {
+                let id = SlotId { service, block, slot: slot as u16 };
+                self.close_socket(id, reset);
+            }
+        }
+    }
+
+    /// A block closes a slot: what it wrote is sent first, unless it resets the connection.
+    fn close_socket(&mut self, id: SlotId, reset: bool) {
+        let deadline_ns = self.now_ns + self.slow_client_ns;
+        let Some(sockets) = self.sockets(id.service) else { return };
+        let share = &mut sockets.blocks[id.block as usize];
+        let slot = u32::from(id.slot);
+        if share.sockets.slots()[slot as usize].state() == State::Dead {
+            return self.free_slot(id);
+        }
+        if reset {
+            return self.end_socket(id, End::ResetByBlock, Close::Reset, true);
+        }
+        share.sockets.set_state(slot, State::Closing);
+        share.connections[usize::from(id.slot)].deadline_ns = deadline_ns;
+        self.list_to_write(id);
+    }
+
+    /// A block waits for a connection to a listener.
+    fn await_connection(&mut self, service: u16, block: u32, token: u64, socket: u32) {
+        let Self { services, socket_lists, .. } = self;
+        let Some(sockets) = services[usize::from(service)].sockets.as_deref_mut() else { return };
+        let share = &mut sockets.blocks[block as usize];
+        if !sockets.specs[socket as usize].listens() {
+            share.sockets.take_accept(socket);
+            return share.sockets.refuse(token, status::NOT_ALLOWED);
+        }
+        // While the service leaves, the command waits until the block stops.
+        if sockets.closed {
+            return;
+        }
+        if let Some(port) = sockets.waiting[socket as usize].take() {
+            socket_lists.ports.push(port);
+        }
+    }
+
+    /// Resets the sockets of blocks that do not run any more.
+    pub(crate) fn break_dead_blocks(&mut self, service: usize) {
+        for block in 0..self.services[service].mqueues.len() as u32 {
+            let load = &self.services[service].loads[block as usize];
+            if !load.alive && !load.absent {
+                self.break_block(service as u16, block);
+            }
+        }
+    }
+
+    /// A block has broken its rings, or has ended: its sockets are reset, and it gets no more.
+    pub(crate) fn break_block(&mut self, service: u16, block: u32) {
+        self.end_sockets(service, block..block + 1, End::BlockEnded, true);
+        if let Some(sockets) = self.sockets(service) {
+            sockets.blocks[block as usize].dead = true;
+            sockets.owed.retain(|owed| *owed != block);
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! The ends of connections, and the lists of slots with something to do.
+
+use std::ops::Range;
+
+use mqueue::abi::status;
+use sockets::{End, State};
+use wire::nic::{Close, Nic};
+
+use super::{SlotId, Sockets};
+use crate::turn::Turn;
+
+impl<N: Nic> Turn<N> {
+    pub(super) fn sockets(&mut self, service: u16) -> Option<&mut Sockets> {
+        self.services.get_mut(usize::from(service))?.sockets.as_deref_mut()
+    }
+
+    pub(super) fn list_to_read(&mut self, id: SlotId) {
+        let Self { services, socket_lists, .. } = self;
+        let Some(sockets) = services[usize::from(id.service)].sockets.as_deref_mut() else {
+            return;
+        };
+        let connection = &mut sockets.blocks[id.block as usize].connections[usize::from(id.slot)];
+        if !std::mem::replace(&mut connection.listed_to_read, true) {
+            socket_lists.to_read.push(id);
+        }
+    }
+
+    pub(super) fn list_to_write(&mut self, id: SlotId) {
+        let Self { services, socket_lists, .. } = self;
+        let Some(sockets) = services[usize::from(id.service)].sockets.as_deref_mut() else {
+            return;
+        };
+        let connection = &mut sockets.blocks[id.block as usize].connections[usize::from(id.slot)];
+        if !std::mem::replace(&mut connection.listed_to_write, true) {
+            socket_lists.to_write.push(id);
+        }
+    }
+
+    /// Ends the connection of a slot. The block keeps the slot until it closes it, unless it has done so or `frees`.
+    pub(super) fn end_socket(&mut self, id: SlotId, end: End, how: Close, frees: bool) {
+        let Self { services, nic, .. } = self;
+        let Some(sockets) = services[usize::from(id.service)].sockets.as_deref_mut() else {
+            return;
+        };
+        let block = &mut sockets.blocks[id.block as usize];
+        let slot = u32::from(id.slot);
+        let state = block.sockets.slots()[slot as usize].state();
+        if state == State::Free {
+            return;
+        }
+        if state != State::Dead {
+            nic.close(block.connections[usize::from(id.slot)].key, how);
+            sockets.counters.socket_ends[end as usize].add(1);
+            let was_open = !matches!(state, State::Connecting { .. });
+            sockets.counters.sockets_closed.add(was_open.into());
+        }
+        match state {
+            State::Open if !frees => block.sockets.end(slot, status_of(end)),
+            State::Connecting { token } if !frees => {
+                let status = match end {
+                    End::ConnectTimeout => status::TIMEOUT,
+                    End::DrainTimeout => status::DRAINING,
+                    End::NoDescriptor => status::EXHAUSTED,
+                    _ => status::REFUSED,
+                };
+                block.sockets.refuse(token, status);
+                self.free_slot(id);
+            }
+            State::Dead if !frees => {}
+            _ => self.free_slot(id),
+        }
+        if let Some(sockets) = self.sockets(id.service) {
+            sockets.note_written(id.block);
+        }
+    }
+
+    /// A slot can be leased again: connections may wait for it.
+    pub(super) fn free_slot(&mut self, id: SlotId) {
+        let Self { services, socket_lists, .. } = self;
+        let Some(sockets) = services[usize::from(id.service)].sockets.as_deref_mut() else {
+            return;
+        };
+        let block = &mut sockets.blocks[id.block as usize];
+        block.sockets.free(id.slot.into());
+        for (waiting, socket) in sockets.waiting.iter_mut().zip(0..) {
+            if waiting.is_some() && block.sockets.accepts(socket) {
+                socket_lists.ports.extend(waiting.take());
+            }
+        }
+    }
+
+    /// Ends all sockets of these blocks, and gives up what they wait for.
+    pub(crate) fn end_sockets(&mut self, service: u16, blocks: Range<u32>, end: End, frees: bool) {
+        for block in blocks {
+            let Some(sockets) = self.sockets(service) else { return };
+            let Some(share) = sockets.blocks.get(block as usize) else { return };
+            for slot in 0..share.connections.len() as u16 {
+                self.end_socket(SlotId { service, slot, block }, end, Close::Reset, frees);
+            }
+        }
+    }
+}
+
+/// The status that a block gets for a connection that this end ended.
+fn status_of(end: End) -> u8 {
+    if end == End::DrainTimeout { status::DRAINING } else { status::RESET }
+}

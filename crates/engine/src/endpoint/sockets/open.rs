@@ -1,0 +1,152 @@
+//! How connections begin, and their time limits.
+
+use mqueue::abi::status;
+use sockets::{End, State};
+use wire::nic::{Close, Event, Nic, NicError, PortIndex, Transport};
+
+use super::SlotId;
+use crate::topology::SocketSpec;
+use crate::turn::Turn;
+
+/// Connections accepted from one listener in a turn.
+const ACCEPT_MAX: usize = 32;
+
+impl<N: Nic> Turn<N> {
+    /// Connections may wait at a listener: accepts as many as blocks of this worker wait for. Returns whether more may wait
+    /// for which there are blocks.
+    pub(crate) fn accept_sockets(&mut self, service: u16, port: PortIndex, socket: u16) -> bool {
+        for _ in 0..ACCEPT_MAX {
+            let draining = self.draining;
+            let Some(sockets) = self.sockets(service) else { return false };
+            if draining || sockets.closed {
+                return false;
+            }
+            let Some(block) = sockets.next_acceptor(socket.into()) else {
+                sockets.waiting[usize::from(socket)] = Some(port);
+                return false;
+            };
+            let Some((connection, _)) = self.nic.accept(port) else { return false };
+            self.busy();
+            self.adopt_socket(service, block, socket.into(), connection);
+        }
+        true
+    }
+
+    fn adopt_socket(&mut self, service: u16, block: u32, socket: u32, connection: N::Socket) {
+        let Self { services, nic, .. } = self;
+        let Some(sockets) = services[usize::from(service)].sockets.as_deref_mut() else { return };
+        let share = &mut sockets.blocks[block as usize];
+        let Some(slot) = share.sockets.lease(State::Open) else { return };
+        let entry = &mut share.connections[slot as usize];
+        if nic.adopt(connection, entry.key).is_err() {
+            // Dropping the connection closed it. The block keeps waiting for another one.
+            sockets.counters.socket_ends[End::NoDescriptor as usize].add(1);
+            return share.sockets.free(slot);
+        }
+        let Some(token) = share.sockets.take_accept(socket) else { return };
+        entry.begin(true, u64::MAX);
+        share.sockets.opened(slot, token);
+        sockets.counters.sockets_opened.one();
+        sockets.note_written(block);
+        self.list_to_read(SlotId { service, block, slot: slot as u16 });
+    }
+
+    /// A block connects to a peer.
+    pub(super) fn connect_socket(&mut self, service: u16, block: u32, token: u64, socket: u32) {
+        let Self { services, nic, now_ns, draining, .. } = self;
+        let Some(sockets) = services[usize::from(service)].sockets.as_deref_mut() else { return };
+        let share = &mut sockets.blocks[block as usize];
+        let SocketSpec::Connect(peer) = sockets.specs[socket as usize] else {
+            return share.sockets.refuse(token, status::NOT_ALLOWED);
+        };
+        if *draining || sockets.closed {
+            return share.sockets.refuse(token, status::DRAINING);
+        }
+        let Some(slot) = share.sockets.lease(State::Connecting { token }) else {
+            return share.sockets.refuse(token, status::EXHAUSTED);
+        };
+        let entry = &mut share.connections[slot as usize];
+        entry.begin(false, *now_ns + sockets.attempt_ns);
+        if let Err(error) = nic.connect(peer, Transport::Tcp, entry.key) {
+            let (end, status) = match error {
+                NicError::Exhausted => (End::NoDescriptor, status::EXHAUSTED),
+                NicError::Refused(_) => (End::Refused, status::REFUSED),
+            };
+            sockets.counters.socket_ends[end as usize].add(1);
+            share.sockets.refuse(token, status);
+            self.free_slot(SlotId { service, block, slot: slot as u16 });
+        }
+    }
+
+    /// Something happened on the connection of a slot.
+    pub(crate) fn socket_event(&mut self, event: Event, id: SlotId) {
+        let Some(sockets) = self.sockets(id.service) else { return };
+        let Some(share) = sockets.blocks.get_mut(id.block as usize) else { return };
+        let slot = u32::from(id.slot);
+        let connection = &mut share.connections[usize::from(id.slot)];
+        let state = share.sockets.slots()[slot as usize].state();
+        match (event, state) {
+            (_, State::Free | State::Dead) => {}
+            (Event::Failed(_), State::Connecting { .. }) => {
+                self.end_socket(id, End::Refused, Close::Reset, false);
+            }
+            (Event::Failed(_), _) => self.end_socket(id, End::ResetByPeer, Close::Reset, false),
+            (Event::Writable(_), State::Connecting { token }) => {
+                connection.begin(true, u64::MAX);
+                share.sockets.opened(slot, token);
+                sockets.counters.sockets_opened.one();
+                sockets.note_written(id.block);
+                self.list_to_read(id);
+            }
+            (Event::Writable(_), _) => {
+                connection.writable = true;
+                self.list_to_write(id);
+            }
+            (_, _) => {
+                connection.readable = true;
+                self.list_to_read(id);
+            }
+        }
+    }
+
+    /// Once a millisecond: ends attempts, and closing sockets whose peer takes nothing, after their time; counts bytes.
+    pub(crate) fn expire_sockets(&mut self, service: usize) {
+        let now_ns = self.now_ns;
+        let service = service as u16;
+        let Some(sockets) = self.sockets(service) else { return };
+        (0..sockets.blocks.len() as u32).for_each(|block| sockets.count_bytes(block));
+        for block in 0..sockets.blocks.len() as u32 {
+            let Some(sockets) = self.sockets(service) else { return };
+            for slot in 0..sockets.blocks[block as usize].connections.len() as u16 {
+                let Some(sockets) = self.sockets(service) else { return };
+                let share = &sockets.blocks[block as usize];
+                if share.connections[usize::from(slot)].deadline_ns > now_ns {
+                    continue;
+                }
+                let id = SlotId { service, block, slot };
+                match share.sockets.slots()[usize::from(slot)].state() {
+                    State::Connecting { .. } => {
+                        self.end_socket(id, End::ConnectTimeout, Close::Reset, false);
+                    }
+                    State::Closing => self.end_socket(id, End::SlowPeer, Close::Reset, true),
+                    State::Free | State::Open | State::Dead => {}
+                }
+            }
+        }
+    }
+}
+
+impl super::Sockets {
+    /// The block that gets the next connection to a listener: each in turn, among those that wait.
+    fn next_acceptor(&mut self, socket: u32) -> Option<u32> {
+        let count = self.blocks.len() as u32;
+        let order = (self.next_block..count).chain(0..self.next_block);
+        let waits = |number: &u32| {
+            let block = &self.blocks[*number as usize];
+            !block.dead && block.sockets.accepts(socket)
+        };
+        let found = order.into_iter().find(waits)?;
+        self.next_block = (found + 1) % count;
+        Some(found)
+    }
+}

@@ -1,0 +1,433 @@
+//! Stream sockets of blocks, through a real server: TCP peers, and an accelerator of this test whose blocks echo streams.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use common::{PATIENCE, address, eventually, start, tcp_client, topology};
+use engine::topology::{
+    Accelerator, AcceleratorKind, DeviceSpec, HEARTBEAT_MS, Launch, Service, SocketSpec, Topology,
+};
+use mqueue::abi::{SocketMessage, kind, reason, socket_event, socket_op, status, stop};
+use mqueue::{ByteReader, ByteWriter, Consumer, Head, MappedMemory, Producer, Region, Words};
+use runtime::{AttachRequest, Device, Failure, Job};
+use server::Server;
+use sockets::End;
+
+/// What the blocks of this test do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Does {
+    /// Accept from socket 0 and echo.
+    Echo,
+    /// Connect to socket 1 for each connection to socket 0, and pass bytes on in both directions.
+    Relay,
+    /// Accept, read nothing, never close.
+    Idle,
+}
+
+/// A slot as the block sees it.
+struct Stream {
+    rx: ByteReader<MappedMemory>,
+    tx: ByteWriter<MappedMemory>,
+    /// Its lease; 0: none.
+    generation: u32,
+    /// Bytes read since the last notification.
+    read: u64,
+    /// The slot whose bytes go out here.
+    partner: Option<usize>,
+    shut: bool,
+}
+
+/// One block.
+struct Block {
+    does: Does,
+    words: Words<MappedMemory>,
+    events: Consumer<MappedMemory>,
+    commands: Producer<MappedMemory>,
+    streams: Vec<Stream>,
+    /// Accepted, and not connected on yet.
+    waiting: Option<usize>,
+}
+
+const ACCEPT: u64 = 1;
+const CONNECT: u64 = 2;
+
+impl Block {
+    fn command(&mut self, token: u64, op: u32, slot: usize, value: u32) {
+        let generation = self.streams.get(slot).map_or(0, |stream| stream.generation);
+        let message = SocketMessage { op, slot: slot as u32, generation, value };
+        let head = Head { token, tag: 0, kind: kind::MESSAGE, status: status::OK };
+        while self.commands.push(head, &message.to_bytes()).is_err() {
+            if self.words.stop() == stop::NOW {
+                return;
+            }
+            thread::yield_now();
+        }
+        self.commands.publish();
+    }
+
+    fn run(mut self) {
+        self.command(ACCEPT, socket_op::ACCEPT, usize::MAX, 0);
+        while self.words.stop() != stop::NOW {
+            let mut idle = true;
+            while let Ok(Some(header)) = self.events.peek() {
+                let mut bytes = [0; size_of::<SocketMessage>()];
+                assert!(self.events.copy_out(&header, &mut bytes));
+                self.events.advance();
+                self.events.release();
+                self.take(header.token, SocketMessage::from_bytes(bytes));
+                idle = false;
+            }
+            for slot in 0..self.streams.len() {
+                idle &= !self.serve(slot);
+            }
+            if idle {
+                thread::sleep(Duration::from_micros(50));
+            }
+        }
+    }
+
+    fn take(&mut self, token: u64, message: SocketMessage) {
+        if message.op != socket_event::DONE {
+            return;
+        }
+        let slot = message.slot as usize;
+        if message.value != u32::from(status::OK) {
+            // The peer could not be reached.
+            let accepted = self.waiting.take().expect("a connection waits for its partner");
+            self.close(accepted, 1);
+            return self.command(ACCEPT, socket_op::ACCEPT, usize::MAX, 0);
+        }
+        let stream = &mut self.streams[slot];
+        stream.rx.forget();
+        stream.tx.forget();
+        (stream.generation, stream.read, stream.shut) = (message.generation, 0, false);
+        stream.partner = Some(slot);
+        match (self.does, token) {
+            (Does::Relay, ACCEPT) => {
+                self.waiting = Some(slot);
+                return self.command(CONNECT, socket_op::CONNECT, usize::MAX, 1);
+            }
+            (Does::Relay, _) => {
+                let accepted = self.waiting.take().expect("a connection waits for its partner");
+                self.streams[slot].partner = Some(accepted);
+                self.streams[accepted].partner = Some(slot);
+            }
+            _ => {}
+        }
+        self.command(ACCEPT, socket_op::ACCEPT, usize::MAX, 0);
+    }
+
+    fn close(&mut self, slot: usize, reset: u32) {
+        self.command(0, socket_op::CLOSE, slot, reset);
+        self.streams[slot].generation = 0;
+    }
+
+    /// Passes on what a slot received; returns whether there was anything.
+    fn serve(&mut self, slot: usize) -> bool {
+        if self.streams[slot].generation == 0 || self.does == Does::Idle {
+            return false;
+        }
+        let Some(to) = self.streams[slot].partner else { return false };
+        if self.waiting == Some(slot) {
+            return false;
+        }
+        if self.streams[to].tx.reader_end() != 0 {
+            if self.streams[to].generation != 0 {
+                self.close(to, 1);
+            }
+            if self.streams[slot].generation != 0 {
+                self.close(slot, 1);
+            }
+            return true;
+        }
+        let room = self.streams[to].tx.room().unwrap();
+        let mut bytes = vec![0; room.min(10_000)];
+        let count = self.streams[slot].rx.read(&mut bytes).unwrap();
+        if count > 0 {
+            assert_eq!(self.streams[to].tx.write(&[], &bytes[..count]), Ok(count));
+            self.command(0, socket_op::NOTIFY, to, 0);
+            self.streams[slot].read += count as u64;
+            if self.streams[slot].read >= self.streams[slot].rx.capacity() / 2 {
+                self.streams[slot].read = 0;
+                self.command(0, socket_op::NOTIFY, slot, 0);
+            }
+            return true;
+        }
+        if self.streams[slot].rx.ended().unwrap().is_none() || self.streams[to].shut {
+            return false;
+        }
+        self.streams[to].shut = true;
+        self.streams[to].tx.set_end(status::CLOSED.into());
+        self.command(0, socket_op::NOTIFY, to, 0);
+        // Both directions have ended.
+        if self.streams[slot].shut {
+            self.close(slot, 0);
+            if to != slot {
+                self.close(to, 0);
+            }
+        }
+        true
+    }
+}
+
+/// The accelerator of this test: a thread for each block.
+struct Streamer {
+    does: Does,
+    blocks: Vec<JoinHandle<()>>,
+    words: Option<Words<MappedMemory>>,
+}
+
+impl Device for Streamer {
+    fn kind(&self) -> &str {
+        "streamer"
+    }
+
+    fn start(&mut self, jobs: &[Job]) -> Result<(), Failure> {
+        let [job] = jobs else { panic!("one service at a time") };
+        let mut region = Region::join(MappedMemory::new(job.memory.clone())).unwrap();
+        for block in 0..job.blocks {
+            let mqueue = *region.mqueues_of(block).last().unwrap();
+            let (events, commands) = region.accelerator_ends(mqueue);
+            let streams = region.block_streams(block).into_iter().map(|(rx, tx)| Stream {
+                rx,
+                tx,
+                generation: 0,
+                read: 0,
+                partner: None,
+                shut: false,
+            });
+            let block = Block {
+                does: self.does,
+                words: job.words.clone(),
+                events,
+                commands,
+                streams: streams.collect(),
+                waiting: None,
+            };
+            self.blocks.push(thread::spawn(move || block.run()));
+        }
+        self.words = Some(job.words.clone());
+        Ok(())
+    }
+
+    fn health(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn ended(&mut self) -> bool {
+        self.blocks.iter().all(JoinHandle::is_finished)
+    }
+
+    fn stop(&mut self, _timeout: Duration) -> Result<(), Failure> {
+        let Some(words) = self.words.take() else { return Ok(()) };
+        words.set_stop(stop::NOW);
+        for block in self.blocks.drain(..) {
+            if block.join().is_err() {
+                return Err(Failure { reason: reason::CONTRACT, text: "a block panicked".into() });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A server with a service of sockets, and its accelerator.
+struct Scene {
+    server: Option<Server>,
+    cancel: Arc<AtomicBool>,
+    runtime: Option<JoinHandle<()>>,
+    folder: PathBuf,
+}
+
+impl Scene {
+    fn new(name: &str, does: Does, change: impl FnOnce(&mut Topology)) -> Self {
+        let folder = std::env::temp_dir().join(format!("serval-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let attach = folder.join("attach");
+        let mut service = Service::new("streams", Vec::new(), "streams");
+        service.sockets = vec![SocketSpec::Listen(([127, 0, 0, 1], 0).into())];
+        (service.mqueues, service.socket_bytes) = (2, 16 << 10);
+        let mut wanted = topology(vec![service]);
+        wanted.accelerators[0] = Accelerator {
+            name: "own".into(),
+            kind: AcceleratorKind::Process {
+                launch: Launch::External { attach: attach.clone() },
+                heartbeat_ms: 60_000.max(HEARTBEAT_MS),
+                device: DeviceSpec::host(),
+            },
+        };
+        change(&mut wanted);
+        let server = start(wanted);
+        let cancel = Arc::new(AtomicBool::new(false));
+        let over = cancel.clone();
+        let runtime = thread::spawn(move || {
+            let mut device = Streamer { does, blocks: Vec::new(), words: None };
+            let request = AttachRequest::default();
+            // It ends with the server.
+            let _ = runtime::attach(&attach, &request, &mut device, false, &over);
+        });
+        Self { server: Some(server), cancel, runtime: Some(runtime), folder }
+    }
+
+    fn server(&self) -> &Server {
+        self.server.as_ref().unwrap()
+    }
+
+    fn client(&self) -> TcpStream {
+        tcp_client(address(self.server(), 0))
+    }
+
+    fn ends(&self, end: End) -> u64 {
+        self.server().metrics().service(0).socket_ends[end as usize]
+    }
+
+    /// The sockets opened and not closed.
+    fn open(&self) -> u64 {
+        let counted = self.server().metrics().service(0);
+        counted.sockets_opened - counted.sockets_closed
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        drop(self.server.take());
+        self.cancel.store(true, Ordering::Relaxed);
+        if let Some(runtime) = self.runtime.take() {
+            let ended = runtime.join();
+            assert!(ended.is_ok() || thread::panicking());
+        }
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|n| (n * 7 + n / 251) as u8).collect()
+}
+
+/// Sends bytes, ends its direction, and reads to the end.
+fn echoed(stream: TcpStream, bytes: &[u8]) -> Vec<u8> {
+    let mut reader = stream.try_clone().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut stream = &stream;
+            stream.write_all(bytes).unwrap();
+            stream.shutdown(Shutdown::Write).unwrap();
+        });
+        let mut got = Vec::new();
+        reader.read_to_end(&mut got).unwrap();
+        got
+    })
+}
+
+#[test]
+fn blocks_echo_streams_of_any_length_and_the_books_balance() {
+    let scene = Scene::new("echo", Does::Echo, |_| {});
+    let mut total = 0;
+    for len in [1, 7, 4096, 100_000, 1_000_003] {
+        let bytes = pattern(len);
+        assert!(echoed(scene.client(), &bytes) == bytes, "{len} bytes");
+        total += len as u64;
+    }
+    eventually("all sockets are closed and counted", || {
+        let counted = scene.server().metrics().service(0);
+        scene.open() == 0 && counted.socket_sent_bytes == total
+    });
+    let counted = scene.server().metrics().service(0);
+    assert_eq!(counted.socket_received_bytes, total);
+    assert_eq!(counted.socket_read_bytes + counted.socket_unread_bytes, total);
+    assert_eq!(counted.socket_unread_bytes, 0);
+    assert_eq!((counted.socket_written_bytes, counted.socket_unsent_bytes), (total, 0));
+    assert_eq!(scene.ends(End::Closed), 5);
+    assert_eq!(counted.socket_bad_commands, 0);
+}
+
+#[test]
+fn more_clients_than_sockets_wait_and_are_served() {
+    let scene = Scene::new("crowd", Does::Echo, |topology| {
+        topology.services[0].sockets_per_block = 2;
+    });
+    thread::scope(|scope| {
+        for client in 0..16 {
+            let stream = scene.client();
+            scope.spawn(move || {
+                let bytes = pattern(20_000 + client);
+                assert!(echoed(stream, &bytes) == bytes, "client {client}");
+            });
+        }
+    });
+    eventually("all are closed", || scene.ends(End::Closed) == 16);
+}
+
+#[test]
+fn several_workers_share_a_listener() {
+    let scene = Scene::new("workers", Does::Echo, |topology| topology.engine.workers = 2);
+    for len in [10_000; 20] {
+        let bytes = pattern(len);
+        assert!(echoed(scene.client(), &bytes) == bytes);
+    }
+    eventually("all are closed", || scene.ends(End::Closed) == 20);
+}
+
+#[test]
+fn a_block_connects_out_and_relays() {
+    let peer = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at: SocketAddr = peer.local_addr().unwrap();
+    let scene = Scene::new("relay", Does::Relay, |topology| {
+        topology.services[0].sockets.push(SocketSpec::Connect(at));
+    });
+    let server = thread::spawn(move || {
+        let (mut stream, _) = peer.accept().unwrap();
+        let mut got = Vec::new();
+        stream.read_to_end(&mut got).unwrap();
+        got.reverse();
+        stream.write_all(&got).unwrap();
+        // Later ones are refused.
+    });
+    let bytes = pattern(50_000);
+    let mut wanted = bytes.clone();
+    wanted.reverse();
+    assert!(echoed(scene.client(), &bytes) == wanted);
+    server.join().unwrap();
+    eventually("both are closed", || scene.ends(End::Closed) == 2);
+    let mut refused = scene.client();
+    assert!(refused.read(&mut [0]).map_or(true, |count| count == 0), "it is reset");
+    assert!(scene.ends(End::Refused) >= 1);
+}
+
+#[test]
+fn a_peer_that_resets_frees_its_socket() {
+    let scene = Scene::new("reset", Does::Echo, |topology| {
+        topology.services[0].sockets_per_block = 1;
+        topology.services[0].mqueues = 1;
+    });
+    for _ in 0..3 {
+        let mut stream = scene.client();
+        stream.write_all(b"x").unwrap();
+        stream.read_exact(&mut [0]).unwrap();
+        // Unread bytes make the close a reset.
+        stream.write_all(&pattern(100_000)).unwrap();
+        thread::sleep(Duration::from_millis(1));
+        drop(stream);
+    }
+    assert!(echoed(scene.client(), b"still there") == b"still there");
+    eventually("all are closed", || scene.open() == 0);
+}
+
+#[test]
+fn a_server_that_stops_resets_what_is_open_within_its_drain_time() {
+    let mut scene = Scene::new("drain", Does::Idle, |topology| topology.engine.drain_ms = 100);
+    let mut stream = scene.client();
+    stream.write_all(b"no one reads this").unwrap();
+    eventually("it is accepted", || scene.open() == 1);
+    let began = Instant::now();
+    drop(scene.server.take());
+    assert!(began.elapsed() < PATIENCE);
+    let end = stream.read(&mut [0]);
+    assert!(end.is_err() || end.is_ok_and(|count| count == 0), "the connection has ended");
+}

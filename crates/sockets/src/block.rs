@@ -1,0 +1,290 @@
+//! The engine's side of the sockets of one block.
+
+use mqueue::abi::{SocketMessage, socket_event, status};
+use mqueue::{
+    BrokenRing, ByteReader, ByteWriter, Consumer, Head, Memory, Producer, RingError, abi,
+};
+
+use crate::command::{Command, decode};
+use crate::slot::{Slot, State};
+
+const MESSAGE_BYTES: usize = size_of::<SocketMessage>();
+
+/// See the crate's documentation.
+pub struct BlockSockets<M: Memory> {
+    /// Completions and events to the block.
+    events: Producer<M>,
+    /// Commands of the block.
+    commands: Consumer<M>,
+    slots: Vec<Slot<M>>,
+    /// By socket of the service: the number of the accept command that waits for a connection.
+    accepts: Vec<Option<u64>>,
+    /// Slots that are owed an event; a bit each.
+    owed: u64,
+    /// Commands with an old generation or of an unknown kind.
+    bad: u64,
+    /// The block has written impossible words into the rings of its socket mqueue.
+    corrupt: bool,
+    /// Messages were written since [`Self::take_written`].
+    written: bool,
+}
+
+impl<M: Memory> BlockSockets<M> {
+    /// With the engine's ends of the socket mqueue and of the stream rings of each slot, at most 64, for a service with this many
+    /// sockets.
+    pub fn new(
+        events: Producer<M>,
+        commands: Consumer<M>,
+        streams: Vec<(ByteWriter<M>, ByteReader<M>)>,
+        sockets: usize,
+    ) -> Self {
+        assert!(streams.len() <= abi::SOCKETS_MAX as usize, "{} slots", streams.len());
+        let slots = streams.into_iter().map(|(rx, tx)| Slot::new(rx, tx)).collect();
+        let accepts = vec![None; sockets];
+        Self { events, commands, slots, accepts, owed: 0, bad: 0, corrupt: false, written: false }
+    }
+
+    /// The next command, if there is one; what is wrong is answered or counted here, and no command.
+    pub fn next_command(&mut self) -> Option<Command> {
+        loop {
+            if self.corrupt {
+                return None;
+            }
+            let header = match self.commands.peek() {
+                Ok(Some(header)) => header,
+                Ok(None) => return None,
+                Err(RingError::BadHeader) => {
+                    self.bad += 1;
+                    self.commands.advance();
+                    self.commands.release();
+                    continue;
+                }
+                Err(RingError::Corrupt) => {
+                    self.corrupt = true;
+                    return None;
+                }
+            };
+            let mut bytes = [0; MESSAGE_BYTES];
+            let whole = header.kind == abi::kind::MESSAGE
+                && header.len as usize == MESSAGE_BYTES
+                && self.commands.copy_out(&header, &mut bytes);
+            self.commands.advance();
+            self.commands.release();
+            let message = SocketMessage::from_bytes(bytes);
+            let Some(found) = decode(header.token, &message).filter(|_| whole) else {
+                self.bad += 1;
+                continue;
+            };
+            if let Some(command) = self.check(found) {
+                return Some(command);
+            }
+        }
+    }
+
+    /// A command whose slot, socket and lease exist. Others are answered or counted.
+    fn check(&mut self, (command, generation): (Command, Option<u32>)) -> Option<Command> {
+        match command {
+            Command::Accept { token, socket } => match self.accepts.get_mut(socket as usize) {
+                Some(accept) if accept.is_none() => *accept = Some(token),
+                // A second one while the first waits, or no such socket.
+                _ => {
+                    self.refuse(token, status::NOT_ALLOWED);
+                    return None;
+                }
+            },
+            Command::Connect { token, socket } => {
+                if socket as usize >= self.accepts.len() {
+                    self.refuse(token, status::NOT_ALLOWED);
+                    return None;
+                }
+            }
+            Command::Close { slot, .. } | Command::Notify { slot } => {
+                let leased = self.slots.get(slot as usize).is_some_and(|slot| {
+                    matches!(slot.state, State::Open | State::Dead)
+                        && Some(slot.generation) == generation
+                });
+                if !leased {
+                    self.bad += 1;
+                    return None;
+                }
+            }
+        }
+        Some(command)
+    }
+
+    /// Whether the block waits for a connection to this socket, and has a slot for it.
+    pub fn accepts(&self, socket: u32) -> bool {
+        let waits = self.accepts.get(socket as usize).is_some_and(Option::is_some);
+        waits && !self.corrupt && self.slots.iter().any(|slot| slot.state == State::Free)
+    }
+
+    /// The accept command for this socket that waits, which does so no longer.
+    pub fn take_accept(&mut self, socket: u32) -> Option<u64> {
+        self.accepts.get_mut(socket as usize)?.take()
+    }
+
+    /// Leases a free slot; `None` if there is none.
+    pub fn lease(&mut self, state: State) -> Option<u32> {
+        let at = self.slots.iter().position(|slot| slot.state == State::Free)?;
+        self.slots[at].begin(state);
+        Some(at as u32)
+    }
+
+    /// The slot's connection exists: the block gets it as the completion of its command.
+    pub fn opened(&mut self, slot: u32, token: u64) {
+        self.slots[slot as usize].state = State::Open;
+        let generation = self.slots[slot as usize].generation;
+        let value = status::OK.into();
+        self.push(token, SocketMessage { op: socket_event::DONE, slot, generation, value });
+    }
+
+    /// A command of the block failed with this [`status`].
+    pub fn refuse(&mut self, token: u64, status: u8) {
+        let value = status.into();
+        self.push(token, SocketMessage { op: socket_event::DONE, slot: 0, generation: 0, value });
+    }
+
+    /// Sets the state of a leased slot.
+    pub fn set_state(&mut self, slot: u32, state: State) {
+        self.slots[slot as usize].state = state;
+    }
+
+    /// The lease of a slot ends: what is in its rings is dropped, and another one may follow.
+    pub fn free(&mut self, slot: u32) {
+        self.slots[slot as usize].finish();
+        self.owed &= !(1 << slot);
+    }
+
+    /// The connection ended with this [`status`]: nothing more can be received or sent. The block finds out when it has read what
+    /// was received before.
+    pub fn end(&mut self, slot: u32, status: u8) {
+        let entry = &mut self.slots[slot as usize];
+        entry.state = State::Dead;
+        entry.finish_receiving(status);
+        entry.tx.set_end(status.into());
+        self.event(slot);
+    }
+
+    /// Bytes for which the slot has room. They may be [written](Self::receive).
+    pub fn room(&mut self, slot: u32) -> Result<usize, BrokenRing> {
+        let entry = &mut self.slots[slot as usize];
+        entry.note_received()?;
+        entry.rx.room()
+    }
+
+    /// Bytes that the peer sent, at most as many as there is [room](Self::room) for.
+    pub fn receive(&mut self, slot: u32, bytes: &[u8]) -> Result<(), BrokenRing> {
+        let entry = &mut self.slots[slot as usize];
+        let written = entry.rx.write(&[], bytes)?;
+        debug_assert_eq!(written, bytes.len(), "there is room");
+        entry.received.taken += bytes.len() as u64;
+        entry.received.dropped += (bytes.len() - written) as u64;
+        self.event(slot);
+        Ok(())
+    }
+
+    /// The peer sends nothing more.
+    pub fn finish_receiving(&mut self, slot: u32) {
+        self.slots[slot as usize].finish_receiving(status::CLOSED);
+        self.event(slot);
+    }
+
+    /// Copies the next bytes that the block has written into `into`; returns how many. They stay in the ring until they were
+    /// [`sent`](Self::sent).
+    pub fn peek(&mut self, slot: u32, into: &mut [u8]) -> Result<usize, BrokenRing> {
+        let entry = &mut self.slots[slot as usize];
+        entry.note_sent()?;
+        entry.tx.peek(into)
+    }
+
+    /// The host kernel has accepted this many of the bytes that [`Self::peek`] showed.
+    pub fn sent(&mut self, slot: u32, bytes: usize) {
+        let entry = &mut self.slots[slot as usize];
+        entry.tx.advance(bytes);
+        entry.sent.delivered += bytes as u64;
+        entry.taken_since_event += bytes as u64;
+        if entry.taken_since_event >= entry.tx.capacity() / 2 {
+            entry.taken_since_event = 0;
+            self.event(slot);
+        }
+    }
+
+    /// Whether the block writes nothing more than what is in the ring.
+    pub fn is_shut(&self, slot: u32) -> bool {
+        self.slots[slot as usize].tx.writer_end() != 0
+    }
+
+    /// Tells the block that something happened to a slot; later, if it has not read the last event of that slot.
+    fn event(&mut self, slot: u32) {
+        if self.events.credit().is_err() {
+            self.corrupt = true;
+        }
+        let released = self.events.released();
+        let entry = &mut self.slots[slot as usize];
+        if entry.event.is_some_and(|number| number >= released) {
+            self.owed |= 1 << slot;
+            return;
+        }
+        entry.event = Some(self.events.committed());
+        let generation = entry.generation;
+        self.push(0, SocketMessage { op: socket_event::EVENT, slot, generation, value: 0 });
+    }
+
+    /// Sends the events that are owed, as far as the block has read the last ones.
+    pub fn send_owed(&mut self) {
+        if self.owed == 0 || self.corrupt {
+            return;
+        }
+        for slot in 0..self.slots.len() as u32 {
+            if self.owed & 1 << slot != 0 {
+                self.owed &= !(1 << slot);
+                self.event(slot);
+            }
+        }
+    }
+
+    /// Whether events are owed.
+    pub fn owes(&self) -> bool {
+        self.owed != 0
+    }
+
+    fn push(&mut self, token: u64, message: SocketMessage) {
+        let head = Head { token, tag: 0, kind: abi::kind::MESSAGE, status: abi::status::OK };
+        // There is room for every completion and event, unless the block has more commands in flight than it may, or has broken
+        // the ring.
+        if self.events.push(head, &message.to_bytes()).is_err() {
+            self.corrupt = true;
+        }
+        self.written = true;
+    }
+
+    /// Whether messages were written that are not [published](Self::publish) yet.
+    pub fn take_written(&mut self) -> bool {
+        std::mem::take(&mut self.written)
+    }
+
+    /// Makes what was written visible to the block.
+    pub fn publish(&mut self) {
+        self.events.publish();
+    }
+
+    /// Whether the block wrote impossible words into the rings of its socket mqueue, or has more commands in flight than it may.
+    pub fn is_corrupt(&self) -> bool {
+        self.corrupt
+    }
+
+    /// Takes the number of commands that had no effect: of an unknown kind, or of a lease that is over.
+    pub fn take_bad(&mut self) -> u64 {
+        std::mem::take(&mut self.bad)
+    }
+
+    /// Its slots.
+    pub fn slots(&self) -> &[Slot<M>] {
+        &self.slots
+    }
+
+    /// Slots that are leased.
+    pub fn leased(&self) -> usize {
+        self.slots.iter().filter(|slot| slot.state != State::Free).count()
+    }
+}
