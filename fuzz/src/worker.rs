@@ -253,6 +253,8 @@ impl Nic for Nowhere {
         Written::Full
     }
 
+    fn shutdown(&mut self, _: StreamKey) {}
+
     fn close(&mut self, _key: StreamKey, _how: Close) {}
 
     fn stop_listening(&mut self) {}
