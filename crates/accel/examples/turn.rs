@@ -242,7 +242,7 @@ fn rig(mqueues: u32, nic: Echo, far: bool) -> Rig {
     let installs = ServiceInstall::for_workers(0, &topology.services[0], counters, attachments);
     let (installed, answer) = mpsc::channel();
     for mut install in installs {
-        install.add_port(0, (transport, address), &topology.limits, ());
+        install.add_port(0, (Listen { transport, address }, None), &topology.limits, ());
         fabric.post(0, ControlMessage::Install(Box::new(install), installed.clone()));
     }
     let switch = Switch::new(topology.limits.clone(), topology.engine.polling);
