@@ -228,6 +228,36 @@ fn backends() {
     finish(behind);
 }
 
+/// Both servers are monitored: the proxies, with and without a function, and the one behind them.
+#[test]
+fn proxies() {
+    let _alone = alone();
+    // With credit for every datagram: a lost one stays in flight until its time-out.
+    let server_of = |listen| Service { mqueues: 8, slots: 64, ..echo(vec![listen]) };
+    let behind = start(topology(vec![server_of(udp()), server_of(tcp())]));
+    let functions = [Vec::new(), vec![onpath::Spec::new("pass", "passthrough")]];
+    for functions in functions {
+        let what = format!("proxies with {} functions", functions.len());
+        let proxy = |name: &str, listen: Listen, listener: usize| Service {
+            framing: FRAMING,
+            max_message_bytes: 4096,
+            max_reply_bytes: 4096,
+            request_timeout_ms: 3000,
+            functions: functions.clone(),
+            ..Service::proxy(name, vec![listen], address(&behind, listener))
+        };
+        let services = vec![proxy("datagrams", udp(), 0), proxy("streams", tcp(), 1)];
+        let server = start(Topology { accelerators: Vec::new(), ..topology(services) });
+        let mut crowds = crowds(&server);
+        nothing_is_allocated(&what, |half| exchange_crowds(&mut crowds, half));
+        let replied = |service| server.metrics().service(service).replied;
+        assert!(replied(0) > 0 && replied(1) > 0);
+        crowds.into_iter().for_each(Crowd::leave);
+        finish(server);
+    }
+    finish(behind);
+}
+
 #[test]
 fn shared_memory() {
     let _alone = alone();

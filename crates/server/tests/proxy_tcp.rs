@@ -412,19 +412,58 @@ fn clients_that_go_away_take_their_connection_to_the_server_along() {
 fn what_a_client_sent_before_it_left_reaches_the_server() {
     let (_memcached, upstream) = memcached();
     let server = serve(proxy(upstream, Framing::Memcached), 1);
-    for (number, last) in ["quit\r\n", ""].iter().enumerate() {
+    let malformed = "CLIENT_ERROR bad command line format\r\n";
+    let cases = [("quit\r\n", ""), ("", ""), ("set a 0 0 x\r\n", malformed)];
+    for (number, (last, told)) in cases.into_iter().enumerate() {
         let mut client = tcp_client(address(&server, 0));
         let script = format!("set left{number} 0 0 1 noreply\r\nx\r\n{last}");
         client.write_all(script.as_bytes()).unwrap();
         client.shutdown(Shutdown::Write).unwrap();
-        assert_eq!(rest(&mut client), b"", "the connection ends");
+        assert_eq!(rest(&mut client), told.as_bytes(), "the connection ends");
         let mut direct = tcp_client(upstream);
         direct.write_all(format!("get left{number}\r\nquit\r\n").as_bytes()).unwrap();
         let expected = format!("VALUE left{number} 0 1\r\nx\r\nEND\r\n");
         assert_eq!(rest(&mut direct), expected.as_bytes());
     }
     let counted = server.metrics().service(0);
-    assert_eq!((counted.consumed, counted.dropped_requests()), (2, 0));
+    assert_eq!((counted.consumed, counted.dropped_requests()), (3, 0));
+    assert_accounts(&server);
+    assert!(server.shutdown().is_clean());
+}
+
+/// With a framing whose servers never answer a request that expects nothing.
+#[test]
+fn requests_without_an_answer_are_consumed_when_they_are_written() {
+    let flood = |sequence: u64| {
+        [&sequence.to_be_bytes()[..], &[0, 1], &16u32.to_be_bytes(), b"hi"].concat()
+    };
+    let port = free_port();
+    let service = proxy(([127, 0, 0, 1], port).into(), Framing::Sockperf);
+    let server = serve(service, 1);
+    let mut client = tcp_client(address(&server, 0));
+    for number in 1..=3 {
+        client.write_all(&flood(number)).unwrap();
+        eventually("it is refused", || dropped(&server, 0, DropReason::UpstreamRefused) == number);
+    }
+    assert_eq!(server.metrics().service(0).consumed, 0, "nothing was written");
+    let listener = (0..10).find_map(|_| TcpListener::bind(("127.0.0.1", port)).ok());
+    let listener = listener.expect("the port is free");
+    let taken = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut message = [0; 16];
+        stream.read_exact(&mut message).unwrap();
+        (stream, message)
+    });
+    let mut sequence = 4;
+    eventually("one is written", || {
+        client.write_all(&flood(sequence)).unwrap();
+        sequence += 1;
+        std::thread::sleep(Duration::from_millis(5));
+        server.metrics().service(0).consumed > 0
+    });
+    let (_stream, message) = taken.join().unwrap();
+    assert_eq!(&message[14..], b"hi");
     assert_accounts(&server);
     assert!(server.shutdown().is_clean());
 }

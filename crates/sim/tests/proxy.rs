@@ -4,10 +4,10 @@ mod scene;
 
 use engine::{ChainReply, ChainRequest};
 use onpath::builtin::{Passthrough, Threshold};
-use onpath::{Command, Function, OnFailure};
+use onpath::{Command, Direction, Failure, Function, Messages, OnFailure};
 use scene::{MS, Scene, Script, request, script};
 use sim::backend::BackendBehaviour;
-use sim::net::Faults;
+use sim::net::{Faults, Reachability, lock};
 use sim::rng::Rng;
 use wire::DropReason;
 use wire::framing::Framing;
@@ -198,4 +198,93 @@ fn a_chain_sees_what_passes_a_proxy() {
         assert_eq!(scene.replied(), 3);
         scene.world.check().unwrap();
     }
+}
+
+/// Decides about every request.
+struct Requests(fn(&mut Messages, usize));
+
+impl Function for Requests {
+    fn decide(&mut self, direction: Direction, messages: &mut Messages) -> Result<(), Failure> {
+        if direction == Direction::Requests {
+            (0..messages.len()).for_each(|index| (self.0)(messages, index));
+        }
+        Ok(())
+    }
+}
+
+fn attach(scene: &mut Scene, function: fn(&mut Messages, usize)) {
+    scene.world.set_functions(0, 0, vec![(Box::new(Requests(function)), OnFailure::Closed)]);
+    scene.run(1);
+}
+
+#[test]
+// provokes: mqueue_dead
+fn a_proxy_has_no_mqueue_that_a_function_could_steer_to() {
+    for transport in [Transport::Udp, Transport::Tcp] {
+        let mut scene = proxy(transport).play();
+        attach(&mut scene, |messages, index| messages.steer(index, 0));
+        match transport {
+            Transport::Udp => _ = scene.ask(request(0)),
+            Transport::Tcp => {
+                let caller = scene.connect();
+                scene.call(caller, request(0));
+            }
+        }
+        scene.run(100);
+        assert_eq!((scene.replied(), scene.dropped(DropReason::MqueueDead)), (0, 1));
+        assert_eq!(scene.world.in_flight(0), 0);
+        scene.world.check().unwrap();
+    }
+}
+
+/// Otherwise the answers to all later requests would be taken for those of the ones before.
+#[test]
+// provokes: function_failed
+fn a_function_cannot_change_whether_a_command_is_answered() {
+    let mut script = script(Framing::Memcached);
+    script.upstream(Transport::Tcp);
+    let mut scene = script.play();
+    let caller = scene.connect();
+    scene.call(caller, request(0));
+    scene.run(100);
+    assert_eq!(scene.replied(), 1);
+    attach(&mut scene, |messages, index| messages.rewrite(index, b"delete key noreply\r\n"));
+    scene.call(caller, request(1));
+    scene.run(100);
+    assert_eq!((scene.replied(), scene.dropped(DropReason::FunctionFailed)), (1, 1));
+    scene.world.set_functions(0, 0, Vec::new());
+    scene.run(1);
+    scene.call(caller, request(2));
+    scene.run(100);
+    assert_eq!((scene.replied(), scene.world.in_flight(0)), (2, 0));
+    scene.world.check().unwrap();
+}
+
+/// A server that takes no connection: nothing that the client has sent is ever answered.
+#[test]
+fn a_held_client_is_read_again_when_its_connection_to_the_server_is_given_up() {
+    const COMMANDS: u64 = 10_000;
+    let command = b"delete key noreply\r\n";
+    let mut script = script(Framing::Memcached);
+    script.upstream(Transport::Tcp);
+    script.service().request_timeout_ms = 50;
+    let mut scene = script.play();
+    scene.backend = None;
+    lock(&scene.world.net).set_reachability(0, Reachability::Silent);
+    let caller = scene.connect();
+    let received = |scene: &Scene| scene.world.metrics.service(0).received;
+    for _ in 0..COMMANDS / 100 {
+        scene.say(caller, &command.repeat(100));
+        scene.run(1);
+    }
+    scene.wait_ms(100);
+    let held = received(&scene);
+    assert!((1..COMMANDS).contains(&held), "the client is held back after {held}");
+    // The patience with an attempt is a second.
+    scene.wait_ms(1500);
+    assert!(received(&scene) > held, "it is read again");
+    scene.wait_ms(5000);
+    let ended = [DropReason::RequestTimeout, DropReason::UpstreamRefused];
+    let ended: u64 = ended.iter().map(|reason| scene.dropped(*reason)).sum();
+    assert_eq!((received(&scene), ended, scene.world.in_flight(0)), (COMMANDS, COMMANDS, 0));
 }

@@ -201,9 +201,10 @@ drop_reasons! {
     SendFailed = 19, "send_failed", Request(Failed),
         "Often a missing route, a firewall, or a socket buffer that stays full. `--tap` shows \
          what was sent.";
-    /// The mqueue was declared dead: its ring words are impossible, or its block ended early.
+    /// The mqueue was declared dead: its ring words are impossible, or its block ended early. Or a function steered the request to
+    /// an mqueue that the service does not have; a proxy has none.
     MqueueDead = 20, "mqueue_dead", Request(Failed),
-        "The log names the service and the block. The mqueue stays dead until its runtime \
+        "If `serval_function_steered_total` grows, correct the function. Otherwise the log names the service and the block. The mqueue stays dead until its runtime \
          restarts, or the engine if the kernel runs inside it (`cpu`). The cause is a bug of the kernel \
          (`contract`: see `kernel.h`) or of Serval: please report the latter.";
     /// The accelerator's runtime ended while the request was in flight on it.

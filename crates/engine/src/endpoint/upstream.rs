@@ -107,6 +107,8 @@ pub(crate) struct UpstreamBatch {
     ready_streams: Vec<(u16, u32)>,
     waiting: Vec<(u16, u32)>,
     spare_streams: Vec<(u16, u32)>,
+    /// Connections of all services.
+    streams: usize,
     /// Clients that may be read again.
     resumed: Vec<u32>,
     /// Drops that are counted when the batches are that the requests came in.
@@ -131,6 +133,7 @@ impl UpstreamBatch {
             ready_streams: Vec::new(),
             waiting: Vec::new(),
             spare_streams: Vec::new(),
+            streams: 0,
             resumed: Vec::new(),
             ends: Vec::new(),
             idle_ns: u64::MAX,
@@ -180,6 +183,22 @@ impl UpstreamBatch {
     #[inline]
     pub(crate) fn waits_for_clients(&self) -> bool {
         !self.waiting.is_empty()
+    }
+
+    /// A connection is opened. Each list has room for all of them, so nothing is allocated when many are busy at once.
+    fn stream_opened(&mut self) {
+        self.streams += 1;
+        let count = self.streams;
+        let lists = [
+            &mut self.to_write,
+            &mut self.ready_streams,
+            &mut self.waiting,
+            &mut self.spare_streams,
+        ];
+        for list in lists {
+            list.reserve(count.saturating_sub(list.len()));
+        }
+        self.resumed.reserve(count.saturating_sub(self.resumed.len()));
     }
 
     fn list_stream(&mut self, service: u16, client: u32, stream: &mut Stream) {

@@ -113,6 +113,19 @@ impl Grammar for Sockperf {
         encode(request, out)
     }
 
+    fn forward(
+        &self,
+        request: &[u8],
+        expects: Expects,
+        out: &mut Vec<u8>,
+    ) -> Result<(), FramingError> {
+        let flags = request.get(FLAGS_LOW).ok_or(FramingError::Unframable)?;
+        if (flags & FLAG_WANTS_REPLY != 0) != (expects == Expects::Reply) {
+            return Err(FramingError::Unframable);
+        }
+        encode(request, out)
+    }
+
     #[inline]
     fn parse_response(
         &self,
@@ -207,6 +220,17 @@ mod tests {
             Err(FramingError::NotAnswered)
         );
         assert!(out.is_empty());
+        // A proxy passes it on as its client sent it.
+        assert_eq!(
+            Framing::Sockperf.forward(&padded(FLOOD, 64), Expects::Nothing, &mut out),
+            Ok(())
+        );
+        assert_eq!(std::mem::take(&mut out), padded(FLOOD, 64));
+        for (message, expects) in
+            [(padded(FLOOD, 64), Expects::Reply), (padded(PING, 32), Expects::Nothing)]
+        {
+            assert!(Framing::Sockperf.forward(&message, expects, &mut out).is_err());
+        }
         Framing::Sockperf.encode_request(&padded(PING, 32), &mut out).unwrap();
         let mut state = ParseState::default();
         let response = Framing::Sockperf.parse_response(&mut state, &out, 32);

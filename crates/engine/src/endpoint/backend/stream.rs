@@ -4,8 +4,7 @@
 //! that does not fit its request, or without a request, ends the connection: all requests in flight on it are
 //! answered with `PROTOCOL`, because one extra answer would shift all later ones. A request that times out is
 //! answered with `TIMEOUT` at once but keeps its place: its late answer is consumed and counted, so the stream stays
-//! synchronized. A connection that has timed-out requests and has delivered no answer in time for long is closed and
-//! reopened: otherwise a backend that never answers one request would stay one answer behind. If the backend has
+//! synchronized. A connection whose backend stays behind is closed and reopened (`pipeline.rs`). If the backend has
 //! answered on a connection that ended, the next one is opened at once. While the backend refuses connections, or
 //! accepts and closes them without an answer, the worker backs off exponentially.
 //!
@@ -21,29 +20,22 @@ use wire::framing::{Framing, Parsed};
 use wire::nic::{Close, Nic, Read, StreamKey, Transport, Written};
 
 use super::{BackendPool, Backends, NO_KEY, Sending, refusal};
-use crate::endpoint::pipeline::Pipeline;
-
-const BACK_OFF_NS_MIN: u64 = 10_000_000;
-const BACK_OFF_NS_MAX: u64 = 1_000_000_000;
-/// Minimum time limit of a connection attempt, and of a timed-out request at the head of a stream.
-const ATTEMPT_NS_MIN: u64 = 1_000_000_000;
+use crate::endpoint::pipeline::{BackOff, Pipeline, patience_ns};
 
 /// One TCP connection to a backend.
 pub(crate) struct BackendConnection {
     pub(crate) key: StreamKey,
     state: ConnectionState,
-    back_off_ns: u64,
+    back_off: BackOff,
     /// Whether a request was answered on it since it was opened.
     served: bool,
     pipeline: Pipeline<Place>,
-    /// Time of the first time-out since an answer came in time or no answer was due; 0: none.
-    behind_since_ns: u64,
     dirty: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ConnectionState {
-    Down { retry_ns: u64 },
+    Down,
     Connecting { deadline_ns: u64 },
     Up,
 }
@@ -53,7 +45,7 @@ enum ConnectionState {
 struct Place {
     client: u32,
     tag: u64,
-    deadline_ns: u64,
+    /// Its answer is discarded.
     given_up: bool,
     id: u64,
 }
@@ -70,25 +62,17 @@ impl BackendPool {
         if self.per_request { 1 } else { self.in_flight_max }
     }
 
-    fn attempt_ns(&self) -> u64 {
-        (10 * self.timeout_ns).max(ATTEMPT_NS_MIN)
-    }
-
     /// The connection for the next request: the least loaded one that is up or connecting; `Err(true)` when all are
     /// full, `Err(false)` when all are down.
     fn choose<N: Nic>(&mut self, nic: &mut N, now_ns: u64) -> Result<usize, bool> {
         if self.per_request {
-            let ready = |c: &BackendConnection| match c.state {
-                ConnectionState::Down { retry_ns } => retry_ns <= now_ns,
-                _ => false,
-            };
+            let ready = |c: &BackendConnection| c.is_down() && c.back_off.may_try(now_ns);
             let all_down = self.connections.iter().all(BackendConnection::is_down);
             return self.connections.iter().position(ready).ok_or(!all_down);
         }
-        let attempt_ns = self.attempt_ns();
+        let attempt_ns = patience_ns(self.timeout_ns);
         for connection in &mut self.connections {
-            let ConnectionState::Down { retry_ns } = connection.state else { continue };
-            if retry_ns > now_ns {
+            if !connection.is_down() || !connection.back_off.may_try(now_ns) {
                 continue;
             }
             match nic.connect(self.address, Transport::Tcp, connection.key) {
@@ -96,7 +80,7 @@ impl BackendPool {
                     let deadline_ns = now_ns + attempt_ns;
                     connection.state = ConnectionState::Connecting { deadline_ns };
                 }
-                Err(_) => connection.back_off(now_ns),
+                Err(_) => connection.back_off.failed(now_ns),
             }
         }
         if self.connections.iter().all(BackendConnection::is_down) {
@@ -121,7 +105,7 @@ impl BackendPool {
             Err(true) => return Sending::Busy,
             Err(false) => return Sending::Failed(status::REFUSED),
         };
-        let attempt_ns = self.attempt_ns();
+        let attempt_ns = patience_ns(self.timeout_ns);
         let connection = &mut self.connections[number];
         if let Err(error) = self.framing.encode_request(payload, &mut connection.pipeline.output) {
             return refusal(error);
@@ -129,14 +113,13 @@ impl BackendPool {
         if connection.is_down() {
             if nic.connect(self.address, Transport::Tcp, connection.key).is_err() {
                 connection.reset_buffers();
-                connection.back_off(now_ns);
+                connection.back_off.failed(now_ns);
                 return Sending::Failed(status::REFUSED);
             }
             connection.state = ConnectionState::Connecting { deadline_ns: now_ns + attempt_ns };
         }
-        let deadline_ns = now_ns + self.timeout_ns;
-        let place = Place { client, tag, deadline_ns, given_up: false, id };
-        connection.pipeline.push(place, self.framing.mark(payload));
+        let place = Place { client, tag, given_up: false, id };
+        connection.pipeline.push(place, self.framing.mark(payload), now_ns + self.timeout_ns);
         if !std::mem::replace(&mut connection.dirty, true) {
             self.dirty.push(number as u16);
         }
@@ -144,11 +127,11 @@ impl BackendPool {
     }
 
     /// The request of a connection for one request has ended.
-    fn end_request<N: Nic>(&mut self, nic: &mut N, number: usize, now_ns: u64) {
+    fn end_request<N: Nic>(&mut self, nic: &mut N, number: usize) {
         let connection = &mut self.connections[number];
         nic.close(connection.key, Close::Reset);
         connection.reset_buffers();
-        connection.state = ConnectionState::Down { retry_ns: now_ns };
+        connection.state = ConnectionState::Down;
     }
 }
 
@@ -157,11 +140,10 @@ impl BackendConnection {
     pub(super) fn new(places: usize) -> Self {
         Self {
             key: NO_KEY,
-            state: ConnectionState::Down { retry_ns: 0 },
-            back_off_ns: BACK_OFF_NS_MIN,
+            state: ConnectionState::Down,
+            back_off: BackOff::default(),
             served: false,
             pipeline: Pipeline::new(places),
-            behind_since_ns: 0,
             dirty: false,
         }
     }
@@ -174,17 +156,11 @@ impl BackendConnection {
     }
 
     fn is_down(&self) -> bool {
-        matches!(self.state, ConnectionState::Down { .. })
-    }
-
-    fn back_off(&mut self, now_ns: u64) {
-        self.state = ConnectionState::Down { retry_ns: now_ns + self.back_off_ns };
-        self.back_off_ns = (2 * self.back_off_ns).min(BACK_OFF_NS_MAX);
+        self.state == ConnectionState::Down
     }
 
     fn reset_buffers(&mut self) {
         self.pipeline.reset_buffers();
-        self.behind_since_ns = 0;
         self.served = false;
     }
 
@@ -225,7 +201,7 @@ impl Backends {
                         if taken < whole.len() {
                             self.counters.drop_one(DropReason::BackendUnasked);
                         }
-                        return self.pools[pool].end_request(nic, number, now_ns);
+                        return self.pools[pool].end_request(nic, number);
                     }
                     let connection = &mut self.pools[pool].connections[number];
                     match taken {
@@ -287,16 +263,14 @@ impl Backends {
             let Some(place) = connection.pipeline.pop() else {
                 return Err((status::PROTOCOL, DropReason::BackendUnasked));
             };
-            if connection.pipeline.places.is_empty() || !place.given_up {
-                connection.behind_since_ns = 0;
-            }
             if place.given_up && !mutants::on("answer_backend_twice") {
                 self.counters.drop_one(DropReason::BackendLate);
             } else {
                 self.answer(place.client, place.tag, status::OK, payload);
             }
             let connection = &mut self.pools[pool].connections[number];
-            (connection.served, connection.back_off_ns) = (true, BACK_OFF_NS_MIN);
+            connection.served = true;
+            connection.back_off.succeeded();
         }
     }
 
@@ -311,7 +285,7 @@ impl Backends {
         now_ns: u64,
     ) {
         let connection = &mut self.pools[pool].connections[number];
-        if let ConnectionState::Down { .. } = connection.state {
+        if connection.is_down() {
             return;
         }
         let was_up = connection.state == ConnectionState::Up;
@@ -319,9 +293,9 @@ impl Backends {
         let serves = was_up && (connection.served || first == status::TOO_LONG);
         nic.close(connection.key, Close::Reset);
         connection.reset_buffers();
-        match serves {
-            true => connection.state = ConnectionState::Down { retry_ns: now_ns },
-            false => connection.back_off(now_ns),
+        connection.state = ConnectionState::Down;
+        if !serves {
+            connection.back_off.failed(now_ns);
         }
         self.counters.backend_failures.one();
         let (mut status, others) = match (was_up, first) {
@@ -370,7 +344,7 @@ impl Backends {
     /// Times out requests and connection attempts.
     pub(super) fn expire_streams<N: Nic>(&mut self, nic: &mut N, now_ns: u64) {
         for pool in 0..self.pools.len() {
-            let attempt_ns = self.pools[pool].attempt_ns();
+            let patience_ns = patience_ns(self.pools[pool].timeout_ns);
             for number in 0..self.pools[pool].connections.len() {
                 let connection = &self.pools[pool].connections[number];
                 if self.pools[pool].per_request {
@@ -378,34 +352,23 @@ impl Backends {
                     continue;
                 }
                 let overdue = match connection.state {
-                    ConnectionState::Down { .. } => continue,
+                    ConnectionState::Down => continue,
                     ConnectionState::Connecting { deadline_ns } => deadline_ns <= now_ns,
-                    ConnectionState::Up => {
-                        let since_ns = connection.behind_since_ns;
-                        since_ns != 0 && since_ns + attempt_ns <= now_ns
-                    }
+                    ConnectionState::Up => connection.pipeline.is_behind(now_ns, patience_ns),
                 };
                 if overdue {
                     self.fail_backend(nic, pool, number, status::CLOSED, now_ns);
                     continue;
                 }
-                // Deadlines are in order, so the first one in the future ends the search.
-                for index in 0..self.pools[pool].connections[number].pipeline.places.len() {
-                    let connection = &mut self.pools[pool].connections[number];
-                    let place = &mut connection.pipeline.places[index];
-                    if place.deadline_ns > now_ns {
-                        break;
-                    }
-                    if connection.behind_since_ns == 0 {
-                        connection.behind_since_ns = now_ns.max(1);
-                    }
+                while let pipeline = &mut self.pools[pool].connections[number].pipeline
+                    && let Some(place) = pipeline.expire(now_ns)
+                {
+                    let Place { client, tag, given_up, .. } = *place;
+                    place.given_up = true;
                     if mutants::on("forget_late_answer") {
-                        let place = connection.pipeline.places.remove(index).expect("seen");
-                        self.answer(place.client, place.tag, status::TIMEOUT, &[]);
-                        break;
+                        pipeline.pop();
                     }
-                    if !std::mem::replace(&mut place.given_up, true) {
-                        let (client, tag) = (place.client, place.tag);
+                    if !given_up {
                         self.counters.backend_timeouts.one();
                         self.answer(client, tag, status::TIMEOUT, &[]);
                     }
@@ -413,13 +376,13 @@ impl Backends {
             }
         }
     }
+
     /// The same for a connection with one request: its time-out ends both.
     fn expire_request<N: Nic>(&mut self, nic: &mut N, pool: usize, number: usize, now_ns: u64) {
         let connection = &mut self.pools[pool].connections[number];
-        let due =
-            connection.pipeline.places.front().is_some_and(|place| place.deadline_ns <= now_ns);
+        let due = connection.pipeline.is_due(now_ns);
         let Some(place) = due.then(|| connection.pipeline.pop()).flatten() else { return };
-        self.pools[pool].end_request(nic, number, now_ns);
+        self.pools[pool].end_request(nic, number);
         if !place.given_up {
             self.counters.backend_timeouts.one();
             self.answer(place.client, place.tag, status::TIMEOUT, &[]);

@@ -170,7 +170,10 @@ impl TcpConnections {
             return;
         }
         let (closing, service) = (connection.closing, usize::from(connection.service));
-        if closing || !turn.delays_close(service, key) {
+        // Commands without an answer go to an upstream server even if what follows them cannot be parsed. Where there are none, a
+        // lost request without an error reply ends the connection at once.
+        let at_once = closing && turn.services[service].framing.fence().is_none();
+        if at_once || !turn.delays_close(service, key) {
             self.close_connection(turn, key, Close::Graceful);
         }
     }

@@ -217,7 +217,7 @@ impl<N: Nic> Turn<N> {
 
     /// The service is gone: closes its sockets.
     pub(crate) fn close_upstream(&mut self, share: &mut ServiceShare) {
-        let Self { nic, stream_keys, now_ns, .. } = self;
+        let Self { nic, stream_keys, upstream: batch, now_ns, .. } = self;
         let Some(upstream) = share.upstream.as_deref_mut() else { return };
         while let Some(flow) = upstream.flows.any() {
             let Some(closed) = upstream.flows.close(flow, *now_ns) else { return };
@@ -227,6 +227,7 @@ impl<N: Nic> Turn<N> {
         }
         for client in upstream.streams.clients() {
             if let Some(stream) = upstream.streams.remove(client) {
+                batch.streams -= 1;
                 nic.close(stream.key, Close::Reset);
                 stream_keys.free(stream.key);
             }

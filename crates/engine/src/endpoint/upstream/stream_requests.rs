@@ -5,7 +5,8 @@ use wire::framing::{Expects, Parsed};
 use wire::nic::{Close, Event, Nic, NicError, Read, Transport, Written};
 use wire::session::{Origin, ReplyTo};
 
-use super::streams::{OUTPUT_MAX, Place, State, Stream, patience_ns};
+use super::streams::{OUTPUT_MAX, Place, State, Stream};
+use crate::endpoint::pipeline::patience_ns;
 use crate::endpoint::set::Endpoints;
 use crate::endpoint::stream_keys::StreamOwner;
 use crate::schedule::Schedule;
@@ -47,13 +48,11 @@ impl<N: Nic> Turn<N> {
             let place = Place {
                 number: arrival.number,
                 expects: arrival.expects,
-                deadline_ns: *now_ns + timeout_ns,
                 len: payload.len() as u32,
                 fenced: fence.is_some(),
                 ended: false,
-                late: false,
             };
-            stream.pipeline.push(place, framing.mark(payload));
+            stream.pipeline.push(place, framing.mark(payload), *now_ns + timeout_ns);
         } else {
             stream.unanswered += 1;
         }
@@ -94,13 +93,13 @@ impl<N: Nic> Turn<N> {
     fn open_stream(&mut self, service: usize, client: &ReplyTo) -> Result<(), DropReason> {
         // Of a former client with the same key, whose service was another version of this one.
         self.close_stream(service, client.key);
-        let Self { services, nic, stream_keys, now_ns, .. } = self;
+        let Self { services, nic, stream_keys, upstream: batch, now_ns, .. } = self;
         let share = &mut services[service];
         let patience_ns = patience_ns(share.timeout_ns);
         let Some(upstream) = share.upstream.as_deref_mut() else {
             return Err(DropReason::UpstreamRefused);
         };
-        if !upstream.streams.may_connect(*now_ns) {
+        if !upstream.streams.back_off.may_try(*now_ns) {
             return Err(DropReason::UpstreamRefused);
         }
         let owner = StreamOwner::Upstream { service: service as u16, client: client.key };
@@ -110,20 +109,22 @@ impl<N: Nic> Turn<N> {
             return Err(match error {
                 NicError::Exhausted => DropReason::UpstreamFlows,
                 NicError::Refused(_) => {
-                    upstream.streams.back_off(*now_ns);
+                    upstream.streams.back_off.failed(*now_ns);
                     DropReason::UpstreamRefused
                 }
             });
         }
         upstream.streams.insert(Stream::new(*client, key, *now_ns + patience_ns));
+        batch.stream_opened();
         Ok(())
     }
 
     /// Closes the connection to the server and takes it out of the table. Its requests are no longer in flight.
     fn take_stream(&mut self, service: usize, client: u32) -> Option<Box<Stream>> {
-        let Self { services, nic, stream_keys, .. } = self;
+        let Self { services, nic, stream_keys, upstream: batch, .. } = self;
         let upstream = services[service].upstream.as_deref_mut()?;
         let stream = upstream.streams.remove(client)?;
+        batch.streams -= 1;
         let done = stream.pipeline.places.is_empty() && stream.pipeline.unwritten() == 0;
         nic.close(stream.key, if done { Close::Graceful } else { Close::Reset });
         stream_keys.free(stream.key);
@@ -149,7 +150,7 @@ impl<N: Nic> Turn<N> {
                 batch.to_write.push((service, client));
             }
             if connected {
-                upstream.streams.reset_back_off();
+                upstream.streams.back_off.succeeded();
             }
             return;
         }
@@ -333,19 +334,16 @@ impl Endpoints {
             if !is_fence && !stream.pipeline.fits(framing, answer) {
                 return Err(DropReason::BackendMismatch);
             }
-            let request = stream.request(&place, now_ns);
+            let (request, late) = (stream.request(&place, now_ns), stream.pipeline.is_late());
             if place.fenced && !is_fence {
                 stream.pipeline.places[0].ended = true;
             } else {
-                stream.pop();
-            }
-            if !place.late || stream.pipeline.places.is_empty() {
-                stream.behind_since_ns = 0;
+                stream.pipeline.pop();
             }
             *in_flight -= u64::from(!place.ended);
             match (is_fence, place.ended) {
                 (true, true) => {}
-                (false, true) if place.late => share.count_lost(DropReason::BackendLate, 1),
+                (false, true) if late => share.count_lost(DropReason::BackendLate, 1),
                 (false, true) => share.count_lost(DropReason::BackendUnasked, 1),
                 // The client asked for no answer, and gets none.
                 (_, false) if place.expects == Expects::Nothing => {
@@ -378,12 +376,15 @@ impl Endpoints {
         if let Some(upstream) = turn.services[service].upstream.as_deref_mut()
             && !was_up
         {
-            upstream.streams.back_off(now_ns);
+            upstream.streams.back_off.failed(now_ns);
         }
         // What it answered before comes first.
         self.deliver_shown(turn, service);
         turn.services[service].count_lost(reason, stream.unanswered);
-        for place in stream.take_places() {
+        while let Some(place) = stream.pipeline.pop() {
+            if place.ended {
+                continue;
+            }
             let request = stream.request(&place, now_ns);
             self.drop_request(turn, service, &request, reason);
         }
@@ -415,10 +416,9 @@ impl Endpoints {
             }
             let Some(stream) = turn.stream(service, client) else { continue };
             let resumes = stream.resumes_client();
-            let (behind_ns, state) = (stream.behind_since_ns, stream.state);
-            let is_behind = behind_ns != 0 && behind_ns + patience_ns <= now_ns;
+            let is_behind = stream.pipeline.is_behind(now_ns, patience_ns);
             let refused =
-                matches!(state, State::Connecting { deadline_ns } if deadline_ns <= now_ns);
+                matches!(stream.state, State::Connecting { deadline_ns } if deadline_ns <= now_ns);
             if resumes {
                 self.tcp.readable_again(client);
             }

@@ -14,22 +14,16 @@
 //! *The end of a client.* When a client sends nothing more, its connection stays until the server's host has taken all its requests, and those
 //! that may stay unanswered have ended.
 
-use std::collections::VecDeque;
-
 use wire::framing::Expects;
 use wire::nic::StreamKey;
 use wire::session::{Origin, ReplyTo, Request};
 
-use crate::endpoint::pipeline::Pipeline;
+use crate::endpoint::pipeline::{BackOff, Pipeline};
 
 /// Bytes that wait for the server, or for the client, before the other side is no longer read.
 pub(super) const OUTPUT_MAX: usize = 256 << 10;
 /// Requests in flight on one connection, and late ones, before the client is no longer read.
 const PLACES_MAX: usize = 4096;
-const BACK_OFF_NS_MIN: u64 = 10_000_000;
-const BACK_OFF_NS_MAX: u64 = 1_000_000_000;
-/// A connection attempt, or a server that is behind, has at least this long.
-const PATIENCE_NS_MIN: u64 = 1_000_000_000;
 /// A share of the connections looked at by each housekeeping for time-outs.
 const SWEEP_PARTS: usize = 32;
 
@@ -39,14 +33,11 @@ pub(super) struct Place {
     /// The client's number of it.
     pub(super) number: u64,
     pub(super) expects: Expects,
-    pub(super) deadline_ns: u64,
     pub(super) len: u32,
     /// It is followed by a fence.
     pub(super) fenced: bool,
     /// It has ended: it was answered, and its fence is waited for, or it has timed out.
     pub(super) ended: bool,
-    /// It has timed out.
-    pub(super) late: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,14 +61,10 @@ pub(super) struct Stream {
     pub(super) holds_client: bool,
     /// The client sends nothing more, and its connection closes when nothing is [pending](Self::is_pending).
     pub(super) delays_close: bool,
-    /// How many places are late. They are the first ones.
-    late: usize,
     /// Requests in the output that get no answer and no fence: they end when the output has been written.
     pub(super) unanswered: u64,
     /// It broke.
     pub(super) failed: bool,
-    /// Since when the oldest request has been late; 0: it is not.
-    pub(super) behind_since_ns: u64,
 }
 
 impl Stream {
@@ -91,10 +78,8 @@ impl Stream {
             is_dirty: false,
             holds_client: false,
             delays_close: false,
-            late: 0,
             unanswered: 0,
             failed: false,
-            behind_since_ns: 0,
         }
     }
 
@@ -110,24 +95,12 @@ impl Stream {
         }
     }
 
-    /// Ends the oldest request whose time is over, unless it has ended; it keeps its place.
+    /// Ends the next request whose time is over, unless it has ended; it keeps its place.
     pub(super) fn expire(&mut self, now_ns: u64) -> Option<Place> {
-        // Deadlines grow along the line, so those that are late come first.
-        let first = self.pipeline.places.get_mut(self.late);
-        let place = first.filter(|place| place.deadline_ns <= now_ns)?;
+        let place = self.pipeline.expire(now_ns)?;
         let before = *place;
-        (place.ended, place.late) = (true, true);
-        self.late += 1;
-        if self.behind_since_ns == 0 {
-            self.behind_since_ns = now_ns.max(1);
-        }
+        place.ended = true;
         Some(before)
-    }
-
-    /// Takes the oldest place.
-    pub(super) fn pop(&mut self) {
-        let place = self.pipeline.pop();
-        self.late -= usize::from(place.is_some_and(|place| place.late));
     }
 
     /// Whether the client may send another request.
@@ -137,7 +110,7 @@ impl Stream {
 
     /// Whether requests have not been written, or may still be answered.
     pub(super) fn is_pending(&self) -> bool {
-        self.pipeline.unwritten() > 0 || self.pipeline.places.len() > self.late
+        self.pipeline.unwritten() > 0 || self.pipeline.timely() > 0
     }
 
     /// Whether the client's connection has something to do that it waited for.
@@ -154,14 +127,6 @@ impl Stream {
         let places = self.pipeline.places.iter().filter(|place| !place.ended).count();
         places as u64 + self.unanswered
     }
-
-    /// Takes all requests that have not ended.
-    pub(super) fn take_places(&mut self) -> VecDeque<Place> {
-        self.late = 0;
-        let mut places = std::mem::take(&mut self.pipeline.places);
-        places.retain(|place| !place.ended);
-        places
-    }
 }
 
 /// The connections of one proxy on one worker, by the key of the client's.
@@ -170,9 +135,8 @@ pub(super) struct Streams {
     by_client: Vec<Option<Box<Stream>>>,
     /// Requests in flight.
     in_flight: u64,
-    /// No connection is tried before.
-    retry_ns: u64,
-    back_off_ns: u64,
+    /// Of attempts for all clients.
+    pub(super) back_off: BackOff,
     sweep_at: usize,
 }
 
@@ -219,31 +183,6 @@ impl Streams {
         self.sweep_at = first + count.div_ceil(SWEEP_PARTS);
         first as u32..self.sweep_at.min(count) as u32
     }
-
-    /// Whether a connection may be tried.
-    pub(super) fn may_connect(&self, now_ns: u64) -> bool {
-        now_ns >= self.retry_ns
-    }
-
-    /// An attempt has failed: the next one waits, twice as long each time.
-    pub(super) fn back_off(&mut self, now_ns: u64) {
-        if now_ns < self.retry_ns {
-            // Of an attempt that began before another one failed.
-            return;
-        }
-        self.back_off_ns = (2 * self.back_off_ns).clamp(BACK_OFF_NS_MIN, BACK_OFF_NS_MAX);
-        self.retry_ns = now_ns + self.back_off_ns;
-    }
-
-    /// An attempt has succeeded.
-    pub(super) fn reset_back_off(&mut self) {
-        (self.retry_ns, self.back_off_ns) = (0, 0);
-    }
-}
-
-/// How long an attempt, or a server that is behind, has.
-pub(super) fn patience_ns(timeout_ns: u64) -> u64 {
-    (10 * timeout_ns).max(PATIENCE_NS_MIN)
 }
 
 #[cfg(test)]
@@ -253,43 +192,37 @@ mod tests {
 
     use super::*;
 
-    fn place(number: u64, deadline_ns: u64) -> Place {
-        let expects = Expects::Nothing;
-        Place { number, expects, deadline_ns, len: 1, fenced: true, ended: false, late: false }
+    fn stream() -> Stream {
+        let client = ReplyTo { endpoint: EndpointKind::Tcp, worker: 0, key: 0, generation: 0 };
+        Stream::new(client, StreamKey::default(), 0)
+    }
+
+    fn place(number: u64) -> Place {
+        Place { number, expects: Expects::Nothing, len: 1, fenced: true, ended: false }
     }
 
     #[test]
-    fn late_places_are_counted_from_the_front() {
-        let client = ReplyTo { endpoint: EndpointKind::Tcp, worker: 0, key: 0, generation: 0 };
-        let mut stream = Stream::new(client, StreamKey::default(), 0);
-        for number in 0..4 {
-            stream.pipeline.push(place(number, 10 * (number + 1)), b"");
-        }
-        assert_eq!(stream.expire(9).map(|place| place.number), None);
-        assert_eq!(stream.expire(25).map(|place| place.number), Some(0));
-        stream.pop();
-        assert_eq!(stream.expire(25).map(|place| place.number), Some(1));
-        assert_eq!(stream.expire(25).map(|place| place.number), None);
-        assert_eq!((stream.late, stream.in_flight(), stream.is_pending()), (1, 2, true));
-        while stream.expire(100).is_some() {}
-        // A late place does not delay the close: its answer may never come.
-        assert_eq!((stream.late, stream.in_flight(), stream.is_pending()), (3, 0, false));
-        (0..3).for_each(|_| stream.pop());
-        assert_eq!(stream.late, 0);
+    fn a_late_place_is_not_in_flight_and_does_not_delay_the_close() {
+        let mut stream = stream();
+        (0..2).for_each(|number| stream.pipeline.push(place(number), b"", 10 * (number + 1)));
+        assert_eq!(stream.expire(15).map(|place| (place.number, place.ended)), Some((0, false)));
+        assert_eq!((stream.in_flight(), stream.is_pending()), (1, true));
+        assert!(stream.expire(15).is_none() && stream.expire(25).is_some());
+        // Its answer may never come.
+        assert_eq!((stream.in_flight(), stream.is_pending()), (0, false));
     }
 
     #[test]
     fn too_many_places_hold_the_client_until_one_is_taken() {
-        let client = ReplyTo { endpoint: EndpointKind::Tcp, worker: 0, key: 0, generation: 0 };
-        let mut stream = Stream::new(client, StreamKey::default(), 0);
+        let mut stream = stream();
         for number in 0..PLACES_MAX as u64 {
             assert!(stream.has_room());
-            stream.pipeline.push(place(number, 1), b"");
+            stream.pipeline.push(place(number), b"", 1);
         }
         assert!(!stream.has_room());
         stream.holds_client = true;
         assert!(!stream.resumes_client());
-        stream.pop();
+        stream.pipeline.pop();
         assert!(stream.resumes_client() && !stream.holds_client);
     }
 }
