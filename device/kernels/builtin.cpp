@@ -3,9 +3,11 @@
 #include "echo.cpp"
 #include "faces.cpp"
 #include "lenet.cpp"
+#include "matmul.cpp"
 #include "scale.cpp"
 #include "sockperf.cpp"
 #include "spin.cpp"
+#include "stream_echo.cpp"
 
 #if !SERVAL_CUDA
 // For a runtime in this program: the sink of all its blocks, for kernels of any library. Null on failure, see errno.

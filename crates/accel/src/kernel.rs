@@ -363,7 +363,17 @@ mod tests {
     #[test]
     fn built_in_kernels_are_found_by_name() {
         let names = Kernel::builtins();
-        for name in ["echo", "scale", "spin", "delay", "sockperf", "lenet", "faces"] {
+        for name in [
+            "echo",
+            "scale",
+            "spin",
+            "delay",
+            "sockperf",
+            "lenet",
+            "faces",
+            "matmul",
+            "stream_echo",
+        ] {
             assert!(names.iter().any(|known| known == name), "{name} is missing in {names:?}");
             assert_eq!(Kernel::find(name).unwrap().name(), name);
         }

@@ -250,15 +250,19 @@ timeout_ms = 100
 in_flight = 256
 max_message_bytes = 2048
 sockets = "persistent"
-[[service.socket]]
-name = "peers"
-listen = "tcp://127.0.0.1:9003"
 [[service.function]]
 name = "limits"
 function = "threshold"
 params = {}
 on_failure = "closed"
 deadline_us = 50000
+[[service]]
+name = "streams"
+accelerator = "acc0"
+kernel = "stream_echo"
+[[service.socket]]
+name = "peers"
+listen = "tcp://127.0.0.1:9003"
 "#;
 
 #[test]

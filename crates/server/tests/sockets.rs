@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, address, eventually, start, tcp_client, topology};
+use common::{PATIENCE, address, eventually, start, tcp_client, topology, topology_on};
 use engine::topology::{
-    Accelerator, AcceleratorKind, DeviceSpec, HEARTBEAT_MS, Launch, Service, SocketSpec, Topology,
+    Accelerator, AcceleratorKind, CpuPlacement, DeviceSpec, HEARTBEAT_MS, Launch, Service,
+    SocketSpec, Topology,
 };
 use mqueue::abi::{SocketMessage, kind, reason, socket_event, socket_op, status, stop};
 use mqueue::{ByteReader, ByteWriter, Consumer, Head, MappedMemory, Producer, Region, Words};
@@ -345,6 +346,96 @@ fn blocks_echo_streams_of_any_length_and_the_books_balance() {
     assert_eq!((counted.socket_written_bytes, counted.socket_unsent_bytes), (total, 0));
     assert_eq!(scene.ends(End::Closed), 5);
     assert_eq!(counted.socket_bad_commands, 0);
+}
+
+/// A server with a built-in kernel on host cores.
+fn builtin(kernel: &str, placement: CpuPlacement, change: impl FnOnce(&mut Topology)) -> Server {
+    let mut service = Service::new("streams", Vec::new(), kernel);
+    service.sockets = vec![SocketSpec::Listen(([127, 0, 0, 1], 0).into())];
+    let mut wanted = topology_on(placement, vec![service]);
+    change(&mut wanted);
+    start(wanted)
+}
+
+fn placements() -> [CpuPlacement; 2] {
+    [CpuPlacement::Worker, CpuPlacement::Threads { threads: 2, cores: Vec::new() }]
+}
+
+#[test]
+fn the_echo_kernel_serves_many_connections_on_every_placement() {
+    for placement in placements() {
+        let server = builtin("stream_echo", placement, |_| {});
+        thread::scope(|scope| {
+            for client in 0..24 {
+                let stream = tcp_client(address(&server, 0));
+                scope.spawn(move || {
+                    let bytes = pattern(1 + 9973 * client);
+                    assert!(echoed(stream, &bytes) == bytes, "client {client}");
+                });
+            }
+        });
+        eventually("all are closed", || {
+            server.metrics().service(0).socket_ends[End::Closed as usize] == 24
+        });
+        let counted = server.metrics().service(0);
+        assert_eq!(counted.socket_received_bytes, counted.socket_sent_bytes);
+        assert_eq!((counted.socket_unread_bytes, counted.socket_unsent_bytes), (0, 0));
+    }
+}
+
+#[test]
+fn an_idle_connection_does_not_keep_others_from_being_accepted() {
+    let thread = CpuPlacement::Threads { threads: 1, cores: Vec::new() };
+    for placement in [CpuPlacement::Worker, thread] {
+        let server = builtin("stream_echo", placement, |topology| {
+            topology.services[0].mqueues = 1;
+        });
+        let mut first = tcp_client(address(&server, 0));
+        first.write_all(b"a").unwrap();
+        first.read_exact(&mut [0]).unwrap();
+        // The block waits for bytes of the first one.
+        let mut second = tcp_client(address(&server, 0));
+        second.write_all(b"b").unwrap();
+        second.read_exact(&mut [0]).unwrap();
+        first.write_all(b"c").unwrap();
+        first.read_exact(&mut [0]).unwrap();
+    }
+}
+
+fn product(stream: &mut TcpStream, n: usize, a: &[f32], b: &[f32]) -> Vec<f32> {
+    let mut request = (n as u32).to_le_bytes().to_vec();
+    request.extend(a.iter().chain(b).flat_map(|number| number.to_le_bytes()));
+    let mut writer = stream.try_clone().unwrap();
+    let mut answer = vec![0; 4 * n * n];
+    thread::scope(|scope| {
+        scope.spawn(move || writer.write_all(&request).unwrap());
+        stream.read_exact(&mut answer).unwrap();
+    });
+    answer.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
+#[test]
+fn the_product_kernel_multiplies_matrices_of_every_size() {
+    for placement in placements() {
+        let server = builtin("matmul", placement, |topology| topology.services[0].mqueues = 2);
+        let mut stream = tcp_client(address(&server, 0));
+        for n in [1, 2, 31, 32, 33, 64, 100] {
+            // Small whole numbers: every sum is exact.
+            let a: Vec<f32> = (0..n * n).map(|i| (i % 7) as f32 - 3.0).collect();
+            let b: Vec<f32> = (0..n * n).map(|i| (i % 5) as f32 - 2.0).collect();
+            let c = product(&mut stream, n, &a, &b);
+            for i in 0..n {
+                for j in 0..n {
+                    let sum: f32 = (0..n).map(|k| a[i * n + k] * b[k * n + j]).sum();
+                    assert_eq!(c[i * n + j], sum, "n {n}, row {i}, column {j}");
+                }
+            }
+        }
+        // Another size ends the connection.
+        stream.write_all(&513u32.to_le_bytes()).unwrap();
+        assert!(stream.read(&mut [0]).map_or(true, |count| count == 0));
+        drop(server);
+    }
 }
 
 #[test]

@@ -39,7 +39,7 @@ SERVAL_INLINE Shared<WARPS>& shared() {
 
 // Runs the block of row threadIdx.y among the WARPS blocks of a CUDA block: its threads are one warp, and the library treats it
 // as a block that is its own crew.
-template <void (*KERNEL)(Block&, Mqueue&), unsigned WARPS>
+template <void (*KERNEL)(Block&, Mqueue&), unsigned WARPS, bool SOCKETS = false>
 SERVAL_DEVICE void run_block(const serval_block_args* given) {
     constexpr unsigned BACKENDS_MAX = Shared<WARPS>::BACKENDS_MAX;
     extern __shared__ __align__(16) unsigned char shared_staging[];
@@ -52,7 +52,7 @@ SERVAL_DEVICE void run_block(const serval_block_args* given) {
         serval_block_args args = *given;
         Place place;
         go = false;
-        if (find_place(place, args)) {
+        if (find_place(place, args, SOCKETS)) {
             uint32_t shared_bytes;
             asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(shared_bytes));
             if (shared_bytes >= args.staging_bytes * blockDim.y)
@@ -79,23 +79,23 @@ SERVAL_DEVICE void run_block(const serval_block_args* given) {
 }
 
 // A block of one warp has code of its own: without barriers and the branches around them, a message takes a twentieth less time.
-template <void (*KERNEL)(Block&, Mqueue&)>
+template <void (*KERNEL)(Block&, Mqueue&), bool SOCKETS = false>
 SERVAL_INLINE void run_sized(const serval_block_args* given) {
     if (blockDim.x == CREW_SIZE) {
         __builtin_assume(blockDim.x == CREW_SIZE && threadIdx.x < CREW_SIZE);
-        run_block<KERNEL, 1>(given);
+        run_block<KERNEL, 1, SOCKETS>(given);
     } else {
-        run_block<KERNEL, 1>(given);
+        run_block<KERNEL, 1, SOCKETS>(given);
     }
 }
 
 #else
 
 // Not inlined, so that the backends are on its stack frame.
-template <void (*KERNEL)(Block&, Mqueue&), unsigned>
+template <void (*KERNEL)(Block&, Mqueue&), unsigned, bool SOCKETS = false>
 __attribute__((noinline)) void run_block(const serval_block_args* given) {
     Place place;
-    if (!find_place(place, *given)) return;
+    if (!find_place(place, *given, SOCKETS)) return;
     serval_block_args args = *given;
     Block block;
     Mqueue mqueue;

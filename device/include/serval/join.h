@@ -60,9 +60,15 @@ inline SERVAL_DEVICE bool is_rx(const EntryName& name) {
     return name.kind == SERVAL_RING_SERVER_RX || name.kind == SERVAL_RING_CLIENT_RX;
 }
 
-// Must this library refuse the region, because the entry is required and unknown?
-inline SERVAL_DEVICE bool is_refused(const EntryName& name) {
-    return !is_of_mqueue(name) && (name.flags & SERVAL_RING_REQUIRED) != 0;
+// Is it the entry of a ring of sockets, in a version that this library supports? Only kernels with sockets take them.
+inline SERVAL_DEVICE bool is_of_sockets(const EntryName& name) {
+    if (name.kind == SERVAL_RING_SOCKET_RX || name.kind == SERVAL_RING_SOCKET_TX) return name.version == SERVAL_RING_VERSION_MQUEUE;
+    return (name.kind == SERVAL_RING_STREAM_RX || name.kind == SERVAL_RING_STREAM_TX) && name.version == SERVAL_RING_VERSION_STREAM;
+}
+
+// Must this library refuse the region, because the entry is required, and unknown or not taken?
+inline SERVAL_DEVICE bool is_refused(const EntryName& name, bool takes_sockets = false) {
+    return !is_of_mqueue(name) && !(takes_sockets && is_of_sockets(name)) && (name.flags & SERVAL_RING_REQUIRED) != 0;
 }
 
 // Fills in `ring` from the directory's entry; false if this block cannot serve the entry.
@@ -173,14 +179,15 @@ struct Place {
     serval_block_words* words;
 };
 
-// Number of mqueues that the block's entries describe; 0 if a required one is unknown, if one belongs to another block, or if
+// Number of server and client mqueues that the block's entries describe; 0 if a required one is unknown, if one belongs to another block, or if
 // they cannot form mqueues. Opening the mqueues checks that each has both rings.
-inline SERVAL_DEVICE uint32_t count_mqueues(const Layout& layout, uint32_t block, uint32_t first, uint32_t count) {
+inline SERVAL_DEVICE uint32_t count_mqueues(const Layout& layout, uint32_t block, uint32_t first, uint32_t count, bool takes_sockets) {
     if (!within(first, count, layout.ring_count)) return 0;
     uint32_t rings = 0;
     for (uint32_t i = 0; i < count; i++) {
         const EntryName name = layout.name(uint64_t{first} + i);
-        if (is_refused(name) || (is_of_mqueue(name) && name.block != block)) return 0;
+        const bool is_known = is_of_mqueue(name) || (takes_sockets && is_of_sockets(name));
+        if (is_refused(name, takes_sockets) || (is_known && name.block != block)) return 0;
         rings += is_of_mqueue(name);
     }
     return rings % 2 == 0 && rings / 2 <= 1 + SERVAL_BACKENDS_MAX ? rings / 2 : 0;
@@ -190,17 +197,17 @@ inline SERVAL_DEVICE uint32_t count_mqueues(const Layout& layout, uint32_t block
 inline SERVAL_DEVICE uint64_t find_ring(const Place& place, unsigned kind, uint32_t index) {
     for (uint32_t i = 0; i < place.count; i++) {
         const EntryName name = place.layout.name(uint64_t{place.first} + i);
-        if (name.kind == kind && name.index == index && is_of_mqueue(name)) return place.layout.entry(uint64_t{place.first} + i);
+        if (name.kind == kind && name.index == index && (is_of_mqueue(name) || is_of_sockets(name))) return place.layout.entry(uint64_t{place.first} + i);
     }
     return 0;
 }
 
 // Finds the block's words and entries. False if the region is too broken to report why the block refuses.
-inline SERVAL_DEVICE bool find_place(Place& place, const serval_block_args& args) {
+inline SERVAL_DEVICE bool find_place(Place& place, const serval_block_args& args, bool takes_sockets = false) {
     if (!find_layout(place.layout, args.region, args.region_bytes) || args.block >= place.layout.block_count) return false;
     place.first = args.ring_first;
     place.count = args.ring_count;
-    place.mqueue_count = count_mqueues(place.layout, args.block, place.first, place.count);
+    place.mqueue_count = count_mqueues(place.layout, args.block, place.first, place.count, takes_sockets);
     place.words = reinterpret_cast<serval_block_words*>(place.layout.region + place.layout.blocks) + args.block;
     return true;
 }

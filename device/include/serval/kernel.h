@@ -74,12 +74,17 @@ constexpr uint64_t NO_DEADLINE = SERVAL_NO_DEADLINE;
 class Block;
 class Mqueue;
 class Backend;
+class Sockets;  // sockets.h
+class Listener;
+class Socket;
 namespace detail {
 class Channel;
 struct Inspector;  // defined by tests that break the rules intentionally
-template <void (*KERNEL)(Block&, Mqueue&), unsigned WARPS>
+template <void (*KERNEL)(Block&, Mqueue&), unsigned WARPS, bool SOCKETS>
 SERVAL_DEVICE void run_block(const serval_block_args* args);
 }  // namespace detail
+template <void (*KERNEL)(Block&, Mqueue&, Sockets&)>
+SERVAL_DEVICE void run_with_sockets(Block& block, Mqueue& mqueue);
 
 // A received message; false in a condition if there is none.
 class Message {
@@ -99,6 +104,7 @@ class Message {
 
   private:
     friend class Mqueue;
+    friend class Sockets;
     friend class detail::Channel;
     friend struct detail::Inspector;
     const uint8_t* data_ = nullptr;
@@ -151,9 +157,14 @@ class Block {
   private:
     friend class Mqueue;
     friend class Backend;
+    friend class Sockets;
+    friend class Listener;
+    friend class Socket;
+    template <void (*KERNEL)(Block&, Mqueue&, Sockets&)>
+    friend SERVAL_DEVICE void run_with_sockets(Block& block, Mqueue& mqueue);
     friend class detail::Channel;
     friend struct detail::Inspector;
-    template <void (*KERNEL)(Block&, Mqueue&), unsigned WARPS>
+    template <void (*KERNEL)(Block&, Mqueue&), unsigned WARPS, bool SOCKETS>
     friend SERVAL_DEVICE void detail::run_block(const serval_block_args* args);
 
     inline SERVAL_DEVICE void open(const serval_block_args& args, const detail::Place& place);
@@ -209,9 +220,14 @@ class Channel {
   private:
     friend class serval::Mqueue;
     friend class serval::Backend;
+    friend class serval::Sockets;
+    template <void (*KERNEL)(Block&, Mqueue&, Sockets&)>
+    friend SERVAL_DEVICE void serval::run_with_sockets(Block& block, Mqueue& mqueue);
     friend struct Inspector;
 
     inline SERVAL_DEVICE bool open(const serval_block_args& args, const Place& place, unsigned i);
+    inline SERVAL_DEVICE bool open_rings(const serval_block_args& args, const Place& place, unsigned i, unsigned rx_kind, unsigned tx_kind,
+                                         uint32_t index);
     SERVAL_INLINE Message recv(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, bool asks);
     SERVAL_CALL bool await(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, Header& h, unsigned tries, bool asks_first);
     SERVAL_INLINE bool send(Block& block, const Header& h, const uint8_t* data);
@@ -319,7 +335,7 @@ class Mqueue {
 
   private:
     friend struct detail::Inspector;
-    template <void (*KERNEL)(Block&, Mqueue&), unsigned WARPS>
+    template <void (*KERNEL)(Block&, Mqueue&), unsigned WARPS, bool SOCKETS>
     friend SERVAL_DEVICE void detail::run_block(const serval_block_args* args);
 
     inline SERVAL_DEVICE bool open(Block& block, const serval_block_args& args, const detail::Place& place, Backend* backends);

@@ -237,7 +237,12 @@ inline SERVAL_DEVICE bool Channel::open(const serval_block_args& args, const Pla
     const bool server = i == 0;
     const unsigned rx_kind = server ? SERVAL_RING_SERVER_RX : SERVAL_RING_CLIENT_RX;
     const unsigned tx_kind = server ? SERVAL_RING_SERVER_TX : SERVAL_RING_CLIENT_TX;
-    const uint32_t index = server ? 0 : i - 1;
+    return open_rings(args, place, i, rx_kind, tx_kind, server ? 0 : i - 1);
+}
+
+// The rings of these kinds, as number `i` of the block's mqueues.
+inline SERVAL_DEVICE bool Channel::open_rings(const serval_block_args& args, const Place& place, unsigned i, unsigned rx_kind, unsigned tx_kind,
+                                              uint32_t index) {
     const uint64_t rx_entry = find_ring(place, rx_kind, index), tx_entry = find_ring(place, tx_kind, index);
     if (rx_entry == 0 || tx_entry == 0) return false;
     const Layout& layout = place.layout;
@@ -247,7 +252,7 @@ inline SERVAL_DEVICE bool Channel::open(const serval_block_args& args, const Pla
     in_ = reinterpret_cast<uint8_t*>(args.staging) + static_cast<uint64_t>(2 * i) * args.staging_stride;
     out_ = in_ + args.staging_stride;
     out_bytes_ = args.staging_stride;
-    is_server_ = server;
+    is_server_ = i == 0;
     polls_ = 0;
 #if SERVAL_CUDA
     brief_from_ = layout.block_count <= BLOCKS_OF_WHOLE_LOOKS ? ~0u : LONG_TRIES;

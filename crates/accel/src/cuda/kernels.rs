@@ -133,7 +133,7 @@ impl Image {
     pub(super) fn threads(&self) -> u32 {
         match self.name.as_str() {
             "echo" | "sockperf" | "delay" | "spin" => 32,
-            "lenet" | "faces" => 256,
+            "lenet" | "faces" | "matmul" => 256,
             _ => 128,
         }
     }

@@ -27,6 +27,8 @@ pub struct Builtin {
     pub reply_bytes: Option<u32>,
     /// Backends it needs.
     pub backends: u32,
+    /// Stream sockets that it listens at.
+    pub sockets: u32,
 }
 
 /// Maximum length of the name of an external program's kernel.
@@ -43,6 +45,7 @@ pub const BUILTINS: &[Builtin] = &[
         request_bytes: None,
         reply_bytes: None,
         backends: 0,
+        sockets: 0,
     },
     Builtin {
         name: "sockperf",
@@ -51,6 +54,7 @@ pub const BUILTINS: &[Builtin] = &[
         request_bytes: None,
         reply_bytes: None,
         backends: 0,
+        sockets: 0,
     },
     Builtin {
         name: "spin",
@@ -59,6 +63,7 @@ pub const BUILTINS: &[Builtin] = &[
         request_bytes: None,
         reply_bytes: None,
         backends: 0,
+        sockets: 0,
     },
     Builtin {
         name: "delay",
@@ -67,6 +72,7 @@ pub const BUILTINS: &[Builtin] = &[
         request_bytes: None,
         reply_bytes: None,
         backends: 0,
+        sockets: 0,
     },
     Builtin {
         name: "scale",
@@ -75,6 +81,7 @@ pub const BUILTINS: &[Builtin] = &[
         request_bytes: None,
         reply_bytes: None,
         backends: 0,
+        sockets: 0,
     },
     Builtin {
         name: "lenet",
@@ -83,6 +90,7 @@ pub const BUILTINS: &[Builtin] = &[
         request_bytes: Some(784),
         reply_bytes: Some(44),
         backends: 0,
+        sockets: 0,
     },
     Builtin {
         name: "faces",
@@ -92,6 +100,25 @@ pub const BUILTINS: &[Builtin] = &[
         request_bytes: Some(1036),
         reply_bytes: Some(8),
         backends: 1,
+        sockets: 0,
+    },
+    Builtin {
+        name: "stream_echo",
+        summary: "sends back every byte of a connection: a server with stream sockets",
+        params: &[],
+        request_bytes: None,
+        reply_bytes: None,
+        backends: 0,
+        sockets: 1,
+    },
+    Builtin {
+        name: "matmul",
+        summary: "multiplies matrices: a connection sends u32 LE n and 2 n*n float32 LE, and gets n*n float32 LE",
+        params: &[],
+        request_bytes: None,
+        reply_bytes: None,
+        backends: 0,
+        sockets: 1,
     },
 ];
 

@@ -58,7 +58,7 @@ function = "threshold"
 [[service]]
   name = "streams"
   accelerator = "worker"
-  kernel = "echo"
+  kernel = "stream_echo"
 [[service.socket]]
   name = "peers"
   listen = "tcp://127.0.0.1:9003"

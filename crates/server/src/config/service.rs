@@ -97,6 +97,7 @@ pub(super) fn read(
     check_kinds(report, at, &service, &kinds);
     service.functions = read_functions(report, at, context.base, &service);
     service.sockets = read_sockets(report, at);
+    check_sockets(report, at, &service, kernel);
     (service, (section.finish(report), backend_places))
 }
 
@@ -487,6 +488,36 @@ fn check_backend_count(
             format!("the kernel \"{}\" needs a backend, and the service has none", builtin.name);
         let right = "add [[service.backend]] with name and connect below this service";
         report.problem(Problem::new(section.place("kernel"), what, right));
+    }
+}
+
+/// Rejects a service whose built-in kernel has no use for its sockets, or needs some.
+fn check_sockets(
+    report: &mut Report<'_>,
+    section: &Section<'_>,
+    service: &Service,
+    kernel: Option<&Builtin>,
+) {
+    let Some(builtin) = kernel else { return };
+    let listens = service.sockets.iter().any(|socket| socket.listens());
+    let name = builtin.name;
+    if builtin.sockets > 0 && !listens {
+        let what =
+            format!("the kernel \"{name}\" needs a socket to listen at, and the service has none");
+        let right = "add [[service.socket]] with name and listen below this service";
+        report.problem(Problem::new(section.place("kernel"), what, right));
+    }
+    if builtin.sockets == 0 && !service.sockets.is_empty() {
+        let what = format!("the kernel \"{name}\" has no sockets, and the service has some");
+        let right = "remove [[service.socket]], or choose a kernel with sockets";
+        report.problem(Problem::new(section.place("kernel"), what, right));
+    }
+    if builtin.sockets > 0 && !(service.listen.is_empty() && service.memory_ports.is_empty()) {
+        let what = format!(
+            "the kernel \"{name}\" answers no messages, and the service has ports for them"
+        );
+        let right = "remove `listen`";
+        report.problem(Problem::new(section.place("listen"), what, right));
     }
 }
 
