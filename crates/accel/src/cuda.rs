@@ -21,6 +21,7 @@ mod driver;
 mod gpu;
 mod kernels;
 pub mod occupancy;
+mod staging;
 mod watch;
 
 use std::borrow::Cow;
@@ -31,6 +32,7 @@ pub use gpu::{CudaAccelerator, Ended, FoundGpu, Gpu, Options, Service, survey};
 use kernels::WARP_BACKENDS_MAX;
 pub use kernels::{built_in, built_in_for, check_builtin, check_image};
 use mqueue::abi::ABI_VERSION;
+pub use staging::{StagedArray, Transfer};
 
 /// The driver's error code for a GPU that another process uses exclusively.
 const UNAVAILABLE: i32 = 46;

@@ -43,6 +43,9 @@ pub enum Reason {
     /// Another rank sent garbage.
     #[error("rank {0} sent something that is not the protocol of collectives")]
     Garbage(usize),
+    /// A copy from or to the memory of a rank's accelerator failed.
+    #[error("rank {0} cannot copy its accelerator's memory")]
+    Copy(usize),
 }
 
 /// Why a call failed. After any of them but [`Self::Argument`] the group cannot be used any more: create another one.
@@ -80,6 +83,14 @@ pub enum CollectiveError {
         /// How long.
         limit: Duration,
     },
+    /// A copy from or to the memory of this rank's accelerator failed.
+    #[error("rank {rank} cannot copy its accelerator's memory: {why}")]
+    Copy {
+        /// This rank.
+        rank: usize,
+        /// Why.
+        why: String,
+    },
     /// An earlier call failed.
     #[error("the group ended in an earlier call: {0}; create a new group")]
     Over(Box<Self>),
@@ -104,6 +115,7 @@ impl CollectiveError {
             Self::Lost(Loss::Garbage(_)) => "protocol",
             Self::Disagreement { .. } => "disagreement",
             Self::Deadline { .. } => "deadline",
+            Self::Copy { .. } => "copy",
             Self::Over(_) => "over",
             Self::Forming { .. } => "forming",
         }
@@ -119,6 +131,7 @@ impl CollectiveError {
             Self::Lost(Loss::Garbage(rank)) => Some(Reason::Garbage(*rank)),
             Self::Disagreement { rank, .. } => Some(Reason::Disagreement(*rank)),
             Self::Deadline { rank, .. } => Some(Reason::Deadline(*rank)),
+            Self::Copy { rank, .. } => Some(Reason::Copy(*rank)),
             Self::Argument(_) | Self::Over(_) | Self::Forming { .. } => None,
         }
     }

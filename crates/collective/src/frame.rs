@@ -233,6 +233,7 @@ impl Notice {
             Self::End(Reason::Deadline(rank)) => (3, rank),
             Self::End(Reason::Garbage(rank)) => (4, rank),
             Self::Wake => (5, 0),
+            Self::End(Reason::Copy(rank)) => (6, rank),
         };
         [CONTROL, code, rank as u8, 0, 0, 0, 0, 0]
     }
@@ -251,6 +252,7 @@ impl Notice {
             3 => Some(Self::End(Reason::Deadline(rank))),
             4 => Some(Self::End(Reason::Garbage(rank))),
             5 if rank == 0 => Some(Self::Wake),
+            6 => Some(Self::End(Reason::Copy(rank))),
             _ => None,
         }
     }
@@ -299,6 +301,7 @@ mod tests {
             Notice::End(Reason::Disagreement(1)),
             Notice::End(Reason::Deadline(0)),
             Notice::End(Reason::Garbage(2)),
+            Notice::End(Reason::Copy(3)),
         ] {
             assert_eq!(Notice::decode(&notice.encode()), Some(notice));
         }

@@ -64,15 +64,20 @@ impl<T: Transport> Group<T> {
     /// Replaces `data` by the sum over all ranks, element by element. `data` is an array of `element` (float32 or int32) in the
     /// machine's byte order; its length and type are the same on all ranks. The result has the same bits on all of them.
     pub fn all_reduce(&mut self, element: Element, data: &mut [u8]) -> Result<(), CollectiveError> {
+        Self::check_all_reduce(element, data.len())?;
+        self.run(Operation::AllReduce, element, data, None)
+    }
+
+    pub(crate) fn check_all_reduce(element: Element, bytes: usize) -> Result<(), CollectiveError> {
         let argument = |why: String| Err(CollectiveError::Argument(why));
         if element == Element::Byte {
             return argument("an all-reduce needs float32 or int32 elements, not bytes".to_owned());
         }
-        if data.len() % element.bytes() != 0 {
-            let (bytes, name) = (data.len(), element.name());
+        if bytes % element.bytes() != 0 {
+            let name = element.name();
             return argument(format!("{bytes} bytes are not an array of {name}"));
         }
-        self.run(Operation::AllReduce, element, data)
+        Ok(())
     }
 
     /// Replaces `data` by the data of the rank `root`; its length is the same on all ranks. The root's call ends when its data is
@@ -82,24 +87,23 @@ impl<T: Transport> Group<T> {
             let last = self.ranks - 1;
             return Err(CollectiveError::Argument(format!("the root {root} is not in 0..={last}")));
         }
-        self.run(Operation::Broadcast { root }, Element::Byte, data)
+        self.run(Operation::Broadcast { root }, Element::Byte, data, None)
     }
 
     /// Returns after all ranks have called it.
     pub fn barrier(&mut self) -> Result<(), CollectiveError> {
-        self.run(Operation::Barrier, Element::Byte, &mut [])
+        self.run(Operation::Barrier, Element::Byte, &mut [], None)
     }
 
-    fn run(
+    /// `started`: when its time began, if not now.
+    pub(crate) fn run(
         &mut self,
         operation: Operation,
         element: Element,
         data: &mut [u8],
+        started: Option<Instant>,
     ) -> Result<(), CollectiveError> {
-        let transport = match &mut self.transport {
-            Ok(transport) => transport,
-            Err(error) => return Err(CollectiveError::Over(Box::new(error.clone()))),
-        };
+        self.check_open()?;
         let arguments = (operation, element, data.len());
         let schedule = match self.schedules.iter().find(|(known, _)| *known == arguments) {
             Some((_, schedule)) => schedule.clone(),
@@ -114,15 +118,32 @@ impl<T: Transport> Group<T> {
             }
         };
         self.call.start(operation, element, data.len(), schedule);
-        let ran = execute(&mut self.call, transport, data, self.limit);
-        if let Err(error) = &ran {
-            if let Some(reason) = error.reason() {
-                transport.end(Notice::End(reason));
-            }
-            // Closes the connections.
-            self.transport = Err(error.clone());
+        let transport = self.transport.as_mut().expect("the group is open");
+        let ran = execute(&mut self.call, transport, data, self.limit, started);
+        ran.inspect_err(|error| self.end(error))
+    }
+
+    /// An error if an earlier call has failed.
+    pub(crate) fn check_open(&self) -> Result<(), CollectiveError> {
+        match &self.transport {
+            Ok(_) => Ok(()),
+            Err(error) => Err(CollectiveError::Over(Box::new(error.clone()))),
         }
-        ran
+    }
+
+    /// Ends the group because of this error, if it has not ended, and tells the other ranks.
+    pub(crate) fn end(&mut self, error: &CollectiveError) {
+        let Ok(transport) = &mut self.transport else { return };
+        if let Some(reason) = error.reason() {
+            transport.end(Notice::End(reason));
+        }
+        // Closes the connections.
+        self.transport = Err(error.clone());
+    }
+
+    /// How long each call may take.
+    pub(crate) fn limit(&self) -> Duration {
+        self.limit
     }
 }
 
@@ -131,8 +152,9 @@ fn execute(
     transport: &mut impl Transport,
     data: &mut [u8],
     limit: Duration,
+    mut started: Option<Instant>,
 ) -> Result<(), CollectiveError> {
-    let (mut started, mut stuck_since, mut looks) = (None, None, 0);
+    let (mut stuck_since, mut looks) = (None, 0);
     loop {
         let wants = match call.advance(transport, data)? {
             Progress::Done => {

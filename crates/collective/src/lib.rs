@@ -8,6 +8,7 @@
 //! * [`frame`]: the format of everything that ranks send to each other.
 //! * [`call`]: one call as a state machine over a [`Transport`], without threads or a clock.
 //! * [`group`]: [`Group`], a rank's view of its group: calls, deadlines, and how failures end a group.
+//! * [`staged`]: all-reduce over memory of an accelerator, in pieces that pass through host memory.
 //! * [`mesh`]: how ranks find and check each other.
 //! * [`tcp`], [`shared`]: the transports over TCP, and over shared memory for ranks of one machine.
 //!
@@ -25,6 +26,7 @@ pub mod group;
 pub mod mesh;
 pub mod schedule;
 pub mod shared;
+pub mod staged;
 pub mod tcp;
 pub mod transport;
 
@@ -32,4 +34,5 @@ pub use error::{CollectiveError, Loss, Reason};
 pub use group::Group;
 pub use mesh::Member;
 pub use schedule::{Element, Operation, RANKS_MAX};
+pub use staged::Staging;
 pub use transport::Transport;

@@ -3,37 +3,13 @@
 mod processes;
 
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::thread;
 use std::time::Duration;
 
 use collective::frame::{Header, Hello, Purpose, VERSION, WELCOME_BYTES, Welcome};
-use collective::tcp::Tcp;
 use collective::{CollectiveError, Element, Group, Loss, Member, Operation};
-use processes::{LIMIT, check_operations, ints, member};
-
-fn listeners(ranks: usize) -> (Vec<TcpListener>, Vec<SocketAddr>) {
-    let listeners: Vec<_> = (0..ranks).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    let addresses = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
-    (listeners, addresses)
-}
-
-/// Runs `work` as every rank of a group; the results in the order of ranks.
-fn group<R: Send>(ranks: usize, work: impl Fn(Group<Tcp>) -> R + Sync) -> Vec<R> {
-    let (listeners, addresses) = listeners(ranks);
-    thread::scope(|scope| {
-        let start = |(rank, listener): (usize, &TcpListener)| {
-            let listener = listener.try_clone().unwrap();
-            let (addresses, work) = (&addresses, &work);
-            scope.spawn(move || {
-                let member = member(ranks, rank);
-                work(Group::connect(&member, &listener, addresses, LIMIT).unwrap())
-            })
-        };
-        let threads: Vec<_> = listeners.iter().enumerate().map(start).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
+use processes::{LIMIT, check_operations, ints, listeners, member, tcp_group as group};
 
 #[test]
 fn sums_broadcasts_and_barriers() {

@@ -75,7 +75,7 @@ impl Copier for StreamCopier {
     }
 
     fn is_done(&mut self) -> Result<bool, CopyFailed> {
-        self.driver.is_done(self.resources.stream).map_err(failed)
+        self.driver.is_copied(self.resources.stream).map_err(failed)
     }
 }
 

@@ -566,12 +566,21 @@ impl Driver {
         unsafe { (self.table.stream_destroy)(stream) };
     }
 
-    /// Whether the work of a stream has completed. Failed work is an error.
+    /// Whether the kernels of a stream have ended. Failed work is an error.
     pub(super) fn is_done(&self, stream: Stream) -> Result<bool, CudaError> {
+        self.query("run the kernel", stream)
+    }
+
+    /// Whether the copies of a stream have ended. Failed work is an error.
+    pub(super) fn is_copied(&self, stream: Stream) -> Result<bool, CudaError> {
+        self.query("copy memory of the GPU", stream)
+    }
+
+    fn query(&self, what: &'static str, stream: Stream) -> Result<bool, CudaError> {
         // SAFETY: a handle from `stream`.
         match unsafe { (self.table.stream_query)(stream) } {
             NOT_READY => Ok(false),
-            code => self.check("run the kernel", code).map(|()| true),
+            code => self.check(what, code).map(|()| true),
         }
     }
 

@@ -156,9 +156,9 @@ pub struct Ended {
 
 /// A GPU opened by this process.
 pub struct Gpu {
-    driver: &'static Driver,
+    pub(super) driver: &'static Driver,
     device: c_int,
-    context: Context,
+    pub(super) context: Context,
     found: FoundGpu,
 }
 

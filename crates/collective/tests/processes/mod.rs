@@ -1,7 +1,11 @@
 //! What the tests of groups over real connections share.
+#![allow(dead_code, reason = "every test file uses its own part")]
 
+use std::net::{SocketAddr, TcpListener};
+use std::thread;
 use std::time::Duration;
 
+use collective::tcp::Tcp;
 use collective::{Element, Group, Member, Transport};
 
 /// Longer than anything takes on a busy machine.
@@ -9,6 +13,30 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) fn member(ranks: usize, rank: usize) -> Member {
     Member { name: "test".to_owned(), ranks, rank }
+}
+
+/// Sockets that listen, and their addresses.
+pub(crate) fn listeners(ranks: usize) -> (Vec<TcpListener>, Vec<SocketAddr>) {
+    let listeners: Vec<_> = (0..ranks).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let addresses = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
+    (listeners, addresses)
+}
+
+/// Runs `work` as every rank of a group over TCP; the results in the order of ranks.
+pub(crate) fn tcp_group<R: Send>(ranks: usize, work: impl Fn(Group<Tcp>) -> R + Sync) -> Vec<R> {
+    let (listeners, addresses) = listeners(ranks);
+    thread::scope(|scope| {
+        let start = |(rank, listener): (usize, &TcpListener)| {
+            let listener = listener.try_clone().unwrap();
+            let (addresses, work) = (&addresses, &work);
+            scope.spawn(move || {
+                let member = member(ranks, rank);
+                work(Group::connect(&member, &listener, addresses, LIMIT).unwrap())
+            })
+        };
+        let threads: Vec<_> = listeners.iter().enumerate().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
 }
 
 pub(crate) fn ints(count: usize, value: i32) -> Vec<u8> {

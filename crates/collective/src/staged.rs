@@ -1,0 +1,155 @@
+//! All-reduce over memory that the processor does not reach: an accelerator's.
+//!
+//! Pieces of the data pass through slots of host memory. While the ranks exchange piece k, piece k + 1 is copied out of the
+//! accelerator and piece k - 1 back into it. The copies are asynchronous (a GPU's copy engines), so the calling thread does all of
+//! the work that the processor has, and the accelerator runs no code for it.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use crate::error::CollectiveError;
+use crate::group::Group;
+use crate::schedule::{Element, Operation};
+use crate::transport::Transport;
+
+/// Slots of a [`Staging`]: of pieces that are copied out, exchanged, and copied in.
+pub const SLOTS: usize = 3;
+/// A thread that waits for a copy polls without pauses for this time, ...
+const SPIN: Duration = Duration::from_micros(200);
+/// ... then with pauses of this length.
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// A copy failed: why, in one sentence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CopyFailed(pub String);
+
+/// The direction of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the accelerator's memory to the slot.
+    Out,
+    /// From the slot to the accelerator's memory.
+    In,
+}
+
+/// An array in an accelerator's memory, and slots of host memory through which it passes.
+pub trait Staging {
+    /// Size of the array.
+    fn bytes(&self) -> usize;
+
+    /// Size of a slot: a multiple of 4, and the same on all ranks of a group. Each piece is a call of its own.
+    fn slot_bytes(&self) -> usize;
+
+    /// Starts a copy between `range` of the array and the beginning of a slot in which no copy is in progress. Must not wait.
+    fn begin(
+        &mut self,
+        direction: Direction,
+        slot: usize,
+        range: Range<usize>,
+    ) -> Result<(), CopyFailed>;
+
+    /// Whether no copy of the slot is in progress. Must not wait.
+    fn is_done(&mut self, slot: usize) -> Result<bool, CopyFailed>;
+
+    /// The bytes of a slot in which no copy is in progress.
+    fn slot(&mut self, slot: usize) -> &mut [u8];
+}
+
+impl<T: Transport> Group<T> {
+    /// [`Self::all_reduce`] over an array in the memory of an accelerator. All ranks call this function, with arrays and slots of the
+    /// same sizes; a rank without an accelerator can stage host memory. The limit holds for the whole array.
+    pub fn all_reduce_staged(
+        &mut self,
+        element: Element,
+        staging: &mut impl Staging,
+    ) -> Result<(), CollectiveError> {
+        let (bytes, slot_bytes) = (staging.bytes(), staging.slot_bytes());
+        self.check_open()?;
+        Self::check_all_reduce(element, bytes)?;
+        if slot_bytes == 0 || slot_bytes % 4 != 0 {
+            let why = format!("slots of {slot_bytes} bytes: a slot needs a positive multiple of 4");
+            return Err(CollectiveError::Argument(why));
+        }
+        let mut call = Staged { group: self, staging, started: Instant::now() };
+        let done = call.run(element, bytes, slot_bytes);
+        done.inspect_err(|error| self.end(error))
+    }
+}
+
+struct Staged<'a, T: Transport, S: Staging> {
+    group: &'a mut Group<T>,
+    staging: &'a mut S,
+    started: Instant,
+}
+
+impl<T: Transport, S: Staging> Staged<'_, T, S> {
+    fn run(
+        &mut self,
+        element: Element,
+        bytes: usize,
+        slot_bytes: usize,
+    ) -> Result<(), CollectiveError> {
+        // An empty array is a call as well.
+        let pieces = bytes.div_ceil(slot_bytes).max(1);
+        let range = |piece: usize| piece * slot_bytes..bytes.min((piece + 1) * slot_bytes);
+        // An earlier call may have failed while copies were in progress.
+        (0..SLOTS).try_for_each(|slot| self.wait(slot))?;
+        self.begin(Direction::Out, 0, range(0))?;
+        for piece in 0..pieces {
+            if piece + 1 < pieces {
+                // The copy of an earlier piece out of this slot.
+                self.wait((piece + 1) % SLOTS)?;
+                self.begin(Direction::Out, (piece + 1) % SLOTS, range(piece + 1))?;
+            }
+            let slot = piece % SLOTS;
+            self.wait(slot)?;
+            let data = &mut self.staging.slot(slot)[..range(piece).len()];
+            self.group.run(Operation::AllReduce, element, data, Some(self.started))?;
+            self.begin(Direction::In, slot, range(piece))?;
+        }
+        (0..SLOTS).try_for_each(|slot| self.wait(slot))
+    }
+
+    fn begin(
+        &mut self,
+        direction: Direction,
+        slot: usize,
+        range: Range<usize>,
+    ) -> Result<(), CollectiveError> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let begun = self.staging.begin(direction, slot, range);
+        begun.map_err(|failed| self.failed(failed))
+    }
+
+    /// Waits for the copy in a slot.
+    fn wait(&mut self, slot: usize) -> Result<(), CollectiveError> {
+        let mut spins_until = None;
+        loop {
+            if self.staging.is_done(slot).map_err(|failed| self.failed(failed))? {
+                return Ok(());
+            }
+            let now = Instant::now();
+            self.check_deadline(now)?;
+            if now < *spins_until.get_or_insert(now + SPIN) {
+                std::hint::spin_loop();
+            } else {
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+
+    fn check_deadline(&self, now: Instant) -> Result<(), CollectiveError> {
+        let limit = self.group.limit();
+        if now - self.started < limit {
+            return Ok(());
+        }
+        let why = format!("a copy did not end within {} s", limit.as_secs_f64());
+        Err(self.failed(CopyFailed(why)))
+    }
+
+    fn failed(&self, CopyFailed(why): CopyFailed) -> CollectiveError {
+        CollectiveError::Copy { rank: self.group.rank(), why }
+    }
+}

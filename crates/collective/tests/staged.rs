@@ -1,0 +1,202 @@
+//! All-reduce over memory of an accelerator: here of one that copies as late and in as odd an order as a copy engine may.
+
+mod processes;
+
+use std::ops::Range;
+use std::time::Duration;
+
+use collective::staged::{CopyFailed, Direction, SLOTS};
+use collective::{CollectiveError, Element, Staging};
+use processes::{ints, tcp_group};
+
+/// How a copier fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fails {
+    Never,
+    /// The copy of this number, from 0, cannot be started.
+    ToBegin(usize),
+    /// This copy ends with an error.
+    Later(usize),
+    /// This copy never ends.
+    ToEnd(usize),
+}
+
+/// Copies when it has been asked a few times whether it is done. Until then the memory that it writes to has other bytes.
+struct Late {
+    array: Vec<u8>,
+    slots: Vec<Vec<u8>>,
+    /// For each slot: the copy in progress, and how often it is to be asked.
+    copies: Vec<Option<(Direction, Range<usize>, usize, usize)>>,
+    begun: usize,
+    fails: Fails,
+    /// The largest number of copies that were in progress together.
+    together: usize,
+}
+
+impl Late {
+    fn new(array: Vec<u8>, slot_bytes: usize, fails: Fails) -> Self {
+        let (slots, copies) = (vec![vec![0xee; slot_bytes]; SLOTS], vec![None; SLOTS]);
+        Self { array, slots, copies, begun: 0, fails, together: 0 }
+    }
+}
+
+impl Staging for Late {
+    fn bytes(&self) -> usize {
+        self.array.len()
+    }
+
+    fn slot_bytes(&self) -> usize {
+        self.slots[0].len()
+    }
+
+    fn begin(
+        &mut self,
+        direction: Direction,
+        slot: usize,
+        range: Range<usize>,
+    ) -> Result<(), CopyFailed> {
+        assert!(self.copies[slot].is_none(), "a copy of the slot is in progress");
+        assert!(!range.is_empty() && range.len() <= self.slot_bytes());
+        let number = self.begun;
+        self.begun += 1;
+        if self.fails == Fails::ToBegin(number) {
+            return Err(CopyFailed("it has fallen off the bus".to_owned()));
+        }
+        if direction == Direction::Out {
+            self.slots[slot].fill(0xee);
+        }
+        self.copies[slot] = Some((direction, range, number, 1 + number * 7 % 5));
+        self.together = self.together.max(self.copies.iter().flatten().count());
+        Ok(())
+    }
+
+    fn is_done(&mut self, slot: usize) -> Result<bool, CopyFailed> {
+        let Some((direction, range, number, asks)) = &mut self.copies[slot] else {
+            return Ok(true);
+        };
+        if self.fails == Fails::ToEnd(*number) {
+            return Ok(false);
+        }
+        if self.fails == Fails::Later(*number) {
+            return Err(CopyFailed("its memory failed".to_owned()));
+        }
+        *asks -= 1;
+        if *asks > 0 {
+            return Ok(false);
+        }
+        let (array, slot_bytes) =
+            (&mut self.array[range.clone()], &mut self.slots[slot][..range.len()]);
+        match direction {
+            Direction::Out => slot_bytes.copy_from_slice(array),
+            Direction::In => array.copy_from_slice(slot_bytes),
+        }
+        self.copies[slot] = None;
+        Ok(true)
+    }
+
+    fn slot(&mut self, slot: usize) -> &mut [u8] {
+        assert!(self.copies[slot].is_none(), "a copy of the slot is in progress");
+        &mut self.slots[slot]
+    }
+}
+
+#[test]
+fn pieces_are_summed_while_others_are_copied() {
+    for (ranks, counts) in [(2, &[0, 1, 16, 17, 32, 33, 100, 1000][..]), (3, &[1, 100]), (5, &[80])]
+    {
+        for &count in counts {
+            let arrays = tcp_group(ranks, |mut group| {
+                let mut staged = Late::new(ints(count, group.rank() as i32), 64, Fails::Never);
+                // Twice: nothing of the first call is left over.
+                for _ in 0..2 {
+                    group.all_reduce_staged(Element::Int32, &mut staged).unwrap();
+                    assert!(staged.copies.iter().all(Option::is_none));
+                }
+                assert_eq!(staged.begun, 2 * 2 * count.div_ceil(16));
+                let expected = if count > 32 { SLOTS } else { count.div_ceil(16).min(2) };
+                assert!(staged.together >= expected.min(2), "{} together", staged.together);
+                staged.array
+            });
+            let sum = |at: usize| (0..ranks).map(|rank| (rank + at) as i32).sum::<i32>();
+            let word = |at: usize| (sum(at) * ranks as i32).to_ne_bytes();
+            let expected: Vec<u8> = (0..count).flat_map(word).collect();
+            assert!(arrays.iter().all(|array| *array == expected), "{ranks} ranks, {count}");
+        }
+    }
+}
+
+/// The bits depend on the size of the pieces, but not on the time that copies take.
+#[test]
+fn sums_of_floats_have_the_same_bits_on_all_ranks_and_in_all_runs() {
+    let run = |late: usize| {
+        let arrays = tcp_group(3, |mut group| {
+            let float = |at: usize| ((at * 31 + group.rank() * 17) as f32).sin() * 1e3;
+            let array = (0..1000).flat_map(|at| float(at).to_ne_bytes()).collect();
+            let mut staged = Late::new(array, 400, Fails::Never);
+            staged.begun = late * group.rank();
+            group.all_reduce_staged(Element::Float32, &mut staged).unwrap();
+            staged.array
+        });
+        assert!(arrays.iter().all(|array| *array == arrays[0]));
+        arrays.into_iter().next()
+    };
+    assert_eq!(run(0), run(3));
+}
+
+#[test]
+fn a_copy_that_fails_ends_the_call_on_all_ranks_with_a_reason() {
+    // 100 elements in pieces of 16 are 7 copies out and 7 in.
+    let places = [0, 1, 6, 13];
+    let fails =
+        places.into_iter().flat_map(|at| [Fails::ToBegin(at), Fails::Later(at), Fails::ToEnd(at)]);
+    for fails in fails {
+        let errors = tcp_group(2, |mut group| {
+            let is_broken = group.rank() == 1;
+            if is_broken {
+                // A copy that does not end is noticed at the deadline.
+                group.set_limit(Duration::from_millis(if matches!(fails, Fails::ToEnd(_)) {
+                    50
+                } else {
+                    60_000
+                }));
+            }
+            let fails = if is_broken { fails } else { Fails::Never };
+            let mut staged = Late::new(ints(100, 1), 64, fails);
+            let result = group.all_reduce_staged(Element::Int32, &mut staged);
+            if let Err(error) = &result {
+                let over = group.all_reduce_staged(Element::Int32, &mut staged);
+                assert_eq!(over, Err(CollectiveError::Over(Box::new(error.clone()))));
+            }
+            // The other rank's part may be complete before the last copy of this one.
+            result.and_then(|()| group.barrier()).unwrap_err()
+        });
+        // On a busy machine its deadline may pass before that copy is reached.
+        if matches!(fails, Fails::ToEnd(_)) && errors[1].name() == "deadline" {
+            continue;
+        }
+        assert_eq!(errors[1].name(), "copy", "{fails:?} {errors:?}");
+        let said = errors[0].to_string();
+        assert!(said.contains("rank 1 cannot copy its accelerator's memory"), "{fails:?} {said}");
+    }
+}
+
+#[test]
+fn ranks_that_disagree_about_the_pieces_get_an_error() {
+    let errors = tcp_group(2, |mut group| {
+        let slot_bytes = if group.rank() == 0 { 64 } else { 128 };
+        let mut staged = Late::new(ints(100, 1), slot_bytes, Fails::Never);
+        group.all_reduce_staged(Element::Int32, &mut staged).unwrap_err()
+    });
+    let is_count = |error: &CollectiveError| {
+        matches!(error, CollectiveError::Disagreement { what: "count", .. })
+    };
+    assert!(errors.iter().any(is_count), "{errors:?}");
+    tcp_group(2, |mut group| {
+        for (bytes, slot_bytes) in [(3, 64), (8, 6), (8, 0)] {
+            let mut staged = Late::new(vec![0; bytes], slot_bytes, Fails::Never);
+            let error = group.all_reduce_staged(Element::Int32, &mut staged).unwrap_err();
+            assert_eq!(error.name(), "argument", "{error}");
+        }
+        group.barrier().unwrap();
+    });
+}
