@@ -6,13 +6,14 @@ mod common;
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use accel::compile::{BuildOptions, build_kernel};
-use accel::cuda::{CudaAccelerator, Ended, Gpu, Options, Service, survey};
+use accel::cuda::{CudaAccelerator, Ended, Gpu, Options, Service, StagedArray, Transfer, survey};
 use accel::{AccelError, CudaError};
 use common::{Engine, Shape, kernel_source, payload};
 use engine::commands::Outcome;
@@ -136,6 +137,75 @@ fn a_copy_agent_that_cannot_start_does_not_stop_its_service() {
     assert_eq!(pop(&mut engine, 0).payload, b"without");
     engine.words.set_stop(stop::NOW);
     join(accelerator, 1);
+}
+
+/// An array on the GPU: copies of its slots are in progress together, also while blocks run, and what is written is read again.
+#[test]
+fn an_array_in_gpu_memory_passes_through_slots() {
+    let (library, _) = driver("array");
+    let open = || Gpu::open(0, Some(&library)).unwrap();
+    let mut array = StagedArray::new(open(), 1000, 3, 256).unwrap();
+    let mut engine = Engine::new(&Shape::default());
+    let accelerator = start("array", &engine, "echo").unwrap();
+    let sent: Vec<u8> = (0..1000).map(|at| (at * 7 % 251) as u8).collect();
+    let mut back = vec![0; 1000];
+    array.write(&sent).unwrap();
+    array.read(&mut back).unwrap();
+    assert!(back == sent);
+    let ranges = [0..256, 744..1000, 500..600];
+    for (slot, range) in ranges.iter().enumerate() {
+        array.begin(Transfer::Out, slot, range.clone()).unwrap();
+    }
+    for (slot, range) in ranges.into_iter().enumerate() {
+        while !array.is_done(slot).unwrap() {}
+        assert_eq!(array.slot(slot)[..range.len()], sent[range.clone()]);
+        array.slot(slot).fill(slot as u8);
+        array.begin(Transfer::In, slot, range).unwrap();
+    }
+    let outside = |array: &mut StagedArray, range| {
+        catch_unwind(AssertUnwindSafe(|| array.begin(Transfer::In, 0, range))).is_err()
+    };
+    assert!(outside(&mut array, 0..8), "its copy is in progress");
+    while !(0..3).all(|slot| array.is_done(slot).unwrap()) {}
+    assert!(outside(&mut array, 0..257) && outside(&mut array, 1000..1001));
+    array.read(&mut back).unwrap();
+    for at in 0..1000 {
+        let expected = match at {
+            0..256 => 0,
+            744.. => 1,
+            500..600 => 2,
+            _ => sent[at],
+        };
+        assert_eq!(back[at], expected, "{at}");
+    }
+    engine.push(0, 1, b"beside").unwrap();
+    assert_eq!(pop(&mut engine, 0).payload, b"beside");
+    engine.words.set_stop(stop::NOW);
+    join(accelerator, 1);
+    // It is released only now: that would wait for the blocks.
+    drop(array);
+    let mut empty = StagedArray::new(open(), 0, 3, 256).unwrap();
+    empty.write(&[]).unwrap();
+    empty.read(&mut []).unwrap();
+}
+
+/// The driver ends a process that releases memory of a copy in flight, and one that leaves anything behind otherwise.
+#[test]
+fn an_array_that_cannot_be_made_leaves_nothing_and_one_that_is_stuck_keeps_its_memory() {
+    for (behaviour, said) in [
+        ("full-array", "free memory on the GPU"),
+        ("unpinned-array", "the host cannot pin"),
+        ("agentless-array", "create a stream"),
+    ] {
+        let (library, _) = driver(behaviour);
+        let gpu = Gpu::open(0, Some(&library)).unwrap();
+        let error = StagedArray::new(gpu, 1000, 3, 256).err().unwrap().to_string();
+        assert!(error.contains(said), "{error}");
+    }
+    let (library, _) = driver("stuck-array");
+    let mut array = StagedArray::new(Gpu::open(0, Some(&library)).unwrap(), 1000, 3, 256).unwrap();
+    array.begin(Transfer::Out, 1, 0..256).unwrap();
+    assert!(!array.is_done(1).unwrap() && array.is_done(0).unwrap());
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! One rank that measures and checks an all-reduce: for the verb and the demo.
 
+mod data;
+
 use std::time::{Duration, Instant};
 
 use collective::{CollectiveError, Element, Group, Transport};
+pub use data::{Data, OnGpu};
 use sha2::{Digest as _, Sha256};
 
 /// What every rank of a group does.
@@ -39,13 +42,19 @@ impl Outcome {
     }
 }
 
-/// Makes the calls of one rank.
-pub fn run<T: Transport>(group: &mut Group<T>, plan: &Plan) -> Result<Outcome, CollectiveError> {
-    let count = plan.bytes / plan.element.bytes();
-    let input = words(plan.element, group.rank(), count);
-    let mut data = input.clone();
-    group.all_reduce(plan.element, &mut data)?;
-    let first = data.clone();
+/// Makes the calls of one rank. `memory` has the size of the plan's data.
+pub fn run<T: Transport>(
+    group: &mut Group<T>,
+    plan: &Plan,
+    memory: &mut Data,
+) -> Result<Outcome, CollectiveError> {
+    let (count, rank) = (plan.bytes / plan.element.bytes(), group.rank());
+    let input = words(plan.element, rank, count);
+    memory.write(rank, &input)?;
+    memory.all_reduce(group, plan.element)?;
+    let mut first = vec![0; plan.bytes];
+    memory.read(rank, &mut first)?;
+    let mut data = first.clone();
     let mut outcome = Outcome {
         checked: count as u64,
         wrong: wrong_words(plan.element, group.ranks(), &first),
@@ -53,10 +62,11 @@ pub fn run<T: Transport>(group: &mut Group<T>, plan: &Plan) -> Result<Outcome, C
         times: Vec::with_capacity(plan.rounds),
     };
     for round in 0..plan.rounds {
-        data.copy_from_slice(&input);
+        memory.write(rank, &input)?;
         let began = Instant::now();
-        group.all_reduce(plan.element, &mut data)?;
+        memory.all_reduce(group, plan.element)?;
         outcome.times.push(began.elapsed());
+        memory.read(rank, &mut data)?;
         if plan.corrupt
             && round + 1 == plan.rounds
             && let Some(byte) = data.get_mut(plan.bytes / 2)

@@ -63,6 +63,36 @@ fn a_runtime_that_the_engine_starts_serves_on_the_gpu_and_the_engine_has_no_driv
     assert_eq!(served.drain(), 0);
 }
 
+/// Ranks with data in the memory of a GPU, each a process with the driver of its own.
+#[test]
+fn ranks_sum_the_memory_of_a_gpu() {
+    let (folder, _) = driver_folder();
+    let run = |arguments: &[&str], folder: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
+        command.args(["allreduce", "--json", "--memory", "cuda", "--rounds", "2"]).args(arguments);
+        let output = command.env("LD_LIBRARY_PATH", folder).output().unwrap();
+        let report: Json = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        (output.status.code(), report, String::from_utf8(output.stderr).unwrap())
+    };
+    for arguments in [
+        &["--bytes", "2500KiB"][..],
+        &["--bytes", "1MiB", "--ranks", "3", "--type", "int32", "--transport", "shm"],
+        &["--bytes", "64", "--gpu", "0"],
+        &["--bytes", "0"],
+    ] {
+        let (code, report, said) = run(arguments, &folder);
+        assert_eq!(code, Some(0), "{report} {said}");
+        assert_eq!((&report["wrong"], &report["memory"]), (&Json::from(0), &Json::from("cuda")));
+        assert_eq!(report["identical"], true);
+    }
+    let (code, _, said) = run(&["--gpu", "7"], &folder);
+    assert!(code == Some(1) && said.contains("no GPU 7"), "{said}");
+    let (code, _, said) = run(&[], Path::new("/nonexistent"));
+    assert!(code == Some(1) && said.contains("the GPU driver"), "{said}");
+    let (code, _, said) = run(&["--memory", "host", "--gpu", "0"], &folder);
+    assert!(code == Some(2) && said.contains("--gpu needs --memory cuda"), "{said}");
+}
+
 #[test]
 fn one_service_runs_on_a_gpu_and_on_host_cores_at_once() {
     let (folder, kernel) = driver_folder();

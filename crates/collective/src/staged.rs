@@ -12,6 +12,8 @@ use crate::group::Group;
 use crate::schedule::{Element, Operation};
 use crate::transport::Transport;
 
+/// A usual size of a slot: long enough for the algorithm of long data, short enough that short arrays are several pieces.
+pub const PIECE_BYTES: usize = 1 << 20;
 /// Slots of a [`Staging`]: of pieces that are copied out, exchanged, and copied in.
 pub const SLOTS: usize = 3;
 /// A thread that waits for a copy polls without pauses for this time, ...

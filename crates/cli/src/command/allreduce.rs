@@ -18,7 +18,7 @@ use server::config::bytes_for_people;
 
 use super::Failure;
 use super::bench::time;
-use crate::allreduce::{self, Outcome, Plan};
+use crate::allreduce::{self, Data, Outcome, Plan};
 use crate::screen::{Screen, Table};
 
 pub(super) const HELP: &str = "\
@@ -32,6 +32,7 @@ Examples:
   serval allreduce                                two processes, 1 MiB of float32 each
   serval allreduce --transport shm --bytes 64     latency of a short call over shared memory
   serval allreduce --ranks 8 --bytes 16MiB --type int32 --json
+  serval allreduce --memory cuda --bytes 64MiB    data in the memory of GPUs
   serval allreduce --rank 0 --group host0:7000,host1:7000    on host0
   serval allreduce --rank 1 --group host0:7000,host1:7000    on host1
   serval allreduce --rank 0 --ranks 2 --folder /run/user/1000/sum    and rank 1 in the same way
@@ -78,6 +79,14 @@ pub(super) struct Options {
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = bytes)]
     bytes: usize,
 
+    /// Where each rank's data is, the same on all ranks
+    #[arg(long, value_name = "MEMORY", value_enum, default_value_t = Memory::Host)]
+    memory: Memory,
+
+    /// The number of the GPU of each rank that this command starts or is; by default rank R has GPU R, modulo their number
+    #[arg(long, value_name = "N")]
+    gpu: Option<u32>,
+
     /// The type of the elements
     #[arg(long = "type", value_name = "TYPE", value_enum, default_value_t = Type::Float32)]
     element: Type,
@@ -99,6 +108,23 @@ pub(super) struct Options {
 enum Type {
     Float32,
     Int32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Memory {
+    /// Host memory
+    Host,
+    /// The memory of a GPU. Copy engines move pieces of it to host memory and back; no code runs on the GPU
+    Cuda,
+}
+
+impl Memory {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Cuda => "cuda",
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -134,6 +160,9 @@ fn bytes(text: &str) -> Result<usize, String> {
 }
 
 pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
+    if options.gpu.is_some() && options.memory != Memory::Cuda {
+        return Err(Failure::Usage("--gpu needs --memory cuda".to_owned()));
+    }
     match options.rank {
         Some(rank) => run_rank(screen, options, rank),
         None => run_all(screen, options),
@@ -149,13 +178,16 @@ fn run_rank(screen: &Screen, options: &Options, rank: usize) -> Result<(), Failu
         )));
     }
     let member = Member { name: options.name.clone(), ranks, rank };
-    let plan = plan(options);
+    let mut data = match options.memory {
+        Memory::Host => Data::on_host(options.bytes),
+        Memory::Cuda => Data::on_gpu(options.gpu, rank, options.bytes).map_err(Failure::run)?,
+    };
     let outcome = match &options.folder {
         Some(folder) => {
             let group = Group::connect_shared(&member, folder, options.limit);
-            measure(group, options, &plan)
+            measure(group, options, &mut data)
         }
-        None => measure(connect(&member, options)?, options, &plan),
+        None => measure(connect(&member, options)?, options, &mut data),
     };
     let outcome = outcome.map_err(Failure::run)?;
     let (p50, p99) = (outcome.quantile(0.5), outcome.quantile(0.99));
@@ -173,7 +205,7 @@ fn run_rank(screen: &Screen, options: &Options, rank: usize) -> Result<(), Failu
         },
         || {
             json!({
-                "rank": rank, "ranks": member.ranks, "bytes": options.bytes, "rounds": options.rounds,
+                "rank": rank, "ranks": member.ranks, "memory": options.memory.name(), "bytes": options.bytes, "rounds": options.rounds,
                 "checked": outcome.checked, "wrong": outcome.wrong, "sha256": outcome.digest,
                 "p50_us": p50.as_secs_f64() * 1e6, "p99_us": p99.as_secs_f64() * 1e6,
             })
@@ -204,11 +236,11 @@ fn connect(
 fn measure<T: Transport>(
     group: Result<Group<T>, CollectiveError>,
     options: &Options,
-    plan: &Plan,
+    data: &mut Data,
 ) -> Result<Outcome, CollectiveError> {
     let mut group = group?;
     group.set_limit(options.limit);
-    allreduce::run(&mut group, plan)
+    allreduce::run(&mut group, &plan(options), data)
 }
 
 fn plan(options: &Options) -> Plan {
@@ -301,6 +333,8 @@ fn command(options: &Options, rank: usize) -> Command {
         .args(["--bytes", &options.bytes.to_string(), "--type", kind.get_name()])
         .args(["--rounds", &options.rounds.to_string(), "--name", &options.name])
         .args(["--limit", &options.limit.as_secs_f64().to_string()])
+        .args(["--memory", options.memory.name()])
+        .args(options.gpu.iter().map(|number| format!("--gpu={number}")))
         .stdout(Stdio::piped())
         .stderr(Stdio::null());
     command
@@ -342,8 +376,9 @@ fn report(screen: &Screen, options: &Options, rows: Vec<Json>) -> Result<(), Fai
                 table.row([rank, us("p50_us"), us("p99_us"), checked, wrong]);
             }
             format!(
-                "all-reduce of {} of {kind}, {} processes over {}, {} rounds\n\n{}\n  All ranks have {} bits: sha256 {}\n",
+                "all-reduce of {} of {kind}{}, {} processes over {}, {} rounds\n\n{}\n  All ranks have {} bits: sha256 {}\n",
                 bytes_for_people(options.bytes as u64),
+                if options.memory == Memory::Cuda { " in GPU memory" } else { "" },
                 options.ranks,
                 if options.transport == Kind::Tcp { "TCP" } else { "shared memory" },
                 options.rounds,
@@ -354,7 +389,7 @@ fn report(screen: &Screen, options: &Options, rows: Vec<Json>) -> Result<(), Fai
         },
         || {
             json!({
-                "ranks": options.ranks, "transport": options.transport.name(), "type": kind, "bytes": options.bytes, "rounds": options.rounds,
+                "ranks": options.ranks, "transport": options.transport.name(), "memory": options.memory.name(), "type": kind, "bytes": options.bytes, "rounds": options.rounds,
                 "checked": checked, "wrong": wrong, "identical": is_identical, "sha256": rows[0]["sha256"],
                 "p50_us": p50, "p99_us": p99, "by_rank": rows,
             })

@@ -1,0 +1,99 @@
+//! The data of a rank: in host memory, or in the memory of a GPU.
+
+use std::ops::Range;
+
+use accel::cuda::{CudaError, Gpu, StagedArray, Transfer, survey};
+use collective::staged::{CopyFailed, Direction, PIECE_BYTES, SLOTS};
+use collective::{CollectiveError, Element, Group, Staging, Transport};
+
+/// An array that is summed.
+pub enum Data {
+    /// In host memory.
+    Host(Vec<u8>),
+    /// In the memory of a GPU.
+    Gpu(OnGpu),
+}
+
+impl Data {
+    /// An array in host memory.
+    pub fn on_host(bytes: usize) -> Self {
+        Self::Host(vec![0; bytes])
+    }
+
+    /// An array in the memory of the GPU of this number, otherwise of the rank's: the GPUs are given out in turn.
+    pub fn on_gpu(number: Option<u32>, rank: usize, bytes: usize) -> Result<Self, CudaError> {
+        let number = match number {
+            Some(number) => number,
+            None => rank as u32 % (survey(None)?.len() as u32).max(1),
+        };
+        let array = StagedArray::new(Gpu::open(number, None)?, bytes, SLOTS, PIECE_BYTES)?;
+        Ok(Self::Gpu(OnGpu(array)))
+    }
+
+    /// Replaces the array.
+    pub(super) fn write(&mut self, rank: usize, input: &[u8]) -> Result<(), CollectiveError> {
+        match self {
+            Self::Host(array) => array.copy_from_slice(input),
+            Self::Gpu(OnGpu(array)) => array.write(input).map_err(|error| failed(rank, &error))?,
+        }
+        Ok(())
+    }
+
+    /// Copies the array to `into`.
+    pub(super) fn read(&mut self, rank: usize, into: &mut [u8]) -> Result<(), CollectiveError> {
+        match self {
+            Self::Host(array) => into.copy_from_slice(array),
+            Self::Gpu(OnGpu(array)) => array.read(into).map_err(|error| failed(rank, &error))?,
+        }
+        Ok(())
+    }
+
+    pub(super) fn all_reduce<T: Transport>(
+        &mut self,
+        group: &mut Group<T>,
+        element: Element,
+    ) -> Result<(), CollectiveError> {
+        match self {
+            Self::Host(array) => group.all_reduce(element, array),
+            Self::Gpu(array) => group.all_reduce_staged(element, array),
+        }
+    }
+}
+
+fn failed(rank: usize, error: &CudaError) -> CollectiveError {
+    CollectiveError::Copy { rank, why: error.to_string() }
+}
+
+/// An array in the memory of a GPU, for collectives.
+pub struct OnGpu(StagedArray);
+
+impl Staging for OnGpu {
+    fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+
+    fn slot_bytes(&self) -> usize {
+        self.0.slot_bytes()
+    }
+
+    fn begin(
+        &mut self,
+        direction: Direction,
+        slot: usize,
+        range: Range<usize>,
+    ) -> Result<(), CopyFailed> {
+        let transfer = match direction {
+            Direction::Out => Transfer::Out,
+            Direction::In => Transfer::In,
+        };
+        self.0.begin(transfer, slot, range).map_err(|error| CopyFailed(error.to_string()))
+    }
+
+    fn is_done(&mut self, slot: usize) -> Result<bool, CopyFailed> {
+        self.0.is_done(slot).map_err(|error| CopyFailed(error.to_string()))
+    }
+
+    fn slot(&mut self, slot: usize) -> &mut [u8] {
+        self.0.slot(slot)
+    }
+}
