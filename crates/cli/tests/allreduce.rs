@@ -57,6 +57,7 @@ fn mistakes_get_one_sentence() {
     for (arguments, said) in [
         (&["--bytes", "3"][..], "a multiple of 4"),
         (&["--ranks", "9"], "must be in [2, 8]"),
+        (&["--gpu", "0"], "--gpu needs --memory cuda"),
         (&["--rank", "0", "--group", "nonsense,1"], "is no address"),
         (&["--rank", "2", "--group", "127.0.0.1:1,127.0.0.1:2"], "has no rank 2"),
     ] {
