@@ -1,11 +1,11 @@
 //! One rank that measures and checks an all-reduce: for the verb and the demo.
 
-mod data;
+mod array;
 
 use std::time::{Duration, Instant};
 
+pub use array::{Array, OnGpu};
 use collective::{CollectiveError, Element, Group, Transport};
-pub use data::{Data, OnGpu};
 use sha2::{Digest as _, Sha256};
 
 /// What every rank of a group does.
@@ -42,18 +42,18 @@ impl Outcome {
     }
 }
 
-/// Makes the calls of one rank. `memory` has the size of the plan's data.
+/// Makes the calls of one rank. `array` has the size of the plan's data.
 pub fn run<T: Transport>(
     group: &mut Group<T>,
     plan: &Plan,
-    memory: &mut Data,
+    array: &mut Array,
 ) -> Result<Outcome, CollectiveError> {
     let (count, rank) = (plan.bytes / plan.element.bytes(), group.rank());
     let input = words(plan.element, rank, count);
-    memory.write(rank, &input)?;
-    memory.all_reduce(group, plan.element)?;
+    array.write(rank, &input)?;
+    array.all_reduce(group, plan.element)?;
     let mut first = vec![0; plan.bytes];
-    memory.read(rank, &mut first)?;
+    array.read(rank, &mut first)?;
     let mut data = first.clone();
     let mut outcome = Outcome {
         checked: count as u64,
@@ -62,11 +62,11 @@ pub fn run<T: Transport>(
         times: Vec::with_capacity(plan.rounds),
     };
     for round in 0..plan.rounds {
-        memory.write(rank, &input)?;
+        array.write(rank, &input)?;
         let began = Instant::now();
-        memory.all_reduce(group, plan.element)?;
+        array.all_reduce(group, plan.element)?;
         outcome.times.push(began.elapsed());
-        memory.read(rank, &mut data)?;
+        array.read(rank, &mut data)?;
         if plan.corrupt
             && round + 1 == plan.rounds
             && let Some(byte) = data.get_mut(plan.bytes / 2)

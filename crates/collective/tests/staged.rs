@@ -21,12 +21,22 @@ enum Fails {
     ToEnd(usize),
 }
 
+/// A copy in progress.
+#[derive(Clone)]
+struct InProgress {
+    direction: Direction,
+    range: Range<usize>,
+    number: usize,
+    /// How often it is to be asked for.
+    asks: usize,
+}
+
 /// Copies when it has been asked a few times whether it is done. Until then the memory that it writes to has other bytes.
 struct Late {
     array: Vec<u8>,
     slots: Vec<Vec<u8>>,
-    /// For each slot: the copy in progress, and how often it is to be asked.
-    copies: Vec<Option<(Direction, Range<usize>, usize, usize)>>,
+    /// By slot.
+    copies: Vec<Option<InProgress>>,
     begun: usize,
     fails: Fails,
     /// The largest number of copies that were in progress together.
@@ -65,15 +75,15 @@ impl Staging for Late {
         if direction == Direction::Out {
             self.slots[slot].fill(0xee);
         }
-        self.copies[slot] = Some((direction, range, number, 1 + number * 7 % 5));
+        let asks = 1 + number * 7 % 5;
+        self.copies[slot] = Some(InProgress { direction, range, number, asks });
         self.together = self.together.max(self.copies.iter().flatten().count());
         Ok(())
     }
 
     fn is_done(&mut self, slot: usize) -> Result<bool, CopyFailed> {
-        let Some((direction, range, number, asks)) = &mut self.copies[slot] else {
-            return Ok(true);
-        };
+        let Some(copy) = &mut self.copies[slot] else { return Ok(true) };
+        let InProgress { direction, range, number, asks } = copy;
         if self.fails == Fails::ToEnd(*number) {
             return Ok(false);
         }

@@ -96,7 +96,7 @@ impl StagedArray {
         assert!(!*is_busy, "a copy of the slot is in progress");
         *is_busy = true;
         // SAFETY: both ranges have `bytes`, as was checked, and stay allocated and registered until the stream has been seen to be
-        // done. Until then `slot` gives nobody access to the slot's memory.
+        // done. Until then `slot` does not return the slot's memory.
         unsafe {
             match transfer {
                 Transfer::Out => self.driver.begin_copy_out(*stream, near, far, bytes),

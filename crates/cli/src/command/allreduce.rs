@@ -18,7 +18,7 @@ use server::config::bytes_for_people;
 
 use super::Failure;
 use super::bench::time;
-use crate::allreduce::{self, Data, Outcome, Plan};
+use crate::allreduce::{self, Array, Outcome, Plan};
 use crate::screen::{Screen, Table};
 
 pub(super) const HELP: &str = "\
@@ -178,16 +178,16 @@ fn run_rank(screen: &Screen, options: &Options, rank: usize) -> Result<(), Failu
         )));
     }
     let member = Member { name: options.name.clone(), ranks, rank };
-    let mut data = match options.memory {
-        Memory::Host => Data::on_host(options.bytes),
-        Memory::Cuda => Data::on_gpu(options.gpu, rank, options.bytes).map_err(Failure::run)?,
+    let mut array = match options.memory {
+        Memory::Host => Array::on_host(options.bytes),
+        Memory::Cuda => Array::on_gpu(options.gpu, rank, options.bytes).map_err(Failure::run)?,
     };
     let outcome = match &options.folder {
         Some(folder) => {
             let group = Group::connect_shared(&member, folder, options.limit);
-            measure(group, options, &mut data)
+            measure(group, options, &mut array)
         }
-        None => measure(connect(&member, options)?, options, &mut data),
+        None => measure(connect(&member, options)?, options, &mut array),
     };
     let outcome = outcome.map_err(Failure::run)?;
     let (p50, p99) = (outcome.quantile(0.5), outcome.quantile(0.99));
@@ -236,11 +236,11 @@ fn connect(
 fn measure<T: Transport>(
     group: Result<Group<T>, CollectiveError>,
     options: &Options,
-    data: &mut Data,
+    array: &mut Array,
 ) -> Result<Outcome, CollectiveError> {
     let mut group = group?;
     group.set_limit(options.limit);
-    allreduce::run(&mut group, &plan(options), data)
+    allreduce::run(&mut group, &plan(options), array)
 }
 
 fn plan(options: &Options) -> Plan {

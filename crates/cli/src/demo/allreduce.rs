@@ -14,7 +14,7 @@ use serde_json::json;
 use server::config::bytes_for_people;
 
 use super::{DemoError, Report, Stage};
-use crate::allreduce::{self, Data, Outcome, Plan};
+use crate::allreduce::{self, Array, Outcome, Plan};
 use crate::screen::{Table, Tone};
 
 /// Longest that a call may take, on a busy machine.
@@ -119,7 +119,7 @@ fn group(ranks: usize, is_shared: bool, plan: Plan) -> Result<Vec<Outcome>, Coll
 }
 
 fn measure<T: Transport>(mut group: Group<T>, plan: &Plan) -> Result<Outcome, CollectiveError> {
-    allreduce::run(&mut group, plan, &mut Data::on_host(plan.bytes))
+    allreduce::run(&mut group, plan, &mut Array::on_host(plan.bytes))
 }
 
 /// A folder in which ranks find each other; it is removed.

@@ -1,4 +1,4 @@
-//! The data of a rank: in host memory, or in the memory of a GPU.
+//! The array of a rank: in host memory, or in the memory of a GPU.
 
 use std::ops::Range;
 
@@ -7,14 +7,14 @@ use collective::staged::{CopyFailed, Direction, PIECE_BYTES, SLOTS};
 use collective::{CollectiveError, Element, Group, Staging, Transport};
 
 /// An array that is summed.
-pub enum Data {
+pub enum Array {
     /// In host memory.
     Host(Vec<u8>),
     /// In the memory of a GPU.
-    Gpu(OnGpu),
+    Gpu(Box<OnGpu>),
 }
 
-impl Data {
+impl Array {
     /// An array in host memory.
     pub fn on_host(bytes: usize) -> Self {
         Self::Host(vec![0; bytes])
@@ -27,14 +27,14 @@ impl Data {
             None => rank as u32 % (survey(None)?.len() as u32).max(1),
         };
         let array = StagedArray::new(Gpu::open(number, None)?, bytes, SLOTS, PIECE_BYTES)?;
-        Ok(Self::Gpu(OnGpu(array)))
+        Ok(Self::Gpu(Box::new(OnGpu(array))))
     }
 
     /// Replaces the array.
     pub(super) fn write(&mut self, rank: usize, input: &[u8]) -> Result<(), CollectiveError> {
         match self {
             Self::Host(array) => array.copy_from_slice(input),
-            Self::Gpu(OnGpu(array)) => array.write(input).map_err(|error| failed(rank, &error))?,
+            Self::Gpu(array) => array.0.write(input).map_err(|error| failed(rank, &error))?,
         }
         Ok(())
     }
@@ -43,7 +43,7 @@ impl Data {
     pub(super) fn read(&mut self, rank: usize, into: &mut [u8]) -> Result<(), CollectiveError> {
         match self {
             Self::Host(array) => into.copy_from_slice(array),
-            Self::Gpu(OnGpu(array)) => array.read(into).map_err(|error| failed(rank, &error))?,
+            Self::Gpu(array) => array.0.read(into).map_err(|error| failed(rank, &error))?,
         }
         Ok(())
     }
@@ -55,7 +55,7 @@ impl Data {
     ) -> Result<(), CollectiveError> {
         match self {
             Self::Host(array) => group.all_reduce(element, array),
-            Self::Gpu(array) => group.all_reduce_staged(element, array),
+            Self::Gpu(array) => group.all_reduce_staged(element, &mut **array),
         }
     }
 }
