@@ -256,6 +256,14 @@ impl<N: Nic> Worker<N> {
         share.in_flight() + self.endpoints.outstanding::<N>(service as u16)
     }
 
+    /// Bytes of the sockets of the service in a slot, to blocks and from them: the books of this worker as far as they are not in the
+    /// service's counters yet, and the bytes in rings.
+    pub fn socket_bytes_of(&self, service: usize) -> [(sockets::Books, u64); 2] {
+        let share = self.turn.services.get(service);
+        let sockets = share.and_then(|share| share.sockets.as_ref());
+        sockets.map_or_else(Default::default, |sockets| sockets.bytes())
+    }
+
     /// Requests in flight of the service in a slot on each of this worker's mqueues, in service share order; never
     /// more than the service's `slots`.
     pub fn outstanding_by_mqueue(&self, service: usize) -> impl Iterator<Item = u32> + '_ {

@@ -21,6 +21,7 @@ use crate::message::{
 };
 use crate::net::{SharedNetwork, lock};
 use crate::rng::Rng;
+use crate::socket_block::{SocketBehaviour, SocketBlock, SocketShare};
 
 /// Behaviour of blocks. Rates are per mille of the messages.
 #[derive(Clone, Copy, Debug, Default)]
@@ -69,6 +70,8 @@ pub struct Behaviour {
     pub replay: u32,
     /// Reports mqueues as touched that are not.
     pub spurious: u32,
+    /// What they do with their sockets.
+    pub sockets: SocketBehaviour,
     /// Always requests the longest answer from backends, instead of sometimes.
     pub long_questions: bool,
 }
@@ -77,7 +80,8 @@ impl Behaviour {
     /// The same blocks without faults.
     pub fn sound(&self) -> Self {
         let Self { remote, delay_ns, overlap, spurious, .. } = *self;
-        Self { remote, delay_ns, overlap, spurious, ..Self::default() }
+        let sockets = SocketBehaviour { idle: self.sockets.idle, ..SocketBehaviour::default() };
+        Self { remote, delay_ns, overlap, spurious, sockets, ..Self::default() }
     }
 
     /// Whether replies may carry any content.
@@ -106,6 +110,8 @@ pub struct Role {
     pub replies: Replies,
     /// Its backends.
     pub backends: Vec<BackendRole>,
+    /// Its sockets: whether each listens.
+    pub sockets: Vec<bool>,
 }
 
 /// A backend as its kernel knows it.
@@ -123,7 +129,7 @@ pub struct BackendRole {
 pub struct BlockShare {
     /// Index in the region.
     pub block: u32,
-    /// Its mqueues in the region: the server mqueue, then the client mqueues.
+    /// Its mqueues in the region: the server mqueue, then the client mqueues, then the socket mqueue.
     pub mqueues: Vec<u32>,
     /// Their rings: RX and TX of each.
     pub rings: Vec<RingEntry>,
@@ -131,6 +137,8 @@ pub struct BlockShare {
     pub server: (Consumer<MappedMemory>, Producer<MappedMemory>),
     /// The client mqueues.
     pub clients: Vec<(Consumer<MappedMemory>, Producer<MappedMemory>)>,
+    /// The sockets, if it has any.
+    pub sockets: Option<SocketShare>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,6 +174,7 @@ struct Block {
     rx: Consumer<MappedMemory>,
     tx: Producer<MappedMemory>,
     clients: Vec<Client>,
+    sockets: Option<SocketBlock>,
     work: Vec<Work>,
     taken: u64,
     phase: Phase,
@@ -176,7 +185,10 @@ struct Block {
 impl Block {
     /// Whether there is nothing to read, to answer or to publish.
     fn is_idle(&mut self) -> bool {
-        self.work.is_empty() && !self.rx.hinted() && !self.clients.iter_mut().any(|c| c.rx.hinted())
+        self.work.is_empty()
+            && !self.rx.hinted()
+            && !self.clients.iter_mut().any(|c| c.rx.hinted())
+            && self.sockets.as_mut().is_none_or(SocketBlock::is_idle)
     }
 }
 
@@ -219,15 +231,18 @@ impl Model {
             rx: share.server.0,
             tx: share.server.1,
             clients: share.clients.into_iter().map(client).collect(),
+            // It begins to listen when it starts.
+            runnable: share.sockets.is_some(),
+            sockets: share.sockets.map(|s| SocketBlock::new(role.service, s, &role.sockets)),
             work: Vec::new(),
             taken: 0,
             phase: Phase::Serving,
-            runnable: false,
         };
+        let blocks = shares.into_iter().map(block).collect();
         Self {
             role,
             behaviour,
-            blocks: shares.into_iter().map(block).collect(),
+            blocks,
             memory: region.0,
             entries: region.1,
             net: world.0,
@@ -277,6 +292,11 @@ impl Model {
     /// Changes the behaviour; blocks that stopped stay stopped.
     pub fn set_behaviour(&mut self, behaviour: Behaviour) {
         self.behaviour = behaviour;
+    }
+
+    /// Connections that its blocks have.
+    pub fn leases(&self) -> usize {
+        self.blocks.iter().filter_map(|b| b.sockets.as_ref()).map(SocketBlock::leases).sum()
     }
 
     /// Unfinished work of a serving block, for the end of a run. Unread messages count: a block that
@@ -367,6 +387,10 @@ impl Model {
             return;
         }
         self.read_answers(number);
+        let behaviour = self.behaviour_of(number).sockets;
+        if let Some(sockets) = &mut self.blocks[number].sockets {
+            sockets.step(&mut lock(&self.net), &mut self.rng, &behaviour);
+        }
         while self.read_message(number) {}
         if self.blocks[number].phase != Phase::Serving {
             return;
@@ -387,15 +411,18 @@ impl Model {
         self.publish(number);
         // After some work is done, more may be readable.
         let block = &mut self.blocks[number];
-        block.runnable |= block.rx.hinted() && block.phase == Phase::Serving;
+        let more = block.rx.hinted() || block.sockets.as_mut().is_some_and(|s| !s.is_idle());
+        block.runnable |= more && block.phase == Phase::Serving;
     }
 
     fn publish(&mut self, number: usize) {
         let wide = self.behaviour.is_wide();
         let block = &mut self.blocks[number];
-        let clients = block.clients.iter_mut().map(|client| &mut client.tx);
-        for (tx, mqueue) in std::iter::once(&mut block.tx).chain(clients).zip(&block.mqueues) {
-            if (tx.publish() || wide) && !self.touched.contains(mqueue) {
+        let clients = block.clients.iter_mut().map(|client| client.tx.publish());
+        let published = std::iter::once(block.tx.publish()).chain(clients);
+        let published = published.chain(block.sockets.as_mut().map(SocketBlock::publish));
+        for (published, mqueue) in published.zip(&block.mqueues) {
+            if (published || wide) && !self.touched.contains(mqueue) {
                 self.touched.push(*mqueue);
             }
         }

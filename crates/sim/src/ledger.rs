@@ -19,6 +19,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use engine::metrics::ServiceSnapshot;
 use engine::topology::Dispatch;
+use sockets::Books;
 use wire::DropReason;
 use wire::admission::{bucket, key_hash};
 use wire::framing::Framing;
@@ -73,6 +74,14 @@ struct Asked {
     replied: u64,
 }
 
+/// See [`OfService::sockets`].
+#[derive(Clone, Copy, Debug, Default)]
+struct SocketBytes {
+    from_peers: u64,
+    to_peers: u64,
+    moved: u64,
+}
+
 #[derive(Clone, Debug)]
 struct OfService {
     rules: ServiceRules,
@@ -85,6 +94,8 @@ struct OfService {
     datagrams_out: u64,
     /// Complete replies written to streams.
     stream_replies: u64,
+    /// Bytes of sockets: that the engine read from connections and wrote to them, and that blocks have moved from ring to ring.
+    sockets: SocketBytes,
     /// The engine's counters matched, and nothing has crossed since.
     audited: bool,
 }
@@ -130,6 +141,7 @@ impl Ledger {
             overflowed: 0,
             datagrams_out: 0,
             stream_replies: 0,
+            sockets: SocketBytes::default(),
             audited: false,
         };
         Self {
@@ -279,6 +291,43 @@ impl Ledger {
         while let Some(what) = tail.next(framing) {
             of_service.stream_replies += u64::from(what != FromStream::Error);
         }
+    }
+
+    /// The engine read bytes from a connection of a block.
+    pub(crate) fn socket_in(&mut self, service: usize, count: u64) {
+        self.services[service].sockets.from_peers += count;
+    }
+
+    /// A connection of a block took bytes from the engine.
+    pub(crate) fn socket_out(&mut self, service: usize, count: u64) {
+        self.services[service].sockets.to_peers += count;
+    }
+
+    /// A block read bytes from one ring and wrote them to another.
+    pub(crate) fn socket_moved(&mut self, service: usize, count: u64) {
+        self.services[service].sockets.moved += count;
+    }
+
+    /// Compares the engine's books of the bytes of sockets with what crossed its boundary. Of each direction, to blocks and from
+    /// them: the books, and the bytes in rings. `judged`: blocks do not overwrite the words of their rings.
+    pub(crate) fn audit_sockets(&mut self, service: usize, of: [(Books, u64); 2], judged: bool) {
+        let crossed = self.services[service].sockets;
+        let [(received, _), (sent, _)] = of;
+        for (what, (books, in_rings)) in ["received", "sent"].into_iter().zip(of) {
+            self.must(books.taken == books.delivered + books.dropped + in_rings, || {
+                format!("service {service}: {what} {books:?}, {in_rings} bytes in rings")
+            });
+        }
+        self.must(received.taken == crossed.from_peers, || {
+            format!("service {service}: {received:?}, {crossed:?}")
+        });
+        self.must(sent.delivered == crossed.to_peers, || {
+            format!("service {service}: {sent:?}, {crossed:?}")
+        });
+        let most = received.delivered.max(sent.taken);
+        self.must(!judged || most <= crossed.moved, || {
+            format!("service {service}: received {received:?}, sent {sent:?}, {crossed:?}")
+        });
     }
 
     /// A kernel read a message from the RX ring of `mqueue` (numbered over all workers).

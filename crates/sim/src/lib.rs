@@ -108,6 +108,8 @@ mod probe;
 pub mod rng;
 pub mod run;
 pub mod shm_client;
+pub mod socket_block;
+pub mod socket_peer;
 pub mod stream_client;
 pub mod trace;
 pub mod world;

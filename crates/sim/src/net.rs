@@ -95,6 +95,8 @@ pub struct PortSite {
     pub reply_ratio: usize,
     /// Whether datagrams from ports below 1024 are served.
     pub privileged: bool,
+    /// Its connections are for the service's blocks.
+    pub is_socket: bool,
 }
 
 /// Whether this is an address of a UDP port of the server.
@@ -143,6 +145,8 @@ pub struct BackendSite {
     pub reachability: Reachability,
     /// Connections that the backend has not accepted.
     pub arrived: VecDeque<ConnId>,
+    /// The service whose blocks connect to it.
+    pub(crate) sockets_of: Option<usize>,
 }
 
 #[derive(Clone, Debug)]
@@ -236,6 +240,7 @@ impl Network {
             address,
             reachability: Reachability::Open { after_ns: 0 },
             arrived: VecDeque::new(),
+            sockets_of: None,
         };
         Self {
             now_ns: 0,
@@ -275,6 +280,24 @@ impl Network {
     /// Changes the result of connections to a backend.
     pub fn set_reachability(&mut self, backend: usize, reachability: Reachability) {
         self.backends[backend].reachability = reachability;
+    }
+
+    /// The service whose blocks have this connection.
+    pub(crate) fn socket_service(&self, id: ConnId) -> Option<usize> {
+        match self.conns[id].site {
+            Site::Client { port, .. } => {
+                let port = &self.ports[usize::from(port)];
+                port.is_socket.then_some(port.service)
+            }
+            Site::Backend(site) => self.backends[site].sockets_of,
+        }
+    }
+
+    /// The backends at these places are peers of a service's blocks.
+    pub(crate) fn set_socket_peers(&mut self, places: impl IntoIterator<Item = (usize, usize)>) {
+        for (place, service) in places {
+            self.backends[place].sockets_of = Some(service);
+        }
     }
 
     /// A listening address.
@@ -506,14 +529,31 @@ impl Network {
         let site = Site::Client { port, worker };
         self.conns.push(Conn::new(Transport::Tcp, site, peer, Phase::Up));
         self.trace.note(self.now_ns, "connect", &[id as u64, port.into(), worker as u64]);
-        let entry = &mut self.workers[worker].ports[port as usize];
-        if entry.stopped {
-            self.send_segment(id, false, Segment::Reset);
+        let listens = self.listeners(port, worker).any(|entry| !entry.stopped);
+        if listens {
+            self.listeners(port, worker).for_each(|entry| entry.news |= !entry.stopped);
+            self.backlog(port, worker).push_back(id);
         } else {
-            entry.news = true;
-            entry.backlog.push_back(id);
+            self.send_segment(id, false, Segment::Reset);
         }
         id
+    }
+
+    /// The ports of workers that a connection may reach: of sockets all of them, because they share one listener.
+    pub(crate) fn listeners(
+        &mut self,
+        port: PortIndex,
+        worker: usize,
+    ) -> impl Iterator<Item = &mut WorkerPort> {
+        let shared = self.ports[usize::from(port)].is_socket;
+        let workers = if shared { 0..self.workers.len() } else { worker..worker + 1 };
+        self.workers[workers].iter_mut().map(move |side| &mut side.ports[usize::from(port)])
+    }
+
+    /// Connections that wait at a port.
+    pub(crate) fn backlog(&mut self, port: PortIndex, worker: usize) -> &mut VecDeque<ConnId> {
+        let first = self.listeners(port, worker).next();
+        &mut first.expect("there are workers").backlog
     }
 
     // Any peer's side.

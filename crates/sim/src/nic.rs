@@ -208,6 +208,10 @@ impl Network {
             }
             let bytes = conn.up.take(count);
             into[..count].copy_from_slice(&bytes);
+            if let Some(service) = self.socket_service(id) {
+                self.ledger.socket_in(service, count as u64);
+            }
+            let conn = &mut self.conns[id];
             // The engine takes a short read as the end of the available data.
             conn.readable |= count < into.len() && conn.up.has_input();
             return Read::Bytes(count);
@@ -251,7 +255,10 @@ impl Network {
             return Written::Full;
         }
         if count > 0 {
-            if let Site::Client { port, .. } = conn.site {
+            if let Some(service) = self.socket_service(id) {
+                self.ledger.socket_out(service, count as u64);
+            } else if let Site::Client { port, .. } = self.conns[id].site {
+                let conn = &mut self.conns[id];
                 let service = self.ports[port as usize].service;
                 self.ledger.stream_out(service, &mut conn.tail, &bytes[..count]);
             }
@@ -305,17 +312,16 @@ impl Nic for SimNic {
 
     fn accept(&mut self, port: PortIndex) -> Option<(SimSocket, SocketAddr)> {
         let mut net = lock(&self.net);
-        if net.workers[self.worker].ports[port as usize].backlog.is_empty() {
+        if net.backlog(port, self.worker).is_empty() {
             return None;
         }
         let exhausted = net.exhausted_occurs();
-        let entry = &mut net.workers[self.worker].ports[port as usize];
         if exhausted {
             // Retried at a later poll, as for a listener that lacks descriptors.
-            entry.news = true;
+            net.workers[self.worker].ports[port as usize].news = true;
             return None;
         }
-        let conn = entry.backlog.pop_front()?;
+        let conn = net.backlog(port, self.worker).pop_front()?;
         let peer = net.conns[conn].peer;
         drop(net);
         Some((SimSocket { conn: Some(conn), net: self.net.clone() }, peer))
@@ -413,8 +419,10 @@ impl Nic for SimNic {
         port.stopped = true;
         port.news = false;
         port.datagrams.clear();
-        for id in std::mem::take(&mut port.backlog) {
-            net.engine_close(id, Close::Reset);
+        if net.listeners(index, self.worker).all(|entry| entry.stopped) {
+            for id in std::mem::take(net.backlog(index, self.worker)) {
+                net.engine_close(id, Close::Reset);
+            }
         }
     }
 

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, mpsc};
 
 use engine::metrics::{Metrics, ServiceMetrics, ServiceSnapshot};
 use engine::stages::ObservationSnapshot;
-use engine::topology::{Replies, Topology};
+use engine::topology::{Listen, Replies, Service, SocketSpec, Topology};
 use engine::{
     Attachment, BlockEnds, ChainReply, ChainRequest, ControlMessage, Fabric, ServiceInstall,
     ShmClient, Switch, Worker,
@@ -23,6 +23,7 @@ use engine::{
 use mqueue::abi::RingEntry;
 use mqueue::{HeapMapping, MappedMemory, Region, Words};
 use onpath::{Arranged, Counters, Function, Link, OnFailure, Policy};
+use sockets::Books;
 use wire::DropReason;
 use wire::framing::Framing;
 use wire::nic::{Nic, Transport};
@@ -35,6 +36,7 @@ use crate::ledger::{Ledger, ServiceRules};
 use crate::net::{LOCAL, Network, PortSite, SharedNetwork, lock};
 use crate::nic::{SimNic, SimSocket};
 use crate::rng::Rng;
+use crate::socket_block::SocketShare;
 
 /// Slots for services that are added later.
 const SPARE_SLOTS: usize = 8;
@@ -79,15 +81,18 @@ impl Setup {
         self.topology.services.iter().enumerate().map(rules).collect()
     }
 
-    /// Backend addresses of all services, in order, and the addresses of upstream servers.
+    /// Of all services, in order: backend addresses, the address of the upstream server, addresses to which blocks connect.
     pub fn backend_addresses(&self) -> Vec<SocketAddr> {
-        let services = self.topology.services.iter();
-        services.flat_map(|s| s.backends.iter().map(|b| b.address).chain(s.upstream)).collect()
+        let of_service = |service: &Service| {
+            let backends = service.backends.iter().map(|backend| backend.address);
+            backends.chain(service.upstream).chain(connected(service)).collect::<Vec<_>>()
+        };
+        self.topology.services.iter().flat_map(of_service).collect()
     }
 
     fn network(&self, rng: Rng) -> Network {
         let limit = self.topology.limits.udp_reply_ratio;
-        let port = |(service, listen): (usize, engine::topology::Listen)| PortSite {
+        let port = |(service, listen, is_socket): (usize, Listen, bool)| PortSite {
             transport: listen.transport,
             address: listen.address,
             service,
@@ -99,12 +104,40 @@ impl Setup {
                 .limits
                 .udp_privileged_sources
                 .unwrap_or(listen.address.ip().is_loopback()),
+            is_socket,
         };
-        let ports = self.topology.ports().map(port).collect();
+        let services = self.topology.services.iter().enumerate();
+        let ports = services.flat_map(|(index, service)| {
+            service.ports().map(move |(listen, socket)| (index, listen, socket.is_some()))
+        });
+        let ports = ports.map(port).collect();
         let ledger = Ledger::new(self.rules());
         let workers = self.topology.engine.workers;
-        Network::new(workers, ports, self.backend_addresses(), ledger, rng)
+        let mut net = Network::new(workers, ports, self.backend_addresses(), ledger, rng);
+        net.set_socket_peers(self.socket_peers());
+        net
     }
+
+    /// Places of the peers of blocks in [`Self::backend_addresses`], with their services.
+    fn socket_peers(&self) -> Vec<(usize, usize)> {
+        let mut peers = Vec::new();
+        let mut next = 0;
+        for (index, service) in self.topology.services.iter().enumerate() {
+            next += service.backends.len() + usize::from(service.upstream.is_some());
+            let end = next + connected(service).count();
+            peers.extend((next..end).map(|place| (place, index)));
+            next = end;
+        }
+        peers
+    }
+}
+
+/// Addresses to which a service's blocks connect.
+fn connected(service: &Service) -> impl Iterator<Item = SocketAddr> + '_ {
+    service.sockets.iter().filter_map(|socket| match socket {
+        SocketSpec::Connect(address) => Some(*address),
+        SocketSpec::Listen(_) => None,
+    })
 }
 
 /// What the workers of a world are asked.
@@ -187,11 +220,23 @@ pub(crate) fn prepare_region(
         let worker = block as usize % workers;
         ends[worker].push(BlockEnds::take(&mut near, block));
         let mqueues = far.mqueues_of(block).to_vec();
+        let (mut clients, mut sockets) = (Vec::new(), None);
+        for mqueue in &mqueues[1..] {
+            let ends = far.accelerator_ends(*mqueue);
+            if far.role(*mqueue).1 == mqueue::Role::Sockets {
+                let entries = far.streams_of(block).to_vec();
+                let (memory, streams) = (memory.clone(), far.block_streams(block));
+                sockets = Some(SocketShare { memory, mqueue: ends, streams, entries });
+            } else {
+                clients.push(ends);
+            }
+        }
         shares[worker].push(BlockShare {
             block,
             rings: mqueues.iter().flat_map(|mqueue| far.rings_of(*mqueue)).copied().collect(),
             server: far.accelerator_ends(mqueues[0]),
-            clients: mqueues[1..].iter().map(|mqueue| far.accelerator_ends(*mqueue)).collect(),
+            clients,
+            sockets,
             mqueues,
         });
     }
@@ -442,6 +487,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     pub fn check(&mut self) -> Result<(), String> {
         for service in 0..self.topology.services.len() {
             self.check_service(service)?;
+            self.check_sockets(service);
         }
         self.check_ledger()
     }
@@ -459,8 +505,45 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
                 *last = Some(page);
                 self.check_service(service)?;
             }
+            self.check_sockets(service);
         }
         self.check_ledger()
+    }
+
+    /// The books of bytes of the sockets of a service.
+    fn check_sockets(&self, service: usize) {
+        if self.topology.services[service].sockets.is_empty() {
+            return;
+        }
+        let judged = self.setup.behaviours[service].sockets.scribble == 0;
+        let bytes = self.socket_bytes(service);
+        lock(&self.net).ledger.audit_sockets(service, bytes, judged);
+    }
+
+    /// Bytes of the sockets of a service, to blocks and from them: the engine's books, and the bytes in rings.
+    pub fn socket_bytes(&self, service: usize) -> [(Books, u64); 2] {
+        let counted = self.services[service].snapshot();
+        let received = Books {
+            taken: counted.socket_received_bytes,
+            delivered: counted.socket_read_bytes,
+            dropped: counted.socket_unread_bytes,
+        };
+        let sent = Books {
+            taken: counted.socket_written_bytes,
+            delivered: counted.socket_sent_bytes,
+            dropped: counted.socket_unsent_bytes,
+        };
+        let mut all = [(received, 0), (sent, 0)];
+        for worker in &self.workers {
+            for slot in &self.slots[service] {
+                let of_slot = worker.socket_bytes_of((*slot).into());
+                for ((books, in_rings), (more, in_more)) in all.iter_mut().zip(of_slot) {
+                    *books += more;
+                    *in_rings += in_more;
+                }
+            }
+        }
+        all
     }
 
     fn check_ledger(&self) -> Result<(), String> {
@@ -690,6 +773,7 @@ fn role(setup: &Setup, service: usize, accelerator: usize) -> Role {
         framing: spec.framing,
         replies: spec.replies,
         backends: spec.backends.iter().map(backend).collect(),
+        sockets: spec.sockets.iter().map(|socket| socket.listens()).collect(),
     }
 }
 

@@ -47,6 +47,15 @@ impl Books {
     pub fn outstanding(&self) -> u64 {
         self.taken - self.delivered - self.dropped
     }
+
+    /// What was added to them since they were `earlier`.
+    pub fn since(self, earlier: Self) -> Self {
+        Self {
+            taken: self.taken - earlier.taken,
+            delivered: self.delivered - earlier.delivered,
+            dropped: self.dropped - earlier.dropped,
+        }
+    }
 }
 
 impl AddAssign for Books {
@@ -109,6 +118,15 @@ impl<M: Memory> Slot<M> {
         match direction {
             Direction::Receive => self.received,
             Direction::Send => self.sent,
+        }
+    }
+
+    /// Bytes in the ring according to the positions of its ends, which the books do not use.
+    pub fn in_ring(&self, direction: Direction) -> u64 {
+        match (self.state, direction) {
+            (State::Free, _) => 0,
+            (_, Direction::Receive) => self.rx.position() - self.rx_noted,
+            (_, Direction::Send) => self.tx_noted - self.tx.position(),
         }
     }
 

@@ -248,6 +248,26 @@ impl Sockets {
         self.blocks[number as usize] = block;
     }
 
+    /// Of each direction, the books of bytes as far as they are not in the counters, and the bytes in rings.
+    pub(crate) fn bytes(&self) -> [(Books, u64); 2] {
+        [Direction::Receive, Direction::Send].map(|direction| {
+            let (mut books, mut in_rings) = (Books::default(), 0);
+            for block in &self.blocks {
+                let counted = match direction {
+                    Direction::Receive => block.counted_received,
+                    Direction::Send => block.counted_sent,
+                };
+                let mut sum = Books::default();
+                for slot in block.sockets.slots() {
+                    sum += slot.books(direction);
+                    in_rings += slot.in_ring(direction);
+                }
+                books += sum.since(counted);
+            }
+            (books, in_rings)
+        })
+    }
+
     /// Adds what the books of a block's slots have gained since the last time to the counters.
     fn count_bytes(&mut self, number: u32) {
         let Self { blocks, counters, .. } = self;
@@ -261,9 +281,10 @@ impl Sockets {
                 Direction::Receive => (&mut block.counted_received, counters.of_received()),
                 Direction::Send => (&mut block.counted_sent, counters.of_sent()),
             };
-            taken.add(sum.taken - counted.taken);
-            delivered.add(sum.delivered - counted.delivered);
-            dropped.add(sum.dropped - counted.dropped);
+            let gained = sum.since(*counted);
+            taken.add(gained.taken);
+            delivered.add(gained.delivered);
+            dropped.add(gained.dropped);
             *counted = sum;
         }
     }

@@ -1,0 +1,189 @@
+//! The peers of blocks' sockets: clients that send numbered bytes and expect them back, and servers that echo.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use wire::nic::{Close, PortIndex};
+
+use crate::conn::ConnId;
+use crate::net::{Network, PeerRead};
+use crate::rng::{Rng, mix};
+
+/// How a client ends its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// It sends everything, ends its direction, and reads everything.
+    Orderly,
+    /// It closes the connection after this many bytes.
+    Close(u64),
+    /// It resets the connection after this many bytes.
+    Reset(u64),
+    /// It stops reading after this many bytes.
+    Deaf(u64),
+}
+
+/// What a client has found at the end of its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// The end, after all bytes.
+    All,
+    /// A reset.
+    Reset,
+    /// It has ended the connection itself.
+    Left,
+}
+
+/// A client of a listener of blocks.
+#[derive(Clone, Debug)]
+pub struct SocketClient {
+    conn: ConnId,
+    seed: u64,
+    total: u64,
+    sent: u64,
+    received: u64,
+    ending: Ending,
+    found: Option<Found>,
+}
+
+/// Byte `n` of a client's stream.
+fn byte(seed: u64, n: u64) -> u8 {
+    (mix(seed ^ n / 8) >> (8 * (n % 8))) as u8
+}
+
+/// The longest piece that a peer writes or reads at once.
+const PIECE_BYTES: u64 = 2000;
+
+impl SocketClient {
+    /// Connects; it will send `total` bytes.
+    pub fn connect(
+        net: &mut Network,
+        (peer, port): (SocketAddr, PortIndex),
+        total: u64,
+        ending: Ending,
+    ) -> Self {
+        let conn = net.connect(peer, port);
+        let seed = u64::from(peer.port()) << 32 | conn as u64;
+        Self { conn, seed, total, sent: 0, received: 0, ending, found: None }
+    }
+
+    /// How its connection has ended.
+    pub fn found(&self) -> Option<Found> {
+        self.found
+    }
+
+    /// Bytes that came back.
+    pub fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// From now on it reads, and ends in order.
+    pub fn recover(&mut self) {
+        self.ending = Ending::Orderly;
+    }
+
+    /// Sends and receives what can be.
+    pub fn step(&mut self, net: &mut Network, rng: &mut Rng) {
+        if self.found.is_some() {
+            return;
+        }
+        self.send(net, rng);
+        match self.ending {
+            Ending::Close(after) if self.sent >= after => self.leave(net, Close::Graceful),
+            Ending::Reset(after) if self.sent >= after => self.leave(net, Close::Reset),
+            Ending::Deaf(after) if self.received >= after => {}
+            _ => self.receive(net, rng),
+        }
+    }
+
+    fn send(&mut self, net: &mut Network, rng: &mut Rng) {
+        let count = rng.between(1, PIECE_BYTES).min(self.total - self.sent);
+        if count == 0 {
+            return;
+        }
+        let bytes: Vec<u8> = (self.sent..self.sent + count).map(|n| byte(self.seed, n)).collect();
+        self.sent += net.peer_write(self.conn, &bytes) as u64;
+        if self.sent == self.total {
+            net.peer_shutdown(self.conn);
+        }
+    }
+
+    fn receive(&mut self, net: &mut Network, rng: &mut Rng) {
+        match net.peer_read(self.conn, rng.between(1, PIECE_BYTES) as usize) {
+            PeerRead::Empty => {}
+            PeerRead::Broken => self.found = Some(Found::Reset),
+            PeerRead::Bytes(bytes) => {
+                let from = self.received;
+                self.received += bytes.len() as u64;
+                let right = bytes.iter().zip(from..).all(|(is, n)| *is == byte(self.seed, n));
+                let (conn, sent) = (self.conn, self.sent);
+                net.ledger.must(right && self.received <= sent, || {
+                    format!("connection {conn} sent {sent} bytes and got others from {from} on")
+                });
+            }
+            PeerRead::Closed => {
+                let Self { conn, received, total, .. } = *self;
+                net.ledger.must(received == total, || {
+                    format!("connection {conn} ended in order after {received} of {total} bytes")
+                });
+                net.peer_close(self.conn, Close::Graceful);
+                self.found = Some(Found::All);
+            }
+        }
+    }
+
+    fn leave(&mut self, net: &mut Network, how: Close) {
+        net.peer_close(self.conn, how);
+        self.found = Some(Found::Left);
+    }
+}
+
+/// A server to which blocks connect; it echoes.
+#[derive(Clone, Debug)]
+pub struct EchoServer {
+    /// Its place among the backends of the network.
+    backend: usize,
+    conns: Vec<Echo>,
+}
+
+#[derive(Clone, Debug)]
+struct Echo {
+    conn: ConnId,
+    held: VecDeque<u8>,
+    ended: bool,
+}
+
+impl EchoServer {
+    /// The server at this place.
+    pub fn new(backend: usize) -> Self {
+        Self { backend, conns: Vec::new() }
+    }
+
+    /// Accepts, receives and sends.
+    pub fn step(&mut self, net: &mut Network, rng: &mut Rng) {
+        while let Some(conn) = net.take_arrived(self.backend) {
+            self.conns.push(Echo { conn, held: VecDeque::new(), ended: false });
+        }
+        self.conns.retain_mut(|echo| echo.step(net, rng));
+    }
+}
+
+impl Echo {
+    /// Returns whether it goes on.
+    fn step(&mut self, net: &mut Network, rng: &mut Rng) -> bool {
+        if self.held.len() < PIECE_BYTES as usize && !self.ended {
+            match net.peer_read(self.conn, rng.between(1, PIECE_BYTES) as usize) {
+                PeerRead::Empty => {}
+                PeerRead::Bytes(bytes) => self.held.extend(bytes),
+                PeerRead::Closed => self.ended = true,
+                PeerRead::Broken => return false,
+            }
+        }
+        let count = net.peer_write(self.conn, self.held.make_contiguous());
+        self.held.drain(..count);
+        let over = self.ended && self.held.is_empty();
+        if over {
+            net.peer_close(self.conn, Close::Graceful);
+        }
+        !over
+    }
+}
