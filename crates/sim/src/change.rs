@@ -191,10 +191,10 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         assert!(self.change.is_none(), "one change after the other");
         let workers = self.workers.len();
         let old = self.slots[service].last().copied();
-        let ports = self.topology.ports().enumerate();
-        let of_service =
-            |(index, (of, _)): (usize, (usize, _))| (of == service).then_some(index as PortIndex);
-        let ports: Vec<PortIndex> = ports.filter_map(of_service).collect();
+        let before = self.topology.services[..service].iter();
+        let first = before.map(|earlier| earlier.ports().count()).sum::<usize>() as PortIndex;
+        let listens: Vec<_> = self.topology.services[service].ports().collect();
+        let ports: Vec<PortIndex> = (first..).take(listens.len()).collect();
         let mut installs: Vec<Option<ServiceInstall<()>>> = (0..workers).map(|_| None).collect();
         let (mut successor, mut shm_successor) = (None, None);
         if let Some(keeps) = next {
@@ -205,13 +205,9 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
             shm_successor = keeps.memory_clients.then_some(slot);
             self.slots[service].push(slot);
             if old.is_none() {
-                let limits = &self.topology.limits;
-                let services = self.topology.services.iter();
-                let listens: Vec<_> = services.flat_map(Service::ports).collect();
                 for install in installs.iter_mut().flatten() {
-                    for port in &ports {
-                        let listen = listens[usize::from(*port)];
-                        install.add_port(*port, listen, limits, ());
+                    for (port, listen) in ports.iter().zip(&listens) {
+                        install.add_port(*port, *listen, &self.topology.limits, ());
                     }
                 }
             }
@@ -235,8 +231,10 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
             progress: (0..workers).map(|_| Progress::default()).collect(),
             switch: Switch {
                 leave: leave.into_iter().collect(),
-                lead: lead
-                    .map_or(Vec::new(), |slot| ports.iter().map(|p| (*p, slot, None)).collect()),
+                lead: lead.map_or(Vec::new(), |slot| {
+                    let sockets = listens.iter().map(|(_, socket)| *socket);
+                    ports.iter().zip(sockets).map(|(port, socket)| (*port, slot, socket)).collect()
+                }),
                 stop: if next.is_some() { Vec::new() } else { ports },
                 limits: self.topology.limits.clone(),
                 polling: self.topology.engine.polling,

@@ -85,7 +85,7 @@ pub(crate) struct SocketBlock {
 
 /// The longest piece that a block moves at once.
 const PIECE_BYTES: u64 = 3000;
-/// Tokens of commands that nobody waits for.
+/// A bit of the tokens of forged commands.
 const FORGED: u64 = 1 << 63;
 
 impl SocketBlock {

@@ -4,12 +4,14 @@ mod scene;
 
 use engine::topology::SocketSpec;
 use scene::{MS, Scene, Script, script};
+use sim::change::Keeps;
 use sim::net::{Faults, lock};
 use sim::rng::Rng;
 use sim::socket_block::SocketBehaviour;
 use sim::socket_peer::{EchoServer, Ending, Found, SocketClient};
 use wire::DropReason;
 use wire::framing::Framing;
+use wire::nic::Close;
 
 /// The listener of blocks.
 const PORT: u16 = 2;
@@ -48,10 +50,14 @@ impl Play {
     }
 
     fn connect(&mut self, total: u64, ending: Ending) {
+        self.connect_to(PORT, total, ending);
+    }
+
+    fn connect_to(&mut self, port: u16, total: u64, ending: Ending) {
         let workers = self.scene.world.workers.len() as u64;
-        let peer = self.scene.client_of(self.rng.below(workers) as usize, PORT);
+        let peer = self.scene.client_of(self.rng.below(workers) as usize, port);
         let net = &mut lock(&self.scene.world.net);
-        self.clients.push(SocketClient::connect(net, (peer, PORT), total, ending));
+        self.clients.push(SocketClient::connect(net, (peer, port), total, ending));
     }
 
     fn run(&mut self, rounds: usize) {
@@ -76,16 +82,7 @@ impl Play {
             self.run(50);
         }
         let stuck = self.clients.iter().filter(|client| client.found().is_none()).count();
-        if stuck > 0 {
-            let world = &self.scene.world;
-            eprintln!("{:?}", self.clients);
-            eprintln!("{:?}", world.socket_bytes(0));
-            eprintln!("{:?}", world.metrics.service(0));
-            for m in &world.models {
-                eprintln!("{}", lock(m).leases());
-            }
-        }
-        assert_eq!(stuck, 0, "clients wait for ever");
+        assert_eq!(stuck, 0, "clients that wait without an end");
         // What is left of connections that were reset has limits of time.
         self.scene.wait_ms(5);
     }
@@ -130,5 +127,199 @@ fn every_byte_comes_back() {
         assert_eq!((received.taken, received.dropped), (ways * sent, 0));
         assert_eq!(play.scene.world.metrics.service(0).sockets_opened, 15 * ways);
         assert_eq!(play.scene.world.metrics.service(0).socket_bad_commands, 0);
+    }
+}
+
+/// Everything goes wrong for a while, then nothing does: clients that end in order get all bytes, and nothing is left.
+#[test]
+fn connections_end_in_every_way() {
+    let mut found = [0; 3];
+    let mut ends = [0; sockets::End::COUNT];
+    for (seed, relay) in seeds().flat_map(|seed| [(seed, false), (seed, true)]) {
+        let mut script = sockets(seed, relay);
+        script.limits().slow_client_ms = 3;
+        script.behaviour().sockets =
+            SocketBehaviour { idle: 200, reset: 5, ..SocketBehaviour::default() };
+        let mut play = Play::new(script, seed);
+        play.scene.faults(Faults {
+            short_read: 200,
+            short_write: 200,
+            spurious: 50,
+            late_event: 200,
+            exhausted: 20,
+            reset_destroys: 500,
+            delay_ns: (0, MS / 5),
+            pipe_bytes: 3000,
+            ..Faults::default()
+        });
+        for _ in 0..40 {
+            let total = play.rng.between(1, 30_000);
+            let after = play.rng.below(total);
+            let ending = match play.rng.below(6) {
+                0 => Ending::Close(after),
+                1 => Ending::Reset(after),
+                2 => Ending::Deaf(after),
+                _ => Ending::Orderly,
+            };
+            play.connect(total, ending);
+            let rounds = play.rng.below(40);
+            play.run(rounds as usize);
+        }
+        play.scene.faults(Faults::default());
+        play.run(2000);
+        play.clients.iter_mut().for_each(SocketClient::recover);
+        play.run_to_the_end();
+        play.check_all_over();
+        for (sum, what) in found.iter_mut().zip([Found::All, Found::Reset, Found::Left]) {
+            *sum += play.found(what);
+        }
+        for (sum, count) in ends.iter_mut().zip(play.scene.world.metrics.service(0).socket_ends) {
+            *sum += count;
+        }
+    }
+    assert!(found.iter().all(|count| *count > 50), "{found:?}");
+    use sockets::End::{Closed, NoDescriptor, ResetByBlock, ResetByPeer, SlowPeer};
+    for end in [Closed, ResetByBlock, ResetByPeer, SlowPeer, NoDescriptor] {
+        assert!(ends[end as usize] > 0, "{}: {ends:?}", end.name());
+    }
+}
+
+/// A second service with the same sockets and sound blocks, behind port 4 (3 is its message port).
+const OTHER: u16 = 4;
+
+/// Blocks that send any command and overwrite the words of their rings hurt their own connections only: the books hold, no connection
+/// of another service loses a byte, and the engine ends every connection.
+#[test]
+fn hostile_blocks_hurt_only_themselves() {
+    let (mut bad, mut broken) = (0, 0);
+    for (seed, relay) in (0..24).flat_map(|seed| [(seed, false), (seed, true)]) {
+        let mut script = sockets(seed, relay);
+        script.another_service(wire::nic::Transport::Udp);
+        let other = &mut script.setup.topology.services[1];
+        other.sockets = vec![SocketSpec::Listen(([127, 0, 0, 1], 9101).into())];
+        let scribble = if seed % 2 == 0 { 0 } else { 100 };
+        script.behaviour().sockets =
+            SocketBehaviour { forge: 300, scribble, ..SocketBehaviour::default() };
+        let mut play = Play::new(script, seed);
+        for _ in 0..40 {
+            let total = play.rng.between(1, 20_000);
+            play.connect(total, Ending::Orderly);
+            let client = play.clients.pop().expect("it has just connected");
+            play.clients.push(client.of_hostile_block());
+            play.connect_to(OTHER, total, Ending::Orderly);
+            play.run(20);
+        }
+        play.run(500);
+        let net = play.scene.world.net.clone();
+        for hostile in play.clients.iter_mut().step_by(2) {
+            hostile.end(&mut lock(&net), Close::Reset);
+        }
+        play.run_to_the_end();
+        let mut others = play.clients.iter().skip(1).step_by(2);
+        assert!(others.all(|client| client.found() == Some(Found::All)), "seed {seed}");
+        let [hostile, other] = [0, 1].map(|service| play.scene.world.metrics.service(service));
+        assert_eq!((other.sockets_opened, other.sockets_closed), (40, 40));
+        assert!(relay || hostile.sockets_opened == hostile.sockets_closed, "{hostile:?}");
+        bad += hostile.socket_bad_commands;
+        broken += hostile.socket_ends[sockets::End::BlockEnded as usize];
+    }
+    assert!(bad > 1000 && broken > 10, "{bad} bad commands, {broken} broken");
+}
+
+/// The accelerator's generation ends at any moment, with or without a pause before: its connections are reset, the old blocks go on in
+/// the old region without effect, and the next generation serves.
+#[test]
+fn a_generation_ends_with_its_connections() {
+    let (mut reset, mut lost) = (0, 0);
+    for (seed, relay) in (0..24).flat_map(|seed| [(seed, false), (seed, true)]) {
+        let script = sockets(seed, relay);
+        let behaviour = script.setup.behaviours[0];
+        let mut play = Play::new(script, seed);
+        for round in 0..4 {
+            for _ in 0..6 {
+                let total = play.rng.between(1, 40_000);
+                play.connect(total, Ending::Orderly);
+                let rounds = play.rng.below(20);
+                play.run(rounds as usize);
+            }
+            let world = &mut play.scene.world;
+            let planned = (seed + round) % 2 == 0;
+            let reason =
+                if planned { DropReason::Reconfiguring } else { DropReason::AcceleratorLost };
+            if planned {
+                world.hold(0, 0, MS);
+                play.run(20);
+            }
+            play.scene.world.lose_runtime(0, 0, reason);
+            let rounds = play.rng.below(30);
+            play.run(rounds as usize);
+            play.scene.world.replace_rings(0, 0, behaviour);
+            let rounds = play.rng.below(30);
+            play.run(rounds as usize);
+            play.scene.world.resume_blocks(0, 0);
+        }
+        play.run_to_the_end();
+        let counted = play.scene.world.metrics.service(0);
+        assert_eq!(counted.sockets_opened, counted.sockets_closed, "seed {seed}, relay: {relay}");
+        reset += play.found(Found::Reset);
+        lost += counted.socket_ends[sockets::End::AcceleratorLost as usize];
+        // The last generation serves clients that come now.
+        let before = play.found(Found::All);
+        (0..5).for_each(|_| play.connect(10_000, Ending::Orderly));
+        play.run_to_the_end();
+        assert_eq!(play.found(Found::All), before + 5, "seed {seed}, relay: {relay}");
+    }
+    assert!(reset > 50 && lost > 50, "{reset} clients were reset, {lost} connections lost");
+}
+
+/// A service that is replaced, removed or stopped accepts no more; open connections go on until the drain time is over.
+#[test]
+fn open_connections_go_on_while_a_service_drains() {
+    for (seed, relay) in (0..18).flat_map(|seed| [(seed, false), (seed, true)]) {
+        let mut play = Play::new(sockets(seed, relay), seed);
+        // As many as there are slots, so that all of them are open.
+        let blocks = play.scene.world.topology().services[0].mqueues;
+        let ends_late = seed % 2 == 0;
+        for _ in 0..2 * blocks {
+            let total = if ends_late { 200_000 } else { 40_000 };
+            play.connect(total, Ending::Orderly);
+        }
+        play.run(20);
+        let open = play.scene.world.metrics.service(0).sockets_opened;
+        assert!(open > 0, "seed {seed}");
+        let drain_ns = if ends_late { MS / 2 } else { 1000 * MS };
+        match seed % 3 {
+            0 => play.scene.world.remove(0, drain_ns),
+            1 => {
+                let spec = play.scene.world.topology().services[0].clone();
+                play.scene.world.put(spec, 0, Keeps::all(true), drain_ns);
+            }
+            _ => play.scene.world.begin_drain(),
+        }
+        let changes = seed % 3 < 2;
+        for _ in 0..4000 {
+            play.run(5);
+            for worker in 0..play.scene.world.workers.len() {
+                play.scene.world.follow(worker);
+            }
+            let over = play.clients.iter().all(|client| client.found().is_some());
+            if over && play.scene.world.is_changed() {
+                break;
+            }
+            if !changes && ends_late {
+                break;
+            }
+        }
+        if changes {
+            assert!(play.scene.world.is_changed(), "seed {seed}: the change is not complete");
+        }
+        play.scene.world.finish();
+        play.scene.world.check_finished().unwrap();
+        let counted = play.scene.world.metrics.service(0);
+        assert_eq!(counted.sockets_opened, counted.sockets_closed, "seed {seed}, relay: {relay}");
+        if !ends_late {
+            let in_order = play.found(Found::All) as u64;
+            assert!(in_order >= open / 2, "seed {seed}, relay: {relay}: {in_order} of {open}");
+        }
     }
 }

@@ -102,9 +102,5 @@ impl<N: Nic> Turn<N> {
     /// A block has broken its rings, or has ended: its sockets are reset, and it gets no more.
     pub(crate) fn break_block(&mut self, service: u16, block: u32) {
         self.end_sockets(service, block..block + 1, End::BlockEnded, true);
-        if let Some(sockets) = self.sockets(service) {
-            sockets.blocks[block as usize].dead = true;
-            sockets.owed.retain(|owed| *owed != block);
-        }
     }
 }

@@ -89,12 +89,17 @@ impl<N: Nic> Turn<N> {
         }
     }
 
-    /// Ends all sockets of these blocks, and gives up what they wait for.
+    /// Ends all sockets of these blocks. If it `frees` their slots, the blocks are gone: they get no more.
     pub(crate) fn end_sockets(&mut self, service: u16, blocks: Range<u32>, end: End, frees: bool) {
         for block in blocks {
             let Some(sockets) = self.sockets(service) else { return };
-            let Some(share) = sockets.blocks.get(block as usize) else { return };
-            for slot in 0..share.connections.len() as u16 {
+            let Some(share) = sockets.blocks.get_mut(block as usize) else { return };
+            let slots = share.connections.len() as u16;
+            if frees {
+                share.dead = true;
+                sockets.owed.retain(|owed| *owed != block);
+            }
+            for slot in 0..slots {
                 self.end_socket(SlotId { service, slot, block }, end, Close::Reset, frees);
             }
         }
