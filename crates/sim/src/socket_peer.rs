@@ -49,7 +49,7 @@ pub struct SocketClient {
 
 /// Byte `n` of a client's stream.
 fn byte(seed: u64, n: u64) -> u8 {
-    (mix(seed ^ n / 8) >> (8 * (n % 8))) as u8
+    (mix(seed ^ (n / 8)) >> (8 * (n % 8))) as u8
 }
 
 /// The longest piece that a peer writes or reads at once.
