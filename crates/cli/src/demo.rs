@@ -10,6 +10,7 @@
 //! | `transfer` | a file through a transfer engine, checked with other implementations              |
 //! | `functions` | functions on the path of messages, attached and replaced under load             |
 //! | `allreduce` | groups of ranks sum vectors over TCP and shared memory                         |
+//! | `sockets` | kernels with connections of their own: matrix products, echoed streams           |
 //!
 //! A demo checks every reply and fails if one is wrong. Its numbers are an illustration, not a benchmark: client and
 //! servers share the machine's cores, and rounds are short.
@@ -23,6 +24,7 @@ mod faces;
 mod functions;
 mod lenet;
 mod scale;
+mod sockets;
 mod transfer;
 
 use std::net::SocketAddr;
@@ -63,6 +65,8 @@ pub enum Name {
     Functions,
     /// Sums vectors over groups of ranks
     Allreduce,
+    /// Kernels with connections of their own: matrix products, streams
+    Sockets,
 }
 
 /// Options of a demo.
@@ -78,7 +82,7 @@ pub struct Options {
     pub pictures: Option<std::path::PathBuf>,
     /// The GPU for demos with a kernel for one, or the reason, in one sentence, why none is used.
     pub gpu: Result<DemoGpu, String>,
-    /// `transfer`, `functions`, `allreduce`: spoil one byte, so that the checks must find it.
+    /// `transfer`, `functions`, `allreduce`, `sockets`: spoil one byte, so that the checks must find it.
     pub corrupt: bool,
     /// The output.
     pub screen: Screen,
@@ -180,6 +184,7 @@ pub fn run(name: Name, options: &Options) -> Result<Report, DemoError> {
             Name::Transfer => transfer::run(&stage),
             Name::Functions => functions::run(&stage),
             Name::Allreduce => allreduce::run(&stage),
+            Name::Sockets => sockets::run(&stage),
         }
     };
     let played = std::thread::scope(|scope| scope.spawn(play).join());

@@ -72,6 +72,21 @@ fn functions_are_replaced_under_load_and_a_spoiled_byte_is_found() {
 }
 
 #[test]
+fn kernels_multiply_and_echo_over_their_own_connections_and_a_spoiled_byte_is_found() {
+    let shown = report(&["sockets"]);
+    assert!(shown["checked"].as_u64().unwrap() > 4 << 20, "{shown}");
+    assert_eq!(shown["wrong"], 0, "{shown}");
+    let books = &shown["sockets"];
+    assert_eq!(books["opened"], 21, "{shown}");
+    assert_eq!(books["received_bytes"], books["read_bytes"], "{shown}");
+    assert_eq!(books["written_bytes"], books["sent_bytes"], "{shown}");
+    let done = demo(&["sockets", "--quick", "--json", "--corrupt"]).output().unwrap();
+    assert_eq!(done.status.code(), Some(1));
+    let shown: Json = serde_json::from_slice(&done.stdout).unwrap();
+    assert_eq!(shown["wrong"], 1, "{shown}");
+}
+
+#[test]
 fn faces_are_verified_against_memcached() {
     let report = report(&["faces"]);
     let people = report["people"].as_u64().unwrap();
