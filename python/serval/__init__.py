@@ -15,6 +15,7 @@ from ._engine import Engine
 from ._errors import (
     CallTimeout,
     ClientError,
+    CollectiveError,
     ConfigError,
     ConnectionLost,
     EngineError,
@@ -34,6 +35,7 @@ __all__ = [
     "CallTimeout",
     "Client",
     "ClientError",
+    "CollectiveError",
     "ConfigError",
     "ConnectionLost",
     "Engine",

@@ -101,3 +101,12 @@ def describe(value: Any) -> str:
         return f"{name} of shape {tuple(value.shape)} and dtype {value.dtype}"
     except Exception:  # noqa: BLE001 - the value is of the user, and so are its attributes
         return name
+
+
+class CollectiveError(Error):
+    """A call of a group failed, or the group was not formed. The group cannot be used any more, unless the reason is ``argument``."""
+
+    def __init__(self, text: str, *, reason: str) -> None:
+        super().__init__(text)
+        #: Why, as a word: those of docs/collectives.md, such as ``rank_lost``, ``disagreement`` or ``deadline``.
+        self.reason = reason

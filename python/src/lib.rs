@@ -3,8 +3,12 @@
 //! [`HostCall`] attaches to an engine (`runtime::attach`, on a thread of its own that never runs Python) and gives batches of
 //! messages to the Python thread that calls the function. The loop around the function is written in Python, so no native frame
 //! is below the function: whatever happens inside it, including the end of the interpreter, unwinds no Rust code.
+//!
+//! [`collective::Group`] is a rank of a group whose calls run on the calling thread, without the interpreter's lock.
 
 #![deny(unsafe_code)]
+
+mod collective;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -365,4 +369,6 @@ fn attach(
 mod _native {
     #[pymodule_export]
     use super::HostCall;
+    #[pymodule_export]
+    use super::collective::{Group, GroupError, Listener};
 }

@@ -149,6 +149,12 @@ const STEPS: &[Step] = &[
     always("device", "the device library and the kernels on the host", device),
     always("python", "the Python package: wheel, types, tests", python),
     after_changes(
+        &["python/", "crates/collective/"],
+        "torch",
+        "serval.distributed gives the results of Gloo (downloads torch the first time)",
+        || command("make --no-print-directory -C python test-torch", &[]),
+    ),
+    after_changes(
         &["docs/", "README.md", "benches/"],
         "benchmarks",
         "tables and figures are what was measured",

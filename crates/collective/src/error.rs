@@ -91,6 +91,9 @@ pub enum CollectiveError {
         /// Why.
         why: String,
     },
+    /// The caller ended the call ([`crate::Group::set_interrupt`]).
+    #[error("rank {0} was interrupted in its call")]
+    Interrupted(usize),
     /// An earlier call failed.
     #[error("the group ended in an earlier call: {0}; create a new group")]
     Over(Box<Self>),
@@ -116,6 +119,7 @@ impl CollectiveError {
             Self::Disagreement { .. } => "disagreement",
             Self::Deadline { .. } => "deadline",
             Self::Copy { .. } => "copy",
+            Self::Interrupted(_) => "interrupted",
             Self::Over(_) => "over",
             Self::Forming { .. } => "forming",
         }
@@ -132,6 +136,7 @@ impl CollectiveError {
             Self::Disagreement { rank, .. } => Some(Reason::Disagreement(*rank)),
             Self::Deadline { rank, .. } => Some(Reason::Deadline(*rank)),
             Self::Copy { rank, .. } => Some(Reason::Copy(*rank)),
+            Self::Interrupted(rank) => Some(Reason::Lost(*rank)),
             Self::Argument(_) | Self::Over(_) | Self::Forming { .. } => None,
         }
     }

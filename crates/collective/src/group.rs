@@ -16,7 +16,10 @@ const LOOKS_MAX: u32 = 16;
 const LOOKS_BETWEEN: u32 = 4;
 /// Schedules that are kept for the next call with the same arguments.
 const SCHEDULES_MAX: usize = 8;
+/// How long a call waits before it asks whether it is interrupted.
+const INTERRUPT_AFTER: Duration = Duration::from_millis(1);
 
+type Interrupt = Box<dyn FnMut() -> bool + Send>;
 type Arguments = (Operation, Element, usize);
 
 /// One rank of a group. All ranks make the same calls in the same order; each call blocks until this rank's part is complete.
@@ -27,6 +30,7 @@ pub struct Group<T: Transport> {
     ranks: usize,
     rank: usize,
     limit: Duration,
+    interrupt: Interrupt,
     call: Call,
     schedules: Vec<(Arguments, Arc<Schedule>)>,
     /// `Err` after a failure.
@@ -40,6 +44,7 @@ impl<T: Transport> Group<T> {
             ranks,
             rank,
             limit: LIMIT,
+            interrupt: Box::new(|| false),
             call: Call::default(),
             schedules: Vec::new(),
             transport: Ok(transport),
@@ -59,6 +64,17 @@ impl<T: Transport> Group<T> {
     /// How long each later call may take.
     pub fn set_limit(&mut self, limit: Duration) {
         self.limit = limit;
+    }
+
+    /// Drops a copy that a forked process has: its descriptors are closed, and the other ranks are not notified.
+    pub fn abandon(mut self) {
+        self.transport = Err(CollectiveError::Argument("the group was abandoned".to_owned()));
+    }
+
+    /// A function that a call asks about ten times a second while it waits, and after every signal; if it returns true the call
+    /// fails, which ends the group.
+    pub fn set_interrupt(&mut self, interrupt: impl FnMut() -> bool + Send + 'static) {
+        self.interrupt = Box::new(interrupt);
     }
 
     /// Replaces `data` by the sum over all ranks, element by element. `data` is an array of `element` (float32 or int32) in the
@@ -119,7 +135,12 @@ impl<T: Transport> Group<T> {
         };
         self.call.start(operation, element, data.len(), schedule);
         let transport = self.transport.as_mut().expect("the group is open");
-        let ran = execute(&mut self.call, transport, data, self.limit, started);
+        let (rank, interrupt) = (self.rank, &mut self.interrupt);
+        let check = |waited| match waited >= INTERRUPT_AFTER && interrupt() {
+            true => Err(CollectiveError::Interrupted(rank)),
+            false => Ok(()),
+        };
+        let ran = execute(&mut self.call, transport, data, self.limit, started, check);
         ran.inspect_err(|error| self.end(error))
     }
 
@@ -153,6 +174,7 @@ fn execute(
     data: &mut [u8],
     limit: Duration,
     mut started: Option<Instant>,
+    mut check: impl FnMut(Duration) -> Result<(), CollectiveError>,
 ) -> Result<(), CollectiveError> {
     let (mut stuck_since, mut looks) = (None, 0);
     loop {
@@ -181,8 +203,28 @@ fn execute(
             Some(wants) => {
                 let since = *stuck_since.get_or_insert(now);
                 transport.wait(&wants, now - since, left)?;
+                check(now - since)?;
                 looks = LOOKS_MAX - LOOKS_BETWEEN;
             }
+        }
+    }
+}
+
+impl<T: Transport + Send + 'static> Group<T> {
+    /// The same group, without its transport in the type.
+    pub fn boxed(self) -> Group<Box<dyn Transport + Send>> {
+        let mut this = self;
+        let over = CollectiveError::Argument("the group has moved".to_owned());
+        // What is left behind does not leave the group when it is dropped.
+        let transport = std::mem::replace(&mut this.transport, Err(over));
+        Group {
+            ranks: this.ranks,
+            rank: this.rank,
+            limit: this.limit,
+            interrupt: std::mem::replace(&mut this.interrupt, Box::new(|| false)),
+            call: std::mem::take(&mut this.call),
+            schedules: std::mem::take(&mut this.schedules),
+            transport: transport.map(|transport| Box::new(transport) as Box<_>),
         }
     }
 }

@@ -1,0 +1,103 @@
+"""Groups of processes that sum, broadcast and wait together, without torch.
+
+>>> from serval.collective import Group, Listener
+>>> listener = Listener("10.0.0.1", 7000)
+>>> with Group.tcp("training", rank=0, listener=listener, addresses=["10.0.0.1:7000", "10.0.0.2:7000"]) as group:
+...     group.all_reduce(array)      # a NumPy array of float32 or int32, in place
+
+A call runs on the calling thread and releases the interpreter's lock; do not use the array in another thread meanwhile. For torch see
+:mod:`serval.distributed`.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from . import _native
+from ._errors import CollectiveError
+
+__all__ = ["CollectiveError", "Group", "Listener"]
+
+#: How long a call may take, in seconds.
+LIMIT = 60.0
+#: How long forming a group may take.
+FORMING = 30.0
+
+Listener = _native.Listener
+
+
+def _raised(error: _native.GroupError) -> CollectiveError:
+    reason, text = error.args
+    return CollectiveError(text, reason=reason)
+
+
+class Group:
+    """One rank of a group. All ranks make the same calls in the same order. A call that fails ends the group."""
+
+    def __init__(self, native: _native.Group, ranks: int, rank: int) -> None:
+        self._native = native
+        #: The number of ranks.
+        self.ranks = ranks
+        #: This rank, from 0.
+        self.rank = rank
+
+    @classmethod
+    def tcp(cls, name: str, *, rank: int, listener: Listener, addresses: list[str], limit: float = FORMING) -> Group:
+        """Forms a group over TCP: ``addresses`` (``HOST:PORT``) are those of all ranks in order, ``listener`` is this rank's own."""
+        try:
+            native = _native.Group.tcp(name, rank, listener, addresses, limit)
+        except _native.GroupError as error:
+            raise _raised(error) from None
+        return cls(native, len(addresses), rank)
+
+    @classmethod
+    def shared(cls, name: str, *, ranks: int, rank: int, folder: str, limit: float = FORMING) -> Group:
+        """Forms a group of processes of this machine over shared memory. They find each other in ``folder``, which exists."""
+        try:
+            native = _native.Group.shared(name, ranks, rank, folder, limit)
+        except _native.GroupError as error:
+            raise _raised(error) from None
+        return cls(native, ranks, rank)
+
+    def all_reduce(self, buffer: Any, *, dtype: str | None = None, limit: float = LIMIT) -> None:
+        """Replaces a writable, contiguous buffer by its sum over all ranks.
+
+        ``dtype``: ``"float32"`` or ``"int32"``; by default that of the buffer, such as a NumPy array's or ``array.array``'s.
+        """
+        view = memoryview(buffer)
+        if dtype is None:
+            dtype = {"f": "float32", "i": "int32", "l": "int32"}.get(view.format) if view.itemsize == 4 else None
+            if dtype is None:
+                raise CollectiveError(
+                    f"an all-reduce sums float32 or int32, not elements of format {view.format!r}: convert the array, or give dtype",
+                    reason="argument",
+                )
+        self._call(self._native.all_reduce, view, dtype, limit)
+
+    def broadcast(self, buffer: Any, *, root: int = 0, limit: float = LIMIT) -> None:
+        """Replaces a writable, contiguous buffer by the one of rank ``root``."""
+        self._call(self._native.broadcast, memoryview(buffer), root, limit)
+
+    def barrier(self, *, limit: float = LIMIT) -> None:
+        """Returns after all ranks have called it."""
+        self._call(self._native.barrier, limit)
+
+    @staticmethod
+    def _call(call: Any, *arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except _native.GroupError as error:
+            raise _raised(error) from None
+
+    def close(self) -> None:
+        """Leaves the group. The other ranks cannot make further calls."""
+        self._native.close()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

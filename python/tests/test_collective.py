@@ -1,0 +1,170 @@
+"""Groups without torch: sums, broadcasts and barriers of threads and of processes, and how they fail."""
+
+import array
+import gc
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import serval
+from serval.collective import Group, Listener
+
+
+@pytest.fixture(autouse=True)
+def no_cycles(leaves_nothing_behind):
+    """The tracebacks of expected exceptions hold listeners, in cycles."""
+    yield
+    gc.collect()
+
+
+def ranks_of(count, work, *, over="tcp"):
+    """Runs ``work(group)`` as every rank; the results in the order of ranks."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(count) as threads:
+        listeners = [Listener("127.0.0.1") for _ in range(count)]
+        addresses = [listener.address() for listener in listeners]
+
+        def run(rank):
+            if over == "shm":
+                group = Group.shared("test", ranks=count, rank=rank, folder=folder)
+            else:
+                group = Group.tcp("test", rank=rank, listener=listeners[rank], addresses=addresses)
+            with group:
+                return work(group)
+
+        return list(threads.map(run, range(count)))
+
+
+@pytest.mark.parametrize("over", ["tcp", "shm"])
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_sums_broadcasts_and_barriers(over, dtype):
+    inputs = [np.random.default_rng(rank).integers(-1000, 1000, 5000).astype(dtype) for rank in range(3)]
+
+    def work(group):
+        data = inputs[group.rank].copy()
+        group.all_reduce(data)
+        total = data.copy()
+        data += group.rank
+        group.broadcast(data, root=2)
+        group.barrier()
+        return total, data
+
+    results = ranks_of(3, work, over=over)
+    for total, copied in results:
+        assert np.array_equal(total, sum(inputs))
+        assert np.array_equal(copied, sum(inputs) + 2)
+
+
+def test_other_buffers():
+    def work(group):
+        numbers = array.array("i", [1, 2, 3])
+        group.all_reduce(numbers)
+        group.all_reduce(memoryview(numbers))
+        raw = bytearray(np.ones(4, np.float32).tobytes())
+        group.all_reduce(raw, dtype="float32")
+        group.all_reduce(np.zeros(0, np.float32))
+        return list(numbers), np.frombuffer(raw, np.float32).tolist()
+
+    assert ranks_of(2, work) == [([4, 8, 12], [2.0] * 4)] * 2
+
+
+def test_wrong_arguments_leave_the_group_usable():
+    def work(group):
+        with pytest.raises(serval.CollectiveError, match="float32 or int32") as caught:
+            group.all_reduce(np.zeros(4))
+        assert caught.value.reason == "argument"
+        with pytest.raises(ValueError, match="writable"):
+            group.all_reduce(bytes(8), dtype="int32")
+        with pytest.raises(ValueError, match="contiguous"):
+            group.all_reduce(np.zeros(8, np.float32)[::2])
+        with pytest.raises(serval.CollectiveError, match="the root 7"):
+            group.broadcast(bytearray(4), root=7)
+        for limit in (0, -1, float("nan")):
+            with pytest.raises(ValueError, match="positive"):
+                group.barrier(limit=limit)
+        group.barrier(limit=float("inf"))
+        return True
+
+    assert all(ranks_of(2, work))
+
+
+def test_a_disagreement_has_a_reason_on_all_ranks():
+    def work(group):
+        with pytest.raises(serval.CollectiveError) as caught:
+            group.all_reduce(np.zeros(3 + group.rank // 2, np.float32))
+        with pytest.raises(serval.CollectiveError, match="in an earlier call"):
+            group.barrier()
+        return caught.value.reason
+
+    reasons = ranks_of(3, work)
+    assert "disagreement" in reasons
+    assert set(reasons) <= {"disagreement", "group_ended"}
+
+
+def test_a_closed_group_says_so():
+    group = Group.tcp("test", rank=0, listener=Listener("127.0.0.1"), addresses=["127.0.0.1:1"])
+    group.barrier()
+    group.close()
+    with pytest.raises(serval.CollectiveError, match="closed"):
+        group.barrier()
+
+
+RANK = """
+import sys
+import numpy as np
+from serval.collective import Group
+rank, folder = int(sys.argv[1]), sys.argv[2]
+group = Group.shared("test", ranks=2, rank=rank, folder=folder)
+group.barrier()
+print("ready", flush=True)
+if rank == 0:
+    group.all_reduce(np.ones(4, np.float32), limit=600)
+else:
+    sys.stdin.read()
+"""
+
+
+def start(rank, folder):
+    command = [sys.executable, "-c", RANK, str(rank), folder]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_killed_process_and_a_signal_end_a_call():
+    for end in ("kill the other", "interrupt"):
+        with tempfile.TemporaryDirectory() as folder:
+            ranks = [start(rank, folder) for rank in range(2)]
+            for rank in ranks:
+                assert rank.stdout.readline() == "ready\n"
+            time.sleep(0.05)
+            if end == "interrupt":
+                ranks[0].send_signal(signal.SIGINT)
+            else:
+                ranks[1].kill()
+            _, said = ranks[0].communicate(timeout=100)
+            assert ("KeyboardInterrupt" if end == "interrupt" else "rank 1 was lost") in said, said
+            ranks[1].kill()
+            ranks[1].communicate()
+
+
+def test_the_interpreter_runs_while_a_call_waits():
+    began = threading.Event()
+
+    def work(group):
+        if group.rank == 0:
+            began.set()
+            group.barrier()
+        else:
+            began.wait()
+            group.barrier()
+
+    ranks_of(2, work)
+
+
+def test_the_package_imports_no_torch():
+    code = "import sys, serval, serval.collective; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,108 @@
+"""One rank of a test: ``rank.py FUNCTION RANKS STORE TRANSPORT RANK``."""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+import serval
+import serval.distributed  # noqa: F401
+
+what, ranks, path, transport, rank = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5])
+
+
+def tensor(shape, dtype, seed=0):
+    generator = torch.Generator().manual_seed(100 * rank + seed)
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator).to(dtype)
+    return torch.randint(-1000, 1000, shape, generator=generator).to(dtype)
+
+
+def compare(_):
+    gloo = dist.new_group(backend="gloo")
+    for seed, shape in enumerate([(1,), (16,), (3, 5, 7), (100_000,), (0,)]):
+        for dtype in (torch.float32, torch.int32):
+            ours = tensor(shape, dtype, seed)
+            theirs = ours.clone()
+            dist.all_reduce(ours)
+            dist.all_reduce(theirs, group=gloo)
+            if dtype == torch.int32:
+                assert torch.equal(ours, theirs)
+            else:
+                torch.testing.assert_close(ours, theirs)
+            # The same bits on all ranks.
+            first = ours.clone()
+            dist.broadcast(first, src=0, group=gloo)
+            assert torch.equal(first, ours)
+    for dtype in (torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.bfloat16):
+        ours = tensor((1000,), torch.float32).to(dtype)
+        theirs = ours.clone()
+        dist.broadcast(ours, src=ranks - 1)
+        dist.broadcast(theirs, src=ranks - 1, group=gloo)
+        assert torch.equal(ours, theirs)
+    # Not contiguous: a column.
+    table = tensor((50, 4), torch.float32)
+    ours = table.clone()
+    dist.all_reduce(ours[:, 1])
+    column = table[:, 1].contiguous()
+    dist.all_reduce(column, group=gloo)
+    torch.testing.assert_close(ours[:, 1], column)
+    assert torch.equal(ours[:, 0], table[:, 0])
+    dist.barrier()
+    print("compared")
+
+
+def asynchronous(_):
+    tensors = [torch.full((1000,), float(rank + at)) for at in range(20)]
+    works = [dist.all_reduce(each, async_op=True) for each in tensors]
+    # A call in between keeps the order.
+    last = torch.ones(4)
+    dist.all_reduce(last)
+    assert all(work.wait() for work in works) and all(work.is_success() for work in works)
+    for at, each in enumerate(tensors):
+        assert torch.equal(each, torch.full((1000,), float(sum(range(ranks)) + ranks * at)))
+    assert torch.equal(last, torch.full((4,), float(ranks)))
+    work = dist.broadcast(last, src=0, async_op=True)
+    assert torch.equal(work.get_future().wait()[0], last)
+
+
+def subgroups(_):
+    halves = [dist.new_group([0, 1], backend="serval"), dist.new_group([2, 3], backend="serval")]
+    value = torch.tensor([float(rank)])
+    dist.all_reduce(value, group=halves[rank // 2])
+    assert value.item() == (1.0 if rank < 2 else 5.0)
+
+
+def refusals(_):
+    for call, error in [
+        (lambda: dist.all_reduce(torch.zeros(4, dtype=torch.float64)), TypeError),
+        (lambda: dist.all_reduce(torch.zeros(4), op=dist.ReduceOp.MAX), ValueError),
+        (lambda: dist.broadcast(torch.zeros(4).to_sparse(), src=0), ValueError),
+    ]:
+        try:
+            call()
+        except error as refused:
+            assert "serval" in str(refused)
+        else:
+            raise AssertionError("it was not refused")
+    dist.barrier()
+
+
+def disagree(_):
+    try:
+        dist.all_reduce(torch.zeros(3 + rank))
+    except serval.CollectiveError as error:
+        print("CollectiveError", error.reason)
+
+
+def exits(_):
+    dist.all_reduce(torch.zeros(1000))
+    sys.exit(0)
+
+
+os.environ["SERVAL_TRANSPORT"] = transport
+dist.init_process_group("serval", store=dist.FileStore(path, ranks), rank=rank, world_size=ranks)
+assert dist.get_backend() == "serval"
+globals()[what](None)
+dist.destroy_process_group()
