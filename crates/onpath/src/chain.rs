@@ -1,8 +1,12 @@
 //! Several functions in order, what happens when one of them fails, and what each of them costs.
 //!
-//! A function that fails or panics is not called again until its back-off has passed; then it is restarted. The back-off begins at
-//! 10 ms and doubles with each failure up to 10 s; after 10 s without a failure it begins again at 10 ms. The batch of the failed call, and
-//! all messages until the restart, are treated as [`OnFailure`] says.
+//! When a call fails or panics, the function is restarted and sees the messages of the batch again, one by one: only those with which it fails
+//! alone are treated as [`OnFailure`] says. So a client whose message makes a function fail does not stop the service for the others.
+//!
+//! *This has a limit*, so that such messages cannot use up a worker. A failed call costs its own time and [`FAILURE_NS`]. The failures of a
+//! function may cost three deadlines (at least 10 ms), and a sixteenth of the time that passes. When they have cost more, the function is not
+//! called until that is made up for, and for at least 10 ms. Meanwhile its messages are treated as [`OnFailure`] says, as they are while a
+//! restart is not ready. If the restart itself fails, it is tried again after 10 ms, then after twice as long each time, up to 10 s.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
@@ -13,8 +17,16 @@ use wire::DropReason;
 use crate::function::{Command, CommandError, Direction, Failure, Function, Merge};
 use crate::messages::{Messages, Tally};
 
-const BACK_OFF_MIN_NS: u64 = 10_000_000;
-const BACK_OFF_MAX_NS: u64 = 10_000_000_000;
+/// The shortest and the longest time for which a failing function is not called.
+const PAUSE_NS_MIN: u64 = 10_000_000;
+const PAUSE_NS_MAX: u64 = 10_000_000_000;
+/// What a failed call costs besides its own time: its restart, and the calls for single messages.
+const FAILURE_NS: i64 = 250_000;
+/// Failures may cost this part of the time that passes.
+const FAILING_PART: i64 = 16;
+/// What they may cost at once: deadlines, and at least this long.
+const FAILING_DEADLINES: i64 = 3;
+const FAILING_NS_MIN: i64 = 10_000_000;
 
 const PANICKED: &str = "it panicked";
 
@@ -109,11 +121,14 @@ pub struct Link {
     function: Box<dyn Function>,
     policy: Policy,
     counters: Arc<Counters>,
-    /// Until when it is not called; `None` if it works.
+    /// Until when it is not called, and then not before it is restarted; `None` if it works.
     failing_until_ns: Option<u64>,
+    /// The pause after the next restart that fails.
     back_off_ns: u64,
-    /// When it was restarted last, or that was tried.
-    restarted_ns: u64,
+    /// What failures may still cost; negative if they cost more. See the module's text.
+    allowance_ns: i64,
+    /// When that was calculated.
+    allowed_ns: u64,
     /// When its last call for a batch ended.
     now_ns: u64,
 }
@@ -126,27 +141,40 @@ impl Link {
         policy: Policy,
         counters: Arc<Counters>,
     ) -> Self {
+        let allowance_ns = failing_ns_max(&policy);
         Self {
             id,
             function,
             policy,
             counters,
             failing_until_ns: None,
-            back_off_ns: BACK_OFF_MIN_NS,
-            restarted_ns: 0,
+            back_off_ns: PAUSE_NS_MIN,
+            allowance_ns,
+            allowed_ns: 0,
             now_ns: 0,
         }
     }
 
     fn decide(&mut self, direction: Direction, messages: &mut Messages, clock: &dyn Fn() -> u64) {
-        let counters = &self.counters;
-        let before = messages.tally();
-        counters.messages.add(messages.open() as u64);
-        counters.bytes.add(messages.open_bytes());
-        let begin_ns = clock();
-        if !self.works(begin_ns) {
-            return self.fall_back(messages);
+        self.counters.messages.add(messages.open() as u64);
+        self.counters.bytes.add(messages.open_bytes());
+        if self.failing_until_ns.is_some() && !self.works(clock()) {
+            self.fall_back(messages);
+        } else if !self.call(direction, messages, clock) {
+            self.isolate(direction, messages, clock);
         }
+    }
+
+    /// One call for the open messages. False: it failed, and nothing has changed.
+    fn call(
+        &mut self,
+        direction: Direction,
+        messages: &mut Messages,
+        clock: &dyn Fn() -> u64,
+    ) -> bool {
+        messages.begin_call();
+        let before = messages.tally();
+        let begin_ns = clock();
         let function = AssertUnwindSafe(&mut self.function);
         let call = AssertUnwindSafe(|| {
             let AssertUnwindSafe(function) = { function };
@@ -158,18 +186,39 @@ impl Link {
         };
         let end_ns = clock();
         let took_ns = end_ns.saturating_sub(begin_ns);
-        let counters = &self.counters;
-        counters.batches.one();
-        counters.time_ns.add(took_ns);
-        counters.overruns.add(u64::from(took_ns > self.policy.deadline_ns));
+        self.counters.batches.one();
+        self.counters.time_ns.add(took_ns);
+        self.counters.overruns.add(u64::from(took_ns > self.policy.deadline_ns));
         self.now_ns = end_ns;
+        if let Some(failure) = failure {
+            messages.undo();
+            self.fail(end_ns, took_ns, failure);
+            return false;
+        }
         self.count_decisions(direction, before, messages.tally());
-        match failure {
-            None => self.counters.passed.add(messages.open() as u64),
-            Some(failure) => {
-                self.fail(end_ns, failure);
-                self.fall_back(messages);
+        self.counters.passed.add(messages.open() as u64);
+        true
+    }
+
+    /// After a failed call: the function sees the open messages one by one, as long as it may fail.
+    #[cold]
+    fn isolate(&mut self, direction: Direction, messages: &mut Messages, clock: &dyn Fn() -> u64) {
+        if messages.open() == 1 {
+            return self.fall_back(messages);
+        }
+        for index in 0..messages.len() {
+            messages.set_aside(index);
+        }
+        for index in 0..messages.len() {
+            if messages.bring_back(index) {
+                if !self.works(self.now_ns) || !self.call(direction, messages, clock) {
+                    self.fall_back(messages);
+                }
+                messages.set_aside(index);
             }
+        }
+        for index in 0..messages.len() {
+            messages.bring_back(index);
         }
     }
 
@@ -200,19 +249,26 @@ impl Link {
             let AssertUnwindSafe(function) = { function };
             function.restart()
         });
-        self.restarted_ns = now_ns;
-        let failed = restarted.unwrap_or_else(|_| Err(Failure(PANICKED.to_owned()))).err();
-        if let Some(failure) = failed {
-            self.fail(now_ns, failure);
-            return false;
+        match restarted.unwrap_or_else(|_| Err(Failure(PANICKED.to_owned()))) {
+            Ok(false) => return false,
+            Ok(true) => {}
+            Err(failure) => {
+                self.fail(now_ns, 0, failure);
+                let until_ns = now_ns + self.back_off_ns;
+                self.failing_until_ns = self.failing_until_ns.max(Some(until_ns));
+                self.back_off_ns = (2 * self.back_off_ns).min(PAUSE_NS_MAX);
+                return false;
+            }
         }
+        self.back_off_ns = PAUSE_NS_MIN;
         self.failing_until_ns = None;
         self.counters.restarts.one();
         true
     }
 
+    /// It is called again after a restart: at once, or after a pause if failures have taken too much time.
     #[cold]
-    fn fail(&mut self, now_ns: u64, failure: Failure) {
+    fn fail(&mut self, now_ns: u64, took_ns: u64, failure: Failure) {
         self.counters.failures.one();
         // Not waited for: a reader only copies it.
         match self.counters.last_failure.try_lock() {
@@ -220,11 +276,16 @@ impl Link {
             Err(TryLockError::Poisoned(last)) => *last.into_inner() = failure.0,
             Err(TryLockError::WouldBlock) => {}
         }
-        if now_ns.saturating_sub(self.restarted_ns) >= BACK_OFF_MAX_NS {
-            self.back_off_ns = BACK_OFF_MIN_NS;
-        }
-        self.failing_until_ns = Some(now_ns + self.back_off_ns);
-        self.back_off_ns = (2 * self.back_off_ns).min(BACK_OFF_MAX_NS);
+        let passed_ns = now_ns.saturating_sub(self.allowed_ns) as i64;
+        self.allowed_ns = now_ns;
+        let most_ns = failing_ns_max(&self.policy);
+        let allowance_ns = self.allowance_ns.saturating_add(passed_ns / FAILING_PART).min(most_ns);
+        self.allowance_ns = allowance_ns - took_ns as i64 - FAILURE_NS;
+        let pause_ns = match self.allowance_ns {
+            1.. => 0,
+            spent_ns => PAUSE_NS_MIN.max(FAILING_PART as u64 * spent_ns.unsigned_abs()),
+        };
+        self.failing_until_ns = Some(now_ns + pause_ns);
     }
 
     /// What becomes of the open messages of a function that failed.
@@ -272,10 +333,14 @@ impl Link {
         }));
         let done = done.unwrap_or_else(|_| Err(Failure(PANICKED.to_owned()).into()));
         if let Err(CommandError::Failed(failure)) = &done {
-            self.fail(self.now_ns, failure.clone());
+            self.fail(self.now_ns, 0, failure.clone());
         }
         done
     }
+}
+
+fn failing_ns_max(policy: &Policy) -> i64 {
+    (FAILING_DEADLINES * policy.deadline_ns as i64).max(FAILING_NS_MIN)
 }
 
 fn is_setting(function: &dyn Function, register: usize) -> bool {

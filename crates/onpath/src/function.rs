@@ -92,15 +92,16 @@ pub enum CommandError {
 /// A function on the path of one service's messages, on one worker. Each worker has an instance of its own; what commands read is
 /// merged over all of them ([`Merge`]).
 ///
-/// A failure, or a panic, concerns the batch of the call: its messages go on or are dropped as
-/// [`crate::OnFailure`] says.
+/// After a failure, or a panic, nothing that the call decided has an effect. What becomes of the messages is in the text of
+/// [`crate::Chain`]'s module.
 pub trait Function: Send {
     /// Decides about the messages of a batch that are still open.
     fn decide(&mut self, direction: Direction, messages: &mut Messages) -> Result<(), Failure>;
 
-    /// Makes the function usable again after a failure. What its registers counted may be lost.
-    fn restart(&mut self) -> Result<(), Failure> {
-        Ok(())
+    /// Makes the function usable again after a failure. What its registers counted may be lost. It returns at once; false: not yet, call it
+    /// again later.
+    fn restart(&mut self) -> Result<bool, Failure> {
+        Ok(true)
     }
 
     /// Its registers, the same in each instance.

@@ -37,6 +37,7 @@ pub struct Tally {
     pub rewritten: u64,
 }
 
+#[derive(Clone, Copy)]
 struct Entry {
     start: u32,
     len: u32,
@@ -46,6 +47,18 @@ struct Entry {
     open: bool,
     /// Its bytes are not those with which it came.
     written: bool,
+    /// It would be open, and is not shown at present.
+    aside: bool,
+    /// The last call that decided about it.
+    call: u32,
+}
+
+/// A batch before a call.
+#[derive(Clone, Copy, Default)]
+struct Mark {
+    bytes: usize,
+    open: usize,
+    tally: Tally,
 }
 
 /// The messages of a batch. Indices count from 0, in the order of arrival. All memory is reserved when it is made.
@@ -59,6 +72,10 @@ pub struct Messages {
     /// Bytes of `bytes` that are shown messages.
     shown_bytes: usize,
     written_len_max: usize,
+    /// Calls of functions for this batch, and the state before the last one: entries that it has changed, and the rest.
+    call: u32,
+    changed: Vec<(u32, Entry)>,
+    mark: Mark,
 }
 
 impl Messages {
@@ -74,6 +91,9 @@ impl Messages {
             shown_bytes_max,
             shown_bytes: 0,
             written_len_max: written_bytes,
+            call: 0,
+            changed: Vec::with_capacity(MESSAGES_MAX),
+            mark: Mark::default(),
         }
     }
 
@@ -129,7 +149,9 @@ impl Messages {
 
     fn add(&mut self, start: usize, len: usize, outcome: Outcome, open: bool) {
         let (start, len) = (start as u32, len as u32);
-        self.entries.push(Entry { start, len, shown_len: len, outcome, open, written: false });
+        let (shown_len, call) = (len, self.call);
+        let (written, aside) = (false, false);
+        self.entries.push(Entry { start, len, shown_len, outcome, open, written, aside, call });
         self.shown_bytes += len as usize;
         self.open += usize::from(open);
     }
@@ -140,6 +162,51 @@ impl Messages {
         self.entries.clear();
         self.shown_bytes = 0;
         self.open = 0;
+        self.call = 0;
+    }
+
+    /// A call of a function begins: [`Self::undo`] goes back to here.
+    pub(crate) fn begin_call(&mut self) {
+        self.changed.clear();
+        self.call += 1;
+        self.mark = Mark { bytes: self.bytes.len(), open: self.open, tally: self.tally };
+    }
+
+    /// The call failed: nothing that it decided has an effect.
+    pub(crate) fn undo(&mut self) {
+        for (index, before) in self.changed.drain(..) {
+            self.entries[index as usize] = before;
+        }
+        self.bytes.truncate(self.mark.bytes);
+        (self.open, self.tally) = (self.mark.open, self.mark.tally);
+    }
+
+    /// An open message is not shown until [`Self::bring_back`].
+    pub(crate) fn set_aside(&mut self, index: usize) {
+        let entry = &mut self.entries[index];
+        if entry.open {
+            (entry.open, entry.aside) = (false, true);
+            self.open -= 1;
+        }
+    }
+
+    /// A message that was set aside is open again; whether it was.
+    pub(crate) fn bring_back(&mut self, index: usize) -> bool {
+        let entry = &mut self.entries[index];
+        let aside = std::mem::take(&mut entry.aside);
+        entry.open |= aside;
+        self.open += usize::from(aside);
+        aside
+    }
+
+    /// The running call decides about a message, which is open.
+    fn change(&mut self, index: usize) -> &mut Entry {
+        let entry = &mut self.entries[index];
+        if entry.call != self.call {
+            self.changed.push((index as u32, *entry));
+            entry.call = self.call;
+        }
+        entry
     }
 
     /// Messages in the batch.
@@ -205,10 +272,10 @@ impl Messages {
     }
 
     fn close(&mut self, index: usize, outcome: Outcome) -> bool {
-        let entry = &mut self.entries[index];
-        if !entry.open {
+        if !self.entries[index].open {
             return false;
         }
+        let entry = self.change(index);
         (entry.open, entry.outcome) = (false, outcome);
         self.open -= 1;
         true
@@ -242,7 +309,7 @@ impl Messages {
     /// Sends an open request to this mqueue, unless a later function decides otherwise. A reply goes to its client all the same.
     pub fn steer(&mut self, index: usize, mqueue: u32) {
         if self.is_open(index) {
-            self.entries[index].outcome = Outcome::Steer(mqueue);
+            self.change(index).outcome = Outcome::Steer(mqueue);
             self.tally.steered += 1;
         }
     }
@@ -257,7 +324,7 @@ impl Messages {
             return false;
         }
         self.bytes.extend_from_slice(bytes);
-        let entry = &mut self.entries[index];
+        let entry = self.change(index);
         (entry.start, entry.len, entry.written) = (start as u32, bytes.len() as u32, true);
         true
     }

@@ -5,7 +5,8 @@
 //! batch.
 //!
 //! *Nothing that a module writes is trusted*: descriptors are copied out after the call, and each word is checked. A wrong one is a failure,
-//! as a trap is, and nothing of the call has an effect. After a failure the instance is not called again; a restart makes another one.
+//! as a trap is, and nothing of the call has an effect. After a failure the instance is not called again; a restart takes a spare one, which a
+//! thread of the module has made (`spares.rs`).
 //!
 //! *Limits.* A call is ended at its deadline, rounded up to whole milliseconds (at least one), by wasmtime's epochs, which one thread counts. Memory, tables and the
 //! stack are limited. Traps are found by checks in the compiled code and not by signals, so that the program's signal handlers stay
@@ -14,6 +15,7 @@
 mod descriptor;
 mod host;
 mod instance;
+mod spares;
 
 pub use descriptor::{DESCRIPTOR_BYTES, Decision, read_descriptor};
 pub use instance::{Instance, Limits, read_registers};
@@ -24,6 +26,7 @@ use wasmtime::ValType::{self, I32, I64};
 use wasmtime::{ExternType, FuncType};
 
 use host::Host;
+use spares::Maker;
 
 /// Version of the binary interface.
 pub const ABI_VERSION: i32 = 1;
@@ -31,6 +34,13 @@ pub const ABI_VERSION: i32 = 1;
 /// A compiled module whose imports and exports have been checked.
 #[derive(Clone)]
 pub struct Module {
+    compiled: Compiled,
+    maker: Arc<Maker>,
+}
+
+/// The code, and what runs it.
+#[derive(Clone)]
+struct Compiled {
     module: wasmtime::Module,
     // After the module: the last one ends the thread that counts time.
     host: Arc<Host>,
@@ -80,7 +90,7 @@ impl Module {
         if exported.contains(&true) && exported.contains(&false) {
             return Err(format!("it has {} only together", registers.join(", ")));
         }
-        Ok(Self { module, host })
+        Ok(Self { compiled: Compiled { module, host }, maker: Arc::default() })
     }
 
     /// An instance.

@@ -132,37 +132,139 @@ fn what_finds_no_room_is_dropped_for_a_reason() {
     assert_eq!(messages.outcome(0), Outcome::Drop(DropReason::ReplyMemory));
 }
 
+/// Decides about messages before it fails with those that begin with `b`, by panics or otherwise.
+fn fails_with_b(panics: bool) -> impl Function {
+    Does(move |_, messages: &mut Messages| {
+        for index in 0..messages.len() {
+            if !messages.is_open(index) {
+                continue;
+            }
+            match messages.bytes(index)[0] {
+                b'b' if panics => panic!("as the test wants"),
+                b'b' => return Err(Failure("as the test wants".into())),
+                b'd' => messages.drop(index, DropReason::FunctionDrop),
+                b'r' => messages.reply(index, b"reply"),
+                _ => {
+                    let bytes = [messages.bytes(index), b"+"].concat();
+                    messages.rewrite(index, &bytes);
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
 #[test]
-fn a_failure_concerns_its_batch_and_the_time_of_its_back_off() {
+fn a_message_that_makes_a_function_fail_is_the_only_one_that_is_lost() {
     for (on_failure, panics) in [(OnFailure::Open, true), (OnFailure::Closed, false)] {
-        let fails = Does(move |_, messages: &mut Messages| {
-            assert!(!(panics && messages.bytes(0) == b"bad"), "as the test wants");
-            let failed = messages.bytes(0) == b"bad";
-            if failed { Err(Failure("as the test wants".into())) } else { Ok(()) }
-        });
-        let (a, counters) = link(0, fails, on_failure);
-        let mut chain = Chain::new(vec![a]);
-        let mut asked = |message: &[u8], at_ms: u64| {
-            let mut messages = batch(&[message]);
-            chain.decide(Direction::Requests, &mut messages, &|| at_ms * 1_000_000);
-            messages.outcome(0) == Outcome::Pass
+        let (a, counters) = link(0, fails_with_b(panics), on_failure);
+        let (last, after) = link(1, Passthrough, OnFailure::Open);
+        let mut chain = Chain::new(vec![a, last]);
+        let mut messages = batch(&[b"x", b"d", b"b", b"r", b"y", b"b", b"z"]);
+        chain.decide(Direction::Requests, &mut messages, &|| 0);
+        let found: Vec<_> =
+            (0..7).map(|index| (messages.outcome(index), messages.bytes(index))).collect();
+        let bad = match on_failure {
+            OnFailure::Open => Outcome::Pass,
+            OnFailure::Closed => Outcome::Drop(DropReason::FunctionFailed),
         };
-        let open = on_failure == OnFailure::Open;
-        assert!(asked(b"good", 0));
-        assert_eq!(asked(b"bad", 1), open);
-        assert_eq!(asked(b"good", 10), open, "for 10 ms");
-        assert!(asked(b"good", 11));
-        assert_eq!(asked(b"bad", 12), open);
-        assert_eq!(asked(b"good", 31), open, "for 20 ms");
-        assert!(asked(b"good", 32));
-        // After 10 s without a failure the back-off is short again.
-        assert_eq!(asked(b"bad", 10_032), open);
-        assert!(asked(b"good", 10_042));
+        let dropped = Outcome::Drop(DropReason::FunctionDrop);
+        let expected: [(Outcome, &[u8]); 7] = [
+            (Outcome::Pass, b"x+"),
+            (dropped, b"d"),
+            (bad, b"b"),
+            (Outcome::Reply, b"reply"),
+            (Outcome::Pass, b"y+"),
+            (bad, b"b"),
+            (Outcome::Pass, b"z+"),
+        ];
+        assert_eq!(found, expected);
+        let counted = (counters.dropped.value(), counters.replied.value(), counters.passed.value());
+        assert_eq!((counted, counters.rewritten.value()), ((1, 1, 3), 3));
         assert_eq!((counters.failures.value(), counters.restarts.value()), (3, 3));
         let fell_back = (counters.failed_open.value(), counters.failed_closed.value());
-        assert_eq!(fell_back, if open { (5, 0) } else { (0, 5) });
-        assert_eq!(counters.passed.value(), 4);
+        let open = on_failure == OnFailure::Open;
+        assert_eq!(fell_back, if open { (2, 0) } else { (0, 2) });
+        assert_eq!(after.messages.value(), if open { 5 } else { 3 });
+        let mut messages = batch(&[b"x"]);
+        chain.decide(Direction::Requests, &mut messages, &|| 0);
+        assert_eq!((messages.bytes(0), counters.restarts.value()), (&b"x+"[..], 3));
     }
+}
+
+#[test]
+fn failures_take_a_part_of_the_time_of_a_worker_only() {
+    const MS: u64 = 1_000_000;
+    let now = Cell::new(0);
+    // A failing call takes 2 ms, and others no time.
+    let (took, takes) = std::sync::mpsc::channel();
+    let fails = Does(move |_, messages: &mut Messages| {
+        let bad = (0..messages.len()).any(|i| messages.is_open(i) && messages.bytes(i) == b"bad");
+        took.send(if bad { 2 * MS } else { 0 }).unwrap();
+        if bad { Err(Failure("as the test wants".into())) } else { Ok(()) }
+    });
+    let (a, counters) = link(0, fails, OnFailure::Closed);
+    let mut chain = Chain::new(vec![a]);
+    let clock = || {
+        now.set(now.get() + takes.try_iter().sum::<u64>());
+        now.get()
+    };
+    let mut asked = |message: &[u8], at_ns: u64| {
+        now.set(at_ns.max(now.get()));
+        let mut messages = batch(&[message]);
+        chain.decide(Direction::Requests, &mut messages, &clock);
+        messages.outcome(0) == Outcome::Pass
+    };
+    // 10 ms are free.
+    for _ in 0..4 {
+        assert!(!asked(b"bad", 0));
+        assert!(asked(b"good", 0), "it is restarted at once");
+    }
+    assert!(!asked(b"bad", 0));
+    let (failures, begin_ns) = (counters.failures.value(), now.get());
+    assert_eq!(failures, 5);
+    assert!(!asked(b"good", begin_ns + 10 * MS), "it has taken too long");
+    // Messages that make it fail come all the time: that takes a sixteenth of it, and the function goes on in between.
+    let (mut failed, mut passed) = (0, 0);
+    while now.get() < begin_ns + 10_000 * MS {
+        let (at, before) = (now.get(), counters.failures.value());
+        asked(b"bad", at + MS / 2);
+        failed += counters.failures.value() - before;
+        passed += u64::from(asked(b"good", now.get() + MS / 2));
+    }
+    let (failed_ns, most_ns) = (failed * (2 * MS + MS / 4), 10_000 * MS / 16 + 10 * MS);
+    assert!((most_ns / 2..most_ns).contains(&failed_ns), "{failed_ns}");
+    assert!(passed >= failed / 2, "{passed} {failed}");
+}
+
+/// Fails always, and so does its restart.
+struct Broken;
+
+impl Function for Broken {
+    fn decide(&mut self, _: Direction, _: &mut Messages) -> Result<(), Failure> {
+        Err(Failure("as the test wants".into()))
+    }
+
+    fn restart(&mut self) -> Result<bool, Failure> {
+        Err(Failure("as the test wants".into()))
+    }
+}
+
+#[test]
+fn a_restart_that_fails_is_tried_again_after_twice_as_long() {
+    const MS: u64 = 1_000_000;
+    let (a, counters) = link(0, Broken, OnFailure::Open);
+    let mut chain = Chain::new(vec![a]);
+    let mut tries = Vec::new();
+    for at_ms in 0..2000 {
+        let before = counters.failures.value();
+        chain.decide(Direction::Requests, &mut batch(&[b"x"]), &|| at_ms * MS);
+        if counters.failures.value() > before {
+            tries.push(at_ms);
+        }
+    }
+    assert_eq!(tries, [0, 1, 11, 31, 71, 151, 311, 631, 1271]);
+    assert_eq!((counters.batches.value(), counters.failed_open.value()), (1, 2000));
 }
 
 #[test]

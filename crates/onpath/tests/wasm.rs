@@ -45,6 +45,13 @@ fn outcomes(function: &mut dyn Function, messages: &[Vec<u8>]) -> Vec<Outcome> {
     (0..batch.len()).map(|index| batch.outcome(index)).collect()
 }
 
+/// Restarts a function that has failed: another thread makes the next instance.
+fn restart(function: &mut dyn Function) {
+    while !function.restart().unwrap() {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
 /// Whether two modules, or a module and the built-in function, do the same.
 fn compare(one: &mut dyn Function, other: &mut dyn Function, batches: &[Vec<Vec<u8>>]) {
     for messages in batches {
@@ -204,14 +211,19 @@ fn a_module_that_fails_is_not_called_again_before_a_restart_and_loses_no_message
             let counters = Arc::<Counters>::default();
             let policy = Policy { on_failure, deadline_ns: 1_000_000 };
             let mut chain = Chain::new(vec![Link::new(1, function, policy, counters.clone())]);
-            for at_ms in [0, 1, 10] {
+            let mut asked = 0;
+            while counters.failures.value() < 2 {
                 let mut batch = batch(&[b"abc".to_vec()]);
-                chain.decide(Direction::Requests, &mut batch, &|| at_ms * 1_000_000);
+                chain.decide(Direction::Requests, &mut batch, &|| 0);
                 let expected = match on_failure {
                     OnFailure::Open => Outcome::Pass,
                     OnFailure::Closed => Outcome::Drop(DropReason::FunctionFailed),
                 };
                 assert_eq!((batch.outcome(0), batch.bytes(0)), (expected, &b"abc"[..]), "{why}");
+                asked += 1;
+                if asked > 1 {
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                }
             }
             assert!(counters.last_failure().contains(why), "{} {why}", counters.last_failure());
             assert_eq!((counters.failures.value(), counters.restarts.value()), (2, 1), "{why}");
@@ -222,24 +234,60 @@ fn a_module_that_fails_is_not_called_again_before_a_restart_and_loses_no_message
 }
 
 #[test]
-fn a_restart_has_the_deadline_of_a_call() {
+fn a_message_that_makes_a_module_fail_is_the_only_one_that_is_lost() {
+    // Counts messages, and traps at those that begin with `b`.
+    let module = module(
+        r#"(func (export "serval_requests") (param $m i32) (param $count i32) (param i32 i32) (result i32)
+             (local $i i32)
+             (loop $l
+               (if (i32.eq (i32.load8_u (i32.load (local.get $m))) (i32.const 98)) (then unreachable))
+               (local.set $m (i32.add (local.get $m) (i32.const 24)))
+               (local.set $i (i32.add (local.get $i) (i32.const 1)))
+               (br_if $l (i32.lt_u (local.get $i) (local.get $count))))
+             (i32.const 0))"#,
+    );
+    let counters = Arc::<Counters>::default();
+    let policy = Policy { on_failure: OnFailure::Closed, deadline_ns: 1_000_000_000 };
+    let mut chain =
+        Chain::new(vec![Link::new(1, instance(&module, &[]), policy, counters.clone())]);
+    let messages = ["a", "c", "b", "d", "e"].map(|text| text.as_bytes().to_vec());
+    let lost = Outcome::Drop(DropReason::FunctionFailed);
+    for round in 1.. {
+        let mut batch = batch(&messages);
+        chain.decide(Direction::Requests, &mut batch, &|| 0);
+        let found: Vec<_> = (0..5).map(|index| batch.outcome(index)).collect();
+        assert_eq!(found[2], lost);
+        // Two instances are kept ready; on a busy machine they may not have been made yet.
+        if found == [Outcome::Pass, Outcome::Pass, lost, Outcome::Pass, Outcome::Pass] {
+            break;
+        }
+        assert!(round < 10, "{found:?}");
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn an_instance_that_starts_slowly_is_made_by_another_thread() {
     let module = module(
         r#"(func (export "_initialize") (local $i i32)
              (loop $l (local.set $i (i32.add (local.get $i) (i32.const 1)))
-               (br_if $l (i32.lt_u (local.get $i) (i32.const 300000000)))))
-           (func (export "serval_requests") (param i32 i32 i32 i32) (result i32) unreachable)"#,
+               (br_if $l (i32.lt_u (local.get $i) (i32.const 10000000)))))
+           (func (export "serval_requests") (param $m i32) (param i32 i32 i32) (result i32)
+             (i32.eqz (i32.load offset=4 (local.get $m))))"#,
     );
     let mut spec = Spec::new("f", "f.wasm");
+    // Less than a start takes: that has a second, and is on no worker.
     spec.deadline_us = 1000;
-    // On a slow machine the first start, which may take 1 s, fails with the same words.
-    match Code::open(&spec, &module).unwrap().instance(&spec, SIZES) {
-        Ok(mut function) => {
-            assert!(function.decide(Direction::Requests, &mut batch(&[b"a".to_vec()])).is_err());
-            let why = function.restart().unwrap_err().to_string();
-            assert_eq!(why, "_initialize failed: it exceeded its deadline");
-        }
-        Err(error) => assert!(error.to_string().contains("it exceeded its deadline"), "{error}"),
+    let mut function = Code::open(&spec, &module).unwrap().instance(&spec, SIZES).unwrap();
+    for _ in 0..3 {
+        assert!(function.decide(Direction::Requests, &mut batch(&[Vec::new()])).is_err());
+        let why = function.read().unwrap_err().to_string();
+        assert_eq!(why, "it is not restarted yet");
+        restart(&mut *function);
+        assert_eq!(function.read(), Ok(Vec::new()));
     }
+    // An instance that is being made does not outlive the last one of its module.
+    drop(function);
 }
 
 #[test]
@@ -267,18 +315,23 @@ fn a_setting_that_is_written_while_a_function_fails_holds_after_its_restart() {
         chain.decide(Direction::Requests, &mut batch, &|| at_ms * 1_000_000);
         batch.outcome(0) == Outcome::Pass
     };
+    let ask_restarted = |chain: &mut Chain| {
+        while !ask(chain, b"a", 1) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    };
     let write = |value| Command::Write { register: 0, value };
     assert!(matches!(chain.command(1, write(10)), Err(CommandError::Refused(_))));
     assert_eq!(chain.command(1, Command::Read), Ok(vec![5]), "a refusal is no failure");
     assert!(!ask(&mut chain, b"", 1));
     assert_eq!(chain.command(1, write(6)), Err(CommandError::Deferred));
-    assert!(ask(&mut chain, b"a", 11));
+    ask_restarted(&mut chain);
     assert_eq!(chain.command(1, Command::Read), Ok(vec![6]));
     // A command that fails begins the back-off, so no batch fails because of it.
     assert!(matches!(chain.command(1, write(7)), Err(CommandError::Failed(_))));
     assert_eq!(chain.command(1, Command::Read), Err(CommandError::Failing));
     assert_eq!((counters.failures.value(), counters.restarts.value()), (2, 1));
-    assert!(ask(&mut chain, b"a", 1000));
+    ask_restarted(&mut chain);
     assert_eq!((counters.failures.value(), counters.restarts.value()), (2, 2));
 }
 
@@ -301,7 +354,7 @@ fn after_a_restart_settings_have_the_values_that_were_written() {
     function.write(0, 6).unwrap();
     assert!(function.decide(Direction::Requests, &mut batch(&[vec![]])).is_err());
     assert!(function.read().is_err(), "it has failed");
-    function.restart().unwrap();
+    restart(&mut *function);
     assert_eq!(function.read(), Ok(vec![6]));
     let mut spec = Spec::new("f", "f.wasm");
     let refused = |spec: &Spec| {

@@ -4,7 +4,8 @@ use wasmtime::{Memory, Store, StoreLimits, StoreLimitsBuilder, Trap, TypedFunc};
 use wire::DropReason;
 
 use super::descriptor::{DESCRIPTOR_BYTES, Decision, read_descriptor, write_descriptor};
-use super::{ABI_VERSION, Module, one_line, printable};
+use super::spares::Spares;
+use super::{ABI_VERSION, Compiled, Module, one_line, printable};
 use crate::function::{Direction, Failure, Function, Merge, Register};
 use crate::library::Sizes;
 use crate::messages::{MESSAGES_MAX, Messages};
@@ -17,8 +18,8 @@ const REGISTER_NAME_BYTES_MAX: usize = 31;
 /// A register in a module's memory: the address of its name, and how it is merged.
 const REGISTER_BYTES: usize = 8;
 const TABLE_ELEMENTS_MAX: usize = 10_000;
-/// How long the first start of an instance may take, in milliseconds. It is not on a worker; a restart has the deadline of a call.
-const START_TICKS: u64 = 1000;
+/// How long the start of an instance may take, in milliseconds. It is not on a worker.
+pub(super) const START_TICKS: u64 = 1000;
 
 /// What an instance may use.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +35,7 @@ pub struct Limits {
 type Batch = TypedFunc<(u32, u32, u32, u32), i32>;
 
 /// The functions of a running instance.
-struct Running {
+pub(super) struct Running {
     store: Store<StoreLimits>,
     memory: Memory,
     requests: Batch,
@@ -46,12 +47,23 @@ struct Running {
     window: usize,
 }
 
-/// See the module's text.
-pub struct Instance {
-    module: Module,
+/// What an instance is started from.
+#[derive(Clone)]
+pub(super) struct Start {
+    compiled: Compiled,
     limits: Limits,
     /// Bytes of messages in a batch, at most.
     messages_bytes: usize,
+    /// Of the first instance: others have the same.
+    registers: Option<Vec<Register>>,
+}
+
+/// See the module's text.
+pub struct Instance {
+    start: Start,
+    spares: Spares,
+    /// The spares' thread ends after them.
+    _module: Module,
     registers: Vec<Register>,
     /// Settings that were written, to be written again after a restart.
     settings: Vec<Option<u64>>,
@@ -68,26 +80,71 @@ impl Instance {
         let Sizes { message_bytes, reply_bytes } = limits.sizes;
         let longest = message_bytes.max(reply_bytes);
         let messages_bytes = Messages::bytes_max(longest, longest);
-        let mut instance = Self {
-            module,
-            limits,
-            messages_bytes,
-            registers: Vec::new(),
-            settings: Vec::new(),
-            running: None,
+        let compiled = module.compiled.clone();
+        let mut start = Start { compiled, limits, messages_bytes, registers: None };
+        let (running, registers) = start.run(START_TICKS, &[])?;
+        start.registers = Some(registers.clone());
+        let settings = vec![None; registers.len()];
+        let mut spares = Spares::new(&module.maker)?;
+        spares.order(&start, &settings);
+        Ok(Self {
+            start,
+            spares,
+            _module: module,
+            settings,
+            registers,
+            running: Some(running),
             shown: Vec::with_capacity(MESSAGES_MAX),
             left: Vec::with_capacity(MESSAGES_MAX * DESCRIPTOR_BYTES),
-        };
-        let (running, registers) = instance.start(START_TICKS)?;
-        instance.settings = vec![None; registers.len()];
-        instance.registers = registers;
-        instance.running = Some(running);
-        Ok(instance)
+        })
     }
 
-    /// The module's code may run for `ticks` while it is instantiated, and for `ticks` afterwards.
-    fn start(&self, ticks: u64) -> Result<(Running, Vec<Register>), String> {
-        let Self { module, limits, .. } = self;
+    /// Does something with the running instance; after a failure there is none.
+    fn with<T>(
+        &mut self,
+        call: impl FnOnce(&mut Running) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let Self { running, start, spares, .. } = self;
+        let Some(alive) = running else {
+            return Err(Failure("it is not restarted yet".to_owned()));
+        };
+        begin(&mut alive.store, &start.compiled, &start.limits);
+        let done = call(alive);
+        if done.is_err() {
+            running.take().into_iter().for_each(|failed| spares.free(failed));
+        }
+        done
+    }
+
+    /// A setting has changed.
+    fn set(&mut self, register: usize, value: u64) {
+        self.settings[register] = Some(value);
+        self.spares.outdate();
+        self.spares.order(&self.start, &self.settings);
+    }
+
+    fn write_setting(&mut self, register: usize, value: u64) -> Result<i32, Failure> {
+        self.with(|running| match running.write.clone() {
+            None => Ok(-1),
+            Some(write) => {
+                write.call(&mut running.store, (register as u32, value)).map_err(failure)
+            }
+        })
+    }
+
+    fn is_shown_replies(&self) -> bool {
+        self.running.as_ref().is_none_or(|running| running.replies.is_some())
+    }
+}
+
+impl Start {
+    /// Starts an instance with these settings. The module's code may run for `ticks` while it is instantiated, and for `ticks` afterwards.
+    pub(super) fn run(
+        &self,
+        ticks: u64,
+        settings: &[Option<u64>],
+    ) -> Result<(Running, Vec<Register>), String> {
+        let Self { compiled: Compiled { module, host }, limits, .. } = self;
         let bounds = StoreLimitsBuilder::new()
             .memory_size(limits.memory_bytes)
             .table_elements(TABLE_ELEMENTS_MAX)
@@ -95,10 +152,10 @@ impl Instance {
             .memories(1)
             .tables(4)
             .build();
-        let mut store = Store::new(&module.host.engine, bounds);
+        let mut store = Store::new(&host.engine, bounds);
         store.limiter(|bounds| bounds);
         store.epoch_deadline_trap();
-        module.host.begin_call();
+        host.begin_call();
         store.set_epoch_deadline(ticks);
         let too_large = |error: &wasmtime::Error| {
             format!(
@@ -107,8 +164,8 @@ impl Instance {
                 why(error)
             )
         };
-        let instance = wasmtime::Instance::new(&mut store, &module.module, &[])
-            .map_err(|error| too_large(&error))?;
+        let instance =
+            wasmtime::Instance::new(&mut store, module, &[]).map_err(|error| too_large(&error))?;
         let memory = instance.get_memory(&mut store, "memory").expect("it was checked");
         let window = memory.data_size(&store);
         let pages = self.window_bytes().div_ceil(PAGE_BYTES) as u64;
@@ -120,7 +177,7 @@ impl Instance {
                 limits.memory_bytes >> 20
             ));
         }
-        module.host.begin_call();
+        host.begin_call();
         store.set_epoch_deadline(ticks);
         macro_rules! export {
             ($name:literal) => {
@@ -155,6 +212,17 @@ impl Instance {
         if write.is_none() && registers.iter().any(|register| register.merge == Merge::Setting) {
             return Err("it has settings and does not export serval_write".to_owned());
         }
+        if self.registers.as_ref().is_some_and(|first| *first != registers) {
+            return Err("its registers are others than at its first start".to_owned());
+        }
+        // The deadline of the start goes on: all settings are written within it.
+        if let Some(write) = &write {
+            for (register, value) in (0..).zip(settings) {
+                if let Some(value) = *value {
+                    write.call(&mut store, (register, value)).map_err(|error| why(&error))?;
+                }
+            }
+        }
         let running = Running { store, memory, requests, replies, read, write, reset, window };
         Ok((running, registers))
     }
@@ -162,41 +230,11 @@ impl Instance {
     fn window_bytes(&self) -> usize {
         MESSAGES_MAX * DESCRIPTOR_BYTES + self.messages_bytes + SCRATCH_BYTES
     }
-
-    /// Does something with the running instance; after a failure there is none.
-    fn with<T>(
-        &mut self,
-        call: impl FnOnce(&mut Running) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
-        let Self { running, module, limits, .. } = self;
-        let Some(alive) = running else {
-            return Err(Failure("it is not restarted yet".to_owned()));
-        };
-        begin(&mut alive.store, module, limits);
-        let done = call(alive);
-        if done.is_err() {
-            *running = None;
-        }
-        done
-    }
-
-    fn write_setting(&mut self, register: usize, value: u64) -> Result<i32, Failure> {
-        self.with(|running| match running.write.clone() {
-            None => Ok(-1),
-            Some(write) => {
-                write.call(&mut running.store, (register as u32, value)).map_err(failure)
-            }
-        })
-    }
-
-    fn is_shown_replies(&self) -> bool {
-        self.running.as_ref().is_none_or(|running| running.replies.is_some())
-    }
 }
 
 /// A call begins.
-fn begin(store: &mut Store<StoreLimits>, module: &Module, limits: &Limits) {
-    module.host.begin_call();
+fn begin(store: &mut Store<StoreLimits>, compiled: &Compiled, limits: &Limits) {
+    compiled.host.begin_call();
     store.set_epoch_deadline(ticks(limits));
 }
 
@@ -282,14 +320,21 @@ impl Running {
         let bytes = messages.memory();
         let scratch = payloads + bytes.len().next_multiple_of(8);
         let data = memory.data_mut(&mut *store);
-        data[payloads..payloads + bytes.len()].copy_from_slice(bytes);
-        let (descriptors, _) = data[*window..payloads].as_chunks_mut::<DESCRIPTOR_BYTES>();
+        // Of all but a single message, which is copied below.
+        let copied = if messages.open() > 1 { bytes.len() } else { 0 };
+        data[payloads..payloads + copied].copy_from_slice(&bytes[..copied]);
+        let (descriptors, payload) = data[*window..].split_at_mut(payloads - *window);
+        let (descriptors, _) = descriptors.as_chunks_mut::<DESCRIPTOR_BYTES>();
         shown.clear();
         for index in 0..messages.len() {
             if messages.is_open(index) {
                 let (start, len) = messages.place(index);
                 let descriptor = &mut descriptors[shown.len()];
                 write_descriptor(descriptor, payloads as u32 + start, len);
+                if copied == 0 {
+                    let place = start as usize..(start + len) as usize;
+                    payload[place.clone()].copy_from_slice(&bytes[place]);
+                }
                 shown.push(index as u32);
             }
         }
@@ -340,23 +385,13 @@ impl Function for Instance {
         done
     }
 
-    fn restart(&mut self) -> Result<(), Failure> {
-        // The former instance's memory is free before the next one takes some.
-        self.running = None;
-        let (mut running, registers) = self.start(ticks(&self.limits)).map_err(Failure)?;
-        if registers != self.registers {
-            return Err(Failure("its registers are others than at its first start".to_owned()));
+    fn restart(&mut self) -> Result<bool, Failure> {
+        if self.running.is_none() {
+            let taken = self.spares.take();
+            self.spares.order(&self.start, &self.settings);
+            self.running = taken.transpose()?;
         }
-        // The deadline of the start goes on: all settings are written within it.
-        if let Some(write) = running.write.clone() {
-            for (register, value) in (0..).zip(&self.settings) {
-                if let Some(value) = *value {
-                    write.call(&mut running.store, (register, value)).map_err(failure)?;
-                }
-            }
-        }
-        self.running = Some(running);
-        Ok(())
+        Ok(self.running.is_some())
     }
 
     fn registers(&self) -> &[Register] {
@@ -384,12 +419,12 @@ impl Function for Instance {
             let name = printable(&self.registers[register].name);
             return Err(Failure(format!("it does not take {value} as {name}")));
         }
-        self.settings[register] = Some(value);
+        self.set(register, value);
         Ok(())
     }
 
     fn write_at_restart(&mut self, register: usize, value: u64) -> Result<(), Failure> {
-        self.settings[register] = Some(value);
+        self.set(register, value);
         Ok(())
     }
 }

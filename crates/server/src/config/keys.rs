@@ -596,13 +596,13 @@ const COMMON: &[(&str, &[Key])] = &[
                 "A built-in function (below), or the path of a WebAssembly module, relative to the file's folder: `mine.wasm`.";
             params: Other("table of integers"), "none", "Values of the function's settings: `params = { low = 20 }`.";
             on_failure: function(Setter::Word(|f| &mut f.on_failure)), "",
-                "What becomes of messages while the function does not work, because it trapped, panicked or exceeded its deadline: `open`: they pass; \
-                 `closed`: they are dropped as `function_failed`.";
+                "What becomes of messages with which the function traps, panics or exceeds its deadline, and of those that arrive while it is not restarted: \
+                 `open`: they pass; `closed`: they are dropped as `function_failed`.";
             deadline_us: function(number("us", 1..=DEADLINE_US_MAX, |f| Number::U64(&mut f.deadline_us))), "",
                 "How long a call for one batch of messages may take. A longer one is counted as an overrun. A module is also ended: after \
                  this time, in whole milliseconds and at least one. A built-in function is not.";
             memory_mib ("modules" in "service.digits.function.limits"): function(number("MiB", 1..=MEMORY_MIB_MAX as u64, |f| Number::U32(&mut f.memory_mib))), "",
-                "Memory of each instance of a module; each worker has one. About 1 MiB of it holds the messages of a batch.";
+                "Memory of each instance of a module; each worker has one, and two in reserve. About 1 MiB of it holds the messages of a batch.";
         },
     ),
 ];
