@@ -9,6 +9,7 @@
 //! | `faces` | a kernel that sends requests to memcached                                           |
 //! | `transfer` | a file through a transfer engine, checked with other implementations              |
 //! | `functions` | functions on the path of messages, attached and replaced under load             |
+//! | `remote` | one kernel on local and remote accelerators                                        |
 //! | `allreduce` | groups of ranks sum vectors over TCP and shared memory                         |
 //! | `sockets` | kernels with connections of their own: matrix products, echoed streams           |
 //!
@@ -23,6 +24,7 @@ mod echo;
 mod faces;
 mod functions;
 mod lenet;
+mod remote;
 mod scale;
 mod sockets;
 mod transfer;
@@ -67,6 +69,8 @@ pub enum Name {
     Allreduce,
     /// Kernels with connections of their own: matrix products, streams
     Sockets,
+    /// Reads digits on local and remote accelerators
+    Remote,
 }
 
 /// Options of a demo.
@@ -82,7 +86,7 @@ pub struct Options {
     pub pictures: Option<std::path::PathBuf>,
     /// The GPU for demos with a kernel for one, or the reason, in one sentence, why none is used.
     pub gpu: Result<DemoGpu, String>,
-    /// `transfer`, `functions`, `allreduce`, `sockets`: spoil one byte, so that the checks must find it.
+    /// `transfer`, `functions`, `allreduce`, `sockets`, `remote`: spoil one byte, so that the checks must find it.
     pub corrupt: bool,
     /// The output.
     pub screen: Screen,
@@ -168,7 +172,7 @@ pub enum DemoError {
 /// Runs a demo on its own thread, because it may be pinned to a core, which must not affect the caller.
 pub fn run(name: Name, options: &Options) -> Result<Report, DemoError> {
     // These have threads of their own, which would all run on the core of their creator.
-    let pinned = !matches!(name, Name::Transfer | Name::Allreduce);
+    let pinned = !matches!(name, Name::Transfer | Name::Allreduce | Name::Remote);
     let cores = pinned.then(|| Cores::choose(options.workers)).flatten();
     let stage = Stage { options, cores };
     let play = || {
@@ -185,6 +189,7 @@ pub fn run(name: Name, options: &Options) -> Result<Report, DemoError> {
             Name::Functions => functions::run(&stage),
             Name::Allreduce => allreduce::run(&stage),
             Name::Sockets => sockets::run(&stage),
+            Name::Remote => remote::run(&stage),
         }
     };
     let played = std::thread::scope(|scope| scope.spawn(play).join());

@@ -87,6 +87,18 @@ fn kernels_multiply_and_echo_over_their_own_connections_and_a_spoiled_byte_is_fo
 }
 
 #[test]
+fn local_and_remote_accelerators_give_the_same_answers_and_a_spoiled_byte_is_found() {
+    let shown = report(&["remote"]);
+    assert_eq!((&shown["checked"], &shown["wrong"]), (&400.into(), &0.into()), "{shown}");
+    let remote = &shown["rows"][2];
+    assert!(remote["service"] == "remote" && remote["added_p50_us"].is_f64(), "{shown}");
+    let done = demo(&["remote", "--quick", "--json", "--corrupt"]).output().unwrap();
+    assert_eq!(done.status.code(), Some(1));
+    let shown: Json = serde_json::from_slice(&done.stdout).unwrap();
+    assert_eq!(shown["wrong"], 1, "{shown}");
+}
+
+#[test]
 fn faces_are_verified_against_memcached() {
     let report = report(&["faces"]);
     let people = report["people"].as_u64().unwrap();

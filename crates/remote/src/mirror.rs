@@ -102,7 +102,7 @@ pub struct Mirror {
     outgoing: Vec<u8>,
     /// Mqueues with messages to publish.
     touched: Vec<usize>,
-    /// A message for which the sink's arena has no room yet.
+    /// Frames that have arrived wait: for room in a sink's arena, or for the turn after a message of the attach protocol.
     held: bool,
     last_report: Instant,
 }
@@ -140,7 +140,8 @@ impl Mirror {
         frame.encode(&mut self.channel.frames);
     }
 
-    /// Moves what can be moved without waiting. `control` gets what is not a message; an error that it returns ends the link.
+    /// Moves what can be moved without waiting. `control` gets what is not a message; an error that it returns ends the link. A turn
+    /// handles nothing after a message of the attach protocol.
     pub fn turn(
         &mut self,
         now: Instant,
@@ -239,7 +240,13 @@ impl Mirror {
                     moved.received += 1;
                 }
                 Frame::Released(mqueue, count) => pair_of(&mut self.pairs, mqueue)?.free(count)?,
-                Frame::Attach(bytes) => control(Control::Attach(bytes)).map_err(Broken::Link)?,
+                Frame::Attach(bytes) => {
+                    control(Control::Attach(bytes)).map_err(Broken::Link)?;
+                    // What follows may be for rings that are installed because of it.
+                    self.channel.plain_at += len;
+                    self.held = true;
+                    return Ok(());
+                }
                 Frame::Shape(shape) => control(Control::Shape(shape)).map_err(Broken::Link)?,
                 Frame::Stop(stop) => control(Control::Stop(stop)).map_err(Broken::Link)?,
                 Frame::Beat(beat) => control(Control::Beat(beat)).map_err(Broken::Link)?,

@@ -69,6 +69,14 @@ impl Secret {
         Ok(Self(bytes))
     }
 
+    /// The text of a new secret: 64 hexadecimal digits.
+    pub fn random() -> io::Result<String> {
+        let mut bytes = [0u8; 32];
+        let failed = |_| io::Error::other("the host has no random numbers");
+        aws_lc_rs::rand::fill(&mut bytes).map_err(failed)?;
+        Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
     /// A secret of these bytes, for tests.
     #[doc(hidden)]
     pub fn of(bytes: &[u8]) -> Self {

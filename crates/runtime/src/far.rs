@@ -219,7 +219,8 @@ fn receive_offer(
         if now >= deadline || is_over() {
             return Err(refused("the engine sent no offer in time"));
         }
-        wait_readable(&[mirror.as_fd()], Some(Duration::from_millis(50)));
+        let pause = if mirror.is_pending() { PENDING_SLEEP } else { Duration::from_millis(50) };
+        wait_readable(&[mirror.as_fd()], Some(pause));
     }
 }
 
