@@ -177,9 +177,12 @@ fn terms(kernel: &str) -> Terms<'static> {
     Terms { kernel: kernel.to_owned(), device: &host, exclusive: false, once: false }
 }
 
+/// What an offer has instead of what is right.
+type Change = fn(&mut Offer, &mut Shape);
+
 #[test]
 fn offers_that_cannot_be_are_refused_in_one_sentence() {
-    let cases: [(&str, fn(&mut Offer, &mut Shape)); 10] = [
+    let cases: [(&str, Change); 10] = [
         ("no kernel `quantum` is built in", |offer, _| offer.kernel = "quantum".to_owned()),
         ("with --kernel /tmp/k.so", |offer, _| offer.kernel = "/tmp/k.so".to_owned()),
         ("differ", |offer, _| offer.blocks = 3),
