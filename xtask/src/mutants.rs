@@ -196,6 +196,40 @@ const MUTANTS: &[Mutant] = &[
         "a worker without free descriptors retries immediately, without a limit",
         &["crates/cli/tests/limits.rs::a_listener_without_a_descriptor_does_not_spin"],
     ),
+    // Stream sockets of blocks.
+    mutant(
+        "reuse_word",
+        "a stream's writer overwrites a word of which the reader has read only a part",
+        &[
+            "crates/mqueue/src/byte_ring.rs::a_full_ring_takes_bytes_in_whole_words_again",
+            "crates/mqueue/tests/streams.rs::a_stream_is_a_queue_of_bytes",
+        ],
+    ),
+    mutant(
+        "end_before_bytes",
+        "a stream's reader looks for bytes before it looks for the end",
+        &["crates/mqueue-loom/tests/loom/bytes.rs::a_stream_ends_after_its_bytes"],
+    ),
+    mutant(
+        "drop_unsent_silently",
+        "bytes that a block wrote and that were not sent when the socket ended are in no counter",
+        &["crates/sim/tests/sockets.rs::connections_end_in_every_way"],
+    ),
+    mutant(
+        "hide_room",
+        "a block is not told that the engine has sent half of its full ring",
+        &["crates/sim/tests/sockets.rs::connections_end_in_every_way"],
+    ),
+    mutant(
+        "obey_old_lease",
+        "a command for an earlier connection in a slot applies to the present one",
+        &["crates/sockets/tests/block.rs::a_lease_that_is_over_cannot_be_used"],
+    ),
+    mutant(
+        "accept_for_gone_blocks",
+        "connections are accepted for blocks whose generation has ended",
+        &["crates/sim/tests/sockets.rs::a_generation_ends_with_its_connections"],
+    ),
     // Backends.
     mutant(
         "forget_late_answer",

@@ -140,6 +140,9 @@ impl<M: Memory> ByteWriter<M> {
 
     /// Room according to the tail as it was last seen. The word that contains the tail may have bytes which are not read.
     fn known_room(&self) -> usize {
+        if mutants::on("reuse_word") {
+            return (self.ring.capacity - (self.head - self.tail)) as usize;
+        }
         (self.ring.capacity - (self.head - (self.tail & !7))) as usize
     }
 
@@ -324,6 +327,10 @@ impl<M: Memory> ByteReader<M> {
 
     /// The status with which the stream has ended, once all its bytes were read.
     pub fn ended(&mut self) -> Result<Option<u64>, BrokenRing> {
+        if mutants::on("end_before_bytes") {
+            let is_empty = self.available()? == 0;
+            return Ok(Some(self.writer_end()).filter(|end| *end != 0 && is_empty));
+        }
         let end = self.writer_end();
         // The head after the end.
         Ok((end != 0 && self.available()? == 0).then_some(end))

@@ -147,7 +147,9 @@ impl<M: Memory> Slot<M> {
         let _ = self.note_received();
         let _ = self.note_sent();
         self.received.dropped += self.received.outstanding();
-        self.sent.dropped += self.sent.outstanding();
+        if !mutants::on("drop_unsent_silently") {
+            self.sent.dropped += self.sent.outstanding();
+        }
         self.state = State::Free;
     }
 

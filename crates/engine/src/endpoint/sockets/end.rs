@@ -96,7 +96,7 @@ impl<N: Nic> Turn<N> {
             let Some(share) = sockets.blocks.get_mut(block as usize) else { return };
             let slots = share.connections.len() as u16;
             if frees {
-                share.dead = true;
+                share.dead = !mutants::on("accept_for_gone_blocks");
                 sockets.owed.retain(|owed| *owed != block);
             }
             for slot in 0..slots {
