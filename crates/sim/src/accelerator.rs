@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use engine::accelerator::Blocks;
+use engine::accelerator::{Blocks, StartError};
 use engine::topology::Replies;
 use mqueue::abi::{self, RingEntry, kind, status};
 use mqueue::memory::Ordering;
@@ -231,9 +231,10 @@ impl Model {
             rx: share.server.0,
             tx: share.server.1,
             clients: share.clients.into_iter().map(client).collect(),
-            // It begins to listen when it starts.
-            runnable: share.sockets.is_some(),
-            sockets: share.sockets.map(|s| SocketBlock::new(role.service, s, &role.sockets)),
+            runnable: false,
+            sockets: share.sockets.map(|sockets| {
+                SocketBlock::new(role.service, sockets, &role.sockets, behaviour.corrupts())
+            }),
             work: Vec::new(),
             taken: 0,
             phase: Phase::Serving,
@@ -271,7 +272,13 @@ impl Model {
         let seen = lock(&self.tokens);
         let seen = seen.iter().filter(|(of, _)| mqueues.contains(of)).map(|(_, token)| *token);
         next.inherited = work.chain(seen).collect();
+        next.start();
         next
+    }
+
+    /// Blocks with sockets have something to do from the start: they listen.
+    fn start(&mut self) {
+        self.blocks.iter_mut().for_each(|block| block.runnable |= block.sockets.is_some());
     }
 
     /// The accelerator's index in its service.
@@ -766,6 +773,11 @@ impl Model {
 pub struct ModelBlocks(pub Arc<Mutex<Model>>);
 
 impl Blocks for ModelBlocks {
+    fn start(&mut self) -> Result<(), StartError> {
+        lock(&self.0).start();
+        Ok(())
+    }
+
     fn drive(&mut self, now_ns: u64, rang: &[u32], touched: &mut Vec<u32>) {
         let mut model = lock(&self.0);
         for mqueue in rang {

@@ -115,6 +115,16 @@ faults! {
     WideScribble = "wide-scribble";
     /// A block is reported to have new messages, and has none.
     FalseAlarm = "false-alarm";
+    /// A block sends a command for its sockets that names anything.
+    SocketForge = "socket-forge";
+    /// A block overwrites a word of a stream ring.
+    SocketScribble = "socket-scribble";
+    /// A block resets a connection.
+    SocketReset = "socket-reset";
+    /// A peer of a block closes or resets its connection early.
+    SocketLeave = "socket-leave";
+    /// A peer of a block stops reading.
+    SocketDeaf = "socket-deaf";
     /// A backend answers after the time-out.
     BackendLate = "backend-late";
     /// A backend never answers again.

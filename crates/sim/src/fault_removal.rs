@@ -36,6 +36,13 @@ impl Plan {
         for client in &mut self.memory_clients {
             remove_from_shm_behaviour(&mut client.behaviour, fault);
         }
+        for load in &mut self.socket_loads {
+            match fault {
+                Fault::SocketLeave => load.leaves = 0,
+                Fault::SocketDeaf => load.deaf = 0,
+                _ => {}
+            }
+        }
         for restart in &mut self.restarts {
             remove_from_blocks(&mut restart.next, fault);
         }
@@ -95,6 +102,9 @@ fn remove_from_blocks(behaviour: &mut Behaviour, fault: Fault) {
         Fault::WideScribble => behaviour.wide = false,
         Fault::Replay => behaviour.replay = 0,
         Fault::FalseAlarm => behaviour.spurious = 0,
+        Fault::SocketForge => behaviour.sockets.forge = 0,
+        Fault::SocketScribble => behaviour.sockets.scribble = 0,
+        Fault::SocketReset => behaviour.sockets.reset = 0,
         _ => {}
     }
 }

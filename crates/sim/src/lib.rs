@@ -17,7 +17,8 @@
 //! names: *sum*, the accounting identity after every step, and no request left once all is quiet;
 //! *cause*, no loss without a cause in the plan; *content*, replies go to the clients that
 //! sent the requests, once, in order, unchanged ([`ledger`] for datagrams, [`stream_client`] for streams); *crossed*,
-//! the engine's counters match what crossed its boundary; *credit*, all credit is returned once all is quiet;
+//! the engine's counters match what crossed its boundary; *bytes*, the books of the bytes of sockets after every step, and no
+//! connection left once all is quiet; *credit*, all credit is returned once all is quiet;
 //! *others*, a service beside the faulty one loses nothing except by its own faults; *life*, after the
 //! faults have stopped a new request at every port is served ([`plan`] decides in which runs).
 //!
@@ -67,6 +68,11 @@
 //! | `replay` | `accelerator.rs` | content: no client gets anything |
 //! | `wide-scribble` | `accelerator.rs`: any word of the region | sum, credit, others, no panic |
 //! | `false-alarm` | `accelerator.rs` | sum |
+//! | `socket-forge` | `socket_block.rs` | bytes, others |
+//! | `socket-scribble` | `socket_block.rs`: positions and ends | bytes, others, no panic |
+//! | `socket-reset` | `socket_block.rs` | bytes |
+//! | `socket-leave` | `socket_peer.rs` | bytes |
+//! | `socket-deaf` | `socket_peer.rs` | bytes; content: all bytes return when it reads again |
 //! | `backend-late` | `backend.rs` | each request has one answer: `backend_late` |
 //! | `backend-hang` | `backend.rs` | each request has one answer |
 //! | `backend-close` | `backend.rs` | each request has one answer |
@@ -104,6 +110,7 @@ pub mod message;
 pub mod net;
 pub mod nic;
 pub mod plan;
+mod plan_sockets;
 mod probe;
 pub mod rng;
 pub mod run;

@@ -19,6 +19,7 @@ use crate::message::{key_range, match_id, reply_filler_max};
 use crate::net::Faults;
 use crate::rng::Rng;
 use crate::shm_client::{ModelShmClient, ShmBehaviour};
+use crate::socket_peer::{EchoServer, SocketLoad};
 use crate::stream_client::{Endings, StreamBehaviour, StreamClient};
 use crate::world::{Setup, client_address};
 
@@ -40,6 +41,12 @@ pub struct Plan {
     pub stream_clients: Vec<StreamClient>,
     /// Clients over shared memory.
     pub memory_clients: Vec<ModelShmClient>,
+    /// Clients of blocks' sockets.
+    pub socket_loads: Vec<SocketLoad>,
+    /// Servers to which blocks connect.
+    pub socket_servers: Vec<EchoServer>,
+    /// Randomness of these servers.
+    pub socket_rng: Rng,
     /// The first unused client number.
     pub next_id: u32,
     /// Turns under load.
@@ -153,6 +160,9 @@ impl Plan {
             datagram_clients: Vec::new(),
             stream_clients: Vec::new(),
             memory_clients: Vec::new(),
+            socket_loads: Vec::new(),
+            socket_servers: Vec::new(),
+            socket_rng: Rng::named(seed, "servers of sockets"),
             next_id: 1,
             turns,
             stride_ns: rng.pick(&[(0, 3 * US), (0, 30 * US), (5 * US, 300 * US)]),
@@ -169,6 +179,7 @@ impl Plan {
             setup,
             rng: rng.fork(),
         };
+        plan.add_sockets(seed);
         plan.add_clients(&mut rng);
         plan.add_memory_clients(&mut rng);
         if rng.chance(300) {
@@ -182,8 +193,14 @@ impl Plan {
     }
 
     fn add_clients(&mut self, rng: &mut Rng) {
-        let ports: Vec<_> = self.setup.topology.ports().collect();
-        for (port, (service, listen)) in ports.into_iter().enumerate() {
+        let services = self.setup.topology.services.iter().enumerate();
+        let ports: Vec<_> = services
+            .flat_map(|(service, spec)| spec.ports().map(move |port| (service, port)))
+            .collect();
+        for (port, (service, (listen, socket))) in ports.into_iter().enumerate() {
+            if socket.is_some() {
+                continue;
+            }
             for _ in 0..rng.between(1, 5) {
                 let request_mix = self.request_mix(rng, service, listen.transport);
                 let rng = rng.fork();
@@ -390,16 +407,18 @@ impl Plan {
 
     /// How many clients there are.
     pub fn client_count(&self) -> usize {
-        self.datagram_clients.len() + self.stream_clients.len() + self.memory_clients.len()
+        let messages = self.datagram_clients.len() + self.stream_clients.len();
+        messages + self.memory_clients.len() + self.socket_loads.len()
     }
 
-    /// Keeps only these clients, by index: those over UDP, over TCP, over shared memory.
+    /// Keeps only these clients, by index: those over UDP, over TCP, over shared memory, of sockets.
     pub fn keep_clients(&mut self, kept: &[usize]) {
         let mut place = 0..;
         let mut keep = || kept.contains(&place.next().expect("endless"));
         self.datagram_clients.retain(|_| keep());
         self.stream_clients.retain(|_| keep());
         self.memory_clients.retain(|_| keep());
+        self.socket_loads.retain(|_| keep());
     }
 
     /// The maximum number of requests of any client.
@@ -407,7 +426,8 @@ impl Plan {
         let datagrams = self.datagram_clients.iter().map(|c| c.left);
         let streams = self.stream_clients.iter().map(|c| c.requests);
         let memory = self.memory_clients.iter().map(|c| c.requests);
-        datagrams.chain(streams).chain(memory).max().unwrap_or(0)
+        let sockets = self.socket_loads.iter().map(|load| load.left);
+        datagrams.chain(streams).chain(memory).chain(sockets).max().unwrap_or(0)
     }
 
     /// Limits every client to `most` requests.
@@ -415,6 +435,7 @@ impl Plan {
         self.datagram_clients.iter_mut().for_each(|c| c.left = c.left.min(most));
         self.stream_clients.iter_mut().for_each(|c| c.requests = c.requests.min(most));
         self.memory_clients.iter_mut().for_each(|c| c.requests = c.requests.min(most));
+        self.socket_loads.iter_mut().for_each(|load| load.left = load.left.min(most));
     }
 
     fn service_of(&self, port: PortIndex) -> usize {

@@ -18,6 +18,7 @@ use crate::nic::SimSocket;
 use crate::plan::Plan;
 use crate::run::Run;
 use crate::shm_client::{ModelShmClient, ShmBehaviour};
+use crate::socket_peer::SocketLoad;
 use crate::stream_client::{Endings, StreamBehaviour, StreamClient};
 use crate::world::client_address;
 
@@ -37,9 +38,15 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         // A connection that waits for credit is not read; whether its client is still there shows only then.
         self.until_left()?;
         let topology = self.plan.setup.topology.clone();
-        for (port, (service, listen)) in topology.ports().enumerate() {
+        let services = topology.services.iter().enumerate();
+        let ports = services.flat_map(|(service, spec)| spec.ports().map(move |p| (service, p)));
+        for (port, (service, (listen, socket))) in ports.enumerate() {
             let request_mix = self.plain_mix(service);
             let (port, ip) = (port as PortIndex, listen.address.ip());
+            if socket.is_some() {
+                self.probe_socket(service, port)?;
+                continue;
+            }
             match listen.transport {
                 Transport::Udp => self.send_datagrams(service, port, ip, request_mix),
                 // Pieces of a raw stream are requests of their own: out-of-order replies need room.
@@ -110,10 +117,26 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         for client in &mut self.plan.memory_clients {
             client.leave(&self.world.fabric);
         }
+        self.plan.socket_loads.iter_mut().for_each(|load| load.leave(&mut net));
+        self.plan.socket_loads.clear();
         drop(net);
         self.plan.datagram_clients.clear();
         self.plan.stream_clients.clear();
         self.plan.memory_clients.clear();
+    }
+
+    /// A new client of a block gets its bytes back.
+    fn probe_socket(&mut self, service: usize, port: PortIndex) -> Result<(), String> {
+        let mut load = SocketLoad::new(service, port, self.rng.fork());
+        load.left = 1;
+        self.plan.socket_loads.push(load);
+        self.until(
+            service,
+            "does not serve a new connection of a block after the faults",
+            |run| run.plan.socket_loads.iter().all(|load| load.in_order() == 1),
+        )?;
+        self.plan.socket_loads.clear();
+        Ok(())
     }
 
     fn remove_all_faults(&mut self) {

@@ -16,6 +16,7 @@ use crate::net::lock;
 use crate::nic::{SimNic, SimSocket};
 use crate::plan::Plan;
 use crate::rng::Rng;
+use crate::socket_peer::SocketLoad;
 use crate::trace::Trace;
 use crate::world::World;
 
@@ -162,6 +163,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         for client in &mut self.plan.memory_clients {
             client.stop_requests();
         }
+        self.plan.socket_loads.iter_mut().for_each(SocketLoad::stop);
     }
 
     fn load(&mut self) -> Result<(), String> {
@@ -240,12 +242,14 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         let streams = self.plan.stream_clients.iter().map(|c| c.due_ns());
         let memory = self.plan.memory_clients.iter().map(|c| c.due_ns());
         let connections = self.plan.restarts.iter().map(|r| r.due_ns());
+        let sockets = self.plan.socket_loads.iter().map(|load| load.due_ns());
         let backends = self.plan.backends.iter().map(|b| b.due_ns());
         let net_ns = lock(&self.world.net).next_due_ns().unwrap_or(u64::MAX);
         clients
             .chain(streams)
             .chain(memory)
             .chain(connections)
+            .chain(sockets)
             .chain(backends)
             .fold(net_ns, u64::min)
     }
@@ -263,6 +267,12 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         }
         for client in &mut self.plan.stream_clients {
             client.step(&mut net, &mut self.plan.next_id);
+        }
+        for load in &mut self.plan.socket_loads {
+            load.step(&mut net, &mut self.plan.next_id);
+        }
+        for server in &mut self.plan.socket_servers {
+            server.step(&mut net, &mut self.plan.socket_rng);
         }
         let topology = self.world.topology();
         for client in &mut self.plan.memory_clients {
@@ -317,13 +327,31 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
                 || lock(&self.world.net).next_due_ns().is_some()
                 || patient && self.check_unread().is_err()
                 || patient && self.plan.stream_clients.iter().any(|c| c.has_more())
+                || patient && self.check_sockets().is_err()
                 || self.world.check_quiet().is_err();
             quiet_rounds = if in_flight { 0 } else { quiet_rounds + 1 };
         }
         self.world.check_quiet()?;
         self.check_drops()?;
         self.check_unread()?;
+        self.check_sockets()?;
         self.check_unanswered()
+    }
+
+    /// The connections of a sound service's blocks have ended.
+    fn check_sockets(&self) -> Result<(), String> {
+        for load in self.plan.socket_loads.iter().filter(|load| self.plan.sound[load.service]) {
+            let (service, open) = (load.service, load.open());
+            if open > 0 {
+                return Err(format!(
+                    "all is quiet, but {open} clients of sockets of {service} wait"
+                ));
+            }
+            if let Some(left) = self.world.open_sockets(service) {
+                return Err(format!("all is quiet, but service {service} has {left}"));
+            }
+        }
+        Ok(())
     }
 
     /// Nothing was lost without a cause.

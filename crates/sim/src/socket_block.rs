@@ -12,6 +12,7 @@ use mqueue::abi::{
 use mqueue::memory::Ordering;
 use mqueue::{ByteReader, ByteWriter, Consumer, Head, MappedMemory, Memory, Producer};
 
+use crate::fault::Fault;
 use crate::net::Network;
 use crate::rng::Rng;
 
@@ -90,7 +91,13 @@ const FORGED: u64 = 1 << 63;
 
 impl SocketBlock {
     /// Of a block of a service whose sockets listen (`true`) or connect.
-    pub(crate) fn new(service: usize, share: SocketShare, sockets: &[bool]) -> Self {
+    /// `is_hostile`: it may also overwrite its rings in other ways.
+    pub(crate) fn new(
+        service: usize,
+        share: SocketShare,
+        sockets: &[bool],
+        is_hostile: bool,
+    ) -> Self {
         let SocketShare { memory, mqueue: (events, commands), streams, entries } = share;
         let slot = |(recv, send)| Slot {
             recv,
@@ -115,7 +122,7 @@ impl SocketBlock {
             asked: BTreeMap::new(),
             next_token: 1,
             unsent: VecDeque::new(),
-            is_hostile: false,
+            is_hostile,
         }
     }
 
@@ -159,11 +166,11 @@ impl SocketBlock {
                 self.serve(slot, net, rng, behaviour);
             }
         }
-        if rng.chance(behaviour.forge) {
+        if net.fault_counts.occurs(rng, Fault::SocketForge, behaviour.forge) {
             self.is_hostile = true;
             self.forge(rng);
         }
-        if rng.chance(behaviour.scribble) {
+        if net.fault_counts.occurs(rng, Fault::SocketScribble, behaviour.scribble) {
             self.is_hostile = true;
             self.scribble(rng);
         }
@@ -208,7 +215,8 @@ impl SocketBlock {
             };
             let mut bytes = [0; size_of::<SocketMessage>()];
             if header.len as usize != bytes.len() || !self.events.copy_out(&header, &mut bytes) {
-                return net.ledger.violate(|| format!("a socket message of {} bytes", header.len));
+                let text = || format!("a socket message of {} bytes", header.len);
+                return net.ledger.must(self.is_hostile, text);
             }
             self.events.advance();
             self.events.release();
@@ -216,18 +224,19 @@ impl SocketBlock {
             match message.op {
                 socket_event::DONE => self.take_done(net, header.token, message),
                 socket_event::EVENT => self.take_event(net, message),
-                op => net.ledger.violate(|| format!("a socket event of kind {op}")),
+                op => net.ledger.must(self.is_hostile, || format!("a socket event of kind {op}")),
             }
         }
     }
 
     fn take_event(&mut self, net: &mut Network, message: SocketMessage) {
         let Some(slot) = self.slots.get_mut(message.slot as usize) else {
-            return net.ledger.violate(|| format!("an event for slot {}", message.slot));
+            let text = || format!("an event for slot {}", message.slot);
+            return net.ledger.must(self.is_hostile, text);
         };
         let known = slot.last_generation;
         let later = || format!("an event for lease {}, the last is {known}", message.generation);
-        net.ledger.must(message.generation <= known, later);
+        net.ledger.must(message.generation <= known || self.is_hostile, later);
         if slot.generation == message.generation {
             slot.signalled = true;
             // Its partner may have waited for room.
@@ -240,7 +249,8 @@ impl SocketBlock {
     fn take_done(&mut self, net: &mut Network, token: u64, message: SocketMessage) {
         let asked = self.asked.remove(&token);
         if asked.is_none() && token & FORGED == 0 {
-            return net.ledger.violate(|| format!("a completion of command {token}"));
+            let text = || format!("a completion of command {token}");
+            return net.ledger.must(self.is_hostile, text);
         }
         if let Some(Asked::Accept(socket)) = asked {
             let listener = self.listeners.iter_mut().find(|(number, _)| *number == socket);
@@ -256,7 +266,8 @@ impl SocketBlock {
         }
         let number = message.slot as usize;
         let Some(slot) = self.slots.get_mut(number) else {
-            return net.ledger.violate(|| format!("a lease of slot {number}"));
+            let text = || format!("a lease of slot {number}");
+            return net.ledger.must(self.is_hostile, text);
         };
         let fresh = slot.generation == 0 && message.generation > slot.last_generation;
         let (old, last) = (slot.generation, slot.last_generation);
@@ -317,7 +328,7 @@ impl SocketBlock {
         let Some(partner) = self.slots[slot].partner else { return };
         let mut moved = 0;
         loop {
-            if rng.chance(behaviour.reset) {
+            if net.fault_counts.occurs(rng, Fault::SocketReset, behaviour.reset) {
                 return self.close_both(slot, socket_close::RESET);
             }
             if self.slots[partner].send.reader_end() != 0 {

@@ -6,8 +6,10 @@ use std::net::SocketAddr;
 use wire::nic::{Close, PortIndex};
 
 use crate::conn::ConnId;
+use crate::fault::Fault;
 use crate::net::{Network, PeerRead};
 use crate::rng::{Rng, mix};
+use crate::world::client_address;
 
 /// How a client ends its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,5 +201,119 @@ impl Echo {
             net.peer_close(self.conn, Close::Graceful);
         }
         !over
+    }
+}
+
+/// Clients of one listener, one after the other, in a run.
+#[derive(Clone, Debug)]
+pub struct SocketLoad {
+    /// The service.
+    pub service: usize,
+    /// Its listener.
+    pub port: PortIndex,
+    /// How many clients are to come.
+    pub left: u32,
+    /// Most of them at a time.
+    pub at_once: usize,
+    /// The most bytes that one sends.
+    pub bytes_max: u64,
+    /// Shortest and longest time between two steps, in nanoseconds.
+    pub pause_ns: (u64, u64),
+    /// One that stops reading, per mille.
+    pub deaf: u32,
+    /// One that closes or resets its connection, per mille.
+    pub leaves: u32,
+    /// Whether blocks send back what they get.
+    pub judged: bool,
+    /// When the next step is.
+    pub next_ns: u64,
+    /// Randomness of its own.
+    pub rng: Rng,
+    clients: Vec<SocketClient>,
+    in_order: u32,
+}
+
+impl SocketLoad {
+    /// No clients yet; change what the plan is about.
+    pub fn new(service: usize, port: PortIndex, rng: Rng) -> Self {
+        Self {
+            service,
+            port,
+            left: 0,
+            at_once: 4,
+            bytes_max: 20_000,
+            pause_ns: (0, 0),
+            deaf: 0,
+            leaves: 0,
+            judged: true,
+            next_ns: 0,
+            rng,
+            clients: Vec::new(),
+            in_order: 0,
+        }
+    }
+
+    /// Clients that got all their bytes back.
+    pub fn in_order(&self) -> u32 {
+        self.in_order
+    }
+
+    /// When the next step is; never, if there are no clients.
+    pub fn due_ns(&self) -> u64 {
+        if self.left == 0 && self.clients.is_empty() { u64::MAX } else { self.next_ns }
+    }
+
+    /// No more clients come; those that are there read, and end in order.
+    pub fn stop(&mut self) {
+        self.left = 0;
+        self.clients.iter_mut().for_each(SocketClient::recover);
+    }
+
+    /// All clients leave.
+    pub fn leave(&mut self, net: &mut Network) {
+        self.left = 0;
+        self.clients.iter_mut().for_each(|client| client.end(net, Close::Reset));
+        self.clients.clear();
+    }
+
+    /// Clients that have not ended.
+    pub fn open(&self) -> usize {
+        self.clients.len()
+    }
+
+    /// One client may come, and all do what they can.
+    pub fn step(&mut self, net: &mut Network, next_id: &mut u32) {
+        if net.now_ns() < self.due_ns() {
+            return;
+        }
+        self.next_ns = net.now_ns() + self.rng.between(self.pause_ns.0, self.pause_ns.1);
+        if self.left > 0 && self.clients.len() < self.at_once && !net.ending {
+            self.left -= 1;
+            self.come(net, next_id);
+        }
+        for client in &mut self.clients {
+            client.step(net, &mut self.rng);
+        }
+        for client in self.clients.extract_if(.., |client| client.found().is_some()) {
+            self.in_order += u32::from(client.found() == Some(Found::All));
+        }
+    }
+
+    fn come(&mut self, net: &mut Network, next_id: &mut u32) {
+        let total = self.rng.between(1, self.bytes_max);
+        let after = self.rng.below(total);
+        let ending = match () {
+            () if net.fault_counts.occurs(&mut self.rng, Fault::SocketDeaf, self.deaf) => {
+                Ending::Deaf(after)
+            }
+            () if net.fault_counts.occurs(&mut self.rng, Fault::SocketLeave, self.leaves) => {
+                self.rng.pick(&[Ending::Close(after), Ending::Reset(after)])
+            }
+            () => Ending::Orderly,
+        };
+        let peer = client_address(*next_id);
+        *next_id += 1;
+        let client = SocketClient::connect(net, (peer, self.port), total, ending);
+        self.clients.push(SocketClient { judged: self.judged, ..client });
     }
 }

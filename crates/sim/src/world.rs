@@ -81,13 +81,12 @@ impl Setup {
         self.topology.services.iter().enumerate().map(rules).collect()
     }
 
-    /// Of all services, in order: backend addresses, the address of the upstream server, addresses to which blocks connect.
+    /// Backend addresses of all services, in order, with the addresses of upstream servers; then the addresses to which blocks connect.
     pub fn backend_addresses(&self) -> Vec<SocketAddr> {
-        let of_service = |service: &Service| {
-            let backends = service.backends.iter().map(|backend| backend.address);
-            backends.chain(service.upstream).chain(connected(service)).collect::<Vec<_>>()
-        };
-        self.topology.services.iter().flat_map(of_service).collect()
+        let services = &self.topology.services;
+        let backends =
+            services.iter().flat_map(|s| s.backends.iter().map(|b| b.address).chain(s.upstream));
+        backends.chain(services.iter().flat_map(connected)).collect()
     }
 
     fn network(&self, rng: Rng) -> Network {
@@ -119,16 +118,11 @@ impl Setup {
     }
 
     /// Places of the peers of blocks in [`Self::backend_addresses`], with their services.
-    fn socket_peers(&self) -> Vec<(usize, usize)> {
-        let mut peers = Vec::new();
-        let mut next = 0;
-        for (index, service) in self.topology.services.iter().enumerate() {
-            next += service.backends.len() + usize::from(service.upstream.is_some());
-            let end = next + connected(service).count();
-            peers.extend((next..end).map(|place| (place, index)));
-            next = end;
-        }
-        peers
+    pub(crate) fn socket_peers(&self) -> Vec<(usize, usize)> {
+        let services = self.topology.services.iter().enumerate();
+        let owners = services.flat_map(|(index, service)| connected(service).map(move |_| index));
+        let owners: Vec<_> = owners.collect();
+        (self.backend_addresses().len() - owners.len()..).zip(owners).collect()
     }
 }
 
@@ -515,7 +509,8 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         if self.topology.services[service].sockets.is_empty() {
             return;
         }
-        let judged = self.setup.behaviours[service].sockets.scribble == 0;
+        let behaviour = self.setup.behaviours[service];
+        let judged = behaviour.sockets.scribble == 0 && !behaviour.corrupts();
         let bytes = self.socket_bytes(service);
         lock(&self.net).ledger.audit_sockets(service, bytes, judged);
     }
@@ -683,8 +678,21 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
             if in_flight != 0 {
                 return Err(format!("service {service}: {in_flight} in flight after the end"));
             }
+            if let Some(left) = self.open_sockets(service) {
+                return Err(format!("service {service} after the end: {left}"));
+            }
         }
         Ok(())
+    }
+
+    /// What a service has of connections of blocks, if anything.
+    pub fn open_sockets(&self, service: usize) -> Option<String> {
+        let counted = self.services[service].snapshot();
+        let (opened, closed) = (counted.sockets_opened, counted.sockets_closed);
+        let bytes = self.socket_bytes(service);
+        let in_rings: u64 = bytes.iter().map(|(_, in_rings)| in_rings).sum();
+        (opened != closed || in_rings > 0)
+            .then(|| format!("sockets opened {opened}, closed {closed}, {in_rings} bytes in rings"))
     }
 
     /// Whether blocks that no longer read keep messages that are not missed: those of a service

@@ -103,6 +103,7 @@ impl<N: Nic> Worker<N> {
             return Detached::default();
         }
         self.drop_outstanding(number);
+        self.turn.release_sockets(slot);
         let Self { turn, endpoints, schedule, .. } = self;
         turn.shared.publish_credit(turn.index, slot, 0);
         schedule.remove(number);
@@ -161,6 +162,7 @@ impl<N: Nic> Worker<N> {
         self.endpoints.peers.discard(&mut self.turn);
         for slot in 0..self.turn.services.len() {
             self.drop_outstanding(slot);
+            self.turn.release_sockets(slot as u16);
         }
         self.endpoints.shm.close_all(&mut self.turn);
         self.turn.counters.outstanding.set(self.outstanding());

@@ -104,6 +104,13 @@ impl<N: Nic> Turn<N> {
             }
         }
     }
+
+    /// The service ends: what is in rings is dropped, and all bytes are counted.
+    pub(crate) fn release_sockets(&mut self, service: u16) {
+        self.end_sockets(service, 0..u32::MAX, End::DrainTimeout, true);
+        let Some(sockets) = self.sockets(service) else { return };
+        (0..sockets.blocks.len() as u32).for_each(|block| sockets.count_bytes(block));
+    }
 }
 
 /// The status that a block gets for a connection that this end ended.
