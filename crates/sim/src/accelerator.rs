@@ -15,85 +15,14 @@ use mqueue::memory::Ordering;
 use mqueue::{Consumer, Head, MappedMemory, Memory, Producer};
 use wire::framing::Framing;
 
+use crate::behaviour::Behaviour;
 use crate::fault::Fault;
 use crate::message::{
     Ask, Body, Flavor, answer_filler_max, decode_request, is_answer_to, request_payload,
 };
 use crate::net::{SharedNetwork, lock};
 use crate::rng::Rng;
-use crate::socket_block::{SocketBehaviour, SocketBlock, SocketShare};
-
-/// Behaviour of blocks. Rates are per mille of the messages.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Behaviour {
-    /// Runs between the worker's turns, not inside them.
-    pub remote: bool,
-    /// Shortest and longest time an answer takes, in nanoseconds.
-    pub delay_ns: (u64, u64),
-    /// Messages a block works on at once, besides the first.
-    pub overlap: usize,
-    /// Only this block has the faults below; the others are sound.
-    pub only_block: Option<u32>,
-    /// Answers twice.
-    pub twice: u32,
-    /// Answers this much later, ...
-    pub late: u32,
-    /// ... in nanoseconds.
-    pub late_ns: u64,
-    /// Never answers.
-    pub swallow: u32,
-    /// Drops with `REJECTED`.
-    pub reject: u32,
-    /// Drops with `BAD_LENGTH`.
-    pub bad_length: u32,
-    /// Drops because its reply is too long.
-    pub too_long: u32,
-    /// Also answers a token that was never issued.
-    pub forge: u32,
-    /// Also answers a token of another mqueue.
-    pub steal: u32,
-    /// Also writes a message of an unknown kind.
-    pub bad_kind: u32,
-    /// Also writes a message with an impossible header.
-    pub bad_header: u32,
-    /// Replies although the service has no replies.
-    pub unwanted: u32,
-    /// Stops permanently with the message after this many.
-    pub stall_after: Option<u64>,
-    /// Ends with the message after this many.
-    pub die_after: Option<u64>,
-    /// Only writes random words over its rings from the message after this many.
-    pub scribble_after: Option<u64>,
-    /// Writes anywhere in the region, not only in its own rings.
-    pub wide: bool,
-    /// Also answers a token of the previous generation, if there was one.
-    pub replay: u32,
-    /// Reports mqueues as touched that are not.
-    pub spurious: u32,
-    /// What they do with their sockets.
-    pub sockets: SocketBehaviour,
-    /// Always requests the longest answer from backends, instead of sometimes.
-    pub long_questions: bool,
-}
-
-impl Behaviour {
-    /// The same blocks without faults.
-    pub fn sound(&self) -> Self {
-        let Self { remote, delay_ns, overlap, spurious, .. } = *self;
-        let sockets = SocketBehaviour { idle: self.sockets.idle, ..SocketBehaviour::default() };
-        Self { remote, delay_ns, overlap, spurious, sockets, ..Self::default() }
-    }
-
-    /// Whether replies may carry any content.
-    pub fn corrupts(&self) -> bool {
-        self.scribble_after.is_some()
-    }
-
-    /// Whether correct blocks may find arbitrary data in their rings.
-    fn is_wide(&self) -> bool {
-        self.wide && self.corrupts()
-    }
-}
+use crate::socket_block::{SocketBlock, SocketShare};
 
 /// The properties of the service that the model needs.
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! Removing faults from a plan.
 
-use crate::accelerator::Behaviour;
 use crate::backend::BackendBehaviour;
+use crate::behaviour::Behaviour;
 use crate::fault::Fault;
 use crate::net::Faults;
 use crate::plan::Plan;

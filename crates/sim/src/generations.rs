@@ -12,7 +12,8 @@ use engine::{Attachment, ControlMessage, DrainBarrier, RuntimeEvent};
 use wire::DropReason;
 use wire::nic::Nic;
 
-use crate::accelerator::{Behaviour, ModelBlocks};
+use crate::accelerator::ModelBlocks;
+use crate::behaviour::Behaviour;
 use crate::fault::Fault;
 use crate::net::lock;
 use crate::nic::SimSocket;

@@ -96,6 +96,7 @@
 
 pub mod accelerator;
 pub mod backend;
+pub mod behaviour;
 pub mod campaign;
 pub mod case;
 mod causes;
@@ -116,6 +117,7 @@ pub mod rng;
 pub mod run;
 pub mod shm_client;
 pub mod socket_block;
+mod socket_books;
 pub mod socket_peer;
 pub mod stream_client;
 pub mod trace;

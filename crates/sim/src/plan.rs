@@ -10,8 +10,8 @@ use wire::DropReason;
 use wire::framing::{Delimits, Framing};
 use wire::nic::{PortIndex, Transport};
 
-use crate::accelerator::Behaviour;
 use crate::backend::{Backend, BackendBehaviour};
+use crate::behaviour::Behaviour;
 use crate::change::Keeps;
 use crate::client::{DatagramClient, RequestMix};
 use crate::generations::Restart;

@@ -14,7 +14,7 @@ use mqueue::{Head, HeapMapping, MappedMemory, Memory, Region};
 use onpath::builtin::Threshold;
 use onpath::{Command, Direction, Failure, Function, Messages, OnFailure};
 use scene::{Scene, request, script};
-use sim::accelerator::Behaviour;
+use sim::behaviour::Behaviour;
 use sim::message::{Body, Flavor, decode_request, reply_payload, request_payload};
 use wire::DropReason;
 use wire::framing::Framing;

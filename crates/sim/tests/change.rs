@@ -6,7 +6,7 @@ use engine::PAUSE_NS;
 use engine::topology::{Listen, Replies, Service, Topology};
 use scene::{MS, request, script};
 use sim::ConnId;
-use sim::accelerator::Behaviour;
+use sim::behaviour::Behaviour;
 use sim::change::Keeps;
 use sim::message::{Body, Flavor, request_payload, request_wire};
 use sim::net::{PeerRead, lock};

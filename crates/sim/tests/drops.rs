@@ -7,8 +7,8 @@ mod scene;
 
 use engine::topology::{Dispatch, Replies};
 use scene::{MS, Scene, Script, UDP, request, script};
-use sim::accelerator::Behaviour;
 use sim::backend::BackendBehaviour;
+use sim::behaviour::Behaviour;
 use sim::message::{Ask, Body, match_id};
 use sim::net::{Faults, PeerRead, lock};
 use wire::DropReason;

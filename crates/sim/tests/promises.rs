@@ -4,7 +4,7 @@ mod scene;
 
 use engine::topology::{Dispatch, Polling};
 use scene::{MS, Scene, Script, request, script};
-use sim::accelerator::Behaviour;
+use sim::behaviour::Behaviour;
 use sim::fault::Fault;
 use sim::message::{Ask, Body, Flavor, request_payload, request_wire};
 use sim::net::{Faults, PeerRead, lock};

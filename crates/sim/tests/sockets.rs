@@ -23,7 +23,7 @@ fn sockets(seed: u64, relay: bool) -> Script {
     script.setup.topology.engine.workers = 1 + seed as usize % 2;
     let remote = seed % 3 == 1;
     let delay_ns = if remote { (0, 30_000) } else { (0, 0) };
-    *script.behaviour() = sim::accelerator::Behaviour { remote, delay_ns, ..Default::default() };
+    *script.behaviour() = sim::behaviour::Behaviour { remote, delay_ns, ..Default::default() };
     let service = script.service();
     service.mqueues = 1 + seed as u32 % 3;
     service.sockets_per_block = if relay { 4 } else { 3 };

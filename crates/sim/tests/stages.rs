@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use engine::stages::{ObservationSnapshot, Stage};
 use engine::topology::Replies;
 use scene::{MS, Scene, request, script};
-use sim::accelerator::Behaviour;
+use sim::behaviour::Behaviour;
 use sim::net::lock;
 use wire::DropReason;
 use wire::framing::Framing;

@@ -8,8 +8,8 @@ use engine::topology::{
     Listen, STACK_KIB, Service, Topology,
 };
 use sim::ConnId;
-use sim::accelerator::Behaviour;
 use sim::backend::{Backend, BackendBehaviour};
+use sim::behaviour::Behaviour;
 use sim::message::{Ask, Body, Flavor, request_payload, request_wire};
 use sim::net::{Faults, PeerRead, lock};
 use sim::nic::SimNic;
