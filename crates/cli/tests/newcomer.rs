@@ -623,6 +623,14 @@ fn the_example_of_a_proxy_answers_as_its_page_says() {
     follow_example("06_proxy", &["service.toml"], &ports, 5);
 }
 
+// --- examples/07_sockets ---
+
+#[test]
+fn the_example_of_kernels_with_connections_answers_as_its_page_says() {
+    let ports = [("9007", free_port()), ("9008", free_port()), ("11222", free_port())];
+    follow_example("07_sockets", &["service.toml", "cache.cpp", "client.py"], &ports, 4);
+}
+
 /// Runs the lines of an example's page, one after the other in one shell; at least `least` say what they print. The last one of `ports` is
 /// memcached's.
 fn follow_example(name: &str, files: &[&str], ports: &[(&str, u16)], least: usize) {
