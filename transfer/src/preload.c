@@ -16,6 +16,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -56,6 +57,17 @@ static sendfile_function *next_sendfile;
 static atomic_bool warned;
 /* Copied when the library is loaded: programs such as nginx replace their environment. */
 static char *engine_path;
+
+/* Whether a handler of the program ends calls with EINTR. Which handler has run is not known, so one such handler is enough: a program
+ * that has it expects EINTR. */
+static bool signals_end_calls(void) {
+    for (int signal = 1; signal < NSIG; signal++) {
+        struct sigaction action;
+        if (sigaction(signal, NULL, &action) < 0 || action.sa_handler == SIG_DFL || action.sa_handler == SIG_IGN) continue;
+        if (!(action.sa_flags & SA_RESTART)) return true;
+    }
+    return false;
+}
 
 static void drop(struct connection *connection);
 
@@ -172,14 +184,14 @@ static ssize_t through_engine(struct connection *connection, int out, int in, of
         *for_libc = true;
         return -1;
     }
-    bool interrupted = false;
+    bool interrupted = false, signalled = false;
     int silent = 0;
     for (;;) {
         status = sv_transfers_next(connection->transfers, no_wait ? NO_WAIT_MS : 10000, &result);
         if (status == 0 && result.id == id) break;
         if (status == 0) continue;
         if (status == -EINTR) {
-            interrupted = true;
+            interrupted = signalled = true;
             status = sv_transfers_cancel(connection->transfers, id);
             if (status == 0) continue;
         }
@@ -205,7 +217,9 @@ static ssize_t through_engine(struct connection *connection, int out, int in, of
         return -1;
     }
     if (result.written == 0) {
-        if (interrupted) {
+        if (signalled && !no_wait && signals_end_calls()) {
+            errno = EINTR;
+        } else if (interrupted) {
             /* The handler has run. libc's call goes on, as with SA_RESTART. */
             *for_libc = true;
         } else if (result.error == 0) {

@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { REQUEST_BYTES = 80, ANSWER_BYTES = 256, TEXT_AT = 90, TEXT_BYTES_MAX = ANSWER_BYTES - TEXT_AT, REASON_MAX = 22 };
@@ -123,7 +124,9 @@ static int start(sv_transfers *transfers, int kind, int file, int socket, const 
         request[41] = 1;
         memcpy(request + 48, key, 32);
     }
-    return send_request(transfers, request, file, socket);
+    int status = send_request(transfers, request, file, socket);
+    explicit_bzero(request, sizeof request);
+    return status;
 }
 
 int sv_sendfile_start(sv_transfers *transfers, int socket, int file, const sv_transfer *transfer, uint64_t *id) {
@@ -178,6 +181,12 @@ static int read_answer(sv_transfers *transfers, sv_transfer_result *result) {
     return result->id == 0 ? -ECONNREFUSED : 0;
 }
 
+static int64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
 /* Waits for a message: 0, -EAGAIN after timeout_ms, or -EINTR. */
 static int wait_readable(const sv_transfers *transfers, int timeout_ms) {
     struct pollfd entry = {transfers->socket, POLLIN, 0};
@@ -194,11 +203,14 @@ int sv_transfers_next(sv_transfers *transfers, int timeout_ms, sv_transfer_resul
         free(first);
         return 0;
     }
+    int64_t end = timeout_ms > 0 ? now_ms() + timeout_ms : 0;
     for (;;) {
         int status = read_answer(transfers, result);
         if (status <= 0 && status != -EAGAIN) return status;
         if (status == 1) continue;
-        status = wait_readable(transfers, timeout_ms);
+        /* Answers about progress do not prolong the wait. */
+        int64_t left = timeout_ms > 0 ? end - now_ms() : timeout_ms;
+        status = wait_readable(transfers, timeout_ms > 0 && left < 0 ? 0 : (int)left);
         if (status < 0) return status;
     }
 }

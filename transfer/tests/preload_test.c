@@ -13,6 +13,7 @@
 #include <sys/epoll.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -115,6 +116,57 @@ static void does_not_block(int file) {
     close(ends[1]);
 }
 
+static int signals[2];
+
+static void handler(int signal) {
+    (void)signal;
+    /* The reader of the socket starts when the handler has run. */
+    CHECK(write(signals[1], "x", 1) == 1);
+}
+
+/* A signal during a call that has sent nothing: EINTR, or the call goes on if the handler has SA_RESTART. */
+static void is_interrupted(int file, int restart) {
+    int ends[2];
+    pair(ends, 0);
+    CHECK(pipe(signals) == 0);
+    /* Full: the call waits. */
+    while (send(ends[0], content, 4096, MSG_DONTWAIT) > 0) {
+    }
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        char byte;
+        close(ends[0]);
+        close(signals[1]);
+        /* Until the first signal that meets the call: one before it changes nothing. */
+        while (read(signals[0], &byte, 1) == 1) {
+            if (restart) while (read(ends[1], got, sizeof got) > 0) {
+            }
+        }
+        _exit(0);
+    }
+    close(ends[1]);
+    close(signals[0]);
+    struct sigaction action = {.sa_handler = handler, .sa_flags = restart ? SA_RESTART : 0}, before;
+    CHECK(sigaction(SIGALRM, &action, &before) == 0);
+    struct itimerval timer = {{0, 50000}, {0, 50000}}, none = {{0, 0}, {0, 0}};
+    CHECK(setitimer(ITIMER_REAL, &timer, NULL) == 0);
+    off_t offset = 0;
+    ssize_t sent = sendfile(ends[0], file, &offset, BYTES);
+    int error = errno;
+    CHECK(setitimer(ITIMER_REAL, &none, NULL) == 0);
+    if (restart) {
+        CHECK(sent > 0);
+    } else {
+        errno = error;
+        CHECK(sent == -1 && error == EINTR && offset == 0);
+    }
+    CHECK(sigaction(SIGALRM, &before, NULL) == 0);
+    close(ends[0]);
+    close(signals[1]);
+    ended_well(child);
+}
+
 /* The errors are those of libc. */
 static void fails_as_usual(int file) {
     int ends[2];
@@ -171,6 +223,8 @@ int main(int argc, char **argv) {
     sends_in_order(file);
     moves_the_position(file);
     does_not_block(file);
+    is_interrupted(file, 0);
+    is_interrupted(file, 1);
     fails_as_usual(file);
     survives_a_fork(file, path);
     printf("ok\n");

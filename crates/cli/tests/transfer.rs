@@ -5,6 +5,7 @@ mod common;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -32,6 +33,22 @@ impl Folder {
     fn file(&self, name: &str, bytes: &[u8]) -> String {
         fs::write(self.0.join(name), bytes).unwrap();
         self.path(name)
+    }
+
+    /// A file that only its owner can read.
+    fn secret(&self, name: &str, bytes: &[u8]) -> String {
+        let path = self.file(name, bytes);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        path
+    }
+
+    fn names(&self) -> Vec<String> {
+        let mut names: Vec<_> = fs::read_dir(&self.0)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
     }
 }
 
@@ -70,7 +87,7 @@ fn a_file_goes_from_one_command_to_the_other() {
     let content: Vec<u8> = (0..1_000_000u32).flat_map(|n| n.to_le_bytes()).collect();
     let source = folder.file("source", &content);
     // A longer file is replaced.
-    let sink = folder.file("sink", &vec![1; content.len() + 1]);
+    let sink = folder.secret("sink", &vec![1; content.len() + 1]);
     let (mut receiver, mut lines, address) = listener(&sink, &["--digest", "sha256"]);
     let sent = serval(&[&source, &address, "--digest", "sha256", "--json"]).output().unwrap();
     assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
@@ -82,13 +99,72 @@ fn a_file_goes_from_one_command_to_the_other() {
     assert_eq!(sent["digest"], received["digest"]);
     assert_eq!(received["written_bytes"], content.len());
     assert!(fs::read(&sink).unwrap() == content);
+    assert_eq!(fs::metadata(&sink).unwrap().permissions().mode() & 0o777, 0o600, "as before");
+    assert_eq!(folder.names(), ["sink", "source"]);
+}
+
+#[test]
+fn a_peer_that_sends_nothing_destroys_no_file() {
+    let folder = Folder::new("nothing");
+    let sink = folder.file("sink", b"content");
+    let peer = |address: String| TcpStream::connect(address.strip_prefix("tcp://").unwrap());
+    let (receiver, _lines, address) = listener(&sink, &[]);
+    drop(peer(address).unwrap());
+    let output = receiver.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("the peer sent nothing, so it stays as it was"), "{said}");
+    assert_eq!((output.status.code(), fs::read(&sink).unwrap()), (Some(1), b"content".to_vec()));
+    // A link is replaced, and the file that it names is not touched.
+    let link = folder.path("link");
+    std::os::unix::fs::symlink(&sink, &link).unwrap();
+    let (mut receiver, _lines, address) = listener(&link, &[]);
+    peer(address).unwrap().write_all(b"other").unwrap();
+    assert!(receiver.wait().unwrap().success());
+    assert_eq!(
+        (fs::read(&sink).unwrap(), fs::read(&link).unwrap()),
+        (b"content".to_vec(), b"other".to_vec())
+    );
+    // An empty stream makes an empty file.
+    let (mut receiver, _lines, address) = listener(&folder.path("empty"), &[]);
+    drop(peer(address).unwrap());
+    assert!(receiver.wait().unwrap().success());
+    // From an offset a file is continued in its place.
+    let (mut receiver, _lines, address) = listener(&sink, &["--offset", "3"]);
+    peer(address).unwrap().write_all(b"crete").unwrap();
+    assert!(receiver.wait().unwrap().success());
+    assert_eq!(fs::read(&sink).unwrap(), b"concrete");
+    assert_eq!(folder.names(), ["empty", "link", "sink"]);
+}
+
+#[test]
+fn an_interrupted_sender_ends_its_receiver_with_an_error() {
+    let folder = Folder::new("interrupted");
+    let source = folder.path("source");
+    // A sparse file, which takes long.
+    fs::File::create(&source).unwrap().set_len(1 << 40).unwrap();
+    let (receiver, _lines, address) = listener(&folder.path("sink"), &[]);
+    let sender = serval(&[&source, &address]).spawn().unwrap();
+    let part = folder.0.join("sink.part");
+    while fs::metadata(&part).map_or(0, |found| found.len()) < 1_000_000 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let interrupted = Command::new("kill").args(["-INT", &sender.id().to_string()]).status();
+    assert!(interrupted.unwrap().success());
+    let output = sender.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && said.contains("cancelled"), "{said}");
+    let output = receiver.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    let expected = "the peer reset the connection";
+    assert!(output.status.code() == Some(1) && said.contains(expected), "{said}");
+    assert_eq!(folder.names(), ["sink.part", "source"]);
 }
 
 #[test]
 fn a_part_is_sealed() {
     let folder = Folder::new("seal");
     let source = folder.file("source", &[7; 5000]);
-    let key = folder.file("key", "ab".repeat(32).as_bytes());
+    let key = folder.secret("key", "ab".repeat(32).as_bytes());
     let port = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("tcp://{}", port.local_addr().unwrap());
     let command =
@@ -104,9 +180,17 @@ fn a_part_is_sealed() {
 #[test]
 fn mistakes_get_one_sentence_and_their_exit_code() {
     let folder = Folder::new("mistakes");
-    let (source, key) = (folder.file("source", b"content"), folder.file("key", b"short"));
-    let nothing = folder.path("nothing");
-    let cases: [(&[&str], i32, &str); 8] = [
+    let (source, key) = (folder.file("source", b"content"), folder.secret("key", b"short"));
+    let (nothing, fifo) = (folder.path("nothing"), folder.path("fifo"));
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let open = folder.file("open", &[b'a'; 64]);
+    let link = folder.path("link");
+    std::os::unix::fs::symlink(&source, &link).unwrap();
+    let cases: [(&[&str], i32, &str); 12] = [
+        (&[&source, "tcp://127.0.0.1:1", "--seal", &open], 2, "run chmod 600 on it"),
+        (&["listen://127.0.0.1:0", &fifo], 1, "it is a FIFO, not a file"),
+        (&["listen://127.0.0.1:0", "/dev/full"], 1, "it is a device, not a file"),
+        (&["listen://127.0.0.1:0", &link, "--offset", "1"], 1, "it is a symbolic link, not a file"),
         (&[&source, &nothing], 2, "one of SOURCE and SINK has to be a file"),
         (&["tcp://127.0.0.1:1", "tcp://127.0.0.1:1"], 2, "one of SOURCE and SINK has to be a file"),
         (&[&source, "udp://127.0.0.1:1"], 2, "udp:// is not tcp:// or listen://"),
@@ -137,9 +221,10 @@ fn a_transfer_that_ends_early_says_how_far_it_came() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
     let expected = "the peer closed the connection before the end of the transfer; 40 bytes were read from the source, \
-                    40 reached the sink";
+                    40 reached the sink and are in";
     assert!(said.contains(expected), "{said}");
-    assert_eq!(fs::read(&sink).unwrap(), [5; 40]);
+    let part = folder.0.join("sink.part");
+    assert_eq!(fs::read(&part).unwrap(), [5; 40]);
     // A limit of the file's length; the shell counts blocks of 512 bytes.
     let limited = format!("ulimit -f 8; exec \"$0\" transfer listen://127.0.0.1:0 '{sink}' --json");
     let mut shell = Command::new("sh");
@@ -158,12 +243,7 @@ fn a_transfer_that_ends_early_says_how_far_it_came() {
         said.contains("`ulimit -f` allows") && said.contains("4096 reached the sink"),
         "{said}"
     );
-    assert_eq!(fs::read(folder.0.join("sink")).unwrap(), [5; 4096]);
-    // A device.
-    let (receiver, _lines, address) = listener("/dev/full", &[]);
-    drop(TcpStream::connect(address.strip_prefix("tcp://").unwrap()).unwrap());
-    let said = String::from_utf8(receiver.wait_with_output().unwrap().stderr).unwrap();
-    assert!(said.contains("the sink is a device: it has to be a file"), "{said}");
+    assert_eq!(fs::read(&part).unwrap(), [5; 4096]);
 }
 
 const ECHO: &str =
@@ -192,7 +272,7 @@ fn a_server_does_the_transfer_and_counts_it() {
     let long = [&source, &address, "--bytes", "3000001", "--engine", &engine];
     let reader = std::thread::spawn(move || port.accept().unwrap().0.read_to_end(&mut Vec::new()));
     let (code, said) = failure(&long);
-    reader.join().unwrap().unwrap();
+    assert!(reader.join().unwrap().is_err(), "the end of the stream is no success");
     let expected = "the file ends at byte 3000000, before the end of the transfer at byte 3000001; \
                     3000000 bytes were read from the source, 3000000 reached the sink";
     assert!(code == Some(1) && said.contains(expected), "{said}");

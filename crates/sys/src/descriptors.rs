@@ -14,7 +14,7 @@ use std::time::Duration;
 use libc::{c_int, c_void};
 
 use crate::local::WakeFd;
-use crate::os::{check, check_size, int_option, own, zeroed};
+use crate::os::{check, check_size, int_option, own, set_option, zeroed};
 
 /// Maximum number of events of one [`Readiness::wait`].
 const EVENTS_MAX: usize = 64;
@@ -208,6 +208,12 @@ pub enum Interest {
 pub struct Readiness {
     epoll: OwnedFd,
     wake_fd: WakeFd,
+}
+
+/// Whether closing the last descriptor of a TCP connection sends RST, and drops what has not been sent.
+pub fn reset_on_close(socket: BorrowedFd<'_>, resets: bool) -> io::Result<()> {
+    let linger = libc::linger { l_onoff: resets.into(), l_linger: 0 };
+    set_option(socket, libc::SOL_SOCKET, libc::SO_LINGER, linger)
 }
 
 impl Readiness {

@@ -30,7 +30,7 @@ pub enum CopyError {
     /// It cannot be opened or read.
     #[error(transparent)]
     Read(io::Error),
-    /// It is a directory, a FIFO, a device or a socket.
+    /// It is a directory, a FIFO, a device, a socket or a symbolic link.
     #[error("it is a {0}, not a file")]
     NotAFile(&'static str),
     /// It is longer than allowed.
@@ -63,6 +63,20 @@ pub fn open_regular(path: &Path) -> Result<(File, Metadata), CopyError> {
     Ok((file, found))
 }
 
+/// Opens a regular file for writing; `new`: one that does not exist yet, else one that may. Never blocks, and follows no symbolic link at the end
+/// of the path.
+pub fn open_sink(path: &Path, new: bool) -> Result<File, CopyError> {
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    if !new && let Ok(found) = std::fs::symlink_metadata(path) {
+        regular(&found)?;
+    }
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).create_new(new).truncate(false).custom_flags(flags);
+    let file = options.open(path).map_err(CopyError::Read)?;
+    regular(&file.metadata().map_err(CopyError::Read)?)?;
+    Ok(file)
+}
+
 fn no_memory(error: MemoryError) -> CopyError {
     CopyError::Memory(io::Error::new(io::ErrorKind::OutOfMemory, error.to_string()))
 }
@@ -74,6 +88,7 @@ fn regular(found: &Metadata) -> Result<(), CopyError> {
         () if kind.is_dir() => "folder",
         () if kind.is_fifo() => "FIFO",
         () if kind.is_socket() => "socket",
+        () if kind.is_symlink() => "symbolic link",
         () => "device",
     };
     Err(CopyError::NotAFile(what))

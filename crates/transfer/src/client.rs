@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use sys::local::{LocalSocket, wait_readable};
+use zeroize::Zeroize as _;
 
 use crate::message::{ANSWER_BYTES, Answer, MessageError, Order, RemoteError, Request};
 use crate::pipeline::Command;
@@ -27,6 +28,9 @@ pub enum ClientError {
         /// What the host kernel said.
         error: io::Error,
     },
+    /// The engine has not read earlier requests yet. The command comes back.
+    #[error("the transfer engine has not read earlier requests yet: try again")]
+    Full(Box<Command>),
     /// The engine closed the connection.
     #[error("the transfer engine closed the connection")]
     Closed,
@@ -68,12 +72,18 @@ impl Client {
         }
     }
 
-    /// Starts a transfer and returns its number, from 1. The engine gets copies of the descriptors; the command's own are closed.
+    /// Starts a transfer and returns its number, from 1. The engine gets copies of the descriptors; the command's own are closed, unless the
+    /// error is [`ClientError::Full`].
     pub fn submit(&mut self, command: Command) -> Result<u64, ClientError> {
-        self.last_id += 1;
-        let id = self.last_id;
+        let id = self.last_id + 1;
         let request = Request::Start { id, order: Order::of(&command) };
-        self.send(&request, &[command.file.as_fd(), command.socket.as_fd()])?;
+        match self.send(&request, &[command.file.as_fd(), command.socket.as_fd()]) {
+            Err(ClientError::Host(error)) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Err(ClientError::Full(Box::new(command)));
+            }
+            sent => sent?,
+        }
+        self.last_id = id;
         Ok(id)
     }
 
@@ -117,7 +127,11 @@ impl Client {
     }
 
     fn send(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
-        match self.socket.send(&request.encode(), descriptors) {
+        let mut bytes = request.encode();
+        let sent = self.socket.send(&bytes, descriptors);
+        // It may hold a key.
+        bytes.zeroize();
+        match sent {
             Ok(()) => Ok(()),
             // It may have said why.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(ClientError::Closed),

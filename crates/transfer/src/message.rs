@@ -151,10 +151,10 @@ impl Request {
             _ => return Err(MessageError::Field("flags")),
         };
         let digest = digest_kind(bytes[40])?;
-        let key: [u8; 32] = bytes[48..].try_into().expect("32 bytes");
+        let key = &bytes[48..];
         let seal = match bytes[41] {
             0 if key == [0; 32] => None,
-            1 if direction == Direction::Send => Some(Key::new(key)),
+            1 if direction == Direction::Send => Key::parse(key),
             _ => return Err(MessageError::Field("seal")),
         };
         if bytes[42..48] != [0; 6] {

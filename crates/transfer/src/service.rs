@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use sys::local::{LocalListener, LocalSocket, WakeFd, wait_readable};
+use zeroize::Zeroizing;
 
 use crate::engine::{Counters, Engine, Limits, Submitted};
 use crate::error::TransferError;
@@ -164,8 +165,9 @@ impl Acceptor {
     /// Reads one message of a client; returns whether the client stays.
     fn serve(&self, index: usize) -> bool {
         let client = &self.clients[index];
-        let mut bytes = [0; REQUEST_BYTES + 1];
-        let (len, descriptors) = match client.socket().receive_descriptors(&mut bytes) {
+        // It may hold a key.
+        let mut bytes = Zeroizing::new([0; REQUEST_BYTES + 1]);
+        let (len, descriptors) = match client.socket().receive_descriptors(&mut *bytes) {
             Ok(None) => return true,
             Ok(Some((0, _))) | Err(_) => return false,
             Ok(Some(received)) => received,

@@ -1,9 +1,11 @@
 //! Digests and keys.
 
 use std::fmt;
+use std::io::{self, Read};
 
 use aws_lc_rs::digest;
 use md5::{Digest as _, Md5};
+use zeroize::{Zeroize as _, Zeroizing};
 
 /// A digest algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,35 +129,68 @@ impl Digester {
     }
 }
 
-/// A key of 32 bytes. Its value is not shown.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Key([u8; 32]);
+/// Longest key file.
+const KEY_FILE_BYTES_MAX: usize = 80;
+
+/// A key of 32 bytes. Its value is not shown, and its memory is overwritten when it is dropped.
+#[derive(PartialEq, Eq)]
+pub struct Key(Box<Zeroizing<[u8; 32]>>);
 
 impl Key {
     /// The key with these bytes.
-    pub fn new(bytes: [u8; 32]) -> Self {
-        Self(bytes)
+    pub fn new(mut bytes: [u8; 32]) -> Self {
+        let key = Self::copy(&bytes);
+        bytes.zeroize();
+        key
+    }
+
+    fn copy(bytes: &[u8; 32]) -> Self {
+        // Filled in its place: a value that moves leaves a copy.
+        let mut key = Box::<Zeroizing<[u8; 32]>>::default();
+        key.copy_from_slice(bytes);
+        Self(key)
+    }
+
+    /// Reads a key file. `None`: it is not one.
+    pub fn read(mut file: impl Read) -> io::Result<Option<Self>> {
+        let mut bytes = Zeroizing::new([0; KEY_FILE_BYTES_MAX + 1]);
+        let mut len = 0;
+        while len < bytes.len() {
+            match file.read(&mut bytes[len..]) {
+                Ok(0) => break,
+                Ok(read) => len += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Self::parse(&bytes[..len]))
     }
 
     /// A key file: 32 bytes, or 64 hexadecimal digits with or without an end of line.
     pub fn parse(file: &[u8]) -> Option<Self> {
         if let Ok(bytes) = file.try_into() {
-            return Some(Self(bytes));
+            return Some(Self::copy(bytes));
         }
         let text = std::str::from_utf8(file).ok()?.trim_end();
         if text.len() != 64 || !text.is_ascii() {
             return None;
         }
-        let mut bytes = [0; 32];
-        for (byte, at) in bytes.iter_mut().zip((0..64).step_by(2)) {
+        let mut key = Self::copy(&[0; 32]);
+        for (byte, at) in key.0.iter_mut().zip((0..64).step_by(2)) {
             *byte = u8::from_str_radix(&text[at..at + 2], 16).ok()?;
         }
-        Some(Self(bytes))
+        Some(key)
     }
 
     /// The bytes.
     pub fn bytes(&self) -> &[u8; 32] {
         &self.0
+    }
+}
+
+impl Clone for Key {
+    fn clone(&self) -> Self {
+        Self::copy(&self.0)
     }
 }
 
@@ -190,6 +225,8 @@ mod tests {
         let key = Key::parse(format!("{hex}\n").as_bytes()).unwrap();
         assert_eq!(key.bytes()[1], 0x11);
         assert_eq!(Key::parse(key.bytes()), Some(key.clone()));
+        assert_eq!(Key::read(&key.bytes()[..]).unwrap(), Some(key.clone()));
+        assert_eq!(Key::read(std::io::repeat(b'0')).unwrap(), None, "it is not read to its end");
         for wrong in [&b"short"[..], &[b'g'; 64], &[0xff; 64], "é".repeat(32).as_bytes()] {
             assert_eq!(Key::parse(wrong), None);
         }

@@ -278,3 +278,18 @@ fn the_end_of_the_service_ends_its_transfers() {
     let error = Client::connect(&path).err().unwrap().to_string();
     assert!(error.starts_with("no transfer engine answers at"), "{error}");
 }
+
+#[test]
+fn a_command_that_finds_no_room_comes_back() {
+    let setup = Setup::new("room", ServiceLimits::default());
+    let path = setup.folder.join("silent");
+    let listener = LocalListener::bind(&path).unwrap();
+    let mut client = Client::connect(&path).unwrap();
+    let engine = listener.accept().unwrap().unwrap();
+    while client.cancel(1).is_ok() {}
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    let submitted = client.submit(Source::socket(ours, None).file(setup.sink(), 0));
+    let Err(ClientError::Full(command)) = submitted else { panic!("{submitted:?}") };
+    while engine.receive(&mut [0; REQUEST_BYTES]).unwrap().is_some() {}
+    assert_eq!(client.submit(*command).unwrap(), 1);
+}

@@ -1,8 +1,10 @@
 //! `serval transfer SOURCE SINK`.
 
-use std::fs::{File, OpenOptions};
+mod sink;
+
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -12,6 +14,8 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
+use sink::Sink;
+use sys::descriptors::reset_on_close;
 use sys::local::wait_readable;
 use sys::private_file::open_regular;
 use transfer::message::Answer;
@@ -27,12 +31,13 @@ SOURCE and SINK are a file and a TCP connection, in either order. tcp://HOST:POR
 listen://IP:PORT accepts one connection (port 0: a free one, which is printed). The bytes go through
 the stages in one pass: --digest prints a digest of the plain bytes, --seal encrypts them with
 AES-256-GCM before a socket (docs/transfer.md has the format). KEYFILE holds 32 bytes, or 64
-hexadecimal digits. A file as SINK is created, or replaced.
+hexadecimal digits; only its owner may have access to it. A file as SINK is created, or replaced
+when all bytes have arrived; what arrived of a transfer that failed is in SINK.part.
 
 Examples:
   serval transfer listen://0.0.0.0:9000 copy.iso --digest sha256
   serval transfer image.iso tcp://backup:9000 --digest sha256
-  head -c 32 /dev/urandom >key; serval transfer image.iso tcp://backup:9000 --seal key
+  (umask 077; head -c 32 /dev/urandom >key); serval transfer image.iso tcp://backup:9000 --seal key
   serval transfer image.iso tcp://backup:9000 --offset 4096 --bytes 1048576 --json
   serval transfer image.iso tcp://backup:9000 --engine /run/serval/transfer
 
@@ -43,8 +48,6 @@ is wrong.";
 const TICK: Duration = Duration::from_millis(50);
 /// How long an engine may not answer.
 const ENGINE_SILENCE_MAX: Duration = Duration::from_secs(10);
-/// Longest key file.
-const KEY_FILE_BYTES: u64 = 80;
 
 #[derive(Args, Debug)]
 pub(super) struct Options {
@@ -118,12 +121,14 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let key = options.seal.as_deref().map(read_key).transpose()?;
     let cancel = Arc::new(AtomicBool::new(false));
     cancel_on_signal(cancel.clone()).map_err(Failure::run)?;
+    let mut kept = None;
     let (command, socket, expected) = match (&options.source, &options.sink) {
         (Place::File(path), place @ (Place::Connect(_) | Place::Listen(_))) => {
             let (file, found) = open_regular(path).map_err(|error| {
                 Failure::Run(format!("cannot read {}: {error}", path.display()))
             })?;
-            let rest = found.len().saturating_sub(options.offset);
+            // Files of /proc have content and no length.
+            let rest = (found.len() > 0).then(|| found.len().saturating_sub(options.offset));
             let socket = open_socket(screen, place, options.stall, &cancel)?;
             let source = Source::file(file, options.offset, options.bytes);
             let to = duplicate(&socket)?;
@@ -133,15 +138,18 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
                 (None, Some(key)) => source.seal(key).socket(to),
                 (None, None) => source.socket(to),
             };
-            (command, socket, Some(options.bytes.unwrap_or(rest)))
+            // If this program ends before all is sent, the peer gets a reset and not the end of a stream.
+            reset_on_close(socket.as_fd(), true).map_err(Failure::run)?;
+            (command, socket, options.bytes.or(rest))
         }
         (place @ (Place::Connect(_) | Place::Listen(_)), Place::File(path)) => {
             if key.is_some() {
                 let why = "--seal encrypts on the way to a socket: it needs a file as SOURCE";
                 return Err(Failure::Usage(why.to_owned()));
             }
+            let sink = kept.insert(Sink::open(path, options.offset)?);
             let socket = open_socket(screen, place, options.stall, &cancel)?;
-            let file = create(path, options.offset)?;
+            let file = sink.file()?;
             let source = Source::socket(duplicate(&socket)?, options.bytes);
             let command = match options.digest {
                 Some(kind) => source.digest(kind).file(file, options.offset),
@@ -163,10 +171,16 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     };
     bar.finish_and_clear();
     if matches!(options.sink, Place::Connect(_) | Place::Listen(_)) && outcome.why.is_none() {
+        reset_on_close(socket.as_fd(), false).map_err(Failure::run)?;
         // The peer reads the end of the stream. It may have closed by now.
         let _ = socket.shutdown(Shutdown::Write);
     }
-    report(screen, &outcome, began.elapsed())
+    if let Some(why) = &outcome.why {
+        return Err(failed(why, &outcome.report, kept.as_ref()));
+    }
+    kept.map_or(Ok(()), Sink::finish)?;
+    report(screen, &outcome.report, began.elapsed());
+    Ok(())
 }
 
 /// How a transfer ended, here or in another process.
@@ -241,17 +255,20 @@ fn execute_elsewhere(
     }
 }
 
-fn report(screen: &Screen, ended: &Ended, took: Duration) -> Result<(), Failure> {
-    let Ended { why, report } = ended;
+fn failed(why: &str, report: &transfer::Report, sink: Option<&Sink>) -> Failure {
+    let (read, written) = (report.read, report.written);
+    let mut text =
+        format!("{why}; {read} bytes were read from the source, {written} reached the sink");
+    if let Some(part) = sink.and_then(Sink::left) {
+        text.push_str(&format!(" and are in {}", part.display()));
+    }
+    Failure::Run(text)
+}
+
+fn report(screen: &Screen, report: &transfer::Report, took: Duration) {
     let seconds = took.as_secs_f64();
     let rate = report.written as f64 / seconds.max(1e-9);
     let digest = report.digest.map(|digest| (digest.kind().name(), digest.to_string()));
-    if let Some(why) = why {
-        let (read, written) = (report.read, report.written);
-        return Err(Failure::Run(format!(
-            "{why}; {read} bytes were read from the source, {written} reached the sink"
-        )));
-    }
     screen.show(
         || {
             let moved = bytes_for_people(report.written);
@@ -271,35 +288,23 @@ fn report(screen: &Screen, ended: &Ended, took: Duration) -> Result<(), Failure>
             })
         },
     );
-    Ok(())
 }
 
 fn duplicate(socket: &TcpStream) -> Result<TcpStream, Failure> {
     socket.try_clone().map_err(Failure::run)
 }
 
-/// A key file, which no other user should be able to read.
+/// A key file, which no other user may have access to.
 pub(super) fn read_key(path: &Path) -> Result<Key, Failure> {
-    use std::io::Read as _;
     let unusable = |why: String| Failure::Usage(format!("the key file {} {why}", path.display()));
-    let (file, _) =
+    let (file, found) =
         open_regular(path).map_err(|error| unusable(format!("cannot be read: {error}")))?;
-    let mut bytes = Vec::new();
-    let read = file.take(KEY_FILE_BYTES + 1).read_to_end(&mut bytes);
-    read.map_err(|error| unusable(format!("cannot be read: {error}")))?;
-    let wrong = || unusable("has to contain 32 bytes, or 64 hexadecimal digits".to_owned());
-    Key::parse(&bytes).ok_or_else(wrong)
-}
-
-/// The file of a sink. Its end is cut off where the transfer begins.
-fn create(path: &Path, offset: u64) -> Result<File, Failure> {
-    let failed = |error| Failure::Run(format!("cannot write {}: {error}", path.display()));
-    let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
-    let file = file.map_err(failed)?;
-    if file.metadata().is_ok_and(|found| found.is_file()) {
-        file.set_len(offset).map_err(failed)?;
+    if found.mode() & 0o077 != 0 {
+        return Err(unusable("can be read by other users: run chmod 600 on it".to_owned()));
     }
-    Ok(file)
+    let key = Key::read(file).map_err(|error| unusable(format!("cannot be read: {error}")))?;
+    let wrong = || unusable("has to contain 32 bytes, or 64 hexadecimal digits".to_owned());
+    key.ok_or_else(wrong)
 }
 
 fn open_socket(

@@ -13,6 +13,7 @@ use super::address::RawAddress;
 use super::listen::{local_address, set_buffers, socket};
 use super::ports;
 use super::udp_send::Segmentation;
+use crate::descriptors;
 use crate::os::{check, check_size, int_option, interrupted, set_option};
 
 /// Keys are indices into a table, so they are bounded.
@@ -287,9 +288,8 @@ impl Streams {
 
 /// Makes the next close send RST and leave no TIME_WAIT state.
 pub(super) fn reset_on_close(socket: BorrowedFd<'_>) {
-    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
     // If this fails, FIN is sent instead of RST.
-    let _ = set_option(socket, libc::SOL_SOCKET, libc::SO_LINGER, linger);
+    let _ = descriptors::reset_on_close(socket, true);
 }
 
 fn connect(to: SocketAddr, transport: Transport, options: &SocketOptions) -> io::Result<OwnedFd> {
