@@ -4,7 +4,9 @@
 // ring's PUBLISH (doorbell only) or RELEASE edge orders the two. The sanitizer does not see inline assembly, so 16-byte
 // granules are left out there.
 #include <sched.h>
+#include <serval/stream.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "region.h"
@@ -12,6 +14,9 @@
 using namespace testing;
 using serval::detail::load_acquire;
 using serval::detail::store_release;
+using serval::detail::StreamReader;
+using serval::detail::StreamRing;
+using serval::detail::StreamWriter;
 
 #if defined(__SANITIZE_THREAD__)
 #define UNDER_TSAN 1
@@ -178,6 +183,54 @@ TEST(two_threads_one_arena) {
     s.len_max = 700;
     s.arena_bytes = 2000;
     two_threads(s, COUNT / 4);
+}
+
+// Pieces of any length, so that words are written in parts while the reader reads them.
+TEST(two_threads_one_stream) {
+    constexpr uint64_t CAPACITY = 64, BYTES = 4 * COUNT;
+    alignas(128) static uint64_t memory[(SERVAL_STREAM_DATA + CAPACITY) / 8];
+    const StreamRing ring = {reinterpret_cast<uint8_t*>(memory), CAPACITY};
+    std::vector<uint64_t> written(BYTES / 8), taken(BYTES / 8);
+    std::thread writer([&] {
+        StreamWriter w = {ring, 0, 0, 0};
+        uint8_t piece[CAPACITY];
+        uint64_t wrong = 0;
+        for (uint64_t n = 0; w.head < BYTES; n++) {
+            while (w.reserve(CAPACITY) != Look::FOUND) sched_yield();
+            const uint64_t room = std::min(w.known_room(), BYTES - w.head);
+            const uint64_t count = std::min(room, uint64_t{1} + len_of(n, CAPACITY - 1));
+            for (uint64_t i = 0; i < count; i++) piece[i] = byte_of(w.head + i, 0);
+            for (uint64_t word = (w.head + 7) / 8; word < (w.head + count + 7) / 8; word++) {
+                if (word >= CAPACITY / 8 && taken[word - CAPACITY / 8] != word) wrong++;
+                written[word] = ~word;
+            }
+            w.write(piece, count);
+            w.publish(piece, count);
+        }
+        w.end(SERVAL_STATUS_CLOSED);
+        if (wrong) check::fail(__FILE__, __LINE__, "a word is written again only after it was released");
+    });
+    StreamReader r = {ring, 0, 0, 0};
+    uint8_t piece[CAPACITY];
+    uint64_t wrong = 0, end = 0;
+    for (uint64_t n = 0; end == 0; n++) {
+        Look look = r.look();
+        if (look == Look::NONE) end = r.ended(look);
+        if (look != Look::FOUND) {
+            sched_yield();
+            continue;
+        }
+        const uint64_t count = std::min(r.head - r.tail, uint64_t{1} + len_of(~n, CAPACITY - 1));
+        r.copy(piece, count);
+        for (uint64_t i = 0; i < count; i++) wrong += piece[i] != byte_of(r.tail + i, 0);
+        for (uint64_t word = r.tail / 8; word < (r.tail + count + 7) / 8; word++) wrong += written[word] != ~word;
+        for (uint64_t word = r.tail / 8; word < (r.tail + count) / 8; word++) taken[word] = word + CAPACITY / 8;
+        r.release(count);
+    }
+    writer.join();
+    CHECK_EQ(wrong, 0);
+    CHECK_EQ(end, SERVAL_STATUS_CLOSED);
+    CHECK_EQ(r.tail, BYTES);
 }
 
 TEST(engine_thread_and_block_thread) {

@@ -39,6 +39,10 @@ struct Edge {
     halves: &'static [(&'static str, Side)],
 }
 
+/// Both sides of a connection have a stream to write and one to read.
+const STREAM_HALVES: &[(&str, Side)] =
+    &[(RELEASE, Rust), (ACQUIRE, Rust), (RELEASE, Device), (ACQUIRE, Device)];
+
 const EDGES: &[Edge] = &[
     Edge { name: "RX_PUBLISH", halves: &[(RELEASE, Rust), (ACQUIRE, Rust), (ACQUIRE, Device)] },
     Edge { name: "RX_RELEASE", halves: &[(RELEASE, Rust), (RELEASE, Device), (ACQUIRE, Rust)] },
@@ -75,9 +79,9 @@ const EDGES: &[Edge] = &[
         halves: &[(SLEEPER, Rust), (WAKER, Rust), (SLEEPER, Client), (WAKER, Client)],
     },
     Edge { name: "DOORBELL", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
-    Edge { name: "BYTES_PUBLISH", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
-    Edge { name: "BYTES_END", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
-    Edge { name: "BYTES_RELEASE", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
+    Edge { name: "BYTES_PUBLISH", halves: STREAM_HALVES },
+    Edge { name: "BYTES_END", halves: STREAM_HALVES },
+    Edge { name: "BYTES_RELEASE", halves: STREAM_HALVES },
     Edge { name: "BOOKS", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
 ];
 

@@ -147,7 +147,10 @@ struct StreamWriter {
         return known_room() ? Look::FOUND : Look::NONE;
     }
     // By one thread: the status with which the engine takes nothing more; 0 while it does.
-    SERVAL_INLINE uint64_t refused() const { return load_acquire(ring.word(SERVAL_STREAM_TAIL_END)); }
+    SERVAL_INLINE uint64_t refused() const {
+        // EDGE BYTES_END (acquire half)
+        return load_acquire(ring.word(SERVAL_STREAM_TAIL_END));
+    }
 
     // By all threads of the block, with the same arguments: writes bytes for which there is room.
     inline SERVAL_DEVICE void write(const uint8_t* from, uint64_t count) const {
