@@ -105,6 +105,24 @@ pub fn region(input: &[u8]) {
             }
         }
     }
+    // Both ends of every stream.
+    if let Ok(mut far) = Region::join(memory.clone()) {
+        for block in 0..region.block_count().min(far.block_count()).min(8) {
+            let ends = region.engine_streams(block).into_iter().zip(far.block_streams(block));
+            for ((mut to, mut from), (mut recv, mut send)) in ends {
+                for len in 0..OPERATIONS {
+                    let bytes = vec![len as u8; len];
+                    let _ = (to.write(&bytes, &bytes), send.write(&[], &bytes));
+                    let mut received = vec![0; len];
+                    let _ = (recv.read(&mut received), from.read(&mut received));
+                    let _ = (recv.ended(), to.taken(), send.reader_end());
+                }
+                to.restart();
+                from.restart();
+                assert_eq!((to.room(), from.available()), (Ok(to.capacity() as usize), Ok(0)));
+            }
+        }
+    }
     // The first ring once more, with access limited to its directory entry.
     if let Ok(mut ends) = victims(&memory_of(input)) {
         for _ in 0..OPERATIONS {
