@@ -7,6 +7,7 @@
 //! | `region` | the process that formatted the joined memory | refused, or its rings access only what the directory gives them |
 //! | `ring` | the peer at the other end of a ring | at worst errors; no access outside the ring; every loop ends |
 //! | `worker` | a shared-memory client and an accelerator, any word of their regions | no panic; every accepted request has one outcome or is outstanding |
+//! | `collective` | another rank of a collective | a message has one encoding, or is refused; a call notices a wrong header, ends, and reads no byte of the next one |
 //! | `config` | a file, an environment, flags | no panic; every error has a position inside the text; an accepted configuration passes the engine's own check |
 //! | `metrics_request` | a client of the metrics port | decided once, whatever the chunks; no request without its end |
 //! | `control` | a process at the control socket, or a false engine that answers | a request is decoded as encoded, or refused in a short line; no answer contains terminal control sequences |
@@ -24,6 +25,7 @@
 //! command line (its author already runs the program), the tap's file (written, never read).
 
 pub mod attach;
+pub mod collective;
 pub mod config;
 pub mod control;
 pub mod framing;
@@ -37,6 +39,7 @@ pub mod worker;
 /// The function of each target.
 pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("attach", attach::message),
+    ("collective", collective::message),
     ("config", config::text),
     ("control", control::message),
     ("framing_request", framing::request),

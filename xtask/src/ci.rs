@@ -228,6 +228,7 @@ const STEPS: &[Step] = &[
             "crates/server/src/config",
             "crates/server/src/control",
             "crates/server/src/exporter/http.rs",
+            "crates/collective/src/",
             "crates/transfer/src/message.rs",
         ],
         "fuzz",

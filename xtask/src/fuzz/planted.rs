@@ -31,6 +31,13 @@ const PLANTS: &[Plant] = &[
         wrong: "if self.0.len() < 8 {\n            Ok(message)",
     },
     Plant {
+        target: "collective",
+        bug: "the number of a transfer is not compared",
+        file: "crates/collective/src/call.rs",
+        right: "let ours = self.header(part, receive.range.len());",
+        wrong: "let ours = self.header(theirs.part, receive.range.len());",
+    },
+    Plant {
         target: "config",
         bug: "columns count from 3",
         file: "crates/server/src/config/diagnostic.rs",
