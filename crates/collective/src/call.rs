@@ -45,6 +45,33 @@ struct Receiving {
     part_bytes: usize,
 }
 
+/// The header of a transfer that was received before its step ([`Call::look_around`]).
+#[derive(Clone, Copy, Default)]
+struct Early {
+    head: [u8; HEADER_BYTES],
+    got: usize,
+}
+
+impl Early {
+    /// Takes these bytes first, then what the transport has.
+    fn receive(
+        &mut self,
+        transport: &mut impl Transport,
+        peer: usize,
+        into: &mut [u8],
+        is_bulk: bool,
+    ) -> Result<usize, Loss> {
+        if self.got == 0 {
+            return transport.receive(peer, into, is_bulk);
+        }
+        let count = self.got.min(into.len());
+        into[..count].copy_from_slice(&self.head[..count]);
+        self.head.copy_within(count.., 0);
+        self.got -= count;
+        Ok(count)
+    }
+}
+
 /// The state of a call; used again for the next one.
 pub struct Call {
     operation: Operation,
@@ -58,6 +85,7 @@ pub struct Call {
     /// Transfers with each rank in this call.
     parts_sent: [u32; RANKS_MAX],
     parts_received: [u32; RANKS_MAX],
+    early: [Early; RANKS_MAX],
     scratch: Vec<u8>,
     stage: Vec<u8>,
 }
@@ -76,6 +104,7 @@ impl Default for Call {
             receives: Vec::new(),
             parts_sent: [0; RANKS_MAX],
             parts_received: [0; RANKS_MAX],
+            early: [Early::default(); RANKS_MAX],
             scratch: Vec::new(),
             stage: vec![0; STAGE_BYTES],
         }
@@ -216,7 +245,9 @@ impl Call {
         let (before, old) = (state.part_bytes, state.got);
         self.stage[..before].copy_from_slice(&state.part[..before]);
         let room = wanted.min(STAGE_BYTES - 8);
-        let got = transport.receive(receive.peer, &mut self.stage[before..][..room], is_bulk)?;
+        let into = &mut self.stage[before..][..room];
+        let early = &mut self.early[receive.peer];
+        let got = early.receive(transport, receive.peer, into, is_bulk)?;
         if got == 0 {
             return Ok(false);
         }
@@ -251,6 +282,38 @@ impl Call {
         Ok(true)
     }
 
+    /// Compares the calls of all ranks that have sent something with this one. A rank that makes another call may have sent its
+    /// header to a rank that waits for a third one, and all would wait until their deadlines. `peers`: those whose bytes are not
+    /// waited for, a bit each.
+    pub fn look_around(
+        &mut self,
+        transport: &mut impl Transport,
+        peers: u8,
+    ) -> Result<(), CollectiveError> {
+        for peer in (0..RANKS_MAX).filter(|peer| peers & 1 << peer != 0) {
+            let early = &mut self.early[peer];
+            if early.got < HEADER_BYTES {
+                match transport.receive(peer, &mut early.head[early.got..], false) {
+                    Ok(got) => early.got += got,
+                    // This call may not need it; the transport decides that when it waits.
+                    Err(Loss::Left(_) | Loss::Ended(_)) => continue,
+                    Err(loss) => return Err(loss.into()),
+                }
+            }
+            if early.got < HEADER_BYTES {
+                continue;
+            }
+            let theirs = Header::decode(&early.head).ok_or(Loss::Garbage(peer))?;
+            // A rank that is ahead has made this call, or it is compared when it is made here.
+            if theirs.sequence == self.sequence
+                && let Some(difference) = self.difference(&theirs, peer)
+            {
+                return Err(difference);
+            }
+        }
+        Ok(())
+    }
+
     /// Compares a header with what this rank expects.
     fn check(
         &self,
@@ -264,6 +327,15 @@ impl Call {
         if theirs == ours {
             return Ok(());
         }
+        match self.difference(&theirs, receive.peer) {
+            Some(difference) => Err(difference),
+            None => Err(garbage),
+        }
+    }
+
+    /// About what another rank's call differs from this one.
+    fn difference(&self, theirs: &Header, rank: usize) -> Option<CollectiveError> {
+        let ours = self.header(0, 0);
         let pairs = [
             ("number", theirs.sequence.to_string(), ours.sequence.to_string()),
             ("operation", name(theirs.operation).to_owned(), name(ours.operation).to_owned()),
@@ -273,8 +345,8 @@ impl Call {
         ];
         for (what, theirs, ours) in pairs {
             if theirs != ours {
-                return Err(CollectiveError::Disagreement {
-                    rank: receive.peer,
+                return Some(CollectiveError::Disagreement {
+                    rank,
                     sequence: self.sequence,
                     what,
                     ours,
@@ -282,7 +354,7 @@ impl Call {
                 });
             }
         }
-        Err(garbage)
+        None
     }
 
     fn apply_local(&mut self, data: &mut [u8], local: &crate::schedule::Local) {

@@ -19,6 +19,9 @@ const SCHEDULES_MAX: usize = 8;
 /// How long a call waits before it asks whether it is interrupted.
 const INTERRUPT_AFTER: Duration = Duration::from_millis(1);
 
+/// How long a call waits before it looks whether other ranks make another call.
+const LOOK_AROUND_AFTER: Duration = Duration::from_millis(10);
+
 type Interrupt = Box<dyn FnMut() -> bool + Send>;
 type Arguments = (Operation, Element, usize);
 
@@ -140,7 +143,8 @@ impl<T: Transport> Group<T> {
             true => Err(CollectiveError::Interrupted(rank)),
             false => Ok(()),
         };
-        let ran = execute(&mut self.call, transport, data, self.limit, started, check);
+        let others = ((1u16 << self.ranks) - 1) as u8 & !(1 << rank);
+        let ran = execute(&mut self.call, transport, data, self.limit, started, others, check);
         ran.inspect_err(|error| self.end(error))
     }
 
@@ -174,6 +178,7 @@ fn execute(
     data: &mut [u8],
     limit: Duration,
     mut started: Option<Instant>,
+    others: u8,
     mut check: impl FnMut(Duration) -> Result<(), CollectiveError>,
 ) -> Result<(), CollectiveError> {
     let (mut stuck_since, mut looks) = (None, 0);
@@ -204,6 +209,9 @@ fn execute(
                 let since = *stuck_since.get_or_insert(now);
                 transport.wait(&wants, now - since, left)?;
                 check(now - since)?;
+                if now - since >= LOOK_AROUND_AFTER {
+                    call.look_around(transport, others & !wants.receive)?;
+                }
                 looks = LOOKS_MAX - LOOKS_BETWEEN;
             }
         }

@@ -10,7 +10,7 @@ use collective::call::{Call, Progress};
 use collective::frame::Notice;
 use collective::schedule::Schedule;
 use collective::transport::Wants;
-use collective::{CollectiveError, Element, Loss, Operation, Transport};
+use collective::{CollectiveError, Element, Loss, Operation, Reason, Transport};
 
 /// A small generator (xorshift64*), so that a seed reproduces a run.
 #[derive(Clone)]
@@ -40,7 +40,19 @@ pub(crate) struct Net {
     random: Random,
     /// Ranks whose process has ended.
     pub(crate) dead: Vec<bool>,
+    /// Changes what a rank sends, from its first byte on.
+    pub(crate) spoil: Option<Spoil>,
     notices: Vec<Option<Notice>>,
+}
+
+/// A byte that the rank `from` sends to the rank `to` is changed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spoil {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    /// Bytes before it; `usize::MAX` after it has been sent.
+    pub(crate) at: usize,
+    pub(crate) mask: u8,
 }
 
 /// One rank's end of the streams.
@@ -60,6 +72,19 @@ impl Transport for End {
         let most = room.min(head.len() + body.len());
         let count = net.random.below(most + 1);
         stream.extend(head.iter().chain(body).take(count));
+        if let Some(spoil) = &mut net.spoil
+            && (spoil.from, spoil.to) == (self.rank, peer)
+        {
+            let first = stream.len() - count;
+            match spoil.at.checked_sub(count) {
+                Some(later) if spoil.at != usize::MAX => spoil.at = later,
+                None => {
+                    stream[first + spoil.at] ^= spoil.mask;
+                    spoil.at = usize::MAX;
+                }
+                Some(_) => {}
+            }
+        }
         Ok(count)
     }
 
@@ -115,6 +140,7 @@ impl World {
             capacity,
             random: Random::new(seed),
             dead: vec![false; ranks],
+            spoil: None,
             notices: vec![None; ranks],
         }));
         Self {
@@ -165,17 +191,26 @@ impl World {
                     idle += 1;
                     assert!(idle < 10_000, "rank {rank} waits for {wants:?}, and nothing moves");
                     let limit = Duration::from_secs(1);
-                    match self.ends[rank].wait(&wants, limit, limit) {
+                    let others = ((1u16 << ranks) - 1) as u8 & !(1 << rank);
+                    let (call, end) = (&mut self.calls[rank], &mut self.ends[rank]);
+                    let waited = end.wait(&wants, limit, limit).map_err(CollectiveError::from);
+                    match waited.and_then(|()| call.look_around(end, others & !wants.receive)) {
                         Ok(()) => continue,
-                        Err(loss) => Err(loss.into()),
+                        Err(error) => Err(error),
                     }
                 }
                 Ok(Progress::Done) => Ok(()),
                 Err(error) => Err(error),
             };
             idle = 0;
-            if let Err(CollectiveError::Disagreement { rank: with, .. }) = &result {
-                let why = collective::Reason::Disagreement(*with);
+            let why = match &result {
+                Err(CollectiveError::Disagreement { rank, .. }) => {
+                    Some(Reason::Disagreement(*rank))
+                }
+                Err(CollectiveError::Lost(Loss::Garbage(rank))) => Some(Reason::Garbage(*rank)),
+                _ => None,
+            };
+            if let Some(why) = why {
                 self.ends[rank].end(Notice::End(why));
             }
             results[rank] = Some(result);
