@@ -3,10 +3,13 @@
 // On the wire, little endian; a connection carries any number of requests, one after the other:
 //     request   u32 n, in [1, 512]; matrix A: n*n float32 by rows; matrix B: n*n float32 by rows
 //     answer    C = A B: n*n float32 by rows
-// A request with another n ends the connection.
+// A request with another n ends the connection. So does one that is not complete, or whose answer is not taken, five seconds after its start.
 //
 // A block works on one request at a time, for up to 16 connections. Each product is a sum in the order of the index, so that answers do not depend on the
 // number of threads.
+#if defined(__CUDACC__)
+#define SERVAL_BLOCKS_MIN 2  // the sums of a tile need registers
+#endif
 #include <serval/sockets.h>
 
 #if !SERVAL_CUDA
@@ -17,6 +20,7 @@ namespace {
 
 constexpr unsigned MATMUL_MAX = 512;
 constexpr unsigned MATMUL_CONNECTIONS = 16;
+constexpr uint64_t MATMUL_NS = 5000000000u;
 // Rows and columns of a tile of C, rows of a tile of B.
 constexpr unsigned MATMUL_TILE = 32;
 
@@ -78,16 +82,18 @@ inline SERVAL_DEVICE void multiply(serval::Block& block, const float* a, const f
 
 // Serves one request; returns whether the connection goes on.
 inline SERVAL_DEVICE bool serve(serval::Block& block, serval::Socket& s, float* const memory, uint32_t* n) {
-    if (s.recv_all(block, n, 4) != serval::OK) return false;
+    // Other connections wait meanwhile: a peer has no longer than this.
+    const uint64_t deadline = block.now_ns() + MATMUL_NS;
+    if (s.recv_all(block, n, 4, deadline) != serval::OK) return false;
     const uint32_t size = *n;
     if (size == 0 || size > MATMUL_MAX) return false;
     const uint64_t bytes = uint64_t{4} * size * size;
     float* const a = memory;
     float* const b = a + MATMUL_MAX * MATMUL_MAX;
     float* const c = b + MATMUL_MAX * MATMUL_MAX;
-    if (s.recv_all(block, a, bytes) != serval::OK || s.recv_all(block, b, bytes) != serval::OK) return false;
+    if (s.recv_all(block, a, bytes, deadline) != serval::OK || s.recv_all(block, b, bytes, deadline) != serval::OK) return false;
     multiply(block, a, b, c, size);
-    return s.send_all(block, c, bytes) == serval::OK;
+    return s.send_all(block, c, bytes, deadline) == serval::OK;
 }
 
 }  // namespace
@@ -105,7 +111,7 @@ SERVAL_SOCKET_KERNEL(matmul) (serval::Block& block, serval::Mqueue&, serval::Soc
     serval::Socket open[MATMUL_CONNECTIONS];
     unsigned count = 0;
     for (;;) {
-        if (count < MATMUL_CONNECTIONS && !sockets.ended(block)) {
+        if (count < MATMUL_CONNECTIONS) {
             // Without a connection it waits for one.
             serval::Socket next = count ? in.try_accept(block) : in.accept(block);
             if (next) open[count++] = next;
@@ -113,7 +119,7 @@ SERVAL_SOCKET_KERNEL(matmul) (serval::Block& block, serval::Mqueue&, serval::Soc
         if (count == 0) break;
         const int ready = sockets.poll(block, open, count);
         if (ready < 0) break;
-        if (static_cast<unsigned>(ready) == count) continue;  // a connection waits
+        if (static_cast<unsigned>(ready) == count) continue;  // try_accept
         if (serve(block, open[ready], memory, &n)) continue;
         open[ready].close(block);
         open[ready] = open[--count];

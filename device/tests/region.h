@@ -39,6 +39,8 @@ struct Shape {
     uint64_t arena_bytes = 0;
     unsigned blocks = 1;
     unsigned backends = 0;
+    unsigned sockets = 0;  // slots of the block, of which there is one then
+    uint64_t stream_bytes = 4096;
     uint64_t start = 0;  // messages that have passed in every ring
 };
 
@@ -47,11 +49,11 @@ inline uint64_t align(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; 
 class Region {
   public:
     explicit Region(const Shape& s) : shape(s) {
-        const unsigned per_block = 1 + s.backends, mqueues = s.blocks * per_block;
+        const unsigned per_block = mqueues_of_block(s), mqueues = s.blocks * per_block;
         const uint64_t stride = align(serval::detail::slot_bytes(s.protocol, s.inline_bytes), 64);
         uint64_t at = SERVAL_BLOCKS_OFFSET + s.blocks * sizeof(serval_block_words);
         const uint64_t directory = at;
-        at = align(at + 2 * mqueues * sizeof(serval_ring_entry), 128);
+        at = align(at + 2 * (mqueues + s.sockets) * sizeof(serval_ring_entry), 128);
         uint64_t words[4];
         for (uint64_t& w : words) {
             w = at;
@@ -61,13 +63,14 @@ class Region {
         for (unsigned q = 0; q < mqueues; q++) {
             for (unsigned tx = 0; tx < 2; tx++) {
                 serval_ring_entry e = {};
-                bool server = q % per_block == 0;
+                const bool server = q % per_block == 0, socket = s.sockets && q + 1 == mqueues;
                 e.kind = server ? (tx ? SERVAL_RING_SERVER_TX : SERVAL_RING_SERVER_RX)
-                                : (tx ? SERVAL_RING_CLIENT_TX : SERVAL_RING_CLIENT_RX);
+                         : socket ? (tx ? SERVAL_RING_SOCKET_TX : SERVAL_RING_SOCKET_RX)
+                                  : (tx ? SERVAL_RING_CLIENT_TX : SERVAL_RING_CLIENT_RX);
                 e.version = SERVAL_RING_VERSION_MQUEUE;
                 e.flags = SERVAL_RING_REQUIRED;
                 e.block = q / per_block;
-                e.index = server ? 0 : q % per_block - 1;
+                e.index = server || socket ? 0 : q % per_block - 1;
                 e.protocol = static_cast<uint8_t>(s.protocol);
                 e.placement = SERVAL_PLACEMENT_HOST;
                 e.mqueue = q;
@@ -89,6 +92,19 @@ class Region {
                 entries.push_back(e);
             }
         }
+        std::vector<serval_stream_entry> streams;
+        for (unsigned i = 0; i < 2 * s.sockets; i++) {
+            serval_stream_entry e = {};
+            e.kind = i % 2 ? SERVAL_RING_STREAM_TX : SERVAL_RING_STREAM_RX;
+            e.version = SERVAL_RING_VERSION_STREAM;
+            e.flags = SERVAL_RING_REQUIRED;
+            e.index = i / 2;
+            e.offset = at;
+            e.bytes = SERVAL_STREAM_DATA + s.stream_bytes;
+            e.capacity = s.stream_bytes;
+            at = align(at + e.bytes, 128);
+            streams.push_back(e);
+        }
         bytes = align(at, 4096);
         base = static_cast<uint8_t*>(std::aligned_alloc(4096, bytes));
         std::memset(base, 0, bytes);
@@ -100,7 +116,7 @@ class Region {
         h.generation = 1;
         h.block_count = s.blocks;
         h.mqueue_count = mqueues;
-        h.ring_count = 2 * mqueues;
+        h.ring_count = 2 * (mqueues + s.sockets);
         h.blocks_offset = SERVAL_BLOCKS_OFFSET;
         h.directory_offset = directory;
         h.rx_heads_offset = words[0];
@@ -109,6 +125,7 @@ class Region {
         h.tx_heads_offset = words[3];
         std::memcpy(base, &h, sizeof h);
         std::memcpy(base + directory, entries.data(), entries.size() * sizeof entries[0]);
+        if (s.sockets) std::memcpy(base + directory + entries.size() * sizeof entries[0], streams.data(), streams.size() * sizeof streams[0]);
         for (const serval_ring_entry& e : entries) age(e);
     }
     ~Region() { std::free(base); }
@@ -123,6 +140,12 @@ class Region {
     serval_ring_entry* entry(unsigned mqueue, bool tx) {
         return reinterpret_cast<serval_ring_entry*>(base + header()->directory_offset) + 2 * mqueue + tx;
     }
+    serval_stream_entry* stream_entry(unsigned slot, bool tx) {
+        return reinterpret_cast<serval_stream_entry*>(base + header()->directory_offset) + 2 * (header()->mqueue_count + slot) + tx;
+    }
+    // A word of a stream ring, for example SERVAL_STREAM_HEAD, or its data.
+    uint8_t* stream(unsigned slot, bool tx, unsigned at) { return base + stream_entry(slot, tx)->offset + at; }
+    uint64_t* stream_word(unsigned slot, bool tx, unsigned at) { return reinterpret_cast<uint64_t*>(stream(slot, tx, at)); }
     uint64_t* head(unsigned mqueue, bool tx) { return reinterpret_cast<uint64_t*>(base + entry(mqueue, tx)->head_offset); }
     uint64_t* tail(unsigned mqueue, bool tx) { return reinterpret_cast<uint64_t*>(base + entry(mqueue, tx)->tail_offset); }
     uint8_t* slot(unsigned mqueue, bool tx, uint64_t n) {
@@ -142,6 +165,8 @@ class Region {
         serval::detail::open_consumer(c);
         return c;
     }
+
+    static unsigned mqueues_of_block(const Shape& s) { return 1 + s.backends + (s.sockets ? 1 : 0); }
 
     Shape shape;
     uint8_t* base;
@@ -206,14 +231,15 @@ class Runner {
   public:
     explicit Runner(Region& r, unsigned block = 0) : region(r) {
         const unsigned stride = static_cast<unsigned>(align(r.shape.len_max, 64));
-        staging_bytes = 2ull * (1 + r.shape.backends) * stride;
+        const unsigned mqueues = Region::mqueues_of_block(r.shape);
+        staging_bytes = 2ull * mqueues * stride;
         staging = static_cast<uint8_t*>(std::aligned_alloc(64, staging_bytes));
         std::memset(staging, 0x77, staging_bytes);
         args.abi_version = SERVAL_ABI_VERSION;
         args.block = block;
         args.staging_stride = stride;
-        args.ring_first = 2 * (1 + r.shape.backends) * block;
-        args.ring_count = 2 * (1 + r.shape.backends);
+        args.ring_first = 2 * mqueues * block;
+        args.ring_count = 2 * (mqueues + r.shape.sockets);
         args.region = reinterpret_cast<uint64_t>(r.base);
         args.region_bytes = r.bytes;
         args.staging = reinterpret_cast<uint64_t>(staging);

@@ -165,7 +165,8 @@ inline SERVAL_DEVICE bool granule16_supported() {
 // side would violate a compiler's assumptions about plain accesses. Under ThreadSanitizer words are used.
 #if !SERVAL_CUDA && defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
 constexpr unsigned PIECE_WORDS = 4;
-struct __attribute__((may_alias)) Piece {
+// Of any alignment: memory of a kernel need not be aligned.
+struct __attribute__((may_alias, packed)) Piece {
     uint64_t word[PIECE_WORDS];
 };
 #if defined(__AVX__)

@@ -119,8 +119,9 @@ class Sockets {
     // Connects to the peer with this index among the service's sockets. Without a connection: REFUSED, TIMEOUT (the service's request_timeout_ms,
     // or the deadline), EXHAUSTED, NOT_ALLOWED or DRAINING.
     inline SERVAL_DEVICE Socket connect(Block& block, uint32_t index, uint64_t deadline_ns = NO_DEADLINE);
-    // The index of a socket among `count` that can be received from or has ended, each in turn; `count` if a connection waits at a listener
-    // at which try_accept found none; -1 if there is neither before the deadline, or the service stops. Sockets without a connection are skipped.
+    // The index of a socket among `count` that can be received from or has ended, each in turn; `count` if a listener at which try_accept found no
+    // connection has one now, or will have none: call try_accept; -1 if there is neither before the deadline, or the service stops
+    // immediately. Sockets without a connection are skipped.
     inline SERVAL_DEVICE int poll(Block& block, const Socket* sockets, unsigned count, uint64_t deadline_ns = NO_DEADLINE);
     // True once the service stops.
     SERVAL_INLINE bool ended(const Block& block) const { return block.ended(); }
@@ -141,16 +142,20 @@ class Sockets {
 
     inline SERVAL_DEVICE bool open(Block& block);
     inline SERVAL_DEVICE bool open_stream(detail::StreamRing& ring, const detail::Place& place, unsigned kind, uint32_t index);
-    // The leader's value, for all threads.
-    SERVAL_INLINE uint64_t tell(uint64_t value);
-    // By all threads: waits for a completion or an event until the deadline, and takes it. False: none came, or the block ends.
+    // Calls `value` by the leader; the result is for all threads. It may change the state: no other thread reads it meanwhile.
+    template <class F>
+    SERVAL_INLINE uint64_t tell(F value);
+    // By all threads: waits for a message of the engine until the deadline, and takes it. False: none came, or the block ends.
     SERVAL_CALL bool pump(Block& block, uint64_t deadline_ns, bool ends_on_drain);
     SERVAL_CALL bool command(Block& block, uint64_t token, uint32_t op, uint32_t slot, uint32_t generation, uint32_t value);
-    inline SERVAL_DEVICE void take(uint64_t token, const serval_socket_message& message);
+    inline SERVAL_DEVICE bool take(uint64_t token, const serval_socket_message& message);
     SERVAL_INLINE bool has_accepted() const;
     SERVAL_INLINE Slot* find(const Socket& socket);
     SERVAL_INLINE Socket socket_of(uint64_t found);
-    SERVAL_INLINE Status waited(Block& block, uint64_t deadline_ns) const;
+    SERVAL_CALL Status waited(Block& block, uint64_t deadline_ns);
+    SERVAL_CALL bool is_stopped(Block& block);
+    SERVAL_CALL Io corrupt(Block& block);
+    inline SERVAL_DEVICE uint64_t find_ready(const Socket* sockets, unsigned count, unsigned from);
     SERVAL_CALL Status end_slot(Block& block, Socket& socket, uint32_t how);
 
     detail::Channel channel_;

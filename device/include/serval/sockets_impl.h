@@ -18,14 +18,28 @@ SERVAL_INLINE uint64_t pack_result(const serval_socket_message& message) {
     return static_cast<uint64_t>(message.slot) << 8 | static_cast<uint64_t>(message.generation) << 32;
 }
 
+// The status of a stream that has ended with this word, which is not 0.
+SERVAL_INLINE uint64_t end_status(uint64_t word) {
+    return word == SERVAL_STATUS_CLOSED || word == SERVAL_STATUS_DRAINING ? word : SERVAL_STATUS_RESET;
+}
+
+// What the leader found in a stream ring, as a word for the other threads.
+constexpr uint64_t STREAM_EMPTY = 0, STREAM_CORRUPT = 3;
+SERVAL_INLINE uint64_t stream_bytes(uint64_t count, uint64_t max) { return (count < max ? count : max) << 2; }
+SERVAL_INLINE uint64_t stream_end(uint64_t word) { return end_status(word) << 2 | 1; }
+
 }  // namespace detail
 
-SERVAL_INLINE uint64_t Sockets::tell(uint64_t value) {
-    if (!SERVAL_CUDA) return value;
+template <class F>
+SERVAL_INLINE uint64_t Sockets::tell(F value) {
+#if SERVAL_CUDA
     detail::block_sync();
-    if (detail::leader()) told_ = value;
+    if (detail::leader()) told_ = value();
     detail::block_sync();
     return told_;
+#else
+    return value();
+#endif
 }
 
 inline SERVAL_DEVICE bool Sockets::open_stream(detail::StreamRing& ring, const detail::Place& place, unsigned kind, uint32_t index) {
@@ -71,14 +85,15 @@ inline SERVAL_DEVICE bool Sockets::open(Block& block) {
     return true;
 }
 
-// By the leader: a completion; events are not stored.
-inline SERVAL_DEVICE void Sockets::take(uint64_t token, const serval_socket_message& message) {
-    if (message.op != SERVAL_SOCKET_DONE) return;
+// By the leader: a completion; events are not stored. False if it gives the block a slot that does not exist, or that it has.
+inline SERVAL_DEVICE bool Sockets::take(uint64_t token, const serval_socket_message& message) {
+    if (message.op != SERVAL_SOCKET_DONE) return true;
     const uint64_t result = detail::pack_result(message);
     const bool opened = message.value == SERVAL_STATUS_OK;
-    if (opened && (message.slot >= slot_count_ || message.generation == 0)) return;
     if (opened) {
+        if (message.slot >= slot_count_ || message.generation == 0) return false;
         Slot& slot = slots_[message.slot];
+        if (slot.generation != 0) return false;
         slot.rx.restart();
         slot.tx.restart();
         slot.generation = message.generation;
@@ -87,29 +102,41 @@ inline SERVAL_DEVICE void Sockets::take(uint64_t token, const serval_socket_mess
     if (token == connect_token_ && token) {
         connect_token_ = 0;
         connected_ = result;
-        return;
+        return true;
     }
     for (unsigned i = 0; i < SERVAL_SOCKET_SPECS_MAX; i++) {
         if (accept_tokens_[i] != token || !token) continue;
         accept_tokens_[i] = 0;
         accepted_[i] = result;
-        return;
+        return true;
     }
     if (opened) unwanted_ = result;
+    return true;
 }
 
 SERVAL_CALL bool Sockets::pump(Block& block, uint64_t deadline_ns, bool ends_on_drain) {
     const Message m = channel_.recv(block, SERVAL_WAIT_BACKEND, deadline_ns, ends_on_drain, false);
     if (!m) return false;
-    if (detail::leader() && m.len_ == sizeof(serval_socket_message)) {
-        serval_socket_message message;
-        __builtin_memcpy(&message, m.data_, sizeof message);
-        take(m.token_, message);
+    // A connection that came too late; 0: none, 1: the engine has broken its side.
+    const uint64_t late = tell([&]() -> uint64_t {
+        unwanted_ = 0;
+        bool intact = true;
+        if (m.len_ == sizeof(serval_socket_message)) {
+            serval_socket_message message;
+            __builtin_memcpy(&message, m.data_, sizeof message);
+            intact = take(m.token_, message);
+        }
+        // At once: the engine sends no further event of a slot before.
+        channel_.release_if(true);
+        return intact ? unwanted_ : 1;
+    });
+    if (late == 1) {
+        if (detail::in_crew()) block.end(SERVAL_REASON_RING_CORRUPT);
+        detail::block_sync();
+        return false;
     }
-    const uint64_t late = tell(unwanted_);
     if (late) {
         // An attempt that was given up has succeeded.
-        if (detail::leader()) unwanted_ = 0;
         Socket socket = socket_of(late);
         end_slot(block, socket, SERVAL_SOCKET_CLOSE_RESET);
     }
@@ -142,17 +169,39 @@ SERVAL_INLINE Socket Sockets::socket_of(uint64_t found) {
     return socket;
 }
 
-// Whether there is a connection that no call has taken.
+// By the leader: whether an accept has ended whose result no call has taken.
 SERVAL_INLINE bool Sockets::has_accepted() const {
     uint64_t any = 0;
     for (unsigned i = 0; i < SERVAL_SOCKET_SPECS_MAX; i++) any |= accepted_[i];
     return any != 0;
 }
 
-// Why a wait ended without a message.
-SERVAL_INLINE Status Sockets::waited(Block& block, uint64_t deadline_ns) const {
+// By all threads: why a wait ended without a message.
+SERVAL_CALL Status Sockets::waited(Block& block, uint64_t deadline_ns) {
     if (block.broken() || deadline_ns == NO_DEADLINE) return DRAINING;
+    // A block that has noticed a drain does not know whether the stop has become immediate.
+    uint64_t stop = SERVAL_STOP_RUN;
+    if (block.ended() && detail::in_crew()) stop = block.stop_word();
+    if (tell([&] { return stop; }) >= SERVAL_STOP_NOW) return DRAINING;
     return deadline_ns == detail::NOT_WAITING ? AGAIN : TIMEOUT;
+}
+
+// By all threads, for calls that find something without waiting: whether the service stops immediately.
+SERVAL_CALL bool Sockets::is_stopped(Block& block) {
+    bool stopped = false;
+    if (detail::in_crew()) {
+        const uint64_t turn = detail::crew_first(detail::leader() ? channel_.polls_++ : 0);
+        if (block.poll_engine(turn) >= SERVAL_STOP_NOW) block.end(SERVAL_REASON_STOPPED), stopped = true;
+        stopped = stopped || block.broken();
+    }
+    return tell([&]() -> uint64_t { return stopped; });
+}
+
+// By all threads: a stream ring has impossible words.
+SERVAL_CALL Io Sockets::corrupt(Block& block) {
+    if (detail::in_crew()) block.end(SERVAL_REASON_RING_CORRUPT);
+    detail::block_sync();
+    return {RESET, 0};
 }
 
 SERVAL_CALL Status Sockets::end_slot(Block& block, Socket& socket, uint32_t how) {
@@ -168,15 +217,13 @@ SERVAL_CALL Status Sockets::end_slot(Block& block, Socket& socket, uint32_t how)
 
 inline SERVAL_DEVICE Socket Sockets::connect(Block& block, uint32_t index, uint64_t deadline_ns) {
     if (detail::in_crew()) block.charge();
-    detail::block_sync();
-    if (detail::leader()) {
-        connect_token_ = ++token_;
+    const uint64_t token = tell([&] {
         connected_ = 0;
-    }
-    const uint64_t token = tell(connect_token_);
+        return connect_token_ = ++token_;
+    });
     if (!command(block, token, SERVAL_SOCKET_CONNECT, 0, 0, index)) return socket_of(DRAINING);
     for (;;) {
-        const uint64_t found = tell(connected_);
+        const uint64_t found = tell([&] { return connected_; });
         if (found) return socket_of(found);
         if (pump(block, deadline_ns, false)) continue;
         detail::block_sync();
@@ -190,41 +237,56 @@ inline SERVAL_DEVICE Socket Listener::accept_until(Block& block, uint64_t deadli
     Sockets& all = *sockets_;
     if (index_ >= SERVAL_SOCKET_SPECS_MAX) return all.socket_of(NOT_ALLOWED);
     for (;;) {
-        const uint64_t found = all.tell(all.accepted_[index_]);
-        if (found) {
-            detail::block_sync();
-            if (detail::leader()) all.accepted_[index_] = 0;
-            return all.socket_of(found);
-        }
-        if (all.tell(all.accept_tokens_[index_]) == 0) {
-            if (all.tell(block.ended())) return all.socket_of(DRAINING);
-            if (detail::leader()) all.accept_tokens_[index_] = ++all.token_;
-            const uint64_t token = all.tell(all.accept_tokens_[index_]);
-            if (!all.command(block, token, SERVAL_SOCKET_ACCEPT, 0, 0, index_)) return all.socket_of(DRAINING);
-        }
+        const uint64_t found = all.tell([&] {
+            const uint64_t result = all.accepted_[index_];
+            all.accepted_[index_] = 0;
+            return result;
+        });
+        if (found) return all.socket_of(found);
+        // The token of a new command; 0 if one is in flight.
+        const uint64_t token = all.tell([&]() -> uint64_t {
+            if (all.accept_tokens_[index_] != 0 || block.ended()) return 0;
+            return all.accept_tokens_[index_] = ++all.token_;
+        });
+        if (token && !all.command(block, token, SERVAL_SOCKET_ACCEPT, 0, 0, index_)) return all.socket_of(DRAINING);
         if (all.pump(block, deadline_ns, true)) continue;
         // The command stays: the next accept gets its connection.
-        return all.socket_of(all.tell(block.ended()) ? DRAINING : all.waited(block, deadline_ns));
+        return all.socket_of(block.ended() ? DRAINING : all.waited(block, deadline_ns));
     }
+}
+
+// By the crew: of `count` sockets from number `from` on, the number of the first that is ready, plus 1; 0 if none is. Its threads look side by side.
+inline SERVAL_DEVICE uint64_t Sockets::find_ready(const Socket* sockets, unsigned count, unsigned from) {
+    for (unsigned first = 0; first < count; first += detail::CREW_SIZE) {
+        const unsigned k = first + detail::crew_rank();
+        bool is_ready = false;
+        if (k < count) {
+            const Socket& socket = sockets[(from + k) % count];
+            Slot& slot = slots_[socket.slot_];
+            is_ready = socket.generation_ != 0 && slot.generation == socket.generation_ && slot.rx.is_ready();
+        }
+#if SERVAL_CUDA
+        const unsigned found = __ballot_sync(~0u, is_ready);
+        detail::crew_sync();
+        if (found) return 1 + (from + first + static_cast<unsigned>(__ffs(static_cast<int>(found))) - 1) % count;
+#else
+        if (is_ready) return 1 + (from + first) % count;
+#endif
+    }
+    return 0;
 }
 
 inline SERVAL_DEVICE int Sockets::poll(Block& block, const Socket* sockets, unsigned count, uint64_t deadline_ns) {
     if (detail::in_crew()) block.charge();
     for (;;) {
-        const uint32_t from = static_cast<uint32_t>(tell(poll_from_));
-        for (unsigned k = 0; k < count; k++) {
-            const unsigned i = (from + k) % count;
-            Slot* slot = find(sockets[i]);
-            if (!slot) continue;
-            uint64_t ready = 0;
-            if (detail::leader()) {
-                detail::Look look = slot->rx.look();
-                ready = look != detail::Look::NONE || slot->rx.ended(look) || look != detail::Look::NONE;
-                if (ready) poll_from_ = i + 1;
-            }
-            if (tell(ready)) return static_cast<int>(i);
-        }
-        if (tell(has_accepted())) return static_cast<int>(count);
+        const unsigned from = static_cast<unsigned>(tell([&]() -> uint64_t { return poll_from_; }));
+        uint64_t ready = 0;
+        if (detail::in_crew()) ready = find_ready(sockets, count, from);
+        ready = tell([&]() -> uint64_t {
+            if (ready) poll_from_ = static_cast<uint32_t>(ready);
+            return ready ? ready : has_accepted() ? count + 1 : 0;
+        });
+        if (ready) return is_stopped(block) ? -1 : static_cast<int>(ready - 1);
         if (!pump(block, deadline_ns, false)) return -1;
     }
 }
@@ -237,35 +299,27 @@ inline SERVAL_DEVICE Io Socket::recv_until(Block& block, void* to, uint64_t max,
     if (!slot) return {CLOSED, 0};
     if (max == 0) return {OK, 0};
     for (;;) {
-        // How many bytes; if none, the status of the end and whether the ring is broken.
-        uint64_t found = 0;
-        if (detail::leader()) {
+        const uint64_t found = all.tell([&]() -> uint64_t {
             detail::Look look = slot->rx.look();
             uint64_t end = 0;
             if (look == detail::Look::NONE) end = slot->rx.ended(look);
-            const uint64_t count = slot->rx.head - slot->rx.tail;
-            if (look == detail::Look::CORRUPT) found = 3;
-            else if (look == detail::Look::FOUND) found = (count < max ? count : max) << 2;
-            else if (end) found = (end & 0xff) << 2 | 1;
-        }
-        found = all.tell(found);
-        if (found == 3) {
-            if (detail::in_crew()) block.end(SERVAL_REASON_RING_CORRUPT);
-            detail::block_sync();
-            return {RESET, 0};
-        }
+            if (look == detail::Look::CORRUPT) return detail::STREAM_CORRUPT;
+            if (look == detail::Look::FOUND) return detail::stream_bytes(slot->rx.head - slot->rx.tail, max);
+            return end ? detail::stream_end(end) : detail::STREAM_EMPTY;
+        });
+        if (found == detail::STREAM_CORRUPT) return all.corrupt(block);
         if (found & 1) return {static_cast<Status>(found >> 2), 0};
         if (found) {
             const uint64_t count = found >> 2;
             slot->rx.copy(static_cast<uint8_t*>(to), count);
             detail::block_sync();
-            uint64_t is_due = 0;
-            if (detail::leader()) {
+            const bool is_due = all.tell([&]() -> uint64_t {
                 slot->rx.release(count);
-                is_due = slot->rx.unheard >= slot->rx.ring.capacity / 2;
-                if (is_due) slot->rx.unheard = 0;
-            }
-            if (all.tell(is_due)) all.command(block, 0, SERVAL_SOCKET_NOTIFY, slot_, generation_, 0);
+                if (slot->rx.unheard < slot->rx.ring.capacity / 2) return false;
+                slot->rx.unheard = 0;
+                return true;
+            });
+            if (is_due) all.command(block, 0, SERVAL_SOCKET_NOTIFY, slot_, generation_, 0);
             return {OK, count};
         }
         if (!all.pump(block, deadline_ns, false)) return {all.waited(block, deadline_ns), 0};
@@ -281,21 +335,14 @@ inline SERVAL_DEVICE Io Socket::send_until(Block& block, const void* data, uint6
     if (max == 0) return {OK, 0};
     const uint8_t* from = static_cast<const uint8_t*>(data);
     for (;;) {
-        uint64_t found = 0;
-        if (detail::leader()) {
+        const uint64_t found = all.tell([&]() -> uint64_t {
             const uint64_t refused = slot->tx.refused();
             const detail::Look look = slot->tx.reserve(max);
-            const uint64_t room = slot->tx.known_room();
-            if (look == detail::Look::CORRUPT) found = 3;
-            else if (refused) found = (refused & 0xff) << 2 | 1;
-            else if (look == detail::Look::FOUND) found = (room < max ? room : max) << 2;
-        }
-        found = all.tell(found);
-        if (found == 3) {
-            if (detail::in_crew()) block.end(SERVAL_REASON_RING_CORRUPT);
-            detail::block_sync();
-            return {RESET, 0};
-        }
+            if (look == detail::Look::CORRUPT) return detail::STREAM_CORRUPT;
+            if (refused) return detail::stream_end(refused);
+            return look == detail::Look::FOUND ? detail::stream_bytes(slot->tx.known_room(), max) : detail::STREAM_EMPTY;
+        });
+        if (found == detail::STREAM_CORRUPT) return all.corrupt(block);
         if (found & 1) return {static_cast<Status>(found >> 2), 0};
         if (found) {
             const uint64_t count = found >> 2;
@@ -357,6 +404,8 @@ SERVAL_DEVICE void run_with_sockets(Block& block, Mqueue& mqueue) {
     detail::block_sync();
     if (block.broken()) return;
     KERNEL(block, mqueue, sockets);
+    detail::block_sync();
+    if (detail::leader()) sockets.channel_.release_if(true);
 #else
     Sockets sockets;
     if (!sockets.open(block)) {

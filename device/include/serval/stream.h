@@ -85,6 +85,12 @@ struct StreamReader {
         found = end ? look() : Look::NONE;
         return found == Look::NONE ? end : 0;
     }
+    // By one thread: whether there are bytes, or an end, or the ring is broken; updates `head`.
+    SERVAL_INLINE bool is_ready() {
+        Look found = look();
+        if (found != Look::NONE) return true;
+        return ended(found) != 0 || found != Look::NONE;
+    }
     // By all threads of the block, with the same arguments: copies the next bytes, of which there are `count`.
     inline SERVAL_DEVICE void copy(uint8_t* to, uint64_t count) const {
         const unsigned shift = static_cast<unsigned>(tail % 8);
