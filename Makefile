@@ -45,7 +45,7 @@ BUILT_FROM = SERVAL_BUILT_FROM="$$(commit=$$(git rev-parse HEAD 2>/dev/null) && 
 build: setup $(if $(wildcard /dev/nvidiactl),cuda-kernels-or-not)
 	@echo "building (the first time takes a few minutes)"
 	@$(BUILT_FROM) $(CARGO) build --release --quiet --package serval-cli
-	@for library in client attach transfer; do $(MAKE) --no-print-directory --silent -C $$library || exit 1; done
+	@for library in client attach transfer functions; do $(MAKE) --no-print-directory --silent -C $$library || exit 1; done
 
 # The installed files work without the source tree: the command, which contains the headers of kernels; the libraries with their headers; the
 # documentation, in the same folders as here, so that links among these pages work. The unit is an example in the documentation, and not in systemd's folders,
@@ -75,6 +75,7 @@ install: absolute-prefix $(if $(BUILT_BEFORE),,build)
 	@$(MAKE) --no-print-directory --silent -C client install $(PLACE)
 	@$(MAKE) --no-print-directory --silent -C attach install $(PLACE)
 	@$(MAKE) --no-print-directory --silent -C transfer install $(PLACE)
+	@$(MAKE) --no-print-directory --silent -C functions install $(PLACE)
 	@for page in $(PAGES); do install -m 644 $$page $(DOC)/$$page || exit 1; done
 	@umask 022; $(INTO)/bin/serval man $(INTO)/share/man/man1 >/dev/null
 	@umask 022; mkdir -p $(dir $(BASH_COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)) && \
@@ -91,6 +92,7 @@ uninstall: absolute-prefix
 	@$(MAKE) --no-print-directory --silent -C client uninstall $(PLACE)
 	@$(MAKE) --no-print-directory --silent -C attach uninstall $(PLACE)
 	@$(MAKE) --no-print-directory --silent -C transfer uninstall $(PLACE)
+	@$(MAKE) --no-print-directory --silent -C functions uninstall $(PLACE)
 	@rmdir $(DOC)/docs $(DOC) 2>/dev/null || true
 
 # A relative PREFIX would be a different folder in each Makefile and invalid in serval_client.pc; an unexpanded ~ would

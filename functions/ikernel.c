@@ -61,11 +61,14 @@ int ik_create(const char* server, const char* function, const char* name,
 // Sends the line and receives the answer, a string.
 static int exchange(struct ik* ik, const char* line, size_t length) {
   struct pollfd poll_fd = {.events = POLLIN};
+  // Connecting waits while many others do, and sending while the server reads nothing.
+  struct timeval limit = {PATIENCE_MS / 1000, PATIENCE_MS % 1000 * 1000};
   ssize_t received;
   int result = 0, ready, fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   if (fd < 0) return -errno;
   poll_fd.fd = fd;
-  if (connect(fd, (struct sockaddr*)&ik->server, sizeof(ik->server)) < 0) {
+  if (setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit)) < 0 ||
+      connect(fd, (struct sockaddr*)&ik->server, sizeof(ik->server)) < 0) {
     result = -errno;
   } else if (send(fd, line, length, MSG_NOSIGNAL) < 0) {
     result = -errno;

@@ -6,8 +6,8 @@
  * calls go to libc: fewer than 64 KiB, sockets with SO_SNDTIMEO, other descriptors than a regular file and a stream socket, and everything while
  * no engine answers. splice, tee and copy_file_range are not replaced.
  *
- * SERVAL_TRANSFER_SOCKET is the path of the engine's socket. Every thread has a connection of its own, and a process that was forked
- * opens new ones.
+ * SERVAL_TRANSFER_SOCKET is the path of the engine's socket. Every thread has a connection of its own. A process that was forked closes those of its
+ * parent, so that the parent's end ends the parent's transfers, and opens new ones.
  */
 #define _GNU_SOURCE
 #include "serval/transfer.h"
@@ -48,6 +48,7 @@ struct connection {
     dev_t device;
     ino_t inode;
     int64_t retry_at_ms;
+    struct connection *next;
 };
 
 static pthread_once_t prepared = PTHREAD_ONCE_INIT;
@@ -71,9 +72,32 @@ static bool signals_end_calls(void) {
 
 static void drop(struct connection *connection);
 
+/* The connections of all threads. */
+static pthread_mutex_t connections_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct connection *connections;
+
 static void end_of_thread(void *value) {
+    pthread_mutex_lock(&connections_lock);
+    struct connection **at = &connections;
+    while (*at && *at != value) at = &(*at)->next;
+    if (*at) *at = (*at)->next;
+    pthread_mutex_unlock(&connections_lock);
     drop(value);
     free(value);
+}
+
+static void before_fork(void) {
+    pthread_mutex_lock(&connections_lock);
+}
+
+static void after_fork(void) {
+    pthread_mutex_unlock(&connections_lock);
+}
+
+/* As long as a child held them, the engine would not see the end of the parent. */
+static void after_fork_in_child(void) {
+    for (struct connection *each = connections; each; each = each->next) drop(each);
+    pthread_mutex_unlock(&connections_lock);
 }
 
 __attribute__((constructor)) static void read_environment(void) {
@@ -82,7 +106,7 @@ __attribute__((constructor)) static void read_environment(void) {
 }
 
 static void prepare(void) {
-    has_key = pthread_key_create(&key, end_of_thread) == 0;
+    has_key = pthread_key_create(&key, end_of_thread) == 0 && pthread_atfork(before_fork, after_fork, after_fork_in_child) == 0;
     *(void **)&next_sendfile = dlsym(RTLD_NEXT, "sendfile64");
     if (!next_sendfile) *(void **)&next_sendfile = dlsym(RTLD_NEXT, "sendfile");
 }
@@ -123,6 +147,10 @@ static struct connection *connection(void) {
             free(found);
             return NULL;
         }
+        pthread_mutex_lock(&connections_lock);
+        found->next = connections;
+        connections = found;
+        pthread_mutex_unlock(&connections_lock);
     }
     if (found->transfers && (found->process != getpid() || !is_own(found))) {
         drop(found);

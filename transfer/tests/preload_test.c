@@ -1,6 +1,6 @@
 /*
  * What sendfile promises, checked through libserval_transfer_preload.so: `preload_test FOLDER`. The same program passes without
- * the library.
+ * the library. `preload_test FOLDER orphan` waits in a call until it is killed.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -213,13 +213,27 @@ static void survives_a_fork(int file, const char *path) {
     ended_well(child);
 }
 
+/* A process that waits in a call, and a child of it that lives until the end of standard input. */
+static void leaves_an_orphan(int file) {
+    int ends[2];
+    pair(ends, 0);
+    sends_in_order(file);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    char byte;
+    if (child == 0) _exit(read(0, &byte, 1) == 0 ? 0 : 1);
+    off_t offset = 0;
+    for (;;) CHECK(sendfile(ends[0], file, &offset, (size_t)(BYTES - offset)) > 0);
+}
+
 int main(int argc, char **argv) {
-    CHECK(argc == 2);
+    CHECK(argc == 2 || argc == 3);
     for (size_t at = 0; at < BYTES; at++) content[at] = (unsigned char)(at * 31 ^ at >> 8);
     char path[4096];
     snprintf(path, sizeof path, "%s/source", argv[1]);
     int file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
     CHECK(file >= 0 && write(file, content, BYTES) == BYTES);
+    if (argc == 3) leaves_an_orphan(file);
     sends_in_order(file);
     moves_the_position(file);
     does_not_block(file);

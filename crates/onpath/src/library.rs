@@ -1,5 +1,7 @@
 //! Which functions there are, and how instances of them are made.
 
+use std::io::{self, Read};
+
 use crate::builtin::{Passthrough, Threshold};
 use crate::chain::OnFailure;
 use crate::function::{Failure, Function, Merge, Register};
@@ -10,6 +12,17 @@ pub const FUNCTIONS_MAX: usize = 16;
 pub const NAME_BYTES_MAX: usize = 64;
 /// Longest module, in bytes.
 pub const MODULE_BYTES_MAX: u64 = 8 << 20;
+
+/// Reads a module, of at most [`MODULE_BYTES_MAX`].
+pub fn read_module(file: impl Read) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(MODULE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MODULE_BYTES_MAX {
+        let why = format!("it has more than {MODULE_BYTES_MAX} bytes");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
+    }
+    Ok(bytes)
+}
 /// Deadline of a call by default and at most, in microseconds. A worker that shares its core with others is often interrupted for
 /// several milliseconds.
 pub const DEADLINE_US: u64 = 50_000;

@@ -201,7 +201,9 @@ fn a_module_that_traps_or_never_returns_harms_nobody() {
             }
             let shown = server.functions().remove(0);
             assert!(shown.counted.failures > 0 && !shown.last_failure.is_empty());
-            assert!(server.read_function("a", "wrong").is_err(), "it is failing");
+            // With `open` the reply of the last request may have met a restarted one.
+            let read = server.read_function("a", "wrong");
+            assert!(on_failure == OnFailure::Open || read.is_err(), "it is failing");
         }
         assert_accounts(&server);
         assert!(server.shutdown().is_clean());

@@ -2,7 +2,7 @@
 //!
 //! The socket has mode 0600 and admits processes of the engine's user and of root. The host kernel checks a caller's access when
 //! the caller opens a file, and the engine uses the descriptor that it gets, so no caller reaches a file that it could not
-//! open. Limits: connections, transfers in flight in all, and transfers in flight for each connection.
+//! open. Limits: connections, transfers in flight in all, and transfers in flight of each process.
 
 use std::collections::HashMap;
 use std::io;
@@ -31,7 +31,7 @@ const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
 pub struct ServiceLimits {
     /// Transfers in flight.
     pub in_flight: u32,
-    /// Transfers in flight of one connection.
+    /// Transfers in flight of one process.
     pub per_client: u32,
     /// Connections.
     pub clients: u32,
@@ -145,7 +145,8 @@ impl Acceptor {
 
     fn accept(&mut self, socket: LocalSocket) {
         let own = sys::process::user();
-        let is_admitted = socket.peer().is_ok_and(|peer| peer.user == own || peer.user == 0);
+        let peer = socket.peer().ok();
+        let is_admitted = peer.is_some_and(|peer| peer.user == own || peer.user == 0);
         let refusal = if !is_admitted {
             TransferError::NotAdmitted
         } else if self.clients.len() >= self.limits.clients as usize {
@@ -153,7 +154,13 @@ impl Acceptor {
         } else {
             let transfers = Mutex::default();
             let reaper = self.engine.reaper().clone();
-            self.clients.push(Arc::new(Client { socket: Some(socket), transfers, reaper }));
+            let process = peer.map_or(0, |peer| peer.process);
+            self.clients.push(Arc::new(Client {
+                socket: Some(socket),
+                process,
+                transfers,
+                reaper,
+            }));
             return;
         };
         self.engine.counters().refuse(&refusal);
@@ -210,6 +217,8 @@ fn answer(
 struct Client {
     /// `None` only while it is dropped.
     socket: Option<LocalSocket>,
+    /// The process that connected; 0: of another container, which cannot be told.
+    process: u32,
     reaper: Reaper,
     /// By the caller's number; `None` while it is being submitted.
     transfers: Mutex<HashMap<u64, Option<Submitted>>>,
@@ -240,6 +249,12 @@ impl Client {
         descriptors: Vec<OwnedFd>,
     ) -> bool {
         let most = acceptor.limits.per_client;
+        // Transfers of the process on other connections.
+        let is_other = |client: &&Arc<Self>| {
+            client.process == self.process && client.process != 0 && !Arc::ptr_eq(client, self)
+        };
+        let others = acceptor.clients.iter().filter(is_other);
+        let others: usize = others.map(|client| client.transfers().len()).sum();
         let refuse = |error: TransferError| {
             acceptor.engine.counters().refuse(&error);
             self.answer(id, &Err(error), Report::default())
@@ -260,7 +275,7 @@ impl Client {
                 let why = format!("the transfer {id} is in flight: choose another id");
                 return refuse(TransferError::BadRequest(why));
             }
-            if transfers.len() >= most as usize {
+            if others + transfers.len() >= most as usize {
                 drop(transfers);
                 acceptor.engine.reaper().discard((file, socket));
                 return refuse(TransferError::TooMany(most));

@@ -3,8 +3,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use sys::local::LocalListener;
 use transfer::{Service, ServiceLimits};
@@ -96,4 +97,29 @@ fn sendfile_keeps_its_promises_through_the_preloaded_library() {
     assert!(counters.succeeded() > 7, "{}", counters.succeeded());
     assert!(counters.written() >= 7 * 3_000_001);
     assert_eq!(setup.service.in_flight(), 0);
+}
+
+#[test]
+fn the_end_of_a_program_ends_its_transfer_while_a_child_lives() {
+    let setup = Setup::new("orphan");
+    let mut program = Command::new(PROGRAMS.join("preload_test"));
+    program.arg(&setup.folder).arg("orphan").stdin(Stdio::piped());
+    program.env("LD_PRELOAD", PROGRAMS.join("libserval_transfer_preload.so"));
+    program.env("SERVAL_TRANSFER_SOCKET", setup.socket());
+    let mut program = program.spawn().unwrap();
+    let counters = setup.service.counters();
+    // The first one has ended when the child is forked.
+    while counters.started() < 2 || setup.service.in_flight() == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    program.kill().unwrap();
+    let input = program.stdin.take();
+    program.wait().unwrap();
+    while setup.service.in_flight() > 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // Not because nothing has moved for 30 s.
+    let failed: Vec<_> = counters.failed().filter(|(_, count)| *count > 0).collect();
+    assert_eq!(failed, [("cancelled", 1)]);
+    drop(input);
 }

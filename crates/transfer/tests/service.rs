@@ -205,6 +205,17 @@ fn messages_that_break_the_protocol_end_their_connection_only() {
 
 #[test]
 fn limits_hold_for_each_caller_and_for_all() {
+    let limits = ServiceLimits { in_flight: 1, per_client: 2, clients: 3 };
+    let setup = Setup::new("all", limits);
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let mut client = setup.client();
+    client.submit(Source::socket(ours, None).file(setup.sink(), 0)).unwrap();
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    client.submit(Source::socket(ours, None).file(setup.sink(), 0)).unwrap();
+    let Answer::Ended { result: Err(error), .. } = answer(&mut client) else { panic!() };
+    let all = "1 transfers are in flight, which is the limit: wait until one has ended";
+    assert_eq!(error.text, all);
+    drop((theirs, setup));
     let limits = ServiceLimits { in_flight: 3, per_client: 2, clients: 3 };
     let setup = Setup::new("limits", limits);
     let mut peers = Vec::new();
@@ -219,14 +230,13 @@ fn limits_hold_for_each_caller_and_for_all() {
     };
     let (mut one, mut two) = (setup.client(), setup.client());
     submit(&mut one);
-    submit(&mut one);
-    submit(&mut one);
+    submit(&mut two);
+    // Both connections are of one process.
     let own = "2 transfers are in flight, which is the limit: wait until one has ended";
+    submit(&mut one);
     assert_eq!(text(answer(&mut one)), own);
     submit(&mut two);
-    submit(&mut two);
-    let all = "3 transfers are in flight, which is the limit: wait until one has ended";
-    assert_eq!(text(answer(&mut two)), all);
+    assert_eq!(text(answer(&mut two)), own);
     let _three = setup.client();
     let refused = setup.client().next(PATIENCE);
     let Err(ClientError::Refused(error)) = refused else { panic!("{refused:?}") };

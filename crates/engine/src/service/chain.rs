@@ -44,9 +44,10 @@ struct Held {
 }
 
 /// A request that the chain has seen, or is about to see.
-#[derive(Clone, Copy)]
 struct Shown {
     arrival: Arrival,
+    /// What a function wrote in its place when it was shown before.
+    written: Option<Box<[u8]>>,
     /// It was acted on.
     done: bool,
 }
@@ -105,6 +106,7 @@ impl Attached {
         if !self.messages.has_room(request.len()) {
             return false;
         }
+        let mut kept = None;
         match self.take_held(arrival) {
             None => self.messages.push(request),
             Some(Held { outcome, written }) => {
@@ -114,9 +116,10 @@ impl Attached {
                     return false;
                 }
                 self.messages.push_decided(bytes, outcome, request.len(), written.is_some());
+                kept = written;
             }
         }
-        self.shown.push(Shown { arrival: *arrival, done: false });
+        self.shown.push(Shown { arrival: *arrival, written: kept, done: false });
         true
     }
 
@@ -175,11 +178,14 @@ impl Attached {
     /// The batch ends. Requests of streams that were not acted on wait where they are, and are not shown again.
     pub(crate) fn clear(&mut self) {
         for index in 0..self.shown.len() {
-            let Shown { arrival, done } = self.shown[index];
+            let Shown { arrival, ref mut written, done } = self.shown[index];
             if !done {
                 let bytes = self.messages.bytes(index);
                 let outcome = self.messages.outcome(index);
-                let written = self.messages.is_written(index).then(|| bytes.into());
+                // Of one that waits again these are the same bytes.
+                let before = written.take();
+                let written =
+                    before.or_else(|| self.messages.is_written(index).then(|| bytes.into()));
                 self.keep(&arrival, Held { outcome, written });
             }
         }
@@ -193,6 +199,19 @@ impl Attached {
         let held = self.held.remove(&(to, arrival.number))?;
         self.held_bytes -= held.written.as_ref().map_or(0, |bytes| bytes.len());
         Some(held)
+    }
+
+    /// A client has gone, and `next` is the number of its next request that would have been accepted.
+    pub(crate) fn forget(&mut self, client: &ReplyTo, next: u64) {
+        // Those that wait were shown in one batch.
+        for number in next..next + onpath::MESSAGES_MAX as u64 {
+            if self.held.is_empty() {
+                return;
+            }
+            if let Some(held) = self.held.remove(&(*client, number)) {
+                self.held_bytes -= held.written.map_or(0, |bytes| bytes.len());
+            }
+        }
     }
 
     fn keep(&mut self, arrival: &Arrival, held: Held) {
@@ -286,5 +305,58 @@ impl Hooks for Box<Attached> {
     fn into_chain(mut self) -> Option<Box<Attached>> {
         self.clear();
         Some(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use onpath::{Counters, Failure, Function, OnFailure, Policy};
+    use wire::framing::Expects;
+
+    use super::*;
+
+    struct Rewrites;
+
+    impl Function for Rewrites {
+        fn decide(&mut self, _: Direction, messages: &mut Messages) -> Result<(), Failure> {
+            (0..messages.len()).for_each(|index| messages.rewrite(index, b"written"));
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_waits_is_kept_without_a_copy_until_its_client_has_gone() {
+        let mut attached = Attached::new(64, 64);
+        let policy = Policy { on_failure: OnFailure::Open, deadline_ns: 1 };
+        let link = Link::new(1, Box::new(Rewrites), policy, Arc::<Counters>::default());
+        attached.chain().arrange(vec![Arranged::New(link)]);
+        let client = ReplyTo { endpoint: EndpointKind::Tcp, worker: 0, key: 3, generation: 1 };
+        let arrival = |number| Arrival {
+            origin: Origin::Client(client),
+            number,
+            expects: Expects::Reply,
+            received_ns: 0,
+            flow: 0,
+            target: None,
+        };
+        let mut places = Vec::new();
+        for _ in 0..3 {
+            assert!(attached.show(&arrival(7), b"request") && attached.show(&arrival(8), b""));
+            attached.decide(Direction::Requests, &|| 0);
+            attached.clear();
+            let written = attached.held[&(client, 7)].written.as_deref().unwrap();
+            assert_eq!(written, b"written");
+            places.push(written.as_ptr());
+        }
+        assert!(places[0] == places[1] && places[1] == places[2]);
+        assert_eq!((attached.held.len(), attached.held_bytes), (2, 14));
+        attached.forget(&ReplyTo { generation: 2, ..client }, 7);
+        assert_eq!(attached.held.len(), 2, "another client");
+        attached.forget(&client, 8);
+        assert_eq!((attached.held.len(), attached.held_bytes), (1, 7));
+        attached.forget(&client, 7);
+        assert_eq!((attached.held.len(), attached.held_bytes), (0, 0));
     }
 }

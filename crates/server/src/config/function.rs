@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use engine::topology::Service;
-use onpath::library::{BUILTINS, FUNCTIONS_MAX, builtin};
+use onpath::library::{BUILTINS, FUNCTIONS_MAX, builtin, read_module};
 use onpath::{Code, LibraryError, OnFailure, Spec};
+use sys::private_file::open_regular;
 
 use super::diagnostic::Problem;
 use super::keys::read_fields;
@@ -127,8 +128,9 @@ fn check(report: &mut Report<'_>, section: &Section<'_>, spec: &Spec, service: &
     if spec.is_module() && report.inspect.is_none() {
         return;
     }
-    let module = if spec.is_module() { std::fs::read(&spec.function) } else { Ok(Vec::new()) };
-    let module = module.unwrap_or_default();
+    let read = || read_module(open_regular(spec.function.as_ref()).ok()?.0).ok();
+    // A file that cannot be read has been reported.
+    let module = if spec.is_module() { read().unwrap_or_default() } else { Vec::new() };
     let made = Code::open(spec, &module)
         .and_then(|code| code.instance(spec, service.message_sizes()).map(drop));
     let Err(error) = made else { return };

@@ -450,7 +450,7 @@ const COMMON: &[(&str, &[Key])] = &[
             in_flight: transfers(number("transfers", 1..=4096, |t| Number::U32(&mut t.in_flight))), "",
                 "Transfers in flight; more are refused as `too_many`. Each may hold 1 MiB.";
             per_client: transfers(number("transfers", 1..=4096, |t| Number::U32(&mut t.per_client))), "",
-                "Transfers in flight of one connection.";
+                "Transfers in flight of one process, on all its connections.";
             clients: transfers(number("connections", 1..=4096, |t| Number::U32(&mut t.clients))), "",
                 "Connections; more are refused as `too_many_clients`.";
         },

@@ -14,11 +14,12 @@ use std::sync::mpsc;
 use engine::metrics::FunctionMetrics;
 use engine::topology::{Service, Topology};
 use engine::{ChainReply, ChainRequest, ControlMessage};
-use onpath::library::{FUNCTIONS_MAX, MODULE_BYTES_MAX, NAME_BYTES_MAX, is_name};
+use onpath::library::{FUNCTIONS_MAX, NAME_BYTES_MAX, is_name, read_module as read_module_of};
 use onpath::{
     Arranged, Code, Command, CommandError, LibraryError, Link, Merge, Policy, Register, Snapshot,
     Spec,
 };
+use sys::private_file::open_regular;
 
 use super::plan::{Plan, ServiceAction};
 use super::{ChangeError, Server, ServerError};
@@ -136,14 +137,8 @@ fn read_module(spec: &Spec) -> Result<Vec<u8>, FunctionError> {
     }
     let file = PathBuf::from(&spec.function);
     let read = || -> Result<Vec<u8>, String> {
-        let found = std::fs::metadata(&file).map_err(|error| error.to_string())?;
-        if !found.is_file() {
-            return Err("it is not a file".to_owned());
-        }
-        if found.len() > MODULE_BYTES_MAX {
-            return Err(format!("it has more than {MODULE_BYTES_MAX} bytes"));
-        }
-        std::fs::read(&file).map_err(|error| error.to_string())
+        let (opened, _) = open_regular(&file).map_err(|error| error.to_string())?;
+        read_module_of(opened).map_err(|error| error.to_string())
     };
     read().map_err(|why| FunctionError::File { file: file.clone(), why })
 }

@@ -4,7 +4,7 @@
 use wire::DropReason;
 use wire::framing::Expects;
 use wire::nic::{Close, Nic, StreamKey, Written};
-use wire::session::ReplyTo;
+use wire::session::{Origin, ReplyTo};
 
 use super::TcpConnections;
 use super::connection::{Outcome, Reading};
@@ -200,6 +200,12 @@ impl TcpConnections {
         let Some(connection) = self.table.at(key) else { return };
         let service = usize::from(connection.service);
         let how = if connection.unsent().is_empty() { how } else { Close::Reset };
+        let next = connection.arrival(turn.index, key, turn.now_ns);
+        if let (Some(chain), Origin::Client(client)) =
+            (turn.services[service].chain.as_deref_mut(), next.origin)
+        {
+            chain.forget(&client, next.number);
+        }
         if turn.services[service].upstream.is_some() {
             turn.close_stream(service, key);
         }
