@@ -94,6 +94,10 @@ class Group:
         """Leaves the group. The other ranks cannot make further calls."""
         self._native.close()
 
+    def abort(self) -> None:
+        """Leaves the group at once: a call in another thread fails with the reason ``interrupted``."""
+        self._native.abort()
+
     def __enter__(self) -> Group:
         return self
 

@@ -7,8 +7,8 @@
 >>> dist.init_process_group("serval")
 >>> dist.all_reduce(tensor)
 
-``all_reduce`` (sum of float32 or int32), ``broadcast`` and ``barrier`` of 1 to 8 ranks, for tensors on the CPU. Ranks that all can
-enter one folder of a machine use shared memory, others TCP. Environment:
+``all_reduce`` (sum of float32 or int32), ``broadcast``, ``all_gather`` and ``barrier`` of 1 to 8 ranks, for tensors on the CPU: what
+``DistributedDataParallel`` needs. Ranks that all can enter one folder of a machine use shared memory, others TCP. Environment:
 
 * ``SERVAL_TRANSPORT``: ``auto`` (default), ``shm`` or ``tcp``.
 * ``SERVAL_ADDRESS``: the address of this machine that the other ranks reach (default: the one from which it reaches ``MASTER_ADDR``).
@@ -23,7 +23,9 @@ import secrets
 import shutil
 import socket
 import tempfile
+import threading
 import weakref
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -36,6 +38,8 @@ from ._errors import CollectiveError
 __all__ = ["ProcessGroup"]
 
 _DTYPES = {torch.float32: "float32", torch.int32: "int32"}
+#: How long the end of the interpreter waits for calls in flight.
+_EXIT_SECONDS = 5.0
 #: Groups that are open, so that the end of the interpreter leaves them in order.
 _OPEN: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
@@ -95,6 +99,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._seconds = timeout.total_seconds()
         self._worker = None
         self._pending = None
+        self._process = os.getpid()
         self._group = _form(store, rank, ranks, self._seconds) if ranks > 1 else None
         _OPEN.add(self)
 
@@ -110,17 +115,50 @@ class ProcessGroup(dist.ProcessGroup):
         dtype = _DTYPES.get(tensor.dtype)
         if dtype is None:
             raise TypeError(f"the backend serval sums float32 and int32, not {tensor.dtype}: convert the tensor")
-        return self._run(tensors, options, lambda group, buffer: group.all_reduce(buffer, dtype=dtype, limit=self._seconds))
+
+        def call(group, buffer):
+            group.all_reduce(buffer, dtype=dtype, limit=self._seconds)
+
+        return self._run(tensors, options, lambda: _in_place(tensor, self._group, call))
 
     def broadcast(self, tensors, opts=None):
         options = opts or dist.BroadcastOptions()
         [tensor] = tensors
         _check(tensor)
-        root = options.rootRank
-        return self._run(tensors, options, lambda group, buffer: group.broadcast(buffer, root=root, limit=self._seconds))
+        return self._run(tensors, options, lambda: self._broadcast(tensor, options.rootRank))
+
+    def allgather(self, outputs, inputs, opts=None):
+        [output], [tensor] = outputs, inputs
+        return self._gather(outputs, output, tensor, opts)
+
+    def all_gather_single(self, output, tensor, opts=None):
+        _check(output)
+        if not output.is_contiguous() or output.numel() != self.size() * tensor.numel():
+            raise ValueError(f"all_gather_single needs a contiguous output of {self.size()} times the input's length")
+        return self._gather(output, output.view(self.size(), tensor.numel()).unbind(), tensor.reshape(-1), opts)
+
+    #: Its name before torch 2.15.
+    _allgather_base = all_gather_single
 
     def barrier(self, opts=None):
-        return self._run([], opts or dist.BarrierOptions(), lambda group, _: group.barrier(limit=self._seconds))
+        return self._run([], opts or dist.BarrierOptions(), lambda: self._group.barrier(limit=self._seconds))
+
+    def _gather(self, result, places, tensor, opts) -> _Work:
+        """Each rank in turn broadcasts its tensor into its place."""
+        for each in (tensor, *places):
+            _check(each)
+        if any((each.dtype, each.numel()) != (tensor.dtype, tensor.numel()) for each in places):
+            raise ValueError("the backend serval gathers tensors of one type and length: outputs and input have to be alike")
+        places[self.rank()].detach().copy_(tensor.detach())
+
+        def call():
+            for root, place in enumerate(places):
+                self._broadcast(place, root)
+
+        return self._run(result, opts or dist.AllgatherOptions(), call)
+
+    def _broadcast(self, tensor, root) -> None:
+        _in_place(tensor, self._group, lambda group, buffer: group.broadcast(buffer, root=root, limit=self._seconds))
 
     def shutdown(self) -> None:
         """Leaves the group, after the calls in flight; ``destroy_process_group`` calls it."""
@@ -130,19 +168,58 @@ class ProcessGroup(dist.ProcessGroup):
             self._group.close()
 
     def abort(self) -> None:
+        """Leaves the group at once; calls in flight fail."""
+        if self._group is not None:
+            self._group.abort()
         self.shutdown()
 
-    def _run(self, tensors, options, call) -> _Work:
+    def _leave(self) -> None:
+        if self._process != os.getpid():
+            return
+        if self._pending is not None and futures.wait([self._pending], _EXIT_SECONDS).not_done:
+            self.abort()
+        self.shutdown()
+
+    def _run(self, result, options, call) -> _Work:
         """Calls on this thread, or, for ``async_op``, on a thread that makes all such calls in order."""
         if self._group is None:
-            return _Work(tensors)
+            return _Work(result)
         if not options.asyncOp and (self._pending is None or self._pending.done()):
-            _on_buffer(self._group, tensors, call)
-            return _Work(tensors)
+            call()
+            return _Work(result)
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, "serval-collective")
-        self._pending = self._worker.submit(_on_buffer, self._group, tensors, call)
-        return _Work(tensors, self._pending)
+        self._pending = self._worker.submit(call)
+        return _Work(result, self._pending)
+
+
+def _refused(operation):
+    def refuse(self, *_arguments, **_options):
+        raise NotImplementedError(
+            f"the backend serval has no {operation}, only all_reduce, broadcast, all_gather and barrier: use a group of Gloo for it"
+        )
+
+    return refuse
+
+
+# By the names of torch's methods.
+for _method, _operation in {
+    "reduce": "reduce",
+    "gather": "gather",
+    "gather_single": "gather",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "allgather_coalesced": "all_gather_coalesced",
+    "scatter": "scatter",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter_single",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single",
+    "send": "send",
+    "recv": "recv",
+    "recv_anysource": "recv",
+}.items():
+    setattr(ProcessGroup, _method, _refused(_operation))
 
 
 def _check(tensor) -> None:
@@ -150,14 +227,13 @@ def _check(tensor) -> None:
         raise ValueError(f"the backend serval needs dense tensors on the CPU, not {tensor.layout} on {tensor.device}: use tensor.cpu()")
 
 
-def _on_buffer(group, tensors, call) -> None:
-    if not tensors:
-        return call(group, None)
-    tensor = tensors[0].detach()
-    dense = tensor.contiguous()
+def _in_place(tensor, group, call) -> None:
+    """A call on the tensor's own memory, or, if that is not contiguous, on a copy."""
+    tensor = tensor.detach()
+    # Torch marks conjugates and negatives instead of writing them.
+    dense = tensor.contiguous().resolve_conj().resolve_neg()
     count = dense.numel() * dense.element_size()
-    buffer = (ctypes.c_ubyte * count).from_address(dense.data_ptr()) if count else bytearray()
-    call(group, buffer)
+    call(group, (ctypes.c_ubyte * count).from_address(dense.data_ptr()) if count else bytearray())
     if dense.data_ptr() != tensor.data_ptr():
         tensor.copy_(dense)
 
@@ -223,10 +299,11 @@ def _create(store, rank: int, ranks: int, timeout) -> ProcessGroup:
     return ProcessGroup(store, rank, ranks, timeout)
 
 
-@atexit.register
 def _leave() -> None:
     for group in list(_OPEN):
-        group.shutdown()
+        group._leave()
 
 
+# Before concurrent.futures waits for its threads, which may wait for a rank that never calls.
+getattr(threading, "_register_atexit", atexit.register)(_leave)
 dist.Backend.register_backend("serval", _create, devices=["cpu"])

@@ -2,7 +2,8 @@
 
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use collective::{CollectiveError, Element, Member, Transport};
@@ -46,6 +47,8 @@ impl Listener {
 pub(crate) struct Group {
     /// `None` after `close`.
     group: Mutex<Option<AnyGroup>>,
+    /// A call in another thread ends.
+    aborted: Arc<AtomicBool>,
     /// The process that formed it. After a fork the connections belong to this process.
     process: u32,
 }
@@ -128,6 +131,12 @@ impl Group {
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.end());
     }
+
+    /// Leaves the group; a call in another thread fails.
+    fn abort(&self, py: Python<'_>) {
+        self.aborted.store(true, Ordering::Relaxed);
+        py.detach(|| self.end());
+    }
 }
 
 impl Group {
@@ -143,17 +152,20 @@ impl Group {
         form: impl FnOnce() -> Result<AnyGroup, CollectiveError> + Send,
     ) -> PyResult<Self> {
         let mut group = py.detach(form).map_err(raised)?;
+        let aborted = Arc::new(AtomicBool::new(false));
+        let asked = aborted.clone();
         // Python's handlers of signals run here; the exception that one raises is raised by the call.
-        group.set_interrupt(|| {
-            Python::attach(|py| match py.check_signals() {
-                Ok(()) => false,
-                Err(raised) => {
-                    raised.restore(py);
-                    true
-                }
-            })
+        group.set_interrupt(move || {
+            asked.load(Ordering::Relaxed)
+                || Python::attach(|py| match py.check_signals() {
+                    Ok(()) => false,
+                    Err(raised) => {
+                        raised.restore(py);
+                        true
+                    }
+                })
         });
-        Ok(Self { group: Mutex::new(Some(group)), process: std::process::id() })
+        Ok(Self { group: Mutex::new(Some(group)), aborted, process: std::process::id() })
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<AnyGroup>> {

@@ -2,6 +2,7 @@
 
 import array
 import gc
+import pathlib
 import signal
 import subprocess
 import sys
@@ -114,6 +115,27 @@ def test_a_closed_group_says_so():
         group.barrier()
 
 
+@pytest.mark.parametrize("over", ["tcp", "shm"])
+def test_another_thread_ends_a_call(over):
+    def work(group):
+        if group.rank == 1:
+            # Its barrier fails because the other rank has ended the group, not at its limit.
+            with pytest.raises(serval.CollectiveError) as caught:
+                group.barrier()
+            return caught.value.reason
+        with ThreadPoolExecutor(1) as thread:
+            call = thread.submit(group.broadcast, bytearray(8), root=1)
+            group.abort()
+            with pytest.raises(serval.CollectiveError) as caught:
+                call.result()
+        return caught.value.reason
+
+    first, second = ranks_of(2, work, over=over)
+    # "argument": the group was closed before the call began.
+    assert first in ("interrupted", "argument", "disagreement", "group_ended")
+    assert second in ("rank_lost", "rank_left", "group_ended", "disagreement")
+
+
 RANK = """
 import sys
 import numpy as np
@@ -163,6 +185,13 @@ def test_the_interpreter_runs_while_a_call_waits():
             group.barrier()
 
     ranks_of(2, work)
+
+
+def test_the_example_trains_on_two_ranks():
+    example = pathlib.Path(__file__).parents[2] / "examples/08_all_reduce/train.py"
+    ran = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    assert "the same weights on 2 ranks" in ran.stdout
 
 
 def test_the_package_imports_no_torch():

@@ -1,6 +1,7 @@
 """One rank of a test: ``rank.py FUNCTION RANKS STORE TRANSPORT RANK``."""
 
 import os
+import signal
 import sys
 
 import torch
@@ -67,6 +68,46 @@ def asynchronous(_):
     assert torch.equal(work.get_future().wait()[0], last)
 
 
+def gathers(_):
+    for dtype in (torch.float32, torch.int64):
+        mine = torch.full((3, 2), rank, dtype=dtype)
+        places = [torch.empty(3, 2, dtype=dtype) for _ in range(ranks)]
+        dist.all_gather(places, mine)
+        together = torch.empty(3 * ranks, 2, dtype=dtype)
+        dist.all_gather_into_tensor(together, mine)
+        assert torch.equal(torch.cat(places), together)
+        assert together[:, 0].tolist() == [other for other in range(ranks) for _ in range(3)]
+    # Torch marks negatives instead of writing them.
+    negative = torch.full((4,), 1j * (rank + 1)).conj().imag
+    assert negative.is_neg()
+    dist.broadcast(negative, src=0)
+    assert torch.equal(negative, torch.full((4,), -1.0))
+
+
+def trains(_):
+    """Data-parallel training gives the weights of training on all data, and the same bits on all ranks."""
+    generator = torch.Generator().manual_seed(1)
+    inputs, targets = torch.randn(60, 5, generator=generator), torch.randn(60, 2, generator=generator)
+
+    def train(model, inputs, targets):
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        for _ in range(5):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+
+    torch.manual_seed(2)
+    alone = torch.nn.Linear(5, 2)
+    together = torch.nn.Linear(5, 2)
+    together.load_state_dict(alone.state_dict())
+    train(alone, inputs, targets)
+    train(torch.nn.parallel.DistributedDataParallel(together), inputs[rank::ranks], targets[rank::ranks])
+    torch.testing.assert_close(together.weight, alone.weight)
+    first = together.weight.detach().clone()
+    dist.broadcast(first, src=0)
+    assert torch.equal(first, together.weight)
+
+
 def subgroups(_):
     halves = [dist.new_group([0, 1], backend="serval"), dist.new_group([2, 3], backend="serval")]
     value = torch.tensor([float(rank)])
@@ -75,6 +116,17 @@ def subgroups(_):
 
 
 def refusals(_):
+    for call in [
+        lambda: dist.reduce(torch.zeros(4), 0),
+        lambda: dist.reduce_scatter(torch.zeros(4), [torch.zeros(4)] * ranks),
+        lambda: dist.send(torch.zeros(4), 1 - rank),
+    ]:
+        try:
+            call()
+        except NotImplementedError as refused:
+            assert "the backend serval has no" in str(refused)
+        else:
+            raise AssertionError("it was not refused")
     for call, error in [
         (lambda: dist.all_reduce(torch.zeros(4, dtype=torch.float64)), TypeError),
         (lambda: dist.all_reduce(torch.zeros(4), op=dist.ReduceOp.MAX), ValueError),
@@ -92,6 +144,32 @@ def refusals(_):
 def disagree(_):
     try:
         dist.all_reduce(torch.zeros(3 + rank))
+    except serval.CollectiveError as error:
+        print("CollectiveError", error.reason)
+
+
+def dies(_):
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        dist.all_reduce(torch.zeros(100_000))
+    except serval.CollectiveError as error:
+        print("CollectiveError", error.reason, error)
+        sys.exit(0)
+
+
+def abandons(_):
+    dist.barrier()
+    if rank == 0:
+        dist.all_reduce(torch.zeros(4), async_op=True)
+        # The other rank calls when this process has ended.
+        sys.exit(0)
+    sys.stdin.read()
+    try:
+        # What the other rank had sent may be enough for the first call.
+        for _ in range(2):
+            dist.all_reduce(torch.zeros(4))
     except serval.CollectiveError as error:
         print("CollectiveError", error.reason)
 

@@ -4,6 +4,7 @@ Needs torch: `make -C python test-torch`.
 """
 
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,14 +14,17 @@ import pytest
 RANK = pathlib.Path(__file__).with_name("rank.py")
 
 
+def start(what, ranks, folder, transport="auto"):
+    """Starts a function of rank.py as every rank."""
+    command = [sys.executable, str(RANK), what, str(ranks), f"{folder}/store", transport]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return [subprocess.Popen([*command, str(rank)], **pipes, text=True) for rank in range(ranks)]
+
+
 def run(what, ranks=3, transport="auto", expect=0):
     """Runs a function of rank.py as every rank; the outputs."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(RANK), what, str(ranks), f"{folder}/store", transport]
-        started = [
-            subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            for rank in range(ranks)
-        ]
+        started = start(what, ranks, folder, transport)
         outputs = [rank.communicate(timeout=200)[0] for rank in started]
         for rank, output in zip(started, outputs):
             assert rank.returncode == expect, output
@@ -36,6 +40,31 @@ def test_results_are_those_of_gloo(transport):
 def test_async_calls_and_subgroups():
     run("asynchronous")
     run("subgroups", ranks=4)
+
+
+def test_gathers_and_data_parallel_training():
+    run("gathers")
+    run("trains", ranks=2)
+
+
+def test_a_rank_that_is_killed_ends_the_call_of_the_others():
+    with tempfile.TemporaryDirectory() as folder:
+        started = start("dies", 3, folder)
+        outputs = [rank.communicate(timeout=200)[0] for rank in started]
+    assert started[1].returncode == -signal.SIGKILL
+    for rank in (0, 2):
+        assert "CollectiveError rank_lost" in outputs[rank] or "CollectiveError group_ended" in outputs[rank], outputs
+        assert "rank 1 was lost" in outputs[rank]
+
+
+def test_the_end_of_a_process_does_not_wait_for_a_call_without_an_answer():
+    with tempfile.TemporaryDirectory() as folder:
+        first, second = start("abandons", 2, folder)
+        # The standard input of the second one ends after the first one has ended.
+        output = first.communicate(timeout=200)[0]
+        assert first.returncode == 0, output
+        output = second.communicate(timeout=200)[0]
+        assert "CollectiveError" in output, output
 
 
 def test_what_is_not_supported_is_refused_and_the_group_goes_on():
