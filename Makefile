@@ -129,6 +129,8 @@ gpu-carry: setup cuda-kernels
 	@$(CARGO) build --release --quiet --package serval-accel --example gpu
 	@$(MAKE) --no-print-directory --silent -C device gpu-programs GPU=$(GPU)
 	@mkdir -p $(CARRY)
+	@$(CC) -O2 -pthread -o $(CARRY)/peer benches/sockets/peer.c
+	@cp examples/07_sockets/client.py $(CARRY)
 	@cp $(BUILT)/release/serval $(BUILT)/release/examples/gpu $(CACHE)/device/gpu_test $(CACHE)/device/gpu_hog $(CACHE)/device/*.$(GPU).cubin \
 		tools/gpu/check tools/gpu/allreduce tools/gpu/compare-builds tools/gpu/freed tools/gpu/hazards tools/gpu/idle tools/gpu/loads tools/gpu/map tools/gpu/ingest tools/gpu/together $(CARRY)
 	@$(MAKE) --no-print-directory --silent -C benches/baselines all gpu BUILD=$(abspath $(CARRY)) CXXFLAGS="$(CARRY_FLAGS)" GPU=$(GPU)
@@ -140,7 +142,7 @@ gpu-carry: setup cuda-kernels
 	@nvrtc=$$($(MAKE) --no-print-directory --silent -C device nvrtc) || { echo "NVRTC cannot be fetched: its step will be skipped"; exit 0; }; \
 		for form in cubin fatbin; do $(SERVAL) kernel build device/kernels/builtin.cpp --gpu $(GPU) --compiler "$$nvrtc" \
 			-o $(CARRY)/nvrtc.$$form >/dev/null || exit 1; done
-	@cd $(CARRY) && strip serval gpu host_gpu echo flood
+	@cd $(CARRY) && strip serval gpu host_gpu echo flood peer
 
 # An existing folder is used unchanged only if it cannot be built again.
 CARRIED = $(if $(shell command -v $(CARGO)),gpu-carry)

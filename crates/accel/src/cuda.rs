@@ -29,8 +29,8 @@ use std::path::PathBuf;
 
 use driver::REGISTER;
 pub use gpu::{CudaAccelerator, Ended, FoundGpu, Gpu, Options, Service, survey};
-use kernels::WARP_BACKENDS_MAX;
-pub use kernels::{built_in, built_in_for, check_builtin, check_image};
+pub use kernels::{Demands, built_in, built_in_for, check_builtin, check_image};
+use kernels::{MATMUL_BLOCKS_MAX, SOCKETS_MAX, WARP_BACKENDS_MAX};
 use mqueue::abi::ABI_VERSION;
 pub use staging::{StagedArray, Transfer};
 
@@ -141,6 +141,27 @@ pub enum CudaError {
         kernel: String,
         /// Backends of the service.
         backends: u32,
+    },
+    /// The service's blocks have more sockets than the kernel has state for.
+    #[error(
+        "each block of kernel `{kernel}` has at most {SOCKETS_MAX} sockets on a GPU, and the service has sockets_per_block = \
+         {sockets}: lower it"
+    )]
+    Sockets {
+        /// The kernel's name.
+        kernel: String,
+        /// Sockets of each block.
+        sockets: u32,
+    },
+    /// The service has more blocks than the kernel has memory for.
+    #[error(
+        "kernel `{kernel}` has memory for {MATMUL_BLOCKS_MAX} blocks on a GPU, and the service has mqueues = {blocks}: lower it"
+    )]
+    Blocks {
+        /// The kernel's name.
+        kernel: String,
+        /// Blocks of the service.
+        blocks: u32,
     },
     /// A block would never become resident.
     #[error("{0}")]

@@ -113,7 +113,18 @@ struct StreamReader {
     // From a position that is a multiple of 8.
     inline SERVAL_DEVICE void copy_words(uint8_t* to, uint64_t from, uint64_t count) const {
 #if SERVAL_CUDA
-        for (uint64_t at = 8 * block_rank(); at < count; at += 8 * block_size()) {
+        // Each thread has several loads in flight: one takes a trip over the bus.
+        constexpr unsigned LOADS = 4;
+        const uint64_t stride = 8 * block_size();
+        uint64_t at = 8 * block_rank();
+        for (; at + (LOADS - 1) * stride + 8 <= count; at += LOADS * stride) {
+            uint64_t words[LOADS];
+#pragma unroll
+            for (unsigned i = 0; i < LOADS; i++) words[i] = load_relaxed(ring.at(from + at + i * stride));
+#pragma unroll
+            for (unsigned i = 0; i < LOADS; i++) put_bytes(to + at + i * stride, words[i], 8);
+        }
+        for (; at < count; at += stride) {
             const uint64_t left = count - at;
             put_bytes(to + at, load_relaxed(ring.at(from + at)), left < 8 ? static_cast<unsigned>(left) : 8);
         }

@@ -142,12 +142,37 @@ impl Image {
 /// Built-in kernels whose blocks are warps (`SERVAL_WARP_KERNEL`).
 const WARP_BUILTINS: &[&str] = &["scale"];
 
-/// Whether a built-in kernel can serve with this many backends. What files contain, only a GPU tells.
-pub fn check_builtin(name: &str, backends: u32) -> Result<(), CudaError> {
-    match WARP_BUILTINS.contains(&name) && backends > WARP_BACKENDS_MAX {
-        true => Err(CudaError::WarpBackends { kernel: name.to_owned(), backends }),
-        false => Ok(()),
+/// Sockets of a block of a built-in kernel: SERVAL_SOCKET_SLOTS_MAX of the device library.
+pub(super) const SOCKETS_MAX: u32 = 16;
+
+/// Blocks of the kernel `matmul`, each of which has memory of the GPU: MATMUL_BLOCKS of its source.
+pub(super) const MATMUL_BLOCKS_MAX: u32 = 64;
+
+/// What a service asks of a kernel.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Demands {
+    /// Backends.
+    pub backends: u32,
+    /// Blocks on one accelerator.
+    pub blocks: u32,
+    /// Sockets of each block.
+    pub sockets: u32,
+}
+
+/// Whether a built-in kernel can serve this. What files contain, only a GPU tells.
+pub fn check_builtin(name: &str, demands: Demands) -> Result<(), CudaError> {
+    let Demands { backends, blocks, sockets } = demands;
+    let kernel = || name.to_owned();
+    if WARP_BUILTINS.contains(&name) && backends > WARP_BACKENDS_MAX {
+        return Err(CudaError::WarpBackends { kernel: kernel(), backends });
     }
+    if ["matmul", "stream_echo"].contains(&name) && sockets > SOCKETS_MAX {
+        return Err(CudaError::Sockets { kernel: kernel(), sockets });
+    }
+    if name == "matmul" && blocks > MATMUL_BLOCKS_MAX {
+        return Err(CudaError::Blocks { kernel: kernel(), blocks });
+    }
+    Ok(())
 }
 
 /// Whether the content of the file at `path` is a complete fatbin or cubin, according to its headers.
@@ -183,8 +208,33 @@ mod tests {
             let source = std::fs::read_to_string(sources.join(format!("{name}.cpp"))).unwrap();
             let marked = source.contains(&format!("SERVAL_WARP_KERNEL({name})"));
             assert_eq!(WARP_BUILTINS.contains(&name.as_str()), marked, "{name}");
-            assert_eq!(check_builtin(&name, WARP_BACKENDS_MAX + 1).is_err(), marked, "{name}");
-            check_builtin(&name, WARP_BACKENDS_MAX).unwrap();
+            let with = |backends| Demands { backends, ..Demands::default() };
+            assert_eq!(
+                check_builtin(&name, with(WARP_BACKENDS_MAX + 1)).is_err(),
+                marked,
+                "{name}"
+            );
+            check_builtin(&name, with(WARP_BACKENDS_MAX)).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_built_in_kernels_with_sockets_have_limits_on_a_gpu() {
+        let device = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../device");
+        let read = |file: &str| std::fs::read_to_string(device.join(file)).unwrap();
+        let slots = format!("SERVAL_SOCKET_SLOTS_MAX (SERVAL_CUDA ? {SOCKETS_MAX} : ");
+        assert!(read("include/serval/sockets.h").contains(&slots));
+        let blocks = format!("MATMUL_BLOCKS = {MATMUL_BLOCKS_MAX};");
+        assert!(read("kernels/matmul.cpp").contains(&blocks));
+        for name in Kernel::builtins() {
+            let source = read(&format!("kernels/{name}.cpp"));
+            let marked = source.contains(&format!("SERVAL_SOCKET_KERNEL({name})"));
+            let most = Demands { backends: 0, blocks: MATMUL_BLOCKS_MAX, sockets: SOCKETS_MAX };
+            check_builtin(&name, most).unwrap();
+            let sockets = Demands { sockets: SOCKETS_MAX + 1, ..most };
+            assert_eq!(check_builtin(&name, sockets).is_err(), marked, "{name}");
+            let blocks = Demands { blocks: MATMUL_BLOCKS_MAX + 1, ..most };
+            assert_eq!(check_builtin(&name, blocks).is_err(), name == "matmul", "{name}");
         }
     }
 

@@ -81,7 +81,12 @@ impl Kind for Cuda {
         service: &engine::topology::Service,
         kernel: &str,
     ) -> Result<(), (String, String)> {
-        accel::cuda::check_builtin(kernel, service.backends.len() as u32).map_err(|error| {
+        let demands = accel::cuda::Demands {
+            backends: service.backends.len() as u32,
+            blocks: service.mqueues,
+            sockets: if service.sockets.is_empty() { 0 } else { service.sockets_per_block },
+        };
+        accel::cuda::check_builtin(kernel, demands).map_err(|error| {
             let text = error.to_string();
             let (what, right) = text.split_once(": ").unwrap_or((&text, "name another kernel"));
             (what.to_owned(), right.to_owned())

@@ -94,9 +94,9 @@ pub(super) fn read(
     if let Some(builtin) = kernel {
         check_messages(report, at, &service, builtin);
     }
-    check_kinds(report, at, &service, &kinds);
     service.functions = read_functions(report, at, context.base, &service);
     service.sockets = read_sockets(report, at);
+    check_kinds(report, at, &service, &kinds);
     check_sockets(report, at, &service, kernel);
     (service, (section.finish(report), backend_places))
 }
