@@ -86,6 +86,23 @@ impl ServiceSample {
     }
 }
 
+/// Activity of a function on the path of a service's messages between two reads.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FunctionSample {
+    /// The service.
+    pub service: String,
+    /// The function's name.
+    pub function: String,
+    /// Messages per second that it decided about, or that met it while it was failing.
+    pub messages: f64,
+    /// Messages per second that it dropped, or that were dropped because it was failing.
+    pub dropped: f64,
+    /// Calls per second that failed.
+    pub failures: f64,
+    /// Time in calls for each message, in seconds; `None` without messages.
+    pub time: Option<f64>,
+}
+
 /// Time of a worker between two reads, by state; the shares add up to 1 while it runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkerSample {
@@ -112,6 +129,8 @@ pub struct Sample {
     pub ready: bool,
     /// The services.
     pub services: Vec<ServiceSample>,
+    /// The functions on the path of their messages.
+    pub functions: Vec<FunctionSample>,
     /// Services of which a removed version did not end.
     pub left_behind: Vec<String>,
     /// Services with a kernel on a worker's core that does not return: their workers serve nothing.
@@ -132,6 +151,7 @@ impl Sample {
                 .labels("serval_outstanding_requests", "service")
                 .map(|name| change.service(name))
                 .collect(),
+            functions: change.functions(),
             left_behind: after
                 .labels("serval_service_left_behind", "service")
                 .map(str::to_owned)
@@ -168,6 +188,12 @@ impl Sample {
                 "depth_mean": s.depth.0, "depth_max": s.depth.1, "paused": s.paused, "stages": stages,
             })
         };
+        let function = |f: &FunctionSample| {
+            json!({
+                "service": f.service, "function": f.function, "messages": f.messages, "dropped": f.dropped,
+                "failures": f.failures, "time": f.time,
+            })
+        };
         let worker = |w: &WorkerSample| {
             json!({
                 "worker": w.worker, "busy": w.busy, "idle": w.idle, "asleep": w.asleep,
@@ -178,6 +204,7 @@ impl Sample {
             "seconds": self.seconds, "ready": self.ready, "left_behind": self.left_behind,
             "stalled": self.stalled,
             "services": self.services.iter().map(service).collect::<Vec<_>>(),
+            "functions": self.functions.iter().map(function).collect::<Vec<_>>(),
             "workers": self.workers.iter().map(worker).collect::<Vec<_>>(),
         })
     }
@@ -226,6 +253,31 @@ impl Change<'_> {
             paused: gauge("serval_service_paused") > 0.0,
             stages: times,
         }
+    }
+
+    fn functions(&self) -> Vec<FunctionSample> {
+        const MESSAGES: &str = "serval_function_messages_total";
+        let mut functions = Vec::new();
+        for service in self.after.labels(MESSAGES, "service") {
+            for function in self.after.labels(MESSAGES, "function") {
+                let of = [("service", service), ("function", function)];
+                if self.after.value(MESSAGES, &of).is_none() {
+                    continue;
+                }
+                let rate = |name: &str| self.rate(&format!("serval_function_{name}_total"), &of);
+                let messages = rate("messages");
+                let time = (messages > 0.0).then(|| rate("time_seconds") / messages);
+                functions.push(FunctionSample {
+                    service: service.to_owned(),
+                    function: function.to_owned(),
+                    messages,
+                    dropped: rate("dropped") + rate("failed_closed"),
+                    failures: rate("failures"),
+                    time,
+                });
+            }
+        }
+        functions
     }
 
     fn times(&self, buckets: &str, labels: &[(&str, &str)], stage: &str) -> StageTimes {
@@ -302,11 +354,21 @@ mod tests {
              serval_mqueue_depth_max{{service=\"digits\"}} 3.0\n\
              serval_service_paused{{service=\"digits\"}} 2.0\n\
              serval_service_left_behind{{service=\"gone\"}} 1\n\
+             serval_function_messages_total{{service=\"digits\",function=\"limits\"}} {}\n\
+             serval_function_dropped_total{{service=\"digits\",function=\"limits\"}} {}\n\
+             serval_function_failed_closed_total{{service=\"digits\",function=\"limits\"}} {}\n\
+             serval_function_failures_total{{service=\"digits\",function=\"limits\"}} {}\n\
+             serval_function_time_seconds_total{{service=\"digits\",function=\"limits\"}} {}\n\
              serval_worker_connections{{worker=\"0\"}} 9\n\
              serval_worker_turns_total{{worker=\"0\"}} {}\n",
             100 * n,
             90 * n,
             10 * n,
+            200 * n,
+            20 * n,
+            5 * n,
+            n,
+            0.001 * n as f64,
             1000 * n
         );
         for (state, share) in [("busy", 0.5), ("idle", 0.25), ("asleep", 0.25)] {
@@ -340,6 +402,10 @@ mod tests {
         assert_eq!((service.outstanding, service.depth), (3.0, (1.5, 3.0)));
         assert!(service.paused);
         assert_eq!(sample.left_behind, ["gone"]);
+        let [function] = &sample.functions[..] else { panic!("{:?}", sample.functions) };
+        assert_eq!((&*function.service, &*function.function), ("digits", "limits"));
+        assert_eq!((function.messages, function.dropped, function.failures), (200.0, 25.0, 1.0));
+        assert!((function.time.unwrap() - 5e-6).abs() < 1e-9);
         let queue = &service.stages[1];
         assert_eq!((queue.stage.as_str(), queue.count), ("queue", 40));
         assert_eq!((queue.p50, queue.p99), (Some(0.002), Some(0.002)));

@@ -73,7 +73,8 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     if once {
         std::thread::sleep(interval);
         let sample = Snapshot::at(&source)?.since(&first);
-        let tables = || Grid::of(&sample).map(|grid| grid.table().render(screen)).join("\n");
+        let table = |grid: Grid| grid.table().render(screen);
+        let tables = || Grid::of(&sample).into_iter().map(table).collect::<Vec<_>>().join("\n");
         screen.show(tables, || sample.to_json());
         return Ok(());
     }

@@ -25,9 +25,13 @@ const GAP: usize = 2;
 const CUT: usize = 10;
 
 impl Grid {
-    /// The tables of services, stages and workers.
-    pub fn of(sample: &Sample) -> [Self; 3] {
-        [services(sample), stages(sample), workers(sample)]
+    /// The tables of services, stages and workers, and of functions if there are any.
+    pub fn of(sample: &Sample) -> Vec<Self> {
+        let mut grids = vec![services(sample), stages(sample), workers(sample)];
+        if !sample.functions.is_empty() {
+            grids.push(functions(sample));
+        }
+        grids
     }
 
     /// For text output.
@@ -172,6 +176,29 @@ fn stages(sample: &Sample) -> Grid {
     Grid { columns, rows: rows.collect(), spare: &[6, 1, 4, 2, 3] }
 }
 
+fn functions(sample: &Sample) -> Grid {
+    let columns =
+        vec!["function", "of service", ">messages/s", ">dropped/s", ">failures/s", ">time each"];
+    let rows = sample.functions.iter().map(|f| {
+        let each = f.time.map_or_else(
+            || "-".to_owned(),
+            |seconds| {
+                let (value, unit) = time(seconds);
+                format!("{value} {unit}")
+            },
+        );
+        vec![
+            f.function.clone(),
+            f.service.clone(),
+            number(f.messages),
+            number(f.dropped),
+            number(f.failures),
+            each,
+        ]
+    });
+    Grid { columns, rows: rows.collect(), spare: &[1, 4, 5] }
+}
+
 fn workers(sample: &Sample) -> Grid {
     let columns = vec![">worker", ">busy", ">idle", ">asleep", ">turns/s", ">connections"];
     let percent = |share: f64| format!("{:.0} %", 100.0 * share);
@@ -287,12 +314,22 @@ mod tests {
     fn text_and_terminal_show_the_same_cells() {
         let sample = Sample::between(&page(10), &page(14), Duration::from_secs(4));
         let screen = Screen { json: false, colour: false };
-        let paper: String = Grid::of(&sample).map(|grid| grid.table().render(&screen)).concat();
+        let paper: String =
+            Grid::of(&sample).into_iter().map(|grid| grid.table().render(&screen)).collect();
         let mut terminal = Terminal::new(TestBackend::new(120, 30)).unwrap();
         let url = "http://127.0.0.1:9464/metrics";
         terminal.draw(|frame| draw(frame, url, &sample, Sort::Replied, "paused")).unwrap();
         let drawn = terminal.backend().to_string();
-        for part in ["(paused) digits", "no_credit 10", "2.00/2.00 ms", "50 %", "1.00k", "depth"] {
+        for part in [
+            "(paused) digits",
+            "no_credit 10",
+            "2.00/2.00 ms",
+            "50 %",
+            "1.00k",
+            "depth",
+            "limits",
+            "5.00 us",
+        ] {
             assert!(paper.contains(part), "{part} is not in\n{paper}");
             assert!(drawn.contains(part), "{part} is not in\n{drawn}");
         }
