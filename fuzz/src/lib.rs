@@ -14,6 +14,7 @@
 //! | `function` | a module on the path of messages, its whole memory | descriptors and registers are read inside the memory, or refused in a short line |
 //! | `attach` | a process at an accelerator's socket, or a false engine | a message has one encoding, or is refused |
 //! | `handshake` | a process at a shared-memory port, or a false engine | decoded as encoded, or refused |
+//! | `link` | a stranger at the listener of a remote accelerator, or an authenticated side of a link | the same messages however the stream is cut; each has one encoding, or is refused |
 //! | `transfer` | a process at the socket for transfers, or a false engine that answers | a request has one encoding, or is refused; no answer contains terminal control sequences |
 //!
 //! The targets are coverage-guided (libFuzzer) and need only the stable compiler:
@@ -31,6 +32,7 @@ pub mod control;
 pub mod framing;
 pub mod function;
 pub mod handshake;
+pub mod link;
 pub mod metrics;
 pub mod rings;
 pub mod transfer;
@@ -46,6 +48,7 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("framing_response", framing::response),
     ("function", function::memory),
     ("handshake", handshake::message),
+    ("link", link::stream),
     ("metrics_request", metrics::request),
     ("region", rings::region),
     ("ring", rings::ring),

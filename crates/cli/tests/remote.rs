@@ -5,11 +5,19 @@ mod common;
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use ::remote::{Greeter, Secret};
 use common::remote::*;
 use common::runtimes::{SLOW, balances, framed, life, service, under_load};
 use common::*;
+use mqueue::abi::kind;
+use mqueue::{Consumer, Head, MappedMemory, Producer, Region};
+use runtime::far::{self, Terms};
+use runtime::{Device, Failure, Job};
 use wire::DropReason;
 use wire::link::Greeting;
 
@@ -69,6 +77,8 @@ fn one_service_spans_local_and_remote_accelerators() {
         writer.join().unwrap();
         assert!(replies == all, "round {round}");
     }
+    let round_trip = "serval_accelerator_round_trip_seconds{service=\"only\",accelerator=\"far\"} ";
+    eventually("the round trip is shown", || page(served.metrics).contains(round_trip));
     for service in ["digits", "only", "long"] {
         balances(&served, service);
         assert_eq!(served.dropped(service, DropReason::RequestTimeout), 0);
@@ -217,4 +227,111 @@ fn strangers_at_the_listener_disturb_nobody() {
     assert_eq!(ask(&client, b"among strangers"), b"among strangers");
     drop((silent, halves));
     assert_eq!(served.drain(), 0);
+}
+
+/// Blocks that answer each request with a forged token, a message of no kind, the right reply, and the same again.
+#[derive(Default)]
+struct Forgers {
+    over: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Device for Forgers {
+    fn kind(&self) -> &str {
+        "forgers"
+    }
+
+    fn start(&mut self, jobs: &[Job]) -> Result<(), Failure> {
+        let mut region = Region::join(MappedMemory::new(jobs[0].memory.clone())).unwrap();
+        for block in 0..jobs[0].blocks {
+            let (rx, tx) = region.accelerator_ends(region.mqueues_of(block)[0]);
+            let over = self.over.clone();
+            self.threads.push(thread::spawn(move || forge(rx, tx, &over)));
+        }
+        Ok(())
+    }
+
+    fn health(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn ended(&mut self) -> bool {
+        true
+    }
+
+    fn stop(&mut self, _: Duration) -> Result<(), Failure> {
+        self.over.store(true, Ordering::Relaxed);
+        self.threads.drain(..).for_each(|thread| thread.join().unwrap());
+        Ok(())
+    }
+}
+
+fn forge(mut rx: Consumer<MappedMemory>, mut tx: Producer<MappedMemory>, over: &AtomicBool) {
+    let mut payload = vec![0; 2048];
+    while !over.load(Ordering::Relaxed) {
+        let Ok(Some(header)) = rx.peek() else {
+            thread::sleep(Duration::from_micros(100));
+            continue;
+        };
+        let payload = &mut payload[..header.len as usize];
+        assert!(rx.copy_out(&header, payload));
+        rx.advance();
+        rx.release();
+        let wrong: Vec<u8> = payload.iter().map(|byte| !byte).collect();
+        let messages = [
+            (header.token ^ 1 << 40, kind::MESSAGE, &wrong[..]),
+            (header.token, 7, &wrong[..]),
+            (header.token, kind::MESSAGE, &*payload),
+            (header.token, kind::MESSAGE, &wrong[..]),
+        ];
+        for (token, kind, payload) in messages {
+            let head = Head { token, tag: 0, kind, status: 0 };
+            while tx.push(head, payload).is_err() && !over.load(Ordering::Relaxed) {
+                thread::sleep(Duration::from_micros(100));
+            }
+        }
+        tx.publish();
+    }
+}
+
+#[test]
+fn a_remote_accelerator_that_forges_tokens_reaches_no_client() {
+    let secret = secret_file("remote-forges", SECRET);
+    let known = Secret::read(&secret).unwrap();
+    let greeter = Greeter::bind("tcp://127.0.0.1:0", known).unwrap();
+    let config = accelerator("far", greeter.local_address().unwrap(), &secret, "")
+        + &service("echo", "far", "echo", "");
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let device = || Ok(Box::<Forgers>::default() as _);
+        let terms = Terms { kernel: String::new(), device: &device, exclusive: false, once: false };
+        let (over, terms) = (&over, &terms);
+        scope.spawn(move || far::listen(greeter, terms, over));
+        let over = SetAtEnd(over);
+        let served = Served::start("remote-forges", "", &config);
+        eventually("the link is up", || is_up(&served, "echo"));
+        let client = udp_client(served.services[0][0]);
+        for salt in 0..300 {
+            let message = pattern(1 + salt, salt);
+            assert_eq!(ask(&client, &message), message);
+        }
+        // provokes: stale_token
+        eventually("forged and used tokens are counted", || {
+            served.dropped("echo", DropReason::StaleToken) == 600
+        });
+        // provokes: bad_message
+        assert_eq!(served.dropped("echo", DropReason::BadMessage), 300);
+        balances(&served, "echo");
+        assert_eq!(served.drain(), 0);
+        drop(over);
+    });
+}
+
+/// Sets a flag however the scope ends, so that threads that wait for it end.
+struct SetAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for SetAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }

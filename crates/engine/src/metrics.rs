@@ -283,6 +283,7 @@ pub struct RuntimeMetrics {
     /// Copies that the engine requested from the runtimes' copy agents.
     pub copies: Arc<CopyCounters>,
     ended: AtomicU64,
+    round_trip_ns: AtomicU64,
     state: Mutex<RuntimeState>,
 }
 
@@ -349,6 +350,16 @@ impl RuntimeMetrics {
     pub fn generation(&self) -> u64 {
         let state = self.state();
         state.serving.last().copied().unwrap_or(state.latest)
+    }
+
+    /// The last round trip to a remote accelerator in nanoseconds; 0: none was measured. The runtime says so.
+    pub fn round_trip_ns(&self) -> u64 {
+        self.round_trip_ns.load(Ordering::Relaxed)
+    }
+
+    /// See [`Self::round_trip_ns`].
+    pub fn set_round_trip_ns(&self, round_trip_ns: u64) {
+        self.round_trip_ns.store(round_trip_ns, Ordering::Relaxed);
     }
 
     /// Generations that ended.

@@ -491,8 +491,10 @@ shared_structs! {
         heartbeat: u64,
         /// 1 while the accelerator's side sleeps and must be woken when a message is published.
         parked: u64,
+        /// Last measured round trip to the machine with the blocks, in nanoseconds; 0: they are on this machine.
+        round_trip_ns: u64,
         /// Zero.
-        reserved: [u64; 12],
+        reserved: [u64; 11],
     }
 
     /// A block's line of the status page, written by the block only.

@@ -140,7 +140,8 @@ struct serval_accelerator_words {
   uint64_t reason; /* 8: Why it ended. */
   uint64_t heartbeat; /* 16: Advances at least once a second while the runtime lives. */
   uint64_t parked; /* 24: 1 while the accelerator's side sleeps and must be woken when a message is published. */
-  uint64_t reserved[12]; /* 32: Zero. */
+  uint64_t round_trip_ns; /* 32: Last measured round trip to the machine with the blocks, in nanoseconds; 0: they are on this machine. */
+  uint64_t reserved[11]; /* 40: Zero. */
 };
 
 /* A block's line of the status page, written by the block only. */
@@ -312,7 +313,8 @@ SERVAL_ASSERT_LAYOUT(offsetof(struct serval_accelerator_words, state) == 0);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_accelerator_words, reason) == 8);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_accelerator_words, heartbeat) == 16);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_accelerator_words, parked) == 24);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_accelerator_words, reserved) == 32);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_accelerator_words, round_trip_ns) == 32);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_accelerator_words, reserved) == 40);
 SERVAL_ASSERT_LAYOUT(sizeof(struct serval_block_words) == 128);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_words, state) == 0);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_words, reason) == 8);

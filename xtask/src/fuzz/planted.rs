@@ -80,6 +80,13 @@ const PLANTS: &[Plant] = &[
         wrong: "bytes.len() + 4 >= least",
     },
     Plant {
+        target: "link",
+        bug: "a reserved byte of a frame may have any value",
+        file: "crates/wire/src/link.rs",
+        right: "if zero != 0 || (code",
+        wrong: "if (code",
+    },
+    Plant {
         target: "metrics_request",
         bug: "a fragment is kept in the path",
         file: "crates/server/src/exporter/http.rs",

@@ -51,6 +51,8 @@ impl<M: Memory> Words<M> {
         accelerator_reason set_accelerator_reason = ACCELERATOR_WORDS_OFFSET + offset_of!(AcceleratorWords, reason) as u64;
         /// The accelerator runtime's heartbeat.
         accelerator_heartbeat set_accelerator_heartbeat = ACCELERATOR_WORDS_OFFSET + offset_of!(AcceleratorWords, heartbeat) as u64;
+        /// The last round trip to a remote accelerator, in nanoseconds; any value if the runtime is hostile.
+        round_trip_ns set_round_trip_ns = ACCELERATOR_WORDS_OFFSET + offset_of!(AcceleratorWords, round_trip_ns) as u64;
     }
 
     /// Announces that a worker is about to sleep (or no longer is). After that it must check its

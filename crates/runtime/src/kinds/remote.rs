@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use engine::topology::DeviceSpec;
+use engine::topology::{DeviceSpec, Service};
 use mqueue::abi::{reason, stop};
 use mqueue::{MappedMemory, Region};
 use remote::{Broken, Control, Ends, Mirror, Secret, Side};
@@ -66,6 +66,14 @@ impl Kind for Remote {
 
     fn texts(&self) -> &'static [TextKey] {
         TEXTS
+    }
+
+    fn check(&self, service: &Service, _kernel: &str) -> Result<(), (String, String)> {
+        if service.sockets.is_empty() {
+            return Ok(());
+        }
+        let what = format!("service {:?} has sockets, which do not cross a link", service.name);
+        Err((what, "choose accelerators of this machine, or remove [[service.socket]]".to_owned()))
     }
 
     fn place(&self, device: &DeviceSpec) -> Option<String> {
@@ -203,6 +211,9 @@ fn describe(job: &Job) -> Result<(Shape, Vec<(Ends, u32)>), Failure> {
         if of_block(&region, block) != mqueues {
             return Err(refused("a link needs blocks with the same mqueues"));
         }
+        if !region.streams_of(block).is_empty() {
+            return Err(refused("stream sockets of kernels do not cross a link"));
+        }
         for (mqueue, shape) in region.mqueues_of(block).to_vec().into_iter().zip(&mqueues) {
             let (source, sink) = region.accelerator_ends(mqueue);
             ends.push((Ends { source, sink }, shape.depth));
@@ -284,8 +295,10 @@ impl Link {
     /// Until the blocks have ended, the link is lost, or it is to be closed.
     fn mirror(&mut self) -> Result<(), Failure> {
         let pause = self.heartbeat / 4;
-        let (mut heard_at, mut beat_at, mut beats) = (Instant::now(), Instant::now(), 0);
-        let mut moved_at = heard_at;
+        let start = Instant::now();
+        let (mut heard_at, mut moved_at) = (start, start);
+        // The first one is sent at once.
+        let mut beat_at = None;
         while !self.shared.close.load(Ordering::Relaxed) {
             let now = Instant::now();
             let asked = self.words.stop();
@@ -293,11 +306,11 @@ impl Link {
                 self.asked = asked;
                 self.mirror.send(&Frame::Stop(asked as u32));
             }
-            if now - beat_at >= pause {
-                (beat_at, beats) = (now, beats + 1);
-                self.mirror.send(&Frame::Beat(beats));
+            if beat_at.is_none_or(|at| now - at >= pause) {
+                beat_at = Some(now);
+                self.mirror.send(&Frame::Beat((now - start).as_nanos() as u64));
             }
-            let mut bye = None;
+            let (mut bye, mut beat) = (None, None);
             let turn = self.mirror.turn(now, &mut |control| match control {
                 Control::Attach(bytes) => match FromRuntime::decode(bytes) {
                     Ok(FromRuntime::Bye(said)) => {
@@ -307,11 +320,18 @@ impl Link {
                     Ok(_) => Err("it sent a message that it may not send now".to_owned()),
                     Err(error) => Err(error.to_string()),
                 },
-                Control::Beat(_) => Ok(()),
+                Control::Beat(sent_ns) => {
+                    beat = Some(sent_ns);
+                    Ok(())
+                }
                 Control::Shape(_) | Control::Stop(_) => {
                     Err("it sent a message of an engine".to_owned())
                 }
             });
+            if let Some(sent_ns) = beat {
+                let now_ns = start.elapsed().as_nanos() as u64;
+                self.words.set_round_trip_ns(now_ns.saturating_sub(sent_ns).max(1));
+            }
             if let Some(bye) = bye {
                 return match bye.reason {
                     reason::STOPPED if asked != stop::RUN => Ok(()),
@@ -332,7 +352,10 @@ impl Link {
                 )));
             }
             if moved.is_nothing() {
-                self.idle(now - moved_at, pause.saturating_sub(now - beat_at));
+                self.idle(
+                    now - moved_at,
+                    pause.saturating_sub(beat_at.map_or(pause, |at| now - at)),
+                );
             } else {
                 moved_at = now;
             }

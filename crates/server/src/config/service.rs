@@ -98,6 +98,7 @@ pub(super) fn read(
     service.sockets = read_sockets(report, at);
     check_kinds(report, at, &service, &kinds);
     check_sockets(report, at, &service, kernel);
+    check_kinds(report, at, &service, &kinds);
     (service, (section.finish(report), backend_places))
 }
 

@@ -285,6 +285,14 @@ impl Engine {
             ];
             ConstCounter::new(life.copies.refused(why)).encode(family.encode_family(&labels)?)?;
         }
+        let help = "Last round trip to the machine of a remote accelerator";
+        let name = "serval_accelerator_round_trip_seconds";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for life in runtimes.iter().filter(|life| life.is_up() && life.round_trip_ns() > 0) {
+            let labels = [("service", &*life.service), ("accelerator", &*life.accelerator)];
+            let value = seconds(life.round_trip_ns());
+            ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
+        }
         let help = "Why the last runtime ended, as a label";
         let name = "serval_accelerator_last_end";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;

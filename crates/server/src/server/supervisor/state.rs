@@ -230,6 +230,7 @@ impl SupervisorState {
                 let Some(region) = &mut runtime.region else { return };
                 let metrics = &runtime.spec.metrics;
                 let probe = region.probe.as_mut();
+                metrics.set_round_trip_ns(region.words.round_trip_ns());
                 let intact = probe.is_none_or(|probe| probe.check(metrics, region.generation));
                 if !intact || region.link.condemned() {
                     EndCause::lost("ring_corrupt", "it wrote impossible words into its region")
