@@ -302,9 +302,9 @@ fn a_remote_accelerator_that_forges_tokens_reaches_no_client() {
     let config = accelerator("far", greeter.local_address().unwrap(), &secret, "")
         + &service("echo", "far", "echo", "");
     let over = AtomicBool::new(false);
+    let device = || Ok(Box::<Forgers>::default() as _);
+    let terms = Terms { kernel: String::new(), device: &device, exclusive: false, once: false };
     thread::scope(|scope| {
-        let device = || Ok(Box::<Forgers>::default() as _);
-        let terms = Terms { kernel: String::new(), device: &device, exclusive: false, once: false };
         let (over, terms) = (&over, &terms);
         scope.spawn(move || far::listen(greeter, terms, over));
         let over = SetAtEnd(over);

@@ -72,6 +72,8 @@ fn let_everything_happen(metrics: &Metrics, health: &Health) {
     health.watch_transfers(Arc::default());
     let lives = RuntimeMetrics::new("digits", "gpu0");
     lives.end(1, "lost");
+    lives.begin(2);
+    lives.set_round_trip_ns(50_000);
     let service = ServiceMetrics::new("digits".to_owned(), 1);
     metrics.set_running(
         [Arc::new(service)].into(),
