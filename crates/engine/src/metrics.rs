@@ -352,7 +352,7 @@ impl RuntimeMetrics {
         state.serving.last().copied().unwrap_or(state.latest)
     }
 
-    /// The last round trip to a remote accelerator in nanoseconds; 0: none was measured. The runtime says so.
+    /// The last round trip to a remote accelerator in nanoseconds; 0: none was measured. The runtime reports it.
     pub fn round_trip_ns(&self) -> u64 {
         self.round_trip_ns.load(Ordering::Relaxed)
     }

@@ -75,6 +75,7 @@ fn let_everything_happen(metrics: &Metrics, health: &Health) {
     lives.begin(2);
     lives.set_round_trip_ns(50_000);
     let service = ServiceMetrics::new("digits".to_owned(), 1);
+    service.of_worker(0).0.sockets_opened.add(1);
     metrics.set_running(
         [Arc::new(service)].into(),
         [Arc::new(lives)].into(),
