@@ -8,9 +8,9 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use ::remote::{Greeter, Secret};
+use ::remote::{Control, Greeter, Mirror, Secret, Side, connect};
 use common::remote::*;
 use common::runtimes::{SLOW, balances, framed, life, service, under_load};
 use common::*;
@@ -19,7 +19,8 @@ use mqueue::{Consumer, Head, MappedMemory, Producer, Region};
 use runtime::far::{self, Terms};
 use runtime::{Device, Failure, Job};
 use wire::DropReason;
-use wire::link::Greeting;
+use wire::attach::{FromEngine, Offer};
+use wire::link::{Frame, Greeting, MqueueShape, RingShape, Shape};
 
 /// Why the last runtime ended.
 fn last_end(served: &Served, service: &str, accelerator: &str) -> String {
@@ -334,4 +335,53 @@ impl Drop for SetAtEnd<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
+}
+
+/// Links that come and go.
+const ROUNDS: usize = 200;
+
+#[test]
+fn links_that_come_and_go_leave_nothing() {
+    let secret = secret_file("remote-rounds", SECRET);
+    let known = Secret::read(&secret).unwrap();
+    let far = Far::start(&secret, &[]);
+    let (at, process) = (format!("tcp://{}", far.address), far.process.0.id());
+    let held = || {
+        let count =
+            |what: &str| std::fs::read_dir(format!("/proc/{process}/{what}")).unwrap().count();
+        (count("fd"), count("task"))
+    };
+    let ring = RingShape { protocol: 1, message_bytes_max: 64, arena_bytes: 0 };
+    let shape = Shape { blocks: 2, mqueues: vec![MqueueShape { depth: 8, rings: [ring; 2] }] };
+    let offer = FromEngine::Offer(Offer {
+        generation: 1,
+        region_bytes: 1 << 20,
+        blocks: 2,
+        heartbeat_ms: 10_000,
+        service: "s".to_owned(),
+        accelerator: "a".to_owned(),
+        kernel: "echo".to_owned(),
+        params: Vec::new(),
+    });
+    let before = held();
+    for round in 0..ROUNDS {
+        // A stranger, a link that ends before its offer is complete, and one whose blocks run.
+        drop(TcpStream::connect(far.address).unwrap());
+        let mut mirror = Mirror::new(connect(&at, &known, PATIENCE).unwrap(), Side::Engine);
+        mirror.send(&Frame::Attach(&offer.encode()));
+        if round % 2 == 0 {
+            mirror.send(&Frame::Shape(shape.clone()));
+        }
+        let mut answered = round % 2 == 1;
+        let mut turn = || {
+            let mut control = |control: Control<'_>| {
+                answered |= matches!(control, Control::Attach(_));
+                Ok(())
+            };
+            mirror.turn(Instant::now(), &mut control).unwrap();
+            answered
+        };
+        eventually("the blocks are ready, or it was refused", &mut turn);
+    }
+    eventually("nothing is left", || held() == before);
 }
