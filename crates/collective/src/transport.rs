@@ -8,12 +8,16 @@ use crate::frame::Notice;
 /// Longest sleep of a rank that waits; whatever it waits for ends it early.
 pub(crate) const SLEEP_MAX: Duration = Duration::from_millis(100);
 
-/// How long a rank looks again at once, and how long it lets others run in between; then it sleeps.
+/// How long a rank looks again at once, and how long it lets others run in between; then it sleeps. The first is longer than a
+/// rank at work makes another one wait.
 const ALONE: Duration = Duration::from_micros(20);
 const YIELD: Duration = Duration::from_micros(200);
-/// As many waits in a row that a short run of others ended are no accident: the other rank runs on this core.
+/// The same if this machine has more ranks than cores.
+const CROWDED_YIELD: Duration = Duration::from_micros(20);
+/// As many waits in a row that end when others have run once, for about the time that a rank looks alone, are no accident: the other rank
+/// runs on this core. If nobody else wants to run, the host's scheduler returns sooner.
 const SHARED_WAITS: u32 = 4;
-const SHORT_RUN: Duration = Duration::from_micros(50);
+const SHARED_RUN: std::ops::Range<Duration> = Duration::from_micros(1)..Duration::from_micros(60);
 /// One of as many waits looks whether it still does.
 const WAITS_PER_TRIAL: u32 = 64;
 
@@ -24,9 +28,10 @@ const WAITS_PER_TRIAL: u32 = 64;
 #[derive(Clone, Debug)]
 pub(crate) struct Spin {
     is_crowded: bool,
-    /// How long others ran at the latest yield of this wait.
-    run: Option<Duration>,
-    /// Waits in a row that such a short run has ended.
+    /// How often others could run in this wait, and for how long they did at last.
+    yields: u32,
+    run: Duration,
+    /// Waits in a row that show a shared core.
     shared: u32,
     waits: u32,
 }
@@ -35,19 +40,16 @@ impl Spin {
     /// For a machine with this many ranks.
     pub(crate) fn of(ranks: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { is_crowded: ranks > cores, run: None, shared: 0, waits: 0 }
+        Self { is_crowded: ranks > cores, yields: 0, run: Duration::ZERO, shared: 0, waits: 0 }
     }
 
     /// Whether to look again at once, after this time without a movement.
     pub(crate) fn spins(&mut self, waited: Duration) -> bool {
         if waited.is_zero() {
-            // Another wait; the one before has ended.
-            let is_short = self.run.take().is_some_and(|run| run < SHORT_RUN);
-            self.shared = if is_short { self.shared.saturating_add(1) } else { 0 };
-            self.waits = self.waits.wrapping_add(1);
+            self.begin();
         }
         let (alone, limit) = match self.is_crowded {
-            true => (Duration::ZERO, ALONE),
+            true => (Duration::ZERO, CROWDED_YIELD),
             false if self.shares_core() => (Duration::ZERO, YIELD),
             false => (ALONE, YIELD),
         };
@@ -57,9 +59,18 @@ impl Spin {
         if waited >= alone {
             let began = Instant::now();
             std::thread::yield_now();
-            self.run = Some(began.elapsed());
+            self.run = began.elapsed();
+            self.yields = self.yields.saturating_add(1);
         }
         true
+    }
+
+    /// Another wait; the one before has ended.
+    fn begin(&mut self) {
+        let is_shared = self.yields == 1 && SHARED_RUN.contains(&self.run);
+        self.shared = if is_shared { self.shared.saturating_add(1) } else { 0 };
+        self.yields = 0;
+        self.waits = self.waits.wrapping_add(1);
     }
 
     fn shares_core(&self) -> bool {
