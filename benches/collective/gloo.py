@@ -1,6 +1,7 @@
 """All-reduce through torch.distributed with Gloo: `gloo.py RANK RANKS PORT BYTES ROUNDS`. Prints JSON as openmpi.c does."""
 
 import json
+import os
 import sys
 import time
 
@@ -9,6 +10,7 @@ import torch.distributed as dist
 
 rank, ranks, port, size, rounds = map(int, sys.argv[1:])
 torch.set_num_threads(1)
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
 pattern = torch.arange(size // 4) % 7
 times = []

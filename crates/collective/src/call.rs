@@ -21,10 +21,15 @@ const NAN: f32 = f32::from_bits(0x7fc0_0000);
 pub enum Progress {
     /// It is complete.
     Done,
-    /// Something has moved.
+    /// Something has moved, and more may move at once.
     Moved,
-    /// Nothing has moved.
-    Stuck(Wants),
+    /// Nothing more can be moved.
+    Stuck {
+        /// What it waits for.
+        wants: Wants,
+        /// Something has moved before.
+        moved: bool,
+    },
 }
 
 /// A transfer of the current step to another rank.
@@ -203,7 +208,7 @@ impl Call {
                 self.begin_step(self.step + 1);
             } else if !moved {
                 // Something has moved if there were rounds before this one.
-                return Ok(if round == 0 { Progress::Stuck(wants) } else { Progress::Moved });
+                return Ok(Progress::Stuck { wants, moved: round > 0 });
             }
         }
         Ok(Progress::Moved)

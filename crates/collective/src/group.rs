@@ -11,9 +11,6 @@ use crate::transport::Transport;
 
 /// How long a call may take unless [`Group::set_limit`] is called.
 pub const LIMIT: Duration = Duration::from_secs(60);
-/// Looks for a movement before the first look at the clock, which a short call does not need, and before each later one.
-const LOOKS_MAX: u32 = 16;
-const LOOKS_BETWEEN: u32 = 4;
 /// Schedules that are kept for the next call with the same arguments.
 const SCHEDULES_MAX: usize = 8;
 /// How long a call waits before it asks whether it is interrupted.
@@ -189,13 +186,19 @@ fn execute(
                 return Ok(());
             }
             Progress::Moved => None,
-            Progress::Stuck(_) if looks < LOOKS_MAX => {
-                looks += 1;
-                std::hint::spin_loop();
-                continue;
+            Progress::Stuck { wants, moved } => {
+                if moved {
+                    (stuck_since, looks) = (None, 0);
+                }
+                if looks < transport.looks(stuck_since.is_some()) {
+                    looks += 1;
+                    std::hint::spin_loop();
+                    continue;
+                }
+                Some(wants)
             }
-            Progress::Stuck(wants) => Some(wants),
         };
+        looks = 0;
         transport.wake();
         let now = Instant::now();
         let left = limit.saturating_sub(now - *started.get_or_insert(now));
@@ -204,7 +207,7 @@ fn execute(
             return Err(CollectiveError::Deadline { rank, sequence: call.sequence(), limit });
         }
         match wants {
-            None => (stuck_since, looks) = (None, 0),
+            None => stuck_since = None,
             Some(wants) => {
                 let since = *stuck_since.get_or_insert(now);
                 transport.wait(&wants, now - since, left)?;
@@ -212,7 +215,6 @@ fn execute(
                 if now - since >= LOOK_AROUND_AFTER {
                     call.look_around(transport, others & !wants.receive)?;
                 }
-                looks = LOOKS_MAX - LOOKS_BETWEEN;
             }
         }
     }

@@ -232,6 +232,10 @@ impl Transport for Shared {
         }
     }
 
+    fn looks(&self, waits: bool) -> u32 {
+        self.spin.looks(waits)
+    }
+
     fn wait(&mut self, wants: &Wants, waited: Duration, limit: Duration) -> Result<(), Loss> {
         if self.spin.spins(waited) {
             return Ok(());

@@ -189,6 +189,10 @@ impl Transport for Tcp {
         self.moved(peer, received)
     }
 
+    fn looks(&self, waits: bool) -> u32 {
+        self.spin.looks(waits)
+    }
+
     fn wait(&mut self, wants: &Wants, waited: Duration, limit: Duration) -> Result<(), Loss> {
         if self.spin.spins(waited) {
             return Ok(());

@@ -18,7 +18,10 @@ const CROWDED_YIELD: Duration = Duration::from_micros(20);
 /// runs on this core. If nobody else wants to run, the host's scheduler returns sooner.
 const SHARED_WAITS: u32 = 4;
 const SHARED_RUN: std::ops::Range<Duration> = Duration::from_micros(1)..Duration::from_micros(60);
-/// One of as many waits looks whether it still does.
+/// Looks for a movement before the first look at the clock, which a short call does not need, and before each later one.
+const LOOKS: u32 = 16;
+const LOOKS_AGAIN: u32 = 4;
+/// After as many waits it has to be shown once more.
 const WAITS_PER_TRIAL: u32 = 64;
 
 /// How a rank waits before it sleeps.
@@ -43,20 +46,27 @@ impl Spin {
         Self { is_crowded: ranks > cores, yields: 0, run: Duration::ZERO, shared: 0, waits: 0 }
     }
 
+    /// As [`Transport::looks`].
+    pub(crate) fn looks(&self, waits: bool) -> u32 {
+        match self.is_crowded || self.shares_core() {
+            true => 0,
+            false if waits => LOOKS_AGAIN,
+            false => LOOKS,
+        }
+    }
+
     /// Whether to look again at once, after this time without a movement.
     pub(crate) fn spins(&mut self, waited: Duration) -> bool {
         if waited.is_zero() {
             self.begin();
         }
-        let (alone, limit) = match self.is_crowded {
-            true => (Duration::ZERO, CROWDED_YIELD),
-            false if self.shares_core() => (Duration::ZERO, YIELD),
-            false => (ALONE, YIELD),
-        };
-        if waited >= limit {
+        if waited >= if self.is_crowded { CROWDED_YIELD } else { YIELD } {
             return false;
         }
-        if waited >= alone {
+        let alone = if self.shares_core() { Duration::ZERO } else { ALONE };
+        if self.is_crowded {
+            std::thread::yield_now();
+        } else if waited >= alone {
             let began = Instant::now();
             std::thread::yield_now();
             self.run = began.elapsed();
@@ -71,10 +81,14 @@ impl Spin {
         self.shared = if is_shared { self.shared.saturating_add(1) } else { 0 };
         self.yields = 0;
         self.waits = self.waits.wrapping_add(1);
+        if self.waits.is_multiple_of(WAITS_PER_TRIAL) {
+            // One more wait has to show it, a long one.
+            self.shared = self.shared.min(SHARED_WAITS - 1);
+        }
     }
 
     fn shares_core(&self) -> bool {
-        self.shared >= SHARED_WAITS && !self.waits.is_multiple_of(WAITS_PER_TRIAL)
+        self.shared >= SHARED_WAITS
     }
 }
 
@@ -92,6 +106,11 @@ pub trait Transport {
 
     /// Wakes the ranks that sleep until something moves that has moved by now. Comes before each wait and at the end of a call.
     fn wake(&mut self) {}
+
+    /// How many looks for a movement in vain come before a wait; `waits`: another wait came before.
+    fn looks(&self, _waits: bool) -> u32 {
+        0
+    }
 
     /// Waits until something may have moved, at most `limit`; returns early at any time. `waited`: for how long nothing has moved
     /// before. Fails if another rank has ended, or has ended the group.

@@ -186,7 +186,11 @@ impl World {
                     idle = 0;
                     continue;
                 }
-                Ok(Progress::Stuck(wants)) => {
+                Ok(Progress::Stuck { moved: true, .. }) => {
+                    idle = 0;
+                    continue;
+                }
+                Ok(Progress::Stuck { wants, .. }) => {
                     assert_ne!(wants, Wants::default(), "it waits for no rank");
                     idle += 1;
                     assert!(idle < 10_000, "rank {rank} waits for {wants:?}, and nothing moves");
