@@ -190,7 +190,7 @@ fn execute(
                 if moved {
                     (stuck_since, looks) = (None, 0);
                 }
-                if looks < transport.looks(stuck_since.is_some()) {
+                if looks < transport.looks() {
                     looks += 1;
                     std::hint::spin_loop();
                     continue;

@@ -232,8 +232,8 @@ impl Transport for Shared {
         }
     }
 
-    fn looks(&self, waits: bool) -> u32 {
-        self.spin.looks(waits)
+    fn looks(&self) -> u32 {
+        self.spin.looks()
     }
 
     fn wait(&mut self, wants: &Wants, waited: Duration, limit: Duration) -> Result<(), Loss> {

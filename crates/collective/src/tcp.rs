@@ -189,8 +189,8 @@ impl Transport for Tcp {
         self.moved(peer, received)
     }
 
-    fn looks(&self, waits: bool) -> u32 {
-        self.spin.looks(waits)
+    fn looks(&self) -> u32 {
+        self.spin.looks()
     }
 
     fn wait(&mut self, wants: &Wants, waited: Duration, limit: Duration) -> Result<(), Loss> {

@@ -14,13 +14,14 @@ const ALONE: Duration = Duration::from_micros(20);
 const YIELD: Duration = Duration::from_micros(200);
 /// The same if this machine has more ranks than cores.
 const CROWDED_YIELD: Duration = Duration::from_micros(20);
-/// As many waits in a row that end when others have run once, for about the time that a rank looks alone, are no accident: the other rank
+/// As many waits in a row in which others ran at each yield, for about the time that ranks look alone, are no accident: the other rank
 /// runs on this core. If nobody else wants to run, the host's scheduler returns sooner.
 const SHARED_WAITS: u32 = 4;
-const SHARED_RUN: std::ops::Range<Duration> = Duration::from_micros(1)..Duration::from_micros(60);
-/// Looks for a movement before the first look at the clock, which a short call does not need, and before each later one.
+const SHARED_RUN: std::ops::Range<Duration> = Duration::from_micros(1)..Duration::from_micros(200);
+/// Looks for a movement between two looks at the clock; a short call needs none.
 const LOOKS: u32 = 16;
-const LOOKS_AGAIN: u32 = 4;
+/// Waits with more time between them are no row.
+const ROW_PAUSE: Duration = Duration::from_micros(500);
 /// After as many waits it has to be shown once more.
 const WAITS_PER_TRIAL: u32 = 64;
 
@@ -31,9 +32,11 @@ const WAITS_PER_TRIAL: u32 = 64;
 #[derive(Clone, Debug)]
 pub(crate) struct Spin {
     is_crowded: bool,
-    /// How often others could run in this wait, and for how long they did at last.
-    yields: u32,
-    run: Duration,
+    /// The shortest and the longest time for which others ran at a yield of this wait.
+    runs: Option<[Duration; 2]>,
+    /// When the last of them began, and in the last wait that showed a shared core.
+    began: Instant,
+    shown: Instant,
     /// Waits in a row that show a shared core.
     shared: u32,
     waits: u32,
@@ -42,15 +45,23 @@ pub(crate) struct Spin {
 impl Spin {
     /// For a machine with this many ranks.
     pub(crate) fn of(ranks: usize) -> Self {
+        // A rank that may use one core says nothing about the others: each may be pinned to its own.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { is_crowded: ranks > cores, yields: 0, run: Duration::ZERO, shared: 0, waits: 0 }
+        let now = Instant::now();
+        Self {
+            is_crowded: cores > 1 && ranks > cores,
+            runs: None,
+            began: now,
+            shown: now,
+            shared: 0,
+            waits: 0,
+        }
     }
 
     /// As [`Transport::looks`].
-    pub(crate) fn looks(&self, waits: bool) -> u32 {
+    pub(crate) fn looks(&self) -> u32 {
         match self.is_crowded || self.shares_core() {
             true => 0,
-            false if waits => LOOKS_AGAIN,
             false => LOOKS,
         }
     }
@@ -67,19 +78,27 @@ impl Spin {
         if self.is_crowded {
             std::thread::yield_now();
         } else if waited >= alone {
-            let began = Instant::now();
+            self.began = Instant::now();
             std::thread::yield_now();
-            self.run = began.elapsed();
-            self.yields = self.yields.saturating_add(1);
+            let run = self.began.elapsed();
+            let [shortest, longest] = self.runs.unwrap_or([run; 2]);
+            self.runs = Some([shortest.min(run), longest.max(run)]);
         }
         true
     }
 
     /// Another wait; the one before has ended.
     fn begin(&mut self) {
-        let is_shared = self.yields == 1 && SHARED_RUN.contains(&self.run);
-        self.shared = if is_shared { self.shared.saturating_add(1) } else { 0 };
-        self.yields = 0;
+        let runs = self.runs.take();
+        let is_shared = runs.is_some_and(|runs| runs.iter().all(|run| SHARED_RUN.contains(run)));
+        self.shared = match is_shared {
+            false => 0,
+            true if self.began - self.shown > ROW_PAUSE => 1,
+            true => self.shared.saturating_add(1),
+        };
+        if is_shared {
+            self.shown = self.began;
+        }
         self.waits = self.waits.wrapping_add(1);
         if self.waits.is_multiple_of(WAITS_PER_TRIAL) {
             // One more wait has to show it, a long one.
@@ -107,8 +126,8 @@ pub trait Transport {
     /// Wakes the ranks that sleep until something moves that has moved by now. Comes before each wait and at the end of a call.
     fn wake(&mut self) {}
 
-    /// How many looks for a movement in vain come before a wait; `waits`: another wait came before.
-    fn looks(&self, _waits: bool) -> u32 {
+    /// How many looks for a movement in vain come before a wait.
+    fn looks(&self) -> u32 {
         0
     }
 
@@ -162,5 +181,46 @@ impl Wants {
     pub fn first(self) -> Option<usize> {
         let bits = if self.receive != 0 { self.receive } else { self.send };
         (bits != 0).then(|| bits.trailing_zeros() as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A wait in which others ran for this long at each yield.
+    fn wait(spin: &mut Spin, run: Duration) {
+        (spin.runs, spin.began) = (Some([run; 2]), Instant::now());
+        spin.shown = spin.began;
+        spin.begin();
+    }
+
+    #[test]
+    fn short_runs_in_a_row_show_a_shared_core_until_a_wait_shows_none() {
+        let short = Duration::from_micros(30);
+        let mut spin = Spin::of(1);
+        assert_eq!(spin.looks(), LOOKS);
+        for _ in 0..SHARED_WAITS {
+            assert!(!spin.shares_core());
+            wait(&mut spin, short);
+        }
+        assert!(spin.shares_core());
+        assert_eq!(spin.looks(), 0);
+        // Another program ran, or none did.
+        for run in [Duration::from_millis(3), Duration::from_nanos(300)] {
+            wait(&mut spin, run);
+            assert!(!spin.shares_core(), "{run:?}");
+            (0..SHARED_WAITS).for_each(|_| wait(&mut spin, short));
+            assert!(spin.shares_core());
+        }
+        // After a while it has to be shown once more.
+        let mut waits = 0;
+        while spin.shares_core() {
+            wait(&mut spin, short);
+            waits += 1;
+            assert!(waits <= WAITS_PER_TRIAL);
+        }
+        wait(&mut spin, short);
+        assert!(spin.shares_core());
     }
 }
