@@ -15,7 +15,7 @@ const YIELD: Duration = Duration::from_micros(200);
 /// The same if this machine has more ranks than cores.
 const CROWDED_YIELD: Duration = Duration::from_micros(20);
 /// As many waits in a row in which others ran at each yield, for about the time that ranks look alone, are no accident: the other rank
-/// runs on this core. If nobody else wants to run, the host's scheduler returns sooner.
+/// runs on this core. If no other program wants to run, the host's scheduler returns sooner.
 const SHARED_WAITS: u32 = 4;
 const SHARED_RUN: std::ops::Range<Duration> = Duration::from_micros(1)..Duration::from_micros(200);
 /// Looks for a movement between two looks at the clock; a short call needs none.
@@ -156,6 +156,10 @@ impl<T: Transport + ?Sized> Transport for Box<T> {
 
     fn wake(&mut self) {
         (**self).wake();
+    }
+
+    fn looks(&self) -> u32 {
+        (**self).looks()
     }
 
     fn wait(&mut self, wants: &Wants, waited: Duration, limit: Duration) -> Result<(), Loss> {
