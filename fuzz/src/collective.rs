@@ -106,8 +106,8 @@ fn call(plan: &[u8; PLAN_BYTES], sizes: &[u8]) {
     let result = loop {
         match call.advance(&mut end, &mut data) {
             Ok(Progress::Done) => break Ok(()),
-            Ok(Progress::Moved) => idle = 0,
-            Ok(Progress::Stuck(wants)) => {
+            Ok(Progress::Moved | Progress::Stuck { moved: true, .. }) => idle = 0,
+            Ok(Progress::Stuck { wants, .. }) => {
                 assert_ne!(wants, Wants::default(), "it waits for no rank");
                 idle += 1;
                 assert!(idle < IDLE_MAX, "it waits for {wants:?}, although everything is there");
