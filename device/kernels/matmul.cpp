@@ -7,7 +7,7 @@
 //
 // A block works on one request at a time, for up to 16 connections. Each product is a sum in the order of the index, so that answers do not depend on the
 // number of threads.
-#if defined(__CUDACC__)
+#if defined(__CUDACC__) && !defined(SERVAL_KERNEL_H)
 #define SERVAL_BLOCKS_MIN 2  // the sums of a tile need registers
 #endif
 #include <serval/sockets.h>
