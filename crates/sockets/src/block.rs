@@ -23,6 +23,8 @@ pub struct BlockSockets<M: Memory> {
     owed: u64,
     /// Commands with an old generation or of an unknown kind.
     bad: u64,
+    /// A command waits until the block has read what it was sent.
+    is_behind: bool,
     /// The block has written impossible words into the rings of its socket mqueue.
     corrupt: bool,
     /// Messages were written since [`Self::take_written`].
@@ -41,49 +43,81 @@ impl<M: Memory> BlockSockets<M> {
         assert!(streams.len() <= abi::SOCKETS_MAX as usize, "{} slots", streams.len());
         let slots = streams.into_iter().map(|(rx, tx)| Slot::new(rx, tx)).collect();
         let accepts = vec![None; sockets];
-        Self { events, commands, slots, accepts, owed: 0, bad: 0, corrupt: false, written: false }
+        Self {
+            events,
+            commands,
+            slots,
+            accepts,
+            owed: 0,
+            bad: 0,
+            is_behind: false,
+            corrupt: false,
+            written: false,
+        }
     }
 
-    /// The next command, if there is one; what is wrong is answered or counted here, and no command.
+    /// The next command, if there is one. One that is answered with a completion is taken only while there is room for that
+    /// beside everything else that the block may get; until then the block [is behind](Self::is_behind).
     pub fn next_command(&mut self) -> Option<Command> {
-        loop {
-            if self.corrupt {
+        self.is_behind = false;
+        if self.corrupt {
+            return None;
+        }
+        let mut bytes = [0; MESSAGE_BYTES];
+        let found = match self.commands.peek() {
+            Ok(Some(header)) => {
+                let whole = header.kind == abi::kind::MESSAGE
+                    && header.len as usize == MESSAGE_BYTES
+                    && self.commands.copy_out(&header, &mut bytes);
+                decode(header.token, &SocketMessage::from_bytes(bytes)).filter(|_| whole)
+            }
+            Ok(None) => return None,
+            Err(RingError::BadHeader) => None,
+            Err(RingError::Corrupt) => {
+                self.corrupt = true;
                 return None;
             }
-            let header = match self.commands.peek() {
-                Ok(Some(header)) => header,
-                Ok(None) => return None,
-                Err(RingError::BadHeader) => {
-                    self.bad += 1;
-                    self.commands.advance();
-                    self.commands.release();
-                    continue;
-                }
-                Err(RingError::Corrupt) => {
-                    self.corrupt = true;
-                    return None;
-                }
-            };
-            let mut bytes = [0; MESSAGE_BYTES];
-            let whole = header.kind == abi::kind::MESSAGE
-                && header.len as usize == MESSAGE_BYTES
-                && self.commands.copy_out(&header, &mut bytes);
-            self.commands.advance();
-            self.commands.release();
-            let message = SocketMessage::from_bytes(bytes);
-            let Some(found) = decode(header.token, &message).filter(|_| whole) else {
-                self.bad += 1;
-                continue;
-            };
-            if let Some(command) = self.check(found) {
-                return Some(command);
-            }
+        };
+        let is_answered =
+            matches!(found, Some((Command::Accept { .. } | Command::Connect { .. }, _)));
+        if is_answered && !self.has_room() {
+            self.is_behind = true;
+            return None;
         }
+        self.commands.advance();
+        self.commands.release();
+        let Some(found) = found else {
+            self.bad += 1;
+            return Some(Command::NoEffect);
+        };
+        Some(self.check(found).unwrap_or(Command::NoEffect))
+    }
+
+    /// Whether a completion has room beside those of the commands in flight and an event of each slot.
+    fn has_room(&mut self) -> bool {
+        let Ok(credit) = self.events.credit() else {
+            self.corrupt = true;
+            return false;
+        };
+        let released = self.events.released();
+        let is_unread = |event: Option<u64>| event.is_some_and(|number| number >= released);
+        let reserved = self.slots.iter().map(|slot| {
+            usize::from(!is_unread(slot.event))
+                + usize::from(matches!(slot.state, State::Connecting { .. }))
+        });
+        let accepts = self.accepts.iter().flatten().count();
+        credit as usize > reserved.sum::<usize>() + accepts
+    }
+
+    /// Whether a command waits until the block has read what it was sent.
+    pub fn is_behind(&self) -> bool {
+        self.is_behind
     }
 
     /// A command whose slot, socket and lease exist. Others are answered or counted.
     fn check(&mut self, (command, generation): (Command, Option<u32>)) -> Option<Command> {
         match command {
+            Command::NoEffect => {}
             Command::Accept { token, socket } => match self.accepts.get_mut(socket as usize) {
                 Some(accept) if accept.is_none() => *accept = Some(token),
                 // A second one while the first waits, or no such socket.
@@ -250,8 +284,7 @@ impl<M: Memory> BlockSockets<M> {
 
     fn push(&mut self, token: u64, message: SocketMessage) {
         let head = Head { token, tag: 0, kind: abi::kind::MESSAGE, status: abi::status::OK };
-        // There is room for every completion and event, unless the block has more commands in flight than it may, or has broken
-        // the ring.
+        // There is room for every completion and event, unless the block has broken the ring.
         if self.events.push(head, &message.to_bytes()).is_err() {
             self.corrupt = true;
         }
@@ -268,7 +301,7 @@ impl<M: Memory> BlockSockets<M> {
         self.events.publish();
     }
 
-    /// Whether the block wrote impossible words into the rings of its socket mqueue, or has more commands in flight than it may.
+    /// Whether the block wrote impossible words into the rings of its socket mqueue.
     pub fn is_corrupt(&self) -> bool {
         self.corrupt
     }

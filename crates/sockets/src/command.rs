@@ -26,6 +26,8 @@ pub enum Command {
         /// Do not send what is left.
         reset: bool,
     },
+    /// It was answered or counted, and has no other effect.
+    NoEffect,
     /// There is something to send, or room again.
     Notify {
         /// The slot.

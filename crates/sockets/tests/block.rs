@@ -134,7 +134,7 @@ fn what_a_block_may_not_do_costs_it_a_status_or_a_count() {
     let refused = [(socket_op::ACCEPT, SOCKETS as u32), (socket_op::CONNECT, u32::MAX)];
     for (token, (op, socket)) in (20..).zip(refused) {
         assert!(block.command(token, op, 0, 0, socket));
-        assert_eq!(engine.next_command(), None);
+        assert_eq!(engine.next_command(), Some(Command::NoEffect));
         engine.publish();
         let (of, done) = block.event().unwrap();
         assert_eq!((of, done.value), (token, u32::from(status::NOT_ALLOWED)));
@@ -150,14 +150,15 @@ fn what_a_block_may_not_do_costs_it_a_status_or_a_count() {
     ];
     for (op, slot, generation, value) in stale {
         assert!(block.command(1, op, slot, generation, value));
-        assert_eq!(engine.next_command(), None, "{op} {slot} {generation} {value}");
+        let next = engine.next_command();
+        assert_eq!(next, Some(Command::NoEffect), "{op} {slot} {generation} {value}");
         assert_eq!(engine.take_bad(), 1, "{op} {slot} {generation} {value}");
     }
     // A second accept for the same listener, while the first waits.
     assert!(block.command(30, socket_op::ACCEPT, 0, 0, 0));
     assert!(block.command(31, socket_op::ACCEPT, 0, 0, 0));
     assert_eq!(engine.next_command(), Some(Command::Accept { token: 30, socket: 0 }));
-    assert_eq!(engine.next_command(), None);
+    assert_eq!(engine.next_command(), Some(Command::NoEffect));
     engine.publish();
     assert_eq!(block.event().unwrap().0, 31);
     assert_eq!(engine.take_accept(0), Some(30));
@@ -175,7 +176,7 @@ fn a_lease_that_is_over_cannot_be_used() {
     assert_eq!(again, slot);
     assert_ne!(first, second);
     assert!(block.command(0, socket_op::CLOSE, slot, first, 0));
-    assert_eq!(engine.next_command(), None);
+    assert_eq!(engine.next_command(), Some(Command::NoEffect));
     assert_eq!((engine.take_bad(), engine.leased()), (1, 1));
 }
 
@@ -199,19 +200,28 @@ fn an_event_is_owed_while_the_block_has_not_read_the_last_one() {
 }
 
 #[test]
-fn a_block_that_fills_its_rings_with_commands_breaks_only_its_own() {
+fn commands_wait_while_the_block_does_not_read_their_completions() {
     let (mut engine, mut block) = ends();
+    let (slot, generation) = accepted(&mut engine, &mut block);
+    let (mut asked, mut refused) = (0, 0);
     // It never reads the refusals.
-    for token in 0.. {
-        block.command(token, socket_op::CONNECT, 0, 0, 9);
-        assert_eq!(engine.next_command(), None);
-        if engine.is_corrupt() {
-            break;
-        }
-        assert!(token < 100, "its completions do not fit");
+    while !engine.is_behind() {
+        block.command(asked, socket_op::CONNECT, 0, 0, 9);
+        asked += 1;
+        refused += u64::from(engine.next_command() == Some(Command::NoEffect));
+        assert!(asked < 100, "its completions do not fit");
     }
-    assert!(block.command(0, socket_op::ACCEPT, 0, 0, 0));
-    assert_eq!(engine.next_command(), None);
+    assert_eq!((asked, engine.is_corrupt()), (refused + 1, false));
+    // There is room for the events of its socket.
+    engine.room(slot).unwrap();
+    engine.receive(slot, b"x").unwrap();
+    engine.publish();
+    assert!(!engine.is_corrupt());
+    while block.event().is_some() {}
+    assert_eq!(engine.next_command(), Some(Command::NoEffect));
+    assert!(block.command(0, socket_op::CLOSE, slot, generation, 0));
+    assert_eq!(engine.next_command(), Some(Command::Close { slot, reset: false }));
+    assert_eq!((engine.next_command(), engine.is_behind()), (None, false));
 }
 
 /// One step of a random run.

@@ -131,6 +131,8 @@ pub(crate) struct Sockets {
     rung: Vec<u32>,
     /// Blocks that are owed events.
     owed: Vec<u32>,
+    /// Blocks with commands that were not taken.
+    behind: Vec<u32>,
     /// The block that is asked first for the next connection.
     next_block: u32,
     /// No new connections: the service leaves.
@@ -158,6 +160,7 @@ impl Sockets {
             counters,
             rung: Vec::with_capacity(blocks.len()),
             owed: Vec::with_capacity(blocks.len()),
+            behind: Vec::with_capacity(blocks.len()),
             blocks,
             next_block: 0,
             closed: false,
@@ -226,7 +229,10 @@ impl Sockets {
         if self.has_rung() || (is_off_thread && now_ns < self.awake_until_ns) {
             return 0;
         }
-        let looks = is_off_thread || !self.owed.is_empty() || self.connections() > 0;
+        let looks = is_off_thread
+            || !self.owed.is_empty()
+            || !self.behind.is_empty()
+            || self.connections() > 0;
         if looks { now_ns + poll_ns } else { u64::MAX }
     }
 
@@ -245,6 +251,7 @@ impl Sockets {
         }
         self.rung.retain(|rung| *rung != number);
         self.owed.retain(|owed| *owed != number);
+        self.behind.retain(|behind| *behind != number);
         self.blocks[number as usize] = block;
     }
 

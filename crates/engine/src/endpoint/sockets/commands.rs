@@ -14,22 +14,31 @@ impl<N: Nic> Turn<N> {
     /// Takes the commands that a block has written.
     pub(crate) fn take_socket_commands(&mut self, service: usize, block: u32) {
         let service = service as u16;
+        let mut is_done = false;
         for _ in 0..COMMANDS_MAX {
             let Some(sockets) = self.sockets(service) else { return };
             let Some(share) = sockets.blocks.get_mut(block as usize) else { return };
             if share.dead {
                 return;
             }
-            let Some(command) = share.sockets.next_command() else { break };
+            let Some(command) = share.sockets.next_command() else {
+                is_done = !share.sockets.is_behind();
+                break;
+            };
             self.busy();
             self.take_socket_command(service, block, command);
         }
         let Some(sockets) = self.sockets(service) else { return };
+        if !is_done && !sockets.behind.contains(&block) {
+            sockets.behind.push(block);
+        }
         let share = &mut sockets.blocks[block as usize];
         sockets.counters.socket_bad_commands.add(share.sockets.take_bad());
         let corrupt = share.sockets.is_corrupt();
         sockets.note_written(block);
         if corrupt {
+            // Housekeeping reports it and ends the block, as for the rings of messages.
+            self.services[usize::from(service)].mqueues[block as usize].tx_corrupt = true;
             self.break_block(service, block);
         }
     }
@@ -42,6 +51,7 @@ impl<N: Nic> Turn<N> {
             Command::Connect { token, socket } => {
                 self.connect_socket(service, block, token, socket)
             }
+            Command::NoEffect => {}
             Command::Notify { slot } => {
                 let id = SlotId { service, block, slot: slot as u16 };
                 self.list_to_read(id);

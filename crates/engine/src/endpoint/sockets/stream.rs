@@ -6,6 +6,9 @@ use wire::nic::{Close, Nic, Read, Written};
 use super::{AWAKE_NS, SlotId};
 use crate::turn::Turn;
 
+/// Bytes that a worker moves in each direction in one turn, about; connections that are left are first in the next one.
+const TURN_BYTES: usize = 1 << 20;
+
 impl<N: Nic> Turn<N> {
     /// Before the blocks are driven: reads each connection that may have bytes once.
     pub(crate) fn receive_sockets(&mut self) {
@@ -14,16 +17,24 @@ impl<N: Nic> Turn<N> {
         }
         let spare = std::mem::take(&mut self.socket_lists.spare);
         let mut listed = std::mem::replace(&mut self.socket_lists.to_read, spare);
+        let (mut left, mut again) = (TURN_BYTES, 0);
         for id in listed.drain(..) {
-            self.receive_socket(id);
+            if left == 0 {
+                self.socket_lists.to_read.push(id);
+                continue;
+            }
+            left = left.saturating_sub(self.receive_socket(id));
+            again = self.socket_lists.to_read.len();
         }
+        self.socket_lists.to_read.rotate_left(again);
         self.socket_lists.spare = listed;
     }
 
-    fn receive_socket(&mut self, id: SlotId) {
+    /// Returns how many bytes were received.
+    fn receive_socket(&mut self, id: SlotId) -> usize {
         let Self { services, nic, now_ns, scratch, .. } = self;
         let Some(sockets) = services[usize::from(id.service)].sockets.as_deref_mut() else {
-            return;
+            return 0;
         };
         let share = &mut sockets.blocks[id.block as usize];
         let slot = u32::from(id.slot);
@@ -31,21 +42,22 @@ impl<N: Nic> Turn<N> {
         connection.listed_to_read = false;
         let state = share.sockets.slots()[slot as usize].state();
         if state != State::Open || !connection.readable || connection.received_all {
-            return;
+            return 0;
         }
         let Ok(room) = share.sockets.room(slot) else {
-            return self.break_block(id.service, id.block);
+            self.break_block(id.service, id.block);
+            return 0;
         };
         let room = room.min(scratch.len());
         if room == 0 {
             // The block notifies the engine when it has read half of the ring.
-            return;
+            return 0;
         }
-        let mut is_broken = false;
+        let (mut is_broken, mut received) = (false, 0);
         match nic.read(connection.key, &mut scratch[..room]) {
             Read::Bytes(count) => {
                 // A short read leaves nothing behind.
-                connection.readable = count == room;
+                (connection.readable, received) = (count == room, count);
                 is_broken = share.sockets.receive(slot, &scratch[..count]).is_err();
             }
             Read::Empty => connection.readable = false,
@@ -53,7 +65,10 @@ impl<N: Nic> Turn<N> {
                 (connection.readable, connection.received_all) = (false, true);
                 share.sockets.finish_receiving(slot);
             }
-            Read::Broken => return self.end_socket(id, End::ResetByPeer, Close::Reset, false),
+            Read::Broken => {
+                self.end_socket(id, End::ResetByPeer, Close::Reset, false);
+                return 0;
+            }
         }
         let again = connection.readable;
         sockets.awake_until_ns = *now_ns + AWAKE_NS;
@@ -64,6 +79,7 @@ impl<N: Nic> Turn<N> {
         } else if again {
             self.list_to_read(id);
         }
+        received
     }
 
     /// After the blocks were driven: sends what they wrote, with one write for each connection.
@@ -73,22 +89,36 @@ impl<N: Nic> Turn<N> {
             {
                 sockets.send_owed();
             }
+            let behind = self.sockets(service).map_or(0, |sockets| sockets.behind.len());
+            for _ in 0..behind {
+                let Some(sockets) = self.sockets(service) else { break };
+                let block = sockets.behind.remove(0);
+                self.take_socket_commands(service.into(), block);
+            }
         }
         if self.socket_lists.to_write.is_empty() {
             return;
         }
         let spare = std::mem::take(&mut self.socket_lists.spare);
         let mut listed = std::mem::replace(&mut self.socket_lists.to_write, spare);
+        let (mut left, mut again) = (TURN_BYTES, 0);
         for id in listed.drain(..) {
-            self.send_socket(id);
+            if left == 0 {
+                self.socket_lists.to_write.push(id);
+                continue;
+            }
+            left = left.saturating_sub(self.send_socket(id));
+            again = self.socket_lists.to_write.len();
         }
+        self.socket_lists.to_write.rotate_left(again);
         self.socket_lists.spare = listed;
     }
 
-    fn send_socket(&mut self, id: SlotId) {
+    /// Returns how many bytes were sent.
+    fn send_socket(&mut self, id: SlotId) -> usize {
         let Self { services, nic, now_ns, scratch, slow_client_ns, .. } = self;
         let Some(sockets) = services[usize::from(id.service)].sockets.as_deref_mut() else {
-            return;
+            return 0;
         };
         let share = &mut sockets.blocks[id.block as usize];
         let slot = u32::from(id.slot);
@@ -96,15 +126,21 @@ impl<N: Nic> Turn<N> {
         connection.listed_to_write = false;
         let state = share.sockets.slots()[slot as usize].state();
         if !matches!(state, State::Open | State::Closing) {
-            return;
+            return 0;
         }
         // In this order: what was written before the end is in the ring.
         let is_shut = state == State::Closing || share.sockets.is_shut(slot);
-        let Ok(count) = share.sockets.peek(slot, scratch) else {
-            return self.break_block(id.service, id.block);
+        // What cannot be written is counted, and not copied.
+        let room = if connection.writable { scratch.len() } else { 0 };
+        let Ok(count) = share.sockets.peek(slot, &mut scratch[..room]) else {
+            self.break_block(id.service, id.block);
+            return 0;
         };
+        if !connection.writable {
+            return 0;
+        }
         let mut left = count;
-        if count > 0 && connection.writable {
+        if count > 0 {
             match nic.write(connection.key, &scratch[..count]) {
                 Written::Bytes(sent) => {
                     share.sockets.sent(slot, sent);
@@ -117,14 +153,16 @@ impl<N: Nic> Turn<N> {
                 Written::Full => connection.writable = false,
                 Written::Broken => {
                     let frees = state == State::Closing;
-                    return self.end_socket(id, End::ResetByPeer, Close::Reset, frees);
+                    self.end_socket(id, End::ResetByPeer, Close::Reset, frees);
+                    return 0;
                 }
             }
         }
         let again = left == 0 && count == scratch.len();
         if left == 0 && !again && is_shut {
             if state == State::Closing {
-                return self.end_socket(id, End::Closed, Close::Graceful, true);
+                self.end_socket(id, End::Closed, Close::Graceful, true);
+                return count;
             }
             if !std::mem::replace(&mut connection.shut, true) {
                 nic.shutdown(connection.key);
@@ -137,5 +175,6 @@ impl<N: Nic> Turn<N> {
         if again {
             self.list_to_write(id);
         }
+        count - left
     }
 }
