@@ -86,7 +86,9 @@ fn round(folder: &Path, end: &str) {
         match end {
             "in order" | "a stranger" => assert_eq!((first, second), (Ok(()), Ok(()))),
             "a rank leaves" => {
-                assert_eq!((first, second.unwrap_err().name()), (Ok(()), "rank_left"));
+                // A connection that is reset may be seen before the message that says why.
+                let reason = second.unwrap_err().name();
+                assert!(first.is_ok() && ["rank_left", "rank_lost"].contains(&reason), "{reason}");
             }
             "they disagree" => assert!(first.is_err() && second.is_err()),
             // Both may have arrived before either looked at its clock.

@@ -377,8 +377,12 @@ fn the_echo_kernel_serves_many_connections_on_every_placement() {
         eventually("all are closed", || {
             server.metrics().service(0).socket_ends[End::Closed as usize] == 24
         });
+        let total: usize = (0..24).map(|client| 1 + 9973 * client).sum();
+        eventually("all bytes are counted", || {
+            server.metrics().service(0).socket_sent_bytes == total as u64
+        });
         let counted = server.metrics().service(0);
-        assert_eq!(counted.socket_received_bytes, counted.socket_sent_bytes);
+        assert_eq!(counted.socket_received_bytes, total as u64);
         assert_eq!((counted.socket_unread_bytes, counted.socket_unsent_bytes), (0, 0));
     }
 }

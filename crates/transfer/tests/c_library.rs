@@ -115,11 +115,12 @@ fn the_end_of_a_program_ends_its_transfer_while_a_child_lives() {
     program.kill().unwrap();
     let input = program.stdin.take();
     program.wait().unwrap();
-    while setup.service.in_flight() > 0 {
+    // Not because nothing has moved for 30 s.
+    let failed = || counters.failed().filter(|(_, count)| *count > 0).collect::<Vec<_>>();
+    while setup.service.in_flight() > 0 || failed().is_empty() {
         std::thread::sleep(Duration::from_millis(1));
     }
-    // Not because nothing has moved for 30 s.
-    let failed: Vec<_> = counters.failed().filter(|(_, count)| *count > 0).collect();
+    let failed = failed();
     assert_eq!(failed, [("cancelled", 1)]);
     drop(input);
 }

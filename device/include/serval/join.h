@@ -181,7 +181,8 @@ struct Place {
 
 // Number of server and client mqueues that the block's entries describe; 0 if a required one is unknown, if one belongs to another block, or if
 // they cannot form mqueues. Opening the mqueues checks that each has both rings.
-inline SERVAL_DEVICE uint32_t count_mqueues(const Layout& layout, uint32_t block, uint32_t first, uint32_t count, bool takes_sockets) {
+inline SERVAL_DEVICE uint32_t count_mqueues(const Layout& layout, uint32_t block, uint32_t first, uint32_t count,
+                                            bool takes_sockets = false) {
     if (!within(first, count, layout.ring_count)) return 0;
     uint32_t rings = 0;
     for (uint32_t i = 0; i < count; i++) {

@@ -96,7 +96,6 @@ pub(super) fn read(
     }
     service.functions = read_functions(report, at, context.base, &service);
     service.sockets = read_sockets(report, at);
-    check_kinds(report, at, &service, &kinds);
     check_sockets(report, at, &service, kernel);
     check_kinds(report, at, &service, &kinds);
     (service, (section.finish(report), backend_places))
