@@ -137,10 +137,12 @@ def test_another_thread_ends_a_call(over):
 
 
 RANK = """
-import sys
+import signal, sys
 import numpy as np
 from serval.collective import Group
 rank, folder = int(sys.argv[1]), sys.argv[2]
+# Tests that run in the background of a shell have it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 group = Group.shared("test", ranks=2, rank=rank, folder=folder)
 group.barrier()
 print("ready", flush=True)
