@@ -304,7 +304,13 @@ fn a_remote_accelerator_that_forges_tokens_reaches_no_client() {
         + &service("echo", "far", "echo", "");
     let over = AtomicBool::new(false);
     let device = || Ok(Box::<Forgers>::default() as _);
-    let terms = Terms { kernel: String::new(), device: &device, exclusive: false, once: false };
+    let terms = Terms {
+        kernel: String::new(),
+        device: &device,
+        exclusive: false,
+        once: false,
+        hang: PATIENCE,
+    };
     thread::scope(|scope| {
         let (over, terms) = (&over, &terms);
         scope.spawn(move || far::listen(greeter, terms, over));

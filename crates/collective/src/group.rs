@@ -145,6 +145,11 @@ impl<T: Transport> Group<T> {
         ran.inspect_err(|error| self.end(error))
     }
 
+    /// The number of the last call.
+    pub(crate) fn sequence(&self) -> u64 {
+        self.call.sequence()
+    }
+
     /// An error if an earlier call has failed.
     pub(crate) fn check_open(&self) -> Result<(), CollectiveError> {
         match &self.transport {

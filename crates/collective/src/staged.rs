@@ -91,6 +91,7 @@ impl<T: Transport, S: Staging> Staged<'_, T, S> {
         bytes: usize,
         slot_bytes: usize,
     ) -> Result<(), CollectiveError> {
+        self.agree(bytes)?;
         // An empty array is a call as well.
         let pieces = bytes.div_ceil(slot_bytes).max(1);
         let range = |piece: usize| piece * slot_bytes..bytes.min((piece + 1) * slot_bytes);
@@ -110,6 +111,25 @@ impl<T: Transport, S: Staging> Staged<'_, T, S> {
             self.begin(Direction::In, slot, range(piece))?;
         }
         (0..SLOTS).try_for_each(|slot| self.wait(slot))
+    }
+
+    /// Compares the size of the array with that of rank 0: a piece shows only its own, and an array of two pieces must not be taken for two
+    /// arrays of one. Rank 0 gets the notice of a rank that disagrees.
+    fn agree(&mut self, bytes: usize) -> Result<(), CollectiveError> {
+        let mut first = (bytes as u64).to_le_bytes();
+        let broadcast = Operation::Broadcast { root: 0 };
+        self.group.run(broadcast, Element::Byte, &mut first, Some(self.started))?;
+        let theirs = u64::from_le_bytes(first);
+        if theirs == bytes as u64 {
+            return Ok(());
+        }
+        Err(CollectiveError::Disagreement {
+            rank: 0,
+            sequence: self.group.sequence(),
+            what: "size",
+            ours: bytes.to_string(),
+            theirs: theirs.to_string(),
+        })
     }
 
     fn begin(

@@ -210,3 +210,18 @@ fn ranks_that_disagree_about_the_pieces_get_an_error() {
         group.barrier().unwrap();
     });
 }
+
+#[test]
+fn an_array_of_two_pieces_is_not_taken_for_two_arrays() {
+    let errors = tcp_group(2, |mut group| {
+        let count = if group.rank() == 0 { 32 } else { 16 };
+        let mut staged = Late::new(ints(count, 1), 64, Fails::Never);
+        let first = group.all_reduce_staged(Element::Int32, &mut staged);
+        first.and_then(|()| group.all_reduce_staged(Element::Int32, &mut staged)).unwrap_err()
+    });
+    assert!(
+        matches!(&errors[1], CollectiveError::Disagreement { what: "size", ours, theirs, .. }
+            if ours == "64" && theirs == "128"),
+        "{errors:?}"
+    );
+}

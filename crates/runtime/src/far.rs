@@ -26,6 +26,8 @@ const REGION_BYTES_MAX: u64 = 1 << 30;
 const LINKS_MAX: usize = 16;
 /// Time for the other side to read the reason of an end.
 const CLOSE_MAX: Duration = Duration::from_millis(200);
+/// How long blocks have to end when this process stops.
+const STOP_MAX: Duration = Duration::from_secs(1);
 /// While blocks work, the mirror yields its core between two polls for this time without a message, ...
 const AWAKE: Duration = Duration::from_millis(1);
 /// ... then it sleeps this long between two polls: blocks do not wake it.
@@ -43,6 +45,8 @@ pub struct Terms<'a> {
     pub exclusive: bool,
     /// Ends after the first generation.
     pub once: bool,
+    /// A block may work on one message for this long: blocks of a link that has broken are waited for.
+    pub hang: Duration,
 }
 
 /// Serves links until `cancel` is set or, with `once`, a generation has ended. Fails when blocks could not be ended, after which
@@ -184,7 +188,9 @@ fn serve(
         End::Failed(failure) => (failure.reason, failure.text.clone()),
     };
     close(mirror, reason, text);
-    device.stop(Duration::from_secs(1)).map_err(RuntimeError::Blocks)?;
+    // Only a block that hangs ends this process, and with it the links of other engines.
+    let patience = if is_over() { STOP_MAX } else { terms.hang.max(STOP_MAX) };
+    device.stop(patience).map_err(RuntimeError::Blocks)?;
     Ok(end)
 }
 

@@ -174,7 +174,8 @@ fn host() -> Result<Box<dyn Device>, String> {
 }
 
 fn terms(kernel: &str) -> Terms<'static> {
-    Terms { kernel: kernel.to_owned(), device: &host, exclusive: false, once: false }
+    let kernel = kernel.to_owned();
+    Terms { kernel, device: &host, exclusive: false, once: false, hang: PATIENCE }
 }
 
 /// What an offer has instead of what is right.
@@ -219,6 +220,61 @@ fn offers_that_cannot_be_are_refused_in_one_sentence() {
         let mut mirror = link(address);
         send_offer(&mut mirror, &offer(), &shape());
         assert!(bye(&mut mirror).text.contains("runs the kernel \"scale\""));
+    });
+}
+
+/// A device whose block works on a message for as long as it may.
+struct Busy<'a> {
+    stopped: &'a AtomicBool,
+}
+
+impl Device for Busy<'_> {
+    fn kind(&self) -> &str {
+        "busy"
+    }
+
+    fn start(&mut self, _: &[Job]) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn health(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn ended(&mut self) -> bool {
+        false
+    }
+
+    fn stop(&mut self, timeout: Duration) -> Result<(), Failure> {
+        self.stopped.store(true, Ordering::Relaxed);
+        let hung = Failure { reason: reason::HUNG, text: "a block hangs".to_owned() };
+        if timeout < PATIENCE { Err(hung) } else { Ok(()) }
+    }
+}
+
+#[test]
+fn a_link_that_breaks_while_a_block_works_ends_no_other_link() {
+    static STOPPED: AtomicBool = AtomicBool::new(false);
+    static FIRST: AtomicBool = AtomicBool::new(true);
+    let device = || match FIRST.swap(false, Ordering::Relaxed) {
+        true => Ok(Box::new(Busy { stopped: &STOPPED }) as Box<dyn Device>),
+        false => host(),
+    };
+    let kernel = String::new();
+    let terms = Terms { kernel, device: &device, exclusive: false, once: false, hang: PATIENCE };
+    with_far(&terms, |address| {
+        let mut busy = link(address);
+        send_offer(&mut busy, &offer(), &shape());
+        assert!(matches!(heard(&mut busy), Some(FromRuntime::Ready(_))));
+        drop(busy);
+        let deadline = Instant::now() + PATIENCE;
+        while !STOPPED.load(Ordering::Relaxed) {
+            assert!(Instant::now() < deadline, "its blocks are not stopped");
+            thread::sleep(Duration::from_millis(1));
+        }
+        let mut other = link(address);
+        send_offer(&mut other, &offer(), &shape());
+        assert!(matches!(heard(&mut other), Some(FromRuntime::Ready(_))));
     });
 }
 

@@ -155,6 +155,7 @@ impl Options {
             device: &|| self.device(),
             exclusive: kind.exclusive_key(&spec).is_some(),
             once: self.once,
+            hang: Duration::from_millis(self.hang_ms),
         };
         outcome(far::listen(greeter, &terms, cancel))
     }

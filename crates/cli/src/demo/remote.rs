@@ -46,8 +46,13 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
         // The other machine: threads of this process, which share only the connection with the engine.
         let far = scope.spawn(move || {
             let device = || Ok(Box::new(HostDevice::new(1, Vec::new())) as _);
-            let terms =
-                Terms { kernel: String::new(), device: &device, exclusive: false, once: false };
+            let terms = Terms {
+                kernel: String::new(),
+                device: &device,
+                exclusive: false,
+                once: false,
+                hang: PATIENCE,
+            };
             far::listen(greeter, &terms, over)
         });
         let report = show(stage, address, &secret);
