@@ -168,7 +168,7 @@ const STEPS: &[Step] = &[
     ),
     // Before the tests that build with the compiler that this fetches.
     after_changes(
-        &["device/", "benches/baselines/", "benches/ingest/", "crates/mqueue/src/abi.rs"],
+        &["device/", "benches/baselines/", "benches/ingest/", "crates/mqueue/src/abi"],
         "nvcc",
         "every kernel compiles for sm_80, sm_90 and sm_100, and the GPU baselines do",
         nvcc,

@@ -1,6 +1,6 @@
 //! The layout of a region: the contract between the engine, every accelerator runtime and every kernel.
 //!
-//! This file is the single source. The C header `device/include/serval/abi.h` is generated from it
+//! This file and `abi/` are the single source. The C header `device/include/serval/abi.h` is generated from it
 //! (`cargo xtask gen-abi`), both sides assert sizes and offsets at compile time, and
 //! `tests/layout.rs` compares the generated header and a table of the layout with the committed ones,
 //! so that a change always shows as a diff together with a new [`ABI_VERSION`].
@@ -29,8 +29,8 @@
 //! A reader skips an entry of an unknown kind or version. If the entry has
 //! [`ring_flags::REQUIRED`], it refuses the region instead. So a new kind needs no new [`ABI_VERSION`].
 //!
-//! Kinds today ([`ring_kind`]): the rings of mqueues and command rings, described by a [`RingEntry`], and stream rings, described
-//! by a [`StreamEntry`].
+//! Kinds today ([`ring_kind`]): the rings of mqueues and command rings, described by a [`RingEntry`], stream rings, described
+//! by a [`StreamEntry`], and pools, which hold the messages of bundles, described by a [`PoolEntry`].
 //!
 //! *Mqueues.* Every block has one server mqueue and up
 //! to [`BACKENDS_MAX`] client mqueues (backends), whose index is that of the configuration; with sockets also one socket
@@ -97,15 +97,40 @@
 //! header has [`flags::ARENA`] and contains its offset. The arena is a FIFO: the producer places
 //! payloads one after the other (8-byte aligned), skips the end when a payload does not fit
 //! before it, and reclaims space as slots are released. Rings with an arena use `doorbell`.
+//!
+//! # Pools and bundles
+//!
+//! A *bundle* is a run of 1 to [`BUNDLE_MAX`] requests for one block that travel as one slot of kind [`kind::BUNDLE`] in the RX ring
+//! of a server mqueue, in order with single messages. Its messages lie in a *pool*: memory of the region that belongs
+//! to no block. Each worker of the engine has one pool, whose `index` is the worker's number. Offset and size of its memory are multiples of
+//! [`POOL_ALIGN`]. The engine divides a pool into buffers by tables of its own. Both sides may write all of it at any time.
+//!
+//! The slot's payload is a [`Bundle`]; all its offsets count from the beginning of the region. Message `i` has the token `token + i`,
+//! and its bytes are at `offset + i * stride`: `len` of them, or `last_len` if it is the last. `tag`, `status` and `flags` of the slot
+//! are 0. The block writes replies into the area [`reply_offset`, `reply_offset + reply_bytes`), which belongs to it until all messages of
+//! the bundle are ended. Both the messages and the area lie in the memory of one pool; the reader checks that.
+//! A message is not longer than the ring's `message_bytes_max`.
+//!
+//! The block ends each message once, in any order: by a completion with a reply, or by a slot of kind [`kind::DROP`] with
+//! the message's token. A *completion* is a slot of kind BUNDLE in the TX ring. `token` is that of message 0, and the payload is a
+//! [`BundleReply`]: bit `i` of `answered` is set if this completion answers message `i`. The reply to the message of the `k`-th set bit,
+//! in ascending order, is at `offset + k * stride` and has `len` bytes. Replies of other lengths, or in another order, need
+//! another completion. All replies lie in the area of that bundle, and none overlaps one that was published
+//! before. A slot of kind MESSAGE with the token of a bundle's message ends nothing.
+//!
+//! The engine uses a buffer and its area of replies again after every message of the bundle was ended by the block, or after the generation
+//! has ended. A ring carries bundles if a slot's inline payload holds the descriptor: 40 bytes in RX, 24 in TX.
 
 mod header;
+mod structs;
 
 pub use header::{c_header, layout_table};
+pub use structs::*;
 
 /// First eight bytes of a region: "SERVALRG", little endian.
 pub const REGION_MAGIC: u64 = u64::from_le_bytes(*b"SERVALRG");
 /// Version of this layout. A runtime or kernel library of another version is refused.
-pub const ABI_VERSION: u32 = 6;
+pub const ABI_VERSION: u32 = 7;
 /// Alignment that separates words of different writers (two x86 lines: adjacent-line prefetch).
 pub const LINE_BYTES: u64 = 128;
 /// Largest inline payload of a slot in bytes: the payload of an Ethernet frame fits.
@@ -138,6 +163,14 @@ pub const RINGS_MAX: u32 = 4 * (MQUEUES_MAX + BLOCKS_MAX * SOCKETS_MAX);
 pub const NO_BLOCK: u32 = u32::MAX;
 /// Maximum number of pairs of command rings in one region.
 pub const COMMAND_RINGS_MAX: u32 = 16;
+/// Maximum number of messages of a bundle.
+pub const BUNDLE_MAX: u32 = 64;
+/// Offset and size of a pool's memory are multiples of this.
+pub const POOL_ALIGN: u64 = 4_096;
+/// [`Bundle::offset`] and [`Bundle::reply_offset`] are multiples of this.
+pub const BUNDLE_ALIGN: u64 = 64;
+/// Maximum number of pools in a region.
+pub const POOLS_MAX: u32 = 64;
 /// Maximum number of parameters of a kernel.
 pub const PARAMS_MAX: u32 = 32;
 
@@ -150,6 +183,8 @@ pub mod kind {
     pub const MESSAGE: u8 = 1;
     /// TX of a server mqueue only: the kernel ends this request without a reply; `status` is the reason.
     pub const DROP: u8 = 2;
+    /// RX of a server mqueue: requests in a pool, as one slot. TX of a server mqueue: replies to messages of one bundle.
+    pub const BUNDLE: u8 = 3;
 }
 
 /// Bits of [`SlotHeader::flags`].
@@ -272,6 +307,8 @@ pub mod ring_kind {
     pub const STREAM_RX: u16 = 9;
     /// Bytes of the block to a connection.
     pub const STREAM_TX: u16 = 10;
+    /// Memory for the messages of bundles, of one worker of the engine.
+    pub const POOL: u16 = 11;
 }
 
 /// Values of [`DirectoryEntry::version`].
@@ -282,6 +319,8 @@ pub mod ring_version {
     pub const COMMAND: u16 = 1;
     /// Of the two kinds of stream rings: see [`StreamEntry`](super::StreamEntry).
     pub const STREAM: u16 = 1;
+    /// Of pools: see [`PoolEntry`](super::PoolEntry).
+    pub const POOL: u16 = 1;
 }
 
 /// Values of [`SocketMessage::op`] in the TX ring of a socket mqueue.
@@ -378,353 +417,6 @@ pub mod protocol {
 pub mod placement {
     /// Host memory (shared, possibly registered with the accelerator).
     pub const HOST: u8 = 1;
-}
-
-/// One field of a shared structure, for the C header and the layout snapshot.
-#[derive(Clone, Copy, Debug)]
-pub struct Field {
-    /// Name in C and Rust.
-    pub name: &'static str,
-    /// The Rust type.
-    pub ty: &'static str,
-    /// Offset in bytes.
-    pub offset: usize,
-    /// The field's documentation.
-    pub doc: &'static str,
-}
-
-/// One shared structure, for the C header and the layout snapshot.
-#[derive(Clone, Copy, Debug)]
-pub struct Struct {
-    /// Name in C.
-    pub c_name: &'static str,
-    /// Size in bytes.
-    pub size: usize,
-    /// The structure's documentation.
-    pub doc: &'static str,
-    /// Its fields in order.
-    pub fields: &'static [Field],
-}
-
-macro_rules! shared_structs {
-    ($( $(#[doc = $doc:literal])+ struct $name:ident as $c_name:literal, size $size:literal {
-        $( $(#[doc = $fdoc:literal])+ $field:ident : $ty:ty, )+
-    } )+) => {
-        $(
-            $(#[doc = $doc])+
-            #[repr(C)]
-            #[derive(Clone, Copy, Debug, PartialEq)]
-            pub struct $name { $( $(#[doc = $fdoc])+ pub $field: $ty, )+ }
-            const _: () = assert!(core::mem::size_of::<$name>() == $size);
-        )+
-        /// Every shared structure, in order.
-        pub const STRUCTS: &[Struct] = &[ $( Struct {
-            c_name: $c_name,
-            size: $size,
-            doc: concat!($($doc),+),
-            fields: &[ $( Field {
-                name: stringify!($field),
-                ty: stringify!($ty),
-                offset: core::mem::offset_of!($name, $field),
-                doc: concat!($($fdoc),+),
-            }, )+ ],
-        }, )+ ];
-    };
-}
-
-shared_structs! {
-    /// First bytes of a region. Written by format() before the region is shared; magic last.
-    struct RegionHeader as "serval_region_header", size 128 {
-        /// REGION_MAGIC.
-        magic: u64,
-        /// ABI_VERSION.
-        abi_version: u32,
-        /// Size of this structure in bytes.
-        header_bytes: u32,
-        /// Size of the whole region in bytes.
-        region_bytes: u64,
-        /// The accelerator generation of this region, from 1.
-        generation: u64,
-        /// Blocks, in [1, BLOCKS_MAX].
-        block_count: u32,
-        /// Mqueues, in [1, MQUEUES_MAX].
-        mqueue_count: u32,
-        /// Offset of the first BlockWords.
-        blocks_offset: u64,
-        /// Offset of the first DirectoryEntry.
-        directory_offset: u64,
-        /// Offset of the array of RX heads (written by the engine).
-        rx_heads_offset: u64,
-        /// Offset of the array of TX tails (written by the engine).
-        tx_tails_offset: u64,
-        /// Offset of the array of RX tails (written by the accelerator).
-        rx_tails_offset: u64,
-        /// Offset of the array of TX heads (written by the accelerator).
-        tx_heads_offset: u64,
-        /// Entries of the directory, in [1, RINGS_MAX].
-        ring_count: u32,
-        /// Zero.
-        pad: u32,
-        /// Zero.
-        reserved: [u64; 4],
-    }
-
-    /// Words written by the engine.
-    struct EngineWords as "serval_engine_words", size 128 {
-        /// RUN, DRAIN or NOW.
-        stop: u64,
-        /// Advances at least once a second while the engine lives.
-        heartbeat: u64,
-        /// 1 while a worker sleeps and must be woken when a message is published.
-        parked: u64,
-        /// Zero.
-        reserved: [u64; 13],
-    }
-
-    /// Words written by the accelerator runtime.
-    struct AcceleratorWords as "serval_accelerator_words", size 128 {
-        /// ABSENT, READY or ENDED.
-        state: u64,
-        /// Why it ended.
-        reason: u64,
-        /// Advances at least once a second while the runtime lives.
-        heartbeat: u64,
-        /// 1 while the accelerator's side sleeps and must be woken when a message is published.
-        parked: u64,
-        /// Last measured round trip to the machine with the blocks, in nanoseconds; 0: they are on this machine.
-        round_trip_ns: u64,
-        /// Zero.
-        reserved: [u64; 11],
-    }
-
-    /// A block's line of the status page, written by the block only.
-    struct BlockWords as "serval_block_words", size 128 {
-        /// ABSENT, READY or ENDED.
-        state: u64,
-        /// Why it ended.
-        reason: u64,
-        /// Messages received from the server mqueue.
-        received: u64,
-        /// Replies sent.
-        sent: u64,
-        /// Messages dropped by the kernel.
-        dropped: u64,
-        /// Zero.
-        reserved: [u64; 11],
-    }
-
-    /// The part of a directory entry that is common to all kinds. Constant once formatted.
-    struct DirectoryEntry as "serval_directory_entry", size 128 {
-        /// The kind of ring, which determines the kind's own part: SERVER_RX ...
-        kind: u16,
-        /// Version of the kind's description.
-        version: u16,
-        /// REQUIRED or 0.
-        flags: u32,
-        /// The block it belongs to, or NO_BLOCK.
-        block: u32,
-        /// Its number among the rings of this kind and block, from 0.
-        index: u32,
-        /// Offset of its memory; 0 for none.
-        offset: u64,
-        /// Bytes of that memory.
-        bytes: u64,
-        /// The kind's own part.
-        own: [u64; 12],
-    }
-
-    /// The entry of a ring of messages: SERVER_RX, SERVER_TX, CLIENT_RX, CLIENT_TX, COMMANDS, COMPLETIONS, SOCKET_RX or SOCKET_TX,
-    /// each of version 1. Constant once formatted.
-    struct RingEntry as "serval_ring_entry", size 128 {
-        /// As in every entry.
-        kind: u16,
-        /// As in every entry.
-        version: u16,
-        /// As in every entry.
-        flags: u32,
-        /// The block it belongs to; NO_BLOCK for command rings.
-        block: u32,
-        /// Server and socket mqueues: 0. Client mqueues: the backend, in the order of the configuration. Command rings: the pair, from 0.
-        index: u32,
-        /// Offset of the memory of slots, arena and window, and of head and tail of command rings.
-        offset: u64,
-        /// Bytes of that memory.
-        bytes: u64,
-        /// DOORBELL, GRANULE8 or GRANULE16.
-        protocol: u8,
-        /// HOST.
-        placement: u8,
-        /// Zero.
-        pad: u16,
-        /// Number of the mqueue; 0 for command rings.
-        mqueue: u32,
-        /// Slots; a power of two in [1, DEPTH_MAX].
-        depth: u32,
-        /// Distance between slots in bytes; a multiple of 64.
-        slot_stride: u32,
-        /// Payload bytes that fit into a slot; a multiple of 8 in [8, INLINE_BYTES_MAX].
-        inline_bytes: u32,
-        /// Longest payload of this ring, in [1, MESSAGE_BYTES_MAX].
-        message_bytes_max: u32,
-        /// Offset of the slots.
-        slots_offset: u64,
-        /// Offset of the head word: messages published.
-        head_offset: u64,
-        /// Offset of the tail word: slots released.
-        tail_offset: u64,
-        /// Offset of the arena; 0 without one.
-        arena_offset: u64,
-        /// Size of the arena; 0 without one, else a multiple of 8.
-        arena_bytes: u64,
-        /// COMMANDS: offset of the window; 0 without one.
-        window_offset: u64,
-        /// COMMANDS: size of the window; 0 without one.
-        window_bytes: u64,
-        /// Zero.
-        reserved: [u64; 2],
-    }
-
-    /// The entry of a stream ring: STREAM_RX or STREAM_TX, of version 1. Constant once formatted.
-    struct StreamEntry as "serval_stream_entry", size 128 {
-        /// As in every entry.
-        kind: u16,
-        /// As in every entry.
-        version: u16,
-        /// As in every entry.
-        flags: u32,
-        /// The block it belongs to.
-        block: u32,
-        /// The slot of the connection, from 0 without a gap.
-        index: u32,
-        /// Offset of the memory of words and data.
-        offset: u64,
-        /// Bytes of that memory.
-        bytes: u64,
-        /// Bytes of data; a power of two in [STREAM_BYTES_MIN, STREAM_BYTES_MAX].
-        capacity: u64,
-        /// Zero.
-        reserved: [u64; 11],
-    }
-
-    /// Payload of every message in a socket mqueue. Numbers of the block are checked by the engine.
-    struct SocketMessage as "serval_socket_message", size 16 {
-        /// TX: ACCEPT, CONNECT, CLOSE or NOTIFY. RX: DONE or EVENT.
-        op: u32,
-        /// Slot of the connection.
-        slot: u32,
-        /// Lease of the slot, from 1.
-        generation: u32,
-        /// Depends on op.
-        value: u32,
-    }
-
-    /// Payload of a COPY command. Every number is checked by the runtime. Offsets and bytes are multiples of 8.
-    struct CopyCommand as "serval_copy_command", size 32 {
-        /// Offset in the window.
-        window_offset: u64,
-        /// Offset in the buffer.
-        buffer_offset: u64,
-        /// How many bytes, at least 8.
-        bytes: u64,
-        /// Number of the buffer among those that the runtime has registered.
-        buffer: u32,
-        /// TO_BUFFER or FROM_BUFFER.
-        direction: u32,
-    }
-
-    /// Payload of a DESCRIBE command.
-    struct DescribeCommand as "serval_describe_command", size 8 {
-        /// Number of the buffer among those that the runtime has registered.
-        buffer: u32,
-        /// Zero.
-        pad: u32,
-    }
-
-    /// Payload of the completion of a DESCRIBE command: where a buffer is in the accelerator's address space.
-    struct BufferRange as "serval_buffer_range", size 16 {
-        /// Its first address, a multiple of 8. A runtime without an address space of its own chooses one.
-        address: u64,
-        /// Its size, a multiple of 8.
-        bytes: u64,
-    }
-
-    /// Header of every message in a ring.
-    struct SlotHeader as "serval_slot_header", size 32 {
-        /// The engine's identifier of the request; a reply returns it unchanged. Socket mqueues: the block's number of a command,
-        /// which its completion returns.
-        token: u64,
-        /// Client mqueues: chosen by the kernel, returned with the answer. Server and socket mqueues: 0.
-        tag: u64,
-        /// Offset of the payload in the ring's arena if flags has ARENA, else 0.
-        arena_offset: u64,
-        /// Payload bytes.
-        len: u32,
-        /// MESSAGE or DROP.
-        kind: u8,
-        /// OK or the reason of a failure or drop.
-        status: u8,
-        /// ARENA or 0.
-        flags: u16,
-    }
-
-    /// One parameter of a kernel (`params` in the configuration).
-    struct Param as "serval_param", size 32 {
-        /// Name, zero padded and zero terminated.
-        name: [u8; 24],
-        /// Value.
-        value: f64,
-    }
-
-    /// The start arguments of a block.
-    struct BlockArgs as "serval_block_args", size 112 {
-        /// ABI_VERSION of the program that starts the block.
-        abi_version: u32,
-        /// This block, in [0, block_count).
-        block: u32,
-        /// Parameters, in [0, PARAMS_MAX].
-        param_count: u32,
-        /// Staging bytes of one message buffer; a multiple of 64. A block has two for each of its mqueues.
-        staging_stride: u32,
-        /// The block's entries in the directory: index of the first.
-        ring_first: u32,
-        /// Number of these entries.
-        ring_count: u32,
-        /// Address of the region as the block sees it.
-        region: u64,
-        /// Bytes of the region that are mapped there.
-        region_bytes: u64,
-        /// Address of the parameters.
-        params: u64,
-        /// Address of the block's private staging memory.
-        staging: u64,
-        /// Bytes of staging memory.
-        staging_bytes: u64,
-        /// Host only: address of a function void(void* wait_self, u32 why, u64 deadline_ns) that suspends the block.
-        wait: u64,
-        /// Host only: first argument of wait.
-        wait_self: u64,
-        /// Host only: address of a function u64(void* wait_self) that returns monotonic nanoseconds; 0 to use the clock.
-        now: u64,
-        /// Messages a block may handle before it must call wait with BUDGET; 0 for no limit.
-        budget: u64,
-        /// Address of memory for replies that are too long to send; its content is never sent. 0 on the host: the
-        /// kernel library creates its own.
-        sink: u64,
-        /// Bytes of that memory. On the host more than any length. On CUDA a reply that does not fit ends its block.
-        sink_bytes: u64,
-    }
-
-    /// One kernel of a kernel library (host).
-    struct KernelEntry as "serval_kernel_entry", size 32 {
-        /// Address of the zero terminated name.
-        name: u64,
-        /// Address of the function void(serval_block_args const*).
-        entry: u64,
-        /// Address of the next entry; 0 ends the list.
-        next: u64,
-        /// Zero.
-        reserved: u64,
-    }
 }
 
 /// Why a host block suspends itself: second argument of [`BlockArgs::wait`].

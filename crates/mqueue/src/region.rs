@@ -121,7 +121,7 @@ macro_rules! payloads {
     )+ };
 }
 
-payloads!(CopyCommand DescribeCommand BufferRange SocketMessage);
+payloads!(CopyCommand DescribeCommand BufferRange SocketMessage Bundle BundleReply);
 
 const ENTRY_WORDS: usize = size_of::<DirectoryEntry>() / 8;
 const HEADER_WORDS: usize = size_of::<RegionHeader>() / 8;
@@ -142,7 +142,7 @@ macro_rules! entries {
     )+ };
 }
 
-entries!(RingEntry StreamEntry);
+entries!(RingEntry StreamEntry PoolEntry);
 
 /// A formatted region, checked.
 pub struct Region<M: Memory> {

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #define SERVAL_REGION_MAGIC 5139253968287974739ull
-#define SERVAL_ABI_VERSION 6u
+#define SERVAL_ABI_VERSION 7u
 #define SERVAL_LINE_BYTES 128u
 #define SERVAL_INLINE_BYTES_MAX 1536u
 #define SERVAL_DEPTH_MAX 16384u
@@ -30,6 +30,10 @@
 #define SERVAL_COMMAND_TIMEOUT 4u
 #define SERVAL_DIRECTION_TO_BUFFER 1u
 #define SERVAL_DIRECTION_FROM_BUFFER 2u
+#define SERVAL_BUNDLE_MAX 64u
+#define SERVAL_BUNDLE_ALIGN 64u
+#define SERVAL_POOL_ALIGN 4096u
+#define SERVAL_POOLS_MAX 64u
 #define SERVAL_NO_BLOCK 4294967295ull
 #define SERVAL_PARAMS_MAX 32u
 #define SERVAL_ENGINE_WORDS_OFFSET 128u
@@ -38,6 +42,7 @@
 #define SERVAL_NO_DEADLINE 18446744073709551615ull
 #define SERVAL_KIND_MESSAGE 1u
 #define SERVAL_KIND_DROP 2u
+#define SERVAL_KIND_BUNDLE 3u
 #define SERVAL_FLAG_ARENA 1u
 #define SERVAL_STATUS_OK 0u
 #define SERVAL_STATUS_TIMEOUT 1u
@@ -78,9 +83,11 @@
 #define SERVAL_RING_SOCKET_TX 8u
 #define SERVAL_RING_STREAM_RX 9u
 #define SERVAL_RING_STREAM_TX 10u
+#define SERVAL_RING_POOL 11u
 #define SERVAL_RING_VERSION_MQUEUE 1u
 #define SERVAL_RING_VERSION_COMMAND 1u
 #define SERVAL_RING_VERSION_STREAM 1u
+#define SERVAL_RING_VERSION_POOL 1u
 #define SERVAL_SOCKET_ACCEPT 1u
 #define SERVAL_SOCKET_CONNECT 2u
 #define SERVAL_SOCKET_CLOSE 3u
@@ -104,7 +111,7 @@
 #define SERVAL_WAIT_BACKEND 2u
 #define SERVAL_WAIT_TIME 3u
 #define SERVAL_WAIT_BUDGET 4u
-#define SERVAL_ABI_NUMBER 6 /* ABI_VERSION as a part of symbol names */
+#define SERVAL_ABI_NUMBER 7 /* ABI_VERSION as a part of symbol names */
 
 /* First bytes of a region. Written by format() before the region is shared; magic last. */
 struct serval_region_header {
@@ -206,6 +213,38 @@ struct serval_stream_entry {
   uint64_t reserved[11]; /* 40: Zero. */
 };
 
+/* The entry of a pool: POOL, of version 1. Constant once formatted. */
+struct serval_pool_entry {
+  uint16_t kind; /* 0: As in every entry. */
+  uint16_t version; /* 2: As in every entry. */
+  uint32_t flags; /* 4: 0: a reader that does not know pools can still serve single messages. */
+  uint32_t block; /* 8: NO_BLOCK. */
+  uint32_t index; /* 12: Number of the worker that owns it, in [0, POOLS_MAX). */
+  uint64_t offset; /* 16: Offset of its memory; a multiple of POOL_ALIGN. */
+  uint64_t bytes; /* 24: Bytes of that memory; a multiple of POOL_ALIGN, not 0. */
+  uint64_t reserved[12]; /* 32: Zero. */
+};
+
+/* Payload of a slot of kind BUNDLE in the RX ring of a server mqueue. Every number is checked by the block. */
+struct serval_bundle {
+  uint64_t offset; /* 0: Offset of message 0 in the region; a multiple of BUNDLE_ALIGN. */
+  uint64_t reply_offset; /* 8: Offset in the region of the area for replies; a multiple of BUNDLE_ALIGN. */
+  uint32_t stride; /* 16: Distance between messages in bytes; at least len. */
+  uint32_t count; /* 20: Messages, in [1, BUNDLE_MAX]. */
+  uint32_t len; /* 24: Bytes of each message but the last. */
+  uint32_t last_len; /* 28: Bytes of the last message; at most len. */
+  uint32_t reply_bytes; /* 32: Bytes of the area for replies. */
+  uint32_t pad; /* 36: Zero. */
+};
+
+/* Payload of a slot of kind BUNDLE in the TX ring of a server mqueue. Every number is checked by the engine. */
+struct serval_bundle_reply {
+  uint64_t answered; /* 0: Bit i: this completion answers message i. Not 0. */
+  uint64_t offset; /* 8: Offset in the region of the first reply. */
+  uint32_t len; /* 16: Bytes of each reply. */
+  uint32_t stride; /* 20: Distance between replies in bytes; at least len. */
+};
+
 /* Payload of every message in a socket mqueue. Numbers of the block are checked by the engine. */
 struct serval_socket_message {
   uint32_t op; /* 0: TX: ACCEPT, CONNECT, CLOSE or NOTIFY. RX: DONE or EVENT. */
@@ -241,7 +280,7 @@ struct serval_slot_header {
   uint64_t tag; /* 8: Client mqueues: chosen by the kernel, returned with the answer. Server and socket mqueues: 0. */
   uint64_t arena_offset; /* 16: Offset of the payload in the ring's arena if flags has ARENA, else 0. */
   uint32_t len; /* 24: Payload bytes. */
-  uint8_t kind; /* 28: MESSAGE or DROP. */
+  uint8_t kind; /* 28: MESSAGE, DROP or BUNDLE. */
   uint8_t status; /* 29: OK or the reason of a failure or drop. */
   uint16_t flags; /* 30: ARENA or 0. */
 };
@@ -365,6 +404,29 @@ SERVAL_ASSERT_LAYOUT(offsetof(struct serval_stream_entry, offset) == 16);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_stream_entry, bytes) == 24);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_stream_entry, capacity) == 32);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_stream_entry, reserved) == 40);
+SERVAL_ASSERT_LAYOUT(sizeof(struct serval_pool_entry) == 128);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_pool_entry, kind) == 0);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_pool_entry, version) == 2);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_pool_entry, flags) == 4);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_pool_entry, block) == 8);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_pool_entry, index) == 12);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_pool_entry, offset) == 16);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_pool_entry, bytes) == 24);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_pool_entry, reserved) == 32);
+SERVAL_ASSERT_LAYOUT(sizeof(struct serval_bundle) == 40);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_bundle, offset) == 0);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_bundle, reply_offset) == 8);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_bundle, stride) == 16);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_bundle, count) == 20);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_bundle, len) == 24);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_bundle, last_len) == 28);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_bundle, reply_bytes) == 32);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_bundle, pad) == 36);
+SERVAL_ASSERT_LAYOUT(sizeof(struct serval_bundle_reply) == 24);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_bundle_reply, answered) == 0);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_bundle_reply, offset) == 8);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_bundle_reply, len) == 16);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_bundle_reply, stride) == 20);
 SERVAL_ASSERT_LAYOUT(sizeof(struct serval_socket_message) == 16);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_socket_message, op) == 0);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_socket_message, slot) == 4);

@@ -38,6 +38,10 @@ pub fn c_header() -> String {
     define("COMMAND_TIMEOUT", command_status::TIMEOUT.into());
     define("DIRECTION_TO_BUFFER", direction::TO_BUFFER.into());
     define("DIRECTION_FROM_BUFFER", direction::FROM_BUFFER.into());
+    define("BUNDLE_MAX", BUNDLE_MAX.into());
+    define("BUNDLE_ALIGN", BUNDLE_ALIGN);
+    define("POOL_ALIGN", POOL_ALIGN);
+    define("POOLS_MAX", POOLS_MAX.into());
     define("NO_BLOCK", NO_BLOCK.into());
     define("PARAMS_MAX", PARAMS_MAX.into());
     define("ENGINE_WORDS_OFFSET", ENGINE_WORDS_OFFSET);
@@ -46,6 +50,7 @@ pub fn c_header() -> String {
     define("NO_DEADLINE", NO_DEADLINE);
     define("KIND_MESSAGE", kind::MESSAGE.into());
     define("KIND_DROP", kind::DROP.into());
+    define("KIND_BUNDLE", kind::BUNDLE.into());
     define("FLAG_ARENA", flags::ARENA.into());
     define("STATUS_OK", status::OK.into());
     define("STATUS_TIMEOUT", status::TIMEOUT.into());
@@ -86,9 +91,11 @@ pub fn c_header() -> String {
     define("RING_SOCKET_TX", ring_kind::SOCKET_TX.into());
     define("RING_STREAM_RX", ring_kind::STREAM_RX.into());
     define("RING_STREAM_TX", ring_kind::STREAM_TX.into());
+    define("RING_POOL", ring_kind::POOL.into());
     define("RING_VERSION_MQUEUE", ring_version::MQUEUE.into());
     define("RING_VERSION_COMMAND", ring_version::COMMAND.into());
     define("RING_VERSION_STREAM", ring_version::STREAM.into());
+    define("RING_VERSION_POOL", ring_version::POOL.into());
     define("SOCKET_ACCEPT", socket_op::ACCEPT.into());
     define("SOCKET_CONNECT", socket_op::CONNECT.into());
     define("SOCKET_CLOSE", socket_op::CLOSE.into());
