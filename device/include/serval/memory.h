@@ -39,6 +39,10 @@ SERVAL_INLINE void store_relaxed(uint64_t* p, uint64_t v) {
 SERVAL_INLINE void store_release(uint64_t* p, uint64_t v) {
     SystemAtomic<uint64_t>(*p).store(v, cuda::memory_order_release);
 }
+// Two words, 16-byte aligned, in one trip over the bus; each is acquired, and they are in no order.
+SERVAL_INLINE void load_acquire_both(const uint64_t* p, uint64_t& first, uint64_t& second) {
+    asm volatile("ld.acquire.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(__cvta_generic_to_global(p)) : "memory");
+}
 
 #else
 
@@ -70,6 +74,34 @@ template <class T>
 SERVAL_INLINE void private_store(void* p, T v) {
     __builtin_memcpy(__builtin_assume_aligned(p, sizeof v), &v, sizeof v);
 }
+
+// Two neighbouring words, 16-byte aligned. Shared memory is accessed word by word, on CUDA with one instruction; the words are in no order.
+struct alignas(16) WordPair {
+    uint64_t word[2];
+};
+#if SERVAL_CUDA
+// Does nothing where `wanted` is false: without a branch, so that a thread has many of these loads in flight.
+SERVAL_INLINE void load_pair_if(bool wanted, const uint64_t* p, WordPair& pair) {
+    asm volatile(
+        "{ .reg .pred wanted;\n\t"
+        "setp.ne.u32 wanted, %3, 0;\n\t"
+        "@wanted ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2]; }"
+        : "+l"(pair.word[0]), "+l"(pair.word[1])
+        : "l"(__cvta_generic_to_global(p)), "r"(static_cast<uint32_t>(wanted))
+        : "memory");
+}
+SERVAL_INLINE void store_pair(uint64_t* p, const WordPair& pair) {
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" : : "l"(__cvta_generic_to_global(p)), "l"(pair.word[0]), "l"(pair.word[1]) : "memory");
+}
+#else
+SERVAL_INLINE void load_pair_if(bool wanted, const uint64_t* p, WordPair& pair) {
+    if (wanted) pair = {{load_relaxed(p), load_relaxed(p + 1)}};
+}
+SERVAL_INLINE void store_pair(uint64_t* p, const WordPair& pair) {
+    store_relaxed(p, pair.word[0]);
+    store_relaxed(p + 1, pair.word[1]);
+}
+#endif
 
 // A unit of a granule ring: data words and the sequence number of the message they belong to.
 struct Granule8 {

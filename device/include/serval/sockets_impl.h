@@ -300,9 +300,8 @@ inline SERVAL_DEVICE Io Socket::recv_until(Block& block, void* to, uint64_t max,
     if (max == 0) return {OK, 0};
     for (;;) {
         const uint64_t found = all.tell([&]() -> uint64_t {
-            detail::Look look = slot->rx.look();
-            uint64_t end = 0;
-            if (look == detail::Look::NONE) end = slot->rx.ended(look);
+            uint64_t end;
+            const detail::Look look = slot->rx.look(end);
             if (look == detail::Look::CORRUPT) return detail::STREAM_CORRUPT;
             if (look == detail::Look::FOUND) return detail::stream_bytes(slot->rx.head - slot->rx.tail, max);
             return end ? detail::stream_end(end) : detail::STREAM_EMPTY;
@@ -312,13 +311,14 @@ inline SERVAL_DEVICE Io Socket::recv_until(Block& block, void* to, uint64_t max,
         if (found) {
             const uint64_t count = found >> 2;
             slot->rx.copy(static_cast<uint8_t*>(to), count);
-            detail::block_sync();
             const bool is_due = all.tell([&]() -> uint64_t {
-                slot->rx.release(count);
+                slot->rx.take(count);
                 if (slot->rx.unheard < slot->rx.ring.capacity / 2) return false;
                 slot->rx.unheard = 0;
                 return true;
             });
+            // The other threads do not wait for it.
+            if (detail::leader()) slot->rx.release();
             if (is_due) all.command(block, 0, SERVAL_SOCKET_NOTIFY, slot_, generation_, 0);
             return {OK, count};
         }
@@ -336,8 +336,8 @@ inline SERVAL_DEVICE Io Socket::send_until(Block& block, const void* data, uint6
     const uint8_t* from = static_cast<const uint8_t*>(data);
     for (;;) {
         const uint64_t found = all.tell([&]() -> uint64_t {
-            const uint64_t refused = slot->tx.refused();
-            const detail::Look look = slot->tx.reserve(max);
+            uint64_t refused;
+            const detail::Look look = slot->tx.reserve(max, refused);
             if (look == detail::Look::CORRUPT) return detail::STREAM_CORRUPT;
             if (refused) return detail::stream_end(refused);
             return look == detail::Look::FOUND ? detail::stream_bytes(slot->tx.known_room(), max) : detail::STREAM_EMPTY;
@@ -346,9 +346,15 @@ inline SERVAL_DEVICE Io Socket::send_until(Block& block, const void* data, uint6
         if (found & 1) return {static_cast<Status>(found >> 2), 0};
         if (found) {
             const uint64_t count = found >> 2;
-            slot->tx.write(from, count);
-            detail::block_sync();
-            if (detail::leader()) slot->tx.publish(from, count);
+            // What is not published can still be given up.
+            uint64_t refused = SERVAL_CUDA && detail::leader() ? slot->tx.peek_refused() : 0;
+            const uint64_t last = slot->tx.write(from, count);
+            refused = all.tell([&]() -> uint64_t {
+                if (SERVAL_UNLIKELY(refused != 0)) return detail::stream_end(slot->tx.refused());
+                slot->tx.publish(count, last);
+                return 0;
+            });
+            if (refused) return {static_cast<Status>(refused >> 2), 0};
             const bool sent = all.command(block, 0, SERVAL_SOCKET_NOTIFY, slot_, generation_, 0);
             return {sent ? OK : DRAINING, count};
         }
