@@ -93,8 +93,8 @@ struct Service {
     explicit Service(const Shape& s) : region(s), give_up_at(now_ns() + 60000000000u) {
         Driver::check("cuMemHostRegister", driver->host_register(region.base, region.bytes, 2));
         for (unsigned i = 0; i < s.blocks; i++) {
-            rx.push_back(region.producer(i * (1 + s.backends), false));
-            tx.push_back(region.consumer(i * (1 + s.backends), true));
+            rx.push_back(region.producer(i * Region::mqueues_of_block(s), false));
+            tx.push_back(region.consumer(i * Region::mqueues_of_block(s), true));
         }
     }
     ~Service() {
@@ -119,7 +119,8 @@ struct Service {
         Driver::check("cuModuleLoad", driver->module_load(&module, (directory + "/" + kernel + suffix).c_str()));
         Driver::check("cuModuleGetFunction", driver->get_function(&function, module, ("serval_kernel_" + kernel).c_str()));
         const Shape& s = region.shape;
-        const uint64_t stride = align(s.len_max, 64), per_block = 2 * (1 + s.backends) * stride;
+        const unsigned mqueues = Region::mqueues_of_block(s);
+        const uint64_t stride = align(s.len_max, 64), per_block = 2 * mqueues * stride;
         const unsigned blocks = (s.blocks + rows - 1) / rows;
         uint64_t base = 0;
         Driver::check("cuMemHostGetDevicePointer", driver->device_pointer(&base, region.base, 0));
@@ -133,8 +134,8 @@ struct Service {
             a.block = i;
             a.param_count = static_cast<uint32_t>(params.size());
             a.staging_stride = static_cast<uint32_t>(stride);
-            a.ring_first = 2 * (1 + s.backends) * i;
-            a.ring_count = 2 * (1 + s.backends);
+            a.ring_first = 2 * mqueues * i;
+            a.ring_count = 2 * (mqueues + s.sockets);
             a.region = base;
             a.region_bytes = region.bytes;
             a.params = parameters;
@@ -605,6 +606,8 @@ TEST(gpu_faces_asks_its_backend) {
         CHECK_EQ(s.region.block(1)->sent, 20);
     }
 }
+
+#include "gpu_sockets.h"
 
 int main(int argc, char** argv) {
     if (argc < 3) return std::printf("usage: gpu_test DIRECTORY ARCH [CASE]\n"), 2;

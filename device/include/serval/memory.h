@@ -39,6 +39,8 @@ SERVAL_INLINE void store_relaxed(uint64_t* p, uint64_t v) {
 SERVAL_INLINE void store_release(uint64_t* p, uint64_t v) {
     SystemAtomic<uint64_t>(*p).store(v, cuda::memory_order_release);
 }
+// Orders what was stored before against later stores that are not ordered themselves.
+SERVAL_INLINE void fence_release() { cuda::atomic_thread_fence(cuda::memory_order_acq_rel, cuda::thread_scope_system); }
 // Two words, 16-byte aligned, in one trip over the bus; each is acquired, and they are in no order.
 SERVAL_INLINE void load_acquire_both(const uint64_t* p, uint64_t& first, uint64_t& second) {
     asm volatile("ld.acquire.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(__cvta_generic_to_global(p)) : "memory");
@@ -50,6 +52,11 @@ SERVAL_INLINE uint64_t load_relaxed(const uint64_t* p) { return __atomic_load_n(
 SERVAL_INLINE uint64_t load_acquire(const uint64_t* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 SERVAL_INLINE void store_relaxed(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 SERVAL_INLINE void store_release(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+SERVAL_INLINE void fence_release() {
+#if !defined(__SANITIZE_THREAD__)  // which has no fences
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+#endif
+}
 
 #endif
 

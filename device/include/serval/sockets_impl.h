@@ -148,6 +148,9 @@ SERVAL_CALL bool Sockets::command(Block& block, uint64_t token, uint32_t op, uin
     if (detail::leader()) {
         const serval_socket_message message = {op, slot, generation, value};
         __builtin_memcpy(channel_.out_, &message, sizeof message);
+        // The engine that gets the command sees the positions that were stored before it, or would wait for the next one: granules are not ordered.
+        // EDGE TX_PUBLISH (release half)
+        if (channel_.tx_.ring.protocol != SERVAL_PROTOCOL_DOORBELL) detail::fence_release();
     }
     detail::block_sync();
     const detail::Header h = {token, 0, 0, sizeof(serval_socket_message), SERVAL_KIND_MESSAGE, SERVAL_STATUS_OK, 0};
