@@ -7,7 +7,7 @@
 namespace {
 
 const char HELP[] =
-    "usage: neighbour [FLAGS]   multiplies matrices of integers until SIGTERM\n"
+    "usage: neighbour [FLAGS]   multiplies matrices of integers until SIGTERM; reports rows of products\n"
     "  --size N           rows and columns, 1..8192 (1140)\n"
     "  --cores N,N,...    a thread with matrices of its own on each of these cores (one thread, not pinned)\n";
 
@@ -22,11 +22,11 @@ void multiply(size_t n, Account& account) {
                 const uint32_t factor = a[row * n + k];
                 for (size_t column = 0; column < n; column++) to[column] += factor * b[k * n + column];
             }
+            account.messages++;
+            turns.end(true);
         }
         // The next product has other factors, so that no product can be optimised away.
         a.swap(product);
-        account.messages++;
-        turns.end(true);
     }
 }
 
