@@ -88,6 +88,16 @@ const MUTANTS: &[Mutant] = &[
         "a token is valid on every mqueue",
         &["crates/wire/src/session.rs::a_token_ends_once_and_only_on_its_mqueue", SEEDS],
     ),
+    mutant(
+        "reuse_token_of_bundle",
+        "the tokens of a bundle are reused as soon as it has ended",
+        &["crates/wire/tests/bundles.rs::a_table_with_bundles_matches_the_model"],
+    ),
+    mutant(
+        "forget_mqueue_of_bundle",
+        "a token of a bundle is valid on every mqueue",
+        &["crates/wire/tests/bundles.rs::a_table_with_bundles_matches_the_model"],
+    ),
     // The turn.
     mutant(
         "leak_credit",

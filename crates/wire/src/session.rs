@@ -9,8 +9,17 @@
 //! list in order of issue. (One that another worker handed over was received before it is issued here; it may expire
 //! late by the duration of the hand-over, which is at most a time-out.) Every operation is O(1), except the pass that
 //! ends the requests of dead mqueues; nothing is allocated after [`Sessions::new`].
+//!
+//! Requests that travel as one, see `session/bundles.rs`, have entries of their own and are marked in the index
+//! of their tokens.
+
+mod bundles;
 
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+
+use self::bundles::Bundles;
+pub use self::bundles::{BUNDLE_MAX, BundleEntry, BundleRequests};
 
 use crate::framing::Expects;
 use crate::nic::PortIndex;
@@ -118,10 +127,23 @@ fn spread(port: PortIndex, peer: &SocketAddr) -> u64 {
     (address ^ ports).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
+/// The counter of a sender, of so many counters.
+#[inline(always)]
+fn counter_of(counters: u32, origin: &Origin) -> u32 {
+    let others = counters - 1;
+    match origin {
+        Origin::Datagram { port, peer, .. } => {
+            (spread(*port, peer) >> (64 - others.ilog2())) as u32
+        }
+        _ => others,
+    }
+}
+
 /// Progress of a pass over the requests in flight; see [`Sessions::pass`].
 #[derive(Debug)]
 pub struct Pass {
     at: u32,
+    bundle: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -147,13 +169,14 @@ pub struct Sessions {
     live: u32,
     /// Number of requests in flight by sender.
     of_senders: Box<[u32]>,
+    bundles: Bundles,
 }
 
 impl Sessions {
     /// A table of `capacity` entries whose generations start at `first_generation` (a new generation of an
     /// accelerator starts after the old one's, so that no old token matches).
     pub fn new(capacity: u32, first_generation: u32) -> Self {
-        assert!(capacity < NIL);
+        assert!(capacity < 1 << 31, "the index of a token marks bundles by its highest bit");
         let senders =
             capacity.saturating_mul(4).clamp(SENDERS_MIN, SENDERS_MAX).next_power_of_two();
         let entry = |index: u32| Entry {
@@ -178,7 +201,14 @@ impl Sessions {
             newest: NIL,
             live: 0,
             of_senders: vec![0; senders as usize + 1].into(),
+            bundles: Bundles::new(0, first_generation),
         }
+    }
+
+    /// The same with room for so many bundles, whose generations start at `first_generation`.
+    pub fn with_bundles(self, capacity: u32, first_generation: u32) -> Self {
+        assert_eq!(self.live, 0, "tokens are in use");
+        Self { bundles: Bundles::new(capacity, first_generation), ..self }
     }
 
     /// Number of requests in flight.
@@ -205,13 +235,7 @@ impl Sessions {
         entry.request.len = len;
         entry.request.received_ns = received_ns;
         entry.request.expects = expects;
-        let others = self.of_senders.len() as u32 - 1;
-        entry.sender = match &entry.request.origin {
-            Origin::Datagram { port, peer, .. } => {
-                (spread(*port, peer) >> (64 - others.ilog2())) as u32
-            }
-            _ => others,
-        };
+        entry.sender = counter_of(self.of_senders.len() as u32, &entry.request.origin);
         self.of_senders[entry.sender as usize] += 1;
         entry.previous = newest;
         entry.next = NIL;
@@ -263,19 +287,89 @@ impl Sessions {
         self.unlink(token.index() as u32);
     }
 
-    /// Ends the oldest request if it was received before `before_ns`.
+    /// Issues the tokens of a bundle, which are consecutive; returns the first. `None` if no entry is free.
+    pub fn issue_bundle(&mut self, requests: &BundleRequests) -> Option<Token> {
+        let sender = counter_of(self.of_senders.len() as u32, &requests.origin);
+        let token = self.bundles.issue(requests, sender)?;
+        self.of_senders[sender as usize] += requests.count;
+        self.live += requests.count;
+        Some(token)
+    }
+
+    /// The bundle that a token belongs to, if it was issued for `mqueue` and the accelerator has not ended all of it.
+    #[inline]
+    pub fn find_bundle(&self, token: Token, mqueue: u32) -> Option<&BundleEntry> {
+        self.bundles.find(token, mqueue).map(|(_, bundle)| bundle)
+    }
+
+    /// The accelerator has ended these messages of a bundle that [`Self::find_bundle`] finds: a bit for each. Returns
+    /// those that awaited an outcome, and whether its buffer is no longer in use.
+    #[inline]
+    pub fn end_of_bundle(&mut self, token: Token, mqueue: u32, messages: u64) -> (u64, bool) {
+        let Some((index, bundle)) = self.bundles.find(token, mqueue) else { return (0, false) };
+        let sender = bundle.sender;
+        let (awaited, returns) = self.bundles.end(index, messages);
+        self.count_decided(sender, awaited.count_ones());
+        (awaited, returns)
+    }
+
+    /// Whether the sender of a bundle has other requests in flight than these messages of it, or seems to.
+    #[inline]
+    pub fn has_others_than(&self, bundle: &BundleEntry, messages: u64) -> bool {
+        let these = (bundle.live() & messages).count_ones();
+        self.of_senders[bundle.sender as usize] > these
+    }
+
+    /// The generation of these mqueues has ended, and so have their requests: the buffers of their bundles are gone.
+    pub fn forget_bundles(&mut self, mqueues: &Range<u32>) {
+        self.bundles.forget(mqueues);
+    }
+
+    /// Number of bundles whose buffers are in use.
+    pub fn bundles(&self) -> u32 {
+        self.bundles.used()
+    }
+
+    /// Outcomes of requests of a bundle have been decided.
+    #[inline]
+    fn count_decided(&mut self, sender: u32, requests: u32) {
+        self.of_senders[sender as usize] -= requests;
+        self.live -= requests;
+    }
+
+    /// Ends the oldest request if it was received before `before_ns`. The buffer of a bundle stays in use.
     #[inline]
     pub fn expire(&mut self, before_ns: u64) -> Option<Request> {
+        if self.bundles.oldest != NIL {
+            return self.expire_among_bundles(before_ns);
+        }
         (self.oldest_ns()? < before_ns).then(|| self.remove(self.oldest))
+    }
+
+    /// [`Self::expire`] while bundles await outcomes.
+    #[cold]
+    fn expire_among_bundles(&mut self, before_ns: u64) -> Option<Request> {
+        let oldest = self.bundles.oldest;
+        let oldest_ns = self.bundles.entry(oldest).requests().received_ns;
+        if self.oldest_ns().is_some_and(|single_ns| single_ns <= oldest_ns) {
+            return (self.oldest_ns()? < before_ns).then(|| self.remove(self.oldest));
+        }
+        (oldest_ns < before_ns).then(|| self.decide_next(oldest))
+    }
+
+    /// Ends the first request of a bundle that awaits an outcome.
+    fn decide_next(&mut self, index: u32) -> Request {
+        self.count_decided(self.bundles.entry(index).sender, 1);
+        self.bundles.decide_next(index)
     }
 
     /// Starts a pass over the requests in flight, for [`Self::end_next`].
     pub fn pass(&self) -> Pass {
-        Pass { at: self.oldest }
+        Pass { at: self.oldest, bundle: self.bundles.oldest }
     }
 
-    /// Ends the next request of a pass whose mqueue is `dead`, the oldest first. A whole pass is O(live), independent
-    /// of the number of requests it ends; nothing else may end requests meanwhile.
+    /// Ends the next request of a pass whose mqueue is `dead`, the oldest first, those of bundles last. A whole pass is
+    /// O(live), independent of the number of requests it ends; nothing else may end requests meanwhile.
     pub fn end_next(&mut self, pass: &mut Pass, dead: impl Fn(u32) -> bool) -> Option<Request> {
         while pass.at != NIL {
             let index = pass.at;
@@ -283,6 +377,18 @@ impl Sessions {
             pass.at = entry.next;
             if dead(entry.request.mqueue) {
                 return Some(self.remove(index));
+            }
+        }
+        while pass.bundle != NIL {
+            let index = pass.bundle;
+            let bundle = self.bundles.entry(index);
+            let last = bundle.live().is_power_of_two();
+            let dead = dead(bundle.requests().mqueue);
+            if last || !dead {
+                pass.bundle = self.bundles.after(index);
+            }
+            if dead {
+                return Some(self.decide_next(index));
             }
         }
         None

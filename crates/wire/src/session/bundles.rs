@@ -1,0 +1,277 @@
+//! Bundles in flight: runs of requests of one client that travel as one.
+//!
+//! A bundle has one entry for all its messages, and consecutive tokens. Two bitmaps say what is left of it: the
+//! messages that await an outcome, and the messages that the accelerator may still read. They differ after a time-out:
+//! the outcome of the request is decided, but the buffer of the bundle may not be used again before the accelerator has
+//! ended each message, or its generation has ended.
+
+use super::{NIL, Origin, Request, Token};
+use crate::framing::Expects;
+
+/// Maximum number of messages of a bundle.
+pub const BUNDLE_MAX: u32 = 64;
+/// Number of low bits of a token that number a message of its bundle.
+const MESSAGE_BITS: u32 = BUNDLE_MAX.ilog2();
+/// The bit of a token's index that marks a message of a bundle.
+const MARK: u32 = 1 << 31;
+/// Maximum number of entries: with all of them, the tokens with the highest index stay unused.
+const CAPACITY_MAX: u32 = (MARK >> MESSAGE_BITS) - 1;
+
+/// The requests of one client that travel as one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BundleRequests {
+    /// The destination of the replies.
+    pub origin: Origin,
+    /// See [`Request::number`]: of the first message. The others are consecutive.
+    pub number: u64,
+    /// See [`Request::mqueue`].
+    pub mqueue: u32,
+    /// Number of messages, in [1, [`BUNDLE_MAX`]].
+    pub count: u32,
+    /// Payload bytes of each message but the last.
+    pub len: u32,
+    /// Payload bytes of the last message.
+    pub last_len: u32,
+    /// See [`Request::received_ns`].
+    pub received_ns: u64,
+    /// See [`Request::expects`].
+    pub expects: Expects,
+    /// Where the area for its replies begins in its buffer.
+    pub reply_at: u32,
+    /// Bytes of that area.
+    pub reply_bytes: u32,
+}
+
+impl BundleRequests {
+    /// Payload bytes of a message.
+    #[inline]
+    pub fn len_of(&self, message: u32) -> u32 {
+        if message + 1 == self.count { self.last_len } else { self.len }
+    }
+
+    /// One message as a request of its own.
+    pub fn request(&self, message: u32) -> Request {
+        let Self { origin, number, mqueue, received_ns, expects, .. } = *self;
+        let number = number.wrapping_add(message.into());
+        Request { origin, number, mqueue, len: self.len_of(message), received_ns, expects }
+    }
+}
+
+/// A bundle in flight.
+#[derive(Clone, Debug)]
+pub struct BundleEntry {
+    generation: u32,
+    pub(super) sender: u32,
+    /// Messages that await an outcome.
+    live: u64,
+    /// Messages that the accelerator has not ended.
+    held: u64,
+    requests: BundleRequests,
+    /// Neighbours in order of issue; `next` also links the free list.
+    previous: u32,
+    next: u32,
+}
+
+impl BundleEntry {
+    /// Its requests, as they were issued.
+    #[inline]
+    pub fn requests(&self) -> &BundleRequests {
+        &self.requests
+    }
+
+    /// Messages that await an outcome: a bit for each.
+    #[inline]
+    pub fn live(&self) -> u64 {
+        self.live
+    }
+
+    /// Messages that the accelerator has not ended: a bit for each.
+    #[inline]
+    pub fn held(&self) -> u64 {
+        self.held
+    }
+}
+
+/// The bits of the first `count` messages, which are at least one.
+#[inline]
+fn bits_of(count: u32) -> u64 {
+    u64::MAX >> (BUNDLE_MAX - count)
+}
+
+impl Token {
+    /// Whether it is one of a message of a bundle.
+    #[inline]
+    pub fn is_of_bundle(self) -> bool {
+        self.0 as u32 & MARK != 0
+    }
+
+    /// The number of its message in a bundle.
+    #[inline]
+    pub fn message(self) -> u32 {
+        self.0 as u32 % BUNDLE_MAX
+    }
+
+    /// The index of its bundle's entry, below the capacity of the table if the token is one of its.
+    #[inline]
+    pub fn bundle(self) -> u32 {
+        (self.0 as u32 & !MARK) >> MESSAGE_BITS
+    }
+}
+
+/// The bundles in flight of a table.
+#[derive(Clone, Debug)]
+pub(super) struct Bundles {
+    entries: Box<[BundleEntry]>,
+    free: u32,
+    pub(super) oldest: u32,
+    newest: u32,
+    /// Entries in use.
+    used: u32,
+}
+
+impl Bundles {
+    pub(super) fn new(capacity: u32, first_generation: u32) -> Self {
+        let capacity = capacity.min(CAPACITY_MAX);
+        let entry = |index: u32| BundleEntry {
+            generation: first_generation,
+            sender: 0,
+            live: 0,
+            held: 0,
+            requests: BundleRequests {
+                origin: Origin::Client(super::ReplyTo::NONE),
+                number: 0,
+                mqueue: 0,
+                count: 1,
+                len: 0,
+                last_len: 0,
+                received_ns: 0,
+                expects: Expects::Nothing,
+                reply_at: 0,
+                reply_bytes: 0,
+            },
+            previous: NIL,
+            next: if index + 1 < capacity { index + 1 } else { NIL },
+        };
+        Self {
+            entries: (0..capacity).map(entry).collect(),
+            free: if capacity > 0 { 0 } else { NIL },
+            oldest: NIL,
+            newest: NIL,
+            used: 0,
+        }
+    }
+
+    /// Entries in use.
+    pub(super) fn used(&self) -> u32 {
+        self.used
+    }
+
+    /// Issues the tokens of a bundle; returns that of its first message. `None` if no entry is free.
+    pub(super) fn issue(&mut self, requests: &BundleRequests, sender: u32) -> Option<Token> {
+        assert!((1..=BUNDLE_MAX).contains(&requests.count), "a bundle of {}", requests.count);
+        let index = self.free;
+        if index == NIL {
+            return None;
+        }
+        let newest = self.newest;
+        let entry = &mut self.entries[index as usize];
+        self.free = entry.next;
+        entry.sender = sender;
+        (entry.live, entry.held) = (bits_of(requests.count), bits_of(requests.count));
+        entry.requests = *requests;
+        (entry.previous, entry.next) = (newest, NIL);
+        let token = Token::new(MARK | index << MESSAGE_BITS, entry.generation);
+        match newest {
+            NIL => self.oldest = index,
+            newest => self.entries[newest as usize].next = index,
+        }
+        self.newest = index;
+        self.used += 1;
+        Some(token)
+    }
+
+    /// The bundle of a token that was issued for `mqueue`, and its index.
+    #[inline]
+    pub(super) fn find(&self, token: Token, mqueue: u32) -> Option<(u32, &BundleEntry)> {
+        let index = token.bundle();
+        let entry = self.entries.get(index as usize).filter(|_| token.is_of_bundle())?;
+        let here = entry.requests.mqueue == mqueue || mutants::on("forget_mqueue_of_bundle");
+        let found = entry.held != 0 && entry.generation == token.generation() && here;
+        found.then_some((index, entry))
+    }
+
+    pub(super) fn entry(&self, index: u32) -> &BundleEntry {
+        &self.entries[index as usize]
+    }
+
+    /// The accelerator has ended these messages. Returns those that awaited an outcome, and whether its buffer is no longer in
+    /// use.
+    #[inline]
+    pub(super) fn end(&mut self, index: u32, messages: u64) -> (u64, bool) {
+        let entry = &mut self.entries[index as usize];
+        let awaited = entry.live & messages;
+        entry.held &= !messages;
+        let returns = entry.held == 0;
+        self.decide(index, awaited);
+        if returns {
+            self.free(index);
+        }
+        (awaited, returns)
+    }
+
+    /// The outcome of these messages, which await one, is decided.
+    #[inline]
+    fn decide(&mut self, index: u32, messages: u64) {
+        let entry = &mut self.entries[index as usize];
+        debug_assert_eq!(messages & !entry.live, 0);
+        let awaited = entry.live;
+        entry.live &= !messages;
+        if awaited != 0 && entry.live == 0 {
+            let (previous, next) = (entry.previous, entry.next);
+            match previous {
+                NIL => self.oldest = next,
+                previous => self.entries[previous as usize].next = next,
+            }
+            match next {
+                NIL => self.newest = previous,
+                next => self.entries[next as usize].previous = previous,
+            }
+        }
+    }
+
+    /// Decides the outcome of the first message that awaits one.
+    pub(super) fn decide_next(&mut self, index: u32) -> Request {
+        let entry = &self.entries[index as usize];
+        let message = entry.live.trailing_zeros();
+        let request = entry.requests.request(message);
+        self.decide(index, 1 << message);
+        request
+    }
+
+    /// The next entry in order of issue.
+    pub(super) fn after(&self, index: u32) -> u32 {
+        self.entries[index as usize].next
+    }
+
+    /// Frees an entry that no list contains.
+    fn free(&mut self, index: u32) {
+        let entry = &mut self.entries[index as usize];
+        debug_assert_eq!((entry.live, entry.held), (0, 0));
+        let reuse = mutants::on("reuse_token_of_bundle");
+        entry.generation = entry.generation.wrapping_add(u32::from(!reuse));
+        entry.next = std::mem::replace(&mut self.free, index);
+        self.used -= 1;
+    }
+
+    /// Forgets the bundles of these mqueues, all of whose outcomes are decided: nothing reads them any more.
+    pub(super) fn forget(&mut self, mqueues: &std::ops::Range<u32>) {
+        for index in 0..self.entries.len() as u32 {
+            let entry = &mut self.entries[index as usize];
+            if entry.held != 0 && mqueues.contains(&entry.requests.mqueue) {
+                assert_eq!(entry.live, 0, "a request of an ended generation has no outcome");
+                entry.held = 0;
+                self.free(index);
+            }
+        }
+    }
+}
