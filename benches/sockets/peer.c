@@ -3,7 +3,7 @@
 //   peer echo PORT              sends back what it reads, one connection after the other; non-blocking, spinning
 //   peer sink PORT              reads 1 MiB at a time until the end, then sends how many bytes that were (u64 LE); blocking
 //   peer ping PORT ROUNDS       64 bytes there and back, spinning; prints p50 and p99 in microseconds
-//   peer send PORT BYTES        sends that many bytes and reads the count; prints MB/s
+//   peer send PORT BYTES        sends that many bytes, in chunks of 1 MiB with the same content, and reads the count; prints MB/s
 //   peer products PORT N REQUESTS CONNECTIONS
 //                               asks for products of N x N matrices (device/kernels/matmul.cpp), a thread for each connection, and compares every
 //                               number; prints the rate of all, p50 and p99 in microseconds
@@ -121,7 +121,7 @@ static void ping(int port, int rounds) {
 static void send_stream(int port, uint64_t bytes) {
     static char chunk[CHUNK];
     const int s = opened(port, 0);
-    memset(chunk, 'x', sizeof chunk);
+    for (size_t i = 0; i < sizeof chunk; i++) chunk[i] = (char)(i * 7 + (i >> 8));
     const double began = now_us();
     for (uint64_t done = 0; done < bytes; done += sizeof chunk)
         if (!whole(s, chunk, sizeof chunk, 1)) fail("send");
