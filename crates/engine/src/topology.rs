@@ -299,18 +299,52 @@ pub const SOCKET_BYTES_MIN: u64 = 4096;
 pub const SOCKET_BYTES_MAX: u64 = 16 << 20;
 
 /// `[[service.socket]]`: an address of which blocks may make stream sockets, which they name by its index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SocketSpec {
+    /// What blocks do there.
+    pub role: SocketRole,
+    /// Where.
+    pub at: SocketAt,
+}
+
+/// What blocks do at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SocketSpec {
-    /// Blocks accept the connections that arrive here.
-    Listen(SocketAddr),
-    /// Blocks connect to it.
-    Connect(SocketAddr),
+pub enum SocketRole {
+    /// They accept the connections that arrive.
+    Listen,
+    /// They connect to it.
+    Connect,
+}
+
+/// The address of a stream socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SocketAt {
+    /// TCP.
+    Tcp(SocketAddr),
+    /// The path of a Unix socket.
+    Unix(PathBuf),
 }
 
 impl SocketSpec {
+    /// Blocks accept the connections that arrive here.
+    pub fn listen(at: impl Into<SocketAt>) -> Self {
+        Self { role: SocketRole::Listen, at: at.into() }
+    }
+
+    /// Blocks connect to it.
+    pub fn connect(at: impl Into<SocketAt>) -> Self {
+        Self { role: SocketRole::Connect, at: at.into() }
+    }
+
     /// Whether blocks accept connections.
-    pub fn listens(self) -> bool {
-        matches!(self, Self::Listen(_))
+    pub fn listens(&self) -> bool {
+        self.role == SocketRole::Listen
+    }
+}
+
+impl<A: Into<SocketAddr>> From<A> for SocketAt {
+    fn from(address: A) -> Self {
+        Self::Tcp(address.into())
     }
 }
 
@@ -505,18 +539,38 @@ impl Topology {
         services
             .flat_map(|(index, s)| s.memory_ports.iter().map(move |path| (index, path.as_path())))
     }
+
+    /// Every Unix socket where connections for blocks arrive, with the index of its service.
+    pub fn unix_ports(&self) -> impl Iterator<Item = (usize, &Path)> + '_ {
+        let services = self.services.iter().enumerate();
+        services.flat_map(|(index, s)| s.unix_ports().map(move |(path, _)| (index, path)))
+    }
 }
 
 impl Service {
-    /// Its ports: where requests arrive, then where connections for its blocks arrive, with the index of the socket.
+    /// Its ports: where requests arrive, then where connections for its blocks arrive, with the index of the socket. Without
+    /// [Unix sockets](Self::unix_ports).
     pub fn ports(&self) -> impl Iterator<Item = (Listen, Option<u16>)> + '_ {
-        let sockets = self.sockets.iter().zip(0..).filter_map(|(spec, socket)| match spec {
-            SocketSpec::Listen(address) => {
+        let sockets = self.listeners().filter_map(|(at, socket)| match at {
+            SocketAt::Tcp(address) => {
                 Some((Listen { transport: Transport::Tcp, address: *address }, Some(socket)))
             }
-            SocketSpec::Connect(_) => None,
+            SocketAt::Unix(_) => None,
         });
         self.listen.iter().map(|listen| (*listen, None)).chain(sockets)
+    }
+
+    /// The Unix sockets where connections for its blocks arrive, with the index of the socket.
+    pub fn unix_ports(&self) -> impl Iterator<Item = (&Path, u16)> + '_ {
+        self.listeners().filter_map(|(at, socket)| match at {
+            SocketAt::Unix(path) => Some((path.as_path(), socket)),
+            SocketAt::Tcp(_) => None,
+        })
+    }
+
+    fn listeners(&self) -> impl Iterator<Item = (&SocketAt, u16)> + '_ {
+        let all = self.sockets.iter().zip(0..);
+        all.filter(|(spec, _)| spec.listens()).map(|(spec, socket)| (&spec.at, socket))
     }
 
     /// Its mqueues (blocks) on the accelerator at this index of its list.

@@ -43,7 +43,7 @@ use wire::framing::Framing;
 use diagnostic::{Problem, Source};
 use reader::Report;
 
-pub use address::{memory_url, url};
+pub use address::{memory_url, unix_url, url};
 pub use diagnostic::{ConfigError, Origin, ProblemEntry};
 pub use kernel::{BUILTINS, Builtin};
 pub(crate) use keys::differences;
@@ -243,7 +243,10 @@ impl Config {
         });
         let transfer = self.transfer.as_ref();
         let transfer = transfer.map(|of| ("transfer.socket".to_owned(), of.socket.as_path()));
-        control.chain(transfer).chain(attach).chain(listen)
+        let sockets = self.topology.unix_ports().map(|(service, path)| {
+            (format!("service.{}.socket", self.topology.services[service].name), path)
+        });
+        control.chain(transfer).chain(attach).chain(listen).chain(sockets)
     }
 }
 

@@ -30,7 +30,7 @@ use sys::PrivateFile;
 use sys::local::{LocalListener, LocalSocket, WakeFd, wait_readable};
 
 use self::protocol::{FunctionRequest, REQUEST_BYTES_MAX, Request};
-use crate::config::{Config, ConfigError, ControlSocket, Overrides, memory_url, url};
+use crate::config::{Config, ConfigError, ControlSocket, Overrides, memory_url, unix_url, url};
 use crate::exporter::{Health, Pages};
 use crate::machine::{MachineError, fit_connections};
 use crate::{ChangeError, Server, ServiceAction, ServiceChange, ShutdownReport};
@@ -393,6 +393,9 @@ impl Owner {
         }
         for (service, path) in topology.memory_ports() {
             listens[service].push(memory_url(path));
+        }
+        for (service, path) in topology.unix_ports() {
+            listens[service].push(unix_url(path));
         }
         let services = topology.services.iter().zip(listens);
         let services = services.map(|(s, at)| json!({ "name": s.name, "listen": at })).collect();

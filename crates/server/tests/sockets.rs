@@ -4,6 +4,8 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +15,7 @@ use std::time::{Duration, Instant};
 use common::{PATIENCE, address, eventually, start, tcp_client, topology, topology_on};
 use engine::topology::{
     Accelerator, AcceleratorKind, CpuPlacement, DeviceSpec, HEARTBEAT_MS, Launch, Service,
-    SocketSpec, Topology,
+    SocketAt, SocketSpec, Topology,
 };
 use mqueue::abi::{SocketMessage, kind, reason, socket_event, socket_op, status, stop};
 use mqueue::{ByteReader, ByteWriter, Consumer, Head, MappedMemory, Producer, Region, Words};
@@ -248,11 +250,10 @@ struct Scene {
 
 impl Scene {
     fn new(name: &str, does: Does, change: impl FnOnce(&mut Topology)) -> Self {
-        let folder = std::env::temp_dir().join(format!("serval-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
+        let folder = folder_of(name);
         let attach = folder.join("attach");
         let mut service = Service::new("streams", Vec::new(), "streams");
-        service.sockets = vec![SocketSpec::Listen(([127, 0, 0, 1], 0).into())];
+        service.sockets = vec![SocketSpec::listen(([127, 0, 0, 1], 0))];
         (service.mqueues, service.socket_bytes) = (2, 16 << 10);
         let mut wanted = topology(vec![service]);
         wanted.accelerators[0] = Accelerator {
@@ -307,6 +308,13 @@ impl Drop for Scene {
     }
 }
 
+/// A new folder.
+fn folder_of(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("serval-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
 fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|n| (n * 7 + n / 251) as u8).collect()
 }
@@ -351,7 +359,7 @@ fn blocks_echo_streams_of_any_length_and_the_books_balance() {
 /// A server with a built-in kernel on host cores.
 fn builtin(kernel: &str, placement: CpuPlacement, change: impl FnOnce(&mut Topology)) -> Server {
     let mut service = Service::new("streams", Vec::new(), kernel);
-    service.sockets = vec![SocketSpec::Listen(([127, 0, 0, 1], 0).into())];
+    service.sockets = vec![SocketSpec::listen(([127, 0, 0, 1], 0))];
     let mut wanted = topology_on(placement, vec![service]);
     change(&mut wanted);
     start(wanted)
@@ -474,7 +482,7 @@ fn a_block_connects_out_and_relays() {
     let peer = TcpListener::bind("127.0.0.1:0").unwrap();
     let at: SocketAddr = peer.local_addr().unwrap();
     let scene = Scene::new("relay", Does::Relay, |topology| {
-        topology.services[0].sockets.push(SocketSpec::Connect(at));
+        topology.services[0].sockets.push(SocketSpec::connect(at));
     });
     let server = thread::spawn(move || {
         let (mut stream, _) = peer.accept().unwrap();
@@ -493,6 +501,68 @@ fn a_block_connects_out_and_relays() {
     let mut refused = scene.client();
     assert!(refused.read(&mut [0]).map_or(true, |count| count == 0), "it is reset");
     assert!(scene.ends(End::Refused) >= 1);
+}
+
+/// Both sides of a relay are Unix sockets; the listener has the file of a dead process in its way.
+#[test]
+fn peers_may_be_unix_sockets() {
+    let folder = folder_of("unix-peers");
+    let (front, back) = (folder.join("front"), folder.join("back"));
+    drop(UnixListener::bind(&front).unwrap());
+    let peer = UnixListener::bind(&back).unwrap();
+    let scene = Scene::new("unix", Does::Relay, |topology| {
+        topology.engine.workers = 2;
+        let at = [front.clone(), back.clone()].map(SocketAt::Unix);
+        let [front, back] = at;
+        topology.services[0].sockets = vec![SocketSpec::listen(front), SocketSpec::connect(back)];
+    });
+    assert_eq!(std::fs::metadata(&front).unwrap().permissions().mode() & 0o777, 0o600);
+    let bytes = pattern(300_000);
+    let server = thread::spawn(move || {
+        for _ in 0..4 {
+            let (mut stream, _) = peer.accept().unwrap();
+            let mut got = Vec::new();
+            stream.read_to_end(&mut got).unwrap();
+            got.reverse();
+            stream.write_all(&got).unwrap();
+        }
+    });
+    let wanted: Vec<u8> = bytes.iter().rev().copied().collect();
+    for _ in 0..4 {
+        let stream = UnixStream::connect(&front).unwrap();
+        let mut reader = stream.try_clone().unwrap();
+        let mut got = Vec::new();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                (&stream).write_all(&bytes).unwrap();
+                stream.shutdown(Shutdown::Write).unwrap();
+            });
+            reader.read_to_end(&mut got).unwrap();
+        });
+        assert!(got == wanted, "{} bytes", got.len());
+    }
+    server.join().unwrap();
+    eventually("all are closed", || scene.ends(End::Closed) == 8);
+    // The peer is gone: its file is there, and no one listens.
+    let mut refused = UnixStream::connect(&front).unwrap();
+    assert!(refused.read(&mut [0]).map_or(true, |count| count == 0), "it is reset");
+    eventually("it is refused", || scene.ends(End::Refused) == 1);
+    drop(scene);
+    assert!(!front.exists(), "the file of the listener is removed");
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_unix_socket_that_is_taken_is_refused() {
+    let folder = folder_of("unix-taken");
+    let path = folder.join("taken");
+    let _other = UnixListener::bind(&path).unwrap();
+    let mut service = Service::new("streams", Vec::new(), "stream_echo");
+    service.sockets = vec![SocketSpec::listen(SocketAt::Unix(path.clone()))];
+    let Err(error) = Server::start(topology(vec![service])) else { panic!("it is taken") };
+    assert!(error.to_string().contains("another process listens there"), "{error}");
+    assert!(path.exists());
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]

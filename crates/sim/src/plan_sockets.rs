@@ -32,11 +32,11 @@ impl Plan {
         let spec = &mut self.setup.topology.services[service];
         let address = |port: usize| SocketAddr::from((Ipv4Addr::LOCALHOST, port as u16));
         for listener in 0..own.between(1, 2) as usize {
-            spec.sockets.push(SocketSpec::Listen(address(9500 + 10 * service + listener)));
+            spec.sockets.push(SocketSpec::listen(address(9500 + 10 * service + listener)));
         }
         if own.chance(400) {
             let peer = Ipv4Addr::new(203, 0, 113, 100 + service as u8);
-            spec.sockets.push(SocketSpec::Connect((peer, 7).into()));
+            spec.sockets.push(SocketSpec::connect((peer, 7)));
         }
         spec.sockets_per_block = own.pick(&[2, 3, 16]);
         spec.socket_bytes = own.pick(&[4096, 4096, 65536]);

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, mpsc};
 
 use engine::metrics::{Metrics, ServiceMetrics, ServiceSnapshot};
 use engine::stages::ObservationSnapshot;
-use engine::topology::{Listen, Replies, Service, SocketSpec, Topology};
+use engine::topology::{Listen, Replies, Service, SocketAt, Topology};
 use engine::{
     Attachment, BlockEnds, ChainReply, ChainRequest, ControlMessage, Fabric, ServiceInstall,
     ShmClient, Switch, Worker,
@@ -126,9 +126,9 @@ impl Setup {
 
 /// Addresses to which a service's blocks connect.
 fn connected(service: &Service) -> impl Iterator<Item = SocketAddr> + '_ {
-    service.sockets.iter().filter_map(|socket| match socket {
-        SocketSpec::Connect(address) => Some(*address),
-        SocketSpec::Listen(_) => None,
+    service.sockets.iter().filter_map(|socket| match socket.at {
+        SocketAt::Tcp(address) if !socket.listens() => Some(address),
+        _ => None,
     })
 }
 

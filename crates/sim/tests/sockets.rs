@@ -28,9 +28,9 @@ fn sockets(seed: u64, relay: bool) -> Script {
     service.mqueues = 1 + seed as u32 % 3;
     service.sockets_per_block = if relay { 4 } else { 3 };
     service.socket_bytes = 4096;
-    service.sockets.push(SocketSpec::Listen(([127, 0, 0, 1], 9100).into()));
+    service.sockets.push(SocketSpec::listen(([127, 0, 0, 1], 9100)));
     if relay {
-        service.sockets.push(SocketSpec::Connect(([203, 0, 113, 7], 7).into()));
+        service.sockets.push(SocketSpec::connect(([203, 0, 113, 7], 7)));
     }
     script
 }
@@ -196,7 +196,7 @@ fn hostile_blocks_hurt_only_themselves() {
         let mut script = sockets(seed, relay);
         script.another_service(wire::nic::Transport::Udp);
         let other = &mut script.setup.topology.services[1];
-        other.sockets = vec![SocketSpec::Listen(([127, 0, 0, 1], 9101).into())];
+        other.sockets = vec![SocketSpec::listen(([127, 0, 0, 1], 9101))];
         let scribble = if seed % 2 == 0 { 0 } else { 100 };
         script.behaviour().sockets =
             SocketBehaviour { forge: 300, scribble, ..SocketBehaviour::default() };

@@ -61,64 +61,104 @@ pub enum LocalError {
     },
 }
 
-/// A listening socket; dropping it removes its file.
+/// The file of a listening socket; dropping it removes the file.
+#[derive(Debug)]
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    /// Its device and inode: a file that replaced it at the same path is not removed.
+    id: (u64, u64),
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let ours = |found: &fs::Metadata| (found.dev(), found.ino()) == self.id;
+        if fs::symlink_metadata(&self.path).as_ref().is_ok_and(ours) {
+            // If removing fails, the next listener replaces the file.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// A listening socket of this type (`SOCK_STREAM`, `SOCK_SEQPACKET`) at `path`, for processes of this user (mode 0600). A socket file
+/// left behind by a dead process is replaced; one with a live listener is not.
+pub(crate) fn listen(
+    path: &Path,
+    kind: c_int,
+    backlog: c_int,
+) -> Result<(OwnedFd, SocketFile), LocalError> {
+    let wrong = || LocalError::Path { path: path.to_owned() };
+    let address = Address::new(path).filter(|_| path.is_absolute()).ok_or_else(wrong)?;
+    let host = |source| LocalError::Host { path: path.to_owned(), source };
+    if let Ok(found) = fs::symlink_metadata(path) {
+        if !found.file_type().is_socket() {
+            return Err(LocalError::NoSocket { path: path.to_owned() });
+        }
+        match connect(&address, kind) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                fs::remove_file(path).map_err(host)?;
+            }
+            // A listener exists, even if it refuses us or its queue is full.
+            _ => return Err(LocalError::Taken { path: path.to_owned() }),
+        }
+    }
+    let socket = socket(kind).map_err(host)?;
+    let (pointer, len) = address.raw();
+    // SAFETY: pointer and length describe `address`, which outlives the call.
+    check(unsafe { libc::bind(socket.as_raw_fd(), pointer, len) }).map_err(
+        |source| match source.kind() {
+            io::ErrorKind::AddrInUse => LocalError::Taken { path: path.to_owned() },
+            _ => host(source),
+        },
+    )?;
+    // Connecting is impossible before `listen`, so the mode is in place in time.
+    let prepared = fs::set_permissions(path, fs::Permissions::from_mode(0o600))
+        .and_then(|()| fs::symlink_metadata(path))
+        .and_then(|found| {
+            // SAFETY: no pointers.
+            check(unsafe { libc::listen(socket.as_raw_fd(), backlog) })?;
+            Ok((found.dev(), found.ino()))
+        });
+    match prepared {
+        Ok(id) => Ok((socket, SocketFile { path: path.to_owned(), id })),
+        Err(error) => {
+            // Report the first failure.
+            let _ = fs::remove_file(path);
+            Err(host(error))
+        }
+    }
+}
+
+/// A stream socket, connected to the listener at a path. Non-blocking: a full queue of the listener is `WouldBlock`.
+pub(crate) fn connect_stream(path: &Path) -> io::Result<OwnedFd> {
+    connect(&Address::new(path).ok_or(io::ErrorKind::InvalidInput)?, libc::SOCK_STREAM)
+}
+
+fn connect(address: &Address, kind: c_int) -> io::Result<OwnedFd> {
+    let socket = socket(kind)?;
+    let (pointer, len) = address.raw();
+    // SAFETY: pointer and length describe `address`, which outlives the call.
+    check(unsafe { libc::connect(socket.as_raw_fd(), pointer, len) })?;
+    Ok(socket)
+}
+
+/// A listening socket for handshakes; dropping it removes its file.
 #[derive(Debug)]
 pub struct LocalListener {
     socket: OwnedFd,
-    path: PathBuf,
-    /// Device and inode of the socket's file: a file that replaced it at the same path is not removed.
-    file: (u64, u64),
+    file: SocketFile,
 }
 
 impl LocalListener {
     /// Listens at `path`, for processes of this user (mode 0600). A socket file left behind by a dead process
     /// is replaced; one with a live listener is not.
     pub fn bind(path: &Path) -> Result<Self, LocalError> {
-        let wrong = || LocalError::Path { path: path.to_owned() };
-        let address = Address::new(path).filter(|_| path.is_absolute()).ok_or_else(wrong)?;
-        let host = |source| LocalError::Host { path: path.to_owned(), source };
-        if let Ok(found) = fs::symlink_metadata(path) {
-            if !found.file_type().is_socket() {
-                return Err(LocalError::NoSocket { path: path.to_owned() });
-            }
-            match LocalSocket::connect_to(&address) {
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                    fs::remove_file(path).map_err(host)?;
-                }
-                // A listener exists, even if it refuses us or its queue is full.
-                _ => return Err(LocalError::Taken { path: path.to_owned() }),
-            }
-        }
-        let socket = socket().map_err(host)?;
-        let (pointer, len) = address.raw();
-        // SAFETY: pointer and length describe `address`, which outlives the call.
-        check(unsafe { libc::bind(socket.as_raw_fd(), pointer, len) }).map_err(|source| {
-            match source.kind() {
-                io::ErrorKind::AddrInUse => LocalError::Taken { path: path.to_owned() },
-                _ => host(source),
-            }
-        })?;
-        // Connecting is impossible before `listen`, so the mode is in place in time.
-        let prepared = fs::set_permissions(path, fs::Permissions::from_mode(0o600))
-            .and_then(|()| fs::symlink_metadata(path))
-            .and_then(|found| {
-                // SAFETY: no pointers.
-                check(unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) })?;
-                Ok((found.dev(), found.ino()))
-            });
-        match prepared {
-            Ok(file) => Ok(Self { socket, path: path.to_owned(), file }),
-            Err(error) => {
-                // Report the first failure.
-                let _ = fs::remove_file(path);
-                Err(host(error))
-            }
-        }
+        let (socket, file) = listen(path, libc::SOCK_SEQPACKET, BACKLOG)?;
+        Ok(Self { socket, file })
     }
 
     /// The path it listens at.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.file.path
     }
 
     /// Accepts one connection; `None` if none is pending.
@@ -142,16 +182,6 @@ impl AsFd for LocalListener {
     }
 }
 
-impl Drop for LocalListener {
-    fn drop(&mut self) {
-        let ours = |found: &fs::Metadata| (found.dev(), found.ino()) == self.file;
-        if fs::symlink_metadata(&self.path).as_ref().is_ok_and(ours) {
-            // If removing fails, the next listener replaces the file.
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
-
 /// One connection. Non-blocking.
 #[derive(Debug)]
 pub struct LocalSocket {
@@ -162,15 +192,7 @@ impl LocalSocket {
     /// Connects to a listener.
     pub fn connect(path: &Path) -> io::Result<Self> {
         let address = Address::new(path).ok_or(io::ErrorKind::InvalidInput)?;
-        Self::connect_to(&address)
-    }
-
-    fn connect_to(address: &Address) -> io::Result<Self> {
-        let socket = socket()?;
-        let (pointer, len) = address.raw();
-        // SAFETY: pointer and length describe `address`, which outlives the call.
-        check(unsafe { libc::connect(socket.as_raw_fd(), pointer, len) })?;
-        Ok(Self { socket })
+        Ok(Self { socket: connect(&address, libc::SOCK_SEQPACKET)? })
     }
 
     /// Both ends of a connection, one of them for a child process.
@@ -425,8 +447,8 @@ fn poll<'a>(
     list.iter().map(|entry| ready > 0 && entry.revents != 0).collect()
 }
 
-fn socket() -> io::Result<OwnedFd> {
-    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+fn socket(kind: c_int) -> io::Result<OwnedFd> {
+    let kind = kind | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: no pointers.
     own(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
 }

@@ -36,8 +36,9 @@ mod udp_send;
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 
 use libc::c_int;
@@ -49,6 +50,7 @@ use wire::nic::{
 pub use listen::OpenError;
 pub use poller::Waker;
 
+use crate::local::{self, SocketFile};
 use crate::os::{interrupted, own, set_option};
 use address::{RAW_ADDRESS_LEN, RawAddress};
 use listen::Claim;
@@ -149,6 +151,8 @@ struct UdpPort {
 struct TcpPort {
     /// `None` after [`Nic::stop_listening`].
     listener: Option<OwnedFd>,
+    /// Of a Unix socket: its file, which is removed when no worker listens there.
+    file: Option<Arc<SocketFile>>,
     /// Connections are pending although the last `accept` returned none; there will be no further edge.
     stalled: bool,
 }
@@ -164,9 +168,14 @@ enum Port {
 #[derive(Debug)]
 pub struct OpenPort {
     socket: OwnedFd,
-    /// Port 0 resolved.
+    /// Port 0 resolved. Of a Unix socket: the [unnamed address](UNNAMED).
     spec: PortSpec,
+    /// Of a Unix socket.
+    file: Option<Arc<SocketFile>>,
 }
+
+/// What stands for the address of a Unix socket.
+const UNNAMED: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 impl OpenPort {
     /// Claims a port for this process, once for each of `workers`. Fails if another socket, of any
@@ -189,23 +198,39 @@ impl OpenPort {
         workers: usize,
         options: &SocketOptions,
     ) -> Result<Vec<Self>, OpenError> {
-        let mut ports = vec![Self::open(spec, Claim::First, options)?];
+        Self::open(spec, Claim::First, options)?.share(workers)
+    }
+
+    /// The same with a Unix stream socket, for processes of this user (mode 0600). Its file is removed when no worker listens.
+    pub fn open_local(
+        path: &Path,
+        workers: usize,
+        options: &SocketOptions,
+    ) -> Result<Vec<Self>, OpenError> {
+        let (socket, file) = local::listen(path, libc::SOCK_STREAM, options.backlog)?;
+        let spec = PortSpec { transport: Transport::Tcp, address: UNNAMED };
+        Self { socket, spec, file: Some(Arc::new(file)) }.share(workers)
+    }
+
+    /// This port, once for each worker.
+    fn share(self, workers: usize) -> Result<Vec<Self>, OpenError> {
+        let mut ports = vec![self];
         while ports.len() < workers {
-            let spec = ports[0].spec;
-            let shared = ports[0].socket.try_clone();
-            let socket =
-                shared.map_err(|error| OpenError::host("cannot share a listener", error))?;
-            ports.push(Self { socket, spec });
+            let Self { socket, spec, file } = &ports[0];
+            let socket = socket
+                .try_clone()
+                .map_err(|error| OpenError::host("cannot share a listener", error))?;
+            ports.push(Self { socket, spec: *spec, file: file.clone() });
         }
         Ok(ports)
     }
 
     fn open(spec: PortSpec, claim: Claim, options: &SocketOptions) -> Result<Self, OpenError> {
         let (socket, address) = listen::open(spec, claim, options)?;
-        Ok(Self { socket, spec: PortSpec { address, ..spec } })
+        Ok(Self { socket, spec: PortSpec { address, ..spec }, file: None })
     }
 
-    /// The address it listens on.
+    /// The address it listens on; of a Unix socket 0.0.0.0:0.
     pub fn address(&self) -> SocketAddr {
         self.spec.address
     }
@@ -292,7 +317,7 @@ impl SocketNic {
     }
 
     fn install(&mut self, index: PortIndex, port: OpenPort) -> io::Result<()> {
-        let OpenPort { socket, spec } = port;
+        let OpenPort { socket, spec, file } = port;
         let port = match spec.transport {
             Transport::Udp => {
                 self.poller.watch_sleeping(socket.as_fd());
@@ -302,7 +327,7 @@ impl SocketNic {
             Transport::Tcp => {
                 self.poller.watch(socket.as_fd(), Source::Listener(index))?;
                 self.active_polls = ACTIVE_POLLS;
-                Port::Tcp(TcpPort { listener: Some(socket), stalled: false })
+                Port::Tcp(TcpPort { listener: Some(socket), file, stalled: false })
             }
         };
         let place = usize::from(index);
@@ -416,7 +441,7 @@ impl SocketNic {
             self.reserve = reserve_descriptor().ok();
         }
         for (index, port) in self.ports.iter_mut().enumerate() {
-            if let Port::Tcp(TcpPort { stalled, listener: Some(_) }) = port
+            if let Port::Tcp(TcpPort { stalled, listener: Some(_), .. }) = port
                 && std::mem::take(stalled)
             {
                 events.push(Event::Connections(index as PortIndex));
@@ -572,6 +597,16 @@ impl Nic for SocketNic {
         self.start_connect(to, transport, key).map_err(nic_error)
     }
 
+    fn connect_local(&mut self, path: &Path, key: StreamKey) -> Result<(), NicError> {
+        self.streams.check_free(key)?;
+        let socket = local::connect_stream(path).map_err(|error| match error.kind() {
+            // The listener's queue is full.
+            io::ErrorKind::WouldBlock => NicError::Refused(error.to_string()),
+            _ => nic_error(error),
+        })?;
+        self.add_stream((socket, 0), Transport::Tcp, key, true).map_err(nic_error)
+    }
+
     fn read(&mut self, key: StreamKey, into: &mut [u8]) -> Read {
         self.streams.read(key, into)
     }
@@ -635,7 +670,7 @@ impl Nic for SocketNic {
         match self.ports.get_mut(usize::from(index)) {
             // Kept open: replies are still sent from it.
             Some(Port::Udp(udp)) => udp.stopped = true,
-            Some(Port::Tcp(tcp)) => tcp.listener = None,
+            Some(Port::Tcp(tcp)) => (tcp.listener, tcp.file) = (None, None),
             Some(Port::Closed) | None => return,
         }
         self.stop_watching(index);
@@ -746,11 +781,8 @@ fn accept(listener: BorrowedFd<'_>) -> io::Result<(OwnedFd, SocketAddr)> {
             )
         });
         match accepted {
-            Ok(socket) => {
-                let peer =
-                    peer.to_std().ok_or_else(|| io::Error::from_raw_os_error(libc::EPROTO))?;
-                return Ok((socket, peer));
-            }
+            // A peer of a Unix socket has no address of these families.
+            Ok(socket) => return Ok((socket, peer.to_std().unwrap_or(UNNAMED))),
             Err(error) if interrupted(&error) => {}
             Err(error) => return Err(error),
         }

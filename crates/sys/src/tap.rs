@@ -17,7 +17,7 @@ mod packet;
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -448,6 +448,11 @@ impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> Nic for Tap<N> {
             self.tell(key, From::Here, SYN, b"");
         }
         Ok(())
+    }
+
+    /// Unix sockets have no packets: they are not recorded.
+    fn connect_local(&mut self, path: &Path, key: StreamKey) -> Result<(), NicError> {
+        self.nic.connect_local(path, key)
     }
 
     fn read(&mut self, key: StreamKey, into: &mut [u8]) -> Read {

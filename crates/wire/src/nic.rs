@@ -11,6 +11,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::Range;
+use std::path::Path;
 
 /// Index of a port in the worker's list of ports; the same on every worker.
 pub type PortIndex = u16;
@@ -332,7 +333,7 @@ pub enum Close {
 /// The transport of a stream to a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// A byte stream.
+    /// A byte stream: a TCP connection, or a connection of Unix stream sockets.
     Tcp,
     /// A connected UDP socket: one write is one datagram, one read is one datagram.
     Udp,
@@ -407,6 +408,12 @@ pub trait Nic {
         transport: Transport,
         key: StreamKey,
     ) -> Result<(), NicError>;
+
+    /// The same for a Unix stream socket, which is a [`Transport::Tcp`] stream from then on. A network without Unix sockets refuses.
+    fn connect_local(&mut self, path: &Path, key: StreamKey) -> Result<(), NicError> {
+        let _ = key;
+        Err(NicError::Refused(format!("no Unix socket {path:?} in this network")))
+    }
 
     /// Reads once from a stream.
     fn read(&mut self, key: StreamKey, into: &mut [u8]) -> Read;

@@ -14,7 +14,7 @@ use wire::DropReason;
 
 use super::{Failure, File, LOG_TIMEOUT};
 use crate::screen::Screen;
-use server::config::{Config, memory_url, url};
+use server::config::{Config, memory_url, unix_url, url};
 use server::control::Control;
 use server::exporter::{Exporter, Health};
 use server::log::{self, Lines};
@@ -190,6 +190,9 @@ fn listens(config: &Config, server: &Server) -> Vec<(String, Vec<String>)> {
     }
     for (service, path) in config.topology.memory_ports() {
         listens[service].1.push(memory_url(path));
+    }
+    for (service, path) in config.topology.unix_ports() {
+        listens[service].1.push(unix_url(path));
     }
     listens
 }

@@ -110,7 +110,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
 fn serve(stage: &Stage<'_>) -> Result<(Server, [SocketAddr; 2]), DemoError> {
     let service = |kernel: &str, mqueues: u32| {
         let mut service = Service::new(kernel, Vec::new(), kernel);
-        service.sockets = vec![SocketSpec::Listen(([127, 0, 0, 1], 0).into())];
+        service.sockets = vec![SocketSpec::listen(([127, 0, 0, 1], 0))];
         service.mqueues = stage.options.mqueues.unwrap_or(mqueues);
         (service.sockets_per_block, service.socket_bytes) = (8, 256 << 10);
         service

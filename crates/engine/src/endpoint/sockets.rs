@@ -151,7 +151,7 @@ impl Sockets {
         if service.sockets.is_empty() {
             return None;
         }
-        let specs: Box<[SocketSpec]> = service.sockets.iter().copied().collect();
+        let specs: Box<[SocketSpec]> = service.sockets.clone().into();
         let blocks: Vec<_> =
             ends.into_iter().map(|ends| BlockShare::new(ends, specs.len())).collect();
         Some(Box::new(Self {

@@ -255,9 +255,12 @@ impl Topology {
                 field: "listen",
                 message: format!("{what} is taken by service {by:?}"),
             };
-            for path in &service.memory_ports {
-                if let Some((by, _)) = paths.iter().find(|(_, other)| other == path) {
-                    problems.push(taken_by(path.display().to_string(), by));
+            let memory = service.memory_ports.iter().map(|path| (path.as_path(), "listen"));
+            let unix = service.unix_ports().map(|(path, _)| (path, "socket"));
+            for (path, field) in memory.chain(unix) {
+                if let Some((by, _)) = paths.iter().find(|(_, other)| *other == path) {
+                    let error = taken_by(path.display().to_string(), by);
+                    problems.push(TopologyError { field, ..error });
                 }
                 paths.push((&service.name, path));
             }

@@ -58,10 +58,19 @@ fn one_machine(host: &str, ip: IpAddr, right: &str) -> Result<(), Wrong> {
 
 /// The path of a shared-memory port (`shm:///run/digits`); `None` if the text is of another scheme.
 pub(super) fn memory_port(url: &str) -> Option<Result<PathBuf, Wrong>> {
-    let path = url.strip_prefix("shm://")?;
+    path_of(url, "shm")
+}
+
+/// The path of a Unix socket of kernels (`unix:///run/digits`); `None` if the text is of another scheme.
+pub(super) fn unix_socket(url: &str) -> Option<Result<PathBuf, Wrong>> {
+    path_of(url, "unix")
+}
+
+fn path_of(url: &str, scheme: &str) -> Option<Result<PathBuf, Wrong>> {
+    let path = url.strip_prefix(scheme)?.strip_prefix("://")?;
     if !path.starts_with('/') || path.len() < 2 || path.ends_with('/') {
         let what = format!("`{url}` is not the absolute path of a socket");
-        return Some(wrong(what, "such as \"shm:///run/digits\""));
+        return Some(wrong(what, format!("such as \"{scheme}:///run/digits\"")));
     }
     if path.len() > PATH_BYTES_MAX {
         let right = format!("a socket's path has at most {PATH_BYTES_MAX} bytes");
@@ -73,6 +82,11 @@ pub(super) fn memory_port(url: &str) -> Option<Result<PathBuf, Wrong>> {
 /// The path of a shared-memory port as a URL.
 pub fn memory_url(path: &Path) -> String {
     format!("shm://{}", path.display())
+}
+
+/// The path of a Unix socket as a URL.
+pub fn unix_url(path: &Path) -> String {
+    format!("unix://{}", path.display())
 }
 
 /// A backend's address. A name is resolved; its first address is used.
@@ -154,6 +168,12 @@ fn split<'u>(url: &'u str, example: &str) -> Result<(Transport, &'u str, u16), W
             return wrong(
                 "shared memory (shm://) is for clients, not for backends",
                 "use udp:// or tcp://",
+            );
+        }
+        "unix" => {
+            return wrong(
+                "Unix sockets (unix://) are for sockets of kernels",
+                "use udp:// or tcp://, or [[service.socket]]",
             );
         }
         _ => {
@@ -248,6 +268,11 @@ mod tests {
             assert!(!wrong.right.is_empty(), "{url}: {wrong:?}");
         }
         assert!(connect("shm:///run/digits").unwrap_err().what.contains("not for backends"));
+        assert_eq!(unix_socket("unix:///run/digits"), Some(Ok(PathBuf::from("/run/digits"))));
+        assert!(unix_socket("shm:///run/digits").is_none() && unix_socket("unix:/run").is_none());
+        let relative = unix_socket("unix://digits").expect("the scheme is right").unwrap_err();
+        assert!(relative.right.contains("unix:///"), "{relative:?}");
+        assert!(connect("unix:///run/digits").unwrap_err().right.contains("[[service.socket]]"));
     }
 
     #[test]

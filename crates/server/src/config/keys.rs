@@ -581,9 +581,9 @@ const COMMON: &[(&str, &[Key])] = &[
         keys! { "service.streams.socket.peers":
             name: Other("string: 1 to 64 letters, digits, `_`, `-`"), "required",
                 "The name in messages. Kernels address sockets by their order.";
-            listen: Other("string: `tcp://IP:PORT`"), "none",
-                "Blocks accept the connections that arrive here. Either this or `connect`.";
-            connect: Other("string: `tcp://HOST:PORT`"), "none",
+            listen: Other("string: `tcp://IP:PORT` or `unix:///PATH`"), "none",
+                "Blocks accept the connections that arrive here. Either this or `connect`. At a Unix socket the engine's user and root may connect.";
+            connect: Other("string: `tcp://HOST:PORT` or `unix:///PATH`"), "none",
                 "Blocks may connect to this address; all others are refused. A host name is resolved once, at start.";
         },
     ),

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use engine::topology::{SOCKET_SPECS_MAX, SocketSpec};
+use engine::topology::{SOCKET_SPECS_MAX, SocketAt, SocketSpec};
 use wire::nic::Transport;
 
 use super::address::{self, Wrong};
@@ -48,10 +48,14 @@ fn read_socket(report: &mut Report<'_>, section: &mut Section<'_>) -> Option<Soc
     let key = if listens { "listen" } else { "connect" };
     let (text, span) = section.text(report, key, "\"tcp://127.0.0.1:7000\"")?;
     section.record(report, key, text.clone());
-    let read = if listens { address::listen(&text) } else { address::connect(&text) };
-    match read.and_then(only_tcp) {
-        Ok(address) if listens => Some(SocketSpec::Listen(address)),
-        Ok(address) => Some(SocketSpec::Connect(address)),
+    let read = match address::unix_socket(&text) {
+        Some(path) => path.map(SocketAt::Unix),
+        None if listens => address::listen(&text).and_then(only_tcp),
+        None => address::connect(&text).and_then(only_tcp),
+    };
+    match read {
+        Ok(at) if listens => Some(SocketSpec::listen(at)),
+        Ok(at) => Some(SocketSpec::connect(at)),
         Err(wrong) => {
             report.problem(Problem::new(span, wrong.what, wrong.right));
             None
@@ -59,12 +63,12 @@ fn read_socket(report: &mut Report<'_>, section: &mut Section<'_>) -> Option<Soc
     }
 }
 
-fn only_tcp((transport, address): (Transport, SocketAddr)) -> Result<SocketAddr, Wrong> {
+fn only_tcp((transport, address): (Transport, SocketAddr)) -> Result<SocketAt, Wrong> {
     match transport {
-        Transport::Tcp => Ok(address),
+        Transport::Tcp => Ok(SocketAt::Tcp(address)),
         Transport::Udp => Err(Wrong {
             what: "a stream socket of a kernel cannot use udp://".to_owned(),
-            right: "write tcp://; datagrams are messages, which need no socket: `listen` of the service".to_owned(),
+            right: "write tcp:// or unix://; datagrams are messages, which need no socket: `listen` of the service".to_owned(),
         }),
     }
 }

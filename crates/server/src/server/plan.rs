@@ -6,6 +6,7 @@
 //! any step, and rejected as a whole.
 
 use std::fmt;
+use std::path::Path;
 
 use engine::topology::{Accelerator, Listen, Service, Topology};
 
@@ -175,11 +176,22 @@ fn taken(running: &Topology, service: &Service) -> Option<Refusal> {
         let holder = others().find(|other| other.ports().any(|(held, _)| held == listen))?;
         Some((holder, crate::config::url(listen.transport, listen.address)))
     });
+    let memory = |of: &Service, path: &Path| of.memory_ports.iter().any(|held| held == path);
+    let unix = |of: &Service, path: &Path| of.unix_ports().any(|(held, _)| held == path);
+    // A path also cannot change its kind, in its own service either.
     let paths = service.memory_ports.iter().filter_map(|path| {
-        let holder = others().find(|other| other.memory_ports.contains(path))?;
+        let mut held = running.services.iter();
+        let holder =
+            held.find(|of| unix(of, path) || memory(of, path) && of.name != service.name)?;
         Some((holder, crate::config::memory_url(path)))
     });
-    let (holder, url) = sockets.chain(paths).next()?;
+    let unix_paths = service.unix_ports().filter_map(|(path, _)| {
+        let mut held = running.services.iter();
+        let holder =
+            held.find(|of| memory(of, path) || unix(of, path) && of.name != service.name)?;
+        Some((holder, crate::config::unix_url(path)))
+    });
+    let (holder, url) = sockets.chain(paths).chain(unix_paths).next()?;
     Some(Refusal {
         what: format!("service {:?}", service.name),
         why: format!(

@@ -14,6 +14,7 @@ use wire::nic::Transport;
 
 use super::address::{RAW_ADDRESS_LEN, RawAddress, family};
 use super::{PortSpec, SocketOptions};
+use crate::local::LocalError;
 use crate::os::{check, int_option, own, set_option};
 
 /// Why a port could not be opened.
@@ -53,6 +54,9 @@ pub enum OpenError {
         /// The port asked for.
         port: PortSpec,
     },
+    /// A Unix socket.
+    #[error(transparent)]
+    Local(#[from] LocalError),
     /// The process has no free descriptor.
     #[error("no free file descriptor for {what}: raise `ulimit -n`")]
     Exhausted {

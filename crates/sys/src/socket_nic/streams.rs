@@ -271,6 +271,7 @@ impl Streams {
         }
         match how {
             Close::Graceful => {
+                // A Unix socket fails instead: there a close with unread input destroys nothing that was sent.
                 // SAFETY: with MSG_TRUNC a TCP receive discards data and never writes to the buffer.
                 let _ = unsafe {
                     libc::recv(

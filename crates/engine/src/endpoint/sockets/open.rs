@@ -5,7 +5,7 @@ use sockets::{End, State};
 use wire::nic::{Close, Event, Nic, NicError, PortIndex, Transport};
 
 use super::SlotId;
-use crate::topology::SocketSpec;
+use crate::topology::SocketAt;
 use crate::turn::Turn;
 
 /// Connections accepted from one listener in a turn.
@@ -56,9 +56,10 @@ impl<N: Nic> Turn<N> {
         let Self { services, nic, now_ns, draining, .. } = self;
         let Some(sockets) = services[usize::from(service)].sockets.as_deref_mut() else { return };
         let share = &mut sockets.blocks[block as usize];
-        let SocketSpec::Connect(peer) = sockets.specs[socket as usize] else {
+        let spec = &sockets.specs[socket as usize];
+        if spec.listens() {
             return share.sockets.refuse(token, status::NOT_ALLOWED);
-        };
+        }
         if *draining || sockets.closed {
             return share.sockets.refuse(token, status::DRAINING);
         }
@@ -67,7 +68,11 @@ impl<N: Nic> Turn<N> {
         };
         let entry = &mut share.connections[slot as usize];
         entry.begin(false, *now_ns + sockets.attempt_ns);
-        if let Err(error) = nic.connect(peer, Transport::Tcp, entry.key) {
+        let started = match &spec.at {
+            SocketAt::Tcp(address) => nic.connect(*address, Transport::Tcp, entry.key),
+            SocketAt::Unix(path) => nic.connect_local(path, entry.key),
+        };
+        if let Err(error) = started {
             let (end, status) = match error {
                 NicError::Exhausted => (End::NoDescriptor, status::EXHAUSTED),
                 NicError::Refused(_) => (End::Refused, status::REFUSED),

@@ -86,7 +86,7 @@ impl Server {
     pub(super) fn undo_installed(&mut self, prepared: &[PreparedService]) {
         for PreparedService { service_slot, kept, .. } in prepared {
             let is_kept = |port: &PortIndex| kept.iter().any(|(kept, _)| kept == port);
-            let own = service_slot.ports.iter().map(|p| p.0).filter(|port| !is_kept(port));
+            let own = service_slot.port_indices().filter(|port| !is_kept(port));
             self.release_slot(service_slot.slot, &service_slot.metrics, own.collect(), &|| false);
         }
         // Some slots may remain leaked.

@@ -1,13 +1,14 @@
 //! The first step of a change: creates everything that the new services need, without an effect on running services.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 
 use engine::ServiceInstall;
 use engine::metrics::{RuntimeMetrics, ServiceMetrics};
 use engine::topology::{Launch, Listen, Service, Topology};
 use sys::{OpenPort, PortSpec, SocketOptions};
-use wire::nic::PortIndex;
+use wire::nic::{PortIndex, Transport};
 
 use super::super::functions::AttachedFunction;
 use super::super::kernel_files::KernelFiles;
@@ -20,6 +21,8 @@ pub(in super::super) struct ServiceSlot {
     pub(in super::super) slot: u16,
     /// In the order of its `listen`.
     pub(in super::super) ports: Vec<(PortIndex, SocketAddr)>,
+    /// In the order of its Unix sockets.
+    pub(in super::super) unix_ports: Vec<PortIndex>,
     pub(in super::super) metrics: Arc<ServiceMetrics>,
     /// Metrics of its accelerators whose blocks run in runtimes.
     pub(in super::super) runtime_metrics: Vec<Arc<RuntimeMetrics>>,
@@ -27,6 +30,24 @@ pub(in super::super) struct ServiceSlot {
     pub(in super::super) files: KernelFiles,
     /// Functions on the path of its messages, in order.
     pub(in super::super) functions: Vec<AttachedFunction>,
+}
+
+impl ServiceSlot {
+    /// All of its ports.
+    pub(super) fn port_indices(&self) -> impl Iterator<Item = PortIndex> + '_ {
+        self.ports.iter().map(|port| port.0).chain(self.unix_ports.iter().copied())
+    }
+}
+
+/// The ports of a service, and those of them that had to be opened.
+#[derive(Default)]
+struct Ports {
+    ports: Vec<(PortIndex, SocketAddr)>,
+    unix_ports: Vec<PortIndex>,
+    /// Taken over from the previous version.
+    kept: Vec<(PortIndex, Option<u16>)>,
+    /// With one for each worker.
+    opened: Vec<(PortIndex, Listen, Option<u16>, Vec<OpenPort>)>,
 }
 
 /// A service that is ready to be installed.
@@ -96,7 +117,8 @@ impl Server {
             None => Arc::new(ServiceMetrics::new(service.name.clone(), workers)),
         };
         let (functions, links) = self.first_functions(service)?;
-        let (ports, opened) = self.open_ports(service, before, workers, others)?;
+        let Ports { ports, unix_ports, kept, opened } =
+            self.open_ports(service, before, workers, others)?;
         let runtime_metrics =
             before.map_or(Vec::new(), |before| self.service_slots[before].runtime_metrics.clone());
         let attached = match self.attach(slot, wanted, service, &files, &runtime_metrics) {
@@ -121,63 +143,78 @@ impl Server {
                 install.set_functions(links);
             }
         }
-        let listens: Vec<_> = service.ports().collect();
         let drain_ns = wanted.engine.drain_ms * 1_000_000;
         for start in after_departure.iter().filter(|start| pauses_service(start)) {
             installs
                 .iter_mut()
                 .for_each(|install| install.pause(start.spec.position as u16, drain_ns));
         }
-        for (port, of_workers) in opened {
+        for (port, listen, socket, of_workers) in opened {
             for (runtime, open) in installs.iter_mut().zip(of_workers) {
-                let (listen, socket) = listens[port];
                 let listen = Listen { address: open.address(), ..listen };
-                runtime.add_port(ports[port].0, (listen, socket), &wanted.limits, open);
+                runtime.add_port(port, (listen, socket), &wanted.limits, open);
             }
         }
-        let old = before.map_or(&[][..], |before| &self.service_slots[before].ports);
-        let kept = ports.iter().zip(&listens).map(|((port, _), (_, socket))| (*port, *socket));
-        let kept = kept.filter(|(port, _)| old.iter().any(|(old, _)| old == port)).collect();
-        let service_slot = ServiceSlot { slot, ports, metrics, runtime_metrics, files, functions };
+        let service_slot =
+            ServiceSlot { slot, ports, unix_ports, metrics, runtime_metrics, files, functions };
         Ok(PreparedService { index, service_slot, installs, kept, before_switch, after_departure })
     }
 
-    /// The ports of a service, and those of them that had to be opened: index in `listen`, one for each worker.
-    #[expect(clippy::type_complexity, reason = "named above")]
+    /// Takes over the ports that the previous version has, and opens the others.
     fn open_ports(
         &self,
         service: &Service,
         before: Option<usize>,
         workers: usize,
         others: &[PreparedService],
-    ) -> Result<(Vec<(PortIndex, SocketAddr)>, Vec<(usize, Vec<OpenPort>)>), ServerError> {
+    ) -> Result<Ports, ServerError> {
         let mut old: Vec<(Listen, (PortIndex, SocketAddr))> = Vec::new();
+        let mut old_unix: Vec<(&Path, PortIndex)> = Vec::new();
         if let Some(before) = before {
-            let listens = self.topology.services[before].ports().map(|(listen, _)| listen);
-            old.extend(listens.zip(self.service_slots[before].ports.iter().copied()));
+            let (service, slot) = (&self.topology.services[before], &self.service_slots[before]);
+            old.extend(service.ports().map(|(listen, _)| listen).zip(slot.ports.iter().copied()));
+            let unix = service.unix_ports().map(|(path, _)| path);
+            old_unix.extend(unix.zip(slot.unix_ports.iter().copied()));
         }
         let service_slots = self.service_slots.iter().chain(others.iter().map(|p| &p.service_slot));
-        let mut taken: Vec<PortIndex> =
-            service_slots.flat_map(|p| &p.ports).map(|port| port.0).collect();
+        let mut taken: Vec<PortIndex> = service_slots.flat_map(ServiceSlot::port_indices).collect();
         taken.extend(self.leaked.iter().flat_map(|leaked| &leaked.ports));
-        let (mut ports, mut opened) = (Vec::new(), Vec::new());
-        for (number, (listen, socket)) in service.ports().enumerate() {
-            if let Some(found) = old.iter().position(|(other, _)| *other == listen) {
-                ports.push(old.swap_remove(found).1);
+        let mut new_index = || {
+            let index = (0..).find(|index| !taken.contains(index)).expect("65536 are enough");
+            taken.push(index);
+            index
+        };
+        let options = SocketOptions::default();
+        let mut found = Ports::default();
+        for (listen, socket) in service.ports() {
+            if let Some(place) = old.iter().position(|(other, _)| *other == listen) {
+                let port = old.swap_remove(place).1;
+                found.ports.push(port);
+                found.kept.push((port.0, socket));
                 continue;
             }
             let spec = PortSpec { transport: listen.transport, address: listen.address };
-            let options = SocketOptions::default();
             let open = match socket {
                 None => OpenPort::open_all(spec, workers, &options)?,
                 // A connection goes to whichever worker has a block for it.
                 Some(_) => OpenPort::open_shared(spec, workers, &options)?,
             };
-            let index = (0..).find(|index| !taken.contains(index)).expect("65536 are enough");
-            taken.push(index);
-            ports.push((index, open[0].address()));
-            opened.push((number, open));
+            let index = new_index();
+            found.ports.push((index, open[0].address()));
+            found.opened.push((index, listen, socket, open));
         }
-        Ok((ports, opened))
+        for (path, socket) in service.unix_ports() {
+            if let Some((_, port)) = old_unix.iter().find(|(old, _)| *old == path) {
+                found.unix_ports.push(*port);
+                found.kept.push((*port, Some(socket)));
+                continue;
+            }
+            let open = OpenPort::open_local(path, workers, &options)?;
+            let listen = Listen { transport: Transport::Tcp, address: open[0].address() };
+            let index = new_index();
+            found.unix_ports.push(index);
+            found.opened.push((index, listen, Some(socket), open));
+        }
+        Ok(found)
     }
 }

@@ -104,7 +104,7 @@ impl Server {
                 );
             }
             let kept = successor.as_ref().map_or(&[][..], |new| &new.kept);
-            let ports = service_slot.ports.iter().map(|p| p.0);
+            let ports = service_slot.port_indices();
             let is_kept = |port: &PortIndex| kept.iter().any(|(kept, _)| kept == port);
             let stopped: Vec<_> = ports.filter(|port| !is_kept(port)).collect();
             switch.stop.extend(&stopped);
