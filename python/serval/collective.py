@@ -11,6 +11,8 @@ A call runs on the calling thread and releases the interpreter's lock; do not us
 
 from __future__ import annotations
 
+import os
+import weakref
 from types import TracebackType
 from typing import Any
 
@@ -26,6 +28,17 @@ FORMING = 30.0
 
 Listener = _native.Listener
 
+#: Groups of this process, whose descriptors a fork closes.
+_FORMED: weakref.WeakSet[Group] = weakref.WeakSet()
+
+
+def _forget() -> None:
+    for group in list(_FORMED):
+        group._native.forget()
+
+
+os.register_at_fork(after_in_child=_forget)
+
 
 def _raised(error: _native.GroupError) -> CollectiveError:
     reason, text = error.args
@@ -33,10 +46,14 @@ def _raised(error: _native.GroupError) -> CollectiveError:
 
 
 class Group:
-    """One rank of a group. All ranks make the same calls in the same order. A call that fails ends the group."""
+    """One rank of a group. All ranks make the same calls in the same order. A call that fails ends the group.
+
+    A group belongs to the process that formed it. In a fork of that process every call raises :class:`CollectiveError`.
+    """
 
     def __init__(self, native: _native.Group, ranks: int, rank: int) -> None:
         self._native = native
+        _FORMED.add(self)
         #: The number of ranks.
         self.ranks = ranks
         #: This rank, from 0.

@@ -25,7 +25,6 @@ import socket
 import tempfile
 import threading
 import weakref
-from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -38,9 +37,7 @@ from ._errors import CollectiveError
 __all__ = ["ProcessGroup"]
 
 _DTYPES = {torch.float32: "float32", torch.int32: "int32"}
-#: How long the end of the interpreter waits for calls in flight.
-_EXIT_SECONDS = 5.0
-#: Groups that are open, so that the end of the interpreter leaves them in order.
+#: Groups that are open, so that the end of the interpreter leaves them.
 _OPEN: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
 
@@ -162,6 +159,9 @@ class ProcessGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Leaves the group, after the calls in flight; ``destroy_process_group`` calls it."""
+        # A fork has neither the thread nor the group.
+        if self._process != os.getpid():
+            return
         if self._worker is not None:
             self._worker.shutdown()
         if self._group is not None:
@@ -173,15 +173,12 @@ class ProcessGroup(dist.ProcessGroup):
             self._group.abort()
         self.shutdown()
 
-    def _leave(self) -> None:
-        if self._process != os.getpid():
-            return
-        if self._pending is not None and futures.wait([self._pending], _EXIT_SECONDS).not_done:
-            self.abort()
-        self.shutdown()
-
     def _run(self, result, options, call) -> _Work:
         """Calls on this thread, or, for ``async_op``, on a thread that makes all such calls in order."""
+        if self._process != os.getpid():
+            raise CollectiveError(
+                "the process group belongs to the process that made it, not to its fork: make another one here", reason="argument"
+            )
         if self._group is None:
             return _Work(result)
         if not options.asyncOp and (self._pending is None or self._pending.done()):
@@ -300,8 +297,9 @@ def _create(store, rank: int, ranks: int, timeout) -> ProcessGroup:
 
 
 def _leave() -> None:
+    """Ends calls in flight, which may wait for a rank that never calls. Between calls the groups are left in order."""
     for group in list(_OPEN):
-        group._leave()
+        group.abort()
 
 
 # Before concurrent.futures waits for its threads, which may wait for a rank that never calls.

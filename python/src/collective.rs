@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use collective::{CollectiveError, Element, Member, Transport};
@@ -69,9 +69,10 @@ impl Group {
             py.detach(|| addresses.iter().map(|text| resolve(text)).collect::<PyResult<_>>())?;
         let member = Member { name, ranks: addresses.len(), rank };
         let limit = seconds(limit)?;
-        Self::form(py, || {
-            let formed = collective::Group::connect(&member, &listener.socket, &addresses, limit);
-            formed.map(collective::Group::boxed)
+        Self::form(py, |interrupt| {
+            let listener = &listener.socket;
+            collective::Group::connect_unless(&member, listener, &addresses, limit, interrupt)
+                .map(collective::Group::boxed)
         })
     }
 
@@ -87,8 +88,9 @@ impl Group {
     ) -> PyResult<Self> {
         let member = Member { name, ranks, rank };
         let limit = seconds(limit)?;
-        Self::form(py, || {
-            collective::Group::connect_shared(&member, &folder, limit).map(collective::Group::boxed)
+        Self::form(py, |interrupt| {
+            collective::Group::connect_shared_unless(&member, &folder, limit, interrupt)
+                .map(collective::Group::boxed)
         })
     }
 
@@ -137,34 +139,43 @@ impl Group {
         self.aborted.store(true, Ordering::Relaxed);
         py.detach(|| self.end());
     }
+
+    /// In a fork: closes the descriptors, so that the group's other ranks notice the end of the process that formed it.
+    fn forget(&self) {
+        if self.is_forked() {
+            self.end();
+        }
+    }
 }
 
 impl Group {
+    fn is_forked(&self) -> bool {
+        self.process != std::process::id()
+    }
+
+    /// Drops the group, which does not speak to the other ranks in a fork.
     fn end(&self) {
-        let Some(group) = self.lock().take() else { return };
-        if self.process != std::process::id() {
-            group.abandon();
-        }
+        let mut group = match self.is_forked() {
+            false => self.lock(),
+            // A thread that the fork does not have may hold the lock.
+            true => match self.group.try_lock() {
+                Ok(group) => group,
+                Err(_) => return,
+            },
+        };
+        let group = group.take();
+        drop(group);
     }
 
     fn form(
         py: Python<'_>,
-        form: impl FnOnce() -> Result<AnyGroup, CollectiveError> + Send,
+        form: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<AnyGroup, CollectiveError> + Send,
     ) -> PyResult<Self> {
-        let mut group = py.detach(form).map_err(raised)?;
+        let formed = py.detach(|| form(&mut signal_has_raised));
+        let mut group = formed.map_err(|error| raised(py, error))?;
         let aborted = Arc::new(AtomicBool::new(false));
         let asked = aborted.clone();
-        // Python's handlers of signals run here; the exception that one raises is raised by the call.
-        group.set_interrupt(move || {
-            asked.load(Ordering::Relaxed)
-                || Python::attach(|py| match py.check_signals() {
-                    Ok(()) => false,
-                    Err(raised) => {
-                        raised.restore(py);
-                        true
-                    }
-                })
-        });
+        group.set_interrupt(move || asked.load(Ordering::Relaxed) || signal_has_raised());
         Ok(Self { group: Mutex::new(Some(group)), aborted, process: std::process::id() })
     }
 
@@ -180,8 +191,8 @@ impl Group {
         call: impl FnOnce(&mut AnyGroup, &mut [u8]) -> Result<(), CollectiveError> + Send,
     ) -> PyResult<()> {
         let limit = seconds(limit)?;
-        if self.process != std::process::id() {
-            let why = "the group belongs to the process that formed it, not to its fork";
+        if self.is_forked() {
+            let why = "the group belongs to the process that formed it, not to its fork: form another group here";
             return Err(failed("argument", why.to_owned()));
         }
         let buffer = buffer.map(PyUntypedBuffer::get).transpose()?;
@@ -209,19 +220,31 @@ impl Group {
             group.set_limit(limit);
             call(group, data)
         });
-        match result {
-            Ok(()) => Ok(()),
-            // The handler of a signal has raised.
-            Err(CollectiveError::Interrupted(_)) if PyErr::occurred(py) => Err(PyErr::fetch(py)),
-            Err(error) => Err(raised(error)),
-        }
+        result.map_err(|error| raised(py, error))
     }
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
         self.end();
+        if matches!(self.group.try_lock(), Err(TryLockError::WouldBlock)) {
+            // A thread of the parent was inside of the group at the fork: what it had in hand cannot be dropped.
+            std::mem::forget(std::mem::replace(&mut self.group, Mutex::new(None)));
+        }
     }
+}
+
+/// Runs Python's handlers of the signals that have come. True: one has raised an exception, which [`raised`] takes.
+fn signal_has_raised() -> bool {
+    let asked = Python::try_attach(|py| match py.check_signals() {
+        Ok(()) => false,
+        Err(raised) => {
+            raised.restore(py);
+            true
+        }
+    });
+    // Without an interpreter the process is ending, and nobody waits for the call.
+    asked.unwrap_or(true)
 }
 
 fn resolve(text: &str) -> PyResult<SocketAddr> {
@@ -244,6 +267,10 @@ fn failed(name: &'static str, why: String) -> PyErr {
     GroupError::new_err((name, why))
 }
 
-fn raised(error: CollectiveError) -> PyErr {
-    failed(error.name(), error.to_string())
+fn raised(py: Python<'_>, error: CollectiveError) -> PyErr {
+    match error {
+        // The handler of a signal has raised.
+        CollectiveError::Interrupted(_) if PyErr::occurred(py) => PyErr::fetch(py),
+        error => failed(error.name(), error.to_string()),
+    }
 }

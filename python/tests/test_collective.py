@@ -2,8 +2,10 @@
 
 import array
 import gc
+import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import serval
+from conftest import eventually
 from serval.collective import Group, Listener
 
 
@@ -173,6 +176,147 @@ def test_a_killed_process_and_a_signal_end_a_call():
             assert ("KeyboardInterrupt" if end == "interrupt" else "rank 1 was lost") in said, said
             ranks[1].kill()
             ranks[1].communicate()
+
+
+class Stop(Exception):
+    """What the handler of a signal raises."""
+
+
+def stop_at(number):
+    def handler(_number, _frame):
+        raise Stop
+
+    return signal.signal(number, handler)
+
+
+def test_a_signal_ends_the_forming_of_a_group():
+    listener = Listener("127.0.0.1")
+    host, port = listener.address().split(":")
+
+    def interrupt():
+        # That a stranger is refused shows that the group is being formed.
+        with socket.create_connection((host, int(port))) as stranger:
+            stranger.sendall(bytes(80))
+            assert stranger.recv(1) == b""
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = stop_at(signal.SIGUSR1)
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            other = thread.submit(interrupt)
+            with pytest.raises(Stop):
+                Group.tcp("test", rank=0, listener=listener, addresses=[listener.address(), "127.0.0.1:1"], limit=600)
+            other.result()
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as thread:
+            place = pathlib.Path(folder, "rank-0")
+
+            def interrupt_when_it_listens():
+                eventually("the rank listens", place.exists)
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+            other = thread.submit(interrupt_when_it_listens)
+            with pytest.raises(Stop):
+                Group.shared("test", ranks=2, rank=0, folder=folder, limit=600)
+            other.result()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_the_forming_of_a_group_has_a_limit():
+    with pytest.raises(serval.CollectiveError, match="did not connect in time: 1") as caught:
+        Group.tcp("test", rank=0, listener=Listener("127.0.0.1"), addresses=["127.0.0.1:1", "127.0.0.1:2"], limit=0.1)
+    assert caught.value.reason == "forming"
+
+
+FORK = """
+import os, sys
+import numpy as np
+import serval
+from serval.collective import Group
+rank, folder = int(sys.argv[1]), sys.argv[2]
+group = Group.shared("test", ranks=2, rank=rank, folder=folder)
+group.barrier()
+child = os.fork()
+if child == 0:
+    try:
+        group.barrier()
+    except serval.CollectiveError as error:
+        assert error.reason == "argument" and "fork" in str(error), error
+        group.close()
+        del group
+        # The interpreter ends in order: what is left of the group is dropped.
+        sys.exit(42)
+    sys.exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
+data = np.ones(4, np.float32)
+group.all_reduce(data)
+assert data.tolist() == [2.0] * 4
+print("summed", flush=True)
+if rank == 1 and os.fork() == 0:
+    # A child that lives on does not keep its parent's connections open.
+    print("child", flush=True)
+    sys.stdin.read()
+    os._exit(0)
+if rank == 1:
+    os.kill(os.getpid(), 9)
+try:
+    group.barrier(limit=600)
+except serval.CollectiveError as error:
+    print(error.reason, flush=True)
+"""
+
+
+def test_a_fork_has_no_part_of_its_parents_group():
+    with tempfile.TemporaryDirectory() as folder:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        ranks = [subprocess.Popen([sys.executable, "-c", FORK, str(rank), folder], **pipes) for rank in range(2)]
+        first, _ = ranks[0].communicate(timeout=100)
+        assert first == "summed\nrank_lost\n", first
+        # The child ends with its standard input.
+        second, _ = ranks[1].communicate(timeout=100)
+        assert second.splitlines() == ["summed", "child"], second
+
+
+EXIT = """
+import sys, threading, time
+from serval.collective import CollectiveError, Group
+rank, folder = int(sys.argv[1]), sys.argv[2]
+group = Group.shared("test", ranks=2, rank=rank, folder=folder)
+group.barrier()
+if rank == 1:
+    # Its standard input ends when the other rank has ended, which has sent enough for one more barrier.
+    sys.stdin.read()
+    try:
+        group.barrier(limit=600)
+        group.barrier(limit=600)
+    except CollectiveError as error:
+        print(error.reason)
+    sys.exit(0)
+begun = threading.Event()
+def call():
+    begun.set()
+    try:
+        group.barrier(limit=600)
+    except CollectiveError as error:
+        print(error.reason, flush=True)
+threading.Thread(target=call, daemon=True).start()
+begun.wait()
+# Most probably the thread waits for the other rank.
+time.sleep(0.2)
+if sys.argv[3] == "abort":
+    group.abort()
+"""
+
+
+@pytest.mark.parametrize("how", ["exit", "abort"])
+def test_a_process_that_ends_or_aborts_waits_for_no_call(how):
+    with tempfile.TemporaryDirectory() as folder:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        command = [sys.executable, "-c", EXIT]
+        first, second = (subprocess.Popen([*command, str(rank), folder, how], **pipes) for rank in range(2))
+        outputs = [each.communicate(timeout=100)[0] for each in (first, second)]
+        assert [first.returncode, second.returncode] == [0, 0], outputs
+        assert outputs[1] in ("rank_lost\n", "rank_left\n", "group_ended\n"), outputs
 
 
 def test_the_interpreter_runs_while_a_call_waits():

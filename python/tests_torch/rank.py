@@ -174,6 +174,24 @@ def abandons(_):
         print("CollectiveError", error.reason)
 
 
+def forks(_):
+    dist.all_reduce(torch.zeros(4), async_op=True).wait()
+    child = os.fork()
+    if child == 0:
+        for asynchronous in (False, True):
+            try:
+                dist.all_reduce(torch.zeros(4), async_op=asynchronous)
+            except serval.CollectiveError as error:
+                assert error.reason == "argument" and "fork" in str(error), error
+            else:
+                os._exit(1)
+        sys.exit(42)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
+    last = torch.ones(4)
+    dist.all_reduce(last)
+    assert torch.equal(last, torch.full((4,), float(ranks)))
+
+
 def exits(_):
     dist.all_reduce(torch.zeros(1000))
     sys.exit(0)

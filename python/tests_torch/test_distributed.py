@@ -78,3 +78,7 @@ def test_ranks_that_disagree_get_an_exception_each():
 
 def test_a_rank_that_ends_without_destroying_the_group_leaves_in_order():
     run("exits", ranks=2)
+
+
+def test_a_fork_has_no_part_of_the_process_group():
+    run("forks", ranks=2)

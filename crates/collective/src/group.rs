@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sys::process::fork_generation;
+
 use crate::call::{Call, Progress};
 use crate::error::CollectiveError;
 use crate::frame::Notice;
@@ -13,8 +15,8 @@ use crate::transport::Transport;
 pub const LIMIT: Duration = Duration::from_secs(60);
 /// Schedules that are kept for the next call with the same arguments.
 const SCHEDULES_MAX: usize = 8;
-/// How long a call waits before it asks whether it is interrupted.
-const INTERRUPT_AFTER: Duration = Duration::from_millis(1);
+/// Time after which whoever waits asks whether it is interrupted, and asks again.
+pub(crate) const INTERRUPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// How long a call waits before it looks whether other ranks make another call.
 const LOOK_AROUND_AFTER: Duration = Duration::from_millis(10);
@@ -25,7 +27,8 @@ type Arguments = (Operation, Element, usize);
 /// One rank of a group. All ranks make the same calls in the same order; each call blocks until this rank's part is complete.
 ///
 /// A call that fails ends the group: the other ranks' calls fail within a second, with a reason. Dropping a group between calls
-/// leaves it in order.
+/// leaves it in order. The group belongs to the process that formed it: in a fork of that process every call is refused, and
+/// dropping the copy closes its descriptors without a word to the other ranks.
 pub struct Group<T: Transport> {
     ranks: usize,
     rank: usize,
@@ -33,6 +36,8 @@ pub struct Group<T: Transport> {
     interrupt: Interrupt,
     call: Call,
     schedules: Vec<(Arguments, Arc<Schedule>)>,
+    /// Of the process that formed it.
+    generation: u64,
     /// `Err` after a failure.
     transport: Result<T, CollectiveError>,
 }
@@ -47,6 +52,7 @@ impl<T: Transport> Group<T> {
             interrupt: Box::new(|| false),
             call: Call::default(),
             schedules: Vec::new(),
+            generation: fork_generation(),
             transport: Ok(transport),
         }
     }
@@ -66,13 +72,8 @@ impl<T: Transport> Group<T> {
         self.limit = limit;
     }
 
-    /// Drops a copy that a forked process has: its descriptors are closed, and the other ranks are not notified.
-    pub fn abandon(mut self) {
-        self.transport = Err(CollectiveError::Argument("the group was abandoned".to_owned()));
-    }
-
-    /// A function that a call asks about ten times a second while it waits, and after every signal; if it returns true the call
-    /// fails, which ends the group.
+    /// A function that a call asks about twenty times a second, first after 50 ms; if it returns true the call fails, which ends the
+    /// group.
     pub fn set_interrupt(&mut self, interrupt: impl FnMut() -> bool + Send + 'static) {
         self.interrupt = Box::new(interrupt);
     }
@@ -136,7 +137,7 @@ impl<T: Transport> Group<T> {
         self.call.start(operation, element, data.len(), schedule);
         let transport = self.transport.as_mut().expect("the group is open");
         let (rank, interrupt) = (self.rank, &mut self.interrupt);
-        let check = |waited| match waited >= INTERRUPT_AFTER && interrupt() {
+        let check = || match interrupt() {
             true => Err(CollectiveError::Interrupted(rank)),
             false => Ok(()),
         };
@@ -150,8 +151,12 @@ impl<T: Transport> Group<T> {
         self.call.sequence()
     }
 
-    /// An error if an earlier call has failed.
+    /// An error if an earlier call has failed, or in a fork.
     pub(crate) fn check_open(&self) -> Result<(), CollectiveError> {
+        if self.is_forked() {
+            let why = "the group belongs to the process that formed it, not to its fork: form another group here";
+            return Err(CollectiveError::Argument(why.to_owned()));
+        }
         match &self.transport {
             Ok(_) => Ok(()),
             Err(error) => Err(CollectiveError::Over(Box::new(error.clone()))),
@@ -160,6 +165,9 @@ impl<T: Transport> Group<T> {
 
     /// Ends the group because of this error, if it has not ended, and tells the other ranks.
     pub(crate) fn end(&mut self, error: &CollectiveError) {
+        if self.is_forked() {
+            return;
+        }
         let Ok(transport) = &mut self.transport else { return };
         if let Some(reason) = error.reason() {
             transport.end(Notice::End(reason));
@@ -172,6 +180,19 @@ impl<T: Transport> Group<T> {
     pub(crate) fn limit(&self) -> Duration {
         self.limit
     }
+
+    /// An error if the caller wants the call to end.
+    pub(crate) fn check_interrupt(&mut self) -> Result<(), CollectiveError> {
+        match (self.interrupt)() {
+            true => Err(CollectiveError::Interrupted(self.rank)),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether this process is a fork of the one that formed the group.
+    fn is_forked(&self) -> bool {
+        self.generation != fork_generation()
+    }
 }
 
 fn execute(
@@ -181,9 +202,9 @@ fn execute(
     limit: Duration,
     mut started: Option<Instant>,
     others: u8,
-    mut check: impl FnMut(Duration) -> Result<(), CollectiveError>,
+    mut check: impl FnMut() -> Result<(), CollectiveError>,
 ) -> Result<(), CollectiveError> {
-    let (mut stuck_since, mut looks) = (None, 0);
+    let (mut stuck_since, mut looks, mut checked) = (None, 0, None);
     loop {
         let wants = match call.advance(transport, data)? {
             Progress::Done => {
@@ -211,12 +232,15 @@ fn execute(
             let rank = wants.and_then(|wants| wants.first()).unwrap_or(0);
             return Err(CollectiveError::Deadline { rank, sequence: call.sequence(), limit });
         }
+        if now - *checked.get_or_insert(now) >= INTERRUPT_PAUSE {
+            checked = Some(now);
+            check()?;
+        }
         match wants {
             None => stuck_since = None,
             Some(wants) => {
                 let since = *stuck_since.get_or_insert(now);
                 transport.wait(&wants, now - since, left)?;
-                check(now - since)?;
                 if now - since >= LOOK_AROUND_AFTER {
                     call.look_around(transport, others & !wants.receive)?;
                 }
@@ -239,6 +263,7 @@ impl<T: Transport + Send + 'static> Group<T> {
             interrupt: std::mem::replace(&mut this.interrupt, Box::new(|| false)),
             call: std::mem::take(&mut this.call),
             schedules: std::mem::take(&mut this.schedules),
+            generation: this.generation,
             transport: transport.map(|transport| Box::new(transport) as Box<_>),
         }
     }
@@ -246,7 +271,8 @@ impl<T: Transport + Send + 'static> Group<T> {
 
 impl<T: Transport> Drop for Group<T> {
     fn drop(&mut self) {
-        if let Ok(transport) = &mut self.transport {
+        let is_forked = self.is_forked();
+        if let (Ok(transport), false) = (&mut self.transport, is_forked) {
             transport.end(Notice::Leave);
         }
     }

@@ -11,6 +11,7 @@ use sys::memory::SharedMemory;
 use crate::control::{Socket, is_nothing};
 use crate::error::CollectiveError;
 use crate::frame::{HELLO_BYTES, Hello, NAME_BYTES_MAX, Purpose, WELCOME_BYTES, Welcome};
+use crate::group::INTERRUPT_PAUSE;
 use crate::schedule::RANKS_MAX;
 
 /// Connections that have not said who they are. The oldest one is closed for a new one.
@@ -19,6 +20,8 @@ const STRANGERS_MAX: usize = 32;
 const STRANGER_LIMIT: Duration = Duration::from_secs(5);
 /// Time between two attempts to connect to a rank that does not listen yet.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
+/// The longest attempt to connect. Between two attempts the caller is asked whether to go on.
+const DIAL_MAX: Duration = Duration::from_secs(1);
 
 /// Who a process is in a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,20 +109,58 @@ pub(crate) trait Network {
 /// A connection that is part of the group, and the region that came with it.
 type Joined<N> = (<N as Network>::Socket, Option<SharedMemory>);
 
+/// How long forming may take, and what ends it before.
+pub(crate) struct Patience<'a> {
+    rank: usize,
+    deadline: Instant,
+    /// True: the caller does not want to wait any longer.
+    interrupt: &'a mut dyn FnMut() -> bool,
+    /// When it was asked last.
+    asked: Instant,
+}
+
+impl<'a> Patience<'a> {
+    pub(crate) fn new(
+        member: &Member,
+        limit: Duration,
+        interrupt: &'a mut dyn FnMut() -> bool,
+    ) -> Self {
+        let now = Instant::now();
+        Self { rank: member.rank, deadline: now + limit, interrupt, asked: now }
+    }
+
+    /// Time until the deadline.
+    fn left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+
+    /// An error if the caller does not want to wait any longer.
+    fn check(&mut self) -> Result<(), CollectiveError> {
+        let now = Instant::now();
+        if now - self.asked < INTERRUPT_PAUSE {
+            return Ok(());
+        }
+        self.asked = now;
+        match (self.interrupt)() {
+            true => Err(CollectiveError::Interrupted(self.rank)),
+            false => Ok(()),
+        }
+    }
+}
+
 /// Connects this rank with all others. By rank, the connections in the order of purposes; `None` for this rank itself.
 pub(crate) fn form<N: Network>(
     member: &Member,
     network: &N,
-    limit: Duration,
+    mut patience: Patience<'_>,
 ) -> Result<Vec<Option<Vec<Joined<N>>>>, CollectiveError> {
-    let deadline = Instant::now() + limit;
     let mut all = Vec::with_capacity(member.ranks);
     for peer in 0..member.rank {
-        let connect = |purpose: &Purpose| connect(member, network, peer, *purpose, deadline);
+        let connect = |purpose: &Purpose| connect(member, network, peer, *purpose, &mut patience);
         all.push(Some(N::PURPOSES.iter().map(connect).collect::<Result<_, _>>()?));
     }
     all.push(None);
-    all.extend(Reception::new(member, network).accept(deadline)?.into_iter().map(Some));
+    all.extend(Reception::new(member, network).accept(&mut patience)?.into_iter().map(Some));
     Ok(all)
 }
 
@@ -129,19 +170,35 @@ fn connect<N: Network>(
     network: &N,
     peer: usize,
     purpose: Purpose,
-    deadline: Instant,
+    patience: &mut Patience<'_>,
 ) -> Result<Joined<N>, CollectiveError> {
     let there = || format!("rank {peer} at {}", network.place(peer));
     loop {
-        let why = match introduce(member, network, peer, purpose, deadline) {
+        let why = match introduce(member, network, peer, purpose, patience) {
             Ok((joined, Welcome::Accepted)) => return Ok(joined),
             Ok((_, refusal)) => return Err(member.failed(refused(member, &there(), refusal))),
-            Err(error) => error,
+            Err(Vain::Failed(error)) => error,
+            Err(Vain::Over(error)) => return Err(error),
         };
-        if deadline.saturating_duration_since(Instant::now()) < RETRY_PAUSE {
+        patience.check()?;
+        if patience.left() < RETRY_PAUSE {
             return Err(member.failed(format!("{} does not answer: {why}", there())));
         }
         std::thread::sleep(RETRY_PAUSE);
+    }
+}
+
+/// Why an attempt to connect had no answer.
+enum Vain {
+    /// Another one may have.
+    Failed(io::Error),
+    /// There is to be no other one.
+    Over(CollectiveError),
+}
+
+impl From<io::Error> for Vain {
+    fn from(error: io::Error) -> Self {
+        Self::Failed(error)
     }
 }
 
@@ -150,30 +207,30 @@ fn introduce<N: Network>(
     network: &N,
     peer: usize,
     purpose: Purpose,
-    deadline: Instant,
-) -> io::Result<(Joined<N>, Welcome)> {
-    let left = || deadline.saturating_duration_since(Instant::now());
+    patience: &mut Patience<'_>,
+) -> Result<(Joined<N>, Welcome), Vain> {
     let region = network.region()?;
-    let socket = network.dial(peer, left())?;
+    let socket = network.dial(peer, patience.left().min(DIAL_MAX))?;
     let hello = member.hello(peer, purpose).encode();
     network.introduce(&socket, &hello, region.as_ref().map(SharedMemory::fd))?;
     let (mut answer, mut got) = ([0; WELCOME_BYTES], 0);
     while got < WELCOME_BYTES {
-        let limit = left();
+        let limit = patience.left();
         if limit.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
+            return Err(Vain::Failed(io::ErrorKind::TimedOut.into()));
         }
-        wait_readable(&[socket.as_fd()], Some(limit));
+        wait_readable(&[socket.as_fd()], Some(limit.min(INTERRUPT_PAUSE)));
+        patience.check().map_err(Vain::Over)?;
         match socket.receive(&mut answer[got..]) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(0) => return Err(Vain::Failed(io::ErrorKind::UnexpectedEof.into())),
             Ok(count) => got += count,
             Err(error) if is_nothing(&error) => {}
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         }
     }
     match Welcome::decode(&answer) {
         Some(welcome) => Ok(((socket, region), welcome)),
-        None => Err(io::Error::other("something else than a rank listens there")),
+        None => Err(io::Error::other("something else than a rank listens there").into()),
     }
 }
 
@@ -232,14 +289,17 @@ impl<'a, N: Network> Reception<'a, N> {
         Self { member, network, strangers: Vec::new(), joined }
     }
 
-    fn accept(mut self, deadline: Instant) -> Result<Vec<Vec<Joined<N>>>, CollectiveError> {
+    fn accept(
+        mut self,
+        patience: &mut Patience<'_>,
+    ) -> Result<Vec<Vec<Joined<N>>>, CollectiveError> {
         loop {
             let is_missing = |joined: &Vec<Option<_>>| joined.iter().any(Option::is_none);
             if !self.joined.iter().any(is_missing) {
                 break;
             }
             let now = Instant::now();
-            if now >= deadline {
+            if now >= patience.deadline {
                 let first = self.member.rank + 1;
                 let missing =
                     self.joined.iter().enumerate().filter(|(_, joined)| is_missing(joined));
@@ -249,10 +309,11 @@ impl<'a, N: Network> Reception<'a, N> {
                 return Err(self.member.failed(why));
             }
             self.strangers.retain(|stranger| now - stranger.since < STRANGER_LIMIT);
-            let limit = (deadline - now).min(STRANGER_LIMIT);
+            let limit = (patience.deadline - now).min(INTERRUPT_PAUSE);
             let mut files: Vec<BorrowedFd<'_>> = vec![self.network.listener()];
             files.extend(self.strangers.iter().map(|stranger| stranger.socket.as_fd()));
             let ready = wait_readable(&files, Some(limit));
+            patience.check()?;
             // Backwards, so that a removal does not move entries that are still to be checked.
             for index in (0..self.strangers.len()).rev().filter(|index| ready[1 + index]) {
                 self.listen_to(index);

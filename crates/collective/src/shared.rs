@@ -18,7 +18,7 @@ use crate::control::Controls;
 use crate::error::{CollectiveError, Loss};
 use crate::frame::{Notice, Purpose};
 use crate::group::Group;
-use crate::mesh::{Member, Network, form};
+use crate::mesh::{Member, Network, Patience, form};
 use crate::transport::{SLEEP_MAX, Spin, Transport, Wants};
 
 /// Bytes that each direction of a pair holds.
@@ -57,11 +57,22 @@ impl Group<Shared> {
         folder: &Path,
         limit: Duration,
     ) -> Result<Self, CollectiveError> {
+        Self::connect_shared_unless(member, folder, limit, &mut || false)
+    }
+
+    /// [`Self::connect_shared`], which ends early if `interrupt` returns true. It is asked about twenty times a second.
+    pub fn connect_shared_unless(
+        member: &Member,
+        folder: &Path,
+        limit: Duration,
+        interrupt: &mut dyn FnMut() -> bool,
+    ) -> Result<Self, CollectiveError> {
         member.check()?;
         let own = folder.join(format!("rank-{}", member.rank));
         let listener =
             LocalListener::bind(&own).map_err(|error| member.failed(error.to_string()))?;
-        let pairs = form(member, &Folder { folder, listener }, limit)?;
+        let patience = Patience::new(member, limit, interrupt);
+        let pairs = form(member, &Folder { folder, listener }, patience)?;
         let (mut controls, mut rings) = (Vec::new(), Vec::new());
         for (peer, pair) in pairs.into_iter().enumerate() {
             let joined = pair.and_then(|mut joined| joined.pop());

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::error::CollectiveError;
-use crate::group::Group;
+use crate::group::{Group, INTERRUPT_PAUSE};
 use crate::schedule::{Element, Operation};
 use crate::transport::Transport;
 
@@ -147,13 +147,17 @@ impl<T: Transport, S: Staging> Staged<'_, T, S> {
 
     /// Waits for the copy in a slot.
     fn wait(&mut self, slot: usize) -> Result<(), CollectiveError> {
-        let mut spins_until = None;
+        let (mut spins_until, mut checked) = (None, None);
         loop {
             if self.staging.is_done(slot).map_err(|failed| self.failed(failed))? {
                 return Ok(());
             }
             let now = Instant::now();
             self.check_deadline(now)?;
+            if now - *checked.get_or_insert(now) >= INTERRUPT_PAUSE {
+                checked = Some(now);
+                self.group.check_interrupt()?;
+            }
             if now < *spins_until.get_or_insert(now + SPIN) {
                 std::hint::spin_loop();
             } else {

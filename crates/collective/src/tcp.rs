@@ -14,7 +14,7 @@ use crate::control::{Controls, Socket, is_nothing};
 use crate::error::{CollectiveError, Loss};
 use crate::frame::{Notice, Purpose};
 use crate::group::Group;
-use crate::mesh::{Member, Network, form};
+use crate::mesh::{Member, Network, Patience, form};
 use crate::transport::{SLEEP_MAX, Spin, Transport, Wants};
 
 /// Connections to all other ranks.
@@ -46,6 +46,18 @@ impl Group<Tcp> {
         addresses: &[SocketAddr],
         limit: Duration,
     ) -> Result<Self, CollectiveError> {
+        Self::connect_unless(member, listener, addresses, limit, &mut || false)
+    }
+
+    /// [`Self::connect`], which ends early if `interrupt` returns true. It is asked about twenty times a second, and once a second
+    /// while another machine does not answer at all.
+    pub fn connect_unless(
+        member: &Member,
+        listener: &TcpListener,
+        addresses: &[SocketAddr],
+        limit: Duration,
+        interrupt: &mut dyn FnMut() -> bool,
+    ) -> Result<Self, CollectiveError> {
         member.check()?;
         if addresses.len() != member.ranks {
             let (ranks, given) = (member.ranks, addresses.len());
@@ -54,7 +66,11 @@ impl Group<Tcp> {
         }
         let prepared = listener.set_nonblocking(true);
         prepared.map_err(|error| member.failed(error.to_string()))?;
-        let joined = form(member, &Addresses { listener, addresses }, limit)?;
+        let joined = form(
+            member,
+            &Addresses { listener, addresses },
+            Patience::new(member, limit, interrupt),
+        )?;
         let (mut controls, mut peers) = (Vec::new(), Vec::new());
         for (rank, joined) in joined.into_iter().enumerate() {
             let sockets = joined.map(|joined| joined.into_iter().map(|(socket, _)| socket));

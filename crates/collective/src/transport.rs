@@ -6,7 +6,7 @@ use crate::error::Loss;
 use crate::frame::Notice;
 
 /// Longest sleep of a rank that waits; whatever it waits for ends it early.
-pub(crate) const SLEEP_MAX: Duration = Duration::from_millis(100);
+pub(crate) const SLEEP_MAX: Duration = Duration::from_millis(50);
 
 /// How long a rank looks again at once, and how long it lets others run in between; then it sleeps. The first is longer than a
 /// rank at work makes another one wait.

@@ -3,7 +3,7 @@
 mod processes;
 
 use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
@@ -118,6 +118,97 @@ fn strangers_do_not_stop_a_group_from_forming() {
         first.join().unwrap().unwrap();
     });
     drop(silent);
+}
+
+/// Whatever a rank waits for: that another one comes, listens, or answers.
+#[test]
+fn forming_ends_when_its_caller_wants_it_to() {
+    let (mut listeners, addresses) = listeners(3);
+    let silent = listeners.remove(0);
+    let ends = |listener: &TcpListener, rank| {
+        let mut asked = 0;
+        let mut interrupt = || {
+            asked += 1;
+            asked == 3
+        };
+        let member = member(3, rank);
+        let ended =
+            Group::connect_unless(&member, listener, &addresses, 10 * LIMIT, &mut interrupt);
+        assert_eq!(ended.err(), Some(CollectiveError::Interrupted(rank)));
+        assert_eq!(asked, 3);
+    };
+    ends(&silent, 0);
+    ends(&listeners[0], 1);
+    drop(silent);
+    ends(&listeners[1], 2);
+}
+
+#[test]
+fn a_call_that_waits_asks_whether_it_is_interrupted_and_tells_the_others() {
+    let over = std::sync::Barrier::new(2);
+    let errors = group(2, |mut group| {
+        if group.rank() == 0 {
+            let mut asked = 0;
+            group.set_interrupt(move || {
+                asked += 1;
+                asked == 2
+            });
+        } else {
+            over.wait();
+        }
+        // What the first rank had sent is enough for one call of the other.
+        let again = usize::from(group.rank() == 1);
+        let error = (0..=again).try_for_each(|_| group.barrier()).unwrap_err();
+        if group.rank() == 0 {
+            over.wait();
+        }
+        error
+    });
+    assert_eq!(errors[0], CollectiveError::Interrupted(0));
+    assert!(matches!(errors[1], CollectiveError::Lost(Loss::Told { by: 0, .. })), "{errors:?}");
+}
+
+/// Every byte wakes the rank, and its caller is not asked each time: in Python that would take the interpreter's lock.
+#[test]
+fn a_call_that_is_woken_often_asks_seldom_whether_it_is_interrupted() {
+    let header = Header {
+        operation: Operation::Broadcast { root: 1 },
+        element: Element::Byte,
+        part: 0,
+        sequence: 1,
+        count: 100,
+        bytes: 100,
+    };
+    let (listeners, addresses) = listeners(2);
+    thread::scope(|scope| {
+        let victim = scope.spawn(|| {
+            let mut group = Group::connect(&member(2, 0), &listeners[0], &addresses, LIMIT)?;
+            let asked = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
+            let asks = asked.clone();
+            group.set_interrupt(move || {
+                asks.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                false
+            });
+            let began = std::time::Instant::now();
+            group.broadcast(1, &mut [0; 100])?;
+            let often = asked.load(std::sync::atomic::Ordering::Relaxed);
+            assert!(Duration::from_millis(50) * often <= began.elapsed(), "{often} times");
+            assert!(often > 0);
+            Ok::<(), CollectiveError>(())
+        });
+        let mut sockets = [Purpose::Control, Purpose::Data, Purpose::Bulk].map(|purpose| {
+            let hello = Hello { purpose, ranks: 2, from: 1, to: 0, name: "test".to_owned() };
+            let mut socket = TcpStream::connect(addresses[0]).unwrap();
+            socket.write_all(&hello.encode()).unwrap();
+            socket.read_exact(&mut [0; WELCOME_BYTES]).unwrap();
+            socket
+        });
+        for byte in header.encode().iter().chain(&[7; 100]) {
+            sockets[1].write_all(&[*byte]).unwrap();
+            thread::sleep(Duration::from_millis(2));
+        }
+        victim.join().unwrap().unwrap();
+    });
 }
 
 #[test]

@@ -7,6 +7,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::affinity;
 use crate::os::{check, zeroed};
@@ -194,6 +196,23 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&folders).map(|folder| folder.join(name)).find(is_program)
 }
 
+/// A number that differs in a process and in its forks, so that a value which remembers it can tell that it was copied by `fork`.
+///
+/// A process that was made without the C library's handlers of `fork` (`vfork`, `posix_spawn`, `clone`) has its parent's number.
+pub fn fork_generation() -> u64 {
+    static GENERATION: AtomicU64 = AtomicU64::new(0);
+    static HANDLER: Once = Once::new();
+    extern "C" fn count() {
+        GENERATION.fetch_add(1, Ordering::Relaxed);
+    }
+    HANDLER.call_once(|| {
+        // SAFETY: the handler runs in a process that `fork` has just made, and touches one atomic word. It fails only without memory,
+        // and then forks go unnoticed.
+        unsafe { libc::pthread_atfork(None, None, Some(count)) };
+    });
+    GENERATION.load(Ordering::Relaxed)
+}
+
 /// The effective user of this process.
 pub fn user() -> u32 {
     // SAFETY: no pointers; cannot fail.
@@ -246,6 +265,24 @@ mod tests {
         let mut command = Command::new("true");
         tie(&mut command, &[usize::MAX]);
         assert!(command.spawn().is_err(), "there is no such core");
+    }
+
+    #[test]
+    fn a_fork_has_another_generation() {
+        let before = fork_generation();
+        // SAFETY: the child makes no call but those that a fork of several threads may make.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let code = if fork_generation() == before { 1 } else { 42 };
+            // SAFETY: no pointers; it does not return.
+            unsafe { libc::_exit(code) };
+        }
+        assert!(child > 0);
+        let mut status = 0;
+        // SAFETY: writes one integer.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 42, "{status:#x}");
+        assert_eq!(fork_generation(), before);
     }
 
     #[test]
