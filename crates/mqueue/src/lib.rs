@@ -8,26 +8,31 @@
 //! * [`memory`]: shared memory as atomic words.
 //! * [`ring`]: producer and consumer (`granule.rs` has the protocol of that name).
 //! * [`region`]: format, join, take rings, status words.
+//! * [`bundle`], [`pool`]: runs of messages that travel as one slot, and their memory.
 //! * [`command`]: commands of the engine to an accelerator runtime.
 //! * [`Doorbells`], [`ParkWord`]: which mqueues have new messages, and which threads sleep.
 //! * [`ByteWriter`], [`ByteReader`]: a stream of bytes, in the region of a block with sockets, or between two processes without a region.
 //! * [`count`]: counters that other threads read.
 
 pub mod abi;
+pub mod bundle;
 mod byte_ring;
 pub mod command;
 pub mod count;
 mod doorbell;
 mod granule;
 pub mod memory;
+pub mod pool;
 pub mod region;
 pub mod ring;
 
+pub use bundle::{BundleReplies, CheckedBundle, CheckedReplies, ReplyArea};
 pub use byte_ring::{BrokenRing, ByteReader, ByteWriter, byte_ring_bytes};
 pub use doorbell::{Doorbells, Listener, ParkWord};
 pub use memory::{HeapMapping, MappedMemory, Mapping, Memory};
+pub use pool::{Buffer, Pool};
 pub use region::{
-    JoinError, MqueuePlan, PlanError, Region, RegionPlan, RingPlan, RingSpec, Role, StreamPlan,
-    Words,
+    JoinError, MqueuePlan, PlanError, PoolPlan, Region, RegionPlan, RingPlan, RingSpec, Role,
+    StreamPlan, Words,
 };
 pub use ring::{Consumer, Head, Loan, LoanError, Producer, RingError};

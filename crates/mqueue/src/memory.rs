@@ -1,4 +1,4 @@
-//! Shared memory as words: with its `units.rs`, the only file that names core atomics or touches raw pointers.
+//! Shared memory as words: with `memory/`, the only file that names core atomics or touches raw pointers.
 //!
 //! Memory that another process, an accelerator or a hostile tenant can write at any time must never
 //! become a Rust `&[u8]`. Here it is an array of 64-bit words accessed through atomic loads and
@@ -22,6 +22,7 @@ macro_rules! vector {
     };
 }
 
+mod moves;
 mod units;
 
 use std::sync::Arc;
@@ -29,6 +30,9 @@ use std::sync::atomic::AtomicU64;
 pub use std::sync::atomic::Ordering;
 
 use crate::granule;
+use moves::{copy_in, copy_out, whole_pieces};
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use moves::{move_bytes, move_pieces};
 use units::{Unit8s, Unit16s};
 
 /// A range of mapped memory that stays mapped for as long as the value lives.
@@ -60,6 +64,18 @@ pub trait Memory: Clone {
     #[inline]
     fn fence(&self) {
         std::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    /// Earlier accesses of this side come before its later stores. On x86-64 only the compiler is restricted.
+    #[inline]
+    fn release_fence(&self) {
+        std::sync::atomic::fence(Ordering::Release);
+    }
+
+    /// Earlier loads of this side come before its later accesses. On x86-64 only the compiler is restricted.
+    #[inline]
+    fn acquire_fence(&self) {
+        std::sync::atomic::fence(Ordering::Acquire);
     }
 
     /// Hints that a cache line's worth of bytes at `at` is about to be read (or, `for_write`, written).
@@ -190,6 +206,26 @@ pub trait Memory: Clone {
             let word = self.load(at, Ordering::Relaxed).to_le_bytes();
             chunk.copy_from_slice(&word[..chunk.len()]);
             at += 8;
+        }
+    }
+
+    /// [`Self::copy_out`] from any offset.
+    #[inline]
+    fn copy_out_unaligned(&self, at: u64, bytes: &mut [u8]) {
+        let skip = at % 8;
+        if skip == 0 || bytes.is_empty() {
+            return self.copy_out(at, bytes);
+        }
+        let mut at = at - skip;
+        let mut word = self.load(at, Ordering::Relaxed);
+        for chunk in bytes.chunks_mut(8) {
+            let mut value = word >> (8 * skip);
+            if chunk.len() as u64 + skip > 8 {
+                at += 8;
+                word = self.load(at, Ordering::Relaxed);
+                value |= word << (64 - 8 * skip);
+            }
+            word_to(value, chunk);
         }
     }
 }
@@ -386,6 +422,15 @@ impl Memory for MappedMemory {
         copy_out(self.words(at, bytes.len().div_ceil(8)), bytes);
     }
 
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[inline]
+    fn copy_out_unaligned(&self, at: u64, bytes: &mut [u8]) {
+        let end = at.checked_add(bytes.len() as u64);
+        assert!(end.is_some_and(|end| end <= 8 * self.len_words), "offset outside the region");
+        // SAFETY: the bytes were counted, and the mapping is alive.
+        unsafe { move_bytes(self.base.add(at as usize), bytes) }
+    }
+
     #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
     #[inline]
     fn prefetch(&self, at: u64, for_write: bool) {
@@ -503,119 +548,6 @@ impl Memory for MappedMemory {
         match WORDS {
             1 => Unit8s::string(self, at, len).copy_string(header, from, len, sequence),
             _ => Unit16s::string(self, at, len).copy_string(header, from, len, sequence),
-        }
-    }
-}
-
-/// Bytes that one step of a copy moves if the processor has wider accesses than words. Their
-/// order and atomicity do not matter: the edges order a payload as a whole.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-const PIECE_BYTES: usize = 32;
-
-/// Copies bytes into shared words; the last one is padded with zeros. Panics if there are too few.
-#[inline]
-fn copy_in(bytes: &[u8], words: &[AtomicU64]) {
-    let pieces = whole_pieces(bytes.len(), words);
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: whole_pieces() has counted.
-    unsafe {
-        move_pieces(bytes.as_ptr(), words.as_ptr().cast_mut().cast(), pieces);
-    }
-    if pieces != bytes.len() {
-        copy_in_words(&bytes[pieces..], &words[pieces / 8..]);
-    }
-}
-
-#[inline]
-fn copy_in_words(bytes: &[u8], words: &[AtomicU64]) {
-    let (whole, rest) = bytes.as_chunks::<8>();
-    for (word, chunk) in words.iter().zip(whole) {
-        word.store(u64::from_le_bytes(*chunk), Ordering::Relaxed);
-    }
-    if !rest.is_empty() {
-        words[whole.len()].store(word_of(rest), Ordering::Relaxed);
-    }
-}
-
-/// Copies shared words to bytes; of the last one only the bytes that fit. Panics if there are too few.
-#[inline]
-fn copy_out(words: &[AtomicU64], bytes: &mut [u8]) {
-    let pieces = whole_pieces(bytes.len(), words);
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: whole_pieces() has counted.
-    unsafe {
-        move_pieces(words.as_ptr().cast(), bytes.as_mut_ptr(), pieces);
-    }
-    if pieces != bytes.len() {
-        copy_out_words(&words[pieces / 8..], &mut bytes[pieces..]);
-    }
-}
-
-#[inline]
-fn copy_out_words(words: &[AtomicU64], bytes: &mut [u8]) {
-    let (whole, rest) = bytes.as_chunks_mut::<8>();
-    for (word, chunk) in words.iter().zip(&mut *whole) {
-        *chunk = word.load(Ordering::Relaxed).to_le_bytes();
-    }
-    if !rest.is_empty() {
-        word_to(words[whole.len()].load(Ordering::Relaxed), rest);
-    }
-}
-
-/// Bytes of the whole pieces in `bytes` bytes, which `words` has.
-#[inline]
-fn whole_pieces(bytes: usize, words: &[AtomicU64]) -> usize {
-    assert!(bytes.div_ceil(8) <= words.len(), "too few words");
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    return bytes & !(PIECE_BYTES - 1);
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    return 0;
-}
-
-/// Copies whole pieces, two at a time: several loads are in flight before the first of them is stored.
-///
-/// # Safety
-///
-/// `from` is readable, `to` writable for `bytes` bytes, a multiple of a piece; other code accesses shared memory among them
-/// through atomics.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-#[inline]
-unsafe fn move_pieces(from: *const u8, to: *mut u8, bytes: usize) {
-    let pairs = bytes & !(2 * PIECE_BYTES - 1);
-    // SAFETY: the caller's promise. Assembly, because concurrent writes by others would violate the
-    // compiler's assumptions about plain accesses.
-    unsafe {
-        for at in (0..pairs).step_by(2 * PIECE_BYTES) {
-            core::arch::asm!(
-                vector!("movups {a}, [{from}]"),
-                vector!("movups {b}, [{from} + 16]"),
-                vector!("movups {c}, [{from} + 32]"),
-                vector!("movups {d}, [{from} + 48]"),
-                vector!("movups [{to}], {a}"),
-                vector!("movups [{to} + 16], {b}"),
-                vector!("movups [{to} + 32], {c}"),
-                vector!("movups [{to} + 48], {d}"),
-                a = out(xmm_reg) _,
-                b = out(xmm_reg) _,
-                c = out(xmm_reg) _,
-                d = out(xmm_reg) _,
-                from = in(reg) from.add(at),
-                to = in(reg) to.add(at),
-                options(nostack, preserves_flags),
-            );
-        }
-        if pairs != bytes {
-            core::arch::asm!(
-                vector!("movups {a}, [{from}]"),
-                vector!("movups {b}, [{from} + 16]"),
-                vector!("movups [{to}], {a}"),
-                vector!("movups [{to} + 16], {b}"),
-                a = out(xmm_reg) _,
-                b = out(xmm_reg) _,
-                from = in(reg) from.add(pairs),
-                to = in(reg) to.add(pairs),
-                options(nostack, preserves_flags),
-            );
         }
     }
 }

@@ -15,13 +15,14 @@ mod words;
 use std::ops::Range;
 
 pub use directory::Role;
-pub use plan::{MqueuePlan, PlanError, RegionPlan, RingPlan, RingSpec, StreamPlan};
+pub use plan::{MqueuePlan, PlanError, PoolPlan, RegionPlan, RingPlan, RingSpec, StreamPlan};
 pub use words::Words;
 
 use crate::abi::*;
 use crate::byte_ring::{ByteReader, ByteWriter};
 use crate::command::{CommandReceiver, CommandSender};
 use crate::memory::{Memory, Ordering};
+use crate::pool::Pool;
 use crate::ring::{Consumer, Counts, Producer, format_slots};
 use directory::{Directory, Problem, Refusal, fixed_parts, is_inside};
 use plan::Arrangement;
@@ -153,6 +154,8 @@ pub struct Region<M: Memory> {
     counts: Vec<Option<Counts>>,
     /// Of each block, whether one half of its streams was taken.
     streams_taken: Vec<bool>,
+    /// Of each worker, whether its pool was taken.
+    pools_taken: Vec<bool>,
 }
 
 impl<M: Memory> Region<M> {
@@ -220,7 +223,8 @@ impl<M: Memory> Region<M> {
         counts: Vec<Option<Counts>>,
     ) -> Self {
         let streams_taken = vec![false; header.block_count as usize];
-        Self { memory, header, directory, counts, streams_taken }
+        let pools_taken = vec![false; directory.pools.len()];
+        Self { memory, header, directory, counts, streams_taken, pools_taken }
     }
 
     /// The region's memory.
@@ -335,6 +339,30 @@ impl<M: Memory> Region<M> {
             (ByteReader::new(rx, rx_at, rx_bytes), ByteWriter::new(tx, tx_at, tx_bytes))
         };
         self.take_streams(block).map(ends).collect()
+    }
+
+    /// The pools by worker. Empty if the region carries no bundles.
+    pub fn pools(&self) -> &[PoolEntry] {
+        &self.directory.pools
+    }
+
+    /// Whether bundles can go through an mqueue: it is a server mqueue, there are pools, and a slot has room for the descriptors.
+    pub fn carries_bundles(&self, mqueue: u32) -> bool {
+        let [rx, tx] = self.rings_of(mqueue);
+        let has_room = |ring: &RingEntry, bytes| {
+            ring.inline_bytes.min(ring.message_bytes_max) as usize >= bytes
+        };
+        rx.kind == ring_kind::SERVER_RX
+            && !self.pools().is_empty()
+            && has_room(rx, size_of::<Bundle>())
+            && has_room(tx, size_of::<BundleReply>())
+    }
+
+    /// The engine's view of a worker's pool: all of its buffers are free. Panics if it was already taken.
+    pub fn engine_pool(&mut self, worker: u32) -> Pool<M> {
+        let taken = std::mem::replace(&mut self.pools_taken[worker as usize], true);
+        assert!(!taken, "the pool of worker {worker} was already taken");
+        Pool::new(self.memory.clone(), &self.directory.pools[worker as usize])
     }
 
     /// Pairs of command rings.

@@ -4,8 +4,9 @@
 mod support;
 
 use mqueue::abi::{
-    BACKENDS_MAX, DirectoryEntry, NO_BLOCK, RegionHeader, RingEntry, SOCKETS_MAX, STREAM_BYTES_MAX,
-    STREAM_BYTES_MIN, StreamEntry, ring_flags, ring_kind, ring_version,
+    BACKENDS_MAX, DirectoryEntry, NO_BLOCK, POOL_ALIGN, POOLS_MAX, PoolEntry, RegionHeader,
+    RingEntry, SOCKETS_MAX, STREAM_BYTES_MAX, STREAM_BYTES_MIN, StreamEntry, ring_flags, ring_kind,
+    ring_version,
 };
 use mqueue::memory::{Memory, Ordering};
 use mqueue::{
@@ -150,7 +151,7 @@ fn plans_that_make_no_whole_mqueues_are_refused() {
 
 #[test]
 fn an_unknown_kind_is_skipped_unless_it_is_required() {
-    for kind in [0, 11, 1000, u16::MAX] {
+    for kind in [0, 12, 1000, u16::MAX] {
         let mut bench = Bench::new(&plan(2, 1));
         // Before, between and after known entries.
         for at in [0, 5, 10] {
@@ -437,6 +438,116 @@ fn socket_mqueues_are_checked() {
     assert!(two.unwrap_err().to_string().ends_with("mqueue described twice"));
 }
 
+/// Two blocks with a backend each, and pools of three workers: entries 8 to 10.
+fn with_pools() -> RegionPlan {
+    let ring = RingPlan { message_bytes_max: 40, ..RING };
+    let mqueue = MqueuePlan { depth: 2, rx: ring, tx: ring };
+    RegionPlan::of_blocks(2, &[mqueue; 2], 1).with_pools(3, 2 * POOL_ALIGN)
+}
+
+#[test]
+fn each_worker_has_a_pool_of_its_own() {
+    let memory = HeapMapping::memory(with_pools().bytes().unwrap() as usize);
+    let mut engine = Region::format(memory.clone(), &with_pools()).unwrap();
+    let accelerator = Region::join(memory.clone()).unwrap();
+    for region in [&engine, &accelerator] {
+        for (worker, pool) in (0..).zip(region.pools()) {
+            let said = (pool.kind, pool.flags, pool.block, pool.index, pool.bytes);
+            assert_eq!(said, (ring_kind::POOL, 0, NO_BLOCK, worker, 2 * POOL_ALIGN));
+            assert_eq!(pool.offset % POOL_ALIGN, 0);
+        }
+        assert_eq!((region.pools().len(), region.entries().len()), (3, 8));
+        // Only server mqueues carry bundles.
+        let carries: Vec<bool> = (0..4).map(|mqueue| region.carries_bundles(mqueue)).collect();
+        assert_eq!(carries, [true, false, true, false]);
+    }
+    every_ring_works(&memory);
+    let [first, second] = [0, 1].map(|worker| engine.pools()[worker].offset);
+    let buffer = engine.engine_pool(1).take(1).unwrap();
+    assert_eq!(buffer.offset(), second);
+    assert!(first + 2 * POOL_ALIGN <= second);
+
+    let without = plan(1, 0);
+    let memory = HeapMapping::memory(without.bytes().unwrap() as usize);
+    let region = Region::format(memory, &without).unwrap();
+    assert!(region.pools().is_empty() && !region.carries_bundles(0));
+}
+
+#[test]
+fn rings_whose_slots_are_too_small_carry_no_bundles() {
+    let carries = |rx, tx| {
+        let [rx, tx] = [rx, tx].map(|bytes| RingPlan { message_bytes_max: bytes, ..RING });
+        let plan = RegionPlan::of_blocks(1, &[MqueuePlan { depth: 2, rx, tx }], 1)
+            .with_pools(1, POOL_ALIGN);
+        let memory = HeapMapping::memory(plan.bytes().unwrap() as usize);
+        Region::format(memory, &plan).unwrap().carries_bundles(0)
+    };
+    assert!(carries(40, 24));
+    assert!(!carries(39, 24));
+    assert!(!carries(40, 23));
+}
+
+#[test]
+#[should_panic(expected = "the pool of worker 2 was already taken")]
+fn a_pool_is_taken_once() {
+    let memory = HeapMapping::memory(with_pools().bytes().unwrap() as usize);
+    let mut region = Region::format(memory, &with_pools()).unwrap();
+    let _first = region.engine_pool(2);
+    let _again = region.engine_pool(2);
+}
+
+#[test]
+fn plans_of_pools_are_checked() {
+    let error =
+        |workers, bytes| plan(1, 0).with_pools(workers, bytes).bytes().unwrap_err().to_string();
+    assert_eq!(error(0, POOL_ALIGN), "pools is 0, must be in [1, 64]");
+    assert_eq!(error(POOLS_MAX + 1, POOL_ALIGN), "pools is 65, must be in [1, 64]");
+    assert_eq!(error(1, 0), "pool bytes is 0, must be in [4096, 1099511627776]");
+    assert_eq!(error(1, 5000), "the size of pools is 5000 bytes, must be a multiple of 4096");
+}
+
+#[test]
+fn pools_are_checked() {
+    let refused = |change: &dyn Fn(&mut PoolEntry)| {
+        let mut bench = Bench::new(&with_pools());
+        let mut pool = PoolEntry::from(bench.entries[9]);
+        change(&mut pool);
+        bench.entries[9] = pool.into();
+        match bench.error() {
+            JoinError::Ring { ring, what } => (Some(ring), what),
+            JoinError::Header(what) => (None, what),
+            other => panic!("{other}"),
+        }
+    };
+    assert_eq!(refused(&|pool| pool.flags = 2), (Some(9), "flags"));
+    // Of no block, whose entries must be contiguous.
+    let apart = "apart from the others of its block";
+    assert_eq!(refused(&|pool| pool.block = 0), (Some(9), apart));
+    assert_eq!(refused(&|pool| pool.block = 7), (Some(9), "owner block"));
+    assert_eq!(refused(&|pool| pool.index = POOLS_MAX), (Some(9), "index"));
+    assert_eq!(refused(&|pool| pool.index = u32::MAX), (Some(9), "index"));
+    assert_eq!(refused(&|pool| pool.index = 0), (Some(9), "pool described twice"));
+    assert_eq!(refused(&|pool| pool.index = 3), (None, "a gap between pools"));
+    assert_eq!(refused(&|pool| (pool.offset, pool.bytes) = (0, 0)), (Some(9), "memory"));
+    assert_eq!(refused(&|pool| pool.bytes -= 128), (Some(9), "memory"));
+    assert_eq!(refused(&|pool| pool.bytes = POOL_ALIGN << 40), (Some(9), "memory"));
+    assert_eq!(refused(&|pool| pool.offset += 128), (Some(9), "memory"));
+    assert_eq!(refused(&|pool| pool.offset = !(POOL_ALIGN - 1)), (Some(9), "memory"));
+    let overlaps = refused(&|pool| pool.bytes += POOL_ALIGN);
+    assert_eq!(overlaps, (Some(10), "memory that is another's"));
+    // Of a block of its own after all others.
+    let mut bench = Bench::new(&with_pools());
+    bench.entries[10].block = 1;
+    assert!(matches!(bench.error(), JoinError::Ring { ring: 10, .. }));
+    // A region that requires them can be joined, and another version of them is skipped.
+    let mut bench = Bench::new(&with_pools());
+    bench.entries[10].flags = ring_flags::REQUIRED;
+    assert_eq!(bench.join().unwrap().pools().len(), 3);
+    bench.entries[10].flags = 0;
+    bench.entries[10].version = ring_version::POOL + 1;
+    assert_eq!(bench.join().unwrap().pools().len(), 2);
+}
+
 /// Blocks, their clients, and the order of entries and numbers.
 fn layouts() -> impl Strategy<Value = (Vec<u32>, u64)> {
     (prop::collection::vec(0..4_u32, 1..6), any::<u64>())
@@ -470,7 +581,7 @@ proptest! {
         // A skipped entry may be anywhere if it belongs to no block.
         for _ in 0..numbers.below(4) {
             let at = numbers.below(bench.entries.len() as u64 + 1) as usize;
-            bench.entries.insert(at, unknown(11 + numbers.below(60_000) as u16, 0));
+            bench.entries.insert(at, unknown(12 + numbers.below(60_000) as u16, 0));
         }
         let apart = bench.join();
         // One in the middle of a block's entries separates them.
@@ -496,15 +607,16 @@ proptest! {
 
     /// Any entry among valid ones is skipped, refused or safe to use.
     #[test]
-    fn any_entry_is_refused_or_safe(own in any::<[u64; 12]>(), common in any::<[u64; 4]>(), at in 0..9_usize, near: bool, any_sockets: bool) {
+    fn any_entry_is_refused_or_safe(own in any::<[u64; 12]>(), common in any::<[u64; 4]>(), at in 0..9_usize, near: bool, any_sockets: bool, pools: bool) {
         let sockets = any_sockets && near;
-        let mut bench = Bench::new(&if sockets { with_sockets() } else { plan(2, 1) });
+        let plan = if sockets { with_sockets() } else { plan(2, 1) };
+        let mut bench = Bench::new(&if pools { plan.with_pools(2, POOL_ALIGN) } else { plan });
         let words: Vec<u64> = common.into_iter().chain(own).collect();
         let words: [u64; 16] = words.try_into().unwrap();
         // SAFETY: a plain structure of integers without padding, of exactly 16 words.
         let mut entry: DirectoryEntry = unsafe { std::mem::transmute(words) };
         if near {
-            (entry.kind, entry.version) = (entry.kind % 12, entry.version % 2);
+            (entry.kind, entry.version) = (entry.kind % 13, entry.version % 2);
             (entry.block, entry.index) = (entry.block % 3, entry.index % 3);
             (entry.offset, entry.bytes) = (bench.spare(), entry.bytes % 8192);
         }

@@ -130,6 +130,8 @@ pub(super) struct Directory {
     pub(super) commands: Vec<[u32; 2]>,
     /// By block and slot: STREAM_RX and STREAM_TX.
     pub(super) streams: Vec<Vec<[StreamEntry; 2]>>,
+    /// By worker.
+    pub(super) pools: Vec<PoolEntry>,
 }
 
 /// The stream rings of a slot, each with its index in the directory.
@@ -194,6 +196,8 @@ struct Reader<'a> {
     commands: Vec<[Option<u32>; 2]>,
     /// By block and slot.
     streams: Vec<Vec<SlotRings>>,
+    /// By worker.
+    pools: Vec<Option<PoolEntry>>,
     /// Memory of all entries: offset, end and index in the directory.
     memory: Vec<(u64, u64, u32)>,
 }
@@ -210,6 +214,7 @@ impl<'a> Reader<'a> {
             rings: vec![[None; 2]; header.mqueue_count as usize],
             commands: Vec::new(),
             streams: vec![Vec::new(); header.block_count as usize],
+            pools: Vec::new(),
             memory: Vec::with_capacity(capacity),
         }
     }
@@ -225,6 +230,9 @@ impl<'a> Reader<'a> {
         }
         if is_stream_kind(entry.kind) && entry.version == ring_version::STREAM {
             return self.read_stream_ring(ring, entry.into()).map_err(wrong);
+        }
+        if entry.kind == ring_kind::POOL && entry.version == ring_version::POOL {
+            return self.read_pool(entry.into()).map_err(wrong);
         }
         if entry.flags & ring_flags::REQUIRED != 0 {
             return Err(Refusal::Required { ring, kind: entry.kind, version: entry.version });
@@ -301,14 +309,39 @@ impl<'a> Reader<'a> {
         }
     }
 
+    fn read_pool(&mut self, entry: PoolEntry) -> Result<(), &'static str> {
+        check_pool(&entry)?;
+        let worker = entry.index as usize;
+        self.pools.resize(self.pools.len().max(worker + 1), None);
+        match &mut self.pools[worker] {
+            Some(_) => Err("pool described twice"),
+            place => {
+                *place = Some(entry);
+                Ok(())
+            }
+        }
+    }
+
     fn finish(mut self) -> Result<Directory, Refusal> {
         self.check_overlaps()?;
         let mqueues = self.whole_mqueues()?;
         let (of_blocks, starts) = self.by_block(&mqueues)?;
         let commands = self.whole_command_rings()?;
         let streams = self.whole_streams(&mqueues)?;
+        let pools: Option<Vec<_>> = self.pools.iter().copied().collect();
+        let pools = pools.ok_or(Refusal::Header("a gap between pools"))?;
         let Self { entries, numbers, spans, .. } = self;
-        Ok(Directory { entries, numbers, mqueues, of_blocks, starts, spans, commands, streams })
+        Ok(Directory {
+            entries,
+            numbers,
+            mqueues,
+            of_blocks,
+            starts,
+            spans,
+            commands,
+            streams,
+            pools,
+        })
     }
 
     /// No two parts of a region share memory.
@@ -554,4 +587,15 @@ fn check_stream_ring(entry: &StreamEntry, header: &RegionHeader) -> Result<(), &
         ((STREAM_BYTES_MIN..=STREAM_BYTES_MAX).contains(&entry.capacity), "capacity"),
     ])?;
     all(&[(entry.bytes >= byte_ring_bytes(entry.capacity), "memory")])
+}
+
+/// Checks the entry of a pool, whose memory was checked.
+fn check_pool(entry: &PoolEntry) -> Result<(), &'static str> {
+    all(&[
+        (entry.flags & !ring_flags::REQUIRED == 0, "flags"),
+        (entry.block == NO_BLOCK, "owner block"),
+        (entry.index < POOLS_MAX, "index"),
+        (entry.offset % POOL_ALIGN == 0, "memory"),
+        (entry.bytes > 0 && entry.bytes % POOL_ALIGN == 0, "memory"),
+    ])
 }

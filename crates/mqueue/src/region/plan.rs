@@ -96,6 +96,15 @@ pub struct StreamPlan {
     pub capacity: u64,
 }
 
+/// The memory for bundles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolPlan {
+    /// Workers of the engine, in [1, POOLS_MAX]: each has a pool.
+    pub workers: u32,
+    /// Bytes of each pool: a multiple of POOL_ALIGN, at most ARENA_BYTES_MAX.
+    pub bytes: u64,
+}
+
 /// The plan of a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionPlan {
@@ -105,6 +114,8 @@ pub struct RegionPlan {
     pub rings: Vec<RingSpec>,
     /// The stream rings of each block, whose entries follow those of its other rings. A block has them if it has a socket mqueue.
     pub streams: Option<StreamPlan>,
+    /// The pools, whose entries come last.
+    pub pools: Option<PoolPlan>,
     /// The accelerator generation, from 1.
     pub generation: u64,
     /// Initial value of every head and tail, in [0, START_MAX]: 0, except in tests of sequence wrap.
@@ -132,6 +143,9 @@ pub enum PlanError {
     /// The capacity of stream rings is not a power of two.
     #[error("the capacity of stream rings is {0} bytes, must be a power of two")]
     Capacity(u64),
+    /// The size of pools is not a multiple of [`POOL_ALIGN`].
+    #[error("the size of pools is {0} bytes, must be a multiple of {POOL_ALIGN}")]
+    Pool(u64),
     /// A ring whose messages do not fit inline has no arena, or one too small, or uses `granule`.
     #[error("messages of {0} bytes need an arena and the doorbell protocol")]
     Arena(u32),
@@ -176,6 +190,11 @@ pub(super) struct Arrangement {
 struct Cursor(u64);
 
 impl Cursor {
+    /// Skips to a multiple of `to`.
+    fn align(&mut self, to: u64) {
+        self.0 = self.0.next_multiple_of(to);
+    }
+
     fn place(&mut self, bytes: u64) -> u64 {
         let at = self.0;
         self.0 = (at + bytes).next_multiple_of(LINE_BYTES);
@@ -207,7 +226,7 @@ impl RegionPlan {
         // Too many blocks are refused together with the plan, which needs no rings for that.
         let listed = block_count.min(BLOCKS_MAX);
         let rings = (0..listed).flat_map(rings_of).collect();
-        Self { block_count, rings, streams: None, generation, start: 0 }
+        Self { block_count, rings, streams: None, pools: None, generation, start: 0 }
     }
 
     /// The same with a socket mqueue of this depth for each block, and `slots` connections with rings of `capacity` bytes.
@@ -250,6 +269,11 @@ impl RegionPlan {
         self
     }
 
+    /// The same with a pool of `bytes` for each of `workers` workers.
+    pub fn with_pools(self, workers: u32, bytes: u64) -> Self {
+        Self { pools: Some(PoolPlan { workers, bytes }), ..self }
+    }
+
     /// The same with this initial value of every head and tail.
     pub fn starting_at(self, start: u64) -> Self {
         Self { start, ..self }
@@ -269,6 +293,13 @@ impl RegionPlan {
             in_range("stream capacity", capacity, STREAM_BYTES_MIN, STREAM_BYTES_MAX)?;
             if !capacity.is_power_of_two() {
                 return Err(PlanError::Capacity(capacity));
+            }
+        }
+        if let Some(PoolPlan { workers, bytes }) = self.pools {
+            in_range("pools", workers.into(), 1, POOLS_MAX.into())?;
+            in_range("pool bytes", bytes, POOL_ALIGN, ARENA_BYTES_MAX)?;
+            if bytes % POOL_ALIGN != 0 {
+                return Err(PlanError::Pool(bytes));
             }
         }
         in_range("rings", self.entry_count(), 1, RINGS_MAX.into())?;
@@ -298,7 +329,8 @@ impl RegionPlan {
     fn entry_count(&self) -> u64 {
         let blocks = self.by_owner().filter(|rings| rings[0].block != NO_BLOCK).count() as u64;
         let streams = self.streams.map_or(0, |streams| 2 * u64::from(streams.slots));
-        self.rings.len() as u64 + blocks * streams
+        let pools = self.pools.map_or(0, |pools| pools.workers.into());
+        self.rings.len() as u64 + blocks * streams + pools
     }
 
     pub(super) fn arrange(&self) -> Result<Arrangement, PlanError> {
@@ -340,6 +372,9 @@ impl RegionPlan {
                 let stream = streams.entries(rings[0].block, &mut cursor);
                 entries.extend(stream.map(DirectoryEntry::from));
             }
+        }
+        if let Some(pools) = self.pools {
+            entries.extend(pools.entries(&mut cursor).map(DirectoryEntry::from));
         }
         header.region_bytes = cursor.place(0);
         let directory = Directory::of(entries.iter().copied(), &header).map_err(|refusal| {
@@ -433,6 +468,23 @@ impl StreamPlan {
                 capacity: self.capacity,
                 reserved: [0; 11],
             }
+        })
+    }
+}
+
+impl PoolPlan {
+    /// The entries of the pools, with their memory.
+    fn entries(self, cursor: &mut Cursor) -> impl Iterator<Item = PoolEntry> {
+        cursor.align(POOL_ALIGN);
+        (0..self.workers).map(move |worker| PoolEntry {
+            kind: ring_kind::POOL,
+            version: ring_version::POOL,
+            flags: 0,
+            block: NO_BLOCK,
+            index: worker,
+            offset: cursor.place(self.bytes),
+            bytes: self.bytes,
+            reserved: [0; 12],
         })
     }
 }

@@ -10,7 +10,7 @@ use crate::memory::{Memory, Ordering};
 /// [`Self::peek`] → [`Self::copy_out`] → [`Self::advance`] reads a message; [`Self::release`] returns
 /// every slot read so far with one store.
 pub struct Consumer<M: Memory> {
-    pub(super) memory: M,
+    pub(crate) memory: M,
     pub(super) layout: Layout,
     /// The producer's head as last seen (`doorbell`).
     head: u64,

@@ -70,6 +70,11 @@ impl<M: Memory> Producer<M> {
         Self { memory, layout, head, published: head, tail, plain_end, arena }
     }
 
+    #[inline]
+    pub(crate) fn memory(&self) -> &M {
+        &self.memory
+    }
+
     /// Messages committed since the region was formatted.
     pub fn committed(&self) -> u64 {
         self.head
