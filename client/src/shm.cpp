@@ -311,8 +311,10 @@ void give_back(Consumer& replies) {
 SERVAL_INLINE Look look(serval_shm* client) {
     if (SERVAL_UNLIKELY(client->corrupt)) return Look::CORRUPT;
     const Look found = client->replies.look(nullptr);
-    if (SERVAL_UNLIKELY(found == Look::CORRUPT)) client->corrupt = true;
-    return found;
+    // A client gets no bundles.
+    const bool corrupt = found == Look::CORRUPT || (found == Look::FOUND && client->replies.message.kind == SERVAL_KIND_BUNDLE);
+    if (SERVAL_UNLIKELY(corrupt)) client->corrupt = true;
+    return corrupt ? Look::CORRUPT : found;
 }
 
 // Copies the payload of the found message. The caller's memory may be unaligned and has no room beyond the length.

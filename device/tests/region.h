@@ -41,6 +41,8 @@ struct Shape {
     unsigned backends = 0;
     unsigned sockets = 0;  // slots of the block, of which there is one then
     uint64_t stream_bytes = 4096;
+    unsigned pools = 0;
+    uint64_t pool_bytes = 65536;
     uint64_t start = 0;  // messages that have passed in every ring
 };
 
@@ -53,7 +55,7 @@ class Region {
         const uint64_t stride = align(serval::detail::slot_bytes(s.protocol, s.inline_bytes), 64);
         uint64_t at = SERVAL_BLOCKS_OFFSET + s.blocks * sizeof(serval_block_words);
         const uint64_t directory = at;
-        at = align(at + 2 * (mqueues + s.sockets) * sizeof(serval_ring_entry), 128);
+        at = align(at + (2 * (mqueues + s.sockets) + s.pools) * sizeof(serval_ring_entry), 128);
         uint64_t words[4];
         for (uint64_t& w : words) {
             w = at;
@@ -105,6 +107,19 @@ class Region {
             at = align(at + e.bytes, 128);
             streams.push_back(e);
         }
+        // At the end, so that an access beyond the last one is outside the region.
+        std::vector<serval_pool_entry> pools;
+        for (unsigned i = 0; i < s.pools; i++) {
+            serval_pool_entry e = {};
+            e.kind = SERVAL_RING_POOL;
+            e.version = SERVAL_RING_VERSION_POOL;
+            e.block = static_cast<uint32_t>(SERVAL_NO_BLOCK);
+            e.index = i;
+            e.offset = align(at, SERVAL_POOL_ALIGN);
+            e.bytes = s.pool_bytes;
+            at = e.offset + e.bytes;
+            pools.push_back(e);
+        }
         bytes = align(at, 4096);
         base = static_cast<uint8_t*>(std::aligned_alloc(4096, bytes));
         std::memset(base, 0, bytes);
@@ -116,7 +131,7 @@ class Region {
         h.generation = 1;
         h.block_count = s.blocks;
         h.mqueue_count = mqueues;
-        h.ring_count = 2 * (mqueues + s.sockets);
+        h.ring_count = 2 * (mqueues + s.sockets) + s.pools;
         h.blocks_offset = SERVAL_BLOCKS_OFFSET;
         h.directory_offset = directory;
         h.rx_heads_offset = words[0];
@@ -126,6 +141,7 @@ class Region {
         std::memcpy(base, &h, sizeof h);
         std::memcpy(base + directory, entries.data(), entries.size() * sizeof entries[0]);
         if (s.sockets) std::memcpy(base + directory + entries.size() * sizeof entries[0], streams.data(), streams.size() * sizeof streams[0]);
+        if (s.pools) std::memcpy(pool_entry(0), pools.data(), pools.size() * sizeof pools[0]);
         for (const serval_ring_entry& e : entries) age(e);
     }
     ~Region() { std::free(base); }
@@ -142,6 +158,9 @@ class Region {
     }
     serval_stream_entry* stream_entry(unsigned slot, bool tx) {
         return reinterpret_cast<serval_stream_entry*>(base + header()->directory_offset) + 2 * (header()->mqueue_count + slot) + tx;
+    }
+    serval_pool_entry* pool_entry(unsigned i) {
+        return reinterpret_cast<serval_pool_entry*>(base + header()->directory_offset) + header()->ring_count - shape.pools + i;
     }
     // A word of a stream ring, for example SERVAL_STREAM_HEAD, or its data.
     uint8_t* stream(unsigned slot, bool tx, unsigned at) { return base + stream_entry(slot, tx)->offset + at; }

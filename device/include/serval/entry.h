@@ -72,8 +72,9 @@ SERVAL_DEVICE void run_block(const serval_block_args* given) {
     if (WARPS > 1) __builtin_assume(blockDim.x == CREW_SIZE && threadIdx.x < CREW_SIZE);
     KERNEL(block, mqueue);
     block_sync();
+    if (in_crew()) block.publish_answers();
     if (leader()) {
-        mqueue.close(block);
+        mqueue.close();
         block.finish();
     }
 }
@@ -107,7 +108,8 @@ __attribute__((noinline)) void run_block(const serval_block_args* given) {
     if (!has_sink || !suits(place, args) || !mqueue.open(block, args, place, backends)) return block.refuse();
     block.ready();
     KERNEL(block, mqueue);
-    mqueue.close(block);
+    block.publish_answers();
+    mqueue.close();
     block.finish();
 }
 

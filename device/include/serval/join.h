@@ -66,9 +66,15 @@ inline SERVAL_DEVICE bool is_of_sockets(const EntryName& name) {
     return (name.kind == SERVAL_RING_STREAM_RX || name.kind == SERVAL_RING_STREAM_TX) && name.version == SERVAL_RING_VERSION_STREAM;
 }
 
+// Is it the entry of a pool, in a version that this library supports? It belongs to no block.
+inline SERVAL_DEVICE bool is_pool(const EntryName& name) {
+    return name.kind == SERVAL_RING_POOL && name.version == SERVAL_RING_VERSION_POOL && name.block == static_cast<uint32_t>(SERVAL_NO_BLOCK);
+}
+
 // Must this library refuse the region, because the entry is required, and unknown or not taken?
 inline SERVAL_DEVICE bool is_refused(const EntryName& name, bool takes_sockets = false) {
-    return !is_of_mqueue(name) && !(takes_sockets && is_of_sockets(name)) && (name.flags & SERVAL_RING_REQUIRED) != 0;
+    const bool is_taken = is_of_mqueue(name) || is_pool(name) || (takes_sockets && is_of_sockets(name));
+    return !is_taken && (name.flags & SERVAL_RING_REQUIRED) != 0;
 }
 
 // Fills in `ring` from the directory's entry; false if this block cannot serve the entry.
@@ -168,6 +174,47 @@ inline SERVAL_DEVICE bool find_layout(Layout& layout, uint64_t region, uint64_t 
     layout.ring_count = h.ring_count;
     return true;
 }
+
+// The pools of a region. A block gets bundles from few of them, mostly from one, so that this one is kept in private memory, and the directory
+// is read again for another one: the entries that belong to no block are its last ones.
+struct Pools {
+    Layout layout;
+    // The last pool that was needed.
+    uint64_t offset, bytes;
+
+    // Has the region a pool?
+    inline SERVAL_DEVICE bool open(const Layout& of) {
+        layout = of;
+        offset = bytes = 0;
+        return find([](const Pools&) { return true; });
+    }
+
+    // Do both ranges lie in the memory of one pool?
+    inline SERVAL_DEVICE bool hold(uint64_t first, uint64_t first_bytes, uint64_t second, uint64_t second_bytes) {
+        const auto holds = [=](const Pools& pool) { return pool.has(first, first_bytes) && pool.has(second, second_bytes); };
+        return holds(*this) || find(holds);
+    }
+
+  private:
+    inline SERVAL_DEVICE bool has(uint64_t at, uint64_t count) const { return at >= offset && within(at - offset, count, bytes); }
+
+    // Takes the first pool that `suits`. Its numbers are checked: those in the directory may have been overwritten.
+    template <class F>
+    inline SERVAL_DEVICE bool find(F suits) {
+        for (uint32_t i = layout.ring_count; i-- > 0;) {
+            const EntryName name = layout.name(i);
+            if (name.block != static_cast<uint32_t>(SERVAL_NO_BLOCK)) break;
+            if (!is_pool(name)) continue;
+            serval_pool_entry e;
+            fetch(e, layout.region + layout.entry(i));
+            if (e.offset < SERVAL_BLOCKS_OFFSET || e.offset % SERVAL_POOL_ALIGN || !within(e.offset, e.bytes, layout.size)) continue;
+            offset = e.offset;
+            bytes = e.bytes;
+            if (suits(*this)) return true;
+        }
+        return false;
+    }
+};
 
 // The block's part of the region.
 struct Place {

@@ -36,6 +36,7 @@
 #ifndef SERVAL_KERNEL_H
 #define SERVAL_KERNEL_H
 
+#include "bundle.h"
 #include "heartbeat.h"
 #include "join.h"
 #include "sink.h"
@@ -111,6 +112,7 @@ class Message {
     uint64_t token_ = 0;
     uint64_t tag_ = 0;
     uint32_t len_ = 0;
+    uint32_t part_ = 0;  // of a bundle: the message's part of the area for replies; 0 if it came alone
     uint8_t status_ = OK;
 };
 
@@ -132,6 +134,7 @@ class Reply {
     uint8_t* data_ = nullptr;
     uint64_t token_ = 0;
     uint32_t len_ = 0;
+    uint32_t part_ = 0;  // as in Message
     bool live_ = false;  // not sent yet
     bool fits_ = false;  // within the mqueue's maximum; if not, `data_` is the sink
 };
@@ -191,7 +194,9 @@ class Block {
     // Ended for a reason after which nothing can be sent.
     SERVAL_INLINE bool broken() const { return reason_ > SERVAL_REASON_STOPPED; }
     inline SERVAL_DEVICE void check_heartbeat();
-    SERVAL_INLINE void count(uint64_t& counter, uint64_t* word);
+    // By the crew, before it waits: replies that wait for the rest of their bundle are published.
+    SERVAL_INLINE void publish_answers();
+    SERVAL_INLINE void count(uint64_t& counter, uint64_t* word, uint64_t by = 1);
     inline SERVAL_DEVICE void publish_counts();
 #if SERVAL_CUDA
     SERVAL_CALL void rest(unsigned tries);
@@ -210,6 +215,7 @@ class Block {
     uint64_t reason_;
     uint64_t budget_left_;
     uint64_t received_, sent_, dropped_;
+    detail::Channel* answering_;  // has a completion in progress; null if none has
     detail::HeartbeatMonitor heartbeat_;
 };
 
@@ -220,6 +226,7 @@ class Channel {
   private:
     friend class serval::Mqueue;
     friend class serval::Backend;
+    friend class serval::Block;
     friend class serval::Sockets;
     template <void (*KERNEL)(Block&, Mqueue&, Sockets&)>
     friend SERVAL_DEVICE void serval::run_with_sockets(Block& block, Mqueue& mqueue);
@@ -236,7 +243,7 @@ class Channel {
     SERVAL_INLINE bool send_short(Block& block, const Header& h, const Producer::Draft& draft);
     // Is it eligible for the short path? The crew does all of it.
     SERVAL_INLINE bool is_short(const Header& h) const {
-        return SERVAL_LIKELY(tx_.ring.protocol == SERVAL_PROTOCOL_GRANULE16 && units_for<Granule16>(h.len) <= CREW_SIZE);
+        return SERVAL_LIKELY(out_path_ == SERVAL_PROTOCOL_GRANULE16 && units_for<Granule16>(h.len) <= CREW_SIZE);
     }
 #endif
 #if SERVAL_CUDA
@@ -256,6 +263,22 @@ class Channel {
     SERVAL_INLINE void release_when_due();
 #endif
     SERVAL_INLINE bool each_slot_counts() const;
+    template <class B>
+    SERVAL_INLINE void open_bundle(B& block);
+    SERVAL_INLINE bool take_from_bundle(Block& block, Message& m);
+    template <class B>
+    SERVAL_APART bool next_of_bundle(B& block);
+    template <class B>
+    SERVAL_INLINE void leave_bundle(B& block);
+    template <class B>
+    SERVAL_APART bool answer(B& block, uint64_t token, uint32_t part, const uint8_t* data, uint32_t len);
+    template <class B>
+    SERVAL_APART bool publish_answers(B& block);
+    SERVAL_INLINE void write_reply(uint8_t* to, const uint8_t* data, uint32_t len);
+#if SERVAL_CUDA
+    inline SERVAL_DEVICE void stage_bundle(uint32_t i);
+    inline SERVAL_DEVICE void copy_staged(uint64_t place, uint32_t len);
+#endif
 
     Consumer rx_;
     Producer tx_;
@@ -272,7 +295,10 @@ class Channel {
     bool pays_;       // the last message was found at once: polling for more of them pays off
 #endif
     bool is_server_;
-    bool go_;         // the crew's result for the block
+    bool go_;            // the crew's result for the block
+    uint8_t in_path_;    // the protocol of RX; PATH_SLOT or PATH_BUNDLE
+    uint8_t out_path_;   // the protocol of TX; PATH_BUNDLE while a completion is in progress, which any other message must follow
+    Bundles* bundles_;   // null if there are none
 };
 
 }  // namespace detail
@@ -339,28 +365,27 @@ class Mqueue {
     friend SERVAL_DEVICE void detail::run_block(const serval_block_args* args);
 
     inline SERVAL_DEVICE bool open(Block& block, const serval_block_args& args, const detail::Place& place, Backend* backends);
-    inline SERVAL_DEVICE void close(Block& block);
+    inline SERVAL_DEVICE void close();
     SERVAL_INLINE Message take(Block& block, uint64_t deadline_ns);
-    SERVAL_CALL bool send_drop(Block& block, uint64_t token, Status reason);
+    SERVAL_CALL bool send_drop(Block& block, uint64_t token, uint32_t part, Status reason);
 #if SERVAL_CUDA
     template <class B>
     SERVAL_RARE void exit(B& block);
 #endif
 
     detail::Channel channel_;
+    detail::Bundles bundles_;
 #if SERVAL_CUDA
     detail::Granule16 lines_[(detail::Consumer::LINES - 1) * detail::LINE_UNITS16];
 #endif
     Backend* backends_;
     unsigned backend_count_;
-#if !SERVAL_CUDA
-    uint64_t first_;  // number of the first message
-#endif
 };
 
 }  // namespace serval
 
 #include "kernel_impl.h"
+#include "bundle_impl.h"
 #include "entry.h"
 
 #endif

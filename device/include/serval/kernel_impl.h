@@ -70,6 +70,7 @@ inline SERVAL_DEVICE void Block::sleep_until(uint64_t deadline_ns) {
             const uint64_t turn = tries;
 #endif
             if (poll_engine(turn) >= SERVAL_STOP_NOW) break;
+            publish_answers();
             pause(SERVAL_WAIT_TIME, deadline_ns, tries);
         }
     }
@@ -94,6 +95,7 @@ inline SERVAL_DEVICE void Block::open(const serval_block_args& args, const detai
     if (args_.budget == 0) args_.budget = ~uint64_t{0};
     budget_left_ = args_.budget;
     received_ = sent_ = dropped_ = 0;
+    answering_ = nullptr;
     heartbeat_ = {};
 #if SERVAL_CUDA
     published_at_ = 0;
@@ -178,7 +180,10 @@ SERVAL_CALL void Block::rest(unsigned tries) {
 // Yields the thread to its other blocks after `budget` receives without a wait.
 SERVAL_INLINE void Block::charge() {
 #if !SERVAL_CUDA
-    if (SERVAL_UNLIKELY(budget_left_ == 0)) pause(SERVAL_WAIT_BUDGET, detail::NOT_WAITING, 0);
+    if (SERVAL_UNLIKELY(budget_left_ == 0)) {
+        publish_answers();
+        pause(SERVAL_WAIT_BUDGET, detail::NOT_WAITING, 0);
+    }
     budget_left_--;
 #endif
 }
@@ -195,10 +200,14 @@ inline SERVAL_DEVICE void Block::check_heartbeat() {
     if (heartbeat_.is_lost(engine_, [this] { return now_ns(); }) && !broken()) reason_ = SERVAL_REASON_ENGINE_LOST;
 }
 
+SERVAL_INLINE void Block::publish_answers() {
+    if (SERVAL_UNLIKELY(answering_ != nullptr)) answering_->publish_answers(*this);
+}
+
 // By the leader. On the host every count is published at once. On CUDA, where each costs a trip over the bus, most of them can be derived
 // from the rings: they are published when idle, when the engine's words are read, and at intervals.
-SERVAL_INLINE void Block::count(uint64_t& counter, uint64_t* word) {
-    counter++;
+SERVAL_INLINE void Block::count(uint64_t& counter, uint64_t* word, uint64_t by) {
+    counter += by;
     if (!SERVAL_CUDA) detail::store_relaxed(word, counter);
 }
 
@@ -253,6 +262,9 @@ inline SERVAL_DEVICE bool Channel::open_rings(const serval_block_args& args, con
     out_ = in_ + args.staging_stride;
     out_bytes_ = args.staging_stride;
     is_server_ = i == 0;
+    in_path_ = rx_.ring.protocol;
+    out_path_ = tx_.ring.protocol;
+    bundles_ = nullptr;
     polls_ = 0;
 #if SERVAL_CUDA
     brief_from_ = layout.block_count <= BLOCKS_OF_WHOLE_LOOKS ? ~0u : LONG_TRIES;
@@ -341,9 +353,15 @@ SERVAL_INLINE bool Channel::find(Block& block, uint64_t deadline_ns, bool ends_o
             if (leader()) pays_ = lines && tries <= 1;
             return true;
         }
+        if (SERVAL_UNLIKELY(look == Look::FOUND && !found && !asks)) {
+            rx_.keep_header(unit);
+            if (leader()) in_path_ = PATH_SLOT;
+            crew_sync();
+            return false;
+        }
         // A partially visible short message will most likely be complete at the next poll, and nothing should delay that.
         if (!is_kept && (look != Look::NONE || asks || tries >= LOOKS || deadline_ns != NO_DEADLINE)) {
-            tries = settled = settle(block, deadline_ns, ends_on_drain, look != Look::NONE && !found, found, asks, settled, tries);
+            tries = settled = settle(block, deadline_ns, ends_on_drain, look == Look::CORRUPT, look == Look::FOUND, asks, settled, tries);
             if (tries == 0) return false;
             asks = false;
         }
@@ -437,8 +455,17 @@ SERVAL_CALL bool Channel::await(Block& block, uint32_t why, uint64_t deadline_ns
         const Look look = rx_.look(in);
 #endif
         if (SERVAL_LIKELY(look == Look::FOUND && h.kind == SERVAL_KIND_MESSAGE)) return true;
-        if (SERVAL_UNLIKELY(look != Look::NONE)) {
+        if (SERVAL_UNLIKELY(look == Look::CORRUPT)) {
             block.end(SERVAL_REASON_RING_CORRUPT);
+            return false;
+        }
+        if (SERVAL_UNLIKELY(look == Look::FOUND)) {
+#if SERVAL_CUDA
+            if (!rx_.complete(h.len, in)) continue;
+            if (leader()) rx_.message = h;
+#endif
+            if (leader()) in_path_ = PATH_SLOT;
+            crew_sync();
             return false;
         }
         if (SERVAL_UNLIKELY(stop != SERVAL_STOP_RUN) && ends_on_drain) {
@@ -466,8 +493,9 @@ SERVAL_INLINE bool Channel::tell_block(bool value) {
 SERVAL_INLINE Message Channel::recv(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, [[maybe_unused]] bool asks) {
     Message m;
     block_sync();  // every thread has finished with the previous message
+    if (SERVAL_UNLIKELY(in_path_ == PATH_BUNDLE) && take_from_bundle(block, m)) return m;
     // Values needed once a message is there are read in advance.
-    const unsigned protocol = rx_.ring.protocol;
+    const unsigned protocol = in_path_;
     const uint64_t number = rx_.next;
     uint8_t* const in = in_;
 #if SERVAL_CUDA
@@ -494,7 +522,10 @@ SERVAL_INLINE Message Channel::recv(Block& block, uint32_t why, uint64_t deadlin
     Header& h = rx_.message;
     const bool found = await(block, why, deadline_ns, ends_on_drain, h, 0, asks);
 #endif
-    if (SERVAL_UNLIKELY(!found)) return m;
+    if (SERVAL_UNLIKELY(!found)) {
+        if (in_path_ >= PATH_SLOT) take_from_bundle(block, m);
+        return m;
+    }
     if (copies) {
         rx_.copy(in);
         block_sync();
@@ -570,6 +601,7 @@ SERVAL_RARE bool Channel::wait_for_credit(B& block, Look look) {
 
 // Called in step: sends any message, with the whole block taking part.
 SERVAL_CALL bool Channel::transmit(Block& block, Header h, const uint8_t* data) {
+    if (SERVAL_UNLIKELY(out_path_ == PATH_BUNDLE) && !tell_block(in_crew() && publish_answers(block))) return false;
     if (leader()) tx_.begin(h);
     block_sync();
     if (!tell_block(in_crew() && await_credit(block))) return false;
@@ -633,6 +665,7 @@ inline SERVAL_DEVICE Message Backend::recv_until(Block& block, uint64_t deadline
         detail::block_sync();
         return Message();
     }
+    if (detail::in_crew()) block.publish_answers();
     Message m = channel_.recv(block, SERVAL_WAIT_BACKEND, deadline_ns, false, false);
     if (m && detail::leader() && outstanding_) outstanding_--;
     return m;
@@ -649,14 +682,21 @@ inline SERVAL_DEVICE bool Mqueue::open([[maybe_unused]] Block& block, const serv
     backends_ = backends;
     backend_count_ = place.mqueue_count - 1;
     if (!channel_.open(args, place, 0)) return false;
+    if (bundles_.open(place.layout)) channel_.bundles_ = &bundles_;
 #if SERVAL_CUDA
     channel_.lines_ = lines_;
+    // Staging beyond that of the mqueues is for bundles.
+    const uint64_t mqueues = place.mqueue_count + (detail::find_ring(place, SERVAL_RING_SOCKET_RX, 0) != 0);
+    const uint64_t area = 2 * mqueues * args.staging_stride;
+    const uint64_t area_bytes = args.staging_bytes < area ? 0 : (args.staging_bytes - area) / 16 * 16;
+    bundles_.area = reinterpret_cast<uint8_t*>(args.staging) + area;
+    bundles_.area_bytes = static_cast<uint32_t>(area_bytes < 1u << 30 ? area_bytes : 1u << 30);
+    // Room for the longest message, wherever it begins.
+    if (channel_.bundles_ && area_bytes < detail::round16(channel_.rx_.ring.len_max) + 32) return false;
     block.received_of_ = &channel_.rx_.next;
     block.sent_of_ = &channel_.tx_.next;
     block.received_from_ = channel_.rx_.next;
     block.sent_from_ = channel_.tx_.next;
-#else
-    first_ = channel_.rx_.next;
 #endif
     for (unsigned i = 0; i < backend_count_; i++) {
         if (!backends_[i].channel_.open(args, place, 1 + i)) return false;
@@ -665,10 +705,7 @@ inline SERVAL_DEVICE bool Mqueue::open([[maybe_unused]] Block& block, const serv
     return true;
 }
 
-inline SERVAL_DEVICE void Mqueue::close([[maybe_unused]] Block& block) {
-#if !SERVAL_CUDA
-    block.received_ = channel_.rx_.next - first_;
-#endif
+inline SERVAL_DEVICE void Mqueue::close() {
     channel_.release_if(true);
     for (unsigned i = 0; i < backend_count_; i++) backends_[i].channel_.release_if(true);
 }
@@ -704,10 +741,13 @@ SERVAL_INLINE Message Mqueue::recv_until(Block& block, uint64_t deadline_ns) {
 template <class B>
 SERVAL_RARE void Mqueue::exit(B& block) {
     detail::block_sync();
-    if (detail::in_crew()) block.end(SERVAL_REASON_CONTRACT);
+    if (detail::in_crew()) {
+        block.end(SERVAL_REASON_CONTRACT);
+        block.publish_answers();
+    }
     detail::block_sync();
     if (detail::leader()) {
-        close(block);
+        close();
         block.finish();
     }
     asm volatile("exit;");
@@ -717,6 +757,7 @@ SERVAL_RARE void Mqueue::exit(B& block) {
 SERVAL_INLINE Reply Mqueue::reply([[maybe_unused]] Block& block, const Message& msg, uint32_t len) {
     Reply r;
     r.token_ = msg.token_;
+    r.part_ = msg.part_;
     r.len_ = len;
     r.live_ = true;
     uint8_t* const out = channel_.out_;
@@ -760,7 +801,8 @@ SERVAL_INLINE bool Mqueue::send(Block& block, Reply& reply) {
         return false;
     }
     reply.live_ = false;
-    if (SERVAL_UNLIKELY(!reply.fits_)) return send_drop(block, reply.token_, TOO_LONG);
+    if (SERVAL_UNLIKELY(!reply.fits_)) return send_drop(block, reply.token_, reply.part_, TOO_LONG);
+    if (SERVAL_UNLIKELY(reply.part_)) return channel_.answer(block, reply.token_, reply.part_, reply.data_, reply.len_);
 #if SERVAL_CUDA
     const bool sent = is_short ? channel_.tell_block(detail::in_crew() && channel_.send_short(block, h, draft))
                                : channel_.transmit(block, h, reply.data_);
@@ -773,14 +815,20 @@ SERVAL_INLINE bool Mqueue::send(Block& block, Reply& reply) {
 }
 
 SERVAL_INLINE bool Mqueue::drop(Block& block, const Message& msg, Status reason) {
-    return send_drop(block, msg.token_, reason);
+    return send_drop(block, msg.token_, msg.part_, reason);
 }
 
-SERVAL_CALL bool Mqueue::send_drop(Block& block, uint64_t token, Status reason) {
+SERVAL_CALL bool Mqueue::send_drop(Block& block, uint64_t token, uint32_t part, Status reason) {
     detail::block_sync();
+    // Edge BUNDLE_RETURN (release half)
+    if (SERVAL_UNLIKELY(part) && channel_.tx_.ring.protocol != SERVAL_PROTOCOL_DOORBELL) detail::fence_release();
     detail::Header h = {token, 0, 0, 0, SERVAL_KIND_DROP, reason, 0};
     if (!channel_.send(block, h, channel_.out_)) return false;
-    if (detail::leader()) block.count(block.dropped_, &block.words_->dropped);
+    if (detail::leader()) {
+        block.count(block.dropped_, &block.words_->dropped);
+        const uint32_t i = token % SERVAL_BUNDLE_MAX;
+        if (SERVAL_UNLIKELY(part) && bundles_.is_current(token - i)) bundles_.finish(i);
+    }
     return true;
 }
 

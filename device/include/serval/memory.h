@@ -41,6 +41,9 @@ SERVAL_INLINE void store_release(uint64_t* p, uint64_t v) {
 }
 // Orders what was stored before against later stores that are not ordered themselves.
 SERVAL_INLINE void fence_release() { cuda::atomic_thread_fence(cuda::memory_order_acq_rel, cuda::thread_scope_system); }
+// Orders earlier loads that are not ordered themselves against what is loaded later. A fence of every thread of the crew orders the rest of
+// the block as well, through barriers.
+SERVAL_INLINE void fence_acquire() { cuda::atomic_thread_fence(cuda::memory_order_acq_rel, cuda::thread_scope_system); }
 // Two words, 16-byte aligned, in one trip over the bus; each is acquired, and they are in no order.
 SERVAL_INLINE void load_acquire_both(const uint64_t* p, uint64_t& first, uint64_t& second) {
     asm volatile("ld.acquire.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(__cvta_generic_to_global(p)) : "memory");
@@ -55,6 +58,11 @@ SERVAL_INLINE void store_release(uint64_t* p, uint64_t v) { __atomic_store_n(p, 
 SERVAL_INLINE void fence_release() {
 #if !defined(__SANITIZE_THREAD__)  // which has no fences
     __atomic_thread_fence(__ATOMIC_RELEASE);
+#endif
+}
+SERVAL_INLINE void fence_acquire() {
+#if !defined(__SANITIZE_THREAD__)
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
 #endif
 }
 
@@ -243,11 +251,23 @@ SERVAL_INLINE unsigned move_pieces(void*, const void*, unsigned) { return 0; }
 SERVAL_INLINE uint32_t clear_pieces(uint8_t*, uint32_t) { return 0; }
 #endif
 #if !SERVAL_CUDA
+// `words` words of 8 bytes, from an aligned address.
 SERVAL_INLINE void copy_words_out(uint8_t* to, const uint64_t* from, unsigned words) {
     for (unsigned i = move_pieces(to, from, words); i < words; i++) private_store(to + 8 * i, load_relaxed(from + i));
 }
 SERVAL_INLINE void copy_words_in(uint64_t* to, const uint8_t* from, unsigned words) {
     for (unsigned i = move_pieces(to, from, words); i < words; i++) store_relaxed(to + i, private_load<uint64_t>(from + 8 * i));
+}
+// `bytes` bytes from any address. Reads only words of 8 bytes that contain at least one of them; writes whole words.
+SERVAL_INLINE void copy_bytes_out(uint8_t* to, const uint8_t* from, unsigned bytes) {
+    const unsigned skew = reinterpret_cast<uintptr_t>(from) % 8, shift = 8 * skew;
+    const uint64_t* word = reinterpret_cast<const uint64_t*>(from - skew);
+    if (skew == 0) return copy_words_out(to, word, (bytes + 7) / 8);
+    for (unsigned i = move_pieces(to, from, bytes / 8); 8 * i < bytes; i++) {
+        uint64_t value = load_relaxed(word + i) >> shift;
+        if (8 * i + 8 - skew < bytes) value |= load_relaxed(word + i + 1) << (64 - shift);
+        private_store(to + 8 * i, value);
+    }
 }
 #endif
 

@@ -31,6 +31,8 @@
 // For rarely executed code, placed apart from the rest. For templates only: other functions would have to be `inline` as well, which
 // compilers report as a contradiction.
 #define SERVAL_RARE __device__ __noinline__
+// For code that is executed as often as the rest with some traffic, and must not make the rest slower. For templates only.
+#define SERVAL_APART __device__ __noinline__
 #else
 #define SERVAL_CUDA 0
 #define SERVAL_DEVICE
@@ -38,6 +40,7 @@
 #define SERVAL_INLINE inline __attribute__((always_inline))
 #define SERVAL_CALL inline __attribute__((always_inline))
 #define SERVAL_RARE __attribute__((noinline, cold))
+#define SERVAL_APART __attribute__((noinline))
 #include <time.h>
 #endif
 

@@ -74,9 +74,9 @@ struct Ring {
     SERVAL_INLINE uint8_t* slot(uint64_t n) const { return slots + static_cast<uint64_t>(n & mask) * stride; }
     SERVAL_INLINE uint64_t depth() const { return static_cast<uint64_t>(mask) + 1; }
 
-    // Is this header valid for a message?
+    // Is this header valid for a message, a drop or a bundle?
     SERVAL_INLINE bool accepts(const Header& h) const {
-        if (h.kind - 1u >= 2u || h.len > len_max) return false;
+        if (h.kind - 1u >= 3u || h.len > len_max) return false;
         if (SERVAL_LIKELY(h.flags == 0)) return h.len <= inline_bytes;
         uint64_t room = (static_cast<uint64_t>(h.len) + 7) & ~uint64_t{7};
         return h.flags == SERVAL_FLAG_ARENA && arena_bytes > 0 && arena_bytes >= room && h.arena_offset % 8 == 0 &&
@@ -172,7 +172,7 @@ struct Consumer {
         h.tag = header_pair(unit, 1);
         // There is no arena, and no message longer than a slot. One branch for a complete, valid message.
         const bool has_header = ready * Granule::WORDS >= HEADER_WORDS;
-        const bool is_sound = (h.kind - 1u < 2u) & (h.flags == 0) & (h.len <= at.len_max);
+        const bool is_sound = (h.kind - 1u < 3u) & (h.flags == 0) & (h.len <= at.len_max);
         const bool is_whole = (ready >= LINE_UNITS<Granule>) | (4 * ready * Granule::WORDS >= HEADER_BYTES + h.len);
         if (SERVAL_UNLIKELY(!(has_header & is_sound & is_whole))) {
             // A header is meaningful only if all its units are valid, and one of kind 0 was never written.
@@ -190,6 +190,12 @@ struct Consumer {
         }
         crew_sync();
         return Look::FOUND;
+    }
+
+    // Called by the crew after FOUND, whose units were `unit`: fills in `message`.
+    SERVAL_INLINE void keep_header(const Granule16& unit) {
+        if (crew_rank() * Granule16::WORDS < HEADER_WORDS) deliver(unit, crew_rank(), 0, nullptr);
+        crew_sync();
     }
 
     // Called by the crew after FOUND: is all of a message of `len` bytes fetched?
@@ -435,12 +441,14 @@ struct Producer {
 
     // Called by the block: writes the message with its payload `data`, the same for every thread. The host reads nothing beyond its
     // length; on CUDA `data` is 8-byte aligned and readable up to a multiple of 8 bytes.
-    SERVAL_INLINE void write(const uint8_t* data) const {
-        if (ring.protocol == SERVAL_PROTOCOL_DOORBELL) return write_doorbell(data);
+    SERVAL_INLINE void write(const uint8_t* data) const { write(data, block_size()); }
+    // The same, called by the first `threads` threads of the block, at least a warp.
+    SERVAL_INLINE void write(const uint8_t* data, unsigned threads) const {
+        if (ring.protocol == SERVAL_PROTOCOL_DOORBELL) return write_doorbell(data, threads);
 #if SERVAL_HAS_GRANULE16
-        if (ring.protocol == SERVAL_PROTOCOL_GRANULE16) return write_granule<Granule16>(data);
+        if (ring.protocol == SERVAL_PROTOCOL_GRANULE16) return write_granule<Granule16>(data, threads);
 #endif
-        write_granule<Granule8>(data);
+        write_granule<Granule8>(data, threads);
     }
 
 #if SERVAL_CUDA
@@ -584,7 +592,7 @@ struct Producer {
         use.after[slot] = next + 1;
     }
 
-    SERVAL_INLINE void write_doorbell(const uint8_t* data) const {
+    SERVAL_INLINE void write_doorbell(const uint8_t* data, [[maybe_unused]] unsigned threads) const {
         uint8_t* slot = ring.slot(next);
         const uint32_t len = message.len, words = len / 8;
         if (leader()) {
@@ -598,18 +606,18 @@ struct Producer {
 #if !SERVAL_CUDA
         copy_words_in(to, data, words);
 #else
-        for (unsigned i = block_rank(); i < words; i += block_size()) store_relaxed(to + i, private_load<uint64_t>(data + 8 * i));
+        for (unsigned i = block_rank(); i < words; i += threads) store_relaxed(to + i, private_load<uint64_t>(data + 8 * i));
 #endif
         // The last word is padded with zeros.
         if (len % 8 && leader()) store_relaxed(to + words, private_bytes(data + 8 * words, len % 8));
     }
 
     template <class Granule>
-    SERVAL_INLINE void write_granule(const uint8_t* data) const {
+    SERVAL_INLINE void write_granule(const uint8_t* data, unsigned threads) const {
         uint8_t* slot = ring.slot(next);
         const uint32_t sequence = static_cast<uint32_t>(next + 1), len = message.len;
         const unsigned units = units_for<Granule>(restamps() ? ring.inline_bytes : len);
-        for (unsigned i = block_rank(); i < units; i += block_size()) {
+        for (unsigned i = block_rank(); i < units; i += threads) {
             Granule unit;
             unit.sequence = sequence;
             const unsigned first = i * Granule::WORDS;

@@ -115,6 +115,7 @@ inline SERVAL_DEVICE bool Sockets::take(uint64_t token, const serval_socket_mess
 }
 
 SERVAL_CALL bool Sockets::pump(Block& block, uint64_t deadline_ns, bool ends_on_drain) {
+    if (detail::in_crew()) block.publish_answers();
     const Message m = channel_.recv(block, SERVAL_WAIT_BACKEND, deadline_ns, ends_on_drain, false);
     if (!m) return false;
     // A connection that came too late; 0: none, 1: the engine has broken its side.
