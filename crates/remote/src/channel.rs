@@ -1,6 +1,7 @@
-//! An authenticated link: frames in encrypted records on a TCP connection that never blocks.
+//! An authenticated link: frames in encrypted records on a byte stream that never blocks, which is a TCP connection
+//! except in the simulator.
 
-use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -9,17 +10,22 @@ use aws_lc_rs::aead::{Aad, LessSafeKey, Nonce};
 use sys::local::wait_readable;
 use wire::link::{RECORD_BYTES_MAX, TAG_BYTES, record_bytes};
 
+use crate::handshake::{Handshake, HandshakeError};
+use crate::secret::Secret;
+
 /// Bytes of a read.
 const READ_BYTES: usize = 2 * (4 + RECORD_BYTES_MAX + TAG_BYTES);
 /// While this many bytes wait for the connection no further messages are taken from the rings.
 const UNSENT_BYTES_MAX: usize = 256 << 10;
+/// While this many bytes wait for the connection neither released slots nor heartbeats are reported.
+const UNSENT_REPORTS_MAX: usize = UNSENT_BYTES_MAX + (64 << 10);
 
 /// The keys of a link: for what this side sends, and for what it receives.
 pub(crate) type Keys = [LessSafeKey; 2];
 
 /// See the module's text. Errors are one sentence.
-pub struct Channel {
-    stream: TcpStream,
+pub struct Channel<S = TcpStream> {
+    stream: S,
     seal: LessSafeKey,
     open: LessSafeKey,
     /// Records sent and received.
@@ -36,6 +42,8 @@ pub struct Channel {
     /// Records to send; those before `sent` have been.
     records: Vec<u8>,
     sent: usize,
+    /// Bytes that the connection has taken since the link began.
+    taken: u64,
 }
 
 fn nonce(record: u64) -> Nonce {
@@ -48,31 +56,7 @@ impl Channel {
     pub(crate) fn new(stream: TcpStream, keys: Keys) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        let [seal, open] = keys;
-        Ok(Self {
-            stream,
-            seal,
-            open,
-            sealed: 0,
-            opened: 0,
-            raw: vec![0; READ_BYTES].into(),
-            raw_len: 0,
-            plain: Vec::with_capacity(READ_BYTES),
-            plain_at: 0,
-            frames: Vec::with_capacity(UNSENT_BYTES_MAX),
-            records: Vec::with_capacity(UNSENT_BYTES_MAX + RECORD_BYTES_MAX),
-            sent: 0,
-        })
-    }
-
-    /// Whether records wait for the connection.
-    pub(crate) fn is_blocked(&self) -> bool {
-        self.sent < self.records.len()
-    }
-
-    /// Whether further messages may be appended to [`Self::frames`] and `more` bytes.
-    pub(crate) fn has_room_for(&self, more: usize) -> bool {
-        self.frames.len() + self.records.len() - self.sent + more < UNSENT_BYTES_MAX
+        Ok(Self::over(stream, keys))
     }
 
     /// Readable when the other side has sent something.
@@ -101,6 +85,65 @@ impl Channel {
             }
         }
     }
+}
+
+impl<S: Read + Write> Channel<S> {
+    /// The engine's and the accelerator's side of a link inside this process, over two streams that never block.
+    pub fn pair(streams: [S; 2], secret: &Secret) -> Result<[Self; 2], HandshakeError> {
+        let (mut to_far, mut to_near) = (Vec::new(), Vec::new());
+        let mut near = Handshake::engine(secret, &mut to_far)?;
+        let mut far = Handshake::accelerator(secret);
+        far.advance(&mut to_far, &mut to_near)?;
+        near.advance(&mut to_near, &mut to_far)?;
+        let far = far.advance(&mut to_far, &mut to_near)?.ok_or(HandshakeError::Order)?;
+        let near = near.advance(&mut to_near, &mut to_far)?.ok_or(HandshakeError::Order)?;
+        let [near_stream, far_stream] = streams;
+        Ok([Self::over(near_stream, near), Self::over(far_stream, far)])
+    }
+
+    fn over(stream: S, keys: Keys) -> Self {
+        let [seal, open] = keys;
+        Self {
+            stream,
+            seal,
+            open,
+            sealed: 0,
+            opened: 0,
+            raw: vec![0; READ_BYTES].into(),
+            raw_len: 0,
+            plain: Vec::with_capacity(READ_BYTES),
+            plain_at: 0,
+            frames: Vec::with_capacity(UNSENT_BYTES_MAX),
+            records: Vec::with_capacity(UNSENT_BYTES_MAX + RECORD_BYTES_MAX),
+            sent: 0,
+            taken: 0,
+        }
+    }
+
+    /// Whether records wait for the connection.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.sent < self.records.len()
+    }
+
+    /// Bytes that the connection has taken since the link began.
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// Bytes that wait for the connection.
+    fn unsent(&self) -> usize {
+        self.frames.len() + self.records.len() - self.sent
+    }
+
+    /// Whether further messages may be appended to [`Self::frames`] and `more` bytes.
+    pub(crate) fn has_room_for(&self, more: usize) -> bool {
+        self.unsent() + more < UNSENT_BYTES_MAX
+    }
+
+    /// Whether a heartbeat or a report of released slots may be appended to [`Self::frames`].
+    pub(crate) fn has_room_for_report(&self) -> bool {
+        self.unsent() < UNSENT_REPORTS_MAX
+    }
 
     /// Encrypts all frames and writes as much as the connection takes, in one call.
     pub(crate) fn flush(&mut self) -> Result<(), String> {
@@ -122,7 +165,10 @@ impl Channel {
         while self.sent < self.records.len() {
             match self.stream.write(&self.records[self.sent..]) {
                 Ok(0) => return Err("the other side closed the connection".into()),
-                Ok(count) => self.sent += count,
+                Ok(count) => {
+                    self.sent += count;
+                    self.taken += count as u64;
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     if self.sent > UNSENT_BYTES_MAX {
                         self.records.drain(..self.sent);

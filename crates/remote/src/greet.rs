@@ -1,10 +1,11 @@
 //! The two ends of a connection until both sides are authenticated.
 //!
 //! The accelerator's side listens, so strangers reach it: until a peer has proved that it knows the secret it gets one
-//! small buffer, a few seconds, and one of [`PENDING_MAX`] places, and the oldest peer loses its place to a new one.
+//! small buffer, a few seconds, and one of [`PENDING_MAX`] places. When there is none for a new peer, one of the network
+//! with the most places loses its own: of those that have sent nothing, else of all, the oldest.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
@@ -15,11 +16,11 @@ use crate::handshake::{Handshake, HandshakeError, INPUT_BYTES_MAX};
 use crate::secret::Secret;
 
 /// Connections that are not authenticated yet.
-const PENDING_MAX: usize = 64;
+const PENDING_MAX: usize = 128;
 /// Time for a handshake.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
-/// Connections accepted in one call.
-const ACCEPT_MAX: usize = 64;
+/// Connections accepted in one call: few, so that the proofs of those that are pending do not wait for the others.
+const ACCEPT_MAX: usize = 16;
 
 /// Why there is no link. The message is one sentence.
 #[derive(Debug, thiserror::Error)]
@@ -198,20 +199,44 @@ impl Greeter {
                 }
             };
             if self.pending.len() == PENDING_MAX {
-                let Pending { from, .. } = self.pending.remove(0);
+                let peers = self.pending.iter();
+                let peers = peers.map(|peer| (peer.from.ip(), peer.handshake.is_silent()));
+                let Pending { from, .. } = self.pending.remove(loser(&peers.collect::<Vec<_>>()));
                 let text = "others connected before it sent its proof";
                 done.push(Greeted::Refused(from, io::Error::other(text).into()));
             }
-            let until = Instant::now() + HANDSHAKE_MAX;
-            let prepared = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
-            match prepared.and_then(|()| Handshake::accelerator(&self.secret)) {
-                Ok(handshake) => {
-                    let input = Vec::new();
-                    self.pending.push(Pending { stream, from, handshake, input, until });
+            match stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true)) {
+                Ok(()) => {
+                    let (input, now) = (Vec::new(), Instant::now());
+                    let handshake = Handshake::accelerator(&self.secret);
+                    let until = now + HANDSHAKE_MAX;
+                    let peer = Pending { stream, from, handshake, input, until };
+                    // Its hello has often arrived with it.
+                    self.pending.extend(peer.advance(true, now, done));
                 }
                 Err(error) => done.push(Greeted::Refused(from, error.into())),
             }
         }
+    }
+}
+
+/// The peer that loses its place, among peers that came in this order: where each is, and whether it has sent nothing.
+fn loser(peers: &[(IpAddr, bool)]) -> usize {
+    let networks: Vec<IpAddr> = peers.iter().map(|(at, _)| network(*at)).collect();
+    let places = |at: usize| networks.iter().filter(|other| **other == networks[at]).count();
+    let rank = |at: usize| (places(at), peers[at].1);
+    // The last one of equals is the maximum: the oldest.
+    (0..peers.len()).rev().max_by_key(|at| rank(*at)).unwrap_or(0)
+}
+
+/// What one host can easily have all addresses of.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => {
+            let [a, b, c, d, ..] = address.segments();
+            IpAddr::from([a, b, c, d, 0, 0, 0, 0])
+        }
+        address => address,
     }
 }
 
@@ -266,5 +291,99 @@ impl Pending {
             Ok(None) if self.input.len() > INPUT_BYTES_MAX => Err(HandshakeError::Order),
             result => result,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::thread;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn the_network_with_most_places_loses_its_silent_then_its_oldest_peers() {
+        let (many, few) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+        assert_eq!(loser(&[(few, true), (many, false), (many, true), (many, true)]), 2);
+        assert_eq!(loser(&[(few, true), (many, false), (many, false)]), 1);
+        assert_eq!(loser(&[(few, false), (many, false)]), 0);
+        let of = |d, h| IpAddr::from([0x2001, 0xdb8, 0, d, 0, 0, 0, h]);
+        assert_eq!(loser(&[(of(1, 1), true), (of(2, 1), false), (of(2, 2), false)]), 1);
+        let mapped = IpAddr::from([0, 0, 0, 0, 0, 0xffff, 0x0a00, 0x0001]);
+        assert_eq!(loser(&[(few, true), (mapped, false), (many, false)]), 1);
+    }
+
+    /// Engines connect while `flood` makes connections whose first bytes are these.
+    fn link_under_flood(first: &'static [u8]) {
+        let secret = Secret::of(b"a secret of the tests, of at least 32 bytes");
+        let mut greeter = Greeter::bind("tcp://127.0.0.1:0", secret.clone()).unwrap();
+        let at = greeter.local_address().unwrap();
+        let (over, flooded) = (AtomicBool::new(false), AtomicUsize::new(0));
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let mut held = std::collections::VecDeque::new();
+                    while !over.load(Ordering::Relaxed) {
+                        // Connections that are lost make room for others.
+                        let limit = Duration::from_millis(200);
+                        let Ok(mut stream) = TcpStream::connect_timeout(&at, limit) else {
+                            continue;
+                        };
+                        let _ = stream.write_all(first);
+                        held.push_back(stream);
+                        if held.len() > PENDING_MAX {
+                            held.pop_front();
+                        }
+                        flooded.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            let engine = scope.spawn(|| {
+                let deadline = Instant::now() + PATIENCE;
+                while flooded.load(Ordering::Relaxed) < 2 * PENDING_MAX {
+                    assert!(Instant::now() < deadline, "there is no flood");
+                    thread::sleep(Duration::from_millis(1));
+                }
+                // As the supervisor of an engine does.
+                let address = format!("tcp://{at}");
+                for _ in 0..5 {
+                    while let Err(error) = connect(&address, &secret, PATIENCE) {
+                        assert!(Instant::now() < deadline, "{error}");
+                    }
+                }
+            });
+            let (mut links, mut refused) = (0, 0);
+            while !engine.is_finished() {
+                for greeted in greeter.advance(Duration::from_millis(20)) {
+                    match greeted {
+                        Greeted::Link(..) => links += 1,
+                        Greeted::Refused(..) => refused += 1,
+                    }
+                }
+                assert!(greeter.pending.len() <= PENDING_MAX);
+            }
+            over.store(true, Ordering::Relaxed);
+            engine.join().unwrap();
+            assert!(links >= 5 && refused > 0, "{links} links, {refused} refused");
+        });
+    }
+
+    #[test]
+    fn engines_are_linked_during_a_flood_of_silent_connections() {
+        link_under_flood(b"");
+    }
+
+    #[test]
+    fn engines_are_linked_during_a_flood_of_hellos() {
+        static HELLO: std::sync::OnceLock<Vec<u8>> = std::sync::OnceLock::new();
+        let secret = Secret::of(b"another secret of the tests, of 32 bytes");
+        let hello = HELLO.get_or_init(|| {
+            let mut hello = Vec::new();
+            Handshake::engine(&secret, &mut hello).unwrap();
+            hello
+        });
+        link_under_flood(hello);
     }
 }

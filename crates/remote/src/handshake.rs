@@ -67,9 +67,14 @@ impl Handshake {
     }
 
     /// The accelerator's side.
-    pub(crate) fn accelerator(secret: &Secret) -> io::Result<Self> {
-        let (secret, fresh) = (secret.clone(), Some(Fresh::new()?));
-        Ok(Self { secret, fresh, keys: None, transcript: Vec::new(), step: Step::Hello })
+    pub(crate) fn accelerator(secret: &Secret) -> Self {
+        let secret = secret.clone();
+        Self { secret, fresh: None, keys: None, transcript: Vec::new(), step: Step::Hello }
+    }
+
+    /// Whether the peer has sent no greeting yet.
+    pub(crate) fn is_silent(&self) -> bool {
+        matches!(self.step, Step::Hello)
     }
 
     /// Takes complete greetings from `input`. `Some`: the peer is authenticated; the keys are those for what this side sends and
@@ -116,8 +121,10 @@ impl Handshake {
                     };
                 }
                 (Step::Hello, Greeting::Hello(_, key)) => {
-                    let own = self.fresh.as_ref().expect("it is used once");
+                    // Not before: a peer that sends nothing costs no cryptography.
+                    let own = Fresh::new()?;
                     let challenge = Greeting::Challenge(own.nonce, own.public).encode();
+                    self.fresh = Some(own);
                     self.transcript = [&bytes[..], &challenge].concat();
                     self.keys = Some(self.agree(&key)?);
                     output.extend_from_slice(&challenge);
@@ -159,7 +166,7 @@ mod tests {
         let mut wires = [Vec::new(), Vec::new()];
         let mut sides = [
             Handshake::engine(&Secret::of(secrets[0]), &mut wires[0]).unwrap(),
-            Handshake::accelerator(&Secret::of(secrets[1])).unwrap(),
+            Handshake::accelerator(&Secret::of(secrets[1])),
         ];
         between(0, &mut wires[0]);
         let mut results = [Ok(None), Ok(None)];
@@ -236,7 +243,7 @@ mod tests {
                 sent.extend_from_slice(bytes);
             }
         });
-        let mut accelerator = Handshake::accelerator(&Secret::of(SECRET)).unwrap();
+        let mut accelerator = Handshake::accelerator(&Secret::of(SECRET));
         let result = accelerator.advance(&mut sent, &mut Vec::new());
         assert!(matches!(result, Err(HandshakeError::Proof)));
     }
@@ -245,7 +252,7 @@ mod tests {
     fn greetings_out_of_order_are_refused() {
         for greeting in [Greeting::Proof([0; 32]), Greeting::Welcome([0; 32])] {
             let mut output = Vec::new();
-            let mut accelerator = Handshake::accelerator(&Secret::of(SECRET)).unwrap();
+            let mut accelerator = Handshake::accelerator(&Secret::of(SECRET));
             let result = accelerator.advance(&mut greeting.encode(), &mut output);
             assert!(matches!(result, Err(HandshakeError::Order)));
             assert!(matches!(Greeting::decode(&output), Ok(Some((Greeting::Refuse(_), _)))));

@@ -1,7 +1,9 @@
 //! Two mirrors on one connection: whatever the rings, the lengths and the order of steps, every message arrives once, in order and whole,
 //! in both directions, and all slots are free in the end.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Read, Write};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,11 +12,12 @@ use mqueue::{Consumer, Head, MappedMemory, MqueuePlan, Producer, Region, RegionP
 use proptest::prelude::*;
 use remote::{Channel, Ends, Greeted, Greeter, Mirror, Secret, Side, connect};
 use sys::{RegionOptions, SharedMemory};
+use wire::link::{Frame, MessageHead};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The ends of a region's mqueues on one side, and their slots.
-type Installed = Vec<(Ends, u32)>;
+/// The ends of a region's mqueues on one side.
+type Installed = Vec<Ends>;
 /// The ends of the party that uses the region: where it writes and where it reads.
 type User = Vec<(Producer<MappedMemory>, Consumer<MappedMemory>)>;
 
@@ -76,9 +79,9 @@ proptest! {
         for mqueue in 0..2 {
             engine.push(near.engine_ends(mqueue));
             let (rx, tx) = joined(&near, mqueue);
-            near_ends.push((Ends { source: rx, sink: tx }, depth));
+            near_ends.push(Ends { source: rx, sink: tx, depth, arena_bytes: arena });
             let (rx, tx) = far.engine_ends(mqueue);
-            far_ends.push((Ends { source: tx, sink: rx }, depth));
+            far_ends.push(Ends { source: tx, sink: rx, depth, arena_bytes: wider.arena_bytes });
             let (rx, tx) = joined(&far, mqueue);
             blocks.push((tx, rx));
         }
@@ -150,4 +153,207 @@ fn joined(
     mqueue: u32,
 ) -> (Consumer<MappedMemory>, Producer<MappedMemory>) {
     Region::join(region.memory().clone()).unwrap().accelerator_ends(mqueue)
+}
+
+/// The mirror of an engine's region, a peer that sends any frames, and the engine's ends.
+fn beside(mqueue: MqueuePlan) -> (Mirror, Mirror, User) {
+    let mut own = region(mqueue);
+    let (mut ends, mut users): (Installed, User) = Default::default();
+    for number in 0..2 {
+        let (depth, arena_bytes) = (mqueue.depth, mqueue.tx.arena_bytes);
+        users.push(own.engine_ends(number));
+        let (source, sink) = joined(&own, number);
+        ends.push(Ends { source, sink, depth, arena_bytes });
+    }
+    let [near, far] = link();
+    let mut mirror = Mirror::new(near, Side::Engine);
+    mirror.install(ends);
+    (mirror, Mirror::new(far, Side::Accelerator), users)
+}
+
+fn turn(mirror: &mut Mirror) -> Result<(), String> {
+    let moved = mirror.turn(Instant::now(), &mut |_| Ok(()));
+    moved.map(|_| ()).map_err(|error| error.to_string())
+}
+
+fn message(mqueue: u32, token: u64, payload: &[u8]) -> Frame<'_> {
+    let head = MessageHead { mqueue, token, tag: 0, kind: kind::MESSAGE, status: 0 };
+    Frame::Message(head, payload)
+}
+
+/// Slots for eight messages, an arena for two of the longest.
+fn narrow() -> MqueuePlan {
+    let ring = RingPlan { protocol: 1, message_bytes_max: 4096, arena_bytes: 2 * 4096 };
+    MqueuePlan { depth: 8, rx: ring, tx: ring }
+}
+
+/// Installs the rings of a region whose blocks send more than [`narrow`] has room for; the blocks' ends.
+fn install_blocks(peer: &mut Mirror) -> User {
+    let narrow = narrow();
+    let tx = RingPlan { arena_bytes: 4 * 4096, ..narrow.tx };
+    let mut own = region(MqueuePlan { tx, ..narrow });
+    let (mut ends, mut blocks): (Installed, User) = Default::default();
+    for number in 0..2 {
+        let (sink, source) = own.engine_ends(number);
+        ends.push(Ends { source, sink, depth: narrow.depth, arena_bytes: narrow.rx.arena_bytes });
+        let (rx, tx) = joined(&own, number);
+        blocks.push((tx, rx));
+    }
+    peer.install(ends);
+    blocks
+}
+
+#[test]
+fn an_mqueue_without_room_in_its_arena_waits_and_the_other_goes_on() {
+    let (mut mirror, mut peer, mut users) = beside(narrow());
+    let mut blocks = install_blocks(&mut peer);
+    let long = vec![7; 4096];
+    let push = |blocks: &mut User, mqueue: usize, token, payload: &[u8]| {
+        let head = Head { token, tag: 0, kind: kind::MESSAGE, status: 0 };
+        let pushed = blocks[mqueue].0.push(head, payload).is_ok();
+        blocks[mqueue].0.publish();
+        pushed
+    };
+    for token in 0..4 {
+        let payload: &[u8] = if token < 3 { &long } else { b"behind them" };
+        assert!(push(&mut blocks, 0, token, payload));
+    }
+    let deadline = Instant::now() + PATIENCE;
+    // Far more than its ring has slots, while nobody reads the first one.
+    for token in 0..100 {
+        let mut pushed = false;
+        loop {
+            assert!(Instant::now() < deadline, "message {token} waits behind another mqueue");
+            pushed = pushed || push(&mut blocks, 1, token, b"short");
+            turn(&mut peer).unwrap();
+            turn(&mut mirror).unwrap();
+            let reader = &mut users[1].1;
+            if let Some(header) = reader.peek().unwrap() {
+                assert_eq!(header.token, token);
+                reader.advance();
+                reader.release();
+                break;
+            }
+        }
+    }
+    assert!(mirror.is_pending());
+    // Then everything arrives in order.
+    for token in 0..4 {
+        let reader = &mut users[0].1;
+        let header = loop {
+            assert!(Instant::now() < deadline, "message {token} does not arrive");
+            turn(&mut mirror).unwrap();
+            if let Some(header) = reader.peek().unwrap() {
+                break header;
+            }
+        };
+        let mut bytes = vec![0; header.len as usize];
+        assert!(reader.copy_out(&header, &mut bytes));
+        assert_eq!(header.token, token);
+        assert!(if token < 3 { bytes == long } else { bytes == b"behind them" });
+        reader.advance();
+        reader.release();
+    }
+}
+
+/// Turns both sides until one ends; the sentence.
+fn until_broken(mirror: &mut Mirror, peer: &mut Mirror) -> String {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        assert!(Instant::now() < deadline, "it goes on");
+        let _ = turn(peer);
+        if let Err(text) = turn(mirror) {
+            return text;
+        }
+    }
+}
+
+#[test]
+fn what_waits_for_an_arena_is_bounded() {
+    let long = vec![7; 4096];
+    // More bytes than any ring of this size can hold.
+    let (mut mirror, mut peer, _users) = beside(narrow());
+    (0..8).for_each(|token| peer.send(&message(0, token, &long)));
+    assert!(until_broken(&mut mirror, &mut peer).contains("more than fits in its ring"));
+    // More messages.
+    let (mut mirror, mut peer, _users) = beside(narrow());
+    (0..3).for_each(|token| peer.send(&message(0, token, &long)));
+    (3..9).for_each(|token| peer.send(&message(0, token, b"")));
+    assert!(until_broken(&mut mirror, &mut peer).contains("without a free slot"));
+}
+
+#[test]
+fn a_peer_that_writes_and_does_not_read_costs_bounded_memory_and_then_the_link() {
+    let mut arrived = 0;
+    let secret = Secret::of(b"a secret of the tests, of at least 32 bytes");
+    let (to_mirror, to_peer) = (Pipe { most: 1 << 20, ..Pipe::default() }, Pipe::default());
+    let streams = [
+        Half { read: to_peer.clone(), write: to_mirror.clone() },
+        Half { read: to_mirror, write: to_peer },
+    ];
+    let [near, far] = Channel::pair(streams, &secret).unwrap();
+    let mut peer = Mirror::new(near, Side::Engine);
+    let mut mirror = Mirror::new(far, Side::Accelerator);
+    let start = Instant::now();
+    let (mut now, limit) = (start, Duration::from_secs(2));
+    let mut sent_back = 0;
+    loop {
+        assert!(now - start < 10 * limit, "the link goes on");
+        now += Duration::from_millis(1);
+        (0..2000).for_each(|_| peer.send(&Frame::Beat(1)));
+        peer.turn(now, &mut |_| Ok(())).unwrap();
+        let mut beats = 0;
+        let turned = mirror.turn(now, &mut |_| {
+            beats += 1;
+            Ok(())
+        });
+        turned.unwrap();
+        // Far more than a runtime does, which sends back one in a turn.
+        sent_back += (0..beats).filter(|_| mirror.send_beat(1)).count();
+        arrived += beats;
+        if let Err(broken) = mirror.check(now, limit) {
+            assert!(broken.to_string().contains("has read nothing for 2000 ms"), "{broken}");
+            break;
+        }
+    }
+    // 16 bytes each; the rest was not kept.
+    assert!(arrived > 100_000 && sent_back * 16 < 512 << 10, "{sent_back} of {arrived}");
+}
+
+/// One direction of a connection in memory.
+#[derive(Clone, Default)]
+struct Pipe {
+    bytes: Arc<Mutex<VecDeque<u8>>>,
+    /// Bytes that it takes; 0: none.
+    most: usize,
+}
+
+struct Half {
+    read: Pipe,
+    write: Pipe,
+}
+
+impl Read for Half {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self.read.bytes.lock().unwrap().read(into)? {
+            0 => Err(ErrorKind::WouldBlock.into()),
+            count => Ok(count),
+        }
+    }
+}
+
+impl Write for Half {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        let mut bytes = self.write.bytes.lock().unwrap();
+        let count = from.len().min(self.write.most - bytes.len());
+        if count == 0 {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        bytes.extend(&from[..count]);
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }

@@ -15,7 +15,7 @@ use remote::{Broken, Channel, Control, Ends, Greeted, Greeter, Mirror, Side};
 use sys::local::{WakeFd, wait_readable};
 use sys::{RegionOptions, SharedMemory};
 use wire::attach::{Bye, FromEngine, FromRuntime, Offer, Ready};
-use wire::link::{Frame, RingShape, Shape};
+use wire::link::{Frame, MqueueShape, RingShape, Shape};
 
 use crate::kinds::remote::{PENDING_SLEEP, SPIN};
 use crate::{ANSWER_TIMEOUT, CHECK_INTERVAL, Device, End, Failure, Job, RuntimeError, kernel_file};
@@ -63,6 +63,7 @@ pub fn listen(
     let mut refused = Refused::default();
     std::thread::scope(|scope| {
         let mut links: Vec<ScopedJoinHandle<'_, Result<End, RuntimeError>>> = Vec::new();
+        let mut refusing: Vec<ScopedJoinHandle<'_, ()>> = Vec::new();
         let mut result = Ok(End::Stopped);
         while !is_over() {
             for greeted in greeter.advance(Duration::from_millis(100)) {
@@ -76,8 +77,13 @@ pub fn listen(
                     Greeted::Link(channel, from) => {
                         let text = format!("it serves {links_max} links already");
                         refused.log(from, &text);
-                        let mirror = Mirror::new(channel, Side::Accelerator);
-                        close(mirror, reason::REFUSED, text);
+                        // Others do not wait until this one has read why. One of too many only sees the end of its connection.
+                        refusing.retain(|thread| !thread.is_finished());
+                        if refusing.len() < LINKS_MAX {
+                            let mirror = Mirror::new(channel, Side::Accelerator);
+                            refusing
+                                .push(scope.spawn(move || close(mirror, reason::REFUSED, text)));
+                        }
                     }
                 }
             }
@@ -230,8 +236,8 @@ fn receive_offer(
     }
 }
 
-/// Makes the region of an offer, and takes the engine's ends of its mqueues with their slots.
-fn prepare(offer: Offer, shape: &Shape, kernel: &str) -> Result<(Job, Vec<(Ends, u32)>), Failure> {
+/// Makes the region of an offer, and takes the engine's ends of its mqueues.
+fn prepare(offer: Offer, shape: &Shape, kernel: &str) -> Result<(Job, Vec<Ends>), Failure> {
     if !kernel.is_empty() && offer.kernel != kernel {
         return Err(refused(format!(
             "this side runs the kernel {kernel:?}, not {:?}",
@@ -253,11 +259,12 @@ fn prepare(offer: Offer, shape: &Shape, kernel: &str) -> Result<(Job, Vec<(Ends,
         let more = if ring.arena_bytes > 0 { longest } else { 0 };
         plan_of(RingShape { arena_bytes: ring.arena_bytes.saturating_add(more), ..*ring })
     };
-    let mqueues: Vec<MqueuePlan> = shape
-        .mqueues
-        .iter()
-        .map(|of| MqueuePlan { depth: of.depth, rx: rx(&of.rings[0]), tx: plan_of(of.rings[1]) })
-        .collect();
+    let mqueue = |of: &MqueueShape| MqueuePlan {
+        depth: of.depth,
+        rx: rx(&of.rings[0]),
+        tx: plan_of(of.rings[1]),
+    };
+    let mqueues: Vec<MqueuePlan> = shape.mqueues.iter().map(mqueue).collect();
     let plan = RegionPlan::of_blocks(shape.blocks, &mqueues, offer.generation);
     let bytes = plan.bytes().map_err(refused)?;
     if bytes > REGION_BYTES_MAX {
@@ -272,9 +279,9 @@ fn prepare(offer: Offer, shape: &Shape, kernel: &str) -> Result<(Job, Vec<(Ends,
     let mut region = Region::format(MappedMemory::new(memory.clone()), &plan).map_err(refused)?;
     let mut ends = Vec::new();
     for block in 0..shape.blocks {
-        for (mqueue, of) in region.mqueues_of(block).to_vec().into_iter().zip(&shape.mqueues) {
+        for (mqueue, of) in region.mqueues_of(block).to_vec().into_iter().zip(&mqueues) {
             let (sink, source) = region.engine_ends(mqueue);
-            ends.push((Ends { source, sink }, of.depth));
+            ends.push(Ends { source, sink, depth: of.depth, arena_bytes: of.rx.arena_bytes });
         }
     }
     let job = Job {
@@ -310,11 +317,19 @@ struct Serving<'a> {
 impl Serving<'_> {
     fn run(&mut self, is_over: &dyn Fn() -> bool) -> End {
         let words = &self.job.words;
-        let mut heard_at = Instant::now();
-        let (mut moved_at, mut checked_at) = (heard_at, heard_at);
+        let start = Instant::now();
+        let (mut moved_at, mut checked_at) = (start, start);
+        // The last heartbeat that was not sent back, and when the blocks got one.
+        let (mut echo, mut beat_at) = (None, None);
         while !is_over() {
             let now = Instant::now();
-            let (mut echo, mut asked) = (None, None);
+            let mut asked = None;
+            // The blocks' own limit for an engine without a heartbeat may be shorter than that of the link: this side decides when the
+            // engine is lost, so it beats for the engine as long as the link lives.
+            if beat_at.is_none_or(|at| now - at >= CHECK_INTERVAL) {
+                beat_at = Some(now);
+                words.set_engine_heartbeat(words.engine_heartbeat().wrapping_add(1));
+            }
             let turn = self.mirror.turn(now, &mut |control| match control {
                 Control::Beat(beat) => {
                     echo = Some(beat);
@@ -326,15 +341,18 @@ impl Serving<'_> {
                 }
                 other => Err(format!("the engine sent {other:?} while blocks run")),
             });
-            if let Some(beat) = echo {
-                words.set_engine_heartbeat(beat);
-                self.mirror.send(&Frame::Beat(beat));
+            if echo.is_some_and(|beat| self.mirror.send_beat(beat)) {
+                echo = None;
             }
             if let Some(word) = asked {
                 words.set_stop(word);
                 self.job.wake_fd.wake();
             }
-            let moved = match turn {
+            let checked = turn.and_then(|moved| {
+                self.mirror.check(now, self.job.heartbeat)?;
+                Ok(moved)
+            });
+            let moved = match checked {
                 Ok(moved) => moved,
                 Err(Broken::Rings) => {
                     let text = Broken::Rings.to_string();
@@ -353,11 +371,6 @@ impl Serving<'_> {
             }
             self.outstanding += moved.received as i64 - moved.sent as i64;
             self.outstanding = self.outstanding.max(0);
-            if moved.heard {
-                heard_at = now;
-            } else if now - heard_at >= self.job.heartbeat {
-                return lost(format!("the engine was silent for {:?}", self.job.heartbeat));
-            }
             let stopping = words.stop() != stop::RUN;
             if stopping || now - checked_at >= CHECK_INTERVAL / 5 {
                 checked_at = now;

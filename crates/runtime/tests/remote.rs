@@ -4,12 +4,14 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use mqueue::abi::{kind, reason, stop};
-use mqueue::{Consumer, Head, MappedMemory, MqueuePlan, Producer, Region, RegionPlan, RingPlan};
+use mqueue::{
+    Consumer, Head, MappedMemory, MqueuePlan, Producer, Region, RegionPlan, RingPlan, Words,
+};
 use remote::{Control, Ends, Greeted, Greeter, Mirror, Secret, Side, connect};
 use runtime::far::{self, Terms};
 use runtime::{Device, End, Failure, HostDevice, Job, kinds};
@@ -48,10 +50,10 @@ impl Rings {
         Self { region, memory }
     }
 
-    fn accelerator_ends(&mut self) -> Vec<(Ends, u32)> {
+    fn accelerator_ends(&mut self) -> Vec<Ends> {
         let ends = |mqueue| {
             let (source, sink) = self.region.accelerator_ends(mqueue);
-            (Ends { source, sink }, DEPTH)
+            Ends { source, sink, depth: DEPTH, arena_bytes: 4 * 4096 }
         };
         (0..2).map(ends).collect()
     }
@@ -275,6 +277,60 @@ fn a_link_that_breaks_while_a_block_works_ends_no_other_link() {
         let mut other = link(address);
         send_offer(&mut other, &offer(), &shape());
         assert!(matches!(heard(&mut other), Some(FromRuntime::Ready(_))));
+    });
+}
+
+/// A device whose blocks see the heartbeat of an engine often.
+struct Watching<'a> {
+    seen: &'a AtomicU64,
+    last: u64,
+    job: Option<Words<MappedMemory>>,
+}
+
+impl Device for Watching<'_> {
+    fn kind(&self) -> &str {
+        "watching"
+    }
+
+    fn start(&mut self, jobs: &[Job]) -> Result<(), Failure> {
+        self.job = Some(jobs[0].words.clone());
+        Ok(())
+    }
+
+    fn health(&mut self) -> Result<(), Failure> {
+        let beat = self.job.as_ref().expect("it was started").engine_heartbeat();
+        if beat != self.last {
+            self.last = beat;
+            self.seen.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn ended(&mut self) -> bool {
+        false
+    }
+
+    fn stop(&mut self, _: Duration) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+#[test]
+fn blocks_see_heartbeats_as_long_as_the_link_lives_though_the_engine_sends_none() {
+    static SEEN: AtomicU64 = AtomicU64::new(0);
+    let device = || Ok(Box::new(Watching { seen: &SEEN, last: 0, job: None }) as Box<dyn Device>);
+    let kernel = String::new();
+    let terms = Terms { kernel, device: &device, exclusive: false, once: false, hang: PATIENCE };
+    with_far(&terms, |address| {
+        let mut mirror = link(address);
+        // Longer than blocks wait for a heartbeat, and than this test takes.
+        send_offer(&mut mirror, &Offer { heartbeat_ms: 600_000, ..offer() }, &shape());
+        assert!(matches!(heard(&mut mirror), Some(FromRuntime::Ready(_))));
+        let deadline = Instant::now() + PATIENCE;
+        while SEEN.load(Ordering::Relaxed) < 4 {
+            assert!(Instant::now() < deadline, "the blocks would take the engine for lost");
+            thread::sleep(Duration::from_millis(5));
+        }
     });
 }
 

@@ -23,6 +23,8 @@ use crate::{Device, Failure, Job};
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// Time for the blocks on the other machine to start; the engine waits longer.
 const START_MAX: Duration = Duration::from_secs(20);
+/// Longest time between two heartbeats: a round trip that is measured less often says little.
+const BEAT_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// An idle mirror polls without pauses for this time, ...
 pub(crate) const SPIN: Duration = Duration::from_micros(20);
 /// ... then yields its core between two polls until this time has passed, then sleeps ...
@@ -187,8 +189,8 @@ impl Device for RemoteDevice {
     }
 }
 
-/// The shape of a job's region, and the runtime's ends of its mqueues with their slots.
-fn describe(job: &Job) -> Result<(Shape, Vec<(Ends, u32)>), Failure> {
+/// The shape of a job's region, and the runtime's ends of its mqueues.
+fn describe(job: &Job) -> Result<(Shape, Vec<Ends>), Failure> {
     let region = Region::join(MappedMemory::new(job.memory.clone()));
     let mut region = region.map_err(refused)?;
     let shape_of = |region: &Region<MappedMemory>, mqueue: &u32| {
@@ -216,7 +218,8 @@ fn describe(job: &Job) -> Result<(Shape, Vec<(Ends, u32)>), Failure> {
         }
         for (mqueue, shape) in region.mqueues_of(block).to_vec().into_iter().zip(&mqueues) {
             let (source, sink) = region.accelerator_ends(mqueue);
-            ends.push((Ends { source, sink }, shape.depth));
+            let arena_bytes = shape.rings[1].arena_bytes;
+            ends.push(Ends { source, sink, depth: shape.depth, arena_bytes });
         }
     }
     Ok((Shape { blocks: job.blocks, mqueues }, ends))
@@ -278,7 +281,7 @@ struct Link {
     words: mqueue::Words<MappedMemory>,
     /// Signalled by the engine.
     wake_fd: Arc<WakeFd>,
-    /// The link is lost after this time without a byte.
+    /// The link is lost after this time without a byte, or if the other side reads nothing for so long.
     heartbeat: Duration,
     /// The stop word as it was sent.
     asked: u64,
@@ -294,9 +297,9 @@ impl Link {
 
     /// Until the blocks have ended, the link is lost, or it is to be closed.
     fn mirror(&mut self) -> Result<(), Failure> {
-        let pause = self.heartbeat / 4;
+        let pause = (self.heartbeat / 4).min(BEAT_PAUSE_MAX);
         let start = Instant::now();
-        let (mut heard_at, mut moved_at) = (start, start);
+        let mut moved_at = start;
         // The first one is sent at once.
         let mut beat_at = None;
         while !self.shared.close.load(Ordering::Relaxed) {
@@ -308,7 +311,7 @@ impl Link {
             }
             if beat_at.is_none_or(|at| now - at >= pause) {
                 beat_at = Some(now);
-                self.mirror.send(&Frame::Beat((now - start).as_nanos() as u64));
+                self.mirror.send_beat((now - start).as_nanos() as u64);
             }
             let (mut bye, mut beat) = (None, None);
             let turn = self.mirror.turn(now, &mut |control| match control {
@@ -339,18 +342,14 @@ impl Link {
                     _ => Err(Failure { reason: bye.reason, text: bye.text }),
                 };
             }
-            let moved = turn.map_err(|broken| match broken {
+            let checked = turn.and_then(|moved| {
+                self.mirror.check(now, self.heartbeat)?;
+                Ok(moved)
+            });
+            let moved = checked.map_err(|broken| match broken {
                 Broken::Rings => Failure { reason: reason::RING_CORRUPT, text: broken.to_string() },
                 Broken::Link(_) => lost(broken),
             })?;
-            if moved.heard {
-                heard_at = now;
-            } else if now - heard_at >= self.heartbeat {
-                let silent = self.heartbeat.as_millis();
-                return Err(lost(format!(
-                    "the link is lost: the other side was silent for {silent} ms"
-                )));
-            }
             if moved.is_nothing() {
                 self.idle(
                     now - moved_at,
