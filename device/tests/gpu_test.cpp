@@ -89,6 +89,7 @@ struct Service {
     std::vector<Producer> rx;
     std::vector<Consumer> tx;
     uint64_t give_up_at;
+    uint64_t bundle_staging = 0;  // of each block, if there are pools
 
     explicit Service(const Shape& s) : region(s), give_up_at(now_ns() + 60000000000u) {
         Driver::check("cuMemHostRegister", driver->host_register(region.base, region.bytes, 2));
@@ -120,7 +121,7 @@ struct Service {
         Driver::check("cuModuleGetFunction", driver->get_function(&function, module, ("serval_kernel_" + kernel).c_str()));
         const Shape& s = region.shape;
         const unsigned mqueues = Region::mqueues_of_block(s);
-        const uint64_t stride = align(s.len_max, 64), per_block = 2 * mqueues * stride;
+        const uint64_t stride = align(s.len_max, 64), per_block = 2 * mqueues * stride + (s.pools ? bundle_staging : 0);
         const unsigned blocks = (s.blocks + rows - 1) / rows;
         uint64_t base = 0;
         Driver::check("cuMemHostGetDevicePointer", driver->device_pointer(&base, region.base, 0));
@@ -238,6 +239,8 @@ void echo_storm(const Shape& shape, unsigned threads, bool shared_staging, uint6
 }
 
 }  // namespace
+
+#include "gpu_bundles.h"
 
 TEST(gpu_echo_returns_every_message) {
     for (unsigned protocol : PROTOCOLS) {

@@ -16,7 +16,7 @@ SERVAL_INLINE void Channel::open_bundle(B& block) {
     bool good = bundles_ && h.kind == SERVAL_KIND_BUNDLE && h.flags == 0 && h.len == sizeof(serval_bundle);
     if (good) {
         if (!SERVAL_CUDA) rx_.copy(in_);
-        // Edge RX_BUNDLE (acquire half): with doorbells the head was loaded in this order.
+        // EDGE RX_BUNDLE (acquire half): with doorbells the head was loaded in this order.
         if (rx_.ring.protocol != SERVAL_PROTOCOL_DOORBELL) fence_acquire();
         good = crew_first(leader() && bundles_->accept(h.token, in_, rx_.ring, tx_.ring));
     }
@@ -214,8 +214,8 @@ SERVAL_APART bool Channel::publish_answers(B& block) {
     // A block that broke its contract still publishes what it has answered, if there is room.
     const bool sent = block.broken() ? reserve() == Look::FOUND : await_credit(block);
     if (sent) {
-        // Edge TX_BUNDLE (release half): with doorbells the head is stored in this order.
-        // Edge BUNDLE_RETURN (release half)
+        // EDGE TX_BUNDLE (release half): with doorbells the head is stored in this order.
+        // EDGE BUNDLE_RETURN (release half)
         if (tx_.ring.protocol != SERVAL_PROTOCOL_DOORBELL) fence_release();
         tx_.write(payload, CREW_SIZE);
         crew_sync();

@@ -820,7 +820,7 @@ SERVAL_INLINE bool Mqueue::drop(Block& block, const Message& msg, Status reason)
 
 SERVAL_CALL bool Mqueue::send_drop(Block& block, uint64_t token, uint32_t part, Status reason) {
     detail::block_sync();
-    // Edge BUNDLE_RETURN (release half)
+    // EDGE BUNDLE_RETURN (release half)
     if (SERVAL_UNLIKELY(part) && channel_.tx_.ring.protocol != SERVAL_PROTOCOL_DOORBELL) detail::fence_release();
     detail::Header h = {token, 0, 0, 0, SERVAL_KIND_DROP, reason, 0};
     if (!channel_.send(block, h, channel_.out_)) return false;
