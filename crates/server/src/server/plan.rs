@@ -75,8 +75,8 @@ impl Plan {
         services.extend(gone.map(|service| (service.name.clone(), ServiceAction::Removed)));
         for (name, _) in services.iter().filter(|(_, action)| *action != ServiceAction::Unchanged) {
             let service = named(wanted, name);
-            refusals
-                .extend(service.and_then(|s| taken(running, s).or_else(|| overlaps(running, s))));
+            let refused = |s| taken(running, s).or_else(|| overlaps(running, s));
+            refusals.extend(service.and_then(|s| refused(s).or_else(|| changes_use(running, s))));
         }
         refusals.dedup();
         if refusals.is_empty() { Ok(Self { services, settings }) } else { Err(refusals) }
@@ -224,6 +224,28 @@ fn overlaps(running: &Topology, service: &Service) -> Option<Refusal> {
     Some(Refusal { what: format!("service {:?}", service.name), why })
 }
 
+/// Whether an address of a service changes from `listen` to `[[service.socket]]`, or back: workers share a listener of the one and have
+/// their own of the other, so it cannot be taken over.
+fn changes_use(running: &Topology, service: &Service) -> Option<Refusal> {
+    let before = named(running, &service.name)?;
+    let was = |listen: Listen| before.ports().find(|(held, _)| *held == listen);
+    let changes = |(listen, socket): &(Listen, Option<u16>)| {
+        listen.address.port() != 0
+            && was(*listen).is_some_and(|w| w.1.is_some() != socket.is_some())
+    };
+    let (listen, socket) = service.ports().find(changes)?;
+    let (old, new) = match socket {
+        Some(_) => ("listen", "[[service.socket]]"),
+        None => ("[[service.socket]]", "listen"),
+    };
+    let url = crate::config::url(listen.transport, listen.address);
+    let why = format!(
+        "cannot use {url} as {new} in the same step in which it gives it up as {old}: remove it there, reload, then add it here; or \
+         restart"
+    );
+    Some(Refusal { what: format!("service {:?}", service.name), why })
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -231,7 +253,9 @@ mod tests {
     use wire::nic::Transport;
 
     use super::*;
-    use engine::topology::{AcceleratorKind, CpuPlacement, EngineSettings, Limits, STACK_KIB};
+    use engine::topology::{
+        AcceleratorKind, CpuPlacement, EngineSettings, Limits, STACK_KIB, SocketAt, SocketSpec,
+    };
 
     fn listen(port: u16) -> Listen {
         Listen { transport: Transport::Udp, address: ([127, 0, 0, 1], port).into() }
@@ -418,6 +442,56 @@ mod tests {
         let mut wanted = running("0.0.0.0:9000");
         wanted.services[0].slots = 8;
         assert!(Plan::new(&running("0.0.0.0:9000"), &wanted, &[]).is_ok());
+    }
+
+    #[test]
+    fn an_address_does_not_become_one_of_sockets_in_one_step_nor_back() {
+        let tcp =
+            |port| Listen { transport: Transport::Tcp, address: ([127, 0, 0, 1], port).into() };
+        let messages = |port| Service::new("a", vec![tcp(port)], "echo");
+        let sockets = |port| {
+            let mut service = Service::new("a", Vec::new(), "echo");
+            service.sockets = vec![SocketSpec::listen(([127, 0, 0, 1], port))];
+            service
+        };
+        let said = |from: Service, to: Service| {
+            let planned = Plan::new(&topology(vec![from]), &topology(vec![to]), &[]);
+            planned.err().map_or(String::new(), |refusals| refusals[0].to_string())
+        };
+        let text = said(messages(9000), sockets(9000));
+        let begin = "service \"a\" cannot use tcp://127.0.0.1:9000 as ";
+        assert!(text.starts_with(&format!("{begin}[[service.socket]] ")), "{text}");
+        assert!(text.contains("gives it up as listen: remove it there"), "{text}");
+        let text = said(sockets(9000), messages(9000));
+        assert!(text.starts_with(&format!("{begin}listen ")), "{text}");
+        // Another service, another port, a port of the host kernel's choice.
+        let other = Service { name: "b".into(), ..sockets(9000) };
+        assert!(said(messages(9000), other).contains("service \"a\" gives it up"));
+        assert_eq!(said(messages(9000), sockets(9001)), "");
+        assert_eq!(said(messages(0), sockets(0)), "");
+    }
+
+    #[test]
+    fn a_path_does_not_change_its_kind_or_service_in_one_step() {
+        let memory = |name: &str| {
+            let mut service = Service::new(name, vec![listen(9000)], "echo");
+            service.memory_ports.push("/run/x".into());
+            service
+        };
+        let unix = |name: &str| {
+            let mut service = Service::new(name, vec![listen(9000)], "echo");
+            service.sockets = vec![SocketSpec::listen(SocketAt::Unix("/run/x".into()))];
+            service
+        };
+        let refused = |from: Service, to: Service| {
+            let planned = Plan::new(&topology(vec![from]), &topology(vec![to]), &[]);
+            planned.err().map_or(String::new(), |refusals| refusals[0].to_string())
+        };
+        assert!(refused(memory("a"), unix("a")).contains("unix:///run/x"));
+        assert!(refused(unix("a"), memory("a")).contains("shm:///run/x"));
+        let moved = Service { listen: Vec::new(), ..unix("b") };
+        assert!(refused(unix("a"), moved).contains("unix:///run/x"));
+        assert_eq!(refused(unix("a"), Service { slots: 8, ..unix("a") }), "");
     }
 
     fn any_service() -> impl Strategy<Value = Service> {

@@ -168,11 +168,12 @@ impl Server {
         workers: usize,
         others: &[PreparedService],
     ) -> Result<Ports, ServerError> {
-        let mut old: Vec<(Listen, (PortIndex, SocketAddr))> = Vec::new();
+        let mut old: Vec<((Listen, bool), (PortIndex, SocketAddr))> = Vec::new();
         let mut old_unix: Vec<(&Path, PortIndex)> = Vec::new();
         if let Some(before) = before {
             let (service, slot) = (&self.topology.services[before], &self.service_slots[before]);
-            old.extend(service.ports().map(|(listen, _)| listen).zip(slot.ports.iter().copied()));
+            let used = service.ports().map(|(listen, socket)| (listen, socket.is_some()));
+            old.extend(used.zip(slot.ports.iter().copied()));
             let unix = service.unix_ports().map(|(path, _)| path);
             old_unix.extend(unix.zip(slot.unix_ports.iter().copied()));
         }
@@ -187,7 +188,8 @@ impl Server {
         let options = SocketOptions::default();
         let mut found = Ports::default();
         for (listen, socket) in service.ports() {
-            if let Some(place) = old.iter().position(|(other, _)| *other == listen) {
+            let used = (listen, socket.is_some());
+            if let Some(place) = old.iter().position(|(other, _)| *other == used) {
                 let port = old.swap_remove(place).1;
                 found.ports.push(port);
                 found.kept.push((port.0, socket));
