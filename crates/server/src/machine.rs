@@ -125,12 +125,17 @@ fn own_descriptors(topology: &Topology) -> u64 {
             Some(_) if proxied => of_workers(service.upstream_flows),
             _ => 0,
         };
+        let slots = match service.sockets.is_empty() {
+            true => 0,
+            false => blocks * u64::from(service.sockets_per_block),
+        };
         flows
             + service.backends.iter().map(sockets).sum::<u64>()
+            + slots
             + service.accelerators.len() as u64
     };
     // A worker's ports, its epoll set, its waker and its reserve.
-    let worker = topology.ports().count() as u64 + 3;
+    let worker = (topology.ports().count() + topology.unix_ports().count()) as u64 + 3;
     let services: u64 = topology.services.iter().map(backends).sum();
     topology.engine.workers as u64 * worker + services + OTHER_DESCRIPTORS
 }
@@ -150,6 +155,17 @@ mod tests {
             let config = Config::parse("a.toml", &text, Path::new("."), &Overrides::default());
             own_descriptors(&config.unwrap().topology)
         };
+        let socket = |at: &str| {
+            let text = format!(
+                "schema = 1\n[engine]\nworkers = 2\n[[service]]\nname = \"a\"\nkernel = \"stream_echo\"\nmqueues = 6\n\
+                 sockets_per_block = 5\n[[service.socket]]\nname = \"in\"\nlisten = \"{at}\"\n"
+            );
+            let config = Config::parse("a.toml", &text, Path::new("."), &Overrides::default());
+            own_descriptors(&config.unwrap().topology)
+        };
+        // Instead of a port: a port, and all sockets of the blocks.
+        assert_eq!(socket("tcp://127.0.0.1:9000") - own(""), 6 * 5);
+        assert_eq!(socket("unix:///run/a") - own(""), 6 * 5);
         let with = |scheme: &str, more: &str| {
             let backend =
                 format!("connect = \"{scheme}://127.0.0.1:1\"\nin_flight = 100\n{more}\n");
