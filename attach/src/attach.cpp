@@ -25,6 +25,8 @@ namespace {
 
 constexpr uint64_t MS = 1000000;
 constexpr uint32_t LOOK_MS = 250;
+// Staging of a block for messages of bundles, or more if a message is longer.
+constexpr uint64_t BUNDLE_STAGING = 8192;
 constexpr unsigned SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 uint64_t now_ns() {
@@ -426,6 +428,9 @@ bool Runtime::read_directory(const detail::Layout& layout) {
     // Includes the word after a reply that detects a write past its end.
     staging_stride_ = static_cast<uint32_t>(((longest + 7) / 8 * 8 + 8 + 63) / 64 * 64);
     staging_bytes_ = 2ull * most * staging_stride_;
+    // Blocks on a GPU fetch messages of bundles there, many at once.
+    detail::Pools pools;
+    if (pools.open(layout)) staging_bytes_ += longest + 64 < BUNDLE_STAGING ? BUNDLE_STAGING : (longest + 64 + 15) / 16 * 16;
     return true;
 }
 

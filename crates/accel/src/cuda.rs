@@ -16,6 +16,7 @@
 //! trusted within their process: a kernel that faults takes down its own runtime, never the
 //! engine.
 
+mod block_memory;
 mod copier;
 mod driver;
 mod gpu;

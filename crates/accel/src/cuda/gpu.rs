@@ -9,6 +9,7 @@ use mqueue::memory::Ordering;
 use mqueue::{MappedMemory, Memory, Region, Role, Words};
 
 use super::CudaError;
+use super::block_memory::{BlockMemory, Needs};
 use super::copier::{CopyResources, StreamCopier};
 use super::driver::{
     Context, DeviceAddress, DeviceAttribute, Driver, Function, FunctionAttribute, Grid, Module,
@@ -22,10 +23,6 @@ use crate::{AccelError, params, reason_name};
 
 /// Minimum compute capability for atomic 16-byte accesses, as major × 10 + minor.
 const CAPABILITY_MIN: u32 = 70;
-/// Staging of a block is in shared memory up to this size, otherwise in the GPU's memory.
-const SHARED_STAGING_MAX: u64 = 16 << 10;
-/// Shared memory of a block that a launch may have without an opt-in.
-const SHARED_BYTES_MAX: u64 = 48 << 10;
 /// Memory behind the addresses of a sink if the driver can map memory; otherwise a sink's memory: twice the longest message.
 const SINK_PIECE_BYTES: usize = 32 << 20;
 const SINK_MEMORY_BYTES: usize = 2 * mqueue::abi::MESSAGE_BYTES_MAX as usize;
@@ -404,22 +401,27 @@ impl Prepared {
             let (what, value) = ("threads of a block (in whole 32)", threads.into());
             return Err(AccelError::Range { what, value, min: 32, max });
         }
-        let staging = Staging::of(&region);
-        let static_bytes = u64::from(ask(FunctionAttribute::StaticSharedBytes)?);
-        let rows_bytes = staging.block_bytes * u64::from(rows);
-        let shared = staging.block_bytes <= SHARED_STAGING_MAX
-            && rows_bytes + static_bytes <= SHARED_BYTES_MAX;
+        let longest = region.entries().iter().map(|entry| entry.message_bytes_max).max();
+        let staging = BlockMemory::of(Needs {
+            longest: longest.unwrap_or(0),
+            mqueues: region.mqueues_per_block_max(),
+            bundles: !region.pools().is_empty(),
+            rows,
+            spread,
+            static_bytes: ask(FunctionAttribute::StaticSharedBytes)?.into(),
+        });
+        let rows_bytes = staging.bytes * u64::from(rows);
         let grid = Grid {
             blocks: region.block_count().div_ceil(rows),
             threads,
             rows,
-            shared_bytes: if shared { rows_bytes as u32 } else { 0 },
+            shared_bytes: if staging.shared { rows_bytes as u32 } else { 0 },
         };
         // None: the launch provides shared memory for it.
-        let staging_base = if shared {
+        let staging_base = if staging.shared {
             None
         } else {
-            Some(held.allocate(staging.block_bytes * u64::from(region.block_count()))?)
+            Some(held.allocate(staging.bytes * u64::from(region.block_count()))?)
         };
         let common = BlockArgs {
             abi_version: ABI_VERSION,
@@ -432,7 +434,7 @@ impl Prepared {
             region_bytes: region.bytes(),
             params: held.give(&encoded)?,
             staging: staging_base.unwrap_or(0),
-            staging_bytes: staging.block_bytes,
+            staging_bytes: staging.bytes,
             wait: 0,
             wait_self: 0,
             now: 0,
@@ -467,23 +469,6 @@ impl Prepared {
         // SAFETY: kernels of SERVAL_KERNEL take the address of their arguments, which exist for
         // every block.
         unsafe { self.held.driver.launch(self.function, self.grid, self.stream, self.arguments) }
-    }
-}
-
-/// Private memory for the messages of one block.
-#[derive(Clone, Copy)]
-struct Staging {
-    stride: u32,
-    block_bytes: u64,
-}
-
-impl Staging {
-    fn of(region: &Region<MappedMemory>) -> Self {
-        let longest = region.entries().iter().map(|entry| entry.message_bytes_max).max();
-        // With room for the guard word after a reply, which detects a write past it.
-        let stride = (longest.unwrap_or(0).next_multiple_of(8) + 8).next_multiple_of(64);
-        let buffers = 2 * u64::from(region.mqueues_per_block_max());
-        Self { stride, block_bytes: buffers * u64::from(stride) }
     }
 }
 
