@@ -7,6 +7,7 @@
 //! | `region` | the process that formatted the joined memory | refused, or its rings access only what the directory gives them |
 //! | `ring` | the peer at the other end of a ring | at worst errors; no access outside the ring; every loop ends |
 //! | `worker` | a shared-memory client and an accelerator, any word of their regions | no panic; every accepted request has one outcome or is outstanding |
+//! | `sockets` | a kernel with sockets, any word of its region, and the peers of its connections | no panic; the network is used by its contract; every byte and every connection is counted once, and ends with its peer |
 //! | `collective` | another rank of a collective | a message has one encoding, or is refused; a call notices a wrong header, ends, and reads no byte of the next one |
 //! | `config` | a file, an environment, flags | no panic; every error has a position inside the text; an accepted configuration passes the engine's own check |
 //! | `metrics_request` | a client of the metrics port | decided once, whatever the chunks; no request without its end |
@@ -35,6 +36,7 @@ pub mod handshake;
 pub mod link;
 pub mod metrics;
 pub mod rings;
+pub mod sockets;
 pub mod transfer;
 pub mod worker;
 
@@ -52,6 +54,7 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("metrics_request", metrics::request),
     ("region", rings::region),
     ("ring", rings::ring),
+    ("sockets", sockets::memory),
     ("transfer", transfer::message),
     ("worker", worker::memory),
 ];

@@ -62,13 +62,13 @@ pub fn memory(input: &[u8]) {
 }
 
 /// A peer overwrites a word.
-fn scribble(memory: &MappedMemory, tape: &mut Tape<'_>) {
+pub(crate) fn scribble(memory: &MappedMemory, tape: &mut Tape<'_>) {
     let at = 8 * tape.below(memory.len_bytes() / 8);
     let near = memory.load(at, Ordering::Relaxed);
     memory.store(at, tape.hostile(near), Ordering::Relaxed);
 }
 
-type Ends = (Consumer<MappedMemory>, Producer<MappedMemory>);
+pub(crate) type Ends = (Consumer<MappedMemory>, Producer<MappedMemory>);
 
 struct Scene {
     topology: Topology,
@@ -87,7 +87,9 @@ struct Client {
     ends: Ends,
 }
 
-fn region(plan: &RegionPlan) -> (MappedMemory, Region<MappedMemory>, Region<MappedMemory>) {
+pub(crate) fn region(
+    plan: &RegionPlan,
+) -> (MappedMemory, Region<MappedMemory>, Region<MappedMemory>) {
     let memory = HeapMapping::memory(plan.bytes().expect("a small region") as usize);
     let near = Region::format(memory.clone(), plan).expect("memory of the planned size");
     let far = Region::join(memory.clone()).expect("just formatted");
@@ -188,8 +190,8 @@ impl ShmPeer for SilentPeer {
 }
 
 /// Blocks that may always have replies.
-struct Elsewhere {
-    mqueues: u32,
+pub(crate) struct Elsewhere {
+    pub(crate) mqueues: u32,
 }
 
 impl Blocks for Elsewhere {

@@ -108,6 +108,13 @@ const PLANTS: &[Plant] = &[
         wrong: "u64::from(header.len) <= self.inline_max + 64;",
     },
     Plant {
+        target: "sockets",
+        bug: "a socket that is free can be closed",
+        file: "crates/sockets/src/block.rs",
+        right: "matches!(slot.state, State::Open | State::Dead)",
+        wrong: "matches!(slot.state, State::Open | State::Dead | State::Free)",
+    },
+    Plant {
         target: "transfer",
         bug: "reserved bytes of a request may have any value",
         file: "crates/transfer/src/message.rs",
