@@ -32,6 +32,8 @@ enum Does {
     Relay,
     /// Accept, read nothing, never close.
     Idle,
+    /// Echo, and before each command send others that it may not give.
+    Forge,
 }
 
 /// A slot as the block sees it.
@@ -64,7 +66,19 @@ const CONNECT: u64 = 2;
 impl Block {
     fn command(&mut self, token: u64, op: u32, slot: usize, value: u32) {
         let generation = self.streams.get(slot).map_or(0, |stream| stream.generation);
-        let message = SocketMessage { op, slot: slot as u32, generation, value };
+        let slot = slot as u32;
+        if self.does == Does::Forge {
+            // A slot that does not exist, a lease that is over or has never been, a command that does not exist.
+            let forged = |op, slot, generation| SocketMessage { op, slot, generation, value: 0 };
+            self.send(0, forged(socket_op::NOTIFY, u32::MAX, generation));
+            self.send(0, forged(socket_op::CLOSE, 0, u32::MAX));
+            self.send(0, forged(socket_op::CLOSE, 3, 0));
+            self.send(0, forged(99, 0, generation));
+        }
+        self.send(token, SocketMessage { op, slot, generation, value });
+    }
+
+    fn send(&mut self, token: u64, message: SocketMessage) {
         let head = Head { token, tag: 0, kind: kind::MESSAGE, status: status::OK };
         while self.commands.push(head, &message.to_bytes()).is_err() {
             if self.words.stop() == stop::NOW {
@@ -582,6 +596,47 @@ fn a_peer_that_resets_frees_its_socket() {
     }
     assert!(echoed(scene.client(), b"still there") == b"still there");
     eventually("all are closed", || scene.open() == 0);
+}
+
+/// A client that sends and never reads fills the rings of its connection only. Its block goes on with the others.
+#[test]
+fn a_client_that_stops_reading_delays_no_other() {
+    let scene = Scene::new("deaf", Does::Echo, |topology| topology.services[0].mqueues = 1);
+    let mut deaf = scene.client();
+    deaf.set_nonblocking(true).unwrap();
+    let mut sent = 0;
+    eventually("everything on the way is full", || {
+        let counted = scene.server().metrics().service(0);
+        let before = sent;
+        while let Ok(count) = deaf.write(&[7; 1 << 16]) {
+            sent += count as u64;
+        }
+        // It takes a few looks before the block and the engine have done what they could.
+        before == sent && counted.socket_received_bytes > counted.socket_sent_bytes
+    });
+    for len in [1, 50_000] {
+        let bytes = pattern(len);
+        assert!(echoed(scene.client(), &bytes) == bytes, "{len} bytes");
+    }
+    eventually("it alone is still there", || scene.ends(End::Closed) == 2 && scene.open() == 1);
+    drop(deaf);
+    eventually("it is over", || scene.open() == 0);
+    assert!(echoed(scene.client(), b"still there") == b"still there");
+}
+
+/// Commands for sockets that are closed, of others, or do not exist have no effect but a count.
+#[test]
+fn forged_commands_are_counted_and_hurt_no_connection() {
+    let scene = Scene::new("forge", Does::Forge, |topology| topology.engine.workers = 2);
+    for len in [1, 10_000, 100_000] {
+        let bytes = pattern(len);
+        assert!(echoed(scene.client(), &bytes) == bytes, "{len} bytes");
+    }
+    eventually("all are closed in order", || scene.ends(End::Closed) == 3 && scene.open() == 0);
+    let counted = scene.server().metrics().service(0);
+    // Each command of a block comes with four others: at least one accept, a notification and a close for each connection.
+    assert!(counted.socket_bad_commands >= 3 * 3 * 4, "{}", counted.socket_bad_commands);
+    assert_eq!(counted.socket_ends.iter().sum::<u64>(), 3);
 }
 
 #[test]

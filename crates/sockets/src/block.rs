@@ -19,6 +19,8 @@ pub struct BlockSockets<M: Memory> {
     slots: Vec<Slot<M>>,
     /// By socket of the service: the number of the accept command that waits for a connection.
     accepts: Vec<Option<u64>>,
+    /// Slots that are leased; a bit each.
+    leased: u64,
     /// Slots that are owed an event; a bit each.
     owed: u64,
     /// Commands with an old generation or of an unknown kind.
@@ -48,6 +50,7 @@ impl<M: Memory> BlockSockets<M> {
             commands,
             slots,
             accepts,
+            leased: 0,
             owed: 0,
             bad: 0,
             is_behind: false,
@@ -159,9 +162,10 @@ impl<M: Memory> BlockSockets<M> {
 
     /// Leases a free slot; `None` if there is none.
     pub fn lease(&mut self, state: State) -> Option<u32> {
-        let at = self.slots.iter().position(|slot| slot.state == State::Free)?;
-        self.slots[at].begin(state);
-        Some(at as u32)
+        let at = self.leased.trailing_ones();
+        self.slots.get_mut(at as usize)?.begin(state);
+        self.leased |= 1 << at;
+        Some(at)
     }
 
     /// The slot's connection exists: the block gets it as the completion of its command.
@@ -186,6 +190,7 @@ impl<M: Memory> BlockSockets<M> {
     /// The lease of a slot ends: what is in its rings is dropped, and another one may follow.
     pub fn free(&mut self, slot: u32) {
         self.slots[slot as usize].finish();
+        self.leased &= !(1 << slot);
         self.owed &= !(1 << slot);
     }
 
@@ -316,8 +321,13 @@ impl<M: Memory> BlockSockets<M> {
         &self.slots
     }
 
-    /// Slots that are leased.
-    pub fn leased(&self) -> usize {
-        self.slots.iter().filter(|slot| slot.state != State::Free).count()
+    /// The slots that are leased at present. What it returns does not borrow from these sockets.
+    pub fn leased(&self) -> impl Iterator<Item = u32> + use<M> {
+        let mut rest = self.leased;
+        std::iter::from_fn(move || {
+            let slot = rest.trailing_zeros();
+            rest &= rest.wrapping_sub(1);
+            (slot < u64::BITS).then_some(slot)
+        })
     }
 }

@@ -55,6 +55,8 @@ pub(crate) struct Connection {
     shut: bool,
     listed_to_read: bool,
     listed_to_write: bool,
+    /// What the books of the slot were when they were last counted: received, sent.
+    counted: [Books; 2],
     /// Of an attempt, and of a slot that is closing: when it is given up.
     deadline_ns: u64,
 }
@@ -65,10 +67,9 @@ pub(crate) struct BlockShare {
     pub(crate) region_mqueue: u32,
     pub(crate) sockets: BlockSockets<MappedMemory>,
     pub(crate) connections: Vec<Connection>,
-    /// What its books were when they were last counted.
-    counted_received: Books,
-    counted_sent: Books,
     rx_pending: bool,
+    /// It is in the list of blocks with leased slots.
+    listed: bool,
     /// The block does not run, or broke its rings.
     dead: bool,
 }
@@ -79,15 +80,7 @@ impl BlockShare {
         let connections = streams.iter().map(|_| Connection::new(NO_KEY)).collect();
         let sockets = BlockSockets::new(mqueue.rx, mqueue.tx, streams, count);
         let region_mqueue = mqueue.mqueue;
-        Self {
-            region_mqueue,
-            sockets,
-            connections,
-            counted_received: Books::default(),
-            counted_sent: Books::default(),
-            rx_pending: false,
-            dead: false,
-        }
+        Self { region_mqueue, sockets, connections, rx_pending: false, listed: false, dead: false }
     }
 
     /// Messages were published to the block.
@@ -107,14 +100,16 @@ impl Connection {
             shut: false,
             listed_to_read: false,
             listed_to_write: false,
+            counted: Default::default(),
             deadline_ns: u64::MAX,
         }
     }
 
     /// A new connection in the same slot. The slot may still be listed.
     fn begin(&mut self, is_open: bool, deadline_ns: u64) {
-        let Self { key, listed_to_read, listed_to_write, .. } = *self;
-        let fresh = Self { listed_to_read, listed_to_write, deadline_ns, ..Self::new(key) };
+        let Self { key, listed_to_read, listed_to_write, counted, .. } = *self;
+        let fresh =
+            Self { listed_to_read, listed_to_write, counted, deadline_ns, ..Self::new(key) };
         *self = Self { readable: is_open, writable: is_open, ..fresh };
     }
 }
@@ -127,6 +122,8 @@ pub(crate) struct Sockets {
     pub(crate) blocks: Vec<BlockShare>,
     /// By socket: the listener's port, where connections wait that no block has asked for.
     waiting: Vec<Option<PortIndex>>,
+    /// Blocks with leased slots, and some that had them since the last housekeeping.
+    leasing: Vec<u32>,
     /// Blocks that were sent messages; their accelerators are driven next.
     rung: Vec<u32>,
     /// Blocks that are owed events.
@@ -158,6 +155,7 @@ impl Sockets {
             waiting: vec![None; specs.len()],
             specs,
             counters,
+            leasing: Vec::with_capacity(blocks.len()),
             rung: Vec::with_capacity(blocks.len()),
             owed: Vec::with_capacity(blocks.len()),
             behind: Vec::with_capacity(blocks.len()),
@@ -218,10 +216,22 @@ impl Sockets {
         }
     }
 
-    /// Connections, and attempts to connect.
-    pub(crate) fn connections(&self) -> usize {
-        let slots = self.blocks.iter().flat_map(|block| block.sockets.slots());
-        slots.filter(|slot| !matches!(slot.state(), State::Free | State::Dead)).count()
+    /// Leases a free slot of a block; `None` if there is none.
+    fn lease(&mut self, number: u32, state: State) -> Option<u32> {
+        let block = &mut self.blocks[number as usize];
+        let slot = block.sockets.lease(state)?;
+        if !std::mem::replace(&mut block.listed, true) {
+            self.leasing.push(number);
+        }
+        Some(slot)
+    }
+
+    /// Whether there are connections, or attempts to connect.
+    pub(crate) fn has_connections(&self) -> bool {
+        self.leasing.iter().any(|number| {
+            let sockets = &self.blocks[*number as usize].sockets;
+            sockets.leased().any(|slot| sockets.slots()[slot as usize].state() != State::Dead)
+        })
     }
 
     /// When the worker must look again without an event; 0 at once. `is_off_thread`: blocks may do something while it sleeps.
@@ -232,7 +242,7 @@ impl Sockets {
         let looks = is_off_thread
             || !self.owed.is_empty()
             || !self.behind.is_empty()
-            || self.connections() > 0;
+            || self.has_connections();
         if looks { now_ns + poll_ns } else { u64::MAX }
     }
 
@@ -243,12 +253,12 @@ impl Sockets {
 
     /// The blocks have new rings; their sockets were [ended](Turn::end_sockets) before.
     pub(crate) fn replace_rings(&mut self, number: u32, ends: SocketEnds) {
-        self.count_bytes(number);
         let keys: Vec<_> = self.blocks[number as usize].connections.iter().map(|c| c.key).collect();
         let mut block = BlockShare::new(ends, self.specs.len());
         for (connection, key) in block.connections.iter_mut().zip(keys) {
             connection.key = key;
         }
+        self.leasing.retain(|leasing| *leasing != number);
         self.rung.retain(|rung| *rung != number);
         self.owed.retain(|owed| *owed != number);
         self.behind.retain(|behind| *behind != number);
@@ -260,39 +270,30 @@ impl Sockets {
         [Direction::Receive, Direction::Send].map(|direction| {
             let (mut books, mut in_rings) = (Books::default(), 0);
             for block in &self.blocks {
-                let counted = match direction {
-                    Direction::Receive => block.counted_received,
-                    Direction::Send => block.counted_sent,
-                };
-                let mut sum = Books::default();
-                for slot in block.sockets.slots() {
-                    sum += slot.books(direction);
+                for (slot, connection) in block.sockets.slots().iter().zip(&block.connections) {
+                    books += slot.books(direction).since(connection.counted[direction as usize]);
                     in_rings += slot.in_ring(direction);
                 }
-                books += sum.since(counted);
             }
             (books, in_rings)
         })
     }
 
-    /// Adds what the books of a block's slots have gained since the last time to the counters.
-    fn count_bytes(&mut self, number: u32) {
+    /// Adds what the books of a slot have gained since the last time to the counters.
+    fn count_bytes(&mut self, number: u32, slot: u32) {
         let Self { blocks, counters, .. } = self;
         let block = &mut blocks[number as usize];
+        let counted = &mut block.connections[slot as usize].counted;
         for direction in [Direction::Receive, Direction::Send] {
-            let mut sum = Books::default();
-            for slot in block.sockets.slots() {
-                sum += slot.books(direction);
-            }
-            let (counted, [taken, delivered, dropped]) = match direction {
-                Direction::Receive => (&mut block.counted_received, counters.of_received()),
-                Direction::Send => (&mut block.counted_sent, counters.of_sent()),
+            let [taken, delivered, dropped] = match direction {
+                Direction::Receive => counters.of_received(),
+                Direction::Send => counters.of_sent(),
             };
-            let gained = sum.since(*counted);
+            let books = block.sockets.slots()[slot as usize].books(direction);
+            let gained = books.since(std::mem::replace(&mut counted[direction as usize], books));
             taken.add(gained.taken);
             delivered.add(gained.delivered);
             dropped.add(gained.dropped);
-            *counted = sum;
         }
     }
 }

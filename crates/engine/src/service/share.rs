@@ -645,7 +645,7 @@ impl ServiceShare {
 
     /// Whether blocks use sockets. Those of a generation that has ended are closed.
     pub(crate) fn waits_for_sockets(&self) -> bool {
-        self.sockets.as_ref().is_some_and(|sockets| sockets.connections() > 0)
+        self.sockets.as_ref().is_some_and(|sockets| sockets.has_connections())
     }
 
     /// Requests in flight on this service share's mqueues, or to its upstream server.

@@ -82,6 +82,8 @@ impl<N: Nic> Turn<N> {
         };
         let block = &mut sockets.blocks[id.block as usize];
         block.sockets.free(id.slot.into());
+        sockets.count_bytes(id.block, id.slot.into());
+        let block = &mut sockets.blocks[id.block as usize];
         for (waiting, socket) in sockets.waiting.iter_mut().zip(0..) {
             if waiting.is_some() && block.sockets.accepts(socket) {
                 socket_lists.ports.extend(waiting.take());
@@ -105,11 +107,9 @@ impl<N: Nic> Turn<N> {
         }
     }
 
-    /// The service ends: what is in rings is dropped, and all bytes are counted.
+    /// The service ends: what is in rings is dropped.
     pub(crate) fn release_sockets(&mut self, service: u16) {
         self.end_sockets(service, 0..u32::MAX, End::DrainTimeout, true);
-        let Some(sockets) = self.sockets(service) else { return };
-        (0..sockets.blocks.len() as u32).for_each(|block| sockets.count_bytes(block));
     }
 }
 

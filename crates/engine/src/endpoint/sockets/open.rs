@@ -35,8 +35,8 @@ impl<N: Nic> Turn<N> {
     fn adopt_socket(&mut self, service: u16, block: u32, socket: u32, connection: N::Socket) {
         let Self { services, nic, .. } = self;
         let Some(sockets) = services[usize::from(service)].sockets.as_deref_mut() else { return };
+        let Some(slot) = sockets.lease(block, State::Open) else { return };
         let share = &mut sockets.blocks[block as usize];
-        let Some(slot) = share.sockets.lease(State::Open) else { return };
         let entry = &mut share.connections[slot as usize];
         if nic.adopt(connection, entry.key).is_err() {
             // Dropping the connection closed it. The block keeps waiting for another one.
@@ -63,7 +63,9 @@ impl<N: Nic> Turn<N> {
         if *draining || sockets.closed {
             return share.sockets.refuse(token, status::DRAINING);
         }
-        let Some(slot) = share.sockets.lease(State::Connecting { token }) else {
+        let leased = sockets.lease(block, State::Connecting { token });
+        let share = &mut sockets.blocks[block as usize];
+        let Some(slot) = leased else {
             return share.sockets.refuse(token, status::EXHAUSTED);
         };
         let entry = &mut share.connections[slot as usize];
@@ -114,22 +116,31 @@ impl<N: Nic> Turn<N> {
         }
     }
 
-    /// Once a millisecond: ends attempts, and closing sockets whose peer takes nothing, after their time; counts bytes.
+    /// Once a millisecond: ends attempts, and closing sockets whose peer takes nothing, after their time; counts bytes. Looks at leased
+    /// slots only.
     pub(crate) fn expire_sockets(&mut self, service: usize) {
         let now_ns = self.now_ns;
         let service = service as u16;
         let Some(sockets) = self.sockets(service) else { return };
-        (0..sockets.blocks.len() as u32).for_each(|block| sockets.count_bytes(block));
-        for block in 0..sockets.blocks.len() as u32 {
+        for at in (0..sockets.leasing.len()).rev() {
             let Some(sockets) = self.sockets(service) else { return };
-            for slot in 0..sockets.blocks[block as usize].connections.len() as u16 {
+            let block = sockets.leasing[at];
+            let share = &mut sockets.blocks[block as usize];
+            let mut leased = share.sockets.leased().peekable();
+            if leased.peek().is_none() {
+                share.listed = false;
+                sockets.leasing.swap_remove(at);
+                continue;
+            }
+            for slot in leased {
                 let Some(sockets) = self.sockets(service) else { return };
+                sockets.count_bytes(block, slot);
                 let share = &sockets.blocks[block as usize];
-                if share.connections[usize::from(slot)].deadline_ns > now_ns {
+                if share.connections[slot as usize].deadline_ns > now_ns {
                     continue;
                 }
-                let id = SlotId { service, block, slot };
-                match share.sockets.slots()[usize::from(slot)].state() {
+                let id = SlotId { service, block, slot: slot as u16 };
+                match share.sockets.slots()[slot as usize].state() {
                     State::Connecting { .. } => {
                         self.end_socket(id, End::ConnectTimeout, Close::Reset, false);
                     }

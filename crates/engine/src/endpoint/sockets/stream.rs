@@ -130,8 +130,9 @@ impl<N: Nic> Turn<N> {
         }
         // In this order: what was written before the end is in the ring.
         let is_shut = state == State::Closing || share.sockets.is_shut(slot);
-        // What cannot be written is counted, and not copied.
-        let room = if connection.writable { scratch.len() } else { 0 };
+        // What cannot be written is counted, and not copied. Bytes after the block's own end are not sent.
+        let takes = connection.writable && !connection.shut;
+        let room = if takes { scratch.len() } else { 0 };
         let Ok(count) = share.sockets.peek(slot, &mut scratch[..room]) else {
             self.break_block(id.service, id.block);
             return 0;
