@@ -89,7 +89,7 @@ fn ten_thousand_connections_leave_nothing() {
     let threads = CpuPlacement::Threads { threads: 1, cores: Vec::new() };
     for placement in [CpuPlacement::Worker, threads] {
         let mut service = Service::new("streams", Vec::new(), "stream_echo");
-        service.sockets = vec![SocketSpec::Listen(([127, 0, 0, 1], 0).into())];
+        service.sockets = vec![SocketSpec::listen(SocketAddr::from(([127, 0, 0, 1], 0)))];
         (service.mqueues, service.sockets_per_block) = (4, 8);
         let server = start(topology_on(placement, vec![service]));
         let listener = address(&server, 0);

@@ -56,8 +56,7 @@ impl<N: Nic> Turn<N> {
         let Self { services, nic, now_ns, draining, .. } = self;
         let Some(sockets) = services[usize::from(service)].sockets.as_deref_mut() else { return };
         let share = &mut sockets.blocks[block as usize];
-        let spec = &sockets.specs[socket as usize];
-        if spec.listens() {
+        if sockets.specs[socket as usize].listens() {
             return share.sockets.refuse(token, status::NOT_ALLOWED);
         }
         if *draining || sockets.closed {
@@ -70,7 +69,7 @@ impl<N: Nic> Turn<N> {
         };
         let entry = &mut share.connections[slot as usize];
         entry.begin(false, *now_ns + sockets.attempt_ns);
-        let started = match &spec.at {
+        let started = match &sockets.specs[socket as usize].at {
             SocketAt::Tcp(address) => nic.connect(*address, Transport::Tcp, entry.key),
             SocketAt::Unix(path) => nic.connect_local(path, entry.key),
         };
