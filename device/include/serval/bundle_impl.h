@@ -145,7 +145,7 @@ SERVAL_INLINE void Channel::leave_bundle(B& block) {
 
 // Called in step: the reply to the message of a bundle, whose part of the area begins at `part`.
 template <class B>
-SERVAL_APART bool Channel::answer(B& block, uint64_t token, uint32_t part, const uint8_t* data, uint32_t len) {
+SERVAL_INLINE bool Channel::answer(B& block, uint64_t token, uint32_t part, const uint8_t* data, uint32_t len) {
     Bundles& b = *bundles_;
     const uint32_t i = token % SERVAL_BUNDLE_MAX;
     const uint64_t first_token = token - i;

@@ -271,7 +271,7 @@ class Channel {
     template <class B>
     SERVAL_INLINE void leave_bundle(B& block);
     template <class B>
-    SERVAL_APART bool answer(B& block, uint64_t token, uint32_t part, const uint8_t* data, uint32_t len);
+    SERVAL_INLINE bool answer(B& block, uint64_t token, uint32_t part, const uint8_t* data, uint32_t len);
     template <class B>
     SERVAL_APART bool publish_answers(B& block);
     SERVAL_INLINE void write_reply(uint8_t* to, const uint8_t* data, uint32_t len);
@@ -368,6 +368,8 @@ class Mqueue {
     inline SERVAL_DEVICE void close();
     SERVAL_INLINE Message take(Block& block, uint64_t deadline_ns);
     SERVAL_CALL bool send_drop(Block& block, uint64_t token, uint32_t part, Status reason);
+    template <class B>
+    SERVAL_APART bool send_of_bundle(B& block, uint64_t token, uint32_t part, const uint8_t* data, uint32_t len, bool fits, bool live);
 #if SERVAL_CUDA
     template <class B>
     SERVAL_RARE void exit(B& block);

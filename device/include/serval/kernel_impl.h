@@ -785,6 +785,11 @@ SERVAL_INLINE Reply Mqueue::reply([[maybe_unused]] Block& block, const Message& 
 
 SERVAL_INLINE bool Mqueue::send(Block& block, Reply& reply) {
     detail::block_sync();  // every thread has written its part
+    if (SERVAL_UNLIKELY(reply.part_)) {
+        const bool live = reply.live_;
+        reply.live_ = false;
+        return send_of_bundle(block, reply.token_, reply.part_, reply.data_, reply.len_, reply.fits_, live);
+    }
     const detail::Header h = {reply.token_, 0, 0, reply.len_, SERVAL_KIND_MESSAGE, SERVAL_STATUS_OK, 0};
     const uint32_t room = detail::round8(reply.len_);
 #if SERVAL_CUDA
@@ -801,8 +806,7 @@ SERVAL_INLINE bool Mqueue::send(Block& block, Reply& reply) {
         return false;
     }
     reply.live_ = false;
-    if (SERVAL_UNLIKELY(!reply.fits_)) return send_drop(block, reply.token_, reply.part_, TOO_LONG);
-    if (SERVAL_UNLIKELY(reply.part_)) return channel_.answer(block, reply.token_, reply.part_, reply.data_, reply.len_);
+    if (SERVAL_UNLIKELY(!reply.fits_)) return send_drop(block, reply.token_, 0, TOO_LONG);
 #if SERVAL_CUDA
     const bool sent = is_short ? channel_.tell_block(detail::in_crew() && channel_.send_short(block, h, draft))
                                : channel_.transmit(block, h, reply.data_);
@@ -812,6 +816,19 @@ SERVAL_INLINE bool Mqueue::send(Block& block, Reply& reply) {
     if (SERVAL_UNLIKELY(!sent)) return false;
     if (!SERVAL_CUDA) block.count(block.sent_, &block.words_->sent);
     return true;
+}
+
+// As send(), apart from the registers of single messages.
+template <class B>
+SERVAL_APART bool Mqueue::send_of_bundle(B& block, uint64_t token, uint32_t part, const uint8_t* data, uint32_t len, bool fits, bool live) {
+    const uint32_t room = detail::round8(len);
+    const bool intact = !fits || room + 8 > channel_.out_bytes_ || detail::private_load<uint64_t>(data + room) == detail::GUARD;
+    if (!live || !intact) {
+        if (detail::in_crew()) block.end(SERVAL_REASON_CONTRACT);
+        detail::block_sync();
+        return false;
+    }
+    return fits ? channel_.answer(block, token, part, data, len) : send_drop(block, token, part, TOO_LONG);
 }
 
 SERVAL_INLINE bool Mqueue::drop(Block& block, const Message& msg, Status reason) {
