@@ -93,9 +93,10 @@ SERVAL_APART bool Channel::next_of_bundle(B& block) {
 }
 
 #if SERVAL_CUDA
-// Called in step: fetches message `i` and as many of the following ones as there is room for, with many loads in flight at once.
+// Called in step: fetches message `i` and as many of the following ones as there is room for, with many loads in flight at once. The registers
+// of a larger batch would be taken from single messages.
 inline SERVAL_DEVICE void Channel::stage_bundle(uint32_t i) {
-    constexpr unsigned UNIT = Granule16::BYTES, BATCH = 8;
+    constexpr unsigned UNIT = Granule16::BYTES, BATCH = 4;
     Bundles& b = *bundles_;
     const uint64_t place = b.place_of(i), from = place / UNIT * UNIT;
     const uint32_t stride = b.it.stride, skew = static_cast<uint32_t>(place - from), rest = b.it.count - i;
