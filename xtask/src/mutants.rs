@@ -53,6 +53,26 @@ const MUTANTS: &[Mutant] = &[
         &["crates/mqueue-loom/tests/loom/rings.rs::doorbell_published_one_by_one"],
     ),
     mutant(
+        "bundle_unordered",
+        "a bundle's slot is stored before its messages are visible",
+        &["crates/mqueue-loom/tests/loom/bundles.rs::a_bundle_arrives"],
+    ),
+    mutant(
+        "lend_twice",
+        "a buffer of a pool stays free while it has an owner",
+        &["crates/mqueue/tests/bundles.rs::a_buffer_has_one_owner"],
+    ),
+    mutant(
+        "believe_bundle",
+        "the shape of a bundle is not checked",
+        &["crates/mqueue/tests/bundles.rs::what_a_bundle_must_not_be"],
+    ),
+    mutant(
+        "believe_replies",
+        "replies outside the area of their bundle are read",
+        &["crates/mqueue/tests/bundles.rs::any_completion_is_refused_or_lies_in_its_area"],
+    ),
+    mutant(
         "overrun_ring",
         "a message overwrites the oldest one of a full ring",
         &["crates/mqueue/tests/property.rs::a_ring_is_a_bounded_queue", SEEDS],

@@ -213,8 +213,10 @@ impl<M: Memory> Producer<M> {
     /// Puts a bundle into the ring, whose messages were written to the pool before. [`Self::publish`] must follow.
     #[inline]
     pub fn push_bundle(&mut self, token: u64, bundle: &Bundle) -> Result<(), LoanError> {
-        // EDGE RX_BUNDLE (release half): before the stores of the slot, whose units are not ordered.
-        self.memory().release_fence();
+        if !mutants::on("bundle_unordered") {
+            // EDGE RX_BUNDLE (release half): before the stores of the slot, whose units are not ordered.
+            self.memory().release_fence();
+        }
         self.push(Head { token, kind: kind::BUNDLE, ..Head::default() }, &bundle.to_bytes())
     }
 

@@ -139,7 +139,7 @@ fn collect(bench: &mut Bench<MappedMemory>, sent: &Sent) -> Vec<Option<Result<Ve
 }
 
 /// Count, length, length of the last message, and distance.
-fn trains() -> impl Strategy<Value = (u32, u32, u32, u32)> {
+fn segments() -> impl Strategy<Value = (u32, u32, u32, u32)> {
     (1..=BUNDLE_MAX, 0..=LONGEST).prop_flat_map(|(count, len)| {
         let strides = prop_oneof![
             Just(len),
@@ -155,7 +155,7 @@ proptest! {
 
     /// Every message arrives, and its reply comes back, in whatever order the block answers; the pool is whole afterwards.
     #[test]
-    fn bundles_arrive_and_are_answered_in_any_order(train in trains(), seed: u64, token: u64) {
+    fn bundles_arrive_and_are_answered_in_any_order(train in segments(), seed: u64, token: u64) {
         for shape in plain() {
             let mut numbers = Numbers(seed | 1);
             let mut bench = bench(shape, 64);
@@ -320,8 +320,8 @@ proptest! {
     /// Bytes at any offset, by the specialised copy of mapped memory and by the generic one.
     #[test]
     fn bytes_are_copied_from_any_offset(at in 0..64_u64, len in 0..200_usize) {
-        let memory = HeapMapping::memory(256);
-        let content = payload(at, 256);
+        let memory = HeapMapping::memory(384);
+        let content = payload(at, 384);
         memory.copy_in(0, &content);
         for memory in [Ok(memory.clone()), Err(Generic(memory))] {
             let mut bytes = vec![0xee; len + 1];

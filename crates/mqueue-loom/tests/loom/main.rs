@@ -43,6 +43,7 @@ macro_rules! fails {
 }
 
 mod books;
+mod bundles;
 mod bytes;
 mod rings;
 mod sleep;
@@ -59,6 +60,9 @@ enum Weak {
     Acquire(u64),
     /// The full fence.
     Fence,
+    /// The fences of bundles.
+    ReleaseFence,
+    AcquireFence,
     /// Granule units are accessed in two halves.
     TornUnits,
 }
@@ -139,6 +143,18 @@ impl Memory for LoomMemory {
     fn fence(&self) {
         if self.weak != Weak::Fence {
             fence(Ordering::SeqCst);
+        }
+    }
+
+    fn release_fence(&self) {
+        if self.weak != Weak::ReleaseFence {
+            fence(Ordering::Release);
+        }
+    }
+
+    fn acquire_fence(&self) {
+        if self.weak != Weak::AcquireFence {
+            fence(Ordering::Acquire);
         }
     }
 }

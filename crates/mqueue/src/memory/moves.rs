@@ -127,38 +127,61 @@ pub(super) unsafe fn move_pieces(from: *const u8, to: *mut u8, bytes: usize) {
 pub(super) unsafe fn move_bytes(from: *const u8, to: &mut [u8]) {
     let (bytes, to) = (to.len(), to.as_mut_ptr());
     let pieces = bytes & !(PIECE_BYTES - 1);
-    // SAFETY: the caller's promise; every access ends at or before `bytes`. Assembly for the same reason as in move_pieces().
+    // SAFETY: the caller's promise; every access ends at or before `bytes`.
     unsafe {
         move_pieces(from, to, pieces);
         if pieces == bytes {
             return;
         }
-        if bytes > PIECE_BYTES {
+        if pieces > 0 {
             let last = bytes - PIECE_BYTES;
             return move_pieces(from.add(last), to.add(last), PIECE_BYTES);
         }
-        macro_rules! move_both_ends {
-            ($size:literal, $register:ident, $load:expr, $store:expr) => {{
-                let last = bytes - $size;
-                core::arch::asm!($load, $store, from = in(reg) from, to = in(reg) to, v = out($register) _,
-                    options(nostack, preserves_flags));
-                core::arch::asm!($load, $store, from = in(reg) from.add(last), to = in(reg) to.add(last),
-                    v = out($register) _, options(nostack, preserves_flags));
-            }};
-        }
+        move_short(from, to, bytes);
+    }
+}
+
+/// [`move_bytes`] of fewer bytes than a piece.
+///
+/// # Safety
+///
+/// As for [`move_bytes`].
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+unsafe fn move_short(from: *const u8, to: *mut u8, bytes: usize) {
+    macro_rules! move_one {
+        ($at:expr, $register:ident, $load:expr, $store:expr) => {
+            core::arch::asm!($load, $store, from = in(reg) from.add($at), to = in(reg) to.add($at), v = out($register) _,
+                options(nostack, preserves_flags))
+        };
+    }
+    macro_rules! move_both_ends {
+        ($size:literal, $register:ident, $load:expr, $store:expr) => {{
+            move_one!(0, $register, $load, $store);
+            move_one!(bytes - $size, $register, $load, $store);
+        }};
+    }
+    // SAFETY: the caller's promise; every access ends at or before `bytes`. Assembly for the same reason as in move_pieces().
+    unsafe {
         match bytes {
-            16.. => move_both_ends!(
-                16,
-                xmm_reg,
-                vector!("movups {v}, [{from}]"),
-                vector!("movups [{to}], {v}")
-            ),
+            16.. => {
+                move_both_ends!(
+                    16,
+                    xmm_reg,
+                    vector!("movups {v}, [{from}]"),
+                    vector!("movups [{to}], {v}")
+                )
+            }
             8.. => move_both_ends!(8, reg, "mov {v}, [{from}]", "mov [{to}], {v}"),
             4.. => move_both_ends!(4, reg, "mov {v:e}, [{from}]", "mov [{to}], {v:e}"),
             _ => {
                 for at in 0..bytes {
-                    core::arch::asm!("mov {v}, byte ptr [{from}]", "mov byte ptr [{to}], {v}", from = in(reg) from.add(at),
-                        to = in(reg) to.add(at), v = out(reg_byte) _, options(nostack, preserves_flags));
+                    move_one!(
+                        at,
+                        reg_byte,
+                        "mov {v}, byte ptr [{from}]",
+                        "mov byte ptr [{to}], {v}"
+                    );
                 }
             }
         }
