@@ -8,7 +8,7 @@
 >>> dist.all_reduce(tensor)
 
 ``all_reduce`` (sum of float32 or int32), ``broadcast``, ``all_gather`` and ``barrier`` of 1 to 8 ranks, for tensors on the CPU: what
-``DistributedDataParallel`` needs. Ranks that all can enter one folder of a machine use shared memory, others TCP. Environment:
+``DistributedDataParallel`` needs. Ranks that are all on one machine use shared memory, others TCP. Environment:
 
 * ``SERVAL_TRANSPORT``: ``auto`` (default), ``shm`` or ``tcp``.
 * ``SERVAL_ADDRESS``: the address of this machine that the other ranks reach (default: the one from which it reaches ``MASTER_ADDR``).
@@ -37,6 +37,8 @@ from ._errors import CollectiveError
 __all__ = ["ProcessGroup"]
 
 _DTYPES = {torch.float32: "float32", torch.int32: "int32"}
+#: A file system in memory.
+_MEMORY = "/dev/shm"
 #: Groups that are open, so that the end of the interpreter leaves them.
 _OPEN: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
@@ -221,7 +223,9 @@ for _method, _operation in {
 
 def _check(tensor) -> None:
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-        raise ValueError(f"the backend serval needs dense tensors on the CPU, not {tensor.layout} on {tensor.device}: use tensor.cpu()")
+        raise ValueError(
+            f"the backend serval needs dense tensors on the CPU, not {tensor.layout} on {tensor.device}: copy it with tensor.cpu(), or use NCCL"
+        )
 
 
 def _in_place(tensor, group, call) -> None:
@@ -243,33 +247,77 @@ def _form(store, rank: int, ranks: int, seconds: float) -> collective.Group:
     transport = os.environ.get("SERVAL_TRANSPORT", "auto")
     if transport not in ("auto", "shm", "tcp"):
         raise ValueError(f"SERVAL_TRANSPORT is {transport!r}: it has to be auto, shm or tcp")
-    folder = None
+    machine = _Machine(name) if rank == 0 and transport != "tcp" else None
     try:
         if rank == 0:
-            folder = tempfile.mkdtemp(prefix="serval-") if transport != "tcp" else ""
-            if folder:
-                with open(os.path.join(folder, "name"), "w", encoding="ascii") as file:
-                    file.write(name)
-            store.set("folder", folder or "-")
-        at = store.get("folder").decode()
-        sees = transport != "tcp" and _reads(os.path.join(at, "name")) == name
+            store.set("machine", "\n".join([machine.host, machine.folder, machine.segment]) if machine else "-")
+        proof = "-" if transport == "tcp" else _proof(name, store.get("machine").decode())
         listener = collective.Listener(_own_address())
-        store.set(f"rank {rank}", f"{int(sees)} {listener.address()}")
+        store.set(f"rank {rank}", f"{proof} {listener.address()}")
         places = [store.get(f"rank {other}").decode().split() for other in range(ranks)]
-        if all(sees == "1" for sees, _ in places):
-            group = collective.Group.shared(name, ranks=ranks, rank=rank, folder=at, limit=seconds)
+        if rank == 0:
+            store.set("transport", "shm" if machine and all(proof == machine.nonce for proof, _ in places) else "tcp")
+        if store.get("transport") == b"shm":
+            folder = store.get("machine").decode().split("\n")[1]
+            group = collective.Group.shared(name, ranks=ranks, rank=rank, folder=folder, limit=seconds)
             # Rank 0 removes the folder, in which the others may still be finding each other.
             group.barrier(limit=seconds)
             return group
         if transport == "shm":
             raise CollectiveError(
-                "SERVAL_TRANSPORT is shm, but not all ranks see the folder of rank 0: start them on one machine, or use tcp", reason="forming"
+                "SERVAL_TRANSPORT is shm, but not all ranks share memory and the folder of rank 0: start them on one machine, or use tcp",
+                reason="forming",
             )
         addresses = [address for _, address in places]
         return collective.Group.tcp(name, rank=rank, listener=listener, addresses=addresses, limit=seconds)
     finally:
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
+        if machine:
+            machine.remove()
+
+
+class _Machine:
+    """How other ranks prove that they are on the machine of rank 0: they read a nonce in its memory, and enter its folder.
+
+    A folder alone may be on a file system that several machines share. Memory cannot be.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.host = _host()
+        self.nonce = secrets.token_hex(16)
+        self.segment = ""
+        self.folder = tempfile.mkdtemp(prefix="serval-")
+        with open(os.path.join(self.folder, "name"), "w", encoding="ascii") as file:
+            file.write(name)
+        try:
+            descriptor, self.segment = tempfile.mkstemp(prefix="serval-", dir=_MEMORY)
+        except OSError:
+            # Without it nobody can prove anything, and the ranks use TCP.
+            return
+        with open(descriptor, "w", encoding="ascii") as file:
+            file.write(self.nonce)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.segment:
+            os.unlink(self.segment)
+
+
+def _host() -> str:
+    """Equal in processes that share memory and paths: the start of the host kernel, and the namespaces. Empty if it is not known."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        return " ".join([boot, *(os.readlink(f"/proc/self/ns/{kind}") for kind in ("ipc", "mnt"))])
+    except OSError:
+        return ""
+
+
+def _proof(name: str, machine: str) -> str:
+    """The nonce of rank 0, if this process is on its machine and can enter its folder."""
+    host, folder, segment = machine.split("\n") if "\n" in machine else ("", "", "")
+    if not host or host != _host() or _reads(os.path.join(folder, "name")) != name:
+        return "-"
+    return _reads(segment) or "-"
 
 
 def _reads(path: str) -> str | None:

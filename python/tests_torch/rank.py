@@ -131,6 +131,8 @@ def refusals(_):
         (lambda: dist.all_reduce(torch.zeros(4, dtype=torch.float64)), TypeError),
         (lambda: dist.all_reduce(torch.zeros(4), op=dist.ReduceOp.MAX), ValueError),
         (lambda: dist.broadcast(torch.zeros(4).to_sparse(), src=0), ValueError),
+        # As one of a GPU: torch asks the backend, and no memory is touched.
+        (lambda: serval.distributed._check(torch.zeros(4, device="meta")), ValueError),
     ]:
         try:
             call()
@@ -192,12 +194,35 @@ def forks(_):
     assert torch.equal(last, torch.full((4,), float(ranks)))
 
 
+def elsewhere(_):
+    value = torch.full((4,), float(rank))
+    dist.all_reduce(value)
+    assert value.tolist() == [sum(range(ranks))] * 4
+    print("summed")
+
+
 def exits(_):
     dist.all_reduce(torch.zeros(1000))
     sys.exit(0)
 
 
 os.environ["SERVAL_TRANSPORT"] = transport
+if what == "elsewhere":
+    # This rank is on another machine, which shares the folder of temporary files.
+    fake = sys.argv[6]
+    if rank == 1 and fake == "host":
+        serval.distributed._host = lambda: "another machine"
+    if rank == 1 and fake == "memory":
+        # As if its host had the same identity, and other memory.
+        machine = serval.distributed._reads
+        serval.distributed._reads = lambda path: None if path.startswith("/dev/shm/") else machine(path)
+    if rank == 0 and fake == "none":
+        serval.distributed._MEMORY = "/nowhere"
+
+    def shared(*_arguments, **_options):
+        raise AssertionError("it uses shared memory")
+
+    serval.distributed.collective.Group.shared = shared
 dist.init_process_group("serval", store=dist.FileStore(path, ranks), rank=rank, world_size=ranks)
 assert dist.get_backend() == "serval"
 globals()[what](None)

@@ -14,17 +14,17 @@ import pytest
 RANK = pathlib.Path(__file__).with_name("rank.py")
 
 
-def start(what, ranks, folder, transport="auto"):
+def start(what, ranks, folder, transport="auto", more=()):
     """Starts a function of rank.py as every rank."""
     command = [sys.executable, str(RANK), what, str(ranks), f"{folder}/store", transport]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return [subprocess.Popen([*command, str(rank)], **pipes, text=True) for rank in range(ranks)]
+    return [subprocess.Popen([*command, str(rank), *more], **pipes, text=True) for rank in range(ranks)]
 
 
-def run(what, ranks=3, transport="auto", expect=0):
+def run(what, ranks=3, transport="auto", expect=0, more=()):
     """Runs a function of rank.py as every rank; the outputs."""
     with tempfile.TemporaryDirectory() as folder:
-        started = start(what, ranks, folder, transport)
+        started = start(what, ranks, folder, transport, more)
         outputs = [rank.communicate(timeout=200)[0] for rank in started]
         for rank, output in zip(started, outputs):
             assert rank.returncode == expect, output
@@ -82,3 +82,14 @@ def test_a_rank_that_ends_without_destroying_the_group_leaves_in_order():
 
 def test_a_fork_has_no_part_of_the_process_group():
     run("forks", ranks=2)
+
+
+@pytest.mark.parametrize("fake", ["host", "memory", "none"])
+def test_ranks_of_two_machines_that_share_a_folder_use_tcp(fake):
+    for output in run("elsewhere", ranks=3, more=[fake]):
+        assert "summed" in output
+
+
+def test_shared_memory_that_was_asked_for_is_refused_on_two_machines():
+    for output in run("elsewhere", ranks=2, transport="shm", expect=1, more=["host"]):
+        assert "SERVAL_TRANSPORT is shm, but not all ranks share memory" in output
