@@ -84,6 +84,7 @@ impl Nic for Echo {
                 offset: offset as u32,
                 len: BYTES as u32,
                 truncated: false,
+                followed_by: 0,
             });
             batch.bytes[offset..offset + 8].copy_from_slice(&(self.sent + i as u64).to_le_bytes());
         }
@@ -217,7 +218,7 @@ fn rig(mqueues: u32, nic: Echo, far: bool) -> Rig {
         services: vec![service],
     };
     topology.check().expect("a sound topology");
-    let plan = topology.services[0].region_plan(0, &topology.accelerators[0].kind, 1);
+    let plan = topology.services[0].region_plan(0, &topology.accelerators[0].kind, 1, 1);
     let mapping = Arc::new(HeapMapping::new(plan.bytes().expect("a sound plan") as usize));
     let memory = MappedMemory::new(mapping.clone());
     let mut region = Region::format(memory.clone(), &plan).expect("a sound plan");
@@ -237,7 +238,7 @@ fn rig(mqueues: u32, nic: Echo, far: bool) -> Rig {
     let metrics = Metrics::new(1, ["echo".to_owned()]);
     let fabric = Fabric::new(vec![Box::new(|| ())], 1);
     let mut worker = Worker::new(0, nic, &topology.limits, &metrics, fabric.clone());
-    let attachments = vec![vec![Attachment { blocks, ends }]];
+    let attachments = vec![vec![Attachment { blocks, ends, pool }]];
     let counters = &metrics.services()[0];
     let installs = ServiceInstall::for_workers(0, &topology.services[0], counters, attachments);
     let (installed, answer) = mpsc::channel();

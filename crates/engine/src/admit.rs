@@ -11,11 +11,12 @@
 use mqueue::LoanError;
 use onpath::{Direction, Outcome};
 use wire::DropReason;
-use wire::nic::Nic;
+use wire::nic::{Nic, RxBatch, Train};
 
 use crate::endpoint::peer::links::Envelope;
 use crate::schedule::{Kind, Schedule};
 use crate::service::arrival::{ANY, Arrival, Message, Refusal, Seen, seen};
+use crate::service::bundles::NoBundle;
 use crate::service::chain::{Hooks, NoHooks};
 use crate::service::dispatch::Route;
 use crate::service::share::ServiceShare;
@@ -97,6 +98,23 @@ impl<H: Hooks> Batch<H> {
         }
         let submitted = turn.submit(self.service, arrival, message);
         self.admitted(turn, message.len(), submitted, waits)
+    }
+
+    /// Admits messages at the front of a train as one bundle; returns how many. What is not admitted was not counted.
+    #[inline(never)]
+    pub(crate) fn admit_train<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        arrival: &Arrival,
+        rx: &RxBatch,
+        train: Train,
+    ) -> Result<usize, NoBundle> {
+        let count = turn.services[self.service].accept_bundle(arrival, rx, train)? as usize;
+        let last = &rx.items[train.first + count - 1];
+        self.messages += count as u64;
+        self.bytes +=
+            (count as u64 - 1) * u64::from(rx.items[train.first].len) + u64::from(last.len);
+        Ok(count)
     }
 
     /// Counts one message according to the result of its submission.

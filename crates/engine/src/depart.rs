@@ -1,6 +1,8 @@
 //! Departure: moves replies from TX rings to endpoints, and ends requests without a reply. Replies that find no room
 //! stay in their ring.
 
+pub(crate) mod bundles;
+
 use mqueue::abi::{self, SlotHeader, status};
 use onpath::{Direction, Outcome};
 use wire::DropReason;
@@ -91,6 +93,7 @@ impl Endpoints {
         loop {
             next = match next {
                 Next::Reply => self.deliver(turn, &mut run),
+                Next::Bundle => self.deliver_bundle(turn, &mut run),
                 Next::Other => {
                     self.end_without_reply(turn, service, mqueue, &run.header);
                     run.advance(&mut turn.services[service]);
@@ -107,8 +110,9 @@ impl Endpoints {
     #[inline(never)]
     fn gather_through_chain<N: Nic>(&mut self, turn: &mut Turn<N>, mut run: Run) {
         let service = run.service;
+        let mut next = run.next_after_others(turn);
         loop {
-            match run.next_after_others(turn) {
+            next = match next {
                 Next::Reply => {
                     let len = run.header.len as usize;
                     let chain = turn.services[service].chain.as_mut();
@@ -116,13 +120,16 @@ impl Endpoints {
                         self.deliver_shown(turn, service);
                     }
                     show_reply(&mut turn.services[service], &mut run);
+                    run.next_after_others(turn)
                 }
+                Next::Bundle => self.deliver_bundle(turn, &mut run),
                 Next::Other => {
                     self.end_without_reply(turn, service, run.mqueue, &run.header);
                     run.advance(&mut turn.services[service]);
+                    run.next_after_others(turn)
                 }
                 Next::End => break,
-            }
+            };
         }
         turn.worked |= run.end(&mut turn.services[service], turn.now_ns);
     }
@@ -188,6 +195,9 @@ impl Endpoints {
             let reason = if dropped { DropReason::ConsumedDrop } else { DropReason::UnwantedReply };
             return share.count_lost(reason, 1);
         }
+        if dropped && token.is_of_bundle() {
+            return self.drop_of_bundle(turn, service, mqueue, (token, header.status));
+        }
         let Some(request) = share.sessions.find(token, mqueue).copied() else {
             return share.count_lost(DropReason::StaleToken, 1);
         };
@@ -198,12 +208,7 @@ impl Endpoints {
         if !dropped && request.expects == Expects::Nothing {
             return share.count_consumed(1);
         }
-        let reason = match header.status {
-            _ if !dropped => DropReason::ReplyTooLong,
-            status::BAD_LENGTH => DropReason::BadLength,
-            status::TOO_LONG => DropReason::ReplyTooLong,
-            _ => DropReason::KernelDrop,
-        };
+        let reason = if dropped { reason_of(header.status) } else { DropReason::ReplyTooLong };
         self.drop_request(turn, service, &request, reason);
     }
 
@@ -337,6 +342,15 @@ fn show_reply(share: &mut ServiceShare, run: &mut Run) {
     }
     share.end_request(token, &request, true);
     run.advance(share);
+}
+
+/// Why a kernel ends a request without a reply.
+fn reason_of(how: u8) -> DropReason {
+    match how {
+        status::BAD_LENGTH => DropReason::BadLength,
+        status::TOO_LONG => DropReason::ReplyTooLong,
+        _ => DropReason::KernelDrop,
+    }
 }
 
 /// Whether a kernel may end a request of this client without an outcome. Each request of a shared-memory client gets

@@ -26,5 +26,5 @@ pub use control::vote::DrainBarrier;
 pub use endpoint::shm::{ShmClient, ShmPeer};
 pub use fabric::{Accepted, Fabric};
 pub use service::chain::{ChainReply, ChainRequest};
-pub use service::ends::{Attachment, BlockEnds, MqueueEnds, SocketEnds};
+pub use service::ends::{Attachment, BlockEnds, MqueueEnds, SocketEnds, take_pools};
 pub use worker::Worker;

@@ -122,6 +122,12 @@ counters! {
         received,
         /// Requests written to RX rings.
         accepted,
+        /// Bundles written to RX rings.
+        bundles,
+        /// Of the requests written to RX rings, those in bundles.
+        bundled,
+        /// Trains of requests, or the rest of one, that went as single messages because the pool had no buffer.
+        pool_dry,
         /// Requests handed to another worker's mqueue.
         handed_out,
         /// Requests taken over from another worker.

@@ -10,7 +10,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use mqueue::abi::{
-    BACKENDS_MAX, BLOCKS_MAX, DEPTH_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, protocol,
+    BACKENDS_MAX, BLOCKS_MAX, Bundle, DEPTH_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, POOL_ALIGN,
+    protocol,
 };
 use mqueue::{MqueuePlan, RegionPlan, RingPlan};
 use wire::admission::KeyRange;
@@ -27,6 +28,9 @@ pub const WORKERS_MAX: usize = 64;
 const CLIENT_ARENA_BYTES: u64 = 32 << 20;
 /// Maximum size of a default arena, unless four messages need more.
 const USUAL_ARENA_BYTES: u64 = 256 << 10;
+/// Smallest and largest size of a worker's pool for bundles.
+const POOL_BYTES_MIN: u64 = 256 << 10;
+const POOL_BYTES_MAX: u64 = 8 << 20;
 /// Maximum `upstream_flows`.
 pub const UPSTREAM_FLOWS_MAX: u32 = 65_536;
 /// Default `max_message_bytes` of a proxy: any datagram, and any item of a memcached server with its default limit.
@@ -144,11 +148,25 @@ pub enum AcceleratorKind {
     },
 }
 
+impl AcceleratorKind {
+    /// Whether bundles may go to its blocks. An attached runtime may use any library.
+    pub fn takes_bundles(&self) -> bool {
+        match self {
+            Self::Cpu { .. } => true,
+            Self::Process { launch, device, .. } => {
+                device.bundles && matches!(launch, Launch::Engine { .. })
+            }
+        }
+    }
+}
+
 /// The processor that a runtime's kernels run on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceSpec {
     /// `kind` in a configuration.
     pub kind: &'static str,
+    /// Whether its kernels use a device library that takes bundles.
+    pub bundles: bool,
     /// Values of the keys that are specific to this kind: numbers …
     pub settings: Vec<(&'static str, u64)>,
     /// … and texts.
@@ -158,7 +176,7 @@ pub struct DeviceSpec {
 impl DeviceSpec {
     /// Host cores.
     pub fn host() -> Self {
-        Self { kind: "process", settings: Vec::new(), texts: Vec::new() }
+        Self { kind: "process", bundles: true, settings: Vec::new(), texts: Vec::new() }
     }
 
     /// The value of one of its keys; 0 for a key it does not have.
@@ -277,6 +295,8 @@ pub struct Service {
     pub backends: Vec<Backend>,
     /// Ring protocol of the server mqueues.
     pub rings: Rings,
+    /// Which requests travel as bundles, on accelerators that take them.
+    pub bundles: Bundles,
     /// The server behind a proxy. A proxy has no kernel, no accelerators and no backends.
     pub upstream: Option<SocketAddr>,
     /// Most client flows of a proxy over UDP on each worker, in [1, [`UPSTREAM_FLOWS_MAX`]].
@@ -374,6 +394,7 @@ impl Service {
             tenant: "default".to_owned(),
             backends: Vec::new(),
             rings: Rings::Auto,
+            bundles: Bundles::Never,
             upstream: None,
             upstream_flows: 4096,
             functions: Vec::new(),
@@ -472,6 +493,17 @@ pub enum Rings {
     Granule,
     /// `granule` with 8-byte units.
     Granule8,
+}
+
+/// Which requests travel as bundles: runs of consecutive datagrams of one client and one length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bundles {
+    /// None.
+    Never,
+    /// Those that are long enough to be worth it.
+    Auto,
+    /// All of two or more.
+    Always,
 }
 
 /// `[[service.backend]]`: a client mqueue for every server mqueue.
@@ -618,7 +650,9 @@ impl Service {
     }
 
     fn server_ring(&self, place: usize, max: u32) -> RingPlan {
-        let ring = self.ring(max);
+        // The descriptor of a bundle is never in an arena.
+        let least = if self.bundles == Bundles::Never { 0 } else { size_of::<Bundle>() as u32 };
+        let ring = self.ring(max.max(least));
         let granule = match self.shares.get(place).map_or(self.rings, |share| share.rings) {
             Rings::Auto | Rings::Doorbell => return ring,
             Rings::Granule if mqueue::memory::unit16_is_atomic() => protocol::GRANULE16,
@@ -645,10 +679,19 @@ impl Service {
     }
 
     /// The region of one generation of an accelerator of this kind, which is at this index of the service's list.
-    /// Regions of runtimes have command rings.
-    pub fn region_plan(&self, place: usize, kind: &AcceleratorKind, generation: u64) -> RegionPlan {
+    /// Regions of runtimes have command rings; those of blocks that take bundles have a pool for each worker.
+    pub fn region_plan(
+        &self,
+        place: usize,
+        kind: &AcceleratorKind,
+        generation: u64,
+        workers: usize,
+    ) -> RegionPlan {
         let mut plan =
             RegionPlan::of_blocks(self.mqueues_on(place), &self.mqueue_plans(place), generation);
+        if self.bundles != Bundles::Never && self.upstream.is_none() && kind.takes_bundles() {
+            plan = plan.with_pools(workers as u32, self.pool_bytes(place, workers));
+        }
         if !self.sockets.is_empty() {
             // Commands in flight: an accept for each socket, and two for each slot.
             let commands = 2 * self.sockets_per_block + self.sockets.len() as u32 + 8;
@@ -659,6 +702,15 @@ impl Service {
             AcceleratorKind::Cpu { .. } => plan,
             AcceleratorKind::Process { .. } => plan.with_commands(COMMANDS_IN_FLIGHT, WINDOW_BYTES),
         }
+    }
+
+    /// Size of a worker's pool: room for what its mqueues on an accelerator can have in flight in bundles of a few messages,
+    /// as long as that is not much.
+    fn pool_bytes(&self, place: usize, workers: usize) -> u64 {
+        let message = u64::from(self.max_message_bytes) + u64::from(self.max_reply_bytes);
+        let mqueues = u64::from(self.mqueues_on(place)).div_ceil(workers.max(1) as u64);
+        let bytes = (2 * mqueues * u64::from(self.slots)).saturating_mul(message);
+        bytes.clamp(POOL_BYTES_MIN, POOL_BYTES_MAX).next_multiple_of(POOL_ALIGN)
     }
 
     /// The region of one shared-memory client that requests `depth` slots: one mqueue, in which the client has the

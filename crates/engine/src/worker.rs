@@ -256,6 +256,11 @@ impl<N: Nic> Worker<N> {
         share.in_flight() + self.endpoints.outstanding::<N>(service as u16)
     }
 
+    /// Bundles of the service in a slot on this worker that are in use, and buffers of its pools that are.
+    pub fn bundles_of(&self, service: usize) -> (u32, u32) {
+        self.turn.services.get(service).map_or((0, 0), ServiceShare::bundles_in_use)
+    }
+
     /// Bytes of the sockets of the service in a slot, to blocks and from them: the books of this worker as far as they are not in the
     /// service's counters yet, and the bytes in rings.
     pub fn socket_bytes_of(&self, service: usize) -> [(sockets::Books, u64); 2] {

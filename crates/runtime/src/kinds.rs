@@ -62,6 +62,11 @@ pub trait Kind: Sync {
         Rings::Auto
     }
 
+    /// Whether the library of its kernels takes bundles.
+    fn takes_bundles(&self) -> bool {
+        false
+    }
+
     /// What kernel files are compiled for.
     fn target(&self) -> Target {
         Target::Host
@@ -202,12 +207,17 @@ pub fn device_spec(kind: &str, given: &[(String, String)]) -> Result<DeviceSpec,
         Ok((key.name, last(key.name).ok_or_else(missing)?.clone()))
     };
     let texts = found.texts().iter().map(text).collect::<Result<_, String>>()?;
-    Ok(DeviceSpec { kind: found.name(), settings, texts })
+    Ok(DeviceSpec { kind: found.name(), bundles: found.takes_bundles(), settings, texts })
 }
 
 /// See [`Kind::default_rings`].
 pub fn default_rings(device: &DeviceSpec) -> Rings {
     find(device.kind).map_or(Rings::Auto, Kind::default_rings)
+}
+
+/// See [`Kind::takes_bundles`]; of the kind with this name.
+pub fn takes_bundles(kind: &str) -> bool {
+    find(kind).is_some_and(Kind::takes_bundles)
 }
 
 /// See [`Flags::elsewhere`].

@@ -10,12 +10,13 @@ use std::sync::{Arc, Mutex};
 
 use engine::accelerator::{Blocks, StartError};
 use engine::topology::Replies;
-use mqueue::abi::{self, RingEntry, kind, status};
+use mqueue::abi::{self, PoolEntry, RingEntry, kind, status};
 use mqueue::memory::Ordering;
 use mqueue::{Consumer, Head, MappedMemory, Memory, Producer};
 use wire::framing::Framing;
 
 use crate::behaviour::Behaviour;
+use crate::bundle_block::OpenBundles;
 use crate::fault::Fault;
 use crate::message::{
     Ask, Body, Flavor, answer_filler_max, decode_request, is_answer_to, request_payload,
@@ -105,6 +106,7 @@ struct Block {
     clients: Vec<Client>,
     sockets: Option<SocketBlock>,
     work: Vec<Work>,
+    bundles: OpenBundles,
     taken: u64,
     phase: Phase,
     /// Signalled, or with work left.
@@ -131,6 +133,7 @@ pub struct Model {
     blocks: Vec<Block>,
     memory: MappedMemory,
     entries: Vec<RingEntry>,
+    pools: Vec<PoolEntry>,
     net: SharedNetwork,
     rng: Rng,
     tokens: SeenTokens,
@@ -144,11 +147,11 @@ pub struct Model {
 }
 
 impl Model {
-    /// Blocks of one worker in a region of `entries` inside `memory`.
+    /// Blocks of one worker in a region of rings and pools inside `memory`.
     pub fn new(
         role: Role,
         behaviour: Behaviour,
-        region: (MappedMemory, Vec<RingEntry>),
+        region: (MappedMemory, Vec<RingEntry>, Vec<PoolEntry>),
         shares: Vec<BlockShare>,
         world: (SharedNetwork, SeenTokens, Rng),
     ) -> Self {
@@ -165,6 +168,7 @@ impl Model {
                 SocketBlock::new(role.service, sockets, &role.sockets, behaviour.corrupts())
             }),
             work: Vec::new(),
+            bundles: OpenBundles::default(),
             taken: 0,
             phase: Phase::Serving,
         };
@@ -175,6 +179,7 @@ impl Model {
             blocks,
             memory: region.0,
             entries: region.1,
+            pools: region.2,
             net: world.0,
             tokens: world.1,
             inherited: Vec::new(),
@@ -190,7 +195,7 @@ impl Model {
     pub fn next_generation(
         &mut self,
         behaviour: Behaviour,
-        region: (MappedMemory, Vec<RingEntry>),
+        region: (MappedMemory, Vec<RingEntry>, Vec<PoolEntry>),
         shares: Vec<BlockShare>,
     ) -> Self {
         let world = (self.net.clone(), self.tokens.clone(), self.rng.fork());
@@ -354,6 +359,7 @@ impl Model {
     fn publish(&mut self, number: usize) {
         let wide = self.behaviour.is_wide();
         let block = &mut self.blocks[number];
+        block.runnable |= !block.bundles.publish(&mut block.tx);
         let clients = block.clients.iter_mut().map(|client| client.tx.publish());
         let published = std::iter::once(block.tx.publish()).chain(clients);
         let published = published.chain(block.sockets.as_mut().map(SocketBlock::publish));
@@ -380,10 +386,22 @@ impl Model {
                 return false;
             }
         };
-        let mut payload = vec![0; header.len as usize];
-        if !block.rx.copy_out(&header, &mut payload) {
-            return false;
-        }
+        let messages = if header.kind == kind::BUNDLE {
+            let Ok(bundle) = block.rx.bundle(&header) else { return self.refuse_bundle() };
+            let Some(bundle) = bundle else { return false };
+            let longest = block.rings[0].message_bytes_max;
+            let bundle = (header.token, bundle);
+            let taken = block.bundles.take(&self.memory, bundle, &self.pools, longest);
+            let Some(taken) = taken else { return self.refuse_bundle() };
+            lock(&self.net).bundles += 1;
+            taken
+        } else {
+            let mut payload = vec![0; header.len as usize];
+            if !block.rx.copy_out(&header, &mut payload) {
+                return false;
+            }
+            vec![(header.token, payload)]
+        };
         block.rx.advance();
         block.rx.release();
         block.taken += 1;
@@ -405,6 +423,29 @@ impl Model {
             block.phase = phase;
             lock(&self.net).fault_counts.one(fault);
         }
+        for (token, payload) in messages {
+            self.take_work(number, mqueue, &behaviour, token, payload);
+        }
+        true
+    }
+
+    /// The engine has sent a bundle that no library takes.
+    fn refuse_bundle(&mut self) -> bool {
+        if !self.behaviour.is_wide() {
+            lock(&self.net).ledger.violate(|| "the engine sent an invalid bundle".to_owned());
+        }
+        false
+    }
+
+    /// A block begins to work on a message.
+    fn take_work(
+        &mut self,
+        number: usize,
+        mqueue: u32,
+        behaviour: &Behaviour,
+        token: u64,
+        payload: Vec<u8>,
+    ) {
         let (low, high) = behaviour.delay_ns;
         let mut due_ns = self.now_ns + self.rng.between(low, high);
         if self.occurs(Fault::Late, behaviour.late) {
@@ -415,14 +456,12 @@ impl Model {
         net.trace.note(self.now_ns, "recv", &[self.role.service as u64, mqueue.into()]);
         drop(net);
         let mut tokens = lock(&self.tokens);
-        tokens.push((mqueue, header.token));
+        tokens.push((mqueue, token));
         if tokens.len() > 64 {
             tokens.remove(0);
         }
-        let token = header.token;
         let work = Work { token, payload, due_ns, awaits: None, asked_backend: false };
         self.blocks[number].work.push(work);
-        true
     }
 
     fn behaviour_of(&self, number: usize) -> Behaviour {
@@ -511,18 +550,26 @@ impl Model {
 
     fn push(&mut self, number: usize, token: u64, kind: u8, status: u8, payload: &[u8]) -> bool {
         let block = &mut self.blocks[number];
-        let pushed = block.tx.push(Head { token, tag: 0, kind, status }, payload);
+        let Block { bundles, tx, .. } = &mut *block;
+        let answered = bundles.answer(&self.memory, tx, (token, (kind, status)), payload);
+        let pushed = answered
+            .unwrap_or_else(|| tx.push(Head { token, tag: 0, kind, status }, payload).is_ok());
         let mqueue = self.role.first_mqueue + block.index;
-        if pushed.is_ok() {
+        if pushed {
             let circumstances = [self.role.service as u64, mqueue.into(), kind.into()];
             lock(&self.net).trace.note(self.now_ns, "send", &circumstances);
         }
-        pushed.is_ok()
+        pushed
     }
 
     /// Writes what no correct kernel writes, besides the reply to `token`.
     fn misbehave(&mut self, number: usize, behaviour: &Behaviour, token: u64, reply: &[u8]) {
         let message = kind::MESSAGE;
+        if self.occurs(Fault::BundleForge, behaviour.bundle_forge) {
+            let region_bytes = self.region_bytes();
+            let Block { bundles, tx, .. } = &mut self.blocks[number];
+            bundles.forge(tx, (token, region_bytes), &mut self.rng);
+        }
         if self.occurs(Fault::Twice, behaviour.twice) {
             self.push(number, token, message, status::OK, reply);
         }
@@ -588,6 +635,10 @@ impl Model {
                 _ if self.behaviour.wide && self.rng.chance(500) => {
                     lock(&self.net).fault_counts.one(Fault::WideScribble);
                     8 * self.rng.below(self.region_bytes() / 8)
+                }
+                _ if !self.pools.is_empty() && self.rng.chance(300) => {
+                    let pool = self.rng.pick(&self.pools);
+                    pool.offset + 8 * self.rng.below(pool.bytes / 8)
                 }
                 0 => entry.head_offset,
                 1 => entry.tail_offset,

@@ -31,6 +31,8 @@ pub struct Behaviour {
     pub forge: u32,
     /// Also answers a token of another mqueue.
     pub steal: u32,
+    /// Also writes an impossible completion of a bundle.
+    pub bundle_forge: u32,
     /// Also writes a message of an unknown kind.
     pub bad_kind: u32,
     /// Also writes a message with an impossible header.
@@ -61,6 +63,14 @@ impl Behaviour {
         let Self { remote, delay_ns, overlap, spurious, .. } = *self;
         let sockets = SocketBehaviour { idle: self.sockets.idle, ..SocketBehaviour::default() };
         Self { remote, delay_ns, overlap, spurious, sockets, ..Self::default() }
+    }
+
+    /// Whether each request is answered or dropped at some time.
+    pub(crate) fn ends_all(&self) -> bool {
+        self.swallow == 0
+            && self.stall_after.is_none()
+            && self.die_after.is_none()
+            && self.scribble_after.is_none()
     }
 
     /// Whether replies may carry any content.

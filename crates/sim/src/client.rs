@@ -109,6 +109,10 @@ pub struct DatagramClient {
     pub received: u64,
     /// Rate per mille of the requests that are also sent with a port of the server as source.
     pub forges: u32,
+    /// Rate per mille of the bursts whose requests have the same length.
+    pub trains: u32,
+    /// The lengths of the requests of such a burst and of their replies, after its first.
+    pub alike: Option<(u32, u32)>,
 }
 
 impl DatagramClient {
@@ -131,10 +135,13 @@ impl DatagramClient {
         }
         self.next_ns = net.now_ns() + self.rng.between(self.pause_ns.0, self.pause_ns.1);
         let burst = self.rng.between(1, self.burst.into()).min(self.left.into());
+        let is_train = self.trains > 0 && self.rng.chance(self.trains);
         for _ in 0..burst {
             self.left -= 1;
             self.send(net);
+            self.alike = self.alike.filter(|_| is_train);
         }
+        self.alike = None;
     }
 
     fn send(&mut self, net: &mut Network) {
@@ -144,6 +151,9 @@ impl DatagramClient {
             return net.send_datagram(self.peer, self.port, self.local, &junk);
         }
         let (mut body, flavor) = self.request_mix.request(&mut self.rng, self.id, self.sequence);
+        if flavor != Flavor::Quiet {
+            (body.filler, body.want) = *self.alike.get_or_insert((body.filler, body.want));
+        }
         if flavor != Flavor::Quiet
             && net.fault_counts.occurs(&mut self.rng, Fault::LongRequest, self.request_mix.too_long)
         {

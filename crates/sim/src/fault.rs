@@ -93,6 +93,8 @@ faults! {
     Forge = "forge";
     /// A block answers a token of another mqueue.
     Steal = "steal";
+    /// A block completes a bundle with memory, messages or tokens that are not its own.
+    BundleForge = "bundle-forge";
     /// A block writes a message of an unknown kind.
     BadKind = "bad-kind";
     /// A block writes a message with an invalid length, offset or flag.

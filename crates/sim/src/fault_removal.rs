@@ -93,6 +93,7 @@ fn remove_from_blocks(behaviour: &mut Behaviour, fault: Fault) {
         }
         Fault::Forge => behaviour.forge = 0,
         Fault::Steal => behaviour.steal = 0,
+        Fault::BundleForge => behaviour.bundle_forge = 0,
         Fault::BadKind => behaviour.bad_kind = 0,
         Fault::BadHeader => behaviour.bad_header = 0,
         Fault::Unwanted => behaviour.unwanted = 0,

@@ -153,16 +153,17 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         self.generation += 1;
         let divided = prepare_region(&self.setup, service, accelerator, self.generation);
         self.words.push(divided.words);
-        let parts = divided.ends.into_iter().zip(divided.shares).enumerate();
-        for (worker, (ends, shares)) in parts {
+        let parts = divided.ends.into_iter().zip(divided.shares).zip(divided.pools).enumerate();
+        for (worker, ((ends, shares), pool)) in parts {
             let place = self.place_of(worker, service, accelerator);
-            let region = (divided.memory.clone(), divided.entries.clone());
+            let region =
+                (divided.memory.clone(), divided.entries.clone(), divided.pool_entries.clone());
             let model = lock(&self.models[place]).next_generation(behaviour, region, shares);
             let model = Arc::new(Mutex::new(model));
             let ghost = std::mem::replace(&mut self.models[place], model.clone());
             lock(&ghost).retire();
             self.retired.push(ghost);
-            let attachment = Attachment { blocks: Box::new(ModelBlocks(model)), ends };
+            let attachment = Attachment { blocks: Box::new(ModelBlocks(model)), ends, pool };
             let (service, accelerator) = (self.slot_of(service), accelerator as u16);
             let news = RuntimeEvent::RingsReplaced { service, accelerator, attachment };
             self.fabric.post(worker as u16, ControlMessage::Runtime(news));

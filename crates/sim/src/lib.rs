@@ -57,6 +57,7 @@
 //! | `reject` | `accelerator.rs` | sum: `kernel_drop`, `bad_length`, `reply_too_long` |
 //! | `forge` | `accelerator.rs` | content: no client gets anything |
 //! | `steal` | `accelerator.rs` | content: no client gets anything |
+//! | `bundle-forge` | `bundle_block.rs` | content: no client gets anything; cause: `bad_message` |
 //! | `bad-kind` | `accelerator.rs` | cause: `bad_message` |
 //! | `bad-header` | `accelerator.rs` | cause: `bad_message`, `mqueue_dead` |
 //! | `unwanted` | `accelerator.rs` | crossed: nothing leaves |
@@ -97,6 +98,7 @@
 pub mod accelerator;
 pub mod backend;
 pub mod behaviour;
+mod bundle_block;
 pub mod campaign;
 pub mod case;
 mod causes;

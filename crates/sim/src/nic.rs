@@ -155,6 +155,7 @@ impl Network {
                 offset: offset as u32,
                 len: payload.len() as u32,
                 truncated,
+                followed_by: 0,
             });
             offset += payload.len();
             let intake = match () {

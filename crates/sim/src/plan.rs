@@ -3,8 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use engine::topology::{
-    Accelerator, AcceleratorKind, Backend as BackendSpec, CpuPlacement, Dispatch, EngineSettings,
-    Limits, Listen, Polling, Replies, Rings, STACK_KIB, Service, Sockets, Topology,
+    Accelerator, AcceleratorKind, Backend as BackendSpec, Bundles, CpuPlacement, Dispatch,
+    EngineSettings, Limits, Listen, Polling, Replies, Rings, STACK_KIB, Service, Sockets, Topology,
 };
 use wire::DropReason;
 use wire::framing::{Delimits, Framing};
@@ -126,7 +126,12 @@ impl Plan {
                     (backend.sockets, backend.connections) = (Sockets::PerRequest, 1);
                 }
             }
-            behaviours.push(behaviour(&mut rng, is_faulty, &service));
+            let mut bundles = Rng::named(seed, "bundles");
+            bundles = (0..index).fold(bundles, |mut rng, _| rng.fork());
+            service.bundles = bundles.pick(&[Bundles::Never, Bundles::Auto, Bundles::Always]);
+            let forge = if is_faulty { bundles.pick(&[0, 0, 20, 300]) } else { 0 };
+            let these = behaviour(&mut rng, is_faulty, &service);
+            behaviours.push(Behaviour { bundle_forge: forge, ..these });
             services.push(service);
         }
         let topology = Topology {
@@ -381,6 +386,8 @@ impl Plan {
             sequence: 0,
             received: 0,
             forges: own.pick(&[0, 0, 50]),
+            trains: own.pick(&[0, 300, 1000]),
+            alike: None,
         });
     }
 

@@ -219,6 +219,8 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
             sequence: 0,
             received: 0,
             forges: 0,
+            trains: 0,
+            alike: None,
         });
     }
 

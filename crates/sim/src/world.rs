@@ -18,10 +18,10 @@ use engine::stages::ObservationSnapshot;
 use engine::topology::{Listen, Replies, Service, SocketAt, Topology};
 use engine::{
     Attachment, BlockEnds, ChainReply, ChainRequest, ControlMessage, Fabric, ServiceInstall,
-    ShmClient, Switch, Worker,
+    ShmClient, Switch, Worker, take_pools,
 };
-use mqueue::abi::RingEntry;
-use mqueue::{HeapMapping, MappedMemory, Region, Words};
+use mqueue::abi::{PoolEntry, RingEntry};
+use mqueue::{HeapMapping, MappedMemory, Pool, Region, Words};
 use onpath::{Arranged, Counters, Function, Link, OnFailure, Policy};
 use wire::DropReason;
 use wire::framing::Framing;
@@ -186,6 +186,10 @@ pub(crate) struct PreparedRegion {
     /// Per worker.
     pub(crate) ends: Vec<Vec<BlockEnds>>,
     pub(crate) shares: Vec<Vec<BlockShare>>,
+    /// The engine's pools, per worker.
+    pub(crate) pools: Vec<Option<Pool<MappedMemory>>>,
+    /// The same as the accelerator knows them.
+    pub(crate) pool_entries: Vec<PoolEntry>,
 }
 
 /// The region of a new generation of one accelerator of a service, by its index in the service's list.
@@ -198,7 +202,8 @@ pub(crate) fn prepare_region(
     let workers = setup.topology.engine.workers;
     let service = &setup.topology.services[service];
     let kind = &setup.topology.accelerators[service.accelerators[place]].kind;
-    let mut plan = service.region_plan(place, kind, generation).starting_at(setup.ring_start);
+    let mut plan =
+        service.region_plan(place, kind, generation, workers).starting_at(setup.ring_start);
     // The directory identifies the rings, possibly in another order in each generation.
     if generation % 2 == 0 {
         plan.rings.reverse();
@@ -232,7 +237,10 @@ pub(crate) fn prepare_region(
             mqueues,
         });
     }
-    PreparedRegion { words: near.words(), memory, entries: near.entries().to_vec(), ends, shares }
+    let pools = take_pools(&mut near, workers);
+    let pool_entries = far.pools().to_vec();
+    let (words, entries) = (near.words(), near.entries().to_vec());
+    PreparedRegion { words, memory, entries, ends, shares, pools, pool_entries }
 }
 
 /// A service's regions, divided among the workers.
@@ -261,15 +269,17 @@ pub(crate) fn prepare_service(
         let divided = prepare_region(setup, service, accelerator, 1);
         out.words.push(divided.words.clone());
         let role = role(setup, service, accelerator);
-        let parts = divided.ends.into_iter().zip(divided.shares).enumerate();
-        for (worker, (ends, shares)) in parts {
-            let region = (divided.memory.clone(), divided.entries.clone());
+        let parts = divided.ends.into_iter().zip(divided.shares).zip(divided.pools).enumerate();
+        for (worker, ((ends, shares), pool)) in parts {
+            let region =
+                (divided.memory.clone(), divided.entries.clone(), divided.pool_entries.clone());
             let world = (net.clone(), tokens[worker].clone(), rng.fork());
             let behaviour = setup.behaviours[service];
             let model = Model::new(role.clone(), behaviour, region, shares, world);
             let model = Arc::new(Mutex::new(model));
             out.models[worker].push(model.clone());
-            out.attachments[worker].push(Attachment { blocks: Box::new(ModelBlocks(model)), ends });
+            let blocks = Box::new(ModelBlocks(model));
+            out.attachments[worker].push(Attachment { blocks, ends, pool });
         }
     }
     out
@@ -690,8 +700,34 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         }
         match self.models.iter().find_map(|m| lock(m).unfinished()) {
             Some(unfinished) => Err(format!("all is quiet, but {unfinished} are not finished")),
-            None => Ok(()),
+            None => self.check_pools(),
         }
+    }
+
+    /// When all is quiet, every buffer is in its pool, except those that blocks have never returned.
+    fn check_pools(&self) -> Result<(), String> {
+        for (worker, (service, slot)) in self.shares() {
+            let (bundles, taken) = self.workers[worker].bundles_of(slot);
+            if bundles != taken {
+                return Err(format!("{bundles} bundles of service {service} have {taken} buffers"));
+            }
+            if taken > 0 && self.setup.behaviours[service].ends_all() {
+                return Err(format!(
+                    "all is quiet, but {taken} buffers of service {service} are not free"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Every worker with each service and its slots.
+    fn shares(&self) -> impl Iterator<Item = (usize, (usize, usize))> + '_ {
+        (0..self.workers.len()).flat_map(|worker| {
+            let slots = self.slots.iter().enumerate();
+            slots.flat_map(move |(service, slots)| {
+                slots.iter().map(move |slot| (worker, (service, usize::from(*slot))))
+            })
+        })
     }
 }
 

@@ -44,6 +44,9 @@ pub struct Datagram {
     pub len: u32,
     /// The host kernel truncated the datagram: it was larger than the buffer.
     pub truncated: bool,
+    /// So many of the datagrams behind it are known to be of the same [train](RxBatch::train), without gaps between their
+    /// payloads. None of them is truncated or empty.
+    pub followed_by: u8,
 }
 
 impl Datagram {
@@ -51,7 +54,7 @@ impl Datagram {
     pub fn of_stream(offset: usize, len: usize) -> Self {
         let unknown = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
         let (offset, len) = (offset as u32, len as u32);
-        Self { peer: unknown, local: None, offset, len, truncated: false }
+        Self { peer: unknown, local: None, offset, len, truncated: false, followed_by: 0 }
     }
 }
 
@@ -77,11 +80,52 @@ impl RxBatch {
         }
     }
 
+    /// The train that begins with a datagram of this batch, which is not truncated.
+    #[inline]
+    pub fn train(&self, first: usize) -> Train {
+        let known = 1 + usize::from(self.items[first].followed_by);
+        if known > 1 {
+            Train { first, count: known, contiguous: true }
+        } else {
+            self.find_train(first)
+        }
+    }
+
+    /// The same where nothing is known about it.
+    fn find_train(&self, first: usize) -> Train {
+        let head = &self.items[first];
+        let (mut count, mut contiguous) = (1, true);
+        for next in &self.items[first + 1..] {
+            let before = &self.items[first + count - 1];
+            let alike = (next.peer, next.local) == (head.peer, head.local)
+                && before.len == head.len
+                && (1..=head.len).contains(&next.len)
+                && !next.truncated;
+            if !alike {
+                break;
+            }
+            count += 1;
+            contiguous &= next.offset == before.offset + before.len;
+        }
+        Train { first, count, contiguous }
+    }
+
     /// The payload of one datagram of this batch.
     #[inline]
     pub fn payload(&self, datagram: &Datagram) -> &[u8] {
         &self.bytes[datagram.offset as usize..][..datagram.len as usize]
     }
+}
+
+/// Consecutive datagrams of a batch from one sender to one address. They have the same length; the last may be shorter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Train {
+    /// Index of the first.
+    pub first: usize,
+    /// How many there are.
+    pub count: usize,
+    /// There are no gaps between their payloads.
+    pub contiguous: bool,
 }
 
 /// One datagram to be sent, inside a [`TxBatch`].
@@ -178,6 +222,34 @@ impl TxBatch {
             self.items.push(TxDatagram { peer, local, offset, len, more: false });
         }
         filled
+    }
+
+    /// How many datagrams of `len` bytes still fit.
+    #[inline]
+    pub fn room_for_many(&self, len: usize) -> usize {
+        let items = self.items_max - self.items.len();
+        if len == 0 { items } else { items.min((self.bytes_max - self.used) / len) }
+    }
+
+    /// Appends datagrams to one destination: so many of `len` bytes each, whose payloads `fill` writes one behind the other.
+    /// `more`: further ones will follow. The caller has checked [`Self::room_for_many`].
+    pub fn push_many(
+        &mut self,
+        (peer, local): (SocketAddr, Option<IpAddr>),
+        (len, count): (usize, usize),
+        more: bool,
+        fill: impl FnOnce(&mut [u8]),
+    ) {
+        debug_assert!(count <= self.room_for_many(len));
+        let (begin, end) = (self.used, self.used + len * count);
+        if self.bytes.len() < end {
+            self.bytes.resize(end, 0);
+        }
+        fill(&mut self.bytes[begin..end]);
+        self.used = end;
+        let item = TxDatagram { peer, local, offset: begin as u32, len: len as u32, more };
+        let places = (0..count as u32).map(|n| begin as u32 + n * len as u32);
+        self.items.extend(places.map(|offset| TxDatagram { offset, ..item }));
     }
 
     /// More datagrams to the destination of the last one will follow.
@@ -541,6 +613,66 @@ mod tests {
             assert_eq!(batch.waiting().len(), 1);
             assert_eq!(batch.payload(&batch.waiting()[0]), [left; 5]);
         }
+    }
+
+    #[test]
+    fn a_train_is_found_whether_its_length_is_known_or_not() {
+        let mut batch = RxBatch::new(1, 1024);
+        let mut add = |port: u16, offset: u32, len: u32, truncated: bool| {
+            let peer = ([127, 0, 0, 1], port).into();
+            batch.items.push(Datagram {
+                peer,
+                local: None,
+                offset,
+                len,
+                truncated,
+                followed_by: 0,
+            });
+        };
+        // Two of one length and a shorter one; one of another client; with a gap; truncated; empty.
+        for (port, offset, len, truncated) in [
+            (1, 0, 10, false),
+            (1, 10, 10, false),
+            (1, 20, 9, false),
+            (1, 29, 9, false),
+            (2, 38, 9, false),
+            (2, 50, 9, false),
+            (2, 59, 9, true),
+            (2, 68, 9, false),
+            (2, 77, 0, false),
+            (2, 77, 0, false),
+        ] {
+            add(port, offset, len, truncated);
+        }
+        let train = |batch: &RxBatch, first| {
+            let Train { count, contiguous, .. } = batch.train(first);
+            (count, contiguous)
+        };
+        assert_eq!(train(&batch, 0), (3, true));
+        assert_eq!(train(&batch, 1), (2, true));
+        assert_eq!(train(&batch, 2), (2, true));
+        assert_eq!(train(&batch, 3), (1, true));
+        assert_eq!(train(&batch, 4), (2, false));
+        assert_eq!([7, 8, 9].map(|first| train(&batch, first)), [(1, true); 3]);
+        batch.items[0].followed_by = 1;
+        assert_eq!(train(&batch, 0), (2, true), "as the receiver says");
+    }
+
+    #[test]
+    fn many_datagrams_are_appended_at_once() {
+        let peer = SocketAddr::from(([127, 0, 0, 1], 9));
+        let mut batch = TxBatch::new(8, 64);
+        batch.push(peer, None, 4, |bytes| bytes.fill(1));
+        assert_eq!(batch.room_for_many(20), 3);
+        batch.push_many((peer, None), (20, 3), true, |bytes| {
+            bytes.chunks_mut(20).zip(2..).for_each(|(bytes, n)| bytes.fill(n));
+        });
+        assert_eq!((batch.room_for_many(1), batch.room_for_many(0)), (0, 4));
+        let sent: Vec<_> =
+            batch.waiting().iter().map(|d| (batch.payload(d).to_vec(), d.more)).collect();
+        let expected =
+            [(vec![1; 4], false), (vec![2; 20], true), (vec![3; 20], true), (vec![4; 20], true)];
+        assert_eq!(sent, expected);
     }
 
     #[test]

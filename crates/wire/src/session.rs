@@ -321,8 +321,9 @@ impl Sessions {
     }
 
     /// The generation of these mqueues has ended, and so have their requests: the buffers of their bundles are gone.
-    pub fn forget_bundles(&mut self, mqueues: &Range<u32>) {
-        self.bundles.forget(mqueues);
+    /// `each` gets their [indices](Token::bundle).
+    pub fn forget_bundles(&mut self, mqueues: &Range<u32>, each: impl FnMut(u32)) {
+        self.bundles.forget(mqueues, each);
     }
 
     /// Number of bundles whose buffers are in use.

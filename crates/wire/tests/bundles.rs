@@ -200,7 +200,7 @@ impl Model {
 
     fn forget(&mut self, mqueue: u32) {
         self.kill(mqueue);
-        self.sessions.forget_bundles(&(mqueue..mqueue + 1));
+        self.sessions.forget_bundles(&(mqueue..mqueue + 1), |_| ());
         for message in self.messages.iter_mut().filter(|m| m.request.mqueue == mqueue) {
             message.held = false;
         }

@@ -36,7 +36,7 @@ impl Offers {
         };
         let plan = |generation| RegionPlan {
             generation,
-            ..Service::new("a", vec![], "echo").region_plan(0, &kind, 1)
+            ..Service::new("a", vec![], "echo").region_plan(0, &kind, 1, 1)
         };
         let bytes = plan(1).bytes().unwrap().next_multiple_of(4096) as usize;
         let create = || SharedMemory::create("serval-test", bytes, &RegionOptions::default());

@@ -14,12 +14,14 @@ use wire::nic::{
 use wire::session::Origin;
 
 use crate::admit::{Admitted, Batch, Waits};
+use crate::depart::bundles::Completion;
 use crate::endpoint::Endpoint;
 use crate::endpoint::port::Port;
 use crate::endpoint::run::{Next, Run};
 use crate::endpoint::sources::{Sources, lowest_source};
 use crate::schedule::{Kind, Schedule};
 use crate::service::arrival::{Arrival, Awaited};
+use crate::service::bundles::NoBundle;
 use crate::service::chain::{Hooks, NoHooks};
 use crate::topology::Limits;
 use crate::turn::Turn;
@@ -347,6 +349,68 @@ impl UdpPorts {
         }
     }
 
+    /// Delivers the replies of a completion as far as there is room, in one piece where they lie without gaps. Returns the
+    /// messages that have an outcome.
+    pub(crate) fn deliver_bundle<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: usize,
+        mqueue: u32,
+        completion: &Completion,
+    ) -> u64 {
+        let Completion { token, replies, messages, .. } = completion;
+        let share = &turn.services[service];
+        let Some(bundle) = share.sessions.find_bundle(*token, mqueue) else { return *messages };
+        let requests = *bundle.requests();
+        let Origin::Datagram { port, peer, local } = requests.origin else { return *messages };
+        let more = share.sessions.has_others_than(bundle, *messages);
+        let len = replies.len() as usize;
+        let mut decided = 0;
+        while decided != *messages {
+            let left = messages & !decided;
+            let first = left.trailing_zeros();
+            let request_len = requests.len_of(first);
+            let udp = &mut self.ports[usize::from(port)];
+            let allowed = reply_allowed(request_len as usize, len, udp.reply_ratio)
+                || mutants::on("amplify_bundle");
+            let room =
+                if len <= UDP_PAYLOAD_MAX && allowed { udp.tx.room_for_many(len) } else { 0 };
+            if room == 0 {
+                match udp.make_room(turn, port, request_len, len) {
+                    NoRoom::Made => {}
+                    NoRoom::Still => break,
+                    NoRoom::Never(reason) => {
+                        let share = &mut turn.services[service];
+                        share.end_messages(*token, mqueue, 1 << first);
+                        share.count_dropped_request(reason);
+                        decided |= 1 << first;
+                    }
+                }
+                continue;
+            }
+            // The last request may be shorter, so its reply too.
+            let alike = (left >> first).trailing_ones();
+            let last = alike > 1 && first + alike == requests.count;
+            let alike = alike - u32::from(last && requests.last_len != requests.len);
+            let count = alike.min(room as u32);
+            let place = completion.place_of(first);
+            let share = &mut turn.services[service];
+            udp.tx.push_many((peer, local), (len, count as usize), more, |bytes| {
+                if len == 0 || count == 1 || replies.stride() as usize == len {
+                    return share.read_replies(*token, mqueue, completion.at(place), bytes);
+                }
+                for (place, bytes) in (place..).zip(bytes.chunks_exact_mut(len)) {
+                    share.read_replies(*token, mqueue, completion.at(place), bytes);
+                }
+            });
+            let these = (u64::MAX >> (64 - count)) << first;
+            share.end_messages(*token, mqueue, these);
+            share.count_replied_bytes(u64::from(count) * len as u64);
+            decided |= these;
+        }
+        decided
+    }
+
     fn receive_batch<N: Nic>(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule, index: usize) {
         if turn.draining && !mutants::on("serve_after_drain") {
             return;
@@ -377,7 +441,12 @@ impl UdpPorts {
         let mut batch = Batch::of_burst(turn, service, hooks, rx.items.len());
         // Consecutive datagrams often come from one client: its fields are reused.
         let mut arrival: Option<Arrival> = None;
-        for datagram in &rx.items {
+        let from = if H::ATTACHED { u32::MAX } else { turn.services[service].bundles_from() };
+        // Up to here, no train goes as bundles.
+        let mut singles_until = if rx.items.len() >= from as usize { 0 } else { usize::MAX };
+        let mut at = 0;
+        while let Some(datagram) = rx.items.get(at) {
+            at += 1;
             if datagram.truncated {
                 turn.services[service].count_lost(DropReason::Truncated, 1);
                 continue;
@@ -400,6 +469,21 @@ impl UdpPorts {
                     })
                 }
             };
+            if at > singles_until {
+                let train = rx.train(at - 1);
+                singles_until = at - 1 + train.count;
+                if train.count >= from as usize {
+                    match batch.admit_train(turn, arrival, rx, train) {
+                        Ok(count) => {
+                            at += count - 1;
+                            singles_until = at;
+                            continue;
+                        }
+                        Err(NoBundle::SingleFirst) => singles_until = at,
+                        Err(NoBundle::Singles) => {}
+                    }
+                }
+            }
             let mut payload = rx.payload(datagram);
             if H::ATTACHED {
                 if !batch.show(arrival, payload) {

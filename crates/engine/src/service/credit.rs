@@ -1,6 +1,7 @@
 //! The dispatcher's view of a service share: which mqueues take how many requests.
 
 use crate::service::arrival::ANY;
+use crate::service::bundles::DESCRIPTOR_BYTES;
 use crate::service::dispatch::{Credit, Dispatcher, Route};
 use crate::service::mqueues::Load;
 use crate::service::share::ServiceShare;
@@ -78,6 +79,12 @@ impl ServiceShare {
     pub(crate) fn continues_run(&mut self, len: usize) -> Option<u32> {
         let (dispatcher, credits) = self.dispatch(len);
         dispatcher.continues_run(&credits)
+    }
+
+    /// See [`Dispatcher::route_run`].
+    pub(crate) fn route_run(&mut self, flow: u64, most: u32) -> Option<(u32, u32)> {
+        let (dispatcher, credits) = self.dispatch(DESCRIPTOR_BYTES);
+        dispatcher.route_run(flow, most, &credits)
     }
 
     /// The mqueue for a message of `len` bytes: `inspected` are its bytes if the dispatcher needs them, `flow` the

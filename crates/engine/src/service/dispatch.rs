@@ -206,6 +206,32 @@ impl Dispatcher {
         self.check(mqueue, mqueues)
     }
 
+    /// An mqueue of this worker for two or more messages of one flow, at most `most`, and how many. `None` if each message has to
+    /// be routed.
+    pub(crate) fn route_run(
+        &mut self,
+        flow: u64,
+        most: u32,
+        mqueues: &impl Credit,
+    ) -> Option<(u32, u32)> {
+        if self.needs_key() {
+            return None;
+        }
+        let Route::Local(mqueue) = self.route(&[], flow, mqueues) else { return None };
+        let in_turn = self.policy == Dispatch::RoundRobin;
+        let run = match self.policy {
+            Dispatch::RoundRobin => 1 + self.run_left,
+            Dispatch::LeastLoaded => self.run.min(self.run_max),
+            Dispatch::FlowHash | Dispatch::KeyHash(_) => most,
+        };
+        let count = mqueues.credit(mqueue)?.min(run).min(most);
+        if in_turn {
+            // One was counted by the choice.
+            self.run_left = if count < 2 { self.run_left + 1 } else { self.run_left + 1 - count };
+        }
+        (count >= 2).then_some((mqueue, count))
+    }
+
     /// Any mqueue of this worker, for a message that another worker handed over.
     pub(crate) fn route_here(&mut self, mqueues: &impl Credit) -> Route {
         if self.policy == Dispatch::LeastLoaded {
@@ -407,6 +433,44 @@ mod tests {
         assert_eq!(d.check(1, &table), Route::Shed(DropReason::NoCredit));
         assert_eq!(d.check(2, &table), Route::Shed(DropReason::MqueueDead));
         assert_eq!(d.check(3, &table), Route::Shed(DropReason::NoAccelerator));
+    }
+
+    #[test]
+    fn runs_of_messages_have_credit_and_follow_one_another() {
+        let mut d = dispatcher(Dispatch::RoundRobin, 1, 4);
+        let table = Table(vec![Some(20), Some(3), None, Some(1)], None);
+        d.burst(64);
+        (0..4).for_each(|_| drop(d.route(b"", flow(1), &table)));
+        let mut hits = [0; 4];
+        for _ in 0..40 {
+            match d.route_run(flow(1), 64, &table) {
+                Some((mqueue, count)) => {
+                    assert!(
+                        (2..=16).contains(&count) && count <= table.0[mqueue as usize].unwrap()
+                    );
+                    hits[mqueue as usize] += 1;
+                }
+                // The mqueue with credit for one message.
+                None => assert_eq!(d.route(b"", flow(1), &table), Route::Local(d.cursor)),
+            }
+        }
+        assert!(hits[0] > 5 && hits[1] > 5 && hits[2] + hits[3] == 0, "{hits:?}");
+        // A slow kernel gets single messages.
+        (0..100).for_each(|_| d.answered(2, 2 * 800_000, true));
+        (0..32).for_each(|_| drop(d.route(b"", flow(1), &table)));
+        assert_eq!(d.route_run(flow(1), 64, &table), None);
+        let mut d = dispatcher(Dispatch::FlowHash, 1, 4);
+        let table = Table(vec![Some(50); 4], None);
+        let Some((mqueue, 50)) = d.route_run(flow(1), 64, &table) else { panic!("{d:?}") };
+        assert_eq!(d.route(b"", flow(1), &table), Route::Local(mqueue));
+        let mut d = dispatcher(Dispatch::KeyHash("0:4".parse().unwrap()), 1, 4);
+        assert_eq!(d.route_run(flow(1), 64, &table), None);
+        let mut d = dispatcher(Dispatch::LeastLoaded, 1, 4);
+        d.burst(64);
+        let table = Table(vec![Some(9), Some(50), Some(50), Some(9)], None);
+        assert_eq!(d.route_run(flow(1), 64, &table), Some((1, 16)));
+        let none = Table(vec![Some(0); 4], None);
+        assert_eq!(d.route_run(flow(1), 64, &none), None);
     }
 
     #[test]

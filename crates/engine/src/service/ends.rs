@@ -1,7 +1,7 @@
 //! A worker's part of a region: the ends of its blocks' mqueues, and the table that maps mqueues of the region to
 //! those of the service share. The table is built once, when the rings are installed; the message path only reads it.
 
-use mqueue::{ByteReader, ByteWriter, Consumer, MappedMemory, Producer, Region, Role};
+use mqueue::{ByteReader, ByteWriter, Consumer, MappedMemory, Pool, Producer, Region, Role};
 
 use crate::accelerator::Blocks;
 
@@ -70,6 +70,19 @@ pub struct Attachment {
     pub blocks: Box<dyn Blocks>,
     /// The ends of their rings, in block order.
     pub ends: Vec<BlockEnds>,
+    /// The worker's pool, if bundles can go through the rings.
+    pub pool: Option<Pool<MappedMemory>>,
+}
+
+/// Takes the pool of each worker from a region whose mqueues carry bundles.
+pub fn take_pools(
+    region: &mut Region<MappedMemory>,
+    workers: usize,
+) -> Vec<Option<Pool<MappedMemory>>> {
+    let servers = (0..region.block_count()).map(|block| region.mqueues_of(block)[0]);
+    let carry = servers.into_iter().all(|mqueue| region.carries_bundles(mqueue));
+    let pools = if carry { region.pools().len() } else { 0 };
+    (0..workers).map(|worker| (worker < pools).then(|| region.engine_pool(worker as u32))).collect()
 }
 
 /// The mqueue of a service share that an mqueue of a region is.

@@ -25,6 +25,8 @@ pub(crate) struct ServerMqueue {
     pub(super) consumed: u64,
     /// The request that is sampled.
     pub(crate) sampled: Token,
+    /// Messages of the completion of a bundle at the front of its TX ring that are done; the others found no room.
+    pub(crate) completed: u64,
     /// Time at which its replies were last gathered, or it got a request while it had none; and the number of
     /// requests it then had left.
     pub(super) gathered_ns: u64,

@@ -55,6 +55,18 @@ impl Sampler {
         self.countdown == 0
     }
 
+    /// Whether the next message is sampled.
+    #[inline]
+    pub(super) fn is_next(&self) -> bool {
+        self.countdown == 1
+    }
+
+    /// So many messages were accepted without a look at them; one that is due is the next instead.
+    #[inline]
+    pub(super) fn pass(&mut self, messages: u32) {
+        self.countdown -= messages.min(self.countdown - 1);
+    }
+
     /// Number of messages to skip: from 1 to twice the mean, less one.
     pub(super) fn draw_gap(&mut self, now_ns: u64) {
         let since_ns = now_ns.saturating_sub(self.began_ns);

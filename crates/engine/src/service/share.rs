@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use mqueue::{Head, LoanError, abi};
+use mqueue::{Head, LoanError, MappedMemory, Pool, abi};
 use onpath::{Arranged, Link};
 use wire::DropReason;
 use wire::framing::Framing;
@@ -17,6 +17,7 @@ use crate::endpoint::sockets::Sockets;
 use crate::endpoint::upstream::Upstream;
 use crate::metrics::ServiceCounters;
 use crate::service::arrival::{Arrival, Message, Refusal};
+use crate::service::bundles::{ShareBundles, buffers_of};
 use crate::service::chain::Attached;
 use crate::service::dispatch::{Dispatcher, Owner};
 use crate::service::ends::{Attachment, ShareMqueue, share_mqueues};
@@ -42,6 +43,8 @@ pub(crate) struct AcceleratorShare {
     share_mqueues: Box<[ShareMqueue]>,
     /// ServiceShare number of the attachment's first server mqueue.
     pub(crate) first: u32,
+    /// Memory for bundles, if they can go through the rings.
+    pub(super) pool: Option<Pool<MappedMemory>>,
 }
 
 /// See the module documentation.
@@ -65,6 +68,7 @@ pub(crate) struct ServiceShare {
     pub(crate) counters: Arc<ServiceCounters>,
     pub(crate) sampler: Sampler,
     pub(crate) sessions: Sessions,
+    pub(super) bundles: ShareBundles,
     pub(crate) dispatcher: Dispatcher,
     pub(crate) mqueues: Vec<ServerMqueue>,
     /// By mqueue.
@@ -110,11 +114,13 @@ impl ServiceShare {
         let mut socket_ends = Vec::new();
         let mut accelerators = Vec::new();
         let mut loads = Vec::new();
+        let mut buffers = 0;
         for (number, attachment) in attachments.into_iter().enumerate() {
             let present = attachment.blocks.present();
             let load = if present { Load::default() } else { Load::absent() };
             loads.extend(attachment.ends.iter().map(|_| load));
             let write_ahead = write_ahead(&*attachment.blocks);
+            buffers += buffers_of(attachment.pool.as_ref());
             accelerators.push(AcceleratorShare {
                 blocks: attachment.blocks,
                 rx_pending: Vec::with_capacity(
@@ -125,6 +131,7 @@ impl ServiceShare {
                 ),
                 share_mqueues: share_mqueues(&attachment.ends, mqueues.len() as u32),
                 first: mqueues.len() as u32,
+                pool: attachment.pool,
             });
             for ends in attachment.ends {
                 let server = mqueues.len() as u32;
@@ -145,6 +152,7 @@ impl ServiceShare {
                     tx: ends.server.tx,
                     arrivals: vec![0; waits].into_boxed_slice(),
                     sampled: NO_TOKEN,
+                    completed: 0,
                     gathered_ns: 0,
                     left: 0,
                 });
@@ -175,7 +183,8 @@ impl ServiceShare {
             slots: service.slots,
             counters,
             sampler: Sampler::new(observed),
-            sessions: Sessions::new(capacity, 1),
+            sessions: Sessions::new(capacity, 1).with_bundles(buffers, 1),
+            bundles: ShareBundles::new(service, buffers),
             dispatcher: Dispatcher::new(service.dispatch, owner, worker),
             alive: alive(&loads),
             unread: 0,
@@ -251,23 +260,7 @@ impl ServiceShare {
         if let Err(error) = message.push(&mut mqueue.rx, head) {
             return Err(self.refused(number, token, len, error));
         }
-        mqueue.rx.prefetch(mqueue.write_ahead, len as u64);
-        if !mqueue.arrivals.is_empty() {
-            let slot = (mqueue.rx.committed() - 1) % mqueue.arrivals.len() as u64;
-            mqueue.arrivals[slot as usize] = arrival.received_ns;
-        }
-        let load = &mut self.loads[number as usize];
-        if load.outstanding == 0 {
-            (mqueue.gathered_ns, mqueue.left) = (arrival.received_ns, 0);
-        }
-        load.outstanding += 1;
-        self.unread += u32::from(self.replies == Replies::None);
-        if !load.rx_pending {
-            load.rx_pending = true;
-            let drive = &mut self.accelerators[mqueue.attachment as usize];
-            drive.rx_pending.push(mqueue.region_mqueue);
-        }
-        self.counters.accepted.one();
+        self.committed(number, arrival.received_ns, 1, len as u64);
         if self.sampler.is_due() {
             let token = (self.replies == Replies::One).then_some(token);
             self.sample(number, token, arrival.received_ns);
@@ -275,9 +268,39 @@ impl ServiceShare {
         Ok(())
     }
 
+    /// So many requests were committed to an mqueue's RX ring, in one slot with a payload of `len` bytes.
+    // Always inline, as `accept` is.
+    #[inline(always)]
+    pub(super) fn committed(&mut self, number: u32, received_ns: u64, requests: u32, len: u64) {
+        let mqueue = &mut self.mqueues[number as usize];
+        mqueue.rx.prefetch(mqueue.write_ahead, len);
+        if !mqueue.arrivals.is_empty() {
+            let slot = (mqueue.rx.committed() - 1) % mqueue.arrivals.len() as u64;
+            mqueue.arrivals[slot as usize] = received_ns;
+        }
+        let load = &mut self.loads[number as usize];
+        if load.outstanding == 0 {
+            (mqueue.gathered_ns, mqueue.left) = (received_ns, 0);
+        }
+        load.outstanding += requests;
+        self.unread += if self.replies == Replies::None { requests } else { 0 };
+        if !load.rx_pending {
+            load.rx_pending = true;
+            let drive = &mut self.accelerators[mqueue.attachment as usize];
+            drive.rx_pending.push(mqueue.region_mqueue);
+        }
+        self.counters.accepted.add(requests.into());
+    }
+
     /// The RX ring did not accept a request.
     #[cold]
-    fn refused(&mut self, number: u32, token: Token, len: usize, error: LoanError) -> DropReason {
+    pub(super) fn refused(
+        &mut self,
+        number: u32,
+        token: Token,
+        len: usize,
+        error: LoanError,
+    ) -> DropReason {
         if self.replies == Replies::One {
             self.sessions.end(token, number);
         }
@@ -547,6 +570,7 @@ impl ServiceShare {
         }
         self.count_living();
         self.accelerators[accelerator].rx_pending.clear();
+        self.forget_bundles(accelerator);
         self.unsample_ended();
         self.drop_backend_requests_of(mqueues, nic);
     }
@@ -562,7 +586,7 @@ impl ServiceShare {
     pub(crate) fn replace_rings(&mut self, accelerator: usize, attachment: Attachment) {
         let mqueues = self.mqueues_of(accelerator);
         let backends = self.backends.pools.len() as u32;
-        let Attachment { blocks, ends } = attachment;
+        let Attachment { blocks, ends, pool } = attachment;
         assert_eq!(ends.len(), mqueues.len(), "every generation has the same blocks");
         let table = share_mqueues(&ends, mqueues.start);
         for (mqueue, ends) in mqueues.zip(ends) {
@@ -582,7 +606,7 @@ impl ServiceShare {
             }
         }
         let drive = &mut self.accelerators[accelerator];
-        drive.blocks = blocks;
+        (drive.blocks, drive.pool) = (blocks, pool);
         drive.share_mqueues = table;
         drive.rx_pending.clear();
     }

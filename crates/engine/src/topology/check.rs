@@ -234,7 +234,12 @@ impl Topology {
     fn check_regions(&self, index: usize, service: &Service) -> Result<(), TopologyError> {
         let wrong = |field, message| service_error(index, service, field, message);
         for (place, accelerator) in service.accelerators.iter().enumerate() {
-            let plan = service.region_plan(place, &self.accelerators[*accelerator].kind, 1);
+            let plan = service.region_plan(
+                place,
+                &self.accelerators[*accelerator].kind,
+                1,
+                self.engine.workers,
+            );
             let bytes = plan.bytes().map_err(|e| wrong("slots", e.to_string()))?;
             if bytes > self.limits.region_mib << 20 {
                 let sum = service.region_arithmetic(place, bytes, self.limits.region_mib);

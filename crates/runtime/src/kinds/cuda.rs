@@ -93,6 +93,10 @@ impl Kind for Cuda {
         })
     }
 
+    fn takes_bundles(&self) -> bool {
+        true
+    }
+
     fn device(
         &self,
         device: &DeviceSpec,

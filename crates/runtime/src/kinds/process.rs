@@ -29,6 +29,10 @@ impl Kind for Process {
         Flags { host_threads: true, stack_kib: true, ..Flags::default() }
     }
 
+    fn takes_bundles(&self) -> bool {
+        true
+    }
+
     fn device(&self, _: &DeviceSpec, options: Options) -> Result<Box<dyn Device>, String> {
         let Options { threads, cores, stack_kib, hung_after } = options;
         Ok(Box::new(HostDevice::new(threads, cores).hung_after(hung_after).stack_kib(stack_kib)))

@@ -439,7 +439,8 @@ fn read_process(
         };
         texts.push((key.name, value));
     }
-    let device = DeviceSpec { kind: name, settings, texts };
+    let bundles = kinds::takes_bundles(name);
+    let device = DeviceSpec { kind: name, bundles, settings, texts };
     let range = HEARTBEAT_MS_MIN..=HEARTBEAT_MS_MAX;
     let heartbeat_ms = section.integer(report, "heartbeat_ms", range, HEARTBEAT_MS);
     let host = "write kind = \"process\"";

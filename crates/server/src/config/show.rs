@@ -26,7 +26,8 @@ impl Config {
         for service in &self.topology.services {
             for (place, index) in service.accelerators.iter().enumerate() {
                 let accelerator = &self.topology.accelerators[*index];
-                let plan = service.region_plan(place, &accelerator.kind, 1);
+                let workers = self.topology.engine.workers;
+                let plan = service.region_plan(place, &accelerator.kind, 1, workers);
                 regions.push(RegionUse {
                     service: service.name.clone(),
                     accelerator: accelerator.name.clone(),

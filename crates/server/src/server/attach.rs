@@ -120,7 +120,7 @@ impl Server {
         let kernel = kernel.map_err(|e| accelerator_error(e.into()))?;
         let workers = self.topology.engine.workers;
         let made = make_region(service, (position, accelerator), 1, workers);
-        let MadeRegion { memory, words, ends, commands: _ } =
+        let MadeRegion { memory, words, ends, pools, commands: _ } =
             made.map_err(|source| ServerError::Memory { service: service.name.clone(), source })?;
         let heartbeat = self.heartbeat_writer.add(words.clone());
         let (blocks, memory_held) = (service.mqueues_on(position), memory.clone());
@@ -170,8 +170,8 @@ impl Server {
                 blocks.extend(of_workers.into_iter().map(|b| Box::new(b) as Box<dyn Blocks>));
             }
         }
-        let attachment = |(blocks, ends)| Attachment { blocks, ends };
-        Ok(blocks.into_iter().zip(ends).map(attachment).collect())
+        let attachment = |((blocks, ends), pool)| Attachment { blocks, ends, pool };
+        Ok(blocks.into_iter().zip(ends).zip(pools).map(attachment).collect())
     }
 
     /// Stops the accelerator threads of a slot and frees its regions; returns whether all threads have ended. No

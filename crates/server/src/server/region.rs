@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use engine::BlockEnds;
 use engine::commands::CommandRings;
 use engine::topology::{Accelerator, Service};
-use mqueue::{MappedMemory, Region, Words};
+use engine::{BlockEnds, take_pools};
+use mqueue::{MappedMemory, Pool, Region, Words};
 use sys::{RegionOptions, SharedMemory};
 
 /// A region that was created and formatted.
@@ -14,6 +14,8 @@ pub(super) struct MadeRegion {
     pub(super) words: Words<MappedMemory>,
     /// Per worker: the ends of its blocks' mqueues.
     pub(super) ends: Vec<Vec<BlockEnds>>,
+    /// Per worker.
+    pub(super) pools: Vec<Option<Pool<MappedMemory>>>,
     /// The engine's ends of its command rings, and the offset of the first window.
     pub(super) commands: Option<(CommandRings, u64)>,
 }
@@ -26,7 +28,7 @@ pub(super) fn make_region(
     generation: u64,
     workers: usize,
 ) -> Result<MadeRegion, sys::MemoryError> {
-    let plan = service.region_plan(position, &accelerator.kind, generation);
+    let plan = service.region_plan(position, &accelerator.kind, generation, workers);
     let bytes = plan.bytes().expect("the topology was checked") as usize;
     let name = format!("serval:{}:{}:{generation}", service.name, accelerator.name);
     let memory = Arc::new(SharedMemory::create(&name, bytes, &RegionOptions::default())?);
@@ -38,5 +40,6 @@ pub(super) fn make_region(
     }
     let commands =
         (region.command_rings() > 0).then(|| (CommandRings::take(&mut region), region.window(0).0));
-    Ok(MadeRegion { memory, words: region.words(), ends, commands })
+    let pools = take_pools(&mut region, workers);
+    Ok(MadeRegion { memory, words: region.words(), ends, pools, commands })
 }

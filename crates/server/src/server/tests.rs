@@ -44,7 +44,8 @@ fn a_worker_that_panics_while_it_starts_is_noticed_beside_one_that_runs() {
     .unwrap();
     // Another service is installed as at a start, with blocks of this test.
     let starts: [fn(); 2] = [|| (), || panic!("this panic is part of a test")];
-    let share = |start| vec![Attachment { blocks: Box::new(Start(start)), ends: Vec::new() }];
+    let share =
+        |start| vec![Attachment { blocks: Box::new(Start(start)), ends: Vec::new(), pool: None }];
     let service = Service::new("b", Vec::new(), "echo");
     let counters = ServiceMetrics::new("b".into(), 2);
     let installs = ServiceInstall::for_workers(1, &service, &counters, starts.map(share).into());

@@ -139,8 +139,11 @@ impl Receiver {
         let total = (header.msg_len as usize).min(slot_bytes) as u32;
         let step = control.segment_bytes.unwrap_or(total);
         let start = (slot * slot_bytes) as u32;
+        // Of a buffer that was cut, the last datagram is of no train.
+        let mut left = if cut || step == 0 { 0 } else { total.div_ceil(step) };
         let mut at = 0;
         loop {
+            left = left.saturating_sub(1);
             let len = step.min(total - at);
             batch.items.push(Datagram {
                 peer,
@@ -148,6 +151,7 @@ impl Receiver {
                 offset: start + at,
                 len,
                 truncated: cut && at + len == total,
+                followed_by: left.min(255) as u8,
             });
             at += len;
             if at >= total {

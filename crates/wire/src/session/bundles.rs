@@ -5,6 +5,8 @@
 //! the outcome of the request is decided, but the buffer of the bundle may not be used again before the accelerator has
 //! ended each message, or its generation has ended.
 
+use std::ops::Range;
+
 use super::{NIL, Origin, Request, Token};
 use crate::framing::Expects;
 
@@ -264,13 +266,14 @@ impl Bundles {
     }
 
     /// Forgets the bundles of these mqueues, all of whose outcomes are decided: nothing reads them any more.
-    pub(super) fn forget(&mut self, mqueues: &std::ops::Range<u32>) {
+    pub(super) fn forget(&mut self, mqueues: &Range<u32>, mut each: impl FnMut(u32)) {
         for index in 0..self.entries.len() as u32 {
             let entry = &mut self.entries[index as usize];
             if entry.held != 0 && mqueues.contains(&entry.requests.mqueue) {
                 assert_eq!(entry.live, 0, "a request of an ended generation has no outcome");
                 entry.held = 0;
                 self.free(index);
+                each(index);
             }
         }
     }

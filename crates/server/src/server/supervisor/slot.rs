@@ -132,7 +132,7 @@ impl RuntimeRegion {
         heartbeat_writer: &HeartbeatWriter,
     ) -> Result<(Self, Vec<Attachment>), sys::MemoryError> {
         let RuntimeSpec { service, position, accelerator, workers, metrics, .. } = spec;
-        let MadeRegion { memory, words, ends, commands } =
+        let MadeRegion { memory, words, ends, pools, commands } =
             make_region(service, (*position, accelerator), generation, *workers)?;
         let mapped = MappedMemory::new(memory.clone());
         let probe = commands.map(|(rings, window)| {
@@ -144,12 +144,12 @@ impl RuntimeRegion {
             source,
         })?;
         let link = RemoteLink::new(move || pull.wake());
-        let share = |ends: Vec<BlockEnds>| {
+        let share = |(ends, pool): (Vec<BlockEnds>, _)| {
             let own = ends.iter().flat_map(BlockEnds::mqueues).collect();
             let blocks = RemoteBlocks::new(words.clone(), own, link.clone());
-            Attachment { blocks: Box::new(blocks), ends }
+            Attachment { blocks: Box::new(blocks), ends, pool }
         };
-        let shares = ends.into_iter().map(share).collect();
+        let shares = ends.into_iter().zip(pools).map(share).collect();
         let heartbeat = heartbeat_writer.add(words.clone());
         Ok((
             Self { generation, memory, words, link, wake_fd, probe, _heartbeat: heartbeat },

@@ -1,0 +1,147 @@
+//! Departure of bundles: one completion in a TX ring answers many requests of one client.
+
+use mqueue::CheckedReplies;
+use mqueue::abi::status;
+use wire::DropReason;
+use wire::nic::Nic;
+use wire::session::{Origin, Token};
+
+use crate::endpoint::run::{Next, Run};
+use crate::endpoint::set::Endpoints;
+use crate::service::chain::ShownReply;
+use crate::turn::Turn;
+
+/// The replies of a completion that await delivery.
+#[derive(Clone, Copy)]
+pub(crate) struct Completion {
+    pub(crate) token: Token,
+    pub(crate) replies: CheckedReplies,
+    /// Where the area for replies begins in the bundle's buffer.
+    pub(crate) area_at: u32,
+    /// Messages to deliver: a bit for each. Their requests are in flight.
+    pub(crate) messages: u64,
+}
+
+impl Completion {
+    /// The number of a message's reply among those of the completion.
+    #[inline]
+    pub(crate) fn place_of(&self, message: u32) -> u32 {
+        (self.replies.answered() & ((1 << message) - 1)).count_ones()
+    }
+
+    /// Where reply number `place` is in the bundle's buffer.
+    #[inline]
+    pub(crate) fn at(&self, place: u32) -> u32 {
+        self.area_at + self.replies.at(place)
+    }
+}
+
+impl Endpoints {
+    /// Delivers the replies of the completion that is next in a run, as far as there is room. Returns the message
+    /// behind it.
+    #[inline(never)]
+    pub(crate) fn deliver_bundle<N: Nic>(&mut self, turn: &mut Turn<N>, run: &mut Run) -> Next {
+        let (service, mqueue) = (run.service, run.mqueue);
+        let share = &mut turn.services[service];
+        let reply = match share.mqueues[mqueue as usize].tx.bundle_reply(&run.header) {
+            // It has not arrived as a whole.
+            Ok(None) => return run.block(share),
+            Ok(Some(reply)) => Some(reply),
+            Err(_) => None,
+        };
+        match reply.map(|reply| share.completion(run.token(), mqueue, &reply)) {
+            Some(Ok(completion)) => {
+                let decided = self.deliver_completion(turn, service, mqueue, &completion);
+                let share = &mut turn.services[service];
+                share.mqueues[mqueue as usize].completed |= decided;
+                if decided != completion.messages {
+                    return run.block(share);
+                }
+            }
+            Some(Err((reason, messages))) => share.count_lost(reason, messages),
+            None => share.count_lost(DropReason::BadMessage, 1),
+        }
+        let share = &mut turn.services[service];
+        share.mqueues[mqueue as usize].completed = 0;
+        run.advance(share);
+        run.next_after_others(turn)
+    }
+
+    /// Returns the messages that have an outcome; for the others there is no room.
+    fn deliver_completion<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: usize,
+        mqueue: u32,
+        completion: &Completion,
+    ) -> u64 {
+        let share = &turn.services[service];
+        if completion.messages == 0 {
+            return 0;
+        }
+        if share.chain.is_some() {
+            self.show_completion(turn, service, mqueue, completion);
+            return completion.messages;
+        }
+        self.udp.deliver_bundle(turn, service, mqueue, completion)
+    }
+
+    /// The chain sees the replies of bundles that came before it was attached.
+    #[cold]
+    fn show_completion<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: usize,
+        mqueue: u32,
+        completion: &Completion,
+    ) {
+        let len = completion.replies.len() as usize;
+        let mut left = completion.messages;
+        while left != 0 {
+            let message = left.trailing_zeros();
+            left &= left - 1;
+            let chain = turn.services[service].chain.as_ref();
+            if chain.is_some_and(|chain| !chain.has_room(len)) {
+                self.deliver_shown(turn, service);
+            }
+            let share = &mut turn.services[service];
+            let Some(bundle) = share.sessions.find_bundle(completion.token, mqueue) else { return };
+            let request = bundle.requests().request(message);
+            let Some(mut chain) = share.chain.take() else { return };
+            let at = completion.at(completion.place_of(message));
+            let copy = |bytes: &mut [u8]| {
+                share.read_replies(completion.token, mqueue, at, bytes);
+                true
+            };
+            chain.show_reply(ShownReply { request, sampled: false }, len, copy);
+            share.chain = Some(chain);
+            share.end_messages(completion.token, mqueue, 1 << message);
+        }
+    }
+
+    /// A block ends a message of a bundle without a reply.
+    #[inline(never)]
+    pub(crate) fn drop_of_bundle<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: usize,
+        mqueue: u32,
+        (token, how): (Token, u8),
+    ) {
+        let share = &mut turn.services[service];
+        let found = share.sessions.find_bundle(token, mqueue);
+        let request = found.map(|bundle| bundle.requests().request(token.message()));
+        let awaited = share.end_messages(token, mqueue, 1 << token.message());
+        match request.filter(|_| awaited != 0) {
+            None => share.count_lost(DropReason::StaleToken, 1),
+            Some(request)
+                if how == status::OK && matches!(request.origin, Origin::Datagram { .. }) =>
+            {
+                share.count_consumed(1);
+            }
+            Some(request) => {
+                self.drop_request(turn, service, &request, super::reason_of(how));
+            }
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Bundles of a service share: trains of requests of one client that go to a block as one slot, in memory of the worker's pool.
+//!
+//! One choice of an mqueue, one entry of the table of requests, one copy and one slot serve a whole bundle. What is true of
+//! a bundle is in the engine's memory: its client, its tokens, its buffer. The accelerator can write all of the pool, and what it
+//! writes is copied first and belongs to nobody else.
+
+use mqueue::abi::{BUNDLE_MAX, Bundle, BundleReply};
+use mqueue::{Buffer, LoanError, MappedMemory, Pool, ReplyArea};
+use wire::DropReason;
+use wire::nic::{RxBatch, Train};
+use wire::session::{BundleRequests, Token};
+
+use crate::depart::bundles::Completion;
+use crate::service::arrival::Arrival;
+use crate::service::share::ServiceShare;
+use crate::topology::{Bundles, Replies, Service};
+
+/// Largest buffer of a pool.
+const BUFFER_BYTES_MAX: usize =
+    mqueue::pool::BUFFER_BYTES[mqueue::pool::BUFFER_BYTES.len() - 1] as usize;
+/// Messages start at multiples of this unless they were received without gaps.
+const MESSAGE_ALIGN: usize = 16;
+/// Length of the shortest train that is worth a bundle.
+const BUNDLE_FROM: u32 = 4;
+/// Bytes of the largest payload of a slot of a bundle.
+pub(crate) const DESCRIPTOR_BYTES: usize = size_of::<Bundle>();
+
+/// What a service share knows about its bundles.
+pub(crate) struct ShareBundles {
+    /// Length of the shortest train that goes as bundles; `u32::MAX`: none does.
+    from: u32,
+    /// Bytes of the area for one reply.
+    reply_stride: usize,
+    /// The buffer of each entry of the table of requests.
+    buffers: Box<[Option<Buffer>]>,
+}
+
+impl ShareBundles {
+    /// Of a service whose pools have so many buffers.
+    pub(crate) fn new(service: &Service, buffers: u32) -> Self {
+        let from = match service.bundles {
+            // A chain sees single messages, a key is in the bytes of each message, and messages without replies have no tokens.
+            _ if buffers == 0 || service.replies == Replies::None => u32::MAX,
+            Bundles::Never => u32::MAX,
+            Bundles::Auto => BUNDLE_FROM,
+            Bundles::Always => 2,
+        };
+        Self {
+            from,
+            reply_stride: (service.max_reply_bytes as usize).next_multiple_of(MESSAGE_ALIGN),
+            buffers: (0..buffers).map(|_| None).collect(),
+        }
+    }
+
+    /// How many messages of `stride` bytes, and replies, a buffer of `bytes` has room for.
+    fn fit(&self, bytes: usize, stride: usize) -> u32 {
+        // The area for replies starts at a line of its own.
+        let fit = bytes.saturating_sub(LINE) / (stride + self.reply_stride);
+        fit.min(BUNDLE_MAX as usize) as u32
+    }
+}
+
+const LINE: usize = mqueue::abi::BUNDLE_ALIGN as usize;
+
+/// All buffers of a pool.
+pub(crate) fn buffers_of(pool: Option<&Pool<MappedMemory>>) -> u32 {
+    pool.map_or(0, |pool| pool.buffers().iter().map(|(all, _)| all).sum())
+}
+
+impl ServiceShare {
+    /// Length of the shortest train that goes as bundles.
+    #[inline]
+    pub(crate) fn bundles_from(&self) -> u32 {
+        self.bundles.from
+    }
+
+    /// Writes messages at the front of a train into an mqueue's RX ring, as one bundle. Returns how many; `Err` if the train
+    /// has to go as single messages. The caller counts them as received.
+    pub(crate) fn accept_bundle(
+        &mut self,
+        arrival: &Arrival,
+        rx: &RxBatch,
+        train: Train,
+    ) -> Result<u32, NoBundle> {
+        if self.sampler.is_next() {
+            return Err(NoBundle::SingleFirst);
+        }
+        let len = rx.items[train.first].len as usize;
+        if len > self.max_message_bytes {
+            return Err(NoBundle::Singles);
+        }
+        let stride = if train.contiguous { len } else { len.next_multiple_of(MESSAGE_ALIGN) };
+        let most = self.bundles.fit(BUFFER_BYTES_MAX, stride).min(train.count as u32);
+        if most < 2 {
+            return Err(NoBundle::Singles);
+        }
+        let Some((number, count)) = self.route_run(arrival.flow, most) else {
+            return Err(NoBundle::Singles);
+        };
+        let attachment = usize::from(self.mqueues[number as usize].attachment);
+        let Some(pool) = &mut self.accelerators[attachment].pool else {
+            return Err(NoBundle::Singles);
+        };
+        let bytes = |count: u32| {
+            let payload = (count as usize * stride).next_multiple_of(LINE);
+            (payload, payload + count as usize * self.bundles.reply_stride)
+        };
+        // A pool without large buffers takes shorter bundles.
+        let count = count.min(self.bundles.fit(pool.largest_free() as usize, stride));
+        let (reply_at, needed) = bytes(count);
+        let buffer = if count < 2 { None } else { pool.take(needed as u32) };
+        let Some(buffer) = buffer else {
+            self.counters.pool_dry.one();
+            return Err(NoBundle::Singles);
+        };
+        write(pool, &buffer, rx, Train { count: count as usize, ..train }, stride);
+        let last_len = rx.items[train.first + count as usize - 1].len;
+        let requests = BundleRequests {
+            origin: arrival.origin,
+            number: arrival.number,
+            mqueue: number,
+            count,
+            len: len as u32,
+            last_len,
+            received_ns: arrival.received_ns,
+            expects: arrival.expects,
+            reply_at: reply_at as u32,
+            reply_bytes: (needed - reply_at) as u32,
+        };
+        let Some(token) = self.sessions.issue_bundle(&requests) else {
+            pool.give_back(buffer);
+            return Err(NoBundle::Singles);
+        };
+        let bundle = Bundle {
+            offset: buffer.offset(),
+            reply_offset: buffer.offset() + reply_at as u64,
+            stride: stride as u32,
+            count,
+            len: len as u32,
+            last_len,
+            reply_bytes: requests.reply_bytes,
+            pad: 0,
+        };
+        self.bundles.buffers[token.bundle() as usize] = Some(buffer);
+        let rx = &mut self.mqueues[number as usize].rx;
+        if let Err(error) = rx.push_bundle(token.0, &bundle) {
+            self.end_bundle(token, number, u64::MAX);
+            self.refused_bundle(number, error);
+            return Err(NoBundle::Singles);
+        }
+        self.committed(number, arrival.received_ns, count, DESCRIPTOR_BYTES as u64);
+        self.counters.bundles.one();
+        self.counters.bundled.add(count.into());
+        self.sampler.pass(count);
+        Ok(count)
+    }
+
+    /// The RX ring did not take a bundle.
+    #[cold]
+    fn refused_bundle(&mut self, number: u32, error: LoanError) {
+        let reason = self.refused(number, Token(0), DESCRIPTOR_BYTES, error);
+        if reason == DropReason::MqueueDead {
+            self.mqueues[number as usize].tx_corrupt = true;
+        }
+    }
+
+    /// The accelerator has ended messages of a bundle: a bit for each. Returns those that awaited an outcome.
+    #[inline]
+    pub(crate) fn end_bundle(&mut self, token: Token, mqueue: u32, messages: u64) -> u64 {
+        let (awaited, returns) = self.sessions.end_of_bundle(token, mqueue, messages);
+        if returns || mutants::on("return_buffer_early") {
+            let attachment = usize::from(self.mqueues[mqueue as usize].attachment);
+            let buffer = self.bundles.buffers[token.bundle() as usize].take();
+            if let (Some(buffer), Some(pool)) = (buffer, &mut self.accelerators[attachment].pool) {
+                pool.give_back(buffer);
+            }
+        }
+        awaited
+    }
+
+    /// The same, counted for the mqueue.
+    #[inline]
+    pub(crate) fn end_messages(&mut self, token: Token, mqueue: u32, messages: u64) -> u64 {
+        let awaited = self.end_bundle(token, mqueue, messages);
+        self.loads[mqueue as usize].outstanding -= awaited.count_ones();
+        awaited
+    }
+
+    /// Checks the completion at the front of an mqueue's TX ring. Answers that nobody awaits are counted here. `Err`: it is
+    /// lost for this reason, with so many messages.
+    pub(crate) fn completion(
+        &mut self,
+        token: Token,
+        mqueue: u32,
+        reply: &BundleReply,
+    ) -> Result<Completion, (DropReason, u64)> {
+        // Of a completion that found too little room before, these messages are done.
+        let answered = reply.answered & !self.mqueues[mqueue as usize].completed;
+        let Some(bundle) = self.sessions.find_bundle(token, mqueue) else {
+            return Err((DropReason::StaleToken, answered.count_ones().max(1).into()));
+        };
+        let (requests, live) = (bundle.requests(), bundle.live());
+        let area_at = requests.reply_at;
+        let buffer = self.bundles.buffers[token.bundle() as usize].as_ref();
+        let area = buffer.map(|buffer| ReplyArea {
+            offset: buffer.offset() + u64::from(area_at),
+            bytes: requests.reply_bytes,
+        });
+        let replies = area.and_then(|area| reply.check(area, self.max_reply_bytes as u32));
+        let Some(replies) = replies.filter(|_| token.message() == 0) else {
+            return Err((DropReason::BadMessage, 1));
+        };
+        let unawaited = answered & !live;
+        if unawaited != 0 {
+            self.count_lost(DropReason::StaleToken, unawaited.count_ones().into());
+            self.mqueues[mqueue as usize].completed |= unawaited;
+            // A late answer ends the message for the block.
+            self.end_bundle(token, mqueue, unawaited);
+        }
+        Ok(Completion { token, replies, area_at, messages: answered & live })
+    }
+
+    /// Copies bytes out of a bundle's buffer. They may change meanwhile.
+    #[inline]
+    pub(crate) fn read_replies(&self, token: Token, mqueue: u32, at: u32, into: &mut [u8]) {
+        let attachment = usize::from(self.mqueues[mqueue as usize].attachment);
+        let buffer = self.bundles.buffers[token.bundle() as usize].as_ref();
+        if let (Some(buffer), Some(pool)) = (buffer, &self.accelerators[attachment].pool) {
+            pool.read(buffer, at, into);
+        }
+    }
+
+    /// Bundles in use, and buffers of its pools that are.
+    pub(crate) fn bundles_in_use(&self) -> (u32, u32) {
+        let taken = |pool: &Pool<MappedMemory>| -> u32 {
+            pool.buffers().iter().map(|(all, free)| all - free).sum()
+        };
+        let pools = self.accelerators.iter().filter_map(|accelerator| accelerator.pool.as_ref());
+        (self.sessions.bundles(), pools.map(taken).sum())
+    }
+
+    /// The generation of an accelerator has ended, and the requests of its mqueues have: its pool is gone.
+    pub(crate) fn forget_bundles(&mut self, accelerator: usize) {
+        let mqueues = self.mqueues_of(accelerator);
+        let buffers = &mut self.bundles.buffers;
+        self.sessions.forget_bundles(&mqueues, |bundle| buffers[bundle as usize] = None);
+        for mqueue in mqueues {
+            self.mqueues[mqueue as usize].completed = 0;
+        }
+        self.accelerators[accelerator].pool = None;
+    }
+}
+
+/// Why no bundle was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoBundle {
+    /// The next message has to be a single one; then bundles can go on.
+    SingleFirst,
+    /// All messages of the train have to be single ones.
+    Singles,
+}
+
+/// Copies the messages of a train to the beginning of a buffer.
+fn write(pool: &Pool<MappedMemory>, buffer: &Buffer, rx: &RxBatch, train: Train, stride: usize) {
+    let messages = &rx.items[train.first..][..train.count];
+    if train.contiguous {
+        let (first, last) = (messages[0].offset, messages[train.count - 1]);
+        let bytes = &rx.bytes[first as usize..(last.offset + last.len) as usize];
+        return pool.write(buffer, 0, bytes);
+    }
+    for (number, message) in messages.iter().enumerate() {
+        pool.write(buffer, (number * stride) as u32, rx.payload(message));
+    }
+}
