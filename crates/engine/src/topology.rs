@@ -493,6 +493,8 @@ pub enum Rings {
     Granule,
     /// `granule` with 8-byte units.
     Granule8,
+    /// As `Auto`; a configuration also sets [`Service::bundles`].
+    Bundle,
 }
 
 /// Which requests travel as bundles: runs of consecutive datagrams of one client and one length.
@@ -654,7 +656,7 @@ impl Service {
         let least = if self.bundles == Bundles::Never { 0 } else { size_of::<Bundle>() as u32 };
         let ring = self.ring(max.max(least));
         let granule = match self.shares.get(place).map_or(self.rings, |share| share.rings) {
-            Rings::Auto | Rings::Doorbell => return ring,
+            Rings::Auto | Rings::Bundle | Rings::Doorbell => return ring,
             Rings::Granule if mqueue::memory::unit16_is_atomic() => protocol::GRANULE16,
             Rings::Granule | Rings::Granule8 => protocol::GRANULE8,
         };

@@ -393,7 +393,6 @@ impl Model {
             let bundle = (header.token, bundle);
             let taken = block.bundles.take(&self.memory, bundle, &self.pools, longest);
             let Some(taken) = taken else { return self.refuse_bundle() };
-            lock(&self.net).bundles += 1;
             taken
         } else {
             let mut payload = vec![0; header.len as usize];

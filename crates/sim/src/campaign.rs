@@ -110,7 +110,10 @@ impl Totals {
         let faults = quiet.map(|fault| format!("the fault {} never occurred", fault.name()));
         let caused = DropReason::ALL.iter().filter(|reason| is_ever_caused(**reason));
         let lost = caused.filter(|reason| self.lost[**reason as usize] == 0);
-        faults.chain(lost.map(|r| format!("nothing was lost for {}", r.name()))).collect()
+        let lost = lost.map(|reason| format!("nothing was lost for {}", reason.name()));
+        let unused =
+            ["bundles", "pool_dry"].into_iter().filter(|name| self.counters.get(name) == Some(&0));
+        faults.chain(lost).chain(unused.map(|name| format!("{name} is 0"))).collect()
     }
 }
 

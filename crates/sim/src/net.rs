@@ -212,8 +212,6 @@ pub struct Network {
     pub trace: Trace,
     /// Faults of the whole run.
     pub fault_counts: FaultCounts,
-    /// Bundles that blocks have taken.
-    pub bundles: u64,
 }
 
 /// The network as all parts hold it. One thread uses it; the lock is there for `Send`.
@@ -266,7 +264,6 @@ impl Network {
             ledger,
             trace: Trace::default(),
             fault_counts: FaultCounts::default(),
-            bundles: 0,
         }
     }
 

@@ -371,6 +371,10 @@ impl Plan {
             // Each client has an id of its own, and there are few.
             peer.set_port(1 + (id % 1000) as u16);
         }
+        let forges = own.pick(&[0, 0, 50]);
+        let trains = own.pick(&[0, 300, 1000]);
+        let left = rng.between(20, 200) as u32;
+        let burst = rng.pick(&[1, 4, 64]);
         self.datagram_clients.push(DatagramClient {
             id,
             service: self.service_of(port),
@@ -378,15 +382,15 @@ impl Plan {
             peer,
             local,
             request_mix,
-            left: rng.between(20, 200) as u32,
-            burst: rng.pick(&[1, 4, 64]),
+            left,
+            burst: burst.max(if trains == 1000 { 64 } else { 1 }),
             pause_ns: rng.pick(&[(0, 10 * US), (20 * US, 2 * MS)]),
             next_ns: rng.below(MS),
             rng,
             sequence: 0,
             received: 0,
-            forges: own.pick(&[0, 0, 50]),
-            trains: own.pick(&[0, 300, 1000]),
+            forges,
+            trains,
             alike: None,
         });
     }

@@ -442,7 +442,7 @@ mod tests {
         d.burst(64);
         (0..4).for_each(|_| drop(d.route(b"", flow(1), &table)));
         let mut hits = [0; 4];
-        for _ in 0..40 {
+        for _ in 0..400 {
             match d.route_run(flow(1), 64, &table) {
                 Some((mqueue, count)) => {
                     assert!(

@@ -174,6 +174,7 @@ impl Words for Rings {
         ("doorbell", Self::Doorbell),
         ("granule", Self::Granule),
         ("granule8", Self::Granule8),
+        ("bundle", Self::Bundle),
     ];
 }
 
@@ -534,8 +535,9 @@ const COMMON: &[(&str, &[Key])] = &[
             tenant: Other("string: 1 to 64 letters, digits, `_`, `-`"), "",
                 "The owner of the service. Services of one tenant share a process on a GPU, services of different tenants never do.";
             rings: service(Setter::Word(|s| &mut s.rings)), "",
-                "Ring protocol. `auto`: `doorbell` on host cores, `granule` on GPUs. The others are for experiments. Granule rings carry \
-                 up to 1536 bytes.";
+                "Ring protocol. `auto`: `doorbell` on host cores, `granule` on GPUs. `bundle`: the same protocol, and two or more consecutive \
+                 datagrams of one client and one length travel as one, if the engine starts the accelerator's runtime, messages have replies, no \
+                 function is attached and requests are not dispatched by key. The others are for experiments. Granule rings carry up to 1536 bytes.";
             backend: Other("list of tables"), "none", "`[[service.backend]]`, below.";
             upstream: Other("string: `HOST:PORT`"), "none",
                 "The service is a proxy: its requests go to the server at this address, from a socket or connection for each client, and what \

@@ -7,9 +7,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use engine::topology::{
-    Accelerator, AcceleratorKind, CpuPlacement, DeviceSpec, EngineSettings, HANG_MS, HANG_MS_MAX,
-    HANG_MS_MIN, HEARTBEAT_MS, HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN, Launch, Limits, Rings,
-    STACK_KIB, STACK_KIB_MAX, STACK_KIB_MIN, Service, Topology, TopologyError,
+    Accelerator, AcceleratorKind, Bundles, CpuPlacement, DeviceSpec, EngineSettings, HANG_MS,
+    HANG_MS_MAX, HANG_MS_MIN, HEARTBEAT_MS, HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN, Launch, Limits,
+    Rings, STACK_KIB, STACK_KIB_MAX, STACK_KIB_MIN, Service, Topology, TopologyError,
 };
 use mqueue::abi::BACKENDS_MAX;
 use runtime::kinds::{self, KINDS, Kind};
@@ -154,7 +154,11 @@ fn choose_rings(service: &mut Service, accelerators: &[Accelerator]) {
         AcceleratorKind::Cpu { .. } => Rings::Auto,
     };
     let rings: Vec<Rings> = service.accelerators.iter().map(rings_on).collect();
-    if service.rings != Rings::Auto || rings.iter().all(|rings| *rings == Rings::Auto) {
+    if service.rings == Rings::Bundle {
+        service.bundles = Bundles::Always;
+    }
+    let given = !matches!(service.rings, Rings::Auto | Rings::Bundle);
+    if given || rings.iter().all(|rings| *rings == Rings::Auto) {
         return;
     }
     if service.shares.is_empty() && rings.iter().all(|other| *other == rings[0]) {

@@ -42,6 +42,7 @@ fn service_metric(field: &str) -> &str {
     match field {
         "received" => "requests_received",
         "accepted" => "requests_accepted",
+        "bundled" => "requests_bundled",
         "handed_out" => "requests_handed_out",
         "handed_in" => "requests_handed_in",
         "replied" => "replies",
