@@ -76,12 +76,12 @@ impl Scene {
     fn new() -> Self {
         let topology = topology(SERVICE);
         let service = &topology.services[0];
-        let plan = service.region_plan(0, &topology.accelerators[0].kind, 1);
+        let plan = service.region_plan(0, &topology.accelerators[0].kind, 1, 1);
         let (memory, mut near, mut far) = region(&plan);
         let blocks = 0..service.mqueues;
         let ends = blocks.clone().map(|block| BlockEnds::take(&mut near, block)).collect();
         let drive = Elsewhere { mqueues: far.mqueue_count() };
-        let attachment = Attachment { ends, blocks: Box::new(drive) };
+        let attachment = Attachment { ends, blocks: Box::new(drive), pool: None };
         let blocks = blocks.map(|block| Block::new(&mut far, block)).collect();
         let fabric = Fabric::new(vec![Box::new(|| {})], 1);
         let metrics = Metrics::new(1, [service.name.clone()]);

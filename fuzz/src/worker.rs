@@ -101,10 +101,11 @@ impl Scene {
         let topology = topology(SERVICE);
         let service = &topology.services[0];
         let (accelerator, mut near, mut far) =
-            region(&service.region_plan(0, &topology.accelerators[0].kind, 1));
+            region(&service.region_plan(0, &topology.accelerators[0].kind, 1, 1));
         let blocks = 0..service.mqueues;
         let ends = blocks.clone().map(|block| BlockEnds::take(&mut near, block));
         let attachment = Attachment {
+            pool: None,
             ends: ends.collect(),
             blocks: Box::new(Elsewhere { mqueues: service.mqueues }),
         };

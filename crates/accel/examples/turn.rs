@@ -4,7 +4,7 @@
 //! `cargo run --release -p serval-accel --example turn [seconds per figure] [mqueues] [batch] [column]`
 //!
 //! Columns: datagrams of one client each (`single`); batches of 64 datagrams of one client (`train`), as
-//! receive offload delivers them; one shared-memory client on the same thread, its part included
+//! receive offload delivers them; the same as bundles (`bundle`); one shared-memory client on the same thread, its part included
 //! (`memory`). In `far` the blocks of that client's requests stand for a GPU: the replies are written between
 //! two turns, which alone are timed, and the lines of replies and requests are in no processor's
 //! cache. `far-train` is the same for GRO batches, whose messages do not overlap.
@@ -20,8 +20,8 @@ use accel::cpu::{Options, WorkerBlocks};
 use engine::accelerator::Blocks;
 use engine::metrics::Metrics;
 use engine::topology::{
-    Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, Limits, Listen, Polling, Rings,
-    STACK_KIB, Service, Topology,
+    Accelerator, AcceleratorKind, Bundles, CpuPlacement, EngineSettings, Limits, Listen, Polling,
+    Rings, STACK_KIB, Service, Topology,
 };
 use engine::{
     Attachment, BlockEnds, ControlMessage, Fabric, ServiceInstall, ShmPeer, Switch, Worker,
@@ -84,7 +84,11 @@ impl Nic for Echo {
                 offset: offset as u32,
                 len: BYTES as u32,
                 truncated: false,
-                followed_by: 0,
+                followed_by: if self.train {
+                    (TRAIN - 1 - i % TRAIN).min(self.batch - 1 - i) as u8
+                } else {
+                    0
+                },
             });
             batch.bytes[offset..offset + 8].copy_from_slice(&(self.sent + i as u64).to_le_bytes());
         }
@@ -200,12 +204,13 @@ struct Rig {
     far: Option<Far>,
 }
 
-fn rig(mqueues: u32, nic: Echo, far: bool) -> Rig {
+fn rig(mqueues: u32, nic: Echo, far: bool, bundles: Bundles) -> Rig {
     let address = SocketAddr::from(([127, 0, 0, 1], 9000));
     let transport = Transport::Udp;
     let mut service = Service::new("echo", vec![Listen { transport, address }], "echo");
     service.mqueues = mqueues;
     service.slots = SLOTS;
+    service.bundles = bundles;
     service.rings = if far { Rings::Granule } else { Rings::Auto };
     let placement = CpuPlacement::Worker;
     let topology = Topology {
@@ -222,6 +227,7 @@ fn rig(mqueues: u32, nic: Echo, far: bool) -> Rig {
     let mapping = Arc::new(HeapMapping::new(plan.bytes().expect("a sound plan") as usize));
     let memory = MappedMemory::new(mapping.clone());
     let mut region = Region::format(memory.clone(), &plan).expect("a sound plan");
+    let pool = engine::take_pools(&mut region, 1).pop().flatten();
     let own: Vec<u32> = (0..mqueues).collect();
     let ends = own.iter().map(|block| BlockEnds::take(&mut region, *block)).collect();
     let (blocks, far): (Box<dyn Blocks>, _) = if far {
@@ -309,7 +315,7 @@ impl ShmClient {
 }
 
 fn memory_nanoseconds_per_message(mqueues: u32, batch: usize, time: Duration) -> f64 {
-    let mut rig = rig(mqueues, Echo::new(0, false), false);
+    let mut rig = rig(mqueues, Echo::new(0, false), false, Bundles::Never);
     let mut client = ShmClient::new(&rig);
     let worker = &mut rig.worker;
     let turns = 10_000usize.div_ceil(batch);
@@ -336,7 +342,8 @@ fn memory_nanoseconds_per_message(mqueues: u32, batch: usize, time: Duration) ->
 
 /// One batch of requests in and one of replies out per turn: of a shared-memory client, or in batches of datagrams.
 fn far_nanoseconds_per_message(mqueues: u32, batch: usize, train: bool, time: Duration) -> f64 {
-    let mut rig = rig(mqueues, Echo::new(if train { batch } else { 0 }, train), true);
+    let mut rig =
+        rig(mqueues, Echo::new(if train { batch } else { 0 }, train), true, Bundles::Never);
     let mut client = ShmClient::new(&rig);
     let mut far = rig.far.take().expect("asked for");
     let turns = 1_000usize.div_ceil(batch);
@@ -367,7 +374,7 @@ fn far_nanoseconds_per_message(mqueues: u32, batch: usize, train: bool, time: Du
 
 fn shed_nanoseconds_per_message(mqueues: u32, batch: usize, time: Duration) -> f64 {
     let nic = Echo { every_turn: true, ..Echo::new(batch, false) };
-    let mut rig = rig(mqueues, nic, true);
+    let mut rig = rig(mqueues, nic, true, Bundles::Never);
     let turns = 10_000usize.div_ceil(batch);
     let mut measured = Vec::new();
     let mut now_ns = 1;
@@ -388,8 +395,13 @@ fn shed_nanoseconds_per_message(mqueues: u32, batch: usize, time: Duration) -> f
     measured[measured.len() / 10]
 }
 
-fn nanoseconds_per_message(mqueues: u32, batch: usize, train: bool, time: Duration) -> f64 {
-    let mut worker = rig(mqueues, Echo::new(batch, train), false).worker;
+fn nanoseconds_per_message(
+    mqueues: u32,
+    batch: usize,
+    (train, bundles): (bool, Bundles),
+    time: Duration,
+) -> f64 {
+    let mut worker = rig(mqueues, Echo::new(batch, train), false, bundles).worker;
     let turns = 10_000usize.div_ceil(batch);
     let mut measured = Vec::new();
     let begin = Instant::now();
@@ -437,7 +449,7 @@ fn main() {
                 continue;
             }
             print!("{mqueues:7}  {batch:5}");
-            let columns = ["single", "train", "memory", "far", "far-train", "shed"];
+            let columns = ["single", "train", "bundle", "memory", "far", "far-train", "shed"];
             for name in columns.into_iter().filter(|name| wanted(name)) {
                 let far = |train| far_nanoseconds_per_message(mqueues, batch, train, time);
                 let ns = match name {
@@ -445,7 +457,13 @@ fn main() {
                     "far" => far(false),
                     "far-train" => far(true),
                     "shed" => shed_nanoseconds_per_message(mqueues, batch, time),
-                    _ => nanoseconds_per_message(mqueues, batch, name == "train", time),
+                    "bundle" => {
+                        nanoseconds_per_message(mqueues, batch, (true, Bundles::Always), time)
+                    }
+                    _ => {
+                        let train = name == "train";
+                        nanoseconds_per_message(mqueues, batch, (train, Bundles::Never), time)
+                    }
                 };
                 print!("  {name} {ns:6.1}");
             }

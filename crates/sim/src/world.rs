@@ -187,7 +187,7 @@ pub(crate) struct PreparedRegion {
     pub(crate) ends: Vec<Vec<BlockEnds>>,
     pub(crate) shares: Vec<Vec<BlockShare>>,
     /// The engine's pools, per worker.
-    pub(crate) pools: Vec<Option<Pool<MappedMemory>>>,
+    pub(crate) pools: Vec<Option<Box<Pool<MappedMemory>>>>,
     /// The same as the accelerator knows them.
     pub(crate) pool_entries: Vec<PoolEntry>,
 }

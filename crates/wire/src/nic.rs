@@ -228,7 +228,7 @@ impl TxBatch {
     #[inline]
     pub fn room_for_many(&self, len: usize) -> usize {
         let items = self.items_max - self.items.len();
-        if len == 0 { items } else { items.min((self.bytes_max - self.used) / len) }
+        items.min((self.bytes_max - self.used).checked_div(len).unwrap_or(items))
     }
 
     /// Appends datagrams to one destination: so many of `len` bytes each, whose payloads `fill` writes one behind the other.

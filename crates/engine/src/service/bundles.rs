@@ -235,7 +235,7 @@ impl ServiceShare {
         let taken = |pool: &Pool<MappedMemory>| -> u32 {
             pool.buffers().iter().map(|(all, free)| all - free).sum()
         };
-        let pools = self.accelerators.iter().filter_map(|accelerator| accelerator.pool.as_ref());
+        let pools = self.accelerators.iter().filter_map(|accelerator| accelerator.pool.as_deref());
         (self.sessions.bundles(), pools.map(taken).sum())
     }
 

@@ -71,18 +71,20 @@ pub struct Attachment {
     /// The ends of their rings, in block order.
     pub ends: Vec<BlockEnds>,
     /// The worker's pool, if bundles can go through the rings.
-    pub pool: Option<Pool<MappedMemory>>,
+    pub pool: Option<Box<Pool<MappedMemory>>>,
 }
 
 /// Takes the pool of each worker from a region whose mqueues carry bundles.
 pub fn take_pools(
     region: &mut Region<MappedMemory>,
     workers: usize,
-) -> Vec<Option<Pool<MappedMemory>>> {
+) -> Vec<Option<Box<Pool<MappedMemory>>>> {
     let servers = (0..region.block_count()).map(|block| region.mqueues_of(block)[0]);
     let carry = servers.into_iter().all(|mqueue| region.carries_bundles(mqueue));
     let pools = if carry { region.pools().len() } else { 0 };
-    (0..workers).map(|worker| (worker < pools).then(|| region.engine_pool(worker as u32))).collect()
+    (0..workers)
+        .map(|worker| (worker < pools).then(|| Box::new(region.engine_pool(worker as u32))))
+        .collect()
 }
 
 /// The mqueue of a service share that an mqueue of a region is.

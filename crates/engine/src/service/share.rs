@@ -44,7 +44,7 @@ pub(crate) struct AcceleratorShare {
     /// ServiceShare number of the attachment's first server mqueue.
     pub(crate) first: u32,
     /// Memory for bundles, if they can go through the rings.
-    pub(super) pool: Option<Pool<MappedMemory>>,
+    pub(super) pool: Option<Box<Pool<MappedMemory>>>,
 }
 
 /// See the module documentation.
@@ -120,7 +120,7 @@ impl ServiceShare {
             let load = if present { Load::default() } else { Load::absent() };
             loads.extend(attachment.ends.iter().map(|_| load));
             let write_ahead = write_ahead(&*attachment.blocks);
-            buffers += buffers_of(attachment.pool.as_ref());
+            buffers += buffers_of(attachment.pool.as_deref());
             accelerators.push(AcceleratorShare {
                 blocks: attachment.blocks,
                 rx_pending: Vec::with_capacity(

@@ -15,7 +15,7 @@ pub(super) struct MadeRegion {
     /// Per worker: the ends of its blocks' mqueues.
     pub(super) ends: Vec<Vec<BlockEnds>>,
     /// Per worker.
-    pub(super) pools: Vec<Option<Pool<MappedMemory>>>,
+    pub(super) pools: Vec<Option<Box<Pool<MappedMemory>>>>,
     /// The engine's ends of its command rings, and the offset of the first window.
     pub(super) commands: Option<(CommandRings, u64)>,
 }
