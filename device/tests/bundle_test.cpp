@@ -640,7 +640,7 @@ TEST(answers_of_a_slow_bundle_are_published_at_once) {
     CHECK(b.runner.run("b_obey"));
     b.pop();
     CHECK_EQ(b.outcomes.size(), BUNDLE);
-    // The average is taken anew at messages 1, 2, 4, 8 and so on: at 16 it is good enough.
+    // The average is computed again at messages 1, 2, 4, 8 and so on: at 16 it is good enough.
     CHECK_EQ(published, 15);
     CHECK_EQ(b.completions, 16);
     CHECK_EQ(b.wrong, 0);
