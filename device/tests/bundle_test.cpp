@@ -625,7 +625,7 @@ TEST(answers_are_published_before_a_block_waits) {
     }
 }
 
-// Nobody waits for the messages behind it that take long.
+// No reply waits for messages behind it that take long.
 TEST(answers_of_a_slow_bundle_are_published_at_once) {
     Bench b;
     unsigned published = 0;

@@ -388,6 +388,7 @@ class Mqueue {
 
 #include "kernel_impl.h"
 #include "bundle_impl.h"
+#include "mqueue_impl.h"
 #include "entry.h"
 
 #endif
