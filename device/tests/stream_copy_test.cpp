@@ -94,7 +94,7 @@ struct Case {
     unsigned offset;
 };
 
-// `every`: only each so many of the cases.
+// `every`: one in this number of cases.
 std::vector<Case> cases(check::Random& random, size_t every) {
     std::vector<Case> all;
     for (unsigned i = 0; i < 16; i++)

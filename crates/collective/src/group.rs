@@ -15,7 +15,7 @@ use crate::transport::Transport;
 pub const LIMIT: Duration = Duration::from_secs(60);
 /// Schedules that are kept for the next call with the same arguments.
 const SCHEDULES_MAX: usize = 8;
-/// Time after which whoever waits asks whether it is interrupted, and asks again.
+/// Interval at which a waiting call asks whether it is interrupted.
 pub(crate) const INTERRUPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// How long a call waits before it looks whether other ranks make another call.

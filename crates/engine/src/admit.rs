@@ -16,7 +16,7 @@ use wire::nic::{Nic, RxBatch, Train};
 use crate::endpoint::peer::links::Envelope;
 use crate::schedule::{Kind, Schedule};
 use crate::service::arrival::{ANY, Arrival, Message, Refusal, Seen, seen};
-use crate::service::bundles::NoBundle;
+use crate::service::bundle_table::NoBundle;
 use crate::service::chain::{Hooks, NoHooks};
 use crate::service::dispatch::Route;
 use crate::service::share::ServiceShare;
@@ -100,7 +100,7 @@ impl<H: Hooks> Batch<H> {
         self.admitted(turn, message.len(), submitted, waits)
     }
 
-    /// Admits messages at the front of a train as one bundle; returns how many. What is not admitted was not counted.
+    /// Admits messages at the front of a GSO batch as one bundle; returns how many. What is not admitted was not counted.
     #[inline(never)]
     pub(crate) fn admit_train<N: Nic>(
         &mut self,

@@ -126,7 +126,7 @@ counters! {
         bundles,
         /// Of the requests written to RX rings, those in bundles.
         bundled,
-        /// Trains of requests, or the rest of one, that went as single messages because the pool had no buffer.
+        /// GSO batches of requests, or the rest of one, that went as single messages because the pool had no buffer.
         pool_dry,
         /// Requests handed to another worker's mqueue.
         handed_out,

@@ -156,7 +156,7 @@ impl<S: Read + Write> Mirror<S> {
         }
     }
 
-    /// Sets the mqueues, in the order of their numbers. The times of [`Self::check`] begin anew.
+    /// Sets the mqueues, in the order of their numbers. The times of [`Self::check`] restart.
     pub fn install(&mut self, ends: Vec<Ends>) {
         let pair = |Ends { source, sink, depth, arena_bytes }: Ends| Pair {
             source_base: source.consumed(),

@@ -219,7 +219,7 @@ fn an_mqueue_without_room_in_its_arena_waits_and_the_other_goes_on() {
         assert!(push(&mut blocks, 0, token, payload));
     }
     let deadline = Instant::now() + PATIENCE;
-    // Far more than its ring has slots, while nobody reads the first one.
+    // Far more than its ring has slots, while the first one is not read.
     for token in 0..100 {
         let mut pushed = false;
         loop {

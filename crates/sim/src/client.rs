@@ -110,7 +110,7 @@ pub struct DatagramClient {
     /// Rate per mille of the requests that are also sent with a port of the server as source.
     pub forges: u32,
     /// Rate per mille of the bursts whose requests have the same length.
-    pub trains: u32,
+    pub alike_chance: u32,
     /// The lengths of the requests of such a burst and of their replies, after its first.
     pub alike: Option<(u32, u32)>,
 }
@@ -135,11 +135,11 @@ impl DatagramClient {
         }
         self.next_ns = net.now_ns() + self.rng.between(self.pause_ns.0, self.pause_ns.1);
         let burst = self.rng.between(1, self.burst.into()).min(self.left.into());
-        let is_train = self.trains > 0 && self.rng.chance(self.trains);
+        let is_alike = self.alike_chance > 0 && self.rng.chance(self.alike_chance);
         for _ in 0..burst {
             self.left -= 1;
             self.send(net);
-            self.alike = self.alike.filter(|_| is_train);
+            self.alike = self.alike.filter(|_| is_alike);
         }
         self.alike = None;
     }

@@ -372,7 +372,7 @@ impl Plan {
             peer.set_port(1 + (id % 1000) as u16);
         }
         let forges = own.pick(&[0, 0, 50]);
-        let trains = own.pick(&[0, 300, 1000]);
+        let alike_chance = own.pick(&[0, 300, 1000]);
         let left = rng.between(20, 200) as u32;
         let burst = rng.pick(&[1, 4, 64]);
         self.datagram_clients.push(DatagramClient {
@@ -383,14 +383,14 @@ impl Plan {
             local,
             request_mix,
             left,
-            burst: burst.max(if trains == 1000 { 64 } else { 1 }),
+            burst: burst.max(if alike_chance == 1000 { 64 } else { 1 }),
             pause_ns: rng.pick(&[(0, 10 * US), (20 * US, 2 * MS)]),
             next_ns: rng.below(MS),
             rng,
             sequence: 0,
             received: 0,
             forges,
-            trains,
+            alike_chance,
             alike: None,
         });
     }

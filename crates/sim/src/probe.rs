@@ -219,7 +219,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
             sequence: 0,
             received: 0,
             forges: 0,
-            trains: 0,
+            alike_chance: 0,
             alike: None,
         });
     }

@@ -31,6 +31,7 @@ mod poller;
 mod ports;
 mod segment_batches;
 mod streams;
+mod udp_port;
 mod udp_receive;
 mod udp_send;
 
@@ -51,13 +52,14 @@ pub use listen::OpenError;
 pub use poller::Waker;
 
 use crate::local::{self, SocketFile};
-use crate::os::{interrupted, own, set_option};
+use crate::os::{interrupted, own};
 use address::{RAW_ADDRESS_LEN, RawAddress};
 use listen::Claim;
 use poller::{Poller, Source};
 use streams::{Streams, reset_on_close};
-use udp_receive::{GRO_SLOT_BYTES_MIN, Receiver, SLOTS, slots_after};
-use udp_send::{Segmentation, Sender};
+use udp_port::{RECEIVE_TRIES_MAX, UdpPort};
+use udp_receive::{Receiver, SLOTS, slots_after};
+use udp_send::Sender;
 
 /// Polls after the last stream event during which the epoll set is consulted every time.
 const ACTIVE_POLLS: u32 = 256;
@@ -71,10 +73,6 @@ const ACCEPT_TRIES_MAX: usize = 32;
 const STALLED_POLLS: u32 = 1024;
 /// The longest sleep while a listener lacks descriptors.
 const STALLED_NS: u64 = 1_000_000;
-/// Retries of a receive that returns a pending socket error instead of datagrams.
-const RECEIVE_TRIES_MAX: usize = 4;
-/// Empty receives between two reads of the socket's drop counter.
-const EMPTY_RECEIVES_PER_DROP_CHECK: u32 = 1024;
 
 /// One address to listen on. Displayed as `udp://127.0.0.1:9000`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,18 +132,6 @@ impl AcceptedSocket {
         let stream = std::net::TcpStream::from(self.0.try_clone()?);
         Ok((stream.local_addr()?, stream.peer_addr()?))
     }
-}
-
-struct UdpPort {
-    socket: OwnedFd,
-    receive_offload: bool,
-    segmentation: Segmentation,
-    /// The socket's running drop count at the last report.
-    drops_seen: u32,
-    empty_receives: u32,
-    /// Number of buffers for the next receive.
-    slots: usize,
-    stopped: bool,
 }
 
 struct TcpPort {
@@ -711,59 +697,6 @@ impl Nic for SocketNic {
         let before = self.counters.segmentation_fallbacks;
         let sum = before + fallbacks.sum::<u64>();
         NicCounters { segmentation_fallbacks: sum, ..self.counters }
-    }
-}
-
-impl UdpPort {
-    fn new(socket: OwnedFd, options: &SocketOptions) -> Self {
-        let gro = c_int::from(options.receive_offload);
-        let receive_offload = set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, gro).is_ok();
-        Self {
-            socket,
-            receive_offload: receive_offload && options.receive_offload,
-            segmentation: Segmentation::new(options.segmentation_offload),
-            drops_seen: 0,
-            empty_receives: 0,
-            slots: SLOTS,
-            stopped: false,
-        }
-    }
-
-    /// Fills `batch`; returns how many buffers were used.
-    fn receive(&mut self, receiver: &mut Receiver, batch: &mut RxBatch) -> usize {
-        if self.receive_offload && batch.bytes.len() / SLOTS < GRO_SLOT_BYTES_MIN {
-            let _ = set_option::<c_int>(self.socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 0);
-            self.receive_offload = false;
-        }
-        for _ in 0..RECEIVE_TRIES_MAX {
-            match receiver.receive(self.socket.as_fd(), self.slots, batch) {
-                Ok(received) => {
-                    batch.overflowed = received.drops.map_or(0, |drops| self.new_drops(drops));
-                    return received.slots;
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                // A pending socket error, cleared by returning it, or an interruption.
-                Err(_) => {}
-            }
-        }
-        self.empty_receives += 1;
-        if self.empty_receives >= EMPTY_RECEIVES_PER_DROP_CHECK {
-            self.empty_receives = 0;
-            batch.overflowed =
-                listen::drops(self.socket.as_fd()).map_or(0, |drops| self.new_drops(drops));
-        }
-        0
-    }
-
-    /// Drops since the last report. A message carries the count at the time it was queued, which may
-    /// be older than one read directly.
-    fn new_drops(&mut self, drops: u32) -> u32 {
-        let new = drops.wrapping_sub(self.drops_seen);
-        if new > u32::MAX / 2 {
-            return 0;
-        }
-        self.drops_seen = drops;
-        new
     }
 }
 

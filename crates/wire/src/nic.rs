@@ -44,7 +44,7 @@ pub struct Datagram {
     pub len: u32,
     /// The host kernel truncated the datagram: it was larger than the buffer.
     pub truncated: bool,
-    /// So many of the datagrams behind it are known to be of the same [train](RxBatch::train), without gaps between their
+    /// Number of the datagrams behind it that are known to be of the same [train](RxBatch::train), without gaps between their
     /// payloads. None of them is truncated or empty.
     pub followed_by: u8,
 }
@@ -231,7 +231,7 @@ impl TxBatch {
         items.min((self.bytes_max - self.used).checked_div(len).unwrap_or(items))
     }
 
-    /// Appends datagrams to one destination: so many of `len` bytes each, whose payloads `fill` writes one behind the other.
+    /// Appends `count` datagrams of `len` bytes to one destination, whose payloads `fill` writes one behind the other.
     /// `more`: further ones will follow. The caller has checked [`Self::room_for_many`].
     pub fn push_many(
         &mut self,

@@ -127,7 +127,7 @@ fn spread(port: PortIndex, peer: &SocketAddr) -> u64 {
     (address ^ ports).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// The counter of a sender, of so many counters.
+/// The counter of a sender in a table of `senders` counters.
 #[inline(always)]
 fn counter_of(counters: u32, origin: &Origin) -> u32 {
     let others = counters - 1;
@@ -205,7 +205,7 @@ impl Sessions {
         }
     }
 
-    /// The same with room for so many bundles, whose generations start at `first_generation`.
+    /// The same with room for `bundles` bundles, whose generations start at `first_generation`.
     pub fn with_bundles(self, capacity: u32, first_generation: u32) -> Self {
         assert_eq!(self.live, 0, "tokens are in use");
         Self { bundles: Bundles::new(capacity, first_generation), ..self }

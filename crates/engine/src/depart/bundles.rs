@@ -1,6 +1,5 @@
 //! Departure of bundles: one completion in a TX ring answers many requests of one client.
 
-use mqueue::CheckedReplies;
 use mqueue::abi::status;
 use wire::DropReason;
 use wire::nic::Nic;
@@ -8,33 +7,9 @@ use wire::session::{Origin, Token};
 
 use crate::endpoint::run::{Next, Run};
 use crate::endpoint::set::Endpoints;
+use crate::service::bundle_table::Completion;
 use crate::service::chain::ShownReply;
 use crate::turn::Turn;
-
-/// The replies of a completion that await delivery.
-#[derive(Clone, Copy)]
-pub(crate) struct Completion {
-    pub(crate) token: Token,
-    pub(crate) replies: CheckedReplies,
-    /// Where the area for replies begins in the bundle's buffer.
-    pub(crate) area_at: u32,
-    /// Messages to deliver: a bit for each. Their requests are in flight.
-    pub(crate) messages: u64,
-}
-
-impl Completion {
-    /// The number of a message's reply among those of the completion.
-    #[inline]
-    pub(crate) fn place_of(&self, message: u32) -> u32 {
-        (self.replies.answered() & ((1 << message) - 1)).count_ones()
-    }
-
-    /// Where reply number `place` is in the bundle's buffer.
-    #[inline]
-    pub(crate) fn at(&self, place: u32) -> u32 {
-        self.area_at + self.replies.at(place)
-    }
-}
 
 impl Endpoints {
     /// Delivers the replies of the completion that is next in a run, as far as there is room. Returns the message

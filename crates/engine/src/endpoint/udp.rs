@@ -14,14 +14,13 @@ use wire::nic::{
 use wire::session::Origin;
 
 use crate::admit::{Admitted, Batch, Waits};
-use crate::depart::bundles::Completion;
 use crate::endpoint::Endpoint;
 use crate::endpoint::port::Port;
 use crate::endpoint::run::{Next, Run};
 use crate::endpoint::sources::{Sources, lowest_source};
 use crate::schedule::{Kind, Schedule};
 use crate::service::arrival::{Arrival, Awaited};
-use crate::service::bundles::NoBundle;
+use crate::service::bundle_table::{Completion, NoBundle};
 use crate::service::chain::{Hooks, NoHooks};
 use crate::topology::Limits;
 use crate::turn::Turn;

@@ -1,80 +1,29 @@
-//! Bundles of a service share: trains of requests of one client that go to a block as one slot, in memory of the worker's pool.
+//! Bundles of a service share: GSO batches of requests of one client that go to a block as one slot, in memory of the worker's pool.
 //!
 //! One choice of an mqueue, one entry of the table of requests, one copy and one slot serve a whole bundle. What is true of
 //! a bundle is in the engine's memory: its client, its tokens, its buffer. The accelerator can write all of the pool, and what it
-//! writes is copied first and belongs to nobody else.
+//! writes is copied first and belongs to no other client.
 
-use mqueue::abi::{BUNDLE_MAX, Bundle, BundleReply};
+use mqueue::abi::{Bundle, BundleReply};
 use mqueue::{Buffer, LoanError, MappedMemory, Pool, ReplyArea};
 use wire::DropReason;
 use wire::nic::{RxBatch, Train};
 use wire::session::{BundleRequests, Token};
 
-use crate::depart::bundles::Completion;
 use crate::service::arrival::Arrival;
+use crate::service::bundle_table::{
+    BUFFER_BYTES_MAX, Completion, DESCRIPTOR_BYTES, LINE, MESSAGE_ALIGN, NoBundle,
+};
 use crate::service::share::ServiceShare;
-use crate::topology::{Bundles, Replies, Service};
-
-/// Largest buffer of a pool.
-const BUFFER_BYTES_MAX: usize =
-    mqueue::pool::BUFFER_BYTES[mqueue::pool::BUFFER_BYTES.len() - 1] as usize;
-/// Messages start at multiples of this unless they were received without gaps.
-const MESSAGE_ALIGN: usize = 16;
-/// Length of the shortest train that is worth a bundle.
-const BUNDLE_FROM: u32 = 4;
-/// Bytes of the largest payload of a slot of a bundle.
-pub(crate) const DESCRIPTOR_BYTES: usize = size_of::<Bundle>();
-
-/// What a service share knows about its bundles.
-pub(crate) struct ShareBundles {
-    /// Length of the shortest train that goes as bundles; `u32::MAX`: none does.
-    from: u32,
-    /// Bytes of the area for one reply.
-    reply_stride: usize,
-    /// The buffer of each entry of the table of requests.
-    buffers: Box<[Option<Buffer>]>,
-}
-
-impl ShareBundles {
-    /// Of a service whose pools have so many buffers.
-    pub(crate) fn new(service: &Service, buffers: u32) -> Self {
-        let from = match service.bundles {
-            // A chain sees single messages, a key is in the bytes of each message, and messages without replies have no tokens.
-            _ if buffers == 0 || service.replies == Replies::None => u32::MAX,
-            Bundles::Never => u32::MAX,
-            Bundles::Auto => BUNDLE_FROM,
-            Bundles::Always => 2,
-        };
-        Self {
-            from,
-            reply_stride: (service.max_reply_bytes as usize).next_multiple_of(MESSAGE_ALIGN),
-            buffers: (0..buffers).map(|_| None).collect(),
-        }
-    }
-
-    /// How many messages of `stride` bytes, and replies, a buffer of `bytes` has room for.
-    fn fit(&self, bytes: usize, stride: usize) -> u32 {
-        // The area for replies starts at a line of its own.
-        let fit = bytes.saturating_sub(LINE) / (stride + self.reply_stride);
-        fit.min(BUNDLE_MAX as usize) as u32
-    }
-}
-
-const LINE: usize = mqueue::abi::BUNDLE_ALIGN as usize;
-
-/// All buffers of a pool.
-pub(crate) fn buffers_of(pool: Option<&Pool<MappedMemory>>) -> u32 {
-    pool.map_or(0, |pool| pool.buffers().iter().map(|(all, _)| all).sum())
-}
 
 impl ServiceShare {
-    /// Length of the shortest train that goes as bundles.
+    /// Length of the shortest GSO batch that goes as bundles.
     #[inline]
     pub(crate) fn bundles_from(&self) -> u32 {
         self.bundles.from
     }
 
-    /// Writes messages at the front of a train into an mqueue's RX ring, as one bundle. Returns how many; `Err` if the train
+    /// Writes messages at the front of a GSO batch into an mqueue's RX ring, as one bundle. Returns how many; `Err` if the batch
     /// has to go as single messages. The caller counts them as received.
     pub(crate) fn accept_bundle(
         &mut self,
@@ -186,8 +135,8 @@ impl ServiceShare {
         awaited
     }
 
-    /// Checks the completion at the front of an mqueue's TX ring. Answers that nobody awaits are counted here. `Err`: it is
-    /// lost for this reason, with so many messages.
+    /// Checks the completion at the front of an mqueue's TX ring. Answers that no request awaits are counted here. `Err`: it is
+    /// lost for this reason, with this number of messages.
     pub(crate) fn completion(
         &mut self,
         token: Token,
@@ -251,16 +200,7 @@ impl ServiceShare {
     }
 }
 
-/// Why no bundle was sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NoBundle {
-    /// The next message has to be a single one; then bundles can go on.
-    SingleFirst,
-    /// All messages of the train have to be single ones.
-    Singles,
-}
-
-/// Copies the messages of a train to the beginning of a buffer.
+/// Copies the messages of a GSO batch to the beginning of a buffer.
 fn write(pool: &Pool<MappedMemory>, buffer: &Buffer, rx: &RxBatch, train: Train, stride: usize) {
     let messages = &rx.items[train.first..][..train.count];
     if train.contiguous {

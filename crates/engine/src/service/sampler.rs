@@ -61,7 +61,7 @@ impl Sampler {
         self.countdown == 1
     }
 
-    /// So many messages were accepted without a look at them; one that is due is the next instead.
+    /// `messages` messages were accepted without a look at them; one that is due is the next instead.
     #[inline]
     pub(super) fn pass(&mut self, messages: u32) {
         self.countdown -= messages.min(self.countdown - 1);

@@ -17,7 +17,7 @@ use crate::endpoint::sockets::Sockets;
 use crate::endpoint::upstream::Upstream;
 use crate::metrics::ServiceCounters;
 use crate::service::arrival::{Arrival, Message, Refusal};
-use crate::service::bundles::{ShareBundles, buffers_of};
+use crate::service::bundle_table::{ShareBundles, buffers_of};
 use crate::service::chain::Attached;
 use crate::service::dispatch::{Dispatcher, Owner};
 use crate::service::ends::{Attachment, ShareMqueue, share_mqueues};
@@ -268,7 +268,7 @@ impl ServiceShare {
         Ok(())
     }
 
-    /// So many requests were committed to an mqueue's RX ring, in one slot with a payload of `len` bytes.
+    /// `requests` requests were committed to an mqueue's RX ring, in one slot with a payload of `len` bytes.
     // Always inline, as `accept` is.
     #[inline(always)]
     pub(super) fn committed(&mut self, number: u32, received_ns: u64, requests: u32, len: u64) {

@@ -1,0 +1,94 @@
+//! What a service share keeps about its bundles, in the engine's memory.
+
+use mqueue::abi::{BUNDLE_ALIGN, BUNDLE_MAX, Bundle};
+use mqueue::{Buffer, CheckedReplies, MappedMemory, Pool};
+use wire::session::Token;
+
+use crate::topology::{Bundles, Replies, Service};
+
+/// Largest buffer of a pool.
+pub(super) const BUFFER_BYTES_MAX: usize =
+    mqueue::pool::BUFFER_BYTES[mqueue::pool::BUFFER_BYTES.len() - 1] as usize;
+/// Messages start at multiples of this unless they were received without gaps.
+pub(super) const MESSAGE_ALIGN: usize = 16;
+/// Length of the shortest GSO batch that is worth a bundle.
+const BUNDLE_FROM: u32 = 4;
+/// Bytes of the largest payload of a slot of a bundle.
+pub(crate) const DESCRIPTOR_BYTES: usize = size_of::<Bundle>();
+
+/// What a service share knows about its bundles.
+pub(crate) struct ShareBundles {
+    /// Length of the shortest GSO batch that goes as bundles; `u32::MAX`: none does.
+    pub(super) from: u32,
+    /// Bytes of the area for one reply.
+    pub(super) reply_stride: usize,
+    /// The buffer of each entry of the table of requests.
+    pub(super) buffers: Box<[Option<Buffer>]>,
+}
+
+impl ShareBundles {
+    /// Of a service whose pools have this number of buffers.
+    pub(crate) fn new(service: &Service, buffers: u32) -> Self {
+        let from = match service.bundles {
+            // A chain sees single messages, a key is in the bytes of each message, and messages without replies have no tokens.
+            _ if buffers == 0 || service.replies == Replies::None => u32::MAX,
+            Bundles::Never => u32::MAX,
+            Bundles::Auto => BUNDLE_FROM,
+            Bundles::Always => 2,
+        };
+        Self {
+            from,
+            reply_stride: (service.max_reply_bytes as usize).next_multiple_of(MESSAGE_ALIGN),
+            buffers: (0..buffers).map(|_| None).collect(),
+        }
+    }
+
+    /// How many messages of `stride` bytes, and replies, a buffer of `bytes` has room for.
+    pub(super) fn fit(&self, bytes: usize, stride: usize) -> u32 {
+        // The area for replies starts at a line of its own.
+        let fit = bytes.saturating_sub(LINE) / (stride + self.reply_stride);
+        fit.min(BUNDLE_MAX as usize) as u32
+    }
+}
+
+/// Alignment of the area for replies in a buffer.
+pub(super) const LINE: usize = BUNDLE_ALIGN as usize;
+
+/// All buffers of a pool.
+pub(crate) fn buffers_of(pool: Option<&Pool<MappedMemory>>) -> u32 {
+    pool.map_or(0, |pool| pool.buffers().iter().map(|(all, _)| all).sum())
+}
+
+/// The replies of a completion that await delivery.
+#[derive(Clone, Copy)]
+pub(crate) struct Completion {
+    pub(crate) token: Token,
+    pub(crate) replies: CheckedReplies,
+    /// Where the area for replies begins in the bundle's buffer.
+    pub(crate) area_at: u32,
+    /// Messages to deliver: a bit for each. Their requests are in flight.
+    pub(crate) messages: u64,
+}
+
+impl Completion {
+    /// The number of a message's reply among those of the completion.
+    #[inline]
+    pub(crate) fn place_of(&self, message: u32) -> u32 {
+        (self.replies.answered() & ((1 << message) - 1)).count_ones()
+    }
+
+    /// Where reply number `place` is in the bundle's buffer.
+    #[inline]
+    pub(crate) fn at(&self, place: u32) -> u32 {
+        self.area_at + self.replies.at(place)
+    }
+}
+
+/// Why no bundle was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoBundle {
+    /// The next message has to be a single one; then bundles can go on.
+    SingleFirst,
+    /// All messages of the GSO batch have to be single ones.
+    Singles,
+}
