@@ -217,8 +217,12 @@ impl Dispatcher {
         if self.needs_key() {
             return None;
         }
-        let Route::Local(mqueue) = self.route(&[], flow, mqueues) else { return None };
         let in_turn = self.policy == Dispatch::RoundRobin;
+        if in_turn && self.run_left < 2 {
+            // What is left of the current run is no bundle.
+            self.run_left = 0;
+        }
+        let Route::Local(mqueue) = self.route(&[], flow, mqueues) else { return None };
         let run = match self.policy {
             Dispatch::RoundRobin => 1 + self.run_left,
             Dispatch::LeastLoaded => self.run.min(self.run_max),
@@ -457,6 +461,11 @@ mod tests {
             }
         }
         assert!(hits[0] > 5 && hits[1] > 5 && hits[2] + hits[3] == 0, "{hits:?}");
+        // The rest of a run that is too short for a bundle is skipped.
+        let table = Table(vec![Some(999); 4], None);
+        (d.run_left, d.cursor) = (1, 2);
+        assert_eq!(d.route_run(flow(1), 64, &table), Some((3, 16)));
+        assert_eq!(d.route_run(flow(1), 64, &table), Some((0, 16)));
         // A slow kernel gets single messages.
         (0..100).for_each(|_| d.answered(2, 2 * 800_000, true));
         for _ in 0..32 {
