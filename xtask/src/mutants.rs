@@ -120,6 +120,12 @@ const MUTANTS: &[Mutant] = &[
     ),
     // The turn.
     mutant(
+        "return_buffer_early",
+        "the buffer of a bundle is free when one of its messages has ended",
+        &[SEEDS],
+    ),
+    mutant("amplify_bundle", "replies in bundles are not limited by their requests", &[SEEDS]),
+    mutant(
         "leak_credit",
         "a request that times out keeps its credit",
         &["crates/sim/tests/drops.rs::an_unanswered_request_times_out", SEEDS],
