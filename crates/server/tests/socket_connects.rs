@@ -98,6 +98,16 @@ fn ten_thousand_connections_leave_nothing() {
         one_by_one(listener);
         in_bursts(listener);
         assert_over(&server, ONE_BY_ONE + BURSTS * BURST);
+        // Every slot can be leased again.
+        let slots = 4 * 8;
+        let all: Vec<TcpStream> = (0..slots).map(|_| tcp_client(listener)).collect();
+        let open = || {
+            let counted = server.metrics().service(0);
+            counted.sockets_opened - counted.sockets_closed
+        };
+        eventually("all slots are in use", || open() == slots);
+        drop(all);
+        eventually("all slots are free", || open() == 0);
         eventually("no descriptor is left", || descriptors() == before);
     }
 }
