@@ -1,6 +1,6 @@
 //! Bytes from connections into rings, and from rings to connections.
 
-use sockets::{End, State};
+use sockets::{Direction, End, State};
 use wire::nic::{Close, Nic, Read, Written};
 
 use super::{AWAKE_NS, SlotId};
@@ -130,13 +130,19 @@ impl<N: Nic> Turn<N> {
         }
         // In this order: what was written before the end is in the ring.
         let is_shut = state == State::Closing || share.sockets.is_shut(slot);
-        // What cannot be written is counted, and not copied. Bytes after the block's own end are not sent.
+        // What cannot be written is counted, and not copied.
         let takes = connection.writable && !connection.shut;
         let room = if takes { scratch.len() } else { 0 };
         let Ok(count) = share.sockets.peek(slot, &mut scratch[..room]) else {
             self.break_block(id.service, id.block);
             return 0;
         };
+        let in_ring = share.sockets.slots()[slot as usize].in_ring(Direction::Send);
+        if connection.shut && state == State::Open && in_ring > 0 {
+            // Bytes after the block's own end: they are not sent, and nothing else would end this connection.
+            self.end_socket(id, End::ResetByBlock, Close::Reset, false);
+            return 0;
+        }
         if !connection.writable {
             return 0;
         }
