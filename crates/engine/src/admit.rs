@@ -11,12 +11,13 @@
 use mqueue::LoanError;
 use onpath::{Direction, Outcome};
 use wire::DropReason;
-use wire::nic::{Nic, RxBatch, Train};
+use wire::nic::Nic;
 
 use crate::endpoint::peer::links::Envelope;
 use crate::schedule::{Kind, Schedule};
 use crate::service::arrival::{ANY, Arrival, Message, Refusal, Seen, seen};
 use crate::service::bundle_table::NoBundle;
+use crate::service::bundles::Messages;
 use crate::service::chain::{Hooks, NoHooks};
 use crate::service::dispatch::Route;
 use crate::service::share::ServiceShare;
@@ -100,21 +101,19 @@ impl<H: Hooks> Batch<H> {
         self.admitted(turn, message.len(), submitted, waits)
     }
 
-    /// Admits messages at the front of a GSO batch as one bundle; returns how many. What is not admitted was not counted.
+    /// Admits the first of these messages as one bundle; returns how many. What is not admitted was not counted.
     #[inline(never)]
-    pub(crate) fn admit_train<N: Nic>(
+    pub(crate) fn admit_bundle<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
         arrival: &Arrival,
-        rx: &RxBatch,
-        train: Train,
+        messages: &impl Messages,
     ) -> Result<usize, NoBundle> {
-        let count = turn.services[self.service].accept_bundle(arrival, rx, train)? as usize;
-        let last = &rx.items[train.first + count - 1];
-        self.messages += count as u64;
-        self.bytes +=
-            (count as u64 - 1) * u64::from(rx.items[train.first].len) + u64::from(last.len);
-        Ok(count)
+        let count = turn.services[self.service].accept_bundle(arrival, messages)?;
+        self.messages += u64::from(count);
+        let (len, last_len) = (messages.len_of(0), messages.len_of(count - 1));
+        self.bytes += u64::from(count - 1) * u64::from(len) + u64::from(last_len);
+        Ok(count as usize)
     }
 
     /// Counts one message according to the result of its submission.

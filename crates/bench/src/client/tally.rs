@@ -352,7 +352,11 @@ mod tests {
         // Other processes run on the machine of a test: their time is stolen, that of the turn is not. The wall time
         // includes `begin`, and the CPU time of the turn does not: the thread may lose its core between any two lines.
         let others_ns = (now_ns - wall_ns) - own_ns;
-        assert!(tally.outcome.stolen <= Duration::from_nanos(others_ns), "{others_ns} {:?}", tally.outcome);
+        assert!(
+            tally.outcome.stolen <= Duration::from_nanos(others_ns),
+            "{others_ns} {:?}",
+            tally.outcome
+        );
         assert!(tally.outcome.busy >= Duration::from_nanos(own_ns), "{own_ns} {:?}", tally.outcome);
         let before = tally.outcome.stolen;
         std::thread::sleep(Duration::from_millis(20));

@@ -21,6 +21,7 @@ use crate::endpoint::sources::{Sources, lowest_source};
 use crate::schedule::{Kind, Schedule};
 use crate::service::arrival::{Arrival, Awaited};
 use crate::service::bundle_table::{Completion, NoBundle};
+use crate::service::bundles::Datagrams;
 use crate::service::chain::{Hooks, NoHooks};
 use crate::topology::Limits;
 use crate::turn::Turn;
@@ -472,7 +473,7 @@ impl UdpPorts {
                 let train = rx.train(at - 1);
                 singles_until = at - 1 + train.count;
                 if train.count >= from as usize {
-                    match batch.admit_train(turn, arrival, rx, train) {
+                    match batch.admit_bundle(turn, arrival, &Datagrams { rx, train }) {
                         Ok(count) => {
                             at += count - 1;
                             singles_until = at;

@@ -16,6 +16,58 @@ use crate::service::bundle_table::{
 };
 use crate::service::share::ServiceShare;
 
+/// Messages of one client that can go as one bundle: in any memory, of one length, except that the last may be shorter. They are
+/// copied once.
+pub(crate) trait Messages {
+    /// How many there are.
+    fn count(&self) -> u32;
+
+    /// Bytes of a message.
+    fn len_of(&self, message: u32) -> u32;
+
+    /// Distance of messages in the bundle's buffer, at least the length of the first.
+    fn stride(&self) -> u32;
+
+    /// Copies the first `count` messages to the beginning of a buffer, which has room for them.
+    fn write(&self, pool: &Pool<MappedMemory>, buffer: &Buffer, count: u32);
+}
+
+/// The datagrams of a GSO batch.
+pub(crate) struct Datagrams<'a> {
+    pub(crate) rx: &'a RxBatch,
+    pub(crate) train: Train,
+}
+
+impl Messages for Datagrams<'_> {
+    #[inline]
+    fn count(&self) -> u32 {
+        self.train.count as u32
+    }
+
+    #[inline]
+    fn len_of(&self, message: u32) -> u32 {
+        self.rx.items[self.train.first + message as usize].len
+    }
+
+    #[inline]
+    fn stride(&self) -> u32 {
+        let len = self.len_of(0);
+        if self.train.contiguous { len } else { len.next_multiple_of(MESSAGE_ALIGN as u32) }
+    }
+
+    fn write(&self, pool: &Pool<MappedMemory>, buffer: &Buffer, count: u32) {
+        let messages = &self.rx.items[self.train.first..][..count as usize];
+        if self.train.contiguous {
+            let (first, last) = (messages[0].offset, messages[messages.len() - 1]);
+            let bytes = &self.rx.bytes[first as usize..(last.offset + last.len) as usize];
+            return pool.write(buffer, 0, bytes);
+        }
+        for (at, message) in (0..).step_by(self.stride() as usize).zip(messages) {
+            pool.write(buffer, at, self.rx.payload(message));
+        }
+    }
+}
+
 impl ServiceShare {
     /// Length of the shortest GSO batch that goes as bundles.
     #[inline]
@@ -23,23 +75,21 @@ impl ServiceShare {
         self.bundles.from
     }
 
-    /// Writes messages at the front of a GSO batch into an mqueue's RX ring, as one bundle. Returns how many; `Err` if the batch
-    /// has to go as single messages. The caller counts them as received.
+    /// Writes the first of these messages into an mqueue's RX ring, as one bundle. Returns how many; `Err` if they have to go as
+    /// single messages. The caller counts them as received.
     pub(crate) fn accept_bundle(
         &mut self,
         arrival: &Arrival,
-        rx: &RxBatch,
-        train: Train,
+        messages: &impl Messages,
     ) -> Result<u32, NoBundle> {
         if self.sampler.is_next() {
             return Err(NoBundle::SingleFirst);
         }
-        let len = rx.items[train.first].len as usize;
-        if len > self.max_message_bytes {
+        let (len, stride) = (messages.len_of(0), messages.stride() as usize);
+        if len as usize > self.max_message_bytes {
             return Err(NoBundle::Singles);
         }
-        let stride = if train.contiguous { len } else { len.next_multiple_of(MESSAGE_ALIGN) };
-        let most = self.bundles.fit(BUFFER_BYTES_MAX, stride).min(train.count as u32);
+        let most = self.bundles.fit(BUFFER_BYTES_MAX, stride).min(messages.count());
         if most < 2 {
             return Err(NoBundle::Singles);
         }
@@ -62,15 +112,14 @@ impl ServiceShare {
             self.counters.pool_dry.one();
             return Err(NoBundle::Singles);
         };
-        write(pool, &buffer, rx, Train { count: count as usize, ..train }, stride);
-        let last_len = rx.items[train.first + count as usize - 1].len;
+        messages.write(pool, &buffer, count);
         let requests = BundleRequests {
             origin: arrival.origin,
             number: arrival.number,
             mqueue: number,
             count,
-            len: len as u32,
-            last_len,
+            len,
+            last_len: messages.len_of(count - 1),
             received_ns: arrival.received_ns,
             expects: arrival.expects,
             reply_at: reply_at as u32,
@@ -85,8 +134,8 @@ impl ServiceShare {
             reply_offset: buffer.offset() + reply_at as u64,
             stride: stride as u32,
             count,
-            len: len as u32,
-            last_len,
+            len,
+            last_len: requests.last_len,
             reply_bytes: requests.reply_bytes,
             pad: 0,
         };
@@ -197,18 +246,5 @@ impl ServiceShare {
             self.mqueues[mqueue as usize].completed = 0;
         }
         self.accelerators[accelerator].pool = None;
-    }
-}
-
-/// Copies the messages of a GSO batch to the beginning of a buffer.
-fn write(pool: &Pool<MappedMemory>, buffer: &Buffer, rx: &RxBatch, train: Train, stride: usize) {
-    let messages = &rx.items[train.first..][..train.count];
-    if train.contiguous {
-        let (first, last) = (messages[0].offset, messages[train.count - 1]);
-        let bytes = &rx.bytes[first as usize..(last.offset + last.len) as usize];
-        return pool.write(buffer, 0, bytes);
-    }
-    for (number, message) in messages.iter().enumerate() {
-        pool.write(buffer, (number * stride) as u32, rx.payload(message));
     }
 }
