@@ -188,6 +188,18 @@ const STEPS: &[Step] = &[
         "tests of the bench, the demos and the GPU scripts",
         || test_programs::run(Tier::Ci),
     ),
+    after_changes(
+        &[
+            "tools/remote-netns",
+            "crates/remote/",
+            "crates/runtime/",
+            "crates/server/",
+            "crates/wire/src/link",
+        ],
+        "remote-netns",
+        "a remote accelerator in another network namespace",
+        remote_netns,
+    ),
     after_changes(&[ENGINE, SIM, RINGS, CODECS], "seeds", "the simulator over 2 000 seeds", || {
         seeds("2000")
     }),
@@ -424,6 +436,35 @@ fn clippy() -> Outcome {
     command("cargo clippy --workspace --all-targets -- -D warnings", &[])
 }
 
+/// The exit code of a tool that this machine does not allow to run; it prints why.
+const UNAVAILABLE: i32 = 77;
+
+/// Finds a spoiled answer, then none.
+fn remote_netns() -> Outcome {
+    command("cargo build --package serval-cli", &[])?;
+    let run = |more: &[&str]| {
+        let mut tool = Command::new("tools/remote-netns");
+        tool.args(["--serval", "target/debug/serval", "--rounds", "2", "--json"]).args(more);
+        let done = tool.current_dir(root()).stdin(Stdio::null()).output();
+        done.map_err(|error| vec![format!("tools/remote-netns: {error}")])
+    };
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    let spoiled = run(&["--corrupt"])?;
+    if spoiled.status.code() == Some(UNAVAILABLE) {
+        return Ok(Done::NotRun(text(&spoiled.stderr)));
+    }
+    if spoiled.status.code() != Some(1) || !text(&spoiled.stderr).contains("remote-netns: 1 of ") {
+        let found = format!("a spoiled answer: {}\n{}", spoiled.status, text(&spoiled.stderr));
+        return Err(vec![found].into());
+    }
+    let done = run(&[])?;
+    if done.status.success() {
+        Ok(Done::Passed)
+    } else {
+        Err(vec![format!("{}\n{}{}", done.status, text(&done.stdout), text(&done.stderr))].into())
+    }
+}
+
 /// The simulator's test with this number of seeds.
 fn seeds(count: &str) -> Outcome {
     let test = "cargo test --package serval-sim --test seeds seeds_hold_and_reach_everything";
@@ -559,6 +600,7 @@ mod tests {
             ("crates/engine/src/worker.rs", "mutants"),
             ("crates/engine/src/worker.rs", "seeds"),
             ("docs/benchmarks/udp-echo-1.json", "benchmarks"),
+            ("crates/remote/src/mirror.rs", "remote-netns"),
         ] {
             assert!(touched(path).contains(&step), "{path}");
         }
