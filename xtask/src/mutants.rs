@@ -262,6 +262,11 @@ const MUTANTS: &[Mutant] = &[
         &["crates/sockets/tests/block.rs::a_lease_that_is_over_cannot_be_used"],
     ),
     mutant(
+        "keep_idle_sockets",
+        "a connection of a block stays, though no byte came or went for the `idle_ms` of its address",
+        &["crates/sim/tests/sockets.rs::an_idle_connection_ends_after_its_time"],
+    ),
+    mutant(
         "accept_for_gone_blocks",
         "connections are accepted for blocks whose generation has ended",
         &["crates/sim/tests/sockets.rs::a_generation_ends_with_its_connections"],

@@ -325,6 +325,8 @@ pub struct SocketSpec {
     pub role: SocketRole,
     /// Where.
     pub at: SocketAt,
+    /// A connection without a byte in either direction for this long is reset; 0: never.
+    pub idle_ms: u64,
 }
 
 /// What blocks do at an address.
@@ -348,12 +350,12 @@ pub enum SocketAt {
 impl SocketSpec {
     /// Blocks accept the connections that arrive here.
     pub fn listen(at: impl Into<SocketAt>) -> Self {
-        Self { role: SocketRole::Listen, at: at.into() }
+        Self { role: SocketRole::Listen, at: at.into(), idle_ms: 0 }
     }
 
     /// Blocks connect to it.
     pub fn connect(at: impl Into<SocketAt>) -> Self {
-        Self { role: SocketRole::Connect, at: at.into() }
+        Self { role: SocketRole::Connect, at: at.into(), idle_ms: 0 }
     }
 
     /// Whether blocks accept connections.

@@ -640,6 +640,18 @@ fn forged_commands_are_counted_and_hurt_no_connection() {
 }
 
 #[test]
+fn a_connection_without_bytes_ends_after_its_time() {
+    let scene = Scene::new("quiet", Does::Echo, |topology| {
+        topology.services[0].sockets[0].idle_ms = 200;
+    });
+    let mut stream = scene.client();
+    stream.write_all(b"x").unwrap();
+    stream.read_exact(&mut [0]).unwrap();
+    assert!(stream.read(&mut [0]).is_err(), "it is reset");
+    eventually("it is counted", || scene.ends(End::Idle) == 1 && scene.open() == 0);
+}
+
+#[test]
 fn a_server_that_stops_resets_what_is_open_within_its_drain_time() {
     let mut scene = Scene::new("drain", Does::Idle, |topology| topology.engine.drain_ms = 100);
     let mut stream = scene.client();

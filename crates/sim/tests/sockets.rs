@@ -184,6 +184,33 @@ fn connections_end_in_every_way() {
     }
 }
 
+/// A connection on which no byte comes or goes is reset after its time. One with bytes lives longer than that.
+#[test]
+fn an_idle_connection_ends_after_its_time() {
+    for (seed, relay) in seeds().flat_map(|seed| [(seed, false), (seed, true)]) {
+        let mut script = sockets(seed, relay);
+        script.service().sockets.iter_mut().for_each(|socket| socket.idle_ms = 3);
+        let mut play = Play::new(script, seed);
+        play.scene.faults(Faults { pipe_bytes: 3000, ..Faults::default() });
+        // 2000 bytes in a round at most: more than 5 ms.
+        play.connect(1_000_000, Ending::Orderly);
+        play.connect(100_000, Ending::Deaf(0));
+        play.run(1500);
+        play.clients[1].recover();
+        play.run_to_the_end();
+        let found: Vec<_> = play.clients.iter().map(|client| client.found()).collect();
+        assert_eq!(found, [Some(Found::All), Some(Found::Reset)], "seed {seed}, relay: {relay}");
+        play.check_all_over();
+        let ends = play.scene.world.metrics.service(0).socket_ends;
+        let by = |end: sockets::End| ends[end as usize];
+        let ways = if relay { 2 } else { 1 };
+        assert!((1..=ways).contains(&by(sockets::End::Idle)), "{ends:?}");
+        // The block resets the other connection of a pair, if that was not idle as well.
+        let both = by(sockets::End::Idle) + by(sockets::End::ResetByBlock);
+        assert_eq!((both, by(sockets::End::Closed)), (ways, ways), "{ends:?}");
+    }
+}
+
 /// A second service with the same sockets and sound blocks, behind port 4 (3 is its message port).
 const OTHER: u16 = 4;
 

@@ -59,11 +59,13 @@ pub enum End {
     BlockEnded,
     /// The host kernel has no descriptor for it.
     NoDescriptor,
+    /// No byte came or went for the `idle_ms` of its address.
+    Idle,
 }
 
 impl End {
     /// How many there are.
-    pub const COUNT: usize = 10;
+    pub const COUNT: usize = 11;
     /// All of them.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Closed,
@@ -76,6 +78,7 @@ impl End {
         Self::AcceleratorLost,
         Self::BlockEnded,
         Self::NoDescriptor,
+        Self::Idle,
     ];
 
     /// Its name in metrics.
@@ -91,6 +94,7 @@ impl End {
             Self::AcceleratorLost => "accelerator_lost",
             Self::BlockEnded => "block_ended",
             Self::NoDescriptor => "no_descriptor",
+            Self::Idle => "idle",
         }
     }
 }

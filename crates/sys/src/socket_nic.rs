@@ -638,6 +638,10 @@ impl Nic for SocketNic {
         }
     }
 
+    fn keep_alive(&mut self, key: StreamKey) {
+        self.streams.keep_alive(key);
+    }
+
     fn shutdown(&mut self, key: StreamKey) {
         self.streams.shutdown(key);
     }
@@ -753,5 +757,24 @@ mod tests {
         let (socket, _) = nic.accept(0).unwrap();
         let nodelay = int_option(socket.0.as_fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY).unwrap();
         assert_eq!(nodelay, 1, "inherited from the listener");
+    }
+
+    #[test]
+    fn the_peer_of_an_idle_connection_is_asked_whether_it_is_there() {
+        let address = "127.0.0.1:0".parse().unwrap();
+        let port = PortSpec { transport: Transport::Tcp, address };
+        let mut nic = SocketNic::open(&[port], SocketOptions::default()).unwrap();
+        let _client = TcpStream::connect(nic.local_addresses()[0]).unwrap();
+        let (socket, _) = nic.accept(0).unwrap();
+        let same = socket.0.try_clone().unwrap();
+        let option = |level, name| int_option(same.as_fd(), level, name).unwrap();
+        nic.adopt(socket, 7).unwrap();
+        assert_eq!(option(libc::SOL_SOCKET, libc::SO_KEEPALIVE), 0);
+        nic.keep_alive(7);
+        assert_eq!(option(libc::SOL_SOCKET, libc::SO_KEEPALIVE), 1);
+        let times = [libc::TCP_KEEPIDLE, libc::TCP_KEEPINTVL, libc::TCP_KEEPCNT];
+        assert_eq!(times.map(|name| option(libc::IPPROTO_TCP, name)), [60, 10, 6]);
+        // One that has ended.
+        nic.keep_alive(8);
     }
 }

@@ -474,6 +474,10 @@ impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> Nic for Tap<N> {
         written
     }
 
+    fn keep_alive(&mut self, key: StreamKey) {
+        self.nic.keep_alive(key);
+    }
+
     fn shutdown(&mut self, key: StreamKey) {
         self.tell(key, From::Here, FIN, b"");
         self.nic.shutdown(key);

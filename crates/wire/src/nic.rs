@@ -537,6 +537,10 @@ pub trait Nic {
         outcome
     }
 
+    /// The host kernel asks the peer of an idle [`Transport::Tcp`] stream whether it is still there, and reports [`Event::Failed`] if it
+    /// does not answer. A network without such a test does nothing.
+    fn keep_alive(&mut self, _key: StreamKey) {}
+
     /// Ends the sending direction of a [`Transport::Tcp`] stream: the peer reads an end after what was written. The stream can
     /// still be read.
     fn shutdown(&mut self, key: StreamKey);

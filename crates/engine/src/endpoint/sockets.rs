@@ -59,6 +59,10 @@ pub(crate) struct Connection {
     counted: [Books; 2],
     /// Of an attempt, and of a slot that is closing: when it is given up.
     deadline_ns: u64,
+    /// When bytes came or went last, or it was opened.
+    active_ns: u64,
+    /// It ends when no byte came or went for this long.
+    idle_ns: u64,
 }
 
 /// The sockets of one block.
@@ -102,15 +106,27 @@ impl Connection {
             listed_to_write: false,
             counted: Default::default(),
             deadline_ns: u64::MAX,
+            active_ns: 0,
+            idle_ns: u64::MAX,
         }
     }
 
-    /// A new connection in the same slot. The slot may still be listed.
-    fn begin(&mut self, is_open: bool, deadline_ns: u64) {
+    /// A new connection to or from this address, in the same slot. The slot may still be listed.
+    fn begin(&mut self, at: &SocketSpec) {
         let Self { key, listed_to_read, listed_to_write, counted, .. } = *self;
-        let fresh =
-            Self { listed_to_read, listed_to_write, counted, deadline_ns, ..Self::new(key) };
-        *self = Self { readable: is_open, writable: is_open, ..fresh };
+        let idle_ns = if at.idle_ms == 0 { u64::MAX } else { at.idle_ms * 1_000_000 };
+        *self = Self { listed_to_read, listed_to_write, counted, idle_ns, ..Self::new(key) };
+    }
+
+    /// The connection exists.
+    fn open(&mut self, now_ns: u64) {
+        (self.readable, self.writable) = (true, true);
+        (self.deadline_ns, self.active_ns) = (u64::MAX, now_ns);
+    }
+
+    /// Whether no byte came or went for too long.
+    fn is_idle(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.active_ns) >= self.idle_ns
     }
 }
 

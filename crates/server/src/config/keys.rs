@@ -587,6 +587,9 @@ const COMMON: &[(&str, &[Key])] = &[
                 "Blocks accept the connections that arrive here. Either this or `connect`. At a Unix socket the engine's user and root may connect.";
             connect: Other("string: `tcp://HOST:PORT` or `unix:///PATH`"), "none",
                 "Blocks may connect to this address; all others are refused. A host name is resolved once, at start.";
+            idle_ms: Other("integer, ms: 0 to 86 400 000"), "0",
+                "A connection without a byte in either direction for this long is reset (`idle`). 0: never, since only the kernel knows how long \
+                 an answer takes.";
         },
     ),
     (

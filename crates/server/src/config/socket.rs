@@ -11,6 +11,9 @@ use super::reader::{Report, Section};
 use super::sections::{named_section, tables};
 use super::tree::Table;
 
+/// A day.
+const IDLE_MS_MAX: u64 = 86_400_000;
+
 /// Reads the sockets of a service.
 pub(super) fn read_sockets(report: &mut Report<'_>, section: &mut Section<'_>) -> Vec<SocketSpec> {
     let found = tables(report, section.entry("socket"), "[[service.socket]]");
@@ -53,9 +56,10 @@ fn read_socket(report: &mut Report<'_>, section: &mut Section<'_>) -> Option<Soc
         None if listens => address::listen(&text).and_then(only_tcp),
         None => address::connect(&text).and_then(only_tcp),
     };
+    let idle_ms = section.integer(report, "idle_ms", 0..=IDLE_MS_MAX, 0);
     match read {
-        Ok(at) if listens => Some(SocketSpec::listen(at)),
-        Ok(at) => Some(SocketSpec::connect(at)),
+        Ok(at) if listens => Some(SocketSpec { idle_ms, ..SocketSpec::listen(at) }),
+        Ok(at) => Some(SocketSpec { idle_ms, ..SocketSpec::connect(at) }),
         Err(wrong) => {
             report.problem(Problem::new(span, wrong.what, wrong.right));
             None

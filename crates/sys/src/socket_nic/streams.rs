@@ -21,6 +21,14 @@ pub(super) const KEY_MAX: StreamKey = 1 << 20;
 /// Bytes of unread input that a graceful close discards; see [`Streams::close`].
 const DISCARD_BYTES_MAX: usize = 1 << 20;
 
+/// A peer that is gone is noticed two minutes after the last byte: it is asked after 60 s, and then every 10 s, six times.
+const KEEP_ALIVE: [(c_int, c_int, c_int); 4] = [
+    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 60),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 10),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 6),
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+];
+
 pub(super) struct Stream {
     socket: OwnedFd,
     pub(super) transport: Transport,
@@ -243,6 +251,15 @@ impl Streams {
                 stream.owed = false;
                 events.push(Event::Readable(key));
             }
+        }
+    }
+
+    /// Asks the peer of an idle TCP stream whether it is still there.
+    pub(super) fn keep_alive(&mut self, key: StreamKey) {
+        let Some(stream) = self.stream_mut(key) else { return };
+        for (level, name, value) in KEEP_ALIVE {
+            // Unix sockets have no such options: the host kernel knows when their peer is gone.
+            let _ = set_option::<c_int>(stream.socket.as_fd(), level, name, value);
         }
     }
 

@@ -33,7 +33,7 @@ impl<N: Nic> Turn<N> {
     }
 
     fn adopt_socket(&mut self, service: u16, block: u32, socket: u32, connection: N::Socket) {
-        let Self { services, nic, .. } = self;
+        let Self { services, nic, now_ns, .. } = self;
         let Some(sockets) = services[usize::from(service)].sockets.as_deref_mut() else { return };
         let Some(slot) = sockets.lease(block, State::Open) else { return };
         let share = &mut sockets.blocks[block as usize];
@@ -44,7 +44,9 @@ impl<N: Nic> Turn<N> {
             return share.sockets.free(slot);
         }
         let Some(token) = share.sockets.take_accept(socket) else { return };
-        entry.begin(true, u64::MAX);
+        nic.keep_alive(entry.key);
+        entry.begin(&sockets.specs[socket as usize]);
+        entry.open(*now_ns);
         share.sockets.opened(slot, token);
         sockets.counters.sockets_opened.one();
         sockets.note_written(block);
@@ -68,7 +70,8 @@ impl<N: Nic> Turn<N> {
             return share.sockets.refuse(token, status::EXHAUSTED);
         };
         let entry = &mut share.connections[slot as usize];
-        entry.begin(false, *now_ns + sockets.attempt_ns);
+        entry.begin(&sockets.specs[socket as usize]);
+        entry.deadline_ns = *now_ns + sockets.attempt_ns;
         let started = match &sockets.specs[socket as usize].at {
             SocketAt::Tcp(address) => nic.connect(*address, Transport::Tcp, entry.key),
             SocketAt::Unix(path) => nic.connect_local(path, entry.key),
@@ -86,7 +89,9 @@ impl<N: Nic> Turn<N> {
 
     /// Something happened on the connection of a slot.
     pub(crate) fn socket_event(&mut self, event: Event, id: SlotId) {
-        let Some(sockets) = self.sockets(id.service) else { return };
+        let Self { services, nic, now_ns, .. } = self;
+        let Some(share) = services.get_mut(usize::from(id.service)) else { return };
+        let Some(sockets) = share.sockets.as_deref_mut() else { return };
         let Some(share) = sockets.blocks.get_mut(id.block as usize) else { return };
         let slot = u32::from(id.slot);
         let connection = &mut share.connections[usize::from(id.slot)];
@@ -98,7 +103,8 @@ impl<N: Nic> Turn<N> {
             }
             (Event::Failed(_), _) => self.end_socket(id, End::ResetByPeer, Close::Reset, false),
             (Event::Writable(_), State::Connecting { token }) => {
-                connection.begin(true, u64::MAX);
+                nic.keep_alive(connection.key);
+                connection.open(*now_ns);
                 share.sockets.opened(slot, token);
                 sockets.counters.sockets_opened.one();
                 sockets.note_written(id.block);
@@ -115,7 +121,7 @@ impl<N: Nic> Turn<N> {
         }
     }
 
-    /// Once a millisecond: ends attempts, and closing sockets whose peer takes nothing, after their time; counts bytes. Looks at leased
+    /// Once a millisecond: ends attempts, closing sockets whose peer takes nothing, and idle connections, after their time; counts bytes. Looks at leased
     /// slots only.
     pub(crate) fn expire_sockets(&mut self, service: usize) {
         let now_ns = self.now_ns;
@@ -135,16 +141,19 @@ impl<N: Nic> Turn<N> {
                 let Some(sockets) = self.sockets(service) else { return };
                 sockets.count_bytes(block, slot);
                 let share = &sockets.blocks[block as usize];
-                if share.connections[slot as usize].deadline_ns > now_ns {
-                    continue;
-                }
+                let connection = &share.connections[slot as usize];
+                let is_late = connection.deadline_ns <= now_ns;
+                let is_idle = connection.is_idle(now_ns) && !mutants::on("keep_idle_sockets");
                 let id = SlotId { service, block, slot: slot as u16 };
                 match share.sockets.slots()[slot as usize].state() {
-                    State::Connecting { .. } => {
+                    State::Connecting { .. } if is_late => {
                         self.end_socket(id, End::ConnectTimeout, Close::Reset, false);
                     }
-                    State::Closing => self.end_socket(id, End::SlowPeer, Close::Reset, true),
-                    State::Free | State::Open | State::Dead => {}
+                    State::Closing if is_late => {
+                        self.end_socket(id, End::SlowPeer, Close::Reset, true);
+                    }
+                    State::Open if is_idle => self.end_socket(id, End::Idle, Close::Reset, false),
+                    _ => {}
                 }
             }
         }

@@ -58,6 +58,7 @@ impl<N: Nic> Turn<N> {
             Read::Bytes(count) => {
                 // A short read leaves nothing behind.
                 (connection.readable, received) = (count == room, count);
+                connection.active_ns = *now_ns;
                 is_broken = share.sockets.receive(slot, &scratch[..count]).is_err();
             }
             Read::Empty => connection.readable = false,
@@ -151,6 +152,7 @@ impl<N: Nic> Turn<N> {
             match nic.write(connection.key, &scratch[..count]) {
                 Written::Bytes(sent) => {
                     share.sockets.sent(slot, sent);
+                    connection.active_ns = *now_ns;
                     left -= sent;
                     connection.writable = sent == count;
                     if state == State::Closing {
