@@ -16,11 +16,11 @@ use mqueue::abi::protocol;
 use sys::local::LocalListener;
 use sys::probe::{Capability, State, probe_all};
 use sys::process::find_program;
-use sys::{PortSpec, SocketNic, SocketOptions};
+use sys::{OpenPort, PortSpec, SocketNic, SocketOptions};
 use wire::nic::Transport;
 
 use runtime::kinds;
-use server::config::{Config, memory_url, url};
+use server::config::{Config, memory_url, unix_url, url};
 
 /// Every capability of this machine. Takes milliseconds and changes nothing.
 pub fn capabilities() -> Vec<Capability> {
@@ -122,7 +122,8 @@ pub fn service_paths(config: &Config) -> Vec<ServicePath> {
 }
 
 fn service_path(topology: &Topology, service: &Service) -> ServicePath {
-    let ports = service.listen.iter().map(|listen| {
+    // With the listeners of its kernel's sockets.
+    let ports = service.ports().map(|(listen, _)| {
         let spec = PortSpec { transport: listen.transport, address: listen.address };
         let obstacle = SocketNic::open(&[spec], SocketOptions::default()).err();
         (url(listen.transport, listen.address), obstacle.map(|error| error.to_string()))
@@ -131,6 +132,10 @@ fn service_path(topology: &Topology, service: &Service) -> ServicePath {
         let obstacle = LocalListener::bind(path).err();
         (memory_url(path), obstacle.map(|error| error.to_string()))
     });
+    let unix_ports = service.unix_ports().map(|(path, _)| {
+        let obstacle = OpenPort::open_local(path, 1, &SocketOptions::default()).err();
+        (unix_url(path), obstacle.map(|error| error.to_string()))
+    });
     let accelerator = |(place, index): (usize, &usize)| {
         let accelerator = &topology.accelerators[*index];
         let kernel = service.kernel_on(place);
@@ -138,7 +143,7 @@ fn service_path(topology: &Topology, service: &Service) -> ServicePath {
     };
     ServicePath {
         service: service.name.clone(),
-        ports: ports.chain(memory_ports).collect(),
+        ports: ports.chain(unix_ports).chain(memory_ports).collect(),
         workers: workers(topology),
         rings: rings(service),
         accelerators: service.accelerators.iter().enumerate().map(accelerator).collect(),
@@ -290,5 +295,36 @@ mod tests {
         );
         let obstacle = service_paths(&config(&text))[0].ports[0].1.clone();
         assert!(obstacle.expect("the port is taken").contains(&address.to_string()));
+    }
+
+    #[test]
+    fn listeners_of_kernels_are_tried() {
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = taken.local_addr().unwrap();
+        let folder = std::env::temp_dir().join(format!("serval-doctor-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let (free, used) = (folder.join("free"), folder.join("used"));
+        let _other = std::os::unix::net::UnixListener::bind(&used).unwrap();
+        let listeners = [
+            format!("tcp://{address}"),
+            "tcp://127.0.0.1:0".to_owned(),
+            format!("unix://{}", used.display()),
+            format!("unix://{}", free.display()),
+        ];
+        let service = |(number, listener): (usize, &String)| {
+            format!(
+                "[[service]]\nname = \"s{number}\"\nkernel = \"stream_echo\"\n\
+                 [[service.socket]]\nname = \"clients\"\nlisten = \"{listener}\"\n"
+            )
+        };
+        let services: String = listeners.iter().enumerate().map(service).collect();
+        let paths = service_paths(&config(&format!("schema = 1\n{services}")));
+        let ports: Vec<_> = paths.iter().flat_map(|path| &path.ports).collect();
+        let shown: Vec<&str> = ports.iter().map(|(port, _)| port.as_str()).collect();
+        assert_eq!(shown, listeners);
+        let is_taken: Vec<bool> = ports.iter().map(|(_, obstacle)| obstacle.is_some()).collect();
+        assert_eq!(is_taken, [true, false, true, false], "{ports:?}");
+        assert!(!free.exists() && used.exists());
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }
