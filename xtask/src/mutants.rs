@@ -267,6 +267,14 @@ const MUTANTS: &[Mutant] = &[
         &["crates/sim/tests/sockets.rs::an_idle_connection_ends_after_its_time"],
     ),
     mutant(
+        "close_while_peer_sends",
+        "a connection that a block has closed is closed while its peer sends, which destroys the answer",
+        &[
+            "crates/sim/tests/sockets.rs::a_peer_that_still_sends_reads_the_answer",
+            "crates/server/tests/sockets.rs::a_peer_that_still_sends_reads_the_whole_answer",
+        ],
+    ),
+    mutant(
         "accept_for_gone_blocks",
         "connections are accepted for blocks whose generation has ended",
         &["crates/sim/tests/sockets.rs::a_generation_ends_with_its_connections"],

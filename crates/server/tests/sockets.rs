@@ -34,7 +34,12 @@ enum Does {
     Idle,
     /// Echo, and before each command send others that it may not give.
     Forge,
+    /// Answer the first bytes with [`ANSWER_BYTES`], and close.
+    Hasty,
 }
+
+/// They fit into a ring of 256 KiB.
+const ANSWER_BYTES: usize = 200_000;
 
 /// A slot as the block sees it.
 struct Stream {
@@ -146,6 +151,16 @@ impl Block {
         self.streams[slot].generation = 0;
     }
 
+    fn answer_and_close(&mut self, slot: usize) -> bool {
+        let stream = &mut self.streams[slot];
+        let got = stream.rx.read(&mut [0; 100]).unwrap();
+        if got > 0 {
+            assert_eq!(stream.tx.write(&[], &pattern(ANSWER_BYTES)), Ok(ANSWER_BYTES));
+            self.close(slot, 0);
+        }
+        got > 0
+    }
+
     /// Passes on what a slot received; returns whether there was anything.
     fn serve(&mut self, slot: usize) -> bool {
         if self.streams[slot].generation == 0 || self.does == Does::Idle {
@@ -163,6 +178,9 @@ impl Block {
                 self.close(slot, 1);
             }
             return true;
+        }
+        if self.does == Does::Hasty {
+            return self.answer_and_close(slot);
         }
         let room = self.streams[to].tx.room().unwrap();
         let mut bytes = vec![0; room.min(10_000)];
@@ -649,6 +667,45 @@ fn a_connection_without_bytes_ends_after_its_time() {
     stream.read_exact(&mut [0]).unwrap();
     assert!(stream.read(&mut [0]).is_err(), "it is reset");
     eventually("it is counted", || scene.ends(End::Idle) == 1 && scene.open() == 0);
+}
+
+/// A server whose blocks answer early and close.
+fn hasty(name: &str, slow_client_ms: u64) -> Scene {
+    Scene::new(name, Does::Hasty, |topology| {
+        topology.services[0].socket_bytes = 256 << 10;
+        topology.limits.slow_client_ms = slow_client_ms;
+    })
+}
+
+/// The client sends 8 MiB before it reads. Input after the close would be answered with a reset, which destroys the answer.
+#[test]
+fn a_peer_that_still_sends_reads_the_whole_answer() {
+    let scene = hasty("early-answer", 60_000);
+    for round in 1..=3 {
+        let mut stream = scene.client();
+        stream.write_all(&pattern(8 << 20)).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        assert!(answer == pattern(ANSWER_BYTES), "{} bytes", answer.len());
+        drop(stream);
+        eventually("it is closed in order", || scene.ends(End::Closed) == round);
+    }
+    let counted = scene.server().metrics().service(0);
+    assert!(counted.socket_unread_bytes > 3 * (7 << 20), "{}", counted.socket_unread_bytes);
+    assert_eq!(counted.socket_sent_bytes, 3 * ANSWER_BYTES as u64);
+}
+
+#[test]
+fn a_peer_that_sends_without_end_is_reset_after_its_time() {
+    let scene = hasty("endless", 300);
+    let mut stream = scene.client();
+    let ended = loop {
+        if let Err(error) = stream.write(&[7; 1 << 16]) {
+            break error;
+        }
+    };
+    assert_ne!(ended.kind(), std::io::ErrorKind::WouldBlock, "{ended}");
+    eventually("it is counted", || scene.ends(End::UnreadInput) == 1 && scene.open() == 0);
 }
 
 #[test]

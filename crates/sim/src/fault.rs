@@ -123,6 +123,8 @@ faults! {
     SocketScribble = "socket-scribble";
     /// A block resets a connection.
     SocketReset = "socket-reset";
+    /// A block closes a connection before its peer has sent everything.
+    SocketClose = "socket-close";
     /// A peer of a block closes or resets its connection early.
     SocketLeave = "socket-leave";
     /// A peer of a block stops reading.

@@ -106,6 +106,7 @@ fn remove_from_blocks(behaviour: &mut Behaviour, fault: Fault) {
         Fault::SocketForge => behaviour.sockets.forge = 0,
         Fault::SocketScribble => behaviour.sockets.scribble = 0,
         Fault::SocketReset => behaviour.sockets.reset = 0,
+        Fault::SocketClose => behaviour.sockets.close = 0,
         _ => {}
     }
 }

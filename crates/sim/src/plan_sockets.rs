@@ -44,7 +44,11 @@ impl Plan {
         let mut rate = |rates: &[u32]| if faulty { own.pick(rates) } else { 0 };
         let (forge, scribble) = (rate(&[0, 0, 20, 300]), rate(&[0, 0, 20]));
         let (reset, idle) = (rate(&[0, 0, 5]), own.pick(&[0, 0, 300]));
-        let sockets = SocketBehaviour { idle, reset, forge, scribble };
+        // Drawn last, so that other runs do not change.
+        let close = if faulty { own.pick(&[0, 0, 20]) } else { 0 };
+        let idle_ms = own.pick(&[0, 0, 5]);
+        spec.sockets.iter_mut().for_each(|socket| socket.idle_ms = idle_ms);
+        let sockets = SocketBehaviour { idle, reset, close, forge, scribble };
         self.setup.behaviours[service].sockets = sockets;
     }
 
@@ -65,6 +69,7 @@ impl Plan {
             load.deaf = own.pick(&[0, 0, 200]);
             load.leaves = own.pick(&[0, 0, 300]);
             load.judged = !corrupts && behaviour.sockets.forge == 0;
+            load.may_be_cut = behaviour.sockets.close > 0;
             load.next_ns = own.below(2 * MS);
             self.socket_loads.push(load);
         }

@@ -23,6 +23,8 @@ pub struct SocketBehaviour {
     pub idle: u32,
     /// It resets a connection instead of passing bytes on.
     pub reset: u32,
+    /// It closes a connection, though its peer has not ended.
+    pub close: u32,
     /// It also sends a command with a random slot, lease, index or operation.
     pub forge: u32,
     /// It also overwrites a word of a stream ring.
@@ -330,6 +332,9 @@ impl SocketBlock {
         loop {
             if net.fault_counts.occurs(rng, Fault::SocketReset, behaviour.reset) {
                 return self.close_both(slot, socket_close::RESET);
+            }
+            if net.fault_counts.occurs(rng, Fault::SocketClose, behaviour.close) {
+                return self.close_both(slot, socket_close::ORDERLY);
             }
             if self.slots[partner].send.reader_end() != 0 {
                 // Nothing reaches that peer any more.

@@ -46,6 +46,8 @@ pub struct SocketClient {
     ending: Ending,
     /// Whether what comes back is checked: not if the block may send anything.
     judged: bool,
+    /// Whether the block may close the connection early.
+    may_be_cut: bool,
     found: Option<Found>,
 }
 
@@ -67,7 +69,22 @@ impl SocketClient {
     ) -> Self {
         let conn = net.connect(peer, port);
         let seed = u64::from(peer.port()) << 32 | conn as u64;
-        Self { conn, seed, total, sent: 0, received: 0, ending, judged: true, found: None }
+        Self {
+            conn,
+            seed,
+            total,
+            sent: 0,
+            received: 0,
+            ending,
+            judged: true,
+            may_be_cut: false,
+            found: None,
+        }
+    }
+
+    /// The same client of a block that may close connections early.
+    pub fn of_hasty_block(self) -> Self {
+        Self { may_be_cut: true, ..self }
     }
 
     /// The same client of a block that may send anything.
@@ -137,8 +154,9 @@ impl SocketClient {
                 });
             }
             PeerRead::Closed => {
-                let Self { conn, received, total, judged, .. } = *self;
-                net.ledger.must(!judged || received == total, || {
+                let Self { conn, received, total, .. } = *self;
+                let whole = received == total || self.may_be_cut;
+                net.ledger.must(!self.judged || whole, || {
                     format!("connection {conn} ended in order after {received} of {total} bytes")
                 });
                 net.peer_close(self.conn, Close::Graceful);
@@ -225,6 +243,8 @@ pub struct SocketLoad {
     pub leaves: u32,
     /// Whether blocks send back what they get.
     pub judged: bool,
+    /// Whether blocks may close connections early.
+    pub may_be_cut: bool,
     /// When the next step is.
     pub next_ns: u64,
     /// Randomness of its own.
@@ -246,6 +266,7 @@ impl SocketLoad {
             deaf: 0,
             leaves: 0,
             judged: true,
+            may_be_cut: false,
             next_ns: 0,
             rng,
             clients: Vec::new(),
@@ -314,6 +335,7 @@ impl SocketLoad {
         let peer = client_address(*next_id);
         *next_id += 1;
         let client = SocketClient::connect(net, (peer, self.port), total, ending);
-        self.clients.push(SocketClient { judged: self.judged, ..client });
+        let Self { judged, may_be_cut, .. } = *self;
+        self.clients.push(SocketClient { judged, may_be_cut, ..client });
     }
 }

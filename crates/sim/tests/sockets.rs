@@ -211,6 +211,43 @@ fn an_idle_connection_ends_after_its_time() {
     }
 }
 
+/// A block that closes early answers a peer that still sends: its input is dropped, no reset destroys the answer, and the peer
+/// reads the end. One that never stops is reset after its time.
+#[test]
+fn a_peer_that_still_sends_reads_the_answer() {
+    let (mut dropped, mut late) = (0, 0);
+    for (seed, relay) in seeds().flat_map(|seed| [(seed, false), (seed, true)]) {
+        let mut script = sockets(seed, relay);
+        script.limits().slow_client_ms = 10;
+        script.behaviour().sockets = SocketBehaviour { close: 100, ..Default::default() };
+        let mut play = Play::new(script, seed);
+        let delay_ns = (0, MS / 10);
+        let faults =
+            Faults { reset_destroys: 1000, pipe_bytes: 3000, delay_ns, ..Faults::default() };
+        play.scene.faults(faults);
+        for client in 0..11 {
+            let (total, ending) =
+                if client < 10 { (100_000, Ending::Orderly) } else { (1 << 40, Ending::Deaf(0)) };
+            play.connect(total, ending);
+            let client = play.clients.pop().expect("it has just connected");
+            play.clients.push(client.of_hasty_block());
+            play.run(20);
+        }
+        play.run(4000);
+        // A relay resets a connection for whose partner it has no slot.
+        let (all, reset) = (play.found(Found::All), play.found(Found::Reset));
+        assert_eq!(all + reset, 10, "seed {seed}, relay: {relay}");
+        assert!(reset == 0 || relay && reset < 5, "seed {seed}, relay: {relay}: {reset}");
+        play.clients[10].recover();
+        play.run_to_the_end();
+        play.check_all_over();
+        let counted = play.scene.world.metrics.service(0);
+        dropped += counted.socket_unread_bytes;
+        late += counted.socket_ends[sockets::End::UnreadInput as usize];
+    }
+    assert!(dropped > 100_000 && late > 10, "{dropped} bytes were dropped, {late} were too late");
+}
+
 /// A second service with the same sockets and sound blocks, behind port 4 (3 is its message port).
 const OTHER: u16 = 4;
 

@@ -222,6 +222,13 @@ impl<M: Memory> BlockSockets<M> {
         Ok(())
     }
 
+    /// Bytes that the peer sent and that the block, which has closed the slot, does not get.
+    pub fn drop_received(&mut self, slot: u32, bytes: usize) {
+        let books = &mut self.slots[slot as usize].received;
+        books.taken += bytes as u64;
+        books.dropped += bytes as u64;
+    }
+
     /// The peer sends nothing more.
     pub fn finish_receiving(&mut self, slot: u32) {
         self.slots[slot as usize].finish_receiving(status::CLOSED);

@@ -61,11 +61,13 @@ pub enum End {
     NoDescriptor,
     /// No byte came or went for the `idle_ms` of its address.
     Idle,
+    /// After a close the peer went on sending for `limits.slow_client_ms`.
+    UnreadInput,
 }
 
 impl End {
     /// How many there are.
-    pub const COUNT: usize = 11;
+    pub const COUNT: usize = 12;
     /// All of them.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Closed,
@@ -79,6 +81,7 @@ impl End {
         Self::BlockEnded,
         Self::NoDescriptor,
         Self::Idle,
+        Self::UnreadInput,
     ];
 
     /// Its name in metrics.
@@ -95,6 +98,7 @@ impl End {
             Self::BlockEnded => "block_ended",
             Self::NoDescriptor => "no_descriptor",
             Self::Idle => "idle",
+            Self::UnreadInput => "unread_input",
         }
     }
 }

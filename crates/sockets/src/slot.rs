@@ -18,7 +18,7 @@ pub enum State {
     Open,
     /// The block; the connection has ended.
     Dead,
-    /// The engine, to send what the block had written before it closed the slot.
+    /// The engine, to send what the block had written before it closed the slot, and until the peer has ended.
     Closing,
 }
 

@@ -11,7 +11,7 @@
 //! | before the blocks are driven: each connection that may have bytes is read once, into its ring | `sockets/stream.rs` |
 //! | after they were driven: what they wrote is sent, one write for each connection | `sockets/stream.rs` |
 //! | once a millisecond: time limits | `sockets/open.rs` |
-//! | the end of connections | `sockets/end.rs` |
+//! | the end of connections | `sockets/end.rs`, `sockets/linger.rs` |
 //!
 //! *Back-pressure.* A connection whose ring is full is not read until the block notifies the engine that it has read half of it, so the peer's
 //! window closes. A block that has filled its ring waits for an event, which comes when half of it was sent.
@@ -24,6 +24,7 @@
 
 mod commands;
 mod end;
+mod linger;
 mod open;
 mod stream;
 
@@ -53,6 +54,8 @@ pub(crate) struct Connection {
     received_all: bool,
     /// The peer knows that it gets nothing more.
     shut: bool,
+    /// Of a slot that is closing: everything was sent, and the peer may still send.
+    lingers: bool,
     listed_to_read: bool,
     listed_to_write: bool,
     /// What the books of the slot were when they were last counted: received, sent.
@@ -102,6 +105,7 @@ impl Connection {
             writable: false,
             received_all: false,
             shut: false,
+            lingers: false,
             listed_to_read: false,
             listed_to_write: false,
             counted: Default::default(),

@@ -78,6 +78,7 @@ impl<N: Nic> Turn<N> {
         }
         share.sockets.set_state(slot, State::Closing);
         share.connections[usize::from(id.slot)].deadline_ns = deadline_ns;
+        self.list_to_read(id);
         self.list_to_write(id);
     }
 

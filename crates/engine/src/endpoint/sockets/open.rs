@@ -124,7 +124,7 @@ impl<N: Nic> Turn<N> {
     /// Once a millisecond: ends attempts, closing sockets whose peer takes nothing, and idle connections, after their time; counts bytes. Looks at leased
     /// slots only.
     pub(crate) fn expire_sockets(&mut self, service: usize) {
-        let now_ns = self.now_ns;
+        let Self { now_ns, slow_client_ns, .. } = *self;
         let service = service as u16;
         let Some(sockets) = self.sockets(service) else { return };
         for at in (0..sockets.leasing.len()).rev() {
@@ -149,8 +149,13 @@ impl<N: Nic> Turn<N> {
                     State::Connecting { .. } if is_late => {
                         self.end_socket(id, End::ConnectTimeout, Close::Reset, false);
                     }
+                    State::Closing if connection.is_quiet(now_ns, slow_client_ns) => {
+                        self.end_socket(id, End::Closed, Close::Graceful, true);
+                    }
                     State::Closing if is_late => {
-                        self.end_socket(id, End::SlowPeer, Close::Reset, true);
+                        let lingers = connection.lingers;
+                        let end = if lingers { End::UnreadInput } else { End::SlowPeer };
+                        self.end_socket(id, end, Close::Reset, true);
                     }
                     State::Open if is_idle => self.end_socket(id, End::Idle, Close::Reset, false),
                     _ => {}

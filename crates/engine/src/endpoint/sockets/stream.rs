@@ -41,6 +41,9 @@ impl<N: Nic> Turn<N> {
         let connection = &mut share.connections[usize::from(id.slot)];
         connection.listed_to_read = false;
         let state = share.sockets.slots()[slot as usize].state();
+        if state == State::Closing {
+            return self.drop_input(id);
+        }
         if state != State::Open || !connection.readable || connection.received_all {
             return 0;
         }
@@ -170,7 +173,7 @@ impl<N: Nic> Turn<N> {
         let again = left == 0 && count == scratch.len();
         if left == 0 && !again && is_shut {
             if state == State::Closing {
-                self.end_socket(id, End::Closed, Close::Graceful, true);
+                self.linger(id);
                 return count;
             }
             if !std::mem::replace(&mut connection.shut, true) {
