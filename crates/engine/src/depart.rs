@@ -93,16 +93,24 @@ impl Endpoints {
         loop {
             next = match next {
                 Next::Reply => self.deliver(turn, &mut run),
-                Next::Bundle => self.deliver_bundle(turn, &mut run),
-                Next::Other => {
-                    self.end_without_reply(turn, service, mqueue, &run.header);
-                    run.advance(&mut turn.services[service]);
-                    run.next_after_others(turn)
-                }
+                Next::Other => self.deliver_other(turn, &mut run),
                 Next::End => break,
             };
         }
         turn.worked |= run.end(&mut turn.services[service], turn.now_ns);
+    }
+
+    /// Handles a message that is no reply to a single request in flight. Returns the one behind it.
+    // Cold, which the bundles are not: single replies then take fewer instructions.
+    #[cold]
+    #[inline(never)]
+    fn deliver_other<N: Nic>(&mut self, turn: &mut Turn<N>, run: &mut Run) -> Next {
+        if run.header.kind == abi::kind::BUNDLE {
+            return self.deliver_bundle(turn, run);
+        }
+        self.end_without_reply(turn, run.service, run.mqueue, &run.header);
+        run.advance(&mut turn.services[run.service]);
+        run.next_after_others(turn)
     }
 
     /// The same where a chain of functions sees the replies first: those of a turn together, in [`Self::deliver_shown`].
@@ -122,12 +130,7 @@ impl Endpoints {
                     show_reply(&mut turn.services[service], &mut run);
                     run.next_after_others(turn)
                 }
-                Next::Bundle => self.deliver_bundle(turn, &mut run),
-                Next::Other => {
-                    self.end_without_reply(turn, service, run.mqueue, &run.header);
-                    run.advance(&mut turn.services[service]);
-                    run.next_after_others(turn)
-                }
+                Next::Other => self.deliver_other(turn, &mut run),
                 Next::End => break,
             };
         }

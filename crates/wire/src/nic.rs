@@ -50,6 +50,12 @@ pub struct Datagram {
 }
 
 impl Datagram {
+    /// Whether another one has the same sender and was sent to the same address.
+    #[inline]
+    fn is_of_sender(&self, other: &Self) -> bool {
+        self.peer == other.peer && self.local == other.local
+    }
+
     /// A datagram that was read from a stream, which has the addresses.
     pub fn of_stream(offset: usize, len: usize) -> Self {
         let unknown = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
@@ -91,13 +97,39 @@ impl RxBatch {
         }
     }
 
+    /// The first train of at least `least` datagrams, two or more, that begins at `from` or behind it. Trains that are
+    /// shorter are skipped.
+    #[inline]
+    pub fn next_train(&self, mut from: usize, least: usize) -> Option<Train> {
+        while let Some(window) = self.items.get(from..from + least) {
+            if usize::from(window[0].followed_by) + 1 < least {
+                // From the end: most windows of different senders take one comparison.
+                let changes = |at: &usize| !window[*at].is_of_sender(&window[*at - 1]);
+                if let Some(at) = (1..least).rev().find(changes) {
+                    from += at;
+                    continue;
+                }
+            }
+            if window[0].truncated {
+                from += 1;
+                continue;
+            }
+            let train = self.train(from);
+            if train.count >= least {
+                return Some(train);
+            }
+            from += train.count;
+        }
+        None
+    }
+
     /// The same where nothing is known about it.
     fn find_train(&self, first: usize) -> Train {
         let head = &self.items[first];
         let (mut count, mut contiguous) = (1, true);
         for next in &self.items[first + 1..] {
             let before = &self.items[first + count - 1];
-            let alike = (next.peer, next.local) == (head.peer, head.local)
+            let alike = next.is_of_sender(head)
                 && before.len == head.len
                 && (1..=head.len).contains(&next.len)
                 && !next.truncated;
@@ -586,6 +618,57 @@ pub enum NicError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The next train is the one that a look at each datagram finds.
+    #[test]
+    fn trains_are_found_among_single_datagrams() {
+        let mut random = 1u32;
+        let mut draw = |below: u32| {
+            random ^= random << 13;
+            random ^= random >> 17;
+            random ^= random << 5;
+            random % below
+        };
+        let mut found = [0; 2];
+        for _ in 0..2000 {
+            let mut rx = RxBatch::new(1, 64);
+            let count = 1 + draw(24) as usize;
+            let senders = 1 + draw(4);
+            for _ in 0..count {
+                rx.items.push(Datagram {
+                    peer: SocketAddr::from(([127, 0, 0, 1], 1 + draw(senders) as u16)),
+                    truncated: draw(20) == 0,
+                    ..Datagram::of_stream(draw(2) as usize, [8, 8, 8, 8, 4, 0][draw(6) as usize])
+                });
+            }
+            // Some trains came as one buffer.
+            let mut first = 0;
+            while first < count {
+                let train = rx.train(first).count;
+                if !rx.items[first].truncated && draw(2) == 0 {
+                    for at in 0..train {
+                        rx.items[first + at].followed_by = (train - 1 - at) as u8;
+                    }
+                }
+                first += train;
+            }
+            for least in 2..6 {
+                let (mut at, mut from) = (0, 0);
+                while at < count {
+                    let train = rx.train(at);
+                    let skipped = rx.items[at].truncated || train.count < least;
+                    if !skipped {
+                        assert_eq!(rx.next_train(from, least), Some(train), "{:?}", rx.items);
+                        from = at + train.count;
+                    }
+                    found[usize::from(skipped)] += 1;
+                    at += if rx.items[at].truncated { 1 } else { train.count };
+                }
+                assert_eq!(rx.next_train(from, least), None, "{:?}", rx.items);
+            }
+        }
+        assert!(found.iter().all(|found| *found > 1000), "{found:?}");
+    }
 
     /// A batch that never empties takes as many datagrams as one that empties, and sends them unchanged.
     #[test]

@@ -95,7 +95,6 @@ impl Endpoints {
     }
 
     /// A block ends a message of a bundle without a reply.
-    #[inline(never)]
     pub(crate) fn drop_of_bundle<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,

@@ -15,9 +15,7 @@ use crate::turn::Turn;
 pub(crate) enum Next {
     /// A reply whose request is in flight.
     Reply,
-    /// A completion of a bundle.
-    Bundle,
-    /// Another message, or a reply without a recipient.
+    /// Another message, such as a completion of a bundle, or a reply without a recipient.
     Other,
     /// The end: no message is left, or the destination has no room.
     End,
@@ -88,9 +86,6 @@ impl Run {
                         && header.len as usize <= share.max_reply_bytes
                     {
                         return Next::Reply;
-                    }
-                    if header.kind == abi::kind::BUNDLE {
-                        return Next::Bundle;
                     }
                     return Next::Other;
                 }

@@ -9,7 +9,7 @@ use wire::DropReason;
 use wire::admission::{flow_hash, reply_allowed};
 use wire::framing::Expects;
 use wire::nic::{
-    Datagram, Nic, PortIndex, RxBatch, Transport, TxBatch, TxDatagram, UDP_PAYLOAD_MAX,
+    Datagram, Nic, PortIndex, RxBatch, Train, Transport, TxBatch, TxDatagram, UDP_PAYLOAD_MAX,
 };
 use wire::session::Origin;
 
@@ -422,6 +422,9 @@ impl UdpPorts {
         share.count_lost(DropReason::SocketOverflow, self.rx.overflowed.into());
         turn.worked |= !self.rx.items.is_empty();
         match share.chain.take() {
+            None if self.rx.items.len() >= share.bundles_from() => {
+                self.admit_trains(turn, schedule, index);
+            }
             None => self.admit_batch(turn, schedule, index, NoHooks),
             Some(chain) => self.admit_batch(turn, schedule, index, chain),
         }
@@ -435,55 +438,10 @@ impl UdpPorts {
         hooks: H,
     ) {
         let Self { ports, sources, rx } = self;
-        let UdpPort { port, lowest_source, .. } = &ports[index];
-        let (port, lowest_source) = (*port, *lowest_source);
-        let service = usize::from(port.service);
-        let mut batch = Batch::of_burst(turn, service, hooks, rx.items.len());
-        // Consecutive datagrams often come from one client: its fields are reused.
-        let mut arrival: Option<Arrival> = None;
-        let from = if H::ATTACHED { u32::MAX } else { turn.services[service].bundles_from() };
-        // Up to here, no train goes as bundles.
-        let mut singles_until = if rx.items.len() >= from as usize { 0 } else { usize::MAX };
-        let mut at = 0;
-        while let Some(datagram) = rx.items.get(at) {
-            at += 1;
-            if datagram.truncated {
-                turn.services[service].count_lost(DropReason::Truncated, 1);
-                continue;
-            }
-            let arrival = match &mut arrival {
-                Some(arrival) if arrival.is_from(datagram) => arrival,
-                other => {
-                    let (peer, local) = (datagram.peer, datagram.local);
-                    if let Some(reason) = sources.refuse(peer, local, lowest_source) {
-                        turn.services[service].count_lost(reason, 1);
-                        continue;
-                    }
-                    other.insert(Arrival {
-                        origin: Origin::Datagram { port: index as PortIndex, peer, local },
-                        number: 0,
-                        expects: Expects::Reply,
-                        received_ns: turn.now_ns,
-                        flow: Self::flow_of(turn, service, &port, peer),
-                        target: None,
-                    })
-                }
-            };
-            if at > singles_until {
-                let train = rx.train(at - 1);
-                singles_until = at - 1 + train.count;
-                if train.count >= from as usize {
-                    match batch.admit_bundle(turn, arrival, &Datagrams { rx, train }) {
-                        Ok(count) => {
-                            at += count - 1;
-                            singles_until = at;
-                            continue;
-                        }
-                        Err(NoBundle::SingleFirst) => singles_until = at,
-                        Err(NoBundle::Singles) => {}
-                    }
-                }
-            }
+        let mut sender = Sender::of_port(&ports[index], index, sources);
+        let mut batch = Batch::of_burst(turn, sender.service, hooks, rx.items.len());
+        for datagram in &rx.items {
+            let Some(arrival) = sender.arrival_or_lost(turn, datagram) else { continue };
             let mut payload = rx.payload(datagram);
             if H::ATTACHED {
                 if !batch.show(arrival, payload) {
@@ -499,6 +457,114 @@ impl UdpPorts {
             ports[index].admit_shown(turn, &mut batch);
         }
         batch.end(turn, schedule, Kind::Udp);
+    }
+
+    /// The same without a chain, for a batch in which trains may go as bundles.
+    // A function of its own: the loop over single messages is faster without bundles.
+    #[inline(never)]
+    fn admit_trains<N: Nic>(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule, index: usize) {
+        let Self { ports, sources, rx } = self;
+        let mut sender = Sender::of_port(&ports[index], index, sources);
+        let service = sender.service;
+        let mut batch = Batch::of_burst(turn, service, NoHooks, rx.items.len());
+        let from = turn.services[service].bundles_from();
+        // Those in front of `at` are done, and between it and `end` there is no train that goes as bundles.
+        let (mut at, mut end) = (0, 0);
+        loop {
+            let next = rx.next_train(end, from);
+            for datagram in &rx.items[at..next.map_or(rx.items.len(), |train| train.first)] {
+                sender.admit_single(turn, &mut batch, rx, datagram);
+            }
+            let Some(mut train) = next else { break };
+            (at, end) = (train.first, train.first + train.count);
+            // Where its sender is refused, each datagram is.
+            while train.count >= from
+                && let Ok(arrival) = sender.arrival(turn, &rx.items[at])
+            {
+                match batch.admit_bundle(turn, arrival, &Datagrams { rx, train }) {
+                    Ok(count) => at += count,
+                    Err(NoBundle::SingleFirst) => {
+                        sender.admit_single(turn, &mut batch, rx, &rx.items[at]);
+                        at += 1;
+                    }
+                    Err(NoBundle::Singles) => break,
+                }
+                train = Train { first: at, count: end - at, ..train };
+            }
+        }
+        batch.end(turn, schedule, Kind::Udp);
+    }
+}
+
+/// The sender of datagrams of one port. Consecutive ones often come from one client: its fields are reused.
+struct Sender<'a> {
+    index: PortIndex,
+    port: Port,
+    service: usize,
+    lowest_source: u16,
+    sources: &'a Sources,
+    arrival: Option<Arrival>,
+}
+
+impl<'a> Sender<'a> {
+    fn of_port(udp: &UdpPort, index: usize, sources: &'a Sources) -> Self {
+        let UdpPort { port, lowest_source, .. } = *udp;
+        let (index, service) = (index as PortIndex, usize::from(port.service));
+        Self { index, port, service, lowest_source, sources, arrival: None }
+    }
+
+    /// What is to be known about a datagram; `Err` if its sender is refused.
+    #[inline(always)]
+    fn arrival<N: Nic>(
+        &mut self,
+        turn: &Turn<N>,
+        datagram: &Datagram,
+    ) -> Result<&Arrival, DropReason> {
+        let Self { index, port, service, lowest_source, sources, arrival } = self;
+        if arrival.as_ref().is_some_and(|arrival| arrival.is_from(datagram)) {
+            return Ok(arrival.as_ref().expect("it is known"));
+        }
+        let (peer, local) = (datagram.peer, datagram.local);
+        if let Some(reason) = sources.refuse(peer, local, *lowest_source) {
+            return Err(reason);
+        }
+        Ok(arrival.insert(Arrival {
+            origin: Origin::Datagram { port: *index, peer, local },
+            number: 0,
+            expects: Expects::Reply,
+            received_ns: turn.now_ns,
+            flow: UdpPorts::flow_of(turn, *service, port, peer),
+            target: None,
+        }))
+    }
+
+    /// The same; a datagram that is lost is counted.
+    #[inline(always)]
+    fn arrival_or_lost<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        datagram: &Datagram,
+    ) -> Option<&Arrival> {
+        let service = self.service;
+        let arrival = match datagram.truncated {
+            true => Err(DropReason::Truncated),
+            false => self.arrival(turn, datagram),
+        };
+        arrival.map_err(|reason| turn.services[service].count_lost(reason, 1)).ok()
+    }
+
+    /// Admits a datagram. If it is lost, that is counted, and its client hears nothing.
+    #[inline(always)]
+    fn admit_single<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        batch: &mut Batch<NoHooks>,
+        rx: &RxBatch,
+        datagram: &Datagram,
+    ) {
+        if let Some(arrival) = self.arrival_or_lost(turn, datagram) {
+            batch.admit(turn, arrival, &mut rx.payload(datagram), Waits::Nowhere);
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::service::arrival::Arrival;
 use crate::service::bundle_table::{
     BUFFER_BYTES_MAX, Completion, DESCRIPTOR_BYTES, LINE, MESSAGE_ALIGN, NoBundle,
 };
-use crate::service::share::ServiceShare;
+use crate::service::share::{ServiceShare, committed};
 
 /// Messages of one client that can go as one bundle: in any memory, of one length, except that the last may be shorter. They are
 /// copied once.
@@ -71,8 +71,8 @@ impl Messages for Datagrams<'_> {
 impl ServiceShare {
     /// Length of the shortest GSO batch that goes as bundles.
     #[inline]
-    pub(crate) fn bundles_from(&self) -> u32 {
-        self.bundles.from
+    pub(crate) fn bundles_from(&self) -> usize {
+        self.bundles.from as usize
     }
 
     /// Writes the first of these messages into an mqueue's RX ring, as one bundle. Returns how many; `Err` if they have to go as
@@ -140,13 +140,15 @@ impl ServiceShare {
             pad: 0,
         };
         self.bundles.buffers[token.bundle() as usize] = Some(buffer);
-        let rx = &mut self.mqueues[number as usize].rx;
-        if let Err(error) = rx.push_bundle(token.0, &bundle) {
+        let mqueue = &mut self.mqueues[number as usize];
+        if let Err(error) = mqueue.rx.push_bundle(token.0, &bundle) {
             self.end_bundle(token, number, u64::MAX);
             self.refused_bundle(number, error);
             return Err(NoBundle::Singles);
         }
-        self.committed(number, arrival.received_ns, count, DESCRIPTOR_BYTES as u64);
+        let (load, len) = (&mut self.loads[number as usize], DESCRIPTOR_BYTES as u64);
+        committed(mqueue, load, &mut self.accelerators, arrival.received_ns, count, len);
+        self.counters.accepted.add(count.into());
         self.counters.bundles.one();
         self.counters.bundled.add(count.into());
         self.sampler.pass(count);

@@ -260,36 +260,15 @@ impl ServiceShare {
         if let Err(error) = message.push(&mut mqueue.rx, head) {
             return Err(self.refused(number, token, len, error));
         }
-        self.committed(number, arrival.received_ns, 1, len as u64);
+        let load = &mut self.loads[number as usize];
+        committed(mqueue, load, &mut self.accelerators, arrival.received_ns, 1, len as u64);
+        self.unread += u32::from(self.replies == Replies::None);
+        self.counters.accepted.one();
         if self.sampler.is_due() {
             let token = (self.replies == Replies::One).then_some(token);
             self.sample(number, token, arrival.received_ns);
         }
         Ok(())
-    }
-
-    /// `requests` requests were committed to an mqueue's RX ring, in one slot with a payload of `len` bytes.
-    // Always inline, as `accept` is.
-    #[inline(always)]
-    pub(super) fn committed(&mut self, number: u32, received_ns: u64, requests: u32, len: u64) {
-        let mqueue = &mut self.mqueues[number as usize];
-        mqueue.rx.prefetch(mqueue.write_ahead, len);
-        if !mqueue.arrivals.is_empty() {
-            let slot = (mqueue.rx.committed() - 1) % mqueue.arrivals.len() as u64;
-            mqueue.arrivals[slot as usize] = received_ns;
-        }
-        let load = &mut self.loads[number as usize];
-        if load.outstanding == 0 {
-            (mqueue.gathered_ns, mqueue.left) = (received_ns, 0);
-        }
-        load.outstanding += requests;
-        self.unread += if self.replies == Replies::None { requests } else { 0 };
-        if !load.rx_pending {
-            load.rx_pending = true;
-            let drive = &mut self.accelerators[mqueue.attachment as usize];
-            drive.rx_pending.push(mqueue.region_mqueue);
-        }
-        self.counters.accepted.add(requests.into());
     }
 
     /// The RX ring did not accept a request.
@@ -694,5 +673,32 @@ impl ServiceShare {
     pub(crate) fn free_credit(&self) -> u32 {
         let alive = self.loads.iter().filter(|load| load.alive);
         alive.map(|load| self.slots.saturating_sub(load.outstanding)).sum()
+    }
+}
+
+/// `requests` requests were committed to an mqueue's RX ring, in one slot with a payload of `len` bytes.
+// Always inline, as `accept` is, and of parts of the share: the caller has looked up the mqueue.
+#[inline(always)]
+pub(super) fn committed(
+    mqueue: &mut ServerMqueue,
+    load: &mut Load,
+    accelerators: &mut [AcceleratorShare],
+    received_ns: u64,
+    requests: u32,
+    len: u64,
+) {
+    mqueue.rx.prefetch(mqueue.write_ahead, len);
+    if !mqueue.arrivals.is_empty() {
+        let slot = (mqueue.rx.committed() - 1) % mqueue.arrivals.len() as u64;
+        mqueue.arrivals[slot as usize] = received_ns;
+    }
+    if load.outstanding == 0 {
+        (mqueue.gathered_ns, mqueue.left) = (received_ns, 0);
+    }
+    load.outstanding += requests;
+    if !load.rx_pending {
+        load.rx_pending = true;
+        let drive = &mut accelerators[mqueue.attachment as usize];
+        drive.rx_pending.push(mqueue.region_mqueue);
     }
 }
