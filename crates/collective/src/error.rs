@@ -66,7 +66,7 @@ pub enum CollectiveError {
         rank: usize,
         /// The call, from 1.
         sequence: u64,
-        /// About what: operation, type, root, count, number, or the size of a staged array.
+        /// About what: operation, type, root, count, number, or the size of a staged array or of its slots.
         what: &'static str,
         /// What this rank says.
         ours: String,

@@ -100,11 +100,16 @@ impl<T: Transport> Group<T> {
     /// Replaces `data` by the data of the rank `root`; its length is the same on all ranks. The root's call ends when its data is
     /// on the way, so it does not notice ranks that disagree; the next call does.
     pub fn broadcast(&mut self, root: usize, data: &mut [u8]) -> Result<(), CollectiveError> {
-        if root >= self.ranks {
-            let last = self.ranks - 1;
-            return Err(CollectiveError::Argument(format!("the root {root} is not in 0..={last}")));
-        }
+        self.check_root(root)?;
         self.run(Operation::Broadcast { root }, Element::Byte, data, None)
+    }
+
+    pub(crate) fn check_root(&self, root: usize) -> Result<(), CollectiveError> {
+        if root < self.ranks {
+            return Ok(());
+        }
+        let last = self.ranks - 1;
+        Err(CollectiveError::Argument(format!("the root {root} is not in 0..={last}")))
     }
 
     /// Returns after all ranks have called it.

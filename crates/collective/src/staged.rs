@@ -1,4 +1,4 @@
-//! All-reduce over memory that the processor does not reach: an accelerator's.
+//! All-reduce and broadcast over memory that the processor does not reach: an accelerator's.
 //!
 //! Pieces of the data pass through slots of host memory. While the ranks exchange piece k, piece k + 1 is copied out of the
 //! accelerator and piece k - 1 back into it. The copies are asynchronous (a GPU's copy engines), so the calling thread does all of
@@ -65,16 +65,20 @@ impl<T: Transport> Group<T> {
         element: Element,
         staging: &mut impl Staging,
     ) -> Result<(), CollectiveError> {
-        let (bytes, slot_bytes) = (staging.bytes(), staging.slot_bytes());
         self.check_open()?;
-        Self::check_all_reduce(element, bytes)?;
-        if slot_bytes == 0 || slot_bytes % 4 != 0 {
-            let why = format!("slots of {slot_bytes} bytes: a slot needs a positive multiple of 4");
-            return Err(CollectiveError::Argument(why));
-        }
-        let mut call = Staged { group: self, staging, started: Instant::now() };
-        let done = call.run(element, bytes, slot_bytes);
-        done.inspect_err(|error| self.end(error))
+        Self::check_all_reduce(element, staging.bytes())?;
+        Staged::run(self, staging, Operation::AllReduce, element)
+    }
+
+    /// [`Self::broadcast`] over an array in the memory of an accelerator, under the same conditions.
+    pub fn broadcast_staged(
+        &mut self,
+        root: usize,
+        staging: &mut impl Staging,
+    ) -> Result<(), CollectiveError> {
+        self.check_open()?;
+        self.check_root(root)?;
+        Staged::run(self, staging, Operation::Broadcast { root }, Element::Byte)
     }
 }
 
@@ -82,16 +86,38 @@ struct Staged<'a, T: Transport, S: Staging> {
     group: &'a mut Group<T>,
     staging: &'a mut S,
     started: Instant,
+    /// This rank's pieces are copied out of the accelerator; and into it.
+    goes_out: bool,
+    comes_in: bool,
 }
 
-impl<T: Transport, S: Staging> Staged<'_, T, S> {
+impl<'a, T: Transport, S: Staging> Staged<'a, T, S> {
     fn run(
-        &mut self,
+        group: &'a mut Group<T>,
+        staging: &'a mut S,
+        operation: Operation,
         element: Element,
-        bytes: usize,
+    ) -> Result<(), CollectiveError> {
+        let slot_bytes = staging.slot_bytes();
+        if slot_bytes == 0 || slot_bytes % 4 != 0 {
+            let why = format!("slots of {slot_bytes} bytes: a slot needs a positive multiple of 4");
+            return Err(CollectiveError::Argument(why));
+        }
+        let is_root = operation == Operation::Broadcast { root: group.rank() };
+        let goes_out = operation == Operation::AllReduce || is_root;
+        let mut call = Self { group, staging, started: Instant::now(), goes_out, comes_in: !is_root };
+        let done = call.pieces(operation, element, slot_bytes);
+        done.inspect_err(|error| call.group.end(error))
+    }
+
+    fn pieces(
+        &mut self,
+        operation: Operation,
+        element: Element,
         slot_bytes: usize,
     ) -> Result<(), CollectiveError> {
-        self.agree(bytes)?;
+        let bytes = self.staging.bytes();
+        self.agree(bytes, slot_bytes)?;
         // An empty array is a call as well.
         let pieces = bytes.div_ceil(slot_bytes).max(1);
         let range = |piece: usize| piece * slot_bytes..bytes.min((piece + 1) * slot_bytes);
@@ -107,29 +133,30 @@ impl<T: Transport, S: Staging> Staged<'_, T, S> {
             let slot = piece % SLOTS;
             self.wait(slot)?;
             let data = &mut self.staging.slot(slot)[..range(piece).len()];
-            self.group.run(Operation::AllReduce, element, data, Some(self.started))?;
+            self.group.run(operation, element, data, Some(self.started))?;
             self.begin(Direction::In, slot, range(piece))?;
         }
         (0..SLOTS).try_for_each(|slot| self.wait(slot))
     }
 
-    /// Compares the size of the array with that of rank 0: a piece shows only its own, and an array of two pieces must not be taken for two
-    /// arrays of one. Rank 0 gets the notice of a rank that disagrees.
-    fn agree(&mut self, bytes: usize) -> Result<(), CollectiveError> {
-        let mut first = (bytes as u64).to_le_bytes();
+    /// Compares the sizes of the array and of the slots with those of rank 0: a piece shows only its own, and an array of two pieces must
+    /// not be taken for two arrays of one. Rank 0 gets the notice of a rank that disagrees. By its type no broadcast of host memory is
+    /// taken for this one.
+    fn agree(&mut self, bytes: usize, slot_bytes: usize) -> Result<(), CollectiveError> {
+        let ours = [bytes, slot_bytes].map(|size| size as u64);
+        let mut first: Vec<u8> = ours.iter().flat_map(|size| size.to_le_bytes()).collect();
         let broadcast = Operation::Broadcast { root: 0 };
-        self.group.run(broadcast, Element::Byte, &mut first, Some(self.started))?;
-        let theirs = u64::from_le_bytes(first);
-        if theirs == bytes as u64 {
-            return Ok(());
+        self.group.run(broadcast, Element::Int32, &mut first, Some(self.started))?;
+        for (at, what) in ["size", "size of slots"].into_iter().enumerate() {
+            let word = std::array::from_fn(|byte| first[8 * at + byte]);
+            let (ours, theirs) = (ours[at], u64::from_le_bytes(word));
+            if ours != theirs {
+                let sequence = self.group.sequence();
+                let (ours, theirs) = (ours.to_string(), theirs.to_string());
+                return Err(CollectiveError::Disagreement { rank: 0, sequence, what, ours, theirs });
+            }
         }
-        Err(CollectiveError::Disagreement {
-            rank: 0,
-            sequence: self.group.sequence(),
-            what: "size",
-            ours: bytes.to_string(),
-            theirs: theirs.to_string(),
-        })
+        Ok(())
     }
 
     fn begin(
@@ -138,7 +165,11 @@ impl<T: Transport, S: Staging> Staged<'_, T, S> {
         slot: usize,
         range: Range<usize>,
     ) -> Result<(), CollectiveError> {
-        if range.is_empty() {
+        let is_wanted = match direction {
+            Direction::Out => self.goes_out,
+            Direction::In => self.comes_in,
+        };
+        if range.is_empty() || !is_wanted {
             return Ok(());
         }
         let begun = self.staging.begin(direction, slot, range);

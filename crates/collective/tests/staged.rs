@@ -135,6 +135,57 @@ fn pieces_are_summed_while_others_are_copied() {
     }
 }
 
+#[test]
+fn a_broadcast_is_copied_out_of_the_root_and_into_the_others() {
+    for (ranks, bytes) in [(2, 0), (2, 1), (2, 64), (3, 65), (4, 1000), (5, 777)] {
+        for root in [0, ranks - 1] {
+            let arrays = tcp_group(ranks, |mut group| {
+                let fill = |at: usize| (at * 7 + 13 * group.rank()) as u8;
+                let mut staged = Late::new((0..bytes).map(fill).collect(), 64, Fails::Never);
+                for _ in 0..2 {
+                    group.broadcast_staged(root, &mut staged).unwrap();
+                    assert!(staged.copies.iter().all(Option::is_none));
+                }
+                // Out of the root, and into the others.
+                assert_eq!(staged.begun, 2 * bytes.div_ceil(64));
+                assert_eq!(group.broadcast_staged(ranks, &mut staged).unwrap_err().name(), "argument");
+                group.barrier().unwrap();
+                staged.array
+            });
+            let expected: Vec<u8> = (0..bytes).map(|at| (at * 7 + 13 * root) as u8).collect();
+            assert!(arrays.iter().all(|array| *array == expected), "{ranks} ranks, {bytes} bytes");
+        }
+    }
+}
+
+/// Of any size, also that of what staged calls compare first.
+#[test]
+fn an_array_in_host_memory_and_one_in_an_accelerators_do_not_mix() {
+    for (bytes, host) in [(8, 0), (16, 0), (16, 1), (64, 1)] {
+        for broadcast in [true, false] {
+            let errors = tcp_group(2, |mut group| {
+                let mut data = vec![7; bytes];
+                let done = if group.rank() == host {
+                    match broadcast {
+                        true => group.broadcast(0, &mut data),
+                        false => group.all_reduce(Element::Int32, &mut data),
+                    }
+                } else {
+                    let mut staged = Late::new(data.clone(), 64, Fails::Never);
+                    match broadcast {
+                        true => group.broadcast_staged(0, &mut staged),
+                        false => group.all_reduce_staged(Element::Int32, &mut staged),
+                    }
+                };
+                assert!(data.iter().all(|byte| *byte == 7), "{data:?}");
+                // A root receives nothing, and learns it in its next call.
+                done.and_then(|()| group.barrier()).unwrap_err()
+            });
+            assert!(errors.iter().any(|error| error.name() == "disagreement"), "{errors:?}");
+        }
+    }
+}
+
 /// The bits depend on the size of the pieces, but not on the time that copies take.
 #[test]
 fn sums_of_floats_have_the_same_bits_on_all_ranks_and_in_all_runs() {
@@ -197,10 +248,11 @@ fn ranks_that_disagree_about_the_pieces_get_an_error() {
         let mut staged = Late::new(ints(100, 1), slot_bytes, Fails::Never);
         group.all_reduce_staged(Element::Int32, &mut staged).unwrap_err()
     });
-    let is_count = |error: &CollectiveError| {
-        matches!(error, CollectiveError::Disagreement { what: "count", .. })
-    };
-    assert!(errors.iter().any(is_count), "{errors:?}");
+    assert!(
+        matches!(&errors[1], CollectiveError::Disagreement { what: "size of slots", ours, theirs, .. }
+            if ours == "128" && theirs == "64"),
+        "{errors:?}"
+    );
     tcp_group(2, |mut group| {
         for (bytes, slot_bytes) in [(3, 64), (8, 6), (8, 0)] {
             let mut staged = Late::new(vec![0; bytes], slot_bytes, Fails::Never);
