@@ -132,7 +132,13 @@ gpu-carry: setup cuda-kernels
 	@$(CC) -O2 -pthread -o $(CARRY)/peer benches/sockets/peer.c
 	@cp examples/07_sockets/client.py $(CARRY)
 	@cp $(BUILT)/release/serval $(BUILT)/release/examples/gpu $(CACHE)/device/gpu_test $(CACHE)/device/gpu_hog $(CACHE)/device/*.$(GPU).cubin \
-		tools/measure-sockets benches/sockets/cublas_server.py tools/gpu/sockets tools/gpu/check tools/gpu/allreduce tools/gpu/beside tools/gpu/compare-builds tools/gpu/freed tools/gpu/hazards tools/gpu/idle tools/gpu/loads tools/gpu/map tools/gpu/ingest tools/gpu/together $(CARRY)
+		tools/measure-sockets benches/sockets/cublas_server.py tools/gpu/sockets tools/gpu/check tools/gpu/allreduce tools/gpu/beside tools/gpu/compare-builds tools/gpu/freed tools/gpu/hazards tools/gpu/idle tools/gpu/loads tools/gpu/map tools/gpu/ingest tools/gpu/tensors tools/gpu/together $(CARRY)
+	@rm -f $(CARRY)/serval_engine-*.whl
+	@cp python/tests/gpu_rank.py $(CARRY)
+	@cp python/tests_torch/gpu_rank.py $(CARRY)/torch_gpu_rank.py
+	@if python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+		$(BUILT_FROM) $(MAKE) --no-print-directory --silent -C python wheel PROFILE=release && cp .cache/python-wheel/*.whl $(CARRY); \
+		else echo "the Python package needs Python 3.11: its step will be skipped"; fi
 	@$(MAKE) --no-print-directory --silent -C benches/baselines all gpu BUILD=$(abspath $(CARRY)) CXXFLAGS="$(CARRY_FLAGS)" GPU=$(GPU)
 	@$(MAKE) --no-print-directory --silent -C benches/ingest BUILD=$(abspath $(CARRY)) CXXFLAGS="$(CARRY_FLAGS)" GPU=$(GPU)
 	@cp benches/configs/gpu.toml benches/configs/gpu-several.toml benches/configs/gpu-faces.toml benches/configs/emulated.toml benches/ingest/ingest.toml $(CARRY)

@@ -7,6 +7,10 @@
 
 A call runs on the calling thread and releases the interpreter's lock; do not use the array in another thread meanwhile. For torch see
 :mod:`serval.distributed`.
+
+Arrays may be in the memory of a GPU (CuPy, Numba, torch and others with ``__cuda_array_interface__``). The copy engines read one after what its
+stream has been given before the call, and have written it when the call returns. All ranks have to do the same with an array: it is in
+the memory of a GPU on all of them, or on none.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from typing import Any
 
 from . import _native
 from ._errors import CollectiveError
+from ._gpu import GpuArray, gpu_array
 
 __all__ = ["CollectiveError", "Group", "Listener"]
 
@@ -43,6 +48,12 @@ os.register_at_fork(after_in_child=_forget)
 def _raised(error: _native.GroupError) -> CollectiveError:
     reason, text = error.args
     return CollectiveError(text, reason=reason)
+
+
+def _summed(array: GpuArray) -> str:
+    if array.dtype is None:
+        raise CollectiveError("an all-reduce sums float32 or int32: convert the array, or give dtype", reason="argument")
+    return array.dtype
 
 
 class Group:
@@ -77,11 +88,18 @@ class Group:
             raise _raised(error) from None
         return cls(native, ranks, rank)
 
-    def all_reduce(self, buffer: Any, *, dtype: str | None = None, limit: float = LIMIT) -> None:
+    def all_reduce(
+        self, buffer: Any, *, dtype: str | None = None, stream: int | None = None, limit: float = LIMIT
+    ) -> None:
         """Replaces a writable, contiguous buffer by its sum over all ranks.
 
-        ``dtype``: ``"float32"`` or ``"int32"``; by default that of the buffer, such as a NumPy array's or ``array.array``'s.
+        ``dtype``: ``"float32"`` or ``"int32"``; by default that of the buffer, such as a NumPy array's or ``array.array``'s. For an array in the
+        memory of a GPU ``stream`` is the handle of the CUDA stream that writes it, by default the one that the array or torch names.
         """
+        array = gpu_array(buffer, stream)
+        if array is not None:
+            self._call(self._native.all_reduce_gpu, array, dtype or _summed(array), limit)
+            return
         view = memoryview(buffer)
         if dtype is None:
             dtype = {"f": "float32", "i": "int32", "l": "int32"}.get(view.format) if view.itemsize == 4 else None
@@ -92,8 +110,12 @@ class Group:
                 )
         self._call(self._native.all_reduce, view, dtype, limit)
 
-    def broadcast(self, buffer: Any, *, root: int = 0, limit: float = LIMIT) -> None:
-        """Replaces a writable, contiguous buffer by the one of rank ``root``."""
+    def broadcast(self, buffer: Any, *, root: int = 0, stream: int | None = None, limit: float = LIMIT) -> None:
+        """Replaces a writable, contiguous buffer by the one of rank ``root``. ``stream``: as for :meth:`all_reduce`."""
+        array = gpu_array(buffer, stream)
+        if array is not None:
+            self._call(self._native.broadcast_gpu, array, root, limit)
+            return
         self._call(self._native.broadcast, memoryview(buffer), root, limit)
 
     def barrier(self, *, limit: float = LIMIT) -> None:

@@ -7,8 +7,9 @@
 >>> dist.init_process_group("serval")
 >>> dist.all_reduce(tensor)
 
-``all_reduce`` (sum of float32 or int32), ``broadcast``, ``all_gather`` and ``barrier`` of 1 to 8 ranks, for tensors on the CPU: what
-``DistributedDataParallel`` needs. Ranks that are all on one machine use shared memory, others TCP. Environment:
+``all_reduce`` (sum of float32 or int32), ``broadcast``, ``all_gather`` and ``barrier`` of 1 to 8 ranks, for tensors on the CPU or on GPUs: what
+``DistributedDataParallel`` needs. Tensors on a GPU have to be contiguous. Its copy engines read one after what the current stream has been given
+before the call, and have written it when the call returns or, with ``async_op``, when ``wait`` does. Ranks that are all on one machine use shared memory, others TCP. Environment:
 
 * ``SERVAL_TRANSPORT``: ``auto`` (default), ``shm`` or ``tcp``.
 * ``SERVAL_ADDRESS``: the address of this machine that the other ranks reach (default: the one from which it reaches ``MASTER_ADDR``).
@@ -33,6 +34,7 @@ from torch.futures import Future
 
 from . import collective
 from ._errors import CollectiveError
+from ._gpu import GpuArray
 
 __all__ = ["ProcessGroup"]
 
@@ -48,6 +50,7 @@ class _Work(dist._Work):
 
     def __init__(self, result, call=None) -> None:
         super().__init__()
+        # Tensors, or lists of them.
         self._result = result
         self._call = call
         self._future = None
@@ -74,7 +77,7 @@ class _Work(dist._Work):
 
     def get_future(self):
         if self._future is None:
-            self._future = Future()
+            self._future = Future(devices=_gpus(self._result))
 
             def set_outcome(call) -> None:
                 error = call.exception()
@@ -118,13 +121,13 @@ class ProcessGroup(dist.ProcessGroup):
         def call(group, buffer):
             group.all_reduce(buffer, dtype=dtype, limit=self._seconds)
 
-        return self._run(tensors, options, lambda: _in_place(tensor, self._group, call))
+        return self._run(tensors, options, _in_place(tensor, call))
 
     def broadcast(self, tensors, opts=None):
         options = opts or dist.BroadcastOptions()
         [tensor] = tensors
         _check(tensor)
-        return self._run(tensors, options, lambda: self._broadcast(tensor, options.rootRank))
+        return self._run(tensors, options, self._broadcast(tensor, options.rootRank))
 
     def allgather(self, outputs, inputs, opts=None):
         [output], [tensor] = outputs, inputs
@@ -140,7 +143,7 @@ class ProcessGroup(dist.ProcessGroup):
     _allgather_base = all_gather_single
 
     def barrier(self, opts=None):
-        return self._run([], opts or dist.BarrierOptions(), lambda: self._group.barrier(limit=self._seconds))
+        return self._run([], opts or dist.BarrierOptions(), lambda group: group.barrier(limit=self._seconds))
 
     def _gather(self, result, places, tensor, opts) -> _Work:
         """Each rank in turn broadcasts its tensor into its place."""
@@ -149,15 +152,16 @@ class ProcessGroup(dist.ProcessGroup):
         if any((each.dtype, each.numel()) != (tensor.dtype, tensor.numel()) for each in places):
             raise ValueError("the backend serval gathers tensors of one type and length: outputs and input have to be alike")
         places[self.rank()].detach().copy_(tensor.detach())
+        broadcasts = [self._broadcast(place, root) for root, place in enumerate(places)]
 
-        def call():
-            for root, place in enumerate(places):
-                self._broadcast(place, root)
+        def call(group):
+            for broadcast in broadcasts:
+                broadcast(group)
 
         return self._run(result, opts or dist.AllgatherOptions(), call)
 
-    def _broadcast(self, tensor, root) -> None:
-        _in_place(tensor, self._group, lambda group, buffer: group.broadcast(buffer, root=root, limit=self._seconds))
+    def _broadcast(self, tensor, root):
+        return _in_place(tensor, lambda group, buffer: group.broadcast(buffer, root=root, limit=self._seconds))
 
     def shutdown(self) -> None:
         """Leaves the group, after the calls in flight; ``destroy_process_group`` calls it."""
@@ -184,11 +188,11 @@ class ProcessGroup(dist.ProcessGroup):
         if self._group is None:
             return _Work(result)
         if not options.asyncOp and (self._pending is None or self._pending.done()):
-            call()
+            call(self._group)
             return _Work(result)
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, "serval-collective")
-        self._pending = self._worker.submit(call)
+        self._pending = self._worker.submit(call, self._group)
         return _Work(result, self._pending)
 
 
@@ -222,15 +226,41 @@ for _method, _operation in {
 
 
 def _check(tensor) -> None:
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+    if tensor.device.type not in ("cpu", "cuda") or tensor.layout != torch.strided:
         raise ValueError(
-            f"the backend serval needs dense tensors on the CPU, not {tensor.layout} on {tensor.device}: copy it with tensor.cpu(), or use NCCL"
+            f"the backend serval needs dense tensors on the CPU or on a GPU, not {tensor.layout} on {tensor.device}: copy it with tensor.cpu()"
         )
+    if tensor.device.type == "cuda":
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            raise ValueError("the backend serval needs contiguous tensors on a GPU: give tensor.contiguous().resolve_conj().resolve_neg()")
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("the backend serval cannot be captured in a CUDA graph: make the call outside of it")
 
 
-def _in_place(tensor, group, call) -> None:
-    """A call on the tensor's own memory, or, if that is not contiguous, on a copy."""
+def _gpus(result) -> list:
+    """The GPUs with tensors of a result."""
+    if isinstance(result, torch.Tensor):
+        return [result.device] if result.is_cuda else []
+    return sorted({device for each in result for device in _gpus(each)}, key=str)
+
+
+def _in_place(tensor, call):
+    """A call on the tensor's own memory, as a function of the group."""
     tensor = tensor.detach()
+    if not tensor.is_cuda:
+        return lambda group: _on_host(tensor, group, call)
+    count = tensor.numel() * tensor.element_size()
+    # What the current stream does to the tensor precedes the call, which may be made on another thread.
+    event = torch.cuda.current_stream(tensor.device).record_event()
+
+    def on_gpu(group):
+        call(group, GpuArray(tensor, tensor.data_ptr(), count, None, event=event.cuda_event))
+
+    return on_gpu
+
+
+def _on_host(tensor, group, call) -> None:
+    """On a copy if the tensor is not contiguous."""
     # Torch marks conjugates and negatives instead of writing them.
     dense = tensor.contiguous().resolve_conj().resolve_neg()
     count = dense.numel() * dense.element_size()
@@ -352,4 +382,4 @@ def _leave() -> None:
 
 # Before concurrent.futures waits for its threads, which may wait for a rank that never calls.
 getattr(threading, "_register_atexit", atexit.register)(_leave)
-dist.Backend.register_backend("serval", _create, devices=["cpu"])
+dist.Backend.register_backend("serval", _create, devices=["cpu", "cuda"])

@@ -12,6 +12,8 @@ use pyo3::create_exception;
 use pyo3::exceptions::{PyException, PyOSError, PyValueError};
 use pyo3::prelude::*;
 
+use crate::gpu::{GpuArray, Stages};
+
 create_exception!(serval._native, GroupError, PyException, "A call of a group failed.");
 
 /// The longest limit: 30 years.
@@ -46,11 +48,17 @@ impl Listener {
 #[pyclass(frozen, module = "serval._native")]
 pub(crate) struct Group {
     /// `None` after `close`.
-    group: Mutex<Option<AnyGroup>>,
+    group: Mutex<Option<Open>>,
     /// A call in another thread ends.
     aborted: Arc<AtomicBool>,
     /// The process that formed it. After a fork the connections belong to this process.
     process: u32,
+}
+
+/// A group, and slots for arrays in the memory of GPUs.
+struct Open {
+    group: AnyGroup,
+    stages: Stages,
 }
 
 #[pymethods]
@@ -102,15 +110,37 @@ impl Group {
         element: &str,
         limit: f64,
     ) -> PyResult<()> {
-        let element = match element {
-            "float32" => Element::Float32,
-            "int32" => Element::Int32,
-            other => {
-                let why = format!("an all-reduce sums float32 or int32, not {other}");
-                return Err(PyValueError::new_err(why));
-            }
-        };
+        let element = summed(element)?;
         self.call(py, Some(buffer), limit, |group, data| group.all_reduce(element, data))
+    }
+
+    /// The same for an array in the memory of a GPU.
+    fn all_reduce_gpu(
+        &self,
+        py: Python<'_>,
+        array: GpuArray,
+        element: &str,
+        limit: f64,
+    ) -> PyResult<()> {
+        let element = summed(element)?;
+        self.run(py, limit, |open| {
+            let Open { group, stages } = open;
+            stages.call(&array, |staging| group.all_reduce_staged(element, staging))
+        })
+    }
+
+    /// Replaces an array in the memory of a GPU by the one of `root`.
+    fn broadcast_gpu(
+        &self,
+        py: Python<'_>,
+        array: GpuArray,
+        root: usize,
+        limit: f64,
+    ) -> PyResult<()> {
+        self.run(py, limit, |open| {
+            let Open { group, stages } = open;
+            stages.call(&array, |staging| group.broadcast_staged(root, staging))
+        })
     }
 
     /// Replaces a writable, contiguous buffer by the one of `root`.
@@ -163,8 +193,11 @@ impl Group {
                 Err(_) => return,
             },
         };
-        let group = group.take();
-        drop(group);
+        let mut open = group.take();
+        if let (Some(open), true) = (&mut open, self.is_forked()) {
+            open.stages.forget();
+        }
+        drop(open);
     }
 
     fn form(
@@ -176,10 +209,11 @@ impl Group {
         let aborted = Arc::new(AtomicBool::new(false));
         let asked = aborted.clone();
         group.set_interrupt(move || asked.load(Ordering::Relaxed) || signal_has_raised());
-        Ok(Self { group: Mutex::new(Some(group)), aborted, process: std::process::id() })
+        let open = Open { group, stages: Stages::default() };
+        Ok(Self { group: Mutex::new(Some(open)), aborted, process: std::process::id() })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<AnyGroup>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Open>> {
         self.group.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -190,11 +224,6 @@ impl Group {
         limit: f64,
         call: impl FnOnce(&mut AnyGroup, &mut [u8]) -> Result<(), CollectiveError> + Send,
     ) -> PyResult<()> {
-        let limit = seconds(limit)?;
-        if self.is_forked() {
-            let why = "the group belongs to the process that formed it, not to its fork: form another group here";
-            return Err(failed("argument", why.to_owned()));
-        }
         let buffer = buffer.map(PyUntypedBuffer::get).transpose()?;
         let data: &mut [u8] = match &buffer {
             Some(buffer) if buffer.readonly() || !buffer.is_c_contiguous() => {
@@ -212,13 +241,27 @@ impl Group {
             }
             _ => &mut [],
         };
+        self.run(py, limit, |open| call(&mut open.group, data))
+    }
+
+    fn run(
+        &self,
+        py: Python<'_>,
+        limit: f64,
+        call: impl FnOnce(&mut Open) -> Result<(), CollectiveError> + Send,
+    ) -> PyResult<()> {
+        let limit = seconds(limit)?;
+        if self.is_forked() {
+            let why = "the group belongs to the process that formed it, not to its fork: form another group here";
+            return Err(failed("argument", why.to_owned()));
+        }
         let result = py.detach(|| {
-            let mut group = self.lock();
-            let Some(group) = group.as_mut() else {
+            let mut open = self.lock();
+            let Some(open) = open.as_mut() else {
                 return Err(CollectiveError::Argument("the group is closed".to_owned()));
             };
-            group.set_limit(limit);
-            call(group, data)
+            open.group.set_limit(limit);
+            call(open)
         });
         result.map_err(|error| raised(py, error))
     }
@@ -245,6 +288,17 @@ fn signal_has_raised() -> bool {
     });
     // Without an interpreter the process is ending, and nobody waits for the call.
     asked.unwrap_or(true)
+}
+
+fn summed(element: &str) -> PyResult<Element> {
+    match element {
+        "float32" => Ok(Element::Float32),
+        "int32" => Ok(Element::Int32),
+        other => {
+            let why = format!("an all-reduce sums float32 or int32, not {other}");
+            Err(PyValueError::new_err(why))
+        }
+    }
 }
 
 fn resolve(text: &str) -> PyResult<SocketAddr> {

@@ -9,6 +9,7 @@
 #![deny(unsafe_code)]
 
 mod collective;
+mod gpu;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

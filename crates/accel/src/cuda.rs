@@ -21,6 +21,7 @@ mod copier;
 mod driver;
 mod gpu;
 mod kernels;
+mod lent;
 pub mod occupancy;
 mod staging;
 mod watch;
@@ -32,8 +33,9 @@ use driver::REGISTER;
 pub use gpu::{CudaAccelerator, Ended, FoundGpu, Gpu, Options, Service, survey};
 pub use kernels::{Demands, built_in, built_in_for, check_builtin, check_image};
 use kernels::{MATMUL_BLOCKS_MAX, SOCKETS_MAX, WARP_BACKENDS_MAX};
+pub use lent::{LentError, gpu_at};
 use mqueue::abi::ABI_VERSION;
-pub use staging::{StagedArray, Transfer};
+pub use staging::{Ready, StagedArray};
 
 /// The driver's error code for a GPU that another process uses exclusively.
 const UNAVAILABLE: i32 = 46;

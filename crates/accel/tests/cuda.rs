@@ -3,44 +3,26 @@
 //! forever. `make test-gpu` tests the kernels on a real GPU.
 
 mod common;
+mod fake;
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use accel::compile::{BuildOptions, build_kernel};
-use accel::cuda::{CudaAccelerator, Ended, Gpu, Options, Service, StagedArray, Transfer, survey};
+use accel::cuda::{CudaAccelerator, Ended, Gpu, Options, Service, StagedArray, survey};
 use accel::{AccelError, CudaError};
-use common::{Engine, Shape, kernel_source, payload};
+use collective::Staging as _;
+use collective::staged::Direction as Way;
+use common::{Engine, Shape, payload};
 use engine::commands::Outcome;
+use fake::driver;
 use mqueue::abi::{MESSAGE_BYTES_MAX, kind, protocol, reason, state, status, stop};
 use mqueue::command::{Copy, Direction};
 
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A copy of the driver that behaves as its name says, for one test, and a file with the headers of a fatbin.
-fn driver(behaviour: &str) -> (PathBuf, String) {
-    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
-    let folder = FOLDER.get_or_init(|| {
-        let folder = tempfile::tempdir().unwrap();
-        let built = folder.path().join("driver.so");
-        build_kernel(&kernel_source("fake_driver.cpp"), &built, &BuildOptions::default()).unwrap();
-        let mut image = 0xba55_ed50u32.to_le_bytes().to_vec();
-        image.extend(0x0010_0001u32.to_le_bytes());
-        image.extend(0u64.to_le_bytes());
-        fs::write(folder.path().join("k.fatbin"), image).unwrap();
-        folder
-    });
-    let copy = folder.path().join(format!("libcuda-{behaviour}.so"));
-    if !copy.exists() {
-        fs::copy(folder.path().join("driver.so"), &copy).unwrap();
-    }
-    (copy, folder.path().join("k.fatbin").display().to_string())
-}
 
 /// Removes a function's name from a library, before it is loaded.
 fn hide(library: &Path, function: &[u8]) {
@@ -154,16 +136,16 @@ fn an_array_in_gpu_memory_passes_through_slots() {
     assert!(back == sent);
     let ranges = [0..256, 744..1000, 500..600];
     for (slot, range) in ranges.iter().enumerate() {
-        array.begin(Transfer::Out, slot, range.clone()).unwrap();
+        array.begin(Way::Out, slot, range.clone()).unwrap();
     }
     for (slot, range) in ranges.into_iter().enumerate() {
         while !array.is_done(slot).unwrap() {}
         assert_eq!(array.slot(slot)[..range.len()], sent[range.clone()]);
         array.slot(slot).fill(slot as u8);
-        array.begin(Transfer::In, slot, range).unwrap();
+        array.begin(Way::In, slot, range).unwrap();
     }
     let outside = |array: &mut StagedArray, range| {
-        catch_unwind(AssertUnwindSafe(|| array.begin(Transfer::In, 0, range))).is_err()
+        catch_unwind(AssertUnwindSafe(|| array.begin(Way::In, 0, range))).is_err()
     };
     assert!(outside(&mut array, 0..8), "its copy is in progress");
     while !(0..3).all(|slot| array.is_done(slot).unwrap()) {}
@@ -204,7 +186,7 @@ fn an_array_that_cannot_be_made_leaves_nothing_and_one_that_is_stuck_keeps_its_m
     }
     let (library, _) = driver("stuck-array");
     let mut array = StagedArray::new(Gpu::open(0, Some(&library)).unwrap(), 1000, 3, 256).unwrap();
-    array.begin(Transfer::Out, 1, 0..256).unwrap();
+    array.begin(Way::Out, 1, 0..256).unwrap();
     assert!(!array.is_done(1).unwrap() && array.is_done(0).unwrap());
 }
 

@@ -4,7 +4,7 @@ mod array;
 
 use std::time::{Duration, Instant};
 
-pub use array::{Array, OnGpu};
+pub use array::Array;
 use collective::{CollectiveError, Element, Group, Transport};
 use sha2::{Digest as _, Sha256};
 

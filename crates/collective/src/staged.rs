@@ -63,7 +63,7 @@ impl<T: Transport> Group<T> {
     pub fn all_reduce_staged(
         &mut self,
         element: Element,
-        staging: &mut impl Staging,
+        staging: &mut (impl Staging + ?Sized),
     ) -> Result<(), CollectiveError> {
         self.check_open()?;
         Self::check_all_reduce(element, staging.bytes())?;
@@ -74,7 +74,7 @@ impl<T: Transport> Group<T> {
     pub fn broadcast_staged(
         &mut self,
         root: usize,
-        staging: &mut impl Staging,
+        staging: &mut (impl Staging + ?Sized),
     ) -> Result<(), CollectiveError> {
         self.check_open()?;
         self.check_root(root)?;
@@ -82,7 +82,7 @@ impl<T: Transport> Group<T> {
     }
 }
 
-struct Staged<'a, T: Transport, S: Staging> {
+struct Staged<'a, T: Transport, S: Staging + ?Sized> {
     group: &'a mut Group<T>,
     staging: &'a mut S,
     started: Instant,
@@ -91,7 +91,7 @@ struct Staged<'a, T: Transport, S: Staging> {
     comes_in: bool,
 }
 
-impl<'a, T: Transport, S: Staging> Staged<'a, T, S> {
+impl<'a, T: Transport, S: Staging + ?Sized> Staged<'a, T, S> {
     fn run(
         group: &'a mut Group<T>,
         staging: &'a mut S,
@@ -105,7 +105,8 @@ impl<'a, T: Transport, S: Staging> Staged<'a, T, S> {
         }
         let is_root = operation == Operation::Broadcast { root: group.rank() };
         let goes_out = operation == Operation::AllReduce || is_root;
-        let mut call = Self { group, staging, started: Instant::now(), goes_out, comes_in: !is_root };
+        let mut call =
+            Self { group, staging, started: Instant::now(), goes_out, comes_in: !is_root };
         let done = call.pieces(operation, element, slot_bytes);
         done.inspect_err(|error| call.group.end(error))
     }
@@ -153,7 +154,13 @@ impl<'a, T: Transport, S: Staging> Staged<'a, T, S> {
             if ours != theirs {
                 let sequence = self.group.sequence();
                 let (ours, theirs) = (ours.to_string(), theirs.to_string());
-                return Err(CollectiveError::Disagreement { rank: 0, sequence, what, ours, theirs });
+                return Err(CollectiveError::Disagreement {
+                    rank: 0,
+                    sequence,
+                    what,
+                    ours,
+                    theirs,
+                });
             }
         }
         Ok(())

@@ -148,7 +148,10 @@ fn a_broadcast_is_copied_out_of_the_root_and_into_the_others() {
                 }
                 // Out of the root, and into the others.
                 assert_eq!(staged.begun, 2 * bytes.div_ceil(64));
-                assert_eq!(group.broadcast_staged(ranks, &mut staged).unwrap_err().name(), "argument");
+                assert_eq!(
+                    group.broadcast_staged(ranks, &mut staged).unwrap_err().name(),
+                    "argument"
+                );
                 group.barrier().unwrap();
                 staged.array
             });

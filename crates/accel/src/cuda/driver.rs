@@ -49,8 +49,21 @@ const PREFERRED_SHARED_CARVEOUT: c_int = 9;
 const NOT_READY: c_int = 600;
 const NOT_FOUND: c_int = 500;
 
+/// What the driver says about an address that it does not know.
+const INVALID_VALUE: c_int = 1;
+
+/// Attributes of an address, by the driver's numbers.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum PointerAttribute {
+    Context = 1,
+    MemoryType = 2,
+    IsManaged = 8,
+    DeviceOrdinal = 9,
+}
+
 /// Objects of the driver. Zero is none.
 pub(super) type Context = usize;
+pub(super) type Event = usize;
 pub(super) type Module = usize;
 pub(super) type Function = usize;
 pub(super) type Stream = usize;
@@ -72,6 +85,7 @@ table! {
     context_retain = "cuDevicePrimaryCtxRetain" (*mut Context, c_int);
     context_release = "cuDevicePrimaryCtxRelease_v2" (c_int);
     context_bind = "cuCtxSetCurrent" (Context);
+    context_bound = "cuCtxGetCurrent" (*mut Context);
     module_load = "cuModuleLoadData" (*mut Module, *const c_void);
     module_unload = "cuModuleUnload" (Module);
     module_function = "cuModuleGetFunction" (*mut Function, Module, *const c_char);
@@ -97,6 +111,12 @@ table! {
     stream_destroy = "cuStreamDestroy_v2" (Stream);
     stream_query = "cuStreamQuery" (Stream);
     stream_wait = "cuStreamSynchronize" (Stream);
+    stream_await = "cuStreamWaitEvent" (Stream, Event, c_uint);
+    event_create = "cuEventCreate" (*mut Event, c_uint);
+    event_record = "cuEventRecord" (Event, Stream);
+    event_destroy = "cuEventDestroy_v2" (Event);
+    pointer_attribute = "cuPointerGetAttribute" (*mut c_void, c_int, DeviceAddress);
+    address_range = "cuMemGetAddressRange_v2" (*mut DeviceAddress, *mut usize, DeviceAddress);
     launch = "cuLaunchKernel" (Function, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Stream,
                                *mut *mut c_void, *mut *mut c_void);
     error_name = "cuGetErrorName" (c_int, *mut *const c_char);
@@ -314,6 +334,90 @@ impl Driver {
     pub(super) fn bind(&self, context: Context) -> Result<(), CudaError> {
         // SAFETY: a handle from `retain_context`.
         self.check("use the GPU from this thread", unsafe { (self.table.context_bind)(context) })
+    }
+
+    /// Makes `context` current until the returned value is dropped. The thread may be one of a program that has its own context.
+    pub(super) fn bind_for_now(&'static self, context: Context) -> Result<Bound, CudaError> {
+        let mut before = 0;
+        // SAFETY: writes one handle.
+        let code = unsafe { (self.table.context_bound)(&mut before) };
+        self.check("ask for the context of this thread", code)?;
+        if before != context {
+            self.bind(context)?;
+        }
+        Ok(Bound { driver: self, before, is_other: before != context })
+    }
+
+    /// An attribute of an address that may have been made up; none if the driver does not know the address or the attribute.
+    pub(super) fn pointer_attribute(
+        &self,
+        address: DeviceAddress,
+        attribute: PointerAttribute,
+    ) -> Result<Option<u64>, CudaError> {
+        let mut value = 0u64;
+        // SAFETY: writes an integer or a handle, of 8 bytes at most, and does not access the address.
+        let code = unsafe {
+            let value = (&raw mut value).cast();
+            (self.table.pointer_attribute)(value, attribute as c_int, address)
+        };
+        if code == INVALID_VALUE {
+            return Ok(None);
+        }
+        self.check("ask for an attribute of an address", code)?;
+        Ok(Some(value))
+    }
+
+    /// Start and size of the allocation that has an address; none if there is none.
+    pub(super) fn allocation_at(
+        &self,
+        address: DeviceAddress,
+    ) -> Result<Option<(DeviceAddress, usize)>, CudaError> {
+        const NOT_MAPPED: c_int = 500;
+        let (mut base, mut bytes) = (0, 0);
+        // SAFETY: writes an address and a size, and does not access the address.
+        let code = unsafe { (self.table.address_range)(&mut base, &mut bytes, address) };
+        if matches!(code, INVALID_VALUE | NOT_MAPPED) {
+            return Ok(None);
+        }
+        self.check("ask for the allocation at an address", code)?;
+        Ok(Some((base, bytes)))
+    }
+
+    /// An event after all that a stream has been given so far.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is a stream of the current context, or 1 or 2: the default streams.
+    pub(super) unsafe fn event_after(&self, stream: Stream) -> Result<Event, CudaError> {
+        const NO_TIMING: c_uint = 2;
+        let mut event = 0;
+        // SAFETY: writes one handle.
+        self.check("create an event", unsafe { (self.table.event_create)(&mut event, NO_TIMING) })?;
+        // SAFETY: the event's handle, and the caller's stream by its promise.
+        let recorded = self.check("record an event on the caller's stream", unsafe {
+            (self.table.event_record)(event, stream)
+        });
+        if recorded.is_err() {
+            self.destroy_event(event);
+        }
+        recorded.map(|()| event)
+    }
+
+    /// The event stays in use until it has occurred.
+    pub(super) fn destroy_event(&self, event: Event) {
+        // SAFETY: a handle from `event_after`.
+        unsafe { (self.table.event_destroy)(event) };
+    }
+
+    /// Has the later work of a stream wait for an event.
+    ///
+    /// # Safety
+    ///
+    /// `event` is an event of this process.
+    pub(super) unsafe fn await_event(&self, stream: Stream, event: Event) -> Result<(), CudaError> {
+        // SAFETY: handles, by the caller's promise.
+        let code = unsafe { (self.table.stream_await)(stream, event, 0) };
+        self.check("wait for the caller's stream", code)
     }
 
     /// # Safety
@@ -615,6 +719,22 @@ impl Driver {
             )
         };
         self.check("start the kernel", code)
+    }
+}
+
+/// A context that is current on this thread; the one before it is current again when this is dropped.
+pub(super) struct Bound {
+    driver: &'static Driver,
+    before: Context,
+    is_other: bool,
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        if self.is_other {
+            // Nothing can be done if this fails: the next call of the thread's program does as well.
+            let _ = self.driver.bind(self.before);
+        }
     }
 }
 

@@ -168,13 +168,26 @@ impl Drop for Gpu {
 impl Gpu {
     /// Opens the GPU of this number, with the driver at `library` or the machine's own.
     pub fn open(index: u32, library: Option<&Path>) -> Result<Self, CudaError> {
+        Self::open_if(index, library, |found| found.unfit.clone())
+    }
+
+    /// Opens a GPU to copy its memory, which every GPU is fit for.
+    pub fn open_for_copies(index: u32, library: Option<&Path>) -> Result<Self, CudaError> {
+        Self::open_if(index, library, |_| None)
+    }
+
+    fn open_if(
+        index: u32,
+        library: Option<&Path>,
+        unfit: impl FnOnce(&FoundGpu) -> Option<String>,
+    ) -> Result<Self, CudaError> {
         let driver = Driver::load(library)?;
         let count = driver.device_count()?;
         if index >= count {
             return Err(CudaError::NoGpu { index, count });
         }
         let found = look_at(driver, index)?;
-        if let Some(what) = found.unfit {
+        if let Some(what) = unfit(&found) {
             return Err(CudaError::Unfit { index, name: found.name, what });
         }
         let device = driver.device(index)?;

@@ -19,6 +19,9 @@
 //   aged       of compute capability 7.0
 //   alien      kernels have no mark of this region ABI
 //   unmapped   the driver maps no memory: a sink is as long as its memory
+//   managed    memory is managed
+//   foreign    memory belongs to another context than the primary one
+//   second     memory is that of a second GPU
 //
 // It enforces the rules of callers, and ends a process that breaks one with a sentence. No call may wait for a running
 // kernel. A kernel must get the most shared memory (cuda/occupancy.rs) before any query about its blocks and any launch.
@@ -53,7 +56,7 @@ SERVAL_KERNEL(asks_and_computes) (serval::Block& block, serval::Mqueue& q) {
 
 namespace {
 
-enum { SUCCESS = 0, INVALID = 1, OUT_OF_MEMORY = 2, UNAVAILABLE = 46, ECC_UNCORRECTABLE = 214 };
+enum { SUCCESS = 0, INVALID = 1, OUT_OF_MEMORY = 2, UNAVAILABLE = 46, INVALID_CONTEXT = 201, ECC_UNCORRECTABLE = 214 };
 enum { NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
 constexpr int GRANULE = 4096;
 constexpr int PREFERRED_SHARED_CARVEOUT = 9;  // a function attribute
@@ -64,6 +67,13 @@ bool asked_for(const char* what) {
     if (asked && strstr(asked, what)) return true;
     return dladdr(reinterpret_cast<void*>(&asked_for), &self) && strstr(strrchr(self.dli_fname, '/'), what);
 }
+
+// Programs with groups of ranks call from several threads.
+pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+struct Lock {
+    Lock() { pthread_mutex_lock(&mutex); }
+    ~Lock() { pthread_mutex_unlock(&mutex); }
+};
 
 struct Copy {
     void* to;
@@ -81,12 +91,32 @@ struct Registered {
 Registered* registered = nullptr;
 
 bool is_registered(const void* at, size_t bytes) {
-    for (const Registered* r = registered; r; r = r->next)
-        if (at >= r->base && static_cast<const char*>(at) + bytes <= r->base + r->bytes) return true;
+    const uint64_t address = reinterpret_cast<uint64_t>(at);
+    for (const Registered* r = registered; r; r = r->next) {
+        const uint64_t base = reinterpret_cast<uint64_t>(r->base);
+        if (address >= base && address - base <= r->bytes && bytes <= r->bytes - (address - base)) return true;
+    }
     return false;
 }
 
+// Memory of the GPU.
+struct Memory {
+    char* base;
+    size_t bytes;
+    Memory* next;
+};
+Memory* memories = nullptr;
+
+const Memory* memory_at(uint64_t address) {
+    for (const Memory* m = memories; m; m = m->next) {
+        const uint64_t base = reinterpret_cast<uint64_t>(m->base);
+        if (address >= base && address - base < m->bytes) return m;
+    }
+    return nullptr;
+}
+
 struct Stream {
+    Stream* after = nullptr;  // its copies come first
     int running = 0;   // blocks
     int queries = 0;
     Copy* copies = nullptr;  // in flight
@@ -112,6 +142,11 @@ void rule_of_release(const char* function) {
     rule(function);
     if (__atomic_load_n(&copying, __ATOMIC_ACQUIRE) != 0) broken(function, "came while a copy was in flight");
 }
+
+// An event after what its stream has been given.
+struct Event {
+    Stream* after = nullptr;
+};
 
 struct Function {
     uintptr_t entry;
@@ -170,7 +205,7 @@ void* run(void* given) {
 
 EXPORT cuInit(unsigned) { return SUCCESS; }
 EXPORT cuDriverGetVersion(int* version) { return *version = 13000, SUCCESS; }
-EXPORT cuDeviceGetCount(int* count) { return *count = asked_for("beside") ? 2 : 1, SUCCESS; }
+EXPORT cuDeviceGetCount(int* count) { return *count = asked_for("beside") || asked_for("second") ? 2 : 1, SUCCESS; }
 EXPORT cuDeviceGet(int* device, int index) { return *device = index, SUCCESS; }
 EXPORT cuDeviceGetName(char* name, int bytes, int) { return snprintf(name, static_cast<size_t>(bytes), "fake GPU"), SUCCESS; }
 EXPORT cuDeviceGetPCIBusId(char* id, int bytes, int) { return snprintf(id, static_cast<size_t>(bytes), "0000:65:00.0"), SUCCESS; }
@@ -190,17 +225,21 @@ EXPORT cuDeviceGetAttribute(int* value, int attribute, int device) {
 EXPORT cuDevicePrimaryCtxRetain(uintptr_t* context, int) {
     *context = 1;
     if (asked_for("taken")) return UNAVAILABLE;
+    const Lock lock;
     return contexts++, SUCCESS;
 }
 EXPORT cuDevicePrimaryCtxRelease_v2(int) {
     rule("cuDevicePrimaryCtxRelease");
+    const Lock lock;
     if (--contexts == 0 && allocations != 0) {
         fprintf(stderr, "%d things were not given back\n", allocations);
         _exit(71);
     }
     return SUCCESS;
 }
-EXPORT cuCtxSetCurrent(uintptr_t) { return SUCCESS; }
+static thread_local uintptr_t current = 0;
+EXPORT cuCtxSetCurrent(uintptr_t context) { return current = context, SUCCESS; }
+EXPORT cuCtxGetCurrent(uintptr_t* context) { return *context = current, SUCCESS; }
 EXPORT cuModuleLoadData(Module** module, const void*) {
     rule("cuModuleLoadData");
     allocations++;
@@ -239,10 +278,12 @@ EXPORT cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function*, int, 
 }
 EXPORT cuMemHostRegister_v2(void* base, size_t bytes, unsigned) {
     if (asked_for("unpinned")) return OUT_OF_MEMORY;
+    const Lock lock;
     registered = new Registered{static_cast<const char*>(base), bytes, registered};
     return rule("cuMemHostRegister"), allocations++, SUCCESS;
 }
 EXPORT cuMemHostUnregister(void* base) {
+    const Lock lock;
     for (Registered** at = &registered; *at; at = &(*at)->next) {
         Registered* const found = *at;
         if (found->base != base) continue;
@@ -257,10 +298,45 @@ EXPORT cuMemAlloc_v2(uint64_t* address, size_t bytes) {
     rule("cuMemAlloc");
     void* memory = nullptr;
     if (asked_for("full") || posix_memalign(&memory, GRANULE, bytes)) return OUT_OF_MEMORY;
+    const Lock lock;
     allocations++;
+    memories = new Memory{static_cast<char*>(memory), bytes, memories};
     return *address = reinterpret_cast<uint64_t>(memory), SUCCESS;
 }
-EXPORT cuMemFree_v2(uint64_t address) { return rule_of_release("cuMemFree"), free(reinterpret_cast<void*>(address)), allocations--, SUCCESS; }
+EXPORT cuMemFree_v2(uint64_t address) {
+    rule_of_release("cuMemFree");
+    const Lock lock;
+    for (Memory** at = &memories; *at; at = &(*at)->next) {
+        Memory* const found = *at;
+        if (reinterpret_cast<uint64_t>(found->base) != address) continue;
+        *at = found->next;
+        free(found->base);
+        delete found;
+        return allocations--, SUCCESS;
+    }
+    return INVALID;
+}
+EXPORT cuMemGetAddressRange_v2(uint64_t* base, size_t* bytes, uint64_t address) {
+    if (current == 0) return INVALID_CONTEXT;
+    const Lock lock;
+    const Memory* memory = memory_at(address);
+    if (!memory) return NOT_FOUND;
+    *base = reinterpret_cast<uint64_t>(memory->base);
+    return *bytes = memory->bytes, SUCCESS;
+}
+EXPORT cuPointerGetAttribute(void* value, int attribute, uint64_t address) {
+    const Lock lock;
+    const bool is_ours = memory_at(address) != nullptr;
+    if (!is_ours && !is_registered(reinterpret_cast<void*>(address), 1)) return INVALID;
+    switch (attribute) {
+        case 1: *static_cast<uintptr_t*>(value) = asked_for("foreign") ? 2 : 1; break;
+        case 2: *static_cast<unsigned*>(value) = is_ours ? 2 : 1; break;
+        case 8: *static_cast<unsigned*>(value) = asked_for("managed"); break;
+        case 9: *static_cast<int*>(value) = asked_for("second"); break;
+        default: return INVALID;
+    }
+    return SUCCESS;
+}
 // Memory that is mapped, at as many addresses as the caller likes.
 EXPORT cuMemGetAllocationGranularity(size_t* bytes, const void*, int) { return *bytes = size_t{2} << 20, SUCCESS; }
 EXPORT cuMemCreate(uint64_t* handle, size_t bytes, const void*, unsigned long long) {
@@ -288,10 +364,21 @@ EXPORT cuMemSetAccess(uint64_t address, size_t bytes, const void*, size_t) {
     return mprotect(reinterpret_cast<void*>(address), bytes, PROT_READ | PROT_WRITE) ? INVALID : SUCCESS;
 }
 static int begin_copy(Stream* stream, void* to, const void* from, size_t bytes) {
+    const Lock lock;
     stream->copies = new Copy{to, from, bytes, stream->copies};
     return __atomic_fetch_add(&copying, 1, __ATOMIC_RELAXED), SUCCESS;
 }
 static void end_copies(Stream* stream) {
+    const Lock lock;
+    if (Stream* first = stream->after) {
+        stream->after = nullptr;
+        while (Copy* copy = first->copies) {
+            memcpy(copy->to, copy->from, copy->bytes);
+            first->copies = copy->next;
+            delete copy;
+            __atomic_fetch_sub(&copying, 1, __ATOMIC_RELAXED);
+        }
+    }
     while (Copy* copy = stream->copies) {
         memcpy(copy->to, copy->from, copy->bytes);
         stream->copies = copy->next;
@@ -313,9 +400,30 @@ EXPORT cuStreamCreate(Stream** stream, unsigned) {
     const bool fails = first && asked_for("agentless");
     first = false;
     if (fails) return OUT_OF_MEMORY;
+    const Lock lock;
     return allocations++, *stream = new Stream, SUCCESS;
 }
-EXPORT cuStreamDestroy_v2(Stream* stream) { return rule_of_release("cuStreamDestroy"), delete stream, allocations--, SUCCESS; }
+EXPORT cuStreamDestroy_v2(Stream* stream) {
+    rule_of_release("cuStreamDestroy");
+    const Lock lock;
+    return delete stream, allocations--, SUCCESS;
+}
+EXPORT cuEventCreate(Event** event, unsigned) {
+    const Lock lock;
+    return allocations++, *event = new Event, SUCCESS;
+}
+// The default streams have nothing to do.
+EXPORT cuEventRecord(Event* event, Stream* stream) {
+    return event->after = reinterpret_cast<uintptr_t>(stream) <= 2 ? nullptr : stream, SUCCESS;
+}
+EXPORT cuEventDestroy_v2(Event* event) {
+    const Lock lock;
+    return delete event, allocations--, SUCCESS;
+}
+EXPORT cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
+    const Lock lock;
+    return stream->after = event->after, SUCCESS;
+}
 EXPORT cuStreamQuery(Stream* stream) {
     if (asked_for("faulty") && after_a_while(stream)) return ILLEGAL_ADDRESS;
     if (asked_for("ecc") && after_a_while(stream)) return ECC_UNCORRECTABLE;

@@ -1,17 +1,15 @@
 //! The array of a rank: in host memory, or in the memory of a GPU.
 
-use std::ops::Range;
-
-use accel::cuda::{CudaError, Gpu, StagedArray, Transfer, survey};
-use collective::staged::{CopyFailed, Direction, PIECE_BYTES, SLOTS};
-use collective::{CollectiveError, Element, Group, Staging, Transport};
+use accel::cuda::{CudaError, Gpu, StagedArray, survey};
+use collective::staged::{PIECE_BYTES, SLOTS};
+use collective::{CollectiveError, Element, Group, Transport};
 
 /// An array that is summed.
 pub enum Array {
     /// In host memory.
     Host(Vec<u8>),
     /// In the memory of a GPU.
-    Gpu(Box<OnGpu>),
+    Gpu(Box<StagedArray>),
 }
 
 impl Array {
@@ -27,14 +25,14 @@ impl Array {
             None => rank as u32 % (survey(None)?.len() as u32).max(1),
         };
         let array = StagedArray::new(Gpu::open(number, None)?, bytes, SLOTS, PIECE_BYTES)?;
-        Ok(Self::Gpu(Box::new(OnGpu(array))))
+        Ok(Self::Gpu(Box::new(array)))
     }
 
     /// Replaces the array.
     pub(super) fn write(&mut self, rank: usize, input: &[u8]) -> Result<(), CollectiveError> {
         match self {
             Self::Host(array) => array.copy_from_slice(input),
-            Self::Gpu(array) => array.0.write(input).map_err(|error| failed(rank, &error))?,
+            Self::Gpu(array) => array.write(input).map_err(|error| failed(rank, &error))?,
         }
         Ok(())
     }
@@ -43,7 +41,7 @@ impl Array {
     pub(super) fn read(&mut self, rank: usize, into: &mut [u8]) -> Result<(), CollectiveError> {
         match self {
             Self::Host(array) => into.copy_from_slice(array),
-            Self::Gpu(array) => array.0.read(into).map_err(|error| failed(rank, &error))?,
+            Self::Gpu(array) => array.read(into).map_err(|error| failed(rank, &error))?,
         }
         Ok(())
     }
@@ -62,38 +60,4 @@ impl Array {
 
 fn failed(rank: usize, error: &CudaError) -> CollectiveError {
     CollectiveError::Copy { rank, why: error.to_string() }
-}
-
-/// An array in the memory of a GPU, for collectives.
-pub struct OnGpu(StagedArray);
-
-impl Staging for OnGpu {
-    fn bytes(&self) -> usize {
-        self.0.bytes()
-    }
-
-    fn slot_bytes(&self) -> usize {
-        self.0.slot_bytes()
-    }
-
-    fn begin(
-        &mut self,
-        direction: Direction,
-        slot: usize,
-        range: Range<usize>,
-    ) -> Result<(), CopyFailed> {
-        let transfer = match direction {
-            Direction::Out => Transfer::Out,
-            Direction::In => Transfer::In,
-        };
-        self.0.begin(transfer, slot, range).map_err(|error| CopyFailed(error.to_string()))
-    }
-
-    fn is_done(&mut self, slot: usize) -> Result<bool, CopyFailed> {
-        self.0.is_done(slot).map_err(|error| CopyFailed(error.to_string()))
-    }
-
-    fn slot(&mut self, slot: usize) -> &mut [u8] {
-        self.0.slot(slot)
-    }
 }
