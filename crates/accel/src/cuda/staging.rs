@@ -114,9 +114,9 @@ impl StagedArray {
         assert!(matches!(self.array, Array::None), "it has an array");
         let _bound = self.bind()?;
         check_lent(self.gpu(), address, bytes)?;
-        // SAFETY: they exist by the caller's promise.
         let event = match ready {
             Ready::Now => None,
+            // SAFETY: it exists by the caller's promise.
             Ready::Stream(stream) => Some(unsafe { self.driver.event_after(stream) }?),
             Ready::Event(event) => Some(event),
         };
