@@ -72,6 +72,7 @@
 //! | `socket-forge` | `socket_block.rs` | bytes, others |
 //! | `socket-scribble` | `socket_block.rs`: positions and ends | bytes, others, no panic |
 //! | `socket-reset` | `socket_block.rs` | bytes |
+//! | `socket-close` | `socket_block.rs`: a block closes a connection before its peer has sent everything | the peer reads what was sent, then the end; its input is dropped |
 //! | `socket-leave` | `socket_peer.rs` | bytes |
 //! | `socket-deaf` | `socket_peer.rs` | bytes; content: all bytes return when it reads again |
 //! | `backend-late` | `backend.rs` | each request has one answer: `backend_late` |
