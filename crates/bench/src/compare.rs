@@ -38,7 +38,7 @@ use pairs::{Bench, Pairs, PairsError, Plan, Run, Side};
 use record::Record;
 use server::ServerError;
 use statistics::Summary;
-use suite::{Row, SideSpec, Timing};
+use suite::{Load, Row, SideSpec, Timing};
 use verdict::{PAIRS_MIN, Verdict};
 
 /// Minimum duration of a valid load.
@@ -235,8 +235,24 @@ struct Rig<'r> {
     row: &'r Row,
     schedule: Schedule,
     cores: Cores,
+    /// The peak of b, once it has been measured.
+    peak_of_b: Option<f64>,
     cancel: Arc<AtomicBool>,
     watch: &'r mut dyn FnMut(usize, usize),
+}
+
+impl Rig<'_> {
+    /// The peak of b under this load, or why it has none. Measured once.
+    fn peak_of_b(&mut self, load: &Load) -> Result<Result<f64, String>, SideError> {
+        if let Some(peak) = self.peak_of_b {
+            return Ok(Ok(peak));
+        }
+        let b = self.row.b.as_ref().expect("rows are checked when they are read");
+        let command = b.server.as_deref().expect("rows are checked when they are read");
+        let found = load::peak_of(command, b, load, &self.schedule, &self.cores, &self.cancel)?;
+        self.peak_of_b = found.as_ref().ok().copied();
+        Ok(found)
+    }
 }
 
 impl Bench for Rig<'_> {
@@ -259,8 +275,21 @@ impl Bench for Rig<'_> {
         };
         match (&side.server, &side.program, row.load_on(side)) {
             (command, None, Some(load)) => {
-                let command = command.as_deref();
-                load::measure_server(command, side, load, &self.schedule, &self.cores, &self.cancel)
+                let peak = match load.times_peak_of_b.map(|_| self.peak_of_b(load)).transpose()? {
+                    Some(Err(why)) => return Ok(Run::Void(format!("peak of b: {why}"))),
+                    Some(Ok(peak)) => Some(peak),
+                    None => None,
+                };
+                let (schedule, cores) = (&self.schedule, &self.cores);
+                load::measure_server(
+                    command.as_deref(),
+                    side,
+                    load,
+                    peak,
+                    schedule,
+                    cores,
+                    &self.cancel,
+                )
             }
             (None, Some(command), _) => {
                 let surroundings = Surroundings::new(side, &self.cores)?;
@@ -310,7 +339,9 @@ pub fn measure(
         better: row.better(),
         figure: [figure(Some(&row.a)), figure(row.b.as_ref())],
     };
-    let mut rig = Rig { row, schedule, cores: cores.clone(), cancel: cancel.clone(), watch };
+    let (rig_cores, cancel_rig) = (cores.clone(), cancel.clone());
+    let mut rig =
+        Rig { row, schedule, cores: rig_cores, peak_of_b: None, cancel: cancel_rig, watch };
     let found = pairs::measure(&mut rig, &plan);
     if cancel.load(Ordering::Relaxed) {
         return Err(SideError::Interrupted);

@@ -116,6 +116,14 @@ what = "a memcached alone"
 class = "T0"
 load = {{ class = "T0", url = "tcp", workload = "memcached:10:50", window = 8, shares_core = true }}
 a = {{ memcached = true }}
+[[row]]
+name = "at-rate-of-b"
+what = "both at a share of what the second can"
+class = "T0"
+metric = "p99_ns"
+load = {{ class = "T0", workload = "echo:64", window = 8, times_peak_of_b = 0.2 }}
+a = {{ label = "one", server = "{echo}" }}
+b = {{ label = "two", server = "{echo}" }}
 "#
         ),
     );
@@ -128,7 +136,7 @@ a = {{ memcached = true }}
     let rows = report["rows"].as_array().unwrap();
     let verdicts: Vec<_> = rows.iter().map(|row| row["verdict"].as_str().unwrap()).collect();
     let unproven = "no-verdict";
-    let expected = [unproven, unproven, unproven, "void", "void", unproven];
+    let expected = [unproven, unproven, unproven, "void", "void", unproven, unproven];
     assert_eq!(verdicts, expected, "{report:#}");
     assert!(rows[5]["pairs"][0]["a"]["server_cpu_ns"].as_f64().unwrap() > 0.0, "{report:#}");
     assert_eq!(rows[5]["a"]["load"]["workload"], "memcached:10:50");
@@ -145,6 +153,9 @@ a = {{ memcached = true }}
     assert!(share > 0.0 && share < 1.0, "{share}");
     assert!(rows[3]["reason"].as_str().unwrap().contains("ended by itself"), "{}", rows[3]);
     assert!(rows[4]["reason"].as_str().unwrap().contains("needs broken"), "{}", rows[4]);
+    let below = &rows[6]["pairs"][0];
+    let peak = |side: &str| below[side]["peak_rate"].as_f64().unwrap();
+    assert!(peak("a") > 0.0 && peak("a") == peak("b"), "{below:#}");
 }
 
 /// Programs need no quiet machine but for the calibration; a suite's results are files.

@@ -18,11 +18,12 @@ const PEAK_SHARE: f64 = 0.5;
 const PEAK_MAX: f64 = 1.05;
 
 /// Measures one server once: starts it, applies the load, ends it. Without a command the side's memcached is the
-/// server.
+/// server. `peak_of_b` is the rate that `times_peak_of_b` multiplies.
 pub(super) fn measure_server(
     command: Option<&str>,
     side: &SideSpec,
     load: &Load,
+    peak_of_b: Option<f64>,
     schedule: &Schedule,
     cores: &Cores,
     cancel: &Arc<AtomicBool>,
@@ -44,24 +45,12 @@ pub(super) fn measure_server(
         (None, Some(database)) => (format!("tcp://{}", database.0.address()), database.0.id()),
         (None, None) => unreachable!("rows are checked when they are read"),
     };
-    let mut plan = Plan::new(url.parse()?);
-    plan.class = load.class();
-    plan.work = load.workload.parse()?;
-    plan.framing = load.framing().map_err(SideError::Load)?;
-    plan.connections = load.connections;
-    plan.timeout = load.timeout_s.map(Duration::from_secs_f64);
-    if !load.shares_core {
-        plan.cores = cores.client[..load.cores.unwrap_or(1)].to_vec();
-    } else {
-        // The time of other processes on a shared core is a part of the measurement.
-        plan.stolen_max = SHARED_MAX;
-    }
-    plan.cancel = cancel.clone();
-    plan.warmup = Duration::from_secs_f64(schedule.warmup_s);
-    plan.duration = Duration::from_secs_f64(schedule.duration_s);
-    plan.mode = Mode::Closed { window: load.window };
-    let (mut peak, mut noise) = (None, None);
+    let mut plan = closed_loop(&url, load, schedule, cores, cancel)?;
+    let (mut peak, mut noise) = (peak_of_b, None);
     let mut rate = load.rate;
+    if let (Some(times), Some(found)) = (load.times_peak_of_b, peak_of_b) {
+        rate = Some(times * found);
+    }
     if let Some(times) = load.times_peak {
         match measure_peak(&plan, load.window, cores)? {
             Peak::Void(why) => return Ok(Run::Void(why)),
@@ -90,7 +79,7 @@ pub(super) fn measure_server(
     }
     let mut figures = figures(&report);
     if let Some(peak) = peak {
-        if report.rate > PEAK_MAX * peak {
+        if load.times_peak.is_some() && report.rate > PEAK_MAX * peak {
             let share = 100.0 * report.rate / peak;
             noise = Some(format!("{share:.0} % of the peak was answered: that was not the peak"));
         }
@@ -110,6 +99,55 @@ pub(super) fn measure_server(
         None => Run::Figures(figures),
         Some(noise) => Run::Noisy(figures, noise),
     })
+}
+
+/// The peak of a server, which is started for it and ended; or why it has none.
+pub(super) fn peak_of(
+    command: &str,
+    side: &SideSpec,
+    load: &Load,
+    schedule: &Schedule,
+    cores: &Cores,
+    cancel: &Arc<AtomicBool>,
+) -> Result<Result<f64, String>, SideError> {
+    let surroundings = Surroundings::new(side, cores)?;
+    let command = surroundings.fill_in(command, cores);
+    let server = Server::start(&command, cores.of(side), START_MAX)?;
+    let plan = closed_loop(&server.url(&load.url)?, load, schedule, cores, cancel)?;
+    let peak = measure_peak(&plan, load.window, cores)?;
+    server.stop()?;
+    Ok(match peak {
+        // Noise in one of its loops does not matter: the best of them counts, and the figure is recorded.
+        Peak::Rate(peak, _) => Ok(peak),
+        Peak::Void(why) => Err(why),
+    })
+}
+
+/// The load as a closed loop on a server.
+fn closed_loop(
+    url: &str,
+    load: &Load,
+    schedule: &Schedule,
+    cores: &Cores,
+    cancel: &Arc<AtomicBool>,
+) -> Result<Plan, SideError> {
+    let mut plan = Plan::new(url.parse()?);
+    plan.class = load.class();
+    plan.work = load.workload.parse()?;
+    plan.framing = load.framing().map_err(SideError::Load)?;
+    plan.connections = load.connections;
+    plan.timeout = load.timeout_s.map(Duration::from_secs_f64);
+    if !load.shares_core {
+        plan.cores = cores.client[..load.cores.unwrap_or(1)].to_vec();
+    } else {
+        // The time of other processes on a shared core is a part of the measurement.
+        plan.stolen_max = SHARED_MAX;
+    }
+    plan.cancel = cancel.clone();
+    plan.warmup = Duration::from_secs_f64(schedule.warmup_s);
+    plan.duration = Duration::from_secs_f64(schedule.duration_s);
+    plan.mode = Mode::Closed { window: load.window };
+    Ok(plan)
 }
 
 /// The result of the search for the peak.

@@ -157,6 +157,10 @@ pub struct Load {
     /// window, the window and twice as much. Adds the figures `peak_rate` and `share_of_peak`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub times_peak: Option<f64>,
+    /// Open loop of both sides at this multiple of the peak of b, which is measured once, before the pairs. Adds the
+    /// figures `peak_rate` and `share_of_peak`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub times_peak_of_b: Option<f64>,
     /// Seconds after which a request is lost; default 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout_s: Option<f64>,
@@ -354,7 +358,13 @@ impl Row {
             return Err("must and aim are numbers".to_owned());
         }
         self.check_side("a", &self.a)?;
-        self.b.as_ref().map_or(Ok(()), |b| self.check_side("b", b))
+        self.b.as_ref().map_or(Ok(()), |b| self.check_side("b", b))?;
+        let of_b = |side| self.load_on(side).is_some_and(|load| load.times_peak_of_b.is_some());
+        let b_serves = self.b.as_ref().is_some_and(|b| b.server.is_some());
+        if [Some(&self.a), self.b.as_ref()].into_iter().flatten().any(of_b) && !b_serves {
+            return Err("times_peak_of_b needs a b that is a server".to_owned());
+        }
+        Ok(())
     }
 
     fn check_side(&self, name: &str, side: &SideSpec) -> Result<(), String> {
@@ -378,12 +388,15 @@ impl Load {
         if !["udp", "tcp", "shm"].contains(&self.url.as_str()) {
             return Err(format!("url is \"udp\", \"tcp\" or \"shm\", not {:?}", self.url));
         }
-        if self.rate.is_some() && self.times_peak.is_some() {
-            return Err("rate and times_peak exclude each other".to_owned());
+        let rates = [self.rate, self.times_peak, self.times_peak_of_b];
+        if rates.into_iter().flatten().count() > 1 {
+            return Err("rate, times_peak and times_peak_of_b exclude each other".to_owned());
         }
-        let given = [self.rate, self.times_peak, self.timeout_s];
-        if given.into_iter().flatten().any(|value| !(value > 0.0 && value.is_finite())) {
-            return Err("rate, times_peak and timeout_s must be above 0".to_owned());
+        let given = rates.into_iter().chain([self.timeout_s]);
+        if given.flatten().any(|value| !(value > 0.0 && value.is_finite())) {
+            return Err(
+                "rate, times_peak, times_peak_of_b and timeout_s must be above 0".to_owned()
+            );
         }
         check_cores("cores", self.cores)?;
         if self.shares_core && self.cores.is_some_and(|cores| cores > 1) {
@@ -505,6 +518,8 @@ mod tests {
             ("\"p50_ns\"", "\"ratte\"", "better"),
             ("rate = 20.0", "rate = -1.0", "above 0"),
             ("rate = 20.0", "rate = 1.0, times_peak = 2.0", "exclude"),
+            ("rate = 20.0", "rate = 1.0, times_peak_of_b = 2.0", "exclude"),
+            ("window = 64 }", "window = 64, times_peak_of_b = 0.7 }", "needs a b"),
             ("url = \"tcp\"", "url = \"http\"", "\"shm\""),
             ("a = { server = \"a\" }", "a = { label = \"a\" }", "either"),
             ("server = \"b\", load", "load", "either"),

@@ -225,6 +225,7 @@ impl Options {
                 window: self.window,
                 rate: self.rate,
                 times_peak: None,
+                times_peak_of_b: None,
                 timeout_s: None,
                 shares_core: false,
                 framing: self.framing.clone(),
