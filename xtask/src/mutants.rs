@@ -27,6 +27,8 @@ const fn mutant(name: &'static str, bug: &'static str, tests: &'static [&'static
 
 const SEEDS: &str = "crates/sim/tests/seeds.rs::it_does_not_matter_which_thread_runs_a_seed";
 
+const LINKS: &str = "crates/sim/tests/links.rs::links_break_and_accelerators_come_back";
+
 const MUTANTS: &[Mutant] = &[
     // Mutants that are caught by a time-out come first: the others run meanwhile.
     mutant(
@@ -319,6 +321,22 @@ const MUTANTS: &[Mutant] = &[
         "a planned restart ends a generation before its accepted requests are answered",
         &["crates/sim/tests/change.rs::a_held_service_loses_nothing_at_any_step"],
     ),
+    // Links to remote accelerators.
+    mutant(
+        "release_unread",
+        "a slot is free as soon as its message is sent, and not when the other side has released it",
+        &[LINKS],
+    ),
+    mutant(
+        "lose_waiting",
+        "a message for which an arena has no room is lost",
+        &[
+            "crates/remote/tests/mirror.rs::an_mqueue_without_room_in_its_arena_waits_and_the_other_goes_on",
+        ],
+    ),
+    mutant("report_late", "released slots are reported only with messages", &[LINKS]),
+    mutant("resend_written", "bytes that a connection took are written again", &[LINKS]),
+    mutant("outlive_silence", "a link is not lost when nothing arrives", &[LINKS]),
     // Between workers.
     mutant(
         "hand_over_twice",

@@ -166,7 +166,7 @@ impl<S: Read + Write> Channel<S> {
             match self.stream.write(&self.records[self.sent..]) {
                 Ok(0) => return Err("the other side closed the connection".into()),
                 Ok(count) => {
-                    self.sent += count;
+                    self.sent += if mutants::on("resend_written") { 0 } else { count };
                     self.taken += count as u64;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {

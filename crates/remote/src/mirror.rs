@@ -197,6 +197,9 @@ impl<S: Read + Write> Mirror<S> {
             (_, Some(stuck_at)) if since(stuck_at) >= limit => ("has read nothing", stuck_at),
             _ => return Ok(()),
         };
+        if mutants::on("outlive_silence") {
+            return Ok(());
+        }
         let ms = since(at).as_millis();
         Err(Broken::Link(format!("the other side {what} for {ms} ms")))
     }
@@ -215,7 +218,8 @@ impl<S: Read + Write> Mirror<S> {
         }
         moved.sent = self.gather()?;
         let since = |last| now.saturating_duration_since(last);
-        let due = self.last_report.is_none_or(|last| since(last) >= REPORT_AFTER);
+        let mut due = self.last_report.is_none_or(|last| since(last) >= REPORT_AFTER);
+        due &= !mutants::on("report_late");
         self.report(due || moved.sent > 0, now)?;
         self.channel.frames.append(&mut self.outgoing);
         let taken = self.channel.taken();
@@ -244,6 +248,17 @@ impl<S: Read + Write> Mirror<S> {
             || !self.waiting.is_empty()
             || self.channel.is_blocked()
             || self.pairs.iter().any(unreported)
+    }
+
+    /// Whether all messages of the sources were released on the other side, and all to the sinks here, which was reported.
+    pub fn is_settled(&self) -> bool {
+        let settled = |pair: &Pair| {
+            !pair.source.hinted()
+                && pair.source.released() == pair.source.consumed()
+                && pair.waiting_count == 0
+                && pair.reported == pair.sink.committed()
+        };
+        self.pairs.iter().all(settled)
     }
 
     /// Whether something that was to be sent waits for the connection.
@@ -313,6 +328,10 @@ impl<S: Read + Write> Mirror<S> {
                     let pair = pair_of(&mut self.pairs, head.mqueue)?;
                     let at = head.mqueue as usize;
                     if pair.waiting_count > 0 || !pair.give(self.side, &head, payload)? {
+                        if mutants::on("lose_waiting") {
+                            self.channel.plain_at += len;
+                            continue;
+                        }
                         // Only this mqueue waits.
                         if pair.waiting_count == 0 {
                             self.waiting.push(at);
@@ -437,6 +456,9 @@ fn read_message(
         return Ok(false);
     }
     source.advance();
+    if mutants::on("release_unread") {
+        source.release();
+    }
     Ok(true)
 }
 

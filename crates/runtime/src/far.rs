@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
+use mqueue::MappedMemory;
 use mqueue::abi::{reason, state, stop};
-use mqueue::{MappedMemory, MqueuePlan, Region, RegionPlan, RingPlan};
 use remote::{Broken, Channel, Control, Ends, Greeted, Greeter, Mirror, Side};
 use sys::local::{WakeFd, wait_readable};
 use sys::{RegionOptions, SharedMemory};
 use wire::attach::{Bye, FromEngine, FromRuntime, Offer, Ready};
-use wire::link::{Frame, MqueueShape, RingShape, Shape};
+use wire::link::{Frame, Shape};
 
 use crate::kinds::remote::{PENDING_SLEEP, SPIN};
 use crate::{ANSWER_TIMEOUT, CHECK_INTERVAL, Device, End, Failure, Job, RuntimeError, kernel_file};
@@ -253,19 +253,7 @@ fn prepare(offer: Offer, shape: &Shape, kernel: &str) -> Result<(Job, Vec<Ends>)
     if shape.blocks != offer.blocks {
         return Err(refused("the engine's offer and its shape differ"));
     }
-    // The engine's ring may have less room lost at the end of its arena than this one.
-    let rx = |ring: &RingShape| {
-        let longest = u64::from(ring.message_bytes_max).next_multiple_of(64);
-        let more = if ring.arena_bytes > 0 { longest } else { 0 };
-        plan_of(RingShape { arena_bytes: ring.arena_bytes.saturating_add(more), ..*ring })
-    };
-    let mqueue = |of: &MqueueShape| MqueuePlan {
-        depth: of.depth,
-        rx: rx(&of.rings[0]),
-        tx: plan_of(of.rings[1]),
-    };
-    let mqueues: Vec<MqueuePlan> = shape.mqueues.iter().map(mqueue).collect();
-    let plan = RegionPlan::of_blocks(shape.blocks, &mqueues, offer.generation);
+    let plan = remote::accelerator_side(shape, offer.generation);
     let bytes = plan.bytes().map_err(refused)?;
     if bytes > REGION_BYTES_MAX {
         let (mib, most) = (bytes >> 20, REGION_BYTES_MAX >> 20);
@@ -276,14 +264,8 @@ fn prepare(offer: Offer, shape: &Shape, kernel: &str) -> Result<(Job, Vec<Ends>)
     let name = format!("serval:{}:{}:{}", offer.service, offer.accelerator, offer.generation);
     let memory = SharedMemory::create(&name, bytes as usize, &RegionOptions::default());
     let memory = Arc::new(memory.map_err(refused)?);
-    let mut region = Region::format(MappedMemory::new(memory.clone()), &plan).map_err(refused)?;
-    let mut ends = Vec::new();
-    for block in 0..shape.blocks {
-        for (mqueue, of) in region.mqueues_of(block).to_vec().into_iter().zip(&mqueues) {
-            let (sink, source) = region.engine_ends(mqueue);
-            ends.push(Ends { source, sink, depth: of.depth, arena_bytes: of.rx.arena_bytes });
-        }
-    }
+    let formatted = remote::format_accelerator_side(MappedMemory::new(memory.clone()), &plan);
+    let (region, ends) = formatted.map_err(refused)?;
     let job = Job {
         words: region.words(),
         memory,
@@ -298,11 +280,6 @@ fn prepare(offer: Offer, shape: &Shape, kernel: &str) -> Result<(Job, Vec<Ends>)
         heartbeat: Duration::from_millis(u64::from(offer.heartbeat_ms.max(1))),
     };
     Ok((job, ends))
-}
-
-fn plan_of(ring: RingShape) -> RingPlan {
-    let RingShape { protocol, message_bytes_max, arena_bytes } = ring;
-    RingPlan { protocol, message_bytes_max, arena_bytes }
 }
 
 /// A generation that has started.

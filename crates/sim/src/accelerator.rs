@@ -12,7 +12,7 @@ use engine::accelerator::{Blocks, StartError};
 use engine::topology::Replies;
 use mqueue::abi::{self, PoolEntry, RingEntry, kind, status};
 use mqueue::memory::Ordering;
-use mqueue::{Consumer, Head, MappedMemory, Memory, Producer};
+use mqueue::{Consumer, Head, MappedMemory, Memory, Producer, Words};
 use wire::framing::Framing;
 
 use crate::behaviour::Behaviour;
@@ -749,22 +749,32 @@ impl Model {
 }
 
 /// A [`Model`] driven by the worker.
-pub struct ModelBlocks(pub Arc<Mutex<Model>>);
+pub struct ModelBlocks {
+    /// The blocks.
+    pub model: Arc<Mutex<Model>>,
+    /// Behind a link: where the worker looks for replies, and its mqueues.
+    pub heads: Option<(Words<MappedMemory>, Vec<u32>)>,
+}
 
 impl Blocks for ModelBlocks {
     fn start(&mut self) -> Result<(), StartError> {
-        lock(&self.0).start();
+        lock(&self.model).start();
         Ok(())
     }
 
     fn drive(&mut self, now_ns: u64, rang: &[u32], touched: &mut Vec<u32>) {
-        let mut model = lock(&self.0);
+        let mut model = lock(&self.model);
         for mqueue in rang {
             let found = model.blocks.iter_mut().find(|b| b.mqueues.contains(mqueue));
             found.expect("the engine rings its own blocks").runnable = true;
         }
         if !model.behaviour.remote {
             model.step(now_ns);
+        }
+        if let Some((words, mqueues)) = &self.heads {
+            // What they sent is not here before it has crossed the link.
+            model.touched.clear();
+            words.tx_waiting_among(mqueues, &mut model.touched);
         }
         // A spurious touch makes the engine read overwritten words, which it would not do otherwise.
         let muted = lock(&model.net).muted;
@@ -778,10 +788,10 @@ impl Blocks for ModelBlocks {
     }
 
     fn wake_at(&self) -> u64 {
-        lock(&self.0).wake_ns()
+        lock(&self.model).wake_ns()
     }
 
     fn ended(&mut self, into: &mut Vec<(u32, u64)>) {
-        into.append(&mut lock(&self.0).ended);
+        into.append(&mut lock(&self.model).ended);
     }
 }

@@ -94,7 +94,7 @@ const CAUSES: &[(DropReason, Cause)] = {
         // Streams wait for credit.
         (R::NoCredit, |s| s.datagrams()),
         (R::HandoverFull, |s| s.datagrams() && s.workers() > 1),
-        (R::NoAccelerator, |s| s.is_faulty()),
+        (R::NoAccelerator, |s| s.is_faulty() || s.ends_for(R::AcceleratorLost)),
         (R::AcceleratorLost, |s| s.ends_for(R::AcceleratorLost)),
         (R::AcceleratorStalled, |s| s.ends_for(R::AcceleratorStalled)),
         (R::Reconfiguring, |s| s.ends_for(R::Reconfiguring) && s.ends_unheld()),

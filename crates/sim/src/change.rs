@@ -13,6 +13,7 @@ use engine::{ControlMessage, Detached, DrainBarrier, Leave, RuntimeEvent, Servic
 use wire::DropReason;
 use wire::nic::{Nic, PortIndex};
 
+use crate::linked::Linked;
 use crate::net::{Network, lock};
 use crate::nic::SimSocket;
 use crate::rng::Rng;
@@ -252,6 +253,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     fn prepare(&mut self, service: usize, slot: u16) -> Vec<Option<ServiceInstall<()>>> {
         let shared = prepare_service(&self.setup, service, &self.net, &mut self.rng);
         self.words.extend(shared.words);
+        self.links.extend(Linked::of(service, slot, shared.links));
         for (worker, models) in shared.models.into_iter().enumerate() {
             for model in models {
                 self.models.push(model);
@@ -307,6 +309,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         }
         if let Some(slot) = change.leaves {
             self.slots[change.service].retain(|of| *of != slot);
+            self.links.retain(|linked| (linked.service, linked.slot) != (change.service, slot));
             for index in (0..self.models.len()).rev() {
                 if self.model_slots[index] == slot {
                     self.models.remove(index);

@@ -129,6 +129,16 @@ faults! {
     SocketLeave = "socket-leave";
     /// A peer of a block stops reading.
     SocketDeaf = "socket-deaf";
+    /// A read or a write of a link moves less than it could.
+    LinkShort = "link-short";
+    /// Nothing arrives over a link for a while.
+    LinkStall = "link-stall";
+    /// The connection of a link is cut.
+    LinkCut = "link-cut";
+    /// A bit of what a link carries changes.
+    LinkDamage = "link-damage";
+    /// Nothing arrives over a link any more.
+    LinkSilence = "link-silence";
     /// A backend answers after the time-out.
     BackendLate = "backend-late";
     /// A backend never answers again.
@@ -218,7 +228,12 @@ impl Default for FaultCounts {
 impl FaultCounts {
     /// Counts one.
     pub fn one(&mut self, fault: Fault) {
-        self.0[fault as usize] += 1;
+        self.many(fault, 1);
+    }
+
+    /// Counts several.
+    pub fn many(&mut self, fault: Fault, count: u64) {
+        self.0[fault as usize] += count;
     }
 
     /// Whether a fault with a rate of `per_mille` occurs now; counts it.

@@ -79,6 +79,11 @@ fn remove_from_network(faults: &mut Faults, fault: Fault) {
         Fault::Spurious => faults.spurious = 0,
         Fault::LateEvent => faults.late_event = 0,
         Fault::Exhausted => faults.exhausted = 0,
+        Fault::LinkShort => faults.link.short = 0,
+        Fault::LinkStall => faults.link.stall = 0,
+        Fault::LinkCut => faults.link.cut = 0,
+        Fault::LinkDamage => faults.link.damage = 0,
+        Fault::LinkSilence => faults.link.silence = 0,
         _ => {}
     }
 }

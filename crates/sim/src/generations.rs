@@ -17,7 +17,8 @@ use crate::behaviour::Behaviour;
 use crate::fault::Fault;
 use crate::net::lock;
 use crate::nic::SimSocket;
-use crate::world::{World, prepare_region};
+use crate::region::{Part, prepare_region};
+use crate::world::World;
 
 /// Interval of checks whether everything has been answered.
 const LOOK_NS: u64 = 100_000;
@@ -77,7 +78,7 @@ impl Restart {
         self.due = Some((Step::Lose(barrier, now_ns + hold_ns), now_ns + LOOK_NS));
     }
 
-    fn lose_runtime<N: Nic<Socket = SimSocket, Port = ()>>(
+    pub(crate) fn lose_runtime<N: Nic<Socket = SimSocket, Port = ()>>(
         &self,
         world: &mut World<N>,
     ) -> (Step, u64) {
@@ -109,6 +110,11 @@ impl Restart {
             }
             Step::Done => (Step::Done, u64::MAX),
         });
+    }
+
+    /// Whether it is in progress and of this accelerator.
+    pub(crate) fn is_of(&self, service: usize, accelerator: usize) -> bool {
+        self.is_in_progress() && (self.service, self.accelerator) == (service, accelerator)
     }
 
     /// Whether it has started and is not complete.
@@ -151,10 +157,14 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     /// for [`Self::resume_blocks`].
     pub fn replace_rings(&mut self, service: usize, accelerator: usize, behaviour: Behaviour) {
         self.generation += 1;
-        let divided = prepare_region(&self.setup, service, accelerator, self.generation);
+        let generation = self.generation;
+        let Self { setup, rng, .. } = self;
+        let divided = prepare_region(setup, service, accelerator, generation, rng);
+        let behaviour = setup.placed(behaviour, service, accelerator);
         self.words.push(divided.words);
-        let parts = divided.ends.into_iter().zip(divided.shares).zip(divided.pools).enumerate();
-        for (worker, ((ends, shares), pool)) in parts {
+        self.replace_link(service, accelerator, divided.link);
+        for (worker, part) in divided.parts.into_iter().enumerate() {
+            let Part { ends, shares, pool, heads } = part;
             let place = self.place_of(worker, service, accelerator);
             let region =
                 (divided.memory.clone(), divided.entries.clone(), divided.pool_entries.clone());
@@ -163,7 +173,8 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
             let ghost = std::mem::replace(&mut self.models[place], model.clone());
             lock(&ghost).retire();
             self.retired.push(ghost);
-            let attachment = Attachment { blocks: Box::new(ModelBlocks(model)), ends, pool };
+            let blocks = Box::new(ModelBlocks { model, heads });
+            let attachment = Attachment { blocks, ends, pool };
             let (service, accelerator) = (self.slot_of(service), accelerator as u16);
             let news = RuntimeEvent::RingsReplaced { service, accelerator, attachment };
             self.fabric.post(worker as u16, ControlMessage::Runtime(news));

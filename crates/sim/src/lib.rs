@@ -75,6 +75,11 @@
 //! | `socket-close` | `socket_block.rs`: a block closes a connection before its peer has sent everything | the peer reads what was sent, then the end; its input is dropped |
 //! | `socket-leave` | `socket_peer.rs` | bytes |
 //! | `socket-deaf` | `socket_peer.rs` | bytes; content: all bytes return when it reads again |
+//! | `link-short` | `link.rs` | content; sum: every message of a link arrives once, all slots return |
+//! | `link-stall` | `link.rs` | sum, credit; the link does not break |
+//! | `link-cut` | `link.rs` | sum, cause: `accelerator_lost`; life: the accelerator comes back |
+//! | `link-damage` | `link.rs` | the same; content: nothing damaged arrives |
+//! | `link-silence` | `link.rs` | sum, cause: `accelerator_lost`; life: the accelerator comes back |
 //! | `backend-late` | `backend.rs` | each request has one answer: `backend_late` |
 //! | `backend-hang` | `backend.rs` | each request has one answer |
 //! | `backend-close` | `backend.rs` | each request has one answer |
@@ -110,12 +115,19 @@ pub mod fault;
 mod fault_removal;
 pub mod generations;
 pub mod ledger;
+#[cfg(not(target_family = "wasm"))]
+pub mod link;
+#[cfg(target_family = "wasm")]
+#[path = "link_absent.rs"]
+pub mod link;
+mod linked;
 pub mod message;
 pub mod net;
 pub mod nic;
 pub mod plan;
 mod plan_sockets;
 mod probe;
+mod region;
 pub mod rng;
 pub mod run;
 pub mod shm_client;

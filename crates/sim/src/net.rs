@@ -50,6 +50,45 @@ pub struct Faults {
     pub socket_datagrams: usize,
     /// Capacity of a pipe in bytes.
     pub pipe_bytes: usize,
+    /// Of links to accelerators.
+    pub link: LinkFaults,
+}
+
+/// Fault rates of links, per thousand turns under load; `short` per thousand reads and writes.
+#[derive(Clone, Copy, Debug)]
+pub struct LinkFaults {
+    /// A read or a write moves less than it could, or nothing.
+    pub short: u32,
+    /// Nothing arrives for a while.
+    pub stall: u32,
+    /// The connection is cut.
+    pub cut: u32,
+    /// A bit changes.
+    pub damage: u32,
+    /// Nothing arrives any more.
+    pub silence: u32,
+    /// Shortest and longest delay, in nanoseconds.
+    pub delay_ns: (u64, u64),
+    /// Bytes in flight in one direction.
+    pub pipe_bytes: usize,
+    /// A link that is silent for this time is lost.
+    pub heartbeat_ns: u64,
+}
+
+impl Default for LinkFaults {
+    /// A perfect link.
+    fn default() -> Self {
+        Self {
+            short: 0,
+            stall: 0,
+            cut: 0,
+            damage: 0,
+            silence: 0,
+            delay_ns: (0, 0),
+            pipe_bytes: 1 << 20,
+            heartbeat_ns: 200_000_000,
+        }
+    }
 }
 
 impl Default for Faults {
@@ -71,6 +110,7 @@ impl Default for Faults {
             delay_ns: (0, 0),
             socket_datagrams: usize::MAX,
             pipe_bytes: 1 << 20,
+            link: LinkFaults::default(),
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::change::Keeps;
 use crate::client::{DatagramClient, RequestMix};
 use crate::generations::Restart;
 use crate::message::{key_range, match_id, reply_filler_max};
-use crate::net::Faults;
+use crate::net::{Faults, LinkFaults};
 use crate::rng::Rng;
 use crate::shm_client::{ModelShmClient, ShmBehaviour};
 use crate::socket_peer::{EchoServer, SocketLoad};
@@ -47,6 +47,8 @@ pub struct Plan {
     pub socket_servers: Vec<EchoServer>,
     /// Randomness of these servers.
     pub socket_rng: Rng,
+    /// Randomness of the faults of links.
+    pub link_rng: Rng,
     /// The first unused client number.
     pub next_id: u32,
     /// Turns under load.
@@ -154,6 +156,7 @@ impl Plan {
             // Sequences of granule rings wrap at 2^32.
             ring_start: rng.pick(&[0, 0, (1 << 32) - 40, (1 << 31) - 3, 1 << 62]),
             seed: rng.draw(),
+            links: Vec::new(),
             topology,
         };
         let backends = backends(&mut rng, &setup, &backend_behaviours);
@@ -168,6 +171,7 @@ impl Plan {
             socket_loads: Vec::new(),
             socket_servers: Vec::new(),
             socket_rng: Rng::named(seed, "servers of sockets"),
+            link_rng: Rng::named(seed, "links"),
             next_id: 1,
             turns,
             stride_ns: rng.pick(&[(0, 3 * US), (0, 30 * US), (5 * US, 300 * US)]),
@@ -185,6 +189,7 @@ impl Plan {
             rng: rng.fork(),
         };
         plan.add_sockets(seed);
+        plan.add_links(seed);
         plan.add_clients(&mut rng);
         plan.add_memory_clients(&mut rng);
         if rng.chance(300) {
@@ -492,6 +497,7 @@ fn faults(rng: &mut Rng) -> Faults {
         delay_ns: rng.pick(&[(0, 0), (5 * US, 50 * US), (10 * US, 2 * MS)]),
         socket_datagrams: rng.pick(&[4, 50, 10_000]),
         pipe_bytes: rng.pick(&[50, 2000, 1 << 20]),
+        link: LinkFaults::default(),
     }
 }
 

@@ -12,6 +12,7 @@ use wire::nic::Nic;
 
 use crate::case::Case;
 use crate::fault::{Fault, FaultCounts};
+use crate::generations::Restart;
 use crate::net::lock;
 use crate::nic::{SimNic, SimSocket};
 use crate::plan::Plan;
@@ -179,6 +180,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         }
         for turn in 0..turns {
             self.begin_changes(turn);
+            self.spoil_links();
             let (low, high) = self.plan.stride_ns;
             let mut stride_ns = self.rng.between(low, high);
             if self.plan.pause_one_in < u64::MAX && self.rng.below(self.plan.pause_one_in) == 0 {
@@ -209,12 +211,16 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
     fn begin_changes(&mut self, turn: u32) {
         let Self { plan, world, .. } = self;
         for number in 0..plan.restarts.len() {
+            let Restart { service, accelerator, .. } = plan.restarts[number];
             let waits = plan.restarts[number].due.is_none() && plan.restarts[number].turn <= turn;
-            if waits && world.is_changed() {
+            let others = plan.restarts.iter().any(|r| r.is_of(service, accelerator));
+            let fails = others || world.link_fails(service, accelerator);
+            if waits && !fails && world.is_changed() {
                 plan.restarts[number].begin(world);
             }
         }
-        if !world.is_changed() || plan.restarts.iter().any(|r| r.is_in_progress()) {
+        let restarts = plan.restarts.iter().any(|r| r.is_in_progress());
+        if !world.is_changed() || restarts || world.any_link_fails() {
             return;
         }
         let due = plan.reloads.iter_mut().find(|r| !r.begun && r.turn <= turn);
@@ -255,6 +261,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
     }
 
     fn peers(&mut self) {
+        self.reconnect();
         for restart in &mut self.plan.restarts {
             restart.step(&mut self.world);
         }
@@ -328,6 +335,8 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
                 || patient && self.check_unread().is_err()
                 || patient && self.plan.stream_clients.iter().any(|c| c.has_more())
                 || patient && self.check_sockets().is_err()
+                || self.world.any_link_fails()
+                || patient && self.world.check_links().is_err()
                 || self.world.check_quiet().is_err();
             quiet_rounds = if in_flight { 0 } else { quiet_rounds + 1 };
         }
@@ -335,6 +344,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
         self.check_drops()?;
         self.check_unread()?;
         self.check_sockets()?;
+        self.world.check_links()?;
         self.check_unanswered()
     }
 

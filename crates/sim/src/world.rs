@@ -17,24 +17,25 @@ use engine::metrics::{Metrics, ServiceMetrics, ServiceSnapshot};
 use engine::stages::ObservationSnapshot;
 use engine::topology::{Listen, Replies, Service, SocketAt, Topology};
 use engine::{
-    Attachment, BlockEnds, ChainReply, ChainRequest, ControlMessage, Fabric, ServiceInstall,
-    ShmClient, Switch, Worker, take_pools,
+    Attachment, ChainReply, ChainRequest, ControlMessage, Fabric, ServiceInstall, ShmClient,
+    Switch, Worker,
 };
-use mqueue::abi::{PoolEntry, RingEntry};
-use mqueue::{HeapMapping, MappedMemory, Pool, Region, Words};
+use mqueue::{MappedMemory, Words};
 use onpath::{Arranged, Counters, Function, Link, OnFailure, Policy};
 use wire::DropReason;
 use wire::framing::Framing;
 use wire::nic::{Nic, Transport};
 
-use crate::accelerator::{BackendRole, BlockShare, Model, ModelBlocks, Role, SeenTokens};
+use crate::accelerator::{BackendRole, Model, ModelBlocks, Role, SeenTokens};
 use crate::behaviour::Behaviour;
 use crate::change::Change;
 use crate::ledger::{Ledger, ServiceRules};
+use crate::link::AcceleratorLink;
+use crate::linked::Linked;
 use crate::net::{LOCAL, Network, PortSite, SharedNetwork, lock};
 use crate::nic::{SimNic, SimSocket};
+use crate::region::{Part, prepare_region};
 use crate::rng::Rng;
-use crate::socket_block::SocketShare;
 
 /// Slots for services that are added later.
 const SPARE_SLOTS: usize = 8;
@@ -52,6 +53,8 @@ pub struct Setup {
     pub ring_start: u64,
     /// Seed of all randomness below.
     pub seed: u64,
+    /// Accelerators on another machine: service, and index in its list.
+    pub links: Vec<(usize, usize)>,
 }
 
 impl Setup {
@@ -64,6 +67,7 @@ impl Setup {
             honest_backends: vec![true; services],
             ring_start: 0,
             seed: 1,
+            links: Vec::new(),
         }
     }
 
@@ -161,6 +165,9 @@ pub struct World<N: Nic<Socket = SimSocket, Port = ()>> {
     pub(crate) topology: Topology,
     pub(crate) fabric: Arc<Fabric<Message>>,
     pub(crate) words: Vec<Words<MappedMemory>>,
+    pub(crate) links: Vec<Linked>,
+    /// Links of generations that have ended.
+    pub(crate) retired_links: Vec<AcceleratorLink>,
     /// Until when each worker sleeps unless something happens; 0: it does not.
     asleep_until_ns: Vec<u64>,
     /// By worker: it was woken since its last turn.
@@ -178,71 +185,6 @@ struct Page {
     held: u64,
 }
 
-/// A region, divided among workers.
-pub(crate) struct PreparedRegion {
-    pub(crate) words: Words<MappedMemory>,
-    pub(crate) memory: MappedMemory,
-    pub(crate) entries: Vec<RingEntry>,
-    /// Per worker.
-    pub(crate) ends: Vec<Vec<BlockEnds>>,
-    pub(crate) shares: Vec<Vec<BlockShare>>,
-    /// The engine's pools, per worker.
-    pub(crate) pools: Vec<Option<Box<Pool<MappedMemory>>>>,
-    /// The same as the accelerator knows them.
-    pub(crate) pool_entries: Vec<PoolEntry>,
-}
-
-/// The region of a new generation of one accelerator of a service, by its index in the service's list.
-pub(crate) fn prepare_region(
-    setup: &Setup,
-    service: usize,
-    place: usize,
-    generation: u64,
-) -> PreparedRegion {
-    let workers = setup.topology.engine.workers;
-    let service = &setup.topology.services[service];
-    let kind = &setup.topology.accelerators[service.accelerators[place]].kind;
-    let mut plan =
-        service.region_plan(place, kind, generation, workers).starting_at(setup.ring_start);
-    // The directory identifies the rings, possibly in another order in each generation.
-    if generation % 2 == 0 {
-        plan.rings.reverse();
-    }
-    let memory = HeapMapping::memory(plan.bytes().expect("the topology was checked") as usize);
-    let mut near = Region::format(memory.clone(), &plan).expect("memory of the planned size");
-    let mut far = Region::join(memory.clone()).expect("just formatted");
-    let mut ends: Vec<Vec<_>> = (0..workers).map(|_| Vec::new()).collect();
-    let mut shares: Vec<Vec<_>> = (0..workers).map(|_| Vec::new()).collect();
-    for block in 0..plan.block_count {
-        let worker = block as usize % workers;
-        ends[worker].push(BlockEnds::take(&mut near, block));
-        let mqueues = far.mqueues_of(block).to_vec();
-        let (mut clients, mut sockets) = (Vec::new(), None);
-        for mqueue in &mqueues[1..] {
-            let ends = far.accelerator_ends(*mqueue);
-            if far.role(*mqueue).1 == mqueue::Role::Sockets {
-                let entries = far.streams_of(block).to_vec();
-                let (memory, streams) = (memory.clone(), far.block_streams(block));
-                sockets = Some(SocketShare { memory, mqueue: ends, streams, entries });
-            } else {
-                clients.push(ends);
-            }
-        }
-        shares[worker].push(BlockShare {
-            block,
-            rings: mqueues.iter().flat_map(|mqueue| far.rings_of(*mqueue)).copied().collect(),
-            server: far.accelerator_ends(mqueues[0]),
-            clients,
-            sockets,
-            mqueues,
-        });
-    }
-    let pools = take_pools(&mut near, workers);
-    let pool_entries = far.pools().to_vec();
-    let (words, entries) = (near.words(), near.entries().to_vec());
-    PreparedRegion { words, memory, entries, ends, shares, pools, pool_entries }
-}
-
 /// A service's regions, divided among the workers.
 pub(crate) struct PreparedService {
     pub(crate) words: Vec<Words<MappedMemory>>,
@@ -250,6 +192,8 @@ pub(crate) struct PreparedService {
     pub(crate) attachments: Vec<Vec<Attachment>>,
     /// By worker.
     pub(crate) models: Vec<Vec<Arc<Mutex<Model>>>>,
+    /// With the accelerator of each.
+    pub(crate) links: Vec<(usize, AcceleratorLink)>,
 }
 
 pub(crate) fn prepare_service(
@@ -264,21 +208,23 @@ pub(crate) fn prepare_service(
         words: Vec::new(),
         attachments: (0..workers).map(|_| Vec::new()).collect(),
         models: (0..workers).map(|_| Vec::new()).collect(),
+        links: Vec::new(),
     };
     for accelerator in 0..setup.topology.services[service].accelerators.len() {
-        let divided = prepare_region(setup, service, accelerator, 1);
+        let divided = prepare_region(setup, service, accelerator, 1, rng);
         out.words.push(divided.words.clone());
+        out.links.extend(divided.link.map(|link| (accelerator, link)));
         let role = role(setup, service, accelerator);
-        let parts = divided.ends.into_iter().zip(divided.shares).zip(divided.pools).enumerate();
-        for (worker, ((ends, shares), pool)) in parts {
+        for (worker, part) in divided.parts.into_iter().enumerate() {
+            let Part { ends, shares, pool, heads } = part;
             let region =
                 (divided.memory.clone(), divided.entries.clone(), divided.pool_entries.clone());
             let world = (net.clone(), tokens[worker].clone(), rng.fork());
-            let behaviour = setup.behaviours[service];
+            let behaviour = setup.placed(setup.behaviours[service], service, accelerator);
             let model = Model::new(role.clone(), behaviour, region, shares, world);
             let model = Arc::new(Mutex::new(model));
             out.models[worker].push(model.clone());
-            let blocks = Box::new(ModelBlocks(model));
+            let blocks = Box::new(ModelBlocks { model, heads });
             out.attachments[worker].push(Attachment { blocks, ends, pool });
         }
     }
@@ -318,13 +264,14 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         let mut models = Vec::new();
         let mut model_owners = Vec::new();
         let mut model_slots = Vec::new();
-        let mut words = Vec::new();
+        let (mut words, mut links) = (Vec::new(), Vec::new());
         let metrics = Metrics::new(workers, topology.services.iter().map(|s| s.name.clone()));
         let mut ports = 0..;
         let mut installs = Vec::new();
         for (service, spec) in topology.services.iter().enumerate() {
             let shared = prepare_service(setup, service, &net, &mut rng);
             words.extend(shared.words);
+            links.extend(Linked::of(service, service as u16, shared.links));
             for (worker, of_worker) in shared.models.into_iter().enumerate() {
                 model_owners.extend(of_worker.iter().map(|_| (worker, service)));
                 model_slots.extend(of_worker.iter().map(|_| service as u16));
@@ -367,6 +314,8 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
             rng,
             fabric,
             words,
+            links,
+            retired_links: Vec::new(),
             asleep_until_ns: vec![0; workers],
             woken,
             books: (0..workers).map(|_| (0..services).map(|_| None).collect()).collect(),
@@ -386,10 +335,11 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         &self.topology
     }
 
-    /// Moves the clock, delivers what is due, runs remote accelerators.
+    /// Moves the clock, delivers what is due, also over links, runs remote accelerators.
     pub fn advance(&mut self, by_ns: u64) {
         let now_ns = self.now_ns() + by_ns;
         lock(&self.net).advance(now_ns);
+        self.advance_links(now_ns);
         for model in self.models.iter().chain(&self.retired) {
             let mut model = lock(model);
             if model.is_remote() {

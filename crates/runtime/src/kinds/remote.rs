@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use engine::topology::{DeviceSpec, Service};
 use mqueue::abi::{reason, stop};
 use mqueue::{MappedMemory, Region};
-use remote::{Broken, Control, Ends, Mirror, Secret, Side};
+use remote::{Broken, Control, Mirror, Secret, Side};
 use sys::local::{WakeFd, wait_readable};
 use wire::attach::{FromEngine, FromRuntime, Offer, Ready};
-use wire::link::{Frame, MqueueShape, RingShape, Shape};
+use wire::link::{Frame, Shape};
 
 use super::{Flags, Kind, Options, TextKey};
 use crate::{Device, Failure, Job};
@@ -133,7 +133,8 @@ impl Device for RemoteDevice {
 
     fn start(&mut self, jobs: &[Job]) -> Result<(), Failure> {
         let [job] = jobs else { return Err(refused("a link serves one service")) };
-        let (shape, ends) = describe(job)?;
+        let region = Region::join(MappedMemory::new(job.memory.clone()));
+        let (shape, ends) = remote::engine_side(&mut region.map_err(refused)?).map_err(refused)?;
         let secret = Secret::read(&self.secret_file).map_err(refused)?;
         let channel = remote::connect(&self.address, &secret, CONNECT_MAX).map_err(lost)?;
         let mut mirror = Mirror::new(channel, Side::Engine);
@@ -187,42 +188,6 @@ impl Device for RemoteDevice {
         let _ = thread.join();
         Ok(())
     }
-}
-
-/// The shape of a job's region, and the runtime's ends of its mqueues.
-fn describe(job: &Job) -> Result<(Shape, Vec<Ends>), Failure> {
-    let region = Region::join(MappedMemory::new(job.memory.clone()));
-    let mut region = region.map_err(refused)?;
-    let shape_of = |region: &Region<MappedMemory>, mqueue: &u32| {
-        let rings = region.rings_of(*mqueue);
-        MqueueShape {
-            depth: rings[0].depth,
-            rings: rings.map(|ring| RingShape {
-                protocol: ring.protocol,
-                message_bytes_max: ring.message_bytes_max,
-                arena_bytes: ring.arena_bytes,
-            }),
-        }
-    };
-    let of_block = |region: &Region<MappedMemory>, block| {
-        region.mqueues_of(block).iter().map(|mqueue| shape_of(region, mqueue)).collect::<Vec<_>>()
-    };
-    let mqueues = of_block(&region, 0);
-    let mut ends = Vec::new();
-    for block in 0..job.blocks {
-        if of_block(&region, block) != mqueues {
-            return Err(refused("a link needs blocks with the same mqueues"));
-        }
-        if !region.streams_of(block).is_empty() {
-            return Err(refused("stream sockets of kernels do not cross a link"));
-        }
-        for (mqueue, shape) in region.mqueues_of(block).to_vec().into_iter().zip(&mqueues) {
-            let (source, sink) = region.accelerator_ends(mqueue);
-            let arena_bytes = shape.rings[1].arena_bytes;
-            ends.push(Ends { source, sink, depth: shape.depth, arena_bytes });
-        }
-    }
-    Ok((Shape { blocks: job.blocks, mqueues }, ends))
 }
 
 /// Offers the job to the runtime on the other machine, and waits until its blocks run.
