@@ -50,7 +50,7 @@ struct Engine {
     uint64_t put_total[SERVAL_SOCKETS_MAX] = {}, got_total[SERVAL_SOCKETS_MAX] = {};
     uint32_t generations[SERVAL_SOCKETS_MAX] = {};
     // Commands that were taken and not looked at, by kind.
-    std::vector<Command> accepts, connects, closes, notifies, others;
+    std::vector<Command> accepts, connects, closes, notifies, cancels, others;
     // Called when the block waits; the number of waits so far.
     std::function<void(unsigned)> turn = [](unsigned) {};
     unsigned turns = 0;
@@ -92,6 +92,7 @@ struct Engine {
                 case SERVAL_SOCKET_CONNECT: connects.push_back(c); break;
                 case SERVAL_SOCKET_CLOSE: closes.push_back(c); break;
                 case SERVAL_SOCKET_NOTIFY: notifies.push_back(c); break;
+                case SERVAL_SOCKET_CANCEL: cancels.push_back(c); break;
                 default: others.push_back(c);
             }
         }
@@ -244,17 +245,34 @@ TEST(accept) {
         CHECK(!none && none.status() == serval::AGAIN);
         none = in.accept_until(block, block.now_ns() + 1000);
         CHECK(!none && none.status() == serval::TIMEOUT);
-        // The command stays in flight: there is one.
+        // There is one command, which is given up. If it succeeds all the same, the next call gets its connection.
         e.take();
         CHECK_EQ(e.accepts.size(), 1);
         CHECK_EQ(e.accepts[0].message.value, 1);
         const uint64_t token = e.accepts[0].token;
+        CHECK(e.cancels.size() == 1 && e.cancels[0].token == token);
         e.turn = [&](unsigned) { e.open(token, 3); };
         Socket s = in.accept(block);
         CHECK(s && s.status() == serval::OK && e.why == SERVAL_WAIT_BACKEND);
         e.turn = [](unsigned) {};
         e.take();
         CHECK_EQ(e.accepts.size(), 1);
+        // If it has ended, the next call asks again.
+        none = sockets.listen(2).accept_until(block, block.now_ns() + 1000);
+        e.take();
+        CHECK(none.status() == serval::TIMEOUT && e.cancels.size() == 2 && e.accepts.size() == 2);
+        CHECK_EQ(e.cancels[1].token, e.accepts[1].token);
+        const serval::Status answers[] = {serval::TIMEOUT, serval::NOT_ALLOWED};
+        unsigned answered = 0;
+        e.turn = [&](unsigned) {
+            if (answered < 2 && e.accepts.size() == 2 + answered) e.fail(e.accepts[1 + answered].token, answers[answered]), answered++;
+        };
+        CHECK(sockets.listen(2).accept(block).status() == serval::NOT_ALLOWED);
+        e.take();
+        CHECK_EQ(e.accepts.size(), 3);
+        CHECK(e.accepts[2].token != e.accepts[1].token && e.accepts[2].message.value == 2);
+        e.turn = [](unsigned) {};
+        e.accepts.erase(e.accepts.begin() + 1, e.accepts.end());
         // A failure is its result, once.
         CHECK(in.try_accept(block).status() == serval::AGAIN);
         e.take();
@@ -299,6 +317,7 @@ TEST(connect) {
             CHECK(!none && none.status() == serval::TIMEOUT);
             e.take();
             const uint64_t late = e.connects.back().token;
+            CHECK(!e.cancels.empty() && e.cancels.back().token == late);
             if (fails) e.fail(late, SERVAL_STATUS_REFUSED);
             else e.open(late, 1);
             uint8_t byte;

@@ -277,6 +277,21 @@ const MUTANTS: &[Mutant] = &[
         ],
     ),
     mutant(
+        "connect_after_cancel",
+        "a connection attempt that a block has given up goes on, and its result is reported a second time",
+        &["crates/sim/tests/sockets.rs::a_command_that_is_given_up_leaves_nothing"],
+    ),
+    mutant(
+        "sockets_out_of_turn",
+        "connections of kernels are read and written though their tenant has spent its part",
+        &["crates/sim/tests/fairness.rs::connections_of_kernels_pay_for_their_bytes"],
+    ),
+    mutant(
+        "hold_connected",
+        "a planned end of a generation does not wait for the connections of its blocks",
+        &["crates/sim/tests/sockets.rs::a_planned_end_waits_for_open_connections"],
+    ),
+    mutant(
         "accept_for_gone_blocks",
         "connections are accepted for blocks whose generation has ended",
         &["crates/sim/tests/sockets.rs::a_generation_ends_with_its_connections"],

@@ -2,8 +2,8 @@
 //! service's part.
 //!
 //! Each tenant, each service and each endpoint of a service has a *deficit*: what it may still spend in this round
-//! (deficit round robin, Shreedhar and Varghese 1995). The cost of received and gathered messages is charged to all
-//! three. One with no deficit left is skipped in the turn; its requests wait in their sockets and rings. A new round
+//! (deficit round robin, Shreedhar and Varghese 1995). The cost of received and gathered messages, and of the bytes of kernels'
+//! connections in both directions, is charged to all three. One with no deficit left is skipped in the turn; its requests wait in their sockets and rings. A new round
 //! begins when all that have a *backlog* have spent theirs. In a turn, those that were skipped or took at least a
 //! full batch have a backlog: one that took less had no more, one that took nothing may be idle or wait for credit.
 //! So a tenant with little load is served at once and does not delay others; its unused part goes to the others.
@@ -20,11 +20,16 @@ pub(crate) enum Kind {
     Tcp,
     Shm,
     Peer,
+    /// Bytes of the connections of kernels, in both directions.
+    Sockets,
 }
 
 impl Kind {
-    const COUNT: usize = 4;
+    const COUNT: usize = 5;
 }
+
+/// Endpoints that take turns in being the first; connections of kernels have their own place in a turn.
+const IN_TURN: u64 = 4;
 
 /// Cost of a message besides its bytes, in bytes.
 const MESSAGE_COST: i64 = 64;
@@ -174,7 +179,7 @@ impl Schedule {
 
     /// Index of the endpoint that is first in this turn.
     pub(crate) fn first_endpoint(&self) -> usize {
-        (self.turns % Kind::COUNT as u64) as usize
+        (self.turns % IN_TURN) as usize
     }
 
     /// Whether each endpoint has been the first since the last call that returned true.
@@ -185,7 +190,7 @@ impl Schedule {
     /// Incremented once each endpoint has been the first: in each round another port, connection, client or worker is
     /// the first of its endpoint, since the first one gets the credit that is left.
     pub(crate) fn round(&self) -> usize {
-        (self.turns / Kind::COUNT as u64) as usize
+        (self.turns / IN_TURN) as usize
     }
 
     /// Whether requests of a service are taken from an endpoint that has some.
@@ -249,7 +254,8 @@ mod tests {
     }
 
     fn flood() -> impl Strategy<Value = Flood> {
-        let from = prop_oneof![Just(Kind::Udp), Just(Kind::Tcp), Just(Kind::Shm), Just(Kind::Peer)];
+        let from = [Kind::Udp, Kind::Tcp, Kind::Shm, Kind::Peer, Kind::Sockets];
+        let from = prop::sample::select(from.to_vec());
         (64u64..1024, 0u64..1500, from).prop_map(|(messages, bytes, from)| Flood {
             messages,
             bytes: messages * bytes,

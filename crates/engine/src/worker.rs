@@ -136,7 +136,7 @@ impl<N: Nic> Worker<N> {
         endpoints.take_replies(turn);
         endpoints.receive(turn, schedule);
         if turn.socket_lists.is_used() {
-            turn.receive_sockets();
+            turn.receive_sockets(schedule);
         }
         // Accelerate.
         turn.drive();
@@ -148,7 +148,7 @@ impl<N: Nic> Worker<N> {
             endpoints.exchange_upstream(turn, schedule);
         }
         if turn.socket_lists.is_used() {
-            turn.send_sockets();
+            turn.send_sockets(schedule);
             endpoints.listen_for_sockets(turn);
         }
         // Before the flush: its notifications are sent in this turn, since the worker may sleep after it.

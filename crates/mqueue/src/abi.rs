@@ -333,6 +333,8 @@ pub mod socket_op {
     pub const CLOSE: u32 = 3;
     /// Bytes were put into STREAM_TX or taken from STREAM_RX.
     pub const NOTIFY: u32 = 4;
+    /// The ACCEPT or CONNECT with this token is given up. If it is not complete yet, it is completed with the status TIMEOUT.
+    pub const CANCEL: u32 = 5;
 }
 
 /// Values of [`SocketMessage::op`] in the RX ring of a socket mqueue.

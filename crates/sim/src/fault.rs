@@ -125,6 +125,8 @@ faults! {
     SocketReset = "socket-reset";
     /// A block closes a connection before its peer has sent everything.
     SocketClose = "socket-close";
+    /// A block gives up a command.
+    SocketCancel = "socket-cancel";
     /// A peer of a block closes or resets its connection early.
     SocketLeave = "socket-leave";
     /// A peer of a block stops reading.

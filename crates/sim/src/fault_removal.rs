@@ -112,6 +112,7 @@ fn remove_from_blocks(behaviour: &mut Behaviour, fault: Fault) {
         Fault::SocketScribble => behaviour.sockets.scribble = 0,
         Fault::SocketReset => behaviour.sockets.reset = 0,
         Fault::SocketClose => behaviour.sockets.close = 0,
+        Fault::SocketCancel => behaviour.sockets.cancel = 0,
         _ => {}
     }
 }

@@ -73,6 +73,7 @@
 //! | `socket-scribble` | `socket_block.rs`: positions and ends | bytes, others, no panic |
 //! | `socket-reset` | `socket_block.rs` | bytes |
 //! | `socket-close` | `socket_block.rs`: a block closes a connection before its peer has sent everything | the peer reads what was sent, then the end; its input is dropped |
+//! | `socket-cancel` | `socket_block.rs`: a block gives up an accept or a connect | it is completed once; no connection is left of it |
 //! | `socket-leave` | `socket_peer.rs` | bytes |
 //! | `socket-deaf` | `socket_peer.rs` | bytes; content: all bytes return when it reads again |
 //! | `link-short` | `link.rs` | content; sum: every message of a link arrives once, all slots return |

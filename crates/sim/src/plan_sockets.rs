@@ -46,9 +46,10 @@ impl Plan {
         let (reset, idle) = (rate(&[0, 0, 5]), own.pick(&[0, 0, 300]));
         // Drawn last, so that other runs do not change.
         let close = if faulty { own.pick(&[0, 0, 20]) } else { 0 };
+        let cancel = if faulty { own.pick(&[0, 0, 100]) } else { 0 };
         let idle_ms = own.pick(&[0, 0, 5]);
         spec.sockets.iter_mut().for_each(|socket| socket.idle_ms = idle_ms);
-        let sockets = SocketBehaviour { idle, reset, close, forge, scribble };
+        let sockets = SocketBehaviour { idle, reset, close, cancel, forge, scribble };
         self.setup.behaviours[service].sockets = sockets;
     }
 

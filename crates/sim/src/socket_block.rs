@@ -25,6 +25,8 @@ pub struct SocketBehaviour {
     pub reset: u32,
     /// It closes a connection, though its peer has not ended.
     pub close: u32,
+    /// It gives up an accept or a connect that is in flight, or is complete meanwhile.
+    pub cancel: u32,
     /// It also sends a command with a random slot, lease, index or operation.
     pub forge: u32,
     /// It also overwrites a word of a stream ring.
@@ -160,6 +162,14 @@ impl SocketBlock {
             if !waits {
                 self.listeners[at].1 = true;
                 self.ask(Asked::Accept(socket), socket_op::ACCEPT, socket);
+            }
+        }
+        if net.fault_counts.occurs(rng, Fault::SocketCancel, behaviour.cancel) {
+            let asked: Vec<u64> = self.asked.keys().copied().collect();
+            if !asked.is_empty() {
+                let message =
+                    SocketMessage { op: socket_op::CANCEL, slot: 0, generation: 0, value: 0 };
+                self.command(rng.pick(&asked), message);
             }
         }
         for slot in 0..self.slots.len() {

@@ -4,9 +4,11 @@ mod scene;
 
 use std::net::SocketAddr;
 
-use engine::topology::{Dispatch, Listen};
+use engine::topology::{Dispatch, Listen, SocketSpec};
 use scene::{Caller, Scene, Script, UDP, request, script};
 use sim::net::lock;
+use sim::rng::Rng;
+use sim::socket_peer::{Ending, SocketClient};
 use wire::framing::Framing;
 use wire::nic::{PortIndex, Transport};
 
@@ -131,4 +133,45 @@ fn what_other_workers_hand_over_leaves_a_share_to_a_workers_own() {
     let mut scene = script.play();
     let answered = answered_beside(&mut scene, (0, UDP), |scene| flood(scene, 1, UDP));
     assert!(answered >= 16, "{answered} of 80");
+}
+
+/// A tenant whose blocks have 48 busy connections moves no more bytes than one that has six and is busy in every turn.
+#[test]
+fn connections_of_kernels_pay_for_their_bytes() {
+    let mut script = four_a_turn();
+    script.another_service(Transport::Udp);
+    for (service, number) in script.setup.topology.services.iter_mut().zip(0..) {
+        service.tenant = format!("tenant{number}");
+        (service.mqueues, service.sockets_per_block) = (3, 16);
+        service.sockets = vec![SocketSpec::listen(([127, 0, 0, 1], 9100 + number))];
+    }
+    let mut scene = script.play();
+    let mut rng = Rng::new(1);
+    let mut connect = |port| {
+        let peer = scene.client_of(0, port);
+        SocketClient::connect(&mut lock(&scene.world.net), (peer, port), u64::MAX, Ending::Orderly)
+    };
+    // After the two ports for messages of the first service, and the one of the second.
+    let mut clients: Vec<_> = (0..48).map(|_| connect(2)).collect();
+    clients.extend((0..6).map(|_| connect(4)));
+    let mut turns = |scene: &mut Scene, count| {
+        for _ in 0..count {
+            for client in &mut clients {
+                client.step(&mut lock(&scene.world.net), &mut rng);
+            }
+            scene.run(1);
+        }
+    };
+    let moved = |scene: &Scene| {
+        let counted = [0, 1].map(|service| scene.world.metrics.service(service));
+        assert_eq!(counted.each_ref().map(|c| c.sockets_opened), [48, 6]);
+        counted.map(|counted| counted.socket_received_bytes + counted.socket_sent_bytes)
+    };
+    turns(&mut scene, 50);
+    let before = moved(&scene);
+    turns(&mut scene, 1000);
+    let after = moved(&scene);
+    let [many, few] = [0, 1].map(|service| after[service] - before[service]);
+    assert!(few > 5_000_000, "{few} bytes: busy in every turn");
+    assert!(many > few / 2 && many < 2 * few, "{many} bytes beside {few}");
 }

@@ -248,6 +248,33 @@ fn a_peer_that_still_sends_reads_the_answer() {
     assert!(dropped > 100_000 && late > 10, "{dropped} bytes were dropped, {late} were too late");
 }
 
+/// A command that its block has given up is completed once, and has no other effect: no connection comes of an attempt after its end, none
+/// is left, and the commands that follow are answered.
+#[test]
+fn a_command_that_is_given_up_leaves_nothing() {
+    let (mut all, mut given_up) = (0, 0);
+    for (seed, relay) in seeds().flat_map(|seed| [(seed, false), (seed, true)]) {
+        let mut script = sockets(seed, relay);
+        script.behaviour().sockets = SocketBehaviour { cancel: 200, ..Default::default() };
+        let mut play = Play::new(script, seed);
+        let delay_ns = (0, MS / 10);
+        play.scene.faults(Faults { late_event: 200, delay_ns, ..Faults::default() });
+        for _ in 0..20 {
+            play.connect(20_000, Ending::Orderly);
+            play.run(20);
+        }
+        play.run_to_the_end();
+        play.check_all_over();
+        let counted = play.scene.world.metrics.service(0);
+        // A relay resets the connection whose partner it has given up.
+        assert!(relay || play.found(Found::All) == 20, "seed {seed}");
+        assert_eq!(counted.socket_bad_commands, 0);
+        all += play.found(Found::All);
+        given_up += counted.socket_ends[sockets::End::ConnectTimeout as usize];
+    }
+    assert!(all > 260 && given_up > 20, "{all} in order, {given_up} given up");
+}
+
 /// A second service with the same sockets and sound blocks, behind port 4 (3 is its message port).
 const OTHER: u16 = 4;
 
@@ -334,6 +361,48 @@ fn a_generation_ends_with_its_connections() {
         assert_eq!(play.found(Found::All), before + 5, "seed {seed}, relay: {relay}");
     }
     assert!(reset > 50 && lost > 50, "{reset} clients were reset, {lost} connections lost");
+}
+
+/// Before a generation ends as planned, no connection is accepted, and those that are open go on to their end, in both directions.
+#[test]
+fn a_planned_end_waits_for_open_connections() {
+    for seed in seeds() {
+        let script = sockets(seed, false);
+        let behaviour = script.setup.behaviours[0];
+        let mut play = Play::new(script, seed);
+        let workers = play.scene.world.workers.len();
+        let blocks = play.scene.world.topology().services[0].mqueues;
+        (0..3 * blocks).for_each(|_| play.connect(40_000, Ending::Orderly));
+        play.run(20);
+        let open = play.scene.world.metrics.service(0).sockets_opened;
+        assert!(open > 0, "seed {seed}");
+        let barrier = play.scene.world.hold(0, 0, 1000 * MS);
+        // Those that come later wait.
+        play.run(20);
+        (0..3).for_each(|_| play.connect(1000, Ending::Orderly));
+        for _ in 0..1000 {
+            play.run(20);
+            let counted = play.scene.world.metrics.service(0);
+            let is_complete = barrier.is_complete(workers);
+            assert!(!is_complete || counted.sockets_opened == counted.sockets_closed);
+            if is_complete {
+                break;
+            }
+        }
+        assert!(barrier.is_complete(workers), "seed {seed}");
+        let before = play.scene.world.metrics.service(0);
+        assert!(play.found(Found::All) as u64 >= open, "seed {seed}");
+        play.scene.world.lose_runtime(0, 0, DropReason::Reconfiguring);
+        play.run(20);
+        play.scene.world.replace_rings(0, 0, behaviour);
+        play.run(20);
+        play.scene.world.resume_blocks(0, 0);
+        play.run_to_the_end();
+        assert_eq!(play.found(Found::All), play.clients.len(), "seed {seed}");
+        let counted = play.scene.world.metrics.service(0);
+        assert_eq!(counted.socket_ends[sockets::End::AcceleratorLost as usize], 0);
+        assert!(counted.sockets_opened >= before.sockets_opened + 3, "they waited");
+    }
 }
 
 /// A service that is replaced, removed or stopped accepts no more; open connections go on until the drain time is over.

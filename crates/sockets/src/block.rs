@@ -120,7 +120,8 @@ impl<M: Memory> BlockSockets<M> {
     /// A command whose slot, socket and lease exist. Others are answered or counted.
     fn check(&mut self, (command, generation): (Command, Option<u32>)) -> Option<Command> {
         match command {
-            Command::NoEffect => {}
+            // One that is complete meanwhile, or never was.
+            Command::NoEffect | Command::Cancel { .. } => {}
             Command::Accept { token, socket } => match self.accepts.get_mut(socket as usize) {
                 Some(accept) if accept.is_none() => *accept = Some(token),
                 // A second one while the first waits, or no such socket.
@@ -158,6 +159,18 @@ impl<M: Memory> BlockSockets<M> {
     /// The accept command for this socket that waits, which does so no longer.
     pub fn take_accept(&mut self, socket: u32) -> Option<u64> {
         self.accepts.get_mut(socket as usize)?.take()
+    }
+
+    /// Whether the accept command with this number waits, which does so no longer.
+    pub fn cancel_accept(&mut self, token: u64) -> bool {
+        let waiting = self.accepts.iter_mut().find(|accept| **accept == Some(token));
+        waiting.and_then(Option::take).is_some()
+    }
+
+    /// The slot of the connection attempt with this number.
+    pub fn connecting(&self, token: u64) -> Option<u32> {
+        let is_it = |slot: &u32| self.slots[*slot as usize].state == State::Connecting { token };
+        self.leased().find(is_it)
     }
 
     /// Leases a free slot; `None` if there is none.

@@ -19,6 +19,11 @@ pub enum Command {
         /// Index among the sockets of the service.
         socket: u32,
     },
+    /// The block gives up an accept or a connect.
+    Cancel {
+        /// The number of that command.
+        token: u64,
+    },
     /// The block does not use the slot any more.
     Close {
         /// The slot.
@@ -47,7 +52,7 @@ pub enum End {
     ResetByPeer,
     /// A connection attempt was refused.
     Refused,
-    /// A connection attempt took too long.
+    /// A connection attempt took too long, or the block gave it up.
     ConnectTimeout,
     /// After a close the peer took no byte for `limits.slow_client_ms`.
     SlowPeer,
@@ -113,6 +118,7 @@ pub(crate) fn decode(token: u64, message: &SocketMessage) -> Option<(Command, Op
             (Command::Close { slot, reset: value == 1 }, Some(generation))
         }
         socket_op::NOTIFY => (Command::Notify { slot }, Some(generation)),
+        socket_op::CANCEL => (Command::Cancel { token }, None),
         _ => return None,
     })
 }

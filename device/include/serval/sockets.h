@@ -101,7 +101,7 @@ class Listener {
     SERVAL_INLINE Socket accept(Block& block) { return accept_until(block, NO_DEADLINE); }
     // As accept; AGAIN if no connection waits.
     SERVAL_INLINE Socket try_accept(Block& block) { return accept_until(block, detail::NOT_WAITING); }
-    // As accept; TIMEOUT if none came before now_ns() reached `deadline_ns`.
+    // As accept; TIMEOUT if none came before now_ns() reached `deadline_ns`: then it waits for none until the next call.
     inline SERVAL_DEVICE Socket accept_until(Block& block, uint64_t deadline_ns);
 
   private:

@@ -107,7 +107,8 @@ inline SERVAL_DEVICE bool Sockets::take(uint64_t token, const serval_socket_mess
     for (unsigned i = 0; i < SERVAL_SOCKET_SPECS_MAX; i++) {
         if (accept_tokens_[i] != token || !token) continue;
         accept_tokens_[i] = 0;
-        accepted_[i] = result;
+        // One that was given up is no result: the next call asks again.
+        if (message.value != SERVAL_STATUS_TIMEOUT) accepted_[i] = result;
         return true;
     }
     if (opened) unwanted_ = result;
@@ -232,7 +233,10 @@ inline SERVAL_DEVICE Socket Sockets::connect(Block& block, uint32_t index, uint6
         if (pump(block, deadline_ns, false)) continue;
         detail::block_sync();
         if (detail::leader()) connect_token_ = 0;
-        return socket_of(waited(block, deadline_ns));
+        const Status why = waited(block, deadline_ns);
+        // If it is complete meanwhile, the connection is unwanted.
+        if (why == TIMEOUT) command(block, token, SERVAL_SOCKET_CANCEL, 0, 0, 0);
+        return socket_of(why);
     }
 }
 
@@ -254,8 +258,12 @@ inline SERVAL_DEVICE Socket Listener::accept_until(Block& block, uint64_t deadli
         });
         if (token && !all.command(block, token, SERVAL_SOCKET_ACCEPT, 0, 0, index_)) return all.socket_of(DRAINING);
         if (all.pump(block, deadline_ns, true)) continue;
-        // The command stays: the next accept gets its connection.
-        return all.socket_of(block.ended() ? DRAINING : all.waited(block, deadline_ns));
+        const Status why = block.ended() ? DRAINING : all.waited(block, deadline_ns);
+        // After AGAIN the command stays: the next call gets its connection. After TIMEOUT a connection goes to a block that waits;
+        // if this one has got it meanwhile, it is for the next call.
+        const uint64_t late = why == TIMEOUT ? all.tell([&] { return all.accept_tokens_[index_]; }) : 0;
+        if (late) all.command(block, late, SERVAL_SOCKET_CANCEL, 0, 0, 0);
+        return all.socket_of(why);
     }
 }
 

@@ -10,6 +10,7 @@
 //! | UDP | datagrams, in the socket's buffer; those that do not fit count as `socket_overflow` |
 //! | TCP | connections in the backlog, bytes in their sockets; clients feel back-pressure |
 //! | shared memory | requests, in the client's own ring |
+//! | sockets of kernels | connections, in the backlog; those that are open go on, and the vote waits for their end |
 //!
 //! Requests that other workers handed over were accepted, and are served. Every worker pauses on its own, and votes
 //! only after the requests that it handed over have been taken.
@@ -127,7 +128,9 @@ impl<N: Nic> Worker<N> {
         }
         let quiet = self.turn.services[slot].in_flight() == 0 || mutants::on("hold_with_debts");
         let asks = self.turn.services[slot].waits_for_backends();
-        let settled = quiet && !asks && !self.has_handover_in_flight(slot);
+        let connected =
+            self.turn.services[slot].waits_for_sockets() && !mutants::on("hold_connected");
+        let settled = quiet && !asks && !connected && !self.has_handover_in_flight(slot);
         for pause in &mut self.turn.services[slot].pauses {
             pause.vote.set(settled);
         }

@@ -100,6 +100,7 @@ pub fn c_header() -> String {
     define("SOCKET_CONNECT", socket_op::CONNECT.into());
     define("SOCKET_CLOSE", socket_op::CLOSE.into());
     define("SOCKET_NOTIFY", socket_op::NOTIFY.into());
+    define("SOCKET_CANCEL", socket_op::CANCEL.into());
     define("SOCKET_DONE", socket_event::DONE.into());
     define("SOCKET_EVENT", socket_event::EVENT.into());
     define("SOCKET_CLOSE_ORDERLY", socket_close::ORDERLY.into());

@@ -51,6 +51,7 @@ impl<N: Nic> Turn<N> {
             Command::Connect { token, socket } => {
                 self.connect_socket(service, block, token, socket)
             }
+            Command::Cancel { token } => self.cancel_command(service, block, token),
             Command::NoEffect => {}
             Command::Notify { slot } => {
                 let id = SlotId { service, block, slot: slot as u16 };
@@ -80,6 +81,21 @@ impl<N: Nic> Turn<N> {
         share.connections[usize::from(id.slot)].deadline_ns = deadline_ns;
         self.list_to_read(id);
         self.list_to_write(id);
+    }
+
+    /// A block gives up an accept or a connect. If that is not complete yet it is now, and has no other effect.
+    fn cancel_command(&mut self, service: u16, block: u32, token: u64) {
+        let Some(sockets) = self.sockets(service) else { return };
+        let share = &mut sockets.blocks[block as usize];
+        if share.sockets.cancel_accept(token) {
+            return share.sockets.refuse(token, status::TIMEOUT);
+        }
+        let Some(slot) = share.sockets.connecting(token) else { return };
+        if mutants::on("connect_after_cancel") {
+            return share.sockets.refuse(token, status::TIMEOUT);
+        }
+        let id = SlotId { service, block, slot: slot as u16 };
+        self.end_socket(id, End::ConnectTimeout, Close::Reset, false);
     }
 
     /// A block waits for a connection to a listener.

@@ -4,14 +4,21 @@ use sockets::{Direction, End, State};
 use wire::nic::{Close, Nic, Read, Written};
 
 use super::{AWAKE_NS, SlotId};
+use crate::schedule::{Kind, Schedule};
 use crate::turn::Turn;
+
+/// Whether the tenant of a connection has its turn.
+#[inline(always)]
+fn allows(schedule: &mut Schedule, id: SlotId) -> bool {
+    schedule.allows(id.service, Kind::Sockets) || mutants::on("sockets_out_of_turn")
+}
 
 /// Bytes that a worker moves in each direction in one turn, about; connections that are left are first in the next one.
 const TURN_BYTES: usize = 1 << 20;
 
 impl<N: Nic> Turn<N> {
-    /// Before the blocks are driven: reads each connection that may have bytes once.
-    pub(crate) fn receive_sockets(&mut self) {
+    /// Before the blocks are driven: reads each connection that may have bytes once, as the schedule allows.
+    pub(crate) fn receive_sockets(&mut self, schedule: &mut Schedule) {
         if self.socket_lists.to_read.is_empty() {
             return;
         }
@@ -19,11 +26,13 @@ impl<N: Nic> Turn<N> {
         let mut listed = std::mem::replace(&mut self.socket_lists.to_read, spare);
         let (mut left, mut again) = (TURN_BYTES, 0);
         for id in listed.drain(..) {
-            if left == 0 {
+            if left == 0 || !allows(schedule, id) {
                 self.socket_lists.to_read.push(id);
                 continue;
             }
-            left = left.saturating_sub(self.receive_socket(id));
+            let bytes = self.receive_socket(id);
+            schedule.charge(id.service.into(), Kind::Sockets, 1, bytes as u64);
+            left = left.saturating_sub(bytes);
             again = self.socket_lists.to_read.len();
         }
         self.socket_lists.to_read.rotate_left(again);
@@ -86,8 +95,8 @@ impl<N: Nic> Turn<N> {
         received
     }
 
-    /// After the blocks were driven: sends what they wrote, with one write for each connection.
-    pub(crate) fn send_sockets(&mut self) {
+    /// After the blocks were driven: sends what they wrote, with one write for each connection, as the schedule allows.
+    pub(crate) fn send_sockets(&mut self, schedule: &mut Schedule) {
         for service in 0..self.services.len() as u16 {
             if let Some(sockets) = self.sockets(service).filter(|sockets| !sockets.owed.is_empty())
             {
@@ -107,11 +116,13 @@ impl<N: Nic> Turn<N> {
         let mut listed = std::mem::replace(&mut self.socket_lists.to_write, spare);
         let (mut left, mut again) = (TURN_BYTES, 0);
         for id in listed.drain(..) {
-            if left == 0 {
+            if left == 0 || !allows(schedule, id) {
                 self.socket_lists.to_write.push(id);
                 continue;
             }
-            left = left.saturating_sub(self.send_socket(id));
+            let bytes = self.send_socket(id);
+            schedule.charge(id.service.into(), Kind::Sockets, 1, bytes as u64);
+            left = left.saturating_sub(bytes);
             again = self.socket_lists.to_write.len();
         }
         self.socket_lists.to_write.rotate_left(again);
