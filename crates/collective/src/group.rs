@@ -8,6 +8,7 @@ use sys::process::fork_generation;
 use crate::call::{Call, Progress};
 use crate::error::CollectiveError;
 use crate::frame::Notice;
+use crate::reception::Strays;
 use crate::schedule::{Element, Operation, Schedule};
 use crate::transport::Transport;
 
@@ -38,6 +39,7 @@ pub struct Group<T: Transport> {
     schedules: Vec<(Arguments, Arc<Schedule>)>,
     /// Of the process that formed it.
     generation: u64,
+    strays: Strays,
     /// `Err` after a failure.
     transport: Result<T, CollectiveError>,
 }
@@ -53,8 +55,20 @@ impl<T: Transport> Group<T> {
             call: Call::default(),
             schedules: Vec::new(),
             generation: fork_generation(),
+            strays: Strays::default(),
             transport: Ok(transport),
         }
+    }
+
+    /// Connections at this rank's listener that were closed while the group formed.
+    pub fn strays(&self) -> Strays {
+        self.strays
+    }
+
+    pub(crate) fn with_strays(self, strays: Strays) -> Self {
+        let mut this = self;
+        this.strays = strays;
+        this
     }
 
     /// Number of ranks.
@@ -269,6 +283,7 @@ impl<T: Transport + Send + 'static> Group<T> {
             call: std::mem::take(&mut this.call),
             schedules: std::mem::take(&mut this.schedules),
             generation: this.generation,
+            strays: this.strays,
             transport: transport.map(|transport| Box::new(transport) as Box<_>),
         }
     }

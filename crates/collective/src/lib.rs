@@ -9,7 +9,7 @@
 //! * [`call`]: one call as a state machine over a [`Transport`], without threads or a clock.
 //! * [`group`]: [`Group`], a rank's view of its group: calls, deadlines, and how failures end a group.
 //! * [`staged`]: all-reduce over memory of an accelerator, in pieces that pass through host memory.
-//! * [`mesh`]: how ranks find and check each other.
+//! * [`mesh`]: how ranks find and check each other; [`reception`]: its listening side.
 //! * [`tcp`], [`shared`]: the transports over TCP, and over shared memory for ranks of one machine.
 //!
 //! The algorithms are those of Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH"
@@ -24,6 +24,7 @@ mod error;
 pub mod frame;
 pub mod group;
 pub mod mesh;
+pub mod reception;
 pub mod schedule;
 pub mod shared;
 pub mod staged;
@@ -33,6 +34,7 @@ pub mod transport;
 pub use error::{CollectiveError, Loss, Reason};
 pub use group::Group;
 pub use mesh::Member;
+pub use reception::Strays;
 pub use schedule::{Element, Operation, RANKS_MAX};
 pub use staged::Staging;
 pub use transport::Transport;

@@ -5,21 +5,17 @@ use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use sys::local::wait_readable;
 use sys::memory::SharedMemory;
 
 use crate::control::{Socket, is_nothing};
 use crate::error::CollectiveError;
-use crate::frame::{HELLO_BYTES, Hello, NAME_BYTES_MAX, Purpose, WELCOME_BYTES, Welcome};
+use crate::frame::{Hello, NAME_BYTES_MAX, Purpose, WELCOME_BYTES, Welcome};
 use crate::group::INTERRUPT_PAUSE;
+use crate::reception::{Reception, Strays};
 use crate::schedule::RANKS_MAX;
 
-/// Connections that have not said who they are. The oldest one is closed for a new one.
-const STRANGERS_MAX: usize = 32;
-/// How long such a connection may stay.
-const STRANGER_LIMIT: Duration = Duration::from_secs(5);
 /// Time between two attempts to connect to a rank that does not listen yet.
-const RETRY_PAUSE: Duration = Duration::from_millis(10);
+pub(crate) const RETRY_PAUSE: Duration = Duration::from_millis(10);
 /// The longest attempt to connect. Between two attempts the caller is asked whether to go on.
 const DIAL_MAX: Duration = Duration::from_secs(1);
 
@@ -59,7 +55,7 @@ impl Member {
     }
 
     /// The answer to a hello, apart from whether the rank is connected already.
-    fn judge(&self, hello: &Hello) -> Welcome {
+    pub(crate) fn judge(&self, hello: &Hello) -> Welcome {
         if hello.name != self.name {
             Welcome::OtherName
         } else if usize::from(hello.ranks) != self.ranks {
@@ -107,7 +103,7 @@ pub(crate) trait Network {
 }
 
 /// A connection that is part of the group, and the region that came with it.
-type Joined<N> = (<N as Network>::Socket, Option<SharedMemory>);
+pub(crate) type Joined<N> = (<N as Network>::Socket, Option<SharedMemory>);
 
 /// How long forming may take, and what ends it before.
 pub(crate) struct Patience<'a> {
@@ -130,12 +126,12 @@ impl<'a> Patience<'a> {
     }
 
     /// Time until the deadline.
-    fn left(&self) -> Duration {
+    pub(crate) fn left(&self) -> Duration {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
     /// An error if the caller does not want to wait any longer.
-    fn check(&mut self) -> Result<(), CollectiveError> {
+    pub(crate) fn check(&mut self) -> Result<(), CollectiveError> {
         let now = Instant::now();
         if now - self.asked < INTERRUPT_PAUSE {
             return Ok(());
@@ -148,20 +144,62 @@ impl<'a> Patience<'a> {
     }
 }
 
-/// Connects this rank with all others. By rank, the connections in the order of purposes; `None` for this rank itself.
+/// What forming has found.
+pub(crate) struct Formed<N: Network> {
+    /// By rank, the connections in the order of purposes; `None` for this rank itself.
+    pub(crate) joined: Vec<Option<Vec<Joined<N>>>>,
+    pub(crate) strays: Strays,
+}
+
+/// Connects this rank with all others. Higher ranks, and connections that are not of the group, are answered all the time.
 pub(crate) fn form<N: Network>(
     member: &Member,
     network: &N,
     mut patience: Patience<'_>,
-) -> Result<Vec<Option<Vec<Joined<N>>>>, CollectiveError> {
-    let mut all = Vec::with_capacity(member.ranks);
-    for peer in 0..member.rank {
-        let connect = |purpose: &Purpose| connect(member, network, peer, *purpose, &mut patience);
-        all.push(Some(N::PURPOSES.iter().map(connect).collect::<Result<_, _>>()?));
+) -> Result<Formed<N>, CollectiveError> {
+    let mut reception = Reception::new(member, network);
+    let formed = meet(member, network, &mut reception, &mut patience);
+    let strays = reception.strays();
+    match formed {
+        Ok(mut joined) => {
+            joined.push(None);
+            joined.extend(reception.into_joined().into_iter().map(Some));
+            Ok(Formed { joined, strays })
+        }
+        Err(CollectiveError::Forming { name, why }) if strays != Strays::default() => {
+            Err(CollectiveError::Forming { name, why: format!("{why} ({strays})") })
+        }
+        Err(error) => Err(error),
     }
-    all.push(None);
-    all.extend(Reception::new(member, network).accept(&mut patience)?.into_iter().map(Some));
-    Ok(all)
+}
+
+/// The connections to the lower ranks; those of the higher ones are in the reception.
+fn meet<N: Network>(
+    member: &Member,
+    network: &N,
+    reception: &mut Reception<'_, N>,
+    patience: &mut Patience<'_>,
+) -> Result<Vec<Option<Vec<Joined<N>>>>, CollectiveError> {
+    let mut lower = Vec::with_capacity(member.ranks);
+    for peer in 0..member.rank {
+        let mut joined = Vec::with_capacity(N::PURPOSES.len());
+        for purpose in N::PURPOSES {
+            joined.push(connect(member, network, peer, *purpose, reception, patience)?);
+        }
+        lower.push(Some(joined));
+    }
+    while !reception.missing().is_empty() {
+        let left = patience.left();
+        reception.serve(None, left.min(INTERRUPT_PAUSE));
+        patience.check()?;
+        let missing = reception.missing();
+        if left.is_zero() && !missing.is_empty() {
+            let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
+            let why = format!("these ranks did not connect in time: {}", missing.join(", "));
+            return Err(member.failed(why));
+        }
+    }
+    Ok(lower)
 }
 
 /// Connects to a lower rank, which may start later.
@@ -170,11 +208,12 @@ fn connect<N: Network>(
     network: &N,
     peer: usize,
     purpose: Purpose,
+    reception: &mut Reception<'_, N>,
     patience: &mut Patience<'_>,
 ) -> Result<Joined<N>, CollectiveError> {
     let there = || format!("rank {peer} at {}", network.place(peer));
     loop {
-        let why = match introduce(member, network, peer, purpose, patience) {
+        let why = match introduce(member, network, peer, purpose, reception, patience) {
             Ok((joined, Welcome::Accepted)) => return Ok(joined),
             Ok((_, refusal)) => return Err(member.failed(refused(member, &there(), refusal))),
             Err(Vain::Failed(error)) => error,
@@ -184,7 +223,10 @@ fn connect<N: Network>(
         if patience.left() < RETRY_PAUSE {
             return Err(member.failed(format!("{} does not answer: {why}", there())));
         }
-        std::thread::sleep(RETRY_PAUSE);
+        let again = Instant::now() + RETRY_PAUSE;
+        while let Some(left) = again.checked_duration_since(Instant::now()) {
+            reception.serve(None, left);
+        }
     }
 }
 
@@ -207,6 +249,7 @@ fn introduce<N: Network>(
     network: &N,
     peer: usize,
     purpose: Purpose,
+    reception: &mut Reception<'_, N>,
     patience: &mut Patience<'_>,
 ) -> Result<(Joined<N>, Welcome), Vain> {
     let region = network.region()?;
@@ -219,7 +262,7 @@ fn introduce<N: Network>(
         if limit.is_zero() {
             return Err(Vain::Failed(io::ErrorKind::TimedOut.into()));
         }
-        wait_readable(&[socket.as_fd()], Some(limit.min(INTERRUPT_PAUSE)));
+        reception.serve(Some(socket.as_fd()), limit.min(INTERRUPT_PAUSE));
         patience.check().map_err(Vain::Over)?;
         match socket.receive(&mut answer[got..]) {
             Ok(0) => return Err(Vain::Failed(io::ErrorKind::UnexpectedEof.into())),
@@ -261,131 +304,5 @@ fn refused(member: &Member, there: &str, refusal: Welcome) -> String {
                 member.rank
             )
         }
-    }
-}
-
-/// Accepts the higher ranks. Connections that are not of the group affect none of it.
-struct Reception<'a, N: Network> {
-    member: &'a Member,
-    network: &'a N,
-    strangers: Vec<Stranger<N>>,
-    /// By rank, from the one above this one, and by purpose.
-    joined: Vec<Vec<Option<Joined<N>>>>,
-}
-
-/// A connection that has not said who it is.
-struct Stranger<N: Network> {
-    socket: N::Socket,
-    region: Option<SharedMemory>,
-    since: Instant,
-    hello: [u8; HELLO_BYTES],
-    got: usize,
-}
-
-impl<'a, N: Network> Reception<'a, N> {
-    fn new(member: &'a Member, network: &'a N) -> Self {
-        let none = |_| N::PURPOSES.iter().map(|_| None).collect();
-        let joined = (member.rank + 1..member.ranks).map(none).collect();
-        Self { member, network, strangers: Vec::new(), joined }
-    }
-
-    fn accept(
-        mut self,
-        patience: &mut Patience<'_>,
-    ) -> Result<Vec<Vec<Joined<N>>>, CollectiveError> {
-        loop {
-            let is_missing = |joined: &Vec<Option<_>>| joined.iter().any(Option::is_none);
-            if !self.joined.iter().any(is_missing) {
-                break;
-            }
-            let now = Instant::now();
-            if now >= patience.deadline {
-                let first = self.member.rank + 1;
-                let missing =
-                    self.joined.iter().enumerate().filter(|(_, joined)| is_missing(joined));
-                let missing: Vec<String> =
-                    missing.map(|(index, _)| (first + index).to_string()).collect();
-                let why = format!("these ranks did not connect in time: {}", missing.join(", "));
-                return Err(self.member.failed(why));
-            }
-            self.strangers.retain(|stranger| now - stranger.since < STRANGER_LIMIT);
-            let limit = (patience.deadline - now).min(INTERRUPT_PAUSE);
-            let mut files: Vec<BorrowedFd<'_>> = vec![self.network.listener()];
-            files.extend(self.strangers.iter().map(|stranger| stranger.socket.as_fd()));
-            let ready = wait_readable(&files, Some(limit));
-            patience.check()?;
-            // Backwards, so that a removal does not move entries that are still to be checked.
-            for index in (0..self.strangers.len()).rev().filter(|index| ready[1 + index]) {
-                self.listen_to(index);
-            }
-            if ready[0] {
-                self.accept_one(now);
-            }
-        }
-        let all = self.joined.into_iter();
-        Ok(all.map(|joined| joined.into_iter().flatten().collect()).collect())
-    }
-
-    fn accept_one(&mut self, now: Instant) {
-        match self.network.accept() {
-            Ok(socket) => {
-                if self.strangers.len() == STRANGERS_MAX {
-                    self.strangers.remove(0);
-                }
-                let (hello, region) = ([0; HELLO_BYTES], None);
-                self.strangers.push(Stranger { socket, region, since: now, hello, got: 0 });
-            }
-            Err(error) if is_nothing(&error) => {}
-            // The process is out of descriptors, or the connection has ended or is of another user.
-            Err(_) => std::thread::sleep(RETRY_PAUSE),
-        }
-    }
-
-    /// Reads what a stranger says; it stays one until its hello is complete.
-    fn listen_to(&mut self, index: usize) {
-        let stranger = &mut self.strangers[index];
-        match self.network.receive(&stranger.socket, &mut stranger.hello[stranger.got..]) {
-            Ok((0, _)) => drop(self.strangers.remove(index)),
-            Ok((got, region)) => {
-                stranger.got += got;
-                stranger.region = stranger.region.take().or(region);
-                if stranger.got == HELLO_BYTES {
-                    let stranger = self.strangers.remove(index);
-                    self.answer(stranger);
-                }
-            }
-            Err(error) if is_nothing(&error) => {}
-            Err(_) => drop(self.strangers.remove(index)),
-        }
-    }
-
-    fn answer(&mut self, stranger: Stranger<N>) {
-        let hello = match Hello::decode(&stranger.hello) {
-            Ok(hello) => hello,
-            Err(refusal) => {
-                // The first bytes of a connection fit into its buffer; a stranger that has gone needs no answer.
-                let _ = refusal.map(|refusal| stranger.socket.send(&refusal.encode()));
-                return;
-            }
-        };
-        let purpose = N::PURPOSES.iter().position(|purpose| *purpose == hello.purpose);
-        // A group over shared memory has no connections for data.
-        let Some(purpose) = purpose else { return };
-        if N::HAS_REGION != stranger.region.is_some() {
-            return;
-        }
-        let mut welcome = self.member.judge(&hello);
-        if welcome == Welcome::Accepted {
-            // A hello's sender is above its destination.
-            let place = &mut self.joined[usize::from(hello.from) - self.member.rank - 1][purpose];
-            if place.is_none() {
-                if stranger.socket.send(&welcome.encode()).is_ok() {
-                    *place = Some((stranger.socket, stranger.region));
-                }
-                return;
-            }
-            welcome = Welcome::Twice;
-        }
-        let _ = stranger.socket.send(&welcome.encode());
     }
 }

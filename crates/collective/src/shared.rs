@@ -18,7 +18,7 @@ use crate::control::Controls;
 use crate::error::{CollectiveError, Loss};
 use crate::frame::{Notice, Purpose};
 use crate::group::Group;
-use crate::mesh::{Member, Network, Patience, form};
+use crate::mesh::{Formed, Member, Network, Patience, form};
 use crate::transport::{SLEEP_MAX, Spin, Transport, Wants};
 
 /// Bytes that each direction of a pair holds.
@@ -72,7 +72,8 @@ impl Group<Shared> {
         let listener =
             LocalListener::bind(&own).map_err(|error| member.failed(error.to_string()))?;
         let patience = Patience::new(member, limit, interrupt);
-        let pairs = form(member, &Folder { folder, listener }, patience)?;
+        let Formed { joined: pairs, strays } =
+            form(member, &Folder { folder, listener }, patience)?;
         let (mut controls, mut rings) = (Vec::new(), Vec::new());
         for (peer, pair) in pairs.into_iter().enumerate() {
             let joined = pair.and_then(|mut joined| joined.pop());
@@ -88,7 +89,7 @@ impl Group<Shared> {
             written: 0,
             read: 0,
         };
-        Ok(Self::new(member.ranks, member.rank, transport))
+        Ok(Self::new(member.ranks, member.rank, transport).with_strays(strays))
     }
 }
 

@@ -14,7 +14,7 @@ use crate::control::{Controls, Socket, is_nothing};
 use crate::error::{CollectiveError, Loss};
 use crate::frame::{Notice, Purpose};
 use crate::group::Group;
-use crate::mesh::{Member, Network, Patience, form};
+use crate::mesh::{Formed, Member, Network, Patience, form};
 use crate::transport::{SLEEP_MAX, Spin, Transport, Wants};
 
 /// Connections to all other ranks.
@@ -66,7 +66,7 @@ impl Group<Tcp> {
         }
         let prepared = listener.set_nonblocking(true);
         prepared.map_err(|error| member.failed(error.to_string()))?;
-        let joined = form(
+        let Formed { joined, strays } = form(
             member,
             &Addresses { listener, addresses },
             Patience::new(member, limit, interrupt),
@@ -86,7 +86,7 @@ impl Group<Tcp> {
         let local = addresses.iter().filter(|address| address.ip() == own).count();
         let transport =
             Tcp { peers, controls: Controls::new(controls.into_iter()), spin: Spin::of(local) };
-        Ok(Self::new(member.ranks, member.rank, transport))
+        Ok(Self::new(member.ranks, member.rank, transport).with_strays(strays))
     }
 }
 

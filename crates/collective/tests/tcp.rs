@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use collective::frame::{Header, Hello, Purpose, VERSION, WELCOME_BYTES, Welcome};
-use collective::{CollectiveError, Element, Group, Loss, Member, Operation};
+use collective::{CollectiveError, Element, Group, Loss, Member, Operation, Strays};
 use processes::{LIMIT, check_operations, ints, listeners, member, tcp_group as group};
 
 #[test]
@@ -118,6 +118,81 @@ fn strangers_do_not_stop_a_group_from_forming() {
         first.join().unwrap().unwrap();
     });
     drop(silent);
+}
+
+/// More than the rank keeps, and they stay: some say nothing, some a part of a hello, some something else.
+#[test]
+fn a_flood_of_strangers_does_not_keep_the_ranks_apart() {
+    let (listeners, addresses) = listeners(2);
+    thread::scope(|scope| {
+        let first = scope.spawn(|| {
+            let mut group = Group::connect(&member(2, 0), &listeners[0], &addresses, LIMIT)?;
+            group.barrier().map(|()| group.strays())
+        });
+        let stranger = |number: usize| {
+            let mut socket = TcpStream::connect(addresses[0]).unwrap();
+            match number % 3 {
+                0 => {}
+                1 => socket.write_all(b"servalcg").unwrap(),
+                // It may have been closed for a newer one.
+                _ => drop(socket.write_all(&[0xff; 200])),
+            }
+            socket
+        };
+        let strangers: Vec<TcpStream> = (0..450).map(stranger).collect();
+        let mut other = Group::connect(&member(2, 1), &listeners[1], &addresses, LIMIT).unwrap();
+        other.barrier().unwrap();
+        assert_eq!(other.strays(), Strays::default());
+        let strays = first.join().unwrap().unwrap();
+        // Connections are accepted in order, so all of these came before the other rank.
+        assert_eq!(strays.refused, 0);
+        assert!(strays.garbage >= 150, "{strays:?}");
+        assert!(strays.crowded_out + strays.silent >= 300 - 128, "{strays:?}");
+        drop(strangers);
+    });
+}
+
+/// A rank that waits for a lower one answers everything that connects to it, so that its backlog does not fill up.
+#[test]
+fn a_rank_that_waits_for_a_lower_one_answers_the_higher_ones() {
+    let (mut listeners, addresses) = listeners(3);
+    // Nothing listens there any more.
+    drop(listeners.remove(0));
+    let gives_up = std::sync::atomic::AtomicBool::new(false);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let mut interrupt = || gives_up.load(std::sync::atomic::Ordering::Relaxed);
+            let member = member(3, 1);
+            Group::connect_unless(&member, &listeners[0], &addresses, LIMIT, &mut interrupt).err()
+        });
+        let strangers: Vec<TcpStream> =
+            (0..300).map(|_| TcpStream::connect(addresses[1]).unwrap()).collect();
+        for purpose in [Purpose::Control, Purpose::Data, Purpose::Bulk] {
+            let hello = Hello { purpose, ranks: 3, from: 2, to: 1, name: "test".to_owned() };
+            let mut socket = TcpStream::connect(addresses[1]).unwrap();
+            socket.set_read_timeout(Some(LIMIT)).unwrap();
+            socket.write_all(&hello.encode()).unwrap();
+            let mut answer = [0; WELCOME_BYTES];
+            socket.read_exact(&mut answer).unwrap();
+            assert_eq!(Welcome::decode(&answer), Some(Welcome::Accepted));
+        }
+        gives_up.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(waiting.join().unwrap(), Some(CollectiveError::Interrupted(1)));
+        drop(strangers);
+    });
+}
+
+#[test]
+fn a_group_that_is_not_formed_says_what_else_connected() {
+    let (listeners, addresses) = listeners(2);
+    let mut garbage = TcpStream::connect(addresses[0]).unwrap();
+    garbage.write_all(&[b'G'; 500]).unwrap();
+    let _silent = TcpStream::connect(addresses[0]).unwrap();
+    let limit = Duration::from_millis(300);
+    let error = Group::connect(&member(2, 0), &listeners[0], &addresses, limit).err().unwrap();
+    let sentence = error.to_string();
+    assert!(sentence.contains("did not connect in time: 1 (other connections"), "{sentence}");
+    assert!(sentence.contains("1 with something else than a hello"), "{sentence}");
 }
 
 /// Whatever a rank waits for: that another one comes, listens, or answers.
