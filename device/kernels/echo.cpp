@@ -2,5 +2,5 @@
 #include "send_back.h"
 
 SERVAL_KERNEL(echo) (serval::Block& block, serval::Mqueue& q) {
-    while (auto msg = q.recv(block)) send_back(block, q, msg);
+    while (auto batch = q.recv_many(block)) send_back(block, q, batch);
 }

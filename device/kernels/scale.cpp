@@ -2,15 +2,16 @@
 #include <serval/kernel.h>
 
 SERVAL_WARP_KERNEL(scale) (serval::Block& block, serval::Mqueue& q) {
-    while (auto msg = q.recv(block)) {
-        if (msg.len() % 4) {
-            q.drop(block, msg, serval::BAD_LENGTH);
+    while (auto batch = q.recv_many(block)) {
+        if (batch.len() % 4) {
+            q.drop_many(block, batch, serval::BAD_LENGTH);
             continue;
         }
-        auto reply = q.reply(block, msg, msg.len());
-        if (reply)
-            for (unsigned i = block.rank(); i < msg.len() / 4; i += block.size())
-                reply.as<float>()[i] = 3.0f * msg.as<const float>()[i];
-        q.send(block, reply);
+        auto replies = q.reply_many(block, batch, batch.len());
+        // Messages and replies of one length lie alike, and what is between them does not matter.
+        if (replies)
+            for (unsigned i = block.rank(); i < batch.count() * batch.stride() / 4; i += block.size())
+                replies.as<float>(0)[i] = 3.0f * batch.as<const float>(0)[i];
+        q.send_many(block, replies);
     }
 }

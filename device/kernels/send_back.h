@@ -1,4 +1,4 @@
-// Replies with the request itself; used by several kernels.
+// Replies with the requests themselves; used by several kernels.
 #ifndef SERVAL_KERNELS_SEND_BACK_H
 #define SERVAL_KERNELS_SEND_BACK_H
 
@@ -11,6 +11,15 @@ SERVAL_INLINE bool send_back(serval::Block& block, serval::Mqueue& q, const serv
         for (unsigned i = block.rank(); i < (msg.len() + 7) / 8; i += block.size())
             reply.as<uint64_t>()[i] = msg.as<const uint64_t>()[i];
     return q.send(block, reply);
+}
+
+// Messages of a batch lie side by side, like their replies: they are copied as one piece.
+SERVAL_INLINE bool send_back(serval::Block& block, serval::Mqueue& q, const serval::Messages& batch) {
+    auto replies = q.reply_many(block, batch, batch.len());
+    if (replies)
+        for (unsigned i = block.rank(); i < batch.count() * batch.stride() / 8; i += block.size())
+            replies.as<uint64_t>(0)[i] = batch.as<const uint64_t>(0)[i];
+    return q.send_many(block, replies);
 }
 
 #endif

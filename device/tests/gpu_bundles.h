@@ -84,11 +84,11 @@ struct BundleStream {
     }
 };
 
-// Bundles and single messages through `echo`; the number of bytes and headers that were wrong.
-uint64_t bundle_storm(const Shape& shape, unsigned threads, uint64_t staging, uint64_t bundles, bool reversed = false) {
+// Bundles and single messages through a kernel that echoes; the number of bytes and headers that were wrong.
+uint64_t bundle_storm(const char* kernel, const Shape& shape, unsigned threads, uint64_t staging, uint64_t bundles, bool reversed = false) {
     Service s(shape);
     s.bundle_staging = staging;
-    s.start("echo", threads);
+    s.start(kernel, threads);
     std::vector<BundleStream> streams(shape.blocks);
     for (unsigned i = 0; i < shape.blocks; i++) {
         streams[i].memory = s.region.pool_entry(0)->offset + i * BundleStream::BUFFERS * BundleStream::BUFFER_BYTES;
@@ -141,10 +141,10 @@ TEST(gpu_bundles_return_every_message) {
         for (unsigned threads : {32u, 128u, 256u}) {
             // The second is too small for most bundles, and the third is in the GPU's memory.
             for (uint64_t staging : {uint64_t{8192}, uint64_t{512}, uint64_t{65536}})
-                CHECK_EQ(bundle_storm(with_pool(protocol, 12), threads, staging, 1500), 0);
+                for (const char* kernel : {"echo", "gpu_one"}) CHECK_EQ(bundle_storm(kernel, with_pool(protocol, 12), threads, staging, 1000), 0);
         }
     }
-    CHECK(bundle_storm(with_pool(SERVAL_PROTOCOL_GRANULE16, 2), 32, 8192, 50, true) > 0);
+    for (const char* kernel : {"echo", "gpu_one"}) CHECK(bundle_storm(kernel, with_pool(SERVAL_PROTOCOL_GRANULE16, 2), 32, 8192, 50, true) > 0);
 }
 
 TEST(gpu_bundles_need_staging) {
@@ -155,46 +155,85 @@ TEST(gpu_bundles_need_staging) {
     CHECK_EQ(s.region.block(1)->reason, SERVAL_REASON_REFUSED);
 }
 
+// The rate of bundles of 32 messages, two of which are in flight for each block.
+void bundle_rate(const char* kernel, unsigned protocol, unsigned blocks, uint32_t len) {
+    Shape shape = with_pool(protocol, blocks);
+    shape.inline_bytes = shape.len_max = len;
+    Service s(shape);
+    s.bundle_staging = 8192;
+    s.start(kernel, 32);
+    std::vector<uint64_t> left(2 * blocks);
+    std::vector<uint8_t> answer(align(len, 64));
+    uint64_t popped = 0, completions = 0;
+    const uint64_t from = now_ns(), until = from + 500000000;
+    while (now_ns() < until && s.alive())
+        for (unsigned i = 0; i < blocks; i++) {
+            for (unsigned at = 0; at < 2; at++) {
+                if (left[2 * i + at]) continue;
+                const uint64_t memory = s.region.pool_entry(0)->offset + (2 * i + at) * BundleStream::BUFFER_BYTES;
+                const serval_bundle d = {memory, memory + BundleStream::BUFFER_BYTES / 2, len, 32, len, len, 32 * static_cast<uint32_t>(align(len, 16)), 0};
+                serval::detail::fence_release();
+                if (send(s.rx[i], message((1 + at) * SERVAL_BUNDLE_MAX, sizeof d, SERVAL_KIND_BUNDLE), &d)) left[2 * i + at] = 32;
+            }
+            while (s.tx[i].look(answer.data()) == Look::FOUND) {
+                s.tx[i].copy(answer.data());
+                serval_bundle_reply r;
+                std::memcpy(&r, answer.data(), sizeof r);
+                const uint64_t at = s.tx[i].message.token / SERVAL_BUNDLE_MAX - 1;
+                s.tx[i].advance();
+                s.tx[i].release();
+                if (at > 1) return (void)check::fail(__FILE__, __LINE__, "a token that was sent");
+                left[2 * i + at] -= static_cast<uint64_t>(__builtin_popcountll(r.answered));
+                popped += static_cast<uint64_t>(__builtin_popcountll(r.answered));
+                completions++;
+            }
+        }
+    std::printf("%s, %s, bundles of 32, %u bytes, %u blocks: %.2f M messages/s, %.1f a completion\n", kernel, NAMES[protocol], len, blocks,
+                static_cast<double>(popped) / static_cast<double>(now_ns() - from) * 1e3, static_cast<double>(popped) / static_cast<double>(completions + !completions));
+    s.stop(SERVAL_STOP_NOW);
+    s.join();
+    CHECK(popped > 1000);
+}
+
 TEST(gpu_bundle_rates) {
-    for (unsigned protocol : PROTOCOLS) {
-        for (unsigned blocks : {1u, 128u}) {
-            for (uint32_t len : {64u, 784u}) {
-                Shape shape = with_pool(protocol, blocks);
+    for (const char* kernel : {"echo", "gpu_one"})
+        for (unsigned protocol : PROTOCOLS)
+            for (unsigned blocks : {1u, 128u})
+                for (uint32_t len : {64u, 784u}) bundle_rate(kernel, protocol, blocks, len);
+}
+
+// The time from a bundle to its last reply.
+TEST(gpu_bundle_round_trip_times) {
+    for (const char* kernel : {"echo", "gpu_one"}) {
+        for (unsigned protocol : PROTOCOLS) {
+            for (uint32_t count : {1u, 8u, 32u, 64u}) {
+                const uint32_t len = 64;
+                Shape shape = with_pool(protocol, 1);
                 shape.inline_bytes = shape.len_max = len;
                 Service s(shape);
                 s.bundle_staging = 8192;
-                s.start("echo", 32);
-                // One bundle in each of the two buffers: 32 messages.
-                std::vector<uint64_t> left(2 * blocks);
-                std::vector<uint8_t> answer(align(len, 64));
-                uint64_t popped = 0;
-                const uint64_t from = now_ns(), until = from + 500000000;
-                while (now_ns() < until && s.alive())
-                    for (unsigned i = 0; i < blocks; i++) {
-                        for (unsigned at = 0; at < 2; at++) {
-                            if (left[2 * i + at]) continue;
-                            const uint64_t memory = s.region.pool_entry(0)->offset + (2 * i + at) * BundleStream::BUFFER_BYTES;
-                            const serval_bundle d = {memory, memory + BundleStream::BUFFER_BYTES / 2, len, 32, len, len, 32 * static_cast<uint32_t>(align(len, 16)), 0};
-                            serval::detail::fence_release();
-                            if (send(s.rx[i], message((1 + at) * SERVAL_BUNDLE_MAX, sizeof d, SERVAL_KIND_BUNDLE), &d)) left[2 * i + at] = 32;
-                        }
-                        while (s.tx[i].look(answer.data()) == Look::FOUND) {
-                            s.tx[i].copy(answer.data());
-                            serval_bundle_reply r;
-                            std::memcpy(&r, answer.data(), sizeof r);
-                            const uint64_t at = s.tx[i].message.token / SERVAL_BUNDLE_MAX - 1;
-                            s.tx[i].advance();
-                            s.tx[i].release();
-                            if (at > 1) return (void)check::fail(__FILE__, __LINE__, "a token that was sent");
-                            left[2 * i + at] -= static_cast<uint64_t>(__builtin_popcountll(r.answered));
-                            popped += static_cast<uint64_t>(__builtin_popcountll(r.answered));
-                        }
+                s.start(kernel, 32);
+                std::vector<uint64_t> times;
+                std::vector<uint8_t> answer(64);
+                const uint64_t memory = s.region.pool_entry(0)->offset;
+                const serval_bundle d = {memory, memory + BundleStream::BUFFER_BYTES / 2, len, count, len, len, count * len, 0};
+                for (int n = 0; n < 5000; n++) {
+                    const uint64_t from = now_ns();
+                    serval::detail::fence_release();
+                    CHECK(send(s.rx[0], message(SERVAL_BUNDLE_MAX, sizeof d, SERVAL_KIND_BUNDLE), &d));
+                    for (uint32_t done = 0; done < count && s.alive();) {
+                        if (recv(s.tx[0], answer) != Look::FOUND) continue;
+                        serval_bundle_reply r;
+                        std::memcpy(&r, answer.data(), sizeof r);
+                        done += static_cast<uint32_t>(__builtin_popcountll(r.answered));
                     }
-                std::printf("%s, bundles of 32, %u bytes, %u blocks: %.2f M messages/s\n", NAMES[protocol], len, blocks,
-                            static_cast<double>(popped) / static_cast<double>(now_ns() - from) * 1e3);
+                    times.push_back(now_ns() - from);
+                }
                 s.stop(SERVAL_STOP_NOW);
                 s.join();
-                CHECK(popped > 1000);
+                std::sort(times.begin(), times.end());
+                std::printf("%s, %s, a bundle of %u, %u bytes: p50 %.2f us, p99 %.2f us\n", kernel, NAMES[protocol], count, len, 1e-3 * static_cast<double>(times[2500]),
+                            1e-3 * static_cast<double>(times[4950]));
             }
         }
     }

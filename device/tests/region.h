@@ -248,10 +248,11 @@ inline Look recv(Consumer& c, std::vector<uint8_t>& data) {
 // Runs kernels of this program on a region. `waiting` acts as the engine: it is called whenever the block waits.
 class Runner {
   public:
-    explicit Runner(Region& r, unsigned block = 0) : region(r) {
+    // `area`: bytes of staging for bundles, a multiple of 64.
+    explicit Runner(Region& r, unsigned block = 0, uint64_t area = 0) : region(r) {
         const unsigned stride = static_cast<unsigned>(align(r.shape.len_max, 64));
         const unsigned mqueues = Region::mqueues_of_block(r.shape);
-        staging_bytes = 2ull * mqueues * stride;
+        staging_bytes = 2ull * mqueues * stride + area;
         staging = static_cast<uint8_t*>(std::aligned_alloc(64, staging_bytes));
         std::memset(staging, 0x77, staging_bytes);
         args.abi_version = SERVAL_ABI_VERSION;

@@ -20,185 +20,226 @@ SERVAL_INLINE void Channel::open_bundle(B& block) {
         if (rx_.ring.protocol != SERVAL_PROTOCOL_DOORBELL) fence_acquire();
         good = crew_first(leader() && bundles_->accept(h.token, in_, rx_.ring, tx_.ring));
     }
-    if (!good) {
-        if (leader()) in_path_ = rx_.ring.protocol;
-        return block.end(SERVAL_REASON_RING_CORRUPT);
-    }
+    if (leader()) has_slot_ = false;
+    if (!good) return block.end(SERVAL_REASON_RING_CORRUPT);
     if (leader()) {
-        bundles_->since_ns = block.now_ns();
         in_path_ = PATH_BUNDLE;
         rx_.next++;
 #if SERVAL_CUDA
         block.received_from_++;
 #else
+        bundles_->since_ns = block.now_ns();
         rx_.release();
 #endif
     }
     crew_sync();
 }
 
-// Called in step, with a slot that is no message, or a bundle open: its next message, or false if the ring is next or the block has ended. A message that is returned by a function that is not
-// inline would be in local memory on CUDA, also if it comes from a ring: so this function is inline.
-SERVAL_INLINE bool Channel::take_from_bundle(Block& block, Message& m) {
-    if (!next_of_bundle(block)) return false;
-    m.data_ = in_;
-    m.token_ = bundles_->given_token;
-    m.len_ = bundles_->given_len;
-    m.part_ = bundles_->given_part;
-    return true;
-}
-
-// Called in step: the next message is in staging. False if there is none, or the service stops immediately.
+// Called in step, with a slot that is no message, or a bundle open: hands out its next messages, as rx_.message, `given_` and `given_count_` say.
+// What a function that is not inline returns by address would be in local memory on CUDA.
 template <class B>
-SERVAL_APART bool Channel::next_of_bundle(B& block) {
-    if (in_path_ == PATH_SLOT) {
+SERVAL_INLINE Found Channel::take_from_bundle(B& block, bool asks, Wish wish) {
+    if (in_path_ != PATH_BUNDLE) {
         block_sync();  // every thread has read the path
         if (in_crew()) open_bundle(block);
         block_sync();
-        if (in_path_ != PATH_BUNDLE) return false;
+        if (in_path_ != PATH_BUNDLE) return Found::NOTHING;
     }
     Bundles& b = *bundles_;
-    if (!b.has_more()) {
-        leave_bundle(block);
-        return false;
+    if (SERVAL_UNLIKELY(!b.has_more())) {
+        block_sync();  // every thread has read the path
+        if (in_crew()) block.publish_answers();
+        if (leader()) in_path_ = rx_.ring.protocol;
+        block_sync();
+        return Found::RING;
     }
     // On CUDA reading the stop word is a trip over the bus.
-    if (!SERVAL_CUDA || b.slow) {
-        bool goes = true;
-        if (in_crew() && (block.ended() || block.stop_word() >= SERVAL_STOP_NOW)) {
-            block.end(SERVAL_REASON_STOPPED);
-            goes = false;
-        }
-        if (!tell_block(goes)) return false;
+    if (in_crew() && SERVAL_UNLIKELY(!SERVAL_CUDA || asks) && !block.ended()) {
+        if (SERVAL_CUDA) block.watch_engine();
+        if (!block.broken() && block.stop_word() >= SERVAL_STOP_NOW) block.end(SERVAL_REASON_STOPPED);
     }
+    block_sync();
+    if (block.ended()) return Found::NOTHING;
     const uint32_t i = b.given, len = b.len_of(i);
+    const uint32_t room = wish.max == 1 ? 0 : round16(smaller(wish.reply_bytes == AS_REQUEST ? b.it.len : wish.reply_bytes, tx_.ring.len_max));
+    // Messages of a batch have one length.
+    uint32_t count = b.it.last_len == b.it.len || i + 1 == b.it.count ? b.it.count - i : b.it.count - 1 - i;
+    count = smaller(count, wish.max);
 #if SERVAL_CUDA
-    if (i >= b.staged) stage_bundle(i);
-    copy_staged(b.place_of(i), len);
-#else
-    copy_bytes_out(in_, b.pools.layout.region + b.place_of(i), len);
-#endif
+    if (i >= b.staged_end || (count > 1 && b.reply_room < room)) stage(i, room);
+    count = smaller(count, b.staged_end - i);
     block_sync();  // every thread has read the values that change here
+#else
+    count = stage(i, count, room);
+#endif
     if (leader()) {
-        b.given = i + 1;
-        b.given_token = b.token + i;
-        b.given_len = len;
-        b.given_part = b.part_of(i, tx_.ring);
+        b.given = i + count;
+        given_ = b.staged + (i - b.staged_first) * b.pitch();
+        given_count_ = count;
+        rx_.message = {b.token + i, 0, b.part_of(i, tx_.ring), len, SERVAL_KIND_MESSAGE, SERVAL_STATUS_OK, 0};
+        if (!b.has_more() && b.answers_count == 0) in_path_ = rx_.ring.protocol;
 #if SERVAL_CUDA
-        block.received_from_--;
+        block.received_from_ -= count;
 #endif
     }
     block_sync();
-    return true;
+    return Found::MESSAGE;
 }
 
 #if SERVAL_CUDA
-// Called in step: fetches message `i` and as many of the following ones as there is room for, with many loads in flight at once. The registers
-// of a larger batch would be taken from single messages.
-inline SERVAL_DEVICE void Channel::stage_bundle(uint32_t i) {
-    constexpr unsigned UNIT = Granule16::BYTES, BATCH = 4;
+// Called in step: fetches message `i` and as many of the following ones as there is room for in staging, with `room` bytes for a reply to each.
+SERVAL_CALL void Channel::stage(uint32_t i, uint32_t room) {
+    block_sync();  // every thread has read the values that change here
+    if (leader()) bundles_->plan(i, room, in_);
+    block_sync();
+    bundles_->fetch();
+}
+
+// By the leader: decides what is fetched and where to.
+SERVAL_CALL void Bundles::plan(uint32_t i, uint32_t room, uint8_t* in) {
+    constexpr unsigned UNIT = Granule16::BYTES;
+    const uint32_t bytes = pitch();
+    stride = it.count == 1 ? bytes : it.stride;
+    const uint64_t place = place_of(i);
+    skew = place % UNIT;
+    // Messages that are not in the order of staging pass through its end. Words are read there that begin in them.
+    const bool straight = stride == bytes && skew == 0;
+    const uint32_t margin = straight ? 0 : 4 * UNIT, per_message = bytes + room + (straight ? 0 : smaller(stride, area_bytes));
+    uint32_t count = it.count - i;
+    if (per_message) count = smaller(count, area_bytes < margin ? 0 : (area_bytes - margin) / per_message);
+    staged = raw = area;
+    reply_room = room;
+    if (count == 0) {
+        // One message, whose reply has a buffer of its own.
+        count = 1;
+        reply_room = 0;
+        if (!straight) staged = in;
+    } else if (!straight) {
+        raw = area + (area_bytes - count * stride - 3 * UNIT) / UNIT * UNIT;
+    }
+    staged_first = i;
+    staged_end = i + count;
+    replies = area + count * bytes;
+    source = pools.layout.region + place - skew;
+    units = (skew + (count - 1) * stride + it.len + UNIT - 1) / UNIT;
+}
+
+// By the block: fetches what was planned, with many loads in flight at once.
+SERVAL_CALL void Bundles::fetch() const {
+    const uint32_t step = block_size() * Granule16::BYTES, end = units * Granule16::BYTES;
+    const uint8_t* const from = source;
+    uint8_t* const to = raw;
+    if (is_shared(to)) {
+        for (uint32_t at = block_rank() * Granule16::BYTES; at < end; at += step) copy_async(to + at, from + at);
+        wait_for_copies();
+    } else {
+        for (uint32_t at = block_rank() * Granule16::BYTES; at < end; at += step) private_store(to + at, Granule16::load(from + at));
+    }
+    block_sync();
+    if (staged == raw) return;
+    // Copies it to where each message begins at a multiple of 16 bytes.
+    const uint32_t words = pitch() / 8, all = (staged_end - staged_first) * words;
+    for (uint32_t k = block_rank(); k < all; k += block_size()) {
+        const uint32_t at = skew + k / words * stride + k % words * 8, shift = at % 8 * 8;
+        const uint8_t* const from = raw + at / 8 * 8;
+        uint64_t value = private_load<uint64_t>(from) >> shift;
+        if (shift) value |= private_load<uint64_t>(from + 8) << (64 - shift);
+        private_store(staged + k * 8, value);
+    }
+    block_sync();
+}
+#else
+// Copies `count` messages from `i` on, or as many as there is room for in staging, with `room` bytes for a reply to each. Returns how many.
+inline uint32_t Channel::stage(uint32_t i, uint32_t count, uint32_t room) {
     Bundles& b = *bundles_;
-    const uint64_t place = b.place_of(i), from = place / UNIT * UNIT;
-    const uint32_t stride = b.it.stride, skew = static_cast<uint32_t>(place - from), rest = b.it.count - i;
-    const uint32_t fit = stride ? 1 + (b.area_bytes - skew - b.it.len) / stride : rest;
-    const uint32_t count = fit < rest ? fit : rest;
-    const uint32_t units = (skew + (count - 1) * stride + b.len_of(i + count - 1) + UNIT - 1) / UNIT;
-    const uint8_t* source = b.pools.layout.region + from;
-    for (uint32_t first = block_rank(); first < units; first += BATCH * block_size()) {
-        Granule16 batch[BATCH];
-#pragma unroll
-        for (unsigned k = 0; k < BATCH; k++)
-            if (first + k * block_size() < units) batch[k] = Granule16::load(source + (first + k * block_size()) * UNIT);
-#pragma unroll
-        for (unsigned k = 0; k < BATCH; k++)
-            if (first + k * block_size() < units) private_store(b.area + (first + k * block_size()) * UNIT, batch[k]);
+    const uint32_t stride = b.it.stride, pitch = b.pitch();
+    const uint8_t* const from = b.pools.layout.region + b.place_of(i);
+    if (count > 1 && pitch + room) count = smaller(count, b.area_bytes / (pitch + room));
+    b.staged_first = i;
+    if (count <= 1) {
+        b.staged = in_;
+        copy_bytes_out(in_, from, b.len_of(i));
+        return 1;
     }
-    block_sync();
-    if (leader()) {
-        b.staged = i + count;
-        b.staged_from = from;
+    b.staged = b.area;
+    b.replies = b.area + count * pitch;
+    b.reply_room = room;
+    if (stride == pitch && b.it.offset % 16 == 0) {
+        // Whole units of 16 bytes, which the pool has.
+        copy_words_out(b.area, reinterpret_cast<const uint64_t*>(from), count * pitch / 8);
+    } else {
+        for (uint32_t k = 0; k < count; k++) copy_bytes_out(b.area + k * pitch, from + k * uint64_t{stride}, b.it.len);
     }
-    block_sync();
-}
-
-// Called in step: copies a message that was fetched to where a kernel reads it.
-inline SERVAL_DEVICE void Channel::copy_staged(uint64_t place, uint32_t len) {
-    const unsigned skew = place % 8, shift = 8 * skew;
-    const uint8_t* words = bundles_->area + (place - skew - bundles_->staged_from);
-    for (uint32_t at = 8 * block_rank(); at < len; at += 8 * block_size()) {
-        uint64_t value = private_load<uint64_t>(words + at) >> shift;
-        if (skew && at + 8 - skew < len) value |= private_load<uint64_t>(words + at + 8) << (64 - shift);
-        private_store(in_ + at, value);
-    }
+    return count;
 }
 #endif
 
-// Called in step, once every message of the bundle is handed out: receives poll the ring again.
+// Called in step: the replies to `count` messages of a bundle, of `len` bytes each, at `data` in a distance of whole units of 16 bytes. `part` is that of the
+// first message.
 template <class B>
-SERVAL_INLINE void Channel::leave_bundle(B& block) {
-    block_sync();
-    if (in_crew()) {
-        block.publish_answers();
-        if (leader()) in_path_ = rx_.ring.protocol;
-    }
-    block_sync();
-}
-
-// Called in step: the reply to the message of a bundle, whose part of the area begins at `part`.
-template <class B>
-SERVAL_INLINE bool Channel::answer(B& block, uint64_t token, uint32_t part, const uint8_t* data, uint32_t len) {
+SERVAL_APART bool Channel::answer(B& block, uint64_t token, uint32_t part, const uint8_t* data, uint32_t len, uint32_t count) {
     Bundles& b = *bundles_;
     const uint32_t i = token % SERVAL_BUNDLE_MAX;
-    const uint64_t first_token = token - i;
+    const uint64_t first_token = token - i, bits = Bundles::bits(i, count);
     const bool current = b.is_current(first_token);
     // A second reply is the engine's to refuse; it must not overwrite the reply of another message.
-    if (current && (b.done >> i & 1)) len = 0;
-    const bool appends = current && i == b.expected;
-    const uint64_t at = appends ? b.cursor : static_cast<uint64_t>(part) * PART_UNIT;
+    if (current && (b.done & bits)) len = 0;
+    const uint32_t pitch = round16(len), part_bytes = round16(tx_.ring.len_max);
+    const bool ascends = current && i >= b.expected;
+    const uint64_t at = ascends && i == b.expected ? b.cursor : static_cast<uint64_t>(part) * PART_UNIT;
     const bool extends = b.answers_count != 0 && b.answers_token == first_token && b.answers.len == len && b.answers.answered >> i == 0 &&
-                         at == b.answers.offset + static_cast<uint64_t>(b.answers_count) * b.answers.stride;
+                         at == b.answers.offset + static_cast<uint64_t>(b.answers_count) * b.answers.stride && (count == 1 || b.answers.stride == pitch);
     const bool publishes = b.answers_count != 0 && !extends;
+    // The rest of the bundle may follow.
+    bool waits = current && b.has_more();
     block_sync();  // every thread has read the values that change here
     if (publishes && !tell_block(in_crew() && publish_answers(block))) return false;
-    write_reply(b.pools.layout.region + at, data, len);
+    write_replies(b.pools.layout.region + at, data, len, count);
     block_sync();
     if (leader()) {
         if (!extends) {
-            const bool ascends = current && i >= b.expected;
             b.answers.offset = at;
             b.answers.len = len;
-            b.answers.stride = ascends ? round16(len) : round16(tx_.ring.len_max);
+            b.answers.stride = ascends || count > 1 ? pitch : part_bytes;
             b.answers_token = first_token;
             out_path_ = PATH_BUNDLE;
             block.answering_ = this;
+#if SERVAL_CUDA
+            b.answers_since = static_cast<uint32_t>(clock64());
+#endif
         }
-        b.answers.answered |= uint64_t{1} << i;
-        b.answers_count++;
-        if (current && i >= b.expected) {
-            b.cursor = at + round16(len);
-            b.expected = i + 1;
-            if (((i + 1) & i) == 0) b.slow = block.now_ns() - b.since_ns > BUNDLE_PATIENCE_NS * (i + 1);
+        b.answers.answered |= bits;
+        b.answers_count += count;
+        if (ascends) {
+            b.cursor = at + count * pitch;
+            b.expected = i + count;
+#if SERVAL_CUDA
+            waits = waits && static_cast<uint32_t>(clock64()) - b.answers_since < BUNDLE_PATIENCE_CYCLES;
+#else
+            const uint32_t passed = i + count;
+            if ((passed & i) == 0) b.slow = block.now_ns() - b.since_ns > BUNDLE_PATIENCE_NS * passed;
+            waits = waits && !b.slow;
+#endif
         }
-        if (current) b.finish(i);
+        if (current) b.finish(i, count);
     }
-    crew_sync();
-    if (!in_crew()) return tell_block(true);
-    return tell_block((!b.slow && !(current && i + 1 == b.it.count)) || publish_answers(block));
+    if (in_crew()) waits = crew_first(waits);
+    return tell_block(!in_crew() || waits || publish_answers(block));
 }
 
-// Called in step: writes `len` bytes, which on CUDA are readable up to a multiple of 8, to the area.
-SERVAL_INLINE void Channel::write_reply(uint8_t* to, const uint8_t* data, uint32_t len) {
+// Called in step: writes `count` replies of `len` bytes to the area. On the host only their bytes are read; on CUDA `data` is readable up to
+// whole units.
+SERVAL_INLINE void Channel::write_replies(uint8_t* to, const uint8_t* data, uint32_t len, uint32_t count) {
+    const uint32_t bytes = count * round16(len);
 #if SERVAL_CUDA
-    const uint32_t units = len / Granule16::BYTES, words = len / 8;
-    for (uint32_t i = block_rank(); i < units; i += block_size())
-        private_load<Granule16>(data + i * Granule16::BYTES).store(to + i * Granule16::BYTES);
-    uint64_t* const word = reinterpret_cast<uint64_t*>(to);
-    if (leader() && words % 2) store_relaxed(word + words - 1, private_load<uint64_t>(data + 8 * (words - 1)));
-    if (leader() && len % 8) store_relaxed(word + words, private_bytes(data + 8 * words, len % 8));
+    // What a unit has beyond the reply is not read by the engine.
+    for (uint32_t at = block_rank() * Granule16::BYTES; at < bytes; at += block_size() * Granule16::BYTES)
+        private_load<Granule16>(data + at).store(to + at);
 #else
+    const uint32_t exact = bytes - (round16(len) - len);
     uint64_t* const word = reinterpret_cast<uint64_t*>(to);
-    copy_words_in(word, data, len / 8);
-    if (len % 8) store_relaxed(word + len / 8, private_bytes(data + len / 8 * 8, len % 8));
+    copy_words_in(word, data, exact / 8);
+    if (exact % 8) store_relaxed(word + exact / 8, private_bytes(data + exact / 8 * 8, exact % 8));
 #endif
 }
 

@@ -16,6 +16,8 @@
 //         }
 //     }
 //
+// A kernel whose work for a message is short takes as many as arrived together: recv_many, reply_many and send_many instead of recv, reply and send.
+//
 // The same source is compiled twice. The host compiler makes a block one thread (`block.size() == 1`):
 //     g++ -x c++ -std=c++17 -O3 -fPIC -shared -fvisibility=hidden -fno-exceptions -fno-rtti -fstack-clash-protection
 // nvcc makes it a CUDA block of 32 to SERVAL_BLOCK_THREADS_MAX threads in one dimension:
@@ -69,6 +71,9 @@ enum Status : uint8_t {
     REJECTED = SERVAL_STATUS_REJECTED,      // drop: any other reason
 };
 
+// The length of replies, if it is that of their requests.
+constexpr uint32_t AS_REQUEST = ~0u;
+
 // No deadline.
 constexpr uint64_t NO_DEADLINE = SERVAL_NO_DEADLINE;
 
@@ -104,6 +109,7 @@ class Message {
     SERVAL_INLINE uint64_t tag() const { return tag_; }
 
   private:
+    friend class Messages;
     friend class Mqueue;
     friend class Sockets;
     friend class detail::Channel;
@@ -137,6 +143,62 @@ class Reply {
     uint32_t part_ = 0;  // as in Message
     bool live_ = false;  // not sent yet
     bool fits_ = false;  // within the mqueue's maximum; if not, `data_` is the sink
+};
+
+// Received messages of one length, side by side; false in a condition if there are none.
+class Messages {
+  public:
+    SERVAL_INLINE explicit operator bool() const { return count_ != 0; }
+    SERVAL_INLINE uint32_t count() const { return count_; }
+    // Payload bytes of each.
+    SERVAL_INLINE uint32_t len() const { return len_; }
+    // Bytes from one message to the next: len() rounded up to 16.
+    SERVAL_INLINE uint32_t stride() const { return detail::round16(len_); }
+    // The payload of message `i`, in [0, count()); 16-byte aligned.
+    template <class T>
+    SERVAL_INLINE const T* as(uint32_t i) const {
+        return reinterpret_cast<const T*>(data_ + i * stride());
+    }
+    // Message `i`, for reply(), send() and drop().
+    SERVAL_INLINE Message operator[](uint32_t i) const {
+        Message m;
+        m.data_ = data_ + i * stride();
+        m.token_ = token_ + i;
+        m.len_ = len_;
+        m.part_ = part_ + i * step_;
+        return m;
+    }
+
+  private:
+    friend class Mqueue;
+    const uint8_t* data_ = nullptr;
+    uint64_t token_ = 0;  // of the first
+    uint32_t len_ = 0, count_ = 0;
+    uint32_t part_ = 0, step_ = 0;  // as in Message: of the first, and its distance to the next
+    uint32_t room_ = 0;             // for each reply
+};
+
+// Replies to all messages of a batch, of one length, under construction. As Reply.
+class Replies {
+  public:
+    SERVAL_INLINE explicit operator bool() const { return fits_; }
+    SERVAL_INLINE uint32_t count() const { return count_; }
+    SERVAL_INLINE uint32_t len() const { return len_; }
+    // Bytes from one reply to the next: len() rounded up to 16. In a sink 0.
+    SERVAL_INLINE uint32_t stride() const { return fits_ ? detail::round16(len_) : 0; }
+    // Memory for reply `i`, 16-byte aligned.
+    template <class T>
+    SERVAL_INLINE T* as(uint32_t i) const {
+        return reinterpret_cast<T*>(data_ + i * stride());
+    }
+
+  private:
+    friend class Mqueue;
+    uint8_t* data_ = nullptr;
+    uint64_t token_ = 0;
+    uint32_t len_ = 0, count_ = 0;
+    uint32_t part_ = 0, step_ = 0;        // as in Messages
+    bool live_ = false, fits_ = false;  // as in Reply
 };
 
 // The threads that serve one mqueue.
@@ -236,6 +298,9 @@ class Channel {
     inline SERVAL_DEVICE bool open_rings(const serval_block_args& args, const Place& place, unsigned i, unsigned rx_kind, unsigned tx_kind,
                                          uint32_t index);
     SERVAL_INLINE Message recv(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, bool asks);
+    SERVAL_INLINE uint32_t recv(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, bool asks, Wish wish, Message& m);
+    template <class B>
+    SERVAL_APART Found recv_other(B& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, bool asks, Wish wish);
     SERVAL_CALL bool await(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, Header& h, unsigned tries, bool asks_first);
     SERVAL_INLINE bool send(Block& block, const Header& h, const uint8_t* data);
     SERVAL_CALL bool transmit(Block& block, Header h, const uint8_t* data);
@@ -265,19 +330,17 @@ class Channel {
     SERVAL_INLINE bool each_slot_counts() const;
     template <class B>
     SERVAL_INLINE void open_bundle(B& block);
-    SERVAL_INLINE bool take_from_bundle(Block& block, Message& m);
     template <class B>
-    SERVAL_APART bool next_of_bundle(B& block);
+    SERVAL_INLINE Found take_from_bundle(B& block, bool asks, Wish wish);
     template <class B>
-    SERVAL_INLINE void leave_bundle(B& block);
-    template <class B>
-    SERVAL_INLINE bool answer(B& block, uint64_t token, uint32_t part, const uint8_t* data, uint32_t len);
+    SERVAL_APART bool answer(B& block, uint64_t token, uint32_t part, const uint8_t* data, uint32_t len, uint32_t count);
     template <class B>
     SERVAL_APART bool publish_answers(B& block);
-    SERVAL_INLINE void write_reply(uint8_t* to, const uint8_t* data, uint32_t len);
+    SERVAL_INLINE void write_replies(uint8_t* to, const uint8_t* data, uint32_t len, uint32_t count);
 #if SERVAL_CUDA
-    inline SERVAL_DEVICE void stage_bundle(uint32_t i);
-    inline SERVAL_DEVICE void copy_staged(uint64_t place, uint32_t len);
+    SERVAL_CALL void stage(uint32_t i, uint32_t room);
+#else
+    inline uint32_t stage(uint32_t i, uint32_t count, uint32_t room);
 #endif
 
     Consumer rx_;
@@ -296,9 +359,13 @@ class Channel {
 #endif
     bool is_server_;
     bool go_;            // the crew's result for the block
-    uint8_t in_path_;    // the protocol of RX; PATH_SLOT or PATH_BUNDLE
+    bool has_slot_;      // a slot was found that is no message
+    uint8_t in_path_;    // the protocol of RX; PATH_BUNDLE while a bundle has more messages
     uint8_t out_path_;   // the protocol of TX; PATH_BUNDLE while a completion is in progress, which any other message must follow
     Bundles* bundles_;   // null if there are none
+    // What a receive has found that is not of the short path, beside rx_.message.
+    const uint8_t* given_;
+    uint32_t given_count_;
 };
 
 }  // namespace detail
@@ -341,6 +408,9 @@ class Mqueue {
     SERVAL_INLINE Message try_recv(Block& block);
     // As recv, but returns nothing if no request arrived until now_ns() reached `deadline_ns`.
     SERVAL_INLINE Message recv_until(Block& block, uint64_t deadline_ns);
+    // The next requests of one length, at least one: as many of a bundle as there is room for, at most `max`, or one that came alone. Room for
+    // replies of at most `reply_bytes` each is reserved. The messages are valid until the next receive.
+    SERVAL_INLINE Messages recv_many(Block& block, uint32_t max = SERVAL_BUNDLE_MAX, uint32_t reply_bytes = AS_REQUEST);
     // True once the service stops: a receive returned nothing, and all later ones will.
     SERVAL_INLINE bool ended(const Block& block) const { return block.ended(); }
 
@@ -350,6 +420,12 @@ class Mqueue {
     // Sends the reply to the client that sent the request. Waits for room. False, and nothing was sent, if the service stops immediately.
     // Sending a reply twice, or writing past its end, breaks the kernel's contract: the block ends.
     SERVAL_INLINE bool send(Block& block, Reply& reply);
+    // As reply(), for the messages of the last recv_many, and for at most as many bytes as it reserved.
+    SERVAL_INLINE Replies reply_many(Block& block, const Messages& batch, uint32_t len);
+    // As send(): all of them, mostly with one completion.
+    SERVAL_INLINE bool send_many(Block& block, Replies& replies);
+    // As drop(), for each message.
+    SERVAL_INLINE bool drop_many(Block& block, const Messages& batch, Status reason);
     // Ends a request without a reply. Reasons: BAD_LENGTH, REJECTED; OK if the protocol wants no reply: the request then counts as
     // consumed instead of dropped.
     SERVAL_INLINE bool drop(Block& block, const Message& msg, Status reason);
@@ -366,10 +442,12 @@ class Mqueue {
 
     inline SERVAL_DEVICE bool open(Block& block, const serval_block_args& args, const detail::Place& place, Backend* backends);
     inline SERVAL_DEVICE void close();
-    SERVAL_INLINE Message take(Block& block, uint64_t deadline_ns);
-    SERVAL_CALL bool send_drop(Block& block, uint64_t token, uint32_t part, Status reason);
-    template <class B>
-    SERVAL_APART bool send_of_bundle(B& block, uint64_t token, uint32_t part, const uint8_t* data, uint32_t len, bool fits, bool live);
+    SERVAL_INLINE uint32_t take(Block& block, uint64_t deadline_ns, detail::Wish wish, Message& m);
+    SERVAL_INLINE void prepare(uint8_t* data, uint32_t bytes, uint32_t limit);
+    SERVAL_INLINE uint8_t* sink(Block& block, uint32_t len);
+    SERVAL_INLINE uint32_t limit(const uint8_t* data, uint32_t count) const;
+    SERVAL_INLINE bool finish(Block& block, const Replies& r, uint32_t bytes);
+    SERVAL_CALL bool send_drops(Block& block, uint64_t token, uint32_t part, uint32_t step, uint32_t count, Status reason);
 #if SERVAL_CUDA
     template <class B>
     SERVAL_RARE void exit(B& block);

@@ -266,6 +266,9 @@ inline SERVAL_DEVICE bool Channel::open_rings(const serval_block_args& args, con
     in_path_ = rx_.ring.protocol;
     out_path_ = tx_.ring.protocol;
     bundles_ = nullptr;
+    has_slot_ = false;
+    given_ = nullptr;
+    given_count_ = 0;
     polls_ = 0;
 #if SERVAL_CUDA
     brief_from_ = layout.block_count <= BLOCKS_OF_WHOLE_LOOKS ? ~0u : LONG_TRIES;
@@ -356,7 +359,7 @@ SERVAL_INLINE bool Channel::find(Block& block, uint64_t deadline_ns, bool ends_o
         }
         if (SERVAL_UNLIKELY(look == Look::FOUND && !found && !asks)) {
             rx_.keep_header(unit);
-            if (leader()) in_path_ = PATH_SLOT;
+            if (leader()) has_slot_ = true;
             crew_sync();
             return false;
         }
@@ -465,7 +468,7 @@ SERVAL_CALL bool Channel::await(Block& block, uint32_t why, uint64_t deadline_ns
             if (!rx_.complete(h.len, in)) continue;
             if (leader()) rx_.message = h;
 #endif
-            if (leader()) in_path_ = PATH_SLOT;
+            if (leader()) has_slot_ = true;
             crew_sync();
             return false;
         }
@@ -489,58 +492,98 @@ SERVAL_INLINE bool Channel::tell_block(bool value) {
     return go_;
 }
 
-// The next message, in `in_` until the next call. On CUDA the short path of granule16 is inlined into the kernel: a call costs as much as
-// the rest of it.
-SERVAL_INLINE Message Channel::recv(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, [[maybe_unused]] bool asks) {
-    Message m;
+// The next message, as `m`, or more with consecutive tokens: how many. They are valid until the next call. On CUDA the short path of granule16 is inlined into the
+// kernel: a call costs as much as the rest of it.
+SERVAL_INLINE uint32_t Channel::recv(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, bool asks, Wish wish, Message& m) {
     block_sync();  // every thread has finished with the previous message
-    if (SERVAL_UNLIKELY(in_path_ == PATH_BUNDLE) && take_from_bundle(block, m)) return m;
-    // Values needed once a message is there are read in advance.
-    const unsigned protocol = in_path_;
-    const uint64_t number = rx_.next;
-    uint8_t* const in = in_;
+    for (;;) {
+        const auto deliver = [&](const Header& h) {
+            m.data_ = in_;
+            m.token_ = h.token;
+            m.tag_ = h.tag;
+            m.len_ = h.len;
+            m.status_ = h.status;
+            m.part_ = 0;
+        };
 #if SERVAL_CUDA
-    Header h = {};
-    bool found = false, copies = protocol == SERVAL_PROTOCOL_DOORBELL;
-    if (in_crew()) {
-        if (SERVAL_LIKELY(protocol == SERVAL_PROTOCOL_GRANULE16)) {
-            found = find(block, deadline_ns, ends_on_drain, h, asks);
-            copies = false;  // known, so that it does not occupy a register
-        } else {
-            // Repeated while a partially visible message is found.
-            Header other = {};  // has its address taken, unlike a header that stays in registers
-            unsigned tries = 0;
-            do {
-                found = await(block, why, deadline_ns, ends_on_drain, other, tries++, asks);
-            } while (SERVAL_UNLIKELY(found && !rx_.complete(other.len, in)));
-            h = other;
+        if (SERVAL_LIKELY(in_path_ == SERVAL_PROTOCOL_GRANULE16)) {
+            // Read in advance.
+            const uint64_t number = rx_.next;
+            Header h = {};
+            bool found = false;
+            if (in_crew()) found = find(block, deadline_ns, ends_on_drain, h, asks);
+            if (SERVAL_LIKELY(tell_block(found))) {
+                if (!solo()) h = rx_.message;
+                if (leader()) rx_.next = number + 1;
+                deliver(h);
+                return 1;
+            }
+            if (!has_slot_) return 0;
         }
-    }
-    found = tell_block(found);
-    if (!solo()) h = rx_.message;
 #else
-    const bool copies = protocol == SERVAL_PROTOCOL_DOORBELL;
-    Header& h = rx_.message;
-    const bool found = await(block, why, deadline_ns, ends_on_drain, h, 0, asks);
+        if (SERVAL_LIKELY(in_path_ != PATH_BUNDLE)) {
+            if (SERVAL_LIKELY(await(block, why, deadline_ns, ends_on_drain, rx_.message, 0, asks))) {
+                rx_.copy(in_);
+                rx_.advance();
+                rx_.release();
+                deliver(rx_.message);
+                return 1;
+            }
+            if (!has_slot_) return 0;
+        }
 #endif
-    if (SERVAL_UNLIKELY(!found)) {
-        if (in_path_ >= PATH_SLOT) take_from_bundle(block, m);
-        return m;
+        const Found found = recv_other(block, why, deadline_ns, ends_on_drain, asks, wish);
+        if (found == Found::NOTHING) return 0;
+        if (found == Found::MESSAGE) break;
     }
-    if (copies) {
-        rx_.copy(in);
-        block_sync();
-    }
-    if (leader()) {
-        rx_.next = number + 1;
-        if (!SERVAL_CUDA) rx_.release();
-    }
-    m.data_ = in;
+    const Header& h = rx_.message;
+    m.data_ = given_;
     m.token_ = h.token;
     m.tag_ = h.tag;
     m.len_ = h.len;
     m.status_ = h.status;
+    m.part_ = static_cast<uint32_t>(h.arena_offset);
+    return given_count_;
+}
+
+SERVAL_INLINE Message Channel::recv(Block& block, uint32_t why, uint64_t deadline_ns, bool ends_on_drain, bool asks) {
+    Message m;
+    recv(block, why, deadline_ns, ends_on_drain, asks, {1, 0}, m);
     return m;
+}
+
+// Called in step: messages of bundles and, on CUDA, of rings without a short path.
+template <class B>
+SERVAL_APART Found Channel::recv_other(B& block, [[maybe_unused]] uint32_t why, [[maybe_unused]] uint64_t deadline_ns, [[maybe_unused]] bool ends_on_drain, bool asks,
+                                       Wish wish) {
+#if SERVAL_CUDA
+    if (in_path_ != PATH_BUNDLE && in_path_ != SERVAL_PROTOCOL_GRANULE16) {
+        bool found = false;
+        if (in_crew()) {
+            // Repeated while a partially visible message is found.
+            Header h = {};
+            unsigned tries = 0;
+            do {
+                found = await(block, why, deadline_ns, ends_on_drain, h, tries++, asks);
+            } while (SERVAL_UNLIKELY(found && !rx_.complete(h.len, in_)));
+            if (solo() && found && leader()) rx_.message = h;
+        }
+        if (SERVAL_LIKELY(tell_block(found))) {
+            rx_.copy(in_);
+            block_sync();
+            if (leader()) {
+                rx_.next++;
+                rx_.message.arena_offset = 0;
+                given_ = in_;
+                given_count_ = 1;
+            }
+            block_sync();
+            return Found::MESSAGE;
+        }
+        if (!has_slot_) return Found::NOTHING;
+    }
+#endif
+    return take_from_bundle(block, asks, wish);
 }
 
 // The last observation of a wait for room.

@@ -146,6 +146,18 @@ struct alignas(16) Granule16 {
 
 #if SERVAL_CUDA
 
+// Is it in the shared memory of the block?
+SERVAL_INLINE bool is_shared(const void* p) { return __isShared(p); }
+// Starts a copy of 16 bytes from global to shared memory, both aligned, that needs no register. The source must not change meanwhile, so an edge has to order it.
+SERVAL_INLINE void copy_async(void* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                 :
+                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(__cvta_generic_to_global(from))
+                 : "memory");
+}
+// Waits for this thread's copies.
+SERVAL_INLINE void wait_for_copies() { asm volatile("cp.async.wait_all;" : : : "memory"); }
+
 SERVAL_INLINE Granule16 Granule16::load(const uint8_t* p) {
     uint64_t low, high;
     asm volatile(

@@ -51,14 +51,14 @@ inline SERVAL_DEVICE bool Mqueue::open([[maybe_unused]] Block& block, const serv
     backend_count_ = place.mqueue_count - 1;
     if (!channel_.open(args, place, 0)) return false;
     if (bundles_.open(place.layout)) channel_.bundles_ = &bundles_;
-#if SERVAL_CUDA
-    channel_.lines_ = lines_;
     // Staging beyond that of the mqueues is for bundles.
     const uint64_t mqueues = place.mqueue_count + (detail::find_ring(place, SERVAL_RING_SOCKET_RX, 0) != 0);
     const uint64_t area = 2 * mqueues * args.staging_stride;
     const uint64_t area_bytes = args.staging_bytes < area ? 0 : (args.staging_bytes - area) / 16 * 16;
     bundles_.area = reinterpret_cast<uint8_t*>(args.staging) + area;
     bundles_.area_bytes = static_cast<uint32_t>(area_bytes < 1u << 30 ? area_bytes : 1u << 30);
+#if SERVAL_CUDA
+    channel_.lines_ = lines_;
     // Room for the longest message, wherever it begins.
     if (channel_.bundles_ && area_bytes < detail::round16(channel_.rx_.ring.len_max) + 32) return false;
     block.received_of_ = &channel_.rx_.next;
@@ -78,7 +78,7 @@ inline SERVAL_DEVICE void Mqueue::close() {
     for (unsigned i = 0; i < backend_count_; i++) backends_[i].channel_.release_if(true);
 }
 
-SERVAL_INLINE Message Mqueue::take(Block& block, uint64_t deadline_ns) {
+SERVAL_INLINE uint32_t Mqueue::take(Block& block, uint64_t deadline_ns, detail::Wish wish, Message& m) {
     if (detail::in_crew()) block.charge();
 #if SERVAL_CUDA
     // The warps of a block arrive one after the other: the crew decides.
@@ -90,18 +90,41 @@ SERVAL_INLINE Message Mqueue::take(Block& block, uint64_t deadline_ns) {
             if (detail::leader()) block.publish_counts_in_time();
         }
     }
-    return channel_.recv(block, SERVAL_WAIT_RX, deadline_ns, true, is_due);
+    return channel_.recv(block, SERVAL_WAIT_RX, deadline_ns, true, is_due, wish, m);
 #else
-    Message m = channel_.recv(block, SERVAL_WAIT_RX, deadline_ns, true, false);
-    if (m) block.count(block.received_, &block.words_->received);
-    return m;
+    const uint32_t count = channel_.recv(block, SERVAL_WAIT_RX, deadline_ns, true, false, wish, m);
+    if (count) block.count(block.received_, &block.words_->received, count);
+    return count;
 #endif
 }
 
-SERVAL_INLINE Message Mqueue::recv(Block& block) { return take(block, NO_DEADLINE); }
-SERVAL_INLINE Message Mqueue::try_recv(Block& block) { return take(block, detail::NOT_WAITING); }
+SERVAL_INLINE Message Mqueue::recv(Block& block) {
+    Message m;
+    take(block, NO_DEADLINE, {1, 0}, m);
+    return m;
+}
+SERVAL_INLINE Message Mqueue::try_recv(Block& block) {
+    Message m;
+    take(block, detail::NOT_WAITING, {1, 0}, m);
+    return m;
+}
 SERVAL_INLINE Message Mqueue::recv_until(Block& block, uint64_t deadline_ns) {
-    return take(block, deadline_ns == detail::NOT_WAITING ? 1 : deadline_ns);
+    Message m;
+    take(block, deadline_ns == detail::NOT_WAITING ? 1 : deadline_ns, {1, 0}, m);
+    return m;
+}
+
+SERVAL_INLINE Messages Mqueue::recv_many(Block& block, uint32_t max, uint32_t reply_bytes) {
+    Message m;
+    Messages all;
+    all.count_ = take(block, NO_DEADLINE, {max ? max : 1, reply_bytes}, m);
+    all.data_ = m.data_;
+    all.token_ = m.token_;
+    all.len_ = m.len_;
+    all.part_ = m.part_;
+    all.step_ = detail::round16(channel_.tx_.ring.len_max) / detail::PART_UNIT;
+    all.room_ = reply_bytes == AS_REQUEST ? m.len_ : reply_bytes;
+    return all;
 }
 
 #if SERVAL_CUDA
@@ -122,7 +145,27 @@ SERVAL_RARE void Mqueue::exit(B& block) {
 }
 #endif
 
-SERVAL_INLINE Reply Mqueue::reply([[maybe_unused]] Block& block, const Message& msg, uint32_t len) {
+// Zeroes `bytes` bytes at `data` for replies, with a guard word behind them if there is room below `limit`.
+SERVAL_INLINE void Mqueue::prepare(uint8_t* data, uint32_t bytes, uint32_t limit) {
+    detail::block_sync();
+#if SERVAL_CUDA
+#pragma unroll 1
+#endif
+    for (uint32_t at = 8 * detail::block_rank() + detail::clear_pieces(data, bytes); at < bytes; at += 8 * detail::block_size())
+        detail::private_store(data + at, uint64_t{0});
+    if (detail::leader() && bytes + 8 <= limit) detail::private_store(data + bytes, detail::GUARD);
+    detail::block_sync();
+}
+
+// Where replies that are too long are written.
+SERVAL_INLINE uint8_t* Mqueue::sink(Block& block, [[maybe_unused]] uint32_t len) {
+#if SERVAL_CUDA
+    if (!detail::fits_sink(block.args_, len)) exit(block);
+#endif
+    return reinterpret_cast<uint8_t*>(block.args_.sink);
+}
+
+SERVAL_INLINE Reply Mqueue::reply(Block& block, const Message& msg, uint32_t len) {
     Reply r;
     r.token_ = msg.token_;
     r.part_ = msg.part_;
@@ -131,88 +174,110 @@ SERVAL_INLINE Reply Mqueue::reply([[maybe_unused]] Block& block, const Message& 
     uint8_t* const out = channel_.out_;
     const uint32_t out_bytes = channel_.out_bytes_;
     if (SERVAL_UNLIKELY(len > channel_.tx_.ring.len_max)) {
-#if SERVAL_CUDA
-        if (!detail::fits_sink(block.args_, len)) exit(block);
-#endif
-        r.data_ = reinterpret_cast<uint8_t*>(block.args_.sink);
+        r.data_ = sink(block, len);
         return r;
     }
     r.data_ = out;
     r.fits_ = true;
-    const uint32_t room = detail::round8(len);
-    detail::block_sync();
-#if SERVAL_CUDA
-#pragma unroll 1
-#endif
-    for (uint32_t at = 8 * detail::block_rank() + detail::clear_pieces(out, room); at < room; at += 8 * detail::block_size())
-        detail::private_store(out + at, uint64_t{0});
-    if (detail::leader() && room + 8 <= out_bytes) detail::private_store(out + room, detail::GUARD);
-    detail::block_sync();
+    prepare(out, detail::round8(len), out_bytes);
     return r;
 }
 
-SERVAL_INLINE bool Mqueue::send(Block& block, Reply& reply) {
-    detail::block_sync();  // every thread has written its part
-    if (SERVAL_UNLIKELY(reply.part_)) {
-        const bool live = reply.live_;
-        reply.live_ = false;
-        return send_of_bundle(block, reply.token_, reply.part_, reply.data_, reply.len_, reply.fits_, live);
+SERVAL_INLINE Replies Mqueue::reply_many(Block& block, const Messages& batch, uint32_t len) {
+    Replies r;
+    r.token_ = batch.token_;
+    r.part_ = batch.part_;
+    r.step_ = batch.step_;
+    r.len_ = len;
+    r.count_ = batch.count_;
+    r.live_ = true;
+    if (SERVAL_UNLIKELY(len > channel_.tx_.ring.len_max || len > batch.room_)) {
+        r.data_ = sink(block, len);
+        return r;
     }
-    const detail::Header h = {reply.token_, 0, 0, reply.len_, SERVAL_KIND_MESSAGE, SERVAL_STATUS_OK, 0};
-    const uint32_t room = detail::round8(reply.len_);
+    r.fits_ = true;
+    r.data_ = channel_.out_;
+    if (r.count_ > 1) {
+        r.data_ = bundles_.replies;
+        // Another receive may have used the staging of an earlier batch.
+        r.live_ = batch.data_ == channel_.given_ && batch.token_ == channel_.rx_.message.token && r.count_ <= channel_.given_count_;
+        if (!r.live_) r.count_ = 1, r.data_ = channel_.out_;
+    }
+    prepare(r.data_, r.count_ * detail::round16(len), limit(r.data_, r.count_));
+    return r;
+}
+
+// Bytes from `data` to the end of the staging of `count` replies.
+SERVAL_INLINE uint32_t Mqueue::limit(const uint8_t* data, uint32_t count) const {
+    return count > 1 ? bundles_.area_bytes - static_cast<uint32_t>(data - bundles_.area) : channel_.out_bytes_;
+}
+
+SERVAL_INLINE bool Mqueue::send(Block& block, Reply& reply) {
+    Replies now;
+    now.data_ = reply.data_;
+    now.token_ = reply.token_;
+    now.len_ = reply.len_;
+    now.count_ = 1;
+    now.part_ = reply.part_;
+    now.live_ = reply.live_;
+    now.fits_ = reply.fits_;
+    reply.live_ = false;
+    return finish(block, now, detail::round8(now.len_));
+}
+
+SERVAL_INLINE bool Mqueue::send_many(Block& block, Replies& replies) {
+    const Replies now = replies;
+    replies.live_ = false;
+    return finish(block, now, now.count_ * detail::round16(now.len_));
+}
+
+// Sends the replies in the first `bytes` bytes at their place.
+SERVAL_INLINE bool Mqueue::finish(Block& block, const Replies& r, uint32_t bytes) {
+    detail::block_sync();  // every thread has written its part
+    const detail::Header h = {r.token_, 0, 0, r.len_, SERVAL_KIND_MESSAGE, SERVAL_STATUS_OK, 0};
 #if SERVAL_CUDA
     // The loads of the short path are in flight while the guard word is checked.
-    const bool is_short = reply.fits_ && channel_.is_short(h);
+    const bool is_short = r.fits_ && r.part_ == 0 && channel_.is_short(h);
     detail::Producer::Draft draft = {};
-    if (is_short && detail::in_crew()) draft = channel_.tx_.draft(h, reply.data_);
+    if (is_short && detail::in_crew()) draft = channel_.tx_.draft(h, r.data_);
 #endif
-    const bool intact = !reply.fits_ || room + 8 > channel_.out_bytes_ ||
-                        detail::private_load<uint64_t>(reply.data_ + room) == detail::GUARD;
-    if (SERVAL_UNLIKELY(!reply.live_ || !intact)) {
+    const bool intact = !r.fits_ || bytes + 8 > limit(r.data_, r.count_) || detail::private_load<uint64_t>(r.data_ + bytes) == detail::GUARD;
+    if (SERVAL_UNLIKELY(!r.live_ || !intact)) {
         if (detail::in_crew()) block.end(SERVAL_REASON_CONTRACT);
         detail::block_sync();
         return false;
     }
-    reply.live_ = false;
-    if (SERVAL_UNLIKELY(!reply.fits_)) return send_drop(block, reply.token_, 0, TOO_LONG);
+    if (SERVAL_UNLIKELY(!r.fits_)) return send_drops(block, r.token_, r.part_, r.step_, r.count_, TOO_LONG);
 #if SERVAL_CUDA
-    const bool sent = is_short ? channel_.tell_block(detail::in_crew() && channel_.send_short(block, h, draft))
-                               : channel_.transmit(block, h, reply.data_);
-#else
-    const bool sent = channel_.send(block, h, reply.data_);
+    if (SERVAL_LIKELY(is_short)) return channel_.tell_block(detail::in_crew() && channel_.send_short(block, h, draft));
 #endif
-    if (SERVAL_UNLIKELY(!sent)) return false;
+    if (SERVAL_UNLIKELY(r.part_)) return channel_.answer(block, r.token_, r.part_, r.data_, r.len_, r.count_);
+    if (SERVAL_UNLIKELY(!channel_.transmit(block, h, r.data_))) return false;
     if (!SERVAL_CUDA) block.count(block.sent_, &block.words_->sent);
     return true;
 }
 
-// As send(), apart from the registers of single messages.
-template <class B>
-SERVAL_APART bool Mqueue::send_of_bundle(B& block, uint64_t token, uint32_t part, const uint8_t* data, uint32_t len, bool fits, bool live) {
-    const uint32_t room = detail::round8(len);
-    const bool intact = !fits || room + 8 > channel_.out_bytes_ || detail::private_load<uint64_t>(data + room) == detail::GUARD;
-    if (!live || !intact) {
-        if (detail::in_crew()) block.end(SERVAL_REASON_CONTRACT);
-        detail::block_sync();
-        return false;
-    }
-    return fits ? channel_.answer(block, token, part, data, len) : send_drop(block, token, part, TOO_LONG);
+SERVAL_INLINE bool Mqueue::drop_many(Block& block, const Messages& batch, Status reason) {
+    return send_drops(block, batch.token_, batch.part_, batch.step_, batch.count_, reason);
 }
 
 SERVAL_INLINE bool Mqueue::drop(Block& block, const Message& msg, Status reason) {
-    return send_drop(block, msg.token_, msg.part_, reason);
+    return send_drops(block, msg.token_, msg.part_, 0, 1, reason);
 }
 
-SERVAL_CALL bool Mqueue::send_drop(Block& block, uint64_t token, uint32_t part, Status reason) {
-    detail::block_sync();
-    // EDGE BUNDLE_RETURN (release half)
-    if (SERVAL_UNLIKELY(part) && channel_.tx_.ring.protocol != SERVAL_PROTOCOL_DOORBELL) detail::fence_release();
-    detail::Header h = {token, 0, 0, 0, SERVAL_KIND_DROP, reason, 0};
-    if (!channel_.send(block, h, channel_.out_)) return false;
-    if (detail::leader()) {
-        block.count(block.dropped_, &block.words_->dropped);
-        const uint32_t i = token % SERVAL_BUNDLE_MAX;
-        if (SERVAL_UNLIKELY(part) && bundles_.is_current(token - i)) bundles_.finish(i);
+// A slot for each of `count` messages, whose parts are `step` apart.
+SERVAL_CALL bool Mqueue::send_drops(Block& block, uint64_t token, uint32_t part, uint32_t step, uint32_t count, Status reason) {
+    for (; count > 0; count--, token++, part += step) {
+        detail::block_sync();
+        // EDGE BUNDLE_RETURN (release half)
+        if (SERVAL_UNLIKELY(part) && channel_.tx_.ring.protocol != SERVAL_PROTOCOL_DOORBELL) detail::fence_release();
+        const detail::Header h = {token, 0, 0, 0, SERVAL_KIND_DROP, reason, 0};
+        if (!channel_.transmit(block, h, channel_.out_)) return false;
+        if (detail::leader()) {
+            block.count(block.dropped_, &block.words_->dropped);
+            const uint32_t i = token % SERVAL_BUNDLE_MAX;
+            if (SERVAL_UNLIKELY(part) && bundles_.is_current(token - i)) bundles_.finish(i, 1);
+        }
     }
     return true;
 }

@@ -95,6 +95,8 @@ SERVAL_INLINE constexpr uint64_t crew_first(uint64_t value) { return value; }
 
 #endif
 
+SERVAL_INLINE constexpr uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
 // True on the one thread that writes the block's shared state.
 SERVAL_INLINE bool leader() { return block_rank() == 0; }
 
