@@ -199,6 +199,28 @@ def refusals():
     assert not table.any()
 
 
+def cupy_arrays():
+    """Their interface names a stream."""
+    try:
+        import cupy
+    except ImportError as error:
+        print("CuPy is not installed: not checked:", error)
+        return
+    with Group.shared("cupy", ranks=ranks, rank=rank, folder=folder) as group:
+        for stream in (cupy.cuda.Stream.null, cupy.cuda.Stream(non_blocking=True)):
+            with stream:
+                array = cupy.arange(1_000_000, dtype=cupy.int32) * (rank + 1)
+                group.all_reduce(array)
+                total = cupy.arange(1_000_000, dtype=cupy.int32) * sum(range(1, ranks + 1))
+                assert bool((array == total).all())
+                array += rank
+                group.broadcast(array, root=ranks - 1)
+                assert bool((array == total + ranks - 1).all())
+                is_refused(lambda: group.all_reduce(array[::2]), serval.CollectiveError, "is not contiguous")
+        managed = cupy.ndarray(1000, cupy.int32, cupy.cuda.malloc_managed(4000))
+        is_refused(lambda: group.all_reduce(managed), serval.CollectiveError, "is managed memory")
+
+
 def did(work):
     """The names of what the GPU does for a function."""
     torch.cuda.synchronize()

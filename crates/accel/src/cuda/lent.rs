@@ -68,14 +68,14 @@ pub enum LentError {
 /// The number of the GPU in whose memory an address is, by the driver at `library` or the machine's own. The address may be anything.
 pub fn gpu_at(address: u64, library: Option<&Path>) -> Result<u32, LentError> {
     let driver = Driver::load(library)?;
-    let kind = driver.pointer_attribute(address, PointerAttribute::MemoryType)?;
-    match kind {
+    // First, because managed memory has either type.
+    if driver.pointer_attribute(address, PointerAttribute::IsManaged)?.is_some_and(|is| is != 0) {
+        return Err(LentError::Kind { address, kind: "managed memory" });
+    }
+    match driver.pointer_attribute(address, PointerAttribute::MemoryType)? {
         None => return Err(LentError::Unknown(address)),
         Some(DEVICE_MEMORY) => {}
         Some(_) => return Err(LentError::Kind { address, kind: "host memory" }),
-    }
-    if driver.pointer_attribute(address, PointerAttribute::IsManaged)?.is_some_and(|is| is != 0) {
-        return Err(LentError::Kind { address, kind: "managed memory" });
     }
     let ordinal = driver.pointer_attribute(address, PointerAttribute::DeviceOrdinal)?;
     let ordinal = ordinal.and_then(|ordinal| u32::try_from(ordinal).ok());
