@@ -19,6 +19,8 @@ const SCHEDULES_MAX: usize = 8;
 /// Interval at which a waiting call asks whether it is interrupted.
 pub(crate) const INTERRUPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// A call looks at the clock after this number of rounds at the latest, also while bytes arrive one by one.
+const ROUNDS_UNTIMED: u32 = 1000;
 /// How long a call waits before it looks whether other ranks make another call.
 const LOOK_AROUND_AFTER: Duration = Duration::from_millis(10);
 
@@ -223,7 +225,7 @@ fn execute(
     others: u8,
     mut check: impl FnMut() -> Result<(), CollectiveError>,
 ) -> Result<(), CollectiveError> {
-    let (mut stuck_since, mut looks, mut checked) = (None, 0, None);
+    let (mut stuck_since, mut looks, mut untimed, mut checked) = (None, 0, 0, None);
     loop {
         let wants = match call.advance(transport, data)? {
             Progress::Done => {
@@ -235,15 +237,16 @@ fn execute(
                 if moved {
                     (stuck_since, looks) = (None, 0);
                 }
-                if looks < transport.looks() {
+                if looks < transport.looks() && untimed < ROUNDS_UNTIMED {
                     looks += 1;
+                    untimed += 1;
                     std::hint::spin_loop();
                     continue;
                 }
                 Some(wants)
             }
         };
-        looks = 0;
+        (looks, untimed) = (0, 0);
         transport.wake();
         let now = Instant::now();
         let left = limit.saturating_sub(now - *started.get_or_insert(now));
@@ -295,5 +298,64 @@ impl<T: Transport> Drop for Group<T> {
         if let (Ok(transport), false) = (&mut self.transport, is_forked) {
             transport.end(Notice::Leave);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Loss;
+    use crate::frame::Header;
+    use crate::transport::Wants;
+
+    /// The other rank's bytes arrive one by one, each before this rank stops looking.
+    struct Trickle {
+        head: Vec<u8>,
+        turns: u64,
+    }
+
+    impl Transport for Trickle {
+        fn send(&mut self, _: usize, head: &[u8], body: &[u8], _: bool) -> Result<usize, Loss> {
+            Ok(head.len() + body.len())
+        }
+
+        fn receive(&mut self, _: usize, into: &mut [u8], _: bool) -> Result<usize, Loss> {
+            if !self.head.is_empty() {
+                let count = self.head.len().min(into.len());
+                into[..count].copy_from_slice(&self.head[..count]);
+                self.head.drain(..count);
+                return Ok(count);
+            }
+            self.turns += 1;
+            std::thread::sleep(Duration::from_micros(3));
+            Ok(usize::from(self.turns.is_multiple_of(2)))
+        }
+
+        fn looks(&self) -> u32 {
+            50
+        }
+
+        fn wait(&mut self, _: &Wants, _: Duration, _: Duration) -> Result<(), Loss> {
+            Ok(())
+        }
+
+        fn end(&mut self, _: Notice) {}
+    }
+
+    /// All of it takes at least 0.3 seconds.
+    #[test]
+    fn a_rank_that_sends_byte_by_byte_puts_off_neither_the_deadline_nor_an_interrupt() {
+        const BYTES: usize = 64 << 10;
+        let operation = Operation::Broadcast { root: 0 };
+        let (element, count) = (Element::Byte, BYTES as u64);
+        let header = Header { operation, element, part: 0, sequence: 1, count, bytes: count };
+        let head = header.encode().to_vec();
+        let mut data = vec![0; BYTES];
+        let mut slow = Group::new(2, 1, Trickle { head: head.clone(), turns: 0 });
+        slow.set_limit(Duration::from_millis(5));
+        assert_eq!(slow.broadcast(0, &mut data).unwrap_err().name(), "deadline");
+        let mut slow = Group::new(2, 1, Trickle { head, turns: 0 });
+        slow.set_interrupt(|| true);
+        assert_eq!(slow.broadcast(0, &mut data), Err(CollectiveError::Interrupted(1)));
     }
 }
