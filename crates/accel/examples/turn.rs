@@ -5,7 +5,7 @@
 //!
 //! Columns: datagrams of one client each (`single`); batches of 64 datagrams of one client (`train`), as
 //! receive offload delivers them; the same as bundles (`bundle`); one shared-memory client on the same thread, its part included
-//! (`memory`). In `far` the blocks of that client's requests stand for a GPU: the replies are written between
+//! (`memory`), and its requests as bundles (`memory-bundle`). In `far` the blocks of that client's requests stand for a GPU: the replies are written between
 //! two turns, which alone are timed, and the lines of replies and requests are in no processor's
 //! cache. `far-train` is the same for GRO batches, whose messages do not overlap.
 //! `shed` is the cost of a datagram for which no mqueue has credit, since no block answers.
@@ -314,8 +314,13 @@ impl ShmClient {
     }
 }
 
-fn memory_nanoseconds_per_message(mqueues: u32, batch: usize, time: Duration) -> f64 {
-    let mut rig = rig(mqueues, Echo::new(0, false), false, Bundles::Never);
+fn memory_nanoseconds_per_message(
+    mqueues: u32,
+    batch: usize,
+    bundles: Bundles,
+    time: Duration,
+) -> f64 {
+    let mut rig = rig(mqueues, Echo::new(0, false), false, bundles);
     let mut client = ShmClient::new(&rig);
     let worker = &mut rig.worker;
     let turns = 10_000usize.div_ceil(batch);
@@ -449,11 +454,25 @@ fn main() {
                 continue;
             }
             print!("{mqueues:7}  {batch:5}");
-            let columns = ["single", "train", "bundle", "memory", "far", "far-train", "shed"];
+            let columns = [
+                "single",
+                "train",
+                "bundle",
+                "memory",
+                "memory-bundle",
+                "far",
+                "far-train",
+                "shed",
+            ];
             for name in columns.into_iter().filter(|name| wanted(name)) {
                 let far = |train| far_nanoseconds_per_message(mqueues, batch, train, time);
                 let ns = match name {
-                    "memory" => memory_nanoseconds_per_message(mqueues, batch, time),
+                    "memory" => {
+                        memory_nanoseconds_per_message(mqueues, batch, Bundles::Never, time)
+                    }
+                    "memory-bundle" => {
+                        memory_nanoseconds_per_message(mqueues, batch, Bundles::Always, time)
+                    }
                     "far" => far(false),
                     "far-train" => far(true),
                     "shed" => shed_nanoseconds_per_message(mqueues, batch, time),

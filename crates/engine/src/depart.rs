@@ -223,19 +223,22 @@ impl Endpoints {
         token: Token,
         request: &Request,
     ) {
-        let share = &mut turn.services[service];
+        let settles =
+            matches!(request.origin, Origin::Client(_) if request.expects != Expects::Nothing);
+        turn.services[service].end_request(token, request, settles);
+        self.complete_silently(turn, service, request);
+    }
+
+    /// A request has ended, was completed, and gets no reply.
+    fn complete_silently<N: Nic>(&mut self, turn: &mut Turn<N>, service: usize, request: &Request) {
         let Request { origin, number, expects, .. } = *request;
         match origin {
             Origin::Client(to) if expects != Expects::Nothing => {
                 // Completes the place in the order of replies, on the worker that has the client.
-                share.end_request(token, request, true);
                 let request = Awaited { to, number, expects: Expects::ReplyOrNothing };
                 self.settle(turn, service, &request, Ok(&[]));
             }
-            _ => {
-                share.end_request(token, request, false);
-                share.count_consumed(1);
-            }
+            _ => turn.services[service].count_consumed(1),
         }
     }
 

@@ -198,6 +198,26 @@ pub trait Memory: Clone {
         }
     }
 
+    /// [`Self::copy_from`] from any offset.
+    #[inline]
+    fn copy_from_unaligned(&self, at: u64, from: &Self, from_at: u64, len_bytes: u64) {
+        let skip = from_at % 8;
+        if skip == 0 || len_bytes == 0 {
+            return self.copy_from(at, from, from_at, len_bytes);
+        }
+        let from_at = from_at - skip;
+        let mut word = from.load(from_at, Ordering::Relaxed);
+        for done in (0..len_bytes).step_by(8) {
+            let left = len_bytes - done;
+            let mut value = word >> (8 * skip);
+            if left + skip > 8 {
+                word = from.load(from_at + done + 8, Ordering::Relaxed);
+                value |= word << (64 - 8 * skip);
+            }
+            self.store(at + done, value & mask_of(left), Ordering::Relaxed);
+        }
+    }
+
     /// Copies bytes out, by relaxed words.
     #[inline]
     fn copy_out(&self, at: u64, bytes: &mut [u8]) {

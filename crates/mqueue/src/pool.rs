@@ -6,6 +6,7 @@
 
 use crate::abi::PoolEntry;
 use crate::memory::{MappedMemory, Memory};
+use crate::ring::{Consumer, Head, LoanError, Producer};
 
 /// The sizes of buffers in bytes.
 pub const BUFFER_BYTES: [u32; 3] = [4 << 10, 16 << 10, 64 << 10];
@@ -136,6 +137,38 @@ impl<M: Memory> Pool<M> {
     #[inline]
     pub fn write(&self, buffer: &Buffer, at: u32, messages: &[u8]) {
         self.memory.copy_in(self.place(buffer, at, messages.len()), messages);
+    }
+
+    /// Copies the payloads of the next `count` messages of a ring to the beginning of a buffer, `stride` bytes apart, a multiple of 8:
+    /// what [`Consumer::peek_alike`] found, of `len` bytes each. Panics if they do not fit.
+    #[inline]
+    pub fn write_from(
+        &self,
+        buffer: &Buffer,
+        stride: u32,
+        ring: &Consumer<M>,
+        (count, len): (u32, u32),
+    ) {
+        let bytes = u64::from(count - 1) * u64::from(stride) + u64::from(len);
+        let at = self.place(buffer, 0, bytes.next_multiple_of(8) as usize);
+        ring.copy_alike(count, len, (&self.memory, at, stride.into()));
+    }
+
+    /// Puts messages with these tags into a ring, whose payloads of `len` bytes lie in a buffer from byte `at` on, `stride` bytes apart. They
+    /// may change at any time. Returns how many; see [`Producer`]: fewer if there are fewer free slots, none if the ring's slots are too small or
+    /// it is not `doorbell`. Panics if the buffer does not have that many bytes.
+    #[inline]
+    pub fn push_to(
+        &self,
+        ring: &mut Producer<M>,
+        (head, tags): (Head, &[u64]),
+        buffer: &Buffer,
+        (at, stride, len): (u32, u32, u32),
+    ) -> Result<u32, LoanError> {
+        let Some(others) = (tags.len() as u64).checked_sub(1) else { return Ok(0) };
+        let bytes = others * u64::from(stride) + u64::from(len);
+        let at = self.place(buffer, at, bytes as usize);
+        ring.push_alike(head, tags, (&self.memory, at, stride.into()), len)
     }
 
     /// Copies bytes out of a buffer from byte `at` on. They may change at any time: the copy is what counts. Panics if the buffer

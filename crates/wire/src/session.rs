@@ -302,6 +302,25 @@ impl Sessions {
         self.bundles.find(token, mqueue).map(|(_, bundle)| bundle)
     }
 
+    /// The requests of a bundle that was just issued have these numbers, see [`Request::number`], instead of consecutive ones.
+    #[inline]
+    pub fn set_numbers(&mut self, token: Token, numbers: &[u64]) {
+        self.bundles.list(token.bundle(), numbers);
+    }
+
+    /// The numbers of the requests of a bundle that [`Self::find_bundle`] has just found, if they are listed.
+    #[inline]
+    pub fn numbers_of(&self, token: Token) -> Option<&[u64]> {
+        self.bundles.listed(token.bundle())
+    }
+
+    /// A message of a bundle, as a request of its own; `None` if [`Self::find_bundle`] does not find the bundle of the token, or it has
+    /// no such message.
+    pub fn find_message(&self, token: Token, mqueue: u32, message: u32) -> Option<Request> {
+        let (index, bundle) = self.bundles.find(token, mqueue)?;
+        (message < bundle.requests().count).then(|| self.bundles.request(index, message))
+    }
+
     /// The accelerator has ended these messages of a bundle that [`Self::find_bundle`] finds: a bit for each. Returns
     /// those that awaited an outcome, and whether its buffer is no longer in use.
     #[inline]

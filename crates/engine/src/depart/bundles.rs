@@ -3,10 +3,11 @@
 use mqueue::abi::status;
 use wire::DropReason;
 use wire::nic::Nic;
-use wire::session::{Origin, Token};
+use wire::session::{EndpointKind, Origin, Request, Token};
 
 use crate::endpoint::run::{Next, Run};
 use crate::endpoint::set::Endpoints;
+use crate::service::arrival::Awaited;
 use crate::service::bundle_table::Completion;
 use crate::service::chain::ShownReply;
 use crate::turn::Turn;
@@ -58,7 +59,51 @@ impl Endpoints {
             self.show_completion(turn, service, mqueue, completion);
             return completion.messages;
         }
-        self.udp.deliver_bundle(turn, service, mqueue, completion)
+        let Some(bundle) = share.sessions.find_bundle(completion.token, mqueue) else {
+            return completion.messages;
+        };
+        let Origin::Client(to) = bundle.requests().origin else {
+            return self.udp.deliver_bundle(turn, service, mqueue, completion);
+        };
+        let decided = match to.endpoint {
+            EndpointKind::Shm if to.worker == turn.index => {
+                self.shm.deliver_bundle(&mut turn.services[service], mqueue, completion, &to)
+            }
+            _ => 0,
+        };
+        let messages = completion.messages & !decided;
+        if messages != 0 {
+            self.deliver_singly(turn, service, mqueue, &Completion { messages, ..*completion });
+        }
+        completion.messages
+    }
+
+    /// Delivers the replies of a completion one by one to a client that has a key.
+    #[cold]
+    fn deliver_singly<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: usize,
+        mqueue: u32,
+        completion: &Completion,
+    ) {
+        let mut scratch = std::mem::take(&mut turn.scratch);
+        let reply = &mut scratch[..completion.replies.len() as usize];
+        let mut left = completion.messages;
+        while left != 0 {
+            let message = left.trailing_zeros();
+            left &= left - 1;
+            let share = &mut turn.services[service];
+            let found = share.sessions.find_message(completion.token, mqueue, message);
+            let Some(Request { origin: Origin::Client(to), number, expects, .. }) = found else {
+                break;
+            };
+            let at = completion.at(completion.place_of(message));
+            share.read_replies(completion.token, mqueue, at, reply);
+            share.end_messages(completion.token, mqueue, 1 << message);
+            self.settle(turn, service, &Awaited { to, number, expects }, Ok(reply));
+        }
+        turn.scratch = scratch;
     }
 
     /// The chain sees the replies of bundles that came before it was attached.
@@ -80,8 +125,10 @@ impl Endpoints {
                 self.deliver_shown(turn, service);
             }
             let share = &mut turn.services[service];
-            let Some(bundle) = share.sessions.find_bundle(completion.token, mqueue) else { return };
-            let request = bundle.requests().request(message);
+            let Some(request) = share.sessions.find_message(completion.token, mqueue, message)
+            else {
+                return;
+            };
             let Some(mut chain) = share.chain.take() else { return };
             let at = completion.at(completion.place_of(message));
             let copy = |bytes: &mut [u8]| {
@@ -103,15 +150,12 @@ impl Endpoints {
         (token, how): (Token, u8),
     ) {
         let share = &mut turn.services[service];
-        let found = share.sessions.find_bundle(token, mqueue);
-        let request = found.map(|bundle| bundle.requests().request(token.message()));
+        let request = share.sessions.find_message(token, mqueue, token.message());
         let awaited = share.end_messages(token, mqueue, 1 << token.message());
         match request.filter(|_| awaited != 0) {
             None => share.count_lost(DropReason::StaleToken, 1),
-            Some(request)
-                if how == status::OK && matches!(request.origin, Origin::Datagram { .. }) =>
-            {
-                share.count_consumed(1);
+            Some(request) if how == status::OK && super::may_be_silent(&request.origin) => {
+                self.complete_silently(turn, service, &request);
             }
             Some(request) => {
                 self.drop_request(turn, service, &request, super::reason_of(how));

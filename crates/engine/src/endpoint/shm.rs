@@ -29,13 +29,15 @@ use wire::DropReason;
 use wire::admission::key_hash;
 use wire::framing::Expects;
 use wire::nic::Nic;
-use wire::session::{EndpointKind, Origin, ReplyTo};
+use wire::session::{BUNDLE_MAX, EndpointKind, Origin, ReplyTo};
 
 use crate::admit::{Admitted, Batch, Waits};
 use crate::endpoint::Endpoint;
 use crate::endpoint::run::{Next, Run};
 use crate::schedule::{Kind, Schedule};
 use crate::service::arrival::{Arrival, Awaited, RETRY_BYTES, RETRY_NS, Shown};
+use crate::service::bundle_table::{Completion, NoBundle};
+use crate::service::bundles::Slots;
 use crate::service::chain::{Hooks, NoHooks};
 use crate::service::share::ServiceShare;
 use crate::topology::Replies;
@@ -273,6 +275,48 @@ impl ShmClients {
         true
     }
 
+    /// Writes the replies of a completion into the ring of their client. Returns the messages that have an outcome; the others have to be
+    /// delivered one by one.
+    pub(crate) fn deliver_bundle(
+        &mut self,
+        share: &mut ServiceShare,
+        mqueue: u32,
+        completion: &Completion,
+        to: &ReplyTo,
+    ) -> u64 {
+        let Some(entry) = self.entries.get_mut(to.key as usize) else { return 0 };
+        let other = entry.generation != to.generation && !mutants::on("forget_client");
+        let active = entry.active.as_deref_mut().filter(|active| !active.broken && !other);
+        let Some(active) = active else { return 0 };
+        let Some(numbers) = share.sessions.numbers_of(completion.token) else { return 0 };
+        let mut decided = 0_u64;
+        while decided != completion.messages {
+            let left = completion.messages & !decided;
+            let first = left.trailing_zeros();
+            let count = (left >> first).trailing_ones();
+            let tags = &numbers[first as usize..][..count as usize];
+            let replies = (mqueue, completion, completion.place_of(first));
+            let written = share.push_replies(replies, &mut active.client.replies, tags);
+            active.broken |= written.is_err();
+            let written = written.unwrap_or(0);
+            if written > 0 {
+                decided |= (u64::MAX >> (64 - written)) << first;
+            }
+            if written < count {
+                break;
+            }
+        }
+        let count = decided.count_ones();
+        active.outstanding = active.outstanding.saturating_sub(count);
+        if count > 0 && !std::mem::replace(&mut active.dirty, true) {
+            self.dirty.push(to.key);
+        }
+        share.end_messages(completion.token, mqueue, decided);
+        share.count_replied(count.into());
+        share.count_replied_bytes(u64::from(count) * u64::from(completion.replies.len()));
+        decided
+    }
+
     /// Publishes the turn's replies to the clients, and wakes those that sleep.
     fn publish(&mut self) {
         for index in self.dirty.drain(..) {
@@ -447,6 +491,9 @@ impl ActiveClient {
             flow,
             target: None,
         };
+        let from = if H::ATTACHED { u32::MAX } else { share.bundles_from() };
+        // Up to here, no messages go as bundles.
+        let mut singles_until = if waiting >= from.into() { 0 } else { u32::MAX };
         let mut batch = Batch::of_burst(turn, service, hooks, waiting as usize);
         let mut scratch = std::mem::take(&mut turn.scratch);
         let mut taken = 0;
@@ -466,8 +513,18 @@ impl ActiveClient {
                     break;
                 }
             };
-            self.client.requests.prefetch(AHEAD, header.len.into());
             arrival.number = header.tag;
+            if taken >= singles_until {
+                let bundle = (&header, from, room - taken);
+                match self.take_bundle(turn, &mut batch, &arrival, bundle) {
+                    Ok(count) => {
+                        taken += count;
+                        continue;
+                    }
+                    Err(singles) => singles_until = taken.saturating_add(singles),
+                }
+            }
+            self.client.requests.prefetch(AHEAD, header.len.into());
             // A ring's longest message is that of the service, and the scratch space is at least as large.
             let ring = &self.client.requests;
             let mut message = Shown { ring, header, scratch: &mut scratch, copied: false };
@@ -493,6 +550,35 @@ impl ActiveClient {
         turn.scratch = scratch;
         batch.end(turn, schedule, Kind::Shm);
         (taken, stop)
+    }
+
+    /// Takes messages from the one with this header on as one bundle, if at least `from` are alike, and `most` at most. Returns how many; `Err`: this
+    /// many have to go as single messages.
+    #[inline(never)]
+    fn take_bundle<N: Nic, H: Hooks>(
+        &mut self,
+        turn: &mut Turn<N>,
+        batch: &mut Batch<H>,
+        arrival: &Arrival,
+        (header, from, most): (&SlotHeader, u32, u32),
+    ) -> Result<u32, u32> {
+        let mut tags = [0; BUNDLE_MAX as usize];
+        let tags = &mut tags[..BUNDLE_MAX.min(most) as usize];
+        // A head that is impossible is found again where it matters.
+        let alike = self.client.requests.peek_alike(header, tags).unwrap_or(1);
+        if alike < from || header.len == 0 {
+            return Err(alike);
+        }
+        let ring = &self.client.requests;
+        let messages = Slots { ring, len: header.len, tags: &tags[..alike as usize] };
+        let count = batch.admit_bundle(turn, arrival, &messages).map_err(|why| match why {
+            NoBundle::SingleFirst => 1,
+            NoBundle::Singles => alike,
+        })? as u32;
+        self.client.requests.advance_by(count);
+        // Each is answered.
+        self.outstanding += count;
+        Ok(count)
     }
 
     /// The service or the client's port is removed, so the requests in the client's ring end as `draining`, as far as

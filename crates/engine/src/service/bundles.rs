@@ -1,11 +1,11 @@
-//! Bundles of a service share: GSO batches of requests of one client that go to a block as one slot, in memory of the worker's pool.
+//! Bundles of a service share: requests that one client sent at once and that go to a block as one slot, in memory of the worker's pool.
 //!
 //! One choice of an mqueue, one entry of the table of requests, one copy and one slot serve a whole bundle. What is true of
 //! a bundle is in the engine's memory: its client, its tokens, its buffer. The accelerator can write all of the pool, and what it
 //! writes is copied first and belongs to no other client.
 
-use mqueue::abi::{Bundle, BundleReply};
-use mqueue::{Buffer, LoanError, MappedMemory, Pool, ReplyArea};
+use mqueue::abi::{Bundle, BundleReply, kind};
+use mqueue::{Buffer, Consumer, Head, LoanError, MappedMemory, Pool, Producer, ReplyArea};
 use wire::DropReason;
 use wire::nic::{RxBatch, Train};
 use wire::session::{BundleRequests, Token};
@@ -28,8 +28,48 @@ pub(crate) trait Messages {
     /// Distance of messages in the bundle's buffer, at least the length of the first.
     fn stride(&self) -> u32;
 
+    /// Their numbers, see [`wire::session::Request::number`]; `None` if those behind the first are consecutive.
+    #[inline]
+    fn numbers(&self) -> Option<&[u64]> {
+        None
+    }
+
     /// Copies the first `count` messages to the beginning of a buffer, which has room for them.
     fn write(&self, pool: &Pool<MappedMemory>, buffer: &Buffer, count: u32);
+}
+
+/// Messages that [`Consumer::peek_alike`] has found in a ring.
+pub(crate) struct Slots<'a> {
+    pub(crate) ring: &'a Consumer<MappedMemory>,
+    pub(crate) len: u32,
+    pub(crate) tags: &'a [u64],
+}
+
+impl Messages for Slots<'_> {
+    #[inline]
+    fn count(&self) -> u32 {
+        self.tags.len() as u32
+    }
+
+    #[inline]
+    fn len_of(&self, _: u32) -> u32 {
+        self.len
+    }
+
+    #[inline]
+    fn stride(&self) -> u32 {
+        self.len.next_multiple_of(MESSAGE_ALIGN as u32)
+    }
+
+    #[inline]
+    fn numbers(&self) -> Option<&[u64]> {
+        Some(self.tags)
+    }
+
+    #[inline]
+    fn write(&self, pool: &Pool<MappedMemory>, buffer: &Buffer, count: u32) {
+        pool.write_from(buffer, self.stride(), self.ring, (count, self.len));
+    }
 }
 
 /// The datagrams of a GSO batch.
@@ -129,6 +169,9 @@ impl ServiceShare {
             pool.give_back(buffer);
             return Err(NoBundle::Singles);
         };
+        if let Some(numbers) = messages.numbers() {
+            self.sessions.set_numbers(token, &numbers[..count as usize]);
+        }
         let bundle = Bundle {
             offset: buffer.offset(),
             reply_offset: buffer.offset() + reply_at as u64,
@@ -228,6 +271,25 @@ impl ServiceShare {
         if let (Some(buffer), Some(pool)) = (buffer, &self.accelerators[attachment].pool) {
             pool.read(buffer, at, into);
         }
+    }
+
+    /// Puts replies of a completion into a client's ring, from number `place` on, one for each tag. Returns how many: fewer if there are fewer free
+    /// slots, none if they do not fit into slots.
+    #[inline]
+    pub(crate) fn push_replies(
+        &self,
+        (mqueue, completion, place): (u32, &Completion, u32),
+        ring: &mut Producer<MappedMemory>,
+        tags: &[u64],
+    ) -> Result<u32, LoanError> {
+        let attachment = usize::from(self.mqueues[mqueue as usize].attachment);
+        let buffer = self.bundles.buffers[completion.token.bundle() as usize].as_ref();
+        let pool = self.accelerators[attachment].pool.as_ref();
+        let Some((buffer, pool)) = buffer.zip(pool) else { return Ok(0) };
+        let Completion { replies, .. } = completion;
+        let head = Head { kind: kind::MESSAGE, ..Head::default() };
+        let at = (completion.at(place), replies.stride(), replies.len());
+        pool.push_to(ring, (head, tags), buffer, at)
     }
 
     /// Bundles in use, and buffers of its pools that are.

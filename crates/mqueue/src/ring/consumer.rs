@@ -1,6 +1,8 @@
 //! The reading end of a ring.
 
-use super::{Counts, HEADER_BYTES, Layout, Protocol, RingError, header_of, prefetch_slot};
+use super::{
+    Counts, HEADER_BYTES, Head, Layout, Protocol, RingError, header_of, last_word, prefetch_slot,
+};
 use crate::abi::{RingEntry, SlotHeader, flags};
 use crate::granule;
 use crate::memory::{Memory, Ordering};
@@ -149,6 +151,52 @@ impl<M: Memory> Consumer<M> {
         } else {
             granule::read_payload::<M, 3>(&self.memory, &self.layout, self.tail, payload)
         }
+    }
+
+    /// How many messages from the one on whose header [`Self::peek`] just returned have its kind and its length, at most as many as
+    /// there are `tags`, where their tags are written. They are in their slots. One, unless the ring is `doorbell`.
+    #[inline]
+    pub fn peek_alike(&mut self, first: &SlotHeader, tags: &mut [u64]) -> Result<u32, RingError> {
+        let known = self.head.wrapping_sub(self.tail);
+        if self.layout.protocol != Protocol::Doorbell || first.flags != 0 || tags.is_empty() {
+            return Ok(1);
+        }
+        if known < tags.len() as u64 {
+            self.look()?;
+        }
+        let shown = (self.head - self.tail).min(tags.len() as u64) as usize;
+        tags[0] = first.tag;
+        let alike = last_word(first.len, &Head { kind: first.kind, ..Head::default() }, 0);
+        // The status of a request has no meaning.
+        let mask = !(0xff << 40);
+        for (ahead, tag) in (1..).zip(&mut tags[1..shown]) {
+            let words: [u64; 4] = self.memory.load_words(self.layout.slot(self.tail + ahead));
+            if words[3] & mask != alike {
+                return Ok(ahead as u32);
+            }
+            *tag = words[1];
+        }
+        Ok(shown as u32)
+    }
+
+    /// Copies the payloads of the next `count` messages to other memory, `stride` bytes apart: what [`Self::peek_alike`] found, of `len` bytes
+    /// each. The last word of each is padded with zeros. Panics if they are not published or longer than a slot.
+    #[inline]
+    pub(crate) fn copy_alike(&self, count: u32, len: u32, (to, at, stride): (&M, u64, u64)) {
+        let doorbell = self.layout.protocol == Protocol::Doorbell;
+        let shown = doorbell && u64::from(count) <= self.head - self.tail;
+        assert!(shown && u64::from(len) <= self.inline_max, "not what peek_alike() found");
+        for message in 0..u64::from(count) {
+            let from = self.layout.slot(self.tail + message) + HEADER_BYTES;
+            to.copy_from(at + message * stride, &self.memory, from, len.into());
+        }
+    }
+
+    /// Skips `count` messages that [`Self::peek_alike`] found.
+    #[inline]
+    pub fn advance_by(&mut self, count: u32) {
+        assert!(u64::from(count) <= self.head - self.tail, "there were not so many messages");
+        self.tail += u64::from(count);
     }
 
     /// Skips the message that [`Self::peek`] returned, or the one whose header it refused.

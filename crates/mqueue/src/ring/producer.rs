@@ -316,6 +316,49 @@ impl<M: Memory> Producer<M> {
         true
     }
 
+    /// Puts messages of `len` bytes with these tags into the ring, whose payloads lie in other memory from byte `at` on, `stride` bytes
+    /// apart. Payloads that are changed there meanwhile arrive changed. Returns how many: fewer if there are fewer free slots; none if the ring is not
+    /// `doorbell` or they need an arena.
+    #[inline]
+    pub(crate) fn push_alike(
+        &mut self,
+        head: Head,
+        tags: &[u64],
+        (from, at, stride): (&M, u64, u64),
+        len: u32,
+    ) -> Result<u32, LoanError> {
+        /// Slots ahead that are taken from the consumer's cache.
+        const AHEAD: u64 = 8;
+        if self.layout.protocol != Protocol::Doorbell || u64::from(len) >= self.plain_end {
+            return Ok(0);
+        }
+        let wanted = tags.len() as u64;
+        if self.layout.depth - (self.head - self.tail) < wanted {
+            self.credit().map_err(|_| LoanError::Corrupt)?;
+        }
+        let count = wanted.min(self.layout.depth - (self.head - self.tail));
+        let last = last_word(len, &head, 0);
+        for ahead in 0..count.min(AHEAD) {
+            self.prefetch(ahead, len.into());
+        }
+        for (message, tag) in (0..count).zip(tags) {
+            if message + AHEAD < count {
+                self.prefetch(AHEAD, len.into());
+            }
+            let slot = self.layout.slot(self.head);
+            self.memory.copy_from_unaligned(
+                slot + HEADER_BYTES,
+                from,
+                at + message * stride,
+                len.into(),
+            );
+            self.memory.store_words(slot, [head.token, *tag, 0, last]);
+            self.arena.pass(self.head);
+            self.head += 1;
+        }
+        Ok(count as u32)
+    }
+
     /// Makes everything committed so far visible to the consumer. One store, however many messages. Returns whether there
     /// were any.
     #[inline]

@@ -24,7 +24,8 @@ const CAPACITY_MAX: u32 = (MARK >> MESSAGE_BITS) - 1;
 pub struct BundleRequests {
     /// The destination of the replies.
     pub origin: Origin,
-    /// See [`Request::number`]: of the first message. The others are consecutive.
+    /// See [`Request::number`]: of the first message. The others are consecutive, unless
+    /// [`Sessions::set_numbers`](super::Sessions::set_numbers) says otherwise.
     pub number: u64,
     /// See [`Request::mqueue`].
     pub mqueue: u32,
@@ -52,9 +53,8 @@ impl BundleRequests {
     }
 
     /// One message as a request of its own.
-    pub fn request(&self, message: u32) -> Request {
-        let Self { origin, number, mqueue, received_ns, expects, .. } = *self;
-        let number = number.wrapping_add(message.into());
+    fn request(&self, message: u32, number: u64) -> Request {
+        let Self { origin, mqueue, received_ns, expects, .. } = *self;
         Request { origin, number, mqueue, len: self.len_of(message), received_ns, expects }
     }
 }
@@ -69,6 +69,8 @@ pub struct BundleEntry {
     /// Messages that the accelerator has not ended.
     held: u64,
     requests: BundleRequests,
+    /// Whether the numbers of its requests are listed.
+    listed: bool,
     /// Neighbours in order of issue; `next` also links the free list.
     previous: u32,
     next: u32,
@@ -124,6 +126,8 @@ impl Token {
 #[derive(Clone, Debug)]
 pub(super) struct Bundles {
     entries: Box<[BundleEntry]>,
+    /// Of each entry: the numbers of its requests, if they are listed.
+    numbers: Box<[[u64; BUNDLE_MAX as usize]]>,
     free: u32,
     pub(super) oldest: u32,
     newest: u32,
@@ -151,11 +155,13 @@ impl Bundles {
                 reply_at: 0,
                 reply_bytes: 0,
             },
+            listed: false,
             previous: NIL,
             next: if index + 1 < capacity { index + 1 } else { NIL },
         };
         Self {
             entries: (0..capacity).map(entry).collect(),
+            numbers: vec![[0; BUNDLE_MAX as usize]; capacity as usize].into(),
             free: if capacity > 0 { 0 } else { NIL },
             oldest: NIL,
             newest: NIL,
@@ -181,6 +187,7 @@ impl Bundles {
         entry.sender = sender;
         (entry.live, entry.held) = (bits_of(requests.count), bits_of(requests.count));
         entry.requests = *requests;
+        entry.listed = false;
         (entry.previous, entry.next) = (newest, NIL);
         let token = Token::new(MARK | index << MESSAGE_BITS, entry.generation);
         match newest {
@@ -204,6 +211,31 @@ impl Bundles {
 
     pub(super) fn entry(&self, index: u32) -> &BundleEntry {
         &self.entries[index as usize]
+    }
+
+    /// Lists the numbers of the requests of a bundle.
+    #[inline]
+    pub(super) fn list(&mut self, index: u32, numbers: &[u64]) {
+        let entry = &mut self.entries[index as usize];
+        assert_eq!(numbers.len(), entry.requests.count as usize, "a number for each");
+        entry.listed = true;
+        self.numbers[index as usize][..numbers.len()].copy_from_slice(numbers);
+    }
+
+    /// The numbers of the requests of a bundle, if they are listed.
+    #[inline]
+    pub(super) fn listed(&self, index: u32) -> Option<&[u64]> {
+        let entry = &self.entries[index as usize];
+        let numbers = &self.numbers[index as usize][..entry.requests.count as usize];
+        entry.listed.then_some(numbers)
+    }
+
+    /// One message of a bundle as a request of its own.
+    pub(super) fn request(&self, index: u32, message: u32) -> Request {
+        let requests = &self.entry(index).requests;
+        let consecutive = requests.number.wrapping_add(message.into());
+        let listed = self.listed(index).map(|numbers| numbers[message as usize]);
+        requests.request(message, listed.unwrap_or(consecutive))
     }
 
     /// The accelerator has ended these messages. Returns those that awaited an outcome, and whether its buffer is no longer in
@@ -243,9 +275,8 @@ impl Bundles {
 
     /// Decides the outcome of the first message that awaits one.
     pub(super) fn decide_next(&mut self, index: u32) -> Request {
-        let entry = &self.entries[index as usize];
-        let message = entry.live.trailing_zeros();
-        let request = entry.requests.request(message);
+        let message = self.entries[index as usize].live.trailing_zeros();
+        let request = self.request(index, message);
         self.decide(index, 1 << message);
         request
     }
