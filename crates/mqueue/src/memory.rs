@@ -32,7 +32,7 @@ pub use std::sync::atomic::Ordering;
 use crate::granule;
 use moves::{copy_in, copy_out, whole_pieces};
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-use moves::{move_bytes, move_pieces};
+use moves::{move_bytes, move_pieces, move_rows};
 use units::{Unit8s, Unit16s};
 
 /// A range of mapped memory that stays mapped for as long as the value lives.
@@ -48,6 +48,32 @@ pub unsafe trait Mapping: Send + Sync + 'static {
     fn base(&self) -> *mut u8;
     /// Length in bytes.
     fn len_bytes(&self) -> usize;
+}
+
+/// Strings in memory at equal distances.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows {
+    /// Where the first begins.
+    pub at: u64,
+    /// Distance in bytes.
+    pub stride: u64,
+    /// How many there are.
+    pub count: u64,
+}
+
+impl Rows {
+    /// Where one of them begins.
+    #[inline]
+    fn row(&self, row: u64) -> u64 {
+        self.at + row * self.stride
+    }
+
+    /// The bytes from the first to the end of the last, of `len_bytes` each; `u64::MAX` if that is too many.
+    #[inline]
+    fn bytes(&self, len_bytes: u64) -> u64 {
+        let others = self.count.saturating_sub(1);
+        others.saturating_mul(self.stride).saturating_add(len_bytes)
+    }
 }
 
 /// Word access to a region's memory. Offsets are in bytes and multiples of 8 (16 for units of 16);
@@ -198,23 +224,40 @@ pub trait Memory: Clone {
         }
     }
 
-    /// [`Self::copy_from`] from any offset.
+    /// Copies strings of `len_bytes` from any offset in other memory, where they are `from_stride` bytes apart, to rows that are aligned to
+    /// words. What follows a string in its last word is undefined: bytes that were there, or zeros.
     #[inline]
-    fn copy_from_unaligned(&self, at: u64, from: &Self, from_at: u64, len_bytes: u64) {
-        let skip = from_at % 8;
-        if skip == 0 || len_bytes == 0 {
-            return self.copy_from(at, from, from_at, len_bytes);
-        }
-        let from_at = from_at - skip;
-        let mut word = from.load(from_at, Ordering::Relaxed);
-        for done in (0..len_bytes).step_by(8) {
-            let left = len_bytes - done;
-            let mut value = word >> (8 * skip);
-            if left + skip > 8 {
-                word = from.load(from_at + done + 8, Ordering::Relaxed);
-                value |= word << (64 - 8 * skip);
+    fn copy_rows(&self, to: Rows, from: &Self, (from_at, from_stride): (u64, u64), len_bytes: u64) {
+        for row in 0..to.count {
+            let at = from_at + row * from_stride;
+            for done in (0..len_bytes).step_by(8) {
+                let skip = (at + done) % 8;
+                let mut value = from.load(at + done - skip, Ordering::Relaxed) >> (8 * skip);
+                let left = len_bytes - done;
+                if skip > 0 && left + skip > 8 {
+                    let next = from.load(at + done - skip + 8, Ordering::Relaxed);
+                    value |= next << (64 - 8 * skip);
+                }
+                self.store(to.row(row) + done, value & mask_of(left), Ordering::Relaxed);
             }
-            self.store(at + done, value & mask_of(left), Ordering::Relaxed);
+        }
+    }
+
+    /// Loads consecutive words from the beginning of each row, relaxed, until `each` returns false.
+    #[inline]
+    fn load_rows<const N: usize>(&self, rows: Rows, mut each: impl FnMut(u64, [u64; N]) -> bool) {
+        for row in 0..rows.count {
+            if !each(row, self.load_words(rows.row(row))) {
+                return;
+            }
+        }
+    }
+
+    /// Stores consecutive words to the beginning of each row, relaxed.
+    #[inline]
+    fn store_rows<const N: usize>(&self, rows: Rows, words: impl Fn(u64) -> [u64; N]) {
+        for row in 0..rows.count {
+            self.store_words(rows.row(row), words(row));
         }
     }
 
@@ -434,6 +477,56 @@ impl Memory for MappedMemory {
         if let (Some(to), Some(from)) = (to.get(whole), from.get(whole)) {
             let value = from.load(Ordering::Relaxed) & mask_of(len_bytes % 8);
             to.store(value, Ordering::Relaxed);
+        }
+    }
+
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[inline]
+    fn copy_rows(&self, to: Rows, from: &Self, (from_at, from_stride): (u64, u64), len_bytes: u64) {
+        if to.count == 0 || len_bytes == 0 {
+            return;
+        }
+        assert!((to.at | to.stride) % 8 == 0, "rows that are not aligned");
+        let source = Rows { at: from_at, stride: from_stride, count: to.count };
+        for (memory, rows) in [(self, to), (from, source)] {
+            let end = rows.at.saturating_add(rows.bytes(len_bytes));
+            assert!(end <= 8 * memory.len_words, "offset outside the region");
+        }
+        // SAFETY: all bytes of both were counted, and both mappings are alive.
+        unsafe {
+            let (to_at, from_at) = (self.base.add(to.at as usize), from.base.add(from_at as usize));
+            let strides = (from_stride as usize, to.stride as usize);
+            move_rows(from_at, to_at, strides, to.count as usize, len_bytes as usize);
+        }
+    }
+
+    #[inline]
+    fn load_rows<const N: usize>(&self, rows: Rows, mut each: impl FnMut(u64, [u64; N]) -> bool) {
+        if rows.count == 0 {
+            return;
+        }
+        assert!(rows.stride % 8 == 0, "rows that are not aligned");
+        let words = self.words(rows.at, (rows.bytes(8 * N as u64) / 8) as usize);
+        for (row, words) in (0..).zip(words.chunks((rows.stride / 8) as usize)) {
+            let words = words.first_chunk::<N>().expect("rows do not overlap");
+            if !each(row, words.each_ref().map(|word| word.load(Ordering::Relaxed))) {
+                return;
+            }
+        }
+    }
+
+    #[inline]
+    fn store_rows<const N: usize>(&self, rows: Rows, words: impl Fn(u64) -> [u64; N]) {
+        if rows.count == 0 {
+            return;
+        }
+        assert!(rows.stride % 8 == 0, "rows that are not aligned");
+        let memory = self.words(rows.at, (rows.bytes(8 * N as u64) / 8) as usize);
+        for (row, places) in (0..).zip(memory.chunks((rows.stride / 8) as usize)) {
+            let places = places.first_chunk::<N>().expect("rows do not overlap");
+            for (place, word) in places.iter().zip(words(row)) {
+                place.store(word, Ordering::Relaxed);
+            }
         }
     }
 

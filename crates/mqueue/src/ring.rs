@@ -31,7 +31,7 @@ pub use producer::{Loan, Producer};
 
 use crate::abi::{RESTAMP_LAPS, RingEntry, SlotHeader, protocol};
 use crate::granule;
-use crate::memory::Memory;
+use crate::memory::{Memory, Rows};
 
 /// Bytes of a slot header.
 pub const HEADER_BYTES: u64 = size_of::<SlotHeader>() as u64;
@@ -124,6 +124,17 @@ impl Layout {
     #[inline]
     pub(crate) fn restamps(&self, n: u64) -> bool {
         n & self.restamp_mask == 0
+    }
+
+    /// The slots of `count` messages from `n` on: to the end of the ring, and from its beginning on.
+    #[inline]
+    pub(crate) fn slots(&self, n: u64, count: u64) -> [Rows; 2] {
+        let first = count.min(self.depth - (n & (self.depth - 1)));
+        [(n, first), (n + first, count - first)].map(|(n, count)| Rows {
+            at: self.slot(n),
+            stride: self.slot_stride,
+            count,
+        })
     }
 
     /// Offset of the slot of message `n`.

@@ -93,6 +93,8 @@ struct ActiveClient {
     retry_ns: u64,
     /// Listed in [`ShmClients::dirty`].
     dirty: bool,
+    /// Place for the tags of requests that become a bundle.
+    tags: [u64; BUNDLE_MAX as usize],
 }
 
 impl ActiveClient {
@@ -155,6 +157,7 @@ impl ShmClients {
             no_room: false,
             retry_ns: 0,
             dirty: false,
+            tags: [0; BUNDLE_MAX as usize],
         }));
         self.open.push(index as u32);
         // Each may be listed: adding to a list allocates nothing.
@@ -562,14 +565,13 @@ impl ActiveClient {
         arrival: &Arrival,
         (header, from, most): (&SlotHeader, u32, u32),
     ) -> Result<u32, u32> {
-        let mut tags = [0; BUNDLE_MAX as usize];
-        let tags = &mut tags[..BUNDLE_MAX.min(most) as usize];
+        let Self { client: ShmClient { requests: ring, .. }, tags, .. } = self;
         // A head that is impossible is found again where it matters.
-        let alike = self.client.requests.peek_alike(header, tags).unwrap_or(1);
+        let most = BUNDLE_MAX.min(most) as usize;
+        let alike = ring.peek_alike(header, &mut tags[..most]).unwrap_or(1);
         if alike < from || header.len == 0 {
             return Err(alike);
         }
-        let ring = &self.client.requests;
         let messages = Slots { ring, len: header.len, tags: &tags[..alike as usize] };
         let count = batch.admit_bundle(turn, arrival, &messages).map_err(|why| match why {
             NoBundle::SingleFirst => 1,

@@ -125,7 +125,18 @@ pub(super) unsafe fn move_pieces(from: *const u8, to: *mut u8, bytes: usize) {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 pub(super) unsafe fn move_bytes(from: *const u8, to: &mut [u8]) {
-    let (bytes, to) = (to.len(), to.as_mut_ptr());
+    // SAFETY: the caller's promise.
+    unsafe { move_string(from, to.as_mut_ptr(), to.len()) }
+}
+
+/// [`move_bytes`] to any memory.
+///
+/// # Safety
+///
+/// `bytes` bytes are readable at `from` and writable at `to`; other code accesses shared memory among them through atomics.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+unsafe fn move_string(from: *const u8, to: *mut u8, bytes: usize) {
     let pieces = bytes & !(PIECE_BYTES - 1);
     // SAFETY: the caller's promise; every access ends at or before `bytes`.
     unsafe {
@@ -138,6 +149,33 @@ pub(super) unsafe fn move_bytes(from: *const u8, to: &mut [u8]) {
             return move_pieces(from.add(last), to.add(last), PIECE_BYTES);
         }
         move_short(from, to, bytes);
+    }
+}
+
+/// Copies `count` strings of `bytes` bytes each, from and to places at these distances.
+///
+/// # Safety
+///
+/// As for [`move_string`], for each of them.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+pub(super) unsafe fn move_rows(
+    from: *const u8,
+    to: *mut u8,
+    (from_stride, to_stride): (usize, usize),
+    count: usize,
+    bytes: usize,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        for row in 0..count {
+            let (from, to) = (from.add(row * from_stride), to.add(row * to_stride));
+            match bytes {
+                // Without a loop.
+                64 => move_string(from, to, 64),
+                _ => move_string(from, to, bytes),
+            }
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use super::{
 };
 use crate::abi::{RingEntry, SlotHeader, flags};
 use crate::granule;
-use crate::memory::{Memory, Ordering};
+use crate::memory::{Memory, Ordering, Rows};
 
 /// The reading end of a ring.
 ///
@@ -164,31 +164,41 @@ impl<M: Memory> Consumer<M> {
         if known < tags.len() as u64 {
             self.look()?;
         }
-        let shown = (self.head - self.tail).min(tags.len() as u64) as usize;
+        let shown = (self.head - self.tail).min(tags.len() as u64);
         tags[0] = first.tag;
-        let alike = last_word(first.len, &Head { kind: first.kind, ..Head::default() }, 0);
-        // The status of a request has no meaning.
-        let mask = !(0xff << 40);
-        for (ahead, tag) in (1..).zip(&mut tags[1..shown]) {
-            let words: [u64; 4] = self.memory.load_words(self.layout.slot(self.tail + ahead));
-            if words[3] & mask != alike {
-                return Ok(ahead as u32);
+        let head = Head { kind: first.kind, ..Head::default() };
+        let word = last_word(first.len, &head, 0);
+        let mut alike = 1;
+        for slots in self.layout.slots(self.tail + 1, shown - 1) {
+            let (from, end) = (alike, alike + slots.count);
+            let slots = Rows { at: slots.at + 8, ..slots };
+            self.memory.load_rows(slots, |row, [tag, _, last]: [u64; 3]| {
+                // The status of a request has no meaning.
+                let same = last & !(0xff << 40) == word;
+                tags[(from + row) as usize] = tag;
+                alike += u64::from(same);
+                same
+            });
+            if alike < end {
+                break;
             }
-            *tag = words[1];
         }
-        Ok(shown as u32)
+        Ok(alike as u32)
     }
 
     /// Copies the payloads of the next `count` messages to other memory, `stride` bytes apart: what [`Self::peek_alike`] found, of `len` bytes
-    /// each. The last word of each is padded with zeros. Panics if they are not published or longer than a slot.
+    /// each. Panics if they are not published or longer than a slot.
     #[inline]
     pub(crate) fn copy_alike(&self, count: u32, len: u32, (to, at, stride): (&M, u64, u64)) {
         let doorbell = self.layout.protocol == Protocol::Doorbell;
         let shown = doorbell && u64::from(count) <= self.head - self.tail;
         assert!(shown && u64::from(len) <= self.inline_max, "not what peek_alike() found");
-        for message in 0..u64::from(count) {
-            let from = self.layout.slot(self.tail + message) + HEADER_BYTES;
-            to.copy_from(at + message * stride, &self.memory, from, len.into());
+        let mut at = at;
+        for slots in self.layout.slots(self.tail, count.into()) {
+            let rows = Rows { at, stride, count: slots.count };
+            let from = (slots.at + HEADER_BYTES, slots.stride);
+            to.copy_rows(rows, &self.memory, from, len.into());
+            at += slots.count * stride;
         }
     }
 

@@ -1,11 +1,12 @@
 //! The writing end of a ring.
 
 use super::{
-    Counts, HEADER_BYTES, Head, Layout, LoanError, Protocol, RingError, last_word, prefetch_slot,
+    Counts, HEADER_BYTES, Head, LINE, Layout, LoanError, Protocol, RingError, last_word,
+    prefetch_slot,
 };
 use crate::abi::{RingEntry, SlotHeader, flags};
 use crate::granule;
-use crate::memory::{Memory, Ordering};
+use crate::memory::{Memory, Ordering, Rows};
 use crate::ring::Consumer;
 
 /// The writing end of a ring.
@@ -338,24 +339,29 @@ impl<M: Memory> Producer<M> {
         }
         let count = wanted.min(self.layout.depth - (self.head - self.tail));
         let last = last_word(len, &head, 0);
-        for ahead in 0..count.min(AHEAD) {
-            self.prefetch(ahead, len.into());
-        }
-        for (message, tag) in (0..count).zip(tags) {
-            if message + AHEAD < count {
-                self.prefetch(AHEAD, len.into());
+        let lines = (HEADER_BYTES + u64::from(len)).div_ceil(LINE);
+        let (mut at, mut tags) = (at, tags);
+        for slots in self.layout.slots(self.head, count) {
+            for first in (0..slots.count).step_by(AHEAD as usize) {
+                let next = Rows { at: slots.at + first * slots.stride, ..slots };
+                let these = Rows { count: AHEAD.min(slots.count - first), ..next };
+                for slot in these.count..(slots.count - first).min(2 * AHEAD) {
+                    for line in 0..lines {
+                        self.memory.prefetch(next.at + slot * slots.stride + line * LINE, true);
+                    }
+                }
+                let payloads = Rows { at: these.at + HEADER_BYTES, ..these };
+                self.memory.copy_rows(payloads, from, (at, stride), len.into());
+                let (of_these, rest) = tags.split_at(these.count as usize);
+                self.memory.store_rows(these, |row| [head.token, of_these[row as usize], 0, last]);
+                at += these.count * stride;
+                tags = rest;
             }
-            let slot = self.layout.slot(self.head);
-            self.memory.copy_from_unaligned(
-                slot + HEADER_BYTES,
-                from,
-                at + message * stride,
-                len.into(),
-            );
-            self.memory.store_words(slot, [head.token, *tag, 0, last]);
-            self.arena.pass(self.head);
-            self.head += 1;
         }
+        if !self.arena.ends.is_empty() {
+            (0..count).for_each(|ahead| self.arena.pass(self.head + ahead));
+        }
+        self.head += count;
         Ok(count as u32)
     }
 
