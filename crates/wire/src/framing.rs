@@ -56,7 +56,7 @@ mod raw;
 mod sockperf;
 
 pub use error::{ErrorReply, FramingConfigError, FramingError, FramingParseError};
-pub use grammar::{Delimits, Expects, Fence, ParseState, Parsed};
+pub use grammar::{Alike, Delimits, Expects, Fence, ParseState, Parsed};
 pub use memcached::{Assembly, Piece, UDP_HEADER_BYTES, UdpHeader};
 pub use sockperf::SOCKPERF_HEADER_BYTES;
 
@@ -204,10 +204,28 @@ impl Framing {
         dispatch!(self, grammar => grammar.parse_request(state, buffer, max_message_bytes))
     }
 
+    /// Service side: requests of one length at the front of `buffer`, at most `most`, which [`Self::parse_request`] would take one by one.
+    /// Each expects a reply. `None`: there are not two, or this framing has to take each by itself.
+    #[inline]
+    pub fn requests_alike(
+        self,
+        buffer: &[u8],
+        max_message_bytes: usize,
+        most: usize,
+    ) -> Option<Alike> {
+        dispatch!(self, grammar => grammar.requests_alike(buffer, max_message_bytes, most))
+    }
+
     /// Service side: appends a kernel's reply to `out` in wire format. On an error `out` is unchanged.
     #[inline]
     pub fn encode_reply(self, reply: &[u8], out: &mut Vec<u8>) -> Result<(), FramingError> {
         dispatch!(self, grammar => grammar.encode_reply(reply, out))
+    }
+
+    /// Whether [`Self::encode_reply`] appends the bytes of any reply and nothing else.
+    #[inline]
+    pub const fn replies_are_plain(self) -> bool {
+        matches!(self, Self::Raw | Self::Fixed(_))
     }
 
     /// The framing of replies to a client whose last request line ended in CR LF, or did not.

@@ -69,6 +69,9 @@ impl Endpoints {
             EndpointKind::Shm if to.worker == turn.index => {
                 self.shm.deliver_bundle(&mut turn.services[service], mqueue, completion, &to)
             }
+            EndpointKind::Tcp if to.worker == turn.index => {
+                self.tcp.deliver_bundle(turn, service, mqueue, completion)
+            }
             _ => 0,
         };
         let messages = completion.messages & !decided;

@@ -7,6 +7,7 @@
 use mqueue::abi::{Bundle, BundleReply, kind};
 use mqueue::{Buffer, Consumer, Head, LoanError, MappedMemory, Pool, Producer, ReplyArea};
 use wire::DropReason;
+use wire::framing::{Alike, Framing, FramingError};
 use wire::nic::{RxBatch, Train};
 use wire::session::{BundleRequests, Token};
 
@@ -69,6 +70,42 @@ impl Messages for Slots<'_> {
     #[inline]
     fn write(&self, pool: &Pool<MappedMemory>, buffer: &Buffer, count: u32) {
         pool.write_from(buffer, self.stride(), self.ring, (count, self.len));
+    }
+}
+
+/// Messages of a stream that [`wire::framing::Framing::requests_alike`] has found at the beginning of these bytes.
+pub(crate) struct Stream<'a> {
+    pub(crate) bytes: &'a [u8],
+    pub(crate) alike: Alike,
+}
+
+impl Messages for Stream<'_> {
+    #[inline]
+    fn count(&self) -> u32 {
+        self.alike.count as u32
+    }
+
+    #[inline]
+    fn len_of(&self, _: u32) -> u32 {
+        self.alike.len as u32
+    }
+
+    #[inline]
+    fn stride(&self) -> u32 {
+        let Alike { prefix, len, .. } = self.alike;
+        if prefix == 0 { len as u32 } else { len.next_multiple_of(MESSAGE_ALIGN) as u32 }
+    }
+
+    fn write(&self, pool: &Pool<MappedMemory>, buffer: &Buffer, count: u32) {
+        let Alike { prefix, len, .. } = self.alike;
+        let distance = prefix + len;
+        if prefix == 0 {
+            return pool.write(buffer, 0, &self.bytes[..count as usize * distance]);
+        }
+        let messages = self.bytes.chunks_exact(distance).take(count as usize);
+        for (at, message) in (0..).step_by(self.stride() as usize).zip(messages) {
+            pool.write(buffer, at, &message[prefix..]);
+        }
     }
 }
 
@@ -290,6 +327,34 @@ impl ServiceShare {
         let head = Head { kind: kind::MESSAGE, ..Head::default() };
         let at = (completion.at(place), replies.stride(), replies.len());
         pool.push_to(ring, (head, tags), buffer, at)
+    }
+
+    /// Appends `count` replies of a completion, from number `place` on, as they go to a client over a stream. On an error nothing is appended.
+    pub(crate) fn encode_replies(
+        &self,
+        (mqueue, completion, place): (u32, &Completion, u32),
+        count: u32,
+        framing: Framing,
+        (out, scratch): (&mut Vec<u8>, &mut [u8]),
+    ) -> Result<(), FramingError> {
+        let (token, len) = (completion.token, completion.replies.len() as usize);
+        let from = out.len();
+        if framing.replies_are_plain()
+            && (count == 1 || completion.replies.stride() as usize == len)
+        {
+            out.resize(from + count as usize * len, 0);
+            self.read_replies(token, mqueue, completion.at(place), &mut out[from..]);
+            return Ok(());
+        }
+        for place in place..place + count {
+            let reply = &mut scratch[..len];
+            self.read_replies(token, mqueue, completion.at(place), reply);
+            if let Err(error) = framing.encode_reply(reply, out) {
+                out.truncate(from);
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     /// Bundles in use, and buffers of its pools that are.

@@ -5,7 +5,7 @@
 //! have N bytes.
 
 use super::{
-    Delimits, Expects, FramingConfigError, FramingError, Grammar, ParseState, Parsed, Sizes,
+    Alike, Delimits, Expects, FramingConfigError, FramingError, Grammar, ParseState, Parsed, Sizes,
 };
 
 pub(super) struct Fixed(pub(super) u32);
@@ -71,6 +71,13 @@ impl Grammar for Fixed {
         max: usize,
     ) -> Result<Parsed, FramingError> {
         self.parse(buffer, max, Expects::Reply)
+    }
+
+    #[inline]
+    fn requests_alike(&self, buffer: &[u8], max: usize, most: usize) -> Option<Alike> {
+        let size = self.0 as usize;
+        let count = buffer.len().checked_div(size)?;
+        if size <= max { Alike::of(count, most, 0, size) } else { None }
     }
 
     #[inline]

@@ -34,6 +34,11 @@ pub(super) trait Grammar {
         max: usize,
     ) -> Result<Parsed, FramingError>;
 
+    /// See [`Framing::requests_alike`].
+    fn requests_alike(&self, _buffer: &[u8], _max: usize, _most: usize) -> Option<Alike> {
+        None
+    }
+
     /// See [`Framing::forward`].
     fn forward(
         &self,
@@ -97,6 +102,25 @@ pub(super) struct Sizes {
     pub(super) response_max: usize,
     /// Whether this is a backend's framing, whose responses the engine parses.
     pub(super) backend: bool,
+}
+
+/// Messages of one length at the front of a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Alike {
+    /// How many, at least two.
+    pub count: usize,
+    /// Bytes in front of each payload.
+    pub prefix: usize,
+    /// Bytes of each payload, not 0.
+    pub len: usize,
+}
+
+impl Alike {
+    /// At most `most` messages, of which there are `count`.
+    pub(super) fn of(count: usize, most: usize, prefix: usize, len: usize) -> Option<Self> {
+        let count = count.min(most);
+        (count >= 2 && len > 0).then_some(Self { count, prefix, len })
+    }
 }
 
 /// Which messages of a stream are delimited.

@@ -1,7 +1,7 @@
 //! `length:u16` and `length:u32`: a length in network byte order, not counting itself, followed by that many bytes.
 //! Replies have the same format. A length of 0 is an empty message.
 
-use super::{Expects, FramingConfigError, FramingError, Grammar, ParseState, Parsed, Sizes};
+use super::{Alike, Expects, FramingConfigError, FramingError, Grammar, ParseState, Parsed, Sizes};
 
 /// A length field of `FIELD` bytes: 2 or 4.
 pub(super) struct Length<const FIELD: usize>;
@@ -74,6 +74,18 @@ impl<const FIELD: usize> Grammar for Length<FIELD> {
         max: usize,
     ) -> Result<Parsed, FramingError> {
         Self::parse(buffer, max, Expects::Reply)
+    }
+
+    #[inline]
+    fn requests_alike(&self, buffer: &[u8], max: usize, most: usize) -> Option<Alike> {
+        let field = buffer.first_chunk::<FIELD>()?;
+        let len = field.iter().fold(0, |len, byte| (len << 8) + u32::from(*byte)) as usize;
+        if len > max {
+            return None;
+        }
+        let messages = buffer.chunks_exact(FIELD + len).take(most);
+        let count = messages.take_while(|message| message.first_chunk() == Some(field)).count();
+        Alike::of(count, most, FIELD, len)
     }
 
     #[inline]

@@ -184,6 +184,12 @@ impl Connection {
         self.next - 1
     }
 
+    /// The same for as many requests that were accepted as one.
+    pub(crate) fn take_many(&mut self, requests: u32) {
+        self.open += requests;
+        self.next += u64::from(requests);
+    }
+
     /// Requests without an outcome, outcomes not yet in the output, replies not yet sent.
     pub(crate) fn unsettled(&self) -> usize {
         self.open as usize + self.early_replies() + self.owed_replies()
@@ -228,6 +234,38 @@ impl Connection {
         if self.ordered {
             self.turn += 1;
             self.early.pop_front();
+            self.advance(pool);
+        }
+        Ok(())
+    }
+
+    /// Appends the replies to `count` consecutive requests, the first of which is due, of `payload` bytes each. `encode` writes all of them, which
+    /// have the same length on the wire.
+    pub(crate) fn reply_many<E>(
+        &mut self,
+        (count, payload): (u32, u32),
+        pool: &mut Pool,
+        encode: impl FnOnce(&mut Vec<u8>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        if self.output.capacity() == 0 {
+            self.output = pool.take();
+        }
+        let from = self.output.len();
+        encode(&mut self.output)?;
+        if self.owed.capacity() == 0 {
+            self.owed = pool.owed.take();
+        }
+        let bytes = ((self.output.len() - from) / count as usize) as u64;
+        let mut end = self.written_total + (from - self.written) as u64;
+        for _ in 0..count {
+            end += bytes;
+            self.owed.push_back(Owed { end, payload: Some(payload) });
+        }
+        self.owed_replies += count as usize;
+        self.open -= count;
+        if self.ordered {
+            self.turn += u64::from(count);
+            self.early.drain(..self.early.len().min(count as usize));
             self.advance(pool);
         }
         Ok(())

@@ -3,13 +3,15 @@
 use wire::DropReason;
 use wire::framing::{Expects, FramingError, Parsed};
 use wire::nic::{Close, Nic, Read, StreamKey};
-use wire::session::Origin;
+use wire::session::{BUNDLE_MAX, Origin};
 
 use super::TcpConnections;
 use super::connection::{Outcome, Reading};
 use crate::admit::{Admitted, Batch, Waits};
 use crate::schedule::{Kind, Schedule};
 use crate::service::arrival::{Arrival, Awaited};
+use crate::service::bundle_table::NoBundle;
+use crate::service::bundles::Stream;
 use crate::service::chain::{Hooks, NoHooks};
 use crate::turn::Turn;
 
@@ -196,9 +198,20 @@ impl TcpConnections {
         loop {
             let shown =
                 if H::ATTACHED { self.show(turn, &mut batch, key, &bytes[taken..]) } else { 0 };
+            // So many messages go one by one before bundles are tried again.
+            let mut singles = if H::ATTACHED { usize::MAX } else { 0 };
             let mut count = 0;
-            while let Some(consumed) = self.take_next(turn, &mut batch, key, &bytes[taken..]) {
+            loop {
+                if singles == 0 {
+                    let (bundled, next) = self.take_bundles(turn, &mut batch, key, &bytes[taken..]);
+                    taken += bundled;
+                    singles = next;
+                }
+                let Some(consumed) = self.take_next(turn, &mut batch, key, &bytes[taken..]) else {
+                    break;
+                };
                 taken += consumed;
+                singles -= 1;
                 if H::ATTACHED {
                     count += 1;
                     if count == shown {
@@ -213,6 +226,44 @@ impl TcpConnections {
         }
         batch.end(turn, schedule, Kind::Tcp);
         taken
+    }
+
+    /// Takes messages of one length from the front of `rest` as bundles, as long as they can go as such. Returns how many bytes they have,
+    /// and how many messages, at least one, have to go one by one before this is worth another try.
+    #[inline]
+    fn take_bundles<N: Nic, H: Hooks>(
+        &mut self,
+        turn: &mut Turn<N>,
+        batch: &mut Batch<H>,
+        key: StreamKey,
+        rest: &[u8],
+    ) -> (usize, usize) {
+        let mut taken = 0;
+        loop {
+            let Some(connection) = self.table.at(key) else { return (taken, 1) };
+            let share = &turn.services[usize::from(connection.service)];
+            let from = share.bundles_from() as usize;
+            if connection.reading != Reading::Open || from == u32::MAX as usize {
+                return (taken, usize::MAX);
+            }
+            let most = connection.places().min(BUNDLE_MAX.into()) as usize;
+            let bytes = &rest[taken..];
+            let alike = share.framing.requests_alike(bytes, share.max_message_bytes, most);
+            let Some(alike) = alike else { return (taken, 1) };
+            if alike.count < from {
+                return (taken, alike.count);
+            }
+            let arrival = connection.arrival(turn.index, key, turn.now_ns);
+            match batch.admit_bundle(turn, &arrival, &Stream { bytes, alike }) {
+                Ok(count) => {
+                    connection.last_message_ns = turn.now_ns;
+                    connection.take_many(count as u32);
+                    taken += count * (alike.prefix + alike.len);
+                }
+                Err(NoBundle::SingleFirst) => return (taken, 1),
+                Err(NoBundle::Singles) => return (taken, alike.count),
+            }
+        }
     }
 
     /// Shows the chain the messages at the front of `rest` that the connection may take now, before it takes them. Returns how often

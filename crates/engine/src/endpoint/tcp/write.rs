@@ -4,11 +4,12 @@
 use wire::DropReason;
 use wire::framing::Expects;
 use wire::nic::{Close, Nic, StreamKey, Written};
-use wire::session::{Origin, ReplyTo};
+use wire::session::{BundleRequests, Origin, ReplyTo};
 
 use super::TcpConnections;
 use super::connection::{Outcome, Reading};
 use crate::service::arrival::Awaited;
+use crate::service::bundle_table::Completion;
 use crate::turn::Turn;
 
 impl TcpConnections {
@@ -55,6 +56,47 @@ impl TcpConnections {
         }
         let outcome = Outcome::Reply { encoded, payload: payload.len() as u32 };
         self.record(turn, to.key, number, outcome);
+    }
+
+    /// Writes replies of a completion to their connection, those that are due as one piece. Returns the messages that have an outcome; the others have
+    /// to be delivered one by one.
+    pub(crate) fn deliver_bundle<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        service: usize,
+        mqueue: u32,
+        completion: &Completion,
+    ) -> u64 {
+        let share = &mut turn.services[service];
+        let Some(bundle) = share.sessions.find_bundle(completion.token, mqueue) else { return 0 };
+        let BundleRequests { origin, number, .. } = *bundle.requests();
+        let Origin::Client(to) = origin else { return 0 };
+        let len = completion.replies.len();
+        let mut decided = 0_u64;
+        while decided != completion.messages {
+            let left = completion.messages & !decided;
+            let first = left.trailing_zeros();
+            let count = (left >> first).trailing_ones();
+            let connection = self.table.in_generation(to.key, to.generation);
+            let Some(connection) = connection.filter(|c| !c.closing) else { break };
+            if !connection.is_due(number.wrapping_add(first.into())) {
+                break;
+            }
+            let framing = share.framing.as_client_writes(connection.crlf);
+            let replies = (mqueue, completion, completion.place_of(first));
+            let scratch = &mut turn.scratch;
+            let encode =
+                |out: &mut Vec<u8>| share.encode_replies(replies, count, framing, (out, scratch));
+            let Self { table, pool, .. } = self;
+            let replied = table.change(to.key, |c| c.reply_many((count, len), pool, encode));
+            let Some(Ok(())) = replied else { break };
+            decided |= (u64::MAX >> (64 - count)) << first;
+        }
+        share.end_messages(completion.token, mqueue, decided);
+        if decided != 0 {
+            self.recorded(turn, to.key, service);
+        }
+        decided
     }
 
     /// A request of a connection was lost, and counted: the protocol's error reply, or the end of the connection.
