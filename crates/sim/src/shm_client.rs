@@ -259,9 +259,15 @@ impl ModelShmClient {
 
     fn ask(&mut self, net: &mut Network, connection: &mut Connection) {
         let burst = self.rng.below(u64::from(self.behaviour.burst) + 1).min(connection.left.into());
+        // Requests of one length can go as bundles.
+        let is_alike = self.rng.chance(500);
+        let mut alike = None;
         for _ in 0..burst {
-            let (body, _) =
+            let (mut body, _) =
                 self.request_mix.request(&mut self.rng, connection.id, connection.sequence);
+            if is_alike {
+                (body.filler, body.want) = *alike.get_or_insert((body.filler, body.want));
+            }
             let payload = request_payload(self.request_mix.framing, &body, Flavor::Plain);
             let tag = u64::from(connection.sequence) << 8 | 7;
             let head = Head { token: 0, tag, kind: kind::MESSAGE, status: 0 };

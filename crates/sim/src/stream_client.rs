@@ -298,6 +298,9 @@ impl StreamClient {
 
     fn compose(&mut self, net: &mut Network, connection: &mut Connection) {
         let framing = self.request_mix.framing;
+        // Requests of one length can go as bundles.
+        let is_alike = self.rng.chance(500);
+        let mut alike = None;
         while connection.left > 0
             && connection.output.len() < 4 * self.behaviour.write_max.max(1024)
         {
@@ -313,8 +316,11 @@ impl StreamClient {
                 connection.expected.push_back(Expected::Error);
                 continue;
             }
-            let (body, flavor) =
+            let (mut body, flavor) =
                 self.request_mix.request(&mut self.rng, connection.id, connection.sequence);
+            if is_alike && flavor == Flavor::Plain {
+                (body.filler, body.want) = *alike.get_or_insert((body.filler, body.want));
+            }
             connection.sequence += 1;
             if body.ask == Ask::Unframable {
                 net.fault_counts.one(Fault::Unframable);

@@ -564,6 +564,12 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         self.fabric.post(worker, ControlMessage::ShmAttached(Box::new(client)));
     }
 
+    /// Every worker learns that this shared-memory client is gone.
+    pub fn detach_shm_client(&self, id: u64) {
+        let workers = 0..self.workers.len() as u16;
+        workers.for_each(|worker| self.fabric.post(worker, ControlMessage::ShmGone(id)));
+    }
+
     /// A worker stops accepting, from its next turn on.
     pub fn drain_worker(&self, worker: usize) {
         self.fabric.post(worker as u16, ControlMessage::Drain);

@@ -110,15 +110,28 @@ impl Model {
             assert_eq!(self.leased.len(), BUNDLES as usize, "no entry is free");
             return;
         };
+        // The numbers of every other bundle are listed.
+        let listed: Vec<u64> =
+            (0..count).map(|i| u64::from(i).wrapping_mul(lease << 40 | 7)).collect();
+        if lease % 2 == 0 {
+            self.sessions.set_numbers(first, &listed);
+        }
+        let numbers = self.sessions.numbers_of(first).map(<[u64]>::to_vec);
+        assert_eq!(numbers, (lease % 2 == 0).then(|| listed.clone()));
+        assert_eq!(self.sessions.find_message(first, mqueue, count), None);
         for message in 0..count {
             let token = Token(first.0 + u64::from(message));
             assert!(token.is_of_bundle() && token.message() == message);
             let new = self.messages.iter().all(|m| m.token != token);
             assert!(new, "a token is issued once");
             let len = if message + 1 == count { len / 2 } else { len };
-            let number = requests.number + u64::from(message);
-            let request = Request { len, number, ..requests.request(0) };
-            assert_eq!(requests.request(message), request);
+            let number = match lease % 2 {
+                0 => listed[message as usize],
+                _ => requests.number + u64::from(message),
+            };
+            let BundleRequests { origin, received_ns, expects, .. } = requests;
+            let request = Request { origin, number, mqueue, len, received_ns, expects };
+            assert_eq!(self.sessions.find_message(first, mqueue, message), Some(request));
             let bundle = Some(lease);
             let message = Message { token, request, client, bundle, live: true, held: true };
             self.messages.push(message);

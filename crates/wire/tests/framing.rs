@@ -230,6 +230,43 @@ proptest! {
         }
     }
 
+    /// Requests that are found together are what the parser finds one by one, and as many as there are.
+    #[test]
+    fn requests_alike_are_those_that_are_parsed(
+        framing in framing(),
+        len in 1usize..70,
+        runs in vec((0usize..6, 0usize..70), 1..4),
+        (cut, max, most) in (0usize..8, 1usize..80, 2usize..20),
+    ) {
+        let mut bytes = Vec::new();
+        for (count, other) in runs {
+            for _ in 0..count {
+                let _ = framing.encode_request(&vec![0x31; len], &mut bytes);
+            }
+            let _ = framing.encode_request(&vec![0x32; other], &mut bytes);
+        }
+        bytes.truncate(bytes.len().saturating_sub(cut));
+        let found = framing.requests_alike(&bytes, max, most);
+        let (mut count, mut rest, mut first) = (0, &bytes[..], None);
+        while count < most && let Ok(Parsed::Message { consumed, start, end, expects }) =
+            framing.parse_request(&mut ParseState::default(), rest, max)
+        {
+            if *first.get_or_insert((start, end)) != (start, end) || end == start {
+                break;
+            }
+            prop_assert!(expects == Expects::Reply || found.is_none());
+            if let Some(alike) = found.filter(|alike| count < alike.count) {
+                prop_assert_eq!((start, end - start, consumed), (alike.prefix, alike.len, end));
+            }
+            rest = &rest[consumed..];
+            count += 1;
+        }
+        let together =
+            matches!(framing, Framing::Fixed(_) | Framing::LengthU16 | Framing::LengthU32);
+        let expected = if together && count >= 2 { count } else { 0 };
+        prop_assert_eq!(found.map_or(0, |alike| alike.count), expected);
+    }
+
     /// A payload that cannot be encoded appends nothing to the output.
     #[test]
     fn encoding_is_all_or_nothing(

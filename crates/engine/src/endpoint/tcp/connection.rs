@@ -693,6 +693,41 @@ mod tests {
     }
 
     #[test]
+    fn replies_to_several_requests_are_the_same_as_one_by_one() {
+        for ordered in [true, false] {
+            let (mut connections, mut pool, key) = open(ordered, 16);
+            let c = connections.at(key).unwrap();
+            assert_eq!(c.take(), 0);
+            c.take_many(9);
+            assert_eq!((c.take(), c.unsettled(), c.places()), (10, 11, 5));
+            // One behind them comes early.
+            c.settle(9, reply(9), &mut pool);
+            assert_eq!(c.is_due(0), true);
+            c.settle(0, reply(0), &mut pool);
+            let encode = |bytes: &[u8]| {
+                let bytes = bytes.to_vec();
+                move |out: &mut Vec<u8>| -> Result<(), ()> { Ok(out.extend(bytes)) }
+            };
+            c.reply_many((2, 1), &mut pool, encode(b"1122")).unwrap();
+            assert_eq!(c.reply_many((2, 1), &mut pool, |_| Err(())), Err(()));
+            assert!(c.is_due(3));
+            c.reply_many((6, 0), &mut pool, encode(b"")).unwrap();
+            let early = [9; 3];
+            let expected = match ordered {
+                true => [&[0; 3][..], b"1122", &early].concat(),
+                false => [&early, &[0; 3][..], b"1122"].concat(),
+            };
+            assert_eq!(c.unsent(), expected, "{ordered}");
+            assert_eq!((c.unsettled(), c.owed_replies()), (11, 10));
+            let first = c.sent(if ordered { 6 } else { 9 }, &mut pool);
+            let payload = if ordered { 4 } else { 7 };
+            assert_eq!(first, Sent { replies: if ordered { 2 } else { 3 }, payload });
+            assert_eq!(c.sent(c.unsent().len(), &mut pool).replies, if ordered { 8 } else { 7 });
+            assert_eq!((c.unsettled(), c.places()), (1, 15));
+        }
+    }
+
+    #[test]
     fn a_close_drops_the_replies_behind_it() {
         let (mut connections, mut pool, key) = open(true, 8);
         let c = connections.at(key).unwrap();

@@ -195,6 +195,9 @@ impl TcpConnections {
         bytes: &[u8],
     ) -> usize {
         let mut taken = 0;
+        if !H::ATTACHED {
+            self.prepare_bundles(turn, key, bytes);
+        }
         loop {
             let shown =
                 if H::ATTACHED { self.show(turn, &mut batch, key, &bytes[taken..]) } else { 0 };
@@ -226,6 +229,20 @@ impl TcpConnections {
         }
         batch.end(turn, schedule, Kind::Tcp);
         taken
+    }
+
+    /// Messages of one length at the front of `bytes` are dispatched as a burst if they can go as bundles.
+    #[inline]
+    fn prepare_bundles<N: Nic>(&mut self, turn: &mut Turn<N>, key: StreamKey, bytes: &[u8]) {
+        let Some(connection) = self.table.at(key) else { return };
+        let share = &mut turn.services[usize::from(connection.service)];
+        if share.bundles_from() == u32::MAX {
+            return;
+        }
+        let most = connection.places() as usize;
+        if let Some(alike) = share.framing.requests_alike(bytes, share.max_message_bytes, most) {
+            share.dispatcher.burst(alike.count);
+        }
     }
 
     /// Takes messages of one length from the front of `rest` as bundles, as long as they can go as such. Returns how many bytes they have,

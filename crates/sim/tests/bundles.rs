@@ -1,0 +1,239 @@
+//! Bundles of clients over shared memory and over streams.
+
+mod scene;
+
+use engine::topology::Bundles;
+use engine::{ShmClient, ShmPeer};
+use mqueue::abi::kind;
+use mqueue::memory::Ordering;
+use mqueue::{Consumer, Head, HeapMapping, MappedMemory, Memory, Producer, Region};
+use scene::{MS, Scene, Script, request, script};
+use sim::behaviour::Behaviour;
+use sim::message::{
+    Ask, Body, Flavor, decode_reply, reply_payload, request_filler_max, request_payload,
+    request_wire,
+};
+use sim::net::lock;
+use wire::DropReason;
+use wire::framing::Framing;
+
+const FRAMING: Framing = Framing::LengthU16;
+
+/// One block that answers after a while, and gets bundles.
+fn bundles(framing: Framing) -> Script {
+    let mut script = script(framing);
+    script.service().memory_ports.push("/run/memory".into());
+    script.service().bundles = Bundles::Always;
+    script.service().slots = 64;
+    let later = (2 * MS, 2 * MS);
+    *script.behaviour() =
+        Behaviour { remote: true, delay_ns: later, overlap: 64, ..Behaviour::default() };
+    script
+}
+
+fn counter(scene: &Scene, name: &str) -> u64 {
+    let named = scene.world.metrics.service(0).named();
+    named.into_iter().find(|(of, ..)| *of == name).expect("it exists").2
+}
+
+/// Every buffer has come back.
+fn assert_at_rest(scene: &mut Scene) {
+    scene.wait_ms(20);
+    scene.world.check_quiet().unwrap();
+}
+
+/// The engine's handle to a client that polls.
+struct Polls;
+
+impl ShmPeer for Polls {
+    fn wake(&self) {}
+}
+
+struct Client {
+    memory: MappedMemory,
+    requests: Producer<MappedMemory>,
+    replies: Consumer<MappedMemory>,
+}
+
+impl Client {
+    fn attach(scene: &mut Scene, depth: u32) -> Self {
+        let plan = scene.world.topology().services[0].client_region_plan(depth);
+        let memory = HeapMapping::memory(plan.bytes().unwrap() as usize);
+        let mut near = Region::format(memory.clone(), &plan).unwrap();
+        let (replies, requests) = near.engine_ends(0);
+        let (words, peer) = (near.words(), Box::new(Polls));
+        let depth = plan.rings[0].depth;
+        let client = ShmClient { id: 7, service: 0, depth, replies, requests, words, peer };
+        scene.world.attach_shm_client(client);
+        let (replies, requests) = Region::join(memory.clone()).unwrap().accelerator_ends(0);
+        Self { memory, requests, replies }
+    }
+
+    fn ask(&mut self, scene: &mut Scene, tag: u64, body: &Body) {
+        lock(&scene.world.net).ledger.ask(0, *body, None);
+        let head = Head { tag, kind: kind::MESSAGE, ..Head::default() };
+        self.requests.push(head, &request_payload(FRAMING, body, Flavor::Plain)).unwrap();
+        self.requests.publish();
+    }
+
+    /// Tags and replies that have come, or why there is none.
+    fn hear(&mut self) -> Vec<(u64, Result<Body, u8>)> {
+        let mut heard = Vec::new();
+        while let Some(header) = self.replies.peek().unwrap() {
+            let mut bytes = vec![0; header.len as usize];
+            assert!(self.replies.copy_out(&header, &mut bytes));
+            self.replies.advance();
+            let reply = decode_reply(FRAMING, &bytes);
+            let dropped = header.kind != kind::MESSAGE;
+            heard.push((header.tag, if dropped { Err(header.status) } else { Ok(reply.unwrap()) }));
+        }
+        self.replies.release();
+        heard
+    }
+}
+
+/// The tag of a request: in no order.
+fn tag(sequence: u32) -> u64 {
+    u64::from(sequence).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+#[test]
+fn requests_of_a_shared_memory_client_go_as_bundles_and_each_gets_its_own_reply() {
+    let mut scene = bundles(FRAMING).play();
+    let mut client = Client::attach(&mut scene, 64);
+    // The first of all messages is sampled, so it is a single one. The sixth has another length, the third is dropped.
+    let body = |sequence| Body {
+        filler: if sequence == 5 { 20 } else { 8 },
+        ask: if sequence == 2 { Ask::Reject } else { Ask::Answer },
+        ..request(sequence)
+    };
+    (0..40).for_each(|sequence| client.ask(&mut scene, tag(sequence), &body(sequence)));
+    scene.run(3);
+    assert_eq!(scene.world.in_flight(0), 40);
+    assert!(counter(&scene, "bundles") >= 2);
+    assert!(counter(&scene, "bundled") >= 30);
+    scene.wait_ms(10);
+    let mut heard = client.hear();
+    heard.sort_by_key(|(tag, _)| *tag);
+    let mut expected: Vec<_> = (0..40)
+        .map(|sequence| {
+            let rejected = DropReason::KernelDrop.code();
+            let reply = if sequence == 2 { Err(rejected) } else { Ok(body(sequence).reply()) };
+            (tag(sequence), reply)
+        })
+        .collect();
+    expected.sort_by_key(|(tag, _)| *tag);
+    assert_eq!(heard, expected);
+    assert_eq!((scene.replied(), scene.dropped(DropReason::KernelDrop)), (39, 1));
+    assert_at_rest(&mut scene);
+}
+
+#[test]
+fn a_client_that_leaves_a_bundle_in_flight_takes_no_buffer_along() {
+    for corrupt in [false, true] {
+        let mut scene = bundles(FRAMING).play();
+        let mut client = Client::attach(&mut scene, 64);
+        (0..40).for_each(|sequence| client.ask(&mut scene, tag(sequence), &request(sequence)));
+        scene.run(3);
+        assert_eq!(scene.world.in_flight(0), 40);
+        assert!(counter(&scene, "bundles") > 0);
+        match corrupt {
+            false => scene.world.detach_shm_client(7),
+            // Its ring looks full, and more than that: replies find an impossible tail.
+            true => {
+                let words = (0..client.memory.len_bytes()).step_by(8);
+                words.for_each(|at| client.memory.store(at, u64::MAX, Ordering::Relaxed));
+            }
+        }
+        scene.wait_ms(10);
+        assert_eq!(scene.replied() + scene.dropped(DropReason::ClientGone), 40);
+        assert!(corrupt || scene.replied() == 0);
+        // The next client has its place in the table.
+        let mut next = Client::attach(&mut scene, 64);
+        (40..60).for_each(|sequence| next.ask(&mut scene, tag(sequence), &request(sequence)));
+        scene.wait_ms(10);
+        assert_eq!(next.hear().len(), 20);
+        assert_at_rest(&mut scene);
+    }
+}
+
+#[test]
+fn a_bundle_that_a_block_never_answers_times_out_message_by_message() {
+    let mut script = bundles(FRAMING);
+    script.service().request_timeout_ms = 5;
+    script.behaviour().stall_after = Some(4);
+    let mut scene = script.play();
+    let mut client = Client::attach(&mut scene, 64);
+    (0..40).for_each(|sequence| client.ask(&mut scene, tag(sequence), &request(sequence)));
+    scene.wait_ms(20);
+    let mut heard = client.hear();
+    heard.sort_by_key(|(tag, _)| *tag);
+    let mut tags: Vec<u64> = (0..40).map(tag).collect();
+    tags.sort_unstable();
+    assert_eq!(heard.iter().map(|(tag, _)| *tag).collect::<Vec<_>>(), tags);
+    let lost = heard.iter().filter(|(_, outcome)| outcome.is_err()).count() as u64;
+    assert!(lost >= 30 && lost == scene.dropped(DropReason::RequestTimeout), "{lost}");
+    scene.world.check().unwrap();
+    assert_eq!(scene.world.in_flight(0), 0);
+}
+
+#[test]
+fn requests_of_a_stream_go_as_bundles_and_their_replies_in_order() {
+    for framing in [Framing::Fixed(64), Framing::LengthU16, Framing::LengthU32] {
+        let mut scene = bundles(framing).play();
+        let caller = scene.connect();
+        scene.run(3);
+        // As with shared memory. The last is incomplete.
+        let filler = request_filler_max(framing, 64).unwrap() as u32;
+        let body = |sequence| Body { client: caller.id, filler, ..request(sequence) };
+        let mut bytes = Vec::new();
+        for sequence in 0..30 {
+            lock(&scene.world.net).ledger.ask(0, body(sequence), None);
+            let payload = request_payload(framing, &body(sequence), Flavor::Plain);
+            bytes.extend(request_wire(framing, &payload));
+        }
+        let (most, rest) = bytes.split_at(bytes.len() - 20);
+        scene.say(caller, most);
+        scene.run(3);
+        assert_eq!(scene.world.in_flight(0), 29, "{framing}");
+        assert!(counter(&scene, "bundled") >= 24, "{framing}");
+        scene.say(caller, rest);
+        scene.wait_ms(10);
+        let mut expected = Vec::new();
+        for sequence in 0..30 {
+            let reply = reply_payload(framing, &body(sequence).reply(), Flavor::Plain);
+            framing.encode_reply(&reply, &mut expected).unwrap();
+        }
+        assert_eq!(scene.hear(caller), expected, "{framing}");
+        assert_eq!(scene.replied(), 30);
+        assert_at_rest(&mut scene);
+    }
+}
+
+#[test]
+fn a_message_that_a_block_drops_ends_the_stream_behind_the_replies_before_it() {
+    let mut scene = bundles(Framing::LengthU16).play();
+    let caller = scene.connect();
+    for sequence in 0..20 {
+        let ask = if sequence == 11 { Ask::Reject } else { Ask::Answer };
+        scene.call(caller, Body { ask, ..request(sequence) });
+    }
+    scene.wait_ms(10);
+    assert!(counter(&scene, "bundled") >= 10);
+    assert_eq!((scene.replied(), scene.dropped(DropReason::KernelDrop)), (11, 1));
+    assert_eq!(scene.dropped(DropReason::ClientGone), 8);
+    assert_at_rest(&mut scene);
+}
+
+#[test]
+fn a_connection_that_ends_with_a_bundle_in_flight_gives_its_buffer_back() {
+    let mut scene = bundles(Framing::LengthU16).play();
+    let caller = scene.connect();
+    (0..20).for_each(|sequence| drop(scene.call(caller, request(sequence))));
+    scene.run(3);
+    assert!(counter(&scene, "bundles") > 0);
+    lock(&scene.world.net).peer_close(caller.conn, wire::nic::Close::Reset);
+    scene.wait_ms(10);
+    assert_eq!((scene.replied(), scene.dropped(DropReason::ClientGone)), (0, 20));
+    assert_at_rest(&mut scene);
+}
