@@ -499,7 +499,7 @@ pub enum Rings {
     Bundle,
 }
 
-/// Which requests travel as bundles: runs of consecutive datagrams of one client and one length.
+/// Which requests travel as bundles: runs of consecutive requests of one client and one length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bundles {
     /// None.

@@ -11,14 +11,14 @@ pub(super) const BUFFER_BYTES_MAX: usize =
     mqueue::pool::BUFFER_BYTES[mqueue::pool::BUFFER_BYTES.len() - 1] as usize;
 /// Messages start at multiples of this unless they were received without gaps.
 pub(super) const MESSAGE_ALIGN: usize = 16;
-/// Length of the shortest GSO batch that is worth a bundle.
+/// Number of requests of one length that are worth a bundle.
 const BUNDLE_FROM: u32 = 4;
 /// Bytes of the largest payload of a slot of a bundle.
 pub(crate) const DESCRIPTOR_BYTES: usize = size_of::<Bundle>();
 
 /// What a service share knows about its bundles.
 pub(crate) struct ShareBundles {
-    /// Length of the shortest GSO batch that goes as bundles; `u32::MAX`: none does.
+    /// Number of requests of one length from which on they go as bundles; `u32::MAX`: none does.
     pub(super) from: u32,
     /// Bytes of the area for one reply.
     pub(super) reply_stride: usize,
@@ -89,6 +89,6 @@ impl Completion {
 pub(crate) enum NoBundle {
     /// The next message has to be a single one; then bundles can go on.
     SingleFirst,
-    /// All messages of the GSO batch have to be single ones.
+    /// All of these messages have to be single ones.
     Singles,
 }

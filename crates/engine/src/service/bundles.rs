@@ -146,7 +146,7 @@ impl Messages for Datagrams<'_> {
 }
 
 impl ServiceShare {
-    /// Length of the shortest GSO batch that goes as bundles.
+    /// Number of requests of one length from which on they go as bundles.
     #[inline]
     pub(crate) fn bundles_from(&self) -> usize {
         self.bundles.from as usize

@@ -205,7 +205,7 @@ impl<M: Memory> Consumer<M> {
     /// Skips `count` messages that [`Self::peek_alike`] found.
     #[inline]
     pub fn advance_by(&mut self, count: u32) {
-        assert!(u64::from(count) <= self.head - self.tail, "there were not so many messages");
+        assert!(u64::from(count) <= self.head - self.tail, "there were fewer messages");
         self.tail += u64::from(count);
     }
 

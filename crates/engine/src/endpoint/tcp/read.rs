@@ -201,7 +201,7 @@ impl TcpConnections {
         loop {
             let shown =
                 if H::ATTACHED { self.show(turn, &mut batch, key, &bytes[taken..]) } else { 0 };
-            // So many messages go one by one before bundles are tried again.
+            // The number of messages that go one by one before bundles are tried again.
             let mut singles = if H::ATTACHED { usize::MAX } else { 0 };
             let mut count = 0;
             loop {
