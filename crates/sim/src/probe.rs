@@ -13,6 +13,7 @@ use wire::nic::{Nic, PortIndex, Transport};
 
 use crate::backend::BackendBehaviour;
 use crate::client::{DatagramClient, RequestMix};
+use crate::fault::Fault;
 use crate::net::{Faults, Reachability, lock};
 use crate::nic::SimSocket;
 use crate::plan::Plan;
@@ -232,7 +233,8 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
             read_max: 100_000,
             pause_ns: (0, MS),
             bogus: 0,
-            endings: Endings::GENTLE,
+            // No fault: where all were removed, none is left.
+            endings: Endings::GENTLE.without(Fault::HalfClose),
         };
         let rng = self.rng.fork();
         let mut client = StreamClient::new(service, port, request_mix, behaviour, rng);

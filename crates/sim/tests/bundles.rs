@@ -178,6 +178,30 @@ fn a_bundle_that_a_block_never_answers_times_out_message_by_message() {
 }
 
 #[test]
+fn requests_go_one_by_one_while_the_pool_is_dry() {
+    let mut script = bundles(FRAMING);
+    script.service().request_timeout_ms = 5;
+    script.service().max_reply_bytes = 3000;
+    script.behaviour().swallow = 1000;
+    let mut scene = script.play();
+    let mut client = Client::attach(&mut scene, 64);
+    // A block that answers nothing keeps the buffers of its bundles when their requests have timed out.
+    let mut sequence = 0;
+    for _ in 0..40 {
+        for _ in 0..30 {
+            client.ask(&mut scene, tag(sequence), &request(sequence));
+            sequence += 1;
+        }
+        scene.wait_ms(10);
+        assert_eq!(client.hear().len(), 30, "each has an outcome");
+    }
+    let dry = counter(&scene, "pool_dry");
+    assert!(dry > 0 && counter(&scene, "bundled") < 40 * 30, "{dry}");
+    assert_eq!(scene.dropped(DropReason::RequestTimeout), 40 * 30);
+    scene.world.check().unwrap();
+}
+
+#[test]
 fn requests_of_a_stream_go_as_bundles_and_their_replies_in_order() {
     for framing in [Framing::Fixed(64), Framing::LengthU16, Framing::LengthU32] {
         let mut scene = bundles(framing).play();
