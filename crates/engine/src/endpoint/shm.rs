@@ -494,9 +494,9 @@ impl ActiveClient {
             flow,
             target: None,
         };
-        let from = if H::ATTACHED { u32::MAX } else { share.bundles_from() };
+        let from = if H::ATTACHED { usize::MAX } else { share.bundles_from() };
         // Up to here, no messages go as bundles.
-        let mut singles_until = if waiting >= from.into() { 0 } else { u32::MAX };
+        let mut singles_until = if waiting >= from as u64 { 0 } else { u32::MAX };
         let mut batch = Batch::of_burst(turn, service, hooks, waiting as usize);
         let mut scratch = std::mem::take(&mut turn.scratch);
         let mut taken = 0;
@@ -563,13 +563,13 @@ impl ActiveClient {
         turn: &mut Turn<N>,
         batch: &mut Batch<H>,
         arrival: &Arrival,
-        (header, from, most): (&SlotHeader, u32, u32),
+        (header, from, most): (&SlotHeader, usize, u32),
     ) -> Result<u32, u32> {
         let Self { client: ShmClient { requests: ring, .. }, tags, .. } = self;
         // A head that is impossible is found again where it matters.
         let most = BUNDLE_MAX.min(most) as usize;
         let alike = ring.peek_alike(header, &mut tags[..most]).unwrap_or(1);
-        if alike < from || header.len == 0 {
+        if (alike as usize) < from || header.len == 0 {
             return Err(alike);
         }
         let messages = Slots { ring, len: header.len, tags: &tags[..alike as usize] };

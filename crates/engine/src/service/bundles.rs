@@ -146,6 +146,12 @@ impl Messages for Datagrams<'_> {
 }
 
 impl ServiceShare {
+    /// Whether any requests go as bundles.
+    #[inline]
+    pub(crate) fn has_bundles(&self) -> bool {
+        self.bundles.from != u32::MAX
+    }
+
     /// Number of requests of one length from which on they go as bundles.
     #[inline]
     pub(crate) fn bundles_from(&self) -> usize {

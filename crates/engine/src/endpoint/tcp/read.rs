@@ -236,7 +236,7 @@ impl TcpConnections {
     fn prepare_bundles<N: Nic>(&mut self, turn: &mut Turn<N>, key: StreamKey, bytes: &[u8]) {
         let Some(connection) = self.table.at(key) else { return };
         let share = &mut turn.services[usize::from(connection.service)];
-        if share.bundles_from() == u32::MAX {
+        if !share.has_bundles() {
             return;
         }
         let most = connection.places() as usize;
@@ -259,8 +259,8 @@ impl TcpConnections {
         loop {
             let Some(connection) = self.table.at(key) else { return (taken, 1) };
             let share = &turn.services[usize::from(connection.service)];
-            let from = share.bundles_from() as usize;
-            if connection.reading != Reading::Open || from == u32::MAX as usize {
+            let from = share.bundles_from();
+            if connection.reading != Reading::Open || !share.has_bundles() {
                 return (taken, usize::MAX);
             }
             let most = connection.places().min(BUNDLE_MAX.into()) as usize;
