@@ -702,11 +702,14 @@ mod tests {
             assert_eq!((c.take(), c.unsettled(), c.places()), (10, 11, 5));
             // One behind them comes early.
             c.settle(9, reply(9), &mut pool);
-            assert_eq!(c.is_due(0), true);
+            assert!(c.is_due(0));
             c.settle(0, reply(0), &mut pool);
             let encode = |bytes: &[u8]| {
                 let bytes = bytes.to_vec();
-                move |out: &mut Vec<u8>| -> Result<(), ()> { Ok(out.extend(bytes)) }
+                move |out: &mut Vec<u8>| -> Result<(), ()> {
+                    out.extend(bytes);
+                    Ok(())
+                }
             };
             c.reply_many((2, 1), &mut pool, encode(b"1122")).unwrap();
             assert_eq!(c.reply_many((2, 1), &mut pool, |_| Err(())), Err(()));
