@@ -131,6 +131,8 @@ faults! {
     SocketLeave = "socket-leave";
     /// A peer of a block stops reading.
     SocketDeaf = "socket-deaf";
+    /// A server to which blocks connect refuses connections, ignores them, or is unreachable.
+    SocketDoor = "socket-reachability";
     /// A read or a write of a link moves less than it could.
     LinkShort = "link-short";
     /// Nothing arrives over a link for a while.

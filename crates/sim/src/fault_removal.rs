@@ -43,6 +43,9 @@ impl Plan {
                 _ => {}
             }
         }
+        if fault == Fault::SocketDoor {
+            self.socket_servers.iter_mut().for_each(|server| server.doors = 0);
+        }
         for restart in &mut self.restarts {
             remove_from_blocks(&mut restart.next, fault);
         }

@@ -76,6 +76,7 @@
 //! | `socket-cancel` | `socket_block.rs`: a block gives up an accept or a connect | it is completed once; no connection is left of it |
 //! | `socket-leave` | `socket_peer.rs` | bytes |
 //! | `socket-deaf` | `socket_peer.rs` | bytes; content: all bytes return when it reads again |
+//! | `socket-reachability` | `socket_peer.rs`, `net.rs` | bytes; no attempt is left |
 //! | `link-short` | `link.rs` | content; sum: every message of a link arrives once, all slots return |
 //! | `link-stall` | `link.rs` | sum, credit; the link does not break |
 //! | `link-cut` | `link.rs` | sum, cause: `accelerator_lost`; life: the accelerator comes back |

@@ -25,7 +25,15 @@ impl Plan {
         }
         self.add_socket_loads(seed);
         let peers = self.setup.socket_peers();
-        self.socket_servers = peers.into_iter().map(|(place, _)| EchoServer::new(place)).collect();
+        let server = |(place, service): (usize, usize)| {
+            // A relay resets the clients whose bytes it cannot pass on.
+            let mut own = Rng::named(seed, &format!("server of sockets {place}"));
+            let doors = if self.sound[service] { 0 } else { own.pick(&[0, 2, 20]) };
+            let mut server = EchoServer::new(place);
+            server.doors = doors;
+            server
+        };
+        self.socket_servers = peers.into_iter().map(server).collect();
     }
 
     fn add_sockets_of(&mut self, service: usize, own: &mut Rng) {

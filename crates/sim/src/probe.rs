@@ -147,6 +147,9 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> Run<N> {
             backend.behaviour = BackendBehaviour::SOUND;
             net.set_reachability(backend.site, Reachability::Open { after_ns: 1000 });
         }
+        for server in &mut self.plan.socket_servers {
+            server.recover(&mut net);
+        }
         drop(net);
         self.dismiss_clients();
     }

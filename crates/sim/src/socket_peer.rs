@@ -7,7 +7,7 @@ use wire::nic::{Close, PortIndex};
 
 use crate::conn::ConnId;
 use crate::fault::Fault;
-use crate::net::{Network, PeerRead};
+use crate::net::{Network, PeerRead, Reachability};
 use crate::rng::{Rng, mix};
 use crate::world::client_address;
 
@@ -176,6 +176,8 @@ impl SocketClient {
 pub struct EchoServer {
     /// Its place among the backends of the network.
     backend: usize,
+    /// It refuses connections from now on, ignores them, or takes them again; per mille of the steps.
+    pub doors: u32,
     conns: Vec<Echo>,
 }
 
@@ -189,11 +191,34 @@ struct Echo {
 impl EchoServer {
     /// The server at this place.
     pub fn new(backend: usize) -> Self {
-        Self { backend, conns: Vec::new() }
+        Self { backend, doors: 0, conns: Vec::new() }
+    }
+
+    /// From now on it can be reached.
+    pub fn recover(&mut self, net: &mut Network) {
+        self.doors = 0;
+        net.set_reachability(self.backend, Reachability::Open { after_ns: 1000 });
+    }
+
+    fn change_reachability(&self, net: &mut Network, rng: &mut Rng) {
+        let after_ns = rng.between(1_000, 2_000_000);
+        let reachability = match rng.below(6) {
+            0 => Reachability::Refused { after_ns },
+            1 => Reachability::Silent,
+            2 => Reachability::Unreachable,
+            _ => Reachability::Open { after_ns },
+        };
+        if !matches!(reachability, Reachability::Open { .. }) {
+            net.fault_counts.one(Fault::SocketDoor);
+        }
+        net.set_reachability(self.backend, reachability);
     }
 
     /// Accepts, receives and sends.
     pub fn step(&mut self, net: &mut Network, rng: &mut Rng) {
+        if rng.chance(self.doors) {
+            self.change_reachability(net, rng);
+        }
         while let Some(conn) = net.take_arrived(self.backend) {
             self.conns.push(Echo { conn, held: VecDeque::new(), ended: false });
         }

@@ -248,6 +248,47 @@ fn a_peer_that_still_sends_reads_the_answer() {
     assert!(dropped > 100_000 && late > 10, "{dropped} bytes were dropped, {late} were too late");
 }
 
+/// Attempts to connect end in every way, at any time: each is completed once, and none is left.
+#[test]
+fn peers_that_cannot_be_reached_leave_nothing() {
+    let mut ends = [0; sockets::End::COUNT];
+    let mut all = 0;
+    for seed in 0..24 {
+        let mut script = sockets(seed, true);
+        script.service().request_timeout_ms = 3;
+        if seed % 2 == 0 {
+            script.behaviour().sockets.cancel = 50;
+        }
+        let mut play = Play::new(script, seed);
+        play.server.doors = 20;
+        play.scene.faults(Faults { late_event: 200, exhausted: 20, ..Faults::default() });
+        for _ in 0..40 {
+            play.connect(10_000, Ending::Orderly);
+            play.run(40);
+        }
+        play.run_to_the_end();
+        play.check_all_over();
+        all += play.found(Found::All);
+        for (sum, count) in ends.iter_mut().zip(play.scene.world.metrics.service(0).socket_ends) {
+            *sum += count;
+        }
+        // All ends well once it does.
+        play.scene.faults(Faults::default());
+        play.server.recover(&mut lock(&play.scene.world.net));
+        play.clients.clear();
+        if seed % 2 == 1 {
+            (0..2).for_each(|_| play.connect(10_000, Ending::Orderly));
+            play.run_to_the_end();
+            assert_eq!(play.found(Found::All), 2, "seed {seed}");
+        }
+    }
+    use sockets::End::{Closed, ConnectTimeout, NoDescriptor, Refused};
+    for end in [Closed, ConnectTimeout, NoDescriptor, Refused] {
+        assert!(ends[end as usize] > 10, "{}: {ends:?}", end.name());
+    }
+    assert!(all > 100, "{all} in order");
+}
+
 /// A command that its block has given up is completed once, and has no other effect: no connection comes of an attempt after its end, none
 /// is left, and the commands that follow are answered.
 #[test]

@@ -224,6 +224,29 @@ fn commands_wait_while_the_block_does_not_read_their_completions() {
     assert_eq!((engine.next_command(), engine.is_behind()), (None, false));
 }
 
+/// An accept or a connect is given up by its number, once; others stay.
+#[test]
+fn a_command_is_given_up_by_its_number() {
+    let (mut engine, mut block) = ends();
+    assert!(block.command(5, socket_op::ACCEPT, 0, 0, 0));
+    assert!(block.command(6, socket_op::ACCEPT, 0, 0, 1));
+    assert!(block.command(7, socket_op::CONNECT, 0, 0, 1));
+    (0..3).for_each(|_| assert_ne!(engine.next_command(), Some(Command::NoEffect)));
+    let slot = engine.lease(State::Connecting { token: 7 }).unwrap();
+    for token in [5, 6, 7, 8] {
+        assert!(block.command(token, socket_op::CANCEL, u32::MAX, u32::MAX, u32::MAX));
+        assert_eq!(engine.next_command(), Some(Command::Cancel { token }));
+    }
+    assert_eq!(engine.connecting(7), Some(slot));
+    assert_eq!((engine.connecting(5), engine.connecting(8)), (None, None));
+    let cancelled = [5, 5, 7, 8].map(|token| engine.cancel_accept(token));
+    assert_eq!(cancelled, [true, false, false, false]);
+    assert!(!engine.accepts(0) && engine.accepts(1));
+    engine.set_state(slot, State::Open);
+    assert_eq!((engine.connecting(7), engine.take_accept(1)), (None, Some(6)));
+    assert_eq!(engine.take_bad(), 0);
+}
+
 /// One step of a random run.
 #[derive(Clone, Debug)]
 enum Step {
