@@ -511,6 +511,8 @@ uint32_t Runtime::hung(uint32_t limit_ms) {
 }
 
 bool Runtime::ready() {
+    // Blocks of the device library take bundles.
+    detail::store_release(own_word(offsetof(serval_accelerator_words, features)), SERVAL_FEATURE_BUNDLES);
     // EDGE STATE (release half)
     detail::store_release(own_word(offsetof(serval_accelerator_words, state)), SERVAL_STATE_READY);
     // EDGE HEARTBEAT (release half)

@@ -17,7 +17,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use engine::accelerator::Blocks;
-use mqueue::abi::{reason, stop};
+use mqueue::abi::{feature, reason, stop};
 use mqueue::{MappedMemory, Region, Words};
 
 use crate::cpu::{Clock, Options, Watch, WorkerBlocks, pin};
@@ -92,6 +92,10 @@ impl Blocks for RemoteBlocks {
 
     fn present(&self) -> bool {
         false
+    }
+
+    fn takes_bundles(&self) -> bool {
+        self.words.accelerator_features() & feature::BUNDLES != 0
     }
 
     fn disable_block(&mut self, _block: u32) {

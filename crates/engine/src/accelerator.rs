@@ -36,6 +36,11 @@ pub trait Blocks: Send {
         true
     }
 
+    /// Whether their library takes bundles. Asked when their generation has started.
+    fn takes_bundles(&self) -> bool {
+        true
+    }
+
     /// The worker found impossible words in the rings of a block: the block is not driven any more.
     fn disable_block(&mut self, _block: u32) {}
 

@@ -149,13 +149,11 @@ pub enum AcceleratorKind {
 }
 
 impl AcceleratorKind {
-    /// Whether bundles may go to its blocks. An attached runtime may use any library.
+    /// Whether its regions have pools. A runtime says by itself whether its blocks take bundles.
     pub fn takes_bundles(&self) -> bool {
         match self {
             Self::Cpu { .. } => true,
-            Self::Process { launch, device, .. } => {
-                device.bundles && matches!(launch, Launch::Engine { .. })
-            }
+            Self::Process { device, .. } => device.bundles,
         }
     }
 }

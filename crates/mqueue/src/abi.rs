@@ -311,6 +311,12 @@ pub mod ring_kind {
     pub const POOL: u16 = 11;
 }
 
+/// Bits of [`AcceleratorWords::features`].
+pub mod feature {
+    /// The blocks take bundles.
+    pub const BUNDLES: u64 = 1;
+}
+
 /// Values of [`DirectoryEntry::version`].
 pub mod ring_version {
     /// Of the six kinds that an mqueue's rings have: see [`RingEntry`](super::RingEntry).

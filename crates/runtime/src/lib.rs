@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 pub use accel::sleepers::Sleepers;
 pub use heartbeat::HeartbeatMonitor;
 pub use kinds::{GpuDevice, HostDevice};
-use mqueue::abi::{ABI_VERSION, reason, state, stop};
+use mqueue::abi::{ABI_VERSION, feature, reason, state, stop};
 use mqueue::{MappedMemory, Region, Words};
 use sys::local::{LocalSocket, WakeFd, wait_readable};
 use sys::{PrivateFile, SharedMemory};
@@ -156,6 +156,11 @@ impl Job {
 pub trait Device {
     /// What the blocks run on, one word.
     fn kind(&self) -> &str;
+
+    /// Whether its blocks take bundles: those of the device library do. If not, each request comes as a message of its own.
+    fn takes_bundles(&self) -> bool {
+        false
+    }
 
     /// Starts the blocks of all regions; each has reached its first receive when this returns. Called once for each
     /// generation, and not again before [`Self::stop`]. There is one job, except for kinds with an [exclusive
@@ -306,7 +311,11 @@ pub fn serve(
         let _ = device.stop(Duration::ZERO);
         return Err(RuntimeError::Blocks(failure));
     }
-    jobs.iter().for_each(|job| job.words.set_accelerator_state(state::READY));
+    for job in &jobs {
+        let features = if device.takes_bundles() { feature::BUNDLES } else { 0 };
+        job.words.set_accelerator_features(features);
+        job.words.set_accelerator_state(state::READY);
+    }
     let engine = HeartbeatMonitor::new(ENGINE_LOST, jobs[0].words.engine_heartbeat());
     let mut running = Running { socket, jobs: &jobs, device, beats: 0, engine };
     let end = running.run(heartbeat, cancel);

@@ -179,7 +179,7 @@ impl Model {
             blocks,
             memory: region.0,
             entries: region.1,
-            pools: region.2,
+            pools: if behaviour.single_messages { Vec::new() } else { region.2 },
             net: world.0,
             tokens: world.1,
             inherited: Vec::new(),
@@ -430,9 +430,8 @@ impl Model {
 
     /// The engine has sent a bundle that no library takes.
     fn refuse_bundle(&mut self) -> bool {
-        if !self.behaviour.is_wide() {
-            lock(&self.net).ledger.violate(|| "the engine sent an invalid bundle".to_owned());
-        }
+        let is_wide = self.behaviour.is_wide();
+        lock(&self.net).ledger.must(is_wide, || "the engine sent an invalid bundle".to_owned());
         false
     }
 
@@ -785,6 +784,10 @@ impl Blocks for ModelBlocks {
             }
         }
         touched.append(&mut model.touched);
+    }
+
+    fn takes_bundles(&self) -> bool {
+        !lock(&self.model).behaviour.single_messages
     }
 
     fn wake_at(&self) -> u64 {

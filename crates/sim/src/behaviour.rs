@@ -7,6 +7,8 @@ use crate::socket_block::SocketBehaviour;
 pub struct Behaviour {
     /// Runs between the worker's turns, not inside them.
     pub remote: bool,
+    /// Their library takes no bundles; of generations that start later than the engine.
+    pub single_messages: bool,
     /// Shortest and longest time an answer takes, in nanoseconds.
     pub delay_ns: (u64, u64),
     /// Messages a block works on at once, besides the first.
@@ -60,9 +62,9 @@ pub struct Behaviour {
 impl Behaviour {
     /// The same blocks without faults.
     pub fn sound(&self) -> Self {
-        let Self { remote, delay_ns, overlap, spurious, .. } = *self;
+        let Self { remote, single_messages, delay_ns, overlap, spurious, .. } = *self;
         let sockets = SocketBehaviour { idle: self.sockets.idle, ..SocketBehaviour::default() };
-        Self { remote, delay_ns, overlap, spurious, sockets, ..Self::default() }
+        Self { remote, single_messages, delay_ns, overlap, spurious, sockets, ..Self::default() }
     }
 
     /// Whether each request is answered or dropped at some time.

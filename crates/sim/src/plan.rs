@@ -263,6 +263,7 @@ impl Plan {
 
     /// The accelerators of a service restart, one after the other or overlapping.
     fn add_restarts(&mut self, rng: &mut Rng, service: usize) {
+        let mut libraries = Rng::named(self.setup.seed, "libraries");
         let accelerators = self.setup.topology.services[service].accelerators.len();
         for accelerator in 0..accelerators {
             let behaviour = self.setup.behaviours[service];
@@ -277,7 +278,10 @@ impl Plan {
                     _ => DropReason::AcceleratorLost,
                 },
                 gaps_ns: (rng.pick(&[0, 100 * US, 20 * MS]), rng.pick(&[0, 100 * US, 5 * MS])),
-                next: rng.pick(&[sound, behaviour]),
+                next: Behaviour {
+                    single_messages: libraries.chance(300),
+                    ..rng.pick(&[sound, behaviour])
+                },
                 hold_ns: None,
                 overdue: false,
                 due: None,

@@ -178,6 +178,38 @@ fn a_bundle_that_a_block_never_answers_times_out_message_by_message() {
 }
 
 #[test]
+fn a_runtime_whose_library_takes_no_bundles_gets_single_messages() {
+    let mut script = bundles(FRAMING);
+    // Blocks that answer at once: slow ones get no bundles.
+    *script.behaviour() = Behaviour::default();
+    let mut scene = script.play();
+    let mut client = Client::attach(&mut scene, 64);
+    let mut bundled = Vec::new();
+    for (generation, single_messages) in (0..).zip([false, true, false]) {
+        if generation > 0 {
+            scene.world.lose_runtime(0, 0, DropReason::AcceleratorLost);
+            scene.run(2);
+            let next = Behaviour { single_messages, ..Behaviour::default() };
+            scene.world.replace_rings(0, 0, next);
+            scene.world.resume_blocks(0, 0);
+            scene.run(2);
+        }
+        let before = counter(&scene, "bundled");
+        for sequence in 20 * generation..20 * (generation + 1) {
+            client.ask(&mut scene, tag(sequence), &request(sequence));
+        }
+        // Short turns: blocks that seem to be slow get no bundles.
+        scene.world.run(100, 100);
+        assert_eq!(client.hear().len(), 20);
+        bundled.push(counter(&scene, "bundled") - before);
+    }
+    assert_eq!(bundled[1], 0);
+    assert!(bundled[0] > 0 && bundled[2] > 0, "{bundled:?}");
+    assert_eq!(scene.replied(), 60);
+    assert_at_rest(&mut scene);
+}
+
+#[test]
 fn requests_go_one_by_one_while_the_pool_is_dry() {
     let mut script = bundles(FRAMING);
     script.service().request_timeout_ms = 5;

@@ -73,6 +73,7 @@
 #define SERVAL_REASON_REFUSED 7u
 #define SERVAL_REASON_DEVICE_FAILED 8u
 #define SERVAL_REASON_LINK_LOST 9u
+#define SERVAL_FEATURE_BUNDLES 1u
 #define SERVAL_RING_SERVER_RX 1u
 #define SERVAL_RING_SERVER_TX 2u
 #define SERVAL_RING_CLIENT_RX 3u
@@ -149,7 +150,8 @@ struct serval_accelerator_words {
   uint64_t heartbeat; /* 16: Advances at least once a second while the runtime lives. */
   uint64_t parked; /* 24: 1 while the accelerator's side sleeps and must be woken when a message is published. */
   uint64_t round_trip_ns; /* 32: Last measured round trip to the machine with the blocks, in nanoseconds; 0: they are on this machine. */
-  uint64_t reserved[11]; /* 40: Zero. */
+  uint64_t features; /* 40: What the library of its blocks can do, before it is READY: FEATURE_BUNDLES or 0. */
+  uint64_t reserved[10]; /* 48: Zero. */
 };
 
 /* A block's line of the status page, written by the block only. */
@@ -354,7 +356,8 @@ SERVAL_ASSERT_LAYOUT(offsetof(struct serval_accelerator_words, reason) == 8);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_accelerator_words, heartbeat) == 16);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_accelerator_words, parked) == 24);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_accelerator_words, round_trip_ns) == 32);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_accelerator_words, reserved) == 40);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_accelerator_words, features) == 40);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_accelerator_words, reserved) == 48);
 SERVAL_ASSERT_LAYOUT(sizeof(struct serval_block_words) == 128);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_words, state) == 0);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_block_words, reason) == 8);

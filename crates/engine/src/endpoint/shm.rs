@@ -43,8 +43,9 @@ use crate::service::share::ServiceShare;
 use crate::topology::Replies;
 use crate::turn::Turn;
 
-/// Requests taken from one client in a turn.
+/// Requests taken from one client in a turn, one by one, and if they can go as bundles.
 const BUDGET: u32 = 64;
+const BUDGET_BUNDLES: u32 = 128;
 /// Bytes after which no further request is taken from one client in a turn.
 const BUDGET_BYTES: u64 = 256 << 10;
 /// Interval at which a client is checked again whose requests wait for it to read replies: it does not ring for that.
@@ -98,18 +99,18 @@ struct ActiveClient {
 }
 
 impl ActiveClient {
-    /// Number of requests that may be taken so that every outcome has a slot.
+    /// Number of requests that may be taken so that every outcome has a slot, at most `budget`.
     #[inline]
-    fn room(&mut self) -> Result<u32, RingError> {
+    fn room(&mut self, budget: u32) -> Result<u32, RingError> {
         if !self.answers {
-            return Ok(BUDGET);
+            return Ok(budget);
         }
         let ShmClient { depth, replies, .. } = &mut self.client;
         let unread = (replies.committed() - replies.released()) as u32;
-        if *depth - unread >= self.outstanding.saturating_add(BUDGET) {
-            return Ok(BUDGET);
+        if *depth - unread >= self.outstanding.saturating_add(budget) {
+            return Ok(budget);
         }
-        Ok(replies.credit()?.saturating_sub(self.outstanding))
+        Ok(replies.credit()?.saturating_sub(self.outstanding).min(budget))
     }
 }
 
@@ -473,12 +474,14 @@ impl ActiveClient {
     ) -> (u32, Stop) {
         let service = self.client.service as usize;
         let share = &mut turn.services[service];
-        let Ok(room) = self.room() else {
+        let bundles = !H::ATTACHED && share.has_bundles();
+        let from = if bundles { share.bundles_from() } else { usize::MAX };
+        let budget = if bundles { BUDGET_BUNDLES } else { BUDGET };
+        let Ok(room) = self.room(budget) else {
             share.chain = hooks.into_chain();
             return (0, Stop::Broken);
         };
         self.no_room = room == 0;
-        let room = room.min(BUDGET);
         let waiting = self.client.requests.hint().min(room.into());
         let flow = match share.dispatcher.needs_flow() {
             true => key_hash(&self.client.id.to_le_bytes()),
@@ -494,7 +497,6 @@ impl ActiveClient {
             flow,
             target: None,
         };
-        let from = if H::ATTACHED { usize::MAX } else { share.bundles_from() };
         // Up to here, no messages go as bundles.
         let mut singles_until = if waiting >= from as u64 { 0 } else { u32::MAX };
         let mut batch = Batch::of_burst(turn, service, hooks, waiting as usize);
@@ -593,11 +595,11 @@ impl ActiveClient {
         index: u32,
         dirty: &mut Vec<u32>,
     ) -> (u32, Stop) {
-        let Ok(room) = self.room() else { return (0, Stop::Broken) };
+        let Ok(room) = self.room(BUDGET) else { return (0, Stop::Broken) };
         self.no_room = room == 0;
         let share = &turn.services[service];
         let mut taken = 0;
-        while taken < room.min(BUDGET) && !self.broken && !mutants::on("leave_requests_in_ring") {
+        while taken < room && !self.broken && !mutants::on("leave_requests_in_ring") {
             let header = match self.client.requests.peek() {
                 Ok(Some(header)) if header.kind == kind::MESSAGE => header,
                 Ok(None) => break,

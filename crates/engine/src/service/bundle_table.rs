@@ -20,6 +20,8 @@ pub(crate) const DESCRIPTOR_BYTES: usize = size_of::<Bundle>();
 pub(crate) struct ShareBundles {
     /// Number of requests of one length from which on they go as bundles; `u32::MAX`: none does.
     pub(super) from: u32,
+    /// The same while blocks take bundles.
+    wanted: u32,
     /// Bytes of the area for one reply.
     pub(super) reply_stride: usize,
     /// The buffer of each entry of the table of requests.
@@ -29,7 +31,7 @@ pub(crate) struct ShareBundles {
 impl ShareBundles {
     /// Of a service whose pools have this number of buffers.
     pub(crate) fn new(service: &Service, buffers: u32) -> Self {
-        let from = match service.bundles {
+        let wanted = match service.bundles {
             // A chain sees single messages, a key is in the bytes of each message, and messages without replies have no tokens.
             _ if buffers == 0 || service.replies == Replies::None => u32::MAX,
             Bundles::Never => u32::MAX,
@@ -37,10 +39,16 @@ impl ShareBundles {
             Bundles::Always => 2,
         };
         Self {
-            from,
+            from: wanted,
+            wanted,
             reply_stride: (service.max_reply_bytes as usize).next_multiple_of(MESSAGE_ALIGN),
             buffers: (0..buffers).map(|_| None).collect(),
         }
+    }
+
+    /// Whether the blocks of any accelerator take bundles.
+    pub(super) fn set_possible(&mut self, possible: bool) {
+        self.from = if possible { self.wanted } else { u32::MAX };
     }
 
     /// How many messages of `stride` bytes, and replies, a buffer of `bytes` has room for.

@@ -597,6 +597,12 @@ impl ServiceShare {
             self.loads[mqueue as usize] = Load::default();
         }
         self.count_living();
+        let AcceleratorShare { blocks, pool, .. } = &mut self.accelerators[accelerator];
+        if !blocks.takes_bundles() {
+            // Nothing of this generation is in flight.
+            *pool = None;
+        }
+        self.bundles.set_possible(self.accelerators.iter().any(|a| a.pool.is_some()));
     }
 
     fn count_living(&mut self) {

@@ -81,6 +81,7 @@ pub fn c_header() -> String {
     define("REASON_REFUSED", reason::REFUSED);
     define("REASON_DEVICE_FAILED", reason::DEVICE_FAILED);
     define("REASON_LINK_LOST", reason::LINK_LOST);
+    define("FEATURE_BUNDLES", feature::BUNDLES);
     define("RING_SERVER_RX", ring_kind::SERVER_RX.into());
     define("RING_SERVER_TX", ring_kind::SERVER_TX.into());
     define("RING_CLIENT_RX", ring_kind::CLIENT_RX.into());

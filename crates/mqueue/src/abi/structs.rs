@@ -113,8 +113,10 @@ shared_structs! {
         parked: u64,
         /// Last measured round trip to the machine with the blocks, in nanoseconds; 0: they are on this machine.
         round_trip_ns: u64,
+        /// What the library of its blocks can do, before it is READY: FEATURE_BUNDLES or 0.
+        features: u64,
         /// Zero.
-        reserved: [u64; 11],
+        reserved: [u64; 10],
     }
 
     /// A block's line of the status page, written by the block only.

@@ -53,6 +53,8 @@ impl<M: Memory> Words<M> {
         accelerator_heartbeat set_accelerator_heartbeat = ACCELERATOR_WORDS_OFFSET + offset_of!(AcceleratorWords, heartbeat) as u64;
         /// The last round trip to a remote accelerator, in nanoseconds; any value if the runtime is hostile.
         round_trip_ns set_round_trip_ns = ACCELERATOR_WORDS_OFFSET + offset_of!(AcceleratorWords, round_trip_ns) as u64;
+        /// What the library of the blocks can do, of [`crate::abi::feature`]; any value if the runtime is hostile.
+        accelerator_features set_accelerator_features = ACCELERATOR_WORDS_OFFSET + offset_of!(AcceleratorWords, features) as u64;
     }
 
     /// Announces that a worker is about to sleep (or no longer is). After that it must check its

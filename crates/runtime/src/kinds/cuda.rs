@@ -145,6 +145,10 @@ impl Device for GpuDevice {
         "cuda"
     }
 
+    fn takes_bundles(&self) -> bool {
+        true
+    }
+
     fn start(&mut self, jobs: &[Job]) -> Result<(), Failure> {
         let refused =
             |error: AccelError| Failure { reason: reason::REFUSED, text: error.to_string() };

@@ -78,6 +78,10 @@ impl Device for HostDevice {
         "cpu"
     }
 
+    fn takes_bundles(&self) -> bool {
+        true
+    }
+
     fn start(&mut self, jobs: &[Job]) -> Result<(), Failure> {
         let refused = |error: &dyn std::fmt::Display| Failure {
             reason: reason::REFUSED,

@@ -536,7 +536,7 @@ const COMMON: &[(&str, &[Key])] = &[
                 "The owner of the service. Services of one tenant share a process on a GPU, services of different tenants never do.";
             rings: service(Setter::Word(|s| &mut s.rings)), "",
                 "Ring protocol. `auto`: `doorbell` on host cores, `granule` on GPUs. `bundle`: the same protocol, and two or more consecutive \
-                 requests of one client and one length travel as one (datagrams, over shared memory, and over TCP with framing `fixed:N` or `length`), if the engine starts the accelerator's runtime, messages have replies, no \
+                 requests of one client and one length travel as one (datagrams, over shared memory, and over TCP with framing `fixed:N` or `length`), if the blocks take them (those of `process` and `cuda` do), messages have replies, no \
                  function is attached and requests are not dispatched by key. The others are for experiments. Granule rings carry up to 1536 bytes.";
             backend: Other("list of tables"), "none", "`[[service.backend]]`, below.";
             upstream: Other("string: `HOST:PORT`"), "none",
