@@ -90,12 +90,13 @@ struct Control {
 // Receives up to `slots` buffers a call.
 class Inbox {
   public:
-    Inbox(unsigned slots, uint32_t bytes_max, bool gro)
-        : gro(gro), bytes_max(gro ? 65536 : bytes_max), stride((this->bytes_max + 63) / 64 * 64 + 64), headers(slots), vectors(slots),
-          peers(slots), controls(slots), buffers(new uint8_t[size_t(slots) * stride]) {
+    // `storage`: memory for the buffers, of `storage_bytes`; its own if there is none.
+    Inbox(unsigned slots, uint32_t bytes_max, bool gro, uint8_t* storage = nullptr)
+        : gro(gro), bytes_max(gro ? 65536 : bytes_max), stride(stride_of(this->bytes_max)), headers(slots), vectors(slots),
+          peers(slots), controls(slots), buffers(storage ? nullptr : new uint8_t[size_t(slots) * stride]) {
         // Slots are an odd number of cache lines apart: a power of two would map all to the same few cache sets.
         for (unsigned i = 0; i < slots; i++) {
-            vectors[i] = {buffers.get() + size_t(i) * stride, this->bytes_max};
+            vectors[i] = {(storage ? storage : buffers.get()) + size_t(i) * stride, this->bytes_max};
             auto& header = headers[i].msg_hdr;
             header = {};
             header.msg_name = &peers[i];
@@ -105,6 +106,7 @@ class Inbox {
             restore(i);
         }
     }
+    static size_t storage_bytes(unsigned slots, uint32_t bytes_max, bool gro) { return size_t(slots) * stride_of(gro ? 65536 : bytes_max); }
     // The number of buffers filled. `flags`: MSG_DONTWAIT or MSG_WAITFORONE.
     unsigned receive(int fd, int flags) {
         for (unsigned i = 0; i < used; i++) restore(i);
@@ -126,6 +128,7 @@ class Inbox {
     }
 
   private:
+    static size_t stride_of(uint32_t bytes_max) { return (bytes_max + 63) / 64 * 64 + 64; }
     void restore(unsigned i) {
         headers[i].msg_hdr.msg_namelen = sizeof(sockaddr_in);
         if (gro) headers[i].msg_hdr.msg_controllen = sizeof(Control);

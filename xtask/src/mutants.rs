@@ -116,6 +116,11 @@ const MUTANTS: &[Mutant] = &[
         &["crates/wire/tests/bundles.rs::a_table_with_bundles_matches_the_model"],
     ),
     mutant(
+        "return_buffer_while_it_leaves",
+        "the buffer of a bundle is free when its messages have ended, though replies leave from it",
+        &["crates/wire/tests/bundles.rs::a_table_with_bundles_matches_the_model"],
+    ),
+    mutant(
         "forget_mqueue_of_bundle",
         "a token of a bundle is valid on every mqueue",
         &["crates/wire/tests/bundles.rs::a_table_with_bundles_matches_the_model"],
@@ -125,6 +130,13 @@ const MUTANTS: &[Mutant] = &[
         "return_buffer_early",
         "the buffer of a bundle is free when one of its messages has ended",
         &[SEEDS],
+    ),
+    mutant(
+        "return_received_early",
+        "the buffer of a GRO batch that was received in place is free when one of its bundles has ended",
+        &[
+            "crates/engine/tests/in_place.rs::messages_arrive_in_the_pool_and_replies_leave_from_there",
+        ],
     ),
     mutant("amplify_bundle", "replies in bundles are not limited by their requests", &[SEEDS]),
     mutant(

@@ -21,16 +21,31 @@ struct FrontOptions {
     // Faces: replies leave in the order of requests, including those answered without the GPU.
     bool ordered;
     sockaddr_in memcached;
+    // Of `Network::storage_bytes`, mapped into the GPU, which reads requests there; null: requests are copied.
+    uint8_t* storage;
 };
 
 // Requests of one socket, handed over one by one as there is room for them.
 class Network {
   public:
     using Peer = sockaddr_in;
-    Network(int fd, const FrontOptions& options) : fd(fd), inbox(RECEIVE_BATCH, options.bytes_max + 1, options.gso), outbox(fd, RECEIVE_BATCH, options.gso) {}
+    Network(int fd, const FrontOptions& options) : fd(fd), in_place(options.storage), outbox(fd, RECEIVE_BATCH, options.gso) {
+        const size_t bytes = Inbox::storage_bytes(RECEIVE_BATCH, options.bytes_max + 1, options.gso);
+        for (unsigned i = 0; i < (in_place ? INBOXES : 1); i++)
+            inboxes.emplace_back(RECEIVE_BATCH, options.bytes_max + 1, options.gso, in_place ? options.storage + i * bytes : nullptr);
+    }
+    static size_t storage_bytes(const FrontOptions& options) {
+        return INBOXES * Inbox::storage_bytes(RECEIVE_BATCH, options.bytes_max + 1, options.gso);
+    }
 
     bool empty() const { return taken == waiting.size(); }
+    // Launches before this one are finished, and their replies are sent.
+    void finished(uint64_t launch) { first_unfinished = launch; }
     bool receive() {
+        // The first buffers that no launch reads: those used last are in the cache.
+        for (current = 0; in_place && in_use_until[current] > first_unfinished;)
+            if (++current == INBOXES) return false;
+        Inbox& inbox = inboxes[current];
         waiting.clear();
         taken = 0;
         const unsigned count = inbox.receive(fd, MSG_DONTWAIT);
@@ -41,19 +56,26 @@ class Network {
     template <class Pool>
     void give_next(Pool& pool) {
         const Waiting& next = waiting[taken++];
-        pool.add(next.peer, next.message, next.bytes);
+        const uint64_t launch = pool.filling();
+        if (pool.add(next.peer, next.message, next.bytes) && in_place) in_use_until[current] = launch + 1;
     }
     void reply(const Peer& peer, uint8_t* at, uint32_t bytes) { outbox.add(peer, at, bytes); }
     uint64_t flush() { return outbox.flush(); }
 
   private:
+    static constexpr unsigned INBOXES = 8;
     struct Waiting {
         sockaddr_in peer;
         const uint8_t* message;
         uint32_t bytes;
     };
     const int fd;
-    Inbox inbox;
+    const bool in_place;
+    std::vector<Inbox> inboxes;
+    // Of each: 1 + the last launch that reads it.
+    uint64_t in_use_until[INBOXES] = {};
+    unsigned current = 0;
+    uint64_t first_unfinished = 0;
     Outbox outbox;
     // What was received; `taken` of it has been handed over.
     std::vector<Waiting> waiting;
@@ -72,6 +94,7 @@ class Database {
     }
 
     bool empty() const { return taken == found.size(); }
+    void finished(uint64_t) {}
     bool receive() {
         found.clear();
         taken = 0;
@@ -172,6 +195,7 @@ class Endless {
     struct Peer {};
     explicit Endless(uint32_t bytes) : message(bytes, 1) {}
     bool empty() const { return false; }
+    void finished(uint64_t) {}
     bool receive() { return true; }
     template <class Pool>
     void give_next(Pool& pool) {

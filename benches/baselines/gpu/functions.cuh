@@ -17,12 +17,14 @@ namespace gpu {
 // A length that no message has: the block has no request.
 constexpr uint32_t NOTHING = ~0u;
 
-// A request as the GPU reads it: this header, then the message, in one read.
+// A request as the GPU reads it: this header, then the message, in one read. In place: only the header, which says where the
+// message is.
 struct alignas(16) Header {
     uint32_t bytes;
     // The launch it belongs to.
     uint32_t launch;
-    uint32_t unused[2];
+    // Where it was received, as the GPU sees it; null if it is behind the header.
+    const uint8_t* message;
 };
 
 struct Echo {
@@ -94,18 +96,39 @@ struct Work {
     const uint8_t* requests;
     uint8_t* replies;
     uint32_t request_stride, reply_stride;
+    // Requests are only headers.
+    bool in_place;
     // Receives the launch's number once all replies are written; null if the host queries the stream.
     volatile uint32_t* done;
     // Number of finished blocks, in GPU memory.
     uint32_t* arrived;
 };
 
+// Fetches a request, whose message is where it was received, into `staged`, as if it was behind its header.
+__device__ inline void fetch_in_place(uint4* staged, const uint4* from) {
+    const uint4 first = *from;
+    const Header header = *reinterpret_cast<const Header*>(&first);
+    if (threadIdx.x == 0) *staged = first;
+    if (header.bytes == NOTHING) return;
+    if (reinterpret_cast<uintptr_t>(header.message) % 16 == 0) {
+        // The rest of the last unit is behind the message in its buffer, which has room for it.
+        const auto* message = reinterpret_cast<const uint4*>(header.message);
+        for (unsigned i = threadIdx.x; i < (header.bytes + 15) / 16; i += blockDim.x) staged[1 + i] = message[i];
+    } else {
+        auto* to = reinterpret_cast<uint8_t*>(staged + 1);
+        for (unsigned i = threadIdx.x; i < header.bytes; i += blockDim.x) to[i] = header.message[i];
+    }
+}
+
 // One block answers one request.
 template <class Function>
 __global__ void serve(Function function, Work work) {
     extern __shared__ uint4 staged[];
     const auto* from = reinterpret_cast<const uint4*>(work.requests + size_t(blockIdx.x) * work.request_stride);
-    for (unsigned i = threadIdx.x; i < work.request_stride / 16; i += blockDim.x) staged[i] = from[i];
+    if (work.in_place)
+        fetch_in_place(staged, from);
+    else
+        for (unsigned i = threadIdx.x; i < work.request_stride / 16; i += blockDim.x) staged[i] = from[i];
     __syncthreads();
     const Header header = *reinterpret_cast<const Header*>(staged);
     if (header.bytes != NOTHING) {

@@ -20,6 +20,7 @@ const char HELP[] =
     "  --wait-us N        batch: longest wait for more requests while the GPU is busy, 0..100000 (0)\n"
     "  --max-bytes N      longest message, 1..8192 (64; lenet 784; faces both pictures)\n"
     "  --gso              GRO receive, GSO send\n"
+    "  --in-place         graph, batch: the GPU reads requests where they were received, without a copy\n"
     "  --ordered          faces: replies in the order of requests, for clients that send batches of datagrams\n"
     "  --memcached A:P    faces: memcached's address (127.0.0.1:11211)\n"
     "  --gpu N            the GPU's number (0)\n"
@@ -43,6 +44,7 @@ void serve(Front& front, Pool& pool, Account& account, Going going_on) {
         if (busy) {
             account.messages += front.flush();
             pool.release();
+            front.finished(pool.unreleased());
         }
         if (front.empty() && pool.room()) busy |= front.receive();
         while (!front.empty() && pool.room()) front.give_next(pool);
@@ -71,9 +73,14 @@ int serve_network(const Options& options, Function function) {
     const std::vector<int> sockets = udp_servers(address, options.front.gso, count);
     std::vector<Account> accounts(count);
     std::atomic<size_t> prepared{0};
+    std::vector<gpu::FrontOptions> fronts(count, options.front);
+    for (auto& front : fronts)
+        if (options.pool.in_place)
+            gpu::check(cudaHostAlloc(reinterpret_cast<void**>(&front.storage), gpu::Network::storage_bytes(front), cudaHostAllocMapped | cudaHostAllocPortable),
+                       "allocate host memory");
     on_threads(options, count, [&](size_t thread) {
         gpu::Pool<Function, typename Front::Peer> pool(options.pool, function);
-        Front front(sockets[thread], options.front);
+        Front front(sockets[thread], fronts[thread]);
         // Making graphs takes long; the server is ready once every thread has its own.
         if (++prepared == count) ready("host_gpu", url("udp", address));
         serve(front, pool, accounts[thread], going);
@@ -154,12 +161,16 @@ int main(int argc, char** argv) {
     options.address = address_of("--listen", flags.text("--listen", "127.0.0.1:0"));
     options.cores = flags.cores("--cores");
     options.front.gso = flags.on("--gso");
+    options.front.storage = nullptr;
+    options.pool.in_place = flags.on("--in-place");
     options.front.ordered = flags.on("--ordered");
     options.front.memcached = address_of("--memcached", flags.text("--memcached", "127.0.0.1:11211"));
     options.device = int(flags.number("--gpu", 0, 0, 63));
     const bool tuned = flags.on("--tune");
     options.tune_ns = tuned ? uint64_t(flags.number("--tune-ms", 200, 10, 10'000)) * 1'000'000 : 0;
     flags.end();
+    if (options.pool.in_place && (options.pool.mode == gpu::COPY || function == "faces" || tuned))
+        misused("--in-place needs --mode graph or batch, a function without a database, and a network");
     stop_on_signals();
     // Streams share hardware queues to the GPU, and streams on one queue may wait for each other. More queues than the default of
     // 8 cost a twentieth of the rate of short kernels.

@@ -34,6 +34,8 @@ struct PoolOptions {
     // A launch waits this long for more requests, unless the GPU is idle.
     uint64_t wait_ns;
     uint32_t bytes_max;
+    // Messages are not copied: they are in memory that is mapped into the GPU, until their launch is released.
+    bool in_place;
 };
 
 // `Peer` is the host's data about a request, returned with its reply.
@@ -41,12 +43,12 @@ template <class Function, class Peer>
 class Pool {
   public:
     Pool(const PoolOptions& options, Function function)
-        : options(options), function(function), request_stride((sizeof(Header) + options.bytes_max + 63) / 64 * 64),
-          reply_stride((options.bytes_max + 63) / 64 * 64), slots(options.streams) {
+        : options(options), function(function), staged_bytes((sizeof(Header) + options.bytes_max + 63) / 64 * 64),
+          request_stride(options.in_place ? sizeof(Header) : staged_bytes), reply_stride((options.bytes_max + 63) / 64 * 64), slots(options.streams) {
         // No allocation or synchronisation is allowed while another thread captures a graph.
         static std::mutex one_at_a_time;
         const std::lock_guard<std::mutex> guard(one_at_a_time);
-        const size_t room = 64 + size_t(options.batch) * (request_stride + reply_stride);
+        const size_t room = (64 + size_t(options.batch) * (request_stride + reply_stride) + 63) / 64 * 64;
         check(cudaHostAlloc(reinterpret_cast<void**>(&host), room * options.streams, cudaHostAllocMapped), "allocate host memory");
         memset(host, 0, room * options.streams);
         check(cudaMalloc(reinterpret_cast<void**>(&device), room * options.streams), "allocate GPU memory");
@@ -67,6 +69,9 @@ class Pool {
 
     // Whether `add` may be called.
     bool room() const { return opened - released < slots.size(); }
+    // The number of the launch that `add` adds to, and of the first that is not released.
+    uint64_t filling() const { return opened; }
+    uint64_t unreleased() const { return released; }
 
     // Adds a request to the launch that is being filled; false: the function has no reply to it.
     bool add(const Peer& peer, const uint8_t* message, uint32_t bytes) {
@@ -75,8 +80,8 @@ class Pool {
         Slot& slot = slots[opened % slots.size()];
         if (slot.count == 0) slot.opened_ns = options.wait_ns ? now_ns() : 0;
         uint8_t* to = slot.requests + size_t(slot.count) * request_stride;
-        *reinterpret_cast<Header*>(to) = {bytes, slot.launch + 1, {}};
-        memcpy(to + sizeof(Header), message, bytes);
+        *reinterpret_cast<Header*>(to) = {bytes, slot.launch + 1, options.in_place ? message : nullptr};
+        if (!options.in_place) memcpy(to + sizeof(Header), message, bytes);
         slot.asked[slot.count++] = {peer, reply};
         if (slot.count == options.batch) launch();
         return true;
@@ -133,13 +138,13 @@ class Pool {
         if (options.mode == COPY) return;
         uint8_t* seen;
         check(cudaHostGetDevicePointer(reinterpret_cast<void**>(&seen), at, 0), "map host memory");
-        const Work work = {seen + 64, seen + 64 + size_t(options.batch) * request_stride, request_stride, reply_stride,
+        const Work work = {seen + 64, seen + 64 + size_t(options.batch) * request_stride, request_stride, reply_stride, options.in_place,
                            reinterpret_cast<uint32_t*>(seen), reinterpret_cast<uint32_t*>(device_at)};
         for (unsigned blocks = 1; blocks < 2 * options.batch; blocks *= 2) {
             cudaGraph_t graph;
             cudaGraphExec_t executable;
             check(cudaStreamBeginCapture(slot.stream, cudaStreamCaptureModeThreadLocal), "capture a graph");
-            serve<<<std::min(blocks, options.batch), Function::THREADS, request_stride, slot.stream>>>(function, work);
+            serve<<<std::min(blocks, options.batch), Function::THREADS, staged_bytes, slot.stream>>>(function, work);
             check(cudaStreamEndCapture(slot.stream, &graph), "capture a graph");
             check(cudaGraphInstantiate(&executable, graph, 0), "make a graph");
             check(cudaGraphUpload(executable, slot.stream), "upload a graph");
@@ -153,9 +158,9 @@ class Pool {
         slot.launch++;
         if (options.mode == COPY) {
             const uint32_t bytes = reinterpret_cast<const Header*>(slot.requests)->bytes, reply = slot.asked[0].reply;
-            const Work work = {slot.device_requests, slot.device_replies, request_stride, reply_stride, nullptr, nullptr};
+            const Work work = {slot.device_requests, slot.device_replies, request_stride, reply_stride, false, nullptr, nullptr};
             check(cudaMemcpyAsync(slot.device_requests, slot.requests, sizeof(Header) + bytes, cudaMemcpyHostToDevice, slot.stream), "copy in");
-            serve<<<1, Function::THREADS, request_stride, slot.stream>>>(function, work);
+            serve<<<1, Function::THREADS, staged_bytes, slot.stream>>>(function, work);
             check(cudaGetLastError(), "launch");
             if (reply) check(cudaMemcpyAsync(slot.replies, slot.device_replies, reply, cudaMemcpyDeviceToHost, slot.stream), "copy out");
         } else {
@@ -163,7 +168,7 @@ class Pool {
             while (1u << which < slot.count) which++;
             // The graph may be for more requests than are present.
             for (unsigned i = slot.count; i < std::min(1u << which, options.batch); i++)
-                *reinterpret_cast<Header*>(slot.requests + size_t(i) * request_stride) = {NOTHING, slot.launch, {}};
+                *reinterpret_cast<Header*>(slot.requests + size_t(i) * request_stride) = {NOTHING, slot.launch, nullptr};
             check(cudaGraphLaunch(slot.graphs[which], slot.stream), "launch a graph");
         }
         opened++;
@@ -183,7 +188,7 @@ class Pool {
 
     const PoolOptions options;
     const Function function;
-    const uint32_t request_stride, reply_stride;
+    const uint32_t staged_bytes, request_stride, reply_stride;
     std::vector<Slot> slots;
     uint8_t *host, *device;
     // Total launches: started, replies collected, slots released. One more may be being filled.

@@ -1,10 +1,10 @@
 //! The cost of a message on the engine's turn without a network: a `Nic` that delivers batches of 64-byte
 //! datagrams and takes the replies, with echo blocks on the worker's own core.
 //!
-//! `cargo run --release -p serval-accel --example turn [seconds per figure] [mqueues] [batch] [column]`
+//! `cargo run --release -p serval-accel --example turn [seconds per figure] [mqueues] [batch] [column] [bytes]`
 //!
 //! Columns: datagrams of one client each (`single`); batches of 64 datagrams of one client (`train`), as
-//! receive offload delivers them; the same as bundles (`bundle`); one shared-memory client on the same thread, its part included
+//! receive offload delivers them; the same as bundles (`bundle`); as bundles that are received in place (`in-place`); one shared-memory client on the same thread, its part included
 //! (`memory`), and its requests as bundles (`memory-bundle`). In `far` the blocks of that client's requests stand for a GPU: the replies are written between
 //! two turns, which alone are timed, and the lines of replies and requests are in no processor's
 //! cache. `far-train` is the same for GRO batches, whose messages do not overlap.
@@ -12,6 +12,7 @@
 //! Nanoseconds per message, the fastest tenth of many short measurements.
 
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -44,7 +45,9 @@ const CLIENT_SLOTS: u32 = 1024;
 /// Delivers `batch` datagrams whenever all earlier ones are answered, or in every turn.
 struct Echo {
     batch: usize,
+    bytes: usize,
     train: bool,
+    in_place: bool,
     every_turn: bool,
     sent: u64,
     answered: u64,
@@ -53,7 +56,16 @@ struct Echo {
 
 impl Echo {
     fn new(batch: usize, train: bool) -> Self {
-        Self { batch, train, every_turn: false, sent: 0, answered: 0, checksum: 0 }
+        Self {
+            batch,
+            bytes: BYTES,
+            train,
+            in_place: false,
+            every_turn: false,
+            sent: 0,
+            answered: 0,
+            checksum: 0,
+        }
     }
 }
 
@@ -73,16 +85,18 @@ impl Nic for Echo {
             return false;
         }
         let slot_bytes = batch.bytes.len() / 64;
+        let lent = if self.in_place { batch.use_lent(64) } else { 0 };
+        let bytes = self.bytes;
         for i in 0..self.batch {
             let (client, offset) = match self.train {
-                true => (i / TRAIN, i / TRAIN * slot_bytes + i % TRAIN * BYTES),
-                false => (i, i % 64 * slot_bytes + i / 64 * BYTES),
+                true => (i / TRAIN, i / TRAIN * slot_bytes + i % TRAIN * bytes),
+                false => (i, i % 64 * slot_bytes + i / 64 * bytes),
             };
             batch.items.push(Datagram {
                 peer: SocketAddr::from(([127, 0, 0, 1], 1000 + client as u16)),
                 local: None,
                 offset: offset as u32,
-                len: BYTES as u32,
+                len: bytes as u32,
                 truncated: false,
                 followed_by: if self.train {
                     (TRAIN - 1 - i % TRAIN).min(self.batch - 1 - i) as u8
@@ -90,17 +104,31 @@ impl Nic for Echo {
                     0
                 },
             });
-            batch.bytes[offset..offset + 8].copy_from_slice(&(self.sent + i as u64).to_le_bytes());
+            let number = (self.sent + i as u64).to_le_bytes();
+            if client >= lent {
+                batch.bytes[offset..offset + 8].copy_from_slice(&number);
+            } else {
+                let cells = &batch.lent_to(client)[i % TRAIN * bytes..];
+                number.iter().zip(cells).for_each(|(b, cell)| cell.store(*b, Ordering::Relaxed));
+            }
         }
         self.sent += self.batch as u64;
         false
     }
 
     fn send(&mut self, _: PortIndex, batch: &mut TxBatch) -> SendOutcome {
-        let sent = batch.waiting().len();
-        for departure in batch.waiting() {
-            let number = batch.payload(departure)[..8].try_into().expect("8 bytes");
-            self.checksum = self.checksum.wrapping_add(u64::from_le_bytes(number));
+        let sent = batch.waiting_datagrams();
+        for item in batch.waiting() {
+            let payloads = match item.lent_at {
+                None => batch.bytes()[item.offset as usize..][..item.bytes()].as_ptr(),
+                Some(at) => batch.lent(at, item.bytes()).as_ptr().cast(),
+            };
+            for number in 0..usize::from(item.count) {
+                let payload = payloads.wrapping_add(number * item.len as usize);
+                // SAFETY: inside the payloads; each has at least 8 bytes, and its block is on this thread.
+                let number: [u8; 8] = unsafe { payload.cast::<[u8; 8]>().read() };
+                self.checksum = self.checksum.wrapping_add(u64::from_le_bytes(number));
+            }
         }
         batch.advance(sent);
         self.answered += sent as u64;
@@ -404,9 +432,11 @@ fn nanoseconds_per_message(
     mqueues: u32,
     batch: usize,
     (train, bundles): (bool, Bundles),
+    (in_place, bytes): (bool, usize),
     time: Duration,
 ) -> f64 {
-    let mut worker = rig(mqueues, Echo::new(batch, train), false, bundles).worker;
+    let nic = Echo { in_place, bytes, ..Echo::new(batch, train) };
+    let mut worker = rig(mqueues, nic, false, bundles).worker;
     let turns = 10_000usize.div_ceil(batch);
     let mut measured = Vec::new();
     let begin = Instant::now();
@@ -444,6 +474,7 @@ fn main() {
     let mqueues = arguments.next().map(|s| vec![s.parse().expect("mqueues")]);
     let batches = arguments.next().map(|s| vec![s.parse().expect("batch")]);
     let column = arguments.next();
+    let bytes = arguments.next().map_or(BYTES, |s| s.parse().expect("bytes"));
     let time = Duration::from_secs_f64(seconds);
     let wanted = |name: &str| column.as_deref().is_none_or(|column| column == name);
     println!("mqueues  batch  ns/msg");
@@ -458,6 +489,7 @@ fn main() {
                 "single",
                 "train",
                 "bundle",
+                "in-place",
                 "memory",
                 "memory-bundle",
                 "far",
@@ -476,12 +508,13 @@ fn main() {
                     "far" => far(false),
                     "far-train" => far(true),
                     "shed" => shed_nanoseconds_per_message(mqueues, batch, time),
-                    "bundle" => {
-                        nanoseconds_per_message(mqueues, batch, (true, Bundles::Always), time)
+                    "bundle" | "in-place" => {
+                        let how = (name == "in-place", bytes);
+                        nanoseconds_per_message(mqueues, batch, (true, Bundles::Always), how, time)
                     }
                     _ => {
-                        let train = name == "train";
-                        nanoseconds_per_message(mqueues, batch, (train, Bundles::Never), time)
+                        let how = (name == "train", Bundles::Never);
+                        nanoseconds_per_message(mqueues, batch, how, (false, bytes), time)
                     }
                 };
                 print!("  {name} {ns:6.1}");

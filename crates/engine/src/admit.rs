@@ -17,7 +17,7 @@ use crate::endpoint::peer::links::Envelope;
 use crate::schedule::{Kind, Schedule};
 use crate::service::arrival::{ANY, Arrival, Message, Refusal, Seen, seen};
 use crate::service::bundle_table::NoBundle;
-use crate::service::bundles::Messages;
+use crate::service::bundles::{Datagrams, Messages};
 use crate::service::chain::{Hooks, NoHooks};
 use crate::service::dispatch::Route;
 use crate::service::share::ServiceShare;
@@ -110,10 +110,26 @@ impl<H: Hooks> Batch<H> {
         messages: &impl Messages,
     ) -> Result<usize, NoBundle> {
         let count = turn.services[self.service].accept_bundle(arrival, messages)?;
+        Ok(self.bundle_admitted(messages, count))
+    }
+
+    /// The same for datagrams that were received in place.
+    #[inline(never)]
+    pub(crate) fn admit_in_place<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        arrival: &Arrival,
+        datagrams: &Datagrams<'_>,
+    ) -> Result<usize, NoBundle> {
+        let count = turn.services[self.service].accept_in_place(arrival, datagrams)?;
+        Ok(self.bundle_admitted(datagrams, count))
+    }
+
+    fn bundle_admitted(&mut self, messages: &impl Messages, count: u32) -> usize {
         self.messages += u64::from(count);
         let (len, last_len) = (messages.len_of(0), messages.len_of(count - 1));
         self.bytes += u64::from(count - 1) * u64::from(len) + u64::from(last_len);
-        Ok(count as usize)
+        count as usize
     }
 
     /// Counts one message according to the result of its submission.

@@ -256,9 +256,10 @@ impl<N: Nic> Worker<N> {
         share.in_flight() + self.endpoints.outstanding::<N>(service as u16)
     }
 
-    /// Bundles of the service in a slot on this worker that are in use, and buffers of its pools that are.
-    pub fn bundles_of(&self, service: usize) -> (u32, u32) {
-        self.turn.services.get(service).map_or((0, 0), ServiceShare::bundles_in_use)
+    /// Bundles of the service in a slot on this worker that are in use, buffers of its pools that are, and how many of those buffers
+    /// only hold messages that were received in place.
+    pub fn bundles_of(&self, service: usize) -> (u32, u32, u32) {
+        self.turn.services.get(service).map_or((0, 0, 0), ServiceShare::bundles_in_use)
     }
 
     /// Bytes of the sockets of the service in a slot, to blocks and from them: the books of this worker as far as they are not in the

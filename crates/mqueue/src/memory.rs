@@ -26,8 +26,8 @@ mod moves;
 mod units;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 pub use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use crate::granule;
 use moves::{copy_in, copy_out, whole_pieces};
@@ -391,6 +391,16 @@ impl MappedMemory {
     /// Address of the first byte, for handing the region to a kernel.
     pub fn base(&self) -> *mut u8 {
         self.base
+    }
+
+    /// `len` bytes from `at` on, which anyone may write at any time: for the host kernel, which sends from there and receives there.
+    /// Panics if the memory does not have them.
+    #[inline]
+    pub fn cells(&self, at: u64, len: usize) -> &[AtomicU8] {
+        let end = at.saturating_add(len as u64);
+        assert!(end <= 8 * self.len_words, "outside the region");
+        // SAFETY: in bounds, and alive while `self` holds the mapping. Cells may be written by anyone at any time.
+        unsafe { std::slice::from_raw_parts(self.base.add(at as usize).cast(), len) }
     }
 
     #[inline]

@@ -5,7 +5,7 @@
 //! used first: its lines are in the cache. Nothing is allocated after the start.
 
 use crate::abi::PoolEntry;
-use crate::memory::{MappedMemory, Memory};
+use crate::memory::Memory;
 use crate::ring::{Consumer, Head, LoanError, Producer};
 
 /// The sizes of buffers in bytes.
@@ -79,6 +79,11 @@ impl<M: Memory> Pool<M> {
             offset += counts[class] * u64::from(BUFFER_BYTES[class]);
         }
         Self { memory, classes }
+    }
+
+    /// The region's memory, in which the buffers are.
+    pub fn memory(&self) -> &M {
+        &self.memory
     }
 
     /// Takes a buffer of at least `bytes`: the smallest that is free. `None` if there is none, or none is that large.
@@ -191,16 +196,6 @@ impl<M: Memory> Pool<M> {
             (buffer.bytes() as usize).checked_sub(at as usize).is_some_and(|left| len <= left);
         assert!(fits, "beyond the buffer");
         buffer.offset + u64::from(at)
-    }
-}
-
-impl Pool<MappedMemory> {
-    /// The address of byte `at` of a buffer, from which on it has `len` bytes: for the host kernel, which receives messages there
-    /// and sends replies from there. Panics if the buffer does not have that many.
-    #[inline]
-    pub fn address(&self, buffer: &Buffer, at: u32, len: usize) -> *mut u8 {
-        // The region was checked against the memory when it was joined or formatted.
-        self.memory.base().wrapping_add(self.place(buffer, at, len) as usize)
     }
 }
 

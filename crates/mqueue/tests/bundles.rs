@@ -421,9 +421,13 @@ fn nothing_is_copied_beyond_a_buffer() {
     assert!(refused(&|| pool.write(&buffer, 4104, &[])));
     assert!(refused(&|| pool.read(&buffer, u32::MAX, &mut [0])));
     assert!(refused(&|| pool.read(&buffer, 4096, &mut [0])));
-    assert!(refused(&|| _ = pool.address(&buffer, 4000, 97)));
-    let base = pool.address(&buffer, 0, 4096).addr();
-    assert_eq!(pool.address(&buffer, 100, 3996).addr(), base + 100);
+    let memory = pool.memory();
+    let end = memory.len_bytes();
+    assert!(refused(&|| _ = memory.cells(end - 8, 9)));
+    assert!(refused(&|| _ = memory.cells(u64::MAX, 2)));
+    let cells = memory.cells(buffer.offset() + 8, 8);
+    assert_eq!(cells.as_ptr().addr(), memory.base().addr() + buffer.offset() as usize + 8);
+    assert_eq!(memory.cells(end, 0).len(), 0);
     let mut bytes = [0; 3];
     pool.read(&buffer, 4093, &mut bytes);
     assert_eq!(bytes, [1; 3]);

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 
 use wire::nic::{
     Close, Datagram, Event, Nic, NicError, PortIndex, Read, RxBatch, SendOutcome, StreamKey,
-    Transport, TxBatch, TxDatagram, Written,
+    Transport, TxBatch, TxItem, Written,
 };
 
 use crate::conn::{ConnId, Phase, Segment, Site};
@@ -54,14 +54,14 @@ impl SimNic {
     }
 }
 
-/// In a patient batch, moves datagrams to destinations with more to come to the end. Returns their number.
+/// In a patient batch, moves items to destinations with more to come to the end. Returns their number.
 fn keep_what_waits(batch: &mut TxBatch) -> usize {
     if !batch.may_defer() {
         return 0;
     }
     let waiting = batch.waiting_mut();
     let last: HashMap<_, _> = waiting.iter().map(|d| ((d.peer, d.local), d.more)).collect();
-    let waits = |d: &TxDatagram| last[&(d.peer, d.local)];
+    let waits = |d: &TxItem| last[&(d.peer, d.local)];
     waiting.sort_by_key(waits);
     waiting.iter().filter(|d| waits(d)).count()
 }
@@ -171,6 +171,7 @@ impl Network {
 
     fn transmit(&mut self, index: PortIndex, batch: &mut TxBatch) -> SendOutcome {
         let PortSite { service, reply_ratio, .. } = self.ports[index as usize];
+        batch.detach();
         let mut outcome = SendOutcome { kept: keep_what_waits(batch), ..SendOutcome::default() };
         while batch.waiting().len() > outcome.kept {
             let departure = batch.waiting()[0];

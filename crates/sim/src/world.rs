@@ -663,8 +663,8 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     /// When all is quiet, every buffer is in its pool, except those that blocks have never returned.
     fn check_pools(&self) -> Result<(), String> {
         for (worker, (service, slot)) in self.shares() {
-            let (bundles, taken) = self.workers[worker].bundles_of(slot);
-            if bundles != taken {
+            let (bundles, taken, received) = self.workers[worker].bundles_of(slot);
+            if bundles + received != taken {
                 return Err(format!("{bundles} bundles of service {service} have {taken} buffers"));
             }
             if taken > 0 && self.setup.behaviours[service].ends_all() {

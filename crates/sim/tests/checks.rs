@@ -93,6 +93,7 @@ impl Nic for Saboteur {
     }
 
     fn send(&mut self, port: PortIndex, batch: &mut TxBatch) -> SendOutcome {
+        batch.detach();
         let Some(departure) = batch.waiting().first().copied() else {
             return self.inner.send(port, batch);
         };

@@ -388,6 +388,8 @@ impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> Nic for Tap<N> {
 
     fn recv(&mut self, port: PortIndex, batch: &mut RxBatch) -> bool {
         let more = self.nic.recv(port, batch);
+        // What is recorded is what is taken in.
+        batch.detach();
         if !batch.items.is_empty() {
             let now_ns = realtime_ns();
             let bound = self.addresses[usize::from(port)];
@@ -404,11 +406,13 @@ impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> Nic for Tap<N> {
     fn send(&mut self, port: PortIndex, batch: &mut TxBatch) -> SendOutcome {
         let now_ns = realtime_ns();
         let bound = self.addresses[usize::from(port)];
+        // What is recorded is what leaves.
+        batch.detach();
         let unseen = batch.see();
-        for datagram in &batch.waiting()[unseen] {
+        let unseen = batch.waiting()[unseen].iter().flat_map(|item| batch.datagrams_of(item));
+        for (datagram, payload) in unseen {
             let local = SocketAddr::new(datagram.local.unwrap_or(bound.ip()), bound.port());
             let addresses = (local, datagram.peer);
-            let payload = batch.payload(datagram);
             self.recorder.record(now_ns, addresses, packet::Transport::Udp, payload);
         }
         self.nic.send(port, batch)

@@ -9,9 +9,15 @@
 //! Streams are identified by a `u32` *key* that the worker chooses (an index into its own tables), so that an
 //! implementation can return events without a look-up.
 
+mod tx_batch;
+
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
+
+pub use self::tx_batch::{GSO_DATAGRAMS_MAX, SharedBytes, TxBatch, TxItem};
 
 /// Index of a port in the worker's list of ports; the same on every worker.
 pub type PortIndex = u16;
@@ -73,6 +79,23 @@ pub struct RxBatch {
     pub items: Vec<Datagram>,
     /// Datagrams the host kernel discarded on this port since the previous call (SO_RXQ_OVFL).
     pub overflowed: u32,
+    /// Number of receive buffers, and their size.
+    slots: usize,
+    slot_bytes: usize,
+    /// Memory that is lent to the first receive buffers.
+    lent: Option<Arc<dyn SharedBytes>>,
+    places: Vec<Place>,
+    /// How many of them the last call has used; see [`Self::use_lent`].
+    in_place: usize,
+}
+
+/// What is lent to a receive buffer.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    at: u64,
+    len: u32,
+    /// What the buffer has from this offset of [`RxBatch::bytes`] on was copied there.
+    copied_from: u32,
 }
 
 impl RxBatch {
@@ -83,7 +106,127 @@ impl RxBatch {
             bytes: vec![0; slots * slot_bytes].into_boxed_slice(),
             items: Vec::with_capacity(slots * GRO_DATAGRAMS_MAX),
             overflowed: 0,
+            slots,
+            slot_bytes,
+            lent: None,
+            places: Vec::with_capacity(slots),
+            in_place: 0,
         }
+    }
+
+    /// Size of a receive buffer.
+    #[inline]
+    pub fn slot_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
+    /// Lends `len` bytes of memory, from `at` on, to the next receive buffer: the first bytes that it gets may be written there, and the
+    /// others behind their place in [`Self::bytes`]. Others may write that memory at any time: what arrived is known from `items`. False
+    /// if no buffer is left. [`Self::end_loan`] ends it.
+    pub fn lend(&mut self, memory: &Arc<dyn SharedBytes>, at: u64, len: u32) -> bool {
+        let fits = self.places.len() < self.slots && len as usize <= self.slot_bytes;
+        if fits {
+            if !self.lent.as_ref().is_some_and(|lent| Arc::ptr_eq(lent, memory)) {
+                assert!(self.places.is_empty(), "the memory of a loan is one");
+                self.lent = Some(memory.clone());
+            }
+            self.places.push(Place { at, len, copied_from: u32::MAX });
+        }
+        fits
+    }
+
+    /// The memory is no longer lent.
+    pub fn end_loan(&mut self) {
+        self.places.clear();
+        self.in_place = 0;
+    }
+
+    /// [`Self::end_loan`], and the memory is not kept mapped any longer.
+    pub fn forget_lent(&mut self) {
+        self.end_loan();
+        self.lent = None;
+    }
+
+    /// An implementation that receives into lent memory, of at most this many buffers, calls this first. Returns how many have some.
+    pub fn use_lent(&mut self, most: usize) -> usize {
+        self.in_place = self.places.len().min(most);
+        self.in_place
+    }
+
+    /// What is lent to a receive buffer, which others may write at any time.
+    #[inline]
+    pub fn lent_to(&self, slot: usize) -> &[AtomicU8] {
+        match (self.places.get(slot), &self.lent) {
+            (Some(place), Some(lent)) => lent.cells(place.at, place.len as usize),
+            _ => &[],
+        }
+    }
+
+    /// Writes bytes as if a receive buffer had got them: for an implementation without a host kernel.
+    pub fn fill(&mut self, slot: usize, received: &[u8]) {
+        let begin = slot * self.slot_bytes;
+        let mut skip = 0;
+        if let (Some(place), Some(lent)) = (self.places[..self.in_place].get(slot), &self.lent) {
+            skip = received.len().min(place.len as usize);
+            lent.copy_in(place.at, &received[..skip]);
+        }
+        self.bytes[begin + skip..][..received.len() - skip].copy_from_slice(&received[skip..]);
+    }
+
+    /// Whether bytes of a datagram are in lent memory; [`Self::payload`] is not its payload then.
+    #[inline]
+    pub fn is_in_place(&self, datagram: &Datagram) -> bool {
+        self.place_of(datagram).is_some()
+    }
+
+    /// The receive buffer of a datagram that is wholly in lent memory, its offset there, and how many bytes from there on are lent.
+    #[inline]
+    pub fn place_in_lent(&self, datagram: &Datagram) -> Option<(usize, u32, u32)> {
+        let (slot, at, len) = self.place_of(datagram)?;
+        (datagram.len <= len - at).then_some((slot, at, len - at))
+    }
+
+    #[inline]
+    fn place_of(&self, datagram: &Datagram) -> Option<(usize, u32, u32)> {
+        if self.in_place == 0 {
+            return None;
+        }
+        let slot = datagram.offset as usize / self.slot_bytes;
+        let place = self.places[..self.in_place].get(slot)?;
+        let at = datagram.offset - (slot * self.slot_bytes) as u32;
+        let lent = at < place.len && datagram.offset < place.copied_from;
+        lent.then_some((slot, at, place.len))
+    }
+
+    /// Copies these datagrams out of lent memory, with the others behind them in the same receive buffer. What counts is the copy.
+    #[inline]
+    pub fn copy_from_lent(&mut self, datagrams: Range<usize>) {
+        if self.in_place > 0 {
+            datagrams.for_each(|first| self.copy_rest(first));
+        }
+    }
+
+    /// Copies a datagram, and those behind it in the same receive buffer.
+    fn copy_rest(&mut self, first: usize) {
+        let datagram = self.items[first];
+        let Some((slot, at, len)) = self.place_of(&datagram) else { return };
+        let Some(lent) = &self.lent else { return };
+        let end = self.items[first..]
+            .iter()
+            .take_while(|next| next.offset as usize / self.slot_bytes == slot)
+            .last()
+            .map_or(0, |last| last.offset + last.len - (datagram.offset - at));
+        let bytes = end.min(len).saturating_sub(at) as usize;
+        let into = &mut self.bytes[datagram.offset as usize..][..bytes];
+        let place = &mut self.places[slot];
+        lent.copy_out(place.at + u64::from(at), into);
+        place.copied_from = datagram.offset;
+    }
+
+    /// Copies everything that was received out of lent memory.
+    pub fn detach(&mut self) {
+        self.copy_from_lent(0..self.items.len());
+        self.in_place = 0;
     }
 
     /// The train that begins with a datagram of this batch, which is not truncated.
@@ -97,8 +240,8 @@ impl RxBatch {
         }
     }
 
-    /// The first train of at least `least` datagrams, two or more, that begins at `from` or behind it. Trains that are
-    /// shorter are skipped.
+    /// The first train of at least `least` datagrams, two or more, that begins at `from` or behind it. Shorter ones
+    /// are skipped.
     #[inline]
     pub fn next_train(&self, mut from: usize, least: usize) -> Option<Train> {
         while let Some(window) = self.items.get(from..from + least) {
@@ -142,7 +285,7 @@ impl RxBatch {
         Train { first, count, contiguous }
     }
 
-    /// The payload of one datagram of this batch.
+    /// The payload of one datagram of this batch, which is not [in lent memory](Self::is_in_place).
     #[inline]
     pub fn payload(&self, datagram: &Datagram) -> &[u8] {
         &self.bytes[datagram.offset as usize..][..datagram.len as usize]
@@ -160,218 +303,6 @@ pub struct Train {
     pub contiguous: bool,
 }
 
-/// One datagram to be sent, inside a [`TxBatch`].
-#[derive(Clone, Copy, Debug)]
-pub struct TxDatagram {
-    /// Destination.
-    pub peer: SocketAddr,
-    /// Source address; `None` uses that of the port.
-    pub local: Option<IpAddr>,
-    /// Offset of the payload in [`TxBatch::bytes`].
-    pub offset: u32,
-    /// Length of the payload in bytes.
-    pub len: u32,
-    /// More datagrams to its destination will follow, so it may wait for them if its batch [may
-    /// defer](TxBatch::may_defer).
-    pub more: bool,
-}
-
-/// Datagrams to be sent from one port, in order for each destination. Bounded: [`TxBatch::room_for`] returns whether
-/// one more fits. Datagrams that the host kernel did not take stay for the next call.
-#[derive(Debug)]
-pub struct TxBatch {
-    /// As long as it has ever been; room for all of `bytes_max` is reserved.
-    bytes: Vec<u8>,
-    bytes_max: usize,
-    used: usize,
-    items: Vec<TxDatagram>,
-    sent: usize,
-    items_max: usize,
-    may_defer: bool,
-    /// Number of waiting datagrams at the front that were [seen](Self::see).
-    seen: usize,
-    /// Buffer for payloads that are moved to the front, see [`Self::compact`].
-    moving: Vec<u8>,
-}
-
-impl TxBatch {
-    /// A batch of at most `items_max` datagrams and `bytes_max` bytes.
-    pub fn new(items_max: usize, bytes_max: usize) -> Self {
-        Self {
-            bytes: Vec::with_capacity(bytes_max),
-            bytes_max,
-            used: 0,
-            items: Vec::with_capacity(items_max),
-            sent: 0,
-            items_max,
-            may_defer: false,
-            seen: 0,
-            moving: Vec::with_capacity(bytes_max),
-        }
-    }
-
-    /// Whether a datagram of `len` bytes still fits.
-    #[inline]
-    pub fn room_for(&self, len: usize) -> bool {
-        self.items.len() < self.items_max && len <= self.bytes_max - self.used
-    }
-
-    /// Appends a datagram of `len` bytes, all of which `fill` writes. The caller has checked [`Self::room_for`].
-    #[inline]
-    pub fn push(
-        &mut self,
-        peer: SocketAddr,
-        local: Option<IpAddr>,
-        len: usize,
-        fill: impl FnOnce(&mut [u8]),
-    ) {
-        self.push_if(peer, local, len, |bytes| {
-            fill(bytes);
-            true
-        });
-    }
-
-    /// Like [`Self::push`], but appends nothing if `fill` returns that it could not write. Returns the result of
-    /// `fill`.
-    // Always inline: then addresses are not copied again, and a payload of known length is not copied by a loop.
-    #[inline(always)]
-    pub fn push_if(
-        &mut self,
-        peer: SocketAddr,
-        local: Option<IpAddr>,
-        len: usize,
-        fill: impl FnOnce(&mut [u8]) -> bool,
-    ) -> bool {
-        debug_assert!(self.room_for(len));
-        let offset = self.used;
-        if self.bytes.len() < offset + len {
-            self.bytes.resize(offset + len, 0);
-        }
-        let filled = fill(&mut self.bytes[offset..offset + len]);
-        if filled {
-            self.used += len;
-            let (offset, len) = (offset as u32, len as u32);
-            self.items.push(TxDatagram { peer, local, offset, len, more: false });
-        }
-        filled
-    }
-
-    /// How many datagrams of `len` bytes still fit.
-    #[inline]
-    pub fn room_for_many(&self, len: usize) -> usize {
-        let items = self.items_max - self.items.len();
-        items.min((self.bytes_max - self.used).checked_div(len).unwrap_or(items))
-    }
-
-    /// Appends `count` datagrams of `len` bytes to one destination, whose payloads `fill` writes one behind the other.
-    /// `more`: further ones will follow. The caller has checked [`Self::room_for_many`].
-    pub fn push_many(
-        &mut self,
-        (peer, local): (SocketAddr, Option<IpAddr>),
-        (len, count): (usize, usize),
-        more: bool,
-        fill: impl FnOnce(&mut [u8]),
-    ) {
-        debug_assert!(count <= self.room_for_many(len));
-        let (begin, end) = (self.used, self.used + len * count);
-        if self.bytes.len() < end {
-            self.bytes.resize(end, 0);
-        }
-        fill(&mut self.bytes[begin..end]);
-        self.used = end;
-        let item = TxDatagram { peer, local, offset: begin as u32, len: len as u32, more };
-        let places = (0..count as u32).map(|n| begin as u32 + n * len as u32);
-        self.items.extend(places.map(|offset| TxDatagram { offset, ..item }));
-    }
-
-    /// More datagrams to the destination of the last one will follow.
-    #[inline]
-    pub fn more_follows(&mut self) {
-        if let Some(last) = self.items.last_mut() {
-            last.more = true;
-        }
-    }
-
-    /// Sets whether datagrams that may wait for [more](TxDatagram::more) may stay in the next [`Nic::send`].
-    pub fn set_may_defer(&mut self, may_defer: bool) {
-        self.may_defer = may_defer;
-    }
-
-    /// Whether datagrams that may wait for [more](TxDatagram::more) may stay.
-    #[inline]
-    pub fn may_defer(&self) -> bool {
-        self.may_defer
-    }
-
-    /// Datagrams not sent yet, in the order in which they will be sent.
-    #[inline]
-    pub fn waiting(&self) -> &[TxDatagram] {
-        &self.items[self.sent..]
-    }
-
-    /// Datagrams not sent yet, for an implementation that sends them in another order; the order for each destination
-    /// must be preserved.
-    #[inline]
-    pub fn waiting_mut(&mut self) -> &mut [TxDatagram] {
-        &mut self.items[self.sent..]
-    }
-
-    /// Marks all waiting datagrams as seen and returns those that were not seen before: a caller that inspects each
-    /// datagram once gets it here, even if it waits for several calls.
-    pub fn see(&mut self) -> Range<usize> {
-        let waiting = self.waiting().len();
-        std::mem::replace(&mut self.seen, waiting)..waiting
-    }
-
-    /// The payload of one datagram.
-    #[inline]
-    pub fn payload(&self, departure: &TxDatagram) -> &[u8] {
-        &self.bytes[departure.offset as usize..][..departure.len as usize]
-    }
-
-    /// All payload storage.
-    #[inline]
-    pub fn bytes(&self) -> &[u8] {
-        &self.bytes
-    }
-
-    /// Whether nothing waits.
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.sent == self.items.len()
-    }
-
-    /// Removes the payloads of sent datagrams in front of waiting ones, once they are as many: so no more are moved
-    /// than were sent. Without it a batch that never empties would become full. Offsets of datagrams change.
-    pub fn compact(&mut self) {
-        if self.sent < self.waiting().len() {
-            return;
-        }
-        self.items.drain(..std::mem::take(&mut self.sent));
-        self.moving.clear();
-        for item in &mut self.items {
-            let payload = &self.bytes[item.offset as usize..][..item.len as usize];
-            item.offset = self.moving.len() as u32;
-            self.moving.extend_from_slice(payload);
-        }
-        self.used = self.moving.len();
-        self.bytes[..self.used].copy_from_slice(&self.moving);
-    }
-
-    /// The implementation reports that the first `count` waiting datagrams are finished.
-    #[inline]
-    pub fn advance(&mut self, count: usize) {
-        self.sent += count;
-        self.seen = self.seen.saturating_sub(count);
-        debug_assert!(self.sent <= self.items.len());
-        if self.sent == self.items.len() {
-            self.items.clear();
-            self.used = 0;
-            self.sent = 0;
-        }
-    }
-}
-
 /// The result of one [`Nic::send`]. `sent + refused` datagrams left the batch; `kept` could have been sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendOutcome {
@@ -379,7 +310,7 @@ pub struct SendOutcome {
     pub sent: usize,
     /// Datagrams the host kernel refused for good; they are gone.
     pub refused: usize,
-    /// Datagrams that wait for more in a deferring batch. Others that remain found no room.
+    /// Items that wait for more in a deferring batch. Others that remain found no room.
     pub kept: usize,
     /// [`Nic::write_datagrams`]: the peer's host has refused an earlier datagram (ICMP).
     pub bounced: bool,
@@ -490,12 +421,12 @@ pub trait Nic {
         RxBatch::new(RX_SLOTS, RX_SLOT_BYTES)
     }
 
-    /// Receives waiting datagrams of a UDP port into `batch` (cleared first), in one call. Returns whether more may
-    /// be waiting.
+    /// Receives waiting datagrams of a UDP port into `batch` (items cleared first), in one call. Returns whether more may
+    /// be waiting. An implementation that does not [use](RxBatch::use_lent) lent memory leaves it alone.
     fn recv(&mut self, port: PortIndex, batch: &mut RxBatch) -> bool;
 
     /// Sends the datagrams of `batch` from a UDP port, in order for each destination, and advances it past the
-    /// finished ones. If the batch may defer, datagrams that wait for [more](TxDatagram::more) may be kept.
+    /// finished ones. If the batch may defer, datagrams that wait for [more](TxItem::more) may be kept.
     fn send(&mut self, port: PortIndex, batch: &mut TxBatch) -> SendOutcome;
 
     /// Accepts one connection from a TCP listener; `None` when none waits.
@@ -641,7 +572,7 @@ mod tests {
                     ..Datagram::of_stream(draw(2) as usize, [8, 8, 8, 8, 4, 0][draw(6) as usize])
                 });
             }
-            // Some trains came as one buffer.
+            // Some came as one buffer.
             let mut first = 0;
             while first < count {
                 let train = rx.train(first).count;
@@ -668,38 +599,6 @@ mod tests {
             }
         }
         assert!(found.iter().all(|found| *found > 1000), "{found:?}");
-    }
-
-    /// A batch that never empties takes as many datagrams as one that empties, and sends them unchanged.
-    #[test]
-    fn a_batch_that_never_empties_has_room_again() {
-        let mut batch = TxBatch::new(8, 64);
-        let peer = |n: u8| SocketAddr::from(([127, 0, 0, 1], u16::from(n) + 1));
-        let (mut pushed, mut left, mut seen) = (0u8, 0u8, 0u8);
-        while pushed < 200 {
-            while batch.room_for(5) && pushed - left < 8 {
-                batch.push(peer(pushed), None, 5, |bytes| bytes.fill(pushed));
-                pushed += 1;
-            }
-            let unseen = batch.see();
-            for departure in &batch.waiting()[unseen] {
-                assert_eq!(batch.payload(departure), [seen; 5], "each datagram is seen once");
-                seen += 1;
-            }
-            assert_eq!(seen, pushed);
-            // One in eight datagrams stays, the last one; in the next call it is sent first.
-            let leaving = batch.waiting().len() - 1;
-            assert!(leaving > 0, "{pushed} came, {left} left, and there is no room");
-            for departure in &batch.waiting()[..leaving] {
-                assert_eq!(batch.payload(departure), [left; 5]);
-                assert_eq!(departure.peer, peer(left));
-                left += 1;
-            }
-            batch.advance(leaving);
-            batch.compact();
-            assert_eq!(batch.waiting().len(), 1);
-            assert_eq!(batch.payload(&batch.waiting()[0]), [left; 5]);
-        }
     }
 
     #[test]
@@ -743,41 +642,5 @@ mod tests {
         assert_eq!([7, 8, 9].map(|first| train(&batch, first)), [(1, true); 3]);
         batch.items[0].followed_by = 1;
         assert_eq!(train(&batch, 0), (2, true), "as the receiver says");
-    }
-
-    #[test]
-    fn many_datagrams_are_appended_at_once() {
-        let peer = SocketAddr::from(([127, 0, 0, 1], 9));
-        let mut batch = TxBatch::new(8, 64);
-        batch.push(peer, None, 4, |bytes| bytes.fill(1));
-        assert_eq!(batch.room_for_many(20), 3);
-        batch.push_many((peer, None), (20, 3), true, |bytes| {
-            bytes.chunks_mut(20).zip(2..).for_each(|(bytes, n)| bytes.fill(n));
-        });
-        assert_eq!((batch.room_for_many(1), batch.room_for_many(0)), (0, 4));
-        let sent: Vec<_> =
-            batch.waiting().iter().map(|d| (batch.payload(d).to_vec(), d.more)).collect();
-        let expected =
-            [(vec![1; 4], false), (vec![2; 20], true), (vec![3; 20], true), (vec![4; 20], true)];
-        assert_eq!(sent, expected);
-    }
-
-    #[test]
-    fn remaining_datagrams_are_moved_in_their_order() {
-        let mut batch = TxBatch::new(8, 64);
-        let peer = SocketAddr::from(([127, 0, 0, 1], 1));
-        for n in 0..6u8 {
-            batch.push(peer, None, usize::from(n) + 1, |bytes| bytes.fill(n));
-        }
-        batch.waiting_mut().reverse();
-        batch.advance(2);
-        // Fewer were sent than remain: nothing is moved yet.
-        batch.compact();
-        assert!(!batch.room_for(64 - 20), "sent datagrams still occupy their room");
-        batch.advance(1);
-        batch.compact();
-        let stay: Vec<_> = batch.waiting().iter().map(|d| batch.payload(d).to_vec()).collect();
-        assert_eq!(stay, [vec![2; 3], vec![1; 2], vec![0; 1]]);
-        assert!(batch.room_for(64 - 6) && !batch.room_for(64 - 5));
     }
 }

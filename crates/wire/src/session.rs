@@ -332,6 +332,19 @@ impl Sessions {
         (awaited, returns)
     }
 
+    /// Replies leave from the buffer of a bundle that [`Self::find_bundle`] finds: it stays in use until
+    /// [`Self::release_bundle`], also if the accelerator ends all of its messages.
+    #[inline]
+    pub fn hold_bundle(&mut self, token: Token) {
+        self.bundles.hold(token.bundle());
+    }
+
+    /// The replies have left. Returns whether the buffer is no longer in use.
+    #[inline]
+    pub fn release_bundle(&mut self, token: Token) -> bool {
+        self.bundles.release(token.bundle())
+    }
+
     /// Whether the sender of a bundle has other requests in flight than these messages of it, or seems to.
     #[inline]
     pub fn has_others_than(&self, bundle: &BundleEntry, messages: u64) -> bool {

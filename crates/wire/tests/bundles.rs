@@ -49,6 +49,14 @@ enum Step {
     EndSingle {
         message: prop::sample::Index,
     },
+    /// Replies leave from the buffer of the bundle that a message belongs to.
+    Hold {
+        message: prop::sample::Index,
+    },
+    /// Some that leave have left.
+    Release {
+        one: prop::sample::Index,
+    },
     Expire {
         age_ns: u64,
     },
@@ -70,6 +78,8 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (any::<prop::sample::Index>(), bits, prop::option::weighted(0.1, 0..MQUEUES))
             .prop_map(|(message, bits, mqueue)| Step::End { message, bits, mqueue }),
         3 => any::<prop::sample::Index>().prop_map(|message| Step::EndSingle { message }),
+        3 => any::<prop::sample::Index>().prop_map(|message| Step::Hold { message }),
+        2 => any::<prop::sample::Index>().prop_map(|one| Step::Release { one }),
         1 => (0u64..40).prop_map(|age_ns| Step::Expire { age_ns }),
         1 => (0..MQUEUES).prop_map(|mqueue| Step::Kill { mqueue }),
         1 => (0..MQUEUES).prop_map(|mqueue| Step::Forget { mqueue }),
@@ -84,6 +94,8 @@ struct Model {
     bundles: u64,
     /// Leases whose buffers are in use.
     leased: Vec<u64>,
+    /// Tokens of messages from whose bundle's buffer replies leave.
+    leaving: Vec<(u64, Token)>,
 }
 
 impl Model {
@@ -180,8 +192,27 @@ impl Model {
             }
         }
         assert_eq!(awaited, expected);
-        let returns = found.is_some() && of_it.iter().all(|at| !self.messages[*at].held);
+        let leaves = self.leaving.iter().any(|(of, _)| *of == bundle);
+        let returns = found.is_some() && !leaves && of_it.iter().all(|at| !self.messages[*at].held);
         assert_eq!(returned, returns);
+        self.leased.retain(|leased| !(returns && *leased == bundle));
+    }
+
+    fn hold(&mut self, at: usize) {
+        let Message { token, request, bundle, .. } = self.messages[at];
+        let Some(bundle) = bundle else { return };
+        if self.sessions.find_bundle(token, request.mqueue).is_some() {
+            self.sessions.hold_bundle(token);
+            self.leaving.push((bundle, token));
+        }
+    }
+
+    fn release(&mut self, number: usize) {
+        let (bundle, token) = self.leaving.remove(number);
+        let mut of_it = self.of_bundle(bundle).into_iter();
+        let held = of_it.any(|at| self.messages[at].held);
+        let returns = !held && self.leaving.iter().all(|(of, _)| *of != bundle);
+        assert_eq!(self.sessions.release_bundle(token), returns);
         self.leased.retain(|leased| !(returns && *leased == bundle));
     }
 
@@ -213,12 +244,21 @@ impl Model {
 
     fn forget(&mut self, mqueue: u32) {
         self.kill(mqueue);
+        while let Some(number) = self.leaving.iter().position(|(bundle, _)| {
+            self.messages.iter().any(|m| m.bundle == Some(*bundle) && m.request.mqueue == mqueue)
+        }) {
+            self.release(number);
+        }
         self.sessions.forget_bundles(&(mqueue..mqueue + 1), |_| ());
         for message in self.messages.iter_mut().filter(|m| m.request.mqueue == mqueue) {
             message.held = false;
         }
         let messages = &self.messages;
-        self.leased.retain(|lease| messages.iter().any(|m| m.held && m.bundle == Some(*lease)));
+        let leaving = &self.leaving;
+        self.leased.retain(|lease| {
+            messages.iter().any(|m| m.held && m.bundle == Some(*lease))
+                || leaving.iter().any(|(bundle, _)| bundle == lease)
+        });
     }
 
     fn check(&self) {
@@ -251,7 +291,14 @@ proptest! {
     fn a_table_with_bundles_matches_the_model(steps in prop::collection::vec(step(), 1..60)) {
         let sessions = Sessions::new(SINGLES, 1).with_bundles(BUNDLES, 1);
         let mut model =
-            Model { sessions, messages: Vec::new(), now_ns: 1, bundles: 0, leased: Vec::new() };
+            Model {
+                sessions,
+                messages: Vec::new(),
+                now_ns: 1,
+                bundles: 0,
+                leased: Vec::new(),
+                leaving: Vec::new(),
+            };
         for step in steps {
             model.now_ns += 1;
             let at = |index: prop::sample::Index, of: &Model| {
@@ -275,6 +322,15 @@ proptest! {
                         model.messages[at].live &= ended.is_none();
                     }
                 }
+                Step::Hold { message } => {
+                    if let Some(at) = at(message, &model) {
+                        model.hold(at);
+                    }
+                }
+                Step::Release { one } if !model.leaving.is_empty() => {
+                    model.release(one.index(model.leaving.len()));
+                }
+                Step::Release { .. } => {}
                 Step::Expire { age_ns } => model.expire(age_ns),
                 Step::Kill { mqueue } => model.kill(mqueue),
                 Step::Forget { mqueue } => model.forget(mqueue),
@@ -287,6 +343,10 @@ proptest! {
         model.check();
         for at in 0..model.messages.len() {
             model.end(at, u64::MAX, None);
+        }
+        while !model.leaving.is_empty() {
+            model.release(0);
+            model.check();
         }
         prop_assert_eq!((model.sessions.live(), model.sessions.bundles()), (0, 0));
     }

@@ -108,6 +108,7 @@ impl<N: Nic> Worker<N> {
         turn.shared.publish_credit(turn.index, slot, 0);
         schedule.remove(number);
         let workers = turn.shared.workers();
+        endpoints.udp.forget_pools(turn);
         let vacant = ServiceShare::vacant(workers);
         let mut share = std::mem::replace(&mut turn.services[number], vacant);
         turn.count_hung_blocks();

@@ -81,6 +81,7 @@ impl<N: Nic> Worker<N> {
             }
             endpoints.end_requests_of_dead_mqueues(turn, service, reason);
         }
+        endpoints.udp.forget_pools(turn);
         let blocks = turn.services[service].mqueues_of(accelerator);
         turn.end_sockets(service as u16, blocks, End::AcceleratorLost, true);
         let Turn { services, nic, now_ns, .. } = turn;

@@ -26,14 +26,14 @@ pub(crate) struct Endpoints {
 
 /// A port in flight to its worker.
 pub(crate) enum NewPort {
-    Udp(UdpPort),
+    Udp(Box<UdpPort>),
     Tcp(Port),
 }
 
 impl NewPort {
     pub(crate) fn new(port: Port, limits: &Limits) -> Self {
         match port.transport {
-            Transport::Udp => Self::Udp(UdpPort::new(port, limits)),
+            Transport::Udp => Self::Udp(Box::new(UdpPort::new(port, limits))),
             Transport::Tcp => Self::Tcp(port),
         }
     }
@@ -185,7 +185,7 @@ impl Endpoints {
         self.udp.make_room_for(index);
         self.tcp.make_room_for(index);
         match port {
-            NewPort::Udp(port) => self.udp.place(index, port),
+            NewPort::Udp(port) => self.udp.place(index, *port),
             NewPort::Tcp(port) => self.tcp.place(index, port),
         }
     }

@@ -3,15 +3,17 @@
 //! Replies to clients with more requests in flight may wait for a while, so that more of them are sent as one GSO
 //! batch.
 
+mod bundles;
+
 use std::net::{IpAddr, SocketAddr};
 
 use wire::DropReason;
 use wire::admission::{flow_hash, reply_allowed};
 use wire::framing::Expects;
 use wire::nic::{
-    Datagram, Nic, PortIndex, RxBatch, Train, Transport, TxBatch, TxDatagram, UDP_PAYLOAD_MAX,
+    Datagram, Nic, PortIndex, RxBatch, Train, Transport, TxBatch, TxItem, UDP_PAYLOAD_MAX,
 };
-use wire::session::Origin;
+use wire::session::{Origin, Token};
 
 use crate::admit::{Admitted, Batch, Waits};
 use crate::endpoint::Endpoint;
@@ -20,13 +22,14 @@ use crate::endpoint::run::{Next, Run};
 use crate::endpoint::sources::{Sources, lowest_source};
 use crate::schedule::{Kind, Schedule};
 use crate::service::arrival::{Arrival, Awaited};
-use crate::service::bundle_table::{Completion, NoBundle};
+use crate::service::bundle_table::NoBundle;
 use crate::service::bundles::Datagrams;
 use crate::service::chain::{Hooks, NoHooks};
+use crate::service::received::Expected;
 use crate::topology::Limits;
 use crate::turn::Turn;
 
-/// Maximum number of datagrams and bytes that wait for one `send`.
+/// Maximum number of items and bytes that wait for one `send`.
 const TX_ITEMS: usize = 1024;
 const TX_BYTES: usize = 1 << 20;
 /// If the socket of a UDP port takes nothing for this long, the waiting replies are dropped.
@@ -38,11 +41,20 @@ const DEFER_NS: u64 = 200_000;
 /// If fewer than this many deferrable replies were added behind the deferred ones, the GSO batches do not get longer.
 const DEFER_MORE: usize = 16;
 
-/// Whether `send` would send nothing: the first `kept` of the waiting replies are deferred, and all replies behind
+/// Whether `send` would send nothing: the first `kept` of the waiting items are deferred, and all replies behind
 /// them may be deferred as well. Then GSO batches need not be built again.
-fn nothing_to_send(waiting: &[TxDatagram], kept: usize) -> bool {
-    let stays = |new: &[TxDatagram]| new.len() < DEFER_MORE && new.iter().all(|d| d.more);
+fn nothing_to_send(waiting: &[TxItem], kept: usize) -> bool {
+    let datagrams = |new: &[TxItem]| new.iter().map(|d| usize::from(d.count)).sum::<usize>();
+    let stays = |new: &[TxItem]| datagrams(new) < DEFER_MORE && new.iter().all(|d| d.more);
     kept > 0 && waiting.get(kept..).is_some_and(stays)
+}
+
+/// A bundle from whose buffer replies leave.
+#[derive(Debug)]
+pub(super) struct Leaving {
+    service: u16,
+    mqueue: u32,
+    token: Token,
 }
 
 /// One UDP port.
@@ -57,8 +69,10 @@ pub(crate) struct UdpPort {
     full_since_ns: u64,
     /// Time since which replies are deferred; 0 when none is.
     kept_since_ns: u64,
-    /// Number of deferred replies after the last send: they are the first in `tx`.
+    /// Number of deferred items after the last send: they are the first in `tx`.
     kept: usize,
+    /// Bundles from whose buffers replies leave in place.
+    leaving: Vec<Leaving>,
     /// The last turn in which the host kernel had no room: no further send is tried in that turn.
     refused_in: u64,
 }
@@ -74,6 +88,7 @@ impl UdpPort {
             full_since_ns: 0,
             kept_since_ns: 0,
             kept: 0,
+            leaving: Vec::with_capacity(items),
             refused_in: u64::MAX,
         }
     }
@@ -87,7 +102,7 @@ impl UdpPort {
     /// work, so the next turn starts at once and may bring more. They are sent by the first turn that finds nothing
     /// to do, or that ends [`DEFER_NS`] after the first of them was deferred, or begins a drain.
     fn may_defer<N: Nic>(&self, turn: &Turn<N>) -> bool {
-        if !turn.worked || turn.draining || self.tx.waiting().len() < DEFER_FROM {
+        if !turn.worked || turn.draining || self.tx.waiting_datagrams() < DEFER_FROM {
             return false;
         }
         // Without deferred replies, all of them became ready in this turn. The clock is read, since this turn and the
@@ -105,6 +120,7 @@ impl UdpPort {
         let by = index + u16::from(mutants::on("answer_from_another_port"));
         self.tx.set_may_defer(may_defer);
         let outcome = turn.nic.send(by, &mut self.tx);
+        self.end_loans(turn);
         let unsent = self.tx.waiting().len() - outcome.kept;
         self.kept = if unsent == 0 { outcome.kept } else { 0 };
         if unsent > 0 {
@@ -205,7 +221,7 @@ impl UdpPort {
 
     /// Drops the waiting replies; returns their number.
     fn drop_waiting(&mut self) -> u64 {
-        let waiting = self.tx.waiting().len();
+        let waiting = self.tx.waiting_datagrams();
         self.tx.advance(waiting);
         self.kept = 0;
         waiting as u64
@@ -232,6 +248,8 @@ pub(crate) struct UdpPorts {
     ports: Vec<UdpPort>,
     sources: Sources,
     rx: RxBatch,
+    /// By port index.
+    expected: Vec<Expected>,
 }
 
 impl Arrival {
@@ -245,7 +263,12 @@ impl Arrival {
 
 impl UdpPorts {
     pub(crate) fn new(rx: RxBatch) -> Self {
-        Self { ports: Vec::new(), sources: Sources::new(Vec::new(), [].into()), rx }
+        Self {
+            ports: Vec::new(),
+            sources: Sources::new(Vec::new(), [].into()),
+            rx,
+            expected: Vec::new(),
+        }
     }
 
     /// A port reported an arrival.
@@ -263,6 +286,7 @@ impl UdpPorts {
     pub(crate) fn make_room_for(&mut self, index: PortIndex) {
         while self.ports.len() <= usize::from(index) {
             self.ports.push(UdpPort::vacant());
+            self.expected.push(Expected::default());
         }
     }
 
@@ -324,12 +348,13 @@ impl UdpPorts {
     /// Drops the waiting replies to the clients of a service; they are counted for this reason.
     pub(crate) fn drop_waiting<N: Nic>(
         &mut self,
-        turn: &Turn<N>,
+        turn: &mut Turn<N>,
         service: u16,
         reason: DropReason,
     ) {
         for udp in self.ports.iter_mut().filter(|udp| udp.port.is_of(service)) {
             let waiting = udp.drop_waiting();
+            udp.end_loans(turn);
             turn.services[usize::from(service)].count_lost(reason, waiting);
         }
     }
@@ -349,84 +374,37 @@ impl UdpPorts {
         }
     }
 
-    /// Delivers the replies of a completion as far as there is room, in one piece where they lie without gaps. Returns the
-    /// messages that have an outcome.
-    pub(crate) fn deliver_bundle<N: Nic>(
-        &mut self,
-        turn: &mut Turn<N>,
-        service: usize,
-        mqueue: u32,
-        completion: &Completion,
-    ) -> u64 {
-        let Completion { token, replies, messages, .. } = completion;
-        let share = &turn.services[service];
-        let Some(bundle) = share.sessions.find_bundle(*token, mqueue) else { return *messages };
-        let requests = *bundle.requests();
-        let Origin::Datagram { port, peer, local } = requests.origin else { return *messages };
-        let more = share.sessions.has_others_than(bundle, *messages);
-        let len = replies.len() as usize;
-        let mut decided = 0;
-        while decided != *messages {
-            let left = messages & !decided;
-            let first = left.trailing_zeros();
-            let request_len = requests.len_of(first);
-            let udp = &mut self.ports[usize::from(port)];
-            let allowed = reply_allowed(request_len as usize, len, udp.reply_ratio)
-                || mutants::on("amplify_bundle");
-            let room =
-                if len <= UDP_PAYLOAD_MAX && allowed { udp.tx.room_for_many(len) } else { 0 };
-            if room == 0 {
-                match udp.make_room(turn, port, request_len, len) {
-                    NoRoom::Made => {}
-                    NoRoom::Still => break,
-                    NoRoom::Never(reason) => {
-                        let share = &mut turn.services[service];
-                        share.end_messages(*token, mqueue, 1 << first);
-                        share.count_dropped_request(reason);
-                        decided |= 1 << first;
-                    }
-                }
-                continue;
-            }
-            // The last request may be shorter, so its reply too.
-            let alike = (left >> first).trailing_ones();
-            let last = alike > 1 && first + alike == requests.count;
-            let alike = alike - u32::from(last && requests.last_len != requests.len);
-            let count = alike.min(room as u32);
-            let place = completion.place_of(first);
-            let share = &mut turn.services[service];
-            udp.tx.push_many((peer, local), (len, count as usize), more, |bytes| {
-                if len == 0 || count == 1 || replies.stride() as usize == len {
-                    return share.read_replies(*token, mqueue, completion.at(place), bytes);
-                }
-                for (place, bytes) in (place..).zip(bytes.chunks_exact_mut(len)) {
-                    share.read_replies(*token, mqueue, completion.at(place), bytes);
-                }
-            });
-            let these = (u64::MAX >> (64 - count)) << first;
-            share.end_messages(*token, mqueue, these);
-            share.count_replied_bytes(u64::from(count) * len as u64);
-            decided |= these;
-        }
-        decided
-    }
-
     fn receive_batch<N: Nic>(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule, index: usize) {
         if turn.draining && !mutants::on("serve_after_drain") {
             return;
         }
         let port = &mut self.ports[index].port;
-        port.ready = turn.nic.recv(index as PortIndex, &mut self.rx);
         let service = usize::from(port.service);
         let share = &mut turn.services[service];
+        // A chain looks at every message.
+        let lends = self.expected[index].any() && share.chain.is_none();
+        if lends {
+            share.lend(&mut self.rx, self.expected[index]);
+        }
+        port.ready = turn.nic.recv(index as PortIndex, &mut self.rx);
+        let share = &mut turn.services[service];
         share.count_lost(DropReason::SocketOverflow, self.rx.overflowed.into());
-        turn.worked |= !self.rx.items.is_empty();
+        let datagrams = self.rx.items.len();
+        turn.worked |= datagrams > 0;
+        let mut brought = Expected::default();
         match share.chain.take() {
-            None if self.rx.items.len() >= share.bundles_from() => {
-                self.admit_trains(turn, schedule, index);
+            None if datagrams >= share.bundles_from() => {
+                brought = self.admit_trains(turn, schedule, index);
             }
-            None => self.admit_batch(turn, schedule, index, NoHooks),
+            None => {
+                self.rx.copy_from_lent(0..datagrams);
+                self.admit_batch(turn, schedule, index, NoHooks);
+            }
             Some(chain) => self.admit_batch(turn, schedule, index, chain),
+        }
+        self.expected[index] = self.expected[index].after(datagrams, brought);
+        if lends {
+            turn.services[service].end_loan(&mut self.rx);
         }
     }
 
@@ -437,7 +415,7 @@ impl UdpPorts {
         index: usize,
         hooks: H,
     ) {
-        let Self { ports, sources, rx } = self;
+        let Self { ports, sources, rx, .. } = self;
         let mut sender = Sender::of_port(&ports[index], index, sources);
         let mut batch = Batch::of_burst(turn, sender.service, hooks, rx.items.len());
         for datagram in &rx.items {
@@ -459,40 +437,60 @@ impl UdpPorts {
         batch.end(turn, schedule, Kind::Udp);
     }
 
-    /// The same without a chain, for a batch in which trains may go as bundles.
+    /// The same without a chain, for a batch in which GSO batches may go as bundles. Returns what the next receive call is likely to
+    /// bring.
     // A function of its own: the loop over single messages is faster without bundles.
     #[inline(never)]
-    fn admit_trains<N: Nic>(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule, index: usize) {
-        let Self { ports, sources, rx } = self;
+    fn admit_trains<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        schedule: &mut Schedule,
+        index: usize,
+    ) -> Expected {
+        let Self { ports, sources, rx, .. } = self;
         let mut sender = Sender::of_port(&ports[index], index, sources);
         let service = sender.service;
         let mut batch = Batch::of_burst(turn, service, NoHooks, rx.items.len());
         let from = turn.services[service].bundles_from();
+        let mut expected = Expected::default();
         // Those in front of `at` are done, and between it and `end` there is no train that goes as bundles.
         let (mut at, mut end) = (0, 0);
         loop {
             let next = rx.next_train(end, from);
-            for datagram in &rx.items[at..next.map_or(rx.items.len(), |train| train.first)] {
+            let singles = at..next.map_or(rx.items.len(), |train| train.first);
+            rx.copy_from_lent(singles.clone());
+            for datagram in &rx.items[singles] {
                 sender.admit_single(turn, &mut batch, rx, datagram);
             }
             let Some(mut train) = next else { break };
+            expected.add(rx, train);
             (at, end) = (train.first, train.first + train.count);
             // Where its sender is refused, each datagram is.
             while train.count >= from
                 && let Ok(arrival) = sender.arrival(turn, &rx.items[at])
             {
-                match batch.admit_bundle(turn, arrival, &Datagrams { rx, train }) {
-                    Ok(count) => at += count,
-                    Err(NoBundle::SingleFirst) => {
-                        sender.admit_single(turn, &mut batch, rx, &rx.items[at]);
-                        at += 1;
+                let datagrams = Datagrams { rx, train };
+                if rx.is_in_place(&rx.items[at]) {
+                    match batch.admit_in_place(turn, arrival, &datagrams) {
+                        Ok(count) => at += count,
+                        // The rest is tried again as a copy.
+                        Err(_) => rx.copy_from_lent(at..end),
                     }
-                    Err(NoBundle::Singles) => break,
+                } else {
+                    match batch.admit_bundle(turn, arrival, &datagrams) {
+                        Ok(count) => at += count,
+                        Err(NoBundle::SingleFirst) => {
+                            sender.admit_single(turn, &mut batch, rx, &rx.items[at]);
+                            at += 1;
+                        }
+                        Err(NoBundle::Singles) => break,
+                    }
                 }
                 train = Train { first: at, count: end - at, ..train };
             }
         }
         batch.end(turn, schedule, Kind::Udp);
+        expected
     }
 }
 
@@ -655,7 +653,7 @@ impl<N: Nic> Endpoint<N> for UdpPorts {
 
     fn outstanding(&self, service: u16) -> u64 {
         let ports = self.ports.iter().filter(|udp| udp.port.is_of(service));
-        ports.map(|udp| udp.tx.waiting().len() as u64).sum()
+        ports.map(|udp| udp.tx.waiting_datagrams() as u64).sum()
     }
 
     fn wake_at(&self, _: u64) -> u64 {
@@ -672,7 +670,7 @@ mod tests {
     fn gso_batches_are_built_again_for_replies_that_must_be_sent_and_for_many() {
         let departure = |more| {
             let peer = ([127, 0, 0, 1], 9).into();
-            TxDatagram { peer, local: None, offset: 0, len: 8, more }
+            TxItem { peer, local: None, offset: 0, len: 8, count: 1, more, lent_at: None }
         };
         let mut waiting = vec![departure(true); 40];
         assert!(!nothing_to_send(&waiting, 0), "no batch has been built yet");

@@ -38,7 +38,7 @@ mod streams;
 use std::net::SocketAddr;
 
 use wire::DropReason;
-use wire::nic::{TxBatch, TxDatagram};
+use wire::nic::{TxBatch, TxItem};
 
 use self::flows::Flows;
 use self::streams::{Stream, Streams};
@@ -97,7 +97,7 @@ pub(crate) struct UpstreamBatch {
     /// Requests that this turn received, and where each goes.
     tx: TxBatch,
     to: Vec<Destination>,
-    sorted: Vec<TxDatagram>,
+    sorted: Vec<TxItem>,
     /// Services and flows whose sockets may be read, and memory for the next list.
     ready: Vec<(u16, u32)>,
     spare: Vec<(u16, u32)>,

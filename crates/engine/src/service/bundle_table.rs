@@ -4,6 +4,7 @@ use mqueue::abi::{BUNDLE_ALIGN, BUNDLE_MAX, Bundle};
 use mqueue::{Buffer, CheckedReplies, MappedMemory, Pool};
 use wire::session::Token;
 
+use crate::service::received::{NOT_IN_PLACE, Received};
 use crate::topology::{Bundles, Replies, Service};
 
 /// Largest buffer of a pool.
@@ -25,7 +26,23 @@ pub(crate) struct ShareBundles {
     /// Bytes of the area for one reply.
     pub(super) reply_stride: usize,
     /// The buffer of each entry of the table of requests.
-    pub(super) buffers: Box<[Option<Buffer>]>,
+    buffers: Box<[Option<Buffer>]>,
+    /// Buffers that datagrams were received in.
+    pub(super) received: Received,
+    /// Of each entry of the table of requests: in which of them its messages are, or [`NOT_IN_PLACE`].
+    received_in: Box<[u32]>,
+}
+
+/// The messages of a bundle that is about to be written into a ring.
+pub(super) struct NewBundle {
+    /// Of the first, in the region.
+    pub(super) offset: u64,
+    pub(super) stride: u32,
+    pub(super) count: u32,
+    pub(super) len: u32,
+    pub(super) last_len: u32,
+    /// The buffer that they were received in, if they were not copied.
+    pub(super) received_in: u32,
 }
 
 impl ShareBundles {
@@ -43,6 +60,46 @@ impl ShareBundles {
             wanted,
             reply_stride: (service.max_reply_bytes as usize).next_multiple_of(MESSAGE_ALIGN),
             buffers: (0..buffers).map(|_| None).collect(),
+            received: Received::new(buffers),
+            received_in: vec![NOT_IN_PLACE; buffers as usize].into(),
+        }
+    }
+
+    /// The buffer of a bundle in use.
+    #[inline]
+    pub(super) fn buffer(&self, token: Token) -> Option<&Buffer> {
+        self.buffers[token.bundle() as usize].as_ref()
+    }
+
+    /// The buffers of a new bundle.
+    #[inline]
+    pub(super) fn keep(&mut self, token: Token, buffer: Buffer, received_in: u32) {
+        let bundle = token.bundle() as usize;
+        self.buffers[bundle] = Some(buffer);
+        self.received_in[bundle] = received_in;
+        if received_in != NOT_IN_PLACE {
+            self.received.share(received_in);
+        }
+    }
+
+    /// The buffers that a bundle no longer uses, which nothing else does.
+    #[inline]
+    pub(super) fn take(&mut self, token: Token) -> (Option<Buffer>, Option<Buffer>) {
+        let bundle = token.bundle() as usize;
+        let received = match std::mem::replace(&mut self.received_in[bundle], NOT_IN_PLACE) {
+            NOT_IN_PLACE => None,
+            number => self.received.release(number),
+        };
+        (self.buffers[bundle].take(), received)
+    }
+
+    /// The pool of a bundle has ended, and its buffers with it.
+    pub(super) fn forget(&mut self, bundle: u32) {
+        let bundle = bundle as usize;
+        self.buffers[bundle] = None;
+        match std::mem::replace(&mut self.received_in[bundle], NOT_IN_PLACE) {
+            NOT_IN_PLACE => {}
+            number => _ = self.received.release(number),
         }
     }
 
@@ -55,6 +112,12 @@ impl ShareBundles {
     pub(super) fn fit(&self, bytes: usize, stride: usize) -> u32 {
         // The area for replies starts at a line of its own.
         let fit = bytes.saturating_sub(LINE) / (stride + self.reply_stride);
+        fit.min(BUNDLE_MAX as usize) as u32
+    }
+
+    /// For how many replies a buffer of `bytes` has room.
+    pub(super) fn fit_replies(&self, bytes: usize) -> u32 {
+        let fit = bytes.checked_div(self.reply_stride).unwrap_or(usize::MAX);
         fit.min(BUNDLE_MAX as usize) as u32
     }
 }

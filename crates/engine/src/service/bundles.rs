@@ -4,17 +4,21 @@
 //! a bundle is in the engine's memory: its client, its tokens, its buffer. The accelerator can write all of the pool, and what it
 //! writes is copied first and belongs to no other client.
 
+use std::num::NonZero;
+use std::sync::Arc;
+
 use mqueue::abi::{Bundle, BundleReply, kind};
 use mqueue::{Buffer, Consumer, Head, LoanError, MappedMemory, Pool, Producer, ReplyArea};
 use wire::DropReason;
 use wire::framing::{Alike, Framing, FramingError};
-use wire::nic::{RxBatch, Train};
+use wire::nic::{RxBatch, SharedBytes, Train};
 use wire::session::{BundleRequests, Token};
 
 use crate::service::arrival::Arrival;
 use crate::service::bundle_table::{
-    BUFFER_BYTES_MAX, Completion, DESCRIPTOR_BYTES, LINE, MESSAGE_ALIGN, NoBundle,
+    BUFFER_BYTES_MAX, Completion, DESCRIPTOR_BYTES, LINE, MESSAGE_ALIGN, NewBundle, NoBundle,
 };
+use crate::service::received::NOT_IN_PLACE;
 use crate::service::share::{ServiceShare, committed};
 
 /// Messages of one client that can go as one bundle: in any memory, of one length, except that the last may be shorter. They are
@@ -196,44 +200,70 @@ impl ServiceShare {
             return Err(NoBundle::Singles);
         };
         messages.write(pool, &buffer, count);
-        let requests = BundleRequests {
-            origin: arrival.origin,
-            number: arrival.number,
-            mqueue: number,
-            count,
-            len,
-            last_len: messages.len_of(count - 1),
-            received_ns: arrival.received_ns,
-            expects: arrival.expects,
-            reply_at: reply_at as u32,
-            reply_bytes: (needed - reply_at) as u32,
-        };
-        let Some(token) = self.sessions.issue_bundle(&requests) else {
-            pool.give_back(buffer);
-            return Err(NoBundle::Singles);
-        };
-        if let Some(numbers) = messages.numbers() {
-            self.sessions.set_numbers(token, &numbers[..count as usize]);
-        }
-        let bundle = Bundle {
+        let numbers = messages.numbers().map(|numbers| &numbers[..count as usize]);
+        let bundle = NewBundle {
             offset: buffer.offset(),
-            reply_offset: buffer.offset() + reply_at as u64,
             stride: stride as u32,
             count,
             len,
-            last_len: requests.last_len,
+            last_len: messages.len_of(count - 1),
+            received_in: NOT_IN_PLACE,
+        };
+        self.push_bundle(arrival, number, &bundle, (buffer, reply_at as u32), numbers)
+    }
+
+    /// Writes a bundle into an mqueue's RX ring. The area for its replies is in `buffer`, from a byte on. Returns the number of
+    /// messages.
+    pub(super) fn push_bundle(
+        &mut self,
+        arrival: &Arrival,
+        mqueue: u32,
+        bundle: &NewBundle,
+        (buffer, reply_at): (Buffer, u32),
+        numbers: Option<&[u64]>,
+    ) -> Result<u32, NoBundle> {
+        let NewBundle { offset, stride, count, len, last_len, received_in } = *bundle;
+        let requests = BundleRequests {
+            origin: arrival.origin,
+            number: arrival.number,
+            mqueue,
+            count,
+            len,
+            last_len,
+            received_ns: arrival.received_ns,
+            expects: arrival.expects,
+            reply_at,
+            reply_bytes: count * self.bundles.reply_stride as u32,
+        };
+        let Some(token) = self.sessions.issue_bundle(&requests) else {
+            let attachment = usize::from(self.mqueues[mqueue as usize].attachment);
+            if let Some(pool) = &mut self.accelerators[attachment].pool {
+                pool.give_back(buffer);
+            }
+            return Err(NoBundle::Singles);
+        };
+        if let Some(numbers) = numbers {
+            self.sessions.set_numbers(token, numbers);
+        }
+        let bundle = Bundle {
+            offset,
+            reply_offset: buffer.offset() + u64::from(reply_at),
+            stride,
+            count,
+            len,
+            last_len,
             reply_bytes: requests.reply_bytes,
             pad: 0,
         };
-        self.bundles.buffers[token.bundle() as usize] = Some(buffer);
-        let mqueue = &mut self.mqueues[number as usize];
-        if let Err(error) = mqueue.rx.push_bundle(token.0, &bundle) {
-            self.end_bundle(token, number, u64::MAX);
-            self.refused_bundle(number, error);
+        self.bundles.keep(token, buffer, received_in);
+        let entry = &mut self.mqueues[mqueue as usize];
+        if let Err(error) = entry.rx.push_bundle(token.0, &bundle) {
+            self.end_bundle(token, mqueue, u64::MAX);
+            self.refused_bundle(mqueue, error);
             return Err(NoBundle::Singles);
         }
-        let (load, len) = (&mut self.loads[number as usize], DESCRIPTOR_BYTES as u64);
-        committed(mqueue, load, &mut self.accelerators, arrival.received_ns, count, len);
+        let (load, len) = (&mut self.loads[mqueue as usize], DESCRIPTOR_BYTES as u64);
+        committed(entry, load, &mut self.accelerators, arrival.received_ns, count, len);
         self.counters.accepted.add(count.into());
         self.counters.bundles.one();
         self.counters.bundled.add(count.into());
@@ -255,13 +285,41 @@ impl ServiceShare {
     pub(crate) fn end_bundle(&mut self, token: Token, mqueue: u32, messages: u64) -> u64 {
         let (awaited, returns) = self.sessions.end_of_bundle(token, mqueue, messages);
         if returns || mutants::on("return_buffer_early") {
-            let attachment = usize::from(self.mqueues[mqueue as usize].attachment);
-            let buffer = self.bundles.buffers[token.bundle() as usize].take();
-            if let (Some(buffer), Some(pool)) = (buffer, &mut self.accelerators[attachment].pool) {
-                pool.give_back(buffer);
-            }
+            self.return_buffer(token, mqueue);
         }
         awaited
+    }
+
+    /// The buffer of a bundle is not in use any more.
+    #[inline]
+    fn return_buffer(&mut self, token: Token, mqueue: u32) {
+        let attachment = usize::from(self.mqueues[mqueue as usize].attachment);
+        let (buffer, received) = self.bundles.take(token);
+        if let Some(pool) = &mut self.accelerators[attachment].pool {
+            [buffer, received].into_iter().flatten().for_each(|buffer| pool.give_back(buffer));
+        }
+    }
+
+    /// The region that replies leave from in place, and where byte `at` of a bundle's buffer is there.
+    #[inline]
+    pub(crate) fn place_in_pool(
+        &self,
+        token: Token,
+        mqueue: u32,
+        at: u32,
+    ) -> Option<(&Arc<dyn SharedBytes>, NonZero<u64>)> {
+        let attachment = usize::from(self.mqueues[mqueue as usize].attachment);
+        let memory = self.accelerators[attachment].pool_memory.as_ref()?;
+        let buffer = self.bundles.buffer(token)?;
+        Some((memory, NonZero::new(buffer.offset() + u64::from(at))?))
+    }
+
+    /// Replies that left from a bundle's buffer, see [`wire::session::Sessions::hold_bundle`], have left.
+    #[inline]
+    pub(crate) fn release_bundle(&mut self, token: Token, mqueue: u32) {
+        if self.sessions.release_bundle(token) {
+            self.return_buffer(token, mqueue);
+        }
     }
 
     /// The same, counted for the mqueue.
@@ -287,7 +345,7 @@ impl ServiceShare {
         };
         let (requests, live) = (bundle.requests(), bundle.live());
         let area_at = requests.reply_at;
-        let buffer = self.bundles.buffers[token.bundle() as usize].as_ref();
+        let buffer = self.bundles.buffer(token);
         let area = buffer.map(|buffer| ReplyArea {
             offset: buffer.offset() + u64::from(area_at),
             bytes: requests.reply_bytes,
@@ -310,7 +368,7 @@ impl ServiceShare {
     #[inline]
     pub(crate) fn read_replies(&self, token: Token, mqueue: u32, at: u32, into: &mut [u8]) {
         let attachment = usize::from(self.mqueues[mqueue as usize].attachment);
-        let buffer = self.bundles.buffers[token.bundle() as usize].as_ref();
+        let buffer = self.bundles.buffer(token);
         if let (Some(buffer), Some(pool)) = (buffer, &self.accelerators[attachment].pool) {
             pool.read(buffer, at, into);
         }
@@ -326,7 +384,7 @@ impl ServiceShare {
         tags: &[u64],
     ) -> Result<u32, LoanError> {
         let attachment = usize::from(self.mqueues[mqueue as usize].attachment);
-        let buffer = self.bundles.buffers[completion.token.bundle() as usize].as_ref();
+        let buffer = self.bundles.buffer(completion.token);
         let pool = self.accelerators[attachment].pool.as_ref();
         let Some((buffer, pool)) = buffer.zip(pool) else { return Ok(0) };
         let Completion { replies, .. } = completion;
@@ -363,23 +421,24 @@ impl ServiceShare {
         Ok(())
     }
 
-    /// Bundles in use, and buffers of its pools that are.
-    pub(crate) fn bundles_in_use(&self) -> (u32, u32) {
+    /// See [`crate::Worker::bundles_of`].
+    pub(crate) fn bundles_in_use(&self) -> (u32, u32, u32) {
         let taken = |pool: &Pool<MappedMemory>| -> u32 {
             pool.buffers().iter().map(|(all, free)| all - free).sum()
         };
         let pools = self.accelerators.iter().filter_map(|accelerator| accelerator.pool.as_deref());
-        (self.sessions.bundles(), pools.map(taken).sum())
+        (self.sessions.bundles(), pools.map(taken).sum(), self.bundles.received.in_use())
     }
 
     /// The generation of an accelerator has ended, and the requests of its mqueues have: its pool is gone.
     pub(crate) fn forget_bundles(&mut self, accelerator: usize) {
         let mqueues = self.mqueues_of(accelerator);
-        let buffers = &mut self.bundles.buffers;
-        self.sessions.forget_bundles(&mqueues, |bundle| buffers[bundle as usize] = None);
+        let bundles = &mut self.bundles;
+        self.sessions.forget_bundles(&mqueues, |bundle| bundles.forget(bundle));
         for mqueue in mqueues {
             self.mqueues[mqueue as usize].completed = 0;
         }
-        self.accelerators[accelerator].pool = None;
+        let accelerator = &mut self.accelerators[accelerator];
+        (accelerator.pool, accelerator.pool_memory) = (None, None);
     }
 }

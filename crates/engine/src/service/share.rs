@@ -7,7 +7,7 @@ use mqueue::{Head, LoanError, MappedMemory, Pool, abi};
 use onpath::{Arranged, Link};
 use wire::DropReason;
 use wire::framing::Framing;
-use wire::nic::Nic;
+use wire::nic::{Nic, SharedBytes};
 use wire::session::{Pass, Request, Sessions, Token};
 
 use crate::accelerator::Blocks;
@@ -22,6 +22,7 @@ use crate::service::chain::Attached;
 use crate::service::dispatch::{Dispatcher, Owner};
 use crate::service::ends::{Attachment, ShareMqueue, share_mqueues};
 use crate::service::mqueues::{Load, NOT_FULL, ServerMqueue, alive, write_ahead};
+use crate::service::pool_memory::memory_of;
 use crate::service::sampler::{NO_TOKEN, Sampler};
 use crate::stages::Observations;
 use crate::topology::{Replies, Service};
@@ -45,6 +46,8 @@ pub(crate) struct AcceleratorShare {
     pub(crate) first: u32,
     /// Memory for bundles, if they can go through the rings.
     pub(super) pool: Option<Box<Pool<MappedMemory>>>,
+    /// The same memory, as the network uses it.
+    pub(super) pool_memory: Option<Arc<dyn SharedBytes>>,
 }
 
 /// See the module documentation.
@@ -131,6 +134,7 @@ impl ServiceShare {
                 ),
                 share_mqueues: share_mqueues(&attachment.ends, mqueues.len() as u32),
                 first: mqueues.len() as u32,
+                pool_memory: memory_of(attachment.pool.as_deref()),
                 pool: attachment.pool,
             });
             for ends in attachment.ends {
@@ -585,7 +589,8 @@ impl ServiceShare {
             }
         }
         let drive = &mut self.accelerators[accelerator];
-        (drive.blocks, drive.pool) = (blocks, pool);
+        drive.blocks = blocks;
+        (drive.pool_memory, drive.pool) = (memory_of(pool.as_deref()), pool);
         drive.share_mqueues = table;
         drive.rx_pending.clear();
     }

@@ -3,17 +3,18 @@
 //! Replies become ready in the order in which blocks finish, so replies to several clients are interleaved.
 //! `UDP_SEGMENT` sends to one destination at a time, and a message costs the host kernel a hundred times as
 //! much as one more segment (about 2900 ns against 7 to 50 over loopback). [`SegmentBatches::arrange`]
-//! therefore moves datagrams with the same destination next to each other.
+//! therefore moves datagrams with the same destination next to each other. An item of the send batch may be several datagrams of
+//! one length, which stay together.
 //!
 //! *Ordering.* Each destination's datagrams keep their order. A batch leaves at the position of its
 //! first datagram; when it is full or ended by a shorter segment, the next datagram to the same
 //! destination starts another batch at its own position. So a datagram is delayed by at most the
-//! [`SEGMENTS_MAX`] - 1 datagrams that may join each batch before it, and datagrams that cannot be batched
+//! [`GSO_DATAGRAMS_MAX`] - 1 datagrams that may join each batch before it, and datagrams that cannot be batched
 //! stay where they are.
 //!
 //! *Holding back.* A busy engine can delay a short batch whose client has more replies pending: they become ready
 //! while others are sent, and leave with it. So in a patient send batch ([`TxBatch::may_defer`]), short batches whose
-//! last datagram announces [more](TxDatagram::more) stay for the next call. A client that answers a batch with a
+//! last datagram announces [more](TxItem::more) stay for the next call. A client that answers a batch with a
 //! batch then sends longer ones too. The engine ends the delay. A batch that nothing can join any more leaves,
 //! because later datagrams would otherwise overtake it. With fewer than about two destinations everything leaves.
 //!
@@ -21,11 +22,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use wire::nic::{TxDatagram, UDP_PAYLOAD_MAX};
+use wire::nic::{GSO_DATAGRAMS_MAX, TxItem, UDP_PAYLOAD_MAX};
 
-/// Maximum number of segments per message (UDP_MAX_SEGMENTS of its first version).
-pub(super) const SEGMENTS_MAX: usize = 64;
-/// Datagrams arranged together; at least as many as a port's batch holds.
+/// Items arranged together; at least as many as a port's batch holds.
 const WINDOW: usize = 1024;
 /// Entries in the destination table, and how many are probed for one destination. With more destinations than
 /// entries, some are evicted, and their next datagram starts a new batch.
@@ -39,8 +38,10 @@ const NONE: u16 = u16::MAX;
 /// A batch under construction.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SegmentBatch {
-    /// Position of its first datagram.
+    /// Position of its first item.
     first: u16,
+    items: u16,
+    /// Its datagrams.
     count: u16,
     /// Bytes of a segment; 0 if nothing more may join.
     segment: u32,
@@ -50,26 +51,27 @@ pub(super) struct SegmentBatch {
 }
 
 impl SegmentBatch {
-    /// A batch that starts with `datagram`, at position `first`. Segments of more than
+    /// A batch that starts with `item`, at position `first`. Segments of more than
     /// `segment_bytes_max` bytes, and empty ones, are sent alone.
-    fn start(first: usize, datagram: &TxDatagram, segment_bytes_max: u32) -> Self {
-        let len = datagram.len;
-        let segment = if len > segment_bytes_max { 0 } else { len };
-        Self { first: first as u16, count: 1, segment, bytes: len, more: datagram.more }
+    fn start(first: usize, item: &TxItem, segment_bytes_max: u32) -> Self {
+        let segment = if item.len > segment_bytes_max { 0 } else { item.len };
+        let bytes = item.bytes() as u32;
+        Self { first: first as u16, items: 1, count: item.count, segment, bytes, more: item.more }
     }
 
-    /// Appends a datagram to the same destination if the host kernel will split the batch at the same
+    /// Appends an item to the same destination if the host kernel will split the batch at the same
     /// boundaries: all segments have one length except the last, which may be shorter.
-    fn join(&mut self, datagram: &TxDatagram) -> bool {
-        let len = datagram.len;
-        let fits = (1..=self.segment).contains(&len)
-            && usize::from(self.count) < SEGMENTS_MAX
-            && (self.bytes + len) as usize <= UDP_PAYLOAD_MAX;
+    fn join(&mut self, item: &TxItem) -> bool {
+        let shortest = if item.count == 1 { 1 } else { self.segment.max(1) };
+        let fits = (shortest..=self.segment).contains(&item.len)
+            && usize::from(self.count + item.count) <= GSO_DATAGRAMS_MAX
+            && self.bytes as usize + item.bytes() <= UDP_PAYLOAD_MAX;
         if fits {
-            self.count += 1;
-            self.bytes += len;
-            self.more = datagram.more;
-            if len < self.segment {
+            self.items += 1;
+            self.count += item.count;
+            self.bytes += item.bytes() as u32;
+            self.more = item.more;
+            if item.len < self.segment {
                 self.segment = 0;
             }
         }
@@ -87,7 +89,7 @@ impl SegmentBatch {
     }
 }
 
-fn same_destination(a: &TxDatagram, b: &TxDatagram) -> bool {
+fn same_destination(a: &TxItem, b: &TxItem) -> bool {
     (a.peer == b.peer || mutants::on("gso_batch_ignores_destination")) && a.local == b.local
 }
 
@@ -103,16 +105,16 @@ fn hash(peer: SocketAddr) -> usize {
 }
 
 /// Whether a destination may recur after another one.
-fn is_mixed(waiting: &[TxDatagram]) -> bool {
-    let change = |pair: &&[TxDatagram]| !same_destination(&pair[0], &pair[1]);
+fn is_mixed(waiting: &[TxItem]) -> bool {
+    let change = |pair: &&[TxItem]| !same_destination(&pair[0], &pair[1]);
     waiting.windows(2).filter(change).nth(1).is_some()
 }
 
-/// How many datagrams at the front of `waiting` can leave as one message.
-pub(super) fn front_batch(waiting: &[TxDatagram], segment_bytes_max: u32) -> usize {
+/// How many items at the front of `waiting` can leave as one message, if the first can.
+pub(super) fn front_batch(waiting: &[TxItem], segment_bytes_max: u32) -> usize {
     let first = &waiting[0];
     let mut batch = SegmentBatch::start(0, first, segment_bytes_max);
-    let joins = |next: &&TxDatagram| same_destination(first, next) && batch.join(next);
+    let joins = |next: &&TxItem| same_destination(first, next) && batch.join(next);
     1 + waiting[1..].iter().take_while(joins).count()
 }
 
@@ -123,7 +125,7 @@ pub(super) struct SegmentBatches {
     table: Box<[u16; ENTRIES]>,
     /// The batch of each datagram.
     batch_of: Vec<u16>,
-    arranged: Vec<TxDatagram>,
+    arranged: Vec<TxItem>,
 }
 
 impl SegmentBatches {
@@ -140,7 +142,7 @@ impl SegmentBatches {
     /// `patient` batch, those that may wait for more are moved to the end; returns their number.
     pub(super) fn arrange(
         &mut self,
-        waiting: &mut [TxDatagram],
+        waiting: &mut [TxItem],
         segment_bytes_max: u32,
         may_defer: bool,
     ) -> usize {
@@ -150,7 +152,7 @@ impl SegmentBatches {
             if is_mixed(window) {
                 let moves = self.assign_batches(window, segment_bytes_max);
                 let waits = |batch: &&SegmentBatch| may_defer && batch.may_wait();
-                kept = self.batches.iter().filter(waits).map(|t| usize::from(t.count)).sum();
+                kept = self.batches.iter().filter(waits).map(|t| usize::from(t.items)).sum();
                 if moves || kept > 0 {
                     self.group_by_batch(window, may_defer);
                 }
@@ -160,7 +162,7 @@ impl SegmentBatches {
     }
 
     /// Assigns each datagram to a batch. Returns whether any datagram has to move.
-    fn assign_batches(&mut self, window: &[TxDatagram], segment_bytes_max: u32) -> bool {
+    fn assign_batches(&mut self, window: &[TxItem], segment_bytes_max: u32) -> bool {
         self.batches.clear();
         self.batch_of.clear();
         self.table.fill(NONE);
@@ -192,7 +194,7 @@ impl SegmentBatches {
     }
 
     /// The table entry of a datagram's destination: the existing one, a free one, or an evicted one.
-    fn entry_for(&mut self, window: &[TxDatagram], datagram: &TxDatagram) -> usize {
+    fn entry_for(&mut self, window: &[TxItem], datagram: &TxItem) -> usize {
         let start = hash(datagram.peer);
         for probe in 0..PROBES {
             let entry = (start + probe) % ENTRIES;
@@ -211,13 +213,13 @@ impl SegmentBatches {
     }
 
     /// A counting sort by batch, which is stable; if `patient`, batches that wait come last.
-    fn group_by_batch(&mut self, window: &mut [TxDatagram], may_defer: bool) {
+    fn group_by_batch(&mut self, window: &mut [TxItem], may_defer: bool) {
         let mut end = 0;
         for waits in [false, true] {
             let of_these = |batch: &&mut SegmentBatch| (may_defer && batch.may_wait()) == waits;
             for batch in self.batches.iter_mut().filter(of_these) {
                 batch.first = end;
-                end += batch.count;
+                end += batch.items;
             }
         }
         self.arranged.clear();
@@ -239,16 +241,18 @@ mod tests {
     use super::*;
 
     /// Datagrams by client, source and length; each has an offset of its own.
-    fn datagrams(of: &[(u16, u8, u32)]) -> Vec<TxDatagram> {
+    fn datagrams(of: &[(u16, u8, u32)]) -> Vec<TxItem> {
         let mut offset = 0;
         let mut datagram = |&(client, source, len): &(u16, u8, u32)| {
             offset += len + 1;
-            TxDatagram {
+            TxItem {
                 peer: ([127, 0, 0, 1], 1 + client).into(),
                 local: (source > 0).then_some([127, 0, 0, source].into()),
                 offset,
                 len,
+                count: 1,
                 more: false,
+                lent_at: None,
             }
         };
         of.iter().map(&mut datagram).collect()
@@ -256,19 +260,19 @@ mod tests {
 
     type Destination = (std::net::SocketAddr, Option<std::net::IpAddr>);
 
-    fn destination(datagram: &TxDatagram) -> Destination {
+    fn destination(datagram: &TxItem) -> Destination {
         (datagram.peer, datagram.local)
     }
 
     /// The offsets per destination, in order.
-    fn by_client(datagrams: &[TxDatagram]) -> Vec<(Destination, u32)> {
+    fn by_client(datagrams: &[TxItem]) -> Vec<(Destination, u32)> {
         let mut sorted: Vec<_> = datagrams.iter().map(|d| (destination(d), d.offset)).collect();
         sorted.sort_by_key(|(to, _)| *to);
         sorted
     }
 
     /// The datagrams as batches of (destination, offsets, lengths).
-    fn cut(mut waiting: &[TxDatagram], segment_max: u32) -> Vec<(Destination, Vec<u32>, Vec<u32>)> {
+    fn cut(mut waiting: &[TxItem], segment_max: u32) -> Vec<(Destination, Vec<u32>, Vec<u32>)> {
         let mut batches = Vec::new();
         while !waiting.is_empty() {
             let (batch, rest) = waiting.split_at(front_batch(waiting, segment_max));
@@ -282,7 +286,7 @@ mod tests {
 
     /// Reference model while no destination is evicted: each datagram joins the last batch of its
     /// destination if the rules allow it, otherwise it starts one.
-    fn model(waiting: &[TxDatagram], segment_max: u32) -> Vec<(Destination, Vec<u32>, Vec<u32>)> {
+    fn model(waiting: &[TxItem], segment_max: u32) -> Vec<(Destination, Vec<u32>, Vec<u32>)> {
         let mut batches: Vec<(Destination, Vec<u32>, Vec<u32>)> = Vec::new();
         for datagram in waiting {
             let last = batches.iter_mut().rev().find(|(to, ..)| *to == destination(datagram));
@@ -379,6 +383,36 @@ mod tests {
             prop_assert_eq!(by_client(&left), by_client(&given));
         }
 
+        /// Items of several datagrams stay whole, in messages that the host kernel splits at the same boundaries.
+        #[test]
+        fn items_of_several_datagrams_stay_whole(
+            of in prop::collection::vec((0u16..6, prop_oneof![Just(64u32), 1u32..2000], 1u16..=64), 1..400),
+            may_defer in any::<bool>(),
+        ) {
+            let lens: Vec<_> = of.iter().map(|&(client, len, _)| (client, 0, len)).collect();
+            let mut before = datagrams(&lens);
+            for (item, (number, &(.., count))) in before.iter_mut().zip((0..).zip(&of)) {
+                item.count = count.min((UDP_PAYLOAD_MAX as u32 / item.len) as u16);
+                (item.offset, item.more) = (number, count % 2 == 0);
+            }
+            let mut after = before.clone();
+            let kept = SegmentBatches::new().arrange(&mut after, 65_507, may_defer);
+            prop_assert_eq!(by_client(&after), by_client(&before));
+            prop_assert!(kept == 0 || may_defer);
+            let mut waiting = &after[..after.len() - kept];
+            while !waiting.is_empty() {
+                let (message, rest) = waiting.split_at(front_batch(waiting, 65_507));
+                let count: usize = message.iter().map(|item| usize::from(item.count)).sum();
+                let bytes: usize = message.iter().map(TxItem::bytes).sum();
+                prop_assert!(count <= GSO_DATAGRAMS_MAX && bytes <= UDP_PAYLOAD_MAX);
+                let (last, others) = message.split_last().expect("there is one");
+                prop_assert!(others.iter().all(|item| item.len == message[0].len));
+                let alike = last.len == message[0].len;
+                prop_assert!(alike || last.count == 1 && last.len < message[0].len);
+                waiting = rest;
+            }
+        }
+
         /// With more destinations than table entries some batches are shorter; nothing else changes, and no
         /// datagram is delayed by more than what joins the batches before it.
         #[test]
@@ -389,9 +423,9 @@ mod tests {
             let mut after = before.clone();
             SegmentBatches::new().arrange(&mut after, 65_507, false);
             prop_assert_eq!(by_client(&after), by_client(&before));
-            let firsts = |datagrams: &[TxDatagram]| {
+            let firsts = |datagrams: &[TxItem]| {
                 let mut seen = std::collections::HashSet::new();
-                let first = |d: &&TxDatagram| seen.insert(d.peer);
+                let first = |d: &&TxItem| seen.insert(d.peer);
                 datagrams.iter().filter(first).map(|d| d.offset).collect::<Vec<_>>()
             };
             prop_assert_eq!(firsts(&after), firsts(&before));
@@ -418,7 +452,7 @@ mod tests {
             let of: Vec<_> = lens.iter().map(|len| (0, 0, *len)).collect();
             front_batch(&datagrams(&of), 65_507)
         };
-        assert_eq!(batch_of(&[10; 65]), SEGMENTS_MAX);
+        assert_eq!(batch_of(&[10; 65]), GSO_DATAGRAMS_MAX);
         assert_eq!(batch_of(&[10, 10, 9, 10]), 3, "the shorter one is the last");
         assert_eq!(batch_of(&[10, 11]), 1);
         assert_eq!(batch_of(&[10, 0]), 1);

@@ -28,12 +28,15 @@ const CONTROL_WORDS: usize = 12;
 /// The arrays for `recvmmsg`, set up once; shared by all UDP ports of a worker.
 pub(super) struct Receiver {
     headers: Vec<mmsghdr>,
-    iovecs: Vec<iovec>,
+    /// Two for each header: lent memory, which only the first headers have, and the batch's own.
+    iovecs: Vec<[iovec; 2]>,
     peers: Vec<RawAddress>,
     #[expect(dead_code, reason = "owns what the headers point to")]
     controls: Vec<[u64; CONTROL_WORDS]>,
     /// Headers that the last call modified; the others are still as initialised.
     used: usize,
+    /// Headers that begin with lent memory.
+    lent: usize,
 }
 
 // SAFETY: the raw pointers inside `headers` and `iovecs` point into this value's own vectors, or are
@@ -60,18 +63,18 @@ impl Receiver {
     pub(super) fn new() -> Self {
         let mut peers = vec![RawAddress::empty(); SLOTS];
         let mut controls = vec![[0u64; CONTROL_WORDS]; SLOTS];
-        let mut iovecs = vec![iovec { iov_base: ptr::null_mut(), iov_len: 0 }; SLOTS];
+        let mut iovecs = vec![[iovec_at(ptr::null_mut(), 0); 2]; SLOTS];
         let mut headers = Vec::with_capacity(SLOTS);
         for slot in 0..SLOTS {
             // SAFETY: integers and pointers, for which zero is a value.
             let mut header: mmsghdr = unsafe { zeroed() };
             header.msg_hdr.msg_name = (&raw mut peers[slot]).cast();
-            header.msg_hdr.msg_iov = &raw mut iovecs[slot];
+            header.msg_hdr.msg_iov = &raw mut iovecs[slot][1];
             header.msg_hdr.msg_iovlen = 1;
             header.msg_hdr.msg_control = (&raw mut controls[slot]).cast();
             headers.push(header);
         }
-        Self { headers, iovecs, peers, controls, used: SLOTS }
+        Self { headers, iovecs, peers, controls, used: SLOTS, lent: 0 }
     }
 
     /// Receives into at most `slots` buffers of `batch`, whose items and overflow count the caller has cleared.
@@ -82,11 +85,11 @@ impl Receiver {
         batch: &mut RxBatch,
     ) -> io::Result<Received> {
         let slot_bytes = batch.bytes.len() / SLOTS;
-        self.aim(&mut batch.bytes, slot_bytes);
+        self.aim(batch, slot_bytes);
         let vlen = slots.min(SLOTS) as libc::c_uint;
-        // SAFETY: every header points to a peer, an iovec and a control buffer of this value (the
+        // SAFETY: every header points to a peer, iovecs and a control buffer of this value (the
         // vectors never grow) with their true lengths, every iovec to its own part of
-        // `batch.bytes`; all of them outlive the call.
+        // `batch.bytes`, or to cells of memory that the batch keeps mapped and that anyone may write; all of them outlive the call.
         let filled = check(unsafe {
             libc::recvmmsg(
                 socket.as_raw_fd(),
@@ -114,18 +117,35 @@ impl Receiver {
     }
 
     /// Restores what the last call changed and points the iovecs at this batch.
-    fn aim(&mut self, bytes: &mut [u8], slot_bytes: usize) {
+    fn aim(&mut self, batch: &mut RxBatch, slot_bytes: usize) {
         for header in &mut self.headers[..self.used] {
             header.msg_hdr.msg_namelen = RAW_ADDRESS_LEN;
             header.msg_hdr.msg_controllen = (CONTROL_WORDS * 8) as _;
         }
-        let base = bytes.as_mut_ptr();
-        if self.iovecs[0].iov_base.cast() == base && self.iovecs[0].iov_len == slot_bytes {
-            return;
+        let base = batch.bytes.as_mut_ptr();
+        // Inside `bytes`: slot < SLOTS and slot_bytes = len / SLOTS.
+        let own = |slot: usize| iovec_at(base.wrapping_add(slot * slot_bytes), slot_bytes);
+        let last = &self.iovecs[SLOTS - 1][1];
+        let same = last.iov_base == own(SLOTS - 1).iov_base && last.iov_len == slot_bytes;
+        let changed = if same { self.lent } else { SLOTS };
+        for (slot, iovecs) in self.iovecs[..changed].iter_mut().enumerate() {
+            iovecs[1] = own(slot);
+            let header = &mut self.headers[slot].msg_hdr;
+            (header.msg_iov, header.msg_iovlen) = (&raw mut iovecs[1], 1);
         }
-        for (slot, iovec) in self.iovecs.iter_mut().enumerate() {
-            // Inside `bytes`: slot < SLOTS and slot_bytes = len / SLOTS.
-            *iovec = iovec_at(base.wrapping_add(slot * slot_bytes), slot_bytes);
+        // The buffers of this batch may have another arrangement. The last one stays as it is: it is looked at above.
+        let aligned = batch.slot_bytes() == slot_bytes;
+        self.lent = if aligned { batch.use_lent(SLOTS - 1) } else { 0 };
+        for (slot, iovecs) in self.iovecs[..self.lent].iter_mut().enumerate() {
+            let lent = batch.lent_to(slot);
+            let skip = lent.len().min(slot_bytes);
+            let rest = own(slot).iov_base.cast::<u8>().wrapping_add(skip);
+            *iovecs = [
+                iovec_at(lent.as_ptr().cast_mut().cast(), skip),
+                iovec_at(rest, slot_bytes - skip),
+            ];
+            let header = &mut self.headers[slot].msg_hdr;
+            (header.msg_iov, header.msg_iovlen) = (&raw mut iovecs[0], 2);
         }
     }
 
@@ -136,6 +156,7 @@ impl Receiver {
             return;
         };
         let cut = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
+        // The iovecs of a buffer have this many bytes.
         let total = (header.msg_len as usize).min(slot_bytes) as u32;
         let step = control.segment_bytes.unwrap_or(total);
         let start = (slot * slot_bytes) as u32;

@@ -3,7 +3,7 @@
 //! Datagrams of the same length between the same two addresses leave as one message with
 //! `UDP_SEGMENT` (the last may be shorter), which passes through the host kernel's stack once;
 //! `segment_batches.rs` selects them. Payloads are not copied: a message has an iovec for each
-//! piece. A batch that the route cannot carry (segments over the MTU, no checksum offload) is resent
+//! piece, also in memory that others may write meanwhile. Lengths and addresses are never read from there. A batch that the route cannot carry (segments over the MTU, no checksum offload) is resent
 //! datagram by datagram, and the sender remembers the limit. Every datagram is either sent or refused.
 
 use std::io;
@@ -13,10 +13,10 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
 use libc::{c_int, iovec, mmsghdr};
-use wire::nic::{SendOutcome, TxBatch, TxDatagram, UDP_PAYLOAD_MAX};
+use wire::nic::{GSO_DATAGRAMS_MAX, SendOutcome, TxBatch, TxItem, UDP_PAYLOAD_MAX};
 
 use super::address::{RawAddress, in_addr, in6_addr};
-use super::segment_batches::{SEGMENTS_MAX, SegmentBatches, front_batch};
+use super::segment_batches::{SegmentBatches, front_batch};
 use crate::os::{check, interrupted, zeroed};
 
 /// Messages of one call.
@@ -110,7 +110,7 @@ impl Sender {
         self.send_front(socket, batch, segmentation, kept, false)
     }
 
-    /// Sends the first `count` datagrams of `batch` from a connected socket to its peer, whatever addresses they have.
+    /// Sends the first `count` items of `batch` from a connected socket to its peer, whatever addresses they have.
     pub(super) fn send_connected(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -123,7 +123,7 @@ impl Sender {
         SendOutcome { kept: 0, ..outcome }
     }
 
-    /// Sends all but the last `kept` datagrams.
+    /// Sends all but the last `kept` items.
     fn send_front(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -189,7 +189,7 @@ impl Sender {
     fn call(&mut self, socket: BorrowedFd<'_>, messages: usize) -> io::Result<usize> {
         // SAFETY: `prepare` pointed the first `messages` headers at initialised addresses, control
         // buffers and pieces of this value, and those at payload of the batch, which is borrowed
-        // throughout.
+        // throughout: its own, or cells of memory that it keeps mapped and that anyone may write.
         let accepted = check(unsafe {
             libc::sendmmsg(
                 socket.as_raw_fd(),
@@ -201,7 +201,8 @@ impl Sender {
         Ok(accepted as usize)
     }
 
-    /// Writes the headers for at most `leaving` datagrams at the front of `batch`; returns the number of messages.
+    /// Writes the headers for at most `leaving` items at the front of `batch`, whose first `single` datagrams are sent one by one;
+    /// returns the number of messages.
     fn prepare(
         &mut self,
         batch: &TxBatch,
@@ -210,48 +211,75 @@ impl Sender {
         single: usize,
     ) -> usize {
         let waiting = &batch.waiting()[..leaving];
-        let (mut at, mut message, mut piece) = (0, 0, 0);
-        while at < waiting.len() && message < MESSAGES && piece + SEGMENTS_MAX <= PIECES {
-            let segmented = at >= single;
-            let longest = if segmented { limits.segment_bytes_max } else { 0 };
-            let count = front_batch(&waiting[at..], longest);
-            let run = &waiting[at..at + count];
-            let first = piece;
-            piece = self.write_iovecs(first, batch, run);
-            let header = &mut self.headers[message].msg_hdr;
-            header.msg_iov = &raw mut self.pieces[first];
-            header.msg_iovlen = (piece - first) as _;
-            self.address(message, &run[0], (count > 1).then_some(run[0].len as u16));
-            self.counts[message] = count;
-            at += count;
+        let (mut at, mut message, mut piece, mut datagrams) = (0, 0, 0, 0);
+        while at < waiting.len() && message < MESSAGES && piece + GSO_DATAGRAMS_MAX <= PIECES {
+            let longest = if datagrams >= single { limits.segment_bytes_max } else { 0 };
+            let first = &waiting[at];
+            if first.count > 1 && first.len > longest {
+                for number in 0..first.count.min((MESSAGES - message) as u16) {
+                    piece = self.write_message(message, piece, batch, &[first.datagram(number)]);
+                    message += 1;
+                }
+                datagrams += usize::from(first.count);
+                at += 1;
+                continue;
+            }
+            let items = front_batch(&waiting[at..], longest);
+            piece = self.write_message(message, piece, batch, &waiting[at..at + items]);
+            datagrams += self.counts[message];
+            at += items;
             message += 1;
         }
         message
     }
 
+    /// Writes the header of a message with these items, and its iovecs from `at` on. Returns the index after the last of them.
+    fn write_message(
+        &mut self,
+        message: usize,
+        at: usize,
+        batch: &TxBatch,
+        items: &[TxItem],
+    ) -> usize {
+        let after = self.write_iovecs(at, batch, items);
+        let header = &mut self.headers[message].msg_hdr;
+        header.msg_iov = &raw mut self.pieces[at];
+        header.msg_iovlen = (after - at) as _;
+        let count = items.iter().map(|item| usize::from(item.count)).sum();
+        self.address(message, &items[0], (count > 1).then_some(items[0].len as u16));
+        self.counts[message] = count;
+        after
+    }
+
     /// Writes the iovecs of a message, starting at `at`: one per contiguous piece of payload. Returns
     /// the index after the last.
-    fn write_iovecs(&mut self, mut at: usize, batch: &TxBatch, datagrams: &[TxDatagram]) -> usize {
-        let mut rest = datagrams;
+    fn write_iovecs(&mut self, mut at: usize, batch: &TxBatch, items: &[TxItem]) -> usize {
+        let mut rest = items;
         while let Some(first) = rest.first() {
-            let mut end = first.offset;
-            let adjacent = |next: &&TxDatagram| {
-                let adjacent = next.offset == end;
-                end += if adjacent { next.len } else { 0 };
+            let mut bytes = 0;
+            let adjacent = |next: &&TxItem| {
+                let adjacent = match (next.lent_at, first.lent_at) {
+                    (None, None) => next.offset == first.offset + bytes as u32,
+                    (Some(next), Some(first)) => next.get() == first.get() + bytes as u64,
+                    _ => false,
+                };
+                bytes += if adjacent { next.bytes() } else { 0 };
                 adjacent
             };
             rest = &rest[rest.iter().take_while(adjacent).count()..];
             // Borrowed as one slice so that a wrong offset panics here instead of reading elsewhere.
-            let payload = &batch.bytes()[first.offset as usize..end as usize];
-            self.pieces[at] =
-                iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() };
+            let payload: *const u8 = match first.lent_at {
+                None => batch.bytes()[first.offset as usize..][..bytes].as_ptr(),
+                Some(lent_at) => batch.lent(lent_at, bytes).as_ptr().cast(),
+            };
+            self.pieces[at] = iovec { iov_base: payload.cast_mut().cast(), iov_len: bytes };
             at += 1;
         }
         at
     }
 
     /// Sets a message's destination, source and segment size.
-    fn address(&mut self, slot: usize, first: &TxDatagram, segment: Option<u16>) {
+    fn address(&mut self, slot: usize, first: &TxItem, segment: Option<u16>) {
         let (peer, peer_len) = RawAddress::from_std(&first.peer);
         self.peers[slot] = peer;
         let mut control = ControlWriter { buffer: &mut self.controls[slot], used: 0 };

@@ -1,5 +1,6 @@
 //! `SocketNic` over loopback, with the standard library's sockets as peers.
 
+mod lent;
 mod ports;
 mod sleep;
 mod support;

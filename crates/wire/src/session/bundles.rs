@@ -68,6 +68,8 @@ pub struct BundleEntry {
     live: u64,
     /// Messages that the accelerator has not ended.
     held: u64,
+    /// How many times its buffer is in use for replies that leave.
+    leaving: u32,
     requests: BundleRequests,
     /// Whether the numbers of its requests are listed.
     listed: bool,
@@ -143,6 +145,7 @@ impl Bundles {
             sender: 0,
             live: 0,
             held: 0,
+            leaving: 0,
             requests: BundleRequests {
                 origin: Origin::Client(super::ReplyTo::NONE),
                 number: 0,
@@ -245,12 +248,31 @@ impl Bundles {
         let entry = &mut self.entries[index as usize];
         let awaited = entry.live & messages;
         entry.held &= !messages;
-        let returns = entry.held == 0;
+        let returns =
+            entry.held == 0 && (entry.leaving == 0 || mutants::on("return_buffer_while_it_leaves"));
         self.decide(index, awaited);
         if returns {
             self.free(index);
         }
         (awaited, returns)
+    }
+
+    /// Replies leave from the buffer of a bundle that is in use: it stays so until [`Self::release`].
+    #[inline]
+    pub(super) fn hold(&mut self, index: u32) {
+        self.entries[index as usize].leaving += 1;
+    }
+
+    /// The replies have left. Returns whether the buffer is no longer in use.
+    #[inline]
+    pub(super) fn release(&mut self, index: u32) -> bool {
+        let entry = &mut self.entries[index as usize];
+        entry.leaving = entry.leaving.saturating_sub(1);
+        let returns = entry.leaving == 0 && entry.held == 0;
+        if returns {
+            self.free(index);
+        }
+        returns
     }
 
     /// The outcome of these messages, which await one, is decided.
@@ -290,18 +312,23 @@ impl Bundles {
     fn free(&mut self, index: u32) {
         let entry = &mut self.entries[index as usize];
         debug_assert_eq!((entry.live, entry.held), (0, 0));
+        entry.leaving = 0;
         let reuse = mutants::on("reuse_token_of_bundle");
         entry.generation = entry.generation.wrapping_add(u32::from(!reuse));
         entry.next = std::mem::replace(&mut self.free, index);
         self.used -= 1;
     }
 
-    /// Forgets the bundles of these mqueues, all of whose outcomes are decided: nothing reads them any more.
+    /// Forgets the bundles of these mqueues, all of whose outcomes are decided and replies have left: nothing reads them any more.
     pub(super) fn forget(&mut self, mqueues: &Range<u32>, mut each: impl FnMut(u32)) {
         for index in 0..self.entries.len() as u32 {
             let entry = &mut self.entries[index as usize];
             if entry.held != 0 && mqueues.contains(&entry.requests.mqueue) {
                 assert_eq!(entry.live, 0, "a request of an ended generation has no outcome");
+                assert_eq!(
+                    entry.leaving, 0,
+                    "replies leave from the memory of an ended generation"
+                );
                 entry.held = 0;
                 self.free(index);
                 each(index);
