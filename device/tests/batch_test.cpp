@@ -1,4 +1,5 @@
 // Batches: recv_many, reply_many, send_many and drop_many, on messages that came alone and in bundles.
+#include "../kernels/builtin.cpp"
 #include "bundle_bench.h"
 
 namespace {
@@ -245,6 +246,42 @@ TEST(batches_that_break_the_contract_end_the_block) {
     CHECK(run(b, "b_late"));
     CHECK_EQ(b.words()->reason, SERVAL_REASON_CONTRACT);
     CHECK_EQ(b.outcomes.size(), 0);
+}
+
+// The built-in kernels answer, or drop, the messages of a bundle as they do each of them alone.
+TEST(built_in_kernels_answer_bundles_like_single_messages) {
+    const struct {
+        const char* kernel;
+        std::vector<size_t> lengths;
+    } cases[] = {{"echo", {0, 1, 64, 784}}, {"scale", {0, 4, 7, 64, 800}}, {"lenet", {784, 783}}, {"sockperf", {14, 40}}};
+    for (const auto& c : cases) {
+        for (size_t length : c.lengths) {
+            std::vector<Bench::Outcome> outcomes[2];
+            for (bool bundled : {false, true}) {
+                Shape s;
+                s.depth = 32;
+                s.inline_bytes = s.len_max = 1024;
+                Bench b(Bench::with_pools(s), AREA);
+                auto texts = many(20, 'e', length);
+                if (length == 40)
+                    for (auto& text : texts) text.replace(9, 5, std::string("\3\0\0\0\50", 5));
+                if (bundled)
+                    CHECK(b.push(texts));
+                else
+                    for (const auto& text : texts) CHECK(b.push(text));
+                CHECK(run(b, c.kernel));
+                CHECK_EQ(b.wrong, 0);
+                CHECK_EQ(b.outcomes.size(), 20);
+                for (const auto& [token, outcome] : b.outcomes) outcomes[bundled].push_back(outcome);
+            }
+            for (unsigned i = 0; i < 20; i++) {
+                const auto &alone = outcomes[0][i], &in_bundle = outcomes[1][i];
+                CHECK_EQ(alone.kind == SERVAL_KIND_DROP, in_bundle.kind == SERVAL_KIND_DROP);
+                CHECK_EQ(alone.status, in_bundle.status);
+                CHECK(alone.reply == in_bundle.reply);
+            }
+        }
+    }
 }
 
 int main(int argc, char** argv) { return check::run_all(argc, argv); }

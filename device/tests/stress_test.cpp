@@ -120,17 +120,20 @@ SERVAL_KERNEL(s_witness) (serval::Block& block, serval::Mqueue& q) {
 // As before_stop: written by the engine before a bundle is published and after it has ended, and by the block before it answers.
 uint64_t before_bundle[BUFFERS][MESSAGES], before_answer[BUFFERS][MESSAGES];
 
-// A message: its buffer, its place there, its number, and words that depend on it. The reply is the same.
+// A message: its buffer, its place there, its number, and words that depend on it. The reply is the same. Is it what was sent?
+bool is_sent(const uint64_t* word) {
+    if (word[0] >= BUFFERS || word[1] >= MESSAGES || before_bundle[word[0]][word[1]] != ~word[2]) return false;
+    return word[3] == 3 * word[2] && word[4] == 5 * word[2];
+}
+
 SERVAL_KERNEL(s_bundle) (serval::Block& block, serval::Mqueue& q) {
     uint64_t wrong = 0;
     while (auto msg = q.recv(block)) {
         const uint64_t* word = msg.as<uint64_t>();
-        if (msg.len() != 8 * WORDS || word[0] >= BUFFERS || word[1] >= MESSAGES) {
+        if (msg.len() != 8 * WORDS || !is_sent(word)) {
             wrong++;
             break;
         }
-        const bool ordered = before_bundle[word[0]][word[1]] == ~word[2];
-        if (!ordered || word[3] != 3 * word[2] || word[4] != 5 * word[2]) wrong++;
         // Every 16th bundle ends in drops.
         if (word[2] / 64 % 16 == 15 && word[1] == MESSAGES - 1) {
             q.drop(block, msg, serval::REJECTED);
@@ -144,8 +147,29 @@ SERVAL_KERNEL(s_bundle) (serval::Block& block, serval::Mqueue& q) {
     if (wrong) check::fail(__FILE__, __LINE__, "a message of a bundle before the writes that it publishes");
 }
 
+// The same with batches; every 16th bundle is dropped.
+SERVAL_KERNEL(s_batch) (serval::Block& block, serval::Mqueue& q) {
+    uint64_t wrong = 0;
+    while (auto batch = q.recv_many(block)) {
+        for (uint32_t i = 0; i < batch.count(); i++) wrong += batch.len() != 8 * WORDS || !is_sent(batch.as<uint64_t>(i));
+        if (wrong) break;
+        if (batch.as<uint64_t>(0)[2] / 64 % 16 == 15) {
+            q.drop_many(block, batch, serval::REJECTED);
+            continue;
+        }
+        auto replies = q.reply_many(block, batch, batch.len());
+        for (uint32_t i = 0; i < batch.count(); i++) {
+            const uint64_t* word = batch.as<uint64_t>(i);
+            before_answer[word[0]][word[1]] = word[2] + 1;
+            std::memcpy(replies.as<uint8_t>(i), word, batch.len());
+        }
+        q.send_many(block, replies);
+    }
+    if (wrong) check::fail(__FILE__, __LINE__, "a message of a batch before the writes that it publishes");
+}
+
 // An engine with few buffers, each of which is used again as soon as its messages have ended.
-TEST(two_threads_one_bundle) {
+void exchange_bundles(const char* kernel, uint64_t area, uint64_t bundles) {
     for (unsigned protocol : protocols()) {
         const bool doorbell = protocol == SERVAL_PROTOCOL_DOORBELL;
         if (UNDER_TSAN && !doorbell) continue;  // the order comes from fences
@@ -155,12 +179,12 @@ TEST(two_threads_one_bundle) {
         s.pools = 1;
         s.pool_bytes = BUFFERS * 4096;
         Region region(s);
-        Runner runner(region);
+        Runner runner(region, 0, area);
         runner.waiting = [](uint32_t, uint64_t) { sched_yield(); };
-        std::thread block([&] { runner.run("s_bundle"); });
+        std::thread block([&] { runner.run(kernel); });
         Producer rx = region.producer(0, false);
         Consumer tx = region.consumer(0, true);
-        const uint64_t pool = region.pool_entry(0)->offset, bundles = COUNT / 20;
+        const uint64_t pool = region.pool_entry(0)->offset;
         struct Buffer {
             uint64_t number = 0;
             uint64_t left = 0;  // messages that have not ended
@@ -227,6 +251,12 @@ TEST(two_threads_one_bundle) {
         CHECK_EQ(ended, bundles);
         CHECK_EQ(region.block()->reason, SERVAL_REASON_STOPPED);
     }
+}
+
+TEST(two_threads_one_bundle) {
+    exchange_bundles("s_bundle", 0, COUNT / 40);
+    // One message at a time, and many.
+    for (uint64_t area : {uint64_t{0}, uint64_t{2048}}) exchange_bundles("s_batch", area, COUNT / 80);
 }
 
 TEST(words_publish) {

@@ -205,7 +205,8 @@ impl Scheduler {
         let region = Region::join(memory.clone())?;
         check_blocks(blocks, region.block_count())?;
         let stride = staging_stride(region.entries());
-        let staging_bytes = 2 * region.mqueues_per_block_max() as usize * stride as usize;
+        let buffers = 2 * region.mqueues_per_block_max() as usize * stride as usize;
+        let staging_bytes = buffers + if region.pools().is_empty() { 0 } else { BATCH_BYTES };
         let staging = Staging::new(blocks.len(), staging_bytes);
         let os = |error| AccelError::Os { what: "map the blocks' stacks", error };
         let stacks = Stacks::new(blocks.len(), options.stack_bytes).map_err(os)?;
@@ -612,6 +613,10 @@ pub(super) fn check_blocks(blocks: &[u32], count: u32) -> Result<(), AccelError>
     }
     Ok(())
 }
+
+/// Bytes of a block's staging for messages of bundles that a kernel takes at once, and the replies to them. More would save little and
+/// use more of the caches.
+const BATCH_BYTES: usize = 4096;
 
 /// Bytes of one staging buffer: the longest message of any ring, in whole lines.
 fn staging_stride(entries: &[RingEntry]) -> u32 {
