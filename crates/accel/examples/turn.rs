@@ -4,7 +4,8 @@
 //! `cargo run --release -p serval-accel --example turn [seconds per figure] [mqueues] [batch] [column] [bytes]`
 //!
 //! Columns: datagrams of one client each (`single`); batches of 64 datagrams of one client (`train`), as
-//! receive offload delivers them; the same as bundles (`bundle`); as bundles that are received in place (`in-place`); one shared-memory client on the same thread, its part included
+//! receive offload delivers them; the same as bundles (`bundle`); as bundles that are received in place (`in-place`); where the engine
+//! chooses (`auto`, and `auto-single` for one client each); one shared-memory client on the same thread, its part included
 //! (`memory`), and its requests as bundles (`memory-bundle`). In `far` the blocks of that client's requests stand for a GPU: the replies are written between
 //! two turns, which alone are timed, and the lines of replies and requests are in no processor's
 //! cache. `far-train` is the same for GRO batches, whose messages do not overlap.
@@ -487,9 +488,11 @@ fn main() {
             print!("{mqueues:7}  {batch:5}");
             let columns = [
                 "single",
+                "auto-single",
                 "train",
                 "bundle",
                 "in-place",
+                "auto",
                 "memory",
                 "memory-bundle",
                 "far",
@@ -511,6 +514,10 @@ fn main() {
                     "bundle" | "in-place" => {
                         let how = (name == "in-place", bytes);
                         nanoseconds_per_message(mqueues, batch, (true, Bundles::Always), how, time)
+                    }
+                    "auto" | "auto-single" => {
+                        let how = (name == "auto", Bundles::Auto);
+                        nanoseconds_per_message(mqueues, batch, how, (false, bytes), time)
                     }
                     _ => {
                         let how = (name == "train", Bundles::Never);

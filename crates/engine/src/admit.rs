@@ -67,19 +67,7 @@ impl Batch<NoHooks> {
 }
 
 impl<H: Hooks> Batch<H> {
-    /// A batch of about this many client messages.
-    #[inline]
-    pub(crate) fn of_burst<N: Nic>(
-        turn: &mut Turn<N>,
-        service: usize,
-        hooks: H,
-        messages: usize,
-    ) -> Self {
-        turn.services[service].dispatcher.burst(messages);
-        Self::of_clients(service, hooks)
-    }
-
-    /// A batch of client messages of unknown number.
+    /// A batch of client messages.
     #[inline]
     pub(crate) fn of_clients(service: usize, hooks: H) -> Self {
         Self { service, hooks, handed_over: false, messages: 0, bytes: 0, counted: 0 }

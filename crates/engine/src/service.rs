@@ -1,6 +1,7 @@
 //! One worker's share of one service: its mqueues, its dispatcher, its requests.
 
 pub(crate) mod arrival;
+pub(crate) mod bundle_run;
 pub(crate) mod bundle_table;
 pub(crate) mod bundles;
 pub(crate) mod chain;

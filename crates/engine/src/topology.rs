@@ -13,7 +13,7 @@ use mqueue::abi::{
     BACKENDS_MAX, BLOCKS_MAX, Bundle, DEPTH_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, POOL_ALIGN,
     protocol,
 };
-use mqueue::{MqueuePlan, RegionPlan, RingPlan};
+use mqueue::{MqueuePlan, PoolPlan, RegionPlan, RingPlan};
 use wire::admission::KeyRange;
 use wire::framing::Framing;
 use wire::matching::MatchId;
@@ -502,7 +502,7 @@ pub enum Rings {
 pub enum Bundles {
     /// None.
     Never,
-    /// Those that are long enough to be worth it.
+    /// Those that the engine chooses for each burst, by its length, what is unanswered and how fast kernels are.
     Auto,
     /// All of two or more.
     Always,
@@ -691,7 +691,8 @@ impl Service {
     ) -> RegionPlan {
         let mut plan =
             RegionPlan::of_blocks(self.mqueues_on(place), &self.mqueue_plans(place), generation);
-        if self.bundles != Bundles::Never && self.upstream.is_none() && kind.takes_bundles() {
+        let has_pools = workers <= mqueue::abi::POOLS_MAX as usize;
+        if self.may_bundle() && kind.takes_bundles() && has_pools {
             plan = plan.with_pools(workers as u32, self.pool_bytes(place, workers));
         }
         if !self.sockets.is_empty() {
@@ -704,6 +705,13 @@ impl Service {
             AcceleratorKind::Cpu { .. } => plan,
             AcceleratorKind::Process { .. } => plan.with_commands(COMMANDS_IN_FLIGHT, WINDOW_BYTES),
         }
+    }
+
+    /// Whether messages may go as bundles: a proxy has no blocks, a key is in the bytes of each message, and messages without replies have
+    /// no tokens.
+    pub(crate) fn may_bundle(&self) -> bool {
+        let plain = self.replies == Replies::One && !matches!(self.dispatch, Dispatch::KeyHash(_));
+        plain && self.upstream.is_none() && self.bundles != Bundles::Never
     }
 
     /// Size of a worker's pool: room for what its mqueues on an accelerator can have in flight in bundles of a few messages,
@@ -729,7 +737,7 @@ impl Service {
     }
 
     /// The sizes that make up a region that is too large.
-    fn region_arithmetic(&self, place: usize, bytes: u64, region_mib: u64) -> String {
+    fn region_arithmetic(&self, place: usize, plan: &RegionPlan, region_mib: u64) -> String {
         let ring = |max: u32, ring: RingPlan| {
             let slot = 32 + u64::from(max.min(INLINE_BYTES_MAX));
             if ring.arena_bytes > 0 {
@@ -746,8 +754,12 @@ impl Service {
             let plan = self.ring(backend.max_message_bytes);
             parts.push(format!("2 x ({})", ring(backend.max_message_bytes, plan)));
         }
+        let pools = plan.pools.map_or(String::new(), |PoolPlan { workers, bytes }| {
+            format!(" + {workers} x pool of {bytes} B")
+        });
+        let bytes = plan.bytes().expect("the caller has laid it out");
         format!(
-            "{} mqueues x ({}) need {} MiB, more than limits.region_mib = {region_mib}; \
+            "{} mqueues x ({}){pools} need {} MiB, more than limits.region_mib = {region_mib}; \
              use fewer mqueues or slots, smaller messages or arena_bytes, or raise region_mib",
             self.mqueues_on(place),
             parts.join(" + "),

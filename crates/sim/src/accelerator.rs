@@ -117,6 +117,7 @@ impl Block {
     /// Whether there is nothing to read, to answer or to publish.
     fn is_idle(&mut self) -> bool {
         self.work.is_empty()
+            && !self.bundles.any_unpublished()
             && !self.rx.hinted()
             && !self.clients.iter_mut().any(|c| c.rx.hinted())
             && self.sockets.as_mut().is_none_or(SocketBlock::is_idle)

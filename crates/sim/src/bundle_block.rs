@@ -78,6 +78,11 @@ impl OpenBundles {
         Some(true)
     }
 
+    /// Whether there are replies that are not published: the TX ring had no room.
+    pub(crate) fn any_unpublished(&self) -> bool {
+        self.0.iter().any(|open| open.replies.any())
+    }
+
     /// Publishes the replies so far. False: the TX ring has no room for all.
     pub(crate) fn publish(&mut self, tx: &mut Producer<MappedMemory>) -> bool {
         let mut all = true;

@@ -475,7 +475,6 @@ impl ActiveClient {
         let service = self.client.service as usize;
         let share = &mut turn.services[service];
         let bundles = !H::ATTACHED && share.has_bundles();
-        let from = if bundles { share.bundles_from() } else { usize::MAX };
         let budget = if bundles { BUDGET_BUNDLES } else { BUDGET };
         let Ok(room) = self.room(budget) else {
             share.chain = hooks.into_chain();
@@ -497,9 +496,11 @@ impl ActiveClient {
             flow,
             target: None,
         };
+        let has_bundles = share.begin_burst(waiting as usize) && bundles;
+        let from = if has_bundles { share.bundles_from() } else { usize::MAX };
         // Up to here, no messages go as bundles.
         let mut singles_until = if waiting >= from as u64 { 0 } else { u32::MAX };
-        let mut batch = Batch::of_burst(turn, service, hooks, waiting as usize);
+        let mut batch = Batch::of_clients(service, hooks);
         let mut scratch = std::mem::take(&mut turn.scratch);
         let mut taken = 0;
         let mut stop = Stop::Enough;

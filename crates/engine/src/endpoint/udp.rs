@@ -392,10 +392,9 @@ impl UdpPorts {
         let datagrams = self.rx.items.len();
         turn.worked |= datagrams > 0;
         let mut brought = Expected::default();
+        let has_bundles = share.begin_burst(datagrams);
         match share.chain.take() {
-            None if datagrams >= share.bundles_from() => {
-                brought = self.admit_trains(turn, schedule, index);
-            }
+            None if has_bundles => brought = self.admit_trains(turn, schedule, index),
             None => {
                 self.rx.copy_from_lent(0..datagrams);
                 self.admit_batch(turn, schedule, index, NoHooks);
@@ -417,7 +416,7 @@ impl UdpPorts {
     ) {
         let Self { ports, sources, rx, .. } = self;
         let mut sender = Sender::of_port(&ports[index], index, sources);
-        let mut batch = Batch::of_burst(turn, sender.service, hooks, rx.items.len());
+        let mut batch = Batch::of_clients(sender.service, hooks);
         for datagram in &rx.items {
             let Some(arrival) = sender.arrival_or_lost(turn, datagram) else { continue };
             let mut payload = rx.payload(datagram);
@@ -437,7 +436,7 @@ impl UdpPorts {
         batch.end(turn, schedule, Kind::Udp);
     }
 
-    /// The same without a chain, for a batch in which GSO batches may go as bundles. Returns what the next receive call is likely to
+    /// The same without a chain, for messages some of which may go as bundles. Returns what the next receive call is likely to
     /// bring.
     // A function of its own: the loop over single messages is faster without bundles.
     #[inline(never)]
@@ -450,7 +449,7 @@ impl UdpPorts {
         let Self { ports, sources, rx, .. } = self;
         let mut sender = Sender::of_port(&ports[index], index, sources);
         let service = sender.service;
-        let mut batch = Batch::of_burst(turn, service, NoHooks, rx.items.len());
+        let mut batch = Batch::of_clients(service, NoHooks);
         let from = turn.services[service].bundles_from();
         let mut expected = Expected::default();
         // Those in front of `at` are done, and between it and `end` there is no train that goes as bundles.

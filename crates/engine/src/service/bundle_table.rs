@@ -4,16 +4,15 @@ use mqueue::abi::{BUNDLE_ALIGN, BUNDLE_MAX, Bundle};
 use mqueue::{Buffer, CheckedReplies, MappedMemory, Pool};
 use wire::session::Token;
 
+use crate::service::bundle_run::SHORTEST;
 use crate::service::received::{NOT_IN_PLACE, Received};
-use crate::topology::{Bundles, Replies, Service};
+use crate::topology::{Bundles, Service};
 
 /// Largest buffer of a pool.
 pub(super) const BUFFER_BYTES_MAX: usize =
     mqueue::pool::BUFFER_BYTES[mqueue::pool::BUFFER_BYTES.len() - 1] as usize;
 /// Messages start at multiples of this unless they were received without gaps.
 pub(super) const MESSAGE_ALIGN: usize = 16;
-/// Number of requests of one length that are worth a bundle.
-const BUNDLE_FROM: u32 = 4;
 /// Bytes of the largest payload of a slot of a bundle.
 pub(crate) const DESCRIPTOR_BYTES: usize = size_of::<Bundle>();
 
@@ -23,6 +22,10 @@ pub(crate) struct ShareBundles {
     pub(super) from: u32,
     /// The same while blocks take bundles.
     wanted: u32,
+    /// All that are long enough go as bundles.
+    pub(super) forced: bool,
+    /// Blocks run on other processors than the worker's.
+    pub(super) off_thread: bool,
     /// Bytes of the area for one reply.
     pub(super) reply_stride: usize,
     /// The buffer of each entry of the table of requests.
@@ -47,17 +50,18 @@ pub(super) struct NewBundle {
 
 impl ShareBundles {
     /// Of a service whose pools have this number of buffers.
-    pub(crate) fn new(service: &Service, buffers: u32) -> Self {
+    pub(crate) fn new(service: &Service, buffers: u32, off_thread: bool) -> Self {
         let wanted = match service.bundles {
-            // A chain sees single messages, a key is in the bytes of each message, and messages without replies have no tokens.
-            _ if buffers == 0 || service.replies == Replies::None => u32::MAX,
+            _ if buffers == 0 || !service.may_bundle() => u32::MAX,
             Bundles::Never => u32::MAX,
-            Bundles::Auto => BUNDLE_FROM,
+            Bundles::Auto => SHORTEST,
             Bundles::Always => 2,
         };
         Self {
             from: wanted,
             wanted,
+            forced: service.bundles == Bundles::Always,
+            off_thread,
             reply_stride: (service.max_reply_bytes as usize).next_multiple_of(MESSAGE_ALIGN),
             buffers: (0..buffers).map(|_| None).collect(),
             received: Received::new(buffers),

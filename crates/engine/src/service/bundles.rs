@@ -15,6 +15,7 @@ use wire::nic::{RxBatch, SharedBytes, Train};
 use wire::session::{BundleRequests, Token};
 
 use crate::service::arrival::Arrival;
+use crate::service::bundle_run::Burst;
 use crate::service::bundle_table::{
     BUFFER_BYTES_MAX, Completion, DESCRIPTOR_BYTES, LINE, MESSAGE_ALIGN, NewBundle, NoBundle,
 };
@@ -156,10 +157,38 @@ impl ServiceShare {
         self.bundles.from != u32::MAX
     }
 
-    /// Number of requests of one length from which on they go as bundles.
+    /// Number of requests of one length from which on they go as bundles, in the burst that has [begun](Self::begin_burst).
     #[inline]
     pub(crate) fn bundles_from(&self) -> usize {
-        self.bundles.from as usize
+        if self.dispatcher.has_bundles() { self.bundles.from as usize } else { usize::MAX }
+    }
+
+    /// A burst of this many messages is about to be routed: chooses how they are spread. Returns whether some of them may go
+    /// as bundles.
+    // Not inline: the loop over single messages would take more instructions.
+    #[inline(never)]
+    pub(crate) fn begin_burst(&mut self, messages: usize) -> bool {
+        self.dispatcher.burst(messages);
+        if messages < self.bundles.from as usize {
+            return false;
+        }
+        let run = if self.bundles.forced { None } else { Some(self.bundle_run(messages)) };
+        self.dispatcher.bundle(run);
+        self.dispatcher.has_bundles()
+    }
+
+    /// See [`Burst::bundle_run`].
+    fn bundle_run(&self, messages: usize) -> u32 {
+        let (pace_ns, in_turn) = self.dispatcher.pace();
+        let burst = Burst {
+            messages: messages as u32,
+            unanswered: self.sessions.live(),
+            mqueues: self.dispatcher.mqueues_of_flow(self.alive),
+            off_thread: self.bundles.off_thread,
+            in_turn,
+            pace_ns,
+        };
+        burst.bundle_run()
     }
 
     /// Writes the first of these messages into an mqueue's RX ring, as one bundle. Returns how many; `Err` if they have to go as

@@ -101,11 +101,17 @@ pub(crate) struct Dispatcher {
     cursor: u32,
     run_left: u32,
     run: u32,
+    /// Messages of the longest bundle of this burst; below two: there is none.
+    bundle_run: u32,
     /// The time of a kernel for one request, once known; one value for all accelerators of the service. See
     /// [`Self::answered`].
     pace_ns: Option<u64>,
     /// The longest run at that speed.
     run_max: u32,
+    /// Until it is known: an upper bound.
+    bound_ns: Option<u64>,
+    /// Requests were last answered in the turn of their arrival.
+    in_turn: bool,
     /// The drop reason while no accelerator is present.
     absent: DropReason,
 }
@@ -120,8 +126,11 @@ impl Dispatcher {
             cursor: 0,
             run_left: 1,
             run: 1,
+            bundle_run: 0,
             pace_ns: None,
             run_max: RUN_MAX,
+            bound_ns: None,
+            in_turn: false,
             absent,
         }
     }
@@ -134,10 +143,33 @@ impl Dispatcher {
     /// A burst of this many messages is about to be routed: sets the length of runs. Small bursts are spread for
     /// latency, large ones go in runs, which keeps a resumed block busy for longer: the cost of resuming it, reading
     /// its rings and gathering its replies is paid once per run. Where kernels are so slow that this cost does not
-    /// matter, there are no runs.
+    /// matter, there are no runs. Nor bundles, until [`Self::bundle`] has been called.
     pub(crate) fn burst(&mut self, messages: usize) {
         let mqueues = if messages < BURST { 8 } else { 4 };
         self.run = (messages as u32 / mqueues).clamp(1, RUN_MAX);
+        self.bundle_run = 0;
+    }
+
+    /// Sets the length of the bundles of the burst; `None`: that of runs, at least two, however slow kernels are.
+    pub(crate) fn bundle(&mut self, run: Option<u32>) {
+        self.bundle_run = run.unwrap_or(self.run.max(2));
+    }
+
+    /// Whether messages of the burst may go as bundles.
+    #[inline]
+    pub(crate) fn has_bundles(&self) -> bool {
+        self.bundle_run > 1
+    }
+
+    /// The time of a kernel for one request, or an upper bound, if known; and whether requests were last answered in the turn
+    /// of their arrival.
+    pub(crate) fn pace(&self) -> (Option<u64>, bool) {
+        (self.pace_ns.or(self.bound_ns), self.in_turn)
+    }
+
+    /// Of this number of live mqueues, how many messages of one flow may go to.
+    pub(crate) fn mqueues_of_flow(&self, alive: u32) -> u32 {
+        if self.policy == Dispatch::FlowHash { 1 } else { alive }
     }
 
     /// An mqueue has answered `count` requests (not 0) in `took_ns`. `busy` says that it had requests all that time:
@@ -145,7 +177,8 @@ impl Dispatcher {
     /// are answered in the turn of their arrival carry no timing information.
     #[inline]
     pub(crate) fn answered(&mut self, count: u64, took_ns: u64, busy: bool) {
-        if took_ns == 0 {
+        self.in_turn = took_ns == 0;
+        if self.in_turn {
             return;
         }
         let sample_ns = took_ns / count;
@@ -153,7 +186,10 @@ impl Dispatcher {
             Some(pace_ns) if busy => (pace_ns * (PACE_SAMPLES - 1) + sample_ns) / PACE_SAMPLES,
             Some(pace_ns) => pace_ns.min(sample_ns),
             None if busy => sample_ns,
-            None => return,
+            None => {
+                self.bound_ns = Some(self.bound_ns.map_or(sample_ns, |ns| ns.min(sample_ns)));
+                return;
+            }
         };
         self.pace_ns = Some(pace_ns);
         let fit = RUN_NS.checked_div(pace_ns).unwrap_or(u64::MAX);
@@ -206,33 +242,22 @@ impl Dispatcher {
         self.check(mqueue, mqueues)
     }
 
-    /// An mqueue of this worker for two or more messages of one flow, at most `most`, and how many. `None` if each message has to
-    /// be routed.
+    /// An mqueue of this worker for a bundle of messages of one flow, at most `most`, and how many, at least two. `None` if each message
+    /// has to be routed.
     pub(crate) fn route_run(
         &mut self,
         flow: u64,
         most: u32,
         mqueues: &impl Credit,
     ) -> Option<(u32, u32)> {
-        if self.needs_key() {
+        if self.needs_key() || !self.has_bundles() {
             return None;
         }
-        let in_turn = self.policy == Dispatch::RoundRobin;
-        if in_turn && self.run_left < 2 {
-            // What is left of the current run is no bundle.
-            self.run_left = 0;
-        }
+        // A bundle is a run of its own.
+        self.run_left = 0;
         let Route::Local(mqueue) = self.route(&[], flow, mqueues) else { return None };
-        let run = match self.policy {
-            Dispatch::RoundRobin => 1 + self.run_left,
-            Dispatch::LeastLoaded => self.run.min(self.run_max),
-            Dispatch::FlowHash | Dispatch::KeyHash(_) => most,
-        };
-        let count = mqueues.credit(mqueue)?.min(run).min(most);
-        if in_turn {
-            // One was counted by the choice.
-            self.run_left = if count < 2 { self.run_left + 1 } else { self.run_left + 1 - count };
-        }
+        let count = mqueues.credit(mqueue)?.min(self.bundle_run).min(most);
+        self.run_left = if count < 2 { self.run_left + 1 } else { 0 };
         (count >= 2).then_some((mqueue, count))
     }
 
@@ -444,9 +469,8 @@ mod tests {
         let mut d = dispatcher(Dispatch::RoundRobin, 1, 4);
         let table = Table(vec![Some(20), Some(3), None, Some(1)], None);
         d.burst(64);
-        for _ in 0..4 {
-            d.route(b"", flow(1), &table);
-        }
+        assert_eq!(d.route_run(flow(1), 64, &table), None, "a burst without bundles");
+        d.bundle(Some(16));
         let mut hits = [0; 4];
         for _ in 0..400 {
             match d.route_run(flow(1), 64, &table) {
@@ -461,25 +485,29 @@ mod tests {
             }
         }
         assert!(hits[0] > 5 && hits[1] > 5 && hits[2] + hits[3] == 0, "{hits:?}");
-        // The rest of a run that is too short for a bundle is skipped.
+        // What is left of a run is no bundle.
         let table = Table(vec![Some(999); 4], None);
-        (d.run_left, d.cursor) = (1, 2);
+        (d.run_left, d.cursor) = (7, 2);
         assert_eq!(d.route_run(flow(1), 64, &table), Some((3, 16)));
         assert_eq!(d.route_run(flow(1), 64, &table), Some((0, 16)));
-        // A slow kernel gets single messages.
+        assert_eq!(d.route_run(flow(1), 3, &table), Some((1, 3)));
+        // Where bundles are forced, they are as long as runs, and also for a slow kernel.
         (0..100).for_each(|_| d.answered(2, 2 * 800_000, true));
-        for _ in 0..32 {
-            d.route(b"", flow(1), &table);
-        }
-        assert_eq!(d.route_run(flow(1), 64, &table), None);
+        d.bundle(None);
+        assert_eq!(d.route_run(flow(1), 64, &table), Some((2, 16)));
+        d.burst(3);
+        d.bundle(None);
+        assert_eq!(d.route_run(flow(1), 3, &table), Some((3, 2)));
         let mut d = dispatcher(Dispatch::FlowHash, 1, 4);
+        d.bundle(Some(50));
         let table = Table(vec![Some(50); 4], None);
         let Some((mqueue, 50)) = d.route_run(flow(1), 64, &table) else { panic!("{d:?}") };
         assert_eq!(d.route(b"", flow(1), &table), Route::Local(mqueue));
         let mut d = dispatcher(Dispatch::KeyHash("0:4".parse().unwrap()), 1, 4);
+        d.bundle(Some(16));
         assert_eq!(d.route_run(flow(1), 64, &table), None);
         let mut d = dispatcher(Dispatch::LeastLoaded, 1, 4);
-        d.burst(64);
+        d.bundle(Some(16));
         let table = Table(vec![Some(9), Some(50), Some(50), Some(9)], None);
         assert_eq!(d.route_run(flow(1), 64, &table), Some((1, 16)));
         let none = Table(vec![Some(0); 4], None);
@@ -515,6 +543,10 @@ mod tests {
         // The time of an idle mqueue is only an upper bound, and says nothing yet.
         d.answered(1, 900_000, false);
         assert!(spread(&mut d, 64) <= 5, "{d:?}");
+        assert_eq!(d.pace(), (Some(900_000), false));
+        d.answered(2, 800_000, false);
+        d.answered(1, 500_000, false);
+        assert_eq!(d.pace(), (Some(400_000), false));
         // As fast as a GPU's echo: a run takes no longer than its limit.
         (0..100).for_each(|_| d.answered(8, 8 * 2000, true));
         assert!(spread(&mut d, 64) <= 5, "{d:?}");
@@ -534,11 +566,13 @@ mod tests {
         // One interrupted kernel counts as one sample of many.
         d.answered(1, 100_000, true);
         assert!(spread(&mut d, 64) <= 33, "{d:?}");
+        assert!(!d.pace().1);
         // Answers in the turn of their arrival carry no timing information.
         let before = d.pace_ns;
         d.answered(4, 0, true);
         d.answered(4, 0, false);
         assert_eq!(d.pace_ns, before);
+        assert_eq!(d.pace(), (before, true));
     }
 
     #[test]

@@ -168,6 +168,7 @@ impl ServiceShare {
                 .map(|place| service.mqueues_on(place))
                 .collect(),
         };
+        let off_thread = accelerators.iter().any(|drive| drive.blocks.runs_off_thread());
         let capacity = mqueues.len() as u32 * service.slots;
         let backends = Backends::new(&service.backends, clients, counters.clone());
         let sockets = Sockets::new(service, socket_ends, counters.clone());
@@ -188,7 +189,7 @@ impl ServiceShare {
             counters,
             sampler: Sampler::new(observed),
             sessions: Sessions::new(capacity, 1).with_bundles(buffers, 1),
-            bundles: ShareBundles::new(service, buffers),
+            bundles: ShareBundles::new(service, buffers, off_thread),
             dispatcher: Dispatcher::new(service.dispatch, owner, worker),
             alive: alive(&loads),
             unread: 0,

@@ -242,7 +242,7 @@ impl Topology {
             );
             let bytes = plan.bytes().map_err(|e| wrong("slots", e.to_string()))?;
             if bytes > self.limits.region_mib << 20 {
-                let sum = service.region_arithmetic(place, bytes, self.limits.region_mib);
+                let sum = service.region_arithmetic(place, &plan, self.limits.region_mib);
                 return Err(wrong("mqueues", sum));
             }
         }

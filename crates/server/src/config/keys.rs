@@ -535,9 +535,12 @@ const COMMON: &[(&str, &[Key])] = &[
             tenant: Other("string: 1 to 64 letters, digits, `_`, `-`"), "",
                 "The owner of the service. Services of one tenant share a process on a GPU, services of different tenants never do.";
             rings: service(Setter::Word(|s| &mut s.rings)), "",
-                "Ring protocol. `auto`: `doorbell` on host cores, `granule` on GPUs. `bundle`: the same protocol, and two or more consecutive \
-                 requests of one client and one length travel as one (datagrams, over shared memory, and over TCP with framing `fixed:N` or `length`), if the blocks take them (those of `process` and `cuda` do), messages have replies, no \
-                 function is attached and requests are not dispatched by key. The others are for experiments. Granule rings carry up to 1536 bytes.";
+                "How requests travel to blocks. `auto`: bursts of one client as bundles, where blocks are busy or kernels fast for the size of the \
+                 burst, else one by one, through `doorbell` rings on host cores and `granule` rings on GPUs. The others are for experiments: one \
+                 by one through rings of this protocol, or `bundle`: all consecutive requests of one client and one length. Bundles are made of \
+                 datagrams, requests over shared memory, and over TCP with framing `fixed:N` or `length`. They need blocks that \
+                 take them (those of `process` and `cuda` do), replies, and a service without functions and without dispatch by key. Granule rings carry up \
+                 to 1536 bytes.";
             backend: Other("list of tables"), "none", "`[[service.backend]]`, below.";
             upstream: Other("string: `HOST:PORT`"), "none",
                 "The service is a proxy: its requests go to the server at this address, from a socket or connection for each client, and what \

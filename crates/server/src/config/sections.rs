@@ -154,9 +154,11 @@ fn choose_rings(service: &mut Service, accelerators: &[Accelerator]) {
         AcceleratorKind::Cpu { .. } => Rings::Auto,
     };
     let rings: Vec<Rings> = service.accelerators.iter().map(rings_on).collect();
-    if service.rings == Rings::Bundle {
-        service.bundles = Bundles::Always;
-    }
+    service.bundles = match service.rings {
+        Rings::Auto => Bundles::Auto,
+        Rings::Bundle => Bundles::Always,
+        Rings::Doorbell | Rings::Granule | Rings::Granule8 => Bundles::Never,
+    };
     let given = !matches!(service.rings, Rings::Auto | Rings::Bundle);
     if given || rings.iter().all(|rings| *rings == Rings::Auto) {
         return;

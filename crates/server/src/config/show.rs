@@ -2,6 +2,7 @@
 
 use engine::commands::WINDOW_BYTES;
 use engine::topology::{AcceleratorKind, Service};
+use mqueue::PoolPlan;
 use serde_json::{Map, Value as Json, json};
 
 use super::Config;
@@ -32,7 +33,7 @@ impl Config {
                     service: service.name.clone(),
                     accelerator: accelerator.name.clone(),
                     bytes: plan.bytes().expect("the topology was checked"),
-                    arithmetic: arithmetic(service, place, &accelerator.kind),
+                    arithmetic: arithmetic(service, place, &accelerator.kind, plan.pools),
                 });
             }
         }
@@ -68,9 +69,14 @@ impl Config {
     }
 }
 
-/// `4 mqueues x (RX 64 slots x 1024 B + TX 64 slots x 1024 B)`: payload room; headers, rounding and status words make
+/// `4 mqueues x (RX 64 slots x 1024 B + TX 64 slots x 1024 B) + 1 x pool of 262144 B`: payload room; headers, rounding and status words make
 /// up the rest of the region.
-fn arithmetic(service: &Service, place: usize, kind: &AcceleratorKind) -> String {
+fn arithmetic(
+    service: &Service,
+    place: usize,
+    kind: &AcceleratorKind,
+    pools: Option<PoolPlan>,
+) -> String {
     let part = |(index, mqueue): (usize, &mqueue::MqueuePlan)| {
         let ring = |name: &str, ring: &mqueue::RingPlan| {
             let slots = format!("{name} {} slots x {} B", mqueue.depth, ring.inline_bytes());
@@ -90,7 +96,10 @@ fn arithmetic(service: &Service, place: usize, kind: &AcceleratorKind) -> String
         AcceleratorKind::Cpu { .. } => String::new(),
         AcceleratorKind::Process { .. } => format!(" + command rings and {WINDOW_BYTES} B window"),
     };
-    format!("{} mqueues x ({}){commands}", service.mqueues_on(place), parts.join("; "))
+    let pools = pools.map_or(String::new(), |PoolPlan { workers, bytes }| {
+        format!(" + {workers} x pool of {bytes} B")
+    });
+    format!("{} mqueues x ({}){commands}{pools}", service.mqueues_on(place), parts.join("; "))
 }
 
 /// Bytes in a readable unit: `552.3 KiB`.

@@ -241,7 +241,7 @@ impl TcpConnections {
         }
         let most = connection.places() as usize;
         if let Some(alike) = share.framing.requests_alike(bytes, share.max_message_bytes, most) {
-            share.dispatcher.burst(alike.count);
+            share.begin_burst(alike.count);
         }
     }
 
