@@ -51,23 +51,23 @@
 //! | `vanish` | `stream_client.rs` | sum, cause: `client_gone` |
 //! | `nonsense` | `stream_client.rs` | cause: `bad_framing`; replies before it arrive |
 //! | `cut` | `stream_client.rs` | content, cause: `bad_framing` |
-//! | `twice` | `accelerator.rs` | content: the second is `stale_token` |
+//! | `twice` | `misbehaviour.rs` | content: the second is `stale_token` |
 //! | `late` | `accelerator.rs` | sum: `request_timeout`, then `stale_token` |
 //! | `swallow` | `accelerator.rs` | sum, credit: `request_timeout` |
 //! | `reject` | `accelerator.rs` | sum: `kernel_drop`, `bad_length`, `reply_too_long` |
-//! | `forge` | `accelerator.rs` | content: no client gets anything |
-//! | `steal` | `accelerator.rs` | content: no client gets anything |
+//! | `forge` | `misbehaviour.rs` | content: no client gets anything |
+//! | `steal` | `misbehaviour.rs` | content: no client gets anything |
 //! | `bundle-forge` | `bundle_block.rs` | content: no client gets anything; cause: `bad_message` |
-//! | `bad-kind` | `accelerator.rs` | cause: `bad_message` |
-//! | `bad-header` | `accelerator.rs` | cause: `bad_message`, `mqueue_dead` |
+//! | `bad-kind` | `misbehaviour.rs` | cause: `bad_message` |
+//! | `bad-header` | `misbehaviour.rs` | cause: `bad_message`, `mqueue_dead` |
 //! | `unwanted` | `accelerator.rs` | crossed: nothing leaves |
 //! | `stall` | `accelerator.rs` | sum, credit, others |
 //! | `die` | `accelerator.rs` | sum, credit: `mqueue_dead`, `no_accelerator` |
-//! | `scribble` | `accelerator.rs`: heads, tails, slots, arenas | sum, credit, others, no panic |
+//! | `scribble` | `misbehaviour.rs`: heads, tails, slots, arenas | sum, credit, others, no panic |
 //! | `restart` | `generations.rs`: the old blocks keep writing | sum, credit; content: no old reply reaches a client |
 //! | `hold` | `generations.rs`: a service is paused, then the accelerator generation ends or continues | sum, credit, others |
-//! | `replay` | `accelerator.rs` | content: no client gets anything |
-//! | `wide-scribble` | `accelerator.rs`: any word of the region | sum, credit, others, no panic |
+//! | `replay` | `misbehaviour.rs` | content: no client gets anything |
+//! | `wide-scribble` | `misbehaviour.rs`: any word of the region | sum, credit, others, no panic |
 //! | `false-alarm` | `accelerator.rs` | sum |
 //! | `socket-forge` | `socket_block.rs` | bytes, others |
 //! | `socket-scribble` | `socket_block.rs`: positions and ends | bytes, others, no panic |
