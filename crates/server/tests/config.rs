@@ -263,6 +263,7 @@ kernel = "stream_echo"
 [[service.socket]]
 name = "peers"
 listen = "tcp://127.0.0.1:9003"
+idle_ms = 0
 "#;
 
 #[test]

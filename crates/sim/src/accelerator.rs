@@ -13,8 +13,7 @@ use std::sync::{Arc, Mutex};
 use engine::accelerator::{Blocks, StartError};
 use engine::topology::Replies;
 use mqueue::abi::{self, PoolEntry, RingEntry, kind, status};
-use mqueue::memory::Ordering;
-use mqueue::{Consumer, Head, MappedMemory, Memory, Producer, Words};
+use mqueue::{Consumer, Head, MappedMemory, Producer, Words};
 use wire::framing::Framing;
 
 use crate::behaviour::Behaviour;

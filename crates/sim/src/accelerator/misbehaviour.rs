@@ -4,7 +4,7 @@ use mqueue::Memory;
 use mqueue::abi::{self, RingEntry, kind, status};
 use mqueue::memory::Ordering;
 
-use super::Model;
+use super::{Block, Model};
 use crate::behaviour::Behaviour;
 use crate::fault::Fault;
 use crate::net::lock;
