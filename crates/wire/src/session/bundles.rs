@@ -263,11 +263,14 @@ impl Bundles {
         self.entries[index as usize].leaving += 1;
     }
 
-    /// The replies have left. Returns whether the buffer is no longer in use.
+    /// The replies have left. Returns whether the buffer is no longer in use. Without [`Self::hold`] before it, nothing happens.
     #[inline]
     pub(super) fn release(&mut self, index: u32) -> bool {
         let entry = &mut self.entries[index as usize];
-        entry.leaving = entry.leaving.saturating_sub(1);
+        if entry.leaving == 0 {
+            return false;
+        }
+        entry.leaving -= 1;
         let returns = entry.leaving == 0 && entry.held == 0;
         if returns {
             self.free(index);

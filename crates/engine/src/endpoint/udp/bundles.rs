@@ -20,10 +20,11 @@ use crate::turn::Turn;
 const IN_PLACE_BYTES: usize = 1024;
 
 impl UdpPort {
-    /// Appends replies that leave from byte `at` of a bundle's buffer. False if they have to be copied.
+    /// Appends replies that leave from byte `at` of a bundle's buffer. False if they have to be copied. The service is that of
+    /// the bundle: after a reload, another one may own the port.
     fn leave_in_place(
         &mut self,
-        share: &mut ServiceShare,
+        (service, share): (usize, &mut ServiceShare),
         (token, mqueue, at): (Token, u32, u32),
         to: (SocketAddr, Option<IpAddr>),
         shape: (usize, usize),
@@ -36,7 +37,7 @@ impl UdpPort {
             return false;
         }
         share.sessions.hold_bundle(token);
-        self.leaving.push(Leaving { service: self.port.service, mqueue, token });
+        self.leaving.push(Leaving { service: service as u16, mqueue, token });
         true
     }
 
@@ -113,7 +114,9 @@ impl UdpPorts {
             let (to, shape) = ((peer, local), (len, count as usize));
             let no_gaps = len == 0 || count == 1 || replies.stride() as usize == len;
             let in_place = no_gaps && len * count as usize >= IN_PLACE_BYTES;
-            if !in_place || !udp.leave_in_place(share, (*token, mqueue, at), to, shape, more) {
+            if !in_place
+                || !udp.leave_in_place((service, share), (*token, mqueue, at), to, shape, more)
+            {
                 udp.tx.push_many(to, shape, more, |bytes| {
                     if no_gaps {
                         return share.read_replies(*token, mqueue, at, bytes);
