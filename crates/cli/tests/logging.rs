@@ -178,10 +178,10 @@ fn fill(pipe: i32) {
 fn a_tap_at_the_file_size_limit_reports_it() {
     let config = Path::new(env!("CARGO_TARGET_TMPDIR")).join("log-tap.toml");
     let text = "schema = 1\n[engine]\nmetrics = \"127.0.0.1:0\"\ncontrol = \"\"\n[[accelerator]]\nname = \"acc0\"\nkind = \"cpu\"\n\
-                [[service]]\nname = \"echo\"\nlisten = [\"udp://127.0.0.1:0\"]\naccelerator = \"acc0\"\nkernel = \"echo\"\nmax_message_bytes = 1400\n";
+                [[service]]\nname = \"echo\"\nlisten = [\"udp://127.0.0.1:0\"]\naccelerator = \"acc0\"\nkernel = \"echo\"\nmax_message_bytes = 1400\nrings = \"doorbell\"\n";
     std::fs::write(&config, text).unwrap();
     let tap = config.with_extension("pcap");
-    // Regions of shared memory are files for this limit as well.
+    // Regions of shared memory are files for this limit as well; with pools for bundles they are larger.
     const LIMIT: u64 = 1 << 20;
     let mut command = Command::new("prlimit");
     command.args([

@@ -119,12 +119,12 @@ mod tests {
     use super::super::Overrides;
     use super::*;
 
-    /// The configuration of one service with `mqueues` small mqueues on an accelerator of this kind.
+    /// The configuration of one service with `mqueues` small mqueues on an accelerator of this kind, without pools.
     fn parse(kind: &str, mqueues: u32) -> Result<Config, super::super::ConfigError> {
         let text = format!(
             "schema = 1\n[limits]\nregion_mib = 1\n[[accelerator]]\nname = \"own\"\nkind = \"{kind}\"\n\
              [[service]]\nname = \"a\"\nlisten = \"udp://127.0.0.1:9000\"\naccelerator = \"own\"\nkernel = \"echo\"\n\
-             mqueues = {mqueues}\nslots = 1\nmax_message_bytes = 8\n"
+             mqueues = {mqueues}\nslots = 1\nmax_message_bytes = 8\nrings = \"doorbell\"\n"
         );
         Config::parse("test", &text, "".as_ref(), &Overrides::default())
     }
