@@ -132,6 +132,12 @@ impl<M: Memory> Pool<M> {
         self.classes.each_ref().map(|class| (class.taken.len() as u32, class.free.len() as u32))
     }
 
+    /// How many buffers of at least that many bytes are free.
+    pub fn free_of(&self, bytes: u32) -> u32 {
+        let fitting = self.classes.iter().zip(BUFFER_BYTES).filter(|(_, size)| *size >= bytes);
+        fitting.map(|(class, _)| class.free.len() as u32).sum()
+    }
+
     /// Whether every buffer is free.
     pub fn is_whole(&self) -> bool {
         self.buffers().iter().all(|(all, free)| all == free)

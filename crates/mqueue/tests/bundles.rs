@@ -383,6 +383,8 @@ fn pool_range(pages: u64) -> std::ops::Range<u64> {
 fn a_pool_gives_the_smallest_buffer_and_larger_ones_if_those_are_used_up() {
     let mut pool = pool(POOL_BYTES);
     let [(smalls, _), (middles, _), (larges, _)] = pool.buffers();
+    assert_eq!(pool.free_of(1), smalls + middles + larges);
+    assert_eq!((pool.free_of(4097), pool.free_of(16_385)), (middles + larges, larges));
     assert_eq!((smalls, middles, larges), (16, 4, 2));
     let mut taken: Vec<Buffer> = std::iter::from_fn(|| pool.take(1)).collect();
     let sizes: Vec<u32> = taken.iter().map(Buffer::bytes).collect();

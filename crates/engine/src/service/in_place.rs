@@ -25,13 +25,13 @@ impl ServiceShare {
         let (Some(pool), Some(memory)) = (&mut accelerator.pool, &accelerator.pool_memory) else {
             return;
         };
-        // Most of the pool is for bundles that exist, and for replies.
-        let free: u32 = pool.buffers().iter().map(|(_, free)| free).sum();
+        let bytes = bytes.min(BUFFER_BYTES_MAX).min(rx.slot_bytes()) as u32;
+        // The bundles of a batch need other buffers of this size for their replies.
+        let most = (pool.free_of(bytes) as usize + 1) / 3;
         let received = &mut self.bundles.received;
-        for _ in 0..batches.min(free as usize / 4) {
+        for _ in 0..batches.min(most) {
             let Some(number) = received.take_entry() else { return };
-            let bytes = bytes.min(BUFFER_BYTES_MAX).min(rx.slot_bytes());
-            let Some(buffer) = pool.take(bytes as u32) else {
+            let Some(buffer) = pool.take(bytes) else {
                 received.put_back(number);
                 return;
             };

@@ -80,7 +80,7 @@ impl<const FIELD: usize> Grammar for Length<FIELD> {
     fn requests_alike(&self, buffer: &[u8], max: usize, most: usize) -> Option<Alike> {
         let field = buffer.first_chunk::<FIELD>()?;
         let len = field.iter().fold(0, |len, byte| (len << 8) + u32::from(*byte)) as usize;
-        if len > max {
+        if len == 0 || len > max {
             return None;
         }
         let messages = buffer.chunks_exact(FIELD + len).take(most);
