@@ -230,6 +230,9 @@ impl<H: Hooks> Batch<H> {
             && let Some(chain) = self.hooks.attached()
         {
             chain.set_done(index);
+            if admitted != Admitted::Accepted {
+                chain.set_unsent(index);
+            }
         }
         (admitted, arrival)
     }

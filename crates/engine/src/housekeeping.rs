@@ -52,6 +52,7 @@ impl Housekeeping {
             }
             let Turn { services, nic, now_ns, .. } = turn;
             let share = &mut services[service];
+            share.tell_tick(*now_ns);
             share.backends.expire_backends(nic, *now_ns);
             share.find_overdue(*now_ns);
             share.unsample_ended();

@@ -10,6 +10,7 @@ pub(crate) mod dispatch;
 pub(crate) mod ends;
 mod in_place;
 pub(crate) mod mqueues;
+mod notices;
 mod pool_memory;
 pub(crate) mod received;
 pub(crate) mod requests;

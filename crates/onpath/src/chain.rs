@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use mqueue::count::Counter;
 use wire::DropReason;
 
-use crate::function::{Command, CommandError, Direction, Failure, Function, Merge};
+use crate::function::{Command, CommandError, Direction, Failure, Function, Merge, Notice};
 use crate::messages::{Messages, Tally};
 
 /// The shortest and the longest time for which a failing function is not called.
@@ -172,9 +172,9 @@ impl Link {
         messages: &mut Messages,
         clock: &dyn Fn() -> u64,
     ) -> bool {
-        messages.begin_call();
-        let before = messages.tally();
         let begin_ns = clock();
+        messages.begin_call(begin_ns);
+        let before = messages.tally();
         let function = AssertUnwindSafe(&mut self.function);
         let call = AssertUnwindSafe(|| {
             let AssertUnwindSafe(function) = { function };
@@ -301,6 +301,16 @@ impl Link {
         }
     }
 
+    fn notify(&mut self, notice: &Notice) {
+        if self.failing_until_ns.is_some() || !self.function.wants_notices() {
+            return;
+        }
+        let told = catch_unwind(AssertUnwindSafe(|| self.function.notice(notice)));
+        if told.is_err() {
+            self.fail(self.now_ns, 0, Failure(PANICKED.to_owned()));
+        }
+    }
+
     fn command(&mut self, command: Command) -> Result<Vec<u64>, CommandError> {
         let function = &mut self.function;
         if self.failing_until_ns.is_some() {
@@ -360,17 +370,37 @@ pub enum Arranged {
 #[derive(Default)]
 pub struct Chain {
     links: Vec<Link>,
+    /// One of them wants notices.
+    wants_notices: bool,
 }
 
 impl Chain {
     /// A chain of these functions.
     pub fn new(links: Vec<Link>) -> Self {
-        Self { links }
+        let mut chain = Self::default();
+        chain.arrange(links.into_iter().map(Arranged::New).collect());
+        chain
     }
 
     /// Whether it has no functions.
     pub fn is_empty(&self) -> bool {
         self.links.is_empty()
+    }
+
+    /// How many functions it has.
+    pub fn len(&self) -> usize {
+        self.links.len()
+    }
+
+    /// Whether a function wants [notices](Notice).
+    #[inline]
+    pub fn wants_notices(&self) -> bool {
+        self.wants_notices
+    }
+
+    /// Tells the functions that want to know.
+    pub fn notify(&mut self, notice: &Notice) {
+        self.links.iter_mut().for_each(|link| link.notify(notice));
     }
 
     /// Lets the functions decide about a batch.
@@ -397,13 +427,18 @@ impl Chain {
         let mut former = std::mem::take(&mut self.links);
         for place in order {
             match place {
-                Arranged::New(link) => self.links.push(link),
+                Arranged::New(mut link) => {
+                    link.notify(&Notice::Attached);
+                    self.links.push(link);
+                }
                 Arranged::Kept(id) => {
                     let kept = former.iter().position(|link| link.id == id);
                     self.links.extend(kept.map(|kept| former.remove(kept)));
                 }
             }
         }
+        former.iter_mut().for_each(|link| link.notify(&Notice::Detached));
+        self.wants_notices = self.links.iter().any(|link| link.function.wants_notices());
         former
     }
 

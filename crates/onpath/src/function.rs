@@ -1,6 +1,56 @@
 //! What a function is to the chain: something that decides about batches, and has registers.
 
+use wire::session::{Origin, ReplyTo};
+
 use crate::messages::Messages;
+
+/// Which request a message is, or answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RequestId {
+    /// The client that sent it. A connection's key and generation together never name another connection.
+    pub origin: Origin,
+    /// Its number on its connection, from 0. Datagrams have none: 0.
+    pub number: u64,
+}
+
+/// Something that happens besides messages, for functions that [want to know](Function::wants_notices).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// The function is in a chain: it sees what comes from here on.
+    Attached,
+    /// It is in no chain, and sees nothing more.
+    Detached,
+    /// Once a millisecond while the worker is awake, and when it wakes up.
+    Tick {
+        /// The time.
+        now_ns: u64,
+    },
+    /// A request that passed has ended, and no reply to it is shown. Of datagrams only [`End::Unsent`] is told: whether one is answered
+    /// later is not known.
+    Ended {
+        /// The request.
+        request: RequestId,
+        /// How.
+        end: End,
+    },
+    /// A client's connection has ended, or the one to the upstream server that it has to itself. Its requests that have not ended may
+    /// have reached the server, and the server may still do them.
+    Gone {
+        /// The client.
+        client: ReplyTo,
+        /// The time.
+        now_ns: u64,
+    },
+}
+
+/// How a request ends without a reply that functions see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It was not sent: another function decided about it, or there was no way to send it.
+    Unsent,
+    /// The upstream server has done it.
+    Done,
+}
 
 /// Which way messages go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +147,14 @@ pub enum CommandError {
 pub trait Function: Send {
     /// Decides about the messages of a batch that are still open.
     fn decide(&mut self, direction: Direction, messages: &mut Messages) -> Result<(), Failure>;
+
+    /// Whether [`Self::notice`] is called.
+    fn wants_notices(&self) -> bool {
+        false
+    }
+
+    /// Something has happened besides messages. Not called while the function has failed and is not restarted.
+    fn notice(&mut self, _notice: &Notice) {}
 
     /// Makes the function usable again after a failure. What its registers counted may be lost. It returns at once; false: not yet, call it
     /// again later.

@@ -17,6 +17,8 @@ mod messages;
 pub mod wasm;
 
 pub use chain::{Arranged, Chain, Counters, Link, OnFailure, Policy, Snapshot};
-pub use function::{Command, CommandError, Direction, Failure, Function, Merge, Register};
+pub use function::{
+    Command, CommandError, Direction, End, Failure, Function, Merge, Notice, Register, RequestId,
+};
 pub use library::{Code, LibraryError, Sizes, Spec};
 pub use messages::{MESSAGES_MAX, Messages, Outcome, SHOWN_BYTES_MIN, Tally};

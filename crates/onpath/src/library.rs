@@ -1,6 +1,7 @@
 //! Which functions there are, and how instances of them are made.
 
 use std::io::{self, Read};
+use std::sync::Arc;
 
 use crate::builtin::{Passthrough, Threshold};
 use crate::chain::OnFailure;
@@ -77,6 +78,14 @@ pub fn is_name(name: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&name.len()) && name.chars().all(letter)
 }
 
+/// Makes the instances of one attached function, which may share something.
+pub type Instances = Arc<dyn Fn() -> Box<dyn Function> + Send + Sync>;
+
+/// Instances that share nothing.
+fn alone<F: Function + Default + 'static>() -> Instances {
+    Arc::new(|| Box::new(F::default()))
+}
+
 /// A function that is part of the program.
 #[derive(Clone, Copy, Debug)]
 pub struct Builtin {
@@ -86,7 +95,7 @@ pub struct Builtin {
     pub summary: &'static str,
     /// Its settings, with their meaning.
     pub settings: &'static [(&'static str, &'static str)],
-    make: fn() -> Box<dyn Function>,
+    instances: fn() -> Instances,
 }
 
 /// Every built-in function.
@@ -95,7 +104,7 @@ pub const BUILTINS: &[Builtin] = &[
         name: "passthrough",
         summary: "lets every message pass, and counts it",
         settings: &[],
-        make: || Box::new(Passthrough),
+        instances: alone::<Passthrough>,
     },
     Builtin {
         name: "threshold",
@@ -106,7 +115,7 @@ pub const BUILTINS: &[Builtin] = &[
             ("low", "least number that passes (0)"),
             ("high", "greatest number that passes (4 294 967 295)"),
         ],
-        make: || Box::new(Threshold::default()),
+        instances: alone::<Threshold>,
     },
 ];
 
@@ -170,7 +179,7 @@ fn names() -> String {
 #[derive(Clone)]
 pub enum Code {
     /// A built-in function.
-    Builtin(&'static Builtin),
+    Builtin(Instances),
     /// A compiled module.
     #[cfg(feature = "wasm")]
     Module(crate::wasm::Module),
@@ -189,7 +198,7 @@ impl Code {
     /// The code of a function. `module` reads the file of a module. Compiling a module takes long: call this where no message waits.
     pub fn open(spec: &Spec, module: &[u8]) -> Result<Self, LibraryError> {
         if let Some(builtin) = builtin(&spec.function) {
-            return Ok(Self::Builtin(builtin));
+            return Ok(Self::Builtin((builtin.instances)()));
         }
         if !spec.is_module() {
             return Err(LibraryError::Unknown(spec.function.clone()));
@@ -218,9 +227,9 @@ impl Code {
 
     fn make(&self, spec: &Spec, sizes: Sizes) -> Result<Box<dyn Function>, LibraryError> {
         match self {
-            Self::Builtin(builtin) => {
+            Self::Builtin(instances) => {
                 let _ = (spec, sizes);
-                Ok((builtin.make)())
+                Ok(instances())
             }
             #[cfg(feature = "wasm")]
             Self::Module(module) => {

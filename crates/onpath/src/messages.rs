@@ -1,6 +1,9 @@
 //! A batch: messages in one piece of memory, and what functions have decided about each.
 
+use wire::session::{EndpointKind, Origin, ReplyTo};
 use wire::{DropReason, DropScope};
+
+use crate::function::RequestId;
 
 /// Messages in a batch, at most.
 pub const MESSAGES_MAX: usize = 1024;
@@ -10,6 +13,17 @@ pub const SHOWN_BYTES_MIN: usize = 256 << 10;
 
 /// Bytes that functions may write in a batch, at least; more if a single message may be longer.
 const WRITTEN_BYTES_MIN: usize = 256 << 10;
+
+/// The request of a message that was added without one.
+const UNKNOWN: RequestId = RequestId {
+    origin: Origin::Client(ReplyTo {
+        endpoint: EndpointKind::Tcp,
+        worker: u16::MAX,
+        key: u32::MAX,
+        generation: u32::MAX,
+    }),
+    number: 0,
+};
 
 /// What becomes of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +80,9 @@ pub struct Messages {
     bytes: Vec<u8>,
     bytes_max: usize,
     entries: Vec<Entry>,
+    /// Of each entry.
+    requests: Vec<RequestId>,
+    now_ns: u64,
     open: usize,
     tally: Tally,
     shown_bytes_max: usize,
@@ -86,6 +103,8 @@ impl Messages {
             bytes: Vec::with_capacity(Self::bytes_max(message_bytes, written_bytes)),
             bytes_max: Self::bytes_max(message_bytes, written_bytes),
             entries: Vec::with_capacity(MESSAGES_MAX),
+            requests: Vec::with_capacity(MESSAGES_MAX),
+            now_ns: 0,
             open: 0,
             tally: Tally::default(),
             shown_bytes_max,
@@ -110,7 +129,12 @@ impl Messages {
     }
 
     /// Adds a message of `len` bytes that `fill` writes, unless it returns false. There must be room.
-    pub fn push_with(&mut self, len: usize, fill: impl FnOnce(&mut [u8]) -> bool) -> bool {
+    pub fn push_with(
+        &mut self,
+        request: &RequestId,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> bool,
+    ) -> bool {
         assert!(self.has_room(len), "the caller asks first");
         let start = self.bytes.len();
         self.bytes.resize(start + len, 0);
@@ -118,22 +142,28 @@ impl Messages {
             self.bytes.truncate(start);
             return false;
         }
-        self.add(start, len, Outcome::Pass, true);
+        self.add(request, start, len, Outcome::Pass, true);
         true
     }
 
     /// Adds a message. There must be room.
     pub fn push(&mut self, message: &[u8]) {
+        self.push_of(&UNKNOWN, message);
+    }
+
+    /// Adds a message that is this request, or answers it. There must be room.
+    pub fn push_of(&mut self, request: &RequestId, message: &[u8]) {
         assert!(self.has_room(message.len()), "the caller asks first");
         let start = self.bytes.len();
         self.bytes.extend_from_slice(message);
-        self.add(start, message.len(), Outcome::Pass, true);
+        self.add(request, start, message.len(), Outcome::Pass, true);
     }
 
     /// Adds a message about which functions have decided before: they are not asked again. It came with `shown_len` bytes; `written`
     /// are others that they wrote. There must be room.
     pub fn push_decided(
         &mut self,
+        request: &RequestId,
         bytes: &[u8],
         outcome: Outcome,
         shown_len: usize,
@@ -142,12 +172,13 @@ impl Messages {
         assert!(self.has_room(bytes.len()), "the caller asks first");
         let start = self.bytes.len();
         self.bytes.extend_from_slice(bytes);
-        self.add(start, bytes.len(), outcome, false);
+        self.add(request, start, bytes.len(), outcome, false);
         let entry = self.entries.last_mut().expect("it was added");
         (entry.shown_len, entry.written) = (shown_len as u32, written);
     }
 
-    fn add(&mut self, start: usize, len: usize, outcome: Outcome, open: bool) {
+    fn add(&mut self, request: &RequestId, start: usize, len: usize, outcome: Outcome, open: bool) {
+        self.requests.push(*request);
         let (start, len) = (start as u32, len as u32);
         let (shown_len, call) = (len, self.call);
         let (written, aside) = (false, false);
@@ -160,13 +191,15 @@ impl Messages {
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.entries.clear();
+        self.requests.clear();
         self.shown_bytes = 0;
         self.open = 0;
         self.call = 0;
     }
 
-    /// A call of a function begins: [`Self::undo`] goes back to here.
-    pub(crate) fn begin_call(&mut self) {
+    /// A call of a function begins at this time: [`Self::undo`] goes back to here.
+    pub(crate) fn begin_call(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
         self.changed.clear();
         self.call += 1;
         self.mark = Mark { bytes: self.bytes.len(), open: self.open, tally: self.tally };
@@ -241,6 +274,16 @@ impl Messages {
         &self.bytes[start as usize..][..len as usize]
     }
 
+    /// The request that a message is, or answers.
+    pub fn request(&self, index: usize) -> &RequestId {
+        &self.requests[index]
+    }
+
+    /// The time at which the call began.
+    pub fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
     /// Whether a function has replaced its bytes.
     pub fn is_written(&self, index: usize) -> bool {
         self.entries[index].written
@@ -292,7 +335,12 @@ impl Messages {
 
     /// Answers an open request with these bytes. If there is no room for them it is dropped as `reply_too_long` or `reply_memory`.
     pub fn reply(&mut self, index: usize, reply: &[u8]) {
-        if self.is_open(index) && self.write(index, reply) {
+        self.reply_with(index, reply.len(), |bytes| bytes.copy_from_slice(reply));
+    }
+
+    /// The same with a reply of `len` bytes that `fill` writes.
+    pub fn reply_with(&mut self, index: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
+        if self.is_open(index) && self.write(index, len, fill) {
             self.close(index, Outcome::Reply);
             self.tally.replied += 1;
         }
@@ -301,7 +349,12 @@ impl Messages {
     /// Replaces the bytes of an open message, which stays open. If there is no room for them it is dropped as
     /// `reply_too_long` or `reply_memory`.
     pub fn rewrite(&mut self, index: usize, bytes: &[u8]) {
-        if self.is_open(index) && self.write(index, bytes) {
+        self.rewrite_with(index, bytes.len(), |into| into.copy_from_slice(bytes));
+    }
+
+    /// The same with `len` bytes that `fill` writes.
+    pub fn rewrite_with(&mut self, index: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
+        if self.is_open(index) && self.write(index, len, fill) {
             self.tally.rewritten += 1;
         }
     }
@@ -314,18 +367,19 @@ impl Messages {
         }
     }
 
-    fn write(&mut self, index: usize, bytes: &[u8]) -> bool {
+    fn write(&mut self, index: usize, len: usize, fill: impl FnOnce(&mut [u8])) -> bool {
         let start = self.bytes.len();
         let room = self.bytes_max - start;
-        if bytes.len() > self.written_len_max || bytes.len() > room {
-            let long = bytes.len() > self.written_len_max;
+        if len > self.written_len_max || len > room {
+            let long = len > self.written_len_max;
             let reason = if long { DropReason::ReplyTooLong } else { DropReason::ReplyMemory };
             self.drop(index, reason);
             return false;
         }
-        self.bytes.extend_from_slice(bytes);
+        self.bytes.resize(start + len, 0);
+        fill(&mut self.bytes[start..]);
         let entry = self.change(index);
-        (entry.start, entry.len, entry.written) = (start as u32, bytes.len() as u32, true);
+        (entry.start, entry.len, entry.written) = (start as u32, len as u32, true);
         true
     }
 }

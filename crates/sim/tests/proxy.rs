@@ -2,16 +2,20 @@
 
 mod scene;
 
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+
 use engine::{ChainReply, ChainRequest};
 use onpath::builtin::{Passthrough, Threshold};
-use onpath::{Command, Direction, Failure, Function, Messages, OnFailure};
+use onpath::{Command, Direction, Failure, Function, Messages, Notice, OnFailure, RequestId};
 use scene::{MS, Scene, Script, request, script};
 use sim::backend::BackendBehaviour;
 use sim::net::{Faults, Reachability, lock};
 use sim::rng::Rng;
 use wire::DropReason;
 use wire::framing::Framing;
-use wire::nic::Transport;
+use wire::nic::{Close, Transport};
+use wire::session::Origin;
 
 const FRAMING: Framing = Framing::LengthU16;
 
@@ -287,4 +291,107 @@ fn a_held_client_is_read_again_when_its_connection_to_the_server_is_given_up() {
     let ended = [DropReason::RequestTimeout, DropReason::UpstreamRefused];
     let ended: u64 = ended.iter().map(|reason| scene.dropped(*reason)).sum();
     assert_eq!((received(&scene), ended, scene.world.in_flight(0)), (COMMANDS, COMMANDS, 0));
+}
+
+/// Requests that passed and have not ended, and how many ended in each way.
+#[derive(Default)]
+struct Books {
+    open: HashSet<RequestId>,
+    replied: u64,
+    told: u64,
+    gone: u64,
+}
+
+/// Keeps books of the requests that it has let pass.
+struct Keeper(Arc<Mutex<Books>>);
+
+impl Function for Keeper {
+    fn decide(&mut self, direction: Direction, messages: &mut Messages) -> Result<(), Failure> {
+        let mut books = self.0.lock().unwrap();
+        for index in 0..messages.len() {
+            let request = *messages.request(index);
+            match direction {
+                Direction::Requests => assert!(books.open.insert(request), "{request:?} is new"),
+                Direction::Replies => {
+                    assert!(books.open.remove(&request), "{request:?} is open");
+                    books.replied += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn wants_notices(&self) -> bool {
+        true
+    }
+
+    fn notice(&mut self, notice: &Notice) {
+        let mut books = self.0.lock().unwrap();
+        match notice {
+            // Of a request that was answered and has a fence behind it, this comes as well.
+            Notice::Ended { request, .. } => books.told += u64::from(books.open.remove(request)),
+            Notice::Gone { client, .. } => {
+                let before = books.open.len();
+                books.open.retain(|request| request.origin != Origin::Client(*client));
+                books.gone += (before - books.open.len()) as u64;
+            }
+            Notice::Attached | Notice::Detached | Notice::Tick { .. } => {}
+        }
+    }
+}
+
+#[test]
+fn a_function_hears_of_every_end_of_a_request_on_a_stream() {
+    let (mut replied, mut told, mut gone) = (0, 0, 0);
+    for seed in 0..16 {
+        let mut rng = Rng::new(seed);
+        let mut script = script(Framing::Memcached);
+        script.upstream(Transport::Tcp);
+        script.setup.seed = seed;
+        script.service().request_timeout_ms = 5;
+        script.backend_behaviour = BackendBehaviour {
+            delay_ns: (0, 2 * MS),
+            late: 100,
+            late_ns: 60 * MS,
+            hang: 20,
+            close: 20,
+            cut: 20,
+            too_long: 20,
+            change_reachability: 10,
+            ..BackendBehaviour::SOUND
+        };
+        let mut scene = script.play();
+        let books = Arc::new(Mutex::new(Books::default()));
+        let keeper = Box::new(Keeper(Arc::clone(&books)));
+        scene.world.set_functions(0, 0, vec![(keeper, OnFailure::Closed)]);
+        scene.run(1);
+        scene.faults(Faults {
+            lose: 50,
+            short_read: 200,
+            short_write: 200,
+            late_event: 200,
+            exhausted: 20,
+            reset_destroys: 500,
+            delay_ns: (1000, MS / 2),
+            pipe_bytes: 2000,
+            ..Faults::default()
+        });
+        for _ in 0..60 {
+            let caller = scene.connect();
+            for sequence in 0..1 + rng.below(5) as u32 {
+                scene.call(caller, request(sequence));
+            }
+            scene.run(1 + rng.below(60) as usize);
+            if rng.below(4) == 0 {
+                lock(&scene.world.net).peer_close(caller.conn, Close::Reset);
+            }
+        }
+        scene.faults(Faults::default());
+        scene.wait_ms(1500);
+        assert_eq!(scene.world.in_flight(0), 0, "seed {seed}");
+        let books = books.lock().unwrap();
+        assert!(books.open.is_empty(), "seed {seed}: {:?}", books.open);
+        (replied, told, gone) = (replied + books.replied, told + books.told, gone + books.gone);
+    }
+    assert!(replied > 0 && told > 0 && gone > 0, "{replied} {told} {gone}");
 }

@@ -11,7 +11,10 @@
 
 use std::collections::HashMap;
 
-use onpath::{Arranged, Chain, Command, CommandError, Direction, Link, Messages, Outcome};
+use onpath::{
+    Arranged, Chain, Command, CommandError, Direction, End, Link, Messages, Notice, Outcome,
+    RequestId,
+};
 use wire::session::{EndpointKind, Origin, ReplyTo, Request};
 
 use crate::service::arrival::Arrival;
@@ -107,15 +110,16 @@ impl Attached {
             return false;
         }
         let mut kept = None;
+        let id = RequestId { origin: arrival.origin, number: arrival.number };
         match self.take_held(arrival) {
-            None => self.messages.push(request),
+            None => self.messages.push_of(&id, request),
             Some(Held { outcome, written }) => {
                 let bytes = written.as_deref().unwrap_or(request);
                 if !self.messages.has_room(bytes.len()) {
                     self.keep(arrival, Held { outcome, written });
                     return false;
                 }
-                self.messages.push_decided(bytes, outcome, request.len(), written.is_some());
+                self.messages.push_decided(&id, bytes, outcome, request.len(), written.is_some());
                 kept = written;
             }
         }
@@ -164,9 +168,19 @@ impl Attached {
         self.shown[index].done = true;
     }
 
+    /// A request of the batch is not sent. A function that decided that alone knows it.
+    pub(crate) fn set_unsent(&mut self, index: usize) {
+        let passed = self.messages.outcome(index) == Outcome::Pass;
+        if self.chain.wants_notices() && (passed || self.chain.len() > 1) {
+            let request = *self.messages.request(index);
+            self.chain.notify(&Notice::Ended { request, end: End::Unsent });
+        }
+    }
+
     /// A request of the batch is answered by the chain.
     pub(crate) fn set_answered(&mut self, index: usize) {
         self.set_done(index);
+        self.set_unsent(index);
         self.answered = index;
     }
 
@@ -242,7 +256,8 @@ impl Attached {
         len: usize,
         copy: impl FnOnce(&mut [u8]) -> bool,
     ) -> bool {
-        let copied = self.messages.push_with(len, copy);
+        let Request { origin, number, .. } = reply.request;
+        let copied = self.messages.push_with(&RequestId { origin, number }, len, copy);
         if copied {
             self.replies.push(reply);
         }

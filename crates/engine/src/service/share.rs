@@ -22,6 +22,7 @@ use crate::service::chain::Attached;
 use crate::service::dispatch::{Dispatcher, Owner};
 use crate::service::ends::{Attachment, ShareMqueue, share_mqueues};
 use crate::service::mqueues::{Load, NOT_FULL, ServerMqueue, alive, write_ahead};
+use crate::service::notices::Notices;
 use crate::service::pool_memory::memory_of;
 use crate::service::sampler::{NO_TOKEN, Sampler};
 use crate::stages::Observations;
@@ -98,6 +99,7 @@ pub(crate) struct ServiceShare {
     pub(crate) leaving: Option<Leaving>,
     /// Functions on the path of its messages; moved out while a batch is in progress.
     pub(crate) chain: Option<Box<Attached>>,
+    pub(crate) notices: Notices,
     /// Why it takes no new requests at present: an accelerator of it restarts.
     pub(crate) pauses: Vec<Pause>,
 }
@@ -205,6 +207,7 @@ impl ServiceShare {
             other_credit: vec![0; workers as usize],
             leaving: None,
             chain: None,
+            notices: Notices::default(),
             pauses: Vec::new(),
         }
     }
@@ -215,6 +218,7 @@ impl ServiceShare {
             Box::new(Attached::new(self.max_message_bytes, self.max_reply_bytes))
         });
         let former = attached.chain().arrange(order);
+        self.notices.wanted = attached.chain().wants_notices();
         if attached.chain().is_empty() {
             self.chain = None;
         }

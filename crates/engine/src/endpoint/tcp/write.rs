@@ -248,6 +248,9 @@ impl TcpConnections {
         {
             chain.forget(&client, next.number);
         }
+        if let Origin::Client(client) = next.origin {
+            turn.services[service].tell_gone(client, turn.now_ns);
+        }
         if turn.services[service].upstream.is_some() {
             turn.close_stream(service, key);
         }

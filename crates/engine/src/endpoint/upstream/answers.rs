@@ -116,6 +116,7 @@ impl Endpoints {
     ) {
         let share = &mut turn.services[service];
         if answer.len() > share.max_reply_bytes {
+            share.tell_done(request.origin, request.number);
             return self.drop_request(turn, service, request, DropReason::ReplyTooLong);
         }
         let Some(chain) = share.chain.as_mut() else {

@@ -121,9 +121,10 @@ impl<N: Nic> Turn<N> {
 
     /// Closes the connection to the server and takes it out of the table. Its requests are no longer in flight.
     fn take_stream(&mut self, service: usize, client: u32) -> Option<Box<Stream>> {
-        let Self { services, nic, stream_keys, upstream: batch, .. } = self;
-        let upstream = services[service].upstream.as_deref_mut()?;
-        let stream = upstream.streams.remove(client)?;
+        let Self { services, nic, stream_keys, upstream: batch, now_ns, .. } = self;
+        let share = &mut services[service];
+        let stream = share.upstream.as_deref_mut()?.streams.remove(client)?;
+        share.tell_gone(stream.client, *now_ns);
         batch.streams -= 1;
         let done = stream.pipeline.places.is_empty() && stream.pipeline.unwritten() == 0;
         nic.close(stream.key, if done { Close::Graceful } else { Close::Reset });
@@ -310,6 +311,7 @@ impl Endpoints {
         while taken < input.len() {
             let now_ns = turn.now_ns;
             let share = &mut turn.services[service];
+            let notifies = share.notices.wanted;
             let (framing, max) = (share.framing, share.max_reply_bytes);
             let streams = share.upstream.as_deref_mut().map(|upstream| &mut upstream.streams);
             let Some((in_flight, stream)) = streams.and_then(|streams| streams.with(client)) else {
@@ -341,6 +343,9 @@ impl Endpoints {
                 stream.pipeline.pop();
             }
             *in_flight -= u64::from(!place.ended);
+            if notifies && (is_fence || place.ended && !place.fenced) {
+                share.tell_done(request.origin, request.number);
+            }
             match (is_fence, place.ended) {
                 (true, true) => {}
                 (false, true) if late => share.count_lost(DropReason::BackendLate, 1),
@@ -371,6 +376,11 @@ impl Endpoints {
         reason: DropReason,
     ) {
         let now_ns = turn.now_ns;
+        if turn.stream(service, client).is_none() {
+            return;
+        }
+        // What it answered before comes first.
+        self.deliver_shown(turn, service);
         let Some(mut stream) = turn.take_stream(service, client) else { return };
         let was_up = stream.state == State::Up;
         if let Some(upstream) = turn.services[service].upstream.as_deref_mut()
@@ -378,8 +388,6 @@ impl Endpoints {
         {
             upstream.streams.back_off.failed(now_ns);
         }
-        // What it answered before comes first.
-        self.deliver_shown(turn, service);
         turn.services[service].count_lost(reason, stream.unanswered);
         while let Some(place) = stream.pipeline.pop() {
             if place.ended {
