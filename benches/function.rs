@@ -16,7 +16,7 @@ const MODULE: &[u8] = include_bytes!("../functions/threshold.wasm");
 fn chain(function: &str) -> Chain {
     let mut spec = Spec::new("f", function);
     if function != "passthrough" {
-        spec.params = vec![("high".into(), 1000)];
+        spec.params = vec![("high".into(), 1000.into())];
     }
     let sizes = Sizes { message_bytes: 1024, reply_bytes: 1024 };
     let code = Code::open(&spec, MODULE).expect("it is a function");

@@ -93,11 +93,7 @@ fn functions_of_a_running_server_are_managed_from_a_shell() {
         &["command", "echo", "limits", "read", "high=1"],
         "a setting goes with `set` only",
     );
-    refused(
-        &server,
-        &["attach", "echo", "f", "threshold", "--param", "low"],
-        "must be SETTING=VALUE",
-    );
+    refused(&server, &["attach", "echo", "f", "threshold", "--param", "low"], "must be NAME=VALUE");
     done(&server, &["detach", "echo", "limits"], "detached");
     done(&server, &["counters"], "no function is attached");
     assert_eq!(server.end(), 0);

@@ -162,6 +162,12 @@ pub trait Function: Send {
         Ok(true)
     }
 
+    /// Gives it a parameter that is a text, or the content of its file, before its first message
+    /// ([`Builtin`](crate::library::Builtin)). The error does not repeat the content of a file, which may be secret.
+    fn configure(&mut self, _param: &str, _value: &[u8]) -> Result<(), Failure> {
+        Err(Failure("it has no such parameter".to_owned()))
+    }
+
     /// Its registers, the same in each instance.
     fn registers(&self) -> &[Register] {
         &[]

@@ -20,5 +20,5 @@ pub use chain::{Arranged, Chain, Counters, Link, OnFailure, Policy, Snapshot};
 pub use function::{
     Command, CommandError, Direction, End, Failure, Function, Merge, Notice, Register, RequestId,
 };
-pub use library::{Code, LibraryError, Sizes, Spec};
+pub use library::{Code, LibraryError, Param, Sizes, Spec};
 pub use messages::{MESSAGES_MAX, Messages, Outcome, SHOWN_BYTES_MIN, Tally};

@@ -1,5 +1,7 @@
 //! Which functions there are, and how instances of them are made.
 
+use std::borrow::Cow;
+use std::fmt;
 use std::io::{self, Read};
 use std::sync::Arc;
 
@@ -36,6 +38,46 @@ pub const MEMORY_MIB_MAX: u32 = 1024;
 /// The end of the name of a module's file.
 pub const MODULE_SUFFIX: &str = ".wasm";
 
+/// The value of a parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Param {
+    /// The value of a setting.
+    Integer(u64),
+    /// A text, or the path of a file.
+    Text(String),
+}
+
+impl From<u64> for Param {
+    fn from(value: u64) -> Self {
+        Self::Integer(value)
+    }
+}
+
+impl From<&str> for Param {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+impl fmt::Display for Param {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Integer(value) => write!(f, "{value}"),
+            Self::Text(text) => write!(f, "{text:?}"),
+        }
+    }
+}
+
+impl Param {
+    /// The value as a text: digits without quotes are one as well.
+    fn text(&self) -> Cow<'_, str> {
+        match self {
+            Self::Integer(value) => value.to_string().into(),
+            Self::Text(text) => text.into(),
+        }
+    }
+}
+
 /// A function as a configuration describes it: `[[service.function]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spec {
@@ -43,8 +85,8 @@ pub struct Spec {
     pub name: String,
     /// A built-in function, or the path of a WebAssembly module, which ends in `.wasm`.
     pub function: String,
-    /// Values of its settings by name; the others have their defaults.
-    pub params: Vec<(String, u64)>,
+    /// Values of its parameters by name; the others have their defaults.
+    pub params: Vec<(String, Param)>,
     /// What becomes of its messages while it does not work.
     pub on_failure: OnFailure,
     /// How long a call for a batch may take, in microseconds.
@@ -69,6 +111,20 @@ impl Spec {
     /// Whether it is a module.
     pub fn is_module(&self) -> bool {
         self.function.ends_with(MODULE_SUFFIX)
+    }
+
+    /// The name of the parameter that is the path of a file.
+    pub fn file_param(&self) -> Option<&'static str> {
+        Some(builtin(&self.function)?.file?.0)
+    }
+
+    /// The path of the file whose content [`Code::open`] needs.
+    pub fn file(&self) -> Option<Cow<'_, str>> {
+        if self.is_module() {
+            return Some(self.function.as_str().into());
+        }
+        let file = self.file_param()?;
+        Some(self.params.iter().find(|(name, _)| name == file)?.1.text())
     }
 }
 
@@ -95,6 +151,10 @@ pub struct Builtin {
     pub summary: &'static str,
     /// Its settings, with their meaning.
     pub settings: &'static [(&'static str, &'static str)],
+    /// Its parameters that are texts, with their meaning.
+    pub texts: &'static [(&'static str, &'static str)],
+    /// Its parameter that is the path of a file, with its meaning. It must be given.
+    pub file: Option<(&'static str, &'static str)>,
     instances: fn() -> Instances,
 }
 
@@ -104,6 +164,8 @@ pub const BUILTINS: &[Builtin] = &[
         name: "passthrough",
         summary: "lets every message pass, and counts it",
         settings: &[],
+        texts: &[],
+        file: None,
         instances: alone::<Passthrough>,
     },
     Builtin {
@@ -115,9 +177,18 @@ pub const BUILTINS: &[Builtin] = &[
             ("low", "least number that passes (0)"),
             ("high", "greatest number that passes (4 294 967 295)"),
         ],
+        texts: &[],
+        file: None,
         instances: alone::<Threshold>,
     },
 ];
+
+impl Builtin {
+    /// The names of all parameters.
+    fn params(&self) -> impl Iterator<Item = &'static str> {
+        self.settings.iter().chain(self.texts).chain(&self.file).map(|(name, _)| *name)
+    }
+}
 
 /// The built-in function of this name.
 pub fn builtin(name: &str) -> Option<&'static Builtin> {
@@ -151,7 +222,27 @@ pub enum LibraryError {
         /// The parameter.
         param: String,
         /// The value.
-        value: u64,
+        value: Param,
+        /// What the function says.
+        why: Failure,
+    },
+    /// The path of its file is missing.
+    #[error("the function {function:?} needs the parameter {param:?}: {what}")]
+    NoFile {
+        /// The function.
+        function: String,
+        /// The parameter.
+        param: &'static str,
+        /// Its meaning.
+        what: &'static str,
+    },
+    /// The file cannot be used.
+    #[error("the function {function:?} cannot use the file of {param:?}: {why}")]
+    File {
+        /// The function.
+        function: String,
+        /// The parameter.
+        param: &'static str,
         /// What the function says.
         why: Failure,
     },
@@ -178,8 +269,8 @@ fn names() -> String {
 /// What instances of a function are made of.
 #[derive(Clone)]
 pub enum Code {
-    /// A built-in function.
-    Builtin(Instances),
+    /// A built-in function, and the content of its file.
+    Builtin(&'static Builtin, Arc<[u8]>, Instances),
     /// A compiled module.
     #[cfg(feature = "wasm")]
     Module(crate::wasm::Module),
@@ -195,10 +286,11 @@ pub struct Sizes {
 }
 
 impl Code {
-    /// The code of a function. `module` reads the file of a module. Compiling a module takes long: call this where no message waits.
-    pub fn open(spec: &Spec, module: &[u8]) -> Result<Self, LibraryError> {
+    /// The code of a function. `content` is that of its file ([`Spec::file`]), or nothing. Compiling a module takes long: call this where no
+    /// message waits.
+    pub fn open(spec: &Spec, content: &[u8]) -> Result<Self, LibraryError> {
         if let Some(builtin) = builtin(&spec.function) {
-            return Ok(Self::Builtin((builtin.instances)()));
+            return Ok(Self::Builtin(builtin, content.into(), (builtin.instances)()));
         }
         if !spec.is_module() {
             return Err(LibraryError::Unknown(spec.function.clone()));
@@ -206,12 +298,12 @@ impl Code {
         #[cfg(feature = "wasm")]
         {
             let file = || spec.function.clone();
-            let module = crate::wasm::Module::compile(module);
+            let module = crate::wasm::Module::compile(content);
             module.map(Self::Module).map_err(|why| LibraryError::Module { file: file(), why })
         }
         #[cfg(not(feature = "wasm"))]
         {
-            let _ = module;
+            let _ = content;
             Err(LibraryError::NoHost(spec.function.clone()))
         }
     }
@@ -220,14 +312,73 @@ impl Code {
     pub fn instance(&self, spec: &Spec, sizes: Sizes) -> Result<Box<dyn Function>, LibraryError> {
         let mut function = self.make(spec, sizes)?;
         for (param, value) in &spec.params {
-            set(&mut *function, &spec.function, param, *value)?;
+            self.set(&mut *function, &spec.function, param, value)?;
+        }
+        if let Self::Builtin(Builtin { file: Some((param, what)), .. }, content, _) = self {
+            let function_name = || spec.function.clone();
+            if spec.file().is_none() {
+                return Err(LibraryError::NoFile { function: function_name(), param, what });
+            }
+            function.configure(param, content).map_err(|why| LibraryError::File {
+                function: function_name(),
+                param,
+                why,
+            })?;
         }
         Ok(function)
     }
 
+    /// Gives a function the value of a parameter. The one that is a file gets its content otherwise.
+    fn set(
+        &self,
+        function: &mut dyn Function,
+        name: &str,
+        param: &str,
+        value: &Param,
+    ) -> Result<(), LibraryError> {
+        let builtin = match self {
+            Self::Builtin(builtin, ..) => Some(*builtin),
+            #[cfg(feature = "wasm")]
+            Self::Module(_) => None,
+        };
+        let wrong = |why| LibraryError::WrongParam {
+            function: name.to_owned(),
+            param: param.to_owned(),
+            value: value.clone(),
+            why,
+        };
+        if let Some(builtin) = builtin {
+            if builtin.file.is_some_and(|(file, _)| file == param) {
+                return Ok(());
+            }
+            if builtin.texts.iter().any(|(text, _)| *text == param) {
+                return function.configure(param, value.text().as_bytes()).map_err(wrong);
+            }
+        }
+        let is_setting = |register: &&Register| register.merge == Merge::Setting;
+        let found = function.registers().iter().position(|r| is_setting(&r) && &*r.name == param);
+        let Some(register) = found else {
+            let settings = function.registers().iter().filter(is_setting).map(|r| &*r.name);
+            let params: Vec<&str> = match builtin {
+                Some(builtin) => builtin.params().collect(),
+                None => settings.collect(),
+            };
+            let right = match params.as_slice() {
+                [] => "it has none".to_owned(),
+                params => format!("it has {}", params.join(", ")),
+            };
+            let (function, param) = (name.to_owned(), param.to_owned());
+            return Err(LibraryError::NoParam { function, param, right });
+        };
+        let Param::Integer(integer) = value else {
+            return Err(wrong(Failure("it is an integer".to_owned())));
+        };
+        function.write(register, *integer).map_err(wrong)
+    }
+
     fn make(&self, spec: &Spec, sizes: Sizes) -> Result<Box<dyn Function>, LibraryError> {
         match self {
-            Self::Builtin(instances) => {
+            Self::Builtin(_, _, instances) => {
                 let _ = (spec, sizes);
                 Ok(instances())
             }
@@ -246,30 +397,4 @@ impl Code {
             }
         }
     }
-}
-
-fn set(
-    function: &mut dyn Function,
-    name: &str,
-    param: &str,
-    value: u64,
-) -> Result<(), LibraryError> {
-    let is_setting = |register: &&Register| register.merge == Merge::Setting;
-    let found = function.registers().iter().position(|r| is_setting(&r) && &*r.name == param);
-    let Some(register) = found else {
-        let settings = function.registers().iter().filter(is_setting);
-        let settings: Vec<&str> = settings.map(|register| &*register.name).collect();
-        let right = match settings.as_slice() {
-            [] => "it has none".to_owned(),
-            settings => format!("it has {}", settings.join(", ")),
-        };
-        let (function, param) = (name.to_owned(), param.to_owned());
-        return Err(LibraryError::NoParam { function, param, right });
-    };
-    function.write(register, value).map_err(|why| LibraryError::WrongParam {
-        function: name.to_owned(),
-        param: param.to_owned(),
-        value,
-        why,
-    })
 }

@@ -29,7 +29,8 @@ fn patient(function: &str) -> Spec {
 
 fn instance(module: &[u8], params: &[(&str, u64)]) -> Box<dyn Function> {
     let mut spec = patient("f.wasm");
-    spec.params = params.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+    spec.params =
+        params.iter().map(|(name, value)| ((*name).to_owned(), (*value).into())).collect();
     Code::open(&spec, module).unwrap().instance(&spec, SIZES).unwrap()
 }
 
@@ -75,7 +76,8 @@ fn compare(one: &mut dyn Function, other: &mut dyn Function, batches: &[Vec<Vec<
 
 fn builtin(params: &[(&str, u64)]) -> Box<dyn Function> {
     let mut spec = Spec::new("f", "threshold");
-    spec.params = params.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+    spec.params =
+        params.iter().map(|(name, value)| ((*name).to_owned(), (*value).into())).collect();
     Code::open(&spec, &[]).unwrap().instance(&spec, SIZES).unwrap()
 }
 
@@ -361,9 +363,9 @@ fn after_a_restart_settings_have_the_values_that_were_written() {
     let refused = |spec: &Spec| {
         Code::open(spec, &module).unwrap().instance(spec, SIZES).err().unwrap().to_string()
     };
-    spec.params = vec![("limt".into(), 1)];
+    spec.params = vec![("limt".into(), 1.into())];
     assert_eq!(refused(&spec), "the function \"f.wasm\" has no parameter \"limt\": it has limit");
-    spec.params = vec![("limit".into(), 11)];
+    spec.params = vec![("limit".into(), 11.into())];
     assert_eq!(
         refused(&spec),
         "the function \"f.wasm\" does not take limit = 11: it does not take 11 as limit"

@@ -19,7 +19,8 @@ fn wasm() -> String {
 /// The threshold of the first number of a message, as a built-in function or a module. It may take long: the machine is busy.
 fn threshold(function: &str, low: u64, high: u64) -> Spec {
     let mut spec = Spec::new("limits", function);
-    spec.params = vec![("offset".into(), 0), ("low".into(), low), ("high".into(), high)];
+    spec.params =
+        vec![("offset".into(), 0.into()), ("low".into(), low.into()), ("high".into(), high.into())];
     spec.deadline_us = onpath::library::DEADLINE_US_MAX;
     spec
 }
@@ -131,15 +132,38 @@ fn a_mistake_is_one_sentence_and_changes_nothing() {
     };
     let garbage = Path::new(env!("CARGO_TARGET_TMPDIR")).join("garbage.wasm");
     std::fs::write(&garbage, b"garbage").unwrap();
-    let wrong_param = Spec { params: vec![("lo".into(), 1)], ..Spec::new("f", "threshold") };
-    let large = Spec { params: vec![("low".into(), 1 << 32)], ..Spec::new("f", "threshold") };
+    let wrong_param = Spec { params: vec![("lo".into(), 1.into())], ..Spec::new("f", "threshold") };
+    let large =
+        Spec { params: vec![("low".into(), (1 << 32).into())], ..Spec::new("f", "threshold") };
+    let text = Spec { params: vec![("low".into(), "1".into())], ..Spec::new("f", "threshold") };
     for (found, expected) in [
+        (
+            refused("a", text),
+            "the function \"threshold\" does not take low = \"1\": it is an integer".into(),
+        ),
         (refused("b", passthrough("f")), "there is no service \"b\": this server has a".to_owned()),
-        (refused("a", passthrough("f f")), "\"f f\" cannot be a function's name: use 1 to 64 letters, digits, `_` and `-`".into()),
-        (refused("a", Spec::new("f", "nothing")), "there is no built-in function \"nothing\": use passthrough or threshold, or the path of a WebAssembly module, which ends in .wasm".into()),
-        (refused("a", wrong_param), "the function \"threshold\" has no parameter \"lo\": it has offset, low, high".into()),
-        (refused("a", large), "the function \"threshold\" does not take low = 4294967296: low is at most 4294967295".into()),
-        (refused("a", Spec::new("f", "/nowhere/f.wasm")), "the module /nowhere/f.wasm cannot be read: No such file or directory (os error 2)".into()),
+        (
+            refused("a", passthrough("f f")),
+            "\"f f\" cannot be a function's name: use 1 to 64 letters, digits, `_` and `-`".into(),
+        ),
+        (
+            refused("a", Spec::new("f", "nothing")),
+            "there is no built-in function \"nothing\": use passthrough or threshold".into(),
+        ),
+        (
+            refused("a", wrong_param),
+            "the function \"threshold\" has no parameter \"lo\": it has offset, low, high".into(),
+        ),
+        (
+            refused("a", large),
+            "the function \"threshold\" does not take low = 4294967296: low is at most 4294967295"
+                .into(),
+        ),
+        (
+            refused("a", Spec::new("f", "/nowhere/f.wasm")),
+            "the file /nowhere/f.wasm cannot be read: No such file or directory (os error 2)"
+                .into(),
+        ),
     ] {
         assert!(found.starts_with(&expected), "{found}");
     }
@@ -232,7 +256,7 @@ fn a_reload_gives_each_chain_the_functions_of_the_file_and_those_that_stay_keep_
     assert_eq!((count(&server, "limits"), count(&server, "module")), (2, 2));
     // Another order, and other parameters of one.
     a.functions.reverse();
-    a.functions[0].params[2].1 = 60;
+    a.functions[0].params[2].1 = 60.into();
     let wanted = Topology { services: vec![a.clone()], ..server.topology().clone() };
     let report = server.change(wanted, &never).unwrap();
     assert_eq!(report.settings, ["service.function"]);

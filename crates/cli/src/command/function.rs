@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueEnum};
 use onpath::library::{DEADLINE_US, DEADLINE_US_MAX, MEMORY_MIB, MEMORY_MIB_MAX};
-use onpath::{OnFailure, Spec};
+use onpath::{OnFailure, Param, Spec};
 use serde_json::Value as Json;
 use server::control::discovery;
 use server::control::protocol::{
@@ -55,9 +55,9 @@ pub(super) struct Attach {
     /// A built-in function, or the path of a WebAssembly module, which ends in .wasm
     function: String,
 
-    /// A setting, such as high=100; may be repeated
-    #[arg(long = "param", value_name = "SETTING=VALUE", value_parser = setting)]
-    params: Vec<(String, u64)>,
+    /// A parameter, such as high=100; may be repeated
+    #[arg(long = "param", value_name = "NAME=VALUE", value_parser = param)]
+    params: Vec<(String, Param)>,
 
     /// What becomes of messages while the function does not work
     #[arg(long, value_enum, default_value_t = FailurePolicy::Closed)]
@@ -148,6 +148,12 @@ fn setting(text: &str) -> Result<(String, u64), String> {
     Ok((name.to_owned(), value))
 }
 
+fn param(text: &str) -> Result<(String, Param), String> {
+    let (name, value) = text.split_once('=').ok_or("must be NAME=VALUE, such as high=100")?;
+    let integer = value.parse().map(Param::Integer);
+    Ok((name.to_owned(), integer.unwrap_or_else(|_| Param::Text(value.to_owned()))))
+}
+
 pub(super) fn run(screen: &Screen, verb: &Verb) -> Result<(), Failure> {
     match verb {
         Verb::List(at) => {
@@ -193,6 +199,13 @@ fn spec(attach: &Attach) -> Result<Spec, Failure> {
         spec.function = path.to_string_lossy().into_owned();
     }
     spec.params.clone_from(&attach.params);
+    let file = spec.file_param();
+    for (_, path) in spec.params.iter_mut().filter(|(name, _)| Some(&**name) == file) {
+        if let Param::Text(path) = path {
+            let whole = std::path::absolute(&*path).map_err(Failure::run)?;
+            *path = whole.to_string_lossy().into_owned();
+        }
+    }
     spec.on_failure = match attach.on_failure {
         FailurePolicy::Open => OnFailure::Open,
         FailurePolicy::Closed => OnFailure::Closed,

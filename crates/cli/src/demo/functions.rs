@@ -105,7 +105,7 @@ fn failed(error: FunctionError) -> DemoError {
 /// A threshold for the number at the beginning of a message.
 fn threshold(function: &str, high: u64) -> Spec {
     let mut spec = Spec::new("limits", function);
-    spec.params = vec![("offset".into(), 0), ("high".into(), high)];
+    spec.params = vec![("offset".into(), 0.into()), ("high".into(), high.into())];
     // The client, and other programs, may interrupt the worker.
     spec.deadline_us = onpath::library::DEADLINE_US_MAX;
     spec

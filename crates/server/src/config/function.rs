@@ -4,7 +4,7 @@ use std::path::Path;
 
 use engine::topology::Service;
 use onpath::library::{BUILTINS, FUNCTIONS_MAX, builtin, read_module};
-use onpath::{Code, LibraryError, OnFailure, Spec};
+use onpath::{Code, LibraryError, OnFailure, Param, Spec};
 use sys::private_file::open_regular;
 
 use super::diagnostic::Problem;
@@ -12,6 +12,7 @@ use super::keys::read_fields;
 use super::reader::{Report, Section, integer_of, nearest, text_of, wrong_type};
 use super::sections::{named_section, tables};
 use super::tree::{Table, Value};
+use crate::control::protocol::param_json;
 
 /// Reads the functions of a service. Paths are relative to `base`, the configuration file's folder.
 pub(super) fn read_functions(
@@ -48,7 +49,7 @@ fn read_function(
     let before = report.problems.len();
     let mut spec = Spec::new(&name, "");
     spec.function = read_name(report, at, base);
-    spec.params = read_params(report, at);
+    spec.params = read_params(report, at, base, spec.file_param());
     read_fields(report, at, &mut spec);
     if !spec.is_module() && at.entry("memory_mib").is_some() {
         let what = "`memory_mib` has no meaning for a built-in function";
@@ -104,7 +105,13 @@ fn read_name(report: &mut Report<'_>, section: &mut Section<'_>, base: &Path) ->
     path.to_string_lossy().into_owned()
 }
 
-fn read_params(report: &mut Report<'_>, section: &mut Section<'_>) -> Vec<(String, u64)> {
+/// Reads the parameters. The one called `file` is the path of a file.
+fn read_params(
+    report: &mut Report<'_>,
+    section: &mut Section<'_>,
+    base: &Path,
+    file: Option<&str>,
+) -> Vec<(String, Param)> {
     let mut params = Vec::new();
     let mut shown = serde_json::Map::new();
     if let Some(entry) = section.entry("params") {
@@ -113,9 +120,21 @@ fn read_params(report: &mut Report<'_>, section: &mut Section<'_>) -> Vec<(Strin
             return params;
         };
         for param in &table.entries {
-            let range = 0..=i64::MAX as u64;
-            let Some(value) = integer_of(report, &param.key, &param.node, &range) else { continue };
-            shown.insert(param.key.clone(), value.into());
+            let value = match &param.node.value {
+                Value::String(text) if file == Some(&*param.key) => {
+                    let path = base.join(text);
+                    let path = std::path::absolute(&path).unwrap_or(path);
+                    Param::Text(path.to_string_lossy().into_owned())
+                }
+                Value::String(text) => Param::Text(text.clone()),
+                _ => {
+                    let range = 0..=i64::MAX as u64;
+                    let value = integer_of(report, &param.key, &param.node, &range);
+                    let Some(value) = value else { continue };
+                    Param::Integer(value)
+                }
+            };
+            shown.insert(param.key.clone(), param_json(&value));
             params.push((param.key.clone(), value));
         }
     }
@@ -123,19 +142,33 @@ fn read_params(report: &mut Report<'_>, section: &mut Section<'_>) -> Vec<(Strin
     params
 }
 
-/// Makes an instance of a built-in function, and of a module if files are to be opened: it says what is wrong with parameters.
+/// Makes an instance, if files are to be opened or it needs none: it says what is wrong with parameters.
 fn check(report: &mut Report<'_>, section: &Section<'_>, spec: &Spec, service: &Service) {
-    if spec.is_module() && report.inspect.is_none() {
+    let file = spec.file();
+    if file.is_some() && report.inspect.is_none() {
         return;
     }
-    let read = || read_module(open_regular(spec.function.as_ref()).ok()?.0).ok();
-    // A file that cannot be read has been reported.
-    let module = if spec.is_module() { read().unwrap_or_default() } else { Vec::new() };
-    let made = Code::open(spec, &module)
+    let read = |file: &str| -> Result<Vec<u8>, String> {
+        let (opened, _) = open_regular(file.as_ref()).map_err(|error| error.to_string())?;
+        read_module(opened).map_err(|error| error.to_string())
+    };
+    let content = match file.as_deref().map(read) {
+        Some(Ok(content)) => content,
+        Some(Err(why)) if !spec.is_module() => {
+            let what = format!("the file {:?} cannot be read: {why}", file.unwrap_or_default());
+            let right = "name a file that the server may read";
+            return report.problem(Problem::new(section.place("params"), what, right));
+        }
+        // A module that cannot be read has been reported.
+        _ => Vec::new(),
+    };
+    let made = Code::open(spec, &content)
         .and_then(|code| code.instance(spec, service.message_sizes()).map(drop));
     let Err(error) = made else { return };
     let place = match error {
-        LibraryError::NoParam { .. } | LibraryError::WrongParam { .. } => "params",
+        LibraryError::NoParam { .. }
+        | LibraryError::WrongParam { .. }
+        | LibraryError::File { .. } => "params",
         _ => "function",
     };
     let text = error.to_string();

@@ -602,7 +602,7 @@ const COMMON: &[(&str, &[Key])] = &[
                 "The name in metrics, the log and `serval fn`. Unique in its service.";
             function: Other("string"), "required",
                 "A built-in function (below), or the path of a WebAssembly module, relative to the file's folder: `mine.wasm`.";
-            params: Other("table of integers"), "none", "Values of the function's settings: `params = { low = 20 }`.";
+            params: Other("table"), "none", "Values of the function's parameters: `params = { low = 20 }`. Settings are integers; some functions have parameters that are texts, or paths relative to the file's folder.";
             on_failure: function(Setter::Word(|f| &mut f.on_failure)), "",
                 "What becomes of messages with which the function traps, panics or exceeds its deadline, and of those that arrive while it is not restarted: \
                  `open`: they pass; `closed`: they are dropped as `function_failed`.";

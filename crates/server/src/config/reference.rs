@@ -209,7 +209,7 @@ fn kernels() -> String {
 fn functions() -> String {
     let mut out = String::from("| function | what it does | params (default) |\n|---|---|---|\n");
     for function in onpath::library::BUILTINS {
-        let settings = function.settings.iter();
+        let settings = function.settings.iter().chain(function.texts).chain(&function.file);
         let settings: Vec<_> = settings.map(|(n, what)| format!("`{n}`: {what}")).collect();
         let (name, summary) = (function.name, cell(function.summary));
         let _ = writeln!(out, "| `{name}` | {summary} | {} |", settings.join("; "));

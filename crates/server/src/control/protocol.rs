@@ -1,7 +1,7 @@
 //! The protocol of the control socket: requests as the engine reads them, answers as `serval reload` reads them.
 //! Neither side trusts the other.
 
-use onpath::{OnFailure, Spec};
+use onpath::{OnFailure, Param, Spec};
 use serde_json::{Map, Value as Json, json};
 
 /// Longest request, in bytes.
@@ -186,24 +186,31 @@ fn parse_spec(request: &Json) -> Result<Spec, String> {
         &text(request, "name", TEXT_BYTES_MAX)?,
         &text(request, "function", PATH_BYTES_MAX)?,
     );
-    if spec.is_module() && !spec.function.starts_with('/') {
-        return Err("the path of a module must be absolute".to_owned());
-    }
     match request.get("params") {
         None | Some(Json::Null) => {}
         Some(Json::Object(params)) if params.len() <= PARAMS_MAX => {
             let letter = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
             for (name, value) in params {
                 let named = name.len() <= TEXT_BYTES_MAX && name.bytes().all(letter);
-                let Some(value) = value.as_u64().filter(|_| named) else {
+                let value = match value {
+                    Json::String(_) => {
+                        text(&request["params"], name, PATH_BYTES_MAX).ok().map(Param::Text)
+                    }
+                    value => value.as_u64().map(Param::Integer),
+                };
+                let Some(value) = value.filter(|_| named) else {
                     return Err(
-                        "\"params\" has an entry that is no setting with an integer".to_owned()
+                        "\"params\" has an entry that is no parameter with an integer or a text"
+                            .to_owned(),
                     );
                 };
                 spec.params.push((name.clone(), value));
             }
         }
-        Some(_) => return Err("\"params\" is no object of at most 64 integers".to_owned()),
+        Some(_) => return Err("\"params\" is no object of at most 64 parameters".to_owned()),
+    }
+    if spec.file().is_some_and(|file| !file.starts_with('/')) {
+        return Err("the path of a file must be absolute".to_owned());
     }
     spec.on_failure = match request.get("on_failure").map(Json::as_str) {
         None => OnFailure::Closed,
@@ -217,10 +224,18 @@ fn parse_spec(request: &Json) -> Result<Spec, String> {
     Ok(spec)
 }
 
+/// A parameter as requests and answers show it.
+pub(crate) fn param_json(value: &Param) -> Json {
+    match value {
+        Param::Integer(value) => (*value).into(),
+        Param::Text(text) => text.as_str().into(),
+    }
+}
+
 /// A function as requests and answers show it.
 pub fn spec_json(spec: &Spec) -> Json {
     let params: Map<String, Json> =
-        spec.params.iter().map(|(name, value)| (name.clone(), (*value).into())).collect();
+        spec.params.iter().map(|(name, value)| (name.clone(), param_json(value))).collect();
     let on_failure = match spec.on_failure {
         OnFailure::Open => "open",
         OnFailure::Closed => "closed",
@@ -275,7 +290,7 @@ mod tests {
         }
         let (service, name) = ("s".to_owned(), "f".to_owned());
         let mut spec = Spec::new("f", "/lib/f.wasm");
-        spec.params = vec![("low".into(), u64::MAX)];
+        spec.params = vec![("low".into(), u64::MAX.into()), ("key".into(), "a b".into())];
         (spec.on_failure, spec.deadline_us, spec.memory_mib) = (OnFailure::Open, 7, 9);
         let registers = |action| FunctionRequest::Registers {
             service: service.clone(),
@@ -311,7 +326,7 @@ mod tests {
             ),
             (
                 "\"do\": \"attach\", \"service\": \"s\", \"name\": \"f\", \"function\": \"f\", \"params\": {\"a\": -1}",
-                "no setting with an integer",
+                "no parameter with an integer",
             ),
             (
                 "\"do\": \"attach\", \"service\": \"s\", \"name\": \"f\", \"function\": \"f\", \"deadline_us\": 1e9",

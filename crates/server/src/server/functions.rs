@@ -14,7 +14,7 @@ use std::sync::mpsc;
 use engine::metrics::FunctionMetrics;
 use engine::topology::{Service, Topology};
 use engine::{ChainReply, ChainRequest, ControlMessage};
-use onpath::library::{FUNCTIONS_MAX, NAME_BYTES_MAX, is_name, read_module as read_module_of};
+use onpath::library::{FUNCTIONS_MAX, NAME_BYTES_MAX, is_name, read_module};
 use onpath::{
     Arranged, Code, Command, CommandError, LibraryError, Link, Merge, Policy, Register, Snapshot,
     Spec,
@@ -58,8 +58,8 @@ pub enum FunctionError {
     /// The function cannot be used.
     #[error(transparent)]
     Library(#[from] LibraryError),
-    /// The file of a module cannot be read.
-    #[error("the module {file} cannot be read: {why}")]
+    /// The file of a module, or of a parameter, cannot be read.
+    #[error("the file {file} cannot be read: {why}")]
     File {
         /// The file.
         file: PathBuf,
@@ -88,8 +88,8 @@ pub enum FunctionError {
 pub(super) struct AttachedFunction {
     id: u64,
     spec: Spec,
-    /// The content of its file; empty for a built-in function.
-    module: Vec<u8>,
+    /// The content of its file, or nothing.
+    content: Vec<u8>,
     registers: Vec<Register>,
     metrics: Arc<FunctionMetrics>,
 }
@@ -130,15 +130,13 @@ fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
 
-/// The content of a module's file.
-fn read_module(spec: &Spec) -> Result<Vec<u8>, FunctionError> {
-    if !spec.is_module() {
-        return Ok(Vec::new());
-    }
-    let file = PathBuf::from(&spec.function);
+/// The content of a function's file, or nothing.
+fn read_file(spec: &Spec) -> Result<Vec<u8>, FunctionError> {
+    let Some(file) = spec.file() else { return Ok(Vec::new()) };
+    let file = PathBuf::from(&*file);
     let read = || -> Result<Vec<u8>, String> {
         let (opened, _) = open_regular(&file).map_err(|error| error.to_string())?;
-        read_module_of(opened).map_err(|error| error.to_string())
+        read_module(opened).map_err(|error| error.to_string())
     };
     read().map_err(|why| FunctionError::File { file: file.clone(), why })
 }
@@ -185,7 +183,7 @@ impl Server {
             return Err(FunctionError::TooMany(service.to_owned()));
         }
         let topology = self.topology.clone();
-        let new = self.make_function(&topology.services[index], spec, read_module(spec)?)?;
+        let new = self.make_function(&topology.services[index], spec, read_file(spec)?)?;
         let mut places: Vec<Place> = order.into_iter().map(Place::Kept).collect();
         places.insert(at.min(places.len()), Place::New(new));
         self.arrange(NextChain { service: service.to_owned(), places })?;
@@ -310,9 +308,9 @@ impl Server {
         &mut self,
         service: &Service,
         spec: &Spec,
-        module: Vec<u8>,
+        content: Vec<u8>,
     ) -> Result<NewFunction, FunctionError> {
-        let code = Code::open(spec, &module)?;
+        let code = Code::open(spec, &content)?;
         self.functions_made += 1;
         let id = self.functions_made;
         let workers = self.fabric.workers();
@@ -326,7 +324,7 @@ impl Server {
             registers = function.registers().to_vec();
             links.push(Link::new(id, function, policy, metrics.of_worker(worker)));
         }
-        let attached = AttachedFunction { id, spec: spec.clone(), module, registers, metrics };
+        let attached = AttachedFunction { id, spec: spec.clone(), content, registers, metrics };
         Ok(NewFunction { attached, links })
     }
 
@@ -378,7 +376,7 @@ impl Server {
             (0..self.fabric.workers()).map(|_| Vec::new()).collect();
         for spec in &service.functions {
             let made =
-                read_module(spec).and_then(|module| self.make_function(service, spec, module));
+                read_file(spec).and_then(|content| self.make_function(service, spec, content));
             let new = made.map_err(|source| Self::function_failed(service, source))?;
             attached.push(new.attached);
             by_worker.iter_mut().zip(new.links).for_each(|(links, link)| links.push(link));
@@ -405,12 +403,12 @@ impl Server {
             let index = self.service_index(name).map_err(failed)?;
             let mut places = Vec::new();
             for spec in &service.functions {
-                let module = read_module(spec).map_err(failed)?;
+                let content = read_file(spec).map_err(failed)?;
                 let attached = &self.service_slots[index].functions;
-                let same = attached.iter().find(|f| f.spec == *spec && f.module == module);
+                let same = attached.iter().find(|f| f.spec == *spec && f.content == content);
                 places.push(match same {
                     Some(kept) => Place::Kept(kept.id),
-                    None => Place::New(self.make_function(service, spec, module).map_err(failed)?),
+                    None => Place::New(self.make_function(service, spec, content).map_err(failed)?),
                 });
             }
             let attached = &self.service_slots[index].functions;
