@@ -126,6 +126,8 @@ counters! {
         bundles,
         /// Of the requests written to RX rings, those in bundles.
         bundled,
+        /// Of the requests in bundles, those that the host kernel wrote into the pool.
+        in_place,
         /// GSO batches of requests, or the rest of one, that went as single messages because the pool had no buffer.
         pool_dry,
         /// Requests handed to another worker's mqueue.

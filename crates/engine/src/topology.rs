@@ -100,6 +100,8 @@ pub struct Limits {
     pub udp_privileged_sources: Option<bool>,
     /// Early replies of ordered connections kept per worker, in bytes.
     pub early_reply_bytes: usize,
+    /// GRO batches of at least this many bytes are received in the pool.
+    pub in_place_bytes: usize,
 }
 
 impl Default for Limits {
@@ -113,6 +115,7 @@ impl Default for Limits {
             udp_reply_ratio: None,
             udp_privileged_sources: None,
             early_reply_bytes: 64 << 20,
+            in_place_bytes: 8192,
         }
     }
 }

@@ -111,7 +111,8 @@ impl Totals {
         let caused = DropReason::ALL.iter().filter(|reason| is_ever_caused(**reason));
         let lost = caused.filter(|reason| self.lost[**reason as usize] == 0);
         let lost = lost.map(|reason| format!("nothing was lost for {}", reason.name()));
-        let unused = ["bundles"].into_iter().filter(|name| self.counters.get(name) == Some(&0));
+        let unused =
+            ["bundles", "in_place"].into_iter().filter(|name| self.counters.get(name) == Some(&0));
         faults.chain(lost).chain(unused.map(|name| format!("{name} is 0"))).collect()
     }
 }

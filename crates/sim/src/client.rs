@@ -11,6 +11,9 @@ use crate::message::{Ask, Body, Flavor, request_filler_max, request_payload};
 use crate::net::Network;
 use crate::rng::Rng;
 
+/// Bundles begin at multiples of this.
+const LINE: usize = 64;
+
 /// The mix of a client's requests. Rates are per mille of the requests.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestMix {
@@ -39,6 +42,16 @@ pub struct RequestMix {
 }
 
 impl RequestMix {
+    /// A filler for a request of whole cache lines, if one may be as long: a GRO batch of such ones is split everywhere.
+    fn whole_lines(&self, body: &Body, flavor: Flavor) -> u32 {
+        let most = request_filler_max(self.framing, self.max_message_bytes).unwrap_or(0);
+        let filler = (body.filler as usize..=most).find(|filler| {
+            let body = Body { filler: *filler as u32, ..*body };
+            request_payload(self.framing, &body, flavor).len().is_multiple_of(LINE)
+        });
+        filler.map_or(body.filler, |filler| filler as u32)
+    }
+
     /// A request of `client`. Its filler is valid for the framing.
     pub fn request(&self, rng: &mut Rng, client: u32, sequence: u32) -> (Body, Flavor) {
         let ask = match () {
@@ -152,7 +165,9 @@ impl DatagramClient {
         }
         let (mut body, flavor) = self.request_mix.request(&mut self.rng, self.id, self.sequence);
         if flavor != Flavor::Quiet {
-            (body.filler, body.want) = *self.alike.get_or_insert((body.filler, body.want));
+            let mix = &self.request_mix;
+            (body.filler, body.want) =
+                *self.alike.get_or_insert_with(|| (mix.whole_lines(&body, flavor), body.want));
         }
         if flavor != Flavor::Quiet
             && net.fault_counts.occurs(&mut self.rng, Fault::LongRequest, self.request_mix.too_long)

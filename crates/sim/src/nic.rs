@@ -4,7 +4,7 @@
 //! any order, and sometimes without a cause; reads and writes move less than they could (and an
 //! edge follows, as the contract promises).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 
 use wire::nic::{
@@ -17,10 +17,10 @@ use crate::fault::Fault;
 use crate::ledger::{Intake, Route};
 use crate::net::{Network, PortSite, SharedNetwork, is_own, lock};
 
-/// Maximum number of datagrams per receive.
+/// Maximum number of datagrams per receive, and of receive buffers.
 const BATCH_MAX: u64 = 64;
-/// Capacity in bytes for each; a receive that finds more takes the rest later.
-const DATAGRAM_BYTES: usize = 4 << 10;
+/// Bytes of a receive buffer: one datagram, or a GRO batch.
+const BUFFER_BYTES: usize = 16 << 10;
 
 /// One worker's network.
 pub struct SimNic {
@@ -64,6 +64,22 @@ fn keep_what_waits(batch: &mut TxBatch) -> usize {
     let waits = |d: &TxItem| last[&(d.peer, d.local)];
     waiting.sort_by_key(waits);
     waiting.iter().filter(|d| waits(d)).count()
+}
+
+/// How many of the datagrams that wait fit into one GRO batch: they have one sender and one length, and the last may be shorter.
+fn merged(waiting: &VecDeque<(Route, Vec<u8>, bool)>) -> usize {
+    let Some((route, first, _)) = waiting.front() else { return 0 };
+    let fit = BUFFER_BYTES.checked_div(first.len()).unwrap_or(1);
+    let (mut count, mut ended) = (0, false);
+    for (from, payload, truncated) in waiting.iter().take(fit) {
+        let fits = (1..=first.len()).contains(&payload.len());
+        if ended || from != route || !fits || *truncated {
+            break;
+        }
+        ended = payload.len() < first.len();
+        count += 1;
+    }
+    count.max(1)
 }
 
 impl Network {
@@ -141,30 +157,36 @@ impl Network {
         }
         batch.overflowed = std::mem::take(&mut port.overflowed);
         self.ledger.overflow(service, batch.overflowed.into());
-        let mut offset = 0;
-        while batch.items.len() < most {
-            let Some((route, payload, truncated)) = port.datagrams.pop_front() else { break };
-            if offset + payload.len() > batch.bytes.len() {
-                port.datagrams.push_front((route, payload, truncated));
+        batch.use_lent(BATCH_MAX as usize);
+        // The host kernel merges datagrams, or not.
+        let merges = most.is_multiple_of(2);
+        for slot in 0..BATCH_MAX as usize {
+            let datagrams = &mut port.datagrams;
+            let left = most - batch.items.len();
+            let count = if merges { merged(datagrams) } else { datagrams.len().min(1) }.min(left);
+            if count == 0 {
                 break;
             }
-            batch.bytes[offset..][..payload.len()].copy_from_slice(&payload);
-            batch.items.push(Datagram {
-                peer: route.peer,
-                local: route.local,
-                offset: offset as u32,
-                len: payload.len() as u32,
-                truncated,
-                followed_by: 0,
-            });
-            offset += payload.len();
-            let intake = match () {
-                () if truncated => Intake::Truncated,
-                () if route.peer.port() < 1024 && !privileged => Intake::Privileged,
-                () if is_own(&self.ports, route.peer) => Intake::OwnSource,
-                () => Intake::Request,
-            };
-            self.ledger.datagram_in(service, route, &payload, intake);
+            let mut received = Vec::new();
+            for (at, (route, payload, truncated)) in datagrams.drain(..count).enumerate() {
+                batch.items.push(Datagram {
+                    peer: route.peer,
+                    local: route.local,
+                    offset: (slot * BUFFER_BYTES + received.len()) as u32,
+                    len: payload.len() as u32,
+                    truncated,
+                    followed_by: (count - 1 - at) as u8,
+                });
+                received.extend_from_slice(&payload);
+                let intake = match () {
+                    () if truncated => Intake::Truncated,
+                    () if route.peer.port() < 1024 && !privileged => Intake::Privileged,
+                    () if is_own(&self.ports, route.peer) => Intake::OwnSource,
+                    () => Intake::Request,
+                };
+                self.ledger.datagram_in(service, route, &payload, intake);
+            }
+            batch.fill(slot, &received);
         }
         !port.datagrams.is_empty()
     }
@@ -299,7 +321,7 @@ impl Nic for SimNic {
     }
 
     fn rx_batch(&self) -> RxBatch {
-        RxBatch::new(BATCH_MAX as usize, DATAGRAM_BYTES)
+        RxBatch::new(BATCH_MAX as usize, BUFFER_BYTES)
     }
 
     fn recv(&mut self, port: PortIndex, batch: &mut RxBatch) -> bool {

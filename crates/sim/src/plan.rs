@@ -479,6 +479,7 @@ fn limits(seed: u64) -> Limits {
             Some(false),
         ]),
         early_reply_bytes: limit("early_reply_bytes").pick(&[0, 300, 64 << 20]),
+        in_place_bytes: limit("in_place_bytes").pick(&[100, 500, 8192]),
         ..Limits::default()
     }
 }

@@ -295,3 +295,57 @@ fn a_connection_that_ends_with_a_bundle_in_flight_gives_its_buffer_back() {
     assert_eq!((scene.replied(), scene.dropped(DropReason::ClientGone)), (0, 20));
     assert_at_rest(&mut scene);
 }
+
+/// Bursts of datagrams some of which the host kernel merges, and blocks that answer later.
+fn in_place() -> Script {
+    let mut script = bundles(Framing::Raw);
+    script.limits().in_place_bytes = 256;
+    script
+}
+
+/// Rounds of a burst each; a burst is received in place if the one before was a long GRO batch. Returns the number of requests.
+fn bursts(scene: &mut Scene) -> u64 {
+    let filler = (0..).find(|filler| {
+        let body = Body { filler: *filler, ..request(0) };
+        request_payload(Framing::Raw, &body, Flavor::Plain).len() == 128
+    });
+    for _ in 0..20 {
+        scene.ask_often(48, Body { filler: filler.unwrap(), ..request(0) });
+        scene.run(3);
+        assert!(scene.world.in_flight(0) > 0);
+        scene.wait_ms(10);
+    }
+    assert!(counter(scene, "in_place") > 0);
+    20 * 48
+}
+
+#[test]
+fn datagrams_that_were_received_in_the_pool_are_answered_and_leave_it_whole() {
+    let mut scene = in_place().play();
+    let asked = bursts(&mut scene);
+    assert_eq!(scene.replied(), asked);
+    assert_at_rest(&mut scene);
+}
+
+#[test]
+fn what_a_block_never_answers_leaves_the_buffers_of_its_generation_with_it() {
+    let mut script = in_place();
+    script.service().request_timeout_ms = 5;
+    script.behaviour().swallow = 30;
+    let mut scene = script.play();
+    let asked = bursts(&mut scene);
+    assert_eq!(scene.replied() + scene.dropped(DropReason::RequestTimeout), asked);
+    assert!(scene.dropped(DropReason::RequestTimeout) > 0);
+    scene.world.check().unwrap();
+    // The next generation has a whole pool.
+    scene.world.lose_runtime(0, 0, DropReason::AcceleratorLost);
+    scene.run(2);
+    scene.world.replace_rings(0, 0, Behaviour::default());
+    scene.world.resume_blocks(0, 0);
+    scene.run(2);
+    let replied = scene.replied();
+    scene.ask_often(48, request(0));
+    scene.wait_ms(10);
+    assert_eq!(scene.replied() - replied, 48);
+    assert_at_rest(&mut scene);
+}

@@ -52,7 +52,7 @@ macro_rules! each {
 impl Endpoints {
     pub(crate) fn new(rx: RxBatch, workers: usize, limits: &Limits) -> Self {
         Self {
-            udp: UdpPorts::new(rx),
+            udp: UdpPorts::new(rx, limits),
             tcp: TcpConnections::new(limits),
             shm: ShmClients::default(),
             peers: Peers::new(workers),

@@ -250,6 +250,8 @@ pub(crate) struct UdpPorts {
     rx: RxBatch,
     /// By port index.
     expected: Vec<Expected>,
+    /// See [`Limits::in_place_bytes`].
+    in_place_bytes: usize,
 }
 
 impl Arrival {
@@ -262,12 +264,13 @@ impl Arrival {
 }
 
 impl UdpPorts {
-    pub(crate) fn new(rx: RxBatch) -> Self {
+    pub(crate) fn new(rx: RxBatch, limits: &Limits) -> Self {
         Self {
             ports: Vec::new(),
             sources: Sources::new(Vec::new(), [].into()),
             rx,
             expected: Vec::new(),
+            in_place_bytes: limits.in_place_bytes,
         }
     }
 
@@ -298,6 +301,7 @@ impl UdpPorts {
 
     /// Sets the limits.
     pub(crate) fn set_limits(&mut self, limits: &Limits) {
+        self.in_place_bytes = limits.in_place_bytes;
         for udp in &mut self.ports {
             udp.reply_ratio = reply_ratio(limits, udp.port.on_loopback());
             udp.lowest_source = lowest_source(limits, udp.port.on_loopback());
@@ -452,6 +456,7 @@ impl UdpPorts {
         let mut batch = Batch::of_clients(service, NoHooks);
         let from = turn.services[service].bundles_from();
         let mut expected = Expected::default();
+        let in_place_bytes = self.in_place_bytes;
         // Those in front of `at` are done, and between it and `end` there is no train that goes as bundles.
         let (mut at, mut end) = (0, 0);
         loop {
@@ -462,7 +467,7 @@ impl UdpPorts {
                 sender.admit_single(turn, &mut batch, rx, datagram);
             }
             let Some(mut train) = next else { break };
-            expected.add(rx, train);
+            expected.add(rx, train, in_place_bytes);
             (at, end) = (train.first, train.first + train.count);
             // Where its sender is refused, each datagram is.
             while train.count >= from

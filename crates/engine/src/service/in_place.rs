@@ -98,6 +98,8 @@ impl ServiceShare {
         let last_len = rx.items[train.first + count as usize - 1].len;
         let offset = begin + u64::from(at);
         let bundle = NewBundle { offset, stride: len, count, len, last_len, received_in };
-        self.push_bundle(arrival, mqueue, &bundle, (buffer, 0), None)
+        let pushed = self.push_bundle(arrival, mqueue, &bundle, (buffer, 0), None)?;
+        self.counters.in_place.add(pushed.into());
+        Ok(pushed)
     }
 }

@@ -7,8 +7,6 @@ use wire::nic::{RxBatch, Train};
 
 /// Marks a bundle whose messages were copied.
 pub(super) const NOT_IN_PLACE: u32 = u32::MAX;
-/// From how many bytes on a GRO batch is worth a buffer of its own.
-const BATCH_BYTES: usize = 8192;
 /// A bundle begins at a multiple of [`BUNDLE_ALIGN`], so only a multiple of some number of messages can be split off a GRO batch: at most
 /// this.
 const UNIT_MAX: u32 = 8;
@@ -56,15 +54,15 @@ impl Expected {
         }
     }
 
-    /// A GRO batch begins with this datagram.
+    /// A GRO batch begins with this datagram. It is worth a buffer of its own from `least` bytes on.
     #[inline]
-    pub(crate) fn add(&mut self, rx: &RxBatch, train: Train) {
+    pub(crate) fn add(&mut self, rx: &RxBatch, train: Train, least: usize) {
         let (first, last) = (&rx.items[train.first], &rx.items[train.first + train.count - 1]);
         let begins = (first.offset as usize).checked_rem(rx.slot_bytes()) == Some(0);
         let bytes = (last.offset + last.len - first.offset) as usize;
         let unit = unit_of(first.len);
         let splits = unit <= UNIT_MAX && train.count >= 2 * unit as usize;
-        if begins && train.contiguous && bytes >= BATCH_BYTES && splits {
+        if begins && train.contiguous && bytes >= least && splits {
             self.batches += 1;
             self.bytes = self.bytes.max(bytes);
         }

@@ -43,6 +43,7 @@ fn service_metric(field: &str) -> &str {
         "received" => "requests_received",
         "accepted" => "requests_accepted",
         "bundled" => "requests_bundled",
+        "in_place" => "requests_in_place",
         "handed_out" => "requests_handed_out",
         "handed_in" => "requests_handed_in",
         "replied" => "replies",
