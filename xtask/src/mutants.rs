@@ -138,6 +138,16 @@ const MUTANTS: &[Mutant] = &[
             "crates/engine/tests/in_place.rs::messages_arrive_in_the_pool_and_replies_leave_from_there",
         ],
     ),
+    mutant(
+        "try_bundles_always",
+        "where bundles do not pay, trials are as frequent as where they do",
+        &["crates/engine/src/service/bundle_choice.rs::trials_get_rare_where_bundles_do_not_pay"],
+    ),
+    mutant(
+        "flatter_bundles",
+        "the single message of a trial may wait behind more requests than the bundle",
+        &["crates/engine/src/service/bundle_choice.rs::no_trial_where_it_says_nothing"],
+    ),
     mutant("amplify_bundle", "replies in bundles are not limited by their requests", &[SEEDS]),
     mutant(
         "leak_credit",

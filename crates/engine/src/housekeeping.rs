@@ -55,6 +55,7 @@ impl Housekeeping {
             share.tell_tick(*now_ns);
             share.backends.expire_backends(nic, *now_ns);
             share.find_overdue(*now_ns);
+            share.find_still(*now_ns);
             share.unsample_ended();
             if share.leaving.is_none() {
                 share.observe_depth();

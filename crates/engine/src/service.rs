@@ -1,6 +1,9 @@
 //! One worker's share of one service: its mqueues, its dispatcher, its requests.
 
 pub(crate) mod arrival;
+pub(crate) mod bundle_choice;
+#[cfg(test)]
+mod bundle_model;
 pub(crate) mod bundle_run;
 pub(crate) mod bundle_table;
 pub(crate) mod bundles;

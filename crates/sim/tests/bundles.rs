@@ -210,6 +210,32 @@ fn a_runtime_whose_library_takes_no_bundles_gets_single_messages() {
 }
 
 #[test]
+fn bundles_are_tried_before_they_are_chosen() {
+    let mut script = bundles(FRAMING);
+    script.service().bundles = Bundles::Auto;
+    script.service().mqueues = 8;
+    // A bundle takes no longer than a message.
+    let delay_ns = (50_000, 50_000);
+    *script.behaviour() = Behaviour { remote: true, delay_ns, overlap: 64, ..Behaviour::default() };
+    let mut scene = script.play();
+    let mut client = Client::attach(&mut scene, 64);
+    let mut bundled = Vec::new();
+    for burst in 0..20 {
+        let before = counter(&scene, "bundled");
+        for sequence in burst * 64..(burst + 1) * 64 {
+            client.ask(&mut scene, tag(sequence), &request(sequence));
+        }
+        scene.wait_ms(10);
+        assert_eq!(client.hear().len(), 64);
+        bundled.push(counter(&scene, "bundled") - before);
+    }
+    assert_eq!(scene.replied(), 20 * 64);
+    assert_eq!(bundled[..3], [16; 3], "one bundle until enough is known");
+    assert!(bundled[3..].iter().all(|messages| *messages >= 48), "{bundled:?}");
+    assert_at_rest(&mut scene);
+}
+
+#[test]
 fn requests_go_one_by_one_while_the_pool_is_dry() {
     let mut script = bundles(FRAMING);
     script.service().request_timeout_ms = 5;

@@ -496,7 +496,7 @@ impl ActiveClient {
             flow,
             target: None,
         };
-        let has_bundles = share.begin_burst(waiting as usize) && bundles;
+        let has_bundles = share.begin_burst(waiting as usize, turn.now_ns) && bundles;
         let from = if has_bundles { share.bundles_from() } else { usize::MAX };
         // Up to here, no messages go as bundles.
         let mut singles_until = if waiting >= from as u64 { 0 } else { u32::MAX };

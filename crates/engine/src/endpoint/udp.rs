@@ -396,7 +396,7 @@ impl UdpPorts {
         let datagrams = self.rx.items.len();
         turn.worked |= datagrams > 0;
         let mut brought = Expected::default();
-        let has_bundles = share.begin_burst(datagrams);
+        let has_bundles = share.begin_burst(datagrams, turn.now_ns);
         match share.chain.take() {
             None if has_bundles => brought = self.admit_trains(turn, schedule, index),
             None => {

@@ -8,14 +8,20 @@
 //! 2. Blocks on the worker's own thread that answer in the turn of the arrival: they do not work side by side, and every reply
 //!    leaves at the end of the turn. Bundles are as long as they can be.
 //! 3. Blocks that are all busy: each would get its even share of what is unanswered anyway. A bundle is part of that share, so that its
-//!    block has [others](BUNDLES_QUEUED) to work on while the replies travel.
-//! 4. Kernels that are fast for the size of the burst: of n messages in bundles of k, with p the time of a kernel for one
-//!    message, the last reply leaves about n·[`BUNDLE_NS`]/k + k·p later than with free bundles for free kernels; the best k is
-//!    √(n·[`BUNDLE_NS`]/p). It is chosen if that and [`TRIP_NS`] are less than what bundles save, n·[`SAVED_NS`]. Slow kernels,
-//!    and small bursts, never meet this.
+//!    block has [others](BUNDLES_QUEUED) to work on while the replies travel. Mqueues that stand still count neither as busy nor as idle.
+//! 4. Kernels that are fast for the size of the burst: of n messages in bundles of k, with p the time that one more message in a
+//!    bundle takes ([measured](crate::service::bundle_choice)), the last reply leaves about n·[`BUNDLE_NS`]/k + k·p later than with
+//!    free bundles for free kernels; the best k is √(n·[`BUNDLE_NS`]/p). It is chosen if that and [`TRIP_NS`] are less than what
+//!    bundles save, n·[`SAVED_NS`] or n·[`SAVED_FAR_NS`]. If that is several bundles for each mqueue, they are longer, and one for each.
+//!    Slow kernels, and small bursts, never meet this.
+//! 5. An engine that has other work until a bundle is answered: k·p and its trips may take as long as the engine needs for the
+//!    unanswered messages, at most as many as the burst has. A message takes it [`HANDLED_NS`].
+//! 6. Messages that would go to one mqueue as a run of single ones, as far as k·p is below [`RUN_NS`].
 //!
-//! The longer of 3 and 4 is chosen. Where kernels have not been timed yet, only 3 counts. One message in flight, or a few for many
-//! idle mqueues, are thus single messages; bursts for busy or fast blocks are bundles. The cost is that of a few divisions per burst.
+//! 5 and 6 hold for blocks off the worker's thread. The longest of 3 to 6 is chosen, rounded to a power of two: batches of clients often
+//! have such a number of messages, and then no short bundle is left. Until p is measured, only 3 counts. One message in flight, or a few
+//! for many idle mqueues, are thus single messages; bursts for busy or fast blocks are bundles. The cost is that of a few divisions per
+//! burst. `bundle_model.rs` compares the choice with bundles and single messages alone, in a model.
 
 use mqueue::abi::BUNDLE_MAX;
 
@@ -27,39 +33,51 @@ const LONGEST: u32 = 32;
 const BUNDLES_QUEUED: u32 = 3;
 /// What a message in a bundle saves the engine…
 const SAVED_NS: u64 = 50;
+/// … if another processor reads and writes the slots of single messages, …
+const SAVED_FAR_NS: u64 = 150;
 /// … and what a bundle costs it.
 const BUNDLE_NS: u64 = 200;
 /// The second trip over a bus.
-const TRIP_NS: u64 = 2_000;
+pub(super) const TRIP_NS: u64 = 2_000;
+/// A run of single messages that becomes a bundle takes no longer than this.
+const RUN_NS: u64 = 50_000;
+/// The time that the engine takes for a message in a bundle, request and reply.
+const HANDLED_NS: u64 = 200;
 
 /// What the choice depends on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Burst {
     /// Messages that the receive call brought.
     pub(crate) messages: u32,
-    /// Requests in flight on the worker's mqueues of the service.
+    /// Requests in flight on the worker's mqueues of the service that do not stand still.
     pub(crate) unanswered: u32,
-    /// Mqueues that a message may go to.
+    /// Mqueues that a message may go to, of those that do not stand still.
     pub(crate) mqueues: u32,
     /// Blocks run on other processors than the worker's.
     pub(crate) off_thread: bool,
     /// Requests were last answered in the turn of their arrival.
     pub(crate) in_turn: bool,
-    /// The time of a kernel for one message, or an upper bound, if known.
-    pub(crate) pace_ns: Option<u64>,
+    /// Consecutive single messages that would go to one mqueue.
+    pub(crate) run: u32,
 }
 
 impl Burst {
-    /// Messages of the longest bundle of this burst; 0: all go as single messages.
-    pub(crate) fn bundle_run(&self) -> u32 {
+    /// Whether blocks answer before the engine does anything else.
+    pub(super) fn is_answered_at_once(&self) -> bool {
+        self.in_turn && !self.off_thread
+    }
+
+    /// Messages of the longest bundle of this burst, with the time for one more message in a bundle, if known; 0: all go as single
+    /// messages.
+    pub(crate) fn bundle_run(&self, message_ns: Option<u64>) -> u32 {
         if self.messages < SHORTEST {
             return 0;
         }
-        if self.in_turn && !self.off_thread {
+        if self.is_answered_at_once() {
             return BUNDLE_MAX;
         }
-        let run = self.busy_run().max(self.fast_run()).min(LONGEST);
-        if run < SHORTEST { 0 } else { run }
+        let fast = message_ns.map_or(0, |message_ns| self.fast_run(message_ns));
+        fast.max(floor_length(self.busy_run().into()))
     }
 
     fn busy_run(&self) -> u32 {
@@ -67,74 +85,115 @@ impl Burst {
         waiting / self.mqueues.saturating_mul(BUNDLES_QUEUED).max(1)
     }
 
-    fn fast_run(&self) -> u32 {
-        let Some(pace_ns) = self.pace_ns else { return 0 };
-        let messages = u64::from(self.messages);
+    /// The same, for the speed of the kernel alone.
+    pub(super) fn fast_run(&self, message_ns: u64) -> u32 {
+        let (saved_ns, trip_ns) = match self.off_thread {
+            true => (SAVED_FAR_NS, TRIP_NS),
+            false => (SAVED_NS, 0),
+        };
+        let (message_ns, messages) = (message_ns.max(1), u64::from(self.messages));
         let bundles_ns = messages * BUNDLE_NS;
-        let best = (bundles_ns / pace_ns.max(1)).isqrt().clamp(1, LONGEST.into());
-        let trip_ns = if self.off_thread { TRIP_NS } else { 0 };
-        let cost_ns = best.saturating_mul(pace_ns).saturating_add(bundles_ns / best + trip_ns);
-        if cost_ns < messages * SAVED_NS { best as u32 } else { 0 }
+        // To the nearest power of two, in terms of the square.
+        let square = bundles_ns / message_ns;
+        let best = floor_length((2 * square).isqrt()).max(SHORTEST);
+        let cost_ns = u64::from(best).saturating_mul(message_ns);
+        let cost_ns = cost_ns.saturating_add(bundles_ns / u64::from(best) + trip_ns);
+        let each = self.messages.div_ceil(self.mqueues.max(1));
+        let best = match cost_ns < messages * saved_ns {
+            true => best.max(floor_length(each.into())),
+            false => 0,
+        };
+        if !self.off_thread {
+            return best;
+        }
+        let others_ns = u64::from(self.unanswered.min(self.messages)) * HANDLED_NS;
+        let hidden = floor_length(others_ns.saturating_sub(2 * trip_ns) / message_ns);
+        let runs = floor_length(u64::from(self.run).min(RUN_NS / message_ns));
+        best.max(hidden).max(runs)
     }
+}
+
+/// The longest bundle of at most `run` messages.
+fn floor_length(run: u64) -> u32 {
+    let run = run.min(LONGEST.into()) as u32;
+    if run < SHORTEST { 0 } else { 1 << run.ilog2() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Of mqueues beyond a bus.
-    fn run(messages: u32, unanswered: u32, mqueues: u32, pace_ns: Option<u64>) -> u32 {
-        let burst =
-            Burst { messages, unanswered, mqueues, off_thread: true, in_turn: false, pace_ns };
-        burst.bundle_run()
+    /// Of mqueues beyond a bus, where single messages do not go in runs.
+    fn run(messages: u32, unanswered: u32, mqueues: u32, message_ns: Option<u64>) -> u32 {
+        let (off_thread, in_turn, run) = (true, false, 1);
+        let burst = Burst { messages, unanswered, mqueues, off_thread, in_turn, run };
+        burst.bundle_run(message_ns)
     }
 
     #[test]
     fn few_messages_for_idle_mqueues_are_single() {
-        for pace_ns in [None, Some(100), Some(2_000), Some(300_000)] {
-            for messages in [0, 1, 3, 8, 32] {
-                assert_eq!(run(messages, 0, 240, pace_ns), 0, "{messages} {pace_ns:?}");
+        for message_ns in [None, Some(0), Some(100), Some(2_000), Some(300_000)] {
+            for messages in [0, 1, 3, 8, 12] {
+                assert_eq!(run(messages, 0, 240, message_ns), 0, "{messages} {message_ns:?}");
             }
         }
         // Also those that find others in flight.
         assert_eq!(run(1, 100_000, 1, Some(100)), 0);
-        assert_eq!(run(64, 64, 240, Some(2_000)), 0);
+        assert_eq!(run(16, 64, 240, Some(2_000)), 0);
     }
 
     #[test]
     fn a_slow_kernel_gets_bundles_where_every_block_is_busy() {
         // The kernel of LeNet: eight messages for idle blocks run side by side.
-        for pace_ns in [25_000, 300_000] {
-            assert_eq!(run(8, 0, 240, Some(pace_ns)), 0);
-            assert_eq!(run(256, 0, 240, Some(pace_ns)), 0);
-            assert_eq!(run(64, 240, 240, Some(pace_ns)), 0);
+        for message_ns in [25_000, 300_000] {
+            assert_eq!(run(8, 0, 240, Some(message_ns)), 0);
+            assert_eq!(run(256, 0, 240, Some(message_ns)), 0);
+            assert_eq!(run(64, 240, 240, Some(message_ns)), 0);
             // A third of what each has: no block waits for the next bundle.
-            assert_eq!(run(64, 4032, 240, Some(pace_ns)), 5);
-            assert_eq!(run(64, 4032, 28, Some(pace_ns)), LONGEST);
+            assert_eq!(run(64, 4032, 240, Some(message_ns)), 4);
+            assert_eq!(run(64, 4032, 28, Some(message_ns)), LONGEST);
         }
         // The same without a time.
-        assert_eq!(run(64, 4032, 240, None), 5);
-        assert_eq!(run(64, 0, 1, None), 21);
+        assert_eq!(run(64, 4032, 240, None), 4);
+        assert_eq!(run(64, 0, 1, None), 16);
     }
 
     #[test]
     fn a_fast_kernel_gets_bundles_from_a_burst_that_is_worth_it() {
-        assert_eq!(run(64, 0, 240, Some(300)), 0);
-        assert_eq!(run(256, 0, 240, Some(300)), 13);
-        assert_eq!(run(256, 0, 240, Some(2_000)), 0);
-        assert_eq!(run(1024, 0, 240, Some(2_000)), 10);
-        assert_eq!(run(4096, 0, 240, Some(2_000)), 20);
-        assert_eq!(run(4096, 0, 240, Some(10_000)), 9);
-        assert_eq!(run(4096, 0, 240, Some(100)), LONGEST);
-        assert_eq!(run(4096, 0, 240, Some(25_000)), 5, "and 4096 take the blocks 430 us");
+        assert_eq!(run(16, 0, 240, Some(330)), 0);
+        assert_eq!(run(64, 0, 240, Some(330)), 8);
+        assert_eq!(run(256, 0, 240, Some(330)), 16);
+        assert_eq!(run(4096, 0, 240, Some(330)), LONGEST);
+        assert_eq!(run(64, 0, 240, Some(2_000)), 0);
+        assert_eq!(run(256, 0, 240, Some(2_000)), 4);
+        assert_eq!(run(4096, 0, 240, Some(25_000)), 16, "one for each");
         assert_eq!(run(4096, 0, 1 << 20, Some(300_000)), 0);
+        // More than one for each mqueue are longer ones.
+        assert_eq!(run(64, 0, 4, Some(1_000)), 16);
+        // The engine has other work.
+        assert_eq!(run(64, 4032, 240, Some(330)), 16);
+        assert_eq!(run(1024, 1024, 240, Some(10_000)), 16);
+        // What would be a run of single messages, as far as it does not take long.
+        let burst = Burst {
+            messages: 64,
+            unanswered: 0,
+            mqueues: 240,
+            off_thread: true,
+            in_turn: false,
+            run: 16,
+        };
+        let runs = [1_000, 3_000, 6_000, 12_000, 13_000].map(|ns| burst.bundle_run(Some(ns)));
+        assert_eq!(runs, [16, 16, 8, 4, 0]);
         // Bundles never get shorter for a faster kernel, or a larger burst.
         for messages in (8..4096).step_by(8) {
-            for pace_ns in (0..50_000).step_by(500) {
-                let runs =
-                    [(messages, pace_ns + 500), (messages, pace_ns), (messages + 8, pace_ns)]
-                        .map(|(messages, pace_ns)| run(messages, 0, 240, Some(pace_ns)));
-                assert!(runs.is_sorted(), "{messages} {pace_ns} {runs:?}");
+            for message_ns in (0..50_000).step_by(500) {
+                let longer = [
+                    (messages, message_ns + 500),
+                    (messages, message_ns),
+                    (messages + 8, message_ns),
+                ]
+                .map(|(messages, message_ns)| run(messages, 0, 240, Some(message_ns)));
+                assert!(longer.is_sorted(), "{messages} {message_ns} {longer:?}");
             }
         }
         assert_eq!(run(u32::MAX, u32::MAX, u32::MAX, Some(u64::MAX)), 0);
@@ -148,13 +207,13 @@ mod tests {
             mqueues: 28,
             off_thread: false,
             in_turn: true,
-            pace_ns: None,
+            run: 1,
         };
-        assert_eq!(burst.bundle_run(), BUNDLE_MAX);
-        assert_eq!(Burst { messages: 3, ..burst }.bundle_run(), 0);
+        assert_eq!(burst.bundle_run(None), BUNDLE_MAX);
+        assert_eq!(Burst { messages: 3, ..burst }.bundle_run(None), 0);
         // They ask backends, one request each at a time.
-        let waits = Burst { in_turn: false, pace_ns: Some(80_000), ..burst };
-        assert_eq!(waits.bundle_run(), 0);
-        assert_eq!(Burst { off_thread: true, ..burst }.bundle_run(), 0);
+        let waits = Burst { in_turn: false, ..burst };
+        assert_eq!(waits.bundle_run(Some(80_000)), 0);
+        assert_eq!(Burst { off_thread: true, ..burst }.bundle_run(None), 0);
     }
 }

@@ -4,6 +4,7 @@ use mqueue::abi::{BUNDLE_ALIGN, BUNDLE_MAX, Bundle};
 use mqueue::{Buffer, CheckedReplies, MappedMemory, Pool};
 use wire::session::Token;
 
+use crate::service::bundle_choice::BundleChoice;
 use crate::service::bundle_run::SHORTEST;
 use crate::service::received::{NOT_IN_PLACE, Received};
 use crate::topology::{Bundles, Service};
@@ -26,6 +27,8 @@ pub(crate) struct ShareBundles {
     pub(super) forced: bool,
     /// Blocks run on other processors than the worker's.
     pub(super) off_thread: bool,
+    /// Whether the others do, and how long they are.
+    pub(super) choice: BundleChoice,
     /// Bytes of the area for one reply.
     pub(super) reply_stride: usize,
     /// The buffer of each entry of the table of requests.
@@ -62,6 +65,7 @@ impl ShareBundles {
             wanted,
             forced: service.bundles == Bundles::Always,
             off_thread,
+            choice: BundleChoice::new(),
             reply_stride: (service.max_reply_bytes as usize).next_multiple_of(MESSAGE_ALIGN),
             buffers: (0..buffers).map(|_| None).collect(),
             received: Received::new(buffers),

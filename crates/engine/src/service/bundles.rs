@@ -167,28 +167,33 @@ impl ServiceShare {
     /// as bundles.
     // Not inline: the loop over single messages would take more instructions.
     #[inline(never)]
-    pub(crate) fn begin_burst(&mut self, messages: usize) -> bool {
+    pub(crate) fn begin_burst(&mut self, messages: usize, now_ns: u64) -> bool {
         self.dispatcher.burst(messages);
         if messages < self.bundles.from as usize {
             return false;
         }
-        let run = if self.bundles.forced { None } else { Some(self.bundle_run(messages)) };
+        let run = if self.bundles.forced { None } else { Some(self.bundle_run(messages, now_ns)) };
         self.dispatcher.bundle(run);
         self.dispatcher.has_bundles()
     }
 
-    /// See [`Burst::bundle_run`].
-    fn bundle_run(&self, messages: usize) -> u32 {
-        let (pace_ns, in_turn) = self.dispatcher.pace();
+    /// See [`crate::service::bundle_choice`].
+    fn bundle_run(&mut self, messages: usize, now_ns: u64) -> u32 {
+        let moving = self.alive - self.still.mqueues.min(self.alive);
         let burst = Burst {
             messages: messages as u32,
-            unanswered: self.sessions.live(),
-            mqueues: self.dispatcher.mqueues_of_flow(self.alive),
+            unanswered: self.sessions.live().saturating_sub(self.still.requests),
+            mqueues: self.dispatcher.mqueues_of_flow(moving),
             off_thread: self.bundles.off_thread,
-            in_turn,
-            pace_ns,
+            in_turn: self.dispatcher.is_in_turn(),
+            run: self.dispatcher.run(),
         };
-        burst.bundle_run()
+        let (run, is_trial) = self.bundles.choice.begin(&burst, now_ns);
+        if is_trial {
+            self.sampler.hasten();
+            self.dispatcher.end_run();
+        }
+        run
     }
 
     /// Writes the first of these messages into an mqueue's RX ring, as one bundle. Returns how many; `Err` if they have to go as
@@ -292,6 +297,11 @@ impl ServiceShare {
             return Err(NoBundle::Singles);
         }
         let (load, len) = (&mut self.loads[mqueue as usize], DESCRIPTOR_BYTES as u64);
+        let waiting = load.outstanding;
+        let run = self.bundles.choice.bundle_sent((mqueue, count), waiting, arrival.received_ns);
+        if run.is_some() {
+            self.dispatcher.bundle(run);
+        }
         committed(entry, load, &mut self.accelerators, arrival.received_ns, count, len);
         self.counters.accepted.add(count.into());
         self.counters.bundles.one();

@@ -108,8 +108,6 @@ pub(crate) struct Dispatcher {
     pace_ns: Option<u64>,
     /// The longest run at that speed.
     run_max: u32,
-    /// Until it is known: an upper bound.
-    bound_ns: Option<u64>,
     /// Requests were last answered in the turn of their arrival.
     in_turn: bool,
     /// The drop reason while no accelerator is present.
@@ -129,7 +127,6 @@ impl Dispatcher {
             bundle_run: 0,
             pace_ns: None,
             run_max: RUN_MAX,
-            bound_ns: None,
             in_turn: false,
             absent,
         }
@@ -161,10 +158,19 @@ impl Dispatcher {
         self.bundle_run > 1
     }
 
-    /// The time of a kernel for one request, or an upper bound, if known; and whether requests were last answered in the turn
-    /// of their arrival.
-    pub(crate) fn pace(&self) -> (Option<u64>, bool) {
-        (self.pace_ns.or(self.bound_ns), self.in_turn)
+    /// Consecutive single messages of the burst that go to one mqueue.
+    pub(crate) fn run(&self) -> u32 {
+        self.run.min(self.run_max)
+    }
+
+    /// The next message does not continue a run.
+    pub(crate) fn end_run(&mut self) {
+        self.run_left = 0;
+    }
+
+    /// Whether requests were last answered in the turn of their arrival.
+    pub(crate) fn is_in_turn(&self) -> bool {
+        self.in_turn
     }
 
     /// Of this number of live mqueues, how many messages of one flow may go to.
@@ -186,10 +192,7 @@ impl Dispatcher {
             Some(pace_ns) if busy => (pace_ns * (PACE_SAMPLES - 1) + sample_ns) / PACE_SAMPLES,
             Some(pace_ns) => pace_ns.min(sample_ns),
             None if busy => sample_ns,
-            None => {
-                self.bound_ns = Some(self.bound_ns.map_or(sample_ns, |ns| ns.min(sample_ns)));
-                return;
-            }
+            None => return,
         };
         self.pace_ns = Some(pace_ns);
         let fit = RUN_NS.checked_div(pace_ns).unwrap_or(u64::MAX);
@@ -543,10 +546,7 @@ mod tests {
         // The time of an idle mqueue is only an upper bound, and says nothing yet.
         d.answered(1, 900_000, false);
         assert!(spread(&mut d, 64) <= 5, "{d:?}");
-        assert_eq!(d.pace(), (Some(900_000), false));
-        d.answered(2, 800_000, false);
-        d.answered(1, 500_000, false);
-        assert_eq!(d.pace(), (Some(400_000), false));
+        assert!(d.pace_ns.is_none() && !d.is_in_turn());
         // As fast as a GPU's echo: a run takes no longer than its limit.
         (0..100).for_each(|_| d.answered(8, 8 * 2000, true));
         assert!(spread(&mut d, 64) <= 5, "{d:?}");
@@ -566,13 +566,13 @@ mod tests {
         // One interrupted kernel counts as one sample of many.
         d.answered(1, 100_000, true);
         assert!(spread(&mut d, 64) <= 33, "{d:?}");
-        assert!(!d.pace().1);
+        assert!(!d.is_in_turn());
         // Answers in the turn of their arrival carry no timing information.
         let before = d.pace_ns;
         d.answered(4, 0, true);
         d.answered(4, 0, false);
         assert_eq!(d.pace_ns, before);
-        assert_eq!(d.pace(), (before, true));
+        assert!(d.is_in_turn());
     }
 
     #[test]

@@ -100,3 +100,57 @@ pub(super) fn write_ahead(blocks: &dyn Blocks) -> u64 {
 pub(super) fn alive(loads: &[Load]) -> u32 {
     loads.iter().filter(|load| load.alive).count() as u32
 }
+
+/// An mqueue stands still if it has requests and has answered none of them for this long: its kernel hangs, or is so slow that
+/// it does not matter how requests reach it.
+const STILL_NS: u64 = 20_000_000;
+
+/// Live mqueues that stand still or whose oldest message waits too long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Still {
+    pub(super) mqueues: u32,
+    /// Requests in flight on them.
+    pub(super) requests: u32,
+}
+
+impl Still {
+    /// Counts them. `since_ns` says for each mqueue when it last answered a request, or got one while it had none.
+    pub(super) fn count(since_ns: impl Iterator<Item = u64>, loads: &[Load], now_ns: u64) -> Self {
+        let mut still = Self::default();
+        for (since_ns, load) in since_ns.zip(loads) {
+            let waits = now_ns.saturating_sub(since_ns) > STILL_NS;
+            if load.alive && load.outstanding > 0 && (load.late || waits) {
+                still.mqueues += 1;
+                still.requests += load.outstanding;
+            }
+        }
+        still
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mqueues_with_requests_that_answer_none_stand_still() {
+        let load = Load { outstanding: 5, ..Load::default() };
+        let loads = [
+            load,
+            Load { outstanding: 7, ..load },
+            Load { late: true, ..load },
+            // It has none, late or not, or it is dead.
+            Load { late: true, ..Load::default() },
+            Load { alive: false, ..load },
+        ];
+        let still = |since_ns: [u64; 5], now_ns| {
+            let Still { mqueues, requests } = Still::count(since_ns.into_iter(), &loads, now_ns);
+            (mqueues, requests)
+        };
+        let now_ns = 3 * STILL_NS;
+        assert_eq!(still([now_ns; 5], now_ns), (1, 5));
+        assert_eq!(still([0, now_ns - STILL_NS, now_ns, 0, 0], now_ns), (2, 10));
+        assert_eq!(still([0; 5], now_ns), (3, 17));
+        assert_eq!(still([now_ns + 1; 5], now_ns), (1, 5));
+    }
+}

@@ -61,6 +61,11 @@ impl Sampler {
         self.countdown == 1
     }
 
+    /// The next message is sampled.
+    pub(super) fn hasten(&mut self) {
+        self.countdown = 1;
+    }
+
     /// `messages` messages were accepted without a look at them; one that is due is the next instead.
     #[inline]
     pub(super) fn pass(&mut self, messages: u32) {

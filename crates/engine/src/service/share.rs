@@ -21,7 +21,7 @@ use crate::service::bundle_table::{ShareBundles, buffers_of};
 use crate::service::chain::Attached;
 use crate::service::dispatch::{Dispatcher, Owner};
 use crate::service::ends::{Attachment, ShareMqueue, share_mqueues};
-use crate::service::mqueues::{Load, NOT_FULL, ServerMqueue, alive, write_ahead};
+use crate::service::mqueues::{Load, NOT_FULL, ServerMqueue, Still, alive, write_ahead};
 use crate::service::notices::Notices;
 use crate::service::pool_memory::memory_of;
 use crate::service::sampler::{NO_TOKEN, Sampler};
@@ -79,6 +79,8 @@ pub(crate) struct ServiceShare {
     pub(crate) loads: Vec<Load>,
     /// How many of them are alive.
     pub(super) alive: u32,
+    /// Those of them that stand still.
+    pub(super) still: Still,
     /// Services without replies: messages that kernels have not released, over all mqueues.
     pub(super) unread: u32,
     pub(crate) accelerators: Vec<AcceleratorShare>,
@@ -194,6 +196,7 @@ impl ServiceShare {
             bundles: ShareBundles::new(service, buffers, off_thread),
             dispatcher: Dispatcher::new(service.dispatch, owner, worker),
             alive: alive(&loads),
+            still: Still::default(),
             unread: 0,
             loads,
             full: Vec::with_capacity(mqueues.len()),
@@ -351,6 +354,7 @@ impl ServiceShare {
         if count > 0 {
             let took_ns = now_ns.saturating_sub(entry.gathered_ns);
             self.dispatcher.answered(count.into(), took_ns, count < entry.left);
+            self.bundles.choice.answered(mqueue, count.into(), now_ns);
             (entry.gathered_ns, entry.left) = (now_ns, outstanding);
             let load = &mut self.loads[mqueue as usize];
             if load.late {
@@ -511,6 +515,12 @@ impl ServiceShare {
                 load.late = mqueue.is_late(now_ns, self.queue_ns_max);
             }
         }
+    }
+
+    /// Finds the mqueues that stand still.
+    pub(crate) fn find_still(&mut self, now_ns: u64) {
+        let since_ns = self.mqueues.iter().map(|mqueue| mqueue.gathered_ns);
+        self.still = Still::count(since_ns, &self.loads, now_ns);
     }
 
     /// Finds the mqueues whose oldest unread message has waited longer than the service allows.

@@ -12,6 +12,11 @@ impl ServiceShare {
     pub(crate) fn sample(&mut self, mqueue: u32, token: Option<Token>, received_ns: u64) {
         let sampler = &mut self.sampler;
         sampler.draw_gap(received_ns);
+        let waiting = self.loads[mqueue as usize].outstanding - 1;
+        let run = self.bundles.choice.single_sent(mqueue, waiting, received_ns);
+        if run.is_some() {
+            self.dispatcher.bundle(run);
+        }
         let entry = &mut self.mqueues[mqueue as usize];
         if entry.sampled != NO_TOKEN || sampler.sampled.len() == SAMPLED_MAX {
             return;

@@ -242,7 +242,7 @@ impl TcpConnections {
         let most = connection.places() as usize;
         let alike = share.framing.requests_alike(bytes, share.max_message_bytes, most);
         // A burst in any case: its bundles may not be as long as those of the one before.
-        share.begin_burst(alike.map_or(1, |alike| alike.count));
+        share.begin_burst(alike.map_or(1, |alike| alike.count), turn.now_ns);
     }
 
     /// Takes messages of one length from the front of `rest` as bundles, as long as they can go as such. Returns how many bytes they have,
