@@ -7,6 +7,11 @@ use std::process::{Command, Output};
 
 use common::running::{Running, table};
 use common::*;
+use onpath::Spec;
+use server::control::client::FunctionClient;
+use server::control::protocol::{ANSWER_BYTES_MAX, Request};
+use server::{Place, RegisterAction, Target};
+use sys::local::LocalSocket;
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
@@ -96,6 +101,90 @@ fn functions_of_a_running_server_are_managed_from_a_shell() {
     refused(&server, &["attach", "echo", "f", "threshold", "--param", "low"], "must be NAME=VALUE");
     done(&server, &["detach", "echo", "limits"], "detached");
     done(&server, &["counters"], "no function is attached");
+    assert_eq!(server.end(), 0);
+}
+
+/// The process closes its connection with each command; a function stays until it is destroyed.
+#[test]
+fn functions_are_created_and_destroyed_from_a_shell() {
+    let port = free_port();
+    let of_file = "[[service.function]]\nname = \"file\"\nfunction = \"passthrough\"\n";
+    let server = Running::start("fn-create", &(table("echo", port, "echo", "") + of_file));
+    let client = udp_client(([127, 0, 0, 1], port).into());
+    let wasm = repository().join("functions/threshold.wasm");
+    let wasm = wasm.to_str().unwrap();
+    refused(&server, &["destroy", "limits"], "no function \"limits\" was created");
+    refused(&server, &["attach", "echo", "limits"], "no function \"limits\" was created");
+    let create = ["create", "limits", wasm, "--param", "offset=0", "--deadline-us", "1000000"];
+    done(&server, &create, "limits: created, id ");
+    refused(&server, &create, "has created a function \"limits\" already");
+    done(&server, &["list"], "(none)");
+    refused(&server, &["attach", "echo", "limits", "--param", "low=1"], "go with FUNCTION");
+    done(&server, &["attach", "echo", "limits", "--before", "file"], "attached");
+    refused(&server, &["attach", "echo", "limits"], "is attached to service \"echo\" already");
+    refused(&server, &["destroy", "limits"], "detach it first");
+    assert_eq!(ask(&client, &[0, 0, 0, 9, 1]), [0, 0, 0, 9, 1]);
+    let read = ["command", "echo", "limits"];
+    assert_eq!(value(&server, &read, &["sum"]), 9);
+    refused(&server, &["replace", "echo", "limits"], "nothing is replaced");
+    let replace = ["replace", "echo", "limits", "--param", "high=1000", "--param", "offset=0"];
+    done(&server, &replace, "replaced");
+    assert_eq!(value(&server, &read, &["high"]), 1000);
+    assert_eq!(value(&server, &read, &["sum"]), 9, "the registers stay");
+    done(&server, &["replace", "echo", "limits", "threshold"], "replaced");
+    assert_eq!(value(&server, &read, &["sum"]), 0);
+    // One of the file comes back with a reload, and the other one keeps its place.
+    done(&server, &["detach", "echo", "file"], "the next reload attaches it again");
+    assert_eq!(serval_fn(&server, &["list"]).1.lines().count(), 2);
+    let mut reload = Command::new(env!("CARGO_BIN_EXE_serval"));
+    let reloaded = reload.arg("reload").arg(&server.socket).output().unwrap();
+    assert_eq!(reloaded.status.code(), Some(0), "{reloaded:?}");
+    let list = serval_fn(&server, &["list"]).1;
+    let names: Vec<_> = list.lines().skip(1).filter_map(|l| l.split_whitespace().nth(1)).collect();
+    assert_eq!(names, ["limits", "file"], "{list}");
+    done(&server, &["detach", "echo", "limits"], "detached");
+    let shown = serval_fn(&server, &["list", "--json"]).1;
+    let id = shown.split("\"id\":").nth(2).and_then(|rest| rest.split([',', '}']).next());
+    let id: u64 = id.unwrap().parse().unwrap();
+    refused(&server, &["destroy", "--id", &(id + 1000).to_string()], "there is no function");
+    server.wait_for_line("serval_function_requests_refused_total{reason=\"function\"} 1");
+    done(&server, &["destroy", "--id", &id.to_string()], "destroyed");
+    done(&server, &["create", "limits", "threshold"], "created");
+    done(&server, &["destroy", "limits"], "destroyed");
+    assert_eq!(server.end(), 0);
+}
+
+#[test]
+fn a_function_ends_with_the_connection_that_created_it() {
+    let port = free_port();
+    let server = Running::start("fn-bound", &table("echo", port, "echo", ""));
+    let client = udp_client(([127, 0, 0, 1], port).into());
+    let connect = || FunctionClient::connect(&server.socket).unwrap();
+    let (first, second) = (connect(), connect());
+    let spec = |name| Spec::new(name, "passthrough");
+    let bound = first.create(&spec("a"), true).unwrap();
+    first.attach(bound, "echo", &Place::Default).unwrap();
+    let stays = second.create(&spec("b"), false).unwrap();
+    second.attach(stays, "echo", &Place::After("a".into())).unwrap();
+    // A connection without such a function is closed after a while, and that one stays.
+    let silent = LocalSocket::connect(&server.socket).unwrap();
+    silent.send(Request::Status.line().as_bytes(), &[]).unwrap();
+    eventually("a silent connection is closed", || {
+        silent.receive(&mut [0; ANSWER_BYTES_MAX]).is_ok_and(|got| got == Some(0))
+    });
+    assert_eq!(first.list().unwrap()["functions"].as_array().unwrap().len(), 2);
+    assert_eq!(ask(&client, b"both"), b"both");
+    drop(first);
+    let names = || {
+        let list = connect().list().unwrap();
+        let functions = list["functions"].as_array().unwrap().iter();
+        functions.map(|f| f["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    eventually("it ends", || names() == ["b"]);
+    assert_eq!(ask(&client, b"one"), b"one");
+    let third = connect();
+    let gone = third.command(&Target::Id(bound), &RegisterAction::Read).unwrap_err().to_string();
+    assert!(gone.starts_with(&format!("there is no function {bound} of user")), "{gone}");
     assert_eq!(server.end(), 0);
 }
 

@@ -304,6 +304,8 @@ pub struct Service {
     pub upstream_flows: u32,
     /// Functions on the path of its messages, in the order of its chain.
     pub functions: Vec<onpath::Spec>,
+    /// Users, by number, that may attach functions to it besides the operator.
+    pub function_users: Vec<u32>,
     /// What its blocks may listen at and connect to with stream sockets; at most [`SOCKET_SPECS_MAX`].
     pub sockets: Vec<SocketSpec>,
     /// Sockets of each block, in [1, SOCKETS_MAX].
@@ -401,6 +403,7 @@ impl Service {
             upstream: None,
             upstream_flows: 4096,
             functions: Vec::new(),
+            function_users: Vec::new(),
             sockets: Vec::new(),
             sockets_per_block: 4,
             socket_bytes: 64 << 10,

@@ -311,6 +311,22 @@ impl Link {
         }
     }
 
+    /// Writes settings, between two batches, and changes what becomes of messages while the function does not work. A function that has failed,
+    /// or fails with a value, gets it at its restart.
+    fn configure(&mut self, settings: &[(usize, u64)], on_failure: OnFailure) {
+        self.policy.on_failure = on_failure;
+        for (register, value) in settings {
+            let write = Command::Write { register: *register, value: *value };
+            match self.command(write) {
+                Err(CommandError::Refused(why)) => self.fail(self.now_ns, 0, why),
+                Err(CommandError::Failed(_)) => {}
+                _ => continue,
+            }
+            // It has failed: the value waits for the restart.
+            let _ = self.command(write);
+        }
+    }
+
     fn command(&mut self, command: Command) -> Result<Vec<u64>, CommandError> {
         let function = &mut self.function;
         if self.failing_until_ns.is_some() {
@@ -362,6 +378,8 @@ fn is_setting(function: &dyn Function, register: usize) -> bool {
 pub enum Arranged {
     /// The function with this id, which is in the chain; it keeps its state.
     Kept(u64),
+    /// The same with other settings, by register, and another policy for its failures.
+    Configured(u64, Vec<(usize, u64)>, OnFailure),
     /// Another one.
     New(Link),
 }
@@ -425,15 +443,21 @@ impl Chain {
     /// long. An id that it does not have is skipped.
     pub fn arrange(&mut self, order: Vec<Arranged>) -> Vec<Link> {
         let mut former = std::mem::take(&mut self.links);
+        let mut keep = |id: u64| {
+            let kept = former.iter().position(|link| link.id == id);
+            kept.map(|kept| former.remove(kept))
+        };
         for place in order {
             match place {
                 Arranged::New(mut link) => {
                     link.notify(&Notice::Attached);
                     self.links.push(link);
                 }
-                Arranged::Kept(id) => {
-                    let kept = former.iter().position(|link| link.id == id);
-                    self.links.extend(kept.map(|kept| former.remove(kept)));
+                Arranged::Kept(id) => self.links.extend(keep(id)),
+                Arranged::Configured(id, settings, on_failure) => {
+                    let Some(mut link) = keep(id) else { continue };
+                    link.configure(&settings, on_failure);
+                    self.links.push(link);
                 }
             }
         }

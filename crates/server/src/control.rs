@@ -3,57 +3,60 @@
 //!
 //! `engine.control = "PATH"` is a Unix socket of type seqpacket with mode 0600: a message is a request and gets one
 //! message as its answer. The default path is that of [`discovery`]. Requests ([`protocol`]) are JSON objects on one
-//! line of at most [`REQUEST_BYTES_MAX`] bytes: `{"command": "status"}`, `"reload"`, `"metrics"` and `"functions"`. A peer whose
-//! user is neither the engine's nor root is rejected. At most `CONNECTIONS_MAX` connections are open, each for
+//! line of at most [`REQUEST_BYTES_MAX`](protocol::REQUEST_BYTES_MAX) bytes: `{"command": "status"}`, `"reload"`, `"metrics"` and `"functions"`. A peer whose
+//! user is neither the engine's nor root is rejected, unless a service names the user in `function_users`: then it may make requests about
+//! functions only. At most `CONNECTIONS_MAX` connections are open, of which other users have at most `USER_CONNECTIONS_MAX`, each for
 //! `FIRST_REQUEST_TIMEOUT` without a first request and `IDLE_TIMEOUT` without another one. One more closes the oldest
 //! connection without a request, or else the one that has been idle for longest, so that silent peers cannot block
-//! others.
+//! others. A connection with which functions end ([`Origin::Created`](crate::Origin::Created)) stays open and counts apart.
 //!
 //! While a reload runs, at most one other is queued. It reads the file when it starts, so it sees everything written
 //! before it was requested, and all peers that requested it meanwhile get its outcome.
 
+pub mod client;
 pub mod discovery;
 mod functions;
 pub mod protocol;
+mod reception;
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
-use engine::metrics::Metrics;
 use serde_json::{Value as Json, json};
-use sys::PrivateFile;
-use sys::local::{LocalListener, LocalSocket, WakeFd, wait_readable};
+use sys::local::{LocalListener, WakeFd};
 
-use self::protocol::{FunctionRequest, REQUEST_BYTES_MAX, Request};
+use self::protocol::FunctionRequest;
+use self::reception::{ControlServer, Status};
 use crate::config::{Config, ConfigError, ControlSocket, Overrides, memory_url, unix_url, url};
 use crate::exporter::{Health, Pages};
 use crate::machine::{MachineError, fit_connections};
-use crate::{ChangeError, Server, ServiceAction, ServiceChange, ShutdownReport};
-
-/// Connections at a time.
-const CONNECTIONS_MAX: usize = 16;
-/// How long a connection may take to send its first request, …
-const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
-/// … and until each further one.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often to check whether a requested reload is done.
-const RELOAD_POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// How long to wait before accepting again when the process has no free descriptor.
-const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
+use crate::{
+    Caller, ChangeError, FunctionCounters, Server, ServiceAction, ServiceChange, ShutdownReport,
+};
 
 /// Requests to the thread that owns the server.
 enum Task {
     Reload,
     /// About functions. Each connection has one request at a time.
-    Functions(FunctionRequest, Outcome),
+    Functions(Box<FunctionTask>),
+    /// A connection with which functions end has ended.
+    Ended(u64),
     End,
     /// As `End`, without finishing.
     Abandon,
+}
+
+/// A request about functions, and who made it.
+struct FunctionTask {
+    caller: Caller,
+    request: FunctionRequest,
+    /// The content of a file that came with it.
+    content: Option<Vec<u8>>,
+    outcome: Outcome,
 }
 
 /// The outcome of a reload, for all that requested it.
@@ -87,10 +90,16 @@ impl Tasks {
     }
 
     /// Queues a request about functions.
-    fn ask_functions(&self, request: FunctionRequest) -> Outcome {
+    fn ask_functions(
+        &self,
+        caller: Caller,
+        request: FunctionRequest,
+        content: Option<Vec<u8>>,
+    ) -> Outcome {
         let outcome = Outcome::default();
+        let task = FunctionTask { caller, request, content, outcome: outcome.clone() };
         // The owner is gone only when everything ends.
-        let _ = self.sender.send(Task::Functions(request, outcome.clone()));
+        let _ = self.sender.send(Task::Functions(Box::new(task)));
         outcome
     }
 
@@ -104,10 +113,12 @@ impl Tasks {
     }
 }
 
-/// What `status` shows.
+/// What `status` shows, and who besides the operator may connect.
 #[derive(Default)]
 struct ShownServices {
     services: Vec<Json>,
+    /// By user number.
+    users: Vec<u32>,
 }
 
 /// What the owner does with the server at the end.
@@ -175,6 +186,8 @@ impl Control {
         let ending = Arc::new(AtomicBool::new(false));
         let shown = Arc::new(Mutex::new(ShownServices::default()));
         let (metrics, socket) = (server.metrics(), config.control.clone());
+        let functions = server.function_counters();
+        health.watch_functions(functions.clone());
         let file = source.path.canonicalize().unwrap_or_else(|_| source.path.clone());
         let owner = Owner {
             server,
@@ -184,8 +197,10 @@ impl Control {
             tasks: tasks.clone(),
             ending: ending.clone(),
             shown: shown.clone(),
+            socket: Arc::default(),
         };
         owner.show();
+        let place = owner.socket.clone();
         let builder = std::thread::Builder::new().name("serval-control".into());
         let owner = builder.spawn(move || owner.run(&inbox).map(finish)).map_err(|error| {
             ControlError::Failed(format!("a thread cannot be started: {error}"))
@@ -199,7 +214,15 @@ impl Control {
         };
         let status = Status { metrics: metrics.clone(), health: health.clone(), shown, file };
         let pages = Pages::new(metrics, health);
-        match path.and_then(|path| control.open(&path, status, pages)) {
+        let opened = path.and_then(|path| {
+            let users = status.has_users();
+            let open = control.open(&path, status, pages, functions)?;
+            // A reload that runs already sees either the path or the users that it had before.
+            let _ = place.set(path.clone());
+            admit_users(&path, users);
+            Ok(open)
+        });
+        match opened {
             Ok(control_server) => control.control_server = Some(control_server),
             Err(why) if explicit => {
                 let _ = control.tasks.sender.send(Task::Abandon);
@@ -220,6 +243,7 @@ impl Control {
         path: &Path,
         status: Status,
         pages: Pages,
+        functions: Arc<FunctionCounters>,
     ) -> Result<(Arc<WakeFd>, JoinHandle<()>), String> {
         let listener = LocalListener::bind(path).map_err(|error| error.to_string())?;
         let wake_fd = Arc::new(WakeFd::new().map_err(|error| error.to_string())?);
@@ -232,7 +256,9 @@ impl Control {
             tasks,
             status,
             pages,
+            functions,
             connections,
+            last_connection: 0,
         };
         let builder = std::thread::Builder::new().name("serval-reception".into());
         let thread = builder.spawn(move || control_server.run());
@@ -280,6 +306,8 @@ struct Owner {
     tasks: Arc<Tasks>,
     ending: Arc<AtomicBool>,
     shown: Arc<Mutex<ShownServices>>,
+    /// The path of the control socket.
+    socket: Arc<OnceLock<PathBuf>>,
 }
 
 impl Owner {
@@ -294,9 +322,16 @@ impl Owner {
                     }
                     outcome.set(self.reload()).expect("it is set once");
                 }
-                Ok(Task::Functions(request, outcome)) => {
-                    let answer = functions::answer(&mut self.server, &request);
+                Ok(Task::Functions(task)) => {
+                    let FunctionTask { caller, request, content, outcome } = *task;
+                    let answer = functions::answer(&mut self.server, caller, &request, content);
                     outcome.set(answer).expect("it is set once");
+                }
+                Ok(Task::Ended(connection)) => {
+                    let functions = self.server.end_connection(connection);
+                    if functions > 0 {
+                        tracing::info!(functions, "functions ended with their connection");
+                    }
                 }
                 Ok(Task::End) => return Some(self.server),
                 Ok(Task::Abandon) | Err(_) => return None,
@@ -399,7 +434,21 @@ impl Owner {
         }
         let services = topology.services.iter().zip(listens);
         let services = services.map(|(s, at)| json!({ "name": s.name, "listen": at })).collect();
-        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = ShownServices { services };
+        let users: Vec<u32> =
+            topology.services.iter().flat_map(|s| s.function_users.iter().copied()).collect();
+        if let Some(path) = self.socket.get() {
+            admit_users(path, !users.is_empty());
+        }
+        let shown = ShownServices { services, users };
+        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = shown;
+    }
+}
+
+/// Lets processes of other users connect, or not. Each connection is checked when it is accepted.
+fn admit_users(path: &Path, users: bool) {
+    let mode = if users { 0o666 } else { 0o600 };
+    if let Err(error) = std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)) {
+        tracing::warn!("the mode of the control socket {path:?} cannot be set: {error}");
     }
 }
 
@@ -452,199 +501,6 @@ fn refusal(error: &ControlError) -> Json {
     value["result"] = "refused".into();
     value["message"] = error.to_string().into();
     value
-}
-
-/// What `status` reports.
-struct Status {
-    metrics: Metrics,
-    health: Arc<Health>,
-    shown: Arc<Mutex<ShownServices>>,
-    /// The configuration file.
-    file: PathBuf,
-}
-
-/// A connection to the control socket.
-struct Connection {
-    socket: LocalSocket,
-    until: Instant,
-    /// It has sent a request.
-    has_asked: bool,
-    /// The outcome of a reload that it waits for.
-    awaits: Option<Outcome>,
-}
-
-/// The thread of the control socket.
-struct ControlServer {
-    listener: LocalListener,
-    wake_fd: Arc<WakeFd>,
-    ending: Arc<AtomicBool>,
-    tasks: Arc<Tasks>,
-    status: Status,
-    pages: Pages,
-    connections: Vec<Connection>,
-}
-
-impl ControlServer {
-    fn run(&mut self) {
-        while !self.ending.load(Ordering::Relaxed) {
-            self.wait_and_dispatch();
-        }
-    }
-
-    fn wait_and_dispatch(&mut self) {
-        let mut files: Vec<BorrowedFd<'_>> = vec![self.wake_fd.as_fd(), self.listener.as_fd()];
-        files.extend(self.connections.iter().map(|connection| connection.socket.as_fd()));
-        let now = Instant::now();
-        let timeout = |connection: &Connection| match connection.awaits {
-            Some(_) => RELOAD_POLL_INTERVAL,
-            None => connection.until.saturating_duration_since(now),
-        };
-        let ready = wait_readable(&files, self.connections.iter().map(timeout).min());
-        if ready[0] {
-            self.wake_fd.clear();
-        }
-        // Backwards, so that a removal does not move entries that are still to be checked.
-        for index in (0..self.connections.len()).rev() {
-            let stays = self.serve_connection(index, ready[2 + index]);
-            if !stays {
-                self.connections.swap_remove(index);
-            }
-        }
-        if ready[1] {
-            self.accept();
-        }
-    }
-
-    fn accept(&mut self) {
-        let socket = match self.listener.accept() {
-            Ok(Some(socket)) => socket,
-            Ok(None) => return,
-            Err(_) => {
-                // The peer stays in the backlog, and the listener stays ready.
-                std::thread::sleep(EXHAUSTED_PAUSE);
-                return;
-            }
-        };
-        let own = sys::process::user();
-        let refused = match socket.peer() {
-            Ok(peer) if peer.user != own && peer.user != 0 => Some(format!(
-                "the engine takes commands from processes of user {own} and root, not of user {}",
-                peer.user
-            )),
-            Ok(_) if !self.has_room() => Some(format!(
-                "{CONNECTIONS_MAX} control connections wait for a reload: try again later"
-            )),
-            Ok(_) => None,
-            Err(error) => Some(error.to_string()),
-        };
-        if let Some(why) = refused {
-            let _ = socket.send(json!({ "error": why }).to_string().as_bytes(), &[]);
-            return;
-        }
-        let until = Instant::now() + FIRST_REQUEST_TIMEOUT;
-        self.connections.push(Connection { socket, until, has_asked: false, awaits: None });
-    }
-
-    /// Whether there is room for one more connection; closes an idle one if necessary.
-    fn has_room(&mut self) -> bool {
-        if self.connections.len() < CONNECTIONS_MAX {
-            return true;
-        }
-        let idle = self
-            .connections
-            .iter()
-            .enumerate()
-            .filter(|(_, connection)| connection.awaits.is_none());
-        let Some((oldest, _)) =
-            idle.min_by_key(|(_, connection)| (connection.has_asked, connection.until))
-        else {
-            return false;
-        };
-        let gone = self.connections.swap_remove(oldest);
-        answer(
-            &gone.socket,
-            &json!({ "error": "closed: it sent no request and other connections need its slot" }),
-        );
-        true
-    }
-
-    /// Whether the connection stays open.
-    fn serve_connection(&mut self, index: usize, readable: bool) -> bool {
-        let connection = &mut self.connections[index];
-        if let Some(outcome) = connection.awaits.as_ref().and_then(|outcome| outcome.get()) {
-            let told = answer(&connection.socket, outcome);
-            connection.awaits = None;
-            connection.until = Instant::now() + IDLE_TIMEOUT;
-            return told;
-        }
-        if !readable {
-            return connection.awaits.is_some() || Instant::now() < connection.until;
-        }
-        let mut bytes = [0; REQUEST_BYTES_MAX + 1];
-        let len = match connection.socket.receive(&mut bytes) {
-            Ok(None) => return true,
-            Ok(Some(0)) | Err(_) => return false,
-            Ok(Some(len)) => len,
-        };
-        if connection.awaits.is_some() {
-            return answer(&connection.socket, &json!({ "error": "one request at a time" }));
-        }
-        connection.until = Instant::now() + IDLE_TIMEOUT;
-        connection.has_asked = true;
-        match Request::parse(&bytes[..len]) {
-            Err(why) => answer(&connection.socket, &json!({ "error": why })),
-            Ok(Request::Reload) => {
-                connection.awaits = Some(self.tasks.reload());
-                true
-            }
-            Ok(Request::Functions(request)) => {
-                connection.awaits = Some(self.tasks.ask_functions(request));
-                true
-            }
-            Ok(Request::Status) => {
-                let status = self.status.show();
-                answer(&self.connections[index].socket, &status)
-            }
-            Ok(Request::Metrics) => {
-                let page = self.pages.metrics().unwrap_or_default();
-                let socket = &self.connections[index].socket;
-                match PrivateFile::of("metrics", page.as_bytes()) {
-                    Ok(file) => {
-                        let line = format!("{}\n", json!({ "metrics": page.len() }));
-                        socket.send(line.as_bytes(), &[file.as_fd()]).is_ok()
-                    }
-                    Err(error) => answer(socket, &json!({ "error": error.to_string() })),
-                }
-            }
-        }
-    }
-}
-
-impl Status {
-    fn show(&self) -> Json {
-        let counted = self.metrics.services();
-        let mut services =
-            self.shown.lock().unwrap_or_else(PoisonError::into_inner).services.clone();
-        for service in &mut services {
-            let found = counted.iter().find(|s| service["name"] == s.name());
-            let Some(snapshot) = found.map(|s| s.snapshot()) else { continue };
-            service["received"] = snapshot.received.into();
-            service["replied"] = snapshot.replied.into();
-            service["dropped"] = snapshot.dropped_requests().into();
-            service["outstanding"] = snapshot.outstanding().into();
-        }
-        json!({
-            "version": env!("CARGO_PKG_VERSION"), "process": std::process::id(),
-            "file": self.file.to_string_lossy(),
-            "ready": self.health.is_ready(), "generation": self.health.generation(),
-            "services": services,
-        })
-    }
-}
-
-/// Sends one line; returns whether it was sent.
-fn answer(socket: &LocalSocket, value: &Json) -> bool {
-    socket.send(format!("{value}\n").as_bytes(), &[]).is_ok()
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
-use crate::{Stall, Stalls};
+use crate::{FunctionCounters, Stall, Stalls};
 use engine::metrics::Metrics;
 use sys::socket_nic::OpenError;
 use sys::time::monotonic_ns;
@@ -51,6 +51,7 @@ pub struct Health {
     reloads: [AtomicU64; RELOAD_RESULTS.len()],
     stalls: OnceLock<Arc<Stalls>>,
     transfers: OnceLock<Arc<Counters>>,
+    functions: OnceLock<Arc<FunctionCounters>>,
 }
 
 /// Results of a reload.
@@ -99,6 +100,17 @@ impl Health {
     /// The counters of transfers, if the server has a transfer engine.
     pub fn transfers(&self) -> Option<&Counters> {
         self.transfers.get().map(Arc::as_ref)
+    }
+
+    /// From now on these counters of requests about functions are shown.
+    pub fn watch_functions(&self, counters: Arc<FunctionCounters>) {
+        // There is one server; the first one is kept.
+        let _ = self.functions.set(counters);
+    }
+
+    /// The counters of requests about functions.
+    pub fn functions(&self) -> Option<&FunctionCounters> {
+        self.functions.get().map(Arc::as_ref)
     }
 
     /// Stalled workers.

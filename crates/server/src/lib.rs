@@ -16,6 +16,7 @@ pub mod machine;
 mod server;
 
 pub use server::{
-    ChangeError, ChangeReport, FunctionError, FunctionView, Refusal, Server, ServerError,
-    ServiceAction, ServiceChange, ShutdownReport, Stall, Stalls,
+    Attachment, Caller, ChangeError, ChangeReport, FunctionCounters, FunctionError, FunctionView,
+    Origin, Place, REFUSED, Refusal, Refused, RegisterAction, Registers, Replacement, Server,
+    ServerError, ServiceAction, ServiceChange, ShutdownReport, Stall, Stalls, Target,
 };

@@ -38,13 +38,17 @@ use wire::nic::Nic;
 
 pub use change::{ChangeError, ChangeReport, ServiceChange};
 pub use error::ServerError;
-pub use functions::{FunctionError, FunctionView};
+pub use functions::{
+    Attachment, Caller, FunctionCounters, FunctionError, FunctionView, Origin, Place, REFUSED,
+    Refused, RegisterAction, Registers, Replacement, Target,
+};
 pub use plan::{Refusal, ServiceAction};
 pub use shutdown::ShutdownReport;
 pub use watchdog::{Stall, Stalls};
 
 use attach::OpenRegion;
 use change::{LeakedSlot, ServiceSlot, Timeouts};
+use functions::Functions;
 use heartbeat::HeartbeatWriter;
 use shm_acceptor::{MemoryPort, ShmAcceptor};
 use supervisor::Supervisor;
@@ -62,8 +66,7 @@ pub struct Server {
     /// By service.
     service_slots: Vec<ServiceSlot>,
     leaked: Vec<LeakedSlot>,
-    /// Functions that were made so far: the last one's id.
-    functions_made: u64,
+    functions: Functions,
     timeouts: Timeouts,
     metrics: Metrics,
     fabric: Arc<ServerFabric>,
@@ -136,7 +139,7 @@ impl Server {
             topology: Arc::new(Topology { accelerators, services, ..topology.clone() }),
             service_slots: Vec::new(),
             leaked: Vec::new(),
-            functions_made: 0,
+            functions: Functions::new(),
             timeouts: Timeouts::default(),
             metrics,
             fabric,

@@ -238,6 +238,7 @@ dispatch = "round-robin"
 request_timeout_ms = 1000
 queue_us_max = 0
 tenant = "default"
+function_users = []
 rings = "auto"
 sockets_per_block = 4
 socket_bytes = 65536

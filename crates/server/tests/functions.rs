@@ -8,7 +8,7 @@ use common::change::{Askers, change, never, service, threads};
 use common::*;
 use engine::topology::Topology;
 use onpath::{OnFailure, Spec};
-use server::Server;
+use server::{Caller, Origin, RegisterAction, Server, Target};
 use wire::DropReason;
 
 fn wasm() -> String {
@@ -33,6 +33,10 @@ fn one(workers: usize) -> Server {
     let mut topology = topology(vec![service("a", vec![udp(), tcp()], "echo")]);
     topology.engine.workers = workers;
     start(topology)
+}
+
+fn limits() -> Target {
+    Target::Named { service: "a".into(), name: "limits".into() }
 }
 
 fn value(registers: &[(String, u64)], name: &str) -> u64 {
@@ -108,11 +112,12 @@ fn commands_go_to_all_workers_and_their_values_are_merged() {
         let read = server.read_function("a", "limits").unwrap();
         let values = ["min", "max", "count", "sum", "dropped"].map(|name| value(&read, name));
         assert_eq!(values, [0, 19, 20, 190, 10]);
-        let written = server.write_function("a", "limits", "low", 19).unwrap();
+        let write = RegisterAction::Write("low".into(), 19);
+        let written = server.registers(Caller::engine(), &limits(), &write).unwrap();
         assert_eq!((value(&written, "low"), value(&written, "high")), (19, 1000));
         let client = udp_client(address(&server, 0));
         assert!(!passes(&client, &server, 18) && passes(&client, &server, 19));
-        let reset = server.reset_function("a", "limits").unwrap();
+        let reset = server.registers(Caller::engine(), &limits(), &RegisterAction::Reset).unwrap();
         let values = ["min", "max", "count", "low"].map(|name| value(&reset, name));
         assert_eq!(values, [u32::MAX.into(), 0, 0, 19]);
         let shown = server.functions().remove(0);
@@ -171,8 +176,10 @@ fn a_mistake_is_one_sentence_and_changes_nothing() {
     assert!(found.contains("cannot be used: it is no WebAssembly module"), "{found}");
     let read = server.read_function("a", "second").err().unwrap().to_string();
     assert_eq!(read, "service \"a\" has no function \"second\": it has first");
-    let written = server.write_function("a", "first", "low", 1).err().unwrap().to_string();
-    assert_eq!(written, "the function \"first\" has no setting \"low\": it has none");
+    let first = Target::Named { service: "a".into(), name: "first".into() };
+    let write = RegisterAction::Write("low".into(), 1);
+    let written = server.registers(Caller::engine(), &first, &write).err().unwrap();
+    assert_eq!(written.to_string(), "the function \"first\" has no setting \"low\": it has none");
     assert!(server.detach_function("a", "second").is_err());
     for number in 1..onpath::library::FUNCTIONS_MAX {
         server.attach_function("a", &passthrough(&number.to_string()), None).unwrap();
@@ -235,7 +242,7 @@ fn a_module_that_traps_or_never_returns_harms_nobody() {
 }
 
 #[test]
-fn a_reload_gives_each_chain_the_functions_of_the_file_and_those_that_stay_keep_their_state() {
+fn a_reload_gives_each_chain_the_functions_of_the_file_and_keeps_those_of_the_run_time() {
     let _alone = alone();
     let mut a = service("a", vec![udp(), tcp()], "echo");
     a.functions = vec![threshold("threshold", 0, 100), threshold(&wasm(), 0, 50)];
@@ -248,33 +255,49 @@ fn a_reload_gives_each_chain_the_functions_of_the_file_and_those_that_stay_keep_
     };
     let count =
         |server: &Server, name: &str| value(&server.read_function("a", name).unwrap(), "count");
-    // One that the file does not have goes; what it has stays as it is.
-    server.attach_function("a", &passthrough("more"), Some(0)).unwrap();
-    assert_eq!(names(&server), ["more", "limits", "module"]);
+    // What the file has stays as it is, and what it does not have keeps its place.
+    server.attach_function("a", &passthrough("more"), Some(1)).unwrap();
+    assert_eq!(names(&server), ["limits", "more", "module"]);
     assert_eq!(change(&mut server, vec![a.clone()]).len(), 1);
-    assert_eq!(names(&server), ["limits", "module"]);
+    assert_eq!(names(&server), ["limits", "more", "module"]);
     assert_eq!((count(&server, "limits"), count(&server, "module")), (2, 2));
-    // Another order, and other parameters of one.
+    // Another order, and other parameters of one, which keeps its registers.
     a.functions.reverse();
     a.functions[0].params[2].1 = 60.into();
     let wanted = Topology { services: vec![a.clone()], ..server.topology().clone() };
     let report = server.change(wanted, &never).unwrap();
     assert_eq!(report.settings, ["service.function"]);
-    assert_eq!(names(&server), ["module", "limits"]);
-    assert_eq!((count(&server, "limits"), count(&server, "module")), (2, 0));
+    assert_eq!(names(&server), ["module", "limits", "more"]);
+    assert_eq!((count(&server, "limits"), count(&server, "module")), (2, 2));
     assert!(passes(&client, &server, 60) && !passes(&client, &server, 61));
-    // The service changes too.
-    a.slots = 32;
-    a.functions.pop();
+    assert_eq!((count(&server, "limits"), count(&server, "module")), (3, 4));
+    // A parameter that the file does not have any more has its default again.
+    a.functions[1].params.pop();
     change(&mut server, vec![a.clone()]);
-    assert_eq!(names(&server), ["module"]);
+    let read = server.read_function("a", "limits").unwrap();
+    assert_eq!((value(&read, "high"), value(&read, "count")), (u32::MAX.into(), 3));
+    // What was tried at run time and is in the file then stays as it is.
+    a.functions.push(passthrough("more"));
+    let messages = |server: &Server| {
+        let found = server.functions().into_iter().find(|f| f.spec.name == "more").unwrap();
+        (found.origin, found.counted.messages)
+    };
+    let before = messages(&server);
+    change(&mut server, vec![a.clone()]);
+    assert!(before.1 > 0 && messages(&server) == (Origin::File, before.1), "{before:?}");
+    // The service changes too.
+    server.attach_function("a", &passthrough("last"), None).unwrap();
+    a.slots = 32;
+    a.functions.truncate(1);
+    change(&mut server, vec![a.clone()]);
+    assert_eq!(names(&server), ["module", "last"]);
     assert!(passes(&client, &server, 60) && !passes(&client, &server, 61));
     // A function that cannot be used changes nothing.
     a.functions.push(Spec::new("wrong", "nothing"));
     let wanted = Topology { services: vec![a], ..server.topology().clone() };
     let refused = server.change(wanted, &never).unwrap_err().to_string();
     assert!(refused.starts_with("service \"a\": there is no built-in function"), "{refused}");
-    assert_eq!(names(&server), ["module"]);
+    assert_eq!(names(&server), ["module", "last"]);
     assert_accounts(&server);
     assert!(server.shutdown().is_clean());
 }

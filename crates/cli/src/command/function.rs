@@ -1,18 +1,14 @@
 //! `serval fn`: functions on the path of a running server's messages.
 
-use std::os::fd::AsFd as _;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use onpath::library::{DEADLINE_US, DEADLINE_US_MAX, MEMORY_MIB, MEMORY_MIB_MAX};
 use onpath::{OnFailure, Param, Spec};
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json, json};
+use server::control::client::FunctionClient;
 use server::control::discovery;
-use server::control::protocol::{
-    ANSWER_BYTES_MAX, FunctionRequest, RegisterAction, Request, read_answer,
-};
-use sys::local::wait_readable;
+use server::{Place, RegisterAction, Replacement, Target};
 
 use super::Failure;
 use crate::screen::{Screen, Table, print};
@@ -20,28 +16,66 @@ use crate::screen::{Screen, Table, print};
 pub(super) const HELP: &str = "\
 A function sees the requests of a service before they go to the accelerator, and the replies before
 they go to clients. It is part of the program (passthrough, threshold) or a WebAssembly module.
-Attaching a function under the name of one that is attached replaces it; no message is lost.
-Without --server the one server that this user runs is asked through its control socket.
+
+attach SERVICE NAME FUNCTION makes a function that ends when it is detached; a function with its name
+is replaced. create NAME FUNCTION makes one that exists until destroy, costs no worker anything while
+it is not attached, and belongs to the user who made it. No change loses a message. A reload of the
+configuration keeps what was attached. Without --server the one server that this user runs is asked.
 
 Examples:
   serval fn list
   serval fn attach digits limits threshold --param offset=0 --param high=100
-  serval fn attach digits limits ./mine.wasm --on-failure open
+  serval fn attach digits mine ./mine.wasm --on-failure open --before limits
   serval fn command digits limits read
   serval fn command digits limits set high=200
+  serval fn replace digits mine ./mine.wasm
   serval fn counters
   serval fn detach digits limits
+  serval fn create limits threshold && serval fn attach digits limits
+  serval fn detach digits limits && serval fn destroy limits
 
 Exit codes: 0 done, 1 the server does not answer or refuses; the sentence says why.";
-
-/// How long an answer may take: a module is compiled, and a worker may be inside a kernel.
-const PATIENCE: Duration = Duration::from_secs(90);
 
 #[derive(Args, Debug)]
 pub(super) struct At {
     /// Path of the server's control socket [default: that of the one server this user runs]
     #[arg(long, value_name = "PATH")]
     server: Option<PathBuf>,
+}
+
+/// What a function is.
+#[derive(Args, Debug)]
+struct Made {
+    /// A parameter, such as high=100; may be repeated
+    #[arg(long = "param", value_name = "NAME=VALUE", value_parser = param)]
+    params: Vec<(String, Param)>,
+
+    /// What becomes of messages while the function does not work [default: closed]
+    #[arg(long, value_enum)]
+    on_failure: Option<FailurePolicy>,
+
+    /// How long a call for one batch may take, in microseconds [default: 50000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=DEADLINE_US_MAX))]
+    deadline_us: Option<u64>,
+
+    /// Memory of each instance of a module, in MiB [default: 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MEMORY_MIB_MAX)))]
+    memory_mib: Option<u32>,
+}
+
+#[derive(Args, Debug)]
+pub(super) struct Create {
+    /// Its name
+    name: String,
+
+    /// A built-in function, or the path of a WebAssembly module, which ends in .wasm
+    function: String,
+
+    #[command(flatten)]
+    made: Made,
+
+    #[command(flatten)]
+    at: At,
 }
 
 #[derive(Args, Debug)]
@@ -52,28 +86,42 @@ pub(super) struct Attach {
     /// The function's name in the chain of the service
     name: String,
 
-    /// A built-in function, or the path of a WebAssembly module, which ends in .wasm
-    function: String,
+    /// A built-in function, or the path of a WebAssembly module, which ends in .wasm [default: the function that was
+    /// created with this name]
+    function: Option<String>,
 
-    /// A parameter, such as high=100; may be repeated
-    #[arg(long = "param", value_name = "NAME=VALUE", value_parser = param)]
-    params: Vec<(String, Param)>,
-
-    /// What becomes of messages while the function does not work
-    #[arg(long, value_enum, default_value_t = FailurePolicy::Closed)]
-    on_failure: FailurePolicy,
-
-    /// How long a call for one batch may take, in microseconds
-    #[arg(long, value_name = "N", default_value_t = DEADLINE_US, value_parser = clap::value_parser!(u64).range(1..=DEADLINE_US_MAX))]
-    deadline_us: u64,
-
-    /// Memory of each instance of a module, in MiB
-    #[arg(long, value_name = "N", default_value_t = MEMORY_MIB, value_parser = clap::value_parser!(u32).range(1..=i64::from(MEMORY_MIB_MAX)))]
-    memory_mib: u32,
+    #[command(flatten)]
+    made: Made,
 
     /// Place in the chain, from 0 [default: that of the function it replaces, or the end]
     #[arg(long, value_name = "N")]
-    place: Option<usize>,
+    place: Option<u32>,
+
+    /// Place it before the function with this name
+    #[arg(long, value_name = "NAME", conflicts_with = "place")]
+    before: Option<String>,
+
+    /// Place it behind the function with this name
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["place", "before"])]
+    after: Option<String>,
+
+    #[command(flatten)]
+    at: At,
+}
+
+#[derive(Args, Debug)]
+pub(super) struct Replace {
+    /// The service
+    service: String,
+
+    /// The function's name in the chain of the service
+    name: String,
+
+    /// Other code: a built-in function, or the path of a module, whose file is read again [default: the code stays]
+    function: Option<String>,
+
+    #[command(flatten)]
+    made: Made,
 
     #[command(flatten)]
     at: At,
@@ -103,19 +151,46 @@ pub(super) enum Verb {
     #[command(after_help = "Examples:\n  serval fn list")]
     List(At),
 
+    /// Create a function, which is attached to nothing
+    #[command(
+        after_help = "It exists until destroy, and belongs to the user who creates it. Its id is printed.\n\nExamples:\n  serval fn create limits threshold --param high=100"
+    )]
+    Create(Box<Create>),
+
     /// Attach a function to a service, or replace the one with its name
     #[command(
-        after_help = "Examples:\n  serval fn attach digits limits threshold --param offset=0 --param high=100"
+        after_help = "With FUNCTION a function is made that ends when it is detached. Without it the function that was created\nwith this name is attached.\n\nExamples:\n  serval fn attach digits limits threshold --param offset=0 --param high=100\n  serval fn attach digits limits"
     )]
     Attach(Box<Attach>),
 
-    /// Detach a function from a service
+    /// Give a function other code, other parameters or another policy
+    #[command(
+        after_help = "With --param these are all its parameters; others have their defaults. Parameters and --on-failure alone\nare written into its instances, which keep their registers. Other code, and the other options, make new\ninstances: registers and counters begin again, and settings that were set stay if the new code has them.\n\nExamples:\n  serval fn replace digits limits --param high=100\n  serval fn replace digits mine ./mine.wasm"
+    )]
+    Replace(Box<Replace>),
+
+    /// Detach a function from a service; one that was created stays
     #[command(after_help = "Examples:\n  serval fn detach digits limits")]
     Detach {
         /// The service
         service: String,
         /// The function's name
         name: String,
+        #[command(flatten)]
+        at: At,
+    },
+
+    /// Destroy a function that was created and is not attached
+    #[command(
+        after_help = "Examples:\n  serval fn destroy limits\n  serval fn destroy --id 1876543210987521"
+    )]
+    Destroy {
+        /// The function's name
+        #[arg(required_unless_present = "id", conflicts_with = "id")]
+        name: Option<String>,
+        /// Its id instead, which `list --json` shows
+        #[arg(long, value_name = "N")]
+        id: Option<u64>,
         #[command(flatten)]
         at: At,
     },
@@ -156,22 +231,41 @@ fn param(text: &str) -> Result<(String, Param), String> {
 
 pub(super) fn run(screen: &Screen, verb: &Verb) -> Result<(), Failure> {
     match verb {
-        Verb::List(at) => {
-            show(screen, &ask(at, FunctionRequest::List)?, list);
-        }
-        Verb::Counters(at) => {
-            show(screen, &ask(at, FunctionRequest::List)?, counters);
+        Verb::List(at) => show(screen, &at.connect()?.list()?, list),
+        Verb::Counters(at) => show(screen, &at.connect()?.list()?, counters),
+        Verb::Create(create) => {
+            let id = create
+                .at
+                .connect()?
+                .create(&create.made.spec(&create.name, &create.function)?, false)?;
+            let answer = json!({ "result": "created", "id": id });
+            show(screen, &answer, |_, _| format!("{}: created, id {id}\n", create.name));
         }
         Verb::Attach(attach) => {
-            let spec = spec(attach)?;
-            let (service, place) = (attach.service.clone(), attach.place);
-            let answer = ask(&attach.at, FunctionRequest::Attach { service, spec, place })?;
+            let answer = attach.run()?;
             show(screen, &answer, |_, answer| result(answer, &attach.service, &attach.name));
         }
+        Verb::Replace(replace) => {
+            let note = replace.at.connect()?.replace(
+                &named(&replace.service, &replace.name),
+                &replace.made.replacement(replace.function.as_deref())?,
+            )?;
+            let answer = json!({ "result": "replaced", "note": note });
+            show(screen, &answer, |_, answer| result(answer, &replace.service, &replace.name));
+        }
         Verb::Detach { service, name, at } => {
-            let request = FunctionRequest::Detach { service: service.clone(), name: name.clone() };
-            let answer = ask(at, request)?;
+            let note = at.connect()?.detach(&named(service, name))?;
+            let answer = json!({ "result": "detached", "note": note });
             show(screen, &answer, |_, answer| result(answer, service, name));
+        }
+        Verb::Destroy { name, id, at } => {
+            let client = at.connect()?;
+            let id = match (id, name) {
+                (Some(id), _) => *id,
+                (None, name) => created(&client, name.as_deref().unwrap_or_default())?,
+            };
+            client.destroy(id)?;
+            show(screen, &json!({ "result": "destroyed" }), |_, _| "destroyed\n".to_owned());
         }
         Verb::Command { service, name, action, setting, at } => {
             let action = match (action, setting) {
@@ -184,67 +278,122 @@ pub(super) fn run(screen: &Screen, verb: &Verb) -> Result<(), Failure> {
                 (Action::Reset, _) => RegisterAction::Reset,
                 _ => RegisterAction::Read,
             };
-            let (service, name) = (service.clone(), name.clone());
-            let answer = ask(at, FunctionRequest::Registers { service, name, action })?;
-            show(screen, &answer, registers);
+            let values = at.connect()?.command(&named(service, name), &action)?;
+            let values: Map<String, Json> =
+                values.into_iter().map(|(name, value)| (name, value.into())).collect();
+            show(screen, &json!({ "result": "done", "registers": values }), registers);
         }
     }
     Ok(())
 }
 
-fn spec(attach: &Attach) -> Result<Spec, Failure> {
-    let mut spec = Spec::new(&attach.name, &attach.function);
-    if spec.is_module() {
-        let path = std::path::absolute(&attach.function).map_err(Failure::run)?;
-        spec.function = path.to_string_lossy().into_owned();
+fn named(service: &str, name: &str) -> Target {
+    Target::Named { service: service.to_owned(), name: name.to_owned() }
+}
+
+/// The id of the function that was created with this name.
+fn created(client: &FunctionClient, name: &str) -> Result<u64, Failure> {
+    let answer = client.list()?;
+    let found = functions(&answer).iter().filter(|f| f["origin"] == "created" && f["name"] == name);
+    let ids: Vec<u64> = found.filter_map(|function| function["id"].as_u64()).collect();
+    match ids.as_slice() {
+        [id] => Ok(*id),
+        [] => Err(Failure::Run(format!(
+            "no function {name:?} was created: `serval fn list` shows those that there are"
+        ))),
+        _ => Err(Failure::Run(format!(
+            "several users have created a function {name:?}: name one by its id, which `serval fn list --json` shows"
+        ))),
     }
-    spec.params.clone_from(&attach.params);
-    let file = spec.file_param();
-    for (_, path) in spec.params.iter_mut().filter(|(name, _)| Some(&**name) == file) {
-        if let Param::Text(path) = path {
-            let whole = std::path::absolute(&*path).map_err(Failure::run)?;
-            *path = whole.to_string_lossy().into_owned();
+}
+
+impl At {
+    fn connect(&self) -> Result<FunctionClient, Failure> {
+        let path = match &self.server {
+            Some(path) => path.clone(),
+            None => discovery::find_one(None)?,
+        };
+        Ok(FunctionClient::connect(&path)?)
+    }
+}
+
+impl Attach {
+    fn run(&self) -> Result<Json, Failure> {
+        let place = match (self.place, &self.before, &self.after) {
+            (Some(at), _, _) => Place::At(at as usize),
+            (None, Some(name), _) => Place::Before(name.clone()),
+            (None, None, Some(name)) => Place::After(name.clone()),
+            (None, None, None) => Place::Default,
+        };
+        let client = self.at.connect()?;
+        if let Some(function) = &self.function {
+            let spec = self.made.spec(&self.name, function)?;
+            let attached = client.attach_new(&self.service, &spec, &place)?;
+            let result = if attached.replaced { "replaced" } else { "attached" };
+            return Ok(json!({ "result": result, "id": attached.id }));
         }
-    }
-    spec.on_failure = match attach.on_failure {
-        FailurePolicy::Open => OnFailure::Open,
-        FailurePolicy::Closed => OnFailure::Closed,
-    };
-    (spec.deadline_us, spec.memory_mib) = (attach.deadline_us, attach.memory_mib);
-    Ok(spec)
-}
-
-/// Sends a request and waits for its answer.
-fn ask(at: &At, request: FunctionRequest) -> Result<Json, Failure> {
-    let path = match &at.server {
-        Some(path) => path.clone(),
-        None => discovery::find_one(None)?,
-    };
-    let answer = answer_of(&path, request)?;
-    match answer["error"].as_str() {
-        Some(why) => Err(Failure::Run(why.to_owned())),
-        None => Ok(answer),
+        if self.made.is_given() {
+            let why = "parameters and other options of a function go with FUNCTION, or with create";
+            return Err(Failure::Usage(why.to_owned()));
+        }
+        let id = created(&client, &self.name)?;
+        client.attach(id, &self.service, &place)?;
+        Ok(json!({ "result": "attached", "id": id }))
     }
 }
 
-fn answer_of(path: &Path, request: FunctionRequest) -> Result<Json, Failure> {
-    let shown = path.display();
-    let failed = |error| Failure::Run(format!("no server answers at {shown}: {error}"));
-    let deadline = Instant::now() + PATIENCE;
-    let socket = discovery::connect(path, deadline).map_err(failed)?;
-    let line = Request::Functions(request).line();
-    socket.send(line.as_bytes(), &[]).map_err(failed)?;
-    let mut bytes = vec![0; ANSWER_BYTES_MAX];
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        wait_readable(&[socket.as_fd()], Some(left));
-        match socket.receive(&mut bytes).map_err(failed)? {
-            None if left.is_zero() => {
-                return Err(Failure::Run(format!("the server at {shown} does not answer")));
+impl Made {
+    fn is_given(&self) -> bool {
+        let Self { params, on_failure, deadline_us, memory_mib } = self;
+        let given = (on_failure.is_some(), deadline_us.is_some(), memory_mib.is_some());
+        !params.is_empty() || given != (false, false, false)
+    }
+
+    fn spec(&self, name: &str, function: &str) -> Result<Spec, Failure> {
+        let mut spec = Spec::new(name, function);
+        spec.params.clone_from(&self.params);
+        let file = spec.file_param();
+        if spec.is_module() {
+            spec.function = absolute(function)?;
+        }
+        for (_, path) in spec.params.iter_mut().filter(|(name, _)| Some(&**name) == file) {
+            if let Param::Text(path) = path {
+                *path = absolute(path)?;
             }
-            None => {}
-            Some(0) => return Err(Failure::Run(format!("the server at {shown} ended"))),
-            Some(len) => return read_answer(&bytes[..len]).map_err(Failure::Run),
+        }
+        spec.on_failure = self.on_failure.unwrap_or(FailurePolicy::Closed).into();
+        spec.deadline_us = self.deadline_us.unwrap_or(DEADLINE_US);
+        spec.memory_mib = self.memory_mib.unwrap_or(MEMORY_MIB);
+        Ok(spec)
+    }
+
+    fn replacement(&self, function: Option<&str>) -> Result<Replacement, Failure> {
+        if function.is_none() && !self.is_given() {
+            let why = "nothing is replaced: give FUNCTION, --param, --on-failure, --deadline-us or --memory-mib";
+            return Err(Failure::Usage(why.to_owned()));
+        }
+        // Without a function it is not known which parameter is a file.
+        let spec = self.spec("", function.unwrap_or_default())?;
+        Ok(Replacement {
+            function: function.map(|_| spec.function),
+            params: (!self.params.is_empty()).then_some(spec.params),
+            on_failure: self.on_failure.map(OnFailure::from),
+            deadline_us: self.deadline_us,
+            memory_mib: self.memory_mib,
+        })
+    }
+}
+
+fn absolute(path: &str) -> Result<String, Failure> {
+    let path = std::path::absolute(path).map_err(Failure::run)?;
+    Ok(path.to_string_lossy().into_owned())
+}
+
+impl From<FailurePolicy> for OnFailure {
+    fn from(policy: FailurePolicy) -> Self {
+        match policy {
+            FailurePolicy::Open => Self::Open,
+            FailurePolicy::Closed => Self::Closed,
         }
     }
 }
@@ -254,8 +403,9 @@ fn show(screen: &Screen, answer: &Json, text: impl FnOnce(&Screen, &Json) -> Str
 }
 
 fn result(answer: &Json, service: &str, name: &str) -> String {
-    let done = answer["result"].as_str().unwrap_or_default();
-    format!("{name} of service {service}: {done}\n")
+    let done = text(&answer["result"]);
+    let note = answer["note"].as_str().map(|note| format!(" ({note})")).unwrap_or_default();
+    format!("{name} of service {service}: {done}{note}\n")
 }
 
 fn functions(answer: &Json) -> &[Json] {
@@ -271,13 +421,26 @@ fn list(screen: &Screen, answer: &Json) -> String {
     if functions.is_empty() {
         return "no function is attached\n".to_owned();
     }
-    let mut table =
-        Table::new(&["service", "name", "function", "on failure", ">deadline", ">failures"]);
+    let mut table = Table::new(&[
+        "service",
+        "name",
+        "function",
+        "made by",
+        "on failure",
+        ">deadline",
+        ">failures",
+    ]);
     for function in functions {
+        let made = match function["origin"].as_str() {
+            Some("created") => format!("create, user {}", function["user"]),
+            Some("attached") => format!("attach, user {}", function["user"]),
+            _ => "file".to_owned(),
+        };
         table.row([
-            text(&function["service"]),
+            function["service"].as_str().unwrap_or("(none)").to_owned(),
             text(&function["name"]),
             text(&function["function"]),
+            made,
             text(&function["on_failure"]),
             format!("{} us", function["deadline_us"]),
             function["counters"]["failures"].to_string(),
@@ -293,12 +456,12 @@ fn list(screen: &Screen, answer: &Json) -> String {
 }
 
 fn counters(screen: &Screen, answer: &Json) -> String {
-    let functions = functions(answer);
-    if functions.is_empty() {
+    let attached = || functions(answer).iter().filter(|function| !function["service"].is_null());
+    if attached().next().is_none() {
         return "no function is attached\n".to_owned();
     }
     let mut table = Table::new(&["service", "name", "counter", ">value"]);
-    for function in functions {
+    for function in attached() {
         let (service, name) = (text(&function["service"]), text(&function["name"]));
         let counters = function["counters"].as_object();
         for (counter, value) in counters.into_iter().flatten() {

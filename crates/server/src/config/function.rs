@@ -14,6 +14,9 @@ use super::sections::{named_section, tables};
 use super::tree::{Table, Value};
 use crate::control::protocol::param_json;
 
+/// Users that may attach functions to a service, at most.
+const FUNCTION_USERS_MAX: usize = 64;
+
 /// Reads the functions of a service. Paths are relative to `base`, the configuration file's folder.
 pub(super) fn read_functions(
     report: &mut Report<'_>,
@@ -33,6 +36,33 @@ pub(super) fn read_functions(
         read_function(report, table, index, &path, &mut taken, base, service)
     };
     found.into_iter().enumerate().take(FUNCTIONS_MAX).map(read).collect()
+}
+
+/// Reads the users that may attach functions to a service besides the operator.
+pub(super) fn read_function_users(report: &mut Report<'_>, section: &mut Section<'_>) -> Vec<u32> {
+    let mut users = Vec::new();
+    let Some(entry) = section.entry("function_users") else {
+        section.record(report, "function_users", Vec::<u32>::new());
+        return users;
+    };
+    let Value::Array(items) = &entry.node.value else {
+        wrong_type(report, "function_users", &entry.node, "a list of user numbers such as [1001]");
+        return users;
+    };
+    if items.len() > FUNCTION_USERS_MAX {
+        let what = format!("{} has {} function users", section.title, items.len());
+        let right = format!("at most {FUNCTION_USERS_MAX}");
+        report.problem(Problem::new(section.place("function_users"), what, right));
+    }
+    for item in items.iter().take(FUNCTION_USERS_MAX) {
+        // The greatest number stands for no user.
+        let range = 0..=u64::from(u32::MAX) - 1;
+        users.extend(integer_of(report, "function_users", item, &range).map(|user| user as u32));
+    }
+    users.sort_unstable();
+    users.dedup();
+    section.record(report, "function_users", users.clone());
+    users
 }
 
 fn read_function(

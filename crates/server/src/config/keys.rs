@@ -551,6 +551,10 @@ const COMMON: &[(&str, &[Key])] = &[
                  is closed for a new client; if none is idle, one that the server does not answer, or one of a host that has more than a quarter \
                  of them ([proxy.md](proxy.md)). Each is a file descriptor.";
             function: Other("list of tables"), "none", "`[[service.function]]`, below.";
+            function_users: Other("list of integers"), "`[]`",
+                "Users, by number, that may attach functions to this service besides the engine's user and root. They see and change its \
+                 messages. With such users the control socket accepts processes of all users and refuses those that no service names; give \
+                 `engine.control` a path in a folder that they may enter ([functions.md](functions.md)).";
             socket: Other("list of tables"), "none", "`[[service.socket]]`, below. A service with sockets needs no `listen`.";
             sockets_per_block: service(number("sockets", 1..=SOCKETS_MAX as u64, |s| Number::U32(&mut s.sockets_per_block))), "",
                 "Stream sockets of each block: the connections that a kernel may have at a time. Only with `[[service.socket]]`.";

@@ -14,7 +14,7 @@ use wire::nic::{Transport, UDP_PAYLOAD_MAX};
 
 use super::address;
 use super::diagnostic::Problem;
-use super::function::read_functions;
+use super::function::{read_function_users, read_functions};
 use super::kernel::{self, BUILTINS, Builtin, Kernel};
 use super::keys::{read_fields, read_some};
 use super::proxy;
@@ -56,6 +56,7 @@ pub(super) fn read(
     if at.entry("upstream").is_some() {
         let mut service = proxy::read(report, at, service);
         service.functions = read_functions(report, at, context.base, &service);
+        service.function_users = read_function_users(report, at);
         return (service, (section.finish(report), Vec::new()));
     }
     without(report, at, proxy::OF_PROXIES, "a kernel", "write `upstream` instead of `kernel`");
@@ -95,6 +96,7 @@ pub(super) fn read(
         check_messages(report, at, &service, builtin);
     }
     service.functions = read_functions(report, at, context.base, &service);
+    service.function_users = read_function_users(report, at);
     service.sockets = read_sockets(report, at);
     check_sockets(report, at, &service, kernel);
     check_kinds(report, at, &service, &kinds);

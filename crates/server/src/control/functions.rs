@@ -2,48 +2,81 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::protocol::{FunctionRequest, RegisterAction, spec_json};
-use crate::{FunctionError, FunctionView, Server};
+use super::protocol::{FunctionRequest, spec_json};
+use crate::{Caller, FunctionError, FunctionView, Origin, Server};
 
 /// Executes a request. The answer to one that fails is one sentence.
-pub(super) fn answer(server: &mut Server, request: &FunctionRequest) -> Json {
-    done(server, request).unwrap_or_else(|error| json!({ "error": error.to_string() }))
+pub(super) fn answer(
+    server: &mut Server,
+    caller: Caller,
+    request: &FunctionRequest,
+    content: Option<Vec<u8>>,
+) -> Json {
+    let done = done(server, caller, request, content);
+    done.unwrap_or_else(|error| json!({ "error": error.to_string() }))
 }
 
-fn done(server: &mut Server, request: &FunctionRequest) -> Result<Json, FunctionError> {
+fn done(
+    server: &mut Server,
+    caller: Caller,
+    request: &FunctionRequest,
+    content: Option<Vec<u8>>,
+) -> Result<Json, FunctionError> {
+    let user = caller.user;
     match request {
         FunctionRequest::List => {
-            let functions: Vec<Json> = server.functions().iter().map(view).collect();
+            let functions: Vec<Json> = server.functions_of(caller).iter().map(view).collect();
             Ok(json!({ "result": "listed", "functions": functions }))
         }
+        FunctionRequest::Create { spec, bound } => {
+            let id = server.create_function(caller, spec, content, *bound)?;
+            let (name, function) = (&spec.name, &spec.function);
+            tracing::info!(user, id, name, function, "function created");
+            Ok(json!({ "result": "created", "id": id }))
+        }
+        FunctionRequest::AttachCreated { id, service, place } => {
+            server.attach_created(caller, *id, service, place)?;
+            tracing::info!(user, id, service, "function attached");
+            Ok(json!({ "result": "attached", "id": id }))
+        }
         FunctionRequest::Attach { service, spec, place } => {
-            let replaced = server.attach_function(service, spec, *place)?;
-            let result = if replaced { "replaced" } else { "attached" };
-            tracing::info!(
-                service,
-                name = spec.name,
-                function = spec.function,
-                "function {result}"
-            );
-            Ok(json!({ "result": result }))
+            let attached = server.attach_new(caller, service, spec, content, place)?;
+            let result = if attached.replaced { "replaced" } else { "attached" };
+            let (name, function, id) = (&spec.name, &spec.function, attached.id);
+            tracing::info!(user, id, service, name, function, "function {result}");
+            Ok(json!({ "result": result, "id": id }))
         }
-        FunctionRequest::Detach { service, name } => {
-            server.detach_function(service, name)?;
-            tracing::info!(service, name, "function detached");
-            Ok(json!({ "result": "detached" }))
+        FunctionRequest::Replace(target, by) => {
+            let origin = server.replace_function(caller, target, by, content)?;
+            tracing::info!(user, ?target, "function replaced");
+            let note =
+                "it is in the configuration file: the next reload gives it what the file says";
+            Ok(noted("replaced", origin, note))
         }
-        FunctionRequest::Registers { service, name, action } => {
-            let values = match action {
-                RegisterAction::Read => server.read_function(service, name)?,
-                RegisterAction::Reset => server.reset_function(service, name)?,
-                RegisterAction::Write(register, value) => {
-                    server.write_function(service, name, register, *value)?
-                }
-            };
+        FunctionRequest::Detach(target) => {
+            let origin = server.detach(caller, target)?;
+            tracing::info!(user, ?target, "function detached");
+            let note = "it is in the configuration file: the next reload attaches it again";
+            Ok(noted("detached", origin, note))
+        }
+        FunctionRequest::Destroy(id) => {
+            server.destroy_function(caller, *id)?;
+            tracing::info!(user, id, "function destroyed");
+            Ok(json!({ "result": "destroyed" }))
+        }
+        FunctionRequest::Registers(target, action) => {
+            let values = server.registers(caller, target, action)?;
             let registers: Map<String, Json> =
                 values.into_iter().map(|(name, value)| (name, value.into())).collect();
             Ok(json!({ "result": "done", "registers": registers }))
         }
+    }
+}
+
+fn noted(result: &str, origin: Origin, note: &str) -> Json {
+    match origin {
+        Origin::File => json!({ "result": result, "note": note }),
+        _ => json!({ "result": result }),
     }
 }
 
@@ -55,7 +88,16 @@ fn view(function: &FunctionView) -> Json {
         .into_iter()
         .map(|(name, _, value)| (name.to_owned(), value.into()))
         .collect();
-    shown["service"] = function.service.as_str().into();
+    let (origin, user, bound) = match function.origin {
+        Origin::File => ("file", None, false),
+        Origin::Attached(user) => ("attached", Some(user), false),
+        Origin::Created { user, connection } => ("created", Some(user), connection.is_some()),
+    };
+    shown["id"] = function.id.into();
+    shown["origin"] = origin.into();
+    shown["user"] = user.into();
+    shown["bound"] = bound.into();
+    shown["service"] = function.service.as_deref().into();
     shown["registers"] = function.registers.clone().into();
     shown["last_failure"] = function.last_failure.as_str().into();
     shown["counters"] = counters.into();

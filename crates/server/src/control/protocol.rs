@@ -4,6 +4,10 @@
 use onpath::{OnFailure, Param, Spec};
 use serde_json::{Map, Value as Json, json};
 
+use crate::{Place, Replacement, Target};
+
+pub use crate::RegisterAction;
+
 /// Longest request, in bytes.
 pub const REQUEST_BYTES_MAX: usize = 16 << 10;
 /// Longest path of a module, and longest other text of a request, in bytes.
@@ -27,47 +31,44 @@ pub enum Request {
     Functions(FunctionRequest),
 }
 
-/// A request about functions.
+/// A request about functions. The content of the function's file may come with it, in a sealed memory file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FunctionRequest {
-    /// Which are attached, and what they have done.
+    /// Which there are, and what they have done.
     List,
+    /// Create a function, which is attached to nothing.
+    Create {
+        /// The function.
+        spec: Spec,
+        /// It ends with the connection.
+        bound: bool,
+    },
+    /// Attach a function that was created.
+    AttachCreated {
+        /// Its id.
+        id: u64,
+        /// The service.
+        service: String,
+        /// Its place in the chain.
+        place: Place,
+    },
     /// Attach a function to a service, or replace the one with its name.
     Attach {
         /// The service.
         service: String,
         /// The function.
         spec: Spec,
-        /// Its place in the chain, from 0.
-        place: Option<usize>,
+        /// Its place in the chain.
+        place: Place,
     },
+    /// Give a function other code, other parameters or another policy.
+    Replace(Target, Replacement),
     /// Detach a function.
-    Detach {
-        /// The service.
-        service: String,
-        /// The function's name.
-        name: String,
-    },
+    Detach(Target),
+    /// Destroy a function that was created.
+    Destroy(u64),
     /// Read, reset or write registers of a function.
-    Registers {
-        /// The service.
-        service: String,
-        /// The function's name.
-        name: String,
-        /// What to do before they are read.
-        action: RegisterAction,
-    },
-}
-
-/// What is done with registers before they are read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RegisterAction {
-    /// Nothing.
-    Read,
-    /// All that are no settings get their first values.
-    Reset,
-    /// A setting gets a value.
-    Write(String, u64),
+    Registers(Target, RegisterAction),
 }
 
 impl Request {
@@ -127,16 +128,23 @@ fn number(request: &Json, key: &str, max: u64, default: u64) -> Result<u64, Stri
 impl FunctionRequest {
     fn parse(request: &Json) -> Result<Self, String> {
         let service = || text(request, "service", TEXT_BYTES_MAX);
-        let name = || text(request, "name", TEXT_BYTES_MAX);
-        let registers = |action| Ok(Self::Registers { service: service()?, name: name()?, action });
+        let registers = |action| Ok(Self::Registers(target(request)?, action));
         match request.get("do").and_then(Json::as_str) {
             Some("list") => Ok(Self::List),
-            Some("attach") => {
-                let place = number(request, "place", u64::MAX, u64::MAX)?;
-                let place = usize::try_from(place).ok().filter(|place| *place != usize::MAX);
-                Ok(Self::Attach { service: service()?, spec: parse_spec(request)?, place })
+            Some("create") => {
+                Ok(Self::Create { spec: parse_spec(request)?, bound: flag(request, "bound")? })
             }
-            Some("detach") => Ok(Self::Detach { service: service()?, name: name()? }),
+            Some("attach") if request.get("id").is_some() => {
+                let (id, place) = (id(request)?, parse_place(request)?);
+                Ok(Self::AttachCreated { id, service: service()?, place })
+            }
+            Some("attach") => {
+                let (spec, place) = (parse_spec(request)?, parse_place(request)?);
+                Ok(Self::Attach { service: service()?, spec, place })
+            }
+            Some("replace") => Ok(Self::Replace(target(request)?, parse_replacement(request)?)),
+            Some("detach") => Ok(Self::Detach(target(request)?)),
+            Some("destroy") => Ok(Self::Destroy(id(request)?)),
             Some("read") => registers(RegisterAction::Read),
             Some("reset") => registers(RegisterAction::Reset),
             Some("write") => {
@@ -144,39 +152,158 @@ impl FunctionRequest {
                 let value = value.ok_or("the request has no integer \"value\"")?;
                 registers(RegisterAction::Write(text(request, "register", TEXT_BYTES_MAX)?, value))
             }
-            _ => Err("\"do\" is one of list, attach, detach, read, reset and write".to_owned()),
+            _ => Err("\"do\" is one of list, create, attach, replace, detach, destroy, read, reset and write"
+                .to_owned()),
         }
     }
 
     fn json(&self) -> Json {
-        match self {
-            Self::List => json!({ "command": "functions", "do": "list" }),
+        let (verb, mut request) = match self {
+            Self::List => ("list", json!({})),
+            Self::Create { spec, bound } => {
+                let mut request = spec_json(spec);
+                request["bound"] = (*bound).into();
+                ("create", request)
+            }
+            Self::AttachCreated { id, service, place } => {
+                let mut request = json!({ "id": id, "service": service });
+                place_json(&mut request, place);
+                ("attach", request)
+            }
             Self::Attach { service, spec, place } => {
                 let mut request = spec_json(spec);
-                request["command"] = "functions".into();
-                request["do"] = "attach".into();
                 request["service"] = service.as_str().into();
-                request["place"] = (*place).into();
-                request
+                place_json(&mut request, place);
+                ("attach", request)
             }
-            Self::Detach { service, name } => {
-                json!({ "command": "functions", "do": "detach", "service": service, "name": name })
+            Self::Replace(target, by) => {
+                let mut request = target_json(target);
+                replacement_json(&mut request, by);
+                ("replace", request)
             }
-            Self::Registers { service, name, action } => {
-                let mut request =
-                    json!({ "command": "functions", "service": service, "name": name });
-                match action {
-                    RegisterAction::Read => request["do"] = "read".into(),
-                    RegisterAction::Reset => request["do"] = "reset".into(),
-                    RegisterAction::Write(register, value) => {
-                        request["do"] = "write".into();
-                        request["register"] = register.as_str().into();
-                        request["value"] = (*value).into();
-                    }
-                }
-                request
+            Self::Detach(target) => ("detach", target_json(target)),
+            Self::Destroy(id) => ("destroy", json!({ "id": id })),
+            Self::Registers(target, RegisterAction::Read) => ("read", target_json(target)),
+            Self::Registers(target, RegisterAction::Reset) => ("reset", target_json(target)),
+            Self::Registers(target, RegisterAction::Write(register, value)) => {
+                let mut request = target_json(target);
+                request["register"] = register.as_str().into();
+                request["value"] = (*value).into();
+                ("write", request)
             }
+        };
+        request["command"] = "functions".into();
+        request["do"] = verb.into();
+        request
+    }
+
+    /// The path of the file whose content goes with the request, if it needs one.
+    pub fn file(&self) -> Option<String> {
+        let file = |spec: &Spec| spec.file().map(|path| path.into_owned());
+        match self {
+            Self::Create { spec, .. } | Self::Attach { spec, .. } => file(spec),
+            Self::Replace(_, Replacement { function: Some(function), params, .. }) => {
+                let params = params.clone().unwrap_or_default();
+                file(&Spec { params, ..Spec::new("", function) })
+            }
+            _ => None,
         }
+    }
+}
+
+fn id(request: &Json) -> Result<u64, String> {
+    let id = request.get("id").and_then(Json::as_u64);
+    id.ok_or_else(|| "the request has no integer \"id\"".to_owned())
+}
+
+fn flag(request: &Json, key: &str) -> Result<bool, String> {
+    match request.get(key) {
+        None | Some(Json::Null) => Ok(false),
+        Some(Json::Bool(flag)) => Ok(*flag),
+        Some(_) => Err(format!("{key:?} is neither true nor false")),
+    }
+}
+
+fn target(request: &Json) -> Result<Target, String> {
+    if request.get("id").is_some() {
+        return id(request).map(Target::Id);
+    }
+    let service = text(request, "service", TEXT_BYTES_MAX)?;
+    Ok(Target::Named { service, name: text(request, "name", TEXT_BYTES_MAX)? })
+}
+
+fn target_json(target: &Target) -> Json {
+    match target {
+        Target::Id(id) => json!({ "id": id }),
+        Target::Named { service, name } => json!({ "service": service, "name": name }),
+    }
+}
+
+fn parse_place(request: &Json) -> Result<Place, String> {
+    let given = |key: &&str| request.get(*key).is_some_and(|value| !value.is_null());
+    let mut given = ["place", "before", "after"].into_iter().filter(given);
+    let place = match given.next() {
+        None => Place::Default,
+        Some("before") => Place::Before(text(request, "before", TEXT_BYTES_MAX)?),
+        Some("after") => Place::After(text(request, "after", TEXT_BYTES_MAX)?),
+        Some(_) => Place::At(number(request, "place", u32::MAX.into(), 0)? as usize),
+    };
+    match given.next() {
+        None => Ok(place),
+        Some(_) => Err("only one of \"place\", \"before\" and \"after\" can be given".to_owned()),
+    }
+}
+
+fn place_json(request: &mut Json, place: &Place) {
+    match place {
+        Place::Default => {}
+        Place::At(at) => request["place"] = (*at).into(),
+        Place::Before(name) => request["before"] = name.as_str().into(),
+        Place::After(name) => request["after"] = name.as_str().into(),
+    }
+}
+
+fn parse_replacement(request: &Json) -> Result<Replacement, String> {
+    let given = |key: &str| request.get(key).is_some_and(|value| !value.is_null());
+    // The values as a whole function has them, of which those count that are given.
+    let mut whole = request.clone();
+    whole["name"] = "f".into();
+    if !given("function") {
+        whole["function"] = "f".into();
+    }
+    let spec = parse_spec(&whole)?;
+    let replacement = Replacement {
+        function: given("function").then_some(spec.function),
+        params: given("params").then_some(spec.params),
+        on_failure: given("on_failure").then_some(spec.on_failure),
+        deadline_us: given("deadline_us").then_some(spec.deadline_us),
+        memory_mib: given("memory_mib").then_some(spec.memory_mib),
+    };
+    if replacement == Replacement::default() {
+        return Err("the request replaces nothing: give \"function\", \"params\", \"on_failure\", \"deadline_us\" or \"memory_mib\"".to_owned());
+    }
+    Ok(replacement)
+}
+
+fn replacement_json(request: &mut Json, by: &Replacement) {
+    let mut spec = Spec::new("", "");
+    spec.params = by.params.clone().unwrap_or_default();
+    spec.on_failure = by.on_failure.unwrap_or(spec.on_failure);
+    let shown = spec_json(&spec);
+    if let Some(function) = &by.function {
+        request["function"] = function.as_str().into();
+    }
+    if by.params.is_some() {
+        request["params"] = shown["params"].clone();
+    }
+    if by.on_failure.is_some() {
+        request["on_failure"] = shown["on_failure"].clone();
+    }
+    if let Some(deadline_us) = by.deadline_us {
+        request["deadline_us"] = deadline_us.into();
+    }
+    if let Some(memory_mib) = by.memory_mib {
+        request["memory_mib"] = memory_mib.into();
     }
 }
 
@@ -292,16 +419,37 @@ mod tests {
         let mut spec = Spec::new("f", "/lib/f.wasm");
         spec.params = vec![("low".into(), u64::MAX.into()), ("key".into(), "a b".into())];
         (spec.on_failure, spec.deadline_us, spec.memory_mib) = (OnFailure::Open, 7, 9);
-        let registers = |action| FunctionRequest::Registers {
+        let named = || Target::Named { service: service.clone(), name: name.clone() };
+        let registers = |action| FunctionRequest::Registers(named(), action);
+        let attach =
+            |place| FunctionRequest::Attach { service: service.clone(), spec: spec.clone(), place };
+        let created = |place| FunctionRequest::AttachCreated {
+            id: u64::MAX,
             service: service.clone(),
-            name: name.clone(),
-            action,
+            place,
         };
+        let whole = Replacement {
+            function: Some("/lib/g.wasm".into()),
+            params: Some(vec![("low".into(), 3.into())]),
+            on_failure: Some(OnFailure::Closed),
+            deadline_us: Some(1),
+            memory_mib: Some(1),
+        };
+        let params = Replacement { params: Some(Vec::new()), ..Replacement::default() };
         for request in [
             FunctionRequest::List,
-            FunctionRequest::Attach { service: service.clone(), spec: spec.clone(), place: None },
-            FunctionRequest::Attach { service: service.clone(), spec, place: Some(3) },
-            FunctionRequest::Detach { service: service.clone(), name: name.clone() },
+            FunctionRequest::Create { spec: spec.clone(), bound: true },
+            FunctionRequest::Create { spec: spec.clone(), bound: false },
+            attach(Place::Default),
+            attach(Place::At(3)),
+            attach(Place::Before("g".into())),
+            created(Place::Default),
+            created(Place::After("g".into())),
+            FunctionRequest::Replace(named(), whole),
+            FunctionRequest::Replace(Target::Id(3), params),
+            FunctionRequest::Detach(named()),
+            FunctionRequest::Detach(Target::Id(7)),
+            FunctionRequest::Destroy(1 << 60),
             registers(RegisterAction::Read),
             registers(RegisterAction::Reset),
             registers(RegisterAction::Write("low".into(), 1)),
@@ -315,6 +463,18 @@ mod tests {
         for (rest, why) in [
             ("\"do\": \"stop\"", "\"do\" is one of"),
             ("\"do\": \"detach\"", "has no text \"service\""),
+            ("\"do\": \"detach\", \"id\": -1", "has no integer \"id\""),
+            ("\"do\": \"destroy\", \"service\": \"s\", \"name\": \"f\"", "has no integer \"id\""),
+            ("\"do\": \"replace\", \"id\": 1", "replaces nothing"),
+            ("\"do\": \"replace\", \"id\": 1, \"function\": \"f.wasm\"", "must be absolute"),
+            (
+                "\"do\": \"create\", \"name\": \"f\", \"function\": \"f\", \"bound\": 1",
+                "neither true nor false",
+            ),
+            (
+                "\"do\": \"attach\", \"id\": 1, \"service\": \"s\", \"place\": 1, \"after\": \"f\"",
+                "only one of",
+            ),
             ("\"do\": \"detach\", \"service\": 7", "has no text \"service\""),
             (
                 "\"do\": \"attach\", \"service\": \"s\", \"name\": \"f\", \"function\": \"f.wasm\"",

@@ -23,6 +23,7 @@ use transfer::engine::Counters;
 use wire::DropReason;
 
 use super::{Health, RELOAD_RESULTS};
+use crate::REFUSED;
 
 /// Everything on the `/metrics` page.
 pub(super) fn registry(metrics: Metrics, health: Arc<Health>) -> Registry {
@@ -328,6 +329,21 @@ impl Engine {
                     false => ConstCounter::new(value).encode(family)?,
                 }
             }
+        }
+        let Some(requests) = self.health.functions() else { return Ok(()) };
+        let help = "Functions that could not be used: their file was not read or is no module (load), or an instance did not start or did not \
+                    take its parameters (init)";
+        let name = "serval_function_load_errors";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (stage, count) in [("load", requests.load_errors()), ("init", requests.init_errors())] {
+            ConstCounter::new(count).encode(family.encode_family(&[("stage", stage)])?)?;
+        }
+        let help = "Requests about functions that were refused: there is no such function or service, or it is not the caller's; it has too \
+                    many; the request is for the operator";
+        let name = "serval_function_requests_refused";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for ((_, reason), count) in REFUSED.iter().zip(requests.refused()) {
+            ConstCounter::new(count).encode(family.encode_family(&[("reason", *reason)])?)?;
         }
         Ok(())
     }

@@ -117,6 +117,13 @@ impl Server {
         if !chains.is_empty() {
             plan.settings.push("service.function");
         }
+        let before = |name: &str| self.topology.services.iter().find(|s| s.name == name);
+        let other_users = wanted.services.iter().any(|service| {
+            before(&service.name).is_some_and(|b| b.function_users != service.function_users)
+        });
+        if other_users {
+            plan.settings.push("service.function_users");
+        }
         if plan.is_empty() {
             return Ok(report(plan, &[], &[]));
         }

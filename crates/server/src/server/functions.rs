@@ -1,103 +1,52 @@
 //! Functions on the path of services: which are attached, and how that changes while the server runs.
 //!
-//! A function has an id that no other function of this process has had, and an instance on each worker. An attach, a detach and
+//! A function has an id that no other function has had, and an instance on each worker while it is attached. An attach, a detach, a replacement and
 //! a reload give every worker the new order of a service's chain in one message: between two turns, so each message meets the
-//! chain before or after the change, and none is lost. Functions that stay keep their instances. Modules are compiled here, on the thread
-//! that owns the server, and what a chain gives up is freed here.
+//! chain before or after the change, and none is lost. Functions that stay keep their instances; other parameters are written into them.
+//! Modules are compiled here, on the thread that owns the server, and what a chain gives up is freed here.
 //!
-//! A reload gives each chain the functions of the file: those that were attached otherwise are detached.
+//! A reload gives each chain the functions of the file, and keeps those that were attached at run time (`functions/chains.rs`).
+//!
+//! *Ownership* is checked for every call, by the user of the calling process. The engine's user and root are the operator: they may do
+//! everything. Another user may attach functions to services that name it in `function_users`, and sees and changes its own functions only.
 
-use std::path::PathBuf;
+mod chains;
+mod error;
+mod objects;
+
 use std::sync::Arc;
 use std::sync::mpsc;
 
 use engine::metrics::FunctionMetrics;
-use engine::topology::{Service, Topology};
+use engine::topology::Service;
 use engine::{ChainReply, ChainRequest, ControlMessage};
-use onpath::library::{FUNCTIONS_MAX, NAME_BYTES_MAX, is_name, read_module};
-use onpath::{
-    Arranged, Code, Command, CommandError, LibraryError, Link, Merge, Policy, Register, Snapshot,
-    Spec,
-};
-use sys::private_file::open_regular;
+use onpath::library::{FUNCTIONS_MAX, is_name};
+use onpath::{Command, Merge, OnFailure, Param, Register, Snapshot, Spec};
 
-use super::plan::{Plan, ServiceAction};
-use super::{ChangeError, Server, ServerError};
-
-/// Why a function was not attached, detached or commanded. One sentence each.
-#[derive(Debug, thiserror::Error)]
-pub enum FunctionError {
-    /// There is no such service.
-    #[error("there is no service {name:?}: this server has {services}")]
-    NoService {
-        /// The name.
-        name: String,
-        /// Those that there are.
-        services: String,
-    },
-    /// There is no such function.
-    #[error("service {service:?} has no function {name:?}: it has {functions}")]
-    NoFunction {
-        /// The service.
-        service: String,
-        /// The name.
-        name: String,
-        /// Those that there are.
-        functions: String,
-    },
-    /// A name that no function can have.
-    #[error(
-        "{0:?} cannot be a function's name: use 1 to {NAME_BYTES_MAX} letters, digits, `_` and `-`"
-    )]
-    Name(String),
-    /// The chain is full.
-    #[error(
-        "service {0:?} has {FUNCTIONS_MAX} functions, and a chain has no more: detach one first"
-    )]
-    TooMany(String),
-    /// The function cannot be used.
-    #[error(transparent)]
-    Library(#[from] LibraryError),
-    /// The file of a module, or of a parameter, cannot be read.
-    #[error("the file {file} cannot be read: {why}")]
-    File {
-        /// The file.
-        file: PathBuf,
-        /// Why.
-        why: String,
-    },
-    /// There is no such setting.
-    #[error("the function {function:?} has no setting {register:?}: it has {settings}")]
-    NoSetting {
-        /// The function's name.
-        function: String,
-        /// The setting.
-        register: String,
-        /// Those that there are.
-        settings: String,
-    },
-    /// A worker did not do the command.
-    #[error("function {0:?}: {1}")]
-    Command(String, CommandError),
-    /// A worker does not come back from a kernel.
-    #[error(transparent)]
-    Stuck(#[from] Box<ChangeError>),
-}
+use super::Server;
+use chains::{Next, NextChain, setting_of};
+pub use error::FunctionError;
+pub(super) use objects::Functions;
+use objects::{CREATED_MAX, CREATED_PER_USER_MAX, Object};
+pub use objects::{Caller, FunctionCounters, Origin, REFUSED, Refused};
 
 /// A function that is attached.
 pub(super) struct AttachedFunction {
-    id: u64,
-    spec: Spec,
-    /// The content of its file, or nothing.
-    content: Vec<u8>,
+    object: Object,
+    /// The id of its instances.
+    link: u64,
     registers: Vec<Register>,
     metrics: Arc<FunctionMetrics>,
 }
 
 /// What [`Server::functions`] shows of a function.
 pub struct FunctionView {
-    /// Its service.
-    pub service: String,
+    /// See [`Target::Id`].
+    pub id: u64,
+    /// Where it comes from.
+    pub origin: Origin,
+    /// Its service, if it is attached.
+    pub service: Option<String>,
     /// What was asked for.
     pub spec: Spec,
     /// What it has done, on all workers.
@@ -108,21 +57,70 @@ pub struct FunctionView {
     pub registers: Vec<String>,
 }
 
-/// A function with an instance for each worker, which are not attached yet.
-struct NewFunction {
-    attached: AttachedFunction,
-    links: Vec<Link>,
+/// Names a function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// By the id that it got when it was made.
+    Id(u64),
+    /// By its name in a chain.
+    Named {
+        /// The service.
+        service: String,
+        /// The name.
+        name: String,
+    },
 }
 
-enum Place {
-    Kept(u64),
-    New(NewFunction),
+/// A place in a chain.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub enum Place {
+    /// That of the function that it replaces, or the end.
+    #[default]
+    Default,
+    /// Counted from 0.
+    At(usize),
+    /// Before the function with this name.
+    Before(String),
+    /// Behind the function with this name.
+    After(String),
 }
 
-/// The next chain of a service.
-pub(super) struct NextChain {
-    service: String,
-    places: Vec<Place>,
+/// What a function gets in place of what it has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Replacement {
+    /// A built-in function, or the path of a module. The same path: the file is read again.
+    pub function: Option<String>,
+    /// All its parameters; settings that commands have written are forgotten.
+    pub params: Option<Vec<(String, Param)>>,
+    /// See [`Spec::on_failure`].
+    pub on_failure: Option<OnFailure>,
+    /// See [`Spec::deadline_us`].
+    pub deadline_us: Option<u64>,
+    /// See [`Spec::memory_mib`].
+    pub memory_mib: Option<u32>,
+}
+
+/// What is done with registers before they are read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RegisterAction {
+    /// Nothing.
+    Read,
+    /// All that are no settings get their first values.
+    Reset,
+    /// A setting gets a value.
+    Write(String, u64),
+}
+
+/// Registers with their values, merged over all workers.
+pub type Registers = Vec<(String, u64)>;
+
+/// What an attach has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attachment {
+    /// The function's id.
+    pub id: u64,
+    /// It has taken the place of another version of itself.
+    pub replaced: bool,
 }
 
 fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
@@ -130,133 +128,346 @@ fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
 
-/// The content of a function's file, or nothing.
-fn read_file(spec: &Spec) -> Result<Vec<u8>, FunctionError> {
-    let Some(file) = spec.file() else { return Ok(Vec::new()) };
-    let file = PathBuf::from(&*file);
-    let read = || -> Result<Vec<u8>, String> {
-        let (opened, _) = open_regular(&file).map_err(|error| error.to_string())?;
-        read_module(opened).map_err(|error| error.to_string())
-    };
-    read().map_err(|why| FunctionError::File { file: file.clone(), why })
-}
-
 impl Server {
-    /// What is attached to all services.
+    /// All functions: attached ones in the order of the chains, then others.
     pub fn functions(&self) -> Vec<FunctionView> {
+        self.functions_of(Caller::engine())
+    }
+
+    /// Those that the caller may see.
+    pub fn functions_of(&self, caller: Caller) -> Vec<FunctionView> {
         let mut functions = Vec::new();
         for (service, slot) in self.topology.services.iter().zip(&self.service_slots) {
-            functions.extend(slot.functions.iter().map(|function| FunctionView {
-                service: service.name.clone(),
-                spec: function.spec.clone(),
+            let of_caller = slot.functions.iter().filter(|f| f.object.is_of(caller));
+            functions.extend(of_caller.map(|function| FunctionView {
+                id: function.object.id,
+                origin: function.object.origin,
+                service: Some(service.name.clone()),
+                spec: function.object.spec.clone(),
                 counted: function.metrics.snapshot(),
                 last_failure: function.metrics.last_failure(),
                 registers: function.registers.iter().map(|r| r.name.to_string()).collect(),
             }));
         }
+        let of_caller = self.functions.detached.iter().filter(|object| object.is_of(caller));
+        functions.extend(of_caller.map(|object| FunctionView {
+            id: object.id,
+            origin: object.origin,
+            service: None,
+            spec: object.spec.clone(),
+            counted: Snapshot::default(),
+            last_failure: String::new(),
+            registers: Vec::new(),
+        }));
         functions
     }
 
-    /// Attaches a function to a service: in the place of the one with its name, which returns true, or else in the `place`-th place of the
-    /// chain, at its end by default.
+    /// Counters of requests about functions.
+    pub fn function_counters(&self) -> Arc<FunctionCounters> {
+        self.functions.counters.clone()
+    }
+
+    /// Creates a function, which is attached to nothing. `content` is that of its file, which is read here if there is none. With `bound` it
+    /// ends with the caller's connection. Returns its id.
+    pub fn create_function(
+        &mut self,
+        caller: Caller,
+        spec: &Spec,
+        content: Option<Vec<u8>>,
+        bound: bool,
+    ) -> Result<u64, FunctionError> {
+        if !is_name(&spec.name) {
+            return Err(FunctionError::Name(spec.name.clone()));
+        }
+        let connection = match (bound, caller.connection) {
+            (true, None) => return Err(FunctionError::NoConnection),
+            (true, connection) => connection,
+            (false, _) => None,
+        };
+        let of_caller = |object: &&Object| matches!(object.origin, Origin::Created { user, .. } if user == caller.user);
+        let created: Vec<&Object> = self.objects().filter(|object| object.is_created()).collect();
+        let own: Vec<&&Object> = created.iter().filter(|object| of_caller(object)).collect();
+        if own.iter().any(|object| object.spec.name == spec.name) {
+            return Err(FunctionError::NameTaken(spec.name.clone(), caller.user));
+        }
+        let too_many = !caller.is_operator() && own.len() >= CREATED_PER_USER_MAX;
+        if too_many || created.len() >= CREATED_MAX {
+            self.functions.counters.count_refused(Refused::Limit);
+            return Err(FunctionError::TooManyCreated(caller.user));
+        }
+        let content = self.content_of(caller, spec, content)?;
+        self.check_detached(spec, &content)?;
+        let id = self.functions.next_id();
+        let origin = Origin::Created { user: caller.user, connection };
+        let (spec, written) = (spec.clone(), Vec::new());
+        self.functions.detached.push(Object { id, origin, spec, written, content: content.into() });
+        Ok(id)
+    }
+
+    /// Attaches a function that was created to a service.
+    pub fn attach_created(
+        &mut self,
+        caller: Caller,
+        id: u64,
+        service: &str,
+        place: &Place,
+    ) -> Result<Attachment, FunctionError> {
+        let at = match self.find(caller, &Target::Id(id))? {
+            Found::Detached(at) => at,
+            Found::Attached(index, of) => {
+                let name = self.service_slots[index].functions[of].object.spec.name.clone();
+                let service = self.topology.services[index].name.clone();
+                return Err(FunctionError::Attached { name, service });
+            }
+        };
+        let index = self.service_for(caller, service)?;
+        let object = self.functions.detached[at].clone();
+        let name = &object.spec.name;
+        let attached = &self.service_slots[index].functions;
+        if attached.iter().any(|function| function.object.spec.name == *name) {
+            let (service, name) = (service.to_owned(), name.clone());
+            return Err(FunctionError::NameInChain { service, name });
+        }
+        self.insert(index, object, place)?;
+        self.functions.detached.retain(|object| object.id != id);
+        Ok(Attachment { id, replaced: false })
+    }
+
+    /// Attaches a function to a service; it ends when it is detached. A function with its name is replaced.
+    pub fn attach_new(
+        &mut self,
+        caller: Caller,
+        service: &str,
+        spec: &Spec,
+        content: Option<Vec<u8>>,
+        place: &Place,
+    ) -> Result<Attachment, FunctionError> {
+        let index = self.service_for(caller, service)?;
+        if !is_name(&spec.name) {
+            return Err(FunctionError::Name(spec.name.clone()));
+        }
+        let attached = self.service_slots[index].functions.iter();
+        let former = attached.map(|f| &f.object).find(|object| object.spec.name == spec.name);
+        let (id, origin) = match former {
+            Some(object) if !object.is_of(caller) => {
+                self.functions.counters.count_refused(Refused::Function);
+                let (service, name) = (service.to_owned(), spec.name.clone());
+                return Err(FunctionError::NameInChain { service, name });
+            }
+            Some(object) => (Some(object.id), object.origin),
+            None => (None, Origin::Attached(caller.user)),
+        };
+        let content = self.content_of(caller, spec, content)?.into();
+        let replaced = id.is_some();
+        let id = id.unwrap_or_else(|| self.functions.next_id());
+        let (spec, written) = (spec.clone(), Vec::new());
+        self.insert(index, Object { id, origin, spec, written, content }, place)?;
+        Ok(Attachment { id, replaced })
+    }
+
+    /// The same for the engine. Returns whether it has replaced a function.
     pub fn attach_function(
         &mut self,
         service: &str,
         spec: &Spec,
         place: Option<usize>,
     ) -> Result<bool, FunctionError> {
-        let index = self.service_index(service)?;
-        if !is_name(&spec.name) {
-            return Err(FunctionError::Name(spec.name.clone()));
-        }
-        let attached = &self.service_slots[index].functions;
-        let former = attached.iter().position(|function| function.spec.name == spec.name);
-        let mut order: Vec<u64> = attached.iter().map(|function| function.id).collect();
-        let at = match former {
-            Some(at) => {
-                order.remove(at);
-                place.unwrap_or(at)
-            }
-            None => place.unwrap_or(order.len()),
-        };
-        if order.len() == FUNCTIONS_MAX {
-            return Err(FunctionError::TooMany(service.to_owned()));
-        }
+        let place = place.map_or(Place::Default, Place::At);
+        let attached = self.attach_new(Caller::engine(), service, spec, None, &place)?;
+        Ok(attached.replaced)
+    }
+
+    /// Gives a chain one more function, in place of the one with its name if there is one.
+    fn insert(&mut self, index: usize, object: Object, place: &Place) -> Result<(), FunctionError> {
         let topology = self.topology.clone();
-        let new = self.make_function(&topology.services[index], spec, read_file(spec)?)?;
-        let mut places: Vec<Place> = order.into_iter().map(Place::Kept).collect();
-        places.insert(at.min(places.len()), Place::New(new));
-        self.arrange(NextChain { service: service.to_owned(), places })?;
-        Ok(former.is_some())
+        let service = &topology.services[index];
+        let attached = &self.service_slots[index].functions;
+        let mut order: Vec<(u64, &str)> =
+            attached.iter().map(|f| (f.link, &*f.object.spec.name)).collect();
+        let former = order.iter().position(|(_, name)| *name == object.spec.name);
+        former.map(|former| order.remove(former));
+        if order.len() == FUNCTIONS_MAX {
+            return Err(FunctionError::TooMany(service.name.clone()));
+        }
+        let neighbour = |name: &str| {
+            let found = order.iter().position(|(_, of)| *of == name);
+            found.ok_or_else(|| FunctionError::NoNeighbour {
+                service: service.name.clone(),
+                name: name.to_owned(),
+                functions: list(order.iter().map(|(_, name)| *name)),
+            })
+        };
+        let at = match place {
+            Place::Default => former.unwrap_or(order.len()),
+            Place::At(at) => order.len().min(*at),
+            Place::Before(name) => neighbour(name)?,
+            Place::After(name) => neighbour(name)? + 1,
+        };
+        let mut places: Vec<Next> = order.iter().map(|(link, _)| Next::Kept(*link)).collect();
+        let new = self.make_function(service, object, None)?;
+        places.insert(at, Next::New(Box::new(new)));
+        self.arrange(NextChain { service: service.name.clone(), places })
     }
 
-    /// Detaches a function.
+    /// Detaches a function. Returns where it came from: one of the file comes back with the next reload.
+    pub fn detach(&mut self, caller: Caller, target: &Target) -> Result<Origin, FunctionError> {
+        let (index, of) = self.attached(caller, target)?;
+        let slot = &self.service_slots[index];
+        let (link, origin) = (slot.functions[of].link, slot.functions[of].object.origin);
+        let kept = slot.functions.iter().filter(|function| function.link != link);
+        let places = kept.map(|function| Next::Kept(function.link)).collect();
+        let service = self.topology.services[index].name.clone();
+        self.arrange(NextChain { service, places })?;
+        Ok(origin)
+    }
+
+    /// The same for the engine.
     pub fn detach_function(&mut self, service: &str, name: &str) -> Result<(), FunctionError> {
-        let (index, of) = self.function_index(service, name)?;
-        let attached = self.service_slots[index].functions.iter().enumerate();
-        let kept = attached.filter(|(at, _)| *at != of);
-        let places = kept.map(|(_, function)| Place::Kept(function.id)).collect();
-        self.arrange(NextChain { service: service.to_owned(), places })
+        self.detach(Caller::engine(), &named(service, name)).map(drop)
     }
 
-    /// Reads all registers of a function, merged over all workers.
-    pub fn read_function(
-        &self,
-        service: &str,
-        name: &str,
-    ) -> Result<Vec<(String, u64)>, FunctionError> {
-        self.command_function(service, name, Command::Read)
+    /// Destroys a function that was created and is not attached.
+    pub fn destroy_function(&mut self, caller: Caller, id: u64) -> Result<(), FunctionError> {
+        match self.find(caller, &Target::Id(id))? {
+            Found::Detached(at) => drop(self.functions.detached.remove(at)),
+            Found::Attached(index, of) => {
+                let name = self.service_slots[index].functions[of].object.spec.name.clone();
+                let service = self.topology.services[index].name.clone();
+                return Err(FunctionError::StillAttached { name, service });
+            }
+        }
+        Ok(())
     }
 
-    /// Gives all registers of a function that are no settings their first values. Returns the values afterwards.
-    pub fn reset_function(
-        &self,
-        service: &str,
-        name: &str,
-    ) -> Result<Vec<(String, u64)>, FunctionError> {
-        self.command_function(service, name, Command::Reset)
+    /// A connection to the control socket has ended: its functions end with it. Returns how many they were.
+    pub fn end_connection(&mut self, connection: u64) -> usize {
+        let is_its = |object: &Object| matches!(object.origin, Origin::Created { connection: Some(of), .. } if of == connection);
+        let ended: Vec<u64> = self.objects().filter(|o| is_its(o)).map(|o| o.id).collect();
+        for id in &ended {
+            let engine = Caller::engine();
+            if let Ok(Found::Attached(..)) = self.find(engine, &Target::Id(*id))
+                && let Err(error) = self.detach(engine, &Target::Id(*id))
+            {
+                tracing::error!(id, "{error}; the function ends when the kernel returns");
+            }
+            self.functions.detached.retain(|object| object.id != *id);
+        }
+        ended.len()
     }
 
-    /// Writes a setting of a function on all workers. Returns the values of all registers afterwards.
-    pub fn write_function(
-        &self,
-        service: &str,
-        name: &str,
-        setting: &str,
-        value: u64,
-    ) -> Result<Vec<(String, u64)>, FunctionError> {
-        let (index, of) = self.function_index(service, name)?;
-        let registers = &self.service_slots[index].functions[of].registers;
-        let is_setting = |register: &&Register| register.merge == Merge::Setting;
-        let found = registers.iter().position(|r| is_setting(&r) && &*r.name == setting);
-        let register = found.ok_or_else(|| FunctionError::NoSetting {
-            function: name.to_owned(),
-            register: setting.to_owned(),
-            settings: list(registers.iter().filter(is_setting).map(|r| &*r.name)),
-        })?;
-        self.command_function(service, name, Command::Write { register, value })
+    /// Gives a function other code, other parameters or another policy. If only parameters and the policy for failures differ, they are written
+    /// into its instances, which keep their registers; otherwise it gets new instances, and its counters begin again. Returns where it came from.
+    pub fn replace_function(
+        &mut self,
+        caller: Caller,
+        target: &Target,
+        by: &Replacement,
+        content: Option<Vec<u8>>,
+    ) -> Result<Origin, FunctionError> {
+        let found = self.find(caller, target)?;
+        let object = match found {
+            Found::Attached(index, of) => &self.service_slots[index].functions[of].object,
+            Found::Detached(at) => &self.functions.detached[at],
+        };
+        let mut object = object.clone();
+        let (before, origin) = (object.clone(), object.origin);
+        let Replacement { function, params, on_failure, deadline_us, memory_mib } = by;
+        let spec = &mut object.spec;
+        put(&mut spec.function, function);
+        put(&mut spec.params, params);
+        put(&mut spec.on_failure, on_failure);
+        put(&mut spec.deadline_us, deadline_us);
+        put(&mut spec.memory_mib, memory_mib);
+        if params.is_some() {
+            object.written.clear();
+        }
+        if function.is_some() || object.spec.file() != before.spec.file() {
+            object.content = self.content_of(caller, &object.spec, content)?.into();
+        }
+        match found {
+            Found::Detached(at) => {
+                self.check_detached(&object.spec, &object.content)?;
+                self.functions.detached[at] = object;
+            }
+            Found::Attached(index, of) if before.has_code_of(&object.spec, &object.content) => {
+                let topology = self.topology.clone();
+                let service = &topology.services[index];
+                let mut settings = self.settings_of(&object, service)?;
+                if params.is_none() {
+                    settings.clear();
+                }
+                let link = self.service_slots[index].functions[of].link;
+                let slot = self.service_slots[index].functions.iter();
+                let places = slot.map(|function| match function.link == link {
+                    true => Next::Configured(link, object.clone(), settings.clone()),
+                    false => Next::Kept(function.link),
+                });
+                let places = places.collect();
+                self.arrange(NextChain { service: service.name.clone(), places })?;
+            }
+            Found::Attached(index, _) => self.insert(index, object, &Place::Default)?,
+        }
+        Ok(origin)
     }
 
-    fn command_function(
+    /// Reads all registers of a function, merged over all workers, after what `action` says.
+    pub fn registers(
+        &mut self,
+        caller: Caller,
+        target: &Target,
+        action: &RegisterAction,
+    ) -> Result<Registers, FunctionError> {
+        let (index, of) = self.attached(caller, target)?;
+        let function = &self.service_slots[index].functions[of];
+        let command = match action {
+            RegisterAction::Read => Command::Read,
+            RegisterAction::Reset => Command::Reset,
+            RegisterAction::Write(setting, value) => {
+                let registers = &function.registers;
+                let register = setting_of(registers, setting).ok_or_else(|| {
+                    let settings = registers.iter().filter(|r| r.merge == Merge::Setting);
+                    FunctionError::NoSetting {
+                        function: function.object.spec.name.clone(),
+                        register: setting.clone(),
+                        settings: list(settings.map(|register| &*register.name)),
+                    }
+                })?;
+                Command::Write { register, value: *value }
+            }
+        };
+        let registers = self.command(index, of, command)?;
+        if let RegisterAction::Write(setting, value) = action {
+            self.service_slots[index].functions[of].object.note_written(setting, *value);
+        }
+        Ok(registers)
+    }
+
+    /// Reads all registers of a function, for the engine.
+    pub fn read_function(&self, service: &str, name: &str) -> Result<Registers, FunctionError> {
+        let (index, of) = self.attached(Caller::engine(), &named(service, name))?;
+        self.command(index, of, Command::Read)
+    }
+
+    fn command(
         &self,
-        service: &str,
-        name: &str,
+        index: usize,
+        of: usize,
         command: Command,
-    ) -> Result<Vec<(String, u64)>, FunctionError> {
-        let (index, of) = self.function_index(service, name)?;
+    ) -> Result<Registers, FunctionError> {
         let slot = &self.service_slots[index];
         let function = &slot.functions[of];
         let (reply, replies) = mpsc::channel();
         self.fabric.post_to_all(|_| {
-            let request = ChainRequest::Command(function.id, command);
+            let request = ChainRequest::Command(function.link, command);
             ControlMessage::Chain(slot.slot, request, reply.clone())
         });
         drop(reply);
         let mut merged: Option<Vec<u64>> = None;
         for _ in 0..self.fabric.workers() {
+            let name = || function.object.spec.name.clone();
             let values = match self.next_reply(&replies)? {
                 ChainReply::Command(done) => {
-                    done.map_err(|error| FunctionError::Command(name.to_owned(), error))?
+                    done.map_err(|error| FunctionError::Command(name(), error))?
                 }
                 ChainReply::Arranged(_) => Vec::new(),
             };
@@ -273,166 +484,126 @@ impl Server {
         Ok(names.zip(merged.unwrap_or_default()).collect())
     }
 
-    fn service_index(&self, name: &str) -> Result<usize, FunctionError> {
-        let services = &self.topology.services;
-        services.iter().position(|service| service.name == name).ok_or_else(|| {
-            FunctionError::NoService {
-                name: name.to_owned(),
-                services: list(services.iter().map(|service| &*service.name)),
-            }
-        })
-    }
-
-    fn function_index(&self, service: &str, name: &str) -> Result<(usize, usize), FunctionError> {
-        let index = self.service_index(service)?;
-        let functions = &self.service_slots[index].functions;
-        let found = functions.iter().position(|function| function.spec.name == name);
-        let of = found.ok_or_else(|| FunctionError::NoFunction {
-            service: service.to_owned(),
-            name: name.to_owned(),
-            functions: list(functions.iter().map(|function| &*function.spec.name)),
-        })?;
-        Ok((index, of))
-    }
-
-    fn next_reply(
+    /// The content of a function's file: that which came with the request, or that of the operator's file.
+    fn content_of(
         &self,
-        replies: &mpsc::Receiver<ChainReply>,
-    ) -> Result<ChainReply, FunctionError> {
-        let step = self.timeouts.step;
-        replies.recv_timeout(step).map_err(|_| Box::new(ChangeError::Stuck(step)).into())
-    }
-
-    /// A function with an instance for each worker.
-    fn make_function(
-        &mut self,
-        service: &Service,
+        caller: Caller,
         spec: &Spec,
-        content: Vec<u8>,
-    ) -> Result<NewFunction, FunctionError> {
-        let code = Code::open(spec, &content)?;
-        self.functions_made += 1;
-        let id = self.functions_made;
-        let workers = self.fabric.workers();
-        let metrics =
-            Arc::new(FunctionMetrics::new(service.name.clone(), spec.name.clone(), workers));
-        let policy = Policy { on_failure: spec.on_failure, deadline_ns: spec.deadline_us * 1000 };
-        let mut registers = Vec::new();
-        let mut links = Vec::with_capacity(workers);
-        for worker in 0..workers {
-            let function = code.instance(spec, service.message_sizes())?;
-            registers = function.registers().to_vec();
-            links.push(Link::new(id, function, policy, metrics.of_worker(worker)));
+        content: Option<Vec<u8>>,
+    ) -> Result<Vec<u8>, FunctionError> {
+        match content {
+            Some(content) if spec.file().is_some() => Ok(content),
+            _ if spec.file().is_none() || caller.is_operator() => self.read_file(spec),
+            _ => Err(FunctionError::NoContent(caller.user)),
         }
-        let attached = AttachedFunction { id, spec: spec.clone(), content, registers, metrics };
-        Ok(NewFunction { attached, links })
     }
 
-    /// Gives a chain its functions on all workers.
-    fn arrange(&mut self, next: NextChain) -> Result<(), FunctionError> {
-        let index = self.service_index(&next.service)?;
-        let mut orders: Vec<Vec<Arranged>> =
-            (0..self.fabric.workers()).map(|_| Vec::with_capacity(next.places.len())).collect();
-        let mut former = std::mem::take(&mut self.service_slots[index].functions);
-        let mut functions = Vec::with_capacity(next.places.len());
-        for place in next.places {
-            match place {
-                Place::Kept(id) => {
-                    let kept = former.iter().position(|function| function.id == id);
-                    functions.extend(kept.map(|kept| former.remove(kept)));
-                    orders.iter_mut().for_each(|order| order.push(Arranged::Kept(id)));
+    /// Makes an instance of a function that stays detached: it says what is wrong.
+    fn check_detached(&self, spec: &Spec, content: &[u8]) -> Result<(), FunctionError> {
+        let code = self.open_code(spec, content)?;
+        let service = Service::new("", Vec::new(), "");
+        self.instance(&code, spec, &service).map(drop)
+    }
+
+    fn objects(&self) -> impl Iterator<Item = &Object> {
+        let attached = self.service_slots.iter().flat_map(|slot| &slot.functions);
+        attached.map(|function| &function.object).chain(&self.functions.detached)
+    }
+
+    fn any_service(&self, name: &str) -> Result<usize, FunctionError> {
+        self.service_for(Caller::engine(), name)
+    }
+
+    /// A service to which the caller may attach functions.
+    fn service_for(&self, caller: Caller, name: &str) -> Result<usize, FunctionError> {
+        let mut services = self.topology.services.iter();
+        let found = services.position(|s| s.name == name && may_attach(caller, s));
+        found.ok_or_else(|| self.no_service(caller, name))
+    }
+
+    fn no_service(&self, caller: Caller, name: &str) -> FunctionError {
+        self.functions.counters.count_refused(Refused::Service);
+        let those = self.topology.services.iter().filter(|service| may_attach(caller, service));
+        let (name, services) = (name.to_owned(), list(those.map(|service| &*service.name)));
+        FunctionError::NoService { name, services }
+    }
+
+    /// A function of the caller. One of another user does not exist for it.
+    fn find(&self, caller: Caller, target: &Target) -> Result<Found, FunctionError> {
+        let refused = |error| {
+            self.functions.counters.count_refused(Refused::Function);
+            Err(error)
+        };
+        match target {
+            Target::Id(id) => {
+                let is_it = |object: &Object| object.id == *id && object.is_of(caller);
+                let detached = self.functions.detached.iter().position(is_it);
+                let attached = || {
+                    let mut slots = self.service_slots.iter().enumerate();
+                    slots.find_map(|(index, slot)| {
+                        let of = slot.functions.iter().position(|f| is_it(&f.object));
+                        of.map(|of| Found::Attached(index, of))
+                    })
+                };
+                match detached.map(Found::Detached).or_else(attached) {
+                    Some(found) => Ok(found),
+                    None => refused(FunctionError::NoId(*id, caller.user)),
                 }
-                Place::New(NewFunction { attached, links }) => {
-                    for (order, link) in orders.iter_mut().zip(links) {
-                        order.push(Arranged::New(link));
-                    }
-                    functions.push(attached);
+            }
+            Target::Named { service, name } => {
+                // Also a service that the caller may not attach to any more.
+                let index = self.topology.services.iter().position(|s| s.name == *service);
+                let Some(index) = index else { return Err(self.no_service(caller, service)) };
+                let functions = &self.service_slots[index].functions;
+                let own = || functions.iter().filter(|function| function.object.is_of(caller));
+                let is_it = |function: &AttachedFunction| {
+                    function.object.spec.name == *name && function.object.is_of(caller)
+                };
+                if let Some(of) = functions.iter().position(is_it) {
+                    return Ok(Found::Attached(index, of));
                 }
-            }
-        }
-        self.service_slots[index].functions = functions;
-        self.publish_metrics();
-        let (reply, replies) = mpsc::channel();
-        let slot = self.service_slots[index].slot;
-        for (worker, order) in (0..).zip(orders) {
-            let request = ChainRequest::Arrange(order);
-            self.fabric.post(worker, ControlMessage::Chain(slot, request, reply.clone()));
-        }
-        drop(reply);
-        for _ in 0..self.fabric.workers() {
-            // What a worker no longer has is dropped here.
-            self.next_reply(&replies)?;
-        }
-        Ok(())
-    }
-
-    /// The functions of a service that is about to be installed; the links by worker.
-    pub(super) fn first_functions(
-        &mut self,
-        service: &Service,
-    ) -> Result<(Vec<AttachedFunction>, Vec<Vec<Link>>), ServerError> {
-        let mut attached = Vec::new();
-        let mut by_worker: Vec<Vec<Link>> =
-            (0..self.fabric.workers()).map(|_| Vec::new()).collect();
-        for spec in &service.functions {
-            let made =
-                read_file(spec).and_then(|content| self.make_function(service, spec, content));
-            let new = made.map_err(|source| Self::function_failed(service, source))?;
-            attached.push(new.attached);
-            by_worker.iter_mut().zip(new.links).for_each(|(links, link)| links.push(link));
-        }
-        Ok((attached, by_worker))
-    }
-
-    fn function_failed(service: &Service, source: FunctionError) -> ServerError {
-        ServerError::Function { service: service.name.clone(), source: Box::new(source) }
-    }
-
-    /// The chains that differ from those of `wanted`, among services that stay as they are.
-    pub(super) fn next_chains(
-        &mut self,
-        wanted: &Topology,
-        plan: &Plan,
-    ) -> Result<Vec<NextChain>, ServerError> {
-        let mut chains = Vec::new();
-        for (service, (name, action)) in wanted.services.iter().zip(&plan.services) {
-            if *action != ServiceAction::Unchanged {
-                continue;
-            }
-            let failed = |source| Self::function_failed(service, source);
-            let index = self.service_index(name).map_err(failed)?;
-            let mut places = Vec::new();
-            for spec in &service.functions {
-                let content = read_file(spec).map_err(failed)?;
-                let attached = &self.service_slots[index].functions;
-                let same = attached.iter().find(|f| f.spec == *spec && f.content == content);
-                places.push(match same {
-                    Some(kept) => Place::Kept(kept.id),
-                    None => Place::New(self.make_function(service, spec, content).map_err(failed)?),
-                });
-            }
-            let attached = &self.service_slots[index].functions;
-            let stays = |(place, function): (&Place, &AttachedFunction)| matches!(place, Place::Kept(id) if *id == function.id);
-            if places.len() != attached.len() || !places.iter().zip(attached).all(stays) {
-                chains.push(NextChain { service: name.clone(), places });
-            }
-        }
-        Ok(chains)
-    }
-
-    /// After the switch: the chains that change get their functions. A worker that a kernel holds up gets them when it returns.
-    pub(super) fn arrange_all(&mut self, chains: Vec<NextChain>) {
-        for chain in chains {
-            let service = chain.service.clone();
-            if let Err(error) = self.arrange(chain) {
-                tracing::error!(service, "{error}; its functions change when the kernel returns");
+                if own().next().is_none() && !may_attach(caller, &self.topology.services[index]) {
+                    return Err(self.no_service(caller, service));
+                }
+                let functions = list(own().map(|function| &*function.object.spec.name));
+                let (service, name) = (service.clone(), name.clone());
+                refused(FunctionError::NoFunction { service, name, functions })
             }
         }
     }
 
-    /// The functions of all services, as metrics show them.
-    pub(super) fn function_metrics(&self) -> Arc<[Arc<FunctionMetrics>]> {
-        let slots = self.service_slots.iter();
-        slots.flat_map(|slot| slot.functions.iter().map(|f| f.metrics.clone())).collect()
+    /// A function of the caller that is attached.
+    fn attached(&self, caller: Caller, target: &Target) -> Result<(usize, usize), FunctionError> {
+        match self.find(caller, target)? {
+            Found::Attached(index, of) => Ok((index, of)),
+            Found::Detached(at) => {
+                let name = self.functions.detached[at].spec.name.clone();
+                Err(FunctionError::NotAttached(name))
+            }
+        }
+    }
+}
+
+fn may_attach(caller: Caller, service: &Service) -> bool {
+    caller.is_operator() || service.function_users.contains(&caller.user)
+}
+
+/// Where a function is.
+#[derive(Clone, Copy)]
+enum Found {
+    /// The index of the service, and in its chain.
+    Attached(usize, usize),
+    /// The index among those that are not attached.
+    Detached(usize),
+}
+
+fn named(service: &str, name: &str) -> Target {
+    Target::Named { service: service.to_owned(), name: name.to_owned() }
+}
+
+/// Replaces a value if there is another one.
+fn put<T: Clone>(value: &mut T, other: &Option<T>) {
+    if let Some(other) = other {
+        value.clone_from(other);
     }
 }

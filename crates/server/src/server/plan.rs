@@ -109,10 +109,11 @@ fn action(
 ) -> ServiceAction {
     let Some(before) = before else { return ServiceAction::Added };
     // Accelerators are compared by value; their indices may differ.
-    // Functions change while the service runs.
+    // Functions, and who may attach some, change while the service runs.
     let renumbered = Service {
         accelerators: service.accelerators.clone(),
         functions: service.functions.clone(),
+        function_users: service.function_users.clone(),
         ..before.clone()
     };
     let same =

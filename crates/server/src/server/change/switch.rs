@@ -77,7 +77,7 @@ impl Server {
     ) -> Vec<DepartingService> {
         let old = std::mem::take(&mut self.service_slots);
         let before = self.topology.clone();
-        let mut departing = Vec::new();
+        let (mut departing, mut former) = (Vec::new(), Vec::new());
         publish_local_addresses(&self.fabric);
         let mut switch = Switch::new(wanted.limits.clone(), wanted.engine.polling);
         for new in &prepared {
@@ -125,6 +125,7 @@ impl Server {
             });
             let dropped_before = service_slot.metrics.snapshot().dropped(DropReason::DrainTimeout);
             let (slot, metrics) = (service_slot.slot, service_slot.metrics);
+            former.extend(service_slot.functions);
             let devices = devices_of(&before, service);
             departing.push(DepartingService {
                 name,
@@ -143,6 +144,7 @@ impl Server {
         self.service_slots =
             service_slots.into_iter().map(|p| p.expect("each is old or new")).collect();
         self.topology = Arc::new(wanted);
+        self.keep_created(former);
         self.publish_metrics();
         if let Some(runtimes) = &self.supervisor {
             let leaving = switch.leave.iter().map(|leave| leave.slot).collect();

@@ -1,0 +1,313 @@
+//! The thread that serves the control socket: it accepts connections, checks who they are of, and answers what needs no change of the server.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use engine::metrics::Metrics;
+use serde_json::{Value as Json, json};
+use sys::PrivateFile;
+use sys::local::{LocalListener, LocalSocket, WakeFd, wait_readable};
+
+use super::protocol::{FunctionRequest, REQUEST_BYTES_MAX, Request};
+use super::{Outcome, ShownServices, Task, Tasks};
+use crate::exporter::{Health, Pages};
+use crate::{Caller, FunctionCounters, Refused};
+
+/// Connections at a time.
+const CONNECTIONS_MAX: usize = 16;
+/// Of those, connections of users that are neither the engine's nor root.
+const USER_CONNECTIONS_MAX: usize = 8;
+/// Connections with which functions end, of all users and of one that is neither the engine's nor root.
+const HOLDERS_MAX: usize = 256;
+const USER_HOLDERS_MAX: usize = 16;
+/// How long a connection may take to send its first request, …
+const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+/// … and until each further one.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often to check whether a requested reload is done.
+const RELOAD_POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// How long to wait before accepting again when the process has no free descriptor.
+const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
+
+/// What `status` reports.
+pub(super) struct Status {
+    pub(super) metrics: Metrics,
+    pub(super) health: Arc<Health>,
+    pub(super) shown: Arc<Mutex<ShownServices>>,
+    /// The configuration file.
+    pub(super) file: PathBuf,
+}
+
+/// A connection to the control socket.
+pub(super) struct Connection {
+    socket: LocalSocket,
+    caller: Caller,
+    /// Functions end with it.
+    holds: bool,
+    until: Instant,
+    /// It has sent a request.
+    has_asked: bool,
+    /// The outcome of a reload that it waits for.
+    awaits: Option<Outcome>,
+}
+
+/// The thread of the control socket.
+pub(super) struct ControlServer {
+    pub(super) listener: LocalListener,
+    pub(super) wake_fd: Arc<WakeFd>,
+    pub(super) ending: Arc<AtomicBool>,
+    pub(super) tasks: Arc<Tasks>,
+    pub(super) status: Status,
+    pub(super) pages: Pages,
+    pub(super) functions: Arc<FunctionCounters>,
+    pub(super) connections: Vec<Connection>,
+    pub(super) last_connection: u64,
+}
+
+impl ControlServer {
+    pub(super) fn run(&mut self) {
+        while !self.ending.load(Ordering::Relaxed) {
+            self.wait_and_dispatch();
+        }
+    }
+
+    fn wait_and_dispatch(&mut self) {
+        let mut files: Vec<BorrowedFd<'_>> = vec![self.wake_fd.as_fd(), self.listener.as_fd()];
+        files.extend(self.connections.iter().map(|connection| connection.socket.as_fd()));
+        let now = Instant::now();
+        let timeout = |connection: &Connection| match connection.awaits {
+            Some(_) => RELOAD_POLL_INTERVAL,
+            None => connection.until.saturating_duration_since(now),
+        };
+        let waiting = |connection: &&Connection| !connection.holds || connection.awaits.is_some();
+        let timeout = self.connections.iter().filter(waiting).map(timeout).min();
+        let ready = wait_readable(&files, timeout);
+        if ready[0] {
+            self.wake_fd.clear();
+        }
+        // Backwards, so that a removal does not move entries that are still to be checked.
+        for index in (0..self.connections.len()).rev() {
+            let stays = self.serve_connection(index, ready[2 + index]);
+            if !stays {
+                self.remove(index);
+            }
+        }
+        if ready[1] {
+            self.accept();
+        }
+    }
+
+    fn accept(&mut self) {
+        let socket = match self.listener.accept() {
+            Ok(Some(socket)) => socket,
+            Ok(None) => return,
+            Err(_) => {
+                // The peer stays in the backlog, and the listener stays ready.
+                std::thread::sleep(EXHAUSTED_PAUSE);
+                return;
+            }
+        };
+        let own = sys::process::user();
+        let refused = match socket.peer() {
+            Ok(peer) if !self.may_connect(peer.user) => Some(format!(
+                "the engine takes commands from processes of user {own} and root, not of user {}",
+                peer.user
+            )),
+            Ok(peer) if self.of_users(peer.user) >= USER_CONNECTIONS_MAX => Some(format!(
+                "other users have {USER_CONNECTIONS_MAX} control connections: try again later"
+            )),
+            Ok(_) if !self.has_room() => Some(format!(
+                "{CONNECTIONS_MAX} control connections wait for a reload: try again later"
+            )),
+            Ok(peer) => return self.begin(socket, peer.user),
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(why) = refused {
+            let _ = socket.send(json!({ "error": why }).to_string().as_bytes(), &[]);
+        }
+    }
+
+    fn begin(&mut self, socket: LocalSocket, user: u32) {
+        self.last_connection += 1;
+        let caller = Caller { user, connection: Some(self.last_connection) };
+        let until = Instant::now() + FIRST_REQUEST_TIMEOUT;
+        let (holds, has_asked, awaits) = (false, false, None);
+        self.connections.push(Connection { socket, caller, holds, until, has_asked, awaits });
+    }
+
+    fn may_connect(&self, user: u32) -> bool {
+        let operator = Caller { user, connection: None }.is_operator();
+        operator || self.status.shown().users.contains(&user)
+    }
+
+    /// Connections of users that are not the operator, if this one is not either.
+    fn of_users(&self, user: u32) -> usize {
+        if (Caller { user, connection: None }).is_operator() {
+            return 0;
+        }
+        let of_users = |c: &&Connection| !c.holds && !c.caller.is_operator();
+        self.connections.iter().filter(of_users).count()
+    }
+
+    fn remove(&mut self, index: usize) {
+        let gone = self.connections.swap_remove(index);
+        if gone.holds {
+            let connection = gone.caller.connection.expect("each has a number");
+            // The owner is gone only when everything ends.
+            let _ = self.tasks.sender.send(Task::Ended(connection));
+        }
+    }
+
+    /// Functions may end with the connection from now on, or why not.
+    fn hold(&mut self, index: usize) -> Result<(), String> {
+        let Connection { caller, holds, .. } = self.connections[index];
+        if holds {
+            return Ok(());
+        }
+        let holders = || self.connections.iter().filter(|connection| connection.holds);
+        let own = holders().filter(|connection| connection.caller.user == caller.user).count();
+        if holders().count() >= HOLDERS_MAX || !caller.is_operator() && own >= USER_HOLDERS_MAX {
+            self.functions.count_refused(Refused::Limit);
+            return Err(format!(
+                "functions end with {own} connections of user {}, and no more can: close one first",
+                caller.user
+            ));
+        }
+        self.connections[index].holds = true;
+        Ok(())
+    }
+
+    /// Whether there is room for one more connection; closes an idle one if necessary.
+    fn has_room(&mut self) -> bool {
+        let others = || self.connections.iter().enumerate().filter(|(_, other)| !other.holds);
+        if others().count() < CONNECTIONS_MAX {
+            return true;
+        }
+        let idle = others().filter(|(_, connection)| connection.awaits.is_none());
+        let Some((oldest, _)) =
+            idle.min_by_key(|(_, connection)| (connection.has_asked, connection.until))
+        else {
+            return false;
+        };
+        let gone = self.connections.swap_remove(oldest);
+        answer(
+            &gone.socket,
+            &json!({ "error": "closed: it sent no request and other connections need its slot" }),
+        );
+        true
+    }
+
+    /// Whether the connection stays open.
+    fn serve_connection(&mut self, index: usize, readable: bool) -> bool {
+        let connection = &mut self.connections[index];
+        if let Some(outcome) = connection.awaits.as_ref().and_then(|outcome| outcome.get()) {
+            let told = answer(&connection.socket, outcome);
+            connection.awaits = None;
+            connection.until = Instant::now() + IDLE_TIMEOUT;
+            return told;
+        }
+        if !readable {
+            let stays = connection.awaits.is_some() || connection.holds;
+            return stays || Instant::now() < connection.until;
+        }
+        let mut bytes = [0; REQUEST_BYTES_MAX + 1];
+        let (len, files) = match connection.socket.receive_descriptors(&mut bytes) {
+            Ok(None) => return true,
+            Ok(Some((0, _))) | Err(_) => return false,
+            Ok(Some(received)) => received,
+        };
+        if connection.awaits.is_some() {
+            return answer(&connection.socket, &json!({ "error": "one request at a time" }));
+        }
+        connection.until = Instant::now() + IDLE_TIMEOUT;
+        connection.has_asked = true;
+        let caller = connection.caller;
+        match Request::parse(&bytes[..len]) {
+            Err(why) => answer(&connection.socket, &json!({ "error": why })),
+            Ok(request) if !caller.is_operator() && !matches!(request, Request::Functions(_)) => {
+                self.functions.count_refused(Refused::Command);
+                let why = format!("user {} may make requests about functions only", caller.user);
+                answer(&connection.socket, &json!({ "error": why }))
+            }
+            Ok(Request::Reload) => {
+                connection.awaits = Some(self.tasks.reload());
+                true
+            }
+            Ok(Request::Functions(request)) => {
+                let bound = matches!(request, FunctionRequest::Create { bound: true, .. });
+                let held = if bound { self.hold(index) } else { Ok(()) };
+                let connection = &mut self.connections[index];
+                match held.and_then(|()| content(files)) {
+                    Ok(content) => {
+                        let outcome = self.tasks.ask_functions(caller, request, content);
+                        connection.awaits = Some(outcome);
+                        true
+                    }
+                    Err(why) => answer(&connection.socket, &json!({ "error": why })),
+                }
+            }
+            Ok(Request::Status) => {
+                let status = self.status.show();
+                answer(&self.connections[index].socket, &status)
+            }
+            Ok(Request::Metrics) => {
+                let page = self.pages.metrics().unwrap_or_default();
+                let socket = &self.connections[index].socket;
+                match PrivateFile::of("metrics", page.as_bytes()) {
+                    Ok(file) => {
+                        let line = format!("{}\n", json!({ "metrics": page.len() }));
+                        socket.send(line.as_bytes(), &[file.as_fd()]).is_ok()
+                    }
+                    Err(error) => answer(socket, &json!({ "error": error.to_string() })),
+                }
+            }
+        }
+    }
+}
+
+/// The content of a function's file that came with a request: at most one sealed memory file.
+fn content(files: Vec<OwnedFd>) -> Result<Option<Vec<u8>>, String> {
+    let Some(file) = files.into_iter().next() else { return Ok(None) };
+    let received = PrivateFile::received(file, onpath::library::MODULE_BYTES_MAX);
+    let received =
+        received.map_err(|error| format!("the content of the file cannot be used: {error}"))?;
+    Ok(Some(received.bytes().to_vec()))
+}
+
+impl Status {
+    fn shown(&self) -> MutexGuard<'_, ShownServices> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether users other than the operator may connect.
+    pub(super) fn has_users(&self) -> bool {
+        !self.shown().users.is_empty()
+    }
+
+    fn show(&self) -> Json {
+        let counted = self.metrics.services();
+        let mut services = self.shown().services.clone();
+        for service in &mut services {
+            let found = counted.iter().find(|s| service["name"] == s.name());
+            let Some(snapshot) = found.map(|s| s.snapshot()) else { continue };
+            service["received"] = snapshot.received.into();
+            service["replied"] = snapshot.replied.into();
+            service["dropped"] = snapshot.dropped_requests().into();
+            service["outstanding"] = snapshot.outstanding().into();
+        }
+        json!({
+            "version": env!("CARGO_PKG_VERSION"), "process": std::process::id(),
+            "file": self.file.to_string_lossy(),
+            "ready": self.health.is_ready(), "generation": self.health.generation(),
+            "services": services,
+        })
+    }
+}
+
+/// Sends one line; returns whether it was sent.
+fn answer(socket: &LocalSocket, value: &Json) -> bool {
+    socket.send(format!("{value}\n").as_bytes(), &[]).is_ok()
+}

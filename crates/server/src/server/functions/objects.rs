@@ -1,0 +1,235 @@
+//! Functions as objects: who made one, and what it is made of. One that is created and not attached is the content of its file and nothing else.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use onpath::library::builtin;
+use onpath::{Param, Spec};
+
+/// Functions that are created and not destroyed, at most.
+pub(super) const CREATED_MAX: usize = 256;
+/// Of one user, unless it is the engine's or root.
+pub(super) const CREATED_PER_USER_MAX: usize = 16;
+
+/// Who asks: a process, by the credentials of its connection to the control socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// Its user.
+    pub user: u32,
+    /// Its connection. Functions may end with it. No other one of this process has the same number.
+    pub connection: Option<u64>,
+}
+
+impl Caller {
+    /// The engine itself.
+    pub fn engine() -> Self {
+        Self { user: sys::process::user(), connection: None }
+    }
+
+    /// The engine's user and root may do everything with all functions.
+    pub fn is_operator(self) -> bool {
+        self.user == 0 || self.user == sys::process::user()
+    }
+}
+
+/// Where a function comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The configuration file.
+    File,
+    /// It was made with its attachment by this user, and ends when it is detached.
+    Attached(u32),
+    /// It was created by this user, and exists until it is destroyed.
+    Created {
+        /// The user.
+        user: u32,
+        /// The connection with which it ends.
+        connection: Option<u64>,
+    },
+}
+
+/// A function, attached or not.
+#[derive(Clone)]
+pub(super) struct Object {
+    /// No other function of this process has it, and none of an earlier process unless the clock was set back.
+    pub(super) id: u64,
+    pub(super) origin: Origin,
+    pub(super) spec: Spec,
+    /// Settings that commands have written since.
+    pub(super) written: Vec<(String, u64)>,
+    /// The content of its file, or nothing.
+    pub(super) content: Arc<[u8]>,
+}
+
+impl Object {
+    /// Whether the caller may see and change it.
+    pub(super) fn is_of(&self, caller: Caller) -> bool {
+        let user = match self.origin {
+            Origin::File => None,
+            Origin::Attached(user) | Origin::Created { user, .. } => Some(user),
+        };
+        caller.is_operator() || user == Some(caller.user)
+    }
+
+    pub(super) fn is_created(&self) -> bool {
+        matches!(self.origin, Origin::Created { .. })
+    }
+
+    /// A command has written a setting.
+    pub(super) fn note_written(&mut self, setting: &str, value: u64) {
+        match self.written.iter_mut().find(|(name, _)| name == setting) {
+            Some(written) => written.1 = value,
+            None => self.written.push((setting.to_owned(), value)),
+        }
+    }
+
+    /// What it is made of is the same, and only settings or its policy differ.
+    pub(super) fn has_code_of(&self, spec: &Spec, content: &[u8]) -> bool {
+        let limits = |spec: &Spec| (spec.deadline_us, spec.memory_mib);
+        let fixed = |spec: &Spec| -> Vec<(String, Param)> {
+            let texts = builtin(&spec.function).map_or(&[][..], |builtin| builtin.texts);
+            let is_text = |(name, value): &&(String, Param)| {
+                matches!(value, Param::Text(_)) || texts.iter().any(|(text, _)| text == name)
+            };
+            spec.params.iter().filter(is_text).cloned().collect()
+        };
+        self.spec.function == spec.function
+            && limits(&self.spec) == limits(spec)
+            && fixed(&self.spec) == fixed(spec)
+            && *self.content == *content
+    }
+}
+
+/// Why requests were refused, as metrics show it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// There is no such function, or it belongs to another user.
+    Function,
+    /// There is no such service, or the caller may not attach functions to it.
+    Service,
+    /// The caller has too many.
+    Limit,
+    /// The request is for the operator.
+    Command,
+}
+
+/// All of [`Refused`], with their names.
+pub const REFUSED: [(Refused, &str); 4] = [
+    (Refused::Function, "function"),
+    (Refused::Service, "service"),
+    (Refused::Limit, "limit"),
+    (Refused::Command, "command"),
+];
+
+/// Counters of requests about functions.
+#[derive(Debug, Default)]
+pub struct FunctionCounters {
+    load_errors: AtomicU64,
+    init_errors: AtomicU64,
+    refused: [AtomicU64; REFUSED.len()],
+}
+
+impl FunctionCounters {
+    /// Files that are no modules, or cannot be read.
+    pub fn load_errors(&self) -> u64 {
+        self.load_errors.load(Ordering::Relaxed)
+    }
+
+    /// Instances that did not start, or did not take their parameters.
+    pub fn init_errors(&self) -> u64 {
+        self.init_errors.load(Ordering::Relaxed)
+    }
+
+    /// Requests that were refused, in the order of [`REFUSED`].
+    pub fn refused(&self) -> [u64; REFUSED.len()] {
+        self.refused.each_ref().map(|count| count.load(Ordering::Relaxed))
+    }
+
+    /// A request was refused.
+    pub fn count_refused(&self, why: Refused) {
+        self.refused[why as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_load_error(&self) {
+        self.load_errors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_init_error(&self) {
+        self.init_errors.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The functions that are created and not attached, and what is needed to make more.
+pub(in super::super) struct Functions {
+    pub(super) detached: Vec<Object>,
+    pub(super) counters: Arc<FunctionCounters>,
+    last_id: u64,
+    last_link: u64,
+}
+
+impl Functions {
+    pub(in super::super) fn new() -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        // A number that an earlier engine has given means nothing here. Below 2^53 until the year 2200, for readers with floating-point numbers.
+        let last_id = since.as_secs() << 20;
+        Self { detached: Vec::new(), counters: Arc::default(), last_id, last_link: 0 }
+    }
+
+    pub(super) fn next_id(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    /// The id of a chain's link.
+    pub(super) fn next_link(&mut self) -> u64 {
+        self.last_link += 1;
+        self.last_link
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_grow_and_never_repeat_also_after_a_restart() {
+        let mut first = Functions::new();
+        let ids: Vec<u64> = (0..1000).map(|_| first.next_id()).collect();
+        assert!(ids.windows(2).all(|pair| pair[0] < pair[1]) && ids[999] < 1 << 53);
+        let mut second = Functions::new();
+        second.last_id += 1 << 20;
+        assert!(second.next_id() > ids[999], "an engine that started a second later");
+    }
+
+    #[test]
+    fn a_function_belongs_to_its_user_and_to_the_operator() {
+        let own = Caller::engine();
+        let (other, third) = (own.user + 1, own.user + 2);
+        let caller = |user| Caller { user, connection: None };
+        let spec = Spec::new("f", "passthrough");
+        let of = |origin| Object {
+            id: 1,
+            origin,
+            spec: spec.clone(),
+            written: Vec::new(),
+            content: [].into(),
+        };
+        for origin in [Origin::Attached(other), Origin::Created { user: other, connection: None }] {
+            let object = of(origin);
+            assert!(object.is_of(own) && object.is_of(caller(0)) && object.is_of(caller(other)));
+            assert!(!object.is_of(caller(third)));
+        }
+        let file = of(Origin::File);
+        assert!(file.is_of(own) && file.is_of(caller(0)) && !file.is_of(caller(other)));
+    }
+
+    #[test]
+    fn reasons_are_counted_apart() {
+        let counters = FunctionCounters::default();
+        for (at, (why, _)) in REFUSED.iter().enumerate() {
+            (0..=at).for_each(|_| counters.count_refused(*why));
+        }
+        assert_eq!(counters.refused(), [1, 2, 3, 4]);
+    }
+}
