@@ -205,6 +205,11 @@ class Engine:
         """The exit code of the engine, or ``None`` while it runs."""
         return self._exit_code
 
+    @property
+    def control(self) -> str:
+        """The path of the control socket."""
+        return self._control
+
     def metrics(self) -> Metrics:
         """All counters now, by name and labels; ``metrics().total("serval_replies_total", service="echo")`` adds some up."""
         from ._metrics import fetch

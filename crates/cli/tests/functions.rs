@@ -190,28 +190,25 @@ fn a_function_ends_with_the_connection_that_created_it() {
 
 #[test]
 fn nicas_calls_do_the_same_from_c() {
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ikernel");
     let functions = repository().join("functions");
-    let mut compiler = Command::new("cc");
-    compiler.args([
-        "-std=c11",
-        "-O1",
-        "-g",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        "-fsanitize=address,undefined",
-    ]);
-    compiler.arg("-I").arg(functions.join("include")).arg("-o").arg(&program);
-    compiler.arg(functions.join("ikernel.c")).arg(functions.join("tests/ikernel.c"));
-    assert!(compiler.status().unwrap().success());
-    let server = Running::start("ikernel", &table("echo", free_port(), "echo", ""));
-    for function in ["threshold", functions.join("threshold.wasm").to_str().unwrap()] {
-        let mut test = Command::new(&program);
+    let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("functions-c");
+    let mut make = Command::new("make");
+    make.args(["--no-print-directory", "--silent", "-C"]).arg(&functions);
+    let made = make.arg(format!("BUILD={}", build.display())).args(["all", "tests"]).output();
+    assert_eq!(said(&made.unwrap()), (0, String::new()));
+    let of_file = "[[service.function]]\nname = \"file\"\nfunction = \"passthrough\"\n";
+    let server = Running::start("ik", &(table("echo", free_port(), "echo", "") + of_file));
+    let module = functions.join("threshold.wasm");
+    for (program, function) in [("ik_test", "threshold"), ("ik_test.san", module.to_str().unwrap())]
+    {
+        let mut test = Command::new(build.join(program));
         let output = test.arg(&server.socket).args(["echo", function]).output().unwrap();
-        assert_eq!(said(&output), (0, String::new()));
+        assert_eq!(said(&output), (0, String::new()), "{program} {function}");
+        done(&server, &["detach", "echo", "kept"], "detached");
+        done(&server, &["destroy", "kept"], "destroyed");
     }
-    done(&server, &["list"], "no function is attached");
+    let list = serval_fn(&server, &["list"]).1;
+    assert_eq!(list.lines().count(), 2, "{list}");
     assert_eq!(server.end(), 0);
 }
 

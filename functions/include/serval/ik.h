@@ -1,0 +1,82 @@
+// NICA's calls for functions on the path, over the control socket of a Serval server (docs/functions.md).
+//
+// An ikernel of NICA (Eran et al., USENIX ATC 2019) is here a function on the path of a service's messages. ik_create creates one in the server,
+// ik_attach attaches it to a service, ik_command reads and writes its registers on all workers, ik_detach and ik_destroy remove
+// it. NICA attaches to a socket; here the service takes its place.
+//
+// Every call returns 0, or a negative errno: -EINVAL for an argument that cannot be, -ENOMEM, -ECONNREFUSED and others if the server cannot be
+// reached, -ECONNRESET if it has ended, -ETIMEDOUT if it does not answer in 90 s, -EPROTO if the answer is no answer, -EREMOTEIO if the server
+// refuses; ik_error returns its sentence. An ikernel is used by one thread at a time.
+//
+// The function belongs to the user of the process. It ends with the process, unless `keep` is set.
+#ifndef SERVAL_IK_H
+#define SERVAL_IK_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define SERVAL_IK_API __attribute__((visibility("default")))
+#else
+#define SERVAL_IK_API
+#endif
+
+struct ik;
+
+// What differs from the defaults of `[[service.function]]`; 0 is the default.
+struct ik_attrs {
+  int on_failure_open;   // 1: messages pass while the function does not work; 0: they are dropped
+  uint32_t deadline_us;  // 1 to 1000000
+  uint32_t memory_mib;   // 1 to 1024; of a module
+  int keep;              // 1: it stays when the process ends, until it is destroyed (`serval fn destroy NAME`)
+};
+
+// Creates a function: a built-in one, or the absolute path of a module, which ends in .wasm and is read here. It is attached to nothing, and costs
+// the server's workers nothing. `server` is the path of the control socket, `name` the function's name, which no other one has that this user
+// has created. `attrs` may be a null pointer. After -EREMOTEIO ik_error(NULL) returns the server's sentence.
+SERVAL_IK_API int ik_create(const char* server, const char* function, const char* name,
+                            const struct ik_attrs* attrs, struct ik** ik);
+
+// Attaches it to a service, at the end of its chain. -EALREADY: it is attached.
+SERVAL_IK_API int ik_attach(struct ik* ik, const char* service);
+
+enum ik_place { IK_BEFORE, IK_AFTER };
+
+// The same, before or behind the function of the chain that is called `neighbour`.
+SERVAL_IK_API int ik_attach_at(struct ik* ik, const char* service, enum ik_place place,
+                               const char* neighbour);
+
+enum ik_operation {
+  IK_READ,   // reads the register into *value
+  IK_WRITE,  // writes *value, then reads the register into it
+  IK_RESET,  // resets all registers that are no settings, then reads the register into *value
+};
+
+// Commands a function that is attached; the values of all workers are merged. -ENOENT: it has no such register. -ENOTCONN: it is not attached.
+SERVAL_IK_API int ik_command(struct ik* ik, enum ik_operation operation, const char* reg,
+                             uint64_t* value);
+
+// Detaches it. It can be attached again, with the settings that it has. -ENOTCONN: it is not attached.
+SERVAL_IK_API int ik_detach(struct ik* ik);
+
+// Detaches it if it is attached, destroys it, and frees `ik`, also after an error. A null pointer is ignored.
+SERVAL_IK_API int ik_destroy(struct ik* ik);
+
+// Frees `ik` and leaves the function as it is, if it was created with `keep`; otherwise as ik_destroy.
+SERVAL_IK_API int ik_release(struct ik* ik);
+
+// The number by which the server knows it. No other function gets it.
+SERVAL_IK_API uint64_t ik_id(const struct ik* ik);
+
+// The server's sentence about the last call that returned -EREMOTEIO; otherwise an empty string. Valid until the next call. With a null pointer:
+// about the last ik_create of this thread.
+SERVAL_IK_API const char* ik_error(const struct ik* ik);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
