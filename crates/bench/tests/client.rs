@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use bench::client::{self, ClientError, Echo, Load, Stream, Workload};
+use bench::client::{self, Burst, ClientError, Echo, Load, Stream, Workload};
 use wire::framing::Framing;
 
 /// A UDP server on its own thread that sends the result of `answer` for the n-th datagram.
@@ -109,6 +109,41 @@ fn a_late_reply_is_not_taken_for_the_next_one() {
     let outcome = client::udp(server.address, &short, &mut Echo::new(32)).unwrap();
     // It is sent to the client's old socket, which has been replaced by then.
     assert_eq!((outcome.replied, outcome.lost + outcome.wrong), (0, 10), "{outcome:?}");
+}
+
+/// The server answers the first eight requests when the client has given them up, `times` times each.
+fn answered_late(len_bytes: usize, times: usize) -> client::Outcome {
+    const TIMEOUT: Duration = Duration::from_millis(200);
+    let mut held = Vec::new();
+    let server = UdpServer::start(move |n, request| match n {
+        0..7 => {
+            held.push(request.to_vec());
+            vec![]
+        }
+        7 => {
+            held.push(request.to_vec());
+            std::thread::sleep(TIMEOUT * 3 / 2);
+            held.iter().flat_map(|reply| vec![reply.clone(); times]).collect()
+        }
+        _ => vec![request.to_vec()],
+    });
+    let short = Load { timeout: TIMEOUT, ..load(8, 24) };
+    let burst = Burst { sockets: 1, offload: false };
+    client::burst(server.address, &burst, &short, &mut Echo::new(len_bytes)).unwrap()
+}
+
+#[test]
+fn replies_to_requests_that_were_given_up_are_late_and_no_duplicates() {
+    // With and without the number of the request.
+    for len_bytes in [32, 4] {
+        let outcome = answered_late(len_bytes, 1);
+        assert!(outcome.lost >= 8 && outcome.late >= 8, "{len_bytes} {outcome:?}");
+        assert_eq!((outcome.sent, outcome.duplicated), (24, 0), "{len_bytes} {outcome:?}");
+        // On a busy machine others may be late.
+        assert!(outcome.replied > 0 || outcome.lost > 8, "{len_bytes} {outcome:?}");
+    }
+    let twice = answered_late(32, 2);
+    assert!(twice.late >= 8 && twice.duplicated >= 8, "{twice:?}");
 }
 
 #[test]

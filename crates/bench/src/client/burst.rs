@@ -6,8 +6,9 @@
 //! still in use is skipped.
 //!
 //! Without identities, replies are matched in the order of the requests of their socket. A lost one makes all later
-//! ones of its socket wrong, so the first time-out ends everything in flight there, and the socket waits until late
-//! replies have arrived.
+//! ones of its socket wrong, so the first time-out ends everything in flight there, and the socket only reads until late
+//! replies have arrived: all of them, or as long as a time-out. A reply that comes later still, while nothing is in flight, is a duplicate
+//! only if all requests of the socket have been answered.
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -63,8 +64,10 @@ struct Socket {
     train: usize,
     /// Without identities: its requests in flight, oldest first.
     order: VecDeque<u64>,
-    /// Without identities: replies are ignored until then.
-    deaf_until_ns: u64,
+    /// Without identities: nothing is sent until then.
+    waits_until_ns: u64,
+    /// Without identities: requests that were given up and have not been answered yet.
+    owed: usize,
 }
 
 pub(super) struct Run<'w> {
@@ -130,7 +133,8 @@ impl<'w> Run<'w> {
                 train,
                 in_flight: 0,
                 order: VecDeque::new(),
-                deaf_until_ns: 0,
+                waits_until_ns: 0,
+                owed: 0,
             }
         };
         let sockets = (0..count).map(socket).collect();
@@ -155,7 +159,8 @@ impl<'w> Run<'w> {
         loop {
             let mut found = false;
             for at in 0..self.sockets.len() {
-                if self.sockets[at].in_flight > 0 {
+                let Socket { in_flight, waits_until_ns, .. } = self.sockets[at];
+                if in_flight > 0 || waits_until_ns > 0 {
                     found |= self.receive(at);
                 }
                 found |= self.ask(at)?;
@@ -179,7 +184,8 @@ impl<'w> Run<'w> {
     fn ask(&mut self, at: usize) -> Result<bool, ClientError> {
         let now_ns = monotonic_ns();
         let socket = &mut self.sockets[at];
-        if socket.depth - socket.in_flight >= socket.train && now_ns >= socket.deaf_until_ns {
+        if socket.depth - socket.in_flight >= socket.train && now_ns >= socket.waits_until_ns {
+            socket.waits_until_ns = 0;
             while socket.in_flight < socket.depth {
                 let mask = self.entries.len() as u64 - 1;
                 while self.entries[(self.next & mask) as usize].state == State::Waiting {
@@ -245,13 +251,18 @@ impl<'w> Run<'w> {
     fn reply(&mut self, at: usize, range: Range<usize>, now_ns: u64) {
         let reply = &self.received.bytes[range];
         let outcome = &mut self.tally.outcome;
+        let socket = &mut self.sockets[at];
         let index = if self.identity {
             self.workload.identify(reply)
-        } else if now_ns < self.sockets[at].deaf_until_ns {
-            outcome.late += 1;
-            return;
-        } else if let Some(index) = self.sockets[at].order.pop_front() {
+        } else if let Some(index) = socket.order.pop_front() {
             Some(index)
+        } else if socket.owed > 0 {
+            outcome.late += 1;
+            socket.owed -= 1;
+            if socket.owed == 0 {
+                socket.waits_until_ns = 0;
+            }
+            return;
         } else {
             outcome.duplicated += 1;
             return;
@@ -272,7 +283,11 @@ impl<'w> Run<'w> {
             }
             _ if !right => outcome.wrong += 1,
             State::Answered if entry.index == index => outcome.duplicated += 1,
-            // Given up, or so old that its place has been reused.
+            State::Lost if entry.index == index => {
+                entry.state = State::Answered;
+                outcome.late += 1;
+            }
+            // So old that its place has been reused.
             _ => outcome.late += 1,
         }
     }
@@ -298,7 +313,8 @@ impl<'w> Run<'w> {
         let mut lost = vec![entry.index];
         if !self.identity {
             lost = std::mem::take(&mut socket.order).into();
-            socket.deaf_until_ns = now_ns + self.tally.timeout_ns();
+            socket.waits_until_ns = now_ns + self.tally.timeout_ns();
+            socket.owed += lost.len();
         }
         for index in lost {
             let entry = &mut self.entries[(index & mask) as usize];
