@@ -15,6 +15,7 @@ const UNSAFE_PATHS: &[&str] = &[
     "crates/mqueue-loom/",
     "crates/sys/",
     "crates/accel/",
+    "crates/onpath/src/sketch/vector.rs",
     "python/src/collective.rs",
     "python/src/gpu.rs",
 ];

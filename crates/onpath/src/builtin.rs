@@ -1,7 +1,16 @@
 //! Functions that are part of the program.
 
+mod hyperloglog;
 mod passthrough;
 mod threshold;
 
+pub use hyperloglog::HyperLogLogFunction;
 pub use passthrough::Passthrough;
 pub use threshold::Threshold;
+
+/// The bytes of a message that a function looks at: `length` bytes from `offset` on, or all from there on if `length` is 0. `None`: the message
+/// is too short to have them.
+fn range(message: &[u8], offset: usize, length: usize) -> Option<&[u8]> {
+    let rest = message.get(offset..)?;
+    if length == 0 { Some(rest) } else { rest.get(..length) }
+}

@@ -14,7 +14,9 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use mqueue::count::Counter;
 use wire::DropReason;
 
-use crate::function::{Command, CommandError, Direction, Failure, Function, Merge, Notice};
+use crate::function::{
+    Command, CommandError, Direction, Failure, Function, Merge, Notice, Reading,
+};
 use crate::messages::{Messages, Tally};
 
 /// The shortest and the longest time for which a failing function is not called.
@@ -327,7 +329,7 @@ impl Link {
         }
     }
 
-    fn command(&mut self, command: Command) -> Result<Vec<u64>, CommandError> {
+    fn command(&mut self, command: Command) -> Result<Reading, CommandError> {
         let function = &mut self.function;
         if self.failing_until_ns.is_some() {
             let Command::Write { register, value } = command else {
@@ -355,7 +357,7 @@ impl Link {
                     }
                 }
             }
-            Ok(function.read()?)
+            Ok(Reading { values: function.read()?, state: function.state()? })
         }));
         let done = done.unwrap_or_else(|_| Err(Failure(PANICKED.to_owned()).into()));
         if let Err(CommandError::Failed(failure)) = &done {
@@ -467,7 +469,7 @@ impl Chain {
     }
 
     /// Does a command for the function with this id. Returns the values of its registers afterwards.
-    pub fn command(&mut self, id: u64, command: Command) -> Result<Vec<u64>, CommandError> {
+    pub fn command(&mut self, id: u64, command: Command) -> Result<Reading, CommandError> {
         let link = self.links.iter_mut().find(|link| link.id == id);
         link.ok_or(CommandError::Gone)?.command(command)
     }

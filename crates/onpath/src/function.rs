@@ -72,6 +72,8 @@ pub enum Merge {
     Max,
     /// A setting: a command writes it on every worker, so all have the same value.
     Setting,
+    /// It follows from the states of all workers: [`Function::state`].
+    State,
 }
 
 impl Merge {
@@ -81,7 +83,7 @@ impl Merge {
             Self::Sum => a.wrapping_add(b),
             Self::Min => a.min(b),
             Self::Max => a.max(b),
-            Self::Setting => b,
+            Self::Setting | Self::State => b,
         }
     }
 }
@@ -93,6 +95,58 @@ pub struct Register {
     pub name: Box<str>,
     /// How the values of workers are merged; settings can be written.
     pub merge: Merge,
+}
+
+impl Register {
+    /// Registers with these names.
+    pub(crate) fn list(registers: &[(&str, Merge)]) -> Vec<Self> {
+        let register = |(name, merge): &(&str, Merge)| Self { name: (*name).into(), merge: *merge };
+        registers.iter().map(register).collect()
+    }
+}
+
+/// What an instance answers to a command.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// The values of its registers.
+    pub values: Vec<u64>,
+    /// See [`Function::state`].
+    pub state: Vec<u8>,
+}
+
+impl Reading {
+    /// What all instances together answer. `make` makes one more, into which their states are merged if they have any.
+    pub fn merge(
+        registers: &[Register],
+        readings: Vec<Self>,
+        make: impl FnOnce() -> Result<Box<dyn Function>, Failure>,
+    ) -> Result<Self, Failure> {
+        let values = readings.iter().map(|reading| reading.values.clone());
+        let merged = values.reduce(|before, values| {
+            let pairs = before.into_iter().zip(values).zip(registers);
+            pairs.map(|((a, b), register)| register.merge.merge(a, b)).collect()
+        });
+        let mut values = merged.unwrap_or_default();
+        if readings.iter().all(|reading| reading.state.is_empty()) {
+            return Ok(Self { values, state: Vec::new() });
+        }
+        let mut whole = make()?;
+        let first = whole.read()?;
+        let of = |merge: Merge| move |(_, register): &(usize, &Register)| register.merge == merge;
+        for (index, _) in registers.iter().enumerate().filter(of(Merge::Setting)) {
+            if first.get(index) != values.get(index) {
+                whole.write(index, values[index])?;
+            }
+        }
+        for reading in &readings {
+            whole.merge(&reading.state)?;
+        }
+        let read = whole.read()?;
+        for (index, _) in registers.iter().enumerate().filter(of(Merge::State)) {
+            values[index] = read[index];
+        }
+        Ok(Self { values, state: whole.state()? })
+    }
 }
 
 /// Why a function could not do what it was called for. Its text goes to the log and to who sent a command.
@@ -178,7 +232,18 @@ pub trait Function: Send {
         Ok(Vec::new())
     }
 
-    /// Registers that are no settings go back to their first values.
+    /// What it has besides registers, in a form that [`Self::merge`] takes; empty: nothing. What a read returns as
+    /// [`Merge::State`] is read from an instance into which the states of all workers were merged.
+    fn state(&mut self) -> Result<Vec<u8>, Failure> {
+        Ok(Vec::new())
+    }
+
+    /// Adds the state of another instance with the same settings. It may come from a file: anything is possible.
+    fn merge(&mut self, _state: &[u8]) -> Result<(), Failure> {
+        Err(Failure("it has no state".to_owned()))
+    }
+
+    /// Registers that are no settings, and the state, go back to their first values.
     fn reset(&mut self) -> Result<(), Failure> {
         Ok(())
     }

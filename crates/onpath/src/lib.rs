@@ -6,19 +6,21 @@
 //! in the opposite order.
 //!
 //! Nothing here does I/O, allocates or locks while messages pass; time is an argument.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod builtin;
 mod chain;
 mod function;
 pub mod library;
 mod messages;
+pub mod sketch;
 #[cfg(feature = "wasm")]
 pub mod wasm;
 
 pub use chain::{Arranged, Chain, Counters, Link, OnFailure, Policy, Snapshot};
 pub use function::{
-    Command, CommandError, Direction, End, Failure, Function, Merge, Notice, Register, RequestId,
+    Command, CommandError, Direction, End, Failure, Function, Merge, Notice, Reading, Register,
+    RequestId,
 };
 pub use library::{Code, LibraryError, Param, Sizes, Spec};
 pub use messages::{MESSAGES_MAX, Messages, Outcome, SHOWN_BYTES_MIN, Tally};

@@ -5,7 +5,7 @@ use std::fmt;
 use std::io::{self, Read};
 use std::sync::Arc;
 
-use crate::builtin::{Passthrough, Threshold};
+use crate::builtin::{HyperLogLogFunction, Passthrough, Threshold};
 use crate::chain::OnFailure;
 use crate::function::{Failure, Function, Merge, Register};
 
@@ -160,6 +160,25 @@ pub struct Builtin {
 
 /// Every built-in function.
 pub const BUILTINS: &[Builtin] = &[
+    Builtin {
+        name: "hyperloglog",
+        summary: "estimates how many different items requests have had, with a standard error of 1.04 / sqrt(2^precision). \
+                  Everything passes",
+        settings: &[
+            ("precision", "the sketch has 2^precision bytes: 4 to 18 (14)"),
+            ("hash_bits", "32 or 64 (64)"),
+            (
+                "item_bytes",
+                "0: a request is one item; 4 or 8: each whole word of this length is one (0)",
+            ),
+            ("offset", "where items begin in a request, in bytes (0)"),
+            ("length", "bytes of a request that are items, from `offset` on; 0: all (0)"),
+            ("seed", "seed of the hash (3 131 961 357)"),
+        ],
+        texts: &[],
+        file: None,
+        instances: alone::<HyperLogLogFunction>,
+    },
     Builtin {
         name: "passthrough",
         summary: "lets every message pass, and counts it",

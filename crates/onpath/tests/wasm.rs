@@ -325,11 +325,15 @@ fn a_setting_that_is_written_while_a_function_fails_holds_after_its_restart() {
     };
     let write = |value| Command::Write { register: 0, value };
     assert!(matches!(chain.command(1, write(10)), Err(CommandError::Refused(_))));
-    assert_eq!(chain.command(1, Command::Read), Ok(vec![5]), "a refusal is no failure");
+    assert_eq!(
+        chain.command(1, Command::Read).map(|read| read.values),
+        Ok(vec![5]),
+        "a refusal is no failure"
+    );
     assert!(!ask(&mut chain, b"", 1));
     assert_eq!(chain.command(1, write(6)), Err(CommandError::Deferred));
     ask_restarted(&mut chain);
-    assert_eq!(chain.command(1, Command::Read), Ok(vec![6]));
+    assert_eq!(chain.command(1, Command::Read).map(|read| read.values), Ok(vec![6]));
     // A command that fails begins the back-off, so no batch fails because of it.
     assert!(matches!(chain.command(1, write(7)), Err(CommandError::Failed(_))));
     assert_eq!(chain.command(1, Command::Read), Err(CommandError::Failing));

@@ -301,3 +301,50 @@ fn a_reload_gives_each_chain_the_functions_of_the_file_and_keeps_those_of_the_ru
     assert_accounts(&server);
     assert!(server.shutdown().is_clean());
 }
+
+#[test]
+fn sketches_of_all_workers_are_one() {
+    let _alone = alone();
+    let mut server = one(2);
+    let mut spec = Spec::new("sketch", "hyperloglog");
+    spec.params = vec![("precision".into(), 12.into()), ("length".into(), 4.into())];
+    server.attach_function("a", &spec, None).unwrap();
+    // Of several ports, so that both workers receive some; each number from two of them.
+    for number in 0..300u32 {
+        let client = udp_client(address(&server, 0));
+        let message = [&(number % 150).to_be_bytes()[..], b" and more"].concat();
+        assert_eq!(ask(&client, &message), message);
+    }
+    assert_eq!(ask(&udp_client(address(&server, 0)), b"abc"), b"abc", "everything passes");
+    let read = server.read_function("a", "sketch").unwrap();
+    let values = ["items", "short", "precision", "length"].map(|name| value(&read, name));
+    assert_eq!(values, [300, 1, 12, 4]);
+    assert!((145..=155).contains(&value(&read, "estimate")), "{read:?}");
+    // The state is the sketch of all messages.
+    let settings = onpath::sketch::hyperloglog::Settings {
+        precision: 12,
+        wide: true,
+        item_bytes: 0,
+        seed: value(&read, "seed") as u32,
+    };
+    let best = onpath::sketch::Instructions::best();
+    let target = || Target::Named { service: "a".into(), name: "sketch".into() };
+    let state = |server: &mut Server| server.function_state(Caller::engine(), &target()).unwrap();
+    let mut expected = onpath::sketch::hyperloglog::HyperLogLog::new(settings, best);
+    (0..150u32).for_each(|number| expected.add(&number.to_be_bytes()));
+    assert_eq!(state(&mut server), expected.state());
+    assert_eq!(state(&mut server).len(), 12 + (1 << 12));
+    // Settings that a command has written hold for the merge as well.
+    let written = server
+        .registers(Caller::engine(), &target(), &RegisterAction::Write("precision".into(), 13))
+        .unwrap();
+    let values = ["estimate", "items", "precision", "length"].map(|name| value(&written, name));
+    assert_eq!(values, [0, 0, 13, 4]);
+    assert_eq!(ask(&udp_client(address(&server, 0)), b"abcde"), b"abcde");
+    let read = server.read_function("a", "sketch").unwrap();
+    assert_eq!((value(&read, "estimate"), value(&read, "items")), (1, 1));
+    let reset = server.registers(Caller::engine(), &target(), &RegisterAction::Reset).unwrap();
+    assert_eq!((value(&reset, "estimate"), value(&reset, "items")), (0, 0));
+    assert_accounts(&server);
+    assert!(server.shutdown().is_clean());
+}

@@ -12,7 +12,7 @@ use mqueue::abi::kind;
 use mqueue::memory::Ordering as Order;
 use mqueue::{Head, HeapMapping, MappedMemory, Memory, Region};
 use onpath::builtin::Threshold;
-use onpath::{Command, Direction, Failure, Function, Messages, OnFailure};
+use onpath::{Command, Direction, Failure, Function, Messages, OnFailure, Reading};
 use scene::{Scene, request, script};
 use sim::behaviour::Behaviour;
 use sim::message::{Body, Flavor, decode_request, reply_payload, request_payload};
@@ -401,6 +401,8 @@ fn the_threshold_drops_what_is_beyond_its_limits() {
     assert_eq!((scene.replied(), scene.dropped(DropReason::FunctionDrop)), (0, 2));
     let read = scene.world.ask_chain(0, 0, ChainRequest::Command(0, Command::Read));
     scene.run(1);
-    let Ok(ChainReply::Command(Ok(values))) = read.try_recv() else { panic!("no values") };
+    let Ok(ChainReply::Command(Ok(Reading { values, .. }))) = read.try_recv() else {
+        panic!("no values")
+    };
     assert_eq!((values[2], values[4]), (2, 2), "count and dropped");
 }

@@ -186,7 +186,9 @@ fn a_chain_sees_what_passes_a_proxy() {
         assert_eq!((scene.replied(), dropped, scene.world.in_flight(0)), (2, 2, 0));
         let read = scene.world.ask_chain(0, 0, ChainRequest::Command(1, Command::Read));
         scene.run(1);
-        let Ok(ChainReply::Command(Ok(values))) = read.try_recv() else { panic!("no values") };
+        let Ok(ChainReply::Command(Ok(onpath::Reading { values, .. }))) = read.try_recv() else {
+            panic!("no values")
+        };
         assert_eq!((values[2], values[4]), (4, 2), "count and dropped");
         // Detached while it runs.
         scene.world.set_functions(0, 0, Vec::new());

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 
 use onpath::{
     Arranged, Chain, Command, CommandError, Direction, End, Link, Messages, Notice, Outcome,
-    RequestId,
+    Reading, RequestId,
 };
 use wire::session::{EndpointKind, Origin, ReplyTo, Request};
 
@@ -31,8 +31,8 @@ pub enum ChainRequest {
 pub enum ChainReply {
     /// Functions that the chain no longer has. The receiver drops them.
     Arranged(Vec<Link>),
-    /// The values of the function's registers.
-    Command(Result<Vec<u64>, CommandError>),
+    /// The values of the function's registers, and its state.
+    Command(Result<Reading, CommandError>),
 }
 
 /// Requests on streams that wait after the chain has decided about them, and the bytes that functions have written for them.

@@ -54,13 +54,12 @@ const AT_LOW: usize = 7;
 impl Default for Threshold {
     /// Every number passes.
     fn default() -> Self {
-        let register = |(name, merge): (&str, Merge)| Register { name: name.into(), merge };
         Self {
             offset: OFFSET,
             low: 0,
             high: LIMIT_MAX,
             statistics: NONE,
-            registers: REGISTERS.into_iter().map(register).collect(),
+            registers: Register::list(&REGISTERS),
         }
     }
 }

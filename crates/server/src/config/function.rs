@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use engine::topology::Service;
-use onpath::library::{BUILTINS, FUNCTIONS_MAX, builtin, read_module};
+use onpath::library::{BUILTINS, Builtin, FUNCTIONS_MAX, builtin, read_module};
 use onpath::{Code, LibraryError, OnFailure, Param, Spec};
 use sys::private_file::open_regular;
 
@@ -79,7 +79,7 @@ fn read_function(
     let before = report.problems.len();
     let mut spec = Spec::new(&name, "");
     spec.function = read_name(report, at, base);
-    spec.params = read_params(report, at, base, spec.file_param());
+    spec.params = read_params(report, at, base, builtin(&spec.function));
     read_fields(report, at, &mut spec);
     if !spec.is_module() && at.entry("memory_mib").is_some() {
         let what = "`memory_mib` has no meaning for a built-in function";
@@ -135,13 +135,16 @@ fn read_name(report: &mut Report<'_>, section: &mut Section<'_>, base: &Path) ->
     path.to_string_lossy().into_owned()
 }
 
-/// Reads the parameters. The one called `file` is the path of a file.
+/// Reads the parameters: integers, unless the function says that one is a text or the path of a file.
 fn read_params(
     report: &mut Report<'_>,
     section: &mut Section<'_>,
     base: &Path,
-    file: Option<&str>,
+    builtin: Option<&Builtin>,
 ) -> Vec<(String, Param)> {
+    let is = |found: Option<&(&str, &str)>, key: &str| found.is_some_and(|(name, _)| *name == key);
+    let file = builtin.and_then(|builtin| builtin.file.as_ref());
+    let texts = builtin.map_or(&[][..], |builtin| builtin.texts);
     let mut params = Vec::new();
     let mut shown = serde_json::Map::new();
     if let Some(entry) = section.entry("params") {
@@ -151,12 +154,14 @@ fn read_params(
         };
         for param in &table.entries {
             let value = match &param.node.value {
-                Value::String(text) if file == Some(&*param.key) => {
+                Value::String(text) if is(file, &param.key) => {
                     let path = base.join(text);
                     let path = std::path::absolute(&path).unwrap_or(path);
                     Param::Text(path.to_string_lossy().into_owned())
                 }
-                Value::String(text) => Param::Text(text.clone()),
+                Value::String(text) if texts.iter().any(|text| is(Some(text), &param.key)) => {
+                    Param::Text(text.clone())
+                }
                 _ => {
                     let range = 0..=i64::MAX as u64;
                     let value = integer_of(report, &param.key, &param.node, &range);

@@ -21,7 +21,7 @@ use engine::metrics::FunctionMetrics;
 use engine::topology::Service;
 use engine::{ChainReply, ChainRequest, ControlMessage};
 use onpath::library::{FUNCTIONS_MAX, is_name};
-use onpath::{Command, Merge, OnFailure, Param, Register, Snapshot, Spec};
+use onpath::{Code, Command, Failure, Merge, OnFailure, Param, Reading, Register, Snapshot, Spec};
 
 use super::Server;
 use chains::{Next, NextChain, setting_of};
@@ -36,6 +36,8 @@ pub(super) struct AttachedFunction {
     /// The id of its instances.
     link: u64,
     registers: Vec<Register>,
+    /// Makes an instance into which the states of all workers are merged.
+    code: Code,
     metrics: Arc<FunctionMetrics>,
 }
 
@@ -435,7 +437,7 @@ impl Server {
                 Command::Write { register, value: *value }
             }
         };
-        let registers = self.command(index, of, command)?;
+        let registers = self.registers_after(index, of, command)?;
         if let RegisterAction::Write(setting, value) = action {
             self.service_slots[index].functions[of].object.note_written(setting, *value);
         }
@@ -445,15 +447,32 @@ impl Server {
     /// Reads all registers of a function, for the engine.
     pub fn read_function(&self, service: &str, name: &str) -> Result<Registers, FunctionError> {
         let (index, of) = self.attached(Caller::engine(), &named(service, name))?;
-        self.command(index, of, Command::Read)
+        self.registers_after(index, of, Command::Read)
     }
 
-    fn command(
+    /// The state of a function, merged over all workers; empty if it has none.
+    pub fn function_state(
+        &mut self,
+        caller: Caller,
+        target: &Target,
+    ) -> Result<Vec<u8>, FunctionError> {
+        let (index, of) = self.attached(caller, target)?;
+        Ok(self.command(index, of, Command::Read)?.state)
+    }
+
+    fn registers_after(
         &self,
         index: usize,
         of: usize,
         command: Command,
     ) -> Result<Registers, FunctionError> {
+        let reading = self.command(index, of, command)?;
+        let registers = &self.service_slots[index].functions[of].registers;
+        let names = registers.iter().map(|register| register.name.to_string());
+        Ok(names.zip(reading.values).collect())
+    }
+
+    fn command(&self, index: usize, of: usize, command: Command) -> Result<Reading, FunctionError> {
         let slot = &self.service_slots[index];
         let function = &slot.functions[of];
         let (reply, replies) = mpsc::channel();
@@ -462,26 +481,20 @@ impl Server {
             ControlMessage::Chain(slot.slot, request, reply.clone())
         });
         drop(reply);
-        let mut merged: Option<Vec<u64>> = None;
+        let failed = |error| FunctionError::Command(function.object.spec.name.clone(), error);
+        let mut readings = Vec::with_capacity(self.fabric.workers());
         for _ in 0..self.fabric.workers() {
-            let name = || function.object.spec.name.clone();
-            let values = match self.next_reply(&replies)? {
-                ChainReply::Command(done) => {
-                    done.map_err(|error| FunctionError::Command(name(), error))?
-                }
-                ChainReply::Arranged(_) => Vec::new(),
-            };
-            merged = Some(match merged {
-                None => values,
-                Some(before) => {
-                    let merges = function.registers.iter().map(|register| register.merge);
-                    let pairs = before.into_iter().zip(values).zip(merges);
-                    pairs.map(|((a, b), merge)| merge.merge(a, b)).collect()
-                }
-            });
+            if let ChainReply::Command(done) = self.next_reply(&replies)? {
+                readings.push(done.map_err(failed)?);
+            }
         }
-        let names = function.registers.iter().map(|register| register.name.to_string());
-        Ok(names.zip(merged.unwrap_or_default()).collect())
+        let sizes = self.topology.services[index].message_sizes();
+        let make = || {
+            let made = function.code.instance(&function.object.spec, sizes);
+            made.map_err(|error| Failure(error.to_string()))
+        };
+        let merged = Reading::merge(&function.registers, readings, make);
+        merged.map_err(|failure| failed(failure.into()))
     }
 
     /// The content of a function's file: that which came with the request, or that of the operator's file.

@@ -128,7 +128,7 @@ impl Server {
             links.push(Link::new(link, function, policy, metrics.of_worker(worker)));
         }
         object.written.retain(|(setting, _)| setting_of(&registers, setting).is_some());
-        let attached = AttachedFunction { object, link, registers, metrics };
+        let attached = AttachedFunction { object, link, registers, code, metrics };
         Ok(NewFunction { attached, links })
     }
 

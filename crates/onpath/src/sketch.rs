@@ -1,0 +1,7 @@
+//! Sketches of streams: small summaries whose size does not depend on how many items there were, and which can be merged.
+
+pub mod hash;
+pub mod hyperloglog;
+mod vector;
+
+pub use vector::Instructions;
