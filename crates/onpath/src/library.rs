@@ -282,7 +282,7 @@ pub enum LibraryError {
 
 fn names() -> String {
     let names: Vec<_> = BUILTINS.iter().map(|builtin| builtin.name).collect();
-    names.join(" or ")
+    names.join(", ")
 }
 
 /// What instances of a function are made of.

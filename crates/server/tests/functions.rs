@@ -153,7 +153,7 @@ fn a_mistake_is_one_sentence_and_changes_nothing() {
         ),
         (
             refused("a", Spec::new("f", "nothing")),
-            "there is no built-in function \"nothing\": use passthrough or threshold".into(),
+            "there is no built-in function \"nothing\": use ".into(),
         ),
         (
             refused("a", wrong_param),
