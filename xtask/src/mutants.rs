@@ -29,6 +29,9 @@ const SEEDS: &str = "crates/sim/tests/seeds.rs::it_does_not_matter_which_thread_
 
 const LINKS: &str = "crates/sim/tests/links.rs::links_break_and_accelerators_come_back";
 
+const HISTORY: &str =
+    "crates/onpath/tests/cache_history.rs::nothing_that_was_overwritten_is_served";
+
 const MUTANTS: &[Mutant] = &[
     // Mutants that are caught by a time-out come first: the others run meanwhile.
     mutant(
@@ -99,6 +102,41 @@ const MUTANTS: &[Mutant] = &[
         "an invalid header of the other side is used",
         &["crates/mqueue/tests/hostile.rs::a_bad_header_is_skipped"],
     ),
+    // The cache in front of memcached.
+    mutant(
+        "cache_write_unseen",
+        "a write makes entries invalid when it is answered, not before",
+        &[HISTORY],
+    ),
+    mutant(
+        "cache_fill_while_pending",
+        "an answer is kept though a write is in progress",
+        &[HISTORY],
+    ),
+    mutant(
+        "cache_fill_unchecked",
+        "an answer is kept though a write began since the question",
+        &[HISTORY],
+    ),
+    mutant(
+        "cache_noreply_forgotten",
+        "a command without a reply is taken for done at once",
+        &[HISTORY],
+    ),
+    mutant(
+        "cache_no_grace",
+        "what is lost with a connection or a datagram is taken for not done",
+        &[HISTORY],
+    ),
+    mutant("cache_ignore_ttl", "a value is kept for longer than the server does", &[HISTORY]),
+    mutant(
+        "cache_touch_is_read",
+        "commands that change a value or its time are taken for reads",
+        &[HISTORY],
+    ),
+    mutant("cache_ignore_flush", "flush_all forgets nothing", &[HISTORY]),
+    mutant("cache_flush_at_once", "flush_all with a delay forgets nothing", &[HISTORY]),
+    mutant("cache_base64_as_text", "a key in base64 is taken for another one", &[HISTORY]),
     // Tokens.
     mutant(
         "reuse_token",

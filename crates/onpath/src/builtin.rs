@@ -1,10 +1,13 @@
 //! Functions that are part of the program.
 
 mod hyperloglog;
+mod memcached_cache;
 mod passthrough;
 mod threshold;
 
 pub use hyperloglog::HyperLogLogFunction;
+pub use memcached_cache::MemcachedCache;
+pub(crate) use memcached_cache::instances as memcached_caches;
 pub use passthrough::Passthrough;
 pub use threshold::Threshold;
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::io::{self, Read};
 use std::sync::Arc;
 
-use crate::builtin::{HyperLogLogFunction, Passthrough, Threshold};
+use crate::builtin::{HyperLogLogFunction, Passthrough, Threshold, memcached_caches};
 use crate::chain::OnFailure;
 use crate::function::{Failure, Function, Merge, Register};
 
@@ -178,6 +178,30 @@ pub const BUILTINS: &[Builtin] = &[
         texts: &[],
         file: None,
         instances: alone::<HyperLogLogFunction>,
+    },
+    Builtin {
+        name: "memcached-cache",
+        summary: "answers `get` and `gets` of one key in front of a memcached, and never with what was overwritten",
+        settings: &[
+            ("memory_mib", "memory for values on each worker, in MiB (16)"),
+            (
+                "age_ms",
+                "for how long a value is served at most, in milliseconds; 0: as long as the server says (60 000)",
+            ),
+            (
+                "sample",
+                "one hit in this number is forwarded, so that the server knows that the key is in use; 0: none (64)",
+            ),
+            (
+                "grace_ms",
+                "for how long a key is not served from the cache if it is not known whether the server has done a write, in \
+              milliseconds (2000)",
+            ),
+            ("udp_writes", "0: datagrams that may change keys are dropped (1)"),
+        ],
+        texts: &[],
+        file: None,
+        instances: memcached_caches,
     },
     Builtin {
         name: "passthrough",

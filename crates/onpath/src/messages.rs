@@ -11,8 +11,9 @@ pub const MESSAGES_MAX: usize = 1024;
 /// Bytes of messages in a batch that there is always room for.
 pub const SHOWN_BYTES_MIN: usize = 256 << 10;
 
-/// Bytes that functions may write in a batch, at least; more if a single message may be longer.
-const WRITTEN_BYTES_MIN: usize = 256 << 10;
+/// Bytes that functions may write in a batch, at least; more if a single message may be longer. There is room for replies that grow by a key
+/// each.
+const WRITTEN_BYTES_MIN: usize = 576 << 10;
 
 /// The request of a message that was added without one.
 const UNKNOWN: RequestId = RequestId {
@@ -344,6 +345,11 @@ impl Messages {
             self.close(index, Outcome::Reply);
             self.tally.replied += 1;
         }
+    }
+
+    /// How many bytes a function may write for one message at present.
+    pub fn room(&self) -> usize {
+        self.written_len_max.min(self.bytes_max - self.bytes.len())
     }
 
     /// Replaces the bytes of an open message, which stays open. If there is no room for them it is dropped as

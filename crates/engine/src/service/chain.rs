@@ -63,6 +63,15 @@ pub(crate) struct ShownReply {
     pub(crate) sampled: bool,
 }
 
+/// What a service's chain hears of besides messages, see `notices.rs`.
+#[derive(Default)]
+pub(crate) struct Notices {
+    /// A function wants to know.
+    pub(crate) wanted: bool,
+    /// What has happened while the chain was moved out.
+    pub(super) missed: Vec<Notice>,
+}
+
 /// A chain that is attached, and the batch that it is shown.
 pub(crate) struct Attached {
     chain: Chain,

@@ -1,21 +1,12 @@
-//! What functions are told besides messages.
+//! What functions hear of besides messages.
 //!
-//! A chain is moved out of its service while a batch is in progress. What happens meanwhile is told when the next thing happens, or by
-//! the next tick, at most a millisecond later.
+//! A chain is moved out of its service while a batch is in progress. It hears of what happens meanwhile with the next notice, at most
+//! a millisecond later.
 
 use onpath::{End, Notice, RequestId};
 use wire::session::{Origin, ReplyTo};
 
 use crate::service::share::ServiceShare;
-
-/// What a service's chain is to be told.
-#[derive(Default)]
-pub(crate) struct Notices {
-    /// A function wants to know.
-    pub(crate) wanted: bool,
-    /// What has happened while the chain was moved out.
-    missed: Vec<Notice>,
-}
 
 impl ServiceShare {
     /// Tells the functions that want to know.

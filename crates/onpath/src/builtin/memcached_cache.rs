@@ -1,0 +1,665 @@
+//! A cache in front of an unmodified memcached: it answers `get` and `gets` of one key, and never serves what was overwritten.
+//!
+//! *Answers.* A hit is answered where it arrives, and the server does not see it. On a miss the request is forwarded as `mg KEY v f c t`,
+//! which brings the flags, the number for `cas` and the remaining time as well, and the client gets the answer in the form in which
+//! it asked. All other commands are forwarded as they are.
+//!
+//! *Writes* are all commands that may change a key, also if they fail: `set` of a value that is too long removes the former one. A write
+//! makes entries of its key invalid before it is forwarded, and they stay so until the server has answered it, or a grace period
+//! has passed if that is not known. The instances of all workers share this knowledge, and nothing else: `epochs.rs` has the argument,
+//! `flight.rs` says which requests are in progress, and `store.rs` keeps the values of one worker.
+//!
+//! *Time.* An entry is served for a second less than the server said it would live, counted from when it was asked, and at most for
+//! `age_ms`. Every `sample`-th hit is forwarded, so that the server knows which keys are in use.
+//!
+//! *Order.* A request on a connection is not answered from the cache while a write of the same connection is in progress, so a
+//! client sees what it wrote. Pipelined reads may be answered from different moments.
+//!
+//! *Refused* are messages that are not exactly one command that is known, and datagrams that are not a whole request: memcached takes the next
+//! datagram, of any client, for the rest of an incomplete one. They are dropped.
+
+mod answer;
+mod command;
+mod epochs;
+mod flight;
+mod store;
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use wire::DropReason;
+use wire::framing::{UDP_HEADER_BYTES, UdpHeader};
+use wire::session::Origin;
+
+use self::answer::{Answer, Head, ValueReply, read_answer, write_end, write_question};
+use self::command::{Command, FlushAt, KEY_BYTES_MAX, Key, decode_key, sort};
+use self::epochs::{Epochs, Scope};
+use self::flight::{Flight, Purpose, Read, Secret, Sent};
+use self::store::{About, Store};
+use crate::function::{Direction, Failure, Function, Merge, Notice, Register, RequestId};
+use crate::library::Instances;
+use crate::messages::Messages;
+
+const SLOT_BITS: u32 = 18;
+const MS: u64 = 1_000_000;
+const SECOND: u64 = 1_000_000_000;
+/// memcached counts whole seconds, and a flush with a delay strikes up to two seconds early.
+const FLUSH_EARLY_S: u64 = 2;
+const FLUSH_LATE_S: u64 = 1;
+
+macro_rules! registers {
+    ($( $name:ident, )+) => {
+        /// What one instance has counted.
+        #[derive(Clone, Copy, Default)]
+        struct Counts { $( $name: u64, )+ }
+
+        const COUNTS: &[&str] = &[$( stringify!($name), )+];
+
+        impl Counts {
+            fn values(&self) -> Vec<u64> {
+                vec![$( self.$name, )+]
+            }
+        }
+    };
+}
+
+registers! {
+    // Requests that it answered.
+    hits,
+    // `get` and `gets` of one key that were forwarded, because the key was not there.
+    misses,
+    // ... because their entry was written, or too old, or its key is being written.
+    invalid,
+    // ... so that the server knows that the key is in use.
+    sampled,
+    // ... because a write of the same connection is in progress.
+    ordered,
+    // ... as they are, because there was no room or the server has stale keys: their answers are not kept.
+    unasked,
+    // Values that were kept.
+    fills,
+    // ... and not, because they expire soon, are stale, or too long.
+    unkept,
+    // Values that made room for others.
+    evictions,
+    // Commands that may change keys.
+    writes,
+    // Messages that were dropped: no command, or no room to follow it.
+    refused,
+}
+
+/// Settings with their first values and what they may be.
+const SETTINGS: [(&str, u64, u64, u64); 5] = [
+    ("memory_mib", 16, 1, 65_536),
+    ("age_ms", 60_000, 0, 86_400_000),
+    ("sample", 64, 0, 1_000_000),
+    ("grace_ms", 2_000, 1, 600_000),
+    ("udp_writes", 1, 0, 1),
+];
+const AT_MEMORY: usize = 0;
+const AT_AGE: usize = 1;
+const AT_SAMPLE: usize = 2;
+const AT_GRACE: usize = 3;
+const AT_UDP_WRITES: usize = 4;
+
+/// What the instances of all workers share.
+struct Shared {
+    epochs: Epochs,
+    secret: Secret,
+    /// The server may have stale keys, which `mg` changes: `get` is not forwarded as `mg` any more.
+    has_stale: AtomicBool,
+}
+
+/// Whether an instance sees the messages of its worker.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sees {
+    /// It does not: a pending write of all keys says so.
+    Nothing,
+    /// From now on it does.
+    FromNow,
+    Everything,
+}
+
+/// The cache of one worker. See the module's text.
+pub struct MemcachedCache {
+    shared: Arc<Shared>,
+    sees: Sees,
+    flight: Option<Box<Flight>>,
+    store: Option<Store>,
+    settings: [u64; SETTINGS.len()],
+    counts: Counts,
+    hits_until_sample: u64,
+    now_ns: u64,
+    scratch: Vec<u8>,
+    registers: Vec<Register>,
+}
+
+/// The caches of one service.
+pub(crate) fn instances() -> Instances {
+    let random = RandomState::new();
+    let secret = Secret([random.hash_one(1), random.hash_one(2)]);
+    let epochs = Epochs::new(SLOT_BITS);
+    let shared = Arc::new(Shared { epochs, secret, has_stale: AtomicBool::new(false) });
+    Arc::new(move || Box::new(MemcachedCache::new(Arc::clone(&shared))))
+}
+
+/// A request of a client as the cache sees it.
+#[derive(Clone, Copy)]
+struct Asked {
+    index: usize,
+    sent: Sent,
+    now_ns: u64,
+}
+
+impl MemcachedCache {
+    fn new(shared: Arc<Shared>) -> Self {
+        shared.epochs.begin(Scope::Whole);
+        let register = |name: &&str, merge| Register { name: (*name).into(), merge };
+        let counts = COUNTS.iter().map(|name| register(name, Merge::Sum));
+        let used = ["entries", "bytes"].map(|name| register(&name, Merge::Sum));
+        let settings = SETTINGS.iter().map(|(name, ..)| register(name, Merge::Setting));
+        Self {
+            shared,
+            sees: Sees::Nothing,
+            flight: None,
+            store: None,
+            settings: SETTINGS.map(|(_, value, ..)| value),
+            counts: Counts::default(),
+            hits_until_sample: 0,
+            now_ns: 0,
+            scratch: Vec::new(),
+            registers: counts.chain(used).chain(settings).collect(),
+        }
+    }
+
+    /// All memory, before the first message.
+    fn reserve(&mut self) {
+        let grace_ns = self.settings[AT_GRACE] * MS;
+        self.flight = Some(Box::new(Flight::new(&self.shared.secret, grace_ns)));
+        self.store = Some(Store::new((self.settings[AT_MEMORY] as usize) << 20));
+        self.scratch.reserve(64 << 10);
+    }
+
+    /// The instance does not see what passes from now on.
+    fn see_nothing(&mut self) {
+        if self.sees == Sees::Everything {
+            self.shared.epochs.begin(Scope::Whole);
+        }
+        self.sees = Sees::Nothing;
+    }
+
+    /// At the beginning of a call, or of a millisecond.
+    fn begin(&mut self, now_ns: u64) {
+        let epochs = &self.shared.epochs;
+        if let Some(flight) = &mut self.flight {
+            if self.sees == Sees::FromNow {
+                // What passed unseen before may be in progress.
+                epochs.raise_floor(now_ns + flight.grace_ns);
+                flight.linger_all(now_ns);
+                epochs.end(Scope::Whole);
+                self.sees = Sees::Everything;
+            }
+            flight.expire(epochs, now_ns);
+        }
+        epochs.open_windows(now_ns);
+    }
+
+    fn refuse(&mut self, messages: &mut Messages, index: usize) {
+        self.counts.refused += 1;
+        messages.drop(index, DropReason::FunctionDrop);
+    }
+
+    fn take_request(&mut self, messages: &mut Messages, index: usize) {
+        let RequestId { origin, number } = *messages.request(index);
+        let now_ns = messages.now_ns();
+        let message = messages.bytes(index);
+        let (sent, skip) = match origin {
+            Origin::Client(client) => (Sent::Stream { client, number }, 0),
+            Origin::Datagram { .. } => match UdpHeader::split(message) {
+                Some((UdpHeader { id, sequence: 0, total: 1 }, _)) => {
+                    (Sent::Datagram { client: origin, id }, UDP_HEADER_BYTES)
+                }
+                _ => return self.refuse(messages, index),
+            },
+        };
+        let asked = Asked { index, sent, now_ns };
+        let Some(sorted) = sort(&message[skip..]) else { return self.refuse(messages, index) };
+        if sorted.makes_stale {
+            self.shared.has_stale.store(true, Ordering::Release);
+        }
+        match sorted.command {
+            Command::Get { key, cas } => {
+                let mut copy = [0; KEY_BYTES_MAX];
+                copy[..key.len()].copy_from_slice(key);
+                let len = key.len();
+                self.get(messages, &asked, &copy[..len], cas);
+            }
+            Command::Other | Command::Stats => self.pass(&asked),
+            Command::Write(key) => {
+                let scope = self.scope_of(&key);
+                let forgotten = mutants::on("cache_noreply_forgotten") && is_quiet(message);
+                self.write(messages, &asked, Purpose::Write { scope }, forgotten);
+            }
+            Command::WriteMany => {
+                self.write(messages, &asked, Purpose::Write { scope: Scope::Whole }, false);
+            }
+            Command::Flush(at) => self.flush(messages, &asked, at),
+        }
+    }
+
+    fn scope_of(&self, key: &Key<'_>) -> Scope {
+        let Shared { epochs, secret, .. } = &*self.shared;
+        let mut decoded = [0; KEY_BYTES_MAX];
+        let bytes = match key.base64 && !mutants::on("cache_base64_as_text") {
+            true => decode_key(key.text, &mut decoded),
+            false => Some(key.text),
+        };
+        bytes.map_or(Scope::Whole, |key| Scope::Slot(epochs.slot_of(secret.hash(key))))
+    }
+
+    /// A request that has no ticket is forwarded.
+    fn pass(&mut self, asked: &Asked) {
+        if let (Sent::Datagram { client, id }, Some(flight)) = (asked.sent, &mut self.flight) {
+            flight.confuse(&client, id);
+        }
+    }
+
+    fn get(&mut self, messages: &mut Messages, asked: &Asked, key: &[u8], cas: bool) {
+        let Shared { epochs, secret, .. } = &*self.shared;
+        let (Some(flight), Some(store)) = (&mut self.flight, &mut self.store) else { return };
+        let hash = secret.hash(key);
+        let slot = epochs.slot_of(hash);
+        let counts = &mut self.counts;
+        match store.find(hash, key) {
+            None => counts.misses += 1,
+            Some(entry) => {
+                let (about, len) = store.about(entry);
+                let About { words, asked_ns, until_ns, flags, cas: number } = *about;
+                let waits =
+                    matches!(&asked.sent, Sent::Stream { client, .. } if flight.writes_of(client));
+                if asked.now_ns >= until_ns || !epochs.is_valid(slot, &words, asked_ns) {
+                    store.remove(entry);
+                    counts.invalid += 1;
+                } else if waits {
+                    counts.ordered += 1;
+                } else if self.settings[AT_SAMPLE] != 0 && self.hits_until_sample == 0 {
+                    self.hits_until_sample = self.settings[AT_SAMPLE] - 1;
+                    counts.sampled += 1;
+                } else {
+                    self.hits_until_sample = self.hits_until_sample.saturating_sub(1);
+                    let out = &mut self.scratch;
+                    out.clear();
+                    if let Sent::Datagram { id, .. } = asked.sent {
+                        out.extend_from_slice(&UdpHeader::request(id).bytes());
+                    }
+                    let line = ValueReply { key, flags, len, cas: cas.then_some(number) };
+                    line.write_line(out);
+                    let head = out.len();
+                    let whole = head + len + b"\r\nEND\r\n".len();
+                    if whole <= messages.room() {
+                        counts.hits += 1;
+                        messages.reply_with(asked.index, whole, |reply| {
+                            reply[..head].copy_from_slice(out);
+                            store.copy_value(entry, &mut reply[head..head + len]);
+                            reply[head + len..].copy_from_slice(b"\r\nEND\r\n");
+                        });
+                        return;
+                    }
+                    counts.unasked += 1;
+                }
+            }
+        }
+        self.ask(messages, asked, key, hash, cas);
+    }
+
+    /// Forwards a read as a question of the cache's own.
+    fn ask(&mut self, messages: &mut Messages, asked: &Asked, key: &[u8], hash: u64, cas: bool) {
+        let Shared { epochs, has_stale, .. } = &*self.shared;
+        let Some(flight) = &mut self.flight else { return };
+        let (_, has_room) = flight.has_room();
+        let is_known = match &asked.sent {
+            Sent::Stream { client, number } => flight.has(client, *number),
+            Sent::Datagram { client, id } => flight.awaits(client, *id),
+        };
+        // No question is longer than this.
+        let fits = messages.room() >= UDP_HEADER_BYTES + 2 * KEY_BYTES_MAX;
+        if !has_room || is_known || !fits || has_stale.load(Ordering::Acquire) {
+            self.counts.unasked += 1;
+            return self.pass(asked);
+        }
+        let words = epochs.words(epochs.slot_of(hash));
+        let mark = flight.add_read(asked.sent, key, (hash, words), (asked.now_ns, cas));
+        let out = &mut self.scratch;
+        out.clear();
+        if let Sent::Datagram { id, .. } = asked.sent {
+            out.extend_from_slice(&UdpHeader::request(id).bytes());
+        }
+        write_question(key, mark, out);
+        messages.rewrite(asked.index, out);
+    }
+
+    fn write(&mut self, messages: &mut Messages, asked: &Asked, purpose: Purpose, forgotten: bool) {
+        let Some(flight) = &mut self.flight else { return };
+        let is_datagram = matches!(asked.sent, Sent::Datagram { .. });
+        if matches!(&asked.sent, Sent::Stream { client, number } if flight.has(client, *number)) {
+            return;
+        }
+        if !flight.has_room().0 || is_datagram && self.settings[AT_UDP_WRITES] == 0 {
+            return self.refuse(messages, asked.index);
+        }
+        self.counts.writes += 1;
+        let scope = match &purpose {
+            Purpose::Write { scope } => *scope,
+            Purpose::Flush { .. } | Purpose::Read(_) => Scope::Whole,
+        };
+        self.shared.epochs.begin(scope);
+        if forgotten {
+            return self.shared.epochs.end(scope);
+        }
+        flight.add(asked.sent, purpose, asked.now_ns);
+    }
+
+    fn flush(&mut self, messages: &mut Messages, asked: &Asked, at: FlushAt) {
+        let delay_s = match at {
+            FlushAt::Delay { delay_s } => u64::from(delay_s),
+            // Rare enough to look at the clock.
+            FlushAt::Date { unix_s } => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                u64::from(unix_s).saturating_sub(now.as_secs())
+            }
+        };
+        if mutants::on("cache_ignore_flush") || delay_s > 0 && mutants::on("cache_flush_at_once") {
+            return;
+        }
+        let begin_ns = delay_s.saturating_sub(FLUSH_EARLY_S) * SECOND;
+        let end_ns = (delay_s + FLUSH_LATE_S) * SECOND;
+        let now_ns = asked.now_ns;
+        self.shared.epochs.add_window(now_ns, now_ns + begin_ns, now_ns + end_ns);
+        self.write(messages, asked, Purpose::Flush { begin_ns, end_ns }, false);
+    }
+
+    fn take_reply(&mut self, messages: &mut Messages, index: usize) {
+        let RequestId { origin, number } = *messages.request(index);
+        match origin {
+            Origin::Client(client) => {
+                let (Some(flight), now_ns) = (&mut self.flight, messages.now_ns()) else { return };
+                match flight.end_stream(&client, number, &self.shared.epochs, now_ns) {
+                    Some(Purpose::Read(read)) => self.answer(messages, index, &read, None),
+                    Some(_) => {}
+                    None => self.check_unknown(messages, index, 0),
+                }
+            }
+            Origin::Datagram { .. } => self.take_datagram(messages, index, &origin),
+        }
+    }
+
+    fn take_datagram(&mut self, messages: &mut Messages, index: usize, client: &Origin) {
+        let now_ns = messages.now_ns();
+        let Some(flight) = &mut self.flight else { return };
+        let Some((header, body)) = UdpHeader::split(messages.bytes(index)) else { return };
+        let marked = match read_answer(body) {
+            Some(Answer::Miss { mark } | Answer::Value { mark, .. }) => Some(mark),
+            None => None,
+        };
+        let marked = marked.filter(|mark| flight.find_read(*mark, client, header.id).is_some());
+        let found = flight.find_datagram(client, header.id);
+        let mark = match (marked, found) {
+            (Some(mark), _) => mark,
+            (None, Some((mark, Purpose::Write { .. })))
+                if header.total == 1 && ends_write(body) =>
+            {
+                return flight.end(mark, &self.shared.epochs, now_ns);
+            }
+            // Only the first piece of an answer has a mark.
+            (None, Some((mark, Purpose::Read(_)))) if header.sequence > 0 => mark,
+            (None, _) => return self.check_unknown(messages, index, UDP_HEADER_BYTES),
+        };
+        let Some(read) = flight.find_read(mark, client, header.id) else { return };
+        read.pieces = read.pieces.saturating_add(1);
+        let read = *read;
+        if read.pieces >= header.total {
+            flight.end(mark, &self.shared.epochs, now_ns);
+        }
+        if header.total > 1 && read.confused {
+            // A part of it may answer another request.
+            return messages.drop(index, DropReason::FunctionDrop);
+        }
+        self.answer(messages, index, &read, Some(header));
+    }
+
+    /// An answer that belongs to no ticket is not shown to the client if the cache has asked for it: its ticket has ended.
+    fn check_unknown(&mut self, messages: &mut Messages, index: usize, skip: usize) {
+        let answer = read_answer(&messages.bytes(index)[skip..]);
+        if let Some(Answer::Miss { mark } | Answer::Value { mark, .. }) = answer
+            && self.flight.as_ref().is_some_and(|flight| flight.is_own(mark))
+        {
+            messages.drop(index, DropReason::FunctionDrop);
+        }
+    }
+
+    /// Gives the answer to a question the form in which the client asked, and keeps the value.
+    fn answer(
+        &mut self,
+        messages: &mut Messages,
+        index: usize,
+        read: &Read,
+        header: Option<UdpHeader>,
+    ) {
+        let (Some(flight), Some(store)) = (&self.flight, &mut self.store) else { return };
+        let mut read = *read;
+        if mutants::on("cache_fill_unchecked") {
+            read.words = self.shared.epochs.words(self.shared.epochs.slot_of(read.hash));
+        }
+        let message = messages.bytes(index);
+        let body = &message[if header.is_some() { UDP_HEADER_BYTES } else { 0 }..];
+        let (sequence, total) = header.map_or((0, 1), |header| (header.sequence, header.total));
+        let key = flight.key_of(&read);
+        let out = &mut self.scratch;
+        out.clear();
+        if header.is_some() {
+            out.extend_from_slice(&message[..UDP_HEADER_BYTES]);
+        }
+        match (sequence, read_answer(body)) {
+            (0, Some(Answer::Miss { .. })) => {}
+            (0, Some(Answer::Value { head, .. })) => {
+                let Head { line, len, flags, cas, .. } = head;
+                ValueReply { key, flags, len, cas: read.cas.then_some(cas) }.write_line(out);
+                out.extend_from_slice(&body[line..]);
+                if body.len() == line + len + 2 && messages.is_open(index) {
+                    keep(
+                        store,
+                        &mut self.counts,
+                        &self.settings,
+                        key,
+                        &read,
+                        &head,
+                        &body[line..line + len],
+                    );
+                }
+            }
+            (1.., _) => out.extend_from_slice(body),
+            // An error line, which every client knows.
+            (0, None) => return,
+        }
+        if sequence + 1 == total {
+            write_end(out);
+        }
+        messages.rewrite(index, out);
+    }
+}
+
+/// Keeps a value, unless it expires soon or nobody knows under which words.
+fn keep(
+    store: &mut Store,
+    counts: &mut Counts,
+    settings: &[u64; SETTINGS.len()],
+    key: &[u8],
+    read: &Read,
+    head: &Head,
+    value: &[u8],
+) {
+    let age_ns = match settings[AT_AGE] {
+        0 => u64::MAX,
+        age_ms => age_ms * MS,
+    };
+    // The server's seconds are not as long as they look.
+    let left_ns = match head.left_s {
+        Some(left_s) if !mutants::on("cache_ignore_ttl") => {
+            left_s.saturating_sub(1).saturating_mul(SECOND)
+        }
+        _ => u64::MAX,
+    };
+    let kept = read.words.filter(|_| !head.odd && left_ns > 0).and_then(|words| {
+        let until_ns = read.asked_ns.saturating_add(left_ns.min(age_ns));
+        let about =
+            About { words, asked_ns: read.asked_ns, until_ns, cas: head.cas, flags: head.flags };
+        store.insert(read.hash, key, value, &about)
+    });
+    match kept {
+        Some(evicted) => {
+            counts.fills += 1;
+            counts.evictions += evicted;
+        }
+        None => counts.unkept += 1,
+    }
+}
+
+/// Whether a datagram can only be the answer to a write with a data block, or of one key: reads and other commands are never answered like
+/// this.
+fn ends_write(body: &[u8]) -> bool {
+    match body.strip_suffix(b"\r\n") {
+        Some(b"STORED" | b"NOT_STORED" | b"EXISTS" | b"NOT_FOUND" | b"DELETED" | b"TOUCHED") => {
+            true
+        }
+        // The number after `incr`, which `decr` may pad.
+        Some(number) => {
+            let digits = number.trim_ascii_end();
+            !digits.is_empty() && digits.iter().all(u8::is_ascii_digit)
+        }
+        None => false,
+    }
+}
+
+impl Function for MemcachedCache {
+    fn decide(&mut self, direction: Direction, messages: &mut Messages) -> Result<(), Failure> {
+        if self.flight.is_none() {
+            self.reserve();
+        }
+        self.now_ns = messages.now_ns();
+        self.begin(self.now_ns);
+        // If this panics, messages pass unseen until the restart.
+        let mut watch = Watch { shared: Arc::clone(&self.shared), panicked: true };
+        for index in 0..messages.len() {
+            match direction {
+                Direction::Requests if messages.is_open(index) => {
+                    self.take_request(messages, index);
+                }
+                Direction::Requests => {}
+                Direction::Replies => self.take_reply(messages, index),
+            }
+        }
+        watch.panicked = false;
+        Ok(())
+    }
+
+    fn wants_notices(&self) -> bool {
+        true
+    }
+
+    fn notice(&mut self, notice: &Notice) {
+        match *notice {
+            Notice::Attached => self.sees = Sees::FromNow,
+            Notice::Detached => self.see_nothing(),
+            Notice::Tick { now_ns } => {
+                if self.flight.is_none() {
+                    self.reserve();
+                }
+                self.begin(now_ns);
+                self.now_ns = now_ns;
+            }
+            Notice::Ended {
+                request: RequestId { origin: Origin::Client(client), number }, ..
+            } => {
+                if let Some(flight) = &mut self.flight {
+                    flight.end_stream(&client, number, &self.shared.epochs, self.now_ns);
+                }
+            }
+            // Datagrams have no numbers: which one it was is not known.
+            Notice::Ended { .. } => {}
+            Notice::Gone { client, now_ns } => {
+                if let Some(flight) = &mut self.flight {
+                    flight.lose_stream(&client, &self.shared.epochs, now_ns);
+                }
+            }
+        }
+    }
+
+    fn restart(&mut self) -> Result<bool, Failure> {
+        self.sees = Sees::FromNow;
+        Ok(true)
+    }
+
+    fn registers(&self) -> &[Register] {
+        &self.registers
+    }
+
+    fn read(&mut self) -> Result<Vec<u64>, Failure> {
+        let mut values = self.counts.values();
+        let (entries, bytes) = self.store.as_ref().map_or((0, 0), Store::used);
+        values.extend([entries as u64, bytes as u64]);
+        values.extend(self.settings);
+        Ok(values)
+    }
+
+    fn reset(&mut self) -> Result<(), Failure> {
+        self.counts = Counts::default();
+        Ok(())
+    }
+
+    fn write(&mut self, register: usize, value: u64) -> Result<(), Failure> {
+        let at = register - (self.registers.len() - SETTINGS.len());
+        let (name, _, least, most) = SETTINGS[at];
+        if !(least..=most).contains(&value) {
+            return Err(Failure(format!("{name} is between {least} and {most}")));
+        }
+        match (at, &mut self.flight) {
+            (AT_MEMORY, Some(_)) if value != self.settings[AT_MEMORY] => {
+                let why =
+                    "is given when the function is attached: attach it again with another one";
+                return Err(Failure(format!("{name} {why}")));
+            }
+            (AT_GRACE, Some(flight)) => flight.grace_ns = value * MS,
+            _ => {}
+        }
+        self.settings[at] = value;
+        Ok(())
+    }
+}
+
+impl Drop for MemcachedCache {
+    fn drop(&mut self) {
+        self.see_nothing();
+    }
+}
+
+/// A call during which the instance may panic.
+struct Watch {
+    shared: Arc<Shared>,
+    panicked: bool,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if self.panicked {
+            self.shared.epochs.begin(Scope::Whole);
+        }
+    }
+}
+
+/// Whether a command asks for no answer, or only for some.
+fn is_quiet(message: &[u8]) -> bool {
+    let line = message.split(|byte| *byte == b'\r').next().unwrap_or(message);
+    line.ends_with(b" noreply") || line.ends_with(b" q")
+}

@@ -1,0 +1,205 @@
+//! Questions and answers as they are on the wire: what the cache asks the server, and what it answers clients.
+
+use super::flight::Mark;
+
+/// Hexadecimal digits of a mark.
+const MARK_DIGITS: usize = 24;
+const END: &[u8] = b"END\r\n";
+
+/// The first line of the answer to a question of the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// The key is not there.
+    Miss { mark: Mark },
+    /// A value follows.
+    Value { mark: Mark, head: Head },
+}
+
+/// What the line says of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    /// Bytes of the line.
+    pub(super) line: usize,
+    /// Bytes of the value.
+    pub(super) len: usize,
+    pub(super) flags: u32,
+    pub(super) cas: u64,
+    /// Seconds that are left; `None`: it does not expire.
+    pub(super) left_s: Option<u64>,
+    /// It is stale or is being made anew.
+    pub(super) odd: bool,
+}
+
+/// Writes the question for a key: its value with all that is to be known of it.
+pub(super) fn write_question(key: &[u8], mark: Mark, out: &mut Vec<u8>) {
+    out.extend_from_slice(b"mg ");
+    out.extend_from_slice(key);
+    out.extend_from_slice(b" v f c t O");
+    let Mark { tag, generation, ticket } = mark;
+    for word in [tag, generation, ticket] {
+        for digit in (0..8).rev() {
+            out.push(b"0123456789abcdef"[(word >> (4 * digit)) as usize & 15]);
+        }
+    }
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Reads the answer to a question of the cache; `None`: it is something else.
+pub(super) fn read_answer(answer: &[u8]) -> Option<Answer> {
+    let end = memchr::memchr(b'\n', answer)?;
+    let line = answer[..end].strip_suffix(b"\r")?;
+    let mut words = line.split(|byte| *byte == b' ');
+    let name = words.next()?;
+    let len = match name {
+        b"EN" => 0,
+        b"VA" => number(words.next()?)? as usize,
+        _ => return None,
+    };
+    let (mut mark, mut flags, mut cas, mut left) = (None, None, None, None);
+    let mut odd = false;
+    for word in words {
+        match word {
+            [b'f', value @ ..] => flags = Some(u32::try_from(number(value)?).ok()?),
+            [b'c', value @ ..] => cas = Some(number(value)?),
+            [b't', b'-', b'1'] => left = Some(None),
+            [b't', value @ ..] => left = Some(Some(number(value)?)),
+            [b'O', digits @ ..] => mark = Some(read_mark(digits)?),
+            [b'W' | b'X' | b'Z'] => odd = true,
+            _ => {}
+        }
+    }
+    let mark = mark?;
+    if name == b"EN" {
+        return Some(Answer::Miss { mark });
+    }
+    let head = Head { line: end + 1, len, flags: flags?, cas: cas?, left_s: left?, odd };
+    Some(Answer::Value { mark, head })
+}
+
+fn read_mark(digits: &[u8]) -> Option<Mark> {
+    if digits.len() != MARK_DIGITS {
+        return None;
+    }
+    let digit = |byte: &u8| char::from(*byte).to_digit(16);
+    let word = |at: usize| {
+        digits[at..at + 8].iter().try_fold(0u32, |word, byte| Some(word << 4 | digit(byte)?))
+    };
+    Some(Mark { tag: word(0)?, generation: word(8)?, ticket: word(16)? })
+}
+
+fn number(digits: &[u8]) -> Option<u64> {
+    if digits.is_empty() || digits.len() > 20 {
+        return None;
+    }
+    digits.iter().try_fold(0u64, |value, byte| {
+        let digit = byte.wrapping_sub(b'0');
+        let digit = (digit < 10).then_some(u64::from(digit))?;
+        value.checked_mul(10)?.checked_add(digit)
+    })
+}
+
+/// A decimal number without an allocation.
+pub(super) struct Decimal {
+    digits: [u8; 20],
+    begin: usize,
+}
+
+impl Decimal {
+    pub(super) fn of(mut value: u64) -> Self {
+        let (mut digits, mut begin) = ([b'0'; 20], 20);
+        loop {
+            begin -= 1;
+            digits[begin] = b'0' + (value % 10) as u8;
+            value /= 10;
+            if value == 0 {
+                return Self { digits, begin };
+            }
+        }
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.digits[self.begin..]
+    }
+}
+
+/// The parts of `VALUE KEY FLAGS BYTES [CAS]` in front of a value, and what is behind it.
+pub(super) struct ValueReply<'a> {
+    pub(super) key: &'a [u8],
+    pub(super) flags: u32,
+    pub(super) len: usize,
+    /// For `gets`.
+    pub(super) cas: Option<u64>,
+}
+
+impl ValueReply<'_> {
+    /// Writes the line.
+    pub(super) fn write_line(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(b"VALUE ");
+        out.extend_from_slice(self.key);
+        out.push(b' ');
+        out.extend_from_slice(Decimal::of(self.flags.into()).bytes());
+        out.push(b' ');
+        out.extend_from_slice(Decimal::of(self.len as u64).bytes());
+        if let Some(cas) = self.cas {
+            out.push(b' ');
+            out.extend_from_slice(Decimal::of(cas).bytes());
+        }
+        out.extend_from_slice(b"\r\n");
+    }
+}
+
+/// Writes what is behind the value.
+pub(super) fn write_end(out: &mut Vec<u8>) {
+    out.extend_from_slice(END);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_carries_its_mark_and_the_answer_brings_it_back() {
+        let mark = Mark { tag: 0xfedc_ba98, generation: 0x0123_4567, ticket: 0x89ab_cdef };
+        let mut question = Vec::new();
+        write_question(b"key", mark, &mut question);
+        assert_eq!(question, b"mg key v f c t Ofedcba980123456789abcdef\r\n");
+        // Recorded from memcached 1.6.18.
+        let value = b"VA 5 f7 c1 t-1 Ofedcba980123456789abcdef\r\nhello\r\n";
+        let head = Head { line: 42, len: 5, flags: 7, cas: 1, left_s: None, odd: false };
+        assert_eq!(read_answer(value), Some(Answer::Value { mark, head }));
+        let miss = b"EN Ofedcba980123456789abcdef\r\n";
+        assert_eq!(read_answer(miss), Some(Answer::Miss { mark }));
+        let stale = b"VA 1 f0 c9 t30 Ofedcba980123456789abcdef W X\r\nx\r\n";
+        let head = Head { line: 46, len: 1, flags: 0, cas: 9, left_s: Some(30), odd: true };
+        assert_eq!(read_answer(stale), Some(Answer::Value { mark, head }));
+    }
+
+    #[test]
+    fn anything_else_is_no_answer_to_a_question() {
+        for other in [
+            "",
+            "EN\r\n",
+            "END\r\n",
+            "EN O12\r\n",
+            "EN Ofedcba980123456789abcdeg\r\n",
+            "EN Ofedcba980123456789abcdef\n",
+            "HD Ofedcba980123456789abcdef\r\n",
+            "VA 1 Ofedcba980123456789abcdef\r\nx\r\n",
+            "VA x f0 c1 t-1 Ofedcba980123456789abcdef\r\nx\r\n",
+            "VA 1 f4294967296 c1 t-1 Ofedcba980123456789abcdef\r\nx\r\n",
+            "VA 1 f0 c18446744073709551616 t-1 Ofedcba980123456789abcdef\r\nx\r\n",
+            "VA 1 f0 c1 t-2 Ofedcba980123456789abcdef\r\nx\r\n",
+            "SERVER_ERROR out of memory Ofedcba980123456789abcdef\r\n",
+            "VALUE key 0 1\r\nx\r\nEND\r\n",
+        ] {
+            assert_eq!(read_answer(other.as_bytes()), None, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_written_in_decimal() {
+        for value in [0, 7, 10, 4_294_967_295, u64::MAX] {
+            assert_eq!(Decimal::of(value).bytes(), value.to_string().as_bytes());
+        }
+    }
+}
