@@ -1,14 +1,22 @@
 //! Functions that are part of the program.
 
+mod count_min;
+mod echo;
+mod generator;
 mod hyperloglog;
 mod memcached_cache;
 mod passthrough;
+mod rate_limiter;
 mod threshold;
 
+pub use count_min::CountMinFunction;
+pub use echo::Echo;
+pub use generator::Generator;
 pub use hyperloglog::HyperLogLogFunction;
 pub use memcached_cache::MemcachedCache;
 pub(crate) use memcached_cache::instances as memcached_caches;
 pub use passthrough::Passthrough;
+pub(crate) use rate_limiter::rate_limiters;
 pub use threshold::Threshold;
 
 /// The bytes of a message that a function looks at: `length` bytes from `offset` on, or all from there on if `length` is 0. `None`: the message

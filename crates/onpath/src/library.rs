@@ -5,7 +5,10 @@ use std::fmt;
 use std::io::{self, Read};
 use std::sync::Arc;
 
-use crate::builtin::{HyperLogLogFunction, Passthrough, Threshold, memcached_caches};
+use crate::builtin::{
+    CountMinFunction, Echo, Generator, HyperLogLogFunction, Passthrough, Threshold,
+    memcached_caches, rate_limiters,
+};
 use crate::chain::OnFailure;
 use crate::function::{Failure, Function, Merge, Register};
 
@@ -161,6 +164,39 @@ pub struct Builtin {
 /// Every built-in function.
 pub const BUILTINS: &[Builtin] = &[
     Builtin {
+        name: "count-min",
+        summary: "counts how often each item occurs in requests, and lists the most frequent ones. A count may be too large, by \
+                  2.7 of `width` items with a probability of e^-depth at most. Everything passes",
+        settings: &[
+            ("width", "counters in a row, a power of two: 16 to 1 048 576 (4096)"),
+            ("depth", "rows: 1 to 8 (4)"),
+            ("top", "items of the list: 0 to 256 (32)"),
+            ("offset", "where the item begins in a request, in bytes (0)"),
+            ("length", "bytes of the item; 0: to the end (0)"),
+            ("seed", "seed of the hash (0)"),
+        ],
+        texts: &[],
+        file: None,
+        instances: alone::<CountMinFunction>,
+    },
+    Builtin {
+        name: "echo",
+        summary: "answers each request with its own bytes",
+        settings: &[],
+        texts: &[],
+        file: None,
+        instances: alone::<Echo>,
+    },
+    Builtin {
+        name: "generator",
+        summary: "answers each request with a message that it makes: a 64-bit number that counts up, most significant byte first, \
+                  then one byte again and again",
+        settings: &[("length", "bytes of the message: 0 to 2048 (64)"), ("byte", "the byte (46)")],
+        texts: &[],
+        file: None,
+        instances: alone::<Generator>,
+    },
+    Builtin {
         name: "hyperloglog",
         summary: "estimates how many different items requests have had, with a standard error of 1.04 / sqrt(2^precision). \
                   Everything passes",
@@ -210,6 +246,23 @@ pub const BUILTINS: &[Builtin] = &[
         texts: &[],
         file: None,
         instances: alone::<Passthrough>,
+    },
+    Builtin {
+        name: "rate-limiter",
+        summary: "drops requests above a rate, with all workers together",
+        settings: &[
+            ("rate", "requests a second: 1 to 1 000 000 000 (1000)"),
+            ("burst", "requests at once after a pause: 1 to 4 294 967 296 (100)"),
+            ("offset", "where the range of `by = \"range\"` begins in a request, in bytes (0)"),
+            ("length", "bytes of the range; 0: to the end (0)"),
+        ],
+        texts: &[(
+            "by",
+            "whose requests have the rate: `\"service\"` all together; `\"client\"` those of each address, of other clients than \
+             datagrams those of each connection; `\"range\"` those with the same bytes there (`\"service\"`)",
+        )],
+        file: None,
+        instances: rate_limiters,
     },
     Builtin {
         name: "threshold",

@@ -352,6 +352,15 @@ impl Messages {
         self.written_len_max.min(self.bytes_max - self.bytes.len())
     }
 
+    /// Answers an open request with the bytes that it has. If a reply must not have so many it is dropped as `reply_too_long`.
+    pub fn reply_same(&mut self, index: usize) {
+        if self.entries[index].len as usize > self.written_len_max {
+            self.drop(index, DropReason::ReplyTooLong);
+        } else if self.close(index, Outcome::Reply) {
+            self.tally.replied += 1;
+        }
+    }
+
     /// Replaces the bytes of an open message, which stays open. If there is no room for them it is dropped as
     /// `reply_too_long` or `reply_memory`.
     pub fn rewrite(&mut self, index: usize, bytes: &[u8]) {
