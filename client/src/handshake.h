@@ -44,6 +44,7 @@
     X(26, drain_timeout) \
     X(38, function_drop) \
     X(39, function_failed) \
+    X(42, ring_full) \
     X(40, upstream_refused) \
     X(41, upstream_flows) \
     X(27, stale_token) \

@@ -23,6 +23,7 @@ enum serval_verdict {
   SERVAL_REPLY = 2,    // a request is answered with `written`; a reply is replaced by it
   SERVAL_REWRITE = 3,  // `written` takes its place
   SERVAL_STEER = 4,    // a request goes to the mqueue with the number `argument`, over all workers
+  SERVAL_DELIVER = 5,  // a request goes into the ring of the application that made the function (serval/ik.h); a reply passes
 };
 
 // The descriptor of a message. The function writes all fields but `payload` and `length`, which it may read.

@@ -13,7 +13,7 @@ pub fn memory(input: &[u8]) {
             Ok(Decision::Reply(start, len) | Decision::Rewrite(start, len)) => {
                 assert!(start.checked_add(len).is_some_and(|end| end <= memory_bytes));
             }
-            Ok(Decision::Pass | Decision::Drop | Decision::Steer(_)) => {}
+            Ok(Decision::Pass | Decision::Drop | Decision::Steer(_) | Decision::Deliver) => {}
             Err(why) => assert!(!why.is_empty() && !why.contains(char::is_control), "{why:?}"),
         }
     }

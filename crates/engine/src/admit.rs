@@ -45,6 +45,8 @@ pub(crate) enum Admitted {
     Lost(DropReason),
     /// It was received, and the chain has written the reply; see [`Batch::reply`].
     Answered,
+    /// It was received, and is in the ring of an application: there is no reply.
+    Consumed,
 }
 
 /// The messages that one receive call brought for one service.
@@ -213,6 +215,15 @@ impl<H: Hooks> Batch<H> {
             Outcome::Pass => turn.submit(self.service, &arrival, &mut message),
             Outcome::Steer(to) => turn.submit_to(self.service, &arrival, &mut message, to),
             Outcome::Drop(reason) => Err(Refusal::Drop(reason)),
+            Outcome::Deliver => {
+                chain.set_done(index);
+                chain.set_unsent(index);
+                self.messages += 1;
+                self.bytes += len as u64;
+                self.count_now(turn);
+                turn.services[self.service].count_consumed(1);
+                return (Admitted::Consumed, arrival);
+            }
             Outcome::Reply if bytes.len() > turn.services[self.service].max_reply_bytes => {
                 Err(Refusal::Drop(DropReason::ReplyTooLong))
             }

@@ -1,6 +1,7 @@
 //! Functions that are part of the program.
 
 mod count_min;
+mod deliver;
 mod echo;
 mod generator;
 mod hyperloglog;
@@ -10,6 +11,7 @@ mod rate_limiter;
 mod threshold;
 
 pub use count_min::CountMinFunction;
+pub use deliver::Deliver;
 pub use echo::Echo;
 pub use generator::Generator;
 pub use hyperloglog::HyperLogLogFunction;

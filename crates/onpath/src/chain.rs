@@ -15,7 +15,7 @@ use mqueue::count::Counter;
 use wire::DropReason;
 
 use crate::function::{
-    Command, CommandError, Direction, Failure, Function, Merge, Notice, Reading,
+    Command, CommandError, Direction, Failure, Function, Merge, Notice, Reading, RequestId,
 };
 use crate::messages::{Messages, Tally};
 
@@ -96,6 +96,10 @@ counters! {
     rewritten,
     /// Requests that it steered.
     steered,
+    /// Requests that it put into the ring of its application.
+    delivered,
+    /// Requests that were dropped because that ring had no room, or it has none.
+    ring_full,
     /// Calls that failed.
     failures,
     /// Messages that passed because it was failing.
@@ -117,12 +121,25 @@ impl Counters {
     }
 }
 
+/// Where an application reads the requests that a function delivers to it, on one worker.
+pub trait Sink: Send {
+    /// Puts a request there. False: there is no room.
+    fn put(&mut self, message: &[u8], request: &RequestId) -> bool;
+
+    /// Makes visible what was put, and wakes up the reader.
+    fn publish(&mut self);
+}
+
+/// A [`Sink`] that stays when the function gets other instances. Two of them on one worker never run at the same time.
+pub type SharedSink = Arc<Mutex<dyn Sink>>;
+
 /// A function in a chain.
 pub struct Link {
     id: u64,
     function: Box<dyn Function>,
     policy: Policy,
     counters: Arc<Counters>,
+    sink: Option<SharedSink>,
     /// Until when it is not called, and then not before it is restarted; `None` if it works.
     failing_until_ns: Option<u64>,
     /// The pause after the next restart that fails.
@@ -149,12 +166,18 @@ impl Link {
             function,
             policy,
             counters,
+            sink: None,
             failing_until_ns: None,
             back_off_ns: PAUSE_NS_MIN,
             allowance_ns,
             allowed_ns: 0,
             now_ns: 0,
         }
+    }
+
+    /// The same with a ring of an application.
+    pub fn with_sink(self, sink: Option<SharedSink>) -> Self {
+        Self { sink, ..self }
     }
 
     fn decide(&mut self, direction: Direction, messages: &mut Messages, clock: &dyn Fn() -> u64) {
@@ -197,9 +220,29 @@ impl Link {
             self.fail(end_ns, took_ns, failure);
             return false;
         }
+        if direction == Direction::Requests && messages.tally().delivered != before.delivered {
+            self.deliver(messages);
+        }
         self.count_decisions(direction, before, messages.tally());
         self.counters.passed.add(messages.open() as u64);
         true
+    }
+
+    /// What the call delivers goes into the ring. The lock is free: only instances of one worker have it.
+    fn deliver(&mut self, messages: &mut Messages) {
+        let (mut put, mut refused) = (0, 0);
+        let mut sink = self.sink.as_ref().and_then(|sink| sink.try_lock().ok());
+        messages.put_delivered(|message, request| {
+            let taken = sink.as_mut().is_some_and(|sink| sink.put(message, request));
+            put += u64::from(taken);
+            refused += u64::from(!taken);
+            taken
+        });
+        if let Some(sink) = &mut sink {
+            sink.publish();
+        }
+        self.counters.delivered.add(put);
+        self.counters.ring_full.add(refused);
     }
 
     /// After a failed call: the function sees the open messages one by one, as long as it may fail.

@@ -17,7 +17,7 @@ pub mod sketch;
 #[cfg(feature = "wasm")]
 pub mod wasm;
 
-pub use chain::{Arranged, Chain, Counters, Link, OnFailure, Policy, Snapshot};
+pub use chain::{Arranged, Chain, Counters, Link, OnFailure, Policy, SharedSink, Sink, Snapshot};
 pub use function::{
     Command, CommandError, Direction, End, Failure, Function, Merge, Notice, Reading, Register,
     RequestId,

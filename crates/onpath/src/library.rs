@@ -6,7 +6,7 @@ use std::io::{self, Read};
 use std::sync::Arc;
 
 use crate::builtin::{
-    CountMinFunction, Echo, Generator, HyperLogLogFunction, Passthrough, Threshold,
+    CountMinFunction, Deliver, Echo, Generator, HyperLogLogFunction, Passthrough, Threshold,
     memcached_caches, rate_limiters,
 };
 use crate::chain::OnFailure;
@@ -178,6 +178,15 @@ pub const BUILTINS: &[Builtin] = &[
         texts: &[],
         file: None,
         instances: alone::<CountMinFunction>,
+    },
+    Builtin {
+        name: "deliver",
+        summary: "puts every request into the ring of the application that made it (`custom_ring_create` in serval/ik.h); without a ring \
+                  requests are dropped as `ring_full`",
+        settings: &[],
+        texts: &[],
+        file: None,
+        instances: alone::<Deliver>,
     },
     Builtin {
         name: "echo",

@@ -37,6 +37,8 @@ pub enum Outcome {
     Reply,
     /// A request goes to this mqueue of the service, numbered over all workers.
     Steer(u32),
+    /// A request is in the ring of an application, which is its end. A reply passes.
+    Deliver,
 }
 
 /// How many messages functions have decided about, by decision, and how many they have rewritten.
@@ -50,6 +52,8 @@ pub struct Tally {
     pub steered: u64,
     /// Messages with other bytes than before.
     pub rewritten: u64,
+    /// Requests for the ring of an application.
+    pub delivered: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -323,6 +327,26 @@ impl Messages {
         (entry.open, entry.outcome) = (false, outcome);
         self.open -= 1;
         true
+    }
+
+    /// Puts an open request into the ring of the function's application.
+    pub fn deliver(&mut self, index: usize) {
+        if self.close(index, Outcome::Deliver) {
+            self.tally.delivered += 1;
+        }
+    }
+
+    /// Lets `put` put the requests into a ring that the running call delivers; those for which it returns false are dropped as `ring_full`.
+    pub(crate) fn put_delivered(&mut self, mut put: impl FnMut(&[u8], &RequestId) -> bool) {
+        for (index, _) in &self.changed {
+            let entry = &mut self.entries[*index as usize];
+            if entry.outcome == Outcome::Deliver {
+                let bytes = &self.bytes[entry.start as usize..][..entry.len as usize];
+                if !put(bytes, &self.requests[*index as usize]) {
+                    entry.outcome = Outcome::Drop(DropReason::RingFull);
+                }
+            }
+        }
     }
 
     /// Drops an open message. A reason that does not end requests is replaced by `function_drop`.

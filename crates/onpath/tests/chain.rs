@@ -1,12 +1,12 @@
 //! Chains of functions, and the built-in ones.
 
 use std::cell::Cell;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use onpath::builtin::{Passthrough, Threshold};
 use onpath::{
     Arranged, Chain, Command, CommandError, Counters, Direction, Failure, Function, Link, Merge,
-    Messages, OnFailure, Outcome, Policy,
+    Messages, OnFailure, Outcome, Policy, RequestId, Sink,
 };
 use proptest::prelude::*;
 use wire::DropReason;
@@ -363,4 +363,79 @@ proptest! {
             arrived = passed;
         }
     }
+}
+
+/// A ring with this much room, and how often it was made visible.
+#[derive(Default)]
+struct Room {
+    room: usize,
+    put: Vec<Vec<u8>>,
+    published: usize,
+}
+
+impl Sink for Room {
+    fn put(&mut self, message: &[u8], _: &RequestId) -> bool {
+        let fits = self.put.len() < self.room;
+        self.put.extend(fits.then(|| message.to_vec()));
+        fits
+    }
+
+    fn publish(&mut self) {
+        self.published += 1;
+    }
+}
+
+#[test]
+fn requests_are_delivered_once_in_order_as_long_as_there_is_room() {
+    let sink = Arc::new(Mutex::new(Room { room: 3, ..Room::default() }));
+    let delivers = Does(|_, messages: &mut Messages| {
+        messages.rewrite(0, b"rewritten");
+        for index in 0..messages.len() {
+            if messages.bytes(index) != b"pass" {
+                messages.deliver(index);
+                messages.deliver(index);
+                messages.drop(index, DropReason::FunctionDrop);
+            }
+        }
+        Ok(())
+    });
+    let (delivers, counters) = link(0, delivers, OnFailure::Open);
+    let (sees, after) = link(1, Passthrough, OnFailure::Open);
+    let mut chain = Chain::new(vec![delivers.with_sink(Some(sink.clone())), sees]);
+    let mut requests = batch(&[b"a", b"b", b"pass", b"c", b"d", b"e"]);
+    chain.decide(Direction::Requests, &mut requests, &|| 0);
+    let outcomes: Vec<_> = (0..6).map(|index| requests.outcome(index)).collect();
+    let full = Outcome::Drop(DropReason::RingFull);
+    use Outcome::{Deliver, Pass};
+    assert_eq!(outcomes, [Deliver, Deliver, Pass, Deliver, full, full]);
+    let found = sink.lock().unwrap();
+    assert_eq!(
+        (&found.put[..], found.published),
+        (&[b"rewritten".to_vec(), b"b".into(), b"c".into()][..], 1)
+    );
+    drop(found);
+    assert_eq!((counters.delivered.value(), counters.ring_full.value()), (3, 2));
+    assert_eq!((counters.passed.value(), after.messages.value()), (1, 1));
+    // A reply that it delivers passes, and nothing is put anywhere.
+    let mut replies = batch(&[b"a"]);
+    chain.decide(Direction::Replies, &mut replies, &|| 0);
+    assert_eq!(sink.lock().unwrap().put.len(), 3);
+}
+
+#[test]
+fn nothing_of_a_call_that_fails_is_delivered() {
+    let sink = Arc::new(Mutex::new(Room { room: 9, ..Room::default() }));
+    let mut calls = 0;
+    let fails = Does(move |_, messages: &mut Messages| {
+        calls += 1;
+        (0..messages.len()).for_each(|index| messages.deliver(index));
+        if calls == 1 { Err(Failure("as the test wants".into())) } else { Ok(()) }
+    });
+    let (fails, counters) = link(0, fails, OnFailure::Open);
+    let mut chain = Chain::new(vec![fails.with_sink(Some(sink.clone()))]);
+    let mut requests = batch(&[b"a", b"b"]);
+    chain.decide(Direction::Requests, &mut requests, &|| 0);
+    // After the failure each of them is shown alone.
+    assert_eq!(sink.lock().unwrap().put, [b"a", b"b"]);
+    assert_eq!((counters.failures.value(), counters.delivered.value()), (1, 2));
 }

@@ -14,11 +14,13 @@
 //! before it was requested, and all peers that requested it meanwhile get its outcome.
 
 pub mod client;
+pub mod custom_ring;
 pub mod discovery;
 mod functions;
 pub mod protocol;
 mod reception;
 
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,8 +61,20 @@ struct FunctionTask {
     outcome: Outcome,
 }
 
-/// The outcome of a reload, for all that requested it.
-type Outcome = Arc<OnceLock<Json>>;
+/// The outcome of a reload, for all that requested it, or of another request.
+type Outcome = Arc<OnceLock<Told>>;
+
+/// An answer, with the descriptors that go with it.
+struct Told {
+    answer: Json,
+    files: Vec<OwnedFd>,
+}
+
+impl From<Json> for Told {
+    fn from(answer: Json) -> Self {
+        Self { answer, files: Vec::new() }
+    }
+}
 
 /// The queue of the thread that owns the server; at most one reload waits in it.
 struct Tasks {
@@ -320,12 +334,12 @@ impl Owner {
                     if self.ending.load(Ordering::Relaxed) {
                         continue;
                     }
-                    outcome.set(self.reload()).expect("it is set once");
+                    outcome.set(self.reload().into()).ok().expect("it is set once");
                 }
                 Ok(Task::Functions(task)) => {
                     let FunctionTask { caller, request, content, outcome } = *task;
                     let answer = functions::answer(&mut self.server, caller, &request, content);
-                    outcome.set(answer).expect("it is set once");
+                    outcome.set(answer).ok().expect("it is set once");
                 }
                 Ok(Task::Ended(connection)) => {
                     let functions = self.server.end_connection(connection);
@@ -516,8 +530,9 @@ mod tests {
         let outcome = tasks.begin();
         let second = ask();
         assert_eq!(inbox.try_iter().count(), 1, "a queued reload may read a newer file");
-        outcome.set(json!(1)).unwrap();
-        assert!(first.iter().all(|outcome| outcome.get() == Some(&json!(1))));
+        outcome.set(json!(1).into()).ok().unwrap();
+        let answer = |outcome: &Outcome| outcome.get().map(|told| told.answer.clone());
+        assert!(first.iter().all(|outcome| answer(outcome) == Some(json!(1))));
         assert!(second.iter().all(|outcome| outcome.get().is_none()));
     }
 

@@ -15,6 +15,7 @@ pub mod log;
 pub mod machine;
 mod server;
 
+pub(crate) use server::address_in;
 pub use server::{
     Attachment, Caller, ChangeError, ChangeReport, FunctionCounters, FunctionError, FunctionView,
     Origin, Place, REFUSED, Refusal, Refused, RegisterAction, Registers, Replacement, Server,

@@ -135,6 +135,7 @@ const CAUSES: &[(DropReason, Cause)] = {
 const NOT_IN_PLANS: &[DropReason] = &[
     DropReason::FunctionDrop,
     DropReason::FunctionFailed,
+    DropReason::RingFull,
     DropReason::UpstreamRefused,
     DropReason::UpstreamFlows,
 ];

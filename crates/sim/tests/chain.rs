@@ -11,7 +11,7 @@ use engine::{ChainReply, ChainRequest, ShmClient, ShmPeer};
 use mqueue::abi::kind;
 use mqueue::memory::Ordering as Order;
 use mqueue::{Head, HeapMapping, MappedMemory, Memory, Region};
-use onpath::builtin::Threshold;
+use onpath::builtin::{Deliver, Threshold};
 use onpath::{Command, Direction, Failure, Function, Messages, OnFailure, Reading};
 use scene::{Scene, request, script};
 use sim::behaviour::Behaviour;
@@ -405,4 +405,16 @@ fn the_threshold_drops_what_is_beyond_its_limits() {
         panic!("no values")
     };
     assert_eq!((values[2], values[4]), (2, 2), "count and dropped");
+}
+
+#[test]
+// provokes: ring_full
+fn what_a_function_delivers_without_a_ring_is_dropped() {
+    let mut scene = script(FRAMING).play();
+    let counters = scene.world.set_functions(0, 0, vec![(Box::new(Deliver), OnFailure::Closed)]);
+    scene.run(1);
+    ask(&mut scene, request(0));
+    assert_eq!((scene.replied(), scene.dropped(DropReason::RingFull)), (0, 2));
+    assert_eq!((counters[0].ring_full.value(), counters[0].delivered.value()), (2, 0));
+    scene.world.check().unwrap();
 }

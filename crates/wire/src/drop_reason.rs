@@ -240,6 +240,10 @@ drop_reasons! {
     FunctionFailed = 39, "function_failed", Request(Failed),
         "The function returned an error, panicked or exceeded its deadline. It is restarted \
          automatically. With `on_failure = \"open\"` messages pass meanwhile.";
+    /// A function delivered it to the ring of an application, which has no room, or the function has no ring.
+    RingFull = 42, "ring_full", Request(OutOfCapacity),
+        "The application reads its ring more slowly than messages arrive, or has ended: give the ring \
+         more entries, or read it more often.";
 
     /// The upstream server of a proxy refused the connection or the datagram, or ended the connection before it had answered.
     UpstreamRefused = 40, "upstream_refused", Request(Failed),

@@ -147,7 +147,7 @@ impl Peers {
                     break;
                 }
                 Admitted::Lost(reason) => Self::report_loss(turn, &envelope, reason),
-                Admitted::Accepted | Admitted::Answered => {}
+                Admitted::Accepted | Admitted::Answered | Admitted::Consumed => {}
             }
             link.requests.advance();
             took = true;

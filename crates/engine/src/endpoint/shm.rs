@@ -549,6 +549,10 @@ impl ActiveClient {
             if let Admitted::Lost(reason) = admitted {
                 self.report_loss(index, header.tag, reason, dirty);
             }
+            if H::ATTACHED && admitted == Admitted::Consumed {
+                // Each request has an outcome.
+                self.report_loss(index, header.tag, DropReason::FunctionDrop, dirty);
+            }
             if H::ATTACHED && admitted == Admitted::Answered {
                 self.answer(&turn.services[service], (index, header.tag), batch.reply(), dirty);
             }

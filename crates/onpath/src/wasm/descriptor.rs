@@ -9,6 +9,7 @@ const DROP: u32 = 1;
 const REPLY: u32 = 2;
 const REWRITE: u32 = 3;
 const STEER: u32 = 4;
+const DELIVER: u32 = 5;
 
 /// What a module has decided about a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +24,8 @@ pub enum Decision {
     Rewrite(usize, usize),
     /// It goes to this mqueue.
     Steer(u32),
+    /// It goes into the ring of the application.
+    Deliver,
 }
 
 /// The descriptor of a message that is at these bytes of the module's memory.
@@ -48,6 +51,7 @@ pub fn read_descriptor(
             PASS => Ok(Decision::Pass),
             DROP => Ok(Decision::Drop),
             STEER => Ok(Decision::Steer(argument)),
+            DELIVER => Ok(Decision::Deliver),
             other => Err(format!("it wrote the verdict {other}, which does not exist")),
         };
     }

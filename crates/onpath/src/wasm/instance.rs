@@ -371,6 +371,10 @@ impl Function for Instance {
                     Decision::Pass => {}
                     Decision::Drop => messages.drop(index, DropReason::FunctionDrop),
                     Decision::Steer(mqueue) => messages.steer(index, mqueue),
+                    Decision::Deliver if direction == Direction::Requests => {
+                        messages.deliver(index);
+                    }
+                    Decision::Deliver => {}
                     Decision::Reply(start, len) if direction == Direction::Requests => {
                         messages.reply(index, &memory[start..start + len]);
                     }

@@ -1,6 +1,6 @@
 //! Requests about functions to a running server, from another process. `serval fn` uses it, and so can any Rust program.
 
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,7 @@ use sys::PrivateFile;
 use sys::local::{LocalSocket, wait_readable};
 
 use super::ControlError;
+use super::custom_ring::CustomRing;
 use super::discovery::connect;
 use super::protocol::{ANSWER_BYTES_MAX, FunctionRequest, RegisterAction, Request, read_answer};
 use crate::{Attachment, Place, Registers, Replacement, Target};
@@ -43,6 +44,18 @@ impl FunctionClient {
     pub fn create(&self, spec: &Spec, bound: bool) -> Result<u64, ControlError> {
         let answer = self.ask(FunctionRequest::Create { spec: spec.clone(), bound })?;
         self.id(&answer)
+    }
+
+    /// Gives a function that was created, and is not attached, a ring for what it delivers: with `entries` places for each worker, a power of two.
+    pub fn make_ring(
+        &self,
+        id: u64,
+        entries: u32,
+        message_bytes: u32,
+    ) -> Result<CustomRing, ControlError> {
+        let request = FunctionRequest::Ring { id, entries, message_bytes };
+        let (_, files) = self.ask_for_files(request)?;
+        CustomRing::open(files).map_err(ControlError::Failed)
     }
 
     /// Attaches a function that was created.
@@ -96,6 +109,13 @@ impl FunctionClient {
 
     /// Sends a request, with the content of its file, and waits for the answer.
     fn ask(&self, request: FunctionRequest) -> Result<Json, ControlError> {
+        self.ask_for_files(request).map(|(answer, _)| answer)
+    }
+
+    fn ask_for_files(
+        &self,
+        request: FunctionRequest,
+    ) -> Result<(Json, Vec<OwnedFd>), ControlError> {
         let shown = self.path.display();
         let failed = |error| ControlError::Failed(format!("no server answers at {shown}: {error}"));
         let content = request.file().map(|path| {
@@ -112,21 +132,22 @@ impl FunctionClient {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             wait_readable(&[self.socket.as_fd()], Some(left));
-            let len = match self.socket.receive(&mut bytes).map_err(failed)? {
+            let received = self.socket.receive_descriptors(&mut bytes).map_err(failed)?;
+            let (len, files) = match received {
                 None if left.is_zero() => {
                     let why = format!("the server at {shown} does not answer");
                     return Err(ControlError::Failed(why));
                 }
                 None => continue,
-                Some(0) => {
+                Some((0, _)) => {
                     return Err(ControlError::Failed(format!("the server at {shown} ended")));
                 }
-                Some(len) => len,
+                Some(received) => received,
             };
             let answer = read_answer(&bytes[..len]).map_err(ControlError::Failed)?;
             return match answer["error"].as_str() {
                 Some(why) => Err(ControlError::Failed(why.to_owned())),
-                None => Ok(answer),
+                None => Ok((answer, files)),
             };
         }
     }

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
+use super::Told;
 use super::protocol::{FunctionRequest, spec_json};
 use crate::{Caller, FunctionError, FunctionView, Origin, Server};
 
@@ -11,9 +12,17 @@ pub(super) fn answer(
     caller: Caller,
     request: &FunctionRequest,
     content: Option<Vec<u8>>,
-) -> Json {
+) -> Told {
+    if let FunctionRequest::Ring { id, entries, message_bytes } = request {
+        return match server.make_ring(caller, *id, *entries, *message_bytes) {
+            Ok((files, workers)) => {
+                Told { answer: json!({ "result": "created", "workers": workers }), files }
+            }
+            Err(error) => json!({ "error": error.to_string() }).into(),
+        };
+    }
     let done = done(server, caller, request, content);
-    done.unwrap_or_else(|error| json!({ "error": error.to_string() }))
+    done.unwrap_or_else(|error| json!({ "error": error.to_string() })).into()
 }
 
 fn done(
@@ -28,6 +37,7 @@ fn done(
             let functions: Vec<Json> = server.functions_of(caller).iter().map(view).collect();
             Ok(json!({ "result": "listed", "functions": functions }))
         }
+        FunctionRequest::Ring { .. } => unreachable!("its answer has descriptors"),
         FunctionRequest::Create { spec, bound } => {
             let id = server.create_function(caller, spec, content, *bound)?;
             let (name, function) = (&spec.name, &spec.function);

@@ -61,6 +61,15 @@ pub enum FunctionRequest {
         /// Its place in the chain.
         place: Place,
     },
+    /// Give a function that was created a ring for what it delivers. Its descriptors come with the answer.
+    Ring {
+        /// Its id.
+        id: u64,
+        /// Places for each worker.
+        entries: u32,
+        /// Longest request.
+        message_bytes: u32,
+    },
     /// Give a function other code, other parameters or another policy.
     Replace(Target, Replacement),
     /// Detach a function.
@@ -142,6 +151,12 @@ impl FunctionRequest {
                 let (spec, place) = (parse_spec(request)?, parse_place(request)?);
                 Ok(Self::Attach { service: service()?, spec, place })
             }
+            Some("ring") => {
+                let max = u32::MAX.into();
+                let entries = number(request, "entries", max, 1024)? as u32;
+                let message_bytes = number(request, "message_bytes", max, 2048)? as u32;
+                Ok(Self::Ring { id: id(request)?, entries, message_bytes })
+            }
             Some("replace") => Ok(Self::Replace(target(request)?, parse_replacement(request)?)),
             Some("detach") => Ok(Self::Detach(target(request)?)),
             Some("destroy") => Ok(Self::Destroy(id(request)?)),
@@ -152,7 +167,7 @@ impl FunctionRequest {
                 let value = value.ok_or("the request has no integer \"value\"")?;
                 registers(RegisterAction::Write(text(request, "register", TEXT_BYTES_MAX)?, value))
             }
-            _ => Err("\"do\" is one of list, create, attach, replace, detach, destroy, read, reset and write"
+            _ => Err("\"do\" is one of list, create, ring, attach, replace, detach, destroy, read, reset and write"
                 .to_owned()),
         }
     }
@@ -175,6 +190,9 @@ impl FunctionRequest {
                 request["service"] = service.as_str().into();
                 place_json(&mut request, place);
                 ("attach", request)
+            }
+            Self::Ring { id, entries, message_bytes } => {
+                ("ring", json!({ "id": id, "entries": entries, "message_bytes": message_bytes }))
             }
             Self::Replace(target, by) => {
                 let mut request = target_json(target);
@@ -450,6 +468,7 @@ mod tests {
             FunctionRequest::Detach(named()),
             FunctionRequest::Detach(Target::Id(7)),
             FunctionRequest::Destroy(1 << 60),
+            FunctionRequest::Ring { id: 3, entries: 4, message_bytes: u32::MAX },
             registers(RegisterAction::Read),
             registers(RegisterAction::Reset),
             registers(RegisterAction::Write("low".into(), 1)),
@@ -466,6 +485,8 @@ mod tests {
             ("\"do\": \"detach\", \"id\": -1", "has no integer \"id\""),
             ("\"do\": \"destroy\", \"service\": \"s\", \"name\": \"f\"", "has no integer \"id\""),
             ("\"do\": \"replace\", \"id\": 1", "replaces nothing"),
+            ("\"do\": \"ring\", \"id\": 1, \"entries\": 1e3", "no integer from 0 to"),
+            ("\"do\": \"ring\", \"entries\": 8", "has no integer \"id\""),
             ("\"do\": \"replace\", \"id\": 1, \"function\": \"f.wasm\"", "must be absolute"),
             (
                 "\"do\": \"create\", \"name\": \"f\", \"function\": \"f\", \"bound\": 1",

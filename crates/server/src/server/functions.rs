@@ -13,7 +13,9 @@
 mod chains;
 mod error;
 mod objects;
+mod ring;
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc;
 
@@ -29,6 +31,8 @@ pub use error::FunctionError;
 pub(super) use objects::Functions;
 use objects::{CREATED_MAX, CREATED_PER_USER_MAX, Object};
 pub use objects::{Caller, FunctionCounters, Origin, REFUSED, Refused};
+use ring::ApplicationRing;
+pub(crate) use ring::address_in;
 
 /// A function that is attached.
 pub(super) struct AttachedFunction {
@@ -202,8 +206,38 @@ impl Server {
         let id = self.functions.next_id();
         let origin = Origin::Created { user: caller.user, connection };
         let (spec, written) = (spec.clone(), Vec::new());
-        self.functions.detached.push(Object { id, origin, spec, written, content: content.into() });
+        let content = content.into();
+        let object = Object { id, origin, spec, written, content, ring: None };
+        self.functions.detached.push(object);
         Ok(id)
+    }
+
+    /// Gives a function that was created, and is not attached, a ring for what it delivers: with `entries` places for each worker. It replaces the
+    /// one that the function has. Returns the descriptors of the region and of the wake-ups, and the number of workers.
+    pub fn make_ring(
+        &mut self,
+        caller: Caller,
+        id: u64,
+        entries: u32,
+        message_bytes: u32,
+    ) -> Result<(Vec<OwnedFd>, usize), FunctionError> {
+        let at = match self.find(caller, &Target::Id(id))? {
+            Found::Detached(at) => at,
+            Found::Attached(index, of) => {
+                let name = self.service_slots[index].functions[of].object.spec.name.clone();
+                let service = self.topology.services[index].name.clone();
+                return Err(FunctionError::Attached { name, service });
+            }
+        };
+        let name = self.functions.detached[at].spec.name.clone();
+        self.functions.detached[at].ring = None;
+        let taken = self.objects().filter_map(|object| object.ring.as_ref());
+        let taken = taken.map(|ring| ring.bytes()).sum();
+        let workers = self.fabric.workers();
+        let ring = ApplicationRing::new(&name, workers, entries, message_bytes, taken)?;
+        let files = ring.files().map_err(|error| FunctionError::Ring(name, error.to_string()))?;
+        self.functions.detached[at].ring = Some(Arc::new(ring));
+        Ok((files, workers))
     }
 
     /// Attaches a function that was created to a service.
@@ -250,6 +284,7 @@ impl Server {
         }
         let attached = self.service_slots[index].functions.iter();
         let former = attached.map(|f| &f.object).find(|object| object.spec.name == spec.name);
+        let ring = former.and_then(|object| object.ring.clone());
         let (id, origin) = match former {
             Some(object) if !object.is_of(caller) => {
                 self.functions.counters.count_refused(Refused::Function);
@@ -263,7 +298,7 @@ impl Server {
         let replaced = id.is_some();
         let id = id.unwrap_or_else(|| self.functions.next_id());
         let (spec, written) = (spec.clone(), Vec::new());
-        self.insert(index, Object { id, origin, spec, written, content }, place)?;
+        self.insert(index, Object { id, origin, spec, written, content, ring }, place)?;
         Ok(Attachment { id, replaced })
     }
 

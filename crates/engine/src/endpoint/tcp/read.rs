@@ -424,6 +424,7 @@ impl TcpConnections {
             Admitted::Answered => {
                 self.deliver_payload(turn, service, &request, batch.reply());
             }
+            Admitted::Consumed => self.record(turn, key, number, Outcome::Nothing),
             Admitted::Accepted | Admitted::Held => {}
         }
         true

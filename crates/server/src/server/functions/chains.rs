@@ -125,7 +125,9 @@ impl Server {
                     let _ = function.write(register, *value);
                 }
             }
-            links.push(Link::new(link, function, policy, metrics.of_worker(worker)));
+            let sink = object.ring.as_ref().map(|ring| ring.sink(worker));
+            let new = Link::new(link, function, policy, metrics.of_worker(worker));
+            links.push(new.with_sink(sink));
         }
         object.written.retain(|(setting, _)| setting_of(&registers, setting).is_some());
         let attached = AttachedFunction { object, link, registers, code, metrics };
@@ -301,6 +303,7 @@ impl Server {
             spec: spec.clone(),
             written: Vec::new(),
             content: content.into(),
+            ring: None,
         };
         self.make_function(service, object, None)
     }

@@ -94,6 +94,9 @@ pub enum FunctionError {
         "the engine opens no files for user {0}: send the content of the file with the request, as `serval fn` does"
     )]
     NoContent(u32),
+    /// A ring that cannot be made.
+    #[error("the ring of function {0:?} cannot be made: {1}")]
+    Ring(String, String),
     /// A function that ends with a connection needs one.
     #[error("the function cannot end with a connection: there is none")]
     NoConnection,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::ring::ApplicationRing;
 use onpath::library::builtin;
 use onpath::{Param, Spec};
 
@@ -60,6 +61,8 @@ pub(super) struct Object {
     pub(super) written: Vec<(String, u64)>,
     /// The content of its file, or nothing.
     pub(super) content: Arc<[u8]>,
+    /// Where it delivers requests.
+    pub(super) ring: Option<Arc<ApplicationRing>>,
 }
 
 impl Object {
@@ -214,6 +217,7 @@ mod tests {
             spec: spec.clone(),
             written: Vec::new(),
             content: [].into(),
+            ring: None,
         };
         for origin in [Origin::Attached(other), Origin::Created { user: other, connection: None }] {
             let object = of(origin);
