@@ -15,6 +15,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "ring.h"
+
 // As crates/server/src/control/protocol.rs has them.
 #define REQUEST_BYTES_MAX 16384
 #define TEXT_BYTES_MAX 64
@@ -23,6 +25,8 @@
 #define MODULE_BYTES_MAX (8 << 20)
 #define ERROR_BYTES 1024
 #define PATIENCE_MS 90000
+// Descriptors in an answer, at most.
+#define FILES_MAX 2
 
 struct ik {
   struct sockaddr_un server;
@@ -31,6 +35,8 @@ struct ik {
   int attached;
   char error[ERROR_BYTES];
   char* answer;  // ANSWER_BYTES_MAX + 1 bytes
+  int files[FILES_MAX];  // that came with the answer
+  int file_count;
 };
 
 static _Thread_local char create_error[ERROR_BYTES];
@@ -79,6 +85,30 @@ static int send_line(int fd, const char* line, size_t length, int file) {
   return errno == EPIPE ? -ECONNRESET : -errno;
 }
 
+static void close_files(struct ik* ik) {
+  while (ik->file_count > 0) close(ik->files[--ik->file_count]);
+}
+
+static ssize_t receive(struct ik* ik, int fd) {
+  union {
+    char bytes[CMSG_SPACE(FILES_MAX * sizeof(int))];
+    struct cmsghdr header;
+  } control;
+  struct iovec part = {ik->answer, ANSWER_BYTES_MAX};
+  struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+  ssize_t received;
+  message.msg_control = &control;
+  message.msg_controllen = sizeof(control.bytes);
+  received = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+  if (received < 0) return received;
+  for (struct cmsghdr* c = CMSG_FIRSTHDR(&message); c; c = CMSG_NXTHDR(&message, c)) {
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+    ik->file_count = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+    memcpy(ik->files, CMSG_DATA(c), (size_t)ik->file_count * sizeof(int));
+  }
+  return received;
+}
+
 // Sends the line, with a file if there is one, and receives the answer, a string.
 static int exchange(struct ik* ik, const char* line, size_t length, int file) {
   int fd = ik->fd >= 0 ? ik->fd : connect_to(&ik->server);
@@ -90,7 +120,7 @@ static int exchange(struct ik* ik, const char* line, size_t length, int file) {
   if (result == 0) {
     do ready = poll(&poll_fd, 1, PATIENCE_MS);
     while (ready < 0 && errno == EINTR);
-    received = ready > 0 ? recv(fd, ik->answer, ANSWER_BYTES_MAX, 0) : 0;
+    received = ready > 0 ? receive(ik, fd) : 0;
     if (ready == 0) result = -ETIMEDOUT;
     else if (ready < 0 || received < 0) result = -errno;
     else if (received == 0) result = -ECONNRESET;
@@ -138,6 +168,7 @@ __attribute__((format(printf, 3, 4))) static int ask(struct ik* ik, int file, co
   length = vsnprintf(line, sizeof(line), format, arguments);
   va_end(arguments);
   ik->error[0] = '\0';
+  close_files(ik);
   if (length < 0 || length >= (int)sizeof(line)) return -EINVAL;
   result = exchange(ik, line, (size_t)length, file);
   if (result) return result;
@@ -197,6 +228,7 @@ static int sealed_copy(const char* path) {
 }
 
 static void free_ik(struct ik* ik) {
+  close_files(ik);
   if (ik->fd >= 0) close(ik->fd);
   free(ik->answer);
   free(ik);
@@ -272,6 +304,20 @@ int ik_attach_at(struct ik* ik, const char* service, enum ik_place place, const 
   snprintf(text, sizeof(text), ",\"%s\":\"%s\"", place == IK_BEFORE ? "before" : "after",
            neighbour);
   return attach(ik, service, text);
+}
+
+int custom_ring_create(struct ik* ik, uint32_t entries, uint32_t message_bytes,
+                       struct custom_ring** ring) {
+  int result;
+  if (!ik || !ring) return -EINVAL;
+  result = ask(ik, -1,
+               "{\"command\":\"functions\",\"do\":\"ring\",\"id\":%llu,\"entries\":%u,"
+               "\"message_bytes\":%u}",
+               (unsigned long long)ik->id, entries, message_bytes);
+  if (result) return result;
+  if (ik->file_count != FILES_MAX) return -EPROTO;
+  ik->file_count = 0;
+  return serval_ring_open(ik->files[0], ik->files[1], ring);
 }
 
 int ik_command(struct ik* ik, enum ik_operation operation, const char* reg, uint64_t* value) {

@@ -1,8 +1,11 @@
-// Uses every call against a running server: ik_test SOCKET SERVICE FUNCTION. Prints what is wrong and exits with 1. The service has a function "file".
+// Uses every call against a running server: ik_test SOCKET SERVICE FUNCTION PORT. Prints what is wrong and exits with 1. The service has a function "file".
 #define _GNU_SOURCE
 #include <errno.h>
+#include <netinet/in.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -84,9 +87,56 @@ static void ends(const char* server, const char* service, const char* function) 
   }
 }
 
+// Datagrams that this process sends to a service whose function delivers them: in order, with the sender; and those that find no room.
+static void ring(const char* server, const char* service, int port) {
+  struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)}, own;
+  socklen_t length = sizeof(own);
+  struct custom_ring_message message;
+  struct custom_ring* ring = NULL;
+  struct ik* ik = NULL;
+  struct ik_attrs attrs = {.deadline_us = 1000000};
+  uint32_t number, buffer[16];
+  int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  check("a socket", fd >= 0 && connect(fd, (struct sockaddr*)&to, sizeof(to)) == 0 &&
+                        getsockname(fd, (struct sockaddr*)&own, &length) == 0);
+  check("create", ik_create(server, "deliver", "ring", &attrs, &ik) == 0);
+  check("no power of two", custom_ring_create(ik, 3, 64, &ring) == -EREMOTEIO);
+  check("a sentence", strstr(ik_error(ik), "not a power of two") != NULL);
+  check("a ring", custom_ring_create(ik, 8, 64, &ring) == 0);
+  check("attach", ik_attach(ik, service) == 0);
+  check("not while it is attached", custom_ring_create(ik, 8, 64, &ring) == -EREMOTEIO);
+  check("nothing", custom_ring_read(ring, buffer, sizeof(buffer), &message) == -EAGAIN);
+  check("time-out", custom_ring_wait(ring, 1) == -ETIMEDOUT);
+  for (number = 0; number < 1000; number++) {
+    check("send", send(fd, &number, sizeof(number), 0) == sizeof(number));
+    check("wait", custom_ring_wait(ring, 60000) == 0);
+    check("too short", custom_ring_read(ring, buffer, 3, &message) == -EMSGSIZE);
+    check("read", custom_ring_read(ring, buffer, sizeof(buffer), &message) == 0);
+    check("it is that one", message.length == sizeof(number) && buffer[0] == number);
+    check("its number", message.number == number && message.worker == 0);
+    check("its client", message.has_client && message.client_port == ntohs(own.sin_port) &&
+                            message.client_ipv4 == INADDR_LOOPBACK);
+    if (wrong) break;
+  }
+  for (number = 0; number < 20; number++)
+    check("send", send(fd, &number, sizeof(number), 0) == sizeof(number));
+  for (number = 0; number < 8; number++) {
+    check("wait", custom_ring_wait(ring, 60000) == 0);
+    // Places are given back, so more than eight may find room meanwhile, and none is out of order.
+    check("read", custom_ring_read(ring, buffer, sizeof(buffer), &message) == 0);
+    check("in order", message.number == 1000 + buffer[0] && buffer[0] >= number);
+  }
+  custom_ring_destroy(ring);
+  custom_ring_destroy(NULL);
+  check("destroy", ik_destroy(ik) == 0);
+  close(fd);
+}
+
 int main(int argc, char** argv) {
   struct ik* ik = NULL;
-  if (argc != 4) return 2;
+  if (argc != 5) return 2;
+  ring(argv[1], argv[2], atoi(argv[4]));
   calls(argv[1], argv[2], argv[3]);
   ends(argv[1], argv[2], argv[3]);
   for (int round = 0; round < 50; round++) {

@@ -197,12 +197,14 @@ fn nicas_calls_do_the_same_from_c() {
     let made = make.arg(format!("BUILD={}", build.display())).args(["all", "tests"]).output();
     assert_eq!(said(&made.unwrap()), (0, String::new()));
     let of_file = "[[service.function]]\nname = \"file\"\nfunction = \"passthrough\"\n";
-    let server = Running::start("ik", &(table("echo", free_port(), "echo", "") + of_file));
+    let port = free_port();
+    let server = Running::start("ik", &(table("echo", port, "echo", "") + of_file));
     let module = functions.join("threshold.wasm");
     for (program, function) in [("ik_test", "threshold"), ("ik_test.san", module.to_str().unwrap())]
     {
         let mut test = Command::new(build.join(program));
-        let output = test.arg(&server.socket).args(["echo", function]).output().unwrap();
+        let arguments = ["echo", function, &port.to_string()];
+        let output = test.arg(&server.socket).args(arguments).output().unwrap();
         assert_eq!(said(&output), (0, String::new()), "{program} {function}");
         done(&server, &["detach", "echo", "kept"], "detached");
         done(&server, &["destroy", "kept"], "destroyed");

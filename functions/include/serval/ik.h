@@ -12,6 +12,7 @@
 #ifndef SERVAL_IK_H
 #define SERVAL_IK_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -74,6 +75,37 @@ SERVAL_IK_API uint64_t ik_id(const struct ik* ik);
 // The server's sentence about the last call that returned -EREMOTEIO; otherwise an empty string. Valid until the next call. With a null pointer:
 // about the last ik_create of this thread.
 SERVAL_IK_API const char* ik_error(const struct ik* ik);
+
+// Custom rings: requests that the function delivers are in memory that this process shares with the server, and reading one is no system call. Each
+// worker of the server has a ring, in which its requests stay in order.
+
+struct custom_ring;
+
+struct custom_ring_message {
+  uint32_t length;       // bytes
+  uint32_t worker;       // the worker that received it
+  uint64_t number;       // its number on this worker, from 0; those that are missing found no room, and were dropped as ring_full
+  int has_client;        // 1: it was a datagram over IPv4, from this address in the byte order of the processor
+  uint16_t client_port;
+  uint32_t client_ipv4;
+};
+
+// Gives a function, which is not attached, a ring with `entries` places for each worker, a power of two up to 16384, for requests of up to
+// `message_bytes`. It replaces the one that the function has. The ring must be destroyed by its owner, before or after the ikernel.
+SERVAL_IK_API int custom_ring_create(struct ik* ik, uint32_t entries, uint32_t message_bytes,
+                                     struct custom_ring** ring);
+
+// Reads a request, of one worker after the other, and gives its place back now or later: a quarter of the ring at a time, and all of them when there
+// is no other request. -EAGAIN: there is none. -EMSGSIZE: it is longer than `capacity`, and stays where it is; message->length says how long it is. -EBADMSG:
+// the ring is broken. A ring is used by one thread at a time.
+SERVAL_IK_API int custom_ring_read(struct custom_ring* ring, void* buffer, size_t capacity,
+                                   struct custom_ring_message* message);
+
+// Sleeps until there is a request, at most `timeout_ms` (-1: without a limit). -ETIMEDOUT.
+SERVAL_IK_API int custom_ring_wait(struct custom_ring* ring, int timeout_ms);
+
+// Gives the memory back. What the function delivers later is dropped as ring_full when the ring is full. A null pointer is ignored.
+SERVAL_IK_API void custom_ring_destroy(struct custom_ring* ring);
 
 #ifdef __cplusplus
 }
