@@ -13,6 +13,7 @@
 //! | `metrics_request` | a client of the metrics port | decided once, whatever the chunks; no request without its end |
 //! | `control` | a process at the control socket, or a false engine that answers | a request is decoded as encoded, or refused in a short line; no answer contains terminal control sequences |
 //! | `function` | a module on the path of messages, its whole memory | descriptors and registers are read inside the memory, or refused in a short line |
+//! | `memcached_cache` | clients and the server of the function `memcached-cache` | no panic; hits are whole answers; what is forwarded is one command |
 //! | `attach` | a process at an accelerator's socket, or a false engine | a message has one encoding, or is refused |
 //! | `handshake` | a process at a shared-memory port, or a false engine | decoded as encoded, or refused |
 //! | `link` | a stranger at the listener of a remote accelerator, or an authenticated side of a link | the same messages however the stream is cut; each has one encoding, or is refused |
@@ -34,6 +35,7 @@ pub mod framing;
 pub mod function;
 pub mod handshake;
 pub mod link;
+pub mod memcached_cache;
 pub mod metrics;
 pub mod rings;
 pub mod sockets;
@@ -51,6 +53,7 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("function", function::memory),
     ("handshake", handshake::message),
     ("link", link::stream),
+    ("memcached_cache", memcached_cache::messages),
     ("metrics_request", metrics::request),
     ("region", rings::region),
     ("ring", rings::ring),

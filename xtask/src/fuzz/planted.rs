@@ -87,6 +87,13 @@ const PLANTS: &[Plant] = &[
         wrong: "if (code",
     },
     Plant {
+        target: "memcached_cache",
+        bug: "a hit ends without its last byte",
+        file: "crates/onpath/src/builtin/memcached_cache.rs",
+        right: "reply[head + len..].copy_from_slice(b\"\\r\\nEND\\r\\n\");",
+        wrong: "reply[head + len..].copy_from_slice(b\"\\r\\nEND\\r\\0\");",
+    },
+    Plant {
         target: "metrics_request",
         bug: "a fragment is kept in the path",
         file: "crates/server/src/exporter/http.rs",
