@@ -19,12 +19,12 @@ import stat
 import threading
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ._engine import Engine
 from ._errors import EngineError
 
-__all__ = ["Attachment", "Function", "create", "list_functions"]
+__all__ = ["Attachment", "CustomRing", "Delivered", "Function", "create", "list_functions"]
 
 _ANSWER_BYTES_MAX = 1 << 20
 _MODULE_BYTES_MAX = 8 << 20
@@ -90,6 +90,20 @@ class Function:
         self.name = name
         self._attached = False
         self._destroyed = False
+
+    def ring(self, entries: int = 1024, message_bytes: int = 2048) -> CustomRing:
+        """Gives the function, which is not attached, a ring in shared memory for the requests that it delivers.
+
+        The ring has ``entries`` places for each worker of the server, a power of two up to 16384. It replaces the one that the function has.
+        """
+        request = {"id": self.id, "entries": entries, "message_bytes": message_bytes}
+        files: list[int] = []
+        self._connection.ask("ring", request, files=files)
+        if len(files) != 2:
+            for file in files:
+                os.close(file)
+            raise EngineError(f"the server at {self._connection.path} sent no ring")
+        return CustomRing(files[0], files[1])
 
     def attach(
         self,
@@ -199,6 +213,56 @@ class Attachment:
             self.function.detach()
 
 
+class Delivered(NamedTuple):
+    """A request that a function has delivered."""
+
+    #: Its bytes.
+    message: bytes
+    #: The worker that received it. Requests of one worker are in order.
+    worker: int
+    #: Its number on this worker, from 0. Those that are missing found no room, and were dropped as ``ring_full``.
+    number: int
+    #: The address of its client, if it came as a datagram over IPv4.
+    client: tuple[str, int] | None
+
+
+class CustomRing:
+    """The requests that a function delivers to this process, in shared memory. As a context manager it is closed at the end.
+
+    Reading gives places back. A request that finds no room is dropped and counted.
+    """
+
+    def __init__(self, region: int, bell: int) -> None:
+        from ._native import Ring
+
+        try:
+            self._ring = Ring(region, bell)
+        except RuntimeError as error:
+            raise EngineError(str(error)) from None
+
+    def read(self, most: int = 256, timeout: float = 0.0) -> list[Delivered]:
+        """Up to ``most`` requests, of one worker after the other; waits up to ``timeout`` seconds for the first one."""
+        try:
+            return [Delivered(*found) for found in self._ring.read(most, timeout)]
+        except RuntimeError as error:
+            raise EngineError(str(error)) from None
+
+    def close(self) -> None:
+        """Gives the memory back. Then nothing more can be read."""
+        self._ring.close()
+
+    def __enter__(self) -> CustomRing:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
 def _path(server: Engine | str | os.PathLike[str]) -> str:
     return server.control if isinstance(server, Engine) else os.fspath(server)
 
@@ -222,17 +286,23 @@ class _Connection:
         return connection
 
     def ask(
-        self, verb: str, request: dict[str, Any], module: str | None = None
+        self,
+        verb: str,
+        request: dict[str, Any],
+        module: str | None = None,
+        files: list[int] | None = None,
     ) -> dict[str, Any]:
-        """One request, with the content of a module if there is one."""
+        """One request, with the content of a module if there is one. Descriptors in the answer go to ``files``, or are closed."""
         line = json.dumps({"command": "functions", "do": verb, **request}).encode() + b"\n"
-        files = [] if module is None else [_sealed_copy(module)]
+        copies = [] if module is None else [_sealed_copy(module)]
+        received: list[int] = [] if files is None else files
         try:
             with self._lock:
                 connection = self._socket or self._connect()
                 try:
-                    socket.send_fds(connection, [line], files)
-                    got = connection.recv(_ANSWER_BYTES_MAX)
+                    socket.send_fds(connection, [line], copies)
+                    got, descriptors, _, _ = socket.recv_fds(connection, _ANSWER_BYTES_MAX, 4)
+                    received.extend(descriptors)
                 finally:
                     if connection is not self._socket:
                         connection.close()
@@ -240,7 +310,7 @@ class _Connection:
         except (OSError, ValueError) as error:
             raise EngineError(f"the server at {self.path} does not answer: {error}") from None
         finally:
-            for file in files:
+            for file in copies if files is not None else copies + received:
                 os.close(file)
         if not isinstance(answer, dict):
             raise EngineError(f"the server at {self.path} does not answer: {answer!r}")

@@ -4,12 +4,15 @@
 //! messages to the Python thread that calls the function. The loop around the function is written in Python, so no native frame
 //! is below the function: whatever happens inside it, including the end of the interpreter, unwinds no Rust code.
 //!
+//! [`ring::Ring`] reads what a function on the path of messages delivers to this process.
+//!
 //! [`collective::Group`] is a rank of a group whose calls run on the calling thread, without the interpreter's lock.
 
 #![deny(unsafe_code)]
 
 mod collective;
 mod gpu;
+mod ring;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -372,4 +375,6 @@ mod _native {
     use super::HostCall;
     #[pymodule_export]
     use super::collective::{Group, GroupError, Listener};
+    #[pymodule_export]
+    use super::ring::Ring;
 }

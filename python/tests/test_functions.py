@@ -1,6 +1,7 @@
 """Functions on the path of messages, from Python."""
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -87,3 +88,28 @@ def test_a_process_that_ends_takes_its_function_with_it_unless_it_is_kept(engine
         assert number in [found["id"] for found in functions.list_functions(engine)]
     else:
         eventually("it ends", lambda: names(engine) == ["file"])
+
+
+def test_a_ring_has_what_the_function_delivers(engine):
+    with functions.create(engine, "deliver", "ring", deadline_us=1_000_000) as function:
+        with pytest.raises(serval.EngineError, match="not a power of two"):
+            function.ring(entries=3)
+        with function.ring(entries=8, message_bytes=64) as ring, function.attach("echo"):
+            assert ring.read() == []
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+                _, _, port = engine.urls["echo"][0].rpartition(":")
+                client.connect(("127.0.0.1", int(port)))
+                for number in range(500):
+                    client.send(b"%d" % number)
+                    (found,) = ring.read(timeout=60)
+                    assert found == (b"%d" % number, 0, number, client.getsockname())
+                for number in range(20):
+                    client.send(b"%d" % number)
+                counted = lambda: functions.list_functions(engine)[-1]["counters"]
+                eventually("all are counted", lambda: counted()["delivered"] + counted()["ring_full"] == 520)
+                assert counted()["ring_full"] == 12
+                assert [found.message for found in ring.read()] == [b"%d" % number for number in range(8)]
+            with pytest.raises(serval.EngineError, match="is attached to service"):
+                function.ring()
+        with pytest.raises(serval.EngineError, match="closed"):
+            ring.read()

@@ -18,6 +18,7 @@ const UNSAFE_PATHS: &[&str] = &[
     "crates/onpath/src/sketch/vector.rs",
     "python/src/collective.rs",
     "python/src/gpu.rs",
+    "python/src/ring.rs",
 ];
 /// Words without information, which names of types and modules must not contain.
 const BANNED_WORDS: &[&str] = &["helper", "data", "info", "ctx"];

@@ -16,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod custom_ring;
 pub mod far;
 mod heartbeat;
 pub mod host_call;

@@ -14,7 +14,6 @@
 //! before it was requested, and all peers that requested it meanwhile get its outcome.
 
 pub mod client;
-pub mod custom_ring;
 pub mod discovery;
 mod functions;
 pub mod protocol;

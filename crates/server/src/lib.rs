@@ -15,7 +15,6 @@ pub mod log;
 pub mod machine;
 mod server;
 
-pub(crate) use server::address_in;
 pub use server::{
     Attachment, Caller, ChangeError, ChangeReport, FunctionCounters, FunctionError, FunctionView,
     Origin, Place, REFUSED, Refusal, Refused, RegisterAction, Registers, Replacement, Server,

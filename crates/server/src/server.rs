@@ -38,7 +38,6 @@ use wire::nic::Nic;
 
 pub use change::{ChangeError, ChangeReport, ServiceChange};
 pub use error::ServerError;
-pub(crate) use functions::address_in;
 pub use functions::{
     Attachment, Caller, FunctionCounters, FunctionError, FunctionView, Origin, Place, REFUSED,
     Refused, RegisterAction, Registers, Replacement, Target,

@@ -13,7 +13,7 @@ use common::change::{change, service};
 use common::*;
 use mqueue::{MappedMemory, Memory as _, Region};
 use onpath::Spec;
-use server::control::custom_ring::{CustomRing, Delivered};
+use runtime::custom_ring::{CustomRing, Delivered};
 use server::{Caller, Place, Server, Target};
 use sys::SharedMemory;
 use wire::DropReason;

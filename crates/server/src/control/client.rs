@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use onpath::Spec;
 use onpath::library::MODULE_BYTES_MAX;
+use runtime::custom_ring::CustomRing;
 use serde_json::Value as Json;
 use sys::PrivateFile;
 use sys::local::{LocalSocket, wait_readable};
 
 use super::ControlError;
-use super::custom_ring::CustomRing;
 use super::discovery::connect;
 use super::protocol::{ANSWER_BYTES_MAX, FunctionRequest, RegisterAction, Request, read_answer};
 use crate::{Attachment, Place, Registers, Replacement, Target};

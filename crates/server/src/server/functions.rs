@@ -32,7 +32,6 @@ pub(super) use objects::Functions;
 use objects::{CREATED_MAX, CREATED_PER_USER_MAX, Object};
 pub use objects::{Caller, FunctionCounters, Origin, REFUSED, Refused};
 use ring::ApplicationRing;
-pub(crate) use ring::address_in;
 
 /// A function that is attached.
 pub(super) struct AttachedFunction {

@@ -5,9 +5,8 @@
 //! and may write anything there: a worker checks each count that it reads, and does not use a ring with an impossible one any more.
 //!
 //! A message's token is its number among those that the function has delivered on this worker, with those for which there was no room. The tag of a
-//! datagram over IPv4 has its sender: bit 48 is set, the port is in bits 32 to 47, the address in bits 0 to 31. Other messages have the tag 0.
+//! datagram has its sender ([`tag_of`]); other messages have the tag 0.
 
-use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Mutex};
 
@@ -16,6 +15,7 @@ use mqueue::{
     Head, LoanError, MappedMemory, MqueuePlan, Producer, Region, RegionPlan, RingPlan, Words,
 };
 use onpath::{RequestId, SharedSink, Sink};
+use runtime::custom_ring::tag_of;
 use sys::local::{WakeFd, WakeSender};
 use sys::{RegionOptions, SharedMemory};
 use wire::session::Origin;
@@ -28,9 +28,6 @@ const ENTRIES_MAX: u32 = DEPTH_MAX;
 const BYTES_MAX: u64 = 256 << 20;
 /// Longest payload of the rings toward the engine, which are not used.
 const UNUSED_BYTES: u32 = 8;
-
-/// Bit of a tag with a client's address.
-const HAS_ADDRESS: u64 = 1 << 48;
 
 /// The ring of one function.
 pub(super) struct ApplicationRing {
@@ -122,8 +119,11 @@ struct WorkerRing {
 
 impl Sink for WorkerRing {
     fn put(&mut self, message: &[u8], request: &RequestId) -> bool {
-        let head =
-            Head { token: self.number, tag: tag_of(request), kind: kind::MESSAGE, status: 0 };
+        let tag = match request.origin {
+            Origin::Datagram { ref peer, .. } => tag_of(peer),
+            Origin::Client(_) => 0,
+        };
+        let head = Head { token: self.number, tag, kind: kind::MESSAGE, status: 0 };
         self.number += 1;
         let pushed =
             if self.usable { self.producer.push(head, message) } else { Err(LoanError::Full) };
@@ -136,19 +136,4 @@ impl Sink for WorkerRing {
             self.sender.wake();
         }
     }
-}
-
-fn tag_of(request: &RequestId) -> u64 {
-    match request.origin {
-        Origin::Datagram { peer: SocketAddr::V4(peer), .. } => {
-            HAS_ADDRESS | u64::from(peer.port()) << 32 | u64::from(u32::from(*peer.ip()))
-        }
-        _ => 0,
-    }
-}
-
-/// The client's address in a tag.
-pub(crate) fn address_in(tag: u64) -> Option<std::net::SocketAddrV4> {
-    let address = std::net::SocketAddrV4::new((tag as u32).into(), (tag >> 32) as u16);
-    (tag & HAS_ADDRESS != 0).then_some(address)
 }

@@ -1,6 +1,7 @@
-//! The application's side of a ring into which its function delivers requests ([`FunctionClient::make_ring`](super::client::FunctionClient::make_ring)).
+//! The application's side of a ring into which its function on the path of messages delivers requests (`FunctionClient::make_ring` of the server
+//! crate; docs/functions.md).
 
-use std::net::SocketAddrV4;
+use std::net::{SocketAddr, SocketAddrV4};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +12,25 @@ use sys::local::{WakeFd, wait_readable};
 
 /// Largest region that is mapped, in bytes.
 const BYTES_MAX: usize = 1 << 30;
+
+/// Bit of a tag with a client's address.
+const HAS_ADDRESS: u64 = 1 << 48;
+
+/// The tag of a request from this client: bit 48, the port in bits 32 to 47, the address in bits 0 to 31; 0 if it is not over IPv4.
+pub fn tag_of(client: &SocketAddr) -> u64 {
+    match client {
+        SocketAddr::V4(client) => {
+            HAS_ADDRESS | u64::from(client.port()) << 32 | u64::from(u32::from(*client.ip()))
+        }
+        SocketAddr::V6(_) => 0,
+    }
+}
+
+/// The client in a tag.
+pub fn client_of(tag: u64) -> Option<SocketAddrV4> {
+    let client = SocketAddrV4::new((tag as u32).into(), (tag >> 32) as u16);
+    (tag & HAS_ADDRESS != 0).then_some(client)
+}
 
 /// A request that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +92,7 @@ impl CustomRing {
             if self.held[worker] >= self.batch {
                 self.give_back(worker);
             }
-            let client = crate::address_in(header.tag);
+            let client = client_of(header.tag);
             return Ok(Some(Delivered { worker: worker as u32, number: header.token, client }));
         }
         Ok(None)
@@ -95,5 +115,20 @@ impl CustomRing {
         if std::mem::take(&mut self.held[worker]) > 0 {
             self.rings[worker].release();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tag_has_the_client_of_a_datagram_over_ipv4() {
+        for client in ["0.0.0.0:0", "127.0.0.1:9000", "255.255.255.255:65535"] {
+            let client: SocketAddr = client.parse().unwrap();
+            assert_eq!(client_of(tag_of(&client)).map(SocketAddr::from), Some(client));
+        }
+        assert_eq!(client_of(tag_of(&"[::1]:9000".parse().unwrap())), None);
+        assert_eq!(client_of(0), None);
     }
 }
