@@ -108,6 +108,8 @@ pub enum Pace {
         rate: f64,
         /// The same seed gives the same arrivals.
         seed: u64,
+        /// Requests that arrive at the same time, from 1.
+        batch: usize,
     },
 }
 

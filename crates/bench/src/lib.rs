@@ -297,7 +297,7 @@ impl<'p> Prepared<'p> {
         };
         let (window, pace) = match plan.mode {
             Mode::Closed { window } => (window, Pace::Closed),
-            Mode::Open { rate } => (window_max, Pace::Open { rate, seed: SEED }),
+            Mode::Open { rate } => (window_max, Pace::Open { rate, seed: SEED, batch: plan.batch }),
         };
         let load = Load {
             window,
@@ -323,8 +323,9 @@ impl<'p> Prepared<'p> {
         let clients = self.plan.clients();
         let share = |whole: usize| whole / clients + usize::from(number < whole % clients);
         let mut load = Load { window: share(self.load.window), ..self.load.clone() };
-        if let Pace::Open { rate, seed } = load.pace {
-            load.pace = Pace::Open { rate: rate / clients as f64, seed: seed + number as u64 };
+        if let Pace::Open { rate, seed, .. } = &mut load.pace {
+            *rate /= clients as f64;
+            *seed += number as u64;
         }
         let mut client = self.client.clone();
         match &mut client {

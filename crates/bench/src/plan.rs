@@ -17,6 +17,9 @@ use crate::client::workload::{
 use crate::client::{BURST_WINDOW_MAX, Echo, WINDOW_MAX, Workload};
 use crate::function::KernelFunction;
 
+/// Requests that arrive at the same time, at most.
+const BATCH_MAX: usize = 1024;
+
 /// One measurement. [`Plan::new`] has defaults for everything but the target.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -26,6 +29,8 @@ pub struct Plan {
     pub class: Option<Class>,
     /// When requests are sent.
     pub mode: Mode,
+    /// Open loop: requests that arrive at the same time, in [1, 1024]. More than one: class T2 over UDP.
+    pub batch: usize,
     /// The workload, with its checks.
     pub work: Work,
     /// TCP: framing of requests; `None`: depends on the workload ([`Plan::framing`]).
@@ -59,6 +64,7 @@ impl Plan {
             target,
             class: None,
             mode: Mode::Closed { window: 1 },
+            batch: 1,
             work: Work::Echo { bytes: 64 },
             framing: None,
             connections: None,
@@ -149,6 +155,10 @@ impl Plan {
             }
             _ => {}
         }
+        let batches = matches!(self.mode, Mode::Open { .. }) && self.class() == Class::T2;
+        if self.batch != 1 && !batches {
+            return Err(PlanError::BatchClass);
+        }
         // Replies of `raw` and `fixed` services have no delimiter.
         if let (Work::Custom(custom), Target::Tcp(_)) = (&self.work, &self.target)
             && custom.reply_bytes().is_none()
@@ -163,6 +173,9 @@ impl Plan {
         match self.mode {
             Mode::Closed { window } if !(1..=window_max).contains(&window) => {
                 return Err(PlanError::Window(window, window_max));
+            }
+            Mode::Open { .. } if !(1..=BATCH_MAX).contains(&self.batch) => {
+                return Err(PlanError::Batch(self.batch));
             }
             Mode::Open { rate } if !(rate.is_finite() && (1.0..=1e9).contains(&rate)) => {
                 return Err(PlanError::Rate(rate));
@@ -507,6 +520,14 @@ pub enum PlanError {
     /// The window is outside its range.
     #[error("a window of {0} is not possible here: it must be in [1, {1}]")]
     Window(usize, usize),
+    /// The batch is outside its range.
+    #[error("{0} requests cannot arrive at the same time: it must be in [1, {BATCH_MAX}]")]
+    Batch(usize),
+    /// Only clients of class T2 send batches.
+    #[error(
+        "requests arrive in batches only where a client sends them in batches: at a rate, and with class T2"
+    )]
+    BatchClass,
     /// The rate is outside its range.
     #[error("a rate of {0} requests a second is not possible: it must be in [1, 1e9]")]
     Rate(f64),

@@ -3,7 +3,8 @@
 //! The gaps between arrivals are exponentially distributed, like those of many independent clients. The schedule
 //! depends neither on the server nor on delays of the client: the latency of a request that is sent late counts from
 //! its arrival. If it counted from the time of sending, a stall would hide the requests that it delayed ("coordinated
-//! omission", G. Tene, "How NOT to Measure Latency", 2013).
+//! omission", G. Tene, "How NOT to Measure Latency", 2013). Requests may arrive in batches of one size: then the times of the batches are
+//! the Poisson process.
 
 /// A Poisson process in nanoseconds; the same seed gives the same arrivals.
 #[derive(Clone, Debug)]
@@ -13,12 +14,16 @@ pub(super) struct Arrivals {
     next: f64,
     gap_ns: f64,
     state: u64,
+    batch: usize,
+    /// Of the next batch, those that have not been taken.
+    left: usize,
 }
 
 impl Arrivals {
-    /// Arrivals from `start_ns` on, with a mean of `rate` per second; `rate` is positive.
-    pub(super) fn new(rate: f64, seed: u64, start_ns: u64) -> Self {
-        let mut arrivals = Self { start_ns, next: 0.0, gap_ns: 1e9 / rate, state: seed };
+    /// Arrivals from `start_ns` on, with a mean of `rate` requests per second, `batch` at a time; both are positive.
+    pub(super) fn new(rate: f64, batch: usize, seed: u64, start_ns: u64) -> Self {
+        let gap_ns = 1e9 * batch as f64 / rate;
+        let mut arrivals = Self { start_ns, next: 0.0, gap_ns, state: seed, batch, left: batch };
         arrivals.next = arrivals.gap();
         arrivals
     }
@@ -30,7 +35,11 @@ impl Arrivals {
         if at_ns > now_ns {
             return None;
         }
-        self.next += self.gap();
+        self.left -= 1;
+        if self.left == 0 {
+            self.left = self.batch;
+            self.next += self.gap();
+        }
         Some(at_ns)
     }
 
@@ -60,7 +69,7 @@ mod tests {
     const COUNT: usize = 20_000;
 
     fn gaps(rate: f64, seed: u64) -> Vec<f64> {
-        let mut arrivals = Arrivals::new(rate, seed, 0);
+        let mut arrivals = Arrivals::new(rate, 1, seed, 0);
         let mut last = 0;
         let mut gap = || {
             let at = arrivals.due(u64::MAX).expect("everything is due at the end of time");
@@ -94,21 +103,37 @@ mod tests {
 
         #[test]
         fn arrivals_are_never_early_and_untaken_ones_are_overdue(
-            rate in 1e3..1e6, seed: u64, start in 0..u64::MAX / 4, steps in prop::collection::vec(0..100_000u64, 1..50),
+            rate in 1e3..1e6, batch in 1..100usize, seed: u64, start in 0..u64::MAX / 4, steps in prop::collection::vec(0..100_000u64, 1..50),
         ) {
-            let mut arrivals = Arrivals::new(rate, seed, start);
+            let mut arrivals = Arrivals::new(rate, batch, seed, start);
             let untouched = arrivals.clone();
-            let (mut now, mut taken) = (start, 0);
+            let (mut now, mut taken, mut before) = (start, 0, None);
             for step in steps {
                 now += step;
                 while let Some(at) = arrivals.due(now) {
                     prop_assert!((start..=now).contains(&at));
                     taken += 1;
+                    if taken as usize % batch != 1 % batch {
+                        prop_assert_eq!(Some(at), before, "a batch arrives at one time");
+                    }
+                    before = Some(at);
                 }
                 prop_assert_eq!(arrivals.clone().overdue(now), 0);
             }
             prop_assert_eq!(untouched.overdue(now), taken);
         }
+    }
+
+    #[test]
+    fn batches_arrive_at_the_rate_of_their_requests() {
+        let times = |batch| {
+            let mut arrivals = Arrivals::new(1e6, batch, 7, 0);
+            (0..64 * COUNT).map(|_| arrivals.due(u64::MAX).unwrap()).collect::<Vec<_>>()
+        };
+        let (single, batches) = (times(1), times(64));
+        let ratio = *batches.last().unwrap() as f64 / *single.last().unwrap() as f64;
+        assert!((ratio - 1.0).abs() < 0.05, "{ratio}");
+        assert_eq!(batches.chunk_by(|a, b| a == b).map(<[u64]>::len).max(), Some(64));
     }
 
     #[test]

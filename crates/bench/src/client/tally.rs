@@ -99,8 +99,8 @@ impl Tally {
         self.turned_ns = now_ns;
         self.looked = (now_ns, thread_cpu_ns());
         self.summed_ns = now_ns;
-        if let Pace::Open { rate, seed } = load.pace {
-            self.arrivals = Some(Arrivals::new(rate, seed, now_ns));
+        if let Pace::Open { rate, seed, batch } = load.pace {
+            self.arrivals = Some(Arrivals::new(rate, batch, seed, now_ns));
         }
         if load.warmup.is_zero() {
             self.measure(now_ns);

@@ -62,6 +62,7 @@ pub(super) fn measure_server(
     }
     if let Some(rate) = rate {
         plan.mode = Mode::Open { rate };
+        plan.batch = load.batch.unwrap_or(1);
     }
     plan.server_pid = Some(id);
     let database_cpu = || surroundings.database.as_ref()?.cpu_ns();

@@ -161,6 +161,9 @@ pub struct Load {
     /// figures `peak_rate` and `share_of_peak`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub times_peak_of_b: Option<f64>,
+    /// Open loop of class T2: requests that arrive at the same time; default 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batch: Option<usize>,
     /// Seconds after which a request is lost; default 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout_s: Option<f64>,
@@ -398,6 +401,10 @@ impl Load {
                 "rate, times_peak, times_peak_of_b and timeout_s must be above 0".to_owned()
             );
         }
+        if self.batch.is_some() && (rates.into_iter().flatten().count() == 0 || self.class != "T2")
+        {
+            return Err("batch needs rate, times_peak or times_peak_of_b, and class T2".to_owned());
+        }
         check_cores("cores", self.cores)?;
         if self.shares_core && self.cores.is_some_and(|cores| cores > 1) {
             return Err("a client that shares its core has one".to_owned());
@@ -518,6 +525,7 @@ mod tests {
             ("\"p50_ns\"", "\"ratte\"", "better"),
             ("rate = 20.0", "rate = -1.0", "above 0"),
             ("rate = 20.0", "rate = 1.0, times_peak = 2.0", "exclude"),
+            ("rate = 20.0", "rate = 20.0, batch = 64", "class T2"),
             ("rate = 20.0", "rate = 1.0, times_peak_of_b = 2.0", "exclude"),
             ("window = 64 }", "window = 64, times_peak_of_b = 0.7 }", "needs a b"),
             ("url = \"tcp\"", "url = \"http\"", "\"shm\""),

@@ -74,6 +74,10 @@ pub(super) struct Options {
     #[arg(long, value_name = "RATE,...", value_delimiter = ',', value_parser = count)]
     rate: Vec<f64>,
 
+    /// With --rate and class T2: requests that arrive at the same time. The times of these batches are random
+    #[arg(long, value_name = "N", requires = "rate", default_value_t = 1)]
+    batch: usize,
+
     /// The workload: echo:BYTES, sockperf:BYTES, scale:NUMBERS, lenet, faces, memcached:BYTES:GETS (values of BYTES
     /// bytes, GETS gets per 100 requests, default 90) or faces-database (the requests of a faces service to its
     /// memcached)
@@ -212,6 +216,7 @@ impl Options {
     fn plans(&self, cancel: &Arc<AtomicBool>) -> Result<Vec<Plan>, String> {
         let base = Plan {
             class: self.class,
+            batch: self.batch,
             work: self.work()?,
             framing: self.framing,
             connections: self.connections,

@@ -219,6 +219,7 @@ impl Options {
             timing: self.timing(),
             server_cores: Some(self.server_core.len().max(1)),
             load: Some(Load {
+                batch: None,
                 url: self.url.clone(),
                 class: self.class.clone(),
                 workload: self.workload.clone(),

@@ -231,6 +231,7 @@ impl BundleChoice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::service::bundle_run::HANDLED_NS;
 
     const BURST_OF_64: Burst = Burst {
         messages: 64,
@@ -239,6 +240,7 @@ mod tests {
         off_thread: true,
         in_turn: false,
         run: 16,
+        handled_ns: HANDLED_NS,
     };
 
     /// A trial at `now_ns`, whose single message takes 5 us and whose bundle of 16 messages so much longer. Returns what was chosen for

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use crate::service::bundle_choice::BundleChoice;
-use crate::service::bundle_run::{Burst, SHORTEST};
+use crate::service::bundle_run::{Burst, HANDLED_NS, SHORTEST};
 use crate::service::dispatch::{Credit, Dispatcher, Owner, Route};
 use crate::topology::Dispatch;
 
@@ -225,6 +225,7 @@ impl Model {
                 off_thread: true,
                 in_turn: self.dispatcher.is_in_turn(),
                 run: self.dispatcher.run(),
+                handled_ns: HANDLED_NS,
             };
             let (run, is_trial) = self.choice.begin(&burst, turn_ns);
             self.dispatcher.bundle(Some(run));

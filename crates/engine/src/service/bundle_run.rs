@@ -15,7 +15,7 @@
 //!    bundles save, n·[`SAVED_NS`] or n·[`SAVED_FAR_NS`]. If that is several bundles for each mqueue, they are longer, and one for each.
 //!    Slow kernels, and small bursts, never meet this.
 //! 5. An engine that has other work until a bundle is answered: k·p and its trips may take as long as the engine needs for the
-//!    unanswered messages, at most as many as the burst has. A message takes it [`HANDLED_NS`].
+//!    unanswered messages, at most as many as the burst has. What a message takes it is [measured](Handled).
 //! 6. Messages that would go to one mqueue as a run of single ones, as far as k·p is below [`RUN_NS`].
 //!
 //! 5 and 6 hold for blocks off the worker's thread. The longest of 3 to 6 is chosen, rounded to a power of two: batches of clients often
@@ -41,8 +41,10 @@ const BUNDLE_NS: u64 = 200;
 pub(super) const TRIP_NS: u64 = 2_000;
 /// A run of single messages that becomes a bundle takes no longer than this.
 const RUN_NS: u64 = 50_000;
-/// The time that the engine takes for a message in a bundle, request and reply.
-const HANDLED_NS: u64 = 200;
+/// The time that the engine takes for a message, until it is measured, and the longest that counts: a worker that takes longer also waits
+/// for messages.
+pub(super) const HANDLED_NS: u64 = 200;
+const HANDLED_NS_MAX: u64 = 1_000;
 
 /// What the choice depends on.
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +61,36 @@ pub(crate) struct Burst {
     pub(crate) in_turn: bool,
     /// Consecutive single messages that would go to one mqueue.
     pub(crate) run: u32,
+    /// The time that the engine takes for a message, request and reply.
+    pub(crate) handled_ns: u64,
+}
+
+/// The time that a busy engine takes for a message, all of its work included: from a burst to that of a later turn, divided by the messages
+/// of the first.
+pub(super) struct Handled {
+    began_ns: u64,
+    messages: u32,
+    each_ns: u64,
+}
+
+impl Handled {
+    pub(super) fn new() -> Self {
+        Self { began_ns: 0, messages: 0, each_ns: HANDLED_NS }
+    }
+
+    /// A burst of this many messages begins. Returns the mean of the times.
+    pub(super) fn begin(&mut self, messages: u32, now_ns: u64) -> u64 {
+        let passed_ns = now_ns.saturating_sub(self.began_ns);
+        if passed_ns > 0 {
+            let sample_ns = passed_ns / u64::from(self.messages.max(1));
+            if sample_ns <= HANDLED_NS_MAX {
+                self.each_ns = (7 * self.each_ns + sample_ns) / 8;
+            }
+            (self.began_ns, self.messages) = (now_ns, 0);
+        }
+        self.messages = self.messages.saturating_add(messages);
+        self.each_ns
+    }
 }
 
 impl Burst {
@@ -106,7 +138,7 @@ impl Burst {
         if !self.off_thread {
             return best;
         }
-        let others_ns = u64::from(self.unanswered.min(self.messages)) * HANDLED_NS;
+        let others_ns = u64::from(self.unanswered.min(self.messages)) * self.handled_ns;
         let hidden = floor_length(others_ns.saturating_sub(2 * trip_ns) / message_ns);
         let runs = floor_length(u64::from(self.run).min(RUN_NS / message_ns));
         best.max(hidden).max(runs)
@@ -123,10 +155,28 @@ fn floor_length(run: u64) -> u32 {
 mod tests {
     use super::*;
 
+    #[test]
+    fn a_busy_engine_is_timed_by_its_bursts() {
+        let mut handled = Handled::new();
+        assert_eq!(handled.begin(100, 5_000_000), HANDLED_NS);
+        // Two bursts in each turn.
+        for turn in 1..100 {
+            handled.begin(60, 5_000_000 + turn * 35_000);
+            handled.begin(40, 5_000_000 + turn * 35_000);
+        }
+        let busy_ns = handled.begin(60, 5_000_000 + 100 * 35_000);
+        assert!((340..=350).contains(&busy_ns), "{busy_ns}");
+        // An idle one is not.
+        for turn in 1..100 {
+            assert_eq!(handled.begin(8, 10_000_000 + turn * 50_000), busy_ns);
+        }
+    }
+
     /// Of mqueues beyond a bus, where single messages do not go in runs.
     fn run(messages: u32, unanswered: u32, mqueues: u32, message_ns: Option<u64>) -> u32 {
         let (off_thread, in_turn, run) = (true, false, 1);
-        let burst = Burst { messages, unanswered, mqueues, off_thread, in_turn, run };
+        let handled_ns = HANDLED_NS;
+        let burst = Burst { messages, unanswered, mqueues, off_thread, in_turn, run, handled_ns };
         burst.bundle_run(message_ns)
     }
 
@@ -181,6 +231,7 @@ mod tests {
             off_thread: true,
             in_turn: false,
             run: 16,
+            handled_ns: HANDLED_NS,
         };
         let runs = [1_000, 3_000, 6_000, 12_000, 13_000].map(|ns| burst.bundle_run(Some(ns)));
         assert_eq!(runs, [16, 16, 8, 4, 0]);
@@ -208,6 +259,7 @@ mod tests {
             off_thread: false,
             in_turn: true,
             run: 1,
+            handled_ns: HANDLED_NS,
         };
         assert_eq!(burst.bundle_run(None), BUNDLE_MAX);
         assert_eq!(Burst { messages: 3, ..burst }.bundle_run(None), 0);

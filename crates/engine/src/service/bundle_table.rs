@@ -5,7 +5,7 @@ use mqueue::{Buffer, CheckedReplies, MappedMemory, Pool};
 use wire::session::Token;
 
 use crate::service::bundle_choice::BundleChoice;
-use crate::service::bundle_run::SHORTEST;
+use crate::service::bundle_run::{Handled, SHORTEST};
 use crate::service::received::{NOT_IN_PLACE, Received};
 use crate::topology::{Bundles, Service};
 
@@ -29,6 +29,8 @@ pub(crate) struct ShareBundles {
     pub(super) off_thread: bool,
     /// Whether the others do, and how long they are.
     pub(super) choice: BundleChoice,
+    /// How long the engine takes for a message.
+    pub(super) handled: Handled,
     /// Bytes of the area for one reply.
     pub(super) reply_stride: usize,
     /// The buffer of each entry of the table of requests.
@@ -66,6 +68,7 @@ impl ShareBundles {
             forced: service.bundles == Bundles::Always,
             off_thread,
             choice: BundleChoice::new(),
+            handled: Handled::new(),
             reply_stride: (service.max_reply_bytes as usize).next_multiple_of(MESSAGE_ALIGN),
             buffers: (0..buffers).map(|_| None).collect(),
             received: Received::new(buffers),

@@ -187,6 +187,7 @@ impl ServiceShare {
             off_thread: self.bundles.off_thread,
             in_turn: self.dispatcher.is_in_turn(),
             run: self.dispatcher.run(),
+            handled_ns: self.bundles.handled.begin(messages as u32, now_ns),
         };
         let (run, is_trial) = self.bundles.choice.begin(&burst, now_ns);
         if is_trial {
