@@ -17,10 +17,11 @@ pub(super) const HELP: &str = "\
 A function sees the requests of a service before they go to the accelerator, and the replies before
 they go to clients. It is part of the program (passthrough, threshold) or a WebAssembly module.
 
-attach SERVICE NAME FUNCTION makes a function that ends when it is detached; a function with its name
-is replaced. create NAME FUNCTION makes one that exists until destroy, costs no worker anything while
-it is not attached, and belongs to the user who made it. No change loses a message. A reload of the
-configuration keeps what was attached. Without --server the one server that this user runs is asked.
+attach SERVICE NAME FUNCTION makes a function that ends when it is detached; a function with its
+name is replaced. create NAME FUNCTION makes one that exists until destroy, costs no worker
+anything while it is not attached, and belongs to the user who made it. No change loses a message.
+A reload of the configuration keeps what was attached. Without --server the one server that this
+user runs is asked.
 
 Examples:
   serval fn list
@@ -159,13 +160,13 @@ pub(super) enum Verb {
 
     /// Attach a function to a service, or replace the one with its name
     #[command(
-        after_help = "With FUNCTION a function is made that ends when it is detached. Without it the function that was created\nwith this name is attached.\n\nExamples:\n  serval fn attach digits limits threshold --param offset=0 --param high=100\n  serval fn attach digits limits"
+        after_help = "With FUNCTION a function is made that ends when it is detached. Without it the function that was\ncreated with this name is attached.\n\nExamples:\n  serval fn attach digits limits threshold --param offset=0 --param high=100\n  serval fn attach digits limits"
     )]
     Attach(Box<Attach>),
 
     /// Give a function other code, other parameters or another policy
     #[command(
-        after_help = "With --param these are all its parameters; others have their defaults. Parameters and --on-failure alone\nare written into its instances, which keep their registers. Other code, and the other options, make new\ninstances: registers and counters begin again, and settings that were set stay if the new code has them.\n\nExamples:\n  serval fn replace digits limits --param high=100\n  serval fn replace digits mine ./mine.wasm"
+        after_help = "With --param these are all its parameters; others have their defaults. Parameters and --on-failure\nalone are written into its instances, which keep their registers. Other code, and the other options,\nmake new instances: registers and counters begin again, and settings that were set stay if the new\ncode has them.\n\nExamples:\n  serval fn replace digits limits --param high=100\n  serval fn replace digits mine ./mine.wasm"
     )]
     Replace(Box<Replace>),
 
