@@ -517,8 +517,9 @@ impl Memory for MappedMemory {
         }
         assert!(rows.stride % 8 == 0, "rows that are not aligned");
         let words = self.words(rows.at, (rows.bytes(8 * N as u64) / 8) as usize);
-        for (row, words) in (0..).zip(words.chunks((rows.stride / 8) as usize)) {
-            let words = words.first_chunk::<N>().expect("rows do not overlap");
+        for row in 0..rows.count {
+            // SAFETY: the words of all rows were counted.
+            let words = unsafe { row_of::<N>(words, row * rows.stride / 8) };
             if !each(row, words.each_ref().map(|word| word.load(Ordering::Relaxed))) {
                 return;
             }
@@ -532,8 +533,9 @@ impl Memory for MappedMemory {
         }
         assert!(rows.stride % 8 == 0, "rows that are not aligned");
         let memory = self.words(rows.at, (rows.bytes(8 * N as u64) / 8) as usize);
-        for (row, places) in (0..).zip(memory.chunks((rows.stride / 8) as usize)) {
-            let places = places.first_chunk::<N>().expect("rows do not overlap");
+        for row in 0..rows.count {
+            // SAFETY: the words of all rows were counted.
+            let places = unsafe { row_of::<N>(memory, row * rows.stride / 8) };
             for (place, word) in places.iter().zip(words(row)) {
                 place.store(word, Ordering::Relaxed);
             }
@@ -728,4 +730,15 @@ unsafe impl Mapping for HeapMapping {
     fn len_bytes(&self) -> usize {
         self.layout.size()
     }
+}
+/// The words of a row that begins at word `at`: one check for all rows instead of one for each.
+///
+/// # Safety
+///
+/// There are `N` words from `at` on.
+#[inline]
+unsafe fn row_of<const N: usize>(words: &[AtomicU64], at: u64) -> &[AtomicU64; N] {
+    debug_assert!(at as usize + N <= words.len());
+    // SAFETY: the caller's promise; an array of atomics may be written by anyone at any time.
+    unsafe { &*words.as_ptr().add(at as usize).cast() }
 }

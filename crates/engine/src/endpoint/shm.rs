@@ -572,9 +572,14 @@ impl ActiveClient {
         arrival: &Arrival,
         (header, from, most): (&SlotHeader, usize, u32),
     ) -> Result<u32, u32> {
+        // Those behind it are looked at for the next one.
+        let run = turn.services[self.client.service as usize].dispatcher.bundle_run();
+        if (run as usize) < from {
+            return Err(u32::MAX);
+        }
         let Self { client: ShmClient { requests: ring, .. }, tags, .. } = self;
         // A head that is impossible is found again where it matters.
-        let most = BUNDLE_MAX.min(most) as usize;
+        let most = BUNDLE_MAX.min(run).min(most) as usize;
         let alike = ring.peek_alike(header, &mut tags[..most]).unwrap_or(1);
         if (alike as usize) < from || header.len == 0 {
             return Err(alike);

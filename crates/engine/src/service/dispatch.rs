@@ -158,6 +158,12 @@ impl Dispatcher {
         self.bundle_run > 1
     }
 
+    /// Messages of the longest bundle.
+    #[inline]
+    pub(crate) fn bundle_run(&self) -> u32 {
+        self.bundle_run
+    }
+
     /// Consecutive single messages of the burst that go to one mqueue.
     pub(crate) fn run(&self) -> u32 {
         self.run.min(self.run_max)

@@ -172,10 +172,12 @@ impl<M: Memory> Consumer<M> {
         for slots in self.layout.slots(self.tail + 1, shown - 1) {
             let (from, end) = (alike, alike + slots.count);
             let slots = Rows { at: slots.at + 8, ..slots };
-            self.memory.load_rows(slots, |row, [tag, _, last]: [u64; 3]| {
+            let mut places = tags[from as usize..].iter_mut();
+            self.memory.load_rows(slots, |_, [tag, _, last]: [u64; 3]| {
                 // The status of a request has no meaning.
                 let same = last & !(0xff << 40) == word;
-                tags[(from + row) as usize] = tag;
+                let Some(place) = places.next() else { return false };
+                *place = tag;
                 alike += u64::from(same);
                 same
             });

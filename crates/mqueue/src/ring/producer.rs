@@ -342,12 +342,17 @@ impl<M: Memory> Producer<M> {
         let lines = (HEADER_BYTES + u64::from(len)).div_ceil(LINE);
         let (mut at, mut tags) = (at, tags);
         for slots in self.layout.slots(self.head, count) {
-            for first in (0..slots.count).step_by(AHEAD as usize) {
+            let mut first = 0;
+            while first < slots.count {
                 let next = Rows { at: slots.at + first * slots.stride, ..slots };
                 let these = Rows { count: AHEAD.min(slots.count - first), ..next };
                 for slot in these.count..(slots.count - first).min(2 * AHEAD) {
-                    for line in 0..lines {
-                        self.memory.prefetch(next.at + slot * slots.stride + line * LINE, true);
+                    let ahead = next.at + slot * slots.stride;
+                    self.memory.prefetch(ahead, true);
+                    // Most have one line or two.
+                    if lines > 1 {
+                        self.memory.prefetch(ahead + LINE, true);
+                        (2..lines).for_each(|n| self.memory.prefetch(ahead + n * LINE, true));
                     }
                 }
                 let payloads = Rows { at: these.at + HEADER_BYTES, ..these };
@@ -356,6 +361,7 @@ impl<M: Memory> Producer<M> {
                 self.memory.store_rows(these, |row| [head.token, of_these[row as usize], 0, last]);
                 at += these.count * stride;
                 tags = rest;
+                first += AHEAD;
             }
         }
         if !self.arena.ends.is_empty() {

@@ -260,10 +260,13 @@ impl TcpConnections {
             let Some(connection) = self.table.at(key) else { return (taken, 1) };
             let share = &turn.services[usize::from(connection.service)];
             let from = share.bundles_from();
-            if connection.reading != Reading::Open || !share.has_bundles() {
+            let has_bundles = share.has_bundles() && share.dispatcher.has_bundles();
+            if connection.reading != Reading::Open || !has_bundles {
                 return (taken, usize::MAX);
             }
-            let most = connection.places().min(BUNDLE_MAX.into()) as usize;
+            // Those behind a bundle are looked at for the next one.
+            let run = share.dispatcher.bundle_run().min(BUNDLE_MAX);
+            let most = connection.places().min(run.into()) as usize;
             let bytes = &rest[taken..];
             let alike = share.framing.requests_alike(bytes, share.max_message_bytes, most);
             let Some(alike) = alike else { return (taken, 1) };
