@@ -14,6 +14,7 @@
 //! | `control` | a process at the control socket, or a false engine that answers | a request is decoded as encoded, or refused in a short line; no answer contains terminal control sequences |
 //! | `function` | a module on the path of messages, its whole memory | descriptors and registers are read inside the memory, or refused in a short line |
 //! | `memcached_cache` | clients and the server of the function `memcached-cache` | no panic; hits are whole answers; what is forwarded is one command |
+//! | `coap` | a CoAP client, and the holder of a key who signs a token | refused or understood inside the datagram; nothing passes without a signature |
 //! | `attach` | a process at an accelerator's socket, or a false engine | a message has one encoding, or is refused |
 //! | `handshake` | a process at a shared-memory port, or a false engine | decoded as encoded, or refused |
 //! | `link` | a stranger at the listener of a remote accelerator, or an authenticated side of a link | the same messages however the stream is cut; each has one encoding, or is refused |
@@ -28,6 +29,7 @@
 //! command line (its author already runs the program), the tap's file (written, never read).
 
 pub mod attach;
+pub mod coap;
 pub mod collective;
 pub mod config;
 pub mod control;
@@ -45,6 +47,7 @@ pub mod worker;
 /// The function of each target.
 pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("attach", attach::message),
+    ("coap", coap::message),
     ("collective", collective::message),
     ("config", config::text),
     ("control", control::message),

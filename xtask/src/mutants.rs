@@ -102,6 +102,40 @@ const MUTANTS: &[Mutant] = &[
         "an invalid header of the other side is used",
         &["crates/mqueue/tests/hostile.rs::a_bad_header_is_skipped"],
     ),
+    // CoAP authentication.
+    mutant(
+        "believe_signature",
+        "the signature of a token is not looked at",
+        &[
+            "crates/onpath/tests/coap_auth.rs::requests_pass_with_a_token_only_and_each_reason_is_counted",
+        ],
+    ),
+    mutant(
+        "ignore_window",
+        "a token that was issued too long ago is accepted",
+        &["crates/onpath/tests/coap_auth.rs::times_are_checked_at_their_limits"],
+    ),
+    mutant(
+        "forget_used_token",
+        "a token that was used is forgotten",
+        &["crates/onpath/tests/coap_auth.rs::a_token_is_used_once_if_that_is_asked_for"],
+    ),
+    // Sketches.
+    mutant(
+        "merge_by_sum",
+        "registers of HyperLogLog are merged by their sum",
+        &["crates/onpath/tests/sketch.rs::the_merge_of_two_sketches_is_that_of_their_union"],
+    ),
+    mutant(
+        "merge_last_state",
+        "of the states of several workers only the last one is read",
+        &["crates/onpath/tests/builtins.rs::the_function_counts_a_range_and_merges"],
+    ),
+    mutant(
+        "limit_each_worker",
+        "each worker has buckets of its own",
+        &["crates/onpath/tests/builtins.rs::a_rate_is_that_of_all_workers_together"],
+    ),
     // The cache in front of memcached.
     mutant(
         "cache_write_unseen",

@@ -1,5 +1,6 @@
 //! Functions that are part of the program.
 
+pub mod coap_auth;
 mod count_min;
 mod deliver;
 mod echo;
@@ -10,6 +11,7 @@ mod passthrough;
 mod rate_limiter;
 mod threshold;
 
+pub(crate) use coap_auth::coap_auths;
 pub use count_min::CountMinFunction;
 pub use deliver::Deliver;
 pub use echo::Echo;

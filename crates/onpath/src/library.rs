@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::builtin::{
     CountMinFunction, Deliver, Echo, Generator, HyperLogLogFunction, Passthrough, Threshold,
-    memcached_caches, rate_limiters,
+    coap_auths, memcached_caches, rate_limiters,
 };
 use crate::chain::OnFailure;
 use crate::function::{Failure, Function, Merge, Register};
@@ -163,6 +163,36 @@ pub struct Builtin {
 
 /// Every built-in function.
 pub const BUILTINS: &[Builtin] = &[
+    Builtin {
+        name: "coap-auth",
+        summary: "lets only CoAP requests pass whose payload is a CBOR map with a valid JSON Web Token, signed with HS256, as \"token\"",
+        settings: &[
+            (
+                "window_s",
+                "how long ago tokens may have been issued (`iat`), in seconds; 0: any time (0)",
+            ),
+            ("leeway_s", "by how much clocks may differ, in seconds (60)"),
+            (
+                "once",
+                "1: only one message may use a token, and retransmissions of it; needs `window_s` (0)",
+            ),
+        ],
+        texts: &[
+            (
+                "tenant",
+                "the name of the only key that is used; otherwise `kid` of the token names it (all keys of the file)",
+            ),
+            (
+                "refuse",
+                "`\"drop\"`: requests that do not pass are dropped; `\"answer\"`: they are answered with 4.01 (`\"drop\"`)",
+            ),
+        ],
+        file: Some((
+            "keys",
+            "the file of keys: a name and a key of 32 to 512 bytes in base64url on each line",
+        )),
+        instances: coap_auths,
+    },
     Builtin {
         name: "count-min",
         summary: "counts how often each item occurs in requests, and lists the most frequent ones. A count may be too large, by \

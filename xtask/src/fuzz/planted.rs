@@ -31,6 +31,13 @@ const PLANTS: &[Plant] = &[
         wrong: "if self.0.len() < 8 {\n            Ok(message)",
     },
     Plant {
+        target: "coap",
+        bug: "the token of a CoAP message may be cut off",
+        file: "crates/onpath/src/builtin/coap_auth/message.rs",
+        right: "rest.split_at_checked(token_bytes)?",
+        wrong: "rest.split_at(token_bytes)",
+    },
+    Plant {
         target: "collective",
         bug: "the number of a transfer is not compared",
         file: "crates/collective/src/call.rs",

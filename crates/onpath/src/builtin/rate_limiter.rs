@@ -49,7 +49,7 @@ enum By {
 /// A bucket: whose it is, and when it is full.
 #[derive(Default)]
 struct Bucket {
-    /// A hash, never 0; 0: nobody's.
+    /// A hash, never 0; 0: it has no owner.
     owner: AtomicU64,
     full_ns: AtomicU64,
 }
@@ -63,12 +63,15 @@ struct Buckets {
 
 /// The instances of one function: they share its buckets.
 pub(crate) fn rate_limiters() -> crate::library::Instances {
-    let shared = Arc::new(Buckets {
-        common: Bucket::default(),
-        table: OnceLock::new(),
-        hasher: RandomState::new(),
-    });
-    Arc::new(move || Box::new(RateLimiter::new(shared.clone())))
+    let buckets = || {
+        let (common, table) = (Bucket::default(), OnceLock::new());
+        Arc::new(Buckets { common, table, hasher: RandomState::new() })
+    };
+    let shared = buckets();
+    Arc::new(move || {
+        let own = mutants::on("limit_each_worker");
+        Box::new(RateLimiter::new(if own { buckets() } else { shared.clone() }))
+    })
 }
 
 /// See the module's text.

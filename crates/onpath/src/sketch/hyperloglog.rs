@@ -219,7 +219,10 @@ impl HyperLogLog {
             return Err(OtherState);
         }
         let pairs = self.registers.iter_mut().zip(registers);
-        pairs.for_each(|(one, other)| *one = (*one).max(*other));
+        let sum = mutants::on("merge_by_sum");
+        pairs.for_each(|(one, other)| {
+            *one = if sum { (*one + *other).min(rank_max) } else { (*one).max(*other) };
+        });
         Ok(())
     }
 
