@@ -9,6 +9,7 @@
 //! | `faces` | a kernel that sends requests to memcached                                           |
 //! | `transfer` | a file through a transfer engine, checked with other implementations              |
 //! | `functions` | functions on the path of messages, attached and replaced under load             |
+//! | `cache` | a cache in front of an unmodified memcached                                 |
 //! | `remote` | one kernel on local and remote accelerators                                        |
 //! | `allreduce` | groups of ranks sum vectors over TCP and shared memory                         |
 //! | `sockets` | kernels with connections of their own: matrix products, echoed streams           |
@@ -19,6 +20,7 @@
 mod allreduce;
 mod baseline;
 mod bench;
+mod cache;
 mod costs;
 mod echo;
 mod faces;
@@ -65,6 +67,8 @@ pub enum Name {
     Transfer,
     /// Functions on the path of messages, replaced while clients are served
     Functions,
+    /// Caches the values of an unmodified memcached
+    Cache,
     /// Sums vectors over groups of ranks
     Allreduce,
     /// Kernels with connections of their own: matrix products, streams
@@ -187,6 +191,7 @@ pub fn run(name: Name, options: &Options) -> Result<Report, DemoError> {
             Name::Scale => scale::run(&stage),
             Name::Transfer => transfer::run(&stage),
             Name::Functions => functions::run(&stage),
+            Name::Cache => cache::run(&stage),
             Name::Allreduce => allreduce::run(&stage),
             Name::Sockets => sockets::run(&stage),
             Name::Remote => remote::run(&stage),
@@ -265,7 +270,11 @@ impl Stage<'_> {
                 ..EngineSettings::default()
             },
             limits: Limits::default(),
-            accelerators: vec![Accelerator { name: "acc0".to_owned(), kind }],
+            // A proxy has none.
+            accelerators: match service.upstream {
+                Some(_) => Vec::new(),
+                None => vec![Accelerator { name: "acc0".to_owned(), kind }],
+            },
             services: vec![service],
         };
         let server = Server::start(topology)?;

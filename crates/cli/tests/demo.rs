@@ -198,3 +198,19 @@ fn a_chart_is_saved_at_the_given_path_and_other_files_are_kept() {
     assert_eq!(fs::read_to_string(&plot).unwrap(), "a letter");
     fs::remove_dir_all(&folder).unwrap();
 }
+
+#[test]
+fn a_cache_answers_for_memcached_and_a_spoiled_byte_is_found() {
+    let shown = report(&["cache"]);
+    assert!(shown["checked"].as_u64().unwrap() > 10_000, "{shown}");
+    assert_eq!(shown["wrong"], 0, "{shown}");
+    let rows = shown["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 3);
+    assert!(rows[1]["hits_percent"].as_f64().unwrap() > 80.0, "{shown}");
+    assert!(rows[2]["hits_percent"].as_f64().unwrap() > 10.0, "{shown}");
+    assert!(shown["registers"]["writes"].as_u64().unwrap() > 10_000, "{shown}");
+    let done = demo(&["cache", "--quick", "--json", "--corrupt"]).output().unwrap();
+    assert_eq!(done.status.code(), Some(1));
+    let shown: Json = serde_json::from_slice(&done.stdout).unwrap();
+    assert_eq!(shown["wrong"], 1, "{shown}");
+}

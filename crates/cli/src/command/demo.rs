@@ -28,6 +28,7 @@ Examples:
   serval demo faces                    a kernel that uses memcached (apt install memcached)
   serval demo transfer                 a file sent with digests and encryption by an engine
   serval demo functions                functions on the path, replaced under load
+  serval demo cache                    a cache in front of an unmodified memcached
   serval demo allreduce                groups of ranks sum vectors
   serval demo sockets                  kernels with connections of their own
   serval demo remote                   digits on local and remote accelerators
