@@ -152,6 +152,12 @@ fn hits_are_answered_as_memcached_answers_and_writes_are_seen_at_once() {
             assert_eq!(one.ask(get), expected, "after {change:?}");
             assert_eq!(ask_udp(&udp, 9, get), expected, "after {change:?}");
         }
+        let hits = |client: &mut Client| -> u64 {
+            let stats = client.ask("stats\r\n");
+            let line = stats.lines().find_map(|line| line.strip_prefix("STAT get_hits "));
+            line.expect("it counts hits").trim_end().parse().unwrap()
+        };
+        assert_eq!(hits(&mut one), hits(&mut direct) + counted(&server, "hits"));
         assert_accounts(&server);
         assert!(counted(&server, "fills") > 0 && counted(&server, "refused") == 0);
         assert!(server.shutdown().is_clean());

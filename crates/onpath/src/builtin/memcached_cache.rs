@@ -26,14 +26,14 @@ mod store;
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use wire::DropReason;
 use wire::framing::{UDP_HEADER_BYTES, UdpHeader};
 use wire::session::Origin;
 
-use self::answer::{Answer, Head, ValueReply, read_answer, write_end, write_question};
+use self::answer::{Answer, Head, ValueReply, read_answer, write_end, write_question, write_stats};
 use self::command::{Command, FlushAt, KEY_BYTES_MAX, Key, decode_key, sort};
 use self::epochs::{Epochs, Scope};
 use self::flight::{Flight, Purpose, Read, Secret, Sent};
@@ -110,6 +110,8 @@ struct Shared {
     secret: Secret,
     /// The server may have stale keys, which `mg` changes: `get` is not forwarded as `mg` any more.
     has_stale: AtomicBool,
+    /// Of all instances.
+    hits: AtomicU64,
 }
 
 /// Whether an instance sees the messages of its worker.
@@ -141,7 +143,12 @@ pub(crate) fn instances() -> Instances {
     let random = RandomState::new();
     let secret = Secret([random.hash_one(1), random.hash_one(2)]);
     let epochs = Epochs::new(SLOT_BITS);
-    let shared = Arc::new(Shared { epochs, secret, has_stale: AtomicBool::new(false) });
+    let shared = Arc::new(Shared {
+        epochs,
+        secret,
+        has_stale: AtomicBool::new(false),
+        hits: AtomicU64::new(0),
+    });
     Arc::new(move || Box::new(MemcachedCache::new(Arc::clone(&shared))))
 }
 
@@ -236,7 +243,8 @@ impl MemcachedCache {
                 let len = key.len();
                 self.get(messages, &asked, &copy[..len], cas);
             }
-            Command::Other | Command::Stats => self.pass(&asked),
+            Command::Other => self.pass(&asked),
+            Command::Stats => self.stats(&asked),
             Command::Write(key) => {
                 let scope = self.scope_of(&key);
                 let forgotten = mutants::on("cache_noreply_forgotten") && is_quiet(message);
@@ -263,6 +271,17 @@ impl MemcachedCache {
     fn pass(&mut self, asked: &Asked) {
         if let (Sent::Datagram { client, id }, Some(flight)) = (asked.sent, &mut self.flight) {
             flight.confuse(&client, id);
+        }
+    }
+
+    fn stats(&mut self, asked: &Asked) {
+        match (&asked.sent, &mut self.flight) {
+            (Sent::Stream { client, number }, Some(flight))
+                if flight.has_room().0 && !flight.has(client, *number) =>
+            {
+                flight.add(asked.sent, Purpose::Stats, asked.now_ns);
+            }
+            _ => self.pass(asked),
         }
     }
 
@@ -352,7 +371,7 @@ impl MemcachedCache {
         self.counts.writes += 1;
         let scope = match &purpose {
             Purpose::Write { scope } => *scope,
-            Purpose::Flush { .. } | Purpose::Read(_) => Scope::Whole,
+            Purpose::Flush { .. } | Purpose::Read(_) | Purpose::Stats => Scope::Whole,
         };
         self.shared.epochs.begin(scope);
         if forgotten {
@@ -387,7 +406,13 @@ impl MemcachedCache {
                 let (Some(flight), now_ns) = (&mut self.flight, messages.now_ns()) else { return };
                 match flight.end_stream(&client, number, &self.shared.epochs, now_ns) {
                     Some(Purpose::Read(read)) => self.answer(messages, index, &read, None),
-                    Some(_) => {}
+                    Some(Purpose::Stats) => {
+                        let hits = self.shared.hits.load(Ordering::Relaxed);
+                        self.scratch.clear();
+                        write_stats(messages.bytes(index), hits, &mut self.scratch);
+                        messages.rewrite(index, &self.scratch);
+                    }
+                    Some(Purpose::Write { .. } | Purpose::Flush { .. }) => {}
                     None => self.check_unknown(messages, index, 0),
                 }
             }
@@ -549,6 +574,7 @@ impl Function for MemcachedCache {
         }
         self.now_ns = messages.now_ns();
         self.begin(self.now_ns);
+        let before = self.counts.hits;
         // If this panics, messages pass unseen until the restart.
         let mut watch = Watch { shared: Arc::clone(&self.shared), panicked: true };
         for index in 0..messages.len() {
@@ -561,6 +587,9 @@ impl Function for MemcachedCache {
             }
         }
         watch.panicked = false;
+        if self.counts.hits != before {
+            self.shared.hits.fetch_add(self.counts.hits - before, Ordering::Relaxed);
+        }
         Ok(())
     }
 

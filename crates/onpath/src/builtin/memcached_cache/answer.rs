@@ -148,6 +148,24 @@ impl ValueReply<'_> {
     }
 }
 
+/// Writes the answer to `stats` with these hits, which the server has not seen.
+pub(super) fn write_stats(answer: &[u8], hits: u64, out: &mut Vec<u8>) {
+    for line in answer.split_inclusive(|byte| *byte == b'\n') {
+        let counted = [&b"STAT cmd_get "[..], b"STAT get_hits "].into_iter().find_map(|name| {
+            let count = line.strip_prefix(name)?.strip_suffix(b"\r\n")?;
+            Some((name, number(count)?.saturating_add(hits)))
+        });
+        match counted {
+            None => out.extend_from_slice(line),
+            Some((name, count)) => {
+                out.extend_from_slice(name);
+                out.extend_from_slice(Decimal::of(count).bytes());
+                out.extend_from_slice(b"\r\n");
+            }
+        }
+    }
+}
+
 /// Writes what is behind the value.
 pub(super) fn write_end(out: &mut Vec<u8>) {
     out.extend_from_slice(END);
@@ -194,6 +212,20 @@ mod tests {
         ] {
             assert_eq!(read_answer(other.as_bytes()), None, "{other:?}");
         }
+    }
+
+    #[test]
+    fn hits_are_added_to_what_the_server_counted() {
+        let answer =
+            b"STAT pid 7\r\nSTAT cmd_get 10\r\nSTAT cmd_set 3\r\nSTAT get_hits 6\r\nEND\r\n";
+        let mut out = Vec::new();
+        write_stats(answer, 5, &mut out);
+        let expected =
+            b"STAT pid 7\r\nSTAT cmd_get 15\r\nSTAT cmd_set 3\r\nSTAT get_hits 11\r\nEND\r\n";
+        assert_eq!(out, expected);
+        out.clear();
+        write_stats(b"SERVER_ERROR busy\r\n", 5, &mut out);
+        assert_eq!(out, b"SERVER_ERROR busy\r\n");
     }
 
     #[test]

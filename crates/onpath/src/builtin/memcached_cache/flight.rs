@@ -44,6 +44,15 @@ pub(super) enum Purpose {
         end_ns: u64,
     },
     Read(Read),
+    /// `stats`, to whose answer the hits are added.
+    Stats,
+}
+
+impl Purpose {
+    /// Whether it may change keys.
+    fn writes(&self) -> bool {
+        matches!(self, Self::Write { .. } | Self::Flush { .. })
+    }
 }
 
 /// A read that was rewritten.
@@ -269,7 +278,7 @@ impl Flight {
         (ticket.purpose, ticket.sent, ticket.next) = (Some(purpose), sent, NIL);
         ticket.generation = ticket.generation.wrapping_add(1);
         let mark = self.mark_of(at);
-        let is_write = !matches!(purpose, Purpose::Read(_));
+        let is_write = purpose.writes();
         let empty = Group { first: NIL, last: NIL, writes: 0, mixed: false };
         let group = match sent {
             Sent::Stream { client, .. } => {
@@ -386,8 +395,8 @@ impl Flight {
         let mut at = group.first;
         while at != NIL {
             let next = self.tickets[at as usize].next;
-            let is_read = matches!(self.tickets[at as usize].purpose, Some(Purpose::Read(_)));
-            if is_read {
+            let purpose = self.tickets[at as usize].purpose;
+            if !purpose.is_some_and(|purpose| purpose.writes()) {
                 self.remove(at, epochs, now_ns);
             } else if !self.tickets[at as usize].lingers {
                 self.linger(at, now_ns);
@@ -419,7 +428,7 @@ impl Flight {
     fn remove(&mut self, at: u32, epochs: &Epochs, now_ns: u64) -> Purpose {
         let ticket = self.tickets[at as usize];
         let purpose = ticket.purpose.expect("only tickets in use are removed");
-        self.leave_group(at, &ticket, !matches!(purpose, Purpose::Read(_)));
+        self.leave_group(at, &ticket, purpose.writes());
         if ticket.lingers {
             match ticket.earlier {
                 NIL => self.first_lingering = ticket.later,
@@ -437,6 +446,7 @@ impl Flight {
                 epochs.end(Scope::Whole);
             }
             Purpose::Read(read) => self.free_keys.push(read.key),
+            Purpose::Stats => {}
         }
         let entry = &mut self.tickets[at as usize];
         (entry.purpose, entry.lingers, entry.next) = (None, false, self.free);
