@@ -4,6 +4,7 @@ mod common;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::running::{Running, table};
 use common::*;
@@ -151,6 +152,45 @@ fn functions_are_created_and_destroyed_from_a_shell() {
     done(&server, &["destroy", "--id", &id.to_string()], "destroyed");
     done(&server, &["create", "limits", "threshold"], "created");
     done(&server, &["destroy", "limits"], "destroyed");
+    assert_eq!(server.end(), 0);
+}
+
+#[test]
+fn a_trace_shows_what_messages_meet() {
+    let port = free_port();
+    let of_file = "[[service.function]]\nname = \"file\"\nfunction = \"passthrough\"\n";
+    let server = Running::start("fn-trace", &(table("echo", port, "echo", "") + of_file));
+    let attach = ["attach", "echo", "limits", "threshold", "--param", "offset=0"];
+    done(
+        &server,
+        &[&attach[..], &["--param", "high=8", "--deadline-us", "1000000"]].concat(),
+        "attached",
+    );
+    // Clients ask until the trace is complete, in which are requests and replies.
+    let stop = AtomicBool::new(false);
+    let traced = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let client = udp_client(([127, 0, 0, 1], port).into());
+            while !stop.load(Ordering::Relaxed) {
+                client.send(&[0, 0, 0, 9, 1]).unwrap();
+                ask(&client, &[0, 0, 0, 7, 1, 2]);
+            }
+        });
+        let traced = serval_fn(&server, &["trace", "echo", "30", "--seconds", "60"]);
+        stop.store(true, Ordering::Relaxed);
+        traced
+    });
+    assert_eq!(traced.0, 0, "{}", traced.1);
+    for expected in ["request", "reply", "file", "limits", "drop function_drop", " ns"] {
+        assert!(traced.1.contains(expected), "{expected}: {}", traced.1);
+    }
+    assert!(traced.1.lines().count() > 30, "{}", traced.1);
+    done(&server, &["trace", "echo", "5", "--seconds", "0"], "no message came");
+    refused(&server, &["trace", "none"], "there is no service \"none\"");
+    refused(&server, &["trace", "echo", "101"], "101");
+    done(&server, &["detach", "echo", "limits"], "detached");
+    done(&server, &["detach", "echo", "file"], "detached");
+    refused(&server, &["trace", "echo"], "has no functions");
     assert_eq!(server.end(), 0);
 }
 

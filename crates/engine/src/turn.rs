@@ -171,6 +171,10 @@ impl<N: Nic> Turn<N> {
                 let done = attached.map(|attached| attached.chain().command(id, command));
                 ChainReply::Command(done.unwrap_or(Err(CommandError::Gone)))
             }
+            ChainRequest::Trace(trace) => {
+                let attached = share.and_then(|share| share.chain.as_mut());
+                ChainReply::Traced(attached.and_then(|attached| attached.chain().set_trace(trace)))
+            }
         }
     }
 

@@ -18,6 +18,7 @@ use crate::function::{
     Command, CommandError, Direction, Failure, Function, Merge, Notice, Reading, RequestId,
 };
 use crate::messages::{Messages, Tally};
+use crate::trace::Trace;
 
 /// The shortest and the longest time for which a failing function is not called.
 const PAUSE_NS_MIN: u64 = 10_000_000;
@@ -435,6 +436,7 @@ pub struct Chain {
     links: Vec<Link>,
     /// One of them wants notices.
     wants_notices: bool,
+    trace: Option<Box<Trace>>,
 }
 
 impl Chain {
@@ -473,6 +475,9 @@ impl Chain {
         messages: &mut Messages,
         clock: &dyn Fn() -> u64,
     ) {
+        if self.trace.as_ref().is_some_and(|trace| trace.wants_more()) {
+            return self.decide_traced(direction, messages, clock);
+        }
         let mut decide = |link: &mut Link| {
             if messages.open() > 0 {
                 link.decide(direction, messages, clock);
@@ -482,6 +487,37 @@ impl Chain {
             Direction::Requests => self.links.iter_mut().for_each(&mut decide),
             Direction::Replies => self.links.iter_mut().rev().for_each(&mut decide),
         }
+    }
+
+    /// The same for a batch whose first messages are traced.
+    #[cold]
+    fn decide_traced(
+        &mut self,
+        direction: Direction,
+        messages: &mut Messages,
+        clock: &dyn Fn() -> u64,
+    ) {
+        let Some(trace) = &mut self.trace else { return };
+        trace.begin(direction, messages, clock());
+        let mut decide = |link: &mut Link| {
+            let open = messages.open();
+            if open > 0 {
+                let begin_ns = clock();
+                link.decide(direction, messages, clock);
+                let took_ns = clock().saturating_sub(begin_ns);
+                trace.step(link.id, open, took_ns, messages);
+            }
+        };
+        match direction {
+            Direction::Requests => self.links.iter_mut().for_each(&mut decide),
+            Direction::Replies => self.links.iter_mut().rev().for_each(&mut decide),
+        }
+        trace.end();
+    }
+
+    /// Traces the next messages, or none. Returns the trace before.
+    pub fn set_trace(&mut self, trace: Option<Box<Trace>>) -> Option<Box<Trace>> {
+        std::mem::replace(&mut self.trace, trace)
     }
 
     /// Gives the chain these functions in this order. Returns those that it no longer has, which the caller drops where that may take

@@ -1,12 +1,13 @@
 //! Chains of functions, and the built-in ones.
 
 use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use onpath::builtin::{Passthrough, Threshold};
 use onpath::{
     Arranged, Chain, Command, CommandError, Counters, Direction, Failure, Function, Link, Merge,
-    Messages, OnFailure, Outcome, Policy, RequestId, Sink,
+    Messages, OnFailure, Outcome, Policy, RequestId, Sink, Step, Trace, Verdict,
 };
 use proptest::prelude::*;
 use wire::DropReason;
@@ -438,4 +439,65 @@ fn nothing_of_a_call_that_fails_is_delivered() {
     // After the failure each of them is shown alone.
     assert_eq!(sink.lock().unwrap().put, [b"a", b"b"]);
     assert_eq!((counters.failures.value(), counters.delivered.value()), (1, 2));
+}
+
+#[test]
+fn a_trace_has_the_functions_that_the_next_messages_meet_and_what_they_decide() {
+    let (appends, _) = link(7, appends(b'!'), OnFailure::Open);
+    let decides = Does(|direction, messages: &mut Messages| {
+        for index in 0..messages.len() {
+            match messages.bytes(index)[0] {
+                b'd' => messages.drop(index, DropReason::FunctionDrop),
+                b'r' => messages.reply(index, b"reply"),
+                b's' => messages.steer(index, 3),
+                b'x' if direction == Direction::Requests => messages.deliver(index),
+                _ => {}
+            }
+        }
+        Ok(())
+    });
+    let (decides, _) = link(8, decides, OnFailure::Open);
+    let (last, _) = link(9, Passthrough, OnFailure::Open);
+    let mut chain = Chain::new(vec![appends, decides, last]);
+    let recorded = Arc::new(AtomicUsize::new(0));
+    let traced = Trace::new(7, Arc::clone(&recorded));
+    assert!(chain.set_trace(Some(Box::new(traced))).is_none());
+    let now = Cell::new(1000);
+    let clock = || {
+        now.set(now.get() + 10);
+        now.get()
+    };
+    chain.decide(Direction::Requests, &mut batch(&[b"d", b"r", b"s", b"x", b"p"]), &clock);
+    assert_eq!(recorded.load(Ordering::Relaxed), 5);
+    chain.decide(Direction::Replies, &mut batch(&[b"p", b"d", b"p"]), &clock);
+    assert_eq!(recorded.load(Ordering::Relaxed), 7);
+    // It is complete: later messages are not in it.
+    chain.decide(Direction::Requests, &mut batch(&[b"p"]), &clock);
+    let entries = chain.set_trace(None).unwrap().into_entries();
+    assert!(chain.set_trace(None).is_none());
+    let shown: Vec<(u32, Vec<_>)> = entries
+        .iter()
+        .map(|entry| {
+            let step = |step: &Step| (step.link, step.verdict, step.batch);
+            (entry.bytes, entry.steps.iter().map(step).collect())
+        })
+        .collect();
+    use Verdict::{Deliver, Drop, Pass, Reply, Rewrite, Steer};
+    let full = Drop(DropReason::RingFull);
+    assert_ne!(full, Deliver);
+    let dropped = Drop(DropReason::FunctionDrop);
+    assert_eq!(
+        shown,
+        [
+            (1, vec![(7, Rewrite, 5), (8, dropped, 5)]),
+            (1, vec![(7, Rewrite, 5), (8, Reply, 5)]),
+            (1, vec![(7, Rewrite, 5), (8, Steer(3), 5), (9, Pass, 2)]),
+            (1, vec![(7, Rewrite, 5), (8, full, 5)]),
+            (1, vec![(7, Rewrite, 5), (8, Pass, 5), (9, Pass, 2)]),
+            (1, vec![(9, Pass, 3), (8, Pass, 3), (7, Rewrite, 2)]),
+            (1, vec![(9, Pass, 3), (8, dropped, 3)]),
+        ]
+    );
+    assert!(entries.iter().flat_map(|entry| &entry.steps).all(|step| step.took_ns > 0));
+    assert!(entries.windows(2).all(|pair| pair[0].at_ns <= pair[1].at_ns));
 }

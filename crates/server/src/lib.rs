@@ -19,4 +19,5 @@ pub use server::{
     Attachment, Caller, ChangeError, ChangeReport, FunctionCounters, FunctionError, FunctionView,
     Origin, Place, REFUSED, Refusal, Refused, RegisterAction, Registers, Replacement, Server,
     ServerError, ServiceAction, ServiceChange, ShutdownReport, Stall, Stalls, Target,
+    TracedMessage,
 };

@@ -40,7 +40,7 @@ pub use change::{ChangeError, ChangeReport, ServiceChange};
 pub use error::ServerError;
 pub use functions::{
     Attachment, Caller, FunctionCounters, FunctionError, FunctionView, Origin, Place, REFUSED,
-    Refused, RegisterAction, Registers, Replacement, Target,
+    Refused, RegisterAction, Registers, Replacement, Target, TracedMessage,
 };
 pub use plan::{Refusal, ServiceAction};
 pub use shutdown::ShutdownReport;

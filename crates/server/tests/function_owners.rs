@@ -170,6 +170,12 @@ fn nobody_but_the_owner_and_the_operator_can_touch_a_function() {
     // The engine opens no file for a user.
     let file = text(server.create_function(other, &as_module(threshold("f", 1)), None, false));
     assert!(file.contains("opens no files for user"), "{file}");
+    // A trace would show what the functions of others decide.
+    let traced = text(server.begin_trace(owner, "shared", 1));
+    assert!(traced.contains("has functions of others"), "{traced}");
+    assert!(text(server.begin_trace(stranger, "shared", 1)).contains("there is no service"));
+    assert!(text(server.end_trace(engine, "shared", true).map(drop)).contains("no trace"));
+    assert!(text(server.begin_trace(engine, "shared", 101)).contains("1 to 100 messages"));
     // A user has a limit, and the operator may do everything.
     for number in 0..16 {
         server.create_function(other, &threshold(&format!("m{number}"), 1), None, false).unwrap();

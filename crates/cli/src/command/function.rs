@@ -1,6 +1,7 @@
 //! `serval fn`: functions on the path of a running server's messages.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use onpath::library::{DEADLINE_US, DEADLINE_US_MAX, MEMORY_MIB, MEMORY_MIB_MAX};
@@ -31,6 +32,7 @@ Examples:
   serval fn command digits limits set high=200
   serval fn replace digits mine ./mine.wasm
   serval fn counters
+  serval fn trace digits 10
   serval fn detach digits limits
   serval fn create limits threshold && serval fn attach digits limits
   serval fn detach digits limits && serval fn destroy limits
@@ -181,6 +183,23 @@ pub(super) enum Verb {
         at: At,
     },
 
+    /// Show what the next messages of a service meet: functions, verdicts, time
+    #[command(
+        after_help = "Requests and replies count. The contents of messages are not shown. A message that is shown to functions in a\nbatch has the time of the call for the whole batch.\n\nExamples:\n  serval fn trace digits 10\n  serval fn trace digits 100 --seconds 5 --json"
+    )]
+    Trace {
+        /// The service
+        service: String,
+        /// How many messages
+        #[arg(default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=onpath::TRACED_MAX as i64))]
+        count: u32,
+        /// Wait at most this long for them
+        #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=3600))]
+        seconds: u64,
+        #[command(flatten)]
+        at: At,
+    },
+
     /// Destroy a function that was created and is not attached
     #[command(
         after_help = "Examples:\n  serval fn destroy limits\n  serval fn destroy --id 1876543210987521"
@@ -258,6 +277,11 @@ pub(super) fn run(screen: &Screen, verb: &Verb) -> Result<(), Failure> {
             let note = at.connect()?.detach(&named(service, name))?;
             let answer = json!({ "result": "detached", "note": note });
             show(screen, &answer, |_, answer| result(answer, service, name));
+        }
+        Verb::Trace { service, count, seconds, at } => {
+            let patience = Duration::from_secs(*seconds);
+            let answer = at.connect()?.trace(service, *count, patience)?;
+            show(screen, &answer, trace);
         }
         Verb::Destroy { name, id, at } => {
             let client = at.connect()?;
@@ -454,6 +478,39 @@ fn list(screen: &Screen, answer: &Json) -> String {
         out.push_str(&format!("{name} of service {service} failed last because {why}\n"));
     }
     out
+}
+
+fn trace(screen: &Screen, answer: &Json) -> String {
+    let messages = answer["messages"].as_array().map_or(&[][..], Vec::as_slice);
+    if messages.is_empty() {
+        return "no message came\n".to_owned();
+    }
+    let first_ns = messages[0]["at_ns"].as_u64().unwrap_or_default();
+    let columns =
+        [">us", "worker", "direction", ">bytes", "function", "verdict", ">batch", ">call"];
+    let mut table = Table::new(&columns);
+    for message in messages {
+        let at_ns = message["at_ns"].as_u64().unwrap_or_default();
+        let mut begin = [
+            (at_ns.saturating_sub(first_ns) / 1000).to_string(),
+            message["worker"].to_string(),
+            text(&message["direction"]),
+            message["bytes"].to_string(),
+        ];
+        for step in message["steps"].as_array().into_iter().flatten() {
+            let argument = &step["argument"];
+            let more = argument.as_str().map_or_else(|| argument.to_string(), str::to_owned);
+            let verdict = match argument {
+                Json::Null => text(&step["verdict"]),
+                _ => format!("{} {more}", text(&step["verdict"])),
+            };
+            let took = format!("{} ns", step["took_ns"]);
+            let [us, worker, direction, bytes] = std::mem::take(&mut begin);
+            let (function, batch) = (text(&step["function"]), step["batch"].to_string());
+            table.row([us, worker, direction, bytes, function, verdict, batch, took]);
+        }
+    }
+    table.render(screen)
 }
 
 fn counters(screen: &Screen, answer: &Json) -> String {

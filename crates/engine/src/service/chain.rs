@@ -13,7 +13,7 @@ use std::collections::HashMap;
 
 use onpath::{
     Arranged, Chain, Command, CommandError, Direction, End, Link, Messages, Notice, Outcome,
-    Reading, RequestId,
+    Reading, RequestId, Trace,
 };
 use wire::session::{EndpointKind, Origin, ReplyTo, Request};
 
@@ -25,6 +25,8 @@ pub enum ChainRequest {
     Arrange(Vec<Arranged>),
     /// Do a command for the function with this id.
     Command(u64, Command),
+    /// Trace the next messages, or none.
+    Trace(Option<Box<Trace>>),
 }
 
 /// The answer to a [`ChainRequest`].
@@ -33,6 +35,8 @@ pub enum ChainReply {
     Arranged(Vec<Link>),
     /// The values of the function's registers, and its state.
     Command(Result<Reading, CommandError>),
+    /// The trace before.
+    Traced(Option<Box<Trace>>),
 }
 
 /// Requests on streams that wait after the chain has decided about them, and the bytes that functions have written for them.

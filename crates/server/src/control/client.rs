@@ -19,6 +19,9 @@ use crate::{Attachment, Place, Registers, Replacement, Target};
 /// How long an answer may take: a module is compiled, and a worker may be inside a kernel.
 const PATIENCE: Duration = Duration::from_secs(90);
 
+/// How often to look whether a trace is complete.
+const TRACE_INTERVAL: Duration = Duration::from_millis(50);
+
 /// A connection to the control socket of a server. Functions that are created as bound end with it. Without such functions the server closes it
 /// after some seconds without a request.
 pub struct FunctionClient {
@@ -95,6 +98,25 @@ impl FunctionClient {
         let registers = answer["registers"].as_object().into_iter().flatten();
         let value = |(name, value): (&String, &Json)| value.as_u64().map(|v| (name.clone(), v));
         Ok(registers.filter_map(value).collect())
+    }
+
+    /// Traces the next `count` messages of a service, for at most `patience`. Returns what the server describes.
+    pub fn trace(
+        &self,
+        service: &str,
+        count: u32,
+        patience: Duration,
+    ) -> Result<Json, ControlError> {
+        self.ask(FunctionRequest::Trace { service: service.to_owned(), count })?;
+        let begin = Instant::now();
+        loop {
+            let (service, stop) = (service.to_owned(), begin.elapsed() >= patience);
+            let answer = self.ask(FunctionRequest::Traced { service, stop })?;
+            if answer["result"] == "traced" {
+                return Ok(answer);
+            }
+            std::thread::sleep(TRACE_INTERVAL.min(patience));
+        }
     }
 
     /// Detaches a function. Returns what the operator should know.

@@ -1,10 +1,11 @@
 //! Answers to requests about functions.
 
+use onpath::{Direction, Verdict};
 use serde_json::{Map, Value as Json, json};
 
 use super::Told;
 use super::protocol::{FunctionRequest, spec_json};
-use crate::{Caller, FunctionError, FunctionView, Origin, Server};
+use crate::{Caller, FunctionError, FunctionView, Origin, Server, TracedMessage};
 
 /// Executes a request. The answer to one that fails is one sentence.
 pub(super) fn answer(
@@ -69,6 +70,19 @@ fn done(
             let note = "it is in the configuration file: the next reload attaches it again";
             Ok(noted("detached", origin, note))
         }
+        FunctionRequest::Trace { service, count } => {
+            server.begin_trace(caller, service, *count as usize)?;
+            Ok(json!({ "result": "tracing" }))
+        }
+        FunctionRequest::Traced { service, stop } => {
+            Ok(match server.end_trace(caller, service, *stop)? {
+                Ok(messages) => {
+                    let messages: Vec<Json> = messages.iter().map(traced).collect();
+                    json!({ "result": "traced", "messages": messages })
+                }
+                Err(recorded) => json!({ "result": "tracing", "recorded": recorded }),
+            })
+        }
         FunctionRequest::Destroy(id) => {
             server.destroy_function(caller, *id)?;
             tracing::info!(user, id, "function destroyed");
@@ -81,6 +95,32 @@ fn done(
             Ok(json!({ "result": "done", "registers": registers }))
         }
     }
+}
+
+fn traced(message: &TracedMessage) -> Json {
+    let TracedMessage { worker, traced, functions } = message;
+    let steps = traced.steps.iter().zip(functions).map(|(step, function)| {
+        let (verdict, more) = match step.verdict {
+            Verdict::Pass => ("pass", Json::Null),
+            Verdict::Rewrite => ("rewrite", Json::Null),
+            Verdict::Steer(to) => ("steer", to.into()),
+            Verdict::Reply => ("reply", Json::Null),
+            Verdict::Deliver => ("deliver", Json::Null),
+            Verdict::Drop(reason) => ("drop", reason.name().into()),
+        };
+        json!({
+            "function": function, "verdict": verdict, "argument": more, "batch": step.batch,
+            "took_ns": step.took_ns,
+        })
+    });
+    let direction = match traced.direction {
+        Direction::Requests => "request",
+        Direction::Replies => "reply",
+    };
+    json!({
+        "worker": worker, "direction": direction, "bytes": traced.bytes, "at_ns": traced.at_ns,
+        "steps": steps.collect::<Vec<_>>(),
+    })
 }
 
 fn noted(result: &str, origin: Origin, note: &str) -> Json {

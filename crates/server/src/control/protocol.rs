@@ -74,6 +74,20 @@ pub enum FunctionRequest {
     Replace(Target, Replacement),
     /// Detach a function.
     Detach(Target),
+    /// Trace the next messages of a service.
+    Trace {
+        /// The service.
+        service: String,
+        /// How many.
+        count: u32,
+    },
+    /// What was traced, if all messages were, or as far as it is.
+    Traced {
+        /// The service.
+        service: String,
+        /// End the trace now.
+        stop: bool,
+    },
     /// Destroy a function that was created.
     Destroy(u64),
     /// Read, reset or write registers of a function.
@@ -159,6 +173,13 @@ impl FunctionRequest {
             }
             Some("replace") => Ok(Self::Replace(target(request)?, parse_replacement(request)?)),
             Some("detach") => Ok(Self::Detach(target(request)?)),
+            Some("trace") => {
+                let count = number(request, "count", u32::MAX.into(), 1)? as u32;
+                Ok(Self::Trace { service: service()?, count })
+            }
+            Some("traced") => {
+                Ok(Self::Traced { service: service()?, stop: flag(request, "stop")? })
+            }
             Some("destroy") => Ok(Self::Destroy(id(request)?)),
             Some("read") => registers(RegisterAction::Read),
             Some("reset") => registers(RegisterAction::Reset),
@@ -167,7 +188,7 @@ impl FunctionRequest {
                 let value = value.ok_or("the request has no integer \"value\"")?;
                 registers(RegisterAction::Write(text(request, "register", TEXT_BYTES_MAX)?, value))
             }
-            _ => Err("\"do\" is one of list, create, ring, attach, replace, detach, destroy, read, reset and write"
+            _ => Err("\"do\" is one of list, create, ring, attach, replace, detach, destroy, trace, traced, read, reset and write"
                 .to_owned()),
         }
     }
@@ -200,6 +221,12 @@ impl FunctionRequest {
                 ("replace", request)
             }
             Self::Detach(target) => ("detach", target_json(target)),
+            Self::Trace { service, count } => {
+                ("trace", json!({ "service": service, "count": count }))
+            }
+            Self::Traced { service, stop } => {
+                ("traced", json!({ "service": service, "stop": stop }))
+            }
             Self::Destroy(id) => ("destroy", json!({ "id": id })),
             Self::Registers(target, RegisterAction::Read) => ("read", target_json(target)),
             Self::Registers(target, RegisterAction::Reset) => ("reset", target_json(target)),
@@ -468,6 +495,8 @@ mod tests {
             FunctionRequest::Detach(named()),
             FunctionRequest::Detach(Target::Id(7)),
             FunctionRequest::Destroy(1 << 60),
+            FunctionRequest::Trace { service: service.clone(), count: 7 },
+            FunctionRequest::Traced { service: service.clone(), stop: true },
             FunctionRequest::Ring { id: 3, entries: 4, message_bytes: u32::MAX },
             registers(RegisterAction::Read),
             registers(RegisterAction::Reset),
@@ -487,6 +516,8 @@ mod tests {
             ("\"do\": \"replace\", \"id\": 1", "replaces nothing"),
             ("\"do\": \"ring\", \"id\": 1, \"entries\": 1e3", "no integer from 0 to"),
             ("\"do\": \"ring\", \"entries\": 8", "has no integer \"id\""),
+            ("\"do\": \"trace\", \"service\": \"s\", \"count\": -1", "no integer from 0 to"),
+            ("\"do\": \"traced\", \"service\": \"s\", \"stop\": 1", "neither true nor false"),
             ("\"do\": \"replace\", \"id\": 1, \"function\": \"f.wasm\"", "must be absolute"),
             (
                 "\"do\": \"create\", \"name\": \"f\", \"function\": \"f\", \"bound\": 1",

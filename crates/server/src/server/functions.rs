@@ -14,6 +14,7 @@ mod chains;
 mod error;
 mod objects;
 mod ring;
+mod trace;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ pub(super) use objects::Functions;
 use objects::{CREATED_MAX, CREATED_PER_USER_MAX, Object};
 pub use objects::{Caller, FunctionCounters, Origin, REFUSED, Refused};
 use ring::ApplicationRing;
+pub use trace::TracedMessage;
 
 /// A function that is attached.
 pub(super) struct AttachedFunction {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use onpath::library::{FUNCTIONS_MAX, NAME_BYTES_MAX};
-use onpath::{CommandError, LibraryError};
+use onpath::{CommandError, LibraryError, TRACED_MAX};
 
 use super::super::ChangeError;
 use super::objects::{CREATED_MAX, CREATED_PER_USER_MAX};
@@ -94,6 +94,20 @@ pub enum FunctionError {
         "the engine opens no files for user {0}: send the content of the file with the request, as `serval fn` does"
     )]
     NoContent(u32),
+    /// A service without functions.
+    #[error("service {0:?} has no functions, so its messages meet none: attach one first")]
+    NothingToTrace(String),
+    /// A trace shows what all functions decide.
+    #[error(
+        "service {0:?} has functions of others, which a trace would show: ask the operator for it"
+    )]
+    TraceOfOthers(String),
+    /// A trace of no message, or of too many.
+    #[error("a trace has 1 to {TRACED_MAX} messages, not {0}")]
+    TraceCount(usize),
+    /// No trace runs.
+    #[error("no trace of service {0:?} runs: begin one first")]
+    NoTrace(String),
     /// A ring that cannot be made.
     #[error("the ring of function {0:?} cannot be made: {1}")]
     Ring(String, String),

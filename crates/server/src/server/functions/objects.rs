@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::ring::ApplicationRing;
+use super::trace::Tracing;
 use onpath::library::builtin;
 use onpath::{Param, Spec};
 
@@ -167,6 +168,7 @@ impl FunctionCounters {
 pub(in super::super) struct Functions {
     pub(super) detached: Vec<Object>,
     pub(super) counters: Arc<FunctionCounters>,
+    pub(super) traces: Vec<Tracing>,
     last_id: u64,
     last_link: u64,
 }
@@ -176,7 +178,13 @@ impl Functions {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         // A number that an earlier engine has given means nothing here. Below 2^53 until the year 2200, for readers with floating-point numbers.
         let last_id = since.as_secs() << 20;
-        Self { detached: Vec::new(), counters: Arc::default(), last_id, last_link: 0 }
+        Self {
+            detached: Vec::new(),
+            counters: Arc::default(),
+            traces: Vec::new(),
+            last_id,
+            last_link: 0,
+        }
     }
 
     pub(super) fn next_id(&mut self) -> u64 {
