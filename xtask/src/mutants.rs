@@ -122,6 +122,11 @@ const MUTANTS: &[Mutant] = &[
     ),
     // Sketches.
     mutant(
+        "floor_too_high",
+        "words whose rank is just above the least register are left out",
+        &["crates/onpath/tests/sketch.rs::words_are_items"],
+    ),
+    mutant(
         "merge_by_sum",
         "registers of HyperLogLog are merged by their sum",
         &["crates/onpath/tests/sketch.rs::the_merge_of_two_sketches_is_that_of_their_union"],

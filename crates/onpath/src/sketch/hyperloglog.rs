@@ -70,20 +70,20 @@ impl Words {
 
     /// Adds all whole words.
     #[inline(always)]
-    pub(super) fn add(self, bytes: &[u8], registers: &mut [u8]) {
+    pub(super) fn add(self, bytes: &[u8], registers: &mut [u8], floor: u8) {
         match (self.eight, self.wide) {
-            (true, true) => add_all(bytes, registers, self.precision, |word: &[u8; 8]| {
+            (true, true) => add_all(bytes, registers, self.precision, floor, |word: &[u8; 8]| {
                 finish64(u64::from_le_bytes(*word).wrapping_add(self.key))
             }),
-            (false, true) => add_all(bytes, registers, self.precision, |word: &[u8; 4]| {
+            (false, true) => add_all(bytes, registers, self.precision, floor, |word: &[u8; 4]| {
                 finish64(u64::from(u32::from_le_bytes(*word)).wrapping_add(self.key))
             }),
-            (true, false) => add_all(bytes, registers, self.precision, |word: &[u8; 8]| {
+            (true, false) => add_all(bytes, registers, self.precision, floor, |word: &[u8; 8]| {
                 let both = u64::from_le_bytes(*word);
                 let low = word32(self.key as u32, both as u32);
                 finish32(word32(low, (both >> 32) as u32) ^ 8)
             }),
-            (false, false) => add_all(bytes, registers, self.precision, |word: &[u8; 4]| {
+            (false, false) => add_all(bytes, registers, self.precision, floor, |word: &[u8; 4]| {
                 finish32(word32(self.key as u32, u32::from_le_bytes(*word)) ^ 4)
             }),
         }
@@ -118,12 +118,13 @@ fn add_all<const N: usize, H: Hash>(
     bytes: &[u8],
     registers: &mut [u8],
     precision: u32,
+    floor: u8,
     hash: impl Fn(&[u8; N]) -> H,
 ) {
     let (words, _) = bytes.as_chunks::<N>();
     let (blocks, rest) = words.as_chunks::<BLOCK>();
     for block in blocks {
-        add_block(block, registers, precision, &hash);
+        add_block(block, registers, precision, floor, &hash);
     }
     for word in rest {
         let (index, rank) = hash(word).place(precision);
@@ -131,21 +132,36 @@ fn add_all<const N: usize, H: Hash>(
     }
 }
 
-/// First a loop without memory accesses that depend on data, which is vectorised, then one with them.
+/// First loops without memory accesses that depend on data, which are vectorised, then one with them: for those words only whose rank is above
+/// that of all registers.
 #[inline(always)]
 fn add_block<const N: usize, H: Hash>(
     block: &[[u8; N]; BLOCK],
     registers: &mut [u8],
     precision: u32,
+    floor: u8,
     hash: impl Fn(&[u8; N]) -> H,
 ) {
     let mut places = [0u32; BLOCK];
-    for (place, word) in places.iter_mut().zip(block) {
+    let mut flags = [0u8; BLOCK];
+    for ((place, flag), word) in places.iter_mut().zip(&mut flags).zip(block) {
         let (index, rank) = hash(word).place(precision);
         *place = index << 8 | u32::from(rank);
+        *flag = (rank > floor).into();
     }
-    for place in places {
+    if floor == 0 {
+        return places.iter().for_each(|place| raise(registers, place >> 8, *place as u8));
+    }
+    // A bit for each flag: the product moves those of eight bytes into the highest one.
+    let mut above = 0u32;
+    for (n, eight) in flags.as_chunks::<8>().0.iter().enumerate() {
+        let bits = u64::from_le_bytes(*eight).wrapping_mul(0x0102_0408_1020_4080) >> 56;
+        above |= (bits as u32) << (8 * n);
+    }
+    while above != 0 {
+        let place = places[above.trailing_zeros() as usize];
         raise(registers, place >> 8, place as u8);
+        above &= above - 1;
     }
 }
 
@@ -164,6 +180,10 @@ pub struct HyperLogLog {
     words: Words,
     instructions: Instructions,
     registers: Vec<u8>,
+    /// No register is less than this.
+    floor: u8,
+    /// Bytes of words since it was determined.
+    unchecked: usize,
 }
 
 /// Why a state cannot be merged.
@@ -176,7 +196,14 @@ impl HyperLogLog {
     pub fn new(settings: Settings, instructions: Instructions) -> Self {
         assert!((PRECISION_MIN..=PRECISION_MAX).contains(&settings.precision));
         let registers = vec![0; 1 << settings.precision];
-        Self { settings, words: Words::new(settings), instructions, registers }
+        Self {
+            settings,
+            words: Words::new(settings),
+            instructions,
+            registers,
+            floor: 0,
+            unchecked: 0,
+        }
     }
 
     /// Its settings.
@@ -187,6 +214,7 @@ impl HyperLogLog {
     /// Forgets all items.
     pub fn clear(&mut self) {
         self.registers.fill(0);
+        self.floor = 0;
     }
 
     /// Adds one item, a text.
@@ -202,7 +230,13 @@ impl HyperLogLog {
 
     /// Adds each whole word of `bytes`.
     pub fn add_words(&mut self, bytes: &[u8]) {
-        self.instructions.add(self.words, bytes, &mut self.registers);
+        self.instructions.add(self.words, bytes, &mut self.registers, self.floor);
+        self.unchecked += bytes.len();
+        if self.unchecked >= 4 * self.registers.len() {
+            self.unchecked = 0;
+            let least = self.registers.iter().copied().min().unwrap_or(0);
+            self.floor = least + u8::from(mutants::on("floor_too_high"));
+        }
     }
 
     /// The registers.

@@ -45,27 +45,27 @@ impl Instructions {
     }
 
     /// [`Words::add`].
-    pub(super) fn add(self, words: Words, bytes: &[u8], registers: &mut [u8]) {
+    pub(super) fn add(self, words: Words, bytes: &[u8], registers: &mut [u8], floor: u8) {
         match self.0 {
-            Set::Any => words.add(bytes, registers),
+            Set::Any => words.add(bytes, registers, floor),
             // SAFETY: only `all` makes this value, if the machine has these instructions.
             #[cfg(target_arch = "x86_64")]
-            Set::Avx2 => unsafe { add_avx2(words, bytes, registers) },
+            Set::Avx2 => unsafe { add_avx2(words, bytes, registers, floor) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512 => unsafe { add_avx512(words, bytes, registers) },
+            Set::Avx512 => unsafe { add_avx512(words, bytes, registers, floor) },
         }
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt")]
-fn add_avx2(words: Words, bytes: &[u8], registers: &mut [u8]) {
-    words.add(bytes, registers);
+fn add_avx2(words: Words, bytes: &[u8], registers: &mut [u8], floor: u8) {
+    words.add(bytes, registers, floor);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,avx512f,avx512bw,avx512vl,avx512cd,avx512dq")]
-fn add_avx512(words: Words, bytes: &[u8], registers: &mut [u8]) {
-    words.add(bytes, registers);
+fn add_avx512(words: Words, bytes: &[u8], registers: &mut [u8], floor: u8) {
+    words.add(bytes, registers, floor);
 }
