@@ -488,7 +488,9 @@ mod tests {
             for side in std::iter::once(&row.a).chain(&row.b) {
                 let command = side.server.iter().chain(&side.program).next().unwrap();
                 let mut words = command.split(' ');
-                if let Some(path) = words.find(|word| word.starts_with("benches/")) {
+                let is_config =
+                    |word: &&str| word.starts_with("benches/") && word.ends_with(".toml");
+                if let Some(path) = words.find(is_config) {
                     let overrides = server::config::Overrides::default();
                     server::config::Config::load(&root.join(path), &overrides)
                         .unwrap_or_else(|error| panic!("{}: {}", row.name, error.render(false)));
