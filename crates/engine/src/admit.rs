@@ -49,6 +49,17 @@ pub(crate) enum Admitted {
     Consumed,
 }
 
+impl Admitted {
+    /// The reason for a client to which each request without a reply is reported.
+    pub(crate) fn loss(self) -> Option<DropReason> {
+        match self {
+            Self::Lost(reason) => Some(reason),
+            Self::Consumed => Some(DropReason::FunctionDrop),
+            _ => None,
+        }
+    }
+}
+
 /// The messages that one receive call brought for one service.
 pub(crate) struct Batch<H: Hooks> {
     service: usize,

@@ -501,3 +501,55 @@ fn a_trace_has_the_functions_that_the_next_messages_meet_and_what_they_decide() 
     assert!(entries.iter().flat_map(|entry| &entry.steps).all(|step| step.took_ns > 0));
     assert!(entries.windows(2).all(|pair| pair[0].at_ns <= pair[1].at_ns));
 }
+
+/// Fails once, and is not ready for a while then.
+struct Reloads {
+    fails: bool,
+    ready: Arc<AtomicUsize>,
+}
+
+impl Function for Reloads {
+    fn decide(&mut self, _: Direction, messages: &mut Messages) -> Result<(), Failure> {
+        if std::mem::take(&mut self.fails) {
+            return Err(Failure("as the test wants".into()));
+        }
+        (0..messages.len()).for_each(|index| messages.rewrite(index, b"works"));
+        Ok(())
+    }
+
+    fn restart(&mut self) -> Result<bool, Failure> {
+        Ok(self.ready.load(Ordering::Relaxed) > 0)
+    }
+}
+
+#[test]
+fn while_a_function_is_reloaded_its_policy_decides_about_messages_and_then_it_works_again() {
+    for on_failure in [OnFailure::Open, OnFailure::Closed] {
+        let ready = Arc::new(AtomicUsize::new(0));
+        let (reloads, counters) =
+            link(0, Reloads { fails: true, ready: ready.clone() }, on_failure);
+        let mut chain = Chain::new(vec![reloads]);
+        let expected = match on_failure {
+            OnFailure::Open => Outcome::Pass,
+            OnFailure::Closed => Outcome::Drop(DropReason::FunctionFailed),
+        };
+        for round in 1..=5 {
+            let mut requests = batch(&[b"a", b"b"]);
+            // Much later each time: it is not back-off that it waits for.
+            chain.decide(Direction::Requests, &mut requests, &|| round * 60_000_000_000);
+            assert_eq!([0, 1].map(|index| requests.outcome(index)), [expected; 2], "{round}");
+            assert_eq!(requests.bytes(0), b"a");
+        }
+        let met = match on_failure {
+            OnFailure::Open => (10, 0),
+            OnFailure::Closed => (0, 10),
+        };
+        assert_eq!((counters.failed_open.value(), counters.failed_closed.value()), met);
+        assert_eq!((counters.failures.value(), counters.restarts.value()), (1, 0));
+        ready.store(1, Ordering::Relaxed);
+        let mut requests = batch(&[b"a"]);
+        chain.decide(Direction::Requests, &mut requests, &|| 600_000_000_000);
+        assert_eq!((requests.bytes(0), requests.outcome(0)), (&b"works"[..], Outcome::Pass));
+        assert_eq!(counters.restarts.value(), 1);
+    }
+}

@@ -546,12 +546,8 @@ impl ActiveClient {
             if self.answers {
                 self.outstanding += 1;
             }
-            if let Admitted::Lost(reason) = admitted {
+            if let Some(reason) = admitted.loss() {
                 self.report_loss(index, header.tag, reason, dirty);
-            }
-            if H::ATTACHED && admitted == Admitted::Consumed {
-                // Each request has an outcome.
-                self.report_loss(index, header.tag, DropReason::FunctionDrop, dirty);
             }
             if H::ATTACHED && admitted == Admitted::Answered {
                 self.answer(&turn.services[service], (index, header.tag), batch.reply(), dirty);

@@ -313,3 +313,115 @@ impl Status {
 fn answer(socket: &LocalSocket, value: &Json) -> bool {
     socket.send(format!("{value}\n").as_bytes(), &[]).is_ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::protocol::{ANSWER_BYTES_MAX, read_answer};
+
+    /// A server of the control socket with one user besides the operator, and the requests that it passes on.
+    fn control_server(name: &str, user: u32) -> (ControlServer, std::sync::mpsc::Receiver<Task>) {
+        let path = std::env::temp_dir().join(format!("serval-{name}-{}.sock", std::process::id()));
+        let (tasks, inbox) = Tasks::new();
+        let (metrics, health) = (Metrics::new(1, []), Arc::<Health>::default());
+        let shown = ShownServices { services: Vec::new(), users: vec![user] };
+        let status = Status {
+            metrics: metrics.clone(),
+            health: health.clone(),
+            shown: Arc::new(Mutex::new(shown)),
+            file: path.clone(),
+        };
+        let server = ControlServer {
+            listener: LocalListener::bind(&path).unwrap(),
+            wake_fd: Arc::new(WakeFd::new().unwrap()),
+            ending: Arc::default(),
+            tasks,
+            status,
+            pages: Pages::new(metrics, health),
+            functions: Arc::default(),
+            connections: Vec::new(),
+            last_connection: 0,
+        };
+        (server, inbox)
+    }
+
+    /// A connection of a process of this user.
+    fn connect(server: &mut ControlServer, user: u32) -> LocalSocket {
+        let (near, far) = LocalSocket::pair().unwrap();
+        server.begin(far, user);
+        near
+    }
+
+    /// Sends a line on the last connection; the answer, if there is one at once.
+    fn ask(server: &mut ControlServer, socket: &LocalSocket, line: &str) -> Option<Json> {
+        socket.send(line.as_bytes(), &[]).unwrap();
+        assert!(server.serve_connection(server.connections.len() - 1, true), "it stays open");
+        let mut bytes = vec![0; ANSWER_BYTES_MAX];
+        let len = socket.receive(&mut bytes).unwrap()?;
+        Some(read_answer(&bytes[..len]).unwrap())
+    }
+
+    #[test]
+    fn another_user_may_make_requests_about_functions_only() {
+        let own = sys::process::user();
+        let user = own + 1;
+        let (mut server, inbox) = control_server("users", user);
+        assert!(server.may_connect(own) && server.may_connect(0) && server.may_connect(user));
+        assert!(!server.may_connect(own + 2));
+        let socket = connect(&mut server, user);
+        for command in ["status", "reload", "metrics"] {
+            let line = json!({ "command": command }).to_string();
+            let answer = ask(&mut server, &socket, &line).unwrap();
+            let why = answer["error"].as_str().unwrap();
+            assert!(why.contains("may make requests about functions only"), "{why}");
+        }
+        assert_eq!(server.functions.refused(), [0, 0, 0, 3]);
+        let list = json!({ "command": "functions", "do": "list" }).to_string();
+        assert_eq!(ask(&mut server, &socket, &list), None, "its answer comes from the owner");
+        let Ok(Task::Functions(task)) = inbox.try_recv() else { panic!("no request") };
+        assert_eq!(task.caller, Caller { user, connection: Some(1) });
+        assert_eq!(task.request, FunctionRequest::List);
+        assert!(inbox.try_recv().is_err(), "and no reload");
+        // The operator may do more.
+        let operator = connect(&mut server, own);
+        let status = ask(&mut server, &operator, "{\"command\": \"status\"}").unwrap();
+        assert!(status["error"].is_null(), "{status}");
+    }
+
+    #[test]
+    fn connections_with_functions_stay_and_are_limited_and_their_end_is_passed_on() {
+        let user = sys::process::user() + 1;
+        let (mut server, inbox) = control_server("holders", user);
+        let spec = |name: String| {
+            let function = "passthrough";
+            json!({ "command": "functions", "do": "create", "name": name, "function": function, "bound": true })
+        };
+        let mut sockets = Vec::new();
+        for number in 0..=USER_HOLDERS_MAX {
+            let socket = connect(&mut server, user);
+            let answer = ask(&mut server, &socket, &spec(format!("f{number}")).to_string());
+            if number < USER_HOLDERS_MAX {
+                assert_eq!(answer, None);
+                let Ok(Task::Functions(task)) = inbox.try_recv() else { panic!("no request") };
+                assert_eq!(task.caller.connection, Some(number as u64 + 1));
+            } else {
+                let why = answer.unwrap()["error"].as_str().unwrap().to_owned();
+                assert!(why.contains("and no more can: close one first"), "{why}");
+            }
+            sockets.push(socket);
+        }
+        assert_eq!(server.functions.refused(), [0, 0, 1, 0]);
+        assert_eq!(server.of_users(user), 1, "those with functions count apart");
+        assert!(server.has_room());
+        // Ends of connections with functions are passed on, others are not.
+        while let Some(index) = server.connections.len().checked_sub(1) {
+            let (holds, of) = (server.connections[index].holds, server.connections[index].caller);
+            server.remove(index);
+            let ended = inbox.try_recv();
+            let passed_on =
+                matches!(ended, Ok(Task::Ended(number)) if Some(number) == of.connection);
+            assert_eq!(passed_on, holds);
+        }
+        drop(sockets);
+    }
+}
