@@ -175,6 +175,13 @@ const MUTANTS: &[Mutant] = &[
     ),
     mutant("cache_ignore_flush", "flush_all forgets nothing", &[HISTORY]),
     mutant("cache_flush_at_once", "flush_all with a delay forgets nothing", &[HISTORY]),
+    mutant(
+        "cache_serve_unattached",
+        "values are served though a worker does not see its messages",
+        &[
+            "crates/onpath/tests/cache.rs::nothing_is_served_while_a_worker_does_not_see_its_messages",
+        ],
+    ),
     mutant("cache_base64_as_text", "a key in base64 is taken for another one", &[HISTORY]),
     // Tokens.
     mutant(

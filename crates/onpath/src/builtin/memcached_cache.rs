@@ -117,8 +117,10 @@ struct Shared {
 /// Whether an instance sees the messages of its worker.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sees {
-    /// It does not: a pending write of all keys says so.
+    /// It never did: it is not attached. A pending write of all keys says so.
     Nothing,
+    /// It does not any more. So does a pending write.
+    NothingMore,
     /// From now on it does.
     FromNow,
     Everything,
@@ -162,7 +164,9 @@ struct Asked {
 
 impl MemcachedCache {
     fn new(shared: Arc<Shared>) -> Self {
-        shared.epochs.begin(Scope::Whole);
+        if !mutants::on("cache_serve_unattached") {
+            shared.epochs.begin(Scope::Whole);
+        }
         let register = |name: &&str, merge| Register { name: (*name).into(), merge };
         let counts = COUNTS.iter().map(|name| register(name, Merge::Sum));
         let used = ["entries", "bytes"].map(|name| register(&name, Merge::Sum));
@@ -191,10 +195,13 @@ impl MemcachedCache {
 
     /// The instance does not see what passes from now on.
     fn see_nothing(&mut self) {
-        if self.sees == Sees::Everything {
-            self.shared.epochs.begin(Scope::Whole);
+        match self.sees {
+            Sees::Everything => self.shared.epochs.begin(Scope::Whole),
+            // It was never sent to a worker.
+            Sees::Nothing => self.shared.epochs.end(Scope::Whole),
+            Sees::FromNow | Sees::NothingMore => {}
         }
-        self.sees = Sees::Nothing;
+        self.sees = Sees::NothingMore;
     }
 
     /// At the beginning of a call, or of a millisecond.
@@ -205,7 +212,9 @@ impl MemcachedCache {
                 // What passed unseen before may be in progress.
                 epochs.raise_floor(now_ns + flight.grace_ns);
                 flight.linger_all(now_ns);
-                epochs.end(Scope::Whole);
+                if !mutants::on("cache_serve_unattached") {
+                    epochs.end(Scope::Whole);
+                }
                 self.sees = Sees::Everything;
             }
             flight.expire(epochs, now_ns);

@@ -1,0 +1,250 @@
+//! The function `memcached-cache`, message by message.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use onpath::{
+    Arranged, Chain, Code, Command, Counters, Direction, Link, Messages, Notice, OnFailure,
+    Outcome, Policy, RequestId, Sizes, Spec,
+};
+use wire::framing::UdpHeader;
+use wire::session::{EndpointKind, Origin, ReplyTo};
+
+const MS: u64 = 1_000_000;
+const SECOND: u64 = 1000 * MS;
+
+/// The caches of several workers, and one client of each.
+struct Caches {
+    code: Code,
+    spec: Spec,
+    chains: Vec<Chain>,
+    waiting: Vec<Option<Link>>,
+    messages: Messages,
+    now_ns: u64,
+    asked: u64,
+}
+
+impl Caches {
+    /// None is attached.
+    fn new(workers: usize, params: &[(&str, u64)]) -> Self {
+        let mut spec = Spec::new("hot", "memcached-cache");
+        spec.params = vec![("memory_mib".into(), 1.into()), ("grace_ms".into(), 100.into())];
+        spec.params.extend(params.iter().map(|(name, value)| ((*name).into(), (*value).into())));
+        let code = Code::open(&spec, &[]).unwrap();
+        let mut caches = Self {
+            code,
+            spec,
+            chains: (0..workers).map(|_| Chain::default()).collect(),
+            waiting: Vec::new(),
+            messages: Messages::new(4096, 4096),
+            now_ns: SECOND,
+            asked: 0,
+        };
+        caches.waiting = (0..workers).map(|_| Some(caches.link())).collect();
+        caches
+    }
+
+    fn link(&self) -> Link {
+        let sizes = Sizes { message_bytes: 4096, reply_bytes: 4096 };
+        let function = self.code.instance(&self.spec, sizes).unwrap();
+        let policy = Policy { on_failure: OnFailure::Open, deadline_ns: u64::MAX / 8 };
+        Link::new(1, function, policy, Arc::<Counters>::default())
+    }
+
+    fn attach(&mut self, worker: usize) {
+        let link = self.waiting[worker].take().expect("it is not attached");
+        self.chains[worker].arrange(vec![Arranged::New(link)]);
+    }
+
+    /// All are attached, and the grace period is over.
+    fn attached(workers: usize, params: &[(&str, u64)]) -> Self {
+        let mut caches = Self::new(workers, params);
+        (0..workers).for_each(|worker| caches.attach(worker));
+        caches.pass_ms(1);
+        caches.pass_ms(101);
+        caches
+    }
+
+    fn pass_ms(&mut self, ms: u64) {
+        self.now_ns += ms * MS;
+        let now_ns = self.now_ns;
+        self.chains.iter_mut().for_each(|chain| chain.notify(&Notice::Tick { now_ns }));
+    }
+
+    fn decide(
+        &mut self,
+        worker: usize,
+        direction: Direction,
+        request: &RequestId,
+        message: &[u8],
+    ) -> (Outcome, Vec<u8>) {
+        self.messages.clear();
+        self.messages.push_of(request, message);
+        let now = Cell::new(self.now_ns);
+        self.chains[worker].decide(direction, &mut self.messages, &|| now.get());
+        (self.messages.outcome(0), self.messages.bytes(0).to_vec())
+    }
+
+    fn stream(&mut self, worker: usize) -> RequestId {
+        self.asked += 1;
+        let (endpoint, generation) = (EndpointKind::Tcp, 1);
+        let to = ReplyTo { endpoint, worker: worker as u16, key: 0, generation };
+        RequestId { origin: Origin::Client(to), number: self.asked }
+    }
+
+    /// A request over TCP; what is forwarded, or the answer.
+    fn ask(&mut self, worker: usize, text: &str) -> (RequestId, Outcome, String) {
+        let request = self.stream(worker);
+        let (outcome, bytes) = self.decide(worker, Direction::Requests, &request, text.as_bytes());
+        (request, outcome, String::from_utf8(bytes).unwrap())
+    }
+
+    fn answer(&mut self, worker: usize, request: &RequestId, text: &str) -> String {
+        let (outcome, bytes) = self.decide(worker, Direction::Replies, request, text.as_bytes());
+        assert_eq!(outcome, Outcome::Pass, "{text:?}");
+        String::from_utf8(bytes).unwrap()
+    }
+
+    /// Whether the key is served.
+    fn hits(&mut self, worker: usize, key: &str) -> bool {
+        let (request, outcome, question) = self.ask(worker, &format!("get {key}\r\n"));
+        if outcome == Outcome::Reply {
+            return true;
+        }
+        // The server knows the key.
+        let answer = match mark(&question) {
+            Some(mark) => format!("VA 5 f0 c9 t-1 {mark}\r\nhello\r\n"),
+            None => format!("VALUE {key} 0 5\r\nhello\r\nEND\r\n"),
+        };
+        let shown = self.answer(worker, &request, &answer);
+        assert_eq!(shown, format!("VALUE {key} 0 5\r\nhello\r\nEND\r\n"));
+        false
+    }
+
+    /// The place of a register.
+    fn register(&self, name: &str) -> usize {
+        let sizes = Sizes { message_bytes: 1, reply_bytes: 1 };
+        let code = Code::open(&self.spec, &[]).unwrap();
+        let registers = code.instance(&self.spec, sizes).unwrap().registers().to_vec();
+        registers.iter().position(|register| &*register.name == name).unwrap()
+    }
+
+    fn counted(&mut self, worker: usize, register: &str) -> u64 {
+        let values = self.chains[worker].command(1, Command::Read).unwrap().values;
+        values[self.register(register)]
+    }
+}
+
+/// The mark of a question of the cache.
+fn mark(question: &str) -> Option<&str> {
+    question.starts_with("mg ").then(|| question.trim_end().rsplit(' ').next().unwrap())
+}
+
+#[test]
+fn nothing_is_served_while_a_worker_does_not_see_its_messages() {
+    let mut caches = Caches::new(2, &[("sample", 0)]);
+    caches.attach(0);
+    for _ in 0..5 {
+        caches.pass_ms(200);
+        assert!(!caches.hits(0, "a"), "the other worker has none");
+    }
+    caches.attach(1);
+    caches.pass_ms(1);
+    assert!(!caches.hits(0, "a"));
+    caches.pass_ms(99);
+    assert!(!caches.hits(0, "a"), "what passed the other worker may be in progress");
+    caches.pass_ms(2);
+    assert!(!caches.hits(0, "a") && caches.hits(0, "a") && !caches.hits(1, "a"));
+    assert!(caches.hits(1, "a"), "each worker has its own values");
+    drop(caches.chains[1].arrange(Vec::new()));
+    assert!(!caches.hits(0, "a") && !caches.hits(0, "a"));
+}
+
+#[test]
+fn values_are_served_for_their_time_and_one_hit_in_some_is_forwarded() {
+    let mut caches = Caches::attached(1, &[("age_ms", 500), ("sample", 0)]);
+    assert!(!caches.hits(0, "a"));
+    caches.pass_ms(499);
+    assert!(caches.hits(0, "a"));
+    caches.pass_ms(1);
+    assert!(!caches.hits(0, "a"), "it is too old");
+    let mut caches = Caches::attached(1, &[("age_ms", 0), ("sample", 4)]);
+    assert!(!caches.hits(0, "a"));
+    let hits: Vec<bool> = (0..8).map(|_| caches.hits(0, "a")).collect();
+    assert_eq!(hits.iter().filter(|hit| **hit).count(), 6, "{hits:?}");
+    assert_eq!((caches.counted(0, "hits"), caches.counted(0, "sampled")), (6, 2));
+    let mut caches = Caches::attached(1, &[("age_ms", 0), ("sample", 0)]);
+    for (left, lives_ms) in [("1", 0), ("2", 999), ("4", 2999)] {
+        let (request, _, question) = caches.ask(0, &format!("get t{left}\r\n"));
+        let answer = format!("VA 1 f0 c9 t{left} {}\r\nx\r\n", mark(&question).unwrap());
+        caches.answer(0, &request, &answer);
+        caches.pass_ms(lives_ms);
+        let hit = caches.ask(0, &format!("get t{left}\r\n")).1 == Outcome::Reply;
+        assert_eq!(hit, lives_ms > 0, "{left} s are left");
+        caches.pass_ms(1);
+        assert_eq!(caches.ask(0, &format!("get t{left}\r\n")).1, Outcome::Pass);
+    }
+}
+
+#[test]
+fn a_connection_sees_what_it_writes() {
+    let mut caches = Caches::attached(2, &[("sample", 0)]);
+    assert!(!caches.hits(0, "a") && !caches.hits(1, "a"));
+    let (write, ..) = caches.ask(0, "set b 0 0 1\r\nx\r\n");
+    // Its client is still writing, though another key; another client reads meanwhile.
+    assert_eq!(caches.ask(0, "get a\r\n").1, Outcome::Pass);
+    assert!(caches.hits(1, "a"));
+    assert_eq!(caches.answer(0, &write, "STORED\r\n"), "STORED\r\n");
+    assert!(caches.hits(0, "a"));
+    assert_eq!(caches.counted(0, "ordered"), 1);
+}
+
+#[test]
+fn stale_keys_end_questions_because_they_would_take_the_place_of_a_client() {
+    let mut caches = Caches::attached(1, &[]);
+    assert!(mark(&caches.ask(0, "get a\r\n").2).is_some());
+    let (request, outcome, command) = caches.ask(0, "md b I T30\r\n");
+    assert_eq!((outcome, &*command), (Outcome::Pass, "md b I T30\r\n"));
+    caches.answer(0, &request, "HD\r\n");
+    assert_eq!(caches.ask(0, "get c\r\n").2, "get c\r\n");
+}
+
+#[test]
+fn an_answer_in_several_datagrams_gets_its_form_in_the_first_and_the_last() {
+    let mut caches = Caches::attached(1, &[]);
+    let peer = ([127, 0, 0, 1], 9).into();
+    let origin = Origin::Datagram { port: 0, peer, local: None };
+    let request = RequestId { origin, number: 0 };
+    let frame = |sequence, total| UdpHeader { id: 5, sequence, total }.bytes();
+    let message = [&frame(0, 1)[..], b"get a\r\n"].concat();
+    let (_, question) = caches.decide(0, Direction::Requests, &request, &message);
+    let question = String::from_utf8(question[8..].to_vec()).unwrap();
+    let first = format!("VA 6 f3 c9 t-1 {}\r\nab", mark(&question).unwrap());
+    let pieces =
+        [(0, &*first, "VALUE a 3 6\r\nab"), (2, "\r\n", "\r\nEND\r\n"), (1, "cdef", "cdef")];
+    for (sequence, piece, expected) in pieces {
+        let message = [&frame(sequence, 3)[..], piece.as_bytes()].concat();
+        let (outcome, shown) = caches.decide(0, Direction::Replies, &request, &message);
+        assert_eq!(outcome, Outcome::Pass);
+        assert_eq!(shown, [&frame(sequence, 3)[..], expected.as_bytes()].concat());
+    }
+}
+
+#[test]
+fn datagrams_that_write_can_be_refused_and_settings_have_limits() {
+    let mut caches = Caches::attached(1, &[("udp_writes", 0)]);
+    let peer = ([127, 0, 0, 1], 9).into();
+    let origin = Origin::Datagram { port: 0, peer, local: None };
+    let request = RequestId { origin, number: 0 };
+    let message = [&UdpHeader::request(1).bytes()[..], b"delete a\r\n"].concat();
+    let (outcome, _) = caches.decide(0, Direction::Requests, &request, &message);
+    assert!(matches!(outcome, Outcome::Drop(_)));
+    assert_eq!((caches.counted(0, "refused"), caches.counted(0, "writes")), (1, 0));
+    let mut write = |name: &str, value| {
+        let register = caches.register(name);
+        caches.chains[0].command(1, Command::Write { register, value }).is_ok()
+    };
+    assert!(write("udp_writes", 1) && !write("udp_writes", 2));
+    assert!(write("grace_ms", 5) && !write("grace_ms", 0));
+    assert!(!write("memory_mib", 2), "its memory is in use");
+}
