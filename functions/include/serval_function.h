@@ -44,12 +44,19 @@ enum serval_merge {
   SERVAL_MIN = 1,      // the least
   SERVAL_MAX = 2,      // the greatest
   SERVAL_SETTING = 3,  // commands and params write it on every worker
+  SERVAL_STATE = 4,    // read from an instance into which the states of all workers were merged
 };
 
 // A value that `serval fn command` reads. The name has 1 to 31 lower-case letters, digits and `_`.
 struct serval_register {
   const char* name;
   serval_u32 merge;
+};
+
+// What a function has besides registers, such as a sketch: bytes of the module's memory, at most 512 KiB.
+struct serval_state {
+  const serval_u8* bytes;
+  serval_u32 length;
 };
 
 #define SERVAL_EXPORT(name) __attribute__((export_name(#name), used)) name
@@ -71,6 +78,10 @@ serval_u64 serval_read(serval_u32 index);
 void serval_reset(void);
 // With settings: 0, or anything else if the value cannot be used.
 int serval_write(serval_u32 index, serval_u64 value);
+
+// Optional, together: the state, valid until the next call; adds the state of another instance with the same settings, 0 if it is one.
+const struct serval_state* serval_state(void);
+int serval_merge(const serval_u8* state, serval_u32 length);
 
 // The number in the bytes at `at`, most significant byte first.
 static inline serval_u32 serval_big_endian(const serval_u8* at) {

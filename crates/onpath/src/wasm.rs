@@ -47,7 +47,7 @@ struct Compiled {
 }
 
 /// Exports: name, parameters, results, and whether a module must have it.
-const EXPORTS: [(&str, &[ValType], &[ValType], bool); 8] = [
+const EXPORTS: [(&str, &[ValType], &[ValType], bool); 10] = [
     ("serval_abi", &[], &[I32], true),
     ("serval_requests", &[I32, I32, I32, I32], &[I32], true),
     ("serval_replies", &[I32, I32, I32, I32], &[I32], false),
@@ -55,6 +55,8 @@ const EXPORTS: [(&str, &[ValType], &[ValType], bool); 8] = [
     ("serval_read", &[I32], &[I64], false),
     ("serval_write", &[I32, I64], &[I32], false),
     ("serval_reset", &[], &[], false),
+    ("serval_state", &[], &[I32], false),
+    ("serval_merge", &[I32, I32], &[I32], false),
     ("_initialize", &[], &[], false),
 ];
 
@@ -89,6 +91,11 @@ impl Module {
         let exported = registers.map(|name| module.get_export(name).is_some());
         if exported.contains(&true) && exported.contains(&false) {
             return Err(format!("it has {} only together", registers.join(", ")));
+        }
+        let [state, merge] =
+            ["serval_state", "serval_merge"].map(|name| module.get_export(name).is_some());
+        if state != merge {
+            return Err("it has serval_state and serval_merge only together".to_owned());
         }
         Ok(Self { compiled: Compiled { module, host }, maker: Arc::default() })
     }

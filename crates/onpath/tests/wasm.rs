@@ -101,13 +101,87 @@ proptest! {
     }
 }
 
+fn hyperloglog() -> Vec<u8> {
+    std::fs::read(folder().join("hyperloglog.wasm")).unwrap()
+}
+
+/// The built-in function, with the parameters that the module has.
+fn sketch(params: &[(&str, u64)]) -> Box<dyn Function> {
+    let mut spec = Spec::new("f", "hyperloglog");
+    spec.params =
+        params.iter().map(|(name, value)| ((*name).to_owned(), (*value).into())).collect();
+    Code::open(&spec, &[]).unwrap().instance(&spec, SIZES).unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..Default::default() })]
+    /// The committed module does what the built-in function does, and each merges the state of the other.
+    #[test]
+    fn the_hyperloglog_module_is_the_hyperloglog_function(
+        batches in any_batches(),
+        precision in prop::sample::select(vec![4u64, 9, 14, 18]),
+        item_bytes in prop::sample::select(vec![0u64, 4, 8]),
+        (offset, length) in (0u64..3, 0u64..18),
+        seed: u32,
+    ) {
+        let params = [
+            ("precision", precision), ("item_bytes", item_bytes), ("offset", offset), ("length", length),
+            ("seed", seed.into()),
+        ];
+        let (mut native, mut module) = (sketch(&params), instance(&hyperloglog(), &params));
+        compare(&mut *native, &mut *module, &batches);
+        for messages in &batches {
+            outcomes(&mut *native, messages);
+            outcomes(&mut *module, messages);
+        }
+        let state = native.state().unwrap();
+        prop_assert!(state == module.state().unwrap());
+        let (mut other, mut further) = (sketch(&params), instance(&hyperloglog(), &params));
+        further.merge(&state).unwrap();
+        other.merge(&further.state().unwrap()).unwrap();
+        prop_assert!(other.state().unwrap() == state);
+        prop_assert_eq!(other.read().unwrap()[0], module.read().unwrap()[0]);
+        prop_assert_eq!(further.read().unwrap()[0], module.read().unwrap()[0]);
+        // Something else is refused, and the instance is replaced.
+        prop_assert!(further.merge(&state[1..]).is_err());
+    }
+}
+
 #[test]
-fn the_committed_module_is_made_from_its_source() {
+fn a_state_is_inside_the_memory() {
+    let whole =
+        r#"(func (export "serval_requests") (param i32 i32 i32 i32) (result i32) (i32.const 0))"#;
+    let of = |state: &str| {
+        module(&format!(
+            "{whole} (data (i32.const 16) \"\\20\\00\\00\\00\\ff\\ff\\ff\\7f\")
+             (func (export \"serval_state\") (result i32) {state})
+             (func (export \"serval_merge\") (param i32 i32) (result i32) (i32.const 1))"
+        ))
+    };
+    let failure = |bytes: &[u8]| instance(bytes, &[]).state().unwrap_err().to_string();
+    for state in ["(i32.const 16)", "(i32.const -1)", "(i32.const -8)"] {
+        assert_eq!(failure(&of(state)), "its state is outside of its memory");
+    }
+    assert!(failure(&of("unreachable")).starts_with("it trapped"));
+    // Eight zero bytes: no state.
+    assert_eq!(instance(&of("(i32.const 64)"), &[]).state(), Ok(Vec::new()));
+    let refused = instance(&of("(i32.const 64)"), &[]).merge(b"x").unwrap_err().to_string();
+    assert_eq!(refused, "it does not take the state of another instance");
+    let huge = vec![0; 1 << 20];
+    assert!(instance(&of("(i32.const 64)"), &[]).merge(&huge).is_err());
+    let half =
+        module(&format!("{whole} (func (export \"serval_state\") (result i32) (i32.const 0))"));
+    let why = Code::open(&patient("f.wasm"), &half).err().unwrap().to_string();
+    assert!(why.contains("only together"), "{why}");
+}
+
+/// Compiles a module of `functions/`.
+fn compiled(name: &str) -> Vec<u8> {
     let found =
         |tool: &str| Process::new(tool).arg("--version").output().is_ok_and(|o| o.status.success());
     let lld = ["wasm-ld", "wasm-ld-14"].into_iter().any(found);
     assert!(found("clang") && lld, "install clang and lld: apt-get install clang lld");
-    let made = std::env::temp_dir().join(format!("serval-threshold-{}.wasm", std::process::id()));
+    let made = std::env::temp_dir().join(format!("serval-{name}-{}.wasm", std::process::id()));
     let mut clang = Process::new("clang");
     clang.args([
         "--target=wasm32",
@@ -119,14 +193,26 @@ fn the_committed_module_is_made_from_its_source() {
         "-Werror",
     ]);
     clang.arg("-I").arg(folder().join("include")).arg("-o").arg(&made);
-    assert!(clang.arg(folder().join("threshold.c")).status().unwrap().success());
+    assert!(clang.arg(folder().join(format!("{name}.c"))).status().unwrap().success());
     let bytes = std::fs::read(&made).unwrap();
     std::fs::remove_file(&made).unwrap();
+    bytes
+}
+
+#[test]
+fn the_committed_modules_are_made_from_their_sources() {
+    let bytes = compiled("threshold");
     let params = [("offset", 0), ("low", 5), ("high", 9)];
     let messages = |n: u8| (0..n).map(|i| vec![0, 0, 0, i, i]).chain([vec![1]]).collect();
     compare(
         &mut *instance(&threshold(), &params),
         &mut *instance(&bytes, &params),
+        &[messages(1), messages(32), messages(3)],
+    );
+    let params = [("precision", 7), ("item_bytes", 4)];
+    compare(
+        &mut *instance(&hyperloglog(), &params),
+        &mut *instance(&compiled("hyperloglog"), &params),
         &[messages(1), messages(32), messages(3)],
     );
 }
@@ -190,7 +276,7 @@ fn failing() -> Vec<(Vec<u8>, &'static str)> {
         (requests("(i32.const 3)"), "it returned 3"),
         (requests("(i32.load (i32.const -4))"), "it trapped: out of bounds memory access"),
         (requests("(i32.div_u (i32.const 1) (i32.const 0))"), "it trapped: integer divide by zero"),
-        (writes(5, 0, 0, 0), "it wrote the verdict 5, which does not exist"),
+        (writes(6, 0, 0, 0), "it wrote the verdict 6, which does not exist"),
         (writes(2, 0, -1, 2), "it wrote 2 bytes at 4294967295, which is outside of its memory"),
         (writes(3, 0, 0, 0x7fff_ffff), "bytes at 0, which is outside of its memory"),
         (

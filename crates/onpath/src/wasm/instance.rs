@@ -18,6 +18,8 @@ const REGISTER_NAME_BYTES_MAX: usize = 31;
 /// A register in a module's memory: the address of its name, and how it is merged.
 const REGISTER_BYTES: usize = 8;
 const TABLE_ELEMENTS_MAX: usize = 10_000;
+/// Longest state: the window has room for it.
+const STATE_BYTES_MAX: usize = crate::messages::SHOWN_BYTES_MIN + SCRATCH_BYTES;
 /// How long the start of an instance may take, in milliseconds. It is not on a worker.
 pub(super) const START_TICKS: u64 = 1000;
 
@@ -43,6 +45,8 @@ pub(super) struct Running {
     read: Option<TypedFunc<u32, u64>>,
     write: Option<TypedFunc<(u32, u64), i32>>,
     reset: Option<TypedFunc<(), ()>>,
+    state: Option<TypedFunc<(), u32>>,
+    merge: Option<TypedFunc<(u32, u32), i32>>,
     /// Where the host's window begins.
     window: usize,
 }
@@ -223,7 +227,12 @@ impl Start {
                 }
             }
         }
-        let running = Running { store, memory, requests, replies, read, write, reset, window };
+        let (state, merge) = (export!("serval_state").ok(), export!("serval_merge").ok());
+        if state.is_none() && registers.iter().any(|register| register.merge == Merge::State) {
+            return Err("it has registers of its state and does not export serval_state".to_owned());
+        }
+        let running =
+            Running { store, memory, requests, replies, read, write, reset, state, merge, window };
         Ok((running, registers))
     }
 
@@ -289,6 +298,7 @@ pub fn read_registers(memory: &[u8], address: usize) -> Result<Vec<Register>, St
             1 => Merge::Min,
             2 => Merge::Max,
             3 => Merge::Setting,
+            4 => Merge::State,
             other => {
                 return Err(format!(
                     "its register {name:?} has the kind {other}, which does not exist"
@@ -350,6 +360,23 @@ impl Running {
     }
 }
 
+/// The state that a module has at an address: that of its bytes, and their number. The error says what is wrong.
+fn read_state(memory: &[u8], address: usize) -> Result<Vec<u8>, String> {
+    let place = memory.get(address..).and_then(|rest| rest.first_chunk::<8>());
+    let state = place.and_then(|place| {
+        let word = u64::from_le_bytes(*place);
+        let (start, len) = (word as u32 as usize, (word >> 32) as usize);
+        memory.get(start..)?.get(..len)
+    });
+    match state {
+        None => Err("its state is outside of its memory".to_owned()),
+        Some(state) if state.len() > STATE_BYTES_MAX => {
+            Err(format!("its state has more than {STATE_BYTES_MAX} bytes"))
+        }
+        Some(state) => Ok(state.to_vec()),
+    }
+}
+
 impl Function for Instance {
     fn decide(&mut self, direction: Direction, messages: &mut Messages) -> Result<(), Failure> {
         if direction == Direction::Replies && !self.is_shown_replies() {
@@ -407,6 +434,32 @@ impl Function for Instance {
         self.with(|running| {
             let Some(read) = running.read.clone() else { return Ok(Vec::new()) };
             (0..count).map(|at| read.call(&mut running.store, at).map_err(failure)).collect()
+        })
+    }
+
+    fn state(&mut self) -> Result<Vec<u8>, Failure> {
+        self.with(|running| {
+            let Some(state) = running.state.clone() else { return Ok(Vec::new()) };
+            let address = state.call(&mut running.store, ()).map_err(failure)?;
+            read_state(running.memory.data(&running.store), address as usize).map_err(Failure)
+        })
+    }
+
+    fn merge(&mut self, state: &[u8]) -> Result<(), Failure> {
+        let refused = || Failure("it does not take the state of another instance".to_owned());
+        if state.len() > STATE_BYTES_MAX {
+            return Err(refused());
+        }
+        self.with(|running| {
+            let Running { store, memory, merge, window, .. } = running;
+            let Some(merge) = merge else { return Err(refused()) };
+            // The window has room for it where messages are during other calls.
+            memory.data_mut(&mut *store)[*window..][..state.len()].copy_from_slice(state);
+            let arguments = (*window as u32, state.len() as u32);
+            match merge.call(&mut *store, arguments).map_err(failure)? {
+                0 => Ok(()),
+                _ => Err(refused()),
+            }
         })
     }
 
