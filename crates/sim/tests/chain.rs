@@ -2,8 +2,8 @@
 
 mod scene;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use engine::metrics::ServiceMetrics;
 use engine::topology::{Dispatch, Replies};
@@ -12,7 +12,10 @@ use mqueue::abi::kind;
 use mqueue::memory::Ordering as Order;
 use mqueue::{Head, HeapMapping, MappedMemory, Memory, Region};
 use onpath::builtin::{Deliver, Threshold};
-use onpath::{Command, Direction, Failure, Function, Messages, OnFailure, Reading};
+use onpath::{
+    Arranged, Command, Counters, Direction, Failure, Function, Link, Messages, OnFailure, Policy,
+    Reading, RequestId, SharedSink, Sink,
+};
 use scene::{Scene, request, script};
 use sim::behaviour::Behaviour;
 use sim::message::{Body, Flavor, decode_request, reply_payload, request_payload};
@@ -416,5 +419,77 @@ fn what_a_function_delivers_without_a_ring_is_dropped() {
     ask(&mut scene, request(0));
     assert_eq!((scene.replied(), scene.dropped(DropReason::RingFull)), (0, 2));
     assert_eq!((counters[0].ring_full.value(), counters[0].delivered.value()), (2, 0));
+    scene.world.check().unwrap();
+}
+
+/// Takes everything.
+#[derive(Default)]
+struct Takes(Vec<Vec<u8>>);
+
+impl Sink for Takes {
+    fn put(&mut self, message: &[u8], _: &RequestId) -> bool {
+        self.0.push(message.to_vec());
+        true
+    }
+
+    fn publish(&mut self) {}
+}
+
+#[test]
+fn what_is_delivered_is_consumed_whatever_it_came_over_and_connections_go_on() {
+    let mut script = script(FRAMING);
+    script.service().memory_ports.push("/run/memory".into());
+    let mut scene = script.play();
+    let taken = Arc::new(Mutex::new(Takes::default()));
+    let attach = |scene: &Scene, sink: Option<SharedSink>| {
+        let policy = Policy { on_failure: OnFailure::Closed, deadline_ns: 1_000_000_000 };
+        let link = Link::new(0, Box::new(Deliver), policy, Arc::<Counters>::default());
+        let order = vec![Arranged::New(link.with_sink(sink))];
+        scene.world.ask_chain(0, 0, ChainRequest::Arrange(order));
+    };
+    attach(&scene, Some(taken.clone()));
+    scene.run(1);
+    let caller = scene.connect();
+    for sequence in 0..3 {
+        scene.call(caller, request(sequence));
+        scene.ask(request(10 + sequence));
+    }
+    scene.run(20);
+    let plan = scene.world.topology().services[0].client_region_plan(4);
+    let memory = HeapMapping::memory(plan.bytes().unwrap() as usize);
+    let mut near = Region::format(memory.clone(), &plan).unwrap();
+    let (replies, requests) = near.engine_ends(0);
+    let (mut outcomes, mut ring) = Region::join(memory).unwrap().accelerator_ends(0);
+    let (words, peer) = (near.words(), Box::new(Polls));
+    let (id, service, depth) = (7, 0, 4);
+    let client = ShmClient { id, service, depth, replies, requests, words, peer };
+    scene.world.attach_shm_client(client);
+    for tag in 0..12 {
+        let payload = request_payload(FRAMING, &request(20 + tag as u32), Flavor::Plain);
+        ring.push(Head { tag, kind: kind::MESSAGE, ..Head::default() }, &payload).unwrap();
+        ring.publish();
+        scene.run(3);
+        let outcome = outcomes.peek().unwrap().expect("each request has an outcome");
+        let reason = DropReason::FunctionDrop.code();
+        assert_eq!((outcome.tag, outcome.kind, outcome.status), (tag, kind::DROP, reason));
+        outcomes.advance();
+        outcomes.release();
+    }
+    let of = |from: u32, count: u32| -> Vec<u32> {
+        let sequence = |bytes: &Vec<u8>| decode_request(FRAMING, bytes).unwrap().0.sequence;
+        let all = taken.lock().unwrap().0.iter().map(sequence).collect::<Vec<_>>();
+        all.into_iter().filter(|s| (from..from + count).contains(s)).collect()
+    };
+    assert_eq!(of(0, 3), [0, 1, 2]);
+    assert_eq!(of(10, 3), [10, 11, 12]);
+    assert_eq!(of(20, 12), (20..32).collect::<Vec<_>>());
+    assert_eq!(scene.replied(), 0);
+    scene.world.check().unwrap();
+    // Without the function the same connection gets a reply: it has gone on.
+    scene.world.ask_chain(0, 0, ChainRequest::Arrange(Vec::new()));
+    scene.run(1);
+    scene.call(caller, request(50));
+    scene.run(50);
+    assert_eq!(scene.replied(), 1);
     scene.world.check().unwrap();
 }
