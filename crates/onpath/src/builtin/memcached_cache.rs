@@ -25,6 +25,7 @@ mod flight;
 mod store;
 
 use std::hash::{BuildHasher, RandomState};
+use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -34,15 +35,17 @@ use wire::framing::{UDP_HEADER_BYTES, UdpHeader};
 use wire::session::Origin;
 
 use self::answer::{Answer, Head, ValueReply, read_answer, write_end, write_question, write_stats};
-use self::command::{Command, FlushAt, KEY_BYTES_MAX, Key, decode_key, sort};
+use self::command::{Command, FlushAt, KEY_BYTES_MAX, Key, decode_key, plain_get, sort};
 use self::epochs::{Epochs, Scope};
 use self::flight::{Flight, Purpose, Read, Secret, Sent};
 use self::store::{About, Store};
 use crate::function::{Direction, Failure, Function, Merge, Notice, Register, RequestId};
 use crate::library::Instances;
-use crate::messages::Messages;
+use crate::messages::{MESSAGES_MAX, Messages};
 
 const SLOT_BITS: u32 = 18;
+/// A smaller batch is not prepared.
+const PREPARED_MIN: usize = 4;
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
 /// memcached counts whole seconds, and a flush with a delay strikes up to two seconds early.
@@ -137,6 +140,9 @@ pub struct MemcachedCache {
     hits_until_sample: u64,
     now_ns: u64,
     scratch: Vec<u8>,
+    /// For [`Self::prepare`].
+    hashes: Vec<u64>,
+    places: Vec<u32>,
     registers: Vec<Register>,
 }
 
@@ -181,6 +187,8 @@ impl MemcachedCache {
             hits_until_sample: 0,
             now_ns: 0,
             scratch: Vec::new(),
+            hashes: Vec::new(),
+            places: Vec::new(),
             registers: counts.chain(used).chain(settings).collect(),
         }
     }
@@ -191,6 +199,8 @@ impl MemcachedCache {
         self.flight = Some(Box::new(Flight::new(&self.shared.secret, grace_ns)));
         self.store = Some(Store::new((self.settings[AT_MEMORY] as usize) << 20));
         self.scratch.reserve(64 << 10);
+        self.hashes.reserve(MESSAGES_MAX);
+        self.places.reserve(MESSAGES_MAX);
     }
 
     /// The instance does not see what passes from now on.
@@ -220,6 +230,21 @@ impl MemcachedCache {
             flight.expire(epochs, now_ns);
         }
         epochs.open_windows(now_ns);
+    }
+
+    /// Reads the memory that the requests of a batch need, for all of them at once.
+    fn prepare(&mut self, messages: &Messages) {
+        let Self { shared, store: Some(store), hashes, places, .. } = self else { return };
+        hashes.clear();
+        for index in 0..messages.len() {
+            let skip = match messages.request(index).origin {
+                Origin::Client(_) => 0,
+                Origin::Datagram { .. } => UDP_HEADER_BYTES,
+            };
+            let key = messages.bytes(index).get(skip..).and_then(plain_get);
+            hashes.extend(key.map(|key| shared.secret.hash(key)));
+        }
+        black_box((store.touch(hashes, places), shared.epochs.touch(hashes)));
     }
 
     fn refuse(&mut self, messages: &mut Messages, index: usize) {
@@ -584,6 +609,9 @@ impl Function for MemcachedCache {
         self.now_ns = messages.now_ns();
         self.begin(self.now_ns);
         let before = self.counts.hits;
+        if direction == Direction::Requests && messages.len() >= PREPARED_MIN {
+            self.prepare(messages);
+        }
         // If this panics, messages pass unseen until the restart.
         let mut watch = Watch { shared: Arc::clone(&self.shared), panicked: true };
         for index in 0..messages.len() {
@@ -607,6 +635,7 @@ impl Function for MemcachedCache {
     }
 
     fn notice(&mut self, notice: &Notice) {
+        let mut watch = Watch { shared: Arc::clone(&self.shared), panicked: true };
         match *notice {
             Notice::Attached => self.sees = Sees::FromNow,
             Notice::Detached => self.see_nothing(),
@@ -632,6 +661,7 @@ impl Function for MemcachedCache {
                 }
             }
         }
+        watch.panicked = false;
     }
 
     fn restart(&mut self) -> Result<bool, Failure> {

@@ -64,7 +64,7 @@ pub(super) fn sort(message: &[u8]) -> Option<Sorted<'_>> {
 
 /// The key of `get KEY`, as nearly every client writes it.
 #[inline]
-fn plain_get(message: &[u8]) -> Option<&[u8]> {
+pub(super) fn plain_get(message: &[u8]) -> Option<&[u8]> {
     let key = message.strip_prefix(b"get ")?.strip_suffix(b"\r\n")?;
     let is_key = |key: &[u8]| key.iter().fold(true, |is, b| is & (*b > b' ') & (*b != 0x7f));
     ((1..=KEY_BYTES_MAX).contains(&key.len()) && is_key(key)).then_some(key)

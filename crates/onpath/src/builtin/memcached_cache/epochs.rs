@@ -100,6 +100,12 @@ impl Epochs {
         self.word(scope).fetch_add(step, Ordering::AcqRel);
     }
 
+    /// Reads the words of these hashes, as a preparation. Returns nothing that matters.
+    pub(super) fn touch(&self, hashes: &[u64]) -> u64 {
+        let word = |hash: &u64| self.slots[self.slot_of(*hash) as usize].load(Ordering::Relaxed);
+        hashes.iter().fold(0, |sum, hash| sum ^ word(hash))
+    }
+
     /// What an entry of this slot is valid under at present; `None` while a write is pending.
     #[inline]
     pub(super) fn words(&self, slot: u32) -> Option<Words> {
