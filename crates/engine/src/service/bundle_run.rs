@@ -14,8 +14,8 @@
 //!    free bundles for free kernels; the best k is √(n·[`BUNDLE_NS`]/p). It is chosen if that and [`TRIP_NS`] are less than what
 //!    bundles save, n·[`SAVED_NS`] or n·[`SAVED_FAR_NS`]. If that is several bundles for each mqueue, they are longer, and one for each.
 //!    Slow kernels, and small bursts, never meet this.
-//! 5. An engine that has other work until a bundle is answered: k·p and its trips may take as long as the engine needs for the
-//!    unanswered messages, at most as many as the burst has. What a message takes it is [measured](Handled).
+//! 5. An engine that has other work until a bundle is answered: k·p and its trips may take half as long again as the engine needs for
+//!    the unanswered messages, at most as many as the burst has. What a message takes it is [measured](Handled).
 //! 6. Messages that would go to one mqueue as a run of single ones, as far as k·p is below [`RUN_NS`].
 //!
 //! 5 and 6 hold for blocks off the worker's thread. The longest of 3 to 6 is chosen, rounded to a power of two: batches of clients often
@@ -138,7 +138,7 @@ impl Burst {
         if !self.off_thread {
             return best;
         }
-        let others_ns = u64::from(self.unanswered.min(self.messages)) * self.handled_ns;
+        let others_ns = u64::from(self.unanswered.min(self.messages)) * self.handled_ns * 3 / 2;
         let hidden = floor_length(others_ns.saturating_sub(2 * trip_ns) / message_ns);
         let runs = floor_length(u64::from(self.run).min(RUN_NS / message_ns));
         best.max(hidden).max(runs)
@@ -221,7 +221,7 @@ mod tests {
         // More than one for each mqueue are longer ones.
         assert_eq!(run(64, 0, 4, Some(1_000)), 16);
         // The engine has other work.
-        assert_eq!(run(64, 4032, 240, Some(330)), 16);
+        assert_eq!(run(64, 4032, 240, Some(330)), 32);
         assert_eq!(run(1024, 1024, 240, Some(10_000)), 16);
         // What would be a run of single messages, as far as it does not take long.
         let burst = Burst {
