@@ -52,6 +52,30 @@ fn value(server: &Running, arguments: &[&str], words: &[&str]) -> u64 {
 }
 
 #[test]
+fn the_state_of_a_function_is_written_to_a_file() {
+    let port = free_port();
+    let server = Running::start("fn-state", &table("echo", port, "echo", ""));
+    let client = udp_client(([127, 0, 0, 1], port).into());
+    done(
+        &server,
+        &["attach", "echo", "visitors", "hyperloglog", "--param", "precision=18"],
+        "attached",
+    );
+    assert_eq!(ask(&client, b"one"), b"one");
+    let file = std::env::temp_dir().join(format!("serval-{}.hll", std::process::id()));
+    let path = file.to_str().unwrap();
+    done(&server, &["state", "echo", "visitors", path], "262156 bytes written");
+    let state = std::fs::read(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    assert!(state.starts_with(b"SHLL\x01\x12\x40\0") && state.len() == 262_156);
+    assert_eq!(state[12..].iter().filter(|rank| **rank > 0).count(), 1, "one item");
+    refused(&server, &["state", "echo", "nothing", path], "has no function");
+    done(&server, &["attach", "echo", "all", "passthrough"], "attached");
+    refused(&server, &["state", "echo", "all", path], "has no state");
+    refused(&server, &["state", "echo", "visitors", "/nowhere/x"], "cannot be written");
+}
+
+#[test]
 fn functions_of_a_running_server_are_managed_from_a_shell() {
     let port = free_port();
     let server = Running::start("fn", &table("echo", port, "echo", ""));

@@ -232,6 +232,19 @@ pub(super) enum Verb {
         at: At,
     },
 
+    /// Write the state of a function, such as a sketch, to a file: that of all workers, merged
+    #[command(after_help = "Examples:\n  serval fn state digits visitors visitors.hll")]
+    State {
+        /// The service
+        service: String,
+        /// The function's name
+        name: String,
+        /// The file
+        file: PathBuf,
+        #[command(flatten)]
+        at: At,
+    },
+
     /// Print what the functions have done: messages, verdicts, failures, time
     #[command(after_help = "Examples:\n  serval fn counters")]
     Counters(At),
@@ -291,6 +304,14 @@ pub(super) fn run(screen: &Screen, verb: &Verb) -> Result<(), Failure> {
             };
             client.destroy(id)?;
             show(screen, &json!({ "result": "destroyed" }), |_, _| "destroyed\n".to_owned());
+        }
+        Verb::State { service, name, file, at } => {
+            let state = at.connect()?.state(&named(service, name))?;
+            std::fs::write(file, &state).map_err(|error| {
+                Failure::Run(format!("{} cannot be written: {error}", file.display()))
+            })?;
+            let shown = json!({ "result": "written", "bytes": state.len() });
+            show(screen, &shown, |_, _| format!("{} bytes written\n", state.len()));
         }
         Verb::Command { service, name, action, setting, at } => {
             let action = match (action, setting) {

@@ -8,8 +8,8 @@ use onpath::Spec;
 use onpath::library::MODULE_BYTES_MAX;
 use runtime::custom_ring::CustomRing;
 use serde_json::Value as Json;
-use sys::PrivateFile;
 use sys::local::{LocalSocket, wait_readable};
+use sys::{CopyError, PrivateFile};
 
 use super::ControlError;
 use super::discovery::connect;
@@ -18,6 +18,9 @@ use crate::{Attachment, Place, Registers, Replacement, Target};
 
 /// How long an answer may take: a module is compiled, and a worker may be inside a kernel.
 const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Longest state that is read.
+const STATE_BYTES_MAX: u64 = 1 << 30;
 
 /// How often to look whether a trace is complete.
 const TRACE_INTERVAL: Duration = Duration::from_millis(50);
@@ -98,6 +101,17 @@ impl FunctionClient {
         let registers = answer["registers"].as_object().into_iter().flatten();
         let value = |(name, value): (&String, &Json)| value.as_u64().map(|v| (name.clone(), v));
         Ok(registers.filter_map(value).collect())
+    }
+
+    /// The state of a function, merged over all workers. One without a state is an error.
+    pub fn state(&self, target: &Target) -> Result<Vec<u8>, ControlError> {
+        let (_, files) = self.ask_for_files(FunctionRequest::State(target.clone()))?;
+        let file = files.into_iter().next().ok_or(CopyError::NotSealed);
+        let file = file.and_then(|file| PrivateFile::received(file, STATE_BYTES_MAX));
+        let file = file.map_err(|error| {
+            ControlError::Failed(format!("the state from {}: {error}", self.path.display()))
+        })?;
+        Ok(file.bytes().to_vec())
     }
 
     /// Traces the next `count` messages of a service, for at most `patience`. Returns what the server describes.

@@ -1,7 +1,10 @@
 //! Answers to requests about functions.
 
 use onpath::{Direction, Verdict};
+use std::os::fd::AsFd as _;
+
 use serde_json::{Map, Value as Json, json};
+use sys::PrivateFile;
 
 use super::Told;
 use super::protocol::{FunctionRequest, spec_json};
@@ -22,6 +25,22 @@ pub(super) fn answer(
             Err(error) => json!({ "error": error.to_string() }).into(),
         };
     }
+    if let FunctionRequest::State(target) = request {
+        let state = server.function_state(caller, target).map_err(|error| error.to_string());
+        let file = state.and_then(|state| {
+            if state.is_empty() {
+                return Err("the function has no state: read its registers".to_owned());
+            }
+            let file = PrivateFile::of("state", &state).map_err(|error| error.to_string())?;
+            Ok((state.len(), file.as_fd().try_clone_to_owned().map_err(|e| e.to_string())?))
+        });
+        return match file {
+            Ok((bytes, file)) => {
+                Told { answer: json!({ "result": "read", "bytes": bytes }), files: vec![file] }
+            }
+            Err(error) => json!({ "error": error }).into(),
+        };
+    }
     let done = done(server, caller, request, content);
     done.unwrap_or_else(|error| json!({ "error": error.to_string() })).into()
 }
@@ -38,7 +57,9 @@ fn done(
             let functions: Vec<Json> = server.functions_of(caller).iter().map(view).collect();
             Ok(json!({ "result": "listed", "functions": functions }))
         }
-        FunctionRequest::Ring { .. } => unreachable!("its answer has descriptors"),
+        FunctionRequest::Ring { .. } | FunctionRequest::State(_) => {
+            unreachable!("its answer has descriptors")
+        }
         FunctionRequest::Create { spec, bound } => {
             let id = server.create_function(caller, spec, content, *bound)?;
             let (name, function) = (&spec.name, &spec.function);

@@ -74,6 +74,8 @@ pub enum FunctionRequest {
     Replace(Target, Replacement),
     /// Detach a function.
     Detach(Target),
+    /// The state of a function, merged over all workers: in a sealed memory file with the answer.
+    State(Target),
     /// Trace the next messages of a service.
     Trace {
         /// The service.
@@ -173,6 +175,7 @@ impl FunctionRequest {
             }
             Some("replace") => Ok(Self::Replace(target(request)?, parse_replacement(request)?)),
             Some("detach") => Ok(Self::Detach(target(request)?)),
+            Some("state") => Ok(Self::State(target(request)?)),
             Some("trace") => {
                 let count = number(request, "count", u32::MAX.into(), 1)? as u32;
                 Ok(Self::Trace { service: service()?, count })
@@ -188,7 +191,7 @@ impl FunctionRequest {
                 let value = value.ok_or("the request has no integer \"value\"")?;
                 registers(RegisterAction::Write(text(request, "register", TEXT_BYTES_MAX)?, value))
             }
-            _ => Err("\"do\" is one of list, create, ring, attach, replace, detach, destroy, trace, traced, read, reset and write"
+            _ => Err("\"do\" is one of list, create, ring, attach, replace, detach, destroy, state, trace, traced, read, reset and write"
                 .to_owned()),
         }
     }
@@ -221,6 +224,7 @@ impl FunctionRequest {
                 ("replace", request)
             }
             Self::Detach(target) => ("detach", target_json(target)),
+            Self::State(target) => ("state", target_json(target)),
             Self::Trace { service, count } => {
                 ("trace", json!({ "service": service, "count": count }))
             }
@@ -495,6 +499,7 @@ mod tests {
             FunctionRequest::Detach(named()),
             FunctionRequest::Detach(Target::Id(7)),
             FunctionRequest::Destroy(1 << 60),
+            FunctionRequest::State(Target::Id(9)),
             FunctionRequest::Trace { service: service.clone(), count: 7 },
             FunctionRequest::Traced { service: service.clone(), stop: true },
             FunctionRequest::Ring { id: 3, entries: 4, message_bytes: u32::MAX },
