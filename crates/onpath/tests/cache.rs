@@ -248,3 +248,34 @@ fn datagrams_that_write_can_be_refused_and_settings_have_limits() {
     assert!(write("grace_ms", 5) && !write("grace_ms", 0));
     assert!(!write("memory_mib", 2), "its memory is in use");
 }
+
+#[test]
+fn an_instance_that_was_restarted_keeps_values_again() {
+    // It has not begun, it serves, it is no longer attached: a restart leaves no write pending that does not end.
+    for notices in [&[][..], &[Notice::Attached][..], &[Notice::Attached, Notice::Detached][..]] {
+        let mut caches = Caches::new(2, &[("sample", 0)]);
+        let sizes = Sizes { message_bytes: 4096, reply_bytes: 4096 };
+        // An instance of the same cache as the others.
+        let mut function = caches.code.instance(&caches.spec, sizes).unwrap();
+        function.notice(&Notice::Tick { now_ns: caches.now_ns });
+        for notice in notices {
+            function.notice(notice);
+            function.notice(&Notice::Tick { now_ns: caches.now_ns });
+        }
+        for _ in 0..3 {
+            assert!(function.restart().unwrap());
+        }
+        (0..2).for_each(|worker| caches.attach(worker));
+        caches.pass_ms(1);
+        for _ in 0..3 {
+            caches.pass_ms(200);
+            assert!(!caches.hits(0, "a"), "the restarted one does not see its messages");
+        }
+        function.notice(&Notice::Tick { now_ns: caches.now_ns });
+        caches.pass_ms(101);
+        assert!(!caches.hits(0, "a") && caches.hits(0, "a"));
+        drop(function);
+        caches.pass_ms(101);
+        assert!(!caches.hits(0, "a") && !caches.hits(0, "a"), "it ended without a detachment");
+    }
+}

@@ -117,12 +117,33 @@ struct Shared {
     hits: AtomicU64,
 }
 
-/// Whether an instance sees the messages of its worker.
+/// A pending write of all keys, which says that an instance does not see the messages of its worker. It is counted once.
+#[derive(Clone)]
+struct Blind {
+    shared: Arc<Shared>,
+    is_counted: Arc<AtomicBool>,
+}
+
+impl Blind {
+    fn begin(&self) {
+        if !self.is_counted.swap(true, Ordering::Relaxed) {
+            self.shared.epochs.begin(Scope::Whole);
+        }
+    }
+
+    fn end(&self) {
+        if self.is_counted.swap(false, Ordering::Relaxed) {
+            self.shared.epochs.end(Scope::Whole);
+        }
+    }
+}
+
+/// Whether an instance sees the messages of its worker. [`Blind`] is counted unless it does.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sees {
-    /// It never did: it is not attached. A pending write of all keys says so.
+    /// It never did: it is not attached.
     Nothing,
-    /// It does not any more. So does a pending write.
+    /// It does not any more.
     NothingMore,
     /// From now on it does.
     FromNow,
@@ -132,6 +153,7 @@ enum Sees {
 /// The cache of one worker. See the module's text.
 pub struct MemcachedCache {
     shared: Arc<Shared>,
+    blind: Blind,
     sees: Sees,
     flight: Option<Box<Flight>>,
     store: Option<Store>,
@@ -170,8 +192,9 @@ struct Asked {
 
 impl MemcachedCache {
     fn new(shared: Arc<Shared>) -> Self {
+        let blind = Blind { shared: Arc::clone(&shared), is_counted: Arc::default() };
         if !mutants::on("cache_serve_unattached") {
-            shared.epochs.begin(Scope::Whole);
+            blind.begin();
         }
         let register = |name: &&str, merge| Register { name: (*name).into(), merge };
         let counts = COUNTS.iter().map(|name| register(name, Merge::Sum));
@@ -179,6 +202,7 @@ impl MemcachedCache {
         let settings = SETTINGS.iter().map(|(name, ..)| register(name, Merge::Setting));
         Self {
             shared,
+            blind,
             sees: Sees::Nothing,
             flight: None,
             store: None,
@@ -206,10 +230,10 @@ impl MemcachedCache {
     /// The instance does not see what passes from now on.
     fn see_nothing(&mut self) {
         match self.sees {
-            Sees::Everything => self.shared.epochs.begin(Scope::Whole),
+            Sees::Everything | Sees::FromNow => self.blind.begin(),
             // It was never sent to a worker.
-            Sees::Nothing => self.shared.epochs.end(Scope::Whole),
-            Sees::FromNow | Sees::NothingMore => {}
+            Sees::Nothing => self.blind.end(),
+            Sees::NothingMore => {}
         }
         self.sees = Sees::NothingMore;
     }
@@ -222,9 +246,7 @@ impl MemcachedCache {
                 // What passed unseen before may be in progress.
                 epochs.raise_floor(now_ns + flight.grace_ns);
                 flight.linger_all(now_ns);
-                if !mutants::on("cache_serve_unattached") {
-                    epochs.end(Scope::Whole);
-                }
+                self.blind.end();
                 self.sees = Sees::Everything;
             }
             flight.expire(epochs, now_ns);
@@ -549,7 +571,7 @@ impl MemcachedCache {
     }
 }
 
-/// Keeps a value, unless it expires soon or nobody knows under which words.
+/// Keeps a value, unless it expires soon, or it is not known under which words.
 fn keep(
     store: &mut Store,
     counts: &mut Counts,
@@ -613,7 +635,7 @@ impl Function for MemcachedCache {
             self.prepare(messages);
         }
         // If this panics, messages pass unseen until the restart.
-        let mut watch = Watch { shared: Arc::clone(&self.shared), panicked: true };
+        let mut watch = Watch { blind: self.blind.clone(), panicked: true };
         for index in 0..messages.len() {
             match direction {
                 Direction::Requests if messages.is_open(index) => {
@@ -635,7 +657,7 @@ impl Function for MemcachedCache {
     }
 
     fn notice(&mut self, notice: &Notice) {
-        let mut watch = Watch { shared: Arc::clone(&self.shared), panicked: true };
+        let mut watch = Watch { blind: self.blind.clone(), panicked: true };
         match *notice {
             Notice::Attached => self.sees = Sees::FromNow,
             Notice::Detached => self.see_nothing(),
@@ -665,6 +687,7 @@ impl Function for MemcachedCache {
     }
 
     fn restart(&mut self) -> Result<bool, Failure> {
+        self.blind.begin();
         self.sees = Sees::FromNow;
         Ok(true)
     }
@@ -714,14 +737,14 @@ impl Drop for MemcachedCache {
 
 /// A call during which the instance may panic.
 struct Watch {
-    shared: Arc<Shared>,
+    blind: Blind,
     panicked: bool,
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
         if self.panicked {
-            self.shared.epochs.begin(Scope::Whole);
+            self.blind.begin();
         }
     }
 }

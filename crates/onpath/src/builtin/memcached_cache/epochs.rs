@@ -9,7 +9,7 @@
 //! question that filled it was about to be forwarded, and only if nothing was pending. It is served while both words are the same. Take a
 //! write of its key. (1) It began before that question, and had ended: the server did it before it answered the question, which the
 //! answer shows. (2) It began before and had not ended: then it was pending, and there is no entry. (3) It begins
-//! later: the word differs from then on, also if it begins before the answer arrives. In case 3 whoever learns of the write, by its
+//! later: the word differs from then on, also if it begins before the answer arrives. In case 3 a client that learns of the write, by its
 //! reply or by reading its value, does so after the write was forwarded, so after [`Epochs::begin`]; the message that tells it
 //! orders the read-modify-write (release) before the load of a later hit (acquire), on any worker. A word repeats after 2^40 epochs.
 //!

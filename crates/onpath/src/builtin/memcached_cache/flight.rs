@@ -6,7 +6,7 @@
 //! *On a connection* a ticket is found by the number of its request. When the connection is lost, its reads are forgotten, and its
 //! writes linger for the grace period: the server may still do them.
 //!
-//! *Datagrams* are found by their sender and the identifier in the frame. They linger from the beginning: nobody tells when one is lost, and
+//! *Datagrams* are found by their sender and the identifier in the frame. They linger from the beginning: the loss of one is not reported, and
 //! an answer ends a write only if it is the only one with this sender and identifier that may still be answered. Otherwise all of
 //! these writes end after the grace period of the last.
 //!

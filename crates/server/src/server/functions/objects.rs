@@ -88,13 +88,16 @@ impl Object {
         }
     }
 
-    /// What it is made of is the same, and only settings or its policy differ.
+    /// What it is made of is the same, and only its policy or settings differ that instances take while they run.
     pub(super) fn has_code_of(&self, spec: &Spec, content: &[u8]) -> bool {
         let limits = |spec: &Spec| (spec.deadline_us, spec.memory_mib);
         let fixed = |spec: &Spec| -> Vec<(String, Param)> {
             let texts = builtin(&spec.function).map_or(&[][..], |builtin| builtin.texts);
             let is_text = |(name, value): &&(String, Param)| {
-                matches!(value, Param::Text(_)) || texts.iter().any(|(text, _)| text == name)
+                // The memory of a cache is reserved once.
+                matches!(value, Param::Text(_))
+                    || texts.iter().any(|(text, _)| text == name)
+                    || name == "memory_mib"
             };
             spec.params.iter().filter(is_text).cloned().collect()
         };
