@@ -70,6 +70,7 @@ fn counters_are_served_as_they_are_now() {
 /// What is exported only once it has happened.
 fn let_everything_happen(metrics: &Metrics, health: &Health) {
     health.watch_transfers(Arc::default());
+    health.watch_functions(Arc::default());
     let lives = RuntimeMetrics::new("digits", "gpu0");
     lives.end(1, "lost");
     lives.begin(2);

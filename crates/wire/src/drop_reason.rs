@@ -289,7 +289,7 @@ drop_reasons! {
         "TCP: the backend, or a proxy in front of it, answers twice, in another order or under \
          another key; the connection is closed and opened again. UDP: a duplicate or late answer, \
          which was dropped; raise `timeout_ms` if answers are late.";
-    // next: 42
+    // next: 43
 }
 
 impl DropReason {

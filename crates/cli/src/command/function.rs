@@ -185,7 +185,7 @@ pub(super) enum Verb {
 
     /// Show what the next messages of a service meet: functions, verdicts, time
     #[command(
-        after_help = "Requests and replies count. The contents of messages are not shown. A message that is shown to functions in a\nbatch has the time of the call for the whole batch.\n\nExamples:\n  serval fn trace digits 10\n  serval fn trace digits 100 --seconds 5 --json"
+        after_help = "Requests and replies count. The contents of messages are not shown. A message that\nis shown to functions in a batch has the time of the call for the whole batch.\n\nExamples:\n  serval fn trace digits 10\n  serval fn trace digits 100 --seconds 5 --json"
     )]
     Trace {
         /// The service
