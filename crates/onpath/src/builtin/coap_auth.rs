@@ -24,6 +24,8 @@ pub use token::{Accepted, Keys, Refused, Times, verify};
 /// 4.01 Unauthorized.
 const UNAUTHORIZED: u8 = 0x81;
 const SECONDS_MAX: u64 = 1 << 32;
+/// With `once`, no token may be valid for longer, in seconds: see [`Seen`].
+const REMEMBERED_S_MAX: u64 = 8_000_000;
 
 /// Seconds since 1970.
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -145,9 +147,11 @@ impl CoapAuth {
         if !self.once {
             return Counted::Passed;
         }
-        let Some(until) = accepted.until else { return Counted::Stale };
+        let remembered = |until: &u64| until.saturating_sub(now) <= REMEMBERED_S_MAX;
+        let Some(until) = accepted.until.filter(remembered) else { return Counted::Stale };
         let (first, _) = accepted.signature.split_first_chunk().expect("it has 32 bytes");
-        let user = (messages.request(index).origin, request.id, request.token, request.code);
+        // A retransmission is the same message (RFC 7252, section 4.2).
+        let user = (messages.request(index).origin, messages.bytes(index));
         let user = self.shared.hasher.hash_one(user);
         match self.shared.seen.note(u64::from_le_bytes(*first), user, now, until) {
             Use::First | Use::Again => Counted::Passed,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const PLACES: usize = 1 << 16;
 /// Places that a token may have.
 const NEAR: usize = 8;
-/// Times in the table are in units of this, so that 20 bits hold half a year.
+/// Times in the table are in units of this, so that 20 bits tell times apart that are up to 97 days from each other.
 const UNIT_S: u64 = 16;
 const TIME_BITS: u32 = 20;
 const USER_BITS: u32 = 12;
