@@ -58,6 +58,14 @@ fn plan(target: &Target, work: Work, window: usize) -> Plan {
     }
 }
 
+/// Whether the time per reply for which a part of the window was unused is less than the client's own work: between a reply and the next request
+/// it may handle all others of the window.
+fn is_its_own(report: &Report) -> bool {
+    let Mode::Closed { window } = report.mode else { return false };
+    let unused = (window as f64 - report.in_flight) * 1e9 / report.rate;
+    (0.0..=window as f64 * report.client_busy_ns_per_message).contains(&unused)
+}
+
 fn sound(report: &Report) {
     // A client that had no core for long, or no time left, sends late, leaves part of its window unused and gets few
     // replies.
@@ -65,8 +73,8 @@ fn sound(report: &Report) {
     let excused = match report.void() {
         None | Some(Void::Few(_)) => true,
         Some(Void::Unsent(share, _)) => busy(0.02_f64.min(share / 2.0)),
-        // This client is not optimised: what it does between a reply and the next request counts, too, once it is busy.
-        Some(Void::Little(..)) => busy(0.02) || report.client_busy > 0.8,
+        // This client is not optimised: what it does between a reply and the next request counts, too.
+        Some(Void::Little(..)) => busy(0.02) || report.client_busy > 0.8 || is_its_own(report),
         _ => false,
     };
     assert!(excused, "{report:?}");
