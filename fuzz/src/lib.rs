@@ -18,7 +18,8 @@
 //! | `attach` | a process at an accelerator's socket, or a false engine | a message has one encoding, or is refused |
 //! | `handshake` | a process at a shared-memory port, or a false engine | decoded as encoded, or refused |
 //! | `link` | a stranger at the listener of a remote accelerator, or an authenticated side of a link | the same messages however the stream is cut; each has one encoding, or is refused |
-//! | `transfer` | a process at the socket for transfers, or a false engine that answers | a request has one encoding, or is refused; no answer contains terminal control sequences |
+//! | `sealed` | a peer that sends a sealed stream to be opened | nothing that was not sealed with the key opens; the same bytes or the same reason however the stream is cut |
+//! | `transfer` | a process at the socket for transfers, or a false engine that answers | a request and an answer have one encoding, or are refused; no answer contains terminal control sequences |
 //!
 //! The targets are coverage-guided (libFuzzer) and need only the stable compiler:
 //! `cargo xtask fuzz SECONDS` builds them, runs each over its corpus and then for that long; `make test` runs each over
@@ -60,6 +61,7 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("metrics_request", metrics::request),
     ("region", rings::region),
     ("ring", rings::ring),
+    ("sealed", transfer::sealed),
     ("sockets", sockets::memory),
     ("transfer", transfer::message),
     ("worker", worker::memory),

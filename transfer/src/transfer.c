@@ -8,14 +8,19 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { REQUEST_BYTES = 80, ANSWER_BYTES = 256, TEXT_AT = 90, TEXT_BYTES_MAX = ANSWER_BYTES - TEXT_AT, REASON_MAX = 22 };
-enum { SEND = 1, RECEIVE = 2, CANCEL = 3, PROGRESS = 4 };
+enum { HEAD_BYTES = 16, START_BYTES = 56, STAGE_BYTES = 8, KEY_BYTES = 32 };
+enum { REQUEST_BYTES_MAX = START_BYTES + SV_STAGES_MAX * (STAGE_BYTES + KEY_BYTES) };
+enum { ENDED_BYTES = 40, PROGRESS_BYTES = 32, REPORT_BYTES = 56, TEXT_BYTES_MAX = 166, REASON_MAX = 27 };
+enum { ANSWER_BYTES_MAX = ENDED_BYTES + SV_STAGES_MAX * REPORT_BYTES + TEXT_BYTES_MAX };
+enum { START = 1, CANCEL = 3, PROGRESS = 4 };
 enum { ENDED = 1 };
+enum { IS_FILE = 1, IS_SOCKET = 2 };
 
 /* How long an engine may be silent before it is asked for progress, and again before it is given up. */
 enum { SILENCE_MS = 10000 };
@@ -78,18 +83,18 @@ int sv_transfers_fd(const sv_transfers *transfers) {
     return transfers->socket;
 }
 
-/* Sends one request, with two descriptors if `file` is not -1. */
-static int send_request(sv_transfers *transfers, uint8_t *request, int file, int socket) {
-    memcpy(request, "SVT1", 4);
-    struct iovec part = {request, REQUEST_BYTES};
+/* Sends one request, with two descriptors if `source` is not -1. */
+static int send_request(sv_transfers *transfers, uint8_t *request, size_t len, int source, int sink) {
+    memcpy(request, "SVT2", 4);
+    struct iovec part = {request, len};
     union {
         struct cmsghdr header;
         char room[CMSG_SPACE(2 * sizeof(int))];
     } control;
     memset(&control, 0, sizeof control);
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-    if (file != -1) {
-        int descriptors[2] = {file, socket};
+    if (source != -1) {
+        int descriptors[2] = {source, sink};
         message.msg_control = control.room;
         message.msg_controllen = sizeof control.room;
         struct cmsghdr *header = CMSG_FIRSTHDR(&message);
@@ -104,80 +109,172 @@ static int send_request(sv_transfers *transfers, uint8_t *request, int file, int
     return sent < 0 ? -errno : 0;
 }
 
-static int start(sv_transfers *transfers, int kind, int file, int socket, const sv_transfer *transfer, const uint8_t *key,
+/* What a stage is followed by. */
+static int needs_key(const sv_stage *stage) {
+    return stage->kind != SV_STAGE_DIGEST;
+}
+
+static int check_stage(const sv_stage *stage) {
+    if (stage->option == 0) return -EINVAL;
+    switch (stage->kind) {
+    case SV_STAGE_DIGEST: return stage->option <= SV_DIGEST_SHA1 && !stage->key ? 0 : -EINVAL;
+    case SV_STAGE_OPEN:
+    case SV_STAGE_SEAL: return stage->option <= SV_CIPHER_AES_256_CTR && stage->key ? 0 : -EINVAL;
+    default: return -EINVAL;
+    }
+}
+
+struct ends {
+    int source, sink;
+    int source_kind, sink_kind;
+    uint64_t from, to;
+};
+
+static int start(sv_transfers *transfers, const struct ends *ends, const sv_transfer *transfer, const sv_stage *stages, unsigned count,
                  uint64_t *id) {
-    static const sv_transfer defaults = SV_TRANSFER_DEFAULTS;
-    if (!transfer) transfer = &defaults;
-    if (file < 0 || socket < 0) return -EBADF;
-    if (transfer->digest > SV_DIGEST_CRC32C || (transfer->no_wait && (transfer->digest || key))) return -EINVAL;
-    uint8_t request[REQUEST_BYTES] = {0};
+    if (ends->source < 0 || ends->sink < 0) return -EBADF;
+    if (count > SV_STAGES_MAX || (transfer->no_wait && (count || ends->source_kind == ends->sink_kind))) return -EINVAL;
+    uint8_t request[REQUEST_BYTES_MAX] = {0};
     *id = ++transfers->last_id;
-    put(request + 4, (uint64_t)kind, 2);
+    put(request + 4, START, 2);
     put(request + 6, transfer->no_wait != 0, 2);
     put(request + 8, *id, 8);
-    put(request + 16, transfer->offset, 8);
+    put(request + 16, ends->from, 8);
     put(request + 24, transfer->bytes, 8);
-    put(request + 32, transfer->stall_ms, 4);
-    put(request + 36, transfer->deadline_ms, 4);
-    request[40] = (uint8_t)transfer->digest;
-    if (key) {
-        request[41] = 1;
-        memcpy(request + 48, key, 32);
+    put(request + 32, ends->to, 8);
+    put(request + 40, transfer->stall_ms, 4);
+    put(request + 44, transfer->deadline_ms, 4);
+    request[48] = (uint8_t)ends->source_kind;
+    request[49] = (uint8_t)ends->sink_kind;
+    request[50] = (uint8_t)count;
+    uint8_t *at = request + START_BYTES;
+    int status = 0;
+    for (unsigned i = 0; i < count && status == 0; i++) {
+        status = check_stage(&stages[i]);
+        if (status < 0) break;
+        at[0] = (uint8_t)stages[i].kind;
+        at[1] = (uint8_t)stages[i].option;
+        if (needs_key(&stages[i])) {
+            put(at + 2, KEY_BYTES, 2);
+            memcpy(at + STAGE_BYTES, stages[i].key, KEY_BYTES);
+            at += KEY_BYTES;
+        }
+        at += STAGE_BYTES;
     }
-    int status = send_request(transfers, request, file, socket);
+    if (status == 0) status = send_request(transfers, request, (size_t)(at - request), ends->source, ends->sink);
     explicit_bzero(request, sizeof request);
     return status;
 }
 
+static const sv_transfer defaults = SV_TRANSFER_DEFAULTS;
+
+/* The stages that the fields of a transfer name, and a seal. */
+static unsigned stages_of(const sv_transfer *transfer, const uint8_t *key, sv_stage *stages) {
+    unsigned count = 0;
+    if (transfer->digest) stages[count++] = (sv_stage){SV_STAGE_DIGEST, transfer->digest, NULL};
+    if (key) stages[count++] = (sv_stage){SV_STAGE_SEAL, SV_CIPHER_AES_256_GCM, key};
+    return count;
+}
+
+static int send_file(sv_transfers *transfers, int socket, int file, const sv_transfer *transfer, const uint8_t *key, uint64_t *id) {
+    if (!transfer) transfer = &defaults;
+    sv_stage stages[2];
+    unsigned count = stages_of(transfer, key, stages);
+    struct ends ends = {file, socket, IS_FILE, IS_SOCKET, transfer->offset, 0};
+    return start(transfers, &ends, transfer, stages, count, id);
+}
+
 int sv_sendfile_start(sv_transfers *transfers, int socket, int file, const sv_transfer *transfer, uint64_t *id) {
-    return start(transfers, SEND, file, socket, transfer, NULL, id);
+    return send_file(transfers, socket, file, transfer, NULL, id);
 }
 
 int sv_encrypted_sendfile_start(sv_transfers *transfers, int socket, int file, const sv_transfer *transfer, const uint8_t key[32],
                                 uint64_t *id) {
     if (!key) return -EINVAL;
-    return start(transfers, SEND, file, socket, transfer, key, id);
+    return send_file(transfers, socket, file, transfer, key, id);
 }
 
 int sv_recvfile_start(sv_transfers *transfers, int file, int socket, const sv_transfer *transfer, uint64_t *id) {
-    return start(transfers, RECEIVE, file, socket, transfer, NULL, id);
+    if (!transfer) transfer = &defaults;
+    sv_stage stages[2];
+    unsigned count = stages_of(transfer, NULL, stages);
+    struct ends ends = {socket, file, IS_SOCKET, IS_FILE, 0, transfer->offset};
+    return start(transfers, &ends, transfer, stages, count, id);
+}
+
+/* A negative error number, or what the descriptor is. */
+static int kind_of(int descriptor) {
+    struct stat found;
+    if (fstat(descriptor, &found) < 0) return -errno;
+    return S_ISSOCK(found.st_mode) ? IS_SOCKET : IS_FILE;
+}
+
+int sv_pipeline_start(sv_transfers *transfers, int source, int sink, const sv_transfer *transfer, const sv_stage *stages, unsigned count,
+                      uint64_t *id) {
+    if (!transfer) transfer = &defaults;
+    if (transfer->digest) return -EINVAL;
+    struct ends ends = {source, sink, kind_of(source), kind_of(sink), transfer->offset, transfer->sink_offset};
+    if (ends.source_kind < 0) return ends.source_kind;
+    if (ends.sink_kind < 0) return ends.sink_kind;
+    if ((ends.source_kind == IS_SOCKET && ends.from) || (ends.sink_kind == IS_SOCKET && ends.to)) return -EINVAL;
+    return start(transfers, &ends, transfer, stages, count, id);
 }
 
 static int ask(sv_transfers *transfers, int kind, uint64_t id) {
-    uint8_t request[REQUEST_BYTES] = {0};
+    uint8_t request[HEAD_BYTES] = {0};
     put(request + 4, (uint64_t)kind, 2);
     put(request + 8, id, 8);
-    return send_request(transfers, request, -1, -1);
+    return send_request(transfers, request, sizeof request, -1, -1);
 }
 
 int sv_transfers_cancel(sv_transfers *transfers, uint64_t id) {
     return ask(transfers, CANCEL, id);
 }
 
+static int read_report(const uint8_t *at, sv_stage_result *stage) {
+    static const uint8_t digest_bytes[] = {0, 16, 32, 4, 20};
+    stage->kind = at[0];
+    stage->option = at[1];
+    stage->finished = at[2];
+    stage->bytes = get(at + 8, 8);
+    stage->made = get(at + 16, 8);
+    if (stage->finished && stage->kind == SV_STAGE_DIGEST) {
+        if (stage->option >= sizeof digest_bytes) return -EPROTO;
+        stage->digest_bytes = digest_bytes[stage->option];
+        memcpy(stage->digest, at + 24, stage->digest_bytes);
+    }
+    return 0;
+}
+
 /* Reads an answer. 0: a result; 1: an answer about progress; else a negative error number. */
 static int read_answer(sv_transfers *transfers, sv_transfer_result *result) {
-    uint8_t answer[ANSWER_BYTES + 1];
+    uint8_t answer[ANSWER_BYTES_MAX + 1];
     ssize_t len = recv(transfers->socket, answer, sizeof answer, MSG_DONTWAIT);
     if (len < 0) return errno == ECONNRESET ? -EPIPE : -errno;
     if (len == 0) return -EPIPE;
-    if (len != ANSWER_BYTES || memcmp(answer, "SVT1", 4) != 0) return -EPROTO;
+    if (len < PROGRESS_BYTES || memcmp(answer, "SVT2", 4) != 0) return -EPROTO;
     if (get(answer + 4, 2) != ENDED) return 1;
-    static const uint8_t digest_bytes[] = {0, 16, 32, 4};
-    size_t text = get(answer + 88, 2);
-    if (answer[6] > REASON_MAX || answer[7] >= sizeof digest_bytes || text > TEXT_BYTES_MAX) return -EPROTO;
+    if (len < ENDED_BYTES) return -EPROTO;
+    size_t text = get(answer + 36, 2), stages = answer[7];
+    if (answer[6] > REASON_MAX || stages > SV_STAGES_MAX || text > TEXT_BYTES_MAX) return -EPROTO;
+    if ((size_t)len != ENDED_BYTES + stages * REPORT_BYTES + text) return -EPROTO;
     memset(result, 0, sizeof *result);
     result->reason = answer[6];
     result->id = get(answer + 8, 8);
     result->read = get(answer + 16, 8);
     result->written = get(answer + 24, 8);
     result->error = (int32_t)get(answer + 32, 4);
-    if (result->reason == 0) {
-        result->digest_bytes = digest_bytes[answer[7]];
-        memcpy(result->digest, answer + 40, result->digest_bytes);
-    } else if (result->error == 0) {
-        return -EPROTO;
+    result->stages = (uint32_t)stages;
+    for (size_t i = 0; i < stages; i++) {
+        sv_stage_result *stage = &result->stage[i];
+        if (read_report(answer + ENDED_BYTES + i * REPORT_BYTES, stage) < 0) return -EPROTO;
+        if (result->digest_bytes == 0) {
+            result->digest_bytes = stage->digest_bytes;
+            memcpy(result->digest, stage->digest, sizeof result->digest);
+        }
     }
-    memcpy(result->text, answer + TEXT_AT, text);
+    if (result->reason != 0 && result->error == 0) return -EPROTO;
+    memcpy(result->text, answer + ENDED_BYTES + stages * REPORT_BYTES, text);
     return result->id == 0 ? -ECONNREFUSED : 0;
 }
 
@@ -273,5 +370,12 @@ int sv_encrypted_sendfile(sv_transfers *transfers, int socket, int file, const s
 int sv_recvfile(sv_transfers *transfers, int file, int socket, const sv_transfer *transfer, sv_transfer_result *result) {
     uint64_t id;
     int status = sv_recvfile_start(transfers, file, socket, transfer, &id);
+    return status < 0 ? status : finish(transfers, id, result);
+}
+
+int sv_pipeline(sv_transfers *transfers, int source, int sink, const sv_transfer *transfer, const sv_stage *stages, unsigned count,
+                sv_transfer_result *result) {
+    uint64_t id;
+    int status = sv_pipeline_start(transfers, source, sink, transfer, stages, count, &id);
     return status < 0 ? status : finish(transfers, id, result);
 }

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -109,6 +110,42 @@ static void receives(sv_transfers *transfers, const char *folder) {
     close(file);
 }
 
+/* A file to shared memory, sealed and opened on the way, and a stream that was changed. */
+static void pipes(sv_transfers *transfers, const char *folder) {
+    int file = make_file(folder, "source", BYTES), sealed = make_file(folder, "sealed", 0);
+    int memory = memfd_create("opened", MFD_CLOEXEC);
+    CHECK(memory >= 0);
+    sv_transfer transfer = SV_TRANSFER_DEFAULTS;
+    sv_transfer_result result;
+    const sv_stage seal[] = {{SV_STAGE_DIGEST, SV_DIGEST_SHA1, NULL}, {SV_STAGE_SEAL, SV_CIPHER_AES_256_GCM, key}};
+    CHECK(sv_pipeline(transfers, file, sealed, NULL, seal, 2, &result) == 0);
+    CHECK(result.error == 0 && result.read == BYTES && result.stages == 2 && result.digest_bytes == 20);
+    CHECK(result.stage[1].kind == SV_STAGE_SEAL && result.stage[1].bytes == BYTES && result.stage[1].made == result.written);
+    uint8_t digest[20];
+    memcpy(digest, result.digest, sizeof digest);
+
+    const sv_stage open[] = {{SV_STAGE_OPEN, SV_CIPHER_AES_256_GCM, key}, {SV_STAGE_DIGEST, SV_DIGEST_SHA1, NULL}};
+    transfer.sink_offset = 7;
+    CHECK(sv_pipeline(transfers, sealed, memory, &transfer, open, 2, &result) == 0);
+    CHECK(result.error == 0 && result.written == BYTES && memcmp(result.digest, digest, sizeof digest) == 0);
+    unsigned char *got = malloc(BYTES);
+    CHECK(got && pread(memory, got, BYTES, 7) == BYTES && memcmp(got, content, BYTES) == 0);
+    free(got);
+
+    CHECK(pwrite(sealed, "x", 1, 100) == 1);
+    CHECK(sv_pipeline(transfers, sealed, memory, &transfer, open, 2, &result) == 0);
+    CHECK(result.error == EBADMSG && result.written == 0 && result.digest_bytes == 0 && strstr(result.text, "record 0"));
+
+    const sv_stage wrong[] = {{SV_STAGE_SEAL, SV_CIPHER_AES_256_CTR, key}, {SV_STAGE_DIGEST, SV_DIGEST_MD5, NULL}};
+    CHECK(sv_pipeline(transfers, file, memory, NULL, wrong, 2, &result) == 0);
+    CHECK(result.error == EINVAL && strstr(result.text, "only the sink can follow a seal"));
+    const sv_stage keyless = {SV_STAGE_SEAL, SV_CIPHER_AES_256_CTR, NULL};
+    CHECK(sv_pipeline(transfers, file, memory, NULL, &keyless, 1, &result) == -EINVAL);
+    close(file);
+    close(sealed);
+    close(memory);
+}
+
 /* Two transfers at once: one ends, the other one waits for its peer until it is cancelled. */
 static void runs_asynchronously(sv_transfers *transfers, const char *folder) {
     int file = make_file(folder, "source", BYTES), sink = make_file(folder, "sink", 0);
@@ -195,6 +232,7 @@ int main(int argc, char **argv) {
     }
     sends(transfers, argv[2]);
     receives(transfers, argv[2]);
+    pipes(transfers, argv[2]);
     runs_asynchronously(transfers, argv[2]);
     refuses(transfers, argv[2]);
     sv_transfers_close(transfers);

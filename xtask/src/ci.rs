@@ -242,6 +242,7 @@ const STEPS: &[Step] = &[
             "crates/server/src/exporter/http.rs",
             "crates/collective/src/",
             "crates/transfer/src/message.rs",
+            "crates/transfer/src/seal.rs",
         ],
         "fuzz",
         "every fuzz target over its corpus and for a while",

@@ -178,6 +178,43 @@ fn a_part_is_sealed() {
 }
 
 #[test]
+fn a_sealed_stream_arrives_as_its_plain_bytes_or_not_at_all() {
+    let folder = Folder::new("open");
+    let content: Vec<u8> = (0..300_000u32).flat_map(|n| n.to_le_bytes()).collect();
+    let (source, sink) = (folder.file("source", &content), folder.path("sink"));
+    let key = folder.secret("key", "ab".repeat(32).as_bytes());
+    for cipher in ["aes-256-gcm", "aes-256-ctr"] {
+        let keyed = ["--cipher", cipher, "--digest", "sha1", "--digest", "md5"];
+        let open = [&keyed[..], &["--open", &key]].concat();
+        let (mut receiver, mut lines, address) = listener(&sink, &open);
+        let seal = [&[source.as_str(), &address, "--json", "--seal", &key][..], &keyed].concat();
+        let sent = serval(&seal).output().unwrap();
+        assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
+        let mut line = String::new();
+        lines.read_line(&mut line).unwrap();
+        assert!(receiver.wait().unwrap().success());
+        let sent: Json = serde_json::from_slice(&sent.stdout).unwrap();
+        let received: Json = serde_json::from_str(&line).unwrap();
+        assert_eq!(sent["digests"], received["digests"]);
+        assert_eq!(received["digests"][1]["kind"], "md5");
+        assert!(fs::read(&sink).unwrap() == content);
+    }
+    // From file to file, and with a byte changed: the sink stays as it was.
+    let sealed = folder.path("sealed");
+    assert!(serval(&[&source, &sealed, "--seal", &key]).output().unwrap().status.success());
+    fs::write(&sink, b"before").unwrap();
+    let mut changed = fs::read(&sealed).unwrap();
+    let last = changed.len() - 1;
+    changed[last] ^= 1;
+    fs::write(&sealed, changed).unwrap();
+    let (code, said) = failure(&[&sealed, &sink, "--open", &key]);
+    let expected = "record 18 of the sealed stream does not open";
+    assert!(code == Some(1) && said.contains(expected), "{code:?} {said}");
+    assert_eq!(fs::read(&sink).unwrap(), b"before");
+    assert!(content.starts_with(&fs::read(folder.path("sink.part")).unwrap()));
+}
+
+#[test]
 fn mistakes_get_one_sentence_and_their_exit_code() {
     let folder = Folder::new("mistakes");
     let (source, key) = (folder.file("source", b"content"), folder.secret("key", b"short"));
@@ -191,10 +228,10 @@ fn mistakes_get_one_sentence_and_their_exit_code() {
         (&["listen://127.0.0.1:0", &fifo], 1, "it is a FIFO, not a file"),
         (&["listen://127.0.0.1:0", "/dev/full"], 1, "it is a device, not a file"),
         (&["listen://127.0.0.1:0", &link, "--offset", "1"], 1, "it is a symbolic link, not a file"),
-        (&[&source, &nothing], 2, "one of SOURCE and SINK has to be a file"),
-        (&["tcp://127.0.0.1:1", "tcp://127.0.0.1:1"], 2, "one of SOURCE and SINK has to be a file"),
+        (&["tcp://127.0.0.1:1", "tcp://127.0.0.1:1"], 1, "cannot connect to tcp://127.0.0.1:1"),
+        (&[&source, "tcp://127.0.0.1:1", "--cipher", "des"], 2, "must be aes-256-gcm or"),
         (&[&source, "udp://127.0.0.1:1"], 2, "udp:// is not tcp:// or listen://"),
-        (&[&source, "tcp://127.0.0.1:1", "--digest", "sha1"], 2, "must be md5, sha256 or crc32c"),
+        (&[&source, "tcp://127.0.0.1:1", "--digest", "sha3"], 2, "must be md5, sha1, sha256 or"),
         (&[&source, "tcp://127.0.0.1:1", "--seal", &key], 2, "has to contain 32 bytes"),
         (&[&nothing, "tcp://127.0.0.1:1"], 1, "cannot read"),
         (&["listen://127.0.0.1:0", &nothing, "--stall", "50ms"], 1, "no peer connected to"),

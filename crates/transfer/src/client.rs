@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use sys::local::{LocalSocket, wait_readable};
 use zeroize::Zeroize as _;
 
-use crate::message::{ANSWER_BYTES, Answer, MessageError, Order, RemoteError, Request};
+use crate::message::{ANSWER_BYTES_MAX, Answer, MessageError, Order, RemoteError, Request};
 use crate::pipeline::Command;
+use crate::stage::check_order;
 
 /// How long connecting may take, and the time between two attempts.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -31,6 +32,9 @@ pub enum ClientError {
     /// The engine has not read earlier requests yet. The command comes back.
     #[error("the transfer engine has not read earlier requests yet: try again")]
     Full(Box<Command>),
+    /// The stages are in an order that makes no sense.
+    #[error("the order of the stages is wrong: {0}")]
+    Order(String),
     /// The engine closed the connection.
     #[error("the transfer engine closed the connection")]
     Closed,
@@ -75,9 +79,10 @@ impl Client {
     /// Starts a transfer and returns its number, from 1. The engine gets copies of the descriptors; the command's own are closed, unless the
     /// error is [`ClientError::Full`].
     pub fn submit(&mut self, command: Command) -> Result<u64, ClientError> {
+        check_order(&command.stages).map_err(ClientError::Order)?;
         let id = self.last_id + 1;
         let request = Request::Start { id, order: Order::of(&command) };
-        match self.send(&request, &[command.file.as_fd(), command.socket.as_fd()]) {
+        match self.send(&request, &[command.source.descriptor(), command.sink.descriptor()]) {
             Err(ClientError::Host(error)) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Err(ClientError::Full(Box::new(command)));
             }
@@ -101,7 +106,7 @@ impl Client {
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Answer>, ClientError> {
         let deadline = Instant::now() + timeout;
         loop {
-            let mut bytes = [0; ANSWER_BYTES + 1];
+            let mut bytes = [0; ANSWER_BYTES_MAX + 1];
             match self.socket.receive(&mut bytes) {
                 Ok(Some(0)) => return Err(ClientError::Closed),
                 Ok(Some(len)) => {

@@ -19,10 +19,11 @@ use sys::descriptors::{
 };
 
 use crate::error::TransferError;
-use crate::flow::{Buffers, Device, Devices, Flow, Plan, Progress, Report};
-use crate::pipeline::{Command, Direction};
+use crate::flow::{Blocked, Buffers, Device, Devices, End, Flow, Plan, Progress, Report};
+use crate::pipeline::{Command, Place};
 use crate::reaper::Reaper;
 use crate::scoreboard::{EntryId, Expired, GivenBack, Patience, Scoreboard, Work};
+use crate::stage::check_order;
 
 /// How often transfers whose time is over are looked for at least, also while all threads are busy.
 const EXPIRY_INTERVAL: Duration = Duration::from_millis(200);
@@ -145,7 +146,7 @@ impl Engine {
 
     /// Starts a transfer, or says why not.
     pub fn submit(&self, command: Command) -> Result<Transfer, TransferError> {
-        let end = Arc::new(End::default());
+        let end = Arc::new(Arrival::default());
         let of_callback = end.clone();
         let submitted = self.submit_with(command, move |outcome| of_callback.set(outcome))?;
         Ok(Transfer { end, submitted })
@@ -225,7 +226,7 @@ impl Submitted {
 
 /// A transfer whose end its owner waits for. Dropping it does not cancel.
 pub struct Transfer {
-    end: Arc<End>,
+    end: Arc<Arrival>,
     submitted: Submitted,
 }
 
@@ -259,12 +260,12 @@ impl Transfer {
 
 /// Where the outcome of a [`Transfer`] arrives.
 #[derive(Default)]
-struct End {
+struct Arrival {
     outcome: Mutex<Option<Outcome>>,
     changed: Condvar,
 }
 
-impl End {
+impl Arrival {
     fn set(&self, outcome: Outcome) {
         *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
         self.changed.notify_all();
@@ -272,8 +273,8 @@ impl End {
 }
 
 type Done = Box<dyn FnOnce(Outcome) + Send>;
-/// A socket in one direction.
-type SocketUse = ((u64, u64), Direction);
+/// A socket in one direction: as source or as sink.
+type SocketUse = ((u64, u64), End);
 
 /// The work of an entry.
 struct Job {
@@ -283,8 +284,8 @@ struct Job {
 
 /// What the end of a transfer needs, also while a thread has its job.
 struct Ending {
-    socket_use: SocketUse,
-    socket: Arc<Socket>,
+    /// The sockets, with the direction in which they are used.
+    sockets: Vec<(SocketUse, Arc<Socket>)>,
     progress: Arc<Progress>,
     /// Taken by the thread that answers the caller.
     done: Mutex<Option<Done>>,
@@ -297,15 +298,12 @@ impl Work for Job {
         self.ending.clone()
     }
 
-    fn next(&self, blocked: bool) -> Option<Device> {
+    fn next(&self, blocked: Blocked) -> Option<End> {
         self.flow.next(blocked)
     }
 
-    fn source(&self) -> Device {
-        match self.flow.direction() {
-            Direction::Send => Device::File,
-            Direction::Receive => Device::Socket,
-        }
+    fn device(&self, end: End) -> Device {
+        self.flow.device(end)
     }
 }
 
@@ -346,7 +344,7 @@ impl Shared {
     }
 
     fn submit(self: &Arc<Self>, command: Command, done: Done) -> Result<Submitted, TransferError> {
-        let (plan, socket_use) = match check(&command) {
+        let (plan, uses) = match check(&command) {
             Ok(checked) => checked,
             Err(error) => {
                 self.reaper.discard(command);
@@ -356,23 +354,24 @@ impl Shared {
         let ns = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         let stall_ns = ns(command.stall);
         let patience = Patience { stall_ns, deadline_ns: command.deadline.map(ns) };
-        let Command { file, socket, .. } = command;
-        let socket =
-            Arc::new(Socket { held: Mutex::new(Some(socket)), reaper: self.reaper.clone() });
-        let descriptors = Descriptors { file: Some(file), socket: socket.clone() };
+        let descriptors = Descriptors::new(command, &self.reaper);
+        let sockets = descriptors.sockets();
+        let sockets: Vec<_> = uses.into_iter().zip(sockets).collect();
         let flow = Flow::new(&plan, descriptors)?;
         let progress = flow.progress();
         let nothing_to_do = flow.ended();
         let done = Mutex::new(Some(done));
-        let ending = Arc::new(Ending { socket_use, socket, progress: progress.clone(), done });
+        let ending = Arc::new(Ending { sockets, progress: progress.clone(), done });
+        let uses: Vec<SocketUse> = ending.sockets.iter().map(|(used, _)| *used).collect();
         let job = Job { flow, ending };
         let mut board = self.board();
         if board.stops {
             return Err(TransferError::Stopping);
         }
-        if !board.sockets.insert(socket_use) {
+        if uses.iter().any(|used| board.sockets.contains(used)) {
             return Err(TransferError::Busy);
         }
+        board.sockets.extend(&uses);
         let id = match nothing_to_do {
             None => board.entries.insert(job, patience, self.now_ns()),
             Some(result) => {
@@ -384,7 +383,7 @@ impl Shared {
             }
         };
         let Ok(id) = id else {
-            board.sockets.remove(&socket_use);
+            uses.iter().for_each(|used| _ = board.sockets.remove(used));
             return Err(TransferError::TooMany(self.in_flight_max));
         };
         self.counters.started.fetch_add(1, Ordering::Relaxed);
@@ -430,18 +429,21 @@ impl Shared {
             if self.now_ns() >= board.expired_ns + EXPIRY_INTERVAL.as_nanos() as u64 {
                 board = self.expire(board, &mut buffers);
             }
-            let Some((id, device, job)) = board.entries.take(last.take(), self.now_ns()) else {
+            let Some((id, end, job)) = board.entries.take(last.take(), self.now_ns()) else {
                 board = self.sleep(board);
                 continue;
             };
-            if device == Device::File && board.sleepers > 0 && board.sleepers == board.unlimited {
+            if job.device(end) == Device::File
+                && board.sleepers > 0
+                && board.sleepers == board.unlimited
+            {
                 // The file may hang: another thread watches the time.
                 self.readiness.wake();
             } else {
                 self.wake_one(&board);
             }
             drop(board);
-            board = self.step(id, device, job, &mut buffers);
+            board = self.step(id, end, job, &mut buffers);
             last = Some(id);
         }
     }
@@ -449,20 +451,20 @@ impl Shared {
     fn step(
         &self,
         id: EntryId,
-        device: Device,
+        end: End,
         mut job: Job,
         buffers: &mut Buffers,
     ) -> MutexGuard<'_, Board> {
-        let step = job.flow.step(device, buffers);
+        let step = job.flow.step(end, buffers);
         let mut ended = step.ended;
         if step.blocked && ended.is_none() {
-            let interest = match job.flow.direction() {
-                Direction::Send => Interest::Send,
-                Direction::Receive => Interest::Receive,
+            let interest = match end {
+                End::Sink => Interest::Send,
+                End::Source => Interest::Receive,
             };
             // The event may come before the entry is given back.
-            let arm = |socket: BorrowedFd<'_>| self.readiness.arm(socket, id.to_bits(), interest);
-            if let Err(error) = job.flow.devices().socket.with(arm) {
+            let arm = |socket: BorrowedFd<'_>| self.readiness.arm(socket, id.key(end), interest);
+            if let Err(error) = job.flow.devices().socket(end).with(arm) {
                 ended = Some(Err(TransferError::of_host("waiting for the socket", &error)));
             }
         }
@@ -506,7 +508,8 @@ impl Shared {
         board.sleepers -= 1;
         board.unlimited -= unlimited;
         for key in ready {
-            board.entries.ready(EntryId::from_bits(key));
+            let (id, end) = EntryId::of_key(key);
+            board.entries.ready(id, end);
         }
         if timeout.is_some() {
             // The loop looks for transfers whose time is over.
@@ -548,10 +551,10 @@ impl Shared {
     }
 
     /// Answers the caller of a transfer whose file does not. The counts are exact but for a write to the file that may still
-    /// happen. Its socket is not used any more.
+    /// happen. Its sockets are not used any more.
     fn abandon(&self, ending: &Ending, error: TransferError) {
         self.forget(ending);
-        ending.socket.close();
+        ending.sockets.iter().for_each(|(_, socket)| socket.close());
         let (read, written) = (ending.progress.read(), ending.progress.written());
         let report = Report { read, written, ..Report::default() };
         self.answer(ending, Outcome { result: Err(error), report });
@@ -563,11 +566,13 @@ impl Shared {
             Ok(())
         };
         // Fails only if it has been closed, which removes it from the set, too.
-        let _ = ending.socket.with(forget);
+        ending.sockets.iter().for_each(|(_, socket)| _ = socket.with(forget));
     }
 
     fn answer(&self, ending: &Ending, outcome: Outcome) {
-        self.board().sockets.remove(&ending.socket_use);
+        let mut board = self.board();
+        ending.sockets.iter().for_each(|(used, _)| _ = board.sockets.remove(used));
+        drop(board);
         self.counters.end(&outcome);
         let done = ending.done.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(done) = done {
@@ -605,104 +610,166 @@ impl Drop for Socket {
     }
 }
 
+/// The descriptor of a source or of a sink.
+enum Held {
+    /// `None` only while it is dropped.
+    File(Option<OwnedFd>),
+    Socket(Arc<Socket>),
+}
+
 /// The descriptors of a transfer.
 struct Descriptors {
-    /// `None` only while it is dropped.
-    file: Option<OwnedFd>,
-    socket: Arc<Socket>,
+    source: Held,
+    sink: Held,
+    reaper: Reaper,
 }
 
 impl Descriptors {
-    fn file(&self) -> BorrowedFd<'_> {
-        self.file.as_ref().expect("only drop takes it").as_fd()
+    fn new(command: Command, reaper: &Reaper) -> Self {
+        let held = |place: Place| match place.device() {
+            Device::File => Held::File(Some(place.into_descriptor())),
+            Device::Socket => {
+                let held = Mutex::new(Some(place.into_descriptor()));
+                Held::Socket(Arc::new(Socket { held, reaper: reaper.clone() }))
+            }
+        };
+        let (source, sink) = (held(command.source), held(command.sink));
+        Self { source, sink, reaper: reaper.clone() }
+    }
+
+    /// The source's, then the sink's.
+    fn sockets(&self) -> impl Iterator<Item = Arc<Socket>> {
+        let ends = [&self.source, &self.sink].into_iter();
+        ends.filter_map(|held| match held {
+            Held::Socket(socket) => Some(socket.clone()),
+            Held::File(_) => None,
+        })
+    }
+
+    fn socket(&self, end: End) -> &Socket {
+        match self.held(end) {
+            Held::Socket(socket) => socket,
+            Held::File(_) => unreachable!("a file has no socket step"),
+        }
+    }
+
+    fn file(&self, end: End) -> BorrowedFd<'_> {
+        match self.held(end) {
+            Held::File(file) => file.as_ref().expect("only drop takes it").as_fd(),
+            Held::Socket(_) => unreachable!("a socket has no file step"),
+        }
+    }
+
+    fn held(&self, end: End) -> &Held {
+        match end {
+            End::Source => &self.source,
+            End::Sink => &self.sink,
+        }
     }
 }
 
 impl Drop for Descriptors {
     fn drop(&mut self) {
+        let mut taken = [&mut self.source, &mut self.sink].map(|held| match held {
+            Held::File(file) => file.take(),
+            Held::Socket(socket) => {
+                socket.held.lock().unwrap_or_else(PoisonError::into_inner).take()
+            }
+        });
         // One value for one thread of the reaper.
-        let socket = self.socket.held.lock().unwrap_or_else(PoisonError::into_inner).take();
-        self.socket.reaper.discard((self.file.take(), socket));
+        self.reaper.discard((taken[0].take(), taken[1].take()));
     }
 }
 
 impl Devices for Descriptors {
     fn read_at(&mut self, parts: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<usize> {
-        descriptors::read_at(self.file(), parts, offset)
+        descriptors::read_at(self.file(End::Source), parts, offset)
     }
 
     fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<usize> {
-        descriptors::write_at(self.file(), bytes, offset)
+        descriptors::write_at(self.file(End::Sink), bytes, offset)
     }
 
     fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.socket.with(|socket| send_now(socket, bytes))
+        self.socket(End::Sink).with(|socket| send_now(socket, bytes))
     }
 
     fn receive(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.socket.with(|socket| receive_now(socket, into))
+        self.socket(End::Source).with(|socket| receive_now(socket, into))
     }
 }
 
-/// Checks the descriptors and the range of a command.
-fn check(command: &Command) -> Result<(Plan, SocketUse), TransferError> {
-    let (file_role, socket_role) = match command.direction {
-        Direction::Send => ("source", "sink"),
-        Direction::Receive => ("sink", "source"),
-    };
-    let info = |role, descriptor: BorrowedFd<'_>| {
-        describe(descriptor).map_err(|_| TransferError::Invalid { role })
-    };
-    let file = info(file_role, command.file.as_fd())?;
-    let socket = info(socket_role, command.socket.as_fd())?;
-    let length = check_file(command, &file, file_role)?;
-    let wrong = |found, needed| TransferError::WrongKind { role: socket_role, found, needed };
-    let stream = "a connected stream socket (TCP or Unix)";
-    match socket.kind {
-        DescriptorKind::Stream => {}
-        DescriptorKind::Unconnected => {
-            return Err(wrong("a socket without a peer", stream));
+/// Checks the stages, the descriptors and the range of a command. Returns the uses of its sockets, that of the source first.
+fn check(command: &Command) -> Result<(Plan, Vec<SocketUse>), TransferError> {
+    check_order(&command.stages).map_err(TransferError::Order)?;
+    let mut uses = Vec::new();
+    let mut files = Vec::new();
+    let mut length = None;
+    for (end, role, place) in
+        [(End::Source, "source", &command.source), (End::Sink, "sink", &command.sink)]
+    {
+        let found = describe(place.descriptor()).map_err(|_| TransferError::Invalid { role })?;
+        match place.device() {
+            Device::Socket => {
+                check_socket(&found, role)?;
+                uses.push((found.identity, end));
+            }
+            Device::File => {
+                let bytes = check_file(&found, role, end)?;
+                length = (end == End::Source).then_some(bytes).or(length);
+                files.push(found.identity);
+            }
         }
-        DescriptorKind::File { .. } => return Err(wrong("a file", stream)),
-        DescriptorKind::Other(found) => return Err(wrong(found, stream)),
     }
-    let bytes = match command.direction {
+    if let [source, sink] = files.as_slice()
+        && source == sink
+    {
+        return Err(TransferError::SameFile);
+    }
+    let bytes = match length {
         // Files of /proc have content and no length.
-        Direction::Send if length == 0 => command.bytes,
-        Direction::Send => {
-            Some(command.bytes.unwrap_or_else(|| length.saturating_sub(command.offset)))
+        Some(0) | None => command.bytes,
+        Some(length) => {
+            Some(command.bytes.unwrap_or_else(|| length.saturating_sub(command.source.offset())))
         }
-        Direction::Receive => command.bytes,
     };
-    let end = command.offset.checked_add(bytes.unwrap_or(0));
-    if end.is_none_or(|end| i64::try_from(end).is_err()) {
-        return Err(TransferError::Range);
+    for place in [&command.source, &command.sink] {
+        let end = place.offset().checked_add(bytes.unwrap_or(0));
+        if end.is_none_or(|end| i64::try_from(end).is_err()) {
+            return Err(TransferError::Range);
+        }
     }
-    Ok((Plan::of(command, bytes), (socket.identity, command.direction)))
+    Ok((Plan::of(command, bytes), uses))
+}
+
+fn check_socket(found: &Descriptor, role: &'static str) -> Result<(), TransferError> {
+    let needed = "a connected stream socket (TCP or Unix)";
+    let wrong = |found| Err(TransferError::WrongKind { role, found, needed });
+    match found.kind {
+        DescriptorKind::Stream => Ok(()),
+        DescriptorKind::Unconnected => wrong("a socket without a peer"),
+        DescriptorKind::File { .. } => wrong("a file"),
+        DescriptorKind::Other(found) => wrong(found),
+    }
 }
 
 /// Returns the file's length.
-fn check_file(
-    command: &Command,
-    file: &Descriptor,
-    role: &'static str,
-) -> Result<u64, TransferError> {
-    let (bytes, appends) = match file.kind {
+fn check_file(found: &Descriptor, role: &'static str, end: End) -> Result<u64, TransferError> {
+    let needed = "a file";
+    let (bytes, appends) = match found.kind {
         DescriptorKind::File { direct: true, .. } => return Err(TransferError::Direct { role }),
         DescriptorKind::File { bytes, appends, .. } => (bytes, appends),
         DescriptorKind::Stream | DescriptorKind::Unconnected => {
-            return Err(TransferError::WrongKind { role, found: "a socket", needed: "a file" });
+            return Err(TransferError::WrongKind { role, found: "a socket", needed });
         }
         DescriptorKind::Other(found) => {
-            return Err(TransferError::WrongKind { role, found, needed: "a file" });
+            return Err(TransferError::WrongKind { role, found, needed });
         }
     };
-    match command.direction {
-        Direction::Send if !file.readable => Err(TransferError::Access { role, access: "reading" }),
-        Direction::Receive if !file.writable => {
-            Err(TransferError::Access { role, access: "writing" })
-        }
-        Direction::Receive if appends => Err(TransferError::Appends),
+    match end {
+        End::Source if !found.readable => Err(TransferError::Access { role, access: "reading" }),
+        End::Sink if !found.writable => Err(TransferError::Access { role, access: "writing" }),
+        End::Sink if appends => Err(TransferError::Appends),
         _ => Ok(bytes),
     }
 }

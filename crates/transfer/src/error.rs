@@ -82,6 +82,25 @@ pub enum TransferError {
         /// Which descriptor.
         role: &'static str,
     },
+    /// The source and the sink are one file.
+    #[error("the source and the sink are the same file: choose another sink")]
+    SameFile,
+    /// The stages are in an order that makes no sense.
+    #[error("the order of the stages is wrong: {0}")]
+    Order(String),
+    /// What is to be opened is no sealed stream.
+    #[error(
+        "the source is no sealed stream of this cipher: it does not begin with the header of one"
+    )]
+    NotSealed,
+    /// A record of a sealed stream does not open.
+    #[error(
+        "record {0} of the sealed stream does not open: it was changed, exchanged or cut off, or the key is another one"
+    )]
+    NotVerified(u64),
+    /// A sealed stream ends between two records, before its last one.
+    #[error("the sealed stream was cut off: it ends before its last record")]
+    CutOff,
     /// Another transfer uses the same direction of the same socket.
     #[error("another transfer uses this socket in the same direction: wait until it has ended")]
     Busy,
@@ -109,7 +128,7 @@ pub enum TransferError {
 
 impl TransferError {
     /// The names of all reasons, in the order of [`Self::code`] from 1.
-    pub const NAMES: [&'static str; 22] = [
+    pub const NAMES: [&'static str; 27] = [
         "cancelled",
         "stalled",
         "deadline",
@@ -132,6 +151,11 @@ impl TransferError {
         "too_many_clients",
         "file_stalled",
         "direct",
+        "same_file",
+        "order",
+        "not_sealed",
+        "not_verified",
+        "cut_off",
     ];
 
     /// A stable number of the reason, from 1.
@@ -159,6 +183,11 @@ impl TransferError {
             Self::TooManyClients(_) => 20,
             Self::FileStalled(_) => 21,
             Self::Direct { .. } => 22,
+            Self::SameFile => 23,
+            Self::Order(_) => 24,
+            Self::NotSealed => 25,
+            Self::NotVerified(_) => 26,
+            Self::CutOff => 27,
         }
     }
 
@@ -179,7 +208,13 @@ impl TransferError {
             Self::DiskFull => 28,
             Self::FileTooLong => 27,
             Self::Host { errno, .. } => *errno,
-            Self::WrongKind { .. } | Self::Direct { .. } | Self::Range | Self::BadRequest(_) => 22,
+            Self::WrongKind { .. }
+            | Self::Direct { .. }
+            | Self::Range
+            | Self::BadRequest(_)
+            | Self::SameFile
+            | Self::Order(_) => 22,
+            Self::NotSealed | Self::NotVerified(_) | Self::CutOff => 74,
             Self::NotAdmitted => 13,
             Self::Access { .. } | Self::Appends | Self::Invalid { .. } => 9,
             Self::Busy | Self::TooMany(_) | Self::TooManyClients(_) => 16,

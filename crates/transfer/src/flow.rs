@@ -1,20 +1,21 @@
-//! The steps of one transfer. There are two kinds: a *file step* reads or writes a chunk of the file, a *socket step* sends or
-//! receives one. Stages run in the file step, while the chunk is in the core's cache.
+//! The steps of one transfer. A step reads or receives a chunk at the source, or writes or sends one at the sink. Stages run in
+//! the step that has the chunk in its core's cache: after a file was read, or before a received chunk goes on.
 //!
-//! A transfer holds at most [`CHUNKS_MAX`] chunks: while the socket takes nothing, the next chunk is prepared. All I/O
-//! goes through [`Devices`], so tests run transfers on devices that fail in every way.
+//! A transfer holds at most [`CHUNKS_MAX`] chunks, and one for each stage that transforms: while the sink takes nothing, the next
+//! chunk is prepared. All I/O goes through [`Devices`], so tests run transfers on devices that fail in every way.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::chain::{Chain, Chunk};
 use crate::error::TransferError;
-use crate::pipeline::{Command, Direction, WhenBlocked};
+use crate::pipeline::{Command, WhenBlocked};
 use crate::seal::{HEADER_BYTES, PAYLOAD_BYTES, RECORD_BYTES, Sealer, TAG_BYTES};
-use crate::stage::{DigestKind, DigestValue, Digester, Key};
+use crate::stage::{Cipher, DigestValue, StageKind, StageSpec};
 
-/// Bytes of a chunk on the wire, but for the header of a sealed stream. 512 KiB stay in a core's second-level cache
+/// Bytes of a chunk, but for the header of a sealed stream. 512 KiB stay in a core's second-level cache
 /// between the stages, and amortise two system calls and the choice of the next step.
 pub const CHUNK_BYTES: usize = 512 << 10;
 /// Chunks of a transfer at a time.
@@ -24,25 +25,53 @@ const BUFFER_BYTES: usize = CHUNK_BYTES + HEADER_BYTES;
 /// Free buffers that are kept.
 const SPARE_BUFFERS: usize = 8;
 
-/// The file and the socket of a transfer. No call waits for the socket: it fails with `WouldBlock` instead.
+/// The source and the sink of a transfer. No call waits for a socket: it fails with `WouldBlock` instead.
 pub trait Devices {
-    /// Reads from the file at `offset` into the parts, one after the other; 0 is the end of the file.
+    /// Reads from the source, a file, at `offset` into the parts, one after the other; 0 is the end of the file.
     fn read_at(&mut self, parts: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<usize>;
-    /// Writes to the file at `offset`.
+    /// Writes to the sink, a file, at `offset`.
     fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<usize>;
-    /// Sends what the socket takes now.
+    /// Sends what the sink, a socket, takes now.
     fn send(&mut self, bytes: &[u8]) -> io::Result<usize>;
-    /// Receives what has arrived; 0 is the end of the stream.
+    /// Receives what has arrived at the source, a socket; 0 is the end of the stream.
     fn receive(&mut self, into: &mut [u8]) -> io::Result<usize>;
 }
 
-/// Which device a step uses.
+/// The kind of a device. Each has a queue of steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
-    /// The file.
+    /// A file, or shared memory.
     File,
-    /// The socket.
+    /// A stream socket.
     Socket,
+}
+
+/// One of the two ends of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum End {
+    /// Where the bytes come from.
+    Source,
+    /// Where they go.
+    Sink,
+}
+
+/// Which ends cannot do anything until their socket is ready.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Blocked {
+    /// Nothing has arrived.
+    pub source: bool,
+    /// There is no room.
+    pub sink: bool,
+}
+
+impl Blocked {
+    /// The flag of an end.
+    pub fn of(&mut self, end: End) -> &mut bool {
+        match end {
+            End::Source => &mut self.source,
+            End::Sink => &mut self.sink,
+        }
+    }
 }
 
 /// What a step did.
@@ -50,7 +79,7 @@ pub enum Device {
 pub struct Step {
     /// Bytes read from the source and written to the sink.
     pub moved: u64,
-    /// The socket takes or has nothing: no socket step until it is ready.
+    /// The socket of this end takes or has nothing: no step there until it is ready.
     pub blocked: bool,
     /// The transfer has ended.
     pub ended: Option<Result<(), TransferError>>,
@@ -63,11 +92,11 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    fn take(&mut self) -> Vec<u8> {
+    pub(crate) fn take(&mut self) -> Vec<u8> {
         self.spare.pop().unwrap_or_else(|| vec![0; BUFFER_BYTES])
     }
 
-    fn put(&mut self, buffer: Vec<u8>) {
+    pub(crate) fn put(&mut self, buffer: Vec<u8>) {
         if self.spare.len() < SPARE_BUFFERS {
             self.spare.push(buffer);
         }
@@ -77,10 +106,16 @@ impl Buffers {
 /// What one stage of a transfer did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StageReport {
-    /// `md5`, `sha256`, `crc32c` or `aes-256-gcm`.
-    pub name: &'static str,
-    /// Plain bytes that went through it.
+    /// Which stage it is.
+    pub kind: StageKind,
+    /// Bytes that went into it.
     pub bytes: u64,
+    /// Bytes that came out of it.
+    pub made: u64,
+    /// All bytes of the transfer went through it.
+    pub finished: bool,
+    /// The digest, of a stage that computes one and has finished.
+    pub digest: Option<DigestValue>,
 }
 
 /// What a transfer did until its end.
@@ -91,10 +126,15 @@ pub struct Report {
     /// Bytes that the sink has: those that the socket accepted (of a sealed stream with header and tags), or that were written to
     /// the file. Exact, also after an error.
     pub written: u64,
-    /// The digest, if one was asked for and the transfer succeeded.
-    pub digest: Option<DigestValue>,
     /// The stages in their order.
     pub stages: Vec<StageReport>,
+}
+
+impl Report {
+    /// The first digest, if one was asked for and the transfer succeeded.
+    pub fn digest(&self) -> Option<DigestValue> {
+        self.stages.iter().find_map(|stage| stage.digest)
+    }
 }
 
 /// How far a transfer is; other threads read it.
@@ -116,28 +156,22 @@ impl Progress {
     }
 }
 
-/// A part of the stream in memory.
-struct Chunk {
-    buffer: Vec<u8>,
-    len: usize,
-    /// Bytes of it that the sink has.
-    done: usize,
-}
-
 /// The part of a [`Command`] that says what to do.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Where the bytes go.
-    pub direction: Direction,
-    /// The first byte of the range in the file.
-    pub offset: u64,
+    /// The kind of the source.
+    pub source: Device,
+    /// The kind of the sink.
+    pub sink: Device,
+    /// The first byte of the range in the source, if that is a file.
+    pub from: u64,
     /// Length of the range. `None`: all that the socket receives, or to the end of a file whose length is not known.
     pub bytes: Option<u64>,
-    /// The digest.
-    pub digest: Option<DigestKind>,
-    /// The key of the seal.
-    pub seal: Option<Key>,
-    /// Whether it waits for the socket.
+    /// Where the first byte goes in the sink, if that is a file.
+    pub to: u64,
+    /// The stages in their order.
+    pub stages: Vec<StageSpec>,
+    /// Whether it waits for sockets.
     pub when_blocked: WhenBlocked,
 }
 
@@ -145,11 +179,12 @@ impl Plan {
     /// Of a command, whose length has been made definite.
     pub(crate) fn of(command: &Command, bytes: Option<u64>) -> Self {
         Self {
-            direction: command.direction,
-            offset: command.offset,
+            source: command.source.device(),
+            sink: command.sink.device(),
+            from: command.source.offset(),
             bytes,
-            digest: command.digest,
-            seal: command.seal.clone(),
+            to: command.sink.offset(),
+            stages: command.stages.clone(),
             when_blocked: command.when_blocked,
         }
     }
@@ -158,16 +193,21 @@ impl Plan {
 /// One transfer.
 pub struct Flow<D> {
     devices: D,
-    direction: Direction,
+    source: Device,
+    sink: Device,
     when_blocked: WhenBlocked,
-    offset: u64,
+    from: u64,
+    to: u64,
     /// Bytes of the range.
     range: Option<u64>,
     read: u64,
     written: u64,
-    digest: Option<(Digester, u64)>,
-    sealer: Option<(Sealer, u64)>,
-    chunks: VecDeque<Chunk>,
+    chain: Chain,
+    /// The seal of what a file has, in the buffer that the file was read to; with the bytes that went in and came out. Before it,
+    /// the chain has digests only.
+    direct: Option<(Sealer, u64, u64)>,
+    /// Chunks for the sink.
+    ready: VecDeque<Chunk>,
     /// Nothing more comes from the source, and with what result.
     source_end: Option<Result<(), TransferError>>,
     progress: Arc<Progress>,
@@ -176,22 +216,36 @@ pub struct Flow<D> {
 impl<D: Devices> Flow<D> {
     /// A transfer that has moved nothing.
     pub fn new(plan: &Plan, devices: D) -> Result<Self, TransferError> {
-        let seal = plan.seal.as_ref().map(Sealer::new).transpose()?;
-        let is_empty = plan.bytes == Some(0) && seal.is_none();
-        Ok(Self {
+        let is_digest = |stage: &StageSpec| matches!(stage, StageSpec::Digest(_));
+        let (chain, direct) = match plan.stages.split_last() {
+            Some((StageSpec::Seal(Cipher::Aes256Gcm, key), before))
+                if plan.source == Device::File && before.iter().all(is_digest) =>
+            {
+                (Chain::new(before)?, Some((Sealer::new(key)?, 0, 0)))
+            }
+            _ => (Chain::new(&plan.stages)?, None),
+        };
+        let is_empty = plan.bytes == Some(0) && direct.is_none();
+        let mut flow = Self {
             devices,
-            direction: plan.direction,
+            source: plan.source,
+            sink: plan.sink,
             when_blocked: plan.when_blocked,
-            offset: plan.offset,
+            from: plan.from,
+            to: plan.to,
             range: plan.bytes,
             read: 0,
             written: 0,
-            digest: plan.digest.map(|kind| (Digester::new(kind), 0)),
-            sealer: seal.map(|sealer| (sealer, 0)),
-            chunks: VecDeque::with_capacity(CHUNKS_MAX),
-            source_end: is_empty.then_some(Ok(())),
+            chain,
+            direct,
+            ready: VecDeque::with_capacity(CHUNKS_MAX),
+            source_end: None,
             progress: Arc::default(),
-        })
+        };
+        if is_empty {
+            flow.end_source(Ok(()));
+        }
+        Ok(flow)
     }
 
     /// Its devices.
@@ -199,9 +253,12 @@ impl<D: Devices> Flow<D> {
         &self.devices
     }
 
-    /// Where the bytes go.
-    pub fn direction(&self) -> Direction {
-        self.direction
+    /// The kind of the device at an end.
+    pub fn device(&self, end: End) -> Device {
+        match end {
+            End::Source => self.source,
+            End::Sink => self.sink,
+        }
     }
 
     /// How far it is.
@@ -211,38 +268,38 @@ impl<D: Devices> Flow<D> {
 
     /// How it ended, if everything has been done.
     pub fn ended(&self) -> Option<Result<(), TransferError>> {
-        self.source_end.clone().filter(|_| self.chunks.is_empty())
+        self.source_end.clone().filter(|_| !self.has_output())
     }
 
-    /// The device of the step that comes next: the sink first, and the source while the sink waits and there is room.
-    /// `None`: nothing can be done until the socket is ready.
-    pub fn next(&self, socket_blocked: bool) -> Option<Device> {
-        let (sink, source) = match self.direction {
-            Direction::Send => (Device::Socket, Device::File),
-            Direction::Receive => (Device::File, Device::Socket),
-        };
-        let is_free = |device| device == Device::File || !socket_blocked;
-        if !self.chunks.is_empty() && is_free(sink) {
-            return Some(sink);
+    /// Whether there is something for the sink, or for the stages.
+    fn has_output(&self) -> bool {
+        !self.ready.is_empty() || self.chain.has_work()
+    }
+
+    /// The end of the step that comes next: the sink first, and the source while the sink waits and there is room.
+    /// `None`: nothing can be done until a socket is ready.
+    pub fn next(&self, blocked: Blocked) -> Option<End> {
+        if self.has_output() && !blocked.sink {
+            return Some(End::Sink);
         }
-        let has_room = self.source_end.is_none() && self.chunks.len() < CHUNKS_MAX;
-        (has_room && is_free(source)).then_some(source)
+        let has_room =
+            self.source_end.is_none() && self.ready.len() + self.chain.held() < CHUNKS_MAX;
+        (has_room && !blocked.source).then_some(End::Source)
     }
 
     /// Does one step.
-    pub fn step(&mut self, device: Device, buffers: &mut Buffers) -> Step {
+    pub fn step(&mut self, end: End, buffers: &mut Buffers) -> Step {
         let before = self.read + self.written;
-        let result = match (self.direction, device) {
-            (Direction::Send, Device::File) => self.read_chunk(buffers).map(|()| false),
-            (Direction::Send, Device::Socket) => self.send_chunk(buffers),
-            (Direction::Receive, Device::Socket) => Ok(self.receive_chunk(buffers)),
-            (Direction::Receive, Device::File) => self.write_chunk(buffers).map(|()| false),
+        let result = match (end, self.device(end)) {
+            (End::Source, Device::File) => self.read_chunk(buffers).map(|()| false),
+            (End::Source, Device::Socket) => Ok(self.receive_chunk(buffers)),
+            (End::Sink, device) => self.put_chunk(device, buffers),
         };
         self.progress.read.store(self.read, Ordering::Relaxed);
         self.progress.written.store(self.written, Ordering::Relaxed);
         let (blocked, ended) = match result {
             Err(error) => (false, Some(Err(error))),
-            Ok(true) if self.when_blocked == WhenBlocked::Return && self.chunks_wait() => {
+            Ok(true) if self.when_blocked == WhenBlocked::Return && self.waits_for(end) => {
                 (false, Some(Ok(())))
             }
             Ok(blocked) => (blocked, self.ended()),
@@ -250,31 +307,37 @@ impl<D: Devices> Flow<D> {
         Step { moved: self.read + self.written - before, blocked, ended }
     }
 
-    /// Whether the socket is what the transfer waits for: a chunk to send, or one to receive.
-    fn chunks_wait(&self) -> bool {
-        self.direction == Direction::Send || self.chunks.is_empty()
+    /// Whether the socket of this end is what the transfer waits for: a chunk to send, or one to receive.
+    fn waits_for(&self, end: End) -> bool {
+        end == End::Sink || !self.has_output()
     }
 
     /// What it did. `ended` is its result.
-    pub fn report(self, ended: &Result<(), TransferError>, buffers: &mut Buffers) -> Report {
-        let mut report = Report { read: self.read, written: self.written, ..Report::default() };
-        if let Some((digester, bytes)) = self.digest {
-            report.stages.push(StageReport { name: digester.kind().name(), bytes });
-            report.digest = ended.is_ok().then(|| digester.finish());
+    pub fn report(mut self, ended: &Result<(), TransferError>, buffers: &mut Buffers) -> Report {
+        self.chain.clear(buffers);
+        self.ready.drain(..).for_each(|chunk| buffers.put(chunk.buffer));
+        let mut stages = self.chain.reports(ended.is_ok());
+        if let Some((_, bytes, made)) = self.direct {
+            let kind = StageKind::Seal(Cipher::Aes256Gcm);
+            let finished = ended.is_ok();
+            stages.push(StageReport { kind, bytes, made, finished, digest: None });
         }
-        if let Some((_, bytes)) = self.sealer {
-            report.stages.push(StageReport { name: "aes-256-gcm", bytes });
+        Report { read: self.read, written: self.written, stages }
+    }
+
+    fn end_source(&mut self, result: Result<(), TransferError>) {
+        if result.is_ok() {
+            self.chain.end_source();
         }
-        self.chunks.into_iter().for_each(|chunk| buffers.put(chunk.buffer));
-        report
+        self.source_end = Some(result);
     }
 
     /// Reads the next chunk of the file and runs the stages on it. A file that is too short or cannot be read ends the source: what
-    /// was read is sent first.
+    /// was read goes on first.
     fn read_chunk(&mut self, buffers: &mut Buffers) -> Result<(), TransferError> {
         let mut buffer = buffers.take();
-        let layout = match &self.sealer {
-            Some((sealer, _)) if self.read == 0 => {
+        let layout = match &self.direct {
+            Some((sealer, ..)) if self.read == 0 => {
                 buffer[..HEADER_BYTES].copy_from_slice(sealer.header());
                 Layout { start: HEADER_BYTES, payload: PAYLOAD_BYTES, record: RECORD_BYTES }
             }
@@ -291,20 +354,23 @@ impl<D: Devices> Flow<D> {
         }
         // A record that is not the last one is always full.
         let kept =
-            if ended.is_some() && self.sealer.is_some() { got - got % PAYLOAD_BYTES } else { got };
+            if ended.is_some() && self.direct.is_some() { got - got % PAYLOAD_BYTES } else { got };
         self.read += kept as u64;
         let last = ended.is_none() && (at_end || self.range == Some(self.read));
-        if let Some(error) = ended {
-            self.source_end = Some(Err(error));
-        } else if last {
-            self.source_end = Some(Ok(()));
-        }
-        let len = self.run_stages(&mut buffer, &layout, kept, last)?;
+        let len = self.seal_in_place(&mut buffer, &layout, kept, last)?;
         if len == 0 {
             buffers.put(buffer);
+        } else if self.direct.is_some() {
+            self.ready.push_back(Chunk { buffer, len, done: 0 });
         } else {
-            self.chunks.push_back(Chunk { buffer, len, done: 0 });
+            self.chain.push(Chunk { buffer, len, done: 0 });
         }
+        if let Some(error) = ended {
+            self.end_source(Err(error));
+        } else if last {
+            self.end_source(Ok(()));
+        }
+        self.run_stages(CHUNKS_MAX, buffers);
         Ok(())
     }
 
@@ -318,10 +384,10 @@ impl<D: Devices> Flow<D> {
         let mut got = 0;
         while got < want {
             let mut parts = layout.parts(buffer, got, want);
-            match self.devices.read_at(&mut parts, self.offset + self.read + got as u64) {
+            match self.devices.read_at(&mut parts, self.from + self.read + got as u64) {
                 Ok(0) => {
-                    let at = self.offset + self.read + got as u64;
-                    let end = self.offset + self.range.unwrap_or(0);
+                    let at = self.from + self.read + got as u64;
+                    let end = self.from + self.range.unwrap_or(0);
                     return (got, Some(TransferError::FileEnded { at, end }));
                 }
                 Ok(read) => got += read.min(want - got),
@@ -334,120 +400,118 @@ impl<D: Devices> Flow<D> {
         (got, None)
     }
 
-    /// Returns the bytes of the chunk on the wire.
-    fn run_stages(
+    /// Shows each record of plain bytes to the digests and seals it. Returns the bytes of the chunk.
+    fn seal_in_place(
         &mut self,
         buffer: &mut [u8],
         layout: &Layout,
         plain: usize,
         last: bool,
     ) -> Result<usize, TransferError> {
-        let Some((sealer, sealed)) = &mut self.sealer else {
-            if let Some((digester, bytes)) = &mut self.digest {
-                digester.update(&buffer[..plain]);
-                *bytes += plain as u64;
-            }
-            return Ok(plain);
-        };
+        let Some((sealer, sealed, made)) = &mut self.direct else { return Ok(plain) };
         let mut at = layout.start;
         let mut left = plain;
         // An empty stream has one record, and so has one whose last chunk is empty.
         while left > 0 || (last && at == layout.start) {
             let payload = left.min(layout.payload);
             left -= payload;
-            if let Some((digester, bytes)) = &mut self.digest {
-                digester.update(&buffer[at..at + payload]);
-                *bytes += payload as u64;
-            }
+            self.chain.observe(&buffer[at..at + payload]);
             let end = at + payload + TAG_BYTES;
             sealer.seal(&mut buffer[at..end], last && left == 0)?;
             *sealed += payload as u64;
             at = end;
         }
-        Ok(if at == layout.start { 0 } else { at })
+        let len = if at == layout.start { 0 } else { at };
+        *made += len as u64;
+        Ok(len)
     }
 
-    /// Returns whether the socket is full.
-    fn send_chunk(&mut self, buffers: &mut Buffers) -> Result<bool, TransferError> {
-        // Without MSG_MORE: chunks are long, and a receiver that waits for the end of each costs a wake-up more (measured: 1.6 times the CPU time on one machine).
-        let Some(chunk) = self.chunks.front_mut() else { return Ok(false) };
-        while chunk.done < chunk.len {
-            match self.devices.send(&chunk.buffer[chunk.done..chunk.len]) {
-                Ok(sent) => {
-                    let sent = sent.min(chunk.len - chunk.done);
-                    chunk.done += sent;
-                    self.written += sent as u64;
+    /// Makes chunks for the sink until there are `count`, or none can be made. A stage that fails ends the source: what came out
+    /// before goes on first.
+    fn run_stages(&mut self, count: usize, buffers: &mut Buffers) {
+        while self.ready.len() < count && self.chain.has_work() {
+            match self.chain.pull(buffers) {
+                Ok(Some(chunk)) => self.ready.push_back(chunk),
+                Ok(None) => return,
+                Err(error) => {
+                    self.chain.clear(buffers);
+                    self.source_end = Some(Err(error));
+                    return;
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(TransferError::of_host("sending", &error)),
             }
         }
-        self.drop_chunk(buffers);
-        Ok(false)
     }
 
-    /// Returns whether nothing more has arrived. An error ends the source: what was received is written first.
+    /// Returns whether nothing more has arrived. An error ends the source: what was received goes on first.
     fn receive_chunk(&mut self, buffers: &mut Buffers) -> bool {
         let left = self.range.map_or(u64::MAX, |range| range - self.read);
         let room = left.min(CHUNK_BYTES as u64) as usize;
         let mut buffer = buffers.take();
-        let (mut len, mut blocked) = (0, false);
-        while len < room && self.source_end.is_none() && !blocked {
+        let (mut len, mut blocked, mut ended) = (0, false, None);
+        while len < room && ended.is_none() && !blocked {
             match self.devices.receive(&mut buffer[len..room]) {
-                Ok(0) if self.range.is_none() => self.source_end = Some(Ok(())),
-                Ok(0) => self.source_end = Some(Err(TransferError::Closed)),
+                Ok(0) if self.range.is_none() => ended = Some(Ok(())),
+                Ok(0) => ended = Some(Err(TransferError::Closed)),
                 Ok(received) => len += received.min(room - len),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => blocked = true,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => {
-                    self.source_end = Some(Err(TransferError::of_host("receiving", &error)));
-                }
+                Err(error) => ended = Some(Err(TransferError::of_host("receiving", &error))),
             }
         }
         self.read += len as u64;
-        let returns = blocked && self.when_blocked == WhenBlocked::Return && len > 0;
-        if self.range == Some(self.read) || returns {
-            self.source_end = Some(Ok(()));
-        }
         if len == 0 {
             buffers.put(buffer);
         } else {
-            self.chunks.push_back(Chunk { buffer, len, done: 0 });
+            self.chain.push(Chunk { buffer, len, done: 0 });
+        }
+        let returns = blocked && self.when_blocked == WhenBlocked::Return && len > 0;
+        if self.range == Some(self.read) || returns {
+            ended = Some(Ok(()));
+        }
+        if let Some(result) = ended {
+            self.end_source(result);
         }
         blocked
     }
 
-    fn write_chunk(&mut self, buffers: &mut Buffers) -> Result<(), TransferError> {
-        let Some(chunk) = self.chunks.front_mut() else { return Ok(()) };
-        if let Some((digester, bytes)) = &mut self.digest {
-            digester.update(&chunk.buffer[..chunk.len]);
-            *bytes += chunk.len as u64;
+    /// Gives a chunk to the sink. Returns whether the socket is full.
+    fn put_chunk(&mut self, device: Device, buffers: &mut Buffers) -> Result<bool, TransferError> {
+        if self.ready.is_empty() {
+            self.run_stages(1, buffers);
         }
+        let Some(chunk) = self.ready.front_mut() else { return Ok(false) };
         while chunk.done < chunk.len {
-            let at = self.offset + self.written;
-            match self.devices.write_at(&chunk.buffer[chunk.done..chunk.len], at) {
+            // Without MSG_MORE: chunks are long, and a receiver that waits for the end of each costs a wake-up more (measured: 1.6 times the CPU time on one machine).
+            let (what, result) = match device {
+                Device::Socket => ("sending", self.devices.send(chunk.rest())),
+                Device::File => {
+                    let at = self.to + self.written;
+                    ("writing the file", self.devices.write_at(chunk.rest(), at))
+                }
+            };
+            match result {
                 // ENOSPC: a file system that writes nothing and says nothing has no room.
-                Ok(0) => return Err(TransferError::DiskFull),
-                Ok(written) => {
-                    let written = written.min(chunk.len - chunk.done);
-                    chunk.done += written;
-                    self.written += written as u64;
+                Ok(0) if device == Device::File => return Err(TransferError::DiskFull),
+                Ok(put) => {
+                    let put = put.min(chunk.len - chunk.done);
+                    chunk.done += put;
+                    self.written += put as u64;
                     // The next write may not return.
                     self.progress.written.store(self.written, Ordering::Relaxed);
                 }
+                Err(error)
+                    if device == Device::Socket && error.kind() == io::ErrorKind::WouldBlock =>
+                {
+                    return Ok(true);
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(TransferError::of_host("writing the file", &error)),
+                Err(error) => return Err(TransferError::of_host(what, &error)),
             }
         }
-        self.drop_chunk(buffers);
-        Ok(())
-    }
-
-    fn drop_chunk(&mut self, buffers: &mut Buffers) {
-        if let Some(chunk) = self.chunks.pop_front() {
+        if let Some(chunk) = self.ready.pop_front() {
             buffers.put(chunk.buffer);
         }
+        Ok(false)
     }
 }
 

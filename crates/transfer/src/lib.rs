@@ -2,8 +2,7 @@
 //! touches none of them.
 //!
 //! ```text
-//! file   -> [digest] -> [seal] -> socket
-//! socket -> [digest]           -> file
+//! file or memory, socket -> [open] -> [digests] -> [seal] -> file or memory, socket
 //! ```
 //!
 //! The commands are those of DCS (Ahn et al., MICRO 2015) and DCS-ctrl (Kwon et al., ISCA 2018): `sendfile`,
@@ -11,16 +10,18 @@
 //! sockets.
 //!
 //! * [`pipeline`]: [`Source`], whose methods build a [`Command`]; wrong orders of stages do not compile.
-//! * [`seal`]: AES-256-GCM in records; the format and its nonces.
+//! * [`seal`]: AES-256-GCM in records and AES-256-CTR, sealing and opening; the format and its nonces.
+//! * `chain`: the stages of a transfer at work, chunk by chunk.
 //! * [`flow`]: the steps of one transfer over [`Devices`], without threads or a clock.
 //! * [`scoreboard`]: the entries and the two queues; which step is next.
 //! * [`engine`]: [`Engine`], the threads that execute steps; `reaper` closes descriptors, because `close` can block.
 //! * [`service`], [`client`], [`message`]: an engine for other processes, which pass descriptors to it.
 //!
-//! Digests are computed over the plain bytes. A chunk (512 KiB) stays in a core's cache while all stages of it run.
+//! A chunk (512 KiB) stays in a core's cache while all stages of it run.
 
 #![forbid(unsafe_code)]
 
+mod chain;
 pub mod client;
 pub mod engine;
 mod error;
@@ -33,11 +34,14 @@ pub mod seal;
 pub mod service;
 mod stage;
 
+pub use chain::Ran;
 pub use client::{Client, ClientError};
 pub use engine::{Engine, Limits, Outcome, Submitted, Transfer};
 pub use error::TransferError;
-pub use flow::{Devices, Report, StageReport};
+pub use flow::{Device, Devices, Report, StageReport};
 pub use message::RemoteError;
-pub use pipeline::{Command, Source};
+pub use pipeline::{Command, Place, Source};
 pub use service::{Service, ServiceLimits};
-pub use stage::{DigestKind, DigestValue, Key};
+pub use stage::{
+    Cipher, DigestKind, DigestValue, Key, STAGES_MAX, StageKind, StageSpec, check_order,
+};

@@ -1,27 +1,36 @@
-//! The messages between a program and a transfer engine in another process, version 1.
+//! The messages between a program and a transfer engine in another process, version 2.
 //!
 //! They travel over a Unix socket of type seqpacket, so each arrives whole. Integers are little-endian, reserved bytes are
 //! zero, and every message has one encoding; anything else is refused.
 //!
 //! ```text
-//! request (80 bytes)                          answer (256 bytes)
-//!  0 u32  "SVT1"                               0 u32  "SVT1"
-//!  4 u16  kind: 1 send, 2 receive,             4 u16  kind: 1 ended, 2 progress
-//!         3 cancel, 4 progress                 6 u8   reason: 0 success, or a code
-//!  6 u16  flags: 1 return when blocked         7 u8   digest, as in the request
-//!  8 u64  id, chosen by the caller             8 u64  id
-//! 16 u64  offset in the file                  16 u64  bytes read from the source
-//! 24 u64  bytes; 2^64 - 1: to the end         24 u64  bytes that the sink has
-//! 32 u32  stall time in ms; 0: the default    32 u32  error number (errno)
-//! 36 u32  deadline in ms; 0: none             36 u32  reserved
-//! 40 u8   digest: 0 none, 1 MD5,              40      digest (32 bytes)
-//!         2 SHA-256, 3 CRC32C                 72 u64  bytes through the digest
-//! 41 u8   seal: 0 none, 1 AES-256-GCM         80 u64  bytes through the seal
-//! 42      reserved (6 bytes)                  88 u16  bytes of the text
-//! 48      key (32 bytes)                      90      text (166 bytes, UTF-8)
+//! request (16 bytes; a start 56 and its stages)   answer (32 bytes; an end 40, its stages, text)
+//!  0 u32  "SVT2"                                   0 u32  "SVT2"
+//!  4 u16  kind: 1 start, 3 cancel, 4 progress      4 u16  kind: 1 ended, 2 progress
+//!  6 u16  flags: 1 return when blocked             6 u8   reason: 0 success, or a code
+//!  8 u64  id, chosen by the caller                 7 u8   number of stages
+//! 16 u64  offset in the source, if a file          8 u64  id
+//! 24 u64  bytes; 2^64 - 1: to the end             16 u64  bytes read from the source
+//! 32 u64  offset in the sink, if a file           24 u64  bytes that the sink has
+//! 40 u32  stall time in ms; 0: the default        32 u32  error number (errno)
+//! 44 u32  deadline in ms; 0: none                 36 u16  bytes of the text, at most 166
+//! 48 u8   source: 1 file, 2 socket                38      reserved (2 bytes)
+//! 49 u8   sink: 1 file, 2 socket                  40      stages, then the text (UTF-8)
+//! 50 u8   number of stages, at most 8
+//! 51      reserved (5 bytes)
+//! 56      stages
+//!
+//! stage of a request (8 bytes, and what follows)  stage of an answer (56 bytes)
+//!  0 u8   kind: 1 digest, 2 open, 3 seal           0 u8   kind, as in the request
+//!  1 u8   digest: 1 MD5, 2 SHA-256, 3 CRC32C,      1 u8   digest or cipher
+//!         4 SHA-1; or cipher: 1 AES-256-GCM,       2 u8   1: all bytes went through it
+//!         2 AES-256-CTR                            3      reserved (5 bytes)
+//!  2 u16  bytes that follow                        8 u64  bytes that went in
+//!  4      reserved (4 bytes)                      16 u64  bytes that came out
+//!  8      open and seal: the key (32 bytes)       24      digest, then zeros (32 bytes)
 //! ```
 //!
-//! A send or receive request carries two descriptors (SCM_RIGHTS): the file, then the socket. It gets one answer of kind 1, when the
+//! A start carries two descriptors (SCM_RIGHTS): the source, then the sink. It gets one answer of kind 1, when the
 //! transfer ends. A cancel gets none of its own: its transfer ends. A program that closes the connection cancels its
 //! transfers. A progress request is answered by kind 2, or not at all if its transfer has ended.
 
@@ -29,20 +38,26 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use crate::error::TransferError;
-use crate::flow::{Report, StageReport};
-use crate::pipeline::{Command, Direction, STALL_DEFAULT, WhenBlocked};
-use crate::stage::{DigestKind, DigestValue, Key};
+use crate::flow::{Device, Report, StageReport};
+use crate::pipeline::{Command, Place, STALL_DEFAULT, WhenBlocked};
+use crate::stage::{Cipher, DigestKind, DigestValue, Key, STAGES_MAX, StageKind, StageSpec};
 
-/// Bytes of a request.
-pub const REQUEST_BYTES: usize = 80;
-/// Bytes of an answer.
-pub const ANSWER_BYTES: usize = 256;
+/// Bytes of the longest request.
+pub const REQUEST_BYTES_MAX: usize = START_BYTES + STAGES_MAX * (STAGE_BYTES + KEY_BYTES);
+/// Bytes of the longest answer.
+pub const ANSWER_BYTES_MAX: usize = ENDED_BYTES + STAGES_MAX * REPORT_BYTES + TEXT_BYTES_MAX;
 
-const MAGIC: [u8; 4] = *b"SVT1";
+const MAGIC: [u8; 4] = *b"SVT2";
+const HEAD_BYTES: usize = 16;
+const START_BYTES: usize = 56;
+const STAGE_BYTES: usize = 8;
+const KEY_BYTES: usize = 32;
+const PROGRESS_BYTES: usize = 32;
+const ENDED_BYTES: usize = 40;
+const REPORT_BYTES: usize = 56;
+const TEXT_BYTES_MAX: usize = 166;
 const RETURN_WHEN_BLOCKED: u16 = 1;
 const TO_THE_END: u64 = u64::MAX;
-const TEXT_AT: usize = 90;
-const TEXT_BYTES_MAX: usize = ANSWER_BYTES - TEXT_AT;
 
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,16 +78,18 @@ pub enum Request {
 /// A [`Command`] without its descriptors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {
-    /// Where the bytes go.
-    pub direction: Direction,
-    /// The first byte of the range in the file.
-    pub offset: u64,
+    /// What the source is.
+    pub source: Device,
+    /// What the sink is.
+    pub sink: Device,
+    /// The first byte of the range in the source; 0 of a socket.
+    pub from: u64,
     /// Length of the range; `None`: to the end.
     pub bytes: Option<u64>,
-    /// The digest.
-    pub digest: Option<DigestKind>,
-    /// The key of the seal.
-    pub seal: Option<Key>,
+    /// Where the first byte goes in the sink; 0 of a socket.
+    pub to: u64,
+    /// The stages; their order has not been checked.
+    pub stages: Vec<StageSpec>,
     /// How long nothing may move, in milliseconds; 0: the default.
     pub stall_ms: u32,
     /// How long it may take, in milliseconds; 0: as long as it moves.
@@ -86,11 +103,12 @@ impl Order {
     pub fn of(command: &Command) -> Self {
         let ms = |limit: Duration| u32::try_from(limit.as_millis()).unwrap_or(u32::MAX).max(1);
         Self {
-            direction: command.direction,
-            offset: command.offset,
+            source: command.source.device(),
+            sink: command.sink.device(),
+            from: command.source.offset(),
             bytes: command.bytes.filter(|bytes| *bytes != TO_THE_END),
-            digest: command.digest,
-            seal: command.seal.clone(),
+            to: command.sink.offset(),
+            stages: command.stages.clone(),
             stall_ms: if command.stall == STALL_DEFAULT { 0 } else { ms(command.stall) },
             deadline_ms: command.deadline.map_or(0, ms),
             when_blocked: command.when_blocked,
@@ -98,16 +116,17 @@ impl Order {
     }
 
     /// The command with these descriptors.
-    pub fn command(self, file: OwnedFd, socket: OwnedFd) -> Command {
+    pub fn command(self, source: OwnedFd, sink: OwnedFd) -> Command {
         let ms = |ms: u32| Duration::from_millis(ms.into());
+        let place = |device, descriptor, offset| match device {
+            Device::File => Place::File(descriptor, offset),
+            Device::Socket => Place::Socket(descriptor),
+        };
         Command {
-            direction: self.direction,
-            file,
-            socket,
-            offset: self.offset,
+            source: place(self.source, source, self.from),
+            sink: place(self.sink, sink, self.to),
             bytes: self.bytes,
-            digest: self.digest,
-            seal: self.seal,
+            stages: self.stages,
             stall: if self.stall_ms == 0 { STALL_DEFAULT } else { ms(self.stall_ms) },
             deadline: (self.deadline_ms != 0).then(|| ms(self.deadline_ms)),
             when_blocked: self.when_blocked,
@@ -119,89 +138,200 @@ impl Order {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MessageError {
     /// It has another length.
-    #[error("the message has another length than version 1 of the protocol")]
+    #[error("the message has another length than its kind in version 2 of the protocol")]
     Length,
-    /// It does not begin with `SVT1`.
-    #[error("the message is not of version 1 of the protocol: use matching builds")]
+    /// It does not begin with `SVT2`.
+    #[error("the message is not of version 2 of the protocol: use matching builds")]
     Version,
     /// A field has a value without a meaning.
     #[error("a field of the message has a value without a meaning: {0}")]
     Field(&'static str),
 }
 
+/// What has not been read of a message. Every read checks the length.
+struct Rest<'m>(&'m [u8]);
+
+impl<'m> Rest<'m> {
+    fn bytes(&mut self, count: usize) -> Result<&'m [u8], MessageError> {
+        let (now, later) = self.0.split_at_checked(count).ok_or(MessageError::Length)?;
+        self.0 = later;
+        Ok(now)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], MessageError> {
+        Ok(self.bytes(N)?.try_into().expect("as long as asked for"))
+    }
+
+    fn u8(&mut self) -> Result<u8, MessageError> {
+        Ok(self.array::<1>()?[0])
+    }
+
+    fn u16(&mut self) -> Result<u16, MessageError> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32, MessageError> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, MessageError> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn reserved(&mut self, count: usize) -> Result<(), MessageError> {
+        let is_zero = self.bytes(count)?.iter().all(|byte| *byte == 0);
+        if is_zero { Ok(()) } else { Err(MessageError::Field("reserved")) }
+    }
+
+    fn magic(&mut self) -> Result<(), MessageError> {
+        if self.array()? == MAGIC { Ok(()) } else { Err(MessageError::Version) }
+    }
+
+    fn end(&self) -> Result<(), MessageError> {
+        if self.0.is_empty() { Ok(()) } else { Err(MessageError::Length) }
+    }
+
+    fn device(&mut self, what: &'static str) -> Result<Device, MessageError> {
+        match self.u8()? {
+            1 => Ok(Device::File),
+            2 => Ok(Device::Socket),
+            _ => Err(MessageError::Field(what)),
+        }
+    }
+
+    /// Two bytes: what a stage does, and with what.
+    fn kind(&mut self) -> Result<StageKind, MessageError> {
+        let (kind, option) = (self.u8()?, usize::from(self.u8()?));
+        let at = option.checked_sub(1).ok_or(MessageError::Field("stage"))?;
+        let cipher = || Cipher::ALL.get(at).copied();
+        let found = match kind {
+            1 => DigestKind::ALL.get(at).copied().map(StageKind::Digest),
+            2 => cipher().map(StageKind::Open),
+            3 => cipher().map(StageKind::Seal),
+            _ => None,
+        };
+        found.ok_or(MessageError::Field("stage"))
+    }
+}
+
+fn kind_codes(kind: StageKind) -> [u8; 2] {
+    match kind {
+        StageKind::Digest(kind) => [1, kind as u8 + 1],
+        StageKind::Open(cipher) => [2, cipher as u8 + 1],
+        StageKind::Seal(cipher) => [3, cipher as u8 + 1],
+    }
+}
+
+fn device_code(device: Device) -> u8 {
+    match device {
+        Device::File => 1,
+        Device::Socket => 2,
+    }
+}
+
 impl Request {
     /// Reads a request.
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
-        let bytes: &[u8; REQUEST_BYTES] = bytes.try_into().map_err(|_| MessageError::Length)?;
-        check_magic(bytes)?;
-        let (kind, flags, id) = (u16_at(bytes, 4), u16_at(bytes, 6), u64_at(bytes, 8));
-        let direction = match kind {
-            1 => Direction::Send,
-            2 => Direction::Receive,
-            3 | 4 if bytes[16..].iter().any(|byte| *byte != 0) || flags != 0 => {
-                return Err(MessageError::Field("reserved"));
-            }
-            3 => return Ok(Self::Cancel(id)),
-            4 => return Ok(Self::Progress(id)),
-            _ => return Err(MessageError::Field("kind")),
-        };
-        let when_blocked = match flags {
-            0 => WhenBlocked::Wait,
-            RETURN_WHEN_BLOCKED => WhenBlocked::Return,
-            _ => return Err(MessageError::Field("flags")),
-        };
-        let digest = digest_kind(bytes[40])?;
-        let key = &bytes[48..];
-        let seal = match bytes[41] {
-            0 if key == [0; 32] => None,
-            1 if direction == Direction::Send => Key::parse(key),
-            _ => return Err(MessageError::Field("seal")),
-        };
-        if bytes[42..48] != [0; 6] {
-            return Err(MessageError::Field("reserved"));
+        let mut rest = Rest(bytes);
+        rest.magic()?;
+        let (kind, flags, id) = (rest.u16()?, rest.u16()?, rest.u64()?);
+        if kind == 1 {
+            return Ok(Self::Start { id, order: decode_order(rest, flags)? });
         }
-        if when_blocked == WhenBlocked::Return && (digest.is_some() || seal.is_some()) {
+        if flags != 0 {
             return Err(MessageError::Field("flags"));
         }
-        let order = Order {
-            direction,
-            offset: u64_at(bytes, 16),
-            bytes: Some(u64_at(bytes, 24)).filter(|bytes| *bytes != TO_THE_END),
-            digest,
-            seal,
-            stall_ms: u32_at(bytes, 32),
-            deadline_ms: u32_at(bytes, 36),
-            when_blocked,
-        };
-        Ok(Self::Start { id, order })
+        rest.end()?;
+        match kind {
+            3 => Ok(Self::Cancel(id)),
+            4 => Ok(Self::Progress(id)),
+            _ => Err(MessageError::Field("kind")),
+        }
     }
 
     /// Writes it.
-    pub fn encode(&self) -> [u8; REQUEST_BYTES] {
-        let mut bytes = [0; REQUEST_BYTES];
-        bytes[..4].copy_from_slice(&MAGIC);
-        let (kind, id) = match self {
-            Self::Start { id, order } if order.direction == Direction::Send => (1u16, *id),
-            Self::Start { id, .. } => (2, *id),
-            Self::Cancel(id) => (3, *id),
-            Self::Progress(id) => (4, *id),
+    pub fn encode(&self) -> Vec<u8> {
+        let (kind, id, order) = match self {
+            Self::Start { id, order } => (1u16, *id, Some(order)),
+            Self::Cancel(id) => (3, *id, None),
+            Self::Progress(id) => (4, *id, None),
         };
-        bytes[4..6].copy_from_slice(&kind.to_le_bytes());
-        bytes[8..16].copy_from_slice(&id.to_le_bytes());
-        let Self::Start { order, .. } = self else { return bytes };
-        if order.when_blocked == WhenBlocked::Return {
-            bytes[6..8].copy_from_slice(&RETURN_WHEN_BLOCKED.to_le_bytes());
-        }
-        bytes[16..24].copy_from_slice(&order.offset.to_le_bytes());
-        bytes[24..32].copy_from_slice(&order.bytes.unwrap_or(TO_THE_END).to_le_bytes());
-        bytes[32..36].copy_from_slice(&order.stall_ms.to_le_bytes());
-        bytes[36..40].copy_from_slice(&order.deadline_ms.to_le_bytes());
-        bytes[40] = digest_code(order.digest);
-        if let Some(key) = &order.seal {
-            bytes[41] = 1;
-            bytes[48..].copy_from_slice(key.bytes());
+        let returns = order.is_some_and(|order| order.when_blocked == WhenBlocked::Return);
+        // No part of a key stays in memory that a longer vector has left.
+        let mut bytes = Vec::with_capacity(REQUEST_BYTES_MAX);
+        bytes.extend(MAGIC);
+        bytes.extend(kind.to_le_bytes());
+        bytes.extend(if returns { RETURN_WHEN_BLOCKED } else { 0 }.to_le_bytes());
+        bytes.extend(id.to_le_bytes());
+        debug_assert_eq!(bytes.len(), HEAD_BYTES);
+        if let Some(order) = order {
+            encode_order(order, &mut bytes);
         }
         bytes
+    }
+}
+
+fn decode_order(mut rest: Rest<'_>, flags: u16) -> Result<Order, MessageError> {
+    let when_blocked = match flags {
+        0 => WhenBlocked::Wait,
+        RETURN_WHEN_BLOCKED => WhenBlocked::Return,
+        _ => return Err(MessageError::Field("flags")),
+    };
+    let (from, bytes, to) = (rest.u64()?, rest.u64()?, rest.u64()?);
+    let (stall_ms, deadline_ms) = (rest.u32()?, rest.u32()?);
+    let (source, sink) = (rest.device("source")?, rest.device("sink")?);
+    let count = usize::from(rest.u8()?);
+    rest.reserved(5)?;
+    if (source == Device::Socket && from != 0) || (sink == Device::Socket && to != 0) {
+        return Err(MessageError::Field("offset"));
+    }
+    if count > STAGES_MAX {
+        return Err(MessageError::Field("stages"));
+    }
+    if when_blocked == WhenBlocked::Return && (count > 0 || source == sink) {
+        return Err(MessageError::Field("flags"));
+    }
+    let stages = (0..count).map(|_| decode_stage(&mut rest)).collect::<Result<_, _>>()?;
+    rest.end()?;
+    let bytes = Some(bytes).filter(|bytes| *bytes != TO_THE_END);
+    Ok(Order { source, sink, from, bytes, to, stages, stall_ms, deadline_ms, when_blocked })
+}
+
+fn decode_stage(rest: &mut Rest<'_>) -> Result<StageSpec, MessageError> {
+    let (kind, follows) = (rest.kind()?, usize::from(rest.u16()?));
+    rest.reserved(4)?;
+    let needed = if matches!(kind, StageKind::Digest(_)) { 0 } else { KEY_BYTES };
+    if follows != needed {
+        return Err(MessageError::Field("stage"));
+    }
+    let follows = rest.bytes(follows)?;
+    let key = || Key::of(follows).ok_or(MessageError::Field("key"));
+    Ok(match kind {
+        StageKind::Digest(kind) => StageSpec::Digest(kind),
+        StageKind::Open(cipher) => StageSpec::Open(cipher, key()?),
+        StageKind::Seal(cipher) => StageSpec::Seal(cipher, key()?),
+    })
+}
+
+fn encode_order(order: &Order, bytes: &mut Vec<u8>) {
+    for value in [order.from, order.bytes.unwrap_or(TO_THE_END), order.to] {
+        bytes.extend(value.to_le_bytes());
+    }
+    bytes.extend(order.stall_ms.to_le_bytes());
+    bytes.extend(order.deadline_ms.to_le_bytes());
+    let stages = &order.stages;
+    debug_assert!(stages.len() <= STAGES_MAX, "the client has checked them");
+    bytes.extend([device_code(order.source), device_code(order.sink), stages.len() as u8]);
+    bytes.extend([0; 5]);
+    for stage in stages {
+        let key = match stage {
+            StageSpec::Digest(_) => &[][..],
+            StageSpec::Open(_, key) | StageSpec::Seal(_, key) => key.bytes(),
+        };
+        bytes.extend(kind_codes(stage.kind()));
+        bytes.extend((key.len() as u16).to_le_bytes());
+        bytes.extend([0; 4]);
+        bytes.extend(key);
     }
 }
 
@@ -256,27 +386,28 @@ impl From<&TransferError> for RemoteError {
 impl Answer {
     /// Reads an answer.
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
-        let bytes: &[u8; ANSWER_BYTES] = bytes.try_into().map_err(|_| MessageError::Length)?;
-        check_magic(bytes)?;
-        let (id, read, written) = (u64_at(bytes, 8), u64_at(bytes, 16), u64_at(bytes, 24));
-        match u16_at(bytes, 4) {
+        let mut rest = Rest(bytes);
+        rest.magic()?;
+        let (kind, code, count) = (rest.u16()?, rest.u8()?, usize::from(rest.u8()?));
+        let (id, read, written) = (rest.u64()?, rest.u64()?, rest.u64()?);
+        match kind {
             1 => {}
-            2 if bytes[6..8] == [0; 2] && bytes[32..].iter().all(|byte| *byte == 0) => {
+            2 if (code, count) == (0, 0) => {
+                rest.end()?;
                 return Ok(Self::Progress { id, read, written });
             }
             2 => return Err(MessageError::Field("reserved")),
             _ => return Err(MessageError::Field("kind")),
         }
-        let (code, kind, errno) = (bytes[6], digest_kind(bytes[7])?, u32_at(bytes, 32) as i32);
-        let text_bytes = usize::from(u16_at(bytes, 88));
-        if bytes[36..40] != [0; 4] || text_bytes > TEXT_BYTES_MAX {
-            return Err(MessageError::Field("text"));
+        let (errno, text_bytes) = (rest.u32()? as i32, usize::from(rest.u16()?));
+        rest.reserved(2)?;
+        if count > STAGES_MAX || text_bytes > TEXT_BYTES_MAX {
+            return Err(MessageError::Field("length"));
         }
-        let (text, rest) = bytes[TEXT_AT..].split_at(text_bytes);
-        if rest.iter().any(|byte| *byte != 0) {
-            return Err(MessageError::Field("reserved"));
-        }
-        let text = std::str::from_utf8(text).map_err(|_| MessageError::Field("text"))?;
+        let stages = (0..count).map(|_| decode_report(&mut rest)).collect::<Result<_, _>>()?;
+        let text = std::str::from_utf8(rest.bytes(text_bytes)?);
+        let text = text.map_err(|_| MessageError::Field("text"))?;
+        rest.end()?;
         let result = match code {
             0 if errno == 0 && text.is_empty() => Ok(()),
             1.. if usize::from(code) <= TransferError::NAMES.len() => {
@@ -287,94 +418,72 @@ impl Answer {
             }
             _ => return Err(MessageError::Field("reason")),
         };
-        let mut report = Report { read, written, ..Report::default() };
-        let value: [u8; 32] = bytes[40..72].try_into().expect("32 bytes");
-        match kind.filter(|_| code == 0) {
-            Some(kind) => {
-                let digest = DigestValue::decode(kind, value);
-                report.digest = Some(digest.ok_or(MessageError::Field("digest"))?);
-            }
-            None if value == [0; 32] => {}
-            None => return Err(MessageError::Field("digest")),
-        }
-        let (digested, sealed) = (u64_at(bytes, 72), u64_at(bytes, 80));
-        match kind {
-            Some(kind) => report.stages.push(StageReport { name: kind.name(), bytes: digested }),
-            None if digested == 0 => {}
-            None => return Err(MessageError::Field("stages")),
-        }
-        // An empty sealed stream is not told apart from one without a seal.
-        if sealed > 0 {
-            report.stages.push(StageReport { name: SEAL, bytes: sealed });
-        }
-        Ok(Self::Ended { id, result, report })
+        Ok(Self::Ended { id, result, report: Report { read, written, stages } })
     }
 
     /// Writes it. A text that is too long is cut.
-    pub fn encode(&self) -> [u8; ANSWER_BYTES] {
-        let mut bytes = [0; ANSWER_BYTES];
-        bytes[..4].copy_from_slice(&MAGIC);
-        let (kind, id, read, written) = match self {
-            Self::Ended { id, report, .. } => (1u16, *id, report.read, report.written),
-            Self::Progress { id, read, written } => (2, *id, *read, *written),
+    pub fn encode(&self) -> Vec<u8> {
+        let (kind, code, stages, id, read, written) = match self {
+            Self::Ended { id, report, result } => {
+                let code = result.as_ref().err().map_or(0, |error| error.code);
+                (1u16, code, report.stages.as_slice(), *id, report.read, report.written)
+            }
+            Self::Progress { id, read, written } => (2, 0, &[][..], *id, *read, *written),
         };
-        bytes[4..6].copy_from_slice(&kind.to_le_bytes());
-        for (at, value) in [(8, id), (16, read), (24, written)] {
-            bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        let mut bytes = Vec::with_capacity(ANSWER_BYTES_MAX);
+        bytes.extend(MAGIC);
+        bytes.extend(kind.to_le_bytes());
+        bytes.extend([code, stages.len() as u8]);
+        for value in [id, read, written] {
+            bytes.extend(value.to_le_bytes());
         }
-        let Self::Ended { result, report, .. } = self else { return bytes };
-        for stage in &report.stages {
-            let at = if stage.name == SEAL { 80 } else { 72 };
-            bytes[at..at + 8].copy_from_slice(&stage.bytes.to_le_bytes());
-            if stage.name != SEAL {
-                bytes[7] = digest_code(DigestKind::named(stage.name));
-            }
+        debug_assert_eq!(bytes.len(), PROGRESS_BYTES);
+        let Self::Ended { result, .. } = self else { return bytes };
+        let (errno, text) =
+            result.as_ref().err().map_or((0, ""), |error| (error.errno, error.text.as_str()));
+        let mut len = text.len().min(TEXT_BYTES_MAX);
+        while !text.is_char_boundary(len) {
+            len -= 1;
         }
-        if let Some(digest) = &report.digest {
-            bytes[40..40 + digest.bytes().len()].copy_from_slice(digest.bytes());
-        }
-        if let Err(error) = result {
-            bytes[6] = error.code;
-            bytes[32..36].copy_from_slice(&error.errno.to_le_bytes());
-            let mut len = error.text.len().min(TEXT_BYTES_MAX);
-            while !error.text.is_char_boundary(len) {
-                len -= 1;
-            }
-            bytes[88..90].copy_from_slice(&(len as u16).to_le_bytes());
-            bytes[TEXT_AT..TEXT_AT + len].copy_from_slice(&error.text.as_bytes()[..len]);
-        }
+        bytes.extend(errno.to_le_bytes());
+        bytes.extend((len as u16).to_le_bytes());
+        bytes.extend([0; 2]);
+        debug_assert_eq!(bytes.len(), ENDED_BYTES);
+        stages.iter().for_each(|stage| encode_report(stage, &mut bytes));
+        bytes.extend(&text.as_bytes()[..len]);
         bytes
     }
 }
 
-const SEAL: &str = "aes-256-gcm";
-
-fn check_magic(bytes: &[u8]) -> Result<(), MessageError> {
-    if bytes.starts_with(&MAGIC) { Ok(()) } else { Err(MessageError::Version) }
+fn decode_report(rest: &mut Rest<'_>) -> Result<StageReport, MessageError> {
+    let kind = rest.kind()?;
+    let finished = match rest.u8()? {
+        0 => false,
+        1 => true,
+        _ => return Err(MessageError::Field("stage")),
+    };
+    rest.reserved(5)?;
+    let (bytes, made, value) = (rest.u64()?, rest.u64()?, rest.array::<32>()?);
+    let digest = match kind {
+        StageKind::Digest(kind) if finished => {
+            Some(DigestValue::decode(kind, value).ok_or(MessageError::Field("digest"))?)
+        }
+        _ if value == [0; 32] => None,
+        _ => return Err(MessageError::Field("digest")),
+    };
+    Ok(StageReport { kind, bytes, made, finished, digest })
 }
 
-fn digest_kind(code: u8) -> Result<Option<DigestKind>, MessageError> {
-    match code {
-        0 => Ok(None),
-        1..=3 => Ok(Some(DigestKind::ALL[usize::from(code) - 1])),
-        _ => Err(MessageError::Field("digest")),
+fn encode_report(stage: &StageReport, bytes: &mut Vec<u8>) {
+    bytes.extend(kind_codes(stage.kind));
+    bytes.extend([stage.finished.into(), 0, 0, 0, 0, 0]);
+    bytes.extend(stage.bytes.to_le_bytes());
+    bytes.extend(stage.made.to_le_bytes());
+    let mut value = [0; 32];
+    if let Some(digest) = &stage.digest {
+        value[..digest.bytes().len()].copy_from_slice(digest.bytes());
     }
-}
-
-fn digest_code(kind: Option<DigestKind>) -> u8 {
-    kind.map_or(0, |kind| kind as u8 + 1)
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes(bytes[at..at + 2].try_into().expect("2 bytes"))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
+    bytes.extend(value);
 }
 
 #[cfg(test)]
@@ -382,20 +491,33 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn stage() -> impl Strategy<Value = StageSpec> {
+        let digest = prop::sample::select(DigestKind::ALL.to_vec());
+        let cipher = || prop::sample::select(Cipher::ALL.to_vec());
+        prop_oneof![
+            digest.prop_map(StageSpec::Digest),
+            (cipher(), any::<[u8; 32]>())
+                .prop_map(|(cipher, key)| StageSpec::Open(cipher, Key::new(key))),
+            (cipher(), any::<[u8; 32]>())
+                .prop_map(|(cipher, key)| StageSpec::Seal(cipher, Key::new(key))),
+        ]
+    }
+
     fn order() -> impl Strategy<Value = Order> {
-        let digest = prop::option::of(prop::sample::select(DigestKind::ALL.to_vec()));
-        let seal = prop::option::of(any::<[u8; 32]>());
-        let numbers = (any::<u64>(), prop::option::of(0..u64::MAX), any::<u32>(), any::<u32>());
-        (any::<bool>(), numbers, digest, seal, any::<bool>()).prop_map(
-            |(sends, (offset, bytes, stall_ms, deadline_ms), digest, seal, returns)| {
-                let seal = seal.filter(|_| sends).map(Key::new);
-                let returns = returns && digest.is_none() && seal.is_none();
+        let device = || prop::sample::select(vec![Device::File, Device::Socket]);
+        let stages = prop::collection::vec(stage(), 0..=STAGES_MAX);
+        let limits = (any::<u32>(), any::<u32>(), any::<bool>());
+        let range = (any::<u64>(), prop::option::of(0..u64::MAX), any::<u64>());
+        (device(), device(), range, stages, limits).prop_map(
+            |(source, sink, (from, bytes, to), stages, (stall_ms, deadline_ms, returns))| {
+                let returns = returns && stages.is_empty() && source != sink;
                 Order {
-                    direction: if sends { Direction::Send } else { Direction::Receive },
-                    offset,
+                    source,
+                    sink,
+                    from: if source == Device::File { from } else { 0 },
                     bytes,
-                    digest,
-                    seal,
+                    to: if sink == Device::File { to } else { 0 },
+                    stages,
                     stall_ms,
                     deadline_ms,
                     when_blocked: if returns { WhenBlocked::Return } else { WhenBlocked::Wait },
@@ -410,15 +532,17 @@ mod tests {
         #[test]
         fn requests_are_decoded_as_encoded(id: u64, order in order()) {
             let request = Request::Start { id, order };
-            prop_assert_eq!(Request::decode(&request.encode()), Ok(request));
+            let encoded = request.encode();
+            prop_assert!(encoded.len() <= REQUEST_BYTES_MAX);
+            prop_assert_eq!(Request::decode(&encoded), Ok(request));
+            prop_assert_eq!(Request::decode(&encoded[..encoded.len() - 1]), Err(MessageError::Length));
             prop_assert_eq!(Request::decode(&Request::Cancel(id).encode()), Ok(Request::Cancel(id)));
         }
 
         #[test]
-        fn garbage_is_refused_or_means_what_it_says(mut bytes: [u8; 32], at in 0..REQUEST_BYTES, value: u8) {
-            bytes[..4].copy_from_slice(&MAGIC);
-            let mut request = Request::Cancel(7).encode();
-            request[..32].copy_from_slice(&bytes);
+        fn a_changed_request_is_refused_or_means_what_it_says(order in order(), at: prop::sample::Index, value: u8) {
+            let mut request = Request::Start { id: 7, order }.encode();
+            let at = at.index(request.len());
             request[at] = value;
             if let Ok(decoded) = Request::decode(&request) {
                 prop_assert_eq!(decoded.encode(), request);
@@ -429,7 +553,15 @@ mod tests {
     #[test]
     fn answers_are_decoded_as_encoded() {
         let error = RemoteError::from(&TransferError::Stalled(5));
-        let report = Report { read: 9, written: 7, ..Report::default() };
+        let stage = |kind, digest: Option<DigestValue>| StageReport {
+            kind,
+            bytes: 9,
+            made: 8,
+            finished: digest.is_some(),
+            digest,
+        };
+        let seal = StageKind::Seal(Cipher::Aes256Gcm);
+        let report = Report { read: 9, written: 7, stages: vec![stage(seal, None)] };
         let failed = Answer::Ended { id: 3, result: Err(error), report: report.clone() };
         assert_eq!(Answer::decode(&failed.encode()), Ok(failed.clone()));
         let digest = DigestValue::decode(DigestKind::Md5, {
@@ -437,15 +569,17 @@ mod tests {
             value[..16].fill(0xab);
             value
         });
-        let stages =
-            vec![StageReport { name: "md5", bytes: 9 }, StageReport { name: SEAL, bytes: 9 }];
-        let report = Report { digest, stages, ..report };
-        let ended = Answer::Ended { id: 4, result: Ok(()), report };
+        let stages = vec![stage(StageKind::Digest(DigestKind::Md5), digest); STAGES_MAX];
+        let ended = Answer::Ended { id: 4, result: Ok(()), report: Report { stages, ..report } };
         assert_eq!(Answer::decode(&ended.encode()), Ok(ended));
         let progress = Answer::Progress { id: 1, read: 2, written: 3 };
         assert_eq!(Answer::decode(&progress.encode()), Ok(progress));
         let mut controls = failed.encode();
-        controls[TEXT_AT] = 0x1b;
+        *controls.last_mut().unwrap() = 0x1b;
         assert_eq!(Answer::decode(&controls), Err(MessageError::Field("text")));
+        let text = "é".repeat(TEXT_BYTES_MAX);
+        let long = RemoteError { code: 1, errno: 1, text };
+        let long = Answer::Ended { id: 1, result: Err(long), report: Report::default() }.encode();
+        assert!(Answer::decode(&long).is_ok() && long.len() == ENDED_BYTES + TEXT_BYTES_MAX);
     }
 }

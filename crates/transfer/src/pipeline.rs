@@ -1,7 +1,7 @@
 //! A transfer as its caller describes it: source, stages, sink.
 //!
-//! The order of stages is part of the type, so a wrong one does not compile. A digest is over plain bytes, so nothing
-//! can follow [`FromFile::seal`] but the sink:
+//! The order of stages is part of the type, so a wrong one does not compile. Only the source can precede an opening, and only the sink
+//! can follow a seal:
 //!
 //! ```
 //! # use std::fs::File;
@@ -9,6 +9,9 @@
 //! # let (file, key) = (File::open("/proc/self/exe").unwrap(), Key::new([0; 32]));
 //! # let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
 //! let command = Source::file(file, 0, None).digest(DigestKind::Sha256).seal(key).socket(socket);
+//! # let (socket, key) = (_peer, Key::new([0; 32]));
+//! # let file = File::open("/proc/self/exe").unwrap();
+//! let command = Source::socket(socket, None).open(key).digest(DigestKind::Md5).file(file, 0);
 //! ```
 //!
 //! ```compile_fail
@@ -20,58 +23,99 @@
 //! ```
 //!
 //! ```compile_fail
-//! # use transfer::{Key, Source};
+//! # use transfer::{DigestKind, Key, Source};
 //! # let file = std::fs::File::open("/proc/self/exe").unwrap();
 //! # let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
-//! let command = Source::socket(socket, None).seal(Key::new([0; 32])).file(file, 0);
+//! let command = Source::socket(socket, None).digest(DigestKind::Md5).open(Key::new([0; 32])).file(file, 0);
 //! ```
 
 use std::marker::PhantomData;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use crate::stage::{DigestKind, Key};
+use crate::flow::Device;
+use crate::stage::{Cipher, DigestKind, Key, StageSpec};
 
 /// How long nothing may move, unless the command says otherwise.
 pub const STALL_DEFAULT: Duration = Duration::from_secs(30);
 
-/// Where the bytes go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Direction {
-    /// From the file to the socket.
-    Send,
-    /// From the socket to the file.
-    Receive,
-}
-
-/// What happens when the socket takes or has nothing for the moment.
+/// What happens when a socket takes or has nothing for the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhenBlocked {
     /// The transfer waits.
     Wait,
     /// It ends without an error and reports what it did, as a system call on a non-blocking socket does. Only without
-    /// stages: a digest or a sealed stream cannot be continued by another command.
+    /// stages and between a file and a socket: a digest, a sealed stream or what one socket has given cannot be continued by another command.
     Return,
+}
+
+/// A source or a sink.
+#[derive(Debug)]
+pub enum Place {
+    /// A regular file or shared memory (`memfd_create`, `shm_open`), from this byte on.
+    File(OwnedFd, u64),
+    /// A connected stream socket.
+    Socket(OwnedFd),
+}
+
+impl Place {
+    /// Its kind.
+    pub fn device(&self) -> Device {
+        match self {
+            Self::File(..) => Device::File,
+            Self::Socket(_) => Device::Socket,
+        }
+    }
+
+    /// The first byte; 0 of a socket.
+    pub fn offset(&self) -> u64 {
+        match self {
+            Self::File(_, offset) => *offset,
+            Self::Socket(_) => 0,
+        }
+    }
+
+    /// Its descriptor.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::File(descriptor, _) | Self::Socket(descriptor) => descriptor.as_fd(),
+        }
+    }
+
+    pub(crate) fn into_descriptor(self) -> OwnedFd {
+        match self {
+            Self::File(descriptor, _) | Self::Socket(descriptor) => descriptor,
+        }
+    }
 }
 
 /// One transfer. Built by [`Source`].
 #[derive(Debug)]
 pub struct Command {
-    pub(crate) direction: Direction,
-    pub(crate) file: OwnedFd,
-    pub(crate) socket: OwnedFd,
-    /// The first byte of the range in the file.
-    pub(crate) offset: u64,
+    pub(crate) source: Place,
+    pub(crate) sink: Place,
     /// Length of the range; `None`: to the end of the file, or of the stream.
     pub(crate) bytes: Option<u64>,
-    pub(crate) digest: Option<DigestKind>,
-    pub(crate) seal: Option<Key>,
+    pub(crate) stages: Vec<StageSpec>,
     pub(crate) stall: Duration,
     pub(crate) deadline: Option<Duration>,
     pub(crate) when_blocked: WhenBlocked,
 }
 
 impl Command {
+    /// Of stages whose order is known only when the program runs. [`crate::Engine::submit`] refuses a wrong one.
+    pub fn new(source: Place, bytes: Option<u64>, stages: Vec<StageSpec>, sink: Place) -> Self {
+        Self {
+            source,
+            sink,
+            bytes,
+            stages,
+            stall: STALL_DEFAULT,
+            deadline: None,
+            when_blocked: WhenBlocked::Wait,
+        }
+    }
+
     /// Ends it with [`crate::TransferError::Stalled`] if nothing moves for this long; 30 s by default.
     pub fn stall(mut self, limit: Duration) -> Self {
         self.stall = limit;
@@ -84,21 +128,21 @@ impl Command {
         self
     }
 
-    /// Whether it waits for the socket. A command with stages waits always.
+    /// Whether it waits for the socket. A command with stages, or between two sockets, waits always.
     pub fn when_blocked(mut self, when_blocked: WhenBlocked) -> Self {
-        if self.digest.is_none() && self.seal.is_none() {
+        if self.stages.is_empty() && self.source.device() != self.sink.device() {
             self.when_blocked = when_blocked;
         }
         self
     }
 }
 
-/// No stage so far.
+/// The bytes as the source has them.
+#[derive(Debug)]
+pub enum Raw {}
+/// Plain bytes that went through a stage.
 #[derive(Debug)]
 pub enum Plain {}
-/// A digest is computed.
-#[derive(Debug)]
-pub enum Digested {}
 /// The bytes are encrypted.
 #[derive(Debug)]
 pub enum Sealed {}
@@ -108,108 +152,76 @@ pub enum Sealed {}
 pub enum Source {}
 
 impl Source {
-    /// `bytes` of a file from `offset`, or all from there to the end that it has when the transfer starts.
-    pub fn file(file: impl Into<OwnedFd>, offset: u64, bytes: Option<u64>) -> FromFile<Plain> {
-        let (digest, seal) = (None, None);
-        FromFile { file: file.into(), offset, bytes, digest, seal, stages: PhantomData }
+    /// `bytes` of a file or of shared memory from `offset`, or all from there to the end that it has when the transfer starts.
+    pub fn file(file: impl Into<OwnedFd>, offset: u64, bytes: Option<u64>) -> Pipeline<Raw> {
+        let source = Place::File(file.into(), offset);
+        Pipeline { source, bytes, stages: Vec::new(), state: PhantomData }
     }
 
     /// `bytes` from a stream socket, or all until its peer ends the stream.
-    pub fn socket(socket: impl Into<OwnedFd>, bytes: Option<u64>) -> FromSocket<Plain> {
-        FromSocket { socket: socket.into(), bytes, digest: None, stages: PhantomData }
+    pub fn socket(socket: impl Into<OwnedFd>, bytes: Option<u64>) -> Pipeline<Raw> {
+        let source = Place::Socket(socket.into());
+        Pipeline { source, bytes, stages: Vec::new(), state: PhantomData }
     }
 }
 
-/// A transfer from a file, so far.
+/// A transfer without its sink, so far. `State` says what its bytes are: [`Raw`], [`Plain`] or [`Sealed`].
 #[derive(Debug)]
-pub struct FromFile<Stages> {
-    file: OwnedFd,
-    offset: u64,
+pub struct Pipeline<State> {
+    source: Place,
     bytes: Option<u64>,
-    digest: Option<DigestKind>,
-    seal: Option<Key>,
-    stages: PhantomData<Stages>,
+    stages: Vec<StageSpec>,
+    state: PhantomData<State>,
 }
 
-impl FromFile<Plain> {
+/// A state in which stages can follow that work on plain bytes.
+pub trait Unsealed {}
+impl Unsealed for Raw {}
+impl Unsealed for Plain {}
+
+impl Pipeline<Raw> {
+    /// Decrypts a stream that was sealed with AES-256-GCM; see [`crate::seal`]. Nothing of a record that does not verify goes on.
+    pub fn open(self, key: Key) -> Pipeline<Plain> {
+        self.open_with(Cipher::Aes256Gcm, key)
+    }
+
+    /// Decrypts a stream that was sealed with this cipher.
+    pub fn open_with(self, cipher: Cipher, key: Key) -> Pipeline<Plain> {
+        self.then(StageSpec::Open(cipher, key))
+    }
+}
+
+impl<State: Unsealed> Pipeline<State> {
     /// Computes a digest of the plain bytes.
-    pub fn digest(self, kind: DigestKind) -> FromFile<Digested> {
-        let Self { file, offset, bytes, seal, .. } = self;
-        FromFile { file, offset, bytes, digest: Some(kind), seal, stages: PhantomData }
+    pub fn digest(self, kind: DigestKind) -> Pipeline<Plain> {
+        self.then(StageSpec::Digest(kind))
     }
 
-    /// Encrypts the bytes; see [`crate::seal`].
-    pub fn seal(self, key: Key) -> FromFile<Sealed> {
-        sealed(self, key)
+    /// Encrypts the bytes with AES-256-GCM; see [`crate::seal`].
+    pub fn seal(self, key: Key) -> Pipeline<Sealed> {
+        self.seal_with(Cipher::Aes256Gcm, key)
     }
-}
 
-impl FromFile<Digested> {
-    /// Encrypts the bytes; see [`crate::seal`].
-    pub fn seal(self, key: Key) -> FromFile<Sealed> {
-        sealed(self, key)
+    /// Encrypts the bytes with this cipher.
+    pub fn seal_with(self, cipher: Cipher, key: Key) -> Pipeline<Sealed> {
+        self.then(StageSpec::Seal(cipher, key))
     }
 }
 
-fn sealed<Stages>(from: FromFile<Stages>, key: Key) -> FromFile<Sealed> {
-    let FromFile { file, offset, bytes, digest, .. } = from;
-    FromFile { file, offset, bytes, digest, seal: Some(key), stages: PhantomData }
-}
+impl<State> Pipeline<State> {
+    fn then<Next>(mut self, stage: StageSpec) -> Pipeline<Next> {
+        self.stages.push(stage);
+        let Self { source, bytes, stages, .. } = self;
+        Pipeline { source, bytes, stages, state: PhantomData }
+    }
 
-impl<Stages> FromFile<Stages> {
     /// Sends the bytes through a stream socket.
     pub fn socket(self, socket: impl Into<OwnedFd>) -> Command {
-        let Self { file, offset, bytes, digest, seal, .. } = self;
-        let direction = Direction::Send;
-        command(direction, file, socket.into(), offset, bytes, digest, seal)
+        Command::new(self.source, self.bytes, self.stages, Place::Socket(socket.into()))
     }
-}
 
-/// A transfer from a socket, so far.
-#[derive(Debug)]
-pub struct FromSocket<Stages> {
-    socket: OwnedFd,
-    bytes: Option<u64>,
-    digest: Option<DigestKind>,
-    stages: PhantomData<Stages>,
-}
-
-impl FromSocket<Plain> {
-    /// Computes a digest of the bytes.
-    pub fn digest(self, kind: DigestKind) -> FromSocket<Digested> {
-        let Self { socket, bytes, .. } = self;
-        FromSocket { socket, bytes, digest: Some(kind), stages: PhantomData }
-    }
-}
-
-impl<Stages> FromSocket<Stages> {
-    /// Writes the bytes to a file, from `offset` on.
+    /// Writes the bytes to a file or to shared memory, from `offset` on.
     pub fn file(self, file: impl Into<OwnedFd>, offset: u64) -> Command {
-        let Self { socket, bytes, digest, .. } = self;
-        let direction = Direction::Receive;
-        command(direction, file.into(), socket, offset, bytes, digest, None)
-    }
-}
-
-fn command(
-    direction: Direction,
-    file: OwnedFd,
-    socket: OwnedFd,
-    offset: u64,
-    bytes: Option<u64>,
-    digest: Option<DigestKind>,
-    seal: Option<Key>,
-) -> Command {
-    Command {
-        direction,
-        file,
-        socket,
-        offset,
-        bytes,
-        digest,
-        seal,
-        stall: STALL_DEFAULT,
-        deadline: None,
-        when_blocked: WhenBlocked::Wait,
+        Command::new(self.source, self.bytes, self.stages, Place::File(file.into(), offset))
     }
 }

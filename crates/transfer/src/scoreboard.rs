@@ -1,7 +1,7 @@
 //! The scoreboard: an entry for every transfer, and a queue of steps for each kind of device.
 //!
 //! An entry is in one state at a time: queued for a file step, queued for a socket step, running (one thread has
-//! it), or waiting for its socket. Queues are first in, first out, and a step is one chunk, so transfers take turns by chunk. A
+//! it), or waiting for a socket. Queues are first in, first out, and a step is one chunk, so transfers take turns by chunk. A
 //! chunk that has just been made by one device goes on to the other at once, while it is in the cache of the thread's
 //! core ([`Scoreboard::take`]).
 //!
@@ -16,7 +16,7 @@
 use std::collections::VecDeque;
 
 use crate::error::TransferError;
-use crate::flow::Device;
+use crate::flow::{Blocked, Device, End};
 
 /// A file step that takes longer than this is slow.
 pub const SLOW_NS: u64 = 100_000_000;
@@ -27,6 +27,9 @@ pub const ABANDON_NS: u64 = 500_000_000;
 /// Bytes per second that a transfer has to move. Fewer in the whole stall time are no progress, so a peer that takes a
 /// byte now and then does not hold an entry indefinitely.
 pub const RATE_MIN: u64 = 128;
+
+/// No slot is as large: the bit is free in numbers of entries.
+const SINK_BIT: u64 = 1 << 31;
 
 /// Identifies an entry. Numbers of ended entries are not used again for 2^32 entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,6 +44,20 @@ impl EntryId {
     /// From its number.
     pub fn from_bits(bits: u64) -> Self {
         Self(bits)
+    }
+
+    /// A number of one end of it.
+    pub fn key(self, end: End) -> u64 {
+        match end {
+            End::Source => self.0,
+            End::Sink => self.0 | SINK_BIT,
+        }
+    }
+
+    /// The entry and the end with this number.
+    pub fn of_key(key: u64) -> (Self, End) {
+        let end = if key & SINK_BIT == 0 { End::Source } else { End::Sink };
+        (Self(key & !SINK_BIT), end)
     }
 
     fn slot(self) -> usize {
@@ -63,10 +80,10 @@ pub trait Work {
     type Handle: Clone;
     /// That of this work.
     fn handle(&self) -> Self::Handle;
-    /// The device of the next step; `None`: the socket has to become ready first. `blocked`: it is not ready now.
-    fn next(&self, blocked: bool) -> Option<Device>;
-    /// The device that makes chunks.
-    fn source(&self) -> Device;
+    /// The end of the next step; `None`: a socket has to become ready first. `blocked`: those that are not ready now.
+    fn next(&self, blocked: Blocked) -> Option<End>;
+    /// The kind of the device at an end.
+    fn device(&self, end: End) -> Device;
 }
 
 /// What became of an entry that was given back.
@@ -91,8 +108,8 @@ pub enum Expired<T: Work> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    Queued(Device),
-    Running(Device),
+    Queued(Device, End),
+    Running(Device, End),
     Waiting,
 }
 
@@ -103,10 +120,10 @@ struct Entry<T: Work> {
     /// Not while it runs.
     work: Option<T>,
     cancelled: bool,
-    /// Its socket is not ready.
-    blocked: bool,
-    /// The socket became ready during the step.
-    ready: bool,
+    /// Sockets that are not ready.
+    blocked: Blocked,
+    /// Sockets that became ready during the step.
+    ready: Blocked,
     patience: Patience,
     started_ns: u64,
     /// When enough had moved last, and the bytes since.
@@ -131,7 +148,7 @@ impl<T: Work> Entry<T> {
         let ms = |ns: u64| ns / 1_000_000;
         let runs = self.work.is_none();
         if runs
-            && (self.state != State::Running(Device::File)
+            && (!matches!(self.state, State::Running(Device::File, _))
                 || now_ns.saturating_sub(self.step_ns) < ABANDON_NS)
         {
             return None;
@@ -143,7 +160,7 @@ impl<T: Work> Entry<T> {
                 Some(TransferError::Deadline(ms(total)))
             }
             _ if now_ns.saturating_sub(self.moved_ns) < stall => None,
-            _ if runs || (files_hang && self.state == State::Queued(Device::File)) => {
+            _ if runs || (files_hang && matches!(self.state, State::Queued(Device::File, _))) => {
                 Some(TransferError::FileStalled(ms(stall)))
             }
             _ => Some(TransferError::Stalled(ms(stall))),
@@ -201,15 +218,16 @@ impl<T: Work> Scoreboard<T> {
         });
         self.generation = self.generation.wrapping_add(1);
         let id = EntryId(u64::from(self.generation) << 32 | slot as u64);
-        let (first, handle) = (work.source(), work.handle());
+        let end = work.next(Blocked::default()).unwrap_or(End::Source);
+        let (first, handle) = (work.device(end), work.handle());
         self.slots[slot] = Some(Entry {
             id,
             handle,
-            state: State::Queued(first),
+            state: State::Queued(first, end),
             work: Some(work),
             cancelled: false,
-            blocked: false,
-            ready: false,
+            blocked: Blocked::default(),
+            ready: Blocked::default(),
             patience,
             started_ns: now_ns,
             moved_ns: now_ns,
@@ -222,7 +240,7 @@ impl<T: Work> Scoreboard<T> {
 
     /// The next step: the second half of a chunk that the thread has just made (`last`), else a step on a socket,
     /// else one on a file. [`Self::give_back`] ends it.
-    pub fn take(&mut self, last: Option<EntryId>, now_ns: u64) -> Option<(EntryId, Device, T)> {
+    pub fn take(&mut self, last: Option<EntryId>, now_ns: u64) -> Option<(EntryId, End, T)> {
         let fresh = |queue: &VecDeque<EntryId>| last.is_some() && queue.front() == last.as_ref();
         let files_free = self.may_start_file_step() && !self.files.is_empty();
         let device = if files_free && (fresh(&self.files) || self.sockets.is_empty()) {
@@ -237,10 +255,11 @@ impl<T: Work> Scoreboard<T> {
             self.file_step = Some(id);
         }
         let entry = self.entry(id).expect("queues have live entries");
-        entry.state = State::Running(device);
+        let State::Queued(_, end) = entry.state else { unreachable!("it is in a queue") };
+        entry.state = State::Running(device, end);
         entry.step_ns = now_ns;
         let work = entry.work.take().expect("only running entries have none");
-        Some((id, device, work))
+        Some((id, end, work))
     }
 
     /// Whether [`Self::take`] would return something.
@@ -257,7 +276,7 @@ impl<T: Work> Scoreboard<T> {
         self.file_step.is_none() && self.slow.len() < SLOW_MAX
     }
 
-    /// Ends a step whose transfer goes on. `blocked`: the socket is not ready, and the caller has asked for its readiness before.
+    /// Ends a step whose transfer goes on. `blocked`: the socket of its end is not ready, and the caller has asked for its readiness before.
     /// `moved`: the bytes that it read and wrote.
     pub fn give_back(
         &mut self,
@@ -269,21 +288,23 @@ impl<T: Work> Scoreboard<T> {
     ) -> GivenBack<T> {
         self.end_step(id);
         let Some(entry) = self.entry(id) else { return GivenBack::Abandoned(work) };
-        let State::Running(device) = entry.state else { unreachable!("it runs") };
+        let State::Running(_, end) = entry.state else { unreachable!("it runs") };
         if entry.cancelled {
             self.remove(id);
             return GivenBack::Ended(work, TransferError::Cancelled);
         }
         entry.moved(moved, now_ns);
+        *entry.blocked.of(end) |= blocked;
         let ready = std::mem::take(&mut entry.ready);
-        entry.blocked |= blocked && !ready;
-        let next = work.next(entry.blocked);
-        let has_made_chunk = device == work.source() && next != Some(device);
+        entry.blocked.source &= !ready.source;
+        entry.blocked.sink &= !ready.sink;
+        let next = work.next(entry.blocked).map(|end| (work.device(end), end));
+        let has_made_chunk = end == End::Source;
         entry.work = Some(work);
-        entry.state = next.map_or(State::Waiting, State::Queued);
+        entry.state = next.map_or(State::Waiting, |(device, end)| State::Queued(device, end));
         match next {
-            Some(next) if has_made_chunk => self.queue(next).push_front(id),
-            Some(next) => self.queue(next).push_back(id),
+            Some((device, End::Sink)) if has_made_chunk => self.queue(device).push_front(id),
+            Some((device, _)) => self.queue(device).push_back(id),
             None => {}
         }
         GivenBack::Kept
@@ -297,19 +318,21 @@ impl<T: Work> Scoreboard<T> {
         stayed
     }
 
-    /// The socket of this entry is ready. Ignored for an entry that has ended.
-    pub fn ready(&mut self, id: EntryId) {
+    /// The socket of this end of an entry is ready. Ignored for an entry that has ended.
+    pub fn ready(&mut self, id: EntryId, end: End) {
         let Some(entry) = self.entry(id) else { return };
-        entry.blocked = false;
+        *entry.blocked.of(end) = false;
         match entry.state {
             State::Waiting => {
-                let next = entry.work.as_ref().and_then(|work| work.next(false));
-                let next = next.unwrap_or(Device::Socket);
-                entry.state = State::Queued(next);
-                self.queue(next).push_back(id);
+                let Some(work) = &entry.work else { return };
+                // Otherwise the socket of the other end is what it waits for.
+                let Some(end) = work.next(entry.blocked) else { return };
+                let device = work.device(end);
+                entry.state = State::Queued(device, end);
+                self.queue(device).push_back(id);
             }
-            State::Running(_) => entry.ready = true,
-            State::Queued(_) => {}
+            State::Running(..) => *entry.ready.of(end) = true,
+            State::Queued(..) => {}
         }
     }
 
@@ -317,7 +340,7 @@ impl<T: Work> Scoreboard<T> {
     /// [`Self::expire`] abandons it) or has ended.
     pub fn cancel(&mut self, id: EntryId) -> Option<T> {
         let entry = self.entry(id)?;
-        if let State::Running(_) = entry.state {
+        if let State::Running(..) = entry.state {
             entry.cancelled = true;
             return None;
         }
@@ -394,7 +417,7 @@ impl<T: Work> Scoreboard<T> {
     fn remove(&mut self, id: EntryId) -> Option<T> {
         let entry = self.slots.get_mut(id.slot())?.take_if(|entry| entry.id == id)?;
         self.free.push(id.slot());
-        if let State::Queued(device) = entry.state {
+        if let State::Queued(device, _) = entry.state {
             self.queue(device).retain(|queued| *queued != id);
         }
         entry.work

@@ -1,26 +1,39 @@
-//! Sealing: AES-256-GCM in records.
+//! Sealing and opening: AES-256-GCM in records, or AES-256-CTR.
 //!
 //! ```text
-//! stream: header (48 bytes), record, record, ..., last record
-//! header: "SERVSEAL" | version u16 = 1 | cipher u16 = 1 (AES-256-GCM) | record bytes u32 = 65536 | salt (32 bytes)
-//! record: ciphertext (65520 bytes; the last record 0 to 65520) | tag (16 bytes)
+//! stream: header (48 bytes), then what the cipher makes
+//! header: "SERVSEAL" | version u16 = 1 | cipher u16 | record bytes u32 | salt (32 bytes)
+//! 1, AES-256-GCM: record bytes = 65536; record, record, ..., last record
+//!                 record: ciphertext (65520 bytes; the last record 0 to 65520) | tag (16 bytes)
+//! 2, AES-256-CTR: record bytes = 0; ciphertext, as long as the plain bytes
 //! ```
 //!
 //! Integers are little-endian. The salt is random and new for every stream. The key of the stream is
-//! HKDF-SHA256 (RFC 5869) of the caller's key, with the salt as salt and the first 16 bytes of the header as info, 32 bytes long. The nonce
-//! of record *n* (from 0) is 12 bytes: three zeros, 1 for the last record or else 0, and *n* as big-endian u64.
-//! There is no additional data.
+//! HKDF-SHA256 (RFC 5869) of the caller's key, with the salt as salt and the first 16 bytes of the header as info, 32 bytes long.
 //!
-//! *Nonces are never reused.* A stream key belongs to one salt, a random 256-bit number, and each record of a stream has a
-//! number of its own. The construction is that of RFC 8188 with the last-record flag of STREAM (Hoang et al., CRYPTO 2015):
+//! *GCM.* The nonce of record *n* (from 0) is 12 bytes: three zeros, 1 for the last record or else 0, and *n* as big-endian u64.
+//! There is no additional data. The construction is that of RFC 8188 with the last-record flag of STREAM (Hoang et al., CRYPTO 2015):
 //! records that are changed, reordered, dropped or repeated, and a stream that was cut off, do not open.
 //! At most 2^32 records (256 TiB) are sealed in a stream.
+//!
+//! *CTR.* The first counter block is 16 zeros, and counts up as one big-endian number (NIST SP 800-38A). Nothing notices a
+//! change of the stream: a digest or another protocol has to.
+//!
+//! *Nonces are never reused.* A stream key belongs to one salt, a random 256-bit number, and to one cipher, and each record of a
+//! stream has a number of its own.
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
-use aws_lc_rs::hkdf::{HKDF_SHA256, Salt};
+use aws_lc_rs::cipher::{
+    AES_256, DecryptionContext, EncryptionContext, StreamingDecryptingKey, StreamingEncryptingKey,
+    UnboundCipherKey,
+};
+use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Salt};
+use aws_lc_rs::iv::FixedLength;
+use zeroize::Zeroizing;
 
+use crate::chain::Ran;
 use crate::error::TransferError;
-use crate::stage::Key;
+use crate::stage::{Cipher, Key};
 
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 48;
@@ -34,37 +47,85 @@ pub const PAYLOAD_BYTES: usize = RECORD_BYTES - TAG_BYTES;
 const RECORDS_MAX: u64 = 1 << 32;
 /// The part of the header before the salt.
 const FIXED_BYTES: usize = 16;
+/// Room that the library wants beyond the bytes that it makes.
+const CTR_SLACK: usize = 15;
 
-/// Seals one stream.
+type Header = [u8; HEADER_BYTES];
+
+/// The part of a header before its salt.
+fn fixed(cipher: Cipher) -> [u8; FIXED_BYTES] {
+    let (code, record): (u16, u32) = match cipher {
+        Cipher::Aes256Gcm => (1, RECORD_BYTES as u32),
+        Cipher::Aes256Ctr => (2, 0),
+    };
+    let mut fixed = [0; FIXED_BYTES];
+    fixed[..8].copy_from_slice(b"SERVSEAL");
+    fixed[8..10].copy_from_slice(&1u16.to_le_bytes());
+    fixed[10..12].copy_from_slice(&code.to_le_bytes());
+    fixed[12..].copy_from_slice(&record.to_le_bytes());
+    fixed
+}
+
+/// The header of a stream of its own, with a new salt.
+fn new_header(cipher: Cipher) -> Result<Header, TransferError> {
+    let mut header = [0; HEADER_BYTES];
+    header[..FIXED_BYTES].copy_from_slice(&fixed(cipher));
+    let random = aws_lc_rs::rand::fill(&mut header[FIXED_BYTES..]);
+    // EIO: the host kernel's random numbers are not available.
+    random.map_err(|_| TransferError::Host { what: "getrandom", errno: 5 })?;
+    Ok(header)
+}
+
+/// A length for HKDF.
+struct KeyBytes;
+
+impl KeyType for KeyBytes {
+    fn len(&self) -> usize {
+        32
+    }
+}
+
+/// The key of the stream with this header.
+fn stream_key(key: &Key, header: &Header) -> Zeroizing<[u8; 32]> {
+    let extracted = Salt::new(HKDF_SHA256, &header[FIXED_BYTES..]).extract(key.bytes());
+    let info = [&header[..FIXED_BYTES]];
+    let expanded = extracted.expand(&info, KeyBytes).expect("32 bytes are short enough");
+    let mut made = Zeroizing::new([0; 32]);
+    expanded.fill(&mut *made).expect("32 bytes were asked for");
+    made
+}
+
+fn gcm_key(key: &Key, header: &Header) -> LessSafeKey {
+    let key = UnboundKey::new(&AES_256_GCM, &*stream_key(key, header));
+    LessSafeKey::new(key.expect("the length is right"))
+}
+
+fn ctr_key(key: &Key, header: &Header) -> UnboundCipherKey {
+    UnboundCipherKey::new(&AES_256, &*stream_key(key, header)).expect("the length is right")
+}
+
+/// The library has no memory.
+const NO_CIPHER: TransferError = TransferError::Host { what: "setting up AES-256-CTR", errno: 12 };
+
+fn nonce(record: u64, last: bool) -> Nonce {
+    let mut nonce = [0; 12];
+    nonce[3] = last.into();
+    nonce[4..].copy_from_slice(&record.to_be_bytes());
+    Nonce::assume_unique_for_key(nonce)
+}
+
+/// Seals one stream with AES-256-GCM, in place.
 pub struct Sealer {
     key: LessSafeKey,
-    header: [u8; HEADER_BYTES],
+    header: Header,
     records: u64,
 }
 
 impl Sealer {
     /// A stream of its own, with a new salt.
     pub fn new(key: &Key) -> Result<Self, TransferError> {
-        let mut salt = [0; HEADER_BYTES - FIXED_BYTES];
-        let random = aws_lc_rs::rand::fill(&mut salt);
-        // EIO: the host kernel's random numbers are not available.
-        random.map_err(|_| TransferError::Host { what: "getrandom", errno: 5 })?;
-        Ok(Self::with_salt(key, &salt))
-    }
-
-    /// A salt must never be used twice with one key.
-    fn with_salt(key: &Key, salt: &[u8; HEADER_BYTES - FIXED_BYTES]) -> Self {
-        let mut header = [0; HEADER_BYTES];
-        header[..8].copy_from_slice(b"SERVSEAL");
-        header[8..10].copy_from_slice(&1u16.to_le_bytes());
-        header[10..12].copy_from_slice(&1u16.to_le_bytes());
-        header[12..16].copy_from_slice(&(RECORD_BYTES as u32).to_le_bytes());
-        header[FIXED_BYTES..].copy_from_slice(salt);
-        let extracted = Salt::new(HKDF_SHA256, salt).extract(key.bytes());
-        let info = [&header[..FIXED_BYTES]];
-        let expanded = extracted.expand(&info, &AES_256_GCM).expect("32 bytes are short enough");
-        let key = LessSafeKey::new(UnboundKey::from(expanded));
-        Self { key, header, records: 0 }
+        let header = new_header(Cipher::Aes256Gcm)?;
+        Ok(Self { key: gcm_key(key, &header), header, records: 0 })
     }
 
     /// What precedes the first record.
@@ -80,7 +141,7 @@ impl Sealer {
         }
         debug_assert!(last || record.len() == RECORD_BYTES);
         let (payload, room) = record.split_at_mut(record.len() - TAG_BYTES);
-        let nonce = Nonce::assume_unique_for_key(nonce(self.records, last));
+        let nonce = nonce(self.records, last);
         self.records += 1;
         let sealed = self.key.seal_in_place_separate_tag(nonce, Aad::empty(), payload);
         // Fails only for records that are longer than a GiB.
@@ -90,9 +151,223 @@ impl Sealer {
     }
 }
 
-fn nonce(record: u64, last: bool) -> [u8; 12] {
-    let mut nonce = [0; 12];
-    nonce[3] = last.into();
-    nonce[4..].copy_from_slice(&record.to_be_bytes());
-    nonce
+/// Seals a stream that comes in parts of any length.
+pub struct StreamSealer {
+    header: Option<Header>,
+    state: SealState,
+}
+
+enum SealState {
+    /// The plain bytes of a record that is not full yet.
+    Gcm(Sealer, Vec<u8>),
+    Ctr(StreamingEncryptingKey),
+}
+
+impl StreamSealer {
+    /// A stream of its own, with a new salt.
+    pub fn new(cipher: Cipher, key: &Key) -> Result<Self, TransferError> {
+        let (header, state) = match cipher {
+            Cipher::Aes256Gcm => {
+                let sealer = Sealer::new(key)?;
+                let carry = Vec::with_capacity(PAYLOAD_BYTES);
+                (*sealer.header(), SealState::Gcm(sealer, carry))
+            }
+            Cipher::Aes256Ctr => {
+                let header = new_header(cipher)?;
+                let start = EncryptionContext::Iv128(FixedLength::from([0; 16]));
+                let made = StreamingEncryptingKey::less_safe_ctr(ctr_key(key, &header), start);
+                (header, SealState::Ctr(made.map_err(|_| NO_CIPHER)?))
+            }
+        };
+        Ok(Self { header: Some(header), state })
+    }
+
+    /// Takes plain bytes and makes a part of the stream; `last`: no more come after these. `out` has room for the header and a record.
+    pub fn run(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<Ran, TransferError> {
+        let mut ran = Ran::default();
+        if let Some(header) = self.header.take() {
+            out[..HEADER_BYTES].copy_from_slice(&header);
+            ran.made = HEADER_BYTES;
+        }
+        match &mut self.state {
+            SealState::Ctr(key) => {
+                let take = input.len().min(out.len() - ran.made - CTR_SLACK);
+                let made = key.update(&input[..take], &mut out[ran.made..]);
+                ran.made += made.map_err(|_| NO_CIPHER)?.written().len();
+                ran.taken = take;
+                ran.done = last && take == input.len();
+            }
+            SealState::Gcm(sealer, carry) => loop {
+                let rest = &input[ran.taken..];
+                let payload = (carry.len() + rest.len()).min(PAYLOAD_BYTES);
+                let ends = last && carry.len() + rest.len() == payload;
+                if payload < PAYLOAD_BYTES && !ends {
+                    carry.extend_from_slice(rest);
+                    ran.taken = input.len();
+                    break;
+                }
+                if out.len() - ran.made < payload + TAG_BYTES {
+                    break;
+                }
+                let record = &mut out[ran.made..ran.made + payload + TAG_BYTES];
+                let (carried, fresh) = (carry.len(), payload - carry.len());
+                record[..carried].copy_from_slice(carry);
+                record[carried..payload].copy_from_slice(&rest[..fresh]);
+                sealer.seal(record, ends)?;
+                carry.clear();
+                ran.taken += fresh;
+                ran.made += payload + TAG_BYTES;
+                if ends {
+                    ran.done = true;
+                    break;
+                }
+            },
+        }
+        Ok(ran)
+    }
+}
+
+/// Opens a sealed stream that comes in parts of any length. It gives out no byte of a record that does not verify, and
+/// reports an end that is not the stream's own.
+pub struct Opener {
+    cipher: Cipher,
+    key: Key,
+    state: OpenState,
+    /// The begin of a header or of a record whose rest has not come.
+    carry: Vec<u8>,
+    records: u64,
+}
+
+enum OpenState {
+    Header,
+    Gcm(LessSafeKey),
+    Ctr(StreamingDecryptingKey),
+}
+
+impl Opener {
+    /// For a stream that was sealed with this cipher and key. A stream of another cipher is refused: a stranger who could choose
+    /// the cipher would choose the one that notices no change.
+    pub fn new(cipher: Cipher, key: &Key) -> Self {
+        let (state, carry) = (OpenState::Header, Vec::new());
+        Self { cipher, key: key.clone(), state, carry, records: 0 }
+    }
+
+    /// Takes a part of the stream and makes plain bytes; `last`: no more come after these. `out` has room for a record.
+    pub fn run(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<Ran, TransferError> {
+        let mut ran = Ran::default();
+        if matches!(self.state, OpenState::Header) {
+            let wanted = HEADER_BYTES - self.carry.len();
+            ran.taken = wanted.min(input.len());
+            self.carry.extend_from_slice(&input[..ran.taken]);
+            self.read_header(last && ran.taken == input.len())?;
+        }
+        match &mut self.state {
+            OpenState::Header => {}
+            OpenState::Ctr(key) => {
+                let take = (input.len() - ran.taken).min(out.len() - CTR_SLACK);
+                let made = key.update(&input[ran.taken..ran.taken + take], out);
+                ran.made = made.map_err(|_| NO_CIPHER)?.written().len();
+                ran.taken += take;
+                ran.done = last && ran.taken == input.len();
+            }
+            OpenState::Gcm(_) => self.open_records(input, last, out, &mut ran)?,
+        }
+        Ok(ran)
+    }
+
+    /// Looks at the header once it is whole.
+    fn read_header(&mut self, ends: bool) -> Result<(), TransferError> {
+        let Ok(header) = <&Header>::try_from(self.carry.as_slice()) else {
+            // As much of a header as has come.
+            let begun = self.carry.len().min(8);
+            let is_begin = self.carry[..begun] == b"SERVSEAL"[..begun];
+            return match (is_begin, ends) {
+                (false, _) => Err(TransferError::NotSealed),
+                (true, true) => Err(TransferError::CutOff),
+                (true, false) => Ok(()),
+            };
+        };
+        if header[..FIXED_BYTES] != fixed(self.cipher) {
+            return Err(TransferError::NotSealed);
+        }
+        self.state = match self.cipher {
+            Cipher::Aes256Gcm => OpenState::Gcm(gcm_key(&self.key, header)),
+            Cipher::Aes256Ctr => {
+                let start = DecryptionContext::Iv128(FixedLength::from([0; 16]));
+                let made = StreamingDecryptingKey::ctr(ctr_key(&self.key, header), start);
+                OpenState::Ctr(made.map_err(|_| NO_CIPHER)?)
+            }
+        };
+        self.carry.clear();
+        Ok(())
+    }
+
+    fn open_records(
+        &mut self,
+        input: &[u8],
+        last: bool,
+        out: &mut [u8],
+        ran: &mut Ran,
+    ) -> Result<(), TransferError> {
+        loop {
+            let rest = &input[ran.taken..];
+            let have = self.carry.len() + rest.len();
+            // Whether a full record is the last one is known when something follows, or the stream ends.
+            let ends = last && have <= RECORD_BYTES;
+            if have <= RECORD_BYTES && !ends {
+                self.carry.extend_from_slice(rest);
+                ran.taken = input.len();
+                return Ok(());
+            }
+            let len = have.min(RECORD_BYTES);
+            let Some(payload) = len.checked_sub(TAG_BYTES) else {
+                return Err(TransferError::CutOff);
+            };
+            if out.len() - ran.made < payload {
+                return Ok(());
+            }
+            let fresh = len - self.carry.len();
+            let joined = !self.carry.is_empty();
+            if joined {
+                self.carry.extend_from_slice(&rest[..fresh]);
+            }
+            let record = if joined { self.carry.as_slice() } else { &rest[..len] };
+            let to = &mut out[ran.made..ran.made + payload];
+            if let Err(error) = self.open_record(record, ends, to) {
+                if joined {
+                    self.carry.truncate(len - fresh);
+                }
+                // What verified goes out before the reason is reported.
+                return if ran.made > 0 { Ok(()) } else { Err(error) };
+            }
+            self.carry.clear();
+            self.records += 1;
+            ran.taken += fresh;
+            ran.made += payload;
+            if ends {
+                ran.done = true;
+                return Ok(());
+            }
+        }
+    }
+
+    fn open_record(&self, record: &[u8], ends: bool, out: &mut [u8]) -> Result<(), TransferError> {
+        let OpenState::Gcm(key) = &self.state else { unreachable!("the header has been read") };
+        if self.records >= RECORDS_MAX {
+            return Err(TransferError::Range);
+        }
+        let (sealed, tag) = record.split_at(record.len() - TAG_BYTES);
+        let mut open = |ends| {
+            let nonce = nonce(self.records, ends);
+            key.open_separate_gather(nonce, Aad::empty(), sealed, tag, out)
+        };
+        if open(ends).is_ok() {
+            return Ok(());
+        }
+        // A record that verifies as one that is followed by others.
+        if ends && record.len() == RECORD_BYTES && open(false).is_ok() {
+            return Err(TransferError::CutOff);
+        }
+        Err(TransferError::NotVerified(self.records))
+    }
 }

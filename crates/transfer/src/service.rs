@@ -18,7 +18,7 @@ use zeroize::Zeroizing;
 use crate::engine::{Counters, Engine, Limits, Submitted};
 use crate::error::TransferError;
 use crate::flow::Report;
-use crate::message::{Answer, Order, REQUEST_BYTES, RemoteError, Request};
+use crate::message::{Answer, Order, REQUEST_BYTES_MAX, RemoteError, Request};
 use crate::reaper::Reaper;
 
 /// Connections that are accepted between two looks at requests.
@@ -173,7 +173,7 @@ impl Acceptor {
     fn serve(&self, index: usize) -> bool {
         let client = &self.clients[index];
         // It may hold a key.
-        let mut bytes = Zeroizing::new([0; REQUEST_BYTES + 1]);
+        let mut bytes = Zeroizing::new([0; REQUEST_BYTES_MAX + 1]);
         let (len, descriptors) = match client.socket().receive_descriptors(&mut *bytes) {
             Ok(None) => return true,
             Ok(Some((0, _))) | Err(_) => return false,
@@ -204,11 +204,7 @@ impl Acceptor {
     }
 }
 
-fn answer(
-    id: u64,
-    result: &Result<(), TransferError>,
-    report: Report,
-) -> [u8; crate::message::ANSWER_BYTES] {
+fn answer(id: u64, result: &Result<(), TransferError>, report: Report) -> Vec<u8> {
     let result = result.as_ref().copied().map_err(RemoteError::from);
     Answer::Ended { id, result, report }.encode()
 }
@@ -259,11 +255,11 @@ impl Client {
             acceptor.engine.counters().refuse(&error);
             self.answer(id, &Err(error), Report::default())
         };
-        let [file, socket] = match <[OwnedFd; 2]>::try_from(descriptors) {
+        let [source, sink] = match <[OwnedFd; 2]>::try_from(descriptors) {
             Ok(both) => both,
             Err(others) => {
                 acceptor.engine.reaper().discard(others);
-                let why = "a transfer needs two descriptors, a file and a socket; fewer arrive if the engine is out of descriptors";
+                let why = "a transfer needs two descriptors, a source and a sink; fewer arrive if the engine is out of descriptors";
                 return refuse(TransferError::BadRequest(why.to_owned()));
             }
         };
@@ -271,19 +267,19 @@ impl Client {
             let mut transfers = self.transfers();
             if transfers.contains_key(&id) {
                 drop(transfers);
-                acceptor.engine.reaper().discard((file, socket));
+                acceptor.engine.reaper().discard((source, sink));
                 let why = format!("the transfer {id} is in flight: choose another id");
                 return refuse(TransferError::BadRequest(why));
             }
             if others + transfers.len() >= most as usize {
                 drop(transfers);
-                acceptor.engine.reaper().discard((file, socket));
+                acceptor.engine.reaper().discard((source, sink));
                 return refuse(TransferError::TooMany(most));
             }
             transfers.insert(id, None);
         }
         let client = self.clone();
-        let submitted = acceptor.engine.submit_with(order.command(file, socket), move |outcome| {
+        let submitted = acceptor.engine.submit_with(order.command(source, sink), move |outcome| {
             client.transfers().remove(&id);
             client.answer(id, &outcome.result, outcome.report);
         });

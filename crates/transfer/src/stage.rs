@@ -1,4 +1,4 @@
-//! Digests and keys.
+//! Stages: which there are and in which order, digests, and keys.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -16,11 +16,13 @@ pub enum DigestKind {
     Sha256,
     /// CRC32C (RFC 3720, appendix B.4): against accidents.
     Crc32c,
+    /// SHA-1 (FIPS 180-4): for protocols that name objects by it, not against attackers.
+    Sha1,
 }
 
 impl DigestKind {
     /// Every algorithm.
-    pub const ALL: [Self; 3] = [Self::Md5, Self::Sha256, Self::Crc32c];
+    pub const ALL: [Self; 4] = [Self::Md5, Self::Sha256, Self::Crc32c, Self::Sha1];
 
     /// Its name in options and messages.
     pub fn name(self) -> &'static str {
@@ -28,6 +30,17 @@ impl DigestKind {
             Self::Md5 => "md5",
             Self::Sha256 => "sha256",
             Self::Crc32c => "crc32c",
+            Self::Sha1 => "sha1",
+        }
+    }
+
+    /// Bytes of its value.
+    pub fn value_bytes(self) -> usize {
+        match self {
+            Self::Md5 => 16,
+            Self::Sha256 => 32,
+            Self::Crc32c => 4,
+            Self::Sha1 => 20,
         }
     }
 
@@ -37,7 +50,7 @@ impl DigestKind {
     }
 }
 
-/// The digest of the bytes of a transfer: 16 (MD5), 32 (SHA-256) or 4 (CRC32C, big-endian) bytes.
+/// A digest: 16 (MD5), 20 (SHA-1), 32 (SHA-256) or 4 (CRC32C, big-endian) bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct DigestValue {
     kind: DigestKind,
@@ -65,12 +78,7 @@ impl DigestValue {
 
     /// The value.
     pub fn bytes(&self) -> &[u8] {
-        let len = match self.kind {
-            DigestKind::Md5 => 16,
-            DigestKind::Sha256 => 32,
-            DigestKind::Crc32c => 4,
-        };
-        &self.bytes[..len]
+        &self.bytes[..self.kind.value_bytes()]
     }
 }
 
@@ -87,10 +95,107 @@ impl fmt::Debug for DigestValue {
     }
 }
 
+/// A cipher of a sealed stream; see [`crate::seal`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cipher {
+    /// AES-256-GCM in records: a stream that was changed or cut off does not open.
+    Aes256Gcm,
+    /// AES-256-CTR: hides the bytes, but does not notice when they are changed.
+    Aes256Ctr,
+}
+
+impl Cipher {
+    /// Every cipher.
+    pub const ALL: [Self; 2] = [Self::Aes256Gcm, Self::Aes256Ctr];
+
+    /// Its name in options and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Aes256Gcm => "aes-256-gcm",
+            Self::Aes256Ctr => "aes-256-ctr",
+        }
+    }
+
+    /// The cipher of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|cipher| cipher.name() == name)
+    }
+}
+
+/// Stages of a transfer.
+pub const STAGES_MAX: usize = 8;
+
+/// What a stage does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StageKind {
+    /// A digest of the bytes that pass.
+    Digest(DigestKind),
+    /// Decrypts a sealed stream.
+    Open(Cipher),
+    /// Encrypts.
+    Seal(Cipher),
+}
+
+impl StageKind {
+    /// Its name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Digest(kind) => kind.name(),
+            Self::Open(Cipher::Aes256Gcm) => "open-aes-256-gcm",
+            Self::Open(Cipher::Aes256Ctr) => "open-aes-256-ctr",
+            Self::Seal(cipher) => cipher.name(),
+        }
+    }
+}
+
+/// A stage as its caller describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StageSpec {
+    /// A digest of the bytes that pass.
+    Digest(DigestKind),
+    /// Decrypts a stream that was sealed with this cipher and key.
+    Open(Cipher, Key),
+    /// Encrypts with this key.
+    Seal(Cipher, Key),
+}
+
+impl StageSpec {
+    /// What it does.
+    pub fn kind(&self) -> StageKind {
+        match self {
+            Self::Digest(kind) => StageKind::Digest(*kind),
+            Self::Open(cipher, _) => StageKind::Open(*cipher),
+            Self::Seal(cipher, _) => StageKind::Seal(*cipher),
+        }
+    }
+}
+
+/// Why these stages cannot follow one another, in one sentence. Commands built by [`crate::Source`] have a right order by type.
+pub fn check_order(stages: &[StageSpec]) -> Result<(), String> {
+    if stages.len() > STAGES_MAX {
+        return Err(format!("there are {} stages, and {STAGES_MAX} is the limit", stages.len()));
+    }
+    for pair in stages.windows(2) {
+        let [before, after] = [pair[0].kind(), pair[1].kind()];
+        let why = match (before, after) {
+            (StageKind::Seal(_), _) => {
+                "only the sink can follow a seal: move the other stage before it"
+            }
+            (_, StageKind::Open(_)) => {
+                "only the source can precede an opening: move it to the first place"
+            }
+            _ => continue,
+        };
+        let (before, after) = (before.name(), after.name());
+        return Err(format!("`{after}` cannot follow `{before}`: {why}"));
+    }
+    Ok(())
+}
+
 /// A digest that is being computed.
 pub(crate) enum Digester {
     Md5(Md5),
-    Sha256(digest::Context),
+    Sha(DigestKind, digest::Context),
     Crc32c(u32),
 }
 
@@ -98,7 +203,10 @@ impl Digester {
     pub(crate) fn new(kind: DigestKind) -> Self {
         match kind {
             DigestKind::Md5 => Self::Md5(Md5::new()),
-            DigestKind::Sha256 => Self::Sha256(digest::Context::new(&digest::SHA256)),
+            DigestKind::Sha256 => Self::Sha(kind, digest::Context::new(&digest::SHA256)),
+            DigestKind::Sha1 => {
+                Self::Sha(kind, digest::Context::new(&digest::SHA1_FOR_LEGACY_USE_ONLY))
+            }
             DigestKind::Crc32c => Self::Crc32c(0),
         }
     }
@@ -106,7 +214,7 @@ impl Digester {
     pub(crate) fn kind(&self) -> DigestKind {
         match self {
             Self::Md5(_) => DigestKind::Md5,
-            Self::Sha256(_) => DigestKind::Sha256,
+            Self::Sha(kind, _) => *kind,
             Self::Crc32c(_) => DigestKind::Crc32c,
         }
     }
@@ -114,7 +222,7 @@ impl Digester {
     pub(crate) fn update(&mut self, bytes: &[u8]) {
         match self {
             Self::Md5(state) => state.update(bytes),
-            Self::Sha256(state) => state.update(bytes),
+            Self::Sha(_, state) => state.update(bytes),
             Self::Crc32c(state) => *state = crc32c::crc32c_append(*state, bytes),
         }
     }
@@ -123,7 +231,7 @@ impl Digester {
         let kind = self.kind();
         match self {
             Self::Md5(state) => DigestValue::new(kind, &state.finalize()),
-            Self::Sha256(state) => DigestValue::new(kind, state.finish().as_ref()),
+            Self::Sha(_, state) => DigestValue::new(kind, state.finish().as_ref()),
             Self::Crc32c(state) => DigestValue::new(kind, &state.to_be_bytes()),
         }
     }
@@ -166,10 +274,15 @@ impl Key {
         Ok(Self::parse(&bytes[..len]))
     }
 
+    /// The key with these bytes, if there are 32.
+    pub fn of(bytes: &[u8]) -> Option<Self> {
+        bytes.try_into().ok().map(Self::copy)
+    }
+
     /// A key file: 32 bytes, or 64 hexadecimal digits with or without an end of line.
     pub fn parse(file: &[u8]) -> Option<Self> {
-        if let Ok(bytes) = file.try_into() {
-            return Some(Self::copy(bytes));
+        if let Some(key) = Self::of(file) {
+            return Some(key);
         }
         let text = std::str::from_utf8(file).ok()?.trim_end();
         if text.len() != 64 || !text.is_ascii() {
@@ -217,6 +330,12 @@ mod tests {
         let sha = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         assert_eq!(digest_of(DigestKind::Sha256, &[b"ab", b"c"]), sha);
         assert_eq!(digest_of(DigestKind::Crc32c, &[&[0; 16], &[0; 16]]), "8a9136aa");
+        let sha = "a9993e364706816aba3e25717850c26c9cd0d89d";
+        assert_eq!(digest_of(DigestKind::Sha1, &[b"abc"]), sha);
+        for kind in DigestKind::ALL {
+            assert_eq!(DigestKind::named(kind.name()), Some(kind));
+            assert_eq!(digest_of(kind, &[]).len(), 2 * kind.value_bytes());
+        }
     }
 
     #[test]

@@ -15,7 +15,10 @@ use std::time::Duration;
 use sha2::{Digest as _, Sha256};
 use transfer::flow::CHUNK_BYTES;
 use transfer::pipeline::WhenBlocked;
-use transfer::{DigestKind, Engine, Key, Limits, Outcome, Source, TransferError};
+use transfer::{
+    Cipher, Command, DigestKind, Engine, Key, Limits, Outcome, Place, Source, StageKind, StageSpec,
+    TransferError,
+};
 
 const KEY: [u8; 32] = [3; 32];
 
@@ -97,7 +100,7 @@ fn a_file_arrives_with_its_digest() {
         let outcome = engine.submit(command).unwrap().wait();
         assert_eq!(outcome.result, Ok(()));
         assert_eq!(outcome.report.written, len as u64);
-        assert_eq!(outcome.report.digest.unwrap().to_string(), sha256(&content));
+        assert_eq!(outcome.report.digest().unwrap().to_string(), sha256(&content));
         assert!(received.join().unwrap() == content);
     }
 }
@@ -136,6 +139,173 @@ fn a_sealed_stream_opens_elsewhere_and_no_changed_one_does() {
 }
 
 #[test]
+fn a_sealed_stream_from_elsewhere_is_opened_to_a_file() {
+    let (folder, engine) = (Folder::new("open"), engine());
+    for len in [0, 1, 65_519, 65_520, 65_521, 8 * 65_520, 17 * 65_520 + 5] {
+        let content = bytes(len);
+        for (cipher, stream) in [
+            (Cipher::Aes256Gcm, common::seal(&KEY, &content)),
+            (Cipher::Aes256Ctr, common::seal_ctr(&KEY, &content)),
+        ] {
+            let (mut ours, theirs) = tcp();
+            let sender = thread::spawn(move || {
+                // Parts that end inside the header and inside records.
+                for part in stream.chunks(31_337) {
+                    ours.write_all(part).unwrap();
+                }
+                ours.write_all(&[]).unwrap();
+                stream.len()
+            });
+            let (path, file) = folder.create("sink");
+            let source = Source::socket(theirs, None).open_with(cipher, Key::new(KEY));
+            let command = source.digest(DigestKind::Sha256).digest(DigestKind::Sha1).file(file, 0);
+            let outcome = engine.submit(command).unwrap().wait();
+            let sent = sender.join().unwrap();
+            assert_eq!(outcome.result, Ok(()));
+            assert_eq!((outcome.report.read, outcome.report.written), (sent as u64, len as u64));
+            assert_eq!(outcome.report.digest().unwrap().to_string(), sha256(&content));
+            let kinds: Vec<StageKind> =
+                outcome.report.stages.iter().map(|stage| stage.kind).collect();
+            let digests = [DigestKind::Sha256, DigestKind::Sha1].map(StageKind::Digest);
+            assert_eq!(kinds, [StageKind::Open(cipher), digests[0], digests[1]]);
+            assert!(std::fs::read(path).unwrap() == content);
+        }
+    }
+}
+
+#[test]
+fn nothing_of_a_record_that_does_not_verify_leaves() {
+    let (folder, engine) = (Folder::new("verify"), engine());
+    let content = bytes(4 * 65_520 + 100);
+    let stream = common::seal(&KEY, &content);
+    let record = |n: usize| 48 + n * 65_536..(48 + (n + 1) * 65_536).min(stream.len());
+    let open = |stream: &[u8], cipher, key| {
+        let path = folder.file("sealed", stream);
+        let (path, source) = (folder.0.join("sink"), open(&path));
+        let (_, file) = folder.create("sink");
+        let source = Source::file(source, 0, None).open_with(cipher, Key::new(key));
+        let outcome = engine.submit(source.digest(DigestKind::Md5).file(file, 0)).unwrap().wait();
+        let got = std::fs::read(path).unwrap();
+        assert_eq!((outcome.report.written, outcome.report.digest()), (got.len() as u64, None));
+        assert!(content.starts_with(&got), "only what verified");
+        (outcome.result.unwrap_err(), got.len())
+    };
+    let gcm = |stream: &[u8]| open(stream, Cipher::Aes256Gcm, KEY);
+    for at in 0..5 {
+        let mut changed = stream.clone();
+        changed[record(at).start] ^= 1;
+        assert_eq!(gcm(&changed), (TransferError::NotVerified(at as u64), at * 65_520));
+        changed = stream.clone();
+        changed[record(at).end - 1] ^= 0x80;
+        assert_eq!(gcm(&changed), (TransferError::NotVerified(at as u64), at * 65_520));
+    }
+    // Exchanged, repeated, dropped.
+    let join = |order: &[usize]| {
+        let records = order.iter().flat_map(|n| &stream[record(*n)]);
+        [&stream[..48], &records.copied().collect::<Vec<u8>>()].concat()
+    };
+    assert_eq!(gcm(&join(&[0, 2, 1, 3, 4])), (TransferError::NotVerified(1), 65_520));
+    assert_eq!(gcm(&join(&[0, 0, 1, 2, 3, 4])), (TransferError::NotVerified(1), 65_520));
+    assert_eq!(gcm(&join(&[0, 1, 2, 4])), (TransferError::NotVerified(3), 3 * 65_520));
+    // Cut off between records and inside one, and continued after its end.
+    assert_eq!(gcm(&join(&[0, 1])), (TransferError::CutOff, 65_520));
+    assert_eq!(gcm(&join(&[])), (TransferError::CutOff, 0));
+    assert_eq!(gcm(&stream[..20]), (TransferError::CutOff, 0));
+    assert_eq!(gcm(&[]), (TransferError::CutOff, 0));
+    let (error, len) = gcm(&stream[..stream.len() - 1]);
+    assert_eq!((error, len), (TransferError::NotVerified(4), 4 * 65_520));
+    let (error, _) = gcm(&[&stream[..], &[0]].concat());
+    assert_eq!(error, TransferError::NotVerified(4));
+    // Something else, another key, and a cipher that would notice nothing.
+    assert_eq!(gcm(&content), (TransferError::NotSealed, 0));
+    let other = open(&stream, Cipher::Aes256Gcm, [4; 32]);
+    assert_eq!(other, (TransferError::NotVerified(0), 0));
+    let downgraded = common::seal_ctr(&KEY, &content);
+    assert_eq!(gcm(&downgraded), (TransferError::NotSealed, 0));
+    assert_eq!(open(&stream, Cipher::Aes256Ctr, KEY), (TransferError::NotSealed, 0));
+}
+
+#[test]
+fn every_source_reaches_every_sink() {
+    let (folder, engine) = (Folder::new("every"), engine());
+    let content = bytes(3 * CHUNK_BYTES + 77);
+    let sealed = common::seal(&KEY, &content);
+    let path = folder.file("source", &sealed);
+    let memory = |name: &str| {
+        let options = sys::RegionOptions::default();
+        let memory = sys::SharedMemory::create(name, 4 << 20, &options).unwrap();
+        File::from(memory.fd().try_clone_to_owned().unwrap())
+    };
+    for from in 0..3 {
+        for to in 0..3 {
+            let mut sender = None;
+            let shared = memory("from");
+            let source = match from {
+                0 => Source::file(open(&path), 0, None),
+                1 => {
+                    let (mut ours, theirs) = tcp();
+                    let stream = sealed.clone();
+                    sender = Some(thread::spawn(move || ours.write_all(&stream).unwrap()));
+                    Source::socket(theirs, None)
+                }
+                _ => {
+                    use std::os::unix::fs::FileExt as _;
+                    shared.write_all_at(&sealed, 1000).unwrap();
+                    Source::file(shared, 1000, Some(sealed.len() as u64))
+                }
+            };
+            // Opened with one key and sealed with another.
+            let stages = source.open(Key::new(KEY)).digest(DigestKind::Sha256);
+            let stages = stages.seal(Key::new([8; 32]));
+            let mut received = None;
+            let (sink, to_memory) = (folder.create("sink"), memory("to"));
+            let command = match to {
+                0 => stages.file(sink.1, 5),
+                1 => {
+                    let (ours, theirs) = UnixStream::pair().unwrap();
+                    received = Some(receive(theirs));
+                    stages.socket(ours)
+                }
+                _ => stages.file(to_memory.try_clone().unwrap(), 5),
+            };
+            let outcome = engine.submit(command).unwrap().wait();
+            assert_eq!(outcome.result, Ok(()), "from {from} to {to}");
+            assert_eq!(outcome.report.read, sealed.len() as u64);
+            let written = outcome.report.written as usize;
+            let got = match (to, received) {
+                (_, Some(received)) => received.join().unwrap(),
+                (0, _) => std::fs::read(sink.0).unwrap()[5..].to_vec(),
+                _ => {
+                    use std::os::unix::fs::FileExt as _;
+                    let mut got = vec![0; written];
+                    to_memory.read_exact_at(&mut got, 5).unwrap();
+                    got
+                }
+            };
+            assert_eq!(got.len(), written);
+            assert!(common::open(&[8; 32], &got).as_ref() == Some(&content));
+            assert_eq!(outcome.report.digest().unwrap().to_string(), sha256(&content));
+            if let Some(sender) = sender {
+                sender.join().unwrap();
+            }
+        }
+    }
+    // As it is, from one socket to the other, while both wait for each other's bytes.
+    let (mut ours, near) = tcp();
+    let (far, theirs) = UnixStream::pair().unwrap();
+    let transfer = engine.submit(Source::socket(near, None).socket(far)).unwrap();
+    let mut reader = theirs;
+    for part in content.chunks(100_000) {
+        ours.write_all(part).unwrap();
+        let mut got = vec![0; part.len()];
+        reader.read_exact(&mut got).unwrap();
+        assert!(got == part);
+    }
+    drop(ours);
+    assert_eq!(transfer.wait().result, Ok(()));
+}
+
+#[test]
 fn a_range_goes_out_and_the_file_position_stays() {
     use std::io::Seek as _;
     let (folder, engine) = (Folder::new("range"), engine());
@@ -169,7 +339,7 @@ fn a_stream_becomes_a_file() {
         assert!(written[..10] == [0; 10] && written[10..] == content[..len]);
         assert_eq!(outcome.report.written, len as u64);
         let digest = md5::Md5::digest(&content[..len]);
-        assert_eq!(outcome.report.digest.unwrap().bytes(), digest.as_slice());
+        assert_eq!(outcome.report.digest().unwrap().bytes(), digest.as_slice());
         // What follows the part stays in the socket.
         let mut rest = Vec::new();
         (&kept).read_to_end(&mut rest).unwrap();
@@ -223,11 +393,22 @@ fn wrong_descriptors_are_refused_with_a_sentence() {
     for (got, expected) in cases {
         assert_eq!(got, expected);
     }
+    let copy = Source::file(open(&path), 0, None);
+    let same = OpenOptions::new().write(true).open(&path).unwrap();
+    assert_eq!(engine.submit(copy.file(same, 0)).err(), Some(TransferError::SameFile));
+    let key = || Key::new(KEY);
+    let (source, sink) = (Place::File(open(&path).into(), 0), Place::Socket(stream()));
+    let stages =
+        vec![StageSpec::Seal(Cipher::Aes256Gcm, key()), StageSpec::Digest(DigestKind::Md5)];
+    let order = engine.submit(Command::new(source, None, stages, sink)).err().unwrap();
+    let expected = "the order of the stages is wrong: `md5` cannot follow `aes-256-gcm`: \
+                    only the sink can follow a seal: move the other stage before it";
+    assert_eq!(order.to_string(), expected);
     let range = engine.submit(Source::file(open(&path), u64::MAX, Some(2)).socket(stream()));
     assert_eq!(range.err().unwrap(), TransferError::Range);
     assert_eq!(engine.in_flight(), 0);
     let refused: u64 = engine.counters().failed().map(|(_, count)| count).sum();
-    assert_eq!((refused, engine.counters().started()), (10, 10));
+    assert_eq!((refused, engine.counters().started()), (12, 12));
 }
 
 #[test]
@@ -260,7 +441,7 @@ fn a_file_without_a_length_goes_out_to_its_end() {
             if sealed { source.seal(Key::new(KEY)).socket(ours) } else { source.socket(ours) };
         let outcome = engine.submit(command).unwrap().wait();
         assert_eq!((outcome.result, outcome.report.read), (Ok(()), content.len() as u64));
-        assert_eq!(outcome.report.digest.unwrap().to_string(), sha256(&content));
+        assert_eq!(outcome.report.digest().unwrap().to_string(), sha256(&content));
         let stream = received.join().unwrap();
         let plain = if sealed { common::open(&KEY, &stream).unwrap() } else { stream };
         assert!(plain == content);

@@ -7,12 +7,12 @@ mod common;
 use std::io::{self, IoSliceMut};
 
 use proptest::prelude::*;
-use transfer::flow::{Buffers, CHUNK_BYTES, Device, Devices, Flow, Plan, Report};
-use transfer::pipeline::{Direction, WhenBlocked};
+use transfer::flow::{Blocked, Buffers, CHUNK_BYTES, Device, Devices, End, Flow, Plan, Report};
+use transfer::pipeline::WhenBlocked;
 use transfer::scoreboard::{
     ABANDON_NS, EntryId, Expired, GivenBack, Patience, SLOW_MAX, SLOW_NS, Scoreboard, Work,
 };
-use transfer::{DigestKind, Key, TransferError};
+use transfer::{Cipher, DigestKind, Key, StageKind, StageSpec, TransferError};
 
 const KEY: [u8; 32] = [9; 32];
 const STALL_NS: u64 = 1_000_000_000;
@@ -29,6 +29,8 @@ enum Fault {
     Full(usize),
     /// The socket is never ready again.
     Stalls(usize),
+    /// This byte of the source is another one. Only where that is noticed.
+    Changed(usize),
 }
 
 /// A file and a socket. `turns` says how much each call may move; 0 is an interruption or a socket that is not ready.
@@ -137,33 +139,64 @@ impl Devices for Sim {
 struct Job {
     index: usize,
     flow: Flow<Sim>,
-    direction: Direction,
 }
 
 impl Work for Job {
     type Handle = ();
     fn handle(&self) {}
-    fn next(&self, blocked: bool) -> Option<Device> {
+    fn next(&self, blocked: Blocked) -> Option<End> {
         self.flow.next(blocked)
     }
 
-    fn source(&self) -> Device {
-        match self.direction {
-            Direction::Send => Device::File,
-            Direction::Receive => Device::Socket,
-        }
+    fn device(&self, end: End) -> Device {
+        self.flow.device(end)
     }
 }
 
 #[derive(Clone, Debug)]
 struct Case {
-    direction: Direction,
+    source: Device,
+    sink: Device,
     len: usize,
-    digest: Option<DigestKind>,
-    sealed: bool,
+    stages: Vec<StageSpec>,
     fault: Fault,
     turns: Vec<usize>,
     cancel_after: Option<usize>,
+}
+
+impl Case {
+    fn opens(&self) -> Option<Cipher> {
+        match self.stages.first() {
+            Some(StageSpec::Open(cipher, _)) => Some(*cipher),
+            _ => None,
+        }
+    }
+
+    fn seals(&self) -> Option<Cipher> {
+        match self.stages.last() {
+            Some(StageSpec::Seal(cipher, _)) => Some(*cipher),
+            _ => None,
+        }
+    }
+
+    fn plain(&self, index: usize) -> Vec<u8> {
+        (0..self.len).map(|at| (at.wrapping_mul(31) ^ (at >> 8) ^ index) as u8).collect()
+    }
+
+    /// What the source has.
+    fn content(&self, index: usize) -> Vec<u8> {
+        let plain = self.plain(index);
+        let mut content = match self.opens() {
+            None => plain,
+            Some(Cipher::Aes256Gcm) => common::seal(&KEY, &plain),
+            Some(Cipher::Aes256Ctr) => common::seal_ctr(&KEY, &plain),
+        };
+        if let Fault::Changed(at) = self.fault {
+            let at = at % content.len();
+            content[at] ^= 1;
+        }
+        content
+    }
 }
 
 struct Ended {
@@ -173,10 +206,6 @@ struct Ended {
     source: Vec<u8>,
 }
 
-fn source(case: &Case, index: usize) -> Vec<u8> {
-    (0..case.len).map(|at| (at.wrapping_mul(31) ^ (at >> 8) ^ index) as u8).collect()
-}
-
 fn fault() -> impl Strategy<Value = Fault> {
     let at = 0..3 * CHUNK_BYTES;
     prop_oneof![
@@ -184,7 +213,8 @@ fn fault() -> impl Strategy<Value = Fault> {
         1 => at.clone().prop_map(Fault::Ends),
         1 => at.clone().prop_map(Fault::Breaks),
         1 => at.clone().prop_map(Fault::Full),
-        1 => at.prop_map(Fault::Stalls),
+        1 => at.clone().prop_map(Fault::Stalls),
+        1 => at.prop_map(Fault::Changed),
     ]
 }
 
@@ -195,19 +225,25 @@ fn case() -> impl Strategy<Value = Case> {
         turns.push(70_000);
         turns
     });
-    let digest = prop::option::of(prop::sample::select(DigestKind::ALL.to_vec()));
-    let direction = prop::sample::select(vec![Direction::Send, Direction::Receive]);
+    let cipher = || prop::option::of(prop::sample::select(Cipher::ALL.to_vec()));
+    let digests = prop::collection::vec(prop::sample::select(DigestKind::ALL.to_vec()), 0..3);
+    let stages = (cipher(), digests, cipher()).prop_map(|(opens, digests, seals)| {
+        let open = opens.map(|cipher| StageSpec::Open(cipher, Key::new(KEY)));
+        let seal = seals.map(|cipher| StageSpec::Seal(cipher, Key::new(KEY)));
+        let digests = digests.into_iter().map(StageSpec::Digest);
+        open.into_iter().chain(digests).chain(seal).collect::<Vec<_>>()
+    });
+    let device = || prop::sample::select(vec![Device::File, Device::Socket]);
     let len = prop_oneof![0..200usize, 0..3 * CHUNK_BYTES, Just(65_520), Just(8 * 65_520)];
     let cancel = prop::option::weighted(0.1, 0..30usize);
-    (direction, len, digest, any::<bool>(), fault(), turns, cancel).prop_map(
-        |(direction, len, digest, sealed, fault, turns, cancel_after)| Case {
-            direction,
-            len,
-            digest,
-            sealed: sealed && direction == Direction::Send,
-            fault,
-            turns,
-            cancel_after,
+    (device(), device(), len, stages, fault(), turns, cancel).prop_map(
+        |(source, sink, len, stages, fault, turns, cancel_after)| {
+            let mut case = Case { source, sink, len, stages, fault, turns, cancel_after };
+            // A cipher that notices changes, or none was made.
+            if matches!(fault, Fault::Changed(_)) && case.opens() != Some(Cipher::Aes256Gcm) {
+                case.fault = Fault::None;
+            }
+            case
         },
     )
 }
@@ -222,7 +258,7 @@ fn run(cases: &[Case]) -> Vec<Ended> {
     let patience = Patience { stall_ns: STALL_NS, deadline_ns: None };
     for (index, case) in cases.iter().enumerate() {
         let sim = Sim {
-            source: source(case, index),
+            source: case.content(index),
             fault: case.fault,
             turns: case.turns.clone(),
             at: 0,
@@ -230,21 +266,20 @@ fn run(cases: &[Case]) -> Vec<Ended> {
             received: 0,
             blocked: false,
         };
+        // A file whose length is not known has the same end.
+        let known = !matches!(case.fault, Fault::None) || index % 2 == 0;
         let plan = Plan {
-            direction: case.direction,
-            offset: 0,
-            // A file whose length is not known has the same end.
-            bytes: (case.direction == Direction::Receive
-                || !matches!(case.fault, Fault::None)
-                || index % 2 == 0)
-                .then_some(case.len as u64),
-            digest: case.digest,
-            seal: case.sealed.then(|| Key::new(KEY)),
+            source: case.source,
+            sink: case.sink,
+            from: 0,
+            bytes: known.then_some(sim.source.len() as u64),
+            to: 0,
+            stages: case.stages.clone(),
             when_blocked: WhenBlocked::Wait,
         };
         let flow = Flow::new(&plan, sim).unwrap();
         let ended = flow.ended();
-        let job = Job { index, flow, direction: case.direction };
+        let job = Job { index, flow };
         match ended {
             Some(result) => {
                 end(&mut ends, job, result, &mut buffers);
@@ -265,7 +300,7 @@ fn run(cases: &[Case]) -> Vec<Ended> {
                 end(&mut ends, job, Err(TransferError::Cancelled), &mut buffers);
             }
         }
-        let Some((id, device, mut job)) = board.take(last.take(), now_ns) else {
+        let Some((id, at, mut job)) = board.take(last.take(), now_ns) else {
             if board.is_empty() {
                 break;
             }
@@ -275,7 +310,8 @@ fn run(cases: &[Case]) -> Vec<Ended> {
                 if let Some(id) = id
                     && !matches!(case.fault, Fault::Stalls(_))
                 {
-                    board.ready(*id);
+                    board.ready(*id, End::Source);
+                    board.ready(*id, End::Sink);
                     is_ready = true;
                 }
             }
@@ -284,7 +320,8 @@ fn run(cases: &[Case]) -> Vec<Ended> {
                 // Sockets that stall at a later byte are ready until then.
                 for (case, id) in cases.iter().zip(&ids) {
                     if let (Fault::Stalls(_), Some(id)) = (case.fault, id) {
-                        board.ready(*id);
+                        board.ready(*id, End::Source);
+                        board.ready(*id, End::Sink);
                     }
                 }
                 for expired in board.expire(now_ns) {
@@ -294,7 +331,7 @@ fn run(cases: &[Case]) -> Vec<Ended> {
             }
             continue;
         };
-        let step = job.flow.step(device, &mut buffers);
+        let step = job.flow.step(at, &mut buffers);
         match step.ended {
             Some(result) => {
                 board.finish(id);
@@ -339,57 +376,78 @@ fn digest_of(kind: DigestKind, bytes: &[u8]) -> String {
         DigestKind::Md5 => hex(&md5::Md5::digest(bytes)),
         DigestKind::Sha256 => hex(&sha2::Sha256::digest(bytes)),
         DigestKind::Crc32c => format!("{:08x}", crc32c::crc32c(bytes)),
+        DigestKind::Sha1 => hex(&sha1::Sha1::digest(bytes)),
     }
 }
 
-fn check(case: &Case, ended: &Ended) {
+fn check(case: &Case, index: usize, ended: &Ended) {
     let Ended { result, report, sink, source } = ended;
+    let plain = case.plain(index);
     assert_eq!(report.written, sink.len() as u64, "the count is what the sink got");
-    if case.sealed {
-        assert!(sink.len() < 48 || sink.starts_with(b"SERVSEAL"));
-    } else {
-        assert!(source.starts_with(sink), "the sink has a prefix of the source");
+    let opened = match case.seals() {
+        None => Some(sink.clone()),
+        Some(Cipher::Aes256Gcm) => common::open(&KEY, sink),
+        Some(Cipher::Aes256Ctr) => common::open_ctr(&KEY, sink),
+    };
+    if let Some(opened) = &opened {
+        assert!(plain.starts_with(opened), "the sink has a prefix of the plain bytes");
+    }
+    if case.opens().is_none() && case.seals().is_none() {
         assert!(report.read >= report.written);
     }
     match result {
         Ok(()) => {
-            let plain = if case.sealed {
-                common::open(&KEY, sink).expect("the stream opens")
-            } else {
-                sink.clone()
-            };
-            assert!(plain == *source, "the sink has all");
-            let digest = report.digest.map(|digest| digest.to_string());
-            assert_eq!(digest, case.digest.map(|kind| digest_of(kind, source)));
-            assert!(report.stages.iter().all(|stage| stage.bytes == case.len as u64));
+            assert!(opened.expect("the stream opens") == plain, "the sink has all");
+            assert_eq!(report.read, source.len() as u64);
+            for stage in &report.stages {
+                let (taken, made) = match stage.kind {
+                    StageKind::Open(_) => (source.len(), plain.len()),
+                    StageKind::Digest(_) => (plain.len(), plain.len()),
+                    StageKind::Seal(_) => (plain.len(), sink.len()),
+                };
+                assert_eq!((stage.bytes, stage.made), (taken as u64, made as u64));
+                let digest = stage.digest.map(|digest| digest.to_string());
+                let expected = match stage.kind {
+                    StageKind::Digest(kind) => Some(digest_of(kind, &plain)),
+                    _ => None,
+                };
+                assert_eq!(digest, expected);
+            }
+            let kinds = report.stages.iter().map(|stage| stage.kind);
+            assert!(kinds.eq(case.stages.iter().map(StageSpec::kind)));
         }
         Err(error) => {
-            assert_eq!(report.digest, None);
-            if case.sealed {
-                assert_eq!(
-                    common::open(&KEY, sink),
-                    None,
-                    "a stream that was cut off does not open"
-                );
+            assert_eq!(report.digest(), None);
+            if case.seals() == Some(Cipher::Aes256Gcm) {
+                assert_eq!(opened, None, "a stream that was cut off does not open");
             }
             match (case.fault, error) {
                 (_, TransferError::Cancelled) => assert!(case.cancel_after.is_some()),
                 (Fault::Ends(_), TransferError::FileEnded { .. } | TransferError::Closed)
                 | (Fault::Breaks(_), TransferError::Host { errno: 5, .. } | TransferError::Reset)
                 | (Fault::Full(_), TransferError::DiskFull | TransferError::Reset)
-                | (Fault::Stalls(_), TransferError::Stalled(1000)) => {}
+                | (Fault::Stalls(_), TransferError::Stalled(1000))
+                | (Fault::Changed(_), TransferError::NotSealed | TransferError::NotVerified(_)) => {
+                }
                 (fault, error) => panic!("{error} after {fault:?}"),
             }
         }
     }
+    if let (Fault::Changed(_), None) = (case.fault, case.cancel_after) {
+        assert!(result.is_err(), "a change is noticed");
+    }
     // What was read before the source failed reaches the sink.
-    if !case.sealed
+    if case.opens().is_none()
+        && case.seals().is_none()
         && let (Fault::Ends(at) | Fault::Breaks(at), None) = (case.fault, case.cancel_after)
     {
         assert_eq!(sink.len(), at.min(case.len));
     }
-    if let (Fault::Full(at) | Fault::Stalls(at), None) = (case.fault, case.cancel_after) {
-        assert!(sink.len() <= at || result.is_ok());
+    let stalls = case.sink == Device::Socket;
+    match (case.fault, case.cancel_after) {
+        (Fault::Full(at), None) => assert!(sink.len() <= at || result.is_ok()),
+        (Fault::Stalls(at), None) if stalls => assert!(sink.len() <= at || result.is_ok()),
+        _ => {}
     }
 }
 
@@ -399,8 +457,8 @@ proptest! {
     #[test]
     fn every_transfer_ends_with_exact_counts(cases in prop::collection::vec(case(), 1..6)) {
         let ends = run(&cases);
-        for (case, ended) in cases.iter().zip(&ends) {
-            check(case, ended);
+        for (index, (case, ended)) in cases.iter().zip(&ends).enumerate() {
+            check(case, index, ended);
         }
     }
 }
@@ -411,11 +469,11 @@ fn transfers_take_turns_by_chunk() {
     impl Work for Chunks {
         type Handle = ();
         fn handle(&self) {}
-        fn next(&self, _: bool) -> Option<Device> {
-            Some(if self.0.is_multiple_of(2) { Device::File } else { Device::Socket })
+        fn next(&self, _: Blocked) -> Option<End> {
+            Some(if self.0.is_multiple_of(2) { End::Source } else { End::Sink })
         }
-        fn source(&self) -> Device {
-            Device::File
+        fn device(&self, end: End) -> Device {
+            if end == End::Source { Device::File } else { Device::Socket }
         }
     }
     let mut board = Scoreboard::new(3);
@@ -427,15 +485,15 @@ fn transfers_take_turns_by_chunk() {
     let mut last = None;
     let mut order = Vec::new();
     for _ in 0..12 {
-        let (id, device, mut work) = board.take(last, 0).unwrap();
-        order.push((id.to_bits() as u32, device));
+        let (id, end, mut work) = board.take(last, 0).unwrap();
+        order.push((id.to_bits() as u32, end));
         work.0 += 1;
         board.give_back(id, work, false, 1000, 0);
         last = Some(id);
     }
     let round = [0, 0, 1, 1, 2, 2];
     assert_eq!(order.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [round, round].concat());
-    assert!(order.chunks(2).all(|pair| pair[0].1 == Device::File && pair[1].1 == Device::Socket));
+    assert!(order.chunks(2).all(|pair| pair[0].1 == End::Source && pair[1].1 == End::Sink));
 }
 
 #[test]
@@ -444,11 +502,11 @@ fn one_file_step_runs_at_a_time() {
     impl Work for Reader {
         type Handle = ();
         fn handle(&self) {}
-        fn next(&self, _: bool) -> Option<Device> {
-            Some(Device::Socket)
+        fn next(&self, _: Blocked) -> Option<End> {
+            Some(End::Source)
         }
-        fn source(&self) -> Device {
-            Device::File
+        fn device(&self, end: End) -> Device {
+            if end == End::Source { Device::File } else { Device::Socket }
         }
     }
     let mut board = Scoreboard::new(2);
@@ -470,7 +528,7 @@ fn one_file_step_runs_at_a_time() {
     assert!(board.is_empty());
 }
 
-/// A transfer that reads its file, and its name as handle.
+/// A transfer that reads its file unless its sink is not ready, and its name as handle.
 struct Named(usize);
 
 impl Work for Named {
@@ -478,11 +536,11 @@ impl Work for Named {
     fn handle(&self) -> usize {
         self.0
     }
-    fn next(&self, blocked: bool) -> Option<Device> {
-        (!blocked).then_some(Device::Socket)
+    fn next(&self, blocked: Blocked) -> Option<End> {
+        (blocked == Blocked::default()).then_some(End::Source)
     }
-    fn source(&self) -> Device {
-        Device::File
+    fn device(&self, end: End) -> Device {
+        if end == End::Source { Device::File } else { Device::Socket }
     }
 }
 
@@ -496,8 +554,8 @@ fn a_file_step_that_hangs_is_passed_by_and_abandoned() {
     let mut taken = Vec::new();
     // One file step hangs after the other: the next one starts when that is known, up to a limit.
     for (at, expected) in ids.iter().enumerate().take(SLOW_MAX) {
-        let (id, device, work) = board.take(None, 0).unwrap();
-        assert_eq!((id, device), (*expected, Device::File));
+        let (id, end, work) = board.take(None, 0).unwrap();
+        assert_eq!((id, end), (*expected, End::Source));
         taken.push(work);
         assert!(!board.has_work());
         assert!(board.expire(SLOW_NS - 1).is_empty());
@@ -538,7 +596,7 @@ fn a_file_step_that_hangs_is_passed_by_and_abandoned() {
     }
     assert_eq!((board.slow_steps(), board.len()), (0, 3));
     // A step that hangs when everything ends.
-    board.ready(ids[0]);
+    board.ready(ids[0], End::Source);
     let (running, _, _) = board.take(None, STALL_NS).unwrap();
     assert_eq!((running, board.clear().len()), (ids[0], 2));
     assert_eq!(board.abandon(), [0]);
@@ -559,7 +617,7 @@ fn a_byte_now_and_then_is_no_progress() {
             if !board.expire(now_ns).is_empty() {
                 return true;
             }
-            board.ready(id);
+            board.ready(id, End::Source);
         }
         false
     };

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use sys::local::{LocalListener, LocalSocket, wait_readable};
-use transfer::message::{ANSWER_BYTES, Answer, Order, REQUEST_BYTES, Request};
+use transfer::message::{ANSWER_BYTES_MAX, Answer, Order, REQUEST_BYTES_MAX, Request};
 use transfer::{Client, ClientError, DigestKind, Service, ServiceLimits, Source};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -64,7 +64,7 @@ impl Setup {
         let Answer::Ended { id: ended, result, report } = answer(&mut client) else { panic!() };
         assert_eq!((ended, result), (id, Ok(())));
         assert_eq!((report.read, report.written), (100_000, 100_000));
-        assert_eq!(report.digest.unwrap().kind(), DigestKind::Md5);
+        assert_eq!(report.digest().unwrap().kind(), DigestKind::Md5);
         assert!(reader.join().unwrap().unwrap() == content);
     }
 
@@ -93,7 +93,7 @@ fn answer(client: &mut Client) -> Answer {
 
 /// The next message on a bare connection; `None`: the engine has closed it.
 fn message(socket: &LocalSocket) -> Option<Answer> {
-    let mut bytes = [0; ANSWER_BYTES];
+    let mut bytes = [0; ANSWER_BYTES_MAX];
     loop {
         match socket.receive(&mut bytes) {
             Ok(Some(0)) | Err(_) => return None,
@@ -169,15 +169,15 @@ fn messages_that_break_the_protocol_end_their_connection_only() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let innocent = client.submit(Source::socket(ours, None).file(setup.sink(), 0)).unwrap();
     let start = Request::Start { id: 1, order: receive_order() }.encode();
-    let mut wrong_version = start;
-    wrong_version[3] = b'2';
-    let mut wrong_kind = start;
+    let mut wrong_version = start.clone();
+    wrong_version[3] = b'1';
+    let mut wrong_kind = start.clone();
     wrong_kind[4] = 9;
     let long = [&start[..], &[0]].concat();
     let (file, (socket, _peer)) = (setup.sink(), UnixStream::pair().unwrap());
-    for bytes in [&start[..10], &long, &wrong_version, &wrong_kind, &[7; REQUEST_BYTES]] {
+    for bytes in [&start[..10], &long, &wrong_version, &wrong_kind, &[7; 80]] {
         let bare = setup.socket();
-        bare.send(bytes, &[file.as_fd(), socket.as_fd()]).unwrap();
+        bare.send(bytes, &[socket.as_fd(), file.as_fd()]).unwrap();
         assert_eq!(name_of(message(&bare)), "bad_request");
         assert_eq!(message(&bare), None, "the connection is closed");
     }
@@ -187,10 +187,10 @@ fn messages_that_break_the_protocol_end_their_connection_only() {
         bare.send(&start, descriptors).unwrap();
         assert_eq!(name_of(message(&bare)), "bad_request");
     }
-    bare.send(&start, &[socket.as_fd(), file.as_fd()]).unwrap();
+    bare.send(&start, &[file.as_fd(), socket.as_fd()]).unwrap();
     assert_eq!(name_of(message(&bare)), "wrong_kind");
-    bare.send(&start, &[file.as_fd(), socket.as_fd()]).unwrap();
-    bare.send(&start, &[file.as_fd(), socket.as_fd()]).unwrap();
+    bare.send(&start, &[socket.as_fd(), file.as_fd()]).unwrap();
+    bare.send(&start, &[socket.as_fd(), file.as_fd()]).unwrap();
     assert_eq!(name_of(message(&bare)), "bad_request");
     // Numbers without a transfer are ignored.
     bare.send(&Request::Cancel(99).encode(), &[]).unwrap();
@@ -300,6 +300,6 @@ fn a_command_that_finds_no_room_comes_back() {
     let (ours, _theirs) = UnixStream::pair().unwrap();
     let submitted = client.submit(Source::socket(ours, None).file(setup.sink(), 0));
     let Err(ClientError::Full(command)) = submitted else { panic!("{submitted:?}") };
-    while engine.receive(&mut [0; REQUEST_BYTES]).unwrap().is_some() {}
+    while engine.receive(&mut [0; REQUEST_BYTES_MAX]).unwrap().is_some() {}
     assert_eq!(client.submit(*command).unwrap(), 1);
 }

@@ -1,8 +1,9 @@
 /*
- * Transfers between files and sockets by a Serval engine of another process: the calling thread touches no byte.
+ * Transfers between files, shared memory and sockets by a Serval engine of another process: the calling thread touches no byte.
  *
- *   file   -> [digest] -> [seal] -> socket     sv_sendfile, sv_encrypted_sendfile
- *   socket -> [digest]           -> file       sv_recvfile
+ *   file   -> [digest] -> [seal] -> socket                       sv_sendfile, sv_encrypted_sendfile
+ *   socket -> [digest]           -> file                         sv_recvfile
+ *   any    -> [open] -> [digests] -> [seal] -> any               sv_pipeline
  *
  * The engine is `serval serve` with a [transfer] table in its configuration; docs/transfer.md describes it. Descriptors are
  * passed to the engine, which uses them as they are: no flag, option or file position changes. While a transfer is in flight, the caller
@@ -29,23 +30,51 @@ extern "C" {
 /* A connection to an engine. */
 typedef struct sv_transfers sv_transfers;
 
-/* Digests of the plain bytes: 16, 32 and 4 bytes (CRC32C is big-endian). */
-enum sv_digest { SV_DIGEST_NONE = 0, SV_DIGEST_MD5 = 1, SV_DIGEST_SHA256 = 2, SV_DIGEST_CRC32C = 3 };
+/* Digests of the plain bytes: 16, 32, 4 and 20 bytes (CRC32C is big-endian). */
+enum sv_digest { SV_DIGEST_NONE = 0, SV_DIGEST_MD5 = 1, SV_DIGEST_SHA256 = 2, SV_DIGEST_CRC32C = 3, SV_DIGEST_SHA1 = 4 };
+
+/* Ciphers of sealed streams. A stream of AES-256-GCM that was changed or cut off does not open; AES-256-CTR notices no change. */
+enum sv_cipher { SV_CIPHER_AES_256_GCM = 1, SV_CIPHER_AES_256_CTR = 2 };
+
+/* Only the source can precede SV_STAGE_OPEN, and only the sink can follow SV_STAGE_SEAL. */
+enum sv_stage_kind { SV_STAGE_DIGEST = 1, SV_STAGE_OPEN = 2, SV_STAGE_SEAL = 3 };
+
+/* Stages of a transfer at most. */
+#define SV_STAGES_MAX 8
+
+/* One stage of sv_pipeline. */
+typedef struct sv_stage {
+    uint32_t kind;      /* enum sv_stage_kind */
+    uint32_t option;    /* enum sv_digest, or enum sv_cipher */
+    const uint8_t *key; /* 32 bytes for SV_STAGE_OPEN and SV_STAGE_SEAL, or NULL */
+} sv_stage;
 
 /* The range reaches to the end of the file, or of the stream. */
 #define SV_TO_THE_END UINT64_MAX
 
 /* A transfer. Initialise it with SV_TRANSFER_DEFAULTS. */
 typedef struct sv_transfer {
-    uint64_t offset;      /* first byte of the range in the file */
+    uint64_t offset;      /* first byte of the range in the file; of sv_pipeline, in the source if that is a file */
     uint64_t bytes;       /* length of the range, or SV_TO_THE_END */
     uint32_t digest;      /* enum sv_digest */
     uint32_t stall_ms;    /* longest time without progress; 0: 30 s */
     uint32_t deadline_ms; /* longest time in all; 0: no limit while bytes move */
-    uint32_t no_wait;     /* not 0: end with a short count when the socket is full or empty; not with digest or key */
+    uint32_t no_wait;     /* not 0: end with a short count when the socket is full or empty; not with stages or two sockets */
+    uint64_t sink_offset; /* sv_pipeline: where the first byte goes in the sink, if that is a file */
 } sv_transfer;
 
-#define SV_TRANSFER_DEFAULTS { 0, SV_TO_THE_END, SV_DIGEST_NONE, 0, 0, 0 }
+#define SV_TRANSFER_DEFAULTS { 0, SV_TO_THE_END, SV_DIGEST_NONE, 0, 0, 0, 0 }
+
+/* What a stage did. */
+typedef struct sv_stage_result {
+    uint32_t kind;         /* as in sv_stage */
+    uint32_t option;       /* as in sv_stage */
+    uint32_t finished;     /* not 0: all bytes went through it */
+    uint32_t digest_bytes; /* 0 but for a digest that finished */
+    uint64_t bytes;        /* that went in */
+    uint64_t made;         /* that came out */
+    uint8_t digest[32];
+} sv_stage_result;
 
 /* How a transfer ended. */
 typedef struct sv_transfer_result {
@@ -54,9 +83,11 @@ typedef struct sv_transfer_result {
     uint32_t reason;       /* 0, or the code of the reason (docs/transfer.md lists them in this order, from 1) */
     uint64_t read;         /* bytes taken from the source */
     uint64_t written;      /* bytes that the sink has; exact, also after an error */
-    uint32_t digest_bytes; /* 0 without a digest, and after an error */
+    uint32_t digest_bytes; /* of the first digest; 0 without one, and after an error */
     uint8_t digest[32];
-    char text[168]; /* one sentence about the error, or empty */
+    char text[168];        /* one sentence about the error, or empty */
+    uint32_t stages;       /* of the transfer, in their order */
+    sv_stage_result stage[SV_STAGES_MAX];
 } sv_transfer_result;
 
 /* Connects to the engine whose transfer.socket is this path. */
@@ -73,6 +104,13 @@ SV_TRANSFER_API int sv_sendfile_start(sv_transfers *transfers, int socket, int f
 SV_TRANSFER_API int sv_encrypted_sendfile_start(sv_transfers *transfers, int socket, int file, const sv_transfer *transfer,
                                                 const uint8_t key[32], uint64_t *id);
 SV_TRANSFER_API int sv_recvfile_start(sv_transfers *transfers, int file, int socket, const sv_transfer *transfer, uint64_t *id);
+
+/*
+ * From a file, shared memory (memfd_create, shm_open) or a connected stream socket through up to SV_STAGES_MAX stages to another one.
+ * -EINVAL: a stage has a value without a meaning. A wrong order of stages is a result with error EINVAL and the reason in its text.
+ */
+SV_TRANSFER_API int sv_pipeline_start(sv_transfers *transfers, int source, int sink, const sv_transfer *transfer, const sv_stage *stages,
+                                      unsigned count, uint64_t *id);
 
 /*
  * The next result, in the order in which transfers end. Waits at most timeout_ms (-1: no limit) and returns -EAGAIN if
@@ -93,6 +131,8 @@ SV_TRANSFER_API int sv_sendfile(sv_transfers *transfers, int socket, int file, c
 SV_TRANSFER_API int sv_encrypted_sendfile(sv_transfers *transfers, int socket, int file, const sv_transfer *transfer,
                                           const uint8_t key[32], sv_transfer_result *result);
 SV_TRANSFER_API int sv_recvfile(sv_transfers *transfers, int file, int socket, const sv_transfer *transfer, sv_transfer_result *result);
+SV_TRANSFER_API int sv_pipeline(sv_transfers *transfers, int source, int sink, const sv_transfer *transfer, const sv_stage *stages,
+                                unsigned count, sv_transfer_result *result);
 
 #ifdef __cplusplus
 }

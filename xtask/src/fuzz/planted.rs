@@ -129,11 +129,18 @@ const PLANTS: &[Plant] = &[
         wrong: "matches!(slot.state, State::Open | State::Dead | State::Free)",
     },
     Plant {
+        target: "sealed",
+        bug: "the bytes of a stream that were taken are counted without those of its header",
+        file: "crates/transfer/src/seal.rs",
+        right: "ran.taken += take;\n                ran.done = last",
+        wrong: "ran.taken = take;\n                ran.done = last",
+    },
+    Plant {
         target: "transfer",
         bug: "reserved bytes of a request may have any value",
         file: "crates/transfer/src/message.rs",
-        right: "if bytes[42..48] != [0; 6] {",
-        wrong: "if bytes[42..44] != [0; 2] {",
+        right: "rest.reserved(5)?;\n    if (source",
+        wrong: "rest.bytes(5)?;\n    if (source",
     },
     Plant {
         target: "worker",

@@ -19,7 +19,7 @@ use sys::descriptors::reset_on_close;
 use sys::local::wait_readable;
 use sys::private_file::open_regular;
 use transfer::message::Answer;
-use transfer::{Client, Command, DigestKind, Engine, Key, Limits, Source};
+use transfer::{Cipher, Client, Command, DigestKind, Engine, Key, Limits, StageSpec, check_order};
 
 use super::bench::time;
 use super::{Failure, cancel_on_signal};
@@ -27,17 +27,19 @@ use crate::screen::Screen;
 use server::config::bytes_for_people;
 
 pub(super) const HELP: &str = "\
-SOURCE and SINK are a file and a TCP connection, in either order. tcp://HOST:PORT connects;
-listen://IP:PORT accepts one connection (port 0: a free one, which is printed). The bytes go through
-the stages in one pass: --digest prints a digest of the plain bytes, --seal encrypts them with
-AES-256-GCM before a socket (docs/transfer.md has the format). KEYFILE holds 32 bytes, or 64
-hexadecimal digits; only its owner may have access to it. A file as SINK is created, or replaced
-when all bytes have arrived; what arrived of a transfer that failed is in SINK.part.
+SOURCE and SINK are files or TCP connections. tcp://HOST:PORT connects; listen://IP:PORT accepts one
+connection (port 0: a free one, which is printed). The bytes go through the stages in one pass: --open
+decrypts what SOURCE has, --digest prints a digest of the plain bytes (give it again for another one),
+--seal encrypts what SINK gets. Both use AES-256-GCM, or the cipher of --cipher (docs/transfer.md has the
+formats). KEYFILE holds 32 bytes, or 64 hexadecimal digits; only its owner may have access to it. A file as
+SINK is created, or replaced when all bytes have arrived; what arrived of a transfer that failed is in
+SINK.part.
 
 Examples:
   serval transfer listen://0.0.0.0:9000 copy.iso --digest sha256
   serval transfer image.iso tcp://backup:9000 --digest sha256
   (umask 077; head -c 32 /dev/urandom >key); serval transfer image.iso tcp://backup:9000 --seal key
+  serval transfer listen://0.0.0.0:9000 copy.iso --open key
   serval transfer image.iso tcp://backup:9000 --offset 4096 --bytes 1048576 --json
   serval transfer image.iso tcp://backup:9000 --engine /run/serval/transfer
 
@@ -59,15 +61,23 @@ pub(super) struct Options {
     #[arg(value_name = "SINK")]
     sink: Place,
 
-    /// Print a digest of the plain bytes: md5, sha256 or crc32c
-    #[arg(long, value_name = "KIND", value_parser = digest)]
-    digest: Option<DigestKind>,
+    /// Decrypt what the source has with the key of this file; nothing of a record that does not verify goes on
+    #[arg(long, value_name = "KEYFILE")]
+    open: Option<PathBuf>,
 
-    /// Encrypt what is sent to a socket with the key of this file
+    /// Print a digest of the plain bytes: md5, sha1, sha256 or crc32c
+    #[arg(long, value_name = "KIND", value_parser = digest)]
+    digest: Vec<DigestKind>,
+
+    /// Encrypt what the sink gets with the key of this file
     #[arg(long, value_name = "KEYFILE")]
     seal: Option<PathBuf>,
 
-    /// The first byte of the range in the file
+    /// The cipher of --open and --seal: aes-256-gcm, or aes-256-ctr, which notices no change
+    #[arg(long, value_name = "CIPHER", default_value = "aes-256-gcm", value_parser = cipher)]
+    cipher: Cipher,
+
+    /// The first byte of the range in the file that is the source, or else in the one that is the sink
     #[arg(long, value_name = "BYTE", default_value_t = 0)]
     offset: u64,
 
@@ -114,54 +124,50 @@ impl FromStr for Place {
 }
 
 fn digest(text: &str) -> Result<DigestKind, String> {
-    DigestKind::named(text).ok_or_else(|| "must be md5, sha256 or crc32c".to_owned())
+    DigestKind::named(text).ok_or_else(|| "must be md5, sha1, sha256 or crc32c".to_owned())
+}
+
+fn cipher(text: &str) -> Result<Cipher, String> {
+    Cipher::named(text).ok_or_else(|| "must be aes-256-gcm or aes-256-ctr".to_owned())
 }
 
 pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
-    let key = options.seal.as_deref().map(read_key).transpose()?;
+    let stages = stages(options)?;
     let cancel = Arc::new(AtomicBool::new(false));
     cancel_on_signal(cancel.clone()).map_err(Failure::run)?;
+    let mut expected = options.bytes;
+    let mut source_file = None;
+    if let Place::File(path) = &options.source {
+        let (file, found) = open_regular(path)
+            .map_err(|error| Failure::Run(format!("cannot read {}: {error}", path.display())))?;
+        // Files of /proc have content and no length.
+        let rest = (found.len() > 0).then(|| found.len().saturating_sub(options.offset));
+        expected = expected.or(rest);
+        source_file = Some(file);
+    }
+    let sink_offset = if source_file.is_some() { 0 } else { options.offset };
     let mut kept = None;
-    let (command, socket, expected) = match (&options.source, &options.sink) {
-        (Place::File(path), place @ (Place::Connect(_) | Place::Listen(_))) => {
-            let (file, found) = open_regular(path).map_err(|error| {
-                Failure::Run(format!("cannot read {}: {error}", path.display()))
-            })?;
-            // Files of /proc have content and no length.
-            let rest = (found.len() > 0).then(|| found.len().saturating_sub(options.offset));
-            let socket = open_socket(screen, place, options.stall, &cancel)?;
-            let source = Source::file(file, options.offset, options.bytes);
-            let to = duplicate(&socket)?;
-            let command = match (options.digest, key) {
-                (Some(kind), Some(key)) => source.digest(kind).seal(key).socket(to),
-                (Some(kind), None) => source.digest(kind).socket(to),
-                (None, Some(key)) => source.seal(key).socket(to),
-                (None, None) => source.socket(to),
-            };
+    if let Place::File(path) = &options.sink {
+        kept = Some(Sink::open(path, sink_offset)?);
+    }
+    let open = |place| open_socket(screen, place, options.stall, &cancel);
+    let source = match source_file {
+        Some(file) => transfer::Place::File(file.into(), options.offset),
+        None => transfer::Place::Socket(open(&options.source)?.into()),
+    };
+    let mut socket = None;
+    let sink = match &kept {
+        Some(sink) => transfer::Place::File(sink.file()?.into(), sink_offset),
+        None => {
+            let opened = open(&options.sink)?;
             // If this program ends before all is sent, the peer gets a reset and not the end of a stream.
-            reset_on_close(socket.as_fd(), true).map_err(Failure::run)?;
-            (command, socket, options.bytes.or(rest))
-        }
-        (place @ (Place::Connect(_) | Place::Listen(_)), Place::File(path)) => {
-            if key.is_some() {
-                let why = "--seal encrypts on the way to a socket: it needs a file as SOURCE";
-                return Err(Failure::Usage(why.to_owned()));
-            }
-            let sink = kept.insert(Sink::open(path, options.offset)?);
-            let socket = open_socket(screen, place, options.stall, &cancel)?;
-            let file = sink.file()?;
-            let source = Source::socket(duplicate(&socket)?, options.bytes);
-            let command = match options.digest {
-                Some(kind) => source.digest(kind).file(file, options.offset),
-                None => source.file(file, options.offset),
-            };
-            (command, socket, options.bytes)
-        }
-        _ => {
-            let why = "one of SOURCE and SINK has to be a file, the other tcp:// or listen://";
-            return Err(Failure::Usage(why.to_owned()));
+            reset_on_close(opened.as_fd(), true).map_err(Failure::run)?;
+            let copy = opened.try_clone().map_err(Failure::run)?;
+            socket = Some(opened);
+            transfer::Place::Socket(copy.into())
         }
     };
+    let command = Command::new(source, options.bytes, stages, sink);
     let began = Instant::now();
     let command = command.stall(options.stall);
     let bar = progress_bar(screen, expected);
@@ -170,17 +176,29 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
         None => execute_here(command, &bar, &cancel)?,
     };
     bar.finish_and_clear();
-    if matches!(options.sink, Place::Connect(_) | Place::Listen(_)) && outcome.why.is_none() {
+    if let Some(why) = &outcome.why {
+        return Err(failed(why, &outcome.report, kept.as_ref()));
+    }
+    if let Some(socket) = socket {
         reset_on_close(socket.as_fd(), false).map_err(Failure::run)?;
         // The peer reads the end of the stream. It may have closed by now.
         let _ = socket.shutdown(Shutdown::Write);
     }
-    if let Some(why) = &outcome.why {
-        return Err(failed(why, &outcome.report, kept.as_ref()));
-    }
     kept.map_or(Ok(()), Sink::finish)?;
     report(screen, &outcome.report, began.elapsed());
     Ok(())
+}
+
+/// The stages in the one order that makes sense.
+fn stages(options: &Options) -> Result<Vec<StageSpec>, Failure> {
+    let (open, seal) = (options.open.as_deref(), options.seal.as_deref());
+    let [open, seal] = [open.map(read_key).transpose()?, seal.map(read_key).transpose()?];
+    let open = open.map(|key| StageSpec::Open(options.cipher, key));
+    let seal = seal.map(|key| StageSpec::Seal(options.cipher, key));
+    let digests = options.digest.iter().copied().map(StageSpec::Digest);
+    let stages: Vec<StageSpec> = open.into_iter().chain(digests).chain(seal).collect();
+    check_order(&stages).map_err(Failure::Usage)?;
+    Ok(stages)
 }
 
 /// How a transfer ended, here or in another process.
@@ -268,30 +286,31 @@ fn failed(why: &str, report: &transfer::Report, sink: Option<&Sink>) -> Failure 
 fn report(screen: &Screen, report: &transfer::Report, took: Duration) {
     let seconds = took.as_secs_f64();
     let rate = report.written as f64 / seconds.max(1e-9);
-    let digest = report.digest.map(|digest| (digest.kind().name(), digest.to_string()));
+    let digests: Vec<_> = report.stages.iter().filter_map(|stage| stage.digest).collect();
+    let digests = || digests.iter().map(|digest| (digest.kind().name(), digest.to_string()));
     screen.show(
         || {
             let moved = bytes_for_people(report.written);
             let rate = bytes_for_people(rate as u64);
             let mut text = format!("{} bytes ({moved}) in {seconds:.2} s, {rate}/s\n", report.written);
-            if let Some((kind, value)) = &digest {
+            for (kind, value) in digests() {
                 text.push_str(&format!("{kind} {value}\n"));
             }
             text
         },
         || {
-            let stage = |stage: &transfer::StageReport| json!({ "name": stage.name, "bytes": stage.bytes });
+            let stage = |stage: &transfer::StageReport| {
+                json!({ "name": stage.kind.name(), "bytes": stage.bytes, "made_bytes": stage.made })
+            };
             json!({
                 "read_bytes": report.read, "written_bytes": report.written, "seconds": seconds,
-                "bytes_per_second": rate, "digest": digest.as_ref().map(|(kind, value)| json!({ "kind": kind, "value": value })),
+                "bytes_per_second": rate, 
+                "digest": digests().next().map(|(kind, value)| json!({ "kind": kind, "value": value })),
+                "digests": digests().map(|(kind, value)| json!({ "kind": kind, "value": value })).collect::<Vec<_>>(),
                 "stages": report.stages.iter().map(stage).collect::<Vec<_>>(),
             })
         },
     );
-}
-
-fn duplicate(socket: &TcpStream) -> Result<TcpStream, Failure> {
-    socket.try_clone().map_err(Failure::run)
 }
 
 /// A key file, which no other user may have access to.

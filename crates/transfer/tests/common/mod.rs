@@ -1,7 +1,10 @@
-//! Opens sealed streams with other implementations of AES-GCM and HKDF than the crate under test.
+//! Seals and opens streams with other implementations of AES-GCM, AES-CTR and HKDF than the crate under test.
+// Not every test program uses all of it.
+#![allow(dead_code)]
 
 use aes_gcm::aead::{Aead as _, KeyInit as _};
 use aes_gcm::{Aes256Gcm, Nonce};
+use ctr::cipher::{KeyIvInit as _, StreamCipher as _};
 use hkdf::Hkdf;
 use sha2::Sha256;
 
@@ -12,9 +15,7 @@ pub(crate) fn open(key: &[u8; 32], stream: &[u8]) -> Option<Vec<u8>> {
         return None;
     }
     let record = u32::from_le_bytes(header[12..16].try_into().unwrap()) as usize;
-    let mut stream_key = [0; 32];
-    Hkdf::<Sha256>::new(Some(&header[16..]), key).expand(&header[..16], &mut stream_key).unwrap();
-    let cipher = Aes256Gcm::new(&stream_key.into());
+    let cipher = Aes256Gcm::new(&stream_key(key, header).into());
     let mut plain = Vec::new();
     for number in 0u64.. {
         let last = rest.len() <= record;
@@ -29,4 +30,55 @@ pub(crate) fn open(key: &[u8; 32], stream: &[u8]) -> Option<Vec<u8>> {
         }
     }
     Some(plain)
+}
+
+fn stream_key(key: &[u8; 32], header: &[u8]) -> [u8; 32] {
+    let mut stream_key = [0; 32];
+    Hkdf::<Sha256>::new(Some(&header[16..]), key).expand(&header[..16], &mut stream_key).unwrap();
+    stream_key
+}
+
+fn header(cipher: u8, record: u32, salt: u8) -> Vec<u8> {
+    let start = [&b"SERVSEAL"[..], &[1, 0, cipher, 0], &record.to_le_bytes()].concat();
+    [start, vec![salt; 32]].concat()
+}
+
+/// A stream of AES-256-GCM.
+pub(crate) fn seal(key: &[u8; 32], plain: &[u8]) -> Vec<u8> {
+    let mut stream = header(1, 65_536, 7);
+    let cipher = Aes256Gcm::new(&stream_key(key, &stream).into());
+    let records: Vec<&[u8]> = plain.chunks(65_520).collect();
+    let records = if records.is_empty() { vec![&[][..]] } else { records };
+    for (number, record) in records.iter().enumerate() {
+        let mut nonce = [0; 12];
+        nonce[3] = (number + 1 == records.len()).into();
+        nonce[4..].copy_from_slice(&(number as u64).to_be_bytes());
+        stream.extend(cipher.encrypt(Nonce::from_slice(&nonce), *record).unwrap());
+    }
+    stream
+}
+
+/// A stream of AES-256-CTR.
+pub(crate) fn seal_ctr(key: &[u8; 32], plain: &[u8]) -> Vec<u8> {
+    let mut stream = header(2, 0, 9);
+    let mut cipher = ctr_cipher(key, &stream);
+    let mut sealed = plain.to_vec();
+    cipher.apply_keystream(&mut sealed);
+    stream.extend(sealed);
+    stream
+}
+
+/// The plain bytes of a stream of AES-256-CTR.
+pub(crate) fn open_ctr(key: &[u8; 32], stream: &[u8]) -> Option<Vec<u8>> {
+    let (header, sealed) = stream.split_at_checked(48)?;
+    if &header[..8] != b"SERVSEAL" || header[8..16] != [1, 0, 2, 0, 0, 0, 0, 0] {
+        return None;
+    }
+    let mut plain = sealed.to_vec();
+    ctr_cipher(key, header).apply_keystream(&mut plain);
+    Some(plain)
+}
+
+fn ctr_cipher(key: &[u8; 32], header: &[u8]) -> ctr::Ctr128BE<aes::Aes256> {
+    ctr::Ctr128BE::new(&stream_key(key, header).into(), &[0; 16].into())
 }

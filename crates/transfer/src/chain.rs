@@ -1,0 +1,220 @@
+//! The stages of a transfer at work: chunks of the source go in, chunks for the sink come out.
+//!
+//! A stage that observes (a digest) leaves a chunk as it is. One that transforms takes from a chunk and makes another, at its
+//! own pace: it keeps what it cannot use yet (the begin of a record), and leaves in its input what finds no room. So each
+//! stage that transforms holds at most one chunk beside its own state.
+
+use std::collections::VecDeque;
+
+use crate::error::TransferError;
+use crate::flow::{Buffers, StageReport};
+use crate::seal::{Opener, StreamSealer};
+use crate::stage::{Digester, StageKind, StageSpec};
+
+/// What a stage did with its input.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ran {
+    /// Bytes that it took from its input.
+    pub taken: usize,
+    /// Bytes that it made.
+    pub made: usize,
+    /// The last byte has come out.
+    pub done: bool,
+}
+
+/// A part of the stream in memory.
+pub(crate) struct Chunk {
+    pub(crate) buffer: Vec<u8>,
+    pub(crate) len: usize,
+    /// Bytes of it that have gone on.
+    pub(crate) done: usize,
+}
+
+impl Chunk {
+    pub(crate) fn rest(&self) -> &[u8] {
+        &self.buffer[self.done..self.len]
+    }
+}
+
+enum Work {
+    Digest(Digester),
+    Open(Opener),
+    Seal(StreamSealer),
+}
+
+struct Stage {
+    kind: StageKind,
+    work: Work,
+    taken: u64,
+    made: u64,
+    /// What a stage that transforms has not taken yet.
+    input: Option<Chunk>,
+    /// Its last byte has come out.
+    done: bool,
+}
+
+impl Stage {
+    fn new(spec: &StageSpec) -> Result<Self, TransferError> {
+        let work = match spec {
+            StageSpec::Digest(kind) => Work::Digest(Digester::new(*kind)),
+            StageSpec::Open(cipher, key) => Work::Open(Opener::new(*cipher, key)),
+            StageSpec::Seal(cipher, key) => Work::Seal(StreamSealer::new(*cipher, key)?),
+        };
+        Ok(Self { kind: spec.kind(), work, taken: 0, made: 0, input: None, done: false })
+    }
+
+    fn transforms(&self) -> bool {
+        !matches!(self.work, Work::Digest(_))
+    }
+
+    /// Shows bytes to a stage that observes.
+    fn observe(&mut self, bytes: &[u8]) {
+        if let Work::Digest(digester) = &mut self.work {
+            digester.update(bytes);
+            self.taken += bytes.len() as u64;
+            self.made = self.taken;
+        }
+    }
+
+    /// Transforms a part of the input; `last`: nothing comes after it.
+    fn run(&mut self, last: bool, out: &mut [u8]) -> Result<Ran, TransferError> {
+        let input = self.input.as_ref().map_or(&[][..], Chunk::rest);
+        let ran = match &mut self.work {
+            Work::Open(opener) => opener.run(input, last, out)?,
+            Work::Seal(sealer) => sealer.run(input, last, out)?,
+            Work::Digest(_) => unreachable!("a digest transforms nothing"),
+        };
+        self.taken += ran.taken as u64;
+        self.made += ran.made as u64;
+        self.done = ran.done;
+        if let Some(chunk) = &mut self.input {
+            chunk.done += ran.taken;
+        }
+        Ok(ran)
+    }
+
+    fn report(self, succeeded: bool) -> StageReport {
+        let mut report = StageReport {
+            kind: self.kind,
+            bytes: self.taken,
+            made: self.made,
+            finished: succeeded,
+            digest: None,
+        };
+        if let (Work::Digest(digester), true) = (self.work, succeeded) {
+            report.digest = Some(digester.finish());
+        }
+        report
+    }
+}
+
+/// See the module's text.
+pub(crate) struct Chain {
+    stages: Vec<Stage>,
+    /// Chunks that have come from the source.
+    raw: VecDeque<Chunk>,
+    /// The source has ended well.
+    source_ended: bool,
+}
+
+impl Chain {
+    pub(crate) fn new(specs: &[StageSpec]) -> Result<Self, TransferError> {
+        let stages = specs.iter().map(Stage::new).collect::<Result<_, _>>()?;
+        Ok(Self { stages, raw: VecDeque::new(), source_ended: false })
+    }
+
+    /// Gives it a chunk of the source.
+    pub(crate) fn push(&mut self, chunk: Chunk) {
+        self.raw.push_back(chunk);
+    }
+
+    /// The source has ended well: what stages keep comes out.
+    pub(crate) fn end_source(&mut self) {
+        self.source_ended = true;
+    }
+
+    /// Shows bytes to all stages, which transform nothing.
+    pub(crate) fn observe(&mut self, bytes: &[u8]) {
+        self.stages.iter_mut().for_each(|stage| stage.observe(bytes));
+    }
+
+    /// Chunks that it holds.
+    pub(crate) fn held(&self) -> usize {
+        self.raw.len() + self.stages.iter().filter(|stage| stage.input.is_some()).count()
+    }
+
+    /// Whether [`Self::pull`] may return a chunk, or finish a stage.
+    pub(crate) fn has_work(&self) -> bool {
+        self.held() > 0 || (self.source_ended && !self.is_done(self.stages.len()))
+    }
+
+    /// Forgets what it holds.
+    pub(crate) fn clear(&mut self, buffers: &mut Buffers) {
+        let inputs = self.stages.iter_mut().filter_map(|stage| stage.input.take());
+        let held = self.raw.drain(..).chain(inputs);
+        held.for_each(|chunk| buffers.put(chunk.buffer));
+        self.source_ended = false;
+    }
+
+    /// The next chunk for the sink; `None`: none can be made of what has come so far.
+    pub(crate) fn pull(&mut self, buffers: &mut Buffers) -> Result<Option<Chunk>, TransferError> {
+        self.pull_of(self.stages.len(), buffers)
+    }
+
+    /// Whether the first `count` stages have given out their last byte.
+    fn is_done(&self, count: usize) -> bool {
+        match self.stages[..count].iter().rfind(|stage| stage.transforms()) {
+            Some(last) => last.done,
+            None => self.source_ended && self.raw.is_empty(),
+        }
+    }
+
+    /// What comes out of the first `count` stages.
+    fn pull_of(
+        &mut self,
+        count: usize,
+        buffers: &mut Buffers,
+    ) -> Result<Option<Chunk>, TransferError> {
+        let Some(at) = count.checked_sub(1) else { return Ok(self.raw.pop_front()) };
+        if !self.stages[at].transforms() {
+            let chunk = self.pull_of(at, buffers)?;
+            if let Some(chunk) = &chunk {
+                self.stages[at].observe(chunk.rest());
+            }
+            return Ok(chunk);
+        }
+        loop {
+            if self.stages[at].done {
+                return Ok(None);
+            }
+            if self.stages[at].input.is_none() {
+                self.stages[at].input = self.pull_of(at, buffers)?;
+            }
+            let last = self.is_done(at);
+            let stage = &mut self.stages[at];
+            if stage.input.is_none() && !last {
+                return Ok(None);
+            }
+            let mut buffer = buffers.take();
+            let ran = match stage.run(last, &mut buffer) {
+                Ok(ran) => ran,
+                Err(error) => {
+                    buffers.put(buffer);
+                    return Err(error);
+                }
+            };
+            if let Some(empty) = stage.input.take_if(|chunk| chunk.done == chunk.len) {
+                buffers.put(empty.buffer);
+            }
+            if ran.made > 0 {
+                return Ok(Some(Chunk { buffer, len: ran.made, done: 0 }));
+            }
+            buffers.put(buffer);
+        }
+    }
+
+    /// What each stage did.
+    pub(crate) fn reports(self, succeeded: bool) -> Vec<StageReport> {
+        self.stages.into_iter().map(|stage| stage.report(succeeded)).collect()
+    }
+}
