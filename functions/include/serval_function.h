@@ -4,11 +4,18 @@
 //
 //   clang --target=wasm32 -O2 -nostdlib -Wl,--no-entry -I functions/include -o mine.wasm mine.c
 //
+// `serval fn new mine` makes a project for it. serval_function.rs is the same for Rust.
+//
 // Each worker of the engine has an instance of its own. The engine calls it once for a batch of messages, which are in a window of
 // the module's memory that the engine adds when the instance starts. A call ends within the function's deadline, or the instance is
 // ended. After a trap, a missed deadline, a return value other than 0 or a wrong descriptor the instance is replaced by a new one.
 #ifndef SERVAL_FUNCTION_H
 #define SERVAL_FUNCTION_H
+
+#ifdef __cplusplus
+#define _Static_assert static_assert
+extern "C" {
+#endif
 
 typedef unsigned char serval_u8;
 typedef unsigned int serval_u32;
@@ -65,6 +72,8 @@ struct serval_state {
 #define SERVAL_FUNCTION \
   int SERVAL_EXPORT(serval_abi)(void) { return SERVAL_FUNCTION_ABI; }
 
+int serval_abi(void);
+
 // What a module exports. `scratch` are `scratch_bytes` bytes that the function may use for what it writes; they are valid until the
 // call returns. 0: done.
 int serval_requests(struct serval_message* messages, serval_u32 count, serval_u8* scratch,
@@ -82,6 +91,10 @@ int serval_write(serval_u32 index, serval_u64 value);
 // Optional, together: the state, valid until the next call; adds the state of another instance with the same settings, 0 if it is one.
 const struct serval_state* serval_state(void);
 int serval_merge(const serval_u8* state, serval_u32 length);
+
+#ifdef __cplusplus
+}
+#endif
 
 // The number in the bytes at `at`, most significant byte first.
 static inline serval_u32 serval_big_endian(const serval_u8* at) {

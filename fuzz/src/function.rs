@@ -1,10 +1,11 @@
 //! The memory of a function's module: whatever a call leaves in descriptors and in the table of registers, no address outside of the
-//! memory is used.
+//! memory is used. And its file: whatever its sections and its manifest are, they are read inside the file.
 
-use onpath::wasm::{DESCRIPTOR_BYTES, Decision, read_descriptor, read_registers};
+use onpath::wasm::{DESCRIPTOR_BYTES, Decision, Manifest, read_descriptor, read_registers};
 
 /// Descriptors of a memory whose length is in the first bytes, and the rest as a memory with a table of registers.
 pub fn memory(input: &[u8]) {
+    file(input);
     let Some((length, rest)) = input.split_first_chunk::<4>() else { return };
     let memory_bytes = (u32::from_le_bytes(*length) % (1 << 20)) as usize;
     for descriptor in rest.chunks_exact(DESCRIPTOR_BYTES) {
@@ -25,5 +26,24 @@ pub fn memory(input: &[u8]) {
             assert!(registers.iter().all(|register| is_name(&register.name)), "{registers:?}");
         }
         Err(why) => assert!(!why.is_empty() && !why.contains(char::is_control), "{why:?}"),
+    }
+}
+
+/// A file as a module, and as the text of a manifest.
+fn file(input: &[u8]) {
+    let short = |why: &str| assert!(!why.is_empty() && !why.contains(char::is_control), "{why:?}");
+    let text = std::str::from_utf8(input).ok();
+    match text.map(Manifest::parse) {
+        Some(Ok(manifest)) => {
+            assert_eq!(Manifest::parse(&manifest.text()), Ok(manifest.clone()));
+            if let Ok(module) = manifest.put(b"\0asm\x01\0\0\0") {
+                assert_eq!(Manifest::of_module(&module), Ok(Some(manifest)));
+            }
+        }
+        Some(Err(why)) => short(&why),
+        None => {}
+    }
+    if let Err(why) = Manifest::of_module(input) {
+        short(&why);
     }
 }

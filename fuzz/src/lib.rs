@@ -12,7 +12,7 @@
 //! | `config` | a file, an environment, flags | no panic; every error has a position inside the text; an accepted configuration passes the engine's own check |
 //! | `metrics_request` | a client of the metrics port | decided once, whatever the chunks; no request without its end |
 //! | `control` | a process at the control socket, or a false engine that answers | a request is decoded as encoded, or refused in a short line; no answer contains terminal control sequences |
-//! | `function` | a module on the path of messages, its whole memory | descriptors and registers are read inside the memory, or refused in a short line |
+//! | `function` | a module on the path of messages, its whole memory and its file | descriptors, registers and the manifest are read inside the memory or the file, or refused in a short line |
 //! | `memcached_cache` | clients and the server of the function `memcached-cache` | no panic; hits are whole answers; what is forwarded is one command |
 //! | `coap` | a CoAP client, and the holder of a key who signs a token | refused or understood inside the datagram; nothing passes without a signature |
 //! | `attach` | a process at an accelerator's socket, or a false engine | a message has one encoding, or is refused |

@@ -19,6 +19,7 @@ use sys::process::find_program;
 use sys::{OpenPort, PortSpec, SocketNic, SocketOptions};
 use wire::nic::Transport;
 
+use crate::sdk;
 use runtime::kinds;
 use server::config::{Config, memory_url, unix_url, url};
 
@@ -27,6 +28,13 @@ pub fn capabilities() -> Vec<Capability> {
     let mut all = probe_all();
     all.push(compiler());
     all.push(cuda_compiler());
+    all.push(module_compiler());
+    all.push(match sdk::rust_target() {
+        Ok(path) => found("function-rust", &path),
+        Err(why) => {
+            missing("function-rust", why, &format!("for functions in Rust: {}", sdk::RUST_REMEDY))
+        }
+    });
     let memcached = "optional, for `serval demo faces`: apt install memcached";
     let sockperf = "optional, a third-party load generator: apt install sockperf";
     all.push(tool("memcached", memcached));
@@ -44,6 +52,20 @@ fn compiler() -> Capability {
     match candidates.iter().find_map(|name| find_program(name)) {
         Some(path) => found("kernel-build", &path),
         None => missing("kernel-build", format!("no {} on PATH", candidates.join(", ")), remedy),
+    }
+}
+
+/// The compiler and the linker of functions in C and C++.
+fn module_compiler() -> Capability {
+    let name = "function-c";
+    let remedy = format!("for functions in C and C++: {}", sdk::CLANG_REMEDY);
+    match ["wasm-ld", "clang"].map(|tool| (tool, find_program(tool))) {
+        [(_, Some(_)), (_, Some(clang))] => found(name, &clang),
+        tools => {
+            let missed: Vec<_> = tools.iter().filter(|(_, at)| at.is_none()).collect();
+            let names: Vec<&str> = missed.into_iter().map(|(tool, _)| *tool).collect();
+            missing(name, format!("no {} on PATH", names.join(" and no ")), &remedy)
+        }
     }
 }
 
@@ -256,7 +278,8 @@ mod tests {
                 "{capability:?}"
             );
         }
-        for name in ["cores", "kernel-build", "kernel-build-gpu", "memcached", "sockperf", "cuda"] {
+        let names = ["cores", "kernel-build", "kernel-build-gpu", "function-c", "function-rust"];
+        for name in names.into_iter().chain(["memcached", "sockperf", "cuda"]) {
             assert!(all.iter().any(|c| c.name == name), "{name}");
         }
     }

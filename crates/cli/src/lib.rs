@@ -6,4 +6,5 @@ pub mod command;
 pub mod demo;
 pub mod doctor;
 pub mod screen;
+mod sdk;
 pub mod top;

@@ -15,10 +15,12 @@
 mod descriptor;
 mod host;
 mod instance;
+mod manifest;
 mod spares;
 
 pub use descriptor::{DESCRIPTOR_BYTES, Decision, read_descriptor};
 pub use instance::{Instance, Limits, read_registers};
+pub use manifest::{Key, Manifest, StateKind};
 
 use std::sync::Arc;
 
@@ -36,6 +38,7 @@ pub const ABI_VERSION: i32 = 1;
 pub struct Module {
     compiled: Compiled,
     maker: Arc<Maker>,
+    manifest: Option<Arc<Manifest>>,
 }
 
 /// The code, and what runs it.
@@ -97,7 +100,13 @@ impl Module {
         if state != merge {
             return Err("it has serval_state and serval_merge only together".to_owned());
         }
-        Ok(Self { compiled: Compiled { module, host }, maker: Arc::default() })
+        let manifest = Manifest::of_module(bytes)?.map(Arc::new);
+        Ok(Self { compiled: Compiled { module, host }, maker: Arc::default(), manifest })
+    }
+
+    /// Its manifest, if it has one.
+    pub fn manifest(&self) -> Option<&Manifest> {
+        self.manifest.as_deref()
     }
 
     /// An instance.

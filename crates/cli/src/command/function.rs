@@ -1,6 +1,8 @@
 //! `serval fn`: functions on the path of a running server's messages.
 
-use std::path::PathBuf;
+mod project;
+
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -13,6 +15,7 @@ use server::{Place, RegisterAction, Replacement, Target};
 
 use super::Failure;
 use crate::screen::{Screen, Table, print};
+use crate::sdk;
 
 pub(super) const HELP: &str = "\
 A function sees the requests of a service before they go to the accelerator, and the replies before
@@ -22,9 +25,11 @@ attach SERVICE NAME FUNCTION makes a function that ends when it is detached; a f
 name is replaced. create NAME FUNCTION makes one that exists until destroy, costs no worker
 anything while it is not attached, and belongs to the user who made it. No change loses a message.
 A reload of the configuration keeps what was attached. Without --server the one server that this
-user runs is asked.
+user runs is asked. new, build, test and bench need no server.
 
 Examples:
+  serval fn new mine && cd mine && serval fn test && serval fn bench
+  serval fn attach digits mine .
   serval fn list
   serval fn attach digits limits threshold --param offset=0 --param high=100
   serval fn attach digits mine ./mine.wasm --on-failure open --before limits
@@ -89,8 +94,8 @@ pub(super) struct Attach {
     /// The function's name in the chain of the service
     name: String,
 
-    /// A built-in function, or the path of a WebAssembly module, which ends in .wasm [default: the function that was
-    /// created with this name]
+    /// A built-in function, the path of a WebAssembly module, which ends in .wasm, or the folder of a project, which is
+    /// built [default: the function that was created with this name]
     function: Option<String>,
 
     #[command(flatten)]
@@ -150,6 +155,22 @@ pub(super) enum Action {
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Verb {
+    /// Make a project: a folder with a manifest, a source and test messages
+    #[command(after_help = project::NEW_HELP)]
+    New(project::New),
+
+    /// Compile the module of a project, and check that it can be a function
+    #[command(after_help = project::BUILD_HELP)]
+    Build(project::Folder),
+
+    /// Run a module on test messages, or on the datagrams of a pcap file, without a server
+    #[command(after_help = project::TEST_HELP)]
+    Test(Box<project::Test>),
+
+    /// Measure the time that a module needs for a message, without a server
+    #[command(after_help = project::BENCH_HELP)]
+    Bench(Box<project::Bench>),
+
     /// List the functions of all services
     #[command(after_help = "Examples:\n  serval fn list")]
     List(At),
@@ -264,6 +285,10 @@ fn param(text: &str) -> Result<(String, Param), String> {
 
 pub(super) fn run(screen: &Screen, verb: &Verb) -> Result<(), Failure> {
     match verb {
+        Verb::New(new) => new.run(screen)?,
+        Verb::Build(folder) => folder.run(screen)?,
+        Verb::Test(test) => test.run(screen)?,
+        Verb::Bench(bench) => bench.run(screen)?,
         Verb::List(at) => show(screen, &at.connect()?.list()?, list),
         Verb::Counters(at) => show(screen, &at.connect()?.list()?, counters),
         Verb::Create(create) => {
@@ -399,8 +424,12 @@ impl Made {
         let mut spec = Spec::new(name, function);
         spec.params.clone_from(&self.params);
         let file = spec.file_param();
+        if Path::new(function).is_dir() {
+            let (module, _) = sdk::module_of(Path::new(function)).map_err(Failure::Run)?;
+            spec.function = module.to_string_lossy().into_owned();
+        }
         if spec.is_module() {
-            spec.function = absolute(function)?;
+            spec.function = absolute(&spec.function)?;
         }
         for (_, path) in spec.params.iter_mut().filter(|(name, _)| Some(&**name) == file) {
             if let Param::Text(path) = path {

@@ -1,0 +1,224 @@
+//! The binary interface between Serval and a function on the path of messages, for Rust: what `serval_function.h` is for C.
+//!
+//! A function implements [`Function`], and `serval_function!(Type)` exports it. Compiled for wasm32-unknown-unknown as a `cdylib`.
+#![allow(dead_code)]
+
+use std::ffi::{CStr, c_char};
+
+/// The descriptor of a message.
+#[repr(C)]
+pub struct Message {
+    payload: *const u8,
+    length: u32,
+    verdict: u32,
+    argument: u32,
+    written: *const u8,
+    written_length: u32,
+}
+
+/// How the values of a register on several workers become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Merge {
+    /// The sum, modulo 2^64.
+    Sum = 0,
+    /// The least.
+    Min = 1,
+    /// The greatest.
+    Max = 2,
+    /// Commands and params write it on every worker.
+    Setting = 3,
+}
+
+/// The messages of one call, counted from 0. Each passes unless the function decides otherwise.
+pub struct Batch<'a> {
+    messages: &'a mut [Message],
+    scratch: &'a mut [u8],
+    used: usize,
+}
+
+impl Batch<'_> {
+    /// How many messages.
+    pub fn len(&self) -> usize {
+        self.messages.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    /// The bytes of a message.
+    pub fn payload(&self, index: usize) -> &[u8] {
+        let message = &self.messages[index];
+        // SAFETY: the host has put that many bytes there, and nothing writes them during the call: scratch memory is elsewhere.
+        unsafe { std::slice::from_raw_parts(message.payload, message.length as usize) }
+    }
+
+    /// It is dropped as `function_drop`.
+    pub fn drop(&mut self, index: usize) {
+        self.messages[index].verdict = 1;
+    }
+
+    /// A request is answered with these bytes; a reply is replaced by them. False: there is no room for them, and it passes.
+    pub fn reply(&mut self, index: usize, bytes: &[u8]) -> bool {
+        self.write(index, 2, bytes)
+    }
+
+    /// These bytes take its place. False: there is no room for them, and it passes.
+    pub fn rewrite(&mut self, index: usize, bytes: &[u8]) -> bool {
+        self.write(index, 3, bytes)
+    }
+
+    /// A request goes to the mqueue with this number, over all workers.
+    pub fn steer(&mut self, index: usize, mqueue: u32) {
+        (self.messages[index].verdict, self.messages[index].argument) = (4, mqueue);
+    }
+
+    /// A request goes into the ring of the application that made the function.
+    pub fn deliver(&mut self, index: usize) {
+        self.messages[index].verdict = 5;
+    }
+
+    fn write(&mut self, index: usize, verdict: u32, bytes: &[u8]) -> bool {
+        let Some(room) = self.scratch[self.used..].get_mut(..bytes.len()) else { return false };
+        room.copy_from_slice(bytes);
+        let message = &mut self.messages[index];
+        (message.written, message.written_length) = (room.as_ptr(), bytes.len() as u32);
+        message.verdict = verdict;
+        self.used += bytes.len();
+        true
+    }
+}
+
+/// A function. Each worker has an instance of its own.
+pub trait Function: Default {
+    /// The registers, at most 64: their names, of 1 to 31 lower-case letters, digits and `_`.
+    const REGISTERS: &'static [(&'static CStr, Merge)] = &[];
+
+    /// Decides about requests.
+    fn requests(&mut self, batch: &mut Batch<'_>);
+
+    /// Decides about replies: `serval_function!(Type, replies)`.
+    fn replies(&mut self, _batch: &mut Batch<'_>) {}
+
+    /// The value of a register.
+    fn read(&self, _register: usize) -> u64 {
+        0
+    }
+
+    /// Writes a setting. False: the value cannot be used.
+    fn write(&mut self, _register: usize, _value: u64) -> bool {
+        false
+    }
+
+    /// Registers that are no settings get their first values.
+    fn reset(&mut self) {}
+}
+
+/// A register in the table that the host reads.
+#[repr(C)]
+pub struct Register {
+    name: *const c_char,
+    merge: u32,
+}
+
+/// The table of registers, which ends with one without a name.
+pub fn table(registers: &[(&'static CStr, Merge)]) -> *const Register {
+    let registers = registers.iter().map(|(name, merge)| (name.as_ptr(), *merge as u32));
+    let end = (std::ptr::null(), 0);
+    let table = registers.chain([end]).map(|(name, merge)| Register { name, merge });
+    table.collect::<Vec<_>>().leak().as_ptr()
+}
+
+/// What a call is given.
+///
+/// # Safety
+/// The arguments are those of a call by the host.
+pub unsafe fn batch<'a>(
+    messages: *mut Message,
+    count: u32,
+    scratch: *mut u8,
+    scratch_bytes: u32,
+) -> Batch<'a> {
+    // SAFETY: the host gives a call that memory, and descriptors and scratch memory are different parts of it.
+    unsafe {
+        Batch {
+            messages: std::slice::from_raw_parts_mut(messages, count as usize),
+            scratch: std::slice::from_raw_parts_mut(scratch, scratch_bytes as usize),
+            used: 0,
+        }
+    }
+}
+
+/// Exports a function. With `replies` it sees replies as well; without it no call is made for them.
+#[macro_export]
+macro_rules! serval_function {
+    ($function:ty, replies) => {
+        $crate::serval_function!($function);
+
+        #[unsafe(no_mangle)]
+        extern "C" fn serval_replies(
+            messages: *mut $crate::serval_function::Message,
+            count: u32,
+            scratch: *mut u8,
+            scratch_bytes: u32,
+        ) -> i32 {
+            use $crate::serval_function::{Function as _, batch};
+            // SAFETY: the host calls it.
+            let mut batch = unsafe { batch(messages, count, scratch, scratch_bytes) };
+            INSTANCE.with_borrow_mut(|function| function.replies(&mut batch));
+            0
+        }
+    };
+    ($function:ty) => {
+        thread_local! {
+            // A module has one thread.
+            static INSTANCE: std::cell::RefCell<$function> = std::cell::RefCell::default();
+        }
+
+        #[unsafe(no_mangle)]
+        extern "C" fn serval_abi() -> i32 {
+            1
+        }
+
+        #[unsafe(no_mangle)]
+        extern "C" fn serval_requests(
+            messages: *mut $crate::serval_function::Message,
+            count: u32,
+            scratch: *mut u8,
+            scratch_bytes: u32,
+        ) -> i32 {
+            use $crate::serval_function::{Function as _, batch};
+            // SAFETY: the host calls it.
+            let mut batch = unsafe { batch(messages, count, scratch, scratch_bytes) };
+            INSTANCE.with_borrow_mut(|function| function.requests(&mut batch));
+            0
+        }
+
+        #[unsafe(no_mangle)]
+        extern "C" fn serval_registers() -> *const $crate::serval_function::Register {
+            use $crate::serval_function::table;
+            table(<$function as $crate::serval_function::Function>::REGISTERS)
+        }
+
+        #[unsafe(no_mangle)]
+        extern "C" fn serval_read(register: u32) -> u64 {
+            use $crate::serval_function::Function as _;
+            INSTANCE.with_borrow(|function| function.read(register as usize))
+        }
+
+        #[unsafe(no_mangle)]
+        extern "C" fn serval_write(register: u32, value: u64) -> i32 {
+            use $crate::serval_function::Function as _;
+            let done = INSTANCE.with_borrow_mut(|f| f.write(register as usize, value));
+            if done { 0 } else { -1 }
+        }
+
+        #[unsafe(no_mangle)]
+        extern "C" fn serval_reset() {
+            use $crate::serval_function::Function as _;
+            INSTANCE.with_borrow_mut(|function| function.reset());
+        }
+    };
+}
