@@ -17,6 +17,7 @@
     X(1, truncated) \
     X(2, bad_framing) \
     X(3, connection_limit) \
+    X(45, tenant_connections) \
     X(4, idle_timeout) \
     X(36, looped_source) \
     X(37, privileged_source) \
@@ -25,6 +26,8 @@
     X(7, no_credit) \
     X(8, no_accelerator) \
     X(9, queue_time) \
+    X(43, tenant_rate) \
+    X(44, tenant_outstanding) \
     X(10, request_timeout) \
     X(11, bad_length) \
     X(12, kernel_drop) \

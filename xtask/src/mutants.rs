@@ -393,6 +393,24 @@ const MUTANTS: &[Mutant] = &[
         &["crates/sim/tests/fairness.rs::connections_of_kernels_pay_for_their_bytes"],
     ),
     mutant(
+        "tenants_in_full_batches",
+        "a tenant's datagrams are taken in full batches though others wait",
+        &["crates/sim/tests/tenants.rs::a_flood_of_one_tenant_does_not_delay_five_others"],
+    ),
+    mutant(
+        "tenants_without_weights",
+        "every tenant gets the same part",
+        &["crates/sim/tests/tenants.rs::six_floods_get_parts_of_their_weights"],
+    ),
+    mutant(
+        "tenant_without_limits",
+        "a tenant that is over a limit goes on",
+        &[
+            "crates/sim/tests/tenants.rs::a_rate_holds_and_everything_beyond_is_counted",
+            "crates/sim/tests/tenants.rs::messages_in_flight_stay_below_their_limit",
+        ],
+    ),
+    mutant(
         "hold_connected",
         "a planned end of a generation does not wait for the connections of its blocks",
         &["crates/sim/tests/sockets.rs::a_planned_end_waits_for_open_connections"],

@@ -34,6 +34,7 @@ const DATA_PATH: &[&str] = &[
 ];
 /// The locks in these files, with their number and purpose; no message takes one.
 const LOCKS: &[(&str, usize, &str)] = &[
+    ("crates/engine/src/tenants.rs", 1, "the list of tenants, at a change"),
     ("crates/engine/src/shared.rs", 2, "the machine's addresses, at a change"),
     (
         "crates/engine/src/control/mailbox.rs",

@@ -250,6 +250,7 @@ fn rig(mqueues: u32, nic: Echo, far: bool, bundles: Bundles) -> Rig {
             kind: AcceleratorKind::Cpu { placement, stack_kib: STACK_KIB },
         }],
         services: vec![service],
+        tenants: Vec::new(),
     };
     topology.check().expect("a sound topology");
     let plan = topology.services[0].region_plan(0, &topology.accelerators[0].kind, 1, 1);

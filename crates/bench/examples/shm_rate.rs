@@ -41,6 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             limits: Limits::default(),
             accelerators: vec![Accelerator { name: "acc0".into(), kind }],
             services: vec![service],
+            tenants: Vec::new(),
         })?;
         let options = Options { depth: 1024, ..Options::default() };
         let mut client = Client::connect(&path, &options)?;

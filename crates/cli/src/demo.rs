@@ -276,6 +276,7 @@ impl Stage<'_> {
                 None => vec![Accelerator { name: "acc0".to_owned(), kind }],
             },
             services: vec![service],
+            tenants: Vec::new(),
         };
         let server = Server::start(topology)?;
         let at: Vec<SocketAddr> = server.addresses().iter().map(|(_, l)| l.address).collect();

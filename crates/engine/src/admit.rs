@@ -14,7 +14,7 @@ use wire::DropReason;
 use wire::nic::Nic;
 
 use crate::endpoint::peer::links::Envelope;
-use crate::schedule::{Kind, Schedule};
+use crate::schedule::{Kind, Schedule, Taken};
 use crate::service::arrival::{ANY, Arrival, Message, Refusal, Seen, seen};
 use crate::service::bundle_table::NoBundle;
 use crate::service::bundles::{Datagrams, Messages};
@@ -226,6 +226,9 @@ impl<H: Hooks> Batch<H> {
             Outcome::Pass => turn.submit(self.service, &arrival, &mut message),
             Outcome::Steer(to) => turn.submit_to(self.service, &arrival, &mut message, to),
             Outcome::Drop(reason) => Err(Refusal::Drop(reason)),
+            Outcome::Deliver | Outcome::Reply if turn.services[self.service].takes_below == 0 => {
+                Err(turn.services[self.service].takes_not(bytes.len()))
+            }
             Outcome::Deliver => {
                 chain.set_done(index);
                 chain.set_unsent(index);
@@ -304,13 +307,16 @@ impl<H: Hooks> Batch<H> {
     pub(crate) fn end<N: Nic>(self, turn: &mut Turn<N>, schedule: &mut Schedule, from: Kind) {
         let share = &mut turn.services[self.service];
         Self::count(share, self.handed_over, self.messages);
+        let mut function_ns = 0;
         if H::ATTACHED {
             share.chain = self.hooks.into_chain();
+            function_ns = share.take_function_ns();
         }
         if !self.handed_over {
             share.count_received_bytes(self.bytes);
         }
-        schedule.charge(self.service, from, self.messages + self.counted, self.bytes);
+        let messages = self.messages + self.counted;
+        schedule.charge(self.service, from, Taken { messages, bytes: self.bytes, function_ns });
     }
 }
 
@@ -327,8 +333,8 @@ impl<N: Nic> Turn<N> {
     ) -> Result<(), Refusal> {
         let share = &mut self.services[service];
         let len = message.len();
-        if len > share.max_message_bytes {
-            return Err(Refusal::Drop(DropReason::TooLong));
+        if len >= share.takes_below {
+            return Err(share.takes_not(len));
         }
         if arrival.target.is_none()
             && let Some(mqueue) = share.continues_run(len)
@@ -391,8 +397,8 @@ impl<N: Nic> Turn<N> {
         mqueue: u32,
     ) -> Result<(), Refusal> {
         let share = &self.services[service];
-        if message.len() > share.max_message_bytes {
-            return Err(Refusal::Drop(DropReason::TooLong));
+        if message.len() >= share.takes_below {
+            return Err(share.takes_not(message.len()));
         }
         match share.dispatcher.locate(mqueue) {
             None => Err(Refusal::Drop(DropReason::MqueueDead)),

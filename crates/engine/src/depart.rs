@@ -68,7 +68,9 @@ impl Endpoints {
             share.count_released(turn.now_ns);
         }
         if let Some(before) = before {
-            schedule.charge_replies(service, before.saturating_sub(share.in_flight()));
+            let function_ns = share.take_function_ns();
+            let ended = before.saturating_sub(share.in_flight());
+            schedule.charge_replies(service, ended, function_ns);
         }
     }
 

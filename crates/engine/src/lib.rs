@@ -15,6 +15,7 @@ mod schedule;
 mod service;
 mod shared;
 pub mod stages;
+pub mod tenants;
 pub mod topology;
 mod turn;
 mod worker;

@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex};
 
 use mqueue::ParkWord;
 
+use crate::tenants::Tenants;
+
 /// See the module documentation.
 pub struct Shared {
     workers: Box<[WorkerCell]>,
@@ -18,6 +20,7 @@ pub struct Shared {
     settled: AtomicUsize,
     /// Addresses of this machine.
     addresses: Mutex<Arc<[IpAddr]>>,
+    tenants: Tenants,
 }
 
 struct WorkerCell {
@@ -49,12 +52,18 @@ impl Shared {
             ended: AtomicBool::new(false),
         };
         Self {
+            tenants: Tenants::new(wakers.len()),
             workers: wakers.into_iter().map(cell).collect(),
             credit,
             services,
             settled: AtomicUsize::new(0),
             addresses: Mutex::default(),
         }
+    }
+
+    /// The tenants of the services.
+    pub fn tenants(&self) -> &Tenants {
+        &self.tenants
     }
 
     /// Ends a worker's sleep, without checking whether it sleeps.

@@ -5,6 +5,7 @@
 //! Everything else (regions, workers, ports) is derived from it.
 
 mod check;
+mod tenant;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,7 @@ use wire::matching::MatchId;
 use wire::nic::{Transport, UDP_PAYLOAD_MAX};
 
 pub use self::check::TopologyError;
+pub use self::tenant::{DEFAULT_TENANT, TENANTS_MAX, Tenant, WEIGHT_MAX};
 use crate::commands::{COMMANDS_IN_FLIGHT, WINDOW_BYTES};
 
 /// Maximum number of workers of an engine.
@@ -49,6 +51,8 @@ pub struct Topology {
     pub accelerators: Vec<Accelerator>,
     /// The services.
     pub services: Vec<Service>,
+    /// Tenants with settings. Any other that a service names has weight 1 and no limits.
+    pub tenants: Vec<Tenant>,
 }
 
 /// `[engine]`: the workers.
@@ -396,7 +400,7 @@ impl Service {
             request_timeout_ms: 1000,
             hang_ms: Vec::new(),
             queue_us_max: 0,
-            tenant: "default".to_owned(),
+            tenant: DEFAULT_TENANT.to_owned(),
             backends: Vec::new(),
             rings: Rings::Auto,
             bundles: Bundles::Never,

@@ -81,7 +81,7 @@ impl<N: Nic> Worker<N> {
             ),
             fabric,
             endpoints,
-            schedule: Schedule::new(),
+            schedule: Schedule::new(index as u16),
             idle: Idle::new(Polling::Block),
             housekeeping: Housekeeping::default(),
             events: Vec::with_capacity(1024),
@@ -179,7 +179,8 @@ impl<N: Nic> Worker<N> {
             spent.add(now_ns - turn.now_ns);
         }
         (turn.now_ns, turn.worked) = (now_ns, false);
-        schedule.begin_turn();
+        let Turn { shared, services, .. } = turn;
+        schedule.begin_turn(now_ns, shared.tenants(), services);
     }
 
     #[inline]

@@ -133,6 +133,7 @@ fn rig(twice: bool) -> Rig {
             kind: AcceleratorKind::Cpu { placement: CpuPlacement::Worker, stack_kib: STACK_KIB },
         }],
         services: vec![service],
+        tenants: Vec::new(),
     };
     topology.check().expect("a sound topology");
     let plan = topology.services[0].region_plan(0, &topology.accelerators[0].kind, 1, 1);

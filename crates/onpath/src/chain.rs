@@ -151,6 +151,8 @@ pub struct Link {
     allowed_ns: u64,
     /// When its last call for a batch ended.
     now_ns: u64,
+    /// Time in calls, see [`Chain::take_spent_ns`].
+    spent_ns: u64,
 }
 
 impl Link {
@@ -173,6 +175,7 @@ impl Link {
             allowance_ns,
             allowed_ns: 0,
             now_ns: 0,
+            spent_ns: 0,
         }
     }
 
@@ -214,6 +217,7 @@ impl Link {
         let took_ns = end_ns.saturating_sub(begin_ns);
         self.counters.batches.one();
         self.counters.time_ns.add(took_ns);
+        self.spent_ns += took_ns;
         self.counters.overruns.add(u64::from(took_ns > self.policy.deadline_ns));
         self.now_ns = end_ns;
         if let Some(failure) = failure {
@@ -461,6 +465,11 @@ impl Chain {
     #[inline]
     pub fn wants_notices(&self) -> bool {
         self.wants_notices
+    }
+
+    /// Time in calls of its functions since the last time that this was asked.
+    pub fn take_spent_ns(&mut self) -> u64 {
+        self.links.iter_mut().map(|link| std::mem::take(&mut link.spent_ns)).sum()
     }
 
     /// Tells the functions that want to know.

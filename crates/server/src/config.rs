@@ -26,6 +26,7 @@ mod sections;
 mod service;
 mod show;
 mod socket;
+mod tenant;
 mod tree;
 
 use std::any::Any;

@@ -214,6 +214,17 @@ socket = "off"
 in_flight = 256
 per_client = 64
 clients = 256
+[[tenant]]
+name = "default"
+weight = 1
+messages_per_s = 0
+bytes_per_s = 0
+burst_ms = 100
+outstanding = 0
+connections = 0
+mqueues = 0
+memory_mib = 0
+users = []
 [[accelerator]]
 name = "acc0"
 kind = "cpu"

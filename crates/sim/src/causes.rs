@@ -133,6 +133,9 @@ const CAUSES: &[(DropReason, Cause)] = {
 /// The reasons that no random plan causes; tests with a scene of their own provoke them.
 #[cfg(test)]
 const NOT_IN_PLANS: &[DropReason] = &[
+    DropReason::TenantRate,
+    DropReason::TenantOutstanding,
+    DropReason::TenantConnections,
     DropReason::FunctionDrop,
     DropReason::FunctionFailed,
     DropReason::RingFull,

@@ -149,7 +149,7 @@ impl Network {
     }
 
     fn receive(&mut self, worker: usize, index: PortIndex, batch: &mut RxBatch) -> bool {
-        let most = self.rng.between(1, BATCH_MAX) as usize;
+        let most = self.rng.between(1, BATCH_MAX).min(batch.most_buffers.into()) as usize;
         let PortSite { service, privileged, .. } = self.ports[index as usize];
         let port = &mut self.workers[worker].ports[index as usize];
         if port.stopped {

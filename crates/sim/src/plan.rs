@@ -145,6 +145,7 @@ impl Plan {
             limits: limits(seed),
             accelerators,
             services,
+            tenants: Vec::new(),
         };
         let setup = Setup {
             honest_backends: backend_behaviours

@@ -131,6 +131,9 @@ drop_reasons! {
     ConnectionLimit = 3, "connection_limit", Intake,
         "Raise `limits.connections` (and the file descriptor limit), or look for clients that do \
          not close connections.";
+    /// A connection was refused because its tenant has as many as its `connections` allows.
+    TenantConnections = 45, "tenant_connections", Intake,
+        "As for `connection_limit`; `serval tenant set` changes `connections`.";
     /// A connection was closed after `limits.idle_s` without a complete message.
     IdleTimeout = 4, "idle_timeout", Intake,
         "Expected from clients that went away. Raise `limits.idle_s` for clients that are silent \
@@ -165,6 +168,13 @@ drop_reasons! {
     /// The request waited in the queue longer than `queue_us_max`.
     QueueTime = 9, "queue_time", Request(OutOfCapacity),
         "As for `no_credit`: the accelerator cannot answer the load within `queue_us_max`.";
+    /// The tenant has used up its `messages_per_s` or `bytes_per_s`.
+    TenantRate = 43, "tenant_rate", Request(OutOfCapacity),
+        "A tenant sends more than its share of the machine's owner allows: the limit works. Raise its rate or `burst_ms` \
+         (`serval tenant set`) if it should send that much. Requests over TCP and `shm://` wait instead.";
+    /// The tenant has as many messages in flight as its `outstanding` allows.
+    TenantOutstanding = 44, "tenant_outstanding", Request(OutOfCapacity),
+        "As for `tenant_rate`, or its kernels are slower than its clients. `serval tenant set` changes `outstanding`.";
     /// No reply within `request_timeout_ms`.
     RequestTimeout = 10, "request_timeout", Request(Timeout),
         "The kernel, or a backend that it asks, takes longer than `request_timeout_ms`. Look at \

@@ -79,6 +79,8 @@ pub struct RxBatch {
     pub items: Vec<Datagram>,
     /// Datagrams the host kernel discarded on this port since the previous call (SO_RXQ_OVFL).
     pub overflowed: u32,
+    /// The most receive buffers that the next [`Nic::recv`] should fill.
+    pub most_buffers: u32,
     /// Number of receive buffers, and their size.
     slots: usize,
     slot_bytes: usize,
@@ -106,6 +108,7 @@ impl RxBatch {
             bytes: vec![0; slots * slot_bytes].into_boxed_slice(),
             items: Vec::with_capacity(slots * GRO_DATAGRAMS_MAX),
             overflowed: 0,
+            most_buffers: u32::MAX,
             slots,
             slot_bytes,
             lent: None,

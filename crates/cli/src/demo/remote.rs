@@ -105,6 +105,7 @@ fn start(stage: &Stage<'_>, far: SocketAddr, secret: &SecretFile) -> Result<Serv
             .map(|(name, kind)| Accelerator { name: name.to_owned(), kind })
             .collect(),
         services: SERVICES.into_iter().map(service).collect(),
+        tenants: Vec::new(),
     };
     let server = Server::start(topology)?;
     let deadline = Instant::now() + PATIENCE;

@@ -125,6 +125,7 @@ fn serve(stage: &Stage<'_>) -> Result<(Server, [SocketAddr; 2]), DemoError> {
         limits: Limits::default(),
         accelerators: vec![Accelerator { name: "acc0".to_owned(), kind }],
         services: vec![service("matmul", 4), service("stream_echo", 4)],
+        tenants: Vec::new(),
     };
     let server = Server::start(topology)?;
     let at: Vec<SocketAddr> = server.addresses().iter().map(|(_, l)| l.address).collect();

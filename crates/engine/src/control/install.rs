@@ -96,7 +96,9 @@ impl<N: Nic> Worker<N> {
             turn.socket_lists.reserve(sockets.slots());
         }
         endpoints.tcp.make_room_for_service(slot);
-        schedule.place(slot, &share.tenant);
+        let owner = turn.shared.tenants().named(&share.tenant);
+        share.owner = Some(owner.clone());
+        schedule.place(slot, owner);
         while turn.services.len() <= slot {
             turn.services.push(ServiceShare::vacant(turn.shared.workers()));
         }

@@ -476,6 +476,7 @@ impl ActiveClient {
         let share = &mut turn.services[service];
         let bundles = !H::ATTACHED && share.has_bundles();
         let budget = if bundles { BUDGET_BUNDLES } else { BUDGET };
+        let budget = budget.min(schedule.batch_messages());
         let Ok(room) = self.room(budget) else {
             share.chain = hooks.into_chain();
             return (0, Stop::Broken);

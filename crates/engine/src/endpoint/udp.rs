@@ -577,6 +577,7 @@ impl<N: Nic> Endpoint<N> for UdpPorts {
     fn receive(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
         let count = self.ports.len();
         let first = schedule.round() % count.max(1);
+        self.rx.most_buffers = schedule.batch_messages();
         for index in (first..count).chain(0..first) {
             let port = &mut self.ports[index].port;
             if port.is_readable() && schedule.allows(port.service, Kind::Udp) {

@@ -208,7 +208,7 @@ impl ServiceShare {
             return Err(NoBundle::SingleFirst);
         }
         let (len, stride) = (messages.len_of(0), messages.stride() as usize);
-        if len as usize > self.max_message_bytes {
+        if len as usize >= self.takes_below {
             return Err(NoBundle::Singles);
         }
         let most = self.bundles.fit(BUFFER_BYTES_MAX, stride).min(messages.count());

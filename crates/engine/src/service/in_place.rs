@@ -71,7 +71,7 @@ impl ServiceShare {
         let first = &rx.items[train.first];
         let len = first.len;
         let place = rx.place_in_lent(first).filter(|(_, at, _)| at % BUNDLE_ALIGN as u32 == 0);
-        let place = place.filter(|_| len as usize <= self.max_message_bytes);
+        let place = place.filter(|_| (len as usize) < self.takes_below);
         let Some((slot, at, lent)) = place else { return Err(NoBundle::Singles) };
         let Some((received_in, begin)) = self.bundles.received.lent_to(slot) else {
             return Err(NoBundle::Singles);

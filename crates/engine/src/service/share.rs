@@ -25,6 +25,7 @@ use crate::service::mqueues::{Load, NOT_FULL, ServerMqueue, Still, alive, write_
 use crate::service::pool_memory::memory_of;
 use crate::service::sampler::{NO_TOKEN, Sampler};
 use crate::stages::Observations;
+use crate::tenants::TenantState;
 use crate::topology::{Replies, Service};
 
 /// Number of heads of TX rings that are read in one go.
@@ -56,6 +57,8 @@ pub(crate) struct ServiceShare {
     pub(crate) name: Box<str>,
     /// Its tenant.
     pub(crate) tenant: Box<str>,
+    /// What its tenant may use; none in a vacant slot.
+    pub(crate) owner: Option<Arc<TenantState>>,
     /// The kernel of each attachment, for log lines.
     pub(crate) kernels: Box<[Box<str>]>,
     /// Blocks that hang on accelerator threads.
@@ -64,6 +67,10 @@ pub(crate) struct ServiceShare {
     pub(crate) replies: Replies,
     pub(crate) ordered: bool,
     pub(crate) max_message_bytes: usize,
+    /// Requests this long or longer are not taken: too long, or all while its tenant is over a limit.
+    pub(crate) takes_below: usize,
+    /// The limit of its tenant for which it takes no requests.
+    shed: Option<DropReason>,
     pub(crate) max_reply_bytes: usize,
     pub(crate) timeout_ns: u64,
     queue_ns_max: u64,
@@ -179,12 +186,15 @@ impl ServiceShare {
         Self {
             name: service.name.as_str().into(),
             tenant: service.tenant.as_str().into(),
+            owner: None,
             kernels: kernels.collect(),
             hung_blocks: 0,
             framing: service.framing,
             replies: service.replies,
             ordered: service.ordered,
             max_message_bytes: service.max_message_bytes as usize,
+            takes_below: service.max_message_bytes as usize + 1,
+            shed: None,
             max_reply_bytes: service.max_reply_bytes as usize,
             timeout_ns: service.request_timeout_ms * 1_000_000,
             queue_ns_max,
@@ -225,6 +235,33 @@ impl ServiceShare {
             self.chain = None;
         }
         former
+    }
+
+    /// A TCP connection of it is closed.
+    pub(crate) fn end_connection(&self) {
+        if let Some(owner) = &self.owner {
+            owner.end_connection();
+        }
+    }
+
+    /// Takes no requests for this reason, or takes them again.
+    pub(crate) fn set_shed(&mut self, reason: Option<DropReason>) {
+        self.takes_below = if reason.is_some() { 0 } else { self.max_message_bytes + 1 };
+        self.shed = reason;
+    }
+
+    /// Why a request of this length is not below [`Self::takes_below`].
+    #[cold]
+    pub(crate) fn takes_not(&self, len: usize) -> Refusal {
+        match self.shed {
+            Some(reason) if len <= self.max_message_bytes => Refusal::Retry(reason),
+            _ => Refusal::Drop(DropReason::TooLong),
+        }
+    }
+
+    /// Time that its functions have taken since the last call.
+    pub(crate) fn take_function_ns(&mut self) -> u64 {
+        self.chain.as_mut().map_or(0, |attached| attached.chain().take_spent_ns())
     }
 
     /// The blocked mqueues become the retried ones; the list of blocked ones is empty again.

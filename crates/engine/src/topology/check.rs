@@ -53,7 +53,61 @@ impl Topology {
             }
         }
         self.check_ports(&mut problems);
+        problems.extend(self.check_tenants());
         problems
+    }
+
+    /// Quotas of tenants for what their services have from the start.
+    fn check_tenants(&self) -> Vec<TopologyError> {
+        let mut problems = Vec::new();
+        for (index, tenant) in self.tenants.iter().enumerate() {
+            let mut wrong = |field, message| {
+                let place = format!("tenant {:?}", tenant.name);
+                problems.push(TopologyError {
+                    place,
+                    path: ("tenant", index, None),
+                    field,
+                    message,
+                });
+            };
+            if self.tenants[..index].iter().any(|other| other.name == tenant.name) {
+                wrong("name", "names a tenant that is there already; give each its own".into());
+            }
+            let weight = outside(tenant.weight.into(), 1, WEIGHT_MAX.into());
+            weight.into_iter().for_each(|message| wrong("weight", message));
+            let services = || self.services.iter().filter(|of| of.tenant == tenant.name);
+            let mqueues: u64 = services().map(Service::mqueues_total).sum();
+            if tenant.mqueues > 0 && mqueues > tenant.mqueues {
+                let most = tenant.mqueues;
+                wrong(
+                    "mqueues",
+                    format!(
+                        "is {most}, but its services have {mqueues}: give them fewer, or raise it"
+                    ),
+                );
+            }
+            let bytes: u64 = services().map(|service| self.region_bytes(service)).sum();
+            let mib = bytes.div_ceil(1 << 20);
+            if tenant.memory_mib > 0 && mib > tenant.memory_mib {
+                let most = tenant.memory_mib;
+                wrong(
+                    "memory_mib",
+                    format!(
+                        "is {most}, but regions of its services need {mib} MiB: use fewer mqueues or slots, or raise it"
+                    ),
+                );
+            }
+        }
+        problems
+    }
+
+    /// Size of the regions of a service; 0 if they cannot be laid out, which is another problem.
+    fn region_bytes(&self, service: &Service) -> u64 {
+        let regions = service.accelerators.iter().enumerate().filter_map(|(place, index)| {
+            let kind = &self.accelerators.get(*index)?.kind;
+            service.region_plan(place, kind, 1, self.engine.workers).bytes().ok()
+        });
+        regions.sum()
     }
 
     fn check_engine(&self) -> Result<(), TopologyError> {

@@ -38,30 +38,34 @@ pub(super) fn read_functions(
     found.into_iter().enumerate().take(FUNCTIONS_MAX).map(read).collect()
 }
 
-/// Reads the users that may attach functions to a service besides the operator.
-pub(super) fn read_function_users(report: &mut Report<'_>, section: &mut Section<'_>) -> Vec<u32> {
+/// Reads a list of users, by number.
+pub(super) fn read_users(
+    report: &mut Report<'_>,
+    section: &mut Section<'_>,
+    key: &'static str,
+) -> Vec<u32> {
     let mut users = Vec::new();
-    let Some(entry) = section.entry("function_users") else {
-        section.record(report, "function_users", Vec::<u32>::new());
+    let Some(entry) = section.entry(key) else {
+        section.record(report, key, Vec::<u32>::new());
         return users;
     };
     let Value::Array(items) = &entry.node.value else {
-        wrong_type(report, "function_users", &entry.node, "a list of user numbers such as [1001]");
+        wrong_type(report, key, &entry.node, "a list of user numbers such as [1001]");
         return users;
     };
     if items.len() > FUNCTION_USERS_MAX {
-        let what = format!("{} has {} function users", section.title, items.len());
+        let what = format!("{} has {} `{key}`", section.title, items.len());
         let right = format!("at most {FUNCTION_USERS_MAX}");
-        report.problem(Problem::new(section.place("function_users"), what, right));
+        report.problem(Problem::new(section.place(key), what, right));
     }
     for item in items.iter().take(FUNCTION_USERS_MAX) {
         // The greatest number stands for no user.
         let range = 0..=u64::from(u32::MAX) - 1;
-        users.extend(integer_of(report, "function_users", item, &range).map(|user| user as u32));
+        users.extend(integer_of(report, key, item, &range).map(|user| user as u32));
     }
     users.sort_unstable();
     users.dedup();
-    section.record(report, "function_users", users.clone());
+    section.record(report, key, users.clone());
     users
 }
 

@@ -13,7 +13,7 @@ use std::sync::LazyLock;
 
 use engine::topology::{
     Backend, EngineSettings, Limits, Polling, Replies, Rings, SOCKET_BYTES_MAX, SOCKET_BYTES_MIN,
-    Service, Sockets, UPSTREAM_FLOWS_MAX, WORKERS_MAX,
+    Service, Sockets, Tenant, UPSTREAM_FLOWS_MAX, WEIGHT_MAX, WORKERS_MAX,
 };
 use mqueue::abi::{DEPTH_MAX, MESSAGE_BYTES_MAX, SOCKETS_MAX};
 use onpath::Spec;
@@ -89,6 +89,7 @@ pub(crate) enum Field {
     Backend(Setter<Backend>),
     Transfer(Setter<ServiceLimits>),
     Function(Setter<Spec>),
+    Tenant(Setter<Tenant>),
 }
 
 /// A field of a `T`, and its valid values. Its default is that of a new `T`.
@@ -226,6 +227,7 @@ targets! {
     Backend = Backend, backend, "[[service.backend]]";
     ServiceLimits = Transfer, transfers, "[transfer]";
     Spec = Function, function, "[[service.function]]";
+    Tenant = Tenant, tenants, "[[tenant]]";
 }
 
 const fn number<T>(
@@ -329,6 +331,7 @@ fn table_of(path: &str) -> &'static Table {
         ["service", _, "function", ..] => "[[service.function]]",
         ["service", _, "socket", ..] => "[[service.socket]]",
         ["service", ..] => "[[service]]",
+        ["tenant", ..] => "[[tenant]]",
         _ => "the top of the file",
     };
     TABLES.iter().find(|table| table.header == header).expect("every header has a table")
@@ -389,6 +392,7 @@ const COMMON: &[(&str, &[Key])] = &[
             engine: Other("table"), "every key's default", "`[engine]`, below.";
             limits: Other("table"), "every key's default", "`[limits]`, below.";
             transfer: Other("table"), "every key's default", "`[transfer]`, below: moves files for other programs.";
+            tenant: Other("list of tables"), "none", "`[[tenant]]`, below: who shares the engine.";
             accelerator: Other("list of tables"), "`acc0` of kind `cpu`; for kernel files `process` of kind `process`",
                 "`[[accelerator]]`, below: where kernels run.";
             service: Other("list of tables"), "required", "`[[service]]`, below: the services.";
@@ -454,6 +458,33 @@ const COMMON: &[(&str, &[Key])] = &[
                 "Transfers in flight of one process, on all its connections.";
             clients: transfers(number("connections", 1..=4096, |t| Number::U32(&mut t.clients))), "",
                 "Connections; more are refused as `too_many_clients`.";
+        },
+    ),
+    (
+        "[[tenant]]",
+        keys! { "tenant.shop":
+            name: Other("string: 1 to 64 letters, digits, `_`, `-`"), "required",
+                "The name that services use, and the label in metrics. `default` is the operator's own.";
+            weight: tenants(number("parts", 1..=WEIGHT_MAX as u64, |t| Number::U32(&mut t.weight))), "",
+                "What the tenant gets of a worker for which others wait too, relative to their weights. What it does not use, others get.";
+            messages_per_s: tenants(number("messages/s", 0..=1_000_000_000, |t| Number::U64(&mut t.messages_per_s))), "",
+                "Requests a second, of all its services. More datagrams are dropped as `tenant_rate`; over TCP and `shm://` requests wait. 0: no limit.";
+            bytes_per_s: tenants(number("bytes/s", 0..=1 << 40, |t| Number::U64(&mut t.bytes_per_s))), "",
+                "The same for their payload bytes, and for bytes of kernels' connections in both directions.";
+            burst_ms: tenants(number("ms", 1..=60_000, |t| Number::U64(&mut t.burst_ms))), "",
+                "After a pause it may send what its rates allow in this time at once.";
+            outstanding: tenants(number("messages", 0..=1 << 40, |t| Number::U64(&mut t.outstanding))), "",
+                "Messages in flight. More datagrams are dropped as `tenant_outstanding`, other requests wait. Checked once per turn of a worker, so \
+                 that a burst of one turn may exceed it. 0: no limit.";
+            connections: tenants(number("connections", 0..=1_000_000, |t| Number::U64(&mut t.connections))), "",
+                "Open TCP connections at `listen` ports; more are refused as `tenant_connections`. 0: only `limits.connections`.";
+            mqueues: tenants(number("mqueues", 0..=1 << 32, |t| Number::U64(&mut t.mqueues))), "",
+                "Mqueues of all its services. 0: no limit.";
+            memory_mib: tenants(number("MiB", 0..=1 << 30, |t| Number::U64(&mut t.memory_mib))), "",
+                "Memory of the regions of all its services. 0: no limit.";
+            users: Other("list of integers"), "`[]`",
+                "Users, by number, whose processes may make requests about functions of the tenant's services over the control socket, and no others \
+                 ([tenants.md](tenants.md)).";
         },
     ),
     (
@@ -533,7 +564,8 @@ const COMMON: &[(&str, &[Key])] = &[
                 "New requests are shed (`queue_time`) while the oldest has waited for longer. 0: never. Set it if late answers are \
                  useless.";
             tenant: Other("string: 1 to 64 letters, digits, `_`, `-`"), "",
-                "The owner of the service. Services of one tenant share a process on a GPU, services of different tenants never do.";
+                "The owner of the service: a `[[tenant]]`, if the file has some. Kernels of all but `default` run in processes, and never in one with \
+                 those of another tenant.";
             rings: service(Setter::Word(|s| &mut s.rings)), "",
                 "How requests travel to blocks. `auto`: bursts of one client as bundles, where blocks are busy or kernels fast for the size of the \
                  burst, else one by one, through `doorbell` rings on host cores and `granule` rings on GPUs. The others are for experiments: one \

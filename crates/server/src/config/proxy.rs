@@ -1,6 +1,6 @@
 //! `[[service]]` with `upstream`: a proxy.
 
-use engine::topology::{PROXY_MESSAGE_BYTES, Service};
+use engine::topology::{PROXY_MESSAGE_BYTES, Service, Tenant};
 use mqueue::abi::MESSAGE_BYTES_MAX;
 use wire::framing::Framing;
 
@@ -9,7 +9,7 @@ use super::diagnostic::Problem;
 use super::keys::read_some;
 use super::reader::{Report, Section};
 use super::sections::without;
-use super::service::read_tenant;
+use super::tenant::read_tenant;
 
 /// Keys that describe a kernel, its mqueues and what it answers.
 const OF_KERNELS: &[&str] = &[
@@ -41,6 +41,7 @@ pub(super) fn read(
     report: &mut Report<'_>,
     section: &mut Section<'_>,
     service: Service,
+    tenants: &[Tenant],
 ) -> Service {
     let example = "\"127.0.0.1:11211\"";
     let given = section.text(report, "upstream", example);
@@ -66,6 +67,6 @@ pub(super) fn read(
     let usual = proxy.max_message_bytes.into();
     let range = 1..=MESSAGE_BYTES_MAX.into();
     proxy.max_reply_bytes = section.integer(report, "max_reply_bytes", range, usual) as u32;
-    proxy.tenant = read_tenant(report, section);
+    proxy.tenant = read_tenant(report, section, tenants);
     proxy
 }

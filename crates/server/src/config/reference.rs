@@ -28,6 +28,8 @@ static SAMPLE: LazyLock<String> = LazyLock::new(|| {
 });
 
 const SAMPLE_ACCELERATORS: &str = r#"schema = 1
+[[tenant]]
+name = "shop"
 [[accelerator]]
 name = "worker"
 [[accelerator]]
@@ -263,6 +265,7 @@ mod tests {
             "accelerator =",
             "kernel =",
             "connect =",
+            "name = \"shop\"",
             "name = \"worker\"",
             "name = \"digits\"",
             "name = \"db\"",

@@ -50,6 +50,7 @@ pub(super) struct EngineOptions {
 #[derive(Default)]
 pub(super) struct AllPlaces {
     pub(super) engine: Option<Places>,
+    pub(super) tenants: Vec<Places>,
     pub(super) services: Vec<(Places, Vec<Places>)>,
     /// Tables with problems (`engine`, `limits` or `accelerator`), on whose values services depend.
     pub(super) faulty: bool,
@@ -64,6 +65,7 @@ impl AllPlaces {
         let (table, index, _) = error.path;
         match table {
             "engine" => !self.faulty,
+            "tenant" => !self.faulty && !self.faulty_services.contains(&true),
             // Problems of these fields do not depend on other tables.
             _ if error.field == "listen" => !self.faulty_services[index],
             _ => !self.faulty && !self.faulty_services[index],
@@ -89,6 +91,9 @@ pub(super) fn read(
     let transfer = sub_table(report, top.entry("transfer"), "[transfer]");
     let transfer = read_transfer(report, transfer, whole);
     options.transfer = transfer;
+    let tenant_tables = tables(report, top.entry("tenant"), "[[tenant]]");
+    let (tenants, of_tenants) = super::tenant::read_tenants(report, &tenant_tables);
+    places.tenants = of_tenants;
     let accelerator_tables = tables(report, top.entry("accelerator"), "[[accelerator]]");
     let accelerators = read_accelerators(report, &accelerator_tables);
     let (accelerators, hang_ms): (Vec<_>, Vec<_>) = accelerators.into_iter().unzip();
@@ -111,6 +116,7 @@ pub(super) fn read(
         accelerators: &names,
         kinds: accelerators.iter().map(|accelerator| accelerator.kind.clone()).collect(),
         implicit: accelerator_tables.is_empty(),
+        tenants: &tenants,
     };
     let mut taken = Vec::new();
     let mut services = Vec::new();
@@ -132,7 +138,7 @@ pub(super) fn read(
     if !services.iter().any(|service| service.accelerators.contains(&last)) {
         accelerators.pop();
     }
-    (Topology { engine, limits, accelerators, services }, options, places)
+    (Topology { engine, limits, accelerators, services, tenants }, options, places)
 }
 
 /// The accelerator of kernel files without `accelerator`: a separate process, so that a fault ends no other service.
@@ -719,6 +725,7 @@ pub(super) fn place_topology_error(places: &AllPlaces, error: &TopologyError) ->
     let (table, index, sub) = error.path;
     let found = match (table, sub) {
         ("engine", _) => places.engine.as_ref(),
+        ("tenant", _) => places.tenants.get(index),
         ("backend", Some(sub)) => places.services.get(index).and_then(|(_, b)| b.get(sub)),
         _ => places.services.get(index).map(|(service, _)| service),
     };

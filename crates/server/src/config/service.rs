@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use engine::topology::{
-    AcceleratorKind, Backend, Dispatch, Launch, Listen, Replies, Rings, Service, Sockets,
+    AcceleratorKind, Backend, Dispatch, Launch, Listen, Replies, Rings, Service, Sockets, Tenant,
 };
 use mqueue::abi::{BLOCKS_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, PARAMS_MAX};
 use runtime::kinds;
@@ -14,13 +14,14 @@ use wire::nic::{Transport, UDP_PAYLOAD_MAX};
 
 use super::address;
 use super::diagnostic::Problem;
-use super::function::{read_function_users, read_functions};
+use super::function::{read_functions, read_users};
 use super::kernel::{self, BUILTINS, Builtin, Kernel};
 use super::keys::{read_fields, read_some};
 use super::proxy;
 use super::reader::{Places, Report, Section, integer_of, nearest, text_of, wrong_type};
 use super::sections::{self, accelerator_indices, named_section, tables, without};
 use super::socket::read_sockets;
+use super::tenant::{check_isolated, read_tenant};
 use super::tree::{Entry, Node, Table, Value};
 
 /// What a service may refer to.
@@ -33,6 +34,8 @@ pub(super) struct Context<'a> {
     pub(super) kinds: Vec<AcceleratorKind>,
     /// Whether the file defines none: then there is an implicit one, for built-in kernels.
     pub(super) implicit: bool,
+    /// The tenants of the file.
+    pub(super) tenants: &'a [Tenant],
 }
 
 /// Maximum length of a parameter's name in bytes; its field in a region ends with a zero byte.
@@ -54,9 +57,9 @@ pub(super) fn read(
     (service.listen, service.memory_ports) = read_listen(report, at);
     service.framing = read_framing(report, at);
     if at.entry("upstream").is_some() {
-        let mut service = proxy::read(report, at, service);
+        let mut service = proxy::read(report, at, service, context.tenants);
         service.functions = read_functions(report, at, context.base, &service);
-        service.function_users = read_function_users(report, at);
+        service.function_users = read_users(report, at, "function_users");
         return (service, (section.finish(report), Vec::new()));
     }
     without(report, at, proxy::OF_PROXIES, "a kernel", "write `upstream` instead of `kernel`");
@@ -73,7 +76,8 @@ pub(super) fn read(
     service.max_reply_bytes = read_reply_bytes(report, at, &service);
     check_rings(report, at, &service);
     service.dispatch = read_dispatch(report, at, &service);
-    service.tenant = read_tenant(report, at);
+    service.tenant = read_tenant(report, at, context.tenants);
+    check_isolated(report, at, &service.tenant, &kinds);
     service.mqueues = mqueues[0];
     kernels[0].clone_into(&mut service.kernel);
     if mqueues.len().max(kernels.len()) > 1 {
@@ -96,7 +100,7 @@ pub(super) fn read(
         check_messages(report, at, &service, builtin);
     }
     service.functions = read_functions(report, at, context.base, &service);
-    service.function_users = read_function_users(report, at);
+    service.function_users = read_users(report, at, "function_users");
     service.sockets = read_sockets(report, at);
     check_sockets(report, at, &service, kernel);
     check_kinds(report, at, &service, &kinds);
@@ -445,22 +449,6 @@ fn read_dispatch(
             }
         }
     }
-}
-
-pub(super) fn read_tenant(report: &mut Report<'_>, section: &mut Section<'_>) -> String {
-    let given = section.text(report, "tenant", "\"default\"");
-    let tenant = given.and_then(|(text, span)| {
-        let letter = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
-        if text.is_empty() || text.len() > 64 || !text.chars().all(letter) {
-            let what = format!("\"{text}\" is not a valid tenant name");
-            report.problem(Problem::new(span, what, "1 to 64 letters, digits, `_` and `-`"));
-            return None;
-        }
-        Some(text)
-    });
-    let tenant = tenant.unwrap_or_else(|| "default".to_owned());
-    section.record(report, "tenant", tenant.clone());
-    tenant
 }
 
 fn check_rings(report: &mut Report<'_>, section: &Section<'_>, service: &Service) {

@@ -188,7 +188,9 @@ pub(super) fn apply(root: &mut Table, sources: &[Source], over: &Override) -> Re
         [section @ ("engine" | "limits" | "transfer"), key] => {
             section_of(root, section, over).put(entry(key));
         }
-        ["accelerator", name, key] => named(root, "accelerator", name, over)?.put(entry(key)),
+        [list @ ("tenant" | "accelerator"), name, key] => {
+            named(root, list, name, over)?.put(entry(key));
+        }
         ["service", name, "params", key] => {
             let service = named(root, "service", name, over)?;
             section_of(service, "params", over).put(entry(key));
@@ -207,7 +209,7 @@ pub(super) fn apply(root: &mut Table, sources: &[Source], over: &Override) -> Re
             return Err(Problem::new(
                 over.path_span,
                 format!("no key has the path `{}`", over.path.join(".")),
-                "write engine.KEY, limits.KEY, transfer.KEY, accelerator.NAME.KEY or service.NAME.KEY",
+                "write engine.KEY, limits.KEY, transfer.KEY, tenant.NAME.KEY, accelerator.NAME.KEY or service.NAME.KEY",
             )
             .help("also service.NAME.params.KEY, service.NAME.backend.NAME.KEY, service.NAME.function.NAME.KEY and service.NAME.socket.NAME.KEY"));
         }

@@ -209,6 +209,7 @@ impl Server {
             }
         };
         let limits = wanted.limits.clone();
+        self.fabric.tenants().set(&wanted.tenants);
         let departing = self.switch(wanted, plan, prepared, listeners, paused.as_ref());
         if let Some(paused) = paused {
             paused.resume(self.memory_ports(), ports, limits);

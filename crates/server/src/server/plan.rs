@@ -121,9 +121,10 @@ fn action(
     if same && !rebuilt {
         return ServiceAction::Unchanged;
     }
-    let alike = |s: &Service| (s.framing, s.ordered, s.replies, s.upstream);
+    // No connection of one tenant becomes one of another.
+    let alike = |s: &Service| (s.framing, s.ordered, s.replies, s.upstream, s.tenant.clone());
     // Everything that the layout of a client's region depends on.
-    let shape = |s: &Service| (s.max_message_bytes, s.max_reply_bytes, s.replies);
+    let shape = |s: &Service| (s.max_message_bytes, s.max_reply_bytes, s.replies, s.tenant.clone());
     ServiceAction::Changed {
         keeps_connections: alike(before) == alike(service),
         keeps_memory_clients: shape(before) == shape(service),
@@ -164,7 +165,8 @@ fn settings(
     let among = |all: &[Accelerator], a: &Accelerator| all.contains(a);
     let same = running.accelerators.len() == wanted.accelerators.len()
         && wanted.accelerators.iter().all(|a| among(&running.accelerators, a));
-    let live = live.chain([("accelerator", same)]);
+    let tenants = running.tenants == wanted.tenants;
+    let live = live.chain([("accelerator", same), ("tenant", tenants)]);
     live.filter(|(_, same)| !same).map(|(key, _)| key).collect()
 }
 
@@ -269,6 +271,7 @@ mod tests {
             limits: Limits::default(),
             accelerators: vec![Accelerator { name: "acc0".into(), kind }],
             services,
+            tenants: Vec::new(),
         }
     }
 

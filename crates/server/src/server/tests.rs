@@ -40,6 +40,7 @@ fn a_worker_that_panics_while_it_starts_is_noticed_beside_one_that_runs() {
         limits: Limits::default(),
         accelerators: vec![Accelerator { name: "acc0".into(), kind }],
         services: vec![Service::new("a", vec![listen], "echo")],
+        tenants: Vec::new(),
     })
     .unwrap();
     // Another service is installed as at a start, with blocks of this test.

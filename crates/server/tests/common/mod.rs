@@ -53,6 +53,7 @@ pub(crate) fn topology_on(placement: CpuPlacement, mut services: Vec<Service>) -
         limits: Limits::default(),
         accelerators: vec![Accelerator { name: "acc0".into(), kind }],
         services,
+        tenants: Vec::new(),
     }
 }
 

@@ -48,6 +48,7 @@ pub(crate) fn script(framing: Framing) -> Script {
         limits: Limits::default(),
         accelerators: vec![Accelerator { name: "accelerator".into(), kind }],
         services: vec![service],
+        tenants: Vec::new(),
     };
     let backend_behaviour = BackendBehaviour::SOUND;
     Script { setup: Setup::sound(topology), backend_behaviour, upstream: None }
@@ -123,6 +124,11 @@ impl Scene {
     /// All workers turn `rounds` times, 10 us apart, and everything is checked each time.
     pub(crate) fn run(&mut self, rounds: usize) {
         self.run_apart(rounds, 10_000);
+    }
+
+    /// All workers turn once, after this time.
+    pub(crate) fn run_one(&mut self, by_ns: u64) {
+        self.run_apart(1, by_ns);
     }
 
     /// All workers turn for `ms` milliseconds, 100 us apart.

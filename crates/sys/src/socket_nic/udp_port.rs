@@ -54,7 +54,11 @@ impl UdpPort {
             self.receive_offload = false;
         }
         for _ in 0..RECEIVE_TRIES_MAX {
-            match receiver.receive(self.socket.as_fd(), self.slots, batch) {
+            match receiver.receive(
+                self.socket.as_fd(),
+                self.slots.min(batch.most_buffers as usize),
+                batch,
+            ) {
                 Ok(received) => {
                     batch.overflowed = received.drops.map_or(0, |drops| self.new_drops(drops));
                     return received.slots;

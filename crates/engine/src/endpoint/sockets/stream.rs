@@ -4,7 +4,7 @@ use sockets::{Direction, End, State};
 use wire::nic::{Close, Nic, Read, Written};
 
 use super::{AWAKE_NS, SlotId};
-use crate::schedule::{Kind, Schedule};
+use crate::schedule::{Kind, Schedule, Taken};
 use crate::turn::Turn;
 
 /// Whether the tenant of a connection has its turn.
@@ -31,7 +31,8 @@ impl<N: Nic> Turn<N> {
                 continue;
             }
             let bytes = self.receive_socket(id);
-            schedule.charge(id.service.into(), Kind::Sockets, 1, bytes as u64);
+            let taken = Taken { messages: 1, bytes: bytes as u64, function_ns: 0 };
+            schedule.charge(id.service.into(), Kind::Sockets, taken);
             left = left.saturating_sub(bytes);
             again = self.socket_lists.to_read.len();
         }
@@ -121,7 +122,8 @@ impl<N: Nic> Turn<N> {
                 continue;
             }
             let bytes = self.send_socket(id);
-            schedule.charge(id.service.into(), Kind::Sockets, 1, bytes as u64);
+            let taken = Taken { messages: 1, bytes: bytes as u64, function_ns: 0 };
+            schedule.charge(id.service.into(), Kind::Sockets, taken);
             left = left.saturating_sub(bytes);
             again = self.socket_lists.to_write.len();
         }

@@ -104,7 +104,10 @@ impl TcpConnections {
         // strict, because the keys behind its connections belong to its backends.
         if self.table.open_count() >= self.limits.connections as usize {
             // Dropping the socket closes it.
-            return Self::refuse(turn, service);
+            return Self::refuse(turn, service, DropReason::ConnectionLimit);
+        }
+        if share.owner.as_ref().is_some_and(|owner| !owner.take_connection()) {
+            return Self::refuse(turn, service, DropReason::TenantConnections);
         }
         let key = self.table.open(service, share.ordered, self.limits.pipelined, turn.now_ns);
         // Each may be listed twice while it is written: adding to a list allocates nothing.
@@ -113,7 +116,8 @@ impl TcpConnections {
         self.to_write.reserve((2 * entries).saturating_sub(self.to_write.len()));
         if turn.nic.adopt(socket, key).is_err() {
             self.table.close(key, &mut self.pool);
-            return Self::refuse(turn, service);
+            turn.services[usize::from(service)].end_connection();
+            return Self::refuse(turn, service, DropReason::ConnectionLimit);
         }
         let connection = self.table.at(key).expect("just opened");
         connection.flow = flow_hash(peer, address.port());
@@ -123,8 +127,8 @@ impl TcpConnections {
     }
 
     /// Releases a connection that was assigned to this worker and is not adopted.
-    fn refuse<N: Nic>(turn: &Turn<N>, service: u16) {
+    fn refuse<N: Nic>(turn: &Turn<N>, service: u16, reason: DropReason) {
         turn.shared.release_connection(turn.index);
-        turn.services[usize::from(service)].count_lost(DropReason::ConnectionLimit, 1);
+        turn.services[usize::from(service)].count_lost(reason, 1);
     }
 }

@@ -258,6 +258,7 @@ impl TcpConnections {
         turn.nic.close(key, how);
         turn.shared.release_connection(turn.index);
         let share = &turn.services[service];
+        share.end_connection();
         share.counters.connections_closed.one();
         share.count_lost(reason, lost);
     }

@@ -57,7 +57,7 @@ impl Endpoints {
             turn.busy();
             let ended = self.take_answers(turn, slot, (flow, &origin), &rx);
             if schedule.is_shared() {
-                schedule.charge_replies(slot, ended);
+                schedule.charge_replies(slot, ended, 0);
             }
             if bounced {
                 turn.refuse_flow(slot, flow);

@@ -230,7 +230,7 @@ impl Endpoints {
                     self.take_stream_bytes(turn, slot, client, &scratch[..count]);
                     if schedule.is_shared() {
                         let ended = before.saturating_sub(turn.stream_requests(slot));
-                        schedule.charge_replies(slot, ended);
+                        schedule.charge_replies(slot, ended, 0);
                     }
                     if more {
                         turn.stream_event(Event::Readable(key), service, client);

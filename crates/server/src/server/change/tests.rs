@@ -47,6 +47,7 @@ fn busy_worker() -> (Server, UdpSocket) {
         limits: Limits::default(),
         accelerators: vec![Accelerator { name: "acc0".into(), kind }],
         services: vec![service("a", "echo"), slow],
+        tenants: Vec::new(),
     };
     let mut server = Server::start(topology).unwrap();
     let short = Duration::from_millis(50);

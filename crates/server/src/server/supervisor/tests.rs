@@ -31,6 +31,7 @@ fn on_gpu(launch: Launch, gpu: Option<u64>) -> Topology {
         limits: Limits::default(),
         accelerators: vec![Accelerator { name: "own".into(), kind }],
         services: vec![Service::new("s", Vec::new(), "echo")],
+        tenants: Vec::new(),
     }
 }
 

@@ -1,0 +1,51 @@
+//! Tenants: who owns services, which part of the workers they get, and what they may use.
+
+/// The name of the tenant that owns what names no other.
+pub const DEFAULT_TENANT: &str = "default";
+/// Largest [`Tenant::weight`].
+pub const WEIGHT_MAX: u32 = 1000;
+/// Most tenants of an engine: metrics have a label for each.
+pub const TENANTS_MAX: usize = 4096;
+
+/// `[[tenant]]`. A limit of 0 is none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tenant {
+    /// Name that services use.
+    pub name: String,
+    /// Its part of a worker on which others wait too, relative to theirs; in [1, [`WEIGHT_MAX`]].
+    pub weight: u32,
+    /// Messages a second, over all its services and all workers.
+    pub messages_per_s: u64,
+    /// Payload bytes of requests a second.
+    pub bytes_per_s: u64,
+    /// How long it may have sent nothing and then send that much at once, in milliseconds.
+    pub burst_ms: u64,
+    /// Messages in flight.
+    pub outstanding: u64,
+    /// Open TCP connections.
+    pub connections: u64,
+    /// Mqueues of its services.
+    pub mqueues: u64,
+    /// Memory of the regions of its services, in MiB.
+    pub memory_mib: u64,
+    /// Users, by number, whose processes may make requests about its services and functions.
+    pub users: Vec<u32>,
+}
+
+impl Tenant {
+    /// A tenant with every optional field at its default.
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            weight: 1,
+            messages_per_s: 0,
+            bytes_per_s: 0,
+            burst_ms: 100,
+            outstanding: 0,
+            connections: 0,
+            mqueues: 0,
+            memory_mib: 0,
+            users: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! `[[tenant]]`, and the tenants that services name.
+
+use engine::topology::{AcceleratorKind, DEFAULT_TENANT, TENANTS_MAX, Tenant};
+
+use super::diagnostic::Problem;
+use super::function::read_users;
+use super::keys::read_fields;
+use super::reader::{Places, Report, Section, nearest};
+use super::sections::named_section;
+use super::tree::Table;
+
+/// The tenants of the file, and their places.
+pub(super) fn read_tenants(
+    report: &mut Report<'_>,
+    tables: &[&Table],
+) -> (Vec<Tenant>, Vec<Places>) {
+    let mut taken = Vec::new();
+    let read = |(index, table): (usize, &&Table)| {
+        let (mut section, name) =
+            named_section(report, table, "tenant", "tenant", index, &mut taken);
+        let mut tenant = Tenant::new(&name);
+        read_fields(report, &mut section, &mut tenant);
+        tenant.users = read_users(report, &mut section, "users");
+        if name == DEFAULT_TENANT && !tenant.users.is_empty() {
+            let what = format!("the tenant \"{DEFAULT_TENANT}\" is the operator's own");
+            let right = "remove `users`, or give these users another tenant";
+            report.problem(Problem::new(section.place("users"), what, right));
+        }
+        (tenant, section.finish(report))
+    };
+    let read = tables.iter().enumerate().map(read).unzip();
+    if tables.len() > TENANTS_MAX {
+        let what = format!("{} tenants are more than {TENANTS_MAX}", tables.len());
+        report.problem(Problem::new(tables[TENANTS_MAX].span, what, "remove some"));
+    }
+    read
+}
+
+/// The tenant that a service names. If the file defines tenants it is one of them.
+pub(super) fn read_tenant(
+    report: &mut Report<'_>,
+    section: &mut Section<'_>,
+    defined: &[Tenant],
+) -> String {
+    let given = section.text(report, "tenant", "\"default\"");
+    let tenant = given.and_then(|(text, span)| {
+        let letter = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+        if text.is_empty() || text.len() > 64 || !text.chars().all(letter) {
+            let what = format!("\"{text}\" is not a valid tenant name");
+            report.problem(Problem::new(span, what, "1 to 64 letters, digits, `_` and `-`"));
+            return None;
+        }
+        let names = || defined.iter().map(|tenant| tenant.name.as_str());
+        if text != DEFAULT_TENANT && !defined.is_empty() && names().all(|name| name != text) {
+            let what = format!("there is no [[tenant]] \"{text}\"");
+            let right = match nearest(&text, names()) {
+                Some(near) => format!("did you mean \"{near}\"? Or add it"),
+                None => "add it, or name one that is there".to_owned(),
+            };
+            report.problem(Problem::new(span, what, right));
+        }
+        Some(text)
+    });
+    let tenant = tenant.unwrap_or_else(|| DEFAULT_TENANT.to_owned());
+    section.record(report, "tenant", tenant.clone());
+    tenant
+}
+
+/// Kernels of tenants other than the default run in processes of their own.
+pub(super) fn check_isolated(
+    report: &mut Report<'_>,
+    section: &Section<'_>,
+    tenant: &str,
+    kinds: &[&AcceleratorKind],
+) {
+    let inside = kinds.iter().any(|kind| matches!(kind, AcceleratorKind::Cpu { .. }));
+    if tenant != DEFAULT_TENANT && inside {
+        let what =
+            format!("the kernel of tenant \"{tenant}\" would run inside the engine's process");
+        let right = "name an accelerator of kind = \"process\" or \"cuda\"";
+        let key = if section.peek("accelerator").is_some() { "accelerator" } else { "tenant" };
+        report.problem(Problem::new(section.place(key), what, right));
+    }
+}

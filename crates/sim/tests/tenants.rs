@@ -1,0 +1,286 @@
+//! Tenants that share a worker: what a flood of one costs the others, and what each gets.
+//!
+//! Time is that of the simulator: a turn takes 5 us, and half a microsecond for each message in and out; kernels answer after 100 us.
+
+mod scene;
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use engine::topology::{Listen, Service, Tenant};
+use scene::{Scene, Script, request, script};
+use sim::behaviour::Behaviour;
+use sim::message::{Flavor, request_payload};
+use sim::net::lock;
+use sim::rng::Rng;
+use wire::DropReason;
+use wire::framing::Framing;
+use wire::nic::{PortIndex, Transport};
+
+const TURN_NS: u64 = 5_000;
+const MESSAGE_NS: u64 = 500;
+const KERNEL_NS: u64 = 100_000;
+/// Messages a second that a worker which does nothing else takes and answers.
+const CAPACITY: u64 = 1_000_000_000 / (2 * MESSAGE_NS);
+const TENANTS: usize = 6;
+const SHARE: u64 = CAPACITY / TENANTS as u64;
+
+/// A service of each tenant, which differ by their weights.
+fn tenants(weights: [u32; TENANTS]) -> Script {
+    let mut script = script(Framing::LengthU16);
+    let topology = &mut script.setup.topology;
+    topology.services = (0..TENANTS)
+        .map(|number| {
+            let address = ([127, 0, 0, 1], 9000 + number as u16).into();
+            let listen = vec![Listen { transport: Transport::Udp, address }];
+            let mut service = Service::new(&format!("service{number}"), listen, "model");
+            service.framing = Framing::LengthU16;
+            (service.mqueues, service.slots) = (4, 256);
+            service.tenant = format!("tenant{number}");
+            service
+        })
+        .collect();
+    topology.tenants = weights
+        .iter()
+        .enumerate()
+        .map(|(number, weight)| Tenant {
+            weight: *weight,
+            ..Tenant::new(&format!("tenant{number}"))
+        })
+        .collect();
+    let delay =
+        Behaviour { delay_ns: (KERNEL_NS, KERNEL_NS), overlap: 255, ..Behaviour::default() };
+    script.setup.behaviours = vec![delay; TENANTS];
+    script.setup.honest_backends = vec![true; TENANTS];
+    script
+}
+
+/// The load of one tenant.
+struct Load {
+    /// Requests a second.
+    rate: u64,
+    next_ns: u64,
+    asked: u64,
+    /// Not of floods.
+    waiting: VecDeque<(SocketAddr, u64)>,
+    /// How long those took that have been answered, in nanoseconds.
+    took_ns: Vec<u64>,
+}
+
+struct Play {
+    scene: Scene,
+    loads: Vec<Load>,
+    rng: Rng,
+    /// Messages that have been counted in and out.
+    counted: u64,
+}
+
+impl Play {
+    fn new(script: Script, rates: [u64; TENANTS]) -> Self {
+        let load = |rate| Load {
+            rate,
+            next_ns: 0,
+            asked: 0,
+            waiting: VecDeque::new(),
+            took_ns: Vec::new(),
+        };
+        let loads = rates.into_iter().map(load).collect();
+        Self { scene: script.play(), loads, rng: Rng::new(7), counted: 0 }
+    }
+
+    /// The requests of a tenant that are due.
+    fn ask(&mut self, tenant: usize, now_ns: u64) {
+        while self.loads[tenant].rate > 0 && self.loads[tenant].next_ns <= now_ns {
+            let port = tenant as PortIndex;
+            let peer = self.scene.client_of(0, port);
+            let load = &mut self.loads[tenant];
+            let body = sim::message::Body { client: load.asked as u32, ..request(0) };
+            let body = sim::message::Body { sequence: tenant as u32, ..body };
+            let payload = request_payload(Framing::LengthU16, &body, Flavor::Plain);
+            let mut net = lock(&self.scene.world.net);
+            let route = net.route(peer, port, [127, 0, 0, 1].into());
+            net.ledger.ask(tenant, body, Some(route));
+            net.send_datagram(peer, port, [127, 0, 0, 1].into(), &payload);
+            load.asked += 1;
+            if load.rate <= SHARE {
+                load.waiting.push_back((peer, load.next_ns));
+            }
+            // Uniform around the mean, so that requests come in clusters and gaps.
+            load.next_ns += 1 + self.rng.below(2_000_000_000 / load.rate);
+        }
+    }
+
+    /// Reads what has arrived at the clients; those without an answer after 50 ms will get none.
+    fn hear(&mut self, now_ns: u64) {
+        let net = self.scene.world.net.clone();
+        let mut net = lock(&net);
+        for load in &mut self.loads {
+            let Load { waiting, took_ns, .. } = load;
+            waiting.retain(|(peer, asked_ns)| {
+                let answered = net.take_datagram(*peer).is_some();
+                if answered {
+                    took_ns.push(now_ns - asked_ns);
+                }
+                !answered && now_ns - asked_ns < 50_000_000
+            });
+        }
+    }
+
+    fn run_until(&mut self, until_ns: u64) {
+        while self.scene.world.now_ns() < until_ns {
+            let now_ns = self.scene.world.now_ns();
+            (0..TENANTS).for_each(|tenant| self.ask(tenant, now_ns));
+            let counted = (0..TENANTS)
+                .map(|tenant| {
+                    let counters = self.scene.world.metrics.service(tenant);
+                    counters.received + counters.replied
+                })
+                .sum();
+            let work = counted - std::mem::replace(&mut self.counted, counted);
+            self.scene.run_one(TURN_NS + work * MESSAGE_NS);
+            self.hear(self.scene.world.now_ns());
+        }
+    }
+
+    fn replied(&self) -> [u64; TENANTS] {
+        std::array::from_fn(|tenant| self.scene.world.metrics.service(tenant).replied)
+    }
+
+    /// The 99th percentile of a tenant's answer times.
+    fn p99_ns(&self, tenant: usize) -> u64 {
+        let mut took_ns = self.loads[tenant].took_ns.clone();
+        assert!(took_ns.len() > 500, "tenant {tenant} was answered {} times", took_ns.len());
+        took_ns.sort_unstable();
+        took_ns[took_ns.len() * 99 / 100]
+    }
+}
+
+/// Jain's index of fairness: 1 if all are equal, 1/n if one has everything.
+fn jain(parts: &[f64]) -> f64 {
+    let sum: f64 = parts.iter().sum();
+    let squares: f64 = parts.iter().map(|part| part * part).sum();
+    sum * sum / (parts.len() as f64 * squares)
+}
+
+#[test]
+fn a_flood_of_one_tenant_does_not_delay_five_others() {
+    const MODERATE: u64 = SHARE * 6 / 10;
+    let mut p99 = [0, 10 * SHARE].map(|flood| {
+        let mut rates = [MODERATE; TENANTS];
+        rates[0] = flood;
+        let mut play = Play::new(tenants([1; TENANTS]), rates);
+        play.run_until(40_000_000);
+        for tenant in 1..TENANTS {
+            let lost = play.scene.world.metrics.service(tenant).dropped_requests();
+            assert_eq!(lost, 0, "tenant {tenant} loses nothing");
+        }
+        let used = play.replied()[0] * 25;
+        assert!(flood == 0 || used > SHARE, "the flood gets what is left: {used} a second");
+        (1..TENANTS).map(|tenant| play.p99_ns(tenant)).max().unwrap()
+    });
+    let [alone, beside] = p99.each_mut().map(|ns| *ns);
+    assert!(
+        alone > KERNEL_NS && beside <= 2 * alone,
+        "p99 {alone} ns alone, {beside} ns beside a flood"
+    );
+}
+
+#[test]
+fn six_floods_get_parts_of_their_weights() {
+    for weights in [[1; TENANTS], [1, 2, 3, 1, 2, 3]] {
+        let mut play = Play::new(tenants(weights), [2 * SHARE; TENANTS]);
+        // A round of all takes about 10 ms.
+        play.run_until(10_000_000);
+        let before = play.replied();
+        play.run_until(50_000_000);
+        let after = play.replied();
+        let got: Vec<u64> = after.iter().zip(&before).map(|(a, b)| a - b).collect();
+        let parts: Vec<f64> =
+            got.iter().zip(weights).map(|(got, weight)| *got as f64 / f64::from(weight)).collect();
+        assert!(jain(&parts) >= 0.99, "{got:?} for weights {weights:?}: {}", jain(&parts));
+        assert!(got.iter().sum::<u64>() > CAPACITY / 25 * 7 / 10, "{got:?}: work is conserved");
+    }
+}
+
+#[test]
+fn a_rate_holds_and_everything_beyond_is_counted() {
+    let mut script = tenants([1; TENANTS]);
+    script.setup.topology.tenants[0].messages_per_s = 20_000;
+    script.setup.topology.tenants[0].burst_ms = 1;
+    let mut rates = [0; TENANTS];
+    (rates[0], rates[1]) = (200_000, 20_000);
+    let mut play = Play::new(script, rates);
+    play.run_until(50_000_000);
+    let counted = play.scene.world.metrics.service(0);
+    // 1 ms at once, and the messages of one turn.
+    assert!((1000..=1100).contains(&counted.accepted), "{}", counted.accepted);
+    let shed = counted.dropped(DropReason::TenantRate);
+    assert!(shed > 8000 && counted.received == counted.accepted + shed, "{counted:?}");
+    let other = play.scene.world.metrics.service(1);
+    assert_eq!((other.dropped_requests(), other.received), (0, play.loads[1].asked));
+}
+
+#[test]
+fn messages_in_flight_stay_below_their_limit() {
+    let mut script = tenants([1; TENANTS]);
+    script.setup.topology.tenants[0].outstanding = 8;
+    let mut rates = [0; TENANTS];
+    rates[0] = 500_000;
+    let mut play = Play::new(script, rates);
+    let mut most = 0;
+    for step in 1..1000 {
+        play.run_until(step * 20_000);
+        most = most.max(play.scene.world.in_flight(0));
+    }
+    let counted = play.scene.world.metrics.service(0);
+    // A turn takes what has come since the last one, at most a batch.
+    assert!((8..8 + 64).contains(&most), "{most}");
+    assert!(counted.dropped(DropReason::TenantOutstanding) > 1000, "{counted:?}");
+    assert!(counted.replied > 500, "{counted:?}");
+}
+
+/// Requests on connections wait for the rate instead of being lost.
+#[test]
+fn a_connection_waits_for_its_tenants_rate() {
+    let mut script = script(Framing::LengthU16);
+    script.limits().pipelined = 1000;
+    script.service().tenant = "slow".into();
+    script.service().slots = 256;
+    let tenant = Tenant { messages_per_s: 10_000, burst_ms: 1, ..Tenant::new("slow") };
+    script.setup.topology.tenants = vec![tenant];
+    let mut scene = script.play();
+    let caller = scene.connect();
+    for sequence in 0..300 {
+        scene.call(caller, request(sequence));
+    }
+    // 300 at 10 000 a second are 30 ms.
+    scene.wait_ms(10);
+    let counted = scene.world.metrics.service(0);
+    assert!((50..=150).contains(&counted.replied), "{counted:?}");
+    scene.wait_ms(40);
+    let counted = scene.world.metrics.service(0);
+    assert_eq!((counted.replied, counted.dropped_requests()), (300, 0));
+}
+
+/// Connections beyond the quota are refused, and each that ends makes room.
+#[test]
+fn a_tenants_connections_are_counted() {
+    let mut script = script(Framing::LengthU16);
+    script.service().tenant = "few".into();
+    let tenant = Tenant { connections: 2, ..Tenant::new("few") };
+    script.setup.topology.tenants = vec![tenant];
+    let mut scene = script.play();
+    let callers = [0; 4].map(|_| scene.connect());
+    scene.run(5);
+    assert_eq!(scene.dropped(DropReason::TenantConnections), 2);
+    let open =
+        |scene: &Scene, caller: scene::Caller| lock(&scene.world.net).closed(caller.conn).is_none();
+    let alive: Vec<_> = callers.into_iter().filter(|caller| open(&scene, *caller)).collect();
+    assert_eq!(alive.len(), 2);
+    lock(&scene.world.net).peer_close(alive[0].conn, wire::nic::Close::Graceful);
+    scene.run(20);
+    let next = scene.connect();
+    scene.run(5);
+    assert_eq!(scene.dropped(DropReason::TenantConnections), 2);
+    assert!(open(&scene, next));
+}
