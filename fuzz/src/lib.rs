@@ -18,6 +18,7 @@
 //! | `attach` | a process at an accelerator's socket, or a false engine | a message has one encoding, or is refused |
 //! | `handshake` | a process at a shared-memory port, or a false engine | decoded as encoded, or refused |
 //! | `link` | a stranger at the listener of a remote accelerator, or an authenticated side of a link | the same messages however the stream is cut; each has one encoding, or is refused |
+//! | `expand` | a peer that sends compressed data to be expanded | no more than the limits comes out; the same bytes, or a reason, however the data is cut |
 //! | `sealed` | a peer that sends a sealed stream to be opened | nothing that was not sealed with the key opens; the same bytes or the same reason however the stream is cut |
 //! | `transfer` | a process at the socket for transfers, or a false engine that answers | a request and an answer have one encoding, or are refused; no answer contains terminal control sequences |
 //!
@@ -52,6 +53,7 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("collective", collective::message),
     ("config", config::text),
     ("control", control::message),
+    ("expand", transfer::compressed),
     ("framing_request", framing::request),
     ("framing_response", framing::response),
     ("function", function::memory),

@@ -1,8 +1,10 @@
-//! The messages of transfers: decoded as encoded, or refused. Sealed streams: opened to what was sealed, or refused.
+//! The messages of transfers: decoded as encoded, or refused. Sealed streams: opened to what was sealed, or refused. Compressed
+//! data: expanded within limits, or refused.
 
+use transfer::compress::Expander;
 use transfer::message::{ANSWER_BYTES_MAX, Answer, REQUEST_BYTES_MAX, Request};
 use transfer::seal::{HEADER_BYTES, Opener, RECORD_BYTES};
-use transfer::{Cipher, Key, Ran, TransferError};
+use transfer::{Cipher, ExpandLimits, Format, Key, Ran, TransferError};
 
 /// A request to a transfer engine, and an answer to its caller.
 pub fn message(input: &[u8]) {
@@ -34,21 +36,48 @@ pub fn sealed(input: &[u8]) {
     assert!(whole.is_err() || cipher == Cipher::Aes256Ctr, "a forged stream opens");
 }
 
+/// Compressed data of a stranger. The first byte is the format and the length of parts.
+pub fn compressed(input: &[u8]) {
+    const BYTES_MAX: u64 = 4 << 20;
+    let Some((choice, data)) = input.split_first() else { return };
+    let format = Format::ALL[usize::from(choice & 1)];
+    let expand = |part| {
+        let limits = ExpandLimits { bytes: BYTES_MAX, ratio: u32::MAX };
+        let mut expander = Expander::new(format, limits).expect("there is memory");
+        pass(data, part, |input, last, out| expander.run(input, last, out))
+    };
+    let (whole, parts) = (expand(usize::MAX), expand(1 + usize::from(choice >> 1)));
+    match (&whole, &parts) {
+        (Ok(whole), Ok(parts)) => assert!(whole == parts, "however the data is cut"),
+        // What is wrong first may depend on how much has been looked at, but not whether something is.
+        _ => assert!(whole.is_err() && parts.is_err()),
+    }
+    assert!(whole.is_ok_and(|plain| plain.len() as u64 <= BYTES_MAX) || parts.is_err());
+}
+
 /// Opens a stream that comes in parts.
 fn open(cipher: Cipher, stream: &[u8], part: usize) -> Result<Vec<u8>, TransferError> {
     let mut opener = Opener::new(cipher, &Key::new([0x5e; 32]));
-    let (mut plain, mut out, mut at) = (Vec::new(), vec![0; RECORD_BYTES], 0usize);
+    pass(stream, part, |input, last, out| opener.run(input, last, out))
+}
+
+/// What a stage makes of bytes that come in parts.
+fn pass(
+    bytes: &[u8],
+    part: usize,
+    mut run: impl FnMut(&[u8], bool, &mut [u8]) -> Result<Ran, TransferError>,
+) -> Result<Vec<u8>, TransferError> {
+    let (mut made_all, mut out, mut at) = (Vec::new(), vec![0; RECORD_BYTES], 0usize);
     loop {
-        let end = at.saturating_add(part).min(stream.len());
-        let Ran { taken, made, done } =
-            opener.run(&stream[at..end], end == stream.len(), &mut out)?;
+        let end = at.saturating_add(part).min(bytes.len());
+        let Ran { taken, made, done } = run(&bytes[at..end], end == bytes.len(), &mut out)?;
         assert!(taken <= end - at && made <= out.len());
-        plain.extend(&out[..made]);
+        made_all.extend(&out[..made]);
         at += taken;
         if done {
-            assert_eq!(at, stream.len());
-            return Ok(plain);
+            assert_eq!(at, bytes.len());
+            return Ok(made_all);
         }
-        assert!(taken > 0 || made > 0 || end < stream.len(), "it goes on");
+        assert!(taken > 0 || made > 0, "it goes on");
     }
 }

@@ -14,9 +14,9 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { HEAD_BYTES = 16, START_BYTES = 56, STAGE_BYTES = 8, KEY_BYTES = 32 };
+enum { HEAD_BYTES = 16, START_BYTES = 56, STAGE_BYTES = 8, KEY_BYTES = 32, LIMITS_BYTES = 12 };
 enum { REQUEST_BYTES_MAX = START_BYTES + SV_STAGES_MAX * (STAGE_BYTES + KEY_BYTES) };
-enum { ENDED_BYTES = 40, PROGRESS_BYTES = 32, REPORT_BYTES = 56, TEXT_BYTES_MAX = 166, REASON_MAX = 27 };
+enum { ENDED_BYTES = 40, PROGRESS_BYTES = 32, REPORT_BYTES = 56, TEXT_BYTES_MAX = 166, REASON_MAX = 30 };
 enum { ANSWER_BYTES_MAX = ENDED_BYTES + SV_STAGES_MAX * REPORT_BYTES + TEXT_BYTES_MAX };
 enum { START = 1, CANCEL = 3, PROGRESS = 4 };
 enum { ENDED = 1 };
@@ -109,19 +109,28 @@ static int send_request(sv_transfers *transfers, uint8_t *request, size_t len, i
     return sent < 0 ? -errno : 0;
 }
 
-/* What a stage is followed by. */
-static int needs_key(const sv_stage *stage) {
-    return stage->kind != SV_STAGE_DIGEST;
+static int check_stage(const sv_stage *stage) {
+    bool keyed = stage->kind == SV_STAGE_OPEN || stage->kind == SV_STAGE_SEAL;
+    uint32_t most = keyed ? SV_CIPHER_AES_256_CTR : stage->kind == SV_STAGE_DIGEST ? SV_DIGEST_SHA1 : SV_FORMAT_ZSTD;
+    bool known = stage->kind >= SV_STAGE_DIGEST && stage->kind <= SV_STAGE_EXPAND;
+    return known && stage->option >= 1 && stage->option <= most && keyed == (stage->key != NULL) ? 0 : -EINVAL;
 }
 
-static int check_stage(const sv_stage *stage) {
-    if (stage->option == 0) return -EINVAL;
-    switch (stage->kind) {
-    case SV_STAGE_DIGEST: return stage->option <= SV_DIGEST_SHA1 && !stage->key ? 0 : -EINVAL;
-    case SV_STAGE_OPEN:
-    case SV_STAGE_SEAL: return stage->option <= SV_CIPHER_AES_256_CTR && stage->key ? 0 : -EINVAL;
-    default: return -EINVAL;
+/* Returns the bytes of the stage. */
+static size_t put_stage(uint8_t *at, const sv_stage *stage) {
+    size_t follows = 0;
+    at[0] = (uint8_t)stage->kind;
+    at[1] = (uint8_t)stage->option;
+    if (stage->key) {
+        follows = KEY_BYTES;
+        memcpy(at + STAGE_BYTES, stage->key, KEY_BYTES);
+    } else if (stage->kind == SV_STAGE_EXPAND) {
+        follows = LIMITS_BYTES;
+        put(at + STAGE_BYTES, stage->bytes_max ? stage->bytes_max : (uint64_t)64 << 30, 8);
+        put(at + STAGE_BYTES + 8, stage->ratio_max ? stage->ratio_max : 100, 4);
     }
+    put(at + 2, follows, 2);
+    return STAGE_BYTES + follows;
 }
 
 struct ends {
@@ -151,15 +160,7 @@ static int start(sv_transfers *transfers, const struct ends *ends, const sv_tran
     int status = 0;
     for (unsigned i = 0; i < count && status == 0; i++) {
         status = check_stage(&stages[i]);
-        if (status < 0) break;
-        at[0] = (uint8_t)stages[i].kind;
-        at[1] = (uint8_t)stages[i].option;
-        if (needs_key(&stages[i])) {
-            put(at + 2, KEY_BYTES, 2);
-            memcpy(at + STAGE_BYTES, stages[i].key, KEY_BYTES);
-            at += KEY_BYTES;
-        }
-        at += STAGE_BYTES;
+        if (status == 0) at += put_stage(at, &stages[i]);
     }
     if (status == 0) status = send_request(transfers, request, (size_t)(at - request), ends->source, ends->sink);
     explicit_bzero(request, sizeof request);
@@ -171,8 +172,8 @@ static const sv_transfer defaults = SV_TRANSFER_DEFAULTS;
 /* The stages that the fields of a transfer name, and a seal. */
 static unsigned stages_of(const sv_transfer *transfer, const uint8_t *key, sv_stage *stages) {
     unsigned count = 0;
-    if (transfer->digest) stages[count++] = (sv_stage){SV_STAGE_DIGEST, transfer->digest, NULL};
-    if (key) stages[count++] = (sv_stage){SV_STAGE_SEAL, SV_CIPHER_AES_256_GCM, key};
+    if (transfer->digest) stages[count++] = (sv_stage){.kind = SV_STAGE_DIGEST, .option = transfer->digest};
+    if (key) stages[count++] = (sv_stage){.kind = SV_STAGE_SEAL, .option = SV_CIPHER_AES_256_GCM, .key = key};
     return count;
 }
 

@@ -117,14 +117,14 @@ static void pipes(sv_transfers *transfers, const char *folder) {
     CHECK(memory >= 0);
     sv_transfer transfer = SV_TRANSFER_DEFAULTS;
     sv_transfer_result result;
-    const sv_stage seal[] = {{SV_STAGE_DIGEST, SV_DIGEST_SHA1, NULL}, {SV_STAGE_SEAL, SV_CIPHER_AES_256_GCM, key}};
+    const sv_stage seal[] = {{.kind = SV_STAGE_DIGEST, .option = SV_DIGEST_SHA1}, {.kind = SV_STAGE_SEAL, .option = SV_CIPHER_AES_256_GCM, .key = key}};
     CHECK(sv_pipeline(transfers, file, sealed, NULL, seal, 2, &result) == 0);
     CHECK(result.error == 0 && result.read == BYTES && result.stages == 2 && result.digest_bytes == 20);
     CHECK(result.stage[1].kind == SV_STAGE_SEAL && result.stage[1].bytes == BYTES && result.stage[1].made == result.written);
     uint8_t digest[20];
     memcpy(digest, result.digest, sizeof digest);
 
-    const sv_stage open[] = {{SV_STAGE_OPEN, SV_CIPHER_AES_256_GCM, key}, {SV_STAGE_DIGEST, SV_DIGEST_SHA1, NULL}};
+    const sv_stage open[] = {{.kind = SV_STAGE_OPEN, .option = SV_CIPHER_AES_256_GCM, .key = key}, {.kind = SV_STAGE_DIGEST, .option = SV_DIGEST_SHA1}};
     transfer.sink_offset = 7;
     CHECK(sv_pipeline(transfers, sealed, memory, &transfer, open, 2, &result) == 0);
     CHECK(result.error == 0 && result.written == BYTES && memcmp(result.digest, digest, sizeof digest) == 0);
@@ -136,11 +136,24 @@ static void pipes(sv_transfers *transfers, const char *folder) {
     CHECK(sv_pipeline(transfers, sealed, memory, &transfer, open, 2, &result) == 0);
     CHECK(result.error == EBADMSG && result.written == 0 && result.digest_bytes == 0 && strstr(result.text, "record 0"));
 
-    const sv_stage wrong[] = {{SV_STAGE_SEAL, SV_CIPHER_AES_256_CTR, key}, {SV_STAGE_DIGEST, SV_DIGEST_MD5, NULL}};
+    const sv_stage wrong[] = {{.kind = SV_STAGE_SEAL, .option = SV_CIPHER_AES_256_CTR, .key = key}, {.kind = SV_STAGE_DIGEST, .option = SV_DIGEST_MD5}};
     CHECK(sv_pipeline(transfers, file, memory, NULL, wrong, 2, &result) == 0);
     CHECK(result.error == EINVAL && strstr(result.text, "only the sink can follow a seal"));
-    const sv_stage keyless = {SV_STAGE_SEAL, SV_CIPHER_AES_256_CTR, NULL};
+    const sv_stage keyless = {.kind = SV_STAGE_SEAL, .option = SV_CIPHER_AES_256_CTR};
     CHECK(sv_pipeline(transfers, file, memory, NULL, &keyless, 1, &result) == -EINVAL);
+
+    /* Compressed to a file, and expanded again. */
+    CHECK(ftruncate(sealed, 0) == 0 && ftruncate(memory, 0) == 0);
+    const sv_stage zip = {.kind = SV_STAGE_COMPRESS, .option = SV_FORMAT_GZIP};
+    CHECK(sv_pipeline(transfers, file, sealed, NULL, &zip, 1, &result) == 0 && result.error == 0 && result.written > 18);
+    sv_stage expand = {.kind = SV_STAGE_EXPAND, .option = SV_FORMAT_GZIP};
+    CHECK(sv_pipeline(transfers, sealed, memory, NULL, &expand, 1, &result) == 0);
+    CHECK(result.error == 0 && result.written == BYTES && result.stage[0].made == BYTES);
+    expand.bytes_max = BYTES - 1;
+    CHECK(sv_pipeline(transfers, sealed, memory, NULL, &expand, 1, &result) == 0);
+    CHECK(result.error == EBADMSG && strstr(result.text, "expands to more bytes"));
+    const sv_stage wrong_format = {.kind = SV_STAGE_COMPRESS, .option = 3};
+    CHECK(sv_pipeline(transfers, file, memory, NULL, &wrong_format, 1, &result) == -EINVAL);
     close(file);
     close(sealed);
     close(memory);

@@ -241,6 +241,7 @@ const STEPS: &[Step] = &[
             "crates/server/src/control",
             "crates/server/src/exporter/http.rs",
             "crates/collective/src/",
+            "crates/transfer/src/compress.rs",
             "crates/transfer/src/message.rs",
             "crates/transfer/src/seal.rs",
         ],

@@ -215,6 +215,27 @@ fn a_sealed_stream_arrives_as_its_plain_bytes_or_not_at_all() {
 }
 
 #[test]
+fn a_bomb_replaces_no_file() {
+    let folder = Folder::new("expand");
+    let source = folder.path("source");
+    fs::File::create(&source).unwrap().set_len(64 << 20).unwrap();
+    let (packed, sink) = (folder.path("packed"), folder.file("sink", b"before"));
+    for format in ["gzip", "zstd"] {
+        let made = serval(&[&source, &packed, "--compress", format, "--digest", "md5", "--json"]);
+        let made: Json = serde_json::from_slice(&{ made }.output().unwrap().stdout).unwrap();
+        let expand = [&packed, &sink, "--expand", format];
+        let (code, said) = failure(&expand.map(|text: &str| text));
+        assert!(code == Some(1) && said.contains("expands to more bytes"), "{code:?} {said}");
+        assert_eq!(fs::read(&sink).unwrap(), b"before");
+        let other = folder.path("expanded");
+        let trusted = ["--expand-ratio", "100000", "--digest", "md5", "--json"];
+        let got = serval(&[&[&packed, &other, "--expand", format][..], &trusted].concat());
+        let got: Json = serde_json::from_slice(&{ got }.output().unwrap().stdout).unwrap();
+        assert_eq!((&got["written_bytes"], &got["digest"]), (&made["read_bytes"], &made["digest"]));
+    }
+}
+
+#[test]
 fn mistakes_get_one_sentence_and_their_exit_code() {
     let folder = Folder::new("mistakes");
     let (source, key) = (folder.file("source", b"content"), folder.secret("key", b"short"));

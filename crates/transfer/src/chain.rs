@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 
+use crate::compress::{Compressor, Expander};
 use crate::error::TransferError;
 use crate::flow::{Buffers, StageReport};
 use crate::seal::{Opener, StreamSealer};
@@ -39,6 +40,8 @@ impl Chunk {
 enum Work {
     Digest(Digester),
     Open(Opener),
+    Expand(Box<Expander>),
+    Compress(Box<Compressor>),
     Seal(StreamSealer),
 }
 
@@ -58,6 +61,10 @@ impl Stage {
         let work = match spec {
             StageSpec::Digest(kind) => Work::Digest(Digester::new(*kind)),
             StageSpec::Open(cipher, key) => Work::Open(Opener::new(*cipher, key)),
+            StageSpec::Expand(format, limits) => {
+                Work::Expand(Box::new(Expander::new(*format, *limits)?))
+            }
+            StageSpec::Compress(format) => Work::Compress(Box::new(Compressor::new(*format)?)),
             StageSpec::Seal(cipher, key) => Work::Seal(StreamSealer::new(*cipher, key)?),
         };
         Ok(Self { kind: spec.kind(), work, taken: 0, made: 0, input: None, done: false })
@@ -81,6 +88,8 @@ impl Stage {
         let input = self.input.as_ref().map_or(&[][..], Chunk::rest);
         let ran = match &mut self.work {
             Work::Open(opener) => opener.run(input, last, out)?,
+            Work::Expand(expander) => expander.run(input, last, out)?,
+            Work::Compress(compressor) => compressor.run(input, last, out)?,
             Work::Seal(sealer) => sealer.run(input, last, out)?,
             Work::Digest(_) => unreachable!("a digest transforms nothing"),
         };

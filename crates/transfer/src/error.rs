@@ -2,6 +2,8 @@
 
 use std::io;
 
+use crate::compress::Format;
+
 /// Why a transfer ended early, or was not started. [`Self::name`] is the label of its counter.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TransferError {
@@ -101,6 +103,17 @@ pub enum TransferError {
     /// A sealed stream ends between two records, before its last one.
     #[error("the sealed stream was cut off: it ends before its last record")]
     CutOff,
+    /// Compressed data is not what its format allows.
+    #[error("the data is corrupt, or is not {0}")]
+    Corrupt(Format),
+    /// Compressed data ends too early.
+    #[error("the {0} data was cut off: it ends before its end is complete")]
+    Truncated(Format),
+    /// An expansion passes its limits.
+    #[error(
+        "the {0} data expands to more bytes, a higher ratio or a larger window than the limits allow: raise them if you trust its author"
+    )]
+    ExpandsTooMuch(Format),
     /// Another transfer uses the same direction of the same socket.
     #[error("another transfer uses this socket in the same direction: wait until it has ended")]
     Busy,
@@ -128,7 +141,7 @@ pub enum TransferError {
 
 impl TransferError {
     /// The names of all reasons, in the order of [`Self::code`] from 1.
-    pub const NAMES: [&'static str; 27] = [
+    pub const NAMES: [&'static str; 30] = [
         "cancelled",
         "stalled",
         "deadline",
@@ -156,6 +169,9 @@ impl TransferError {
         "not_sealed",
         "not_verified",
         "cut_off",
+        "corrupt",
+        "truncated",
+        "expands_too_much",
     ];
 
     /// A stable number of the reason, from 1.
@@ -188,6 +204,9 @@ impl TransferError {
             Self::NotSealed => 25,
             Self::NotVerified(_) => 26,
             Self::CutOff => 27,
+            Self::Corrupt(_) => 28,
+            Self::Truncated(_) => 29,
+            Self::ExpandsTooMuch(_) => 30,
         }
     }
 
@@ -214,7 +233,12 @@ impl TransferError {
             | Self::BadRequest(_)
             | Self::SameFile
             | Self::Order(_) => 22,
-            Self::NotSealed | Self::NotVerified(_) | Self::CutOff => 74,
+            Self::NotSealed
+            | Self::NotVerified(_)
+            | Self::CutOff
+            | Self::Corrupt(_)
+            | Self::Truncated(_)
+            | Self::ExpandsTooMuch(_) => 74,
             Self::NotAdmitted => 13,
             Self::Access { .. } | Self::Appends | Self::Invalid { .. } => 9,
             Self::Busy | Self::TooMany(_) | Self::TooManyClients(_) => 16,

@@ -2,15 +2,16 @@
 //! touches none of them.
 //!
 //! ```text
-//! file or memory, socket -> [open] -> [digests] -> [seal] -> file or memory, socket
+//! file or memory, socket -> [open] -> [expand] -> [compress] -> [seal] -> file or memory, socket
 //! ```
 //!
-//! The commands are those of DCS (Ahn et al., MICRO 2015) and DCS-ctrl (Kwon et al., ISCA 2018): `sendfile`,
+//! Digests are computed of plain bytes, at any place between an opening and a seal. The commands are those of DCS (Ahn et al., MICRO 2015) and DCS-ctrl (Kwon et al., ISCA 2018): `sendfile`,
 //! `encrypted_sendfile` and `recvfile`, on a scoreboard of entries over independent queues for files and for
 //! sockets.
 //!
 //! * [`pipeline`]: [`Source`], whose methods build a [`Command`]; wrong orders of stages do not compile.
 //! * [`seal`]: AES-256-GCM in records and AES-256-CTR, sealing and opening; the format and its nonces.
+//! * [`compress`]: gzip and Zstandard, with limits for what comes out.
 //! * `chain`: the stages of a transfer at work, chunk by chunk.
 //! * [`flow`]: the steps of one transfer over [`Devices`], without threads or a clock.
 //! * [`scoreboard`]: the entries and the two queues; which step is next.
@@ -23,6 +24,7 @@
 
 mod chain;
 pub mod client;
+pub mod compress;
 pub mod engine;
 mod error;
 pub mod flow;
@@ -36,6 +38,7 @@ mod stage;
 
 pub use chain::Ran;
 pub use client::{Client, ClientError};
+pub use compress::{ExpandLimits, Format};
 pub use engine::{Engine, Limits, Outcome, Submitted, Transfer};
 pub use error::TransferError;
 pub use flow::{Device, Devices, Report, StageReport};

@@ -21,13 +21,15 @@
 //! 56      stages
 //!
 //! stage of a request (8 bytes, and what follows)  stage of an answer (56 bytes)
-//!  0 u8   kind: 1 digest, 2 open, 3 seal           0 u8   kind, as in the request
-//!  1 u8   digest: 1 MD5, 2 SHA-256, 3 CRC32C,      1 u8   digest or cipher
-//!         4 SHA-1; or cipher: 1 AES-256-GCM,       2 u8   1: all bytes went through it
-//!         2 AES-256-CTR                            3      reserved (5 bytes)
-//!  2 u16  bytes that follow                        8 u64  bytes that went in
-//!  4      reserved (4 bytes)                      16 u64  bytes that came out
-//!  8      open and seal: the key (32 bytes)       24      digest, then zeros (32 bytes)
+//!  0 u8   kind: 1 digest, 2 open, 3 seal,          0 u8   kind, as in the request
+//!         4 compress, 5 expand                     1 u8   digest, cipher or format
+//!  1 u8   digest: 1 MD5, 2 SHA-256, 3 CRC32C,      2 u8   1: all bytes went through it
+//!         4 SHA-1; cipher: 1 AES-256-GCM,          3      reserved (5 bytes)
+//!         2 AES-256-CTR; format: 1 gzip, 2 zstd    8 u64  bytes that went in
+//!  2 u16  bytes that follow                       16 u64  bytes that came out
+//!  4      reserved (4 bytes)                      24      digest, then zeros (32 bytes)
+//!  8      open and seal: the key (32 bytes);
+//!         expand: u64 bytes and u32 ratio at most
 //! ```
 //!
 //! A start carries two descriptors (SCM_RIGHTS): the source, then the sink. It gets one answer of kind 1, when the
@@ -37,6 +39,7 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use crate::compress::{ExpandLimits, Format};
 use crate::error::TransferError;
 use crate::flow::{Device, Report, StageReport};
 use crate::pipeline::{Command, Place, STALL_DEFAULT, WhenBlocked};
@@ -52,6 +55,7 @@ const HEAD_BYTES: usize = 16;
 const START_BYTES: usize = 56;
 const STAGE_BYTES: usize = 8;
 const KEY_BYTES: usize = 32;
+const LIMITS_BYTES: usize = 12;
 const PROGRESS_BYTES: usize = 32;
 const ENDED_BYTES: usize = 40;
 const REPORT_BYTES: usize = 56;
@@ -191,6 +195,10 @@ impl<'m> Rest<'m> {
         if self.0.is_empty() { Ok(()) } else { Err(MessageError::Length) }
     }
 
+    fn key(&mut self) -> Result<Key, MessageError> {
+        Key::of(self.bytes(KEY_BYTES)?).ok_or(MessageError::Field("key"))
+    }
+
     fn device(&mut self, what: &'static str) -> Result<Device, MessageError> {
         match self.u8()? {
             1 => Ok(Device::File),
@@ -204,10 +212,13 @@ impl<'m> Rest<'m> {
         let (kind, option) = (self.u8()?, usize::from(self.u8()?));
         let at = option.checked_sub(1).ok_or(MessageError::Field("stage"))?;
         let cipher = || Cipher::ALL.get(at).copied();
+        let format = || Format::ALL.get(at).copied();
         let found = match kind {
             1 => DigestKind::ALL.get(at).copied().map(StageKind::Digest),
             2 => cipher().map(StageKind::Open),
             3 => cipher().map(StageKind::Seal),
+            4 => format().map(StageKind::Compress),
+            5 => format().map(StageKind::Expand),
             _ => None,
         };
         found.ok_or(MessageError::Field("stage"))
@@ -219,6 +230,8 @@ fn kind_codes(kind: StageKind) -> [u8; 2] {
         StageKind::Digest(kind) => [1, kind as u8 + 1],
         StageKind::Open(cipher) => [2, cipher as u8 + 1],
         StageKind::Seal(cipher) => [3, cipher as u8 + 1],
+        StageKind::Compress(format) => [4, format as u8 + 1],
+        StageKind::Expand(format) => [5, format as u8 + 1],
     }
 }
 
@@ -300,16 +313,24 @@ fn decode_order(mut rest: Rest<'_>, flags: u16) -> Result<Order, MessageError> {
 fn decode_stage(rest: &mut Rest<'_>) -> Result<StageSpec, MessageError> {
     let (kind, follows) = (rest.kind()?, usize::from(rest.u16()?));
     rest.reserved(4)?;
-    let needed = if matches!(kind, StageKind::Digest(_)) { 0 } else { KEY_BYTES };
+    let needed = match kind {
+        StageKind::Digest(_) | StageKind::Compress(_) => 0,
+        StageKind::Open(_) | StageKind::Seal(_) => KEY_BYTES,
+        StageKind::Expand(_) => LIMITS_BYTES,
+    };
     if follows != needed {
         return Err(MessageError::Field("stage"));
     }
-    let follows = rest.bytes(follows)?;
-    let key = || Key::of(follows).ok_or(MessageError::Field("key"));
+    let mut follows = Rest(rest.bytes(follows)?);
     Ok(match kind {
         StageKind::Digest(kind) => StageSpec::Digest(kind),
-        StageKind::Open(cipher) => StageSpec::Open(cipher, key()?),
-        StageKind::Seal(cipher) => StageSpec::Seal(cipher, key()?),
+        StageKind::Compress(format) => StageSpec::Compress(format),
+        StageKind::Open(cipher) => StageSpec::Open(cipher, follows.key()?),
+        StageKind::Seal(cipher) => StageSpec::Seal(cipher, follows.key()?),
+        StageKind::Expand(format) => {
+            let limits = ExpandLimits { bytes: follows.u64()?, ratio: follows.u32()? };
+            StageSpec::Expand(format, limits)
+        }
     })
 }
 
@@ -324,14 +345,20 @@ fn encode_order(order: &Order, bytes: &mut Vec<u8>) {
     bytes.extend([device_code(order.source), device_code(order.sink), stages.len() as u8]);
     bytes.extend([0; 5]);
     for stage in stages {
-        let key = match stage {
-            StageSpec::Digest(_) => &[][..],
-            StageSpec::Open(_, key) | StageSpec::Seal(_, key) => key.bytes(),
-        };
         bytes.extend(kind_codes(stage.kind()));
-        bytes.extend((key.len() as u16).to_le_bytes());
-        bytes.extend([0; 4]);
-        bytes.extend(key);
+        let mut follow = |parts: &[&[u8]]| {
+            let len: usize = parts.iter().map(|part| part.len()).sum();
+            bytes.extend((len as u16).to_le_bytes());
+            bytes.extend([0; 4]);
+            parts.iter().for_each(|part| bytes.extend(*part));
+        };
+        match stage {
+            StageSpec::Digest(_) | StageSpec::Compress(_) => follow(&[]),
+            StageSpec::Open(_, key) | StageSpec::Seal(_, key) => follow(&[key.bytes()]),
+            StageSpec::Expand(_, limits) => {
+                follow(&[&limits.bytes.to_le_bytes(), &limits.ratio.to_le_bytes()]);
+            }
+        }
     }
 }
 
@@ -494,12 +521,17 @@ mod tests {
     fn stage() -> impl Strategy<Value = StageSpec> {
         let digest = prop::sample::select(DigestKind::ALL.to_vec());
         let cipher = || prop::sample::select(Cipher::ALL.to_vec());
+        let format = || prop::sample::select(Format::ALL.to_vec());
         prop_oneof![
             digest.prop_map(StageSpec::Digest),
             (cipher(), any::<[u8; 32]>())
                 .prop_map(|(cipher, key)| StageSpec::Open(cipher, Key::new(key))),
             (cipher(), any::<[u8; 32]>())
                 .prop_map(|(cipher, key)| StageSpec::Seal(cipher, Key::new(key))),
+            format().prop_map(StageSpec::Compress),
+            (format(), any::<u64>(), any::<u32>()).prop_map(|(format, bytes, ratio)| {
+                StageSpec::Expand(format, ExpandLimits { bytes, ratio })
+            }),
         ]
     }
 

@@ -1,17 +1,19 @@
 //! A transfer as its caller describes it: source, stages, sink.
 //!
 //! The order of stages is part of the type, so a wrong one does not compile. Only the source can precede an opening, and only the sink
-//! can follow a seal:
+//! can follow a seal. Bytes are expanded once at most, then compressed once at most; digests are computed anywhere between:
 //!
 //! ```
 //! # use std::fs::File;
-//! # use transfer::{DigestKind, Key, Source};
+//! # use transfer::{DigestKind, ExpandLimits, Format, Key, Source};
 //! # let (file, key) = (File::open("/proc/self/exe").unwrap(), Key::new([0; 32]));
 //! # let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
 //! let command = Source::file(file, 0, None).digest(DigestKind::Sha256).seal(key).socket(socket);
 //! # let (socket, key) = (_peer, Key::new([0; 32]));
 //! # let file = File::open("/proc/self/exe").unwrap();
-//! let command = Source::socket(socket, None).open(key).digest(DigestKind::Md5).file(file, 0);
+//! let source = Source::socket(socket, None).open(key);
+//! let expanded = source.expand(Format::Gzip, ExpandLimits::default()).digest(DigestKind::Md5);
+//! let command = expanded.compress(Format::Zstd).digest(DigestKind::Crc32c).file(file, 0);
 //! ```
 //!
 //! ```compile_fail
@@ -20,6 +22,13 @@
 //! # let (file, key) = (File::open("/proc/self/exe").unwrap(), Key::new([0; 32]));
 //! # let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
 //! let command = Source::file(file, 0, None).seal(key).digest(DigestKind::Sha256).socket(socket);
+//! ```
+//!
+//! ```compile_fail
+//! # use transfer::{ExpandLimits, Format, Source};
+//! # let file = std::fs::File::open("/proc/self/exe").unwrap();
+//! # let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
+//! let command = Source::socket(socket, None).compress(Format::Gzip).expand(Format::Gzip, ExpandLimits::default()).file(file, 0);
 //! ```
 //!
 //! ```compile_fail
@@ -33,6 +42,7 @@ use std::marker::PhantomData;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use crate::compress::{ExpandLimits, Format};
 use crate::flow::Device;
 use crate::stage::{Cipher, DigestKind, Key, StageSpec};
 
@@ -140,9 +150,15 @@ impl Command {
 /// The bytes as the source has them.
 #[derive(Debug)]
 pub enum Raw {}
-/// Plain bytes that went through a stage.
+/// Bytes that went through a digest or an opening.
 #[derive(Debug)]
 pub enum Plain {}
+/// The bytes have been expanded.
+#[derive(Debug)]
+pub enum Expanded {}
+/// The bytes are compressed.
+#[derive(Debug)]
+pub enum Compressed {}
 /// The bytes are encrypted.
 #[derive(Debug)]
 pub enum Sealed {}
@@ -165,7 +181,8 @@ impl Source {
     }
 }
 
-/// A transfer without its sink, so far. `State` says what its bytes are: [`Raw`], [`Plain`] or [`Sealed`].
+/// A transfer without its sink, so far. `State` says what its bytes are: [`Raw`], [`Plain`], [`Expanded`],
+/// [`Compressed`] or [`Sealed`].
 #[derive(Debug)]
 pub struct Pipeline<State> {
     source: Place,
@@ -174,10 +191,34 @@ pub struct Pipeline<State> {
     state: PhantomData<State>,
 }
 
-/// A state in which stages can follow that work on plain bytes.
-pub trait Unsealed {}
-impl Unsealed for Raw {}
-impl Unsealed for Plain {}
+/// A state in which a digest or a seal can follow.
+pub trait Unsealed {
+    /// The state after a digest.
+    type Digested;
+}
+impl Unsealed for Raw {
+    type Digested = Plain;
+}
+impl Unsealed for Plain {
+    type Digested = Self;
+}
+impl Unsealed for Expanded {
+    type Digested = Self;
+}
+impl Unsealed for Compressed {
+    type Digested = Self;
+}
+
+/// A state in which a compression can follow.
+pub trait Compressible {}
+impl Compressible for Raw {}
+impl Compressible for Plain {}
+impl Compressible for Expanded {}
+
+/// A state in which an expansion can follow.
+pub trait Expandable {}
+impl Expandable for Raw {}
+impl Expandable for Plain {}
 
 impl Pipeline<Raw> {
     /// Decrypts a stream that was sealed with AES-256-GCM; see [`crate::seal`]. Nothing of a record that does not verify goes on.
@@ -192,8 +233,8 @@ impl Pipeline<Raw> {
 }
 
 impl<State: Unsealed> Pipeline<State> {
-    /// Computes a digest of the plain bytes.
-    pub fn digest(self, kind: DigestKind) -> Pipeline<Plain> {
+    /// Computes a digest of the bytes as they are at this place.
+    pub fn digest(self, kind: DigestKind) -> Pipeline<State::Digested> {
         self.then(StageSpec::Digest(kind))
     }
 
@@ -205,6 +246,20 @@ impl<State: Unsealed> Pipeline<State> {
     /// Encrypts the bytes with this cipher.
     pub fn seal_with(self, cipher: Cipher, key: Key) -> Pipeline<Sealed> {
         self.then(StageSpec::Seal(cipher, key))
+    }
+}
+
+impl<State: Expandable> Pipeline<State> {
+    /// Expands compressed data, up to these limits; see [`crate::compress`].
+    pub fn expand(self, format: Format, limits: ExpandLimits) -> Pipeline<Expanded> {
+        self.then(StageSpec::Expand(format, limits))
+    }
+}
+
+impl<State: Compressible> Pipeline<State> {
+    /// Compresses the bytes.
+    pub fn compress(self, format: Format) -> Pipeline<Compressed> {
+        self.then(StageSpec::Compress(format))
     }
 }
 

@@ -7,6 +7,8 @@ use aws_lc_rs::digest;
 use md5::{Digest as _, Md5};
 use zeroize::{Zeroize as _, Zeroizing};
 
+use crate::compress::{ExpandLimits, Format};
+
 /// A digest algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DigestKind {
@@ -132,6 +134,10 @@ pub enum StageKind {
     Digest(DigestKind),
     /// Decrypts a sealed stream.
     Open(Cipher),
+    /// Expands compressed data.
+    Expand(Format),
+    /// Compresses.
+    Compress(Format),
     /// Encrypts.
     Seal(Cipher),
 }
@@ -143,7 +149,21 @@ impl StageKind {
             Self::Digest(kind) => kind.name(),
             Self::Open(Cipher::Aes256Gcm) => "open-aes-256-gcm",
             Self::Open(Cipher::Aes256Ctr) => "open-aes-256-ctr",
+            Self::Expand(Format::Gzip) => "expand-gzip",
+            Self::Expand(Format::Zstd) => "expand-zstd",
+            Self::Compress(format) => format.name(),
             Self::Seal(cipher) => cipher.name(),
+        }
+    }
+
+    /// Stages that change the bytes have ascending ranks.
+    fn rank(self) -> Option<u8> {
+        match self {
+            Self::Digest(_) => None,
+            Self::Open(_) => Some(1),
+            Self::Expand(_) => Some(2),
+            Self::Compress(_) => Some(3),
+            Self::Seal(_) => Some(4),
         }
     }
 }
@@ -155,6 +175,10 @@ pub enum StageSpec {
     Digest(DigestKind),
     /// Decrypts a stream that was sealed with this cipher and key.
     Open(Cipher, Key),
+    /// Expands compressed data, up to these limits.
+    Expand(Format, ExpandLimits),
+    /// Compresses.
+    Compress(Format),
     /// Encrypts with this key.
     Seal(Cipher, Key),
 }
@@ -165,6 +189,8 @@ impl StageSpec {
         match self {
             Self::Digest(kind) => StageKind::Digest(*kind),
             Self::Open(cipher, _) => StageKind::Open(*cipher),
+            Self::Expand(format, _) => StageKind::Expand(*format),
+            Self::Compress(format) => StageKind::Compress(*format),
             Self::Seal(cipher, _) => StageKind::Seal(*cipher),
         }
     }
@@ -175,18 +201,27 @@ pub fn check_order(stages: &[StageSpec]) -> Result<(), String> {
     if stages.len() > STAGES_MAX {
         return Err(format!("there are {} stages, and {STAGES_MAX} is the limit", stages.len()));
     }
-    for pair in stages.windows(2) {
-        let [before, after] = [pair[0].kind(), pair[1].kind()];
-        let why = match (before, after) {
-            (StageKind::Seal(_), _) => {
+    // The last stage that changed the bytes.
+    let mut changed: Option<StageKind> = None;
+    for (at, stage) in stages.iter().map(StageSpec::kind).enumerate() {
+        let before = stages[at.saturating_sub(1)].kind();
+        let falls = |changed: &StageKind| stage.rank().is_some() && stage.rank() <= changed.rank();
+        let why = match (changed, stage) {
+            (Some(StageKind::Seal(_)), _) => {
                 "only the sink can follow a seal: move the other stage before it"
             }
-            (_, StageKind::Open(_)) => {
+            (_, StageKind::Open(_)) if at > 0 => {
                 "only the source can precede an opening: move it to the first place"
             }
-            _ => continue,
+            (Some(changed), _) if falls(&changed) => {
+                "bytes are expanded once at most, then compressed once at most"
+            }
+            _ => {
+                changed = stage.rank().map(|_| stage).or(changed);
+                continue;
+            }
         };
-        let (before, after) = (before.name(), after.name());
+        let (before, after) = (before.name(), stage.name());
         return Err(format!("`{after}` cannot follow `{before}`: {why}"));
     }
     Ok(())
@@ -336,6 +371,41 @@ mod tests {
             assert_eq!(DigestKind::named(kind.name()), Some(kind));
             assert_eq!(digest_of(kind, &[]).len(), 2 * kind.value_bytes());
         }
+    }
+
+    #[test]
+    fn stages_have_one_order() {
+        let key = || Key::new([0; 32]);
+        let (md5, open) =
+            (StageSpec::Digest(DigestKind::Md5), StageSpec::Open(Cipher::Aes256Gcm, key()));
+        let expand = StageSpec::Expand(Format::Gzip, ExpandLimits::default());
+        let (zip, seal) =
+            (StageSpec::Compress(Format::Zstd), StageSpec::Seal(Cipher::Aes256Ctr, key()));
+        let all = [&open, &md5, &expand, &md5, &zip, &md5, &seal];
+        let refused = |stages: &[&StageSpec]| {
+            check_order(&stages.iter().copied().cloned().collect::<Vec<_>>())
+                .err()
+                .unwrap_or_default()
+        };
+        // Any part of the right order is right.
+        for chosen in 0..1 << all.len() {
+            let part = (0..all.len()).filter(|at| chosen >> at & 1 == 1).map(|at| all[at]);
+            assert_eq!(refused(&part.collect::<Vec<_>>()), "");
+        }
+        let opening =
+            "`open-aes-256-gcm` cannot follow `md5`: only the source can precede an opening";
+        assert!(refused(&[&md5, &open]).starts_with(opening));
+        let sealed = "`md5` cannot follow `aes-256-ctr`: only the sink can follow a seal";
+        assert!(refused(&[&zip, &seal, &md5]).starts_with(sealed));
+        let once = "bytes are expanded once at most, then compressed once at most";
+        for (stages, names) in [
+            ([&zip, &md5, &expand], "`expand-gzip` cannot follow `md5`"),
+            ([&md5, &expand, &expand], "`expand-gzip` cannot follow `expand-gzip`"),
+            ([&md5, &zip, &zip], "`zstd` cannot follow `zstd`"),
+        ] {
+            assert_eq!(refused(&stages), format!("{names}: {once}"));
+        }
+        assert_eq!(refused(&[&md5; 9]), "there are 9 stages, and 8 is the limit");
     }
 
     #[test]

@@ -16,8 +16,8 @@ use sha2::{Digest as _, Sha256};
 use transfer::flow::CHUNK_BYTES;
 use transfer::pipeline::WhenBlocked;
 use transfer::{
-    Cipher, Command, DigestKind, Engine, Key, Limits, Outcome, Place, Source, StageKind, StageSpec,
-    TransferError,
+    Cipher, Command, DigestKind, Engine, ExpandLimits, Format, Key, Limits, Outcome, Place, Source,
+    StageKind, StageSpec, TransferError,
 };
 
 const KEY: [u8; 32] = [3; 32];
@@ -223,6 +223,44 @@ fn nothing_of_a_record_that_does_not_verify_leaves() {
     let downgraded = common::seal_ctr(&KEY, &content);
     assert_eq!(gcm(&downgraded), (TransferError::NotSealed, 0));
     assert_eq!(open(&stream, Cipher::Aes256Ctr, KEY), (TransferError::NotSealed, 0));
+}
+
+#[test]
+fn compressed_data_is_expanded_within_limits() {
+    let (folder, engine) = (Folder::new("expand"), engine());
+    let content = bytes(2 * CHUNK_BYTES + 99);
+    let zeros = vec![0; 16 << 20];
+    for format in Format::ALL {
+        let pass = |bytes: &[u8], limits: Option<ExpandLimits>| {
+            let source = Source::file(open(&folder.file("source", bytes)), 0, None);
+            let (path, sink) = folder.create("sink");
+            let command = match limits {
+                None => source.digest(DigestKind::Md5).compress(format).file(sink, 0),
+                Some(limits) => source.expand(format, limits).digest(DigestKind::Md5).file(sink, 0),
+            };
+            let outcome = engine.submit(command).unwrap().wait();
+            let made = std::fs::read(path).unwrap();
+            assert_eq!(outcome.report.written, made.len() as u64);
+            (outcome, made)
+        };
+        let unlimited = ExpandLimits { bytes: u64::MAX, ratio: u32::MAX };
+        for plain in [&content, &zeros, &Vec::new()] {
+            let (there, packed) = pass(plain, None);
+            let (back, got) = pass(&packed, Some(unlimited));
+            assert_eq!((&there.result, &back.result), (&Ok(()), &Ok(())));
+            assert!(got == **plain && there.report.digest() == back.report.digest());
+        }
+        let (_, bomb) = pass(&zeros, None);
+        for limits in [ExpandLimits::default(), ExpandLimits { bytes: 5 << 20, ratio: u32::MAX }] {
+            let (outcome, got) = pass(&bomb, Some(limits));
+            assert_eq!(error(&outcome), &TransferError::ExpandsTooMuch(format));
+            assert!(got.len() <= 5 << 20, "{}", got.len());
+        }
+        let (outcome, _) = pass(&bomb[..bomb.len() - 1], Some(unlimited));
+        assert_eq!(error(&outcome), &TransferError::Truncated(format));
+        let (outcome, got) = pass(&content, Some(unlimited));
+        assert_eq!((error(&outcome), got.len()), (&TransferError::Corrupt(format), 0));
+    }
 }
 
 #[test]

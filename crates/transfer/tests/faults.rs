@@ -12,7 +12,10 @@ use transfer::pipeline::WhenBlocked;
 use transfer::scoreboard::{
     ABANDON_NS, EntryId, Expired, GivenBack, Patience, SLOW_MAX, SLOW_NS, Scoreboard, Work,
 };
-use transfer::{Cipher, DigestKind, Key, StageKind, StageSpec, TransferError};
+use transfer::{
+    Cipher, DigestKind, ExpandLimits, Format, Key, StageKind, StageSpec, TransferError,
+    compress::{Compressor, Expander},
+};
 
 const KEY: [u8; 32] = [9; 32];
 const STALL_NS: u64 = 1_000_000_000;
@@ -172,6 +175,20 @@ impl Case {
         }
     }
 
+    fn expands(&self) -> Option<Format> {
+        self.stages.iter().find_map(|stage| match stage {
+            StageSpec::Expand(format, _) => Some(*format),
+            _ => None,
+        })
+    }
+
+    fn compresses(&self) -> Option<Format> {
+        self.stages.iter().find_map(|stage| match stage {
+            StageSpec::Compress(format) => Some(*format),
+            _ => None,
+        })
+    }
+
     fn seals(&self) -> Option<Cipher> {
         match self.stages.last() {
             Some(StageSpec::Seal(cipher, _)) => Some(*cipher),
@@ -183,19 +200,55 @@ impl Case {
         (0..self.len).map(|at| (at.wrapping_mul(31) ^ (at >> 8) ^ index) as u8).collect()
     }
 
+    /// What is to be expanded.
+    fn packed(&self, index: usize) -> Vec<u8> {
+        let plain = self.plain(index);
+        self.expands().map_or(plain.clone(), |format| compress(format, &plain))
+    }
+
+    fn transforms(&self) -> bool {
+        self.stages.iter().any(|stage| !matches!(stage, StageSpec::Digest(_)))
+    }
+
     /// What the source has.
     fn content(&self, index: usize) -> Vec<u8> {
-        let plain = self.plain(index);
+        let packed = self.packed(index);
         let mut content = match self.opens() {
-            None => plain,
-            Some(Cipher::Aes256Gcm) => common::seal(&KEY, &plain),
-            Some(Cipher::Aes256Ctr) => common::seal_ctr(&KEY, &plain),
+            None => packed,
+            Some(Cipher::Aes256Gcm) => common::seal(&KEY, &packed),
+            Some(Cipher::Aes256Ctr) => common::seal_ctr(&KEY, &packed),
         };
         if let Fault::Changed(at) = self.fault {
             let at = at % content.len();
             content[at] ^= 1;
         }
         content
+    }
+}
+
+fn compress(format: Format, plain: &[u8]) -> Vec<u8> {
+    let (mut state, mut made, mut at) = (Compressor::new(format).unwrap(), Vec::new(), 0);
+    let mut out = vec![0; 1 << 16];
+    loop {
+        let ran = state.run(&plain[at..], true, &mut out).unwrap();
+        made.extend(&out[..ran.made]);
+        at += ran.taken;
+        if ran.done {
+            return made;
+        }
+    }
+}
+
+fn expand(format: Format, data: &[u8]) -> Option<Vec<u8>> {
+    let mut state = Expander::new(format, ExpandLimits::default()).unwrap();
+    let (mut made, mut at, mut out) = (Vec::new(), 0, vec![0; 1 << 16]);
+    loop {
+        let ran = state.run(&data[at..], true, &mut out).ok()?;
+        made.extend(&out[..ran.made]);
+        at += ran.taken;
+        if ran.done {
+            return Some(made);
+        }
     }
 }
 
@@ -227,11 +280,16 @@ fn case() -> impl Strategy<Value = Case> {
     });
     let cipher = || prop::option::of(prop::sample::select(Cipher::ALL.to_vec()));
     let digests = prop::collection::vec(prop::sample::select(DigestKind::ALL.to_vec()), 0..3);
-    let stages = (cipher(), digests, cipher()).prop_map(|(opens, digests, seals)| {
+    let format = || prop::option::of(prop::sample::select(Format::ALL.to_vec()));
+    let stages = (cipher(), format(), digests, format(), cipher());
+    let stages = stages.prop_map(|(opens, expands, digests, compresses, seals)| {
         let open = opens.map(|cipher| StageSpec::Open(cipher, Key::new(KEY)));
         let seal = seals.map(|cipher| StageSpec::Seal(cipher, Key::new(KEY)));
         let digests = digests.into_iter().map(StageSpec::Digest);
-        open.into_iter().chain(digests).chain(seal).collect::<Vec<_>>()
+        let expand = expands.map(|format| StageSpec::Expand(format, ExpandLimits::default()));
+        let compress = compresses.map(StageSpec::Compress);
+        let plain = open.into_iter().chain(expand).chain(digests);
+        plain.chain(compress).chain(seal).collect::<Vec<_>>()
     });
     let device = || prop::sample::select(vec![Device::File, Device::Socket]);
     let len = prop_oneof![0..200usize, 0..3 * CHUNK_BYTES, Just(65_520), Just(8 * 65_520)];
@@ -389,21 +447,29 @@ fn check(case: &Case, index: usize, ended: &Ended) {
         Some(Cipher::Aes256Gcm) => common::open(&KEY, sink),
         Some(Cipher::Aes256Ctr) => common::open_ctr(&KEY, sink),
     };
-    if let Some(opened) = &opened {
+    if let (Some(opened), None) = (&opened, case.compresses()) {
         assert!(plain.starts_with(opened), "the sink has a prefix of the plain bytes");
     }
-    if case.opens().is_none() && case.seals().is_none() {
+    if !case.transforms() {
         assert!(report.read >= report.written);
     }
     match result {
         Ok(()) => {
-            assert!(opened.expect("the stream opens") == plain, "the sink has all");
+            let opened = opened.expect("the stream opens");
+            let expanded = match case.compresses() {
+                Some(format) => expand(format, &opened).expect("it expands"),
+                None => opened.clone(),
+            };
+            assert!(expanded == plain, "the sink has all");
+            let packed = case.packed(index).len();
             assert_eq!(report.read, source.len() as u64);
             for stage in &report.stages {
                 let (taken, made) = match stage.kind {
-                    StageKind::Open(_) => (source.len(), plain.len()),
+                    StageKind::Open(_) => (source.len(), packed),
+                    StageKind::Expand(_) => (packed, plain.len()),
                     StageKind::Digest(_) => (plain.len(), plain.len()),
-                    StageKind::Seal(_) => (plain.len(), sink.len()),
+                    StageKind::Compress(_) => (plain.len(), opened.len()),
+                    StageKind::Seal(_) => (opened.len(), sink.len()),
                 };
                 assert_eq!((stage.bytes, stage.made), (taken as u64, made as u64));
                 let digest = stage.digest.map(|digest| digest.to_string());
@@ -437,8 +503,7 @@ fn check(case: &Case, index: usize, ended: &Ended) {
         assert!(result.is_err(), "a change is noticed");
     }
     // What was read before the source failed reaches the sink.
-    if case.opens().is_none()
-        && case.seals().is_none()
+    if !case.transforms()
         && let (Fault::Ends(at) | Fault::Breaks(at), None) = (case.fault, case.cancel_after)
     {
         assert_eq!(sink.len(), at.min(case.len));

@@ -3,7 +3,7 @@
  *
  *   file   -> [digest] -> [seal] -> socket                       sv_sendfile, sv_encrypted_sendfile
  *   socket -> [digest]           -> file                         sv_recvfile
- *   any    -> [open] -> [digests] -> [seal] -> any               sv_pipeline
+ *   any    -> [open] -> [expand] -> [compress] -> [seal] -> any   sv_pipeline, with digests between
  *
  * The engine is `serval serve` with a [transfer] table in its configuration; docs/transfer.md describes it. Descriptors are
  * passed to the engine, which uses them as they are: no flag, option or file position changes. While a transfer is in flight, the caller
@@ -36,8 +36,12 @@ enum sv_digest { SV_DIGEST_NONE = 0, SV_DIGEST_MD5 = 1, SV_DIGEST_SHA256 = 2, SV
 /* Ciphers of sealed streams. A stream of AES-256-GCM that was changed or cut off does not open; AES-256-CTR notices no change. */
 enum sv_cipher { SV_CIPHER_AES_256_GCM = 1, SV_CIPHER_AES_256_CTR = 2 };
 
-/* Only the source can precede SV_STAGE_OPEN, and only the sink can follow SV_STAGE_SEAL. */
-enum sv_stage_kind { SV_STAGE_DIGEST = 1, SV_STAGE_OPEN = 2, SV_STAGE_SEAL = 3 };
+/* Formats of compressed data: RFC 1952, and Zstandard (RFC 8878) with windows of up to 8 MiB. */
+enum sv_format { SV_FORMAT_GZIP = 1, SV_FORMAT_ZSTD = 2 };
+
+/* Only the source can precede SV_STAGE_OPEN, and only the sink can follow SV_STAGE_SEAL. Bytes are expanded once at most, then compressed
+   once at most. */
+enum sv_stage_kind { SV_STAGE_DIGEST = 1, SV_STAGE_OPEN = 2, SV_STAGE_SEAL = 3, SV_STAGE_COMPRESS = 4, SV_STAGE_EXPAND = 5 };
 
 /* Stages of a transfer at most. */
 #define SV_STAGES_MAX 8
@@ -45,8 +49,10 @@ enum sv_stage_kind { SV_STAGE_DIGEST = 1, SV_STAGE_OPEN = 2, SV_STAGE_SEAL = 3 }
 /* One stage of sv_pipeline. */
 typedef struct sv_stage {
     uint32_t kind;      /* enum sv_stage_kind */
-    uint32_t option;    /* enum sv_digest, or enum sv_cipher */
+    uint32_t option;    /* enum sv_digest, enum sv_cipher or enum sv_format */
     const uint8_t *key; /* 32 bytes for SV_STAGE_OPEN and SV_STAGE_SEAL, or NULL */
+    uint64_t bytes_max; /* SV_STAGE_EXPAND: bytes that may come out; 0: 64 GiB */
+    uint32_t ratio_max; /* SV_STAGE_EXPAND: bytes out for each byte in, once a MiB has come out; 0: 100 */
 } sv_stage;
 
 /* The range reaches to the end of the file, or of the stream. */

@@ -59,6 +59,13 @@ const PLANTS: &[Plant] = &[
         wrong: "c.is_ascii_control() && c != '\u{7f}' && !(",
     },
     Plant {
+        target: "expand",
+        bug: "expansions have no limit",
+        file: "crates/transfer/src/compress.rs",
+        right: "if self.made > self.limits.bytes ||",
+        wrong: "if",
+    },
+    Plant {
         target: "framing_request",
         bug: "a command may be twice as long as the maximum",
         file: "crates/wire/src/framing/memcached/request.rs",

@@ -19,7 +19,10 @@ use sys::descriptors::reset_on_close;
 use sys::local::wait_readable;
 use sys::private_file::open_regular;
 use transfer::message::Answer;
-use transfer::{Cipher, Client, Command, DigestKind, Engine, Key, Limits, StageSpec, check_order};
+use transfer::{
+    Cipher, Client, Command, DigestKind, Engine, ExpandLimits, Format, Key, Limits, StageSpec,
+    check_order,
+};
 
 use super::bench::time;
 use super::{Failure, cancel_on_signal};
@@ -29,8 +32,8 @@ use server::config::bytes_for_people;
 pub(super) const HELP: &str = "\
 SOURCE and SINK are files or TCP connections. tcp://HOST:PORT connects; listen://IP:PORT accepts one
 connection (port 0: a free one, which is printed). The bytes go through the stages in one pass: --open
-decrypts what SOURCE has, --digest prints a digest of the plain bytes (give it again for another one),
---seal encrypts what SINK gets. Both use AES-256-GCM, or the cipher of --cipher (docs/transfer.md has the
+decrypts what SOURCE has, --expand expands it, --digest prints a digest of the plain bytes (give it again
+for another one), --compress compresses and --seal encrypts what SINK gets. --open and --seal use AES-256-GCM, or the cipher of --cipher (docs/transfer.md has the
 formats). KEYFILE holds 32 bytes, or 64 hexadecimal digits; only its owner may have access to it. A file as
 SINK is created, or replaced when all bytes have arrived; what arrived of a transfer that failed is in
 SINK.part.
@@ -64,6 +67,22 @@ pub(super) struct Options {
     /// Decrypt what the source has with the key of this file; nothing of a record that does not verify goes on
     #[arg(long, value_name = "KEYFILE")]
     open: Option<PathBuf>,
+
+    /// Expand what the source has: gzip or zstd
+    #[arg(long, value_name = "FORMAT", value_parser = format)]
+    expand: Option<Format>,
+
+    /// Bytes that --expand may make at most
+    #[arg(long, value_name = "N", default_value_t = ExpandLimits::default().bytes, requires = "expand")]
+    expand_bytes: u64,
+
+    /// Bytes that --expand may make for each byte that it takes, once it has made a MiB
+    #[arg(long, value_name = "N", default_value_t = ExpandLimits::default().ratio, requires = "expand")]
+    expand_ratio: u32,
+
+    /// Compress what the sink gets: gzip or zstd
+    #[arg(long, value_name = "FORMAT", value_parser = format)]
+    compress: Option<Format>,
 
     /// Print a digest of the plain bytes: md5, sha1, sha256 or crc32c
     #[arg(long, value_name = "KIND", value_parser = digest)]
@@ -131,6 +150,10 @@ fn cipher(text: &str) -> Result<Cipher, String> {
     Cipher::named(text).ok_or_else(|| "must be aes-256-gcm or aes-256-ctr".to_owned())
 }
 
+fn format(text: &str) -> Result<Format, String> {
+    Format::named(text).ok_or_else(|| "must be gzip or zstd".to_owned())
+}
+
 pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let stages = stages(options)?;
     let cancel = Arc::new(AtomicBool::new(false));
@@ -195,8 +218,12 @@ fn stages(options: &Options) -> Result<Vec<StageSpec>, Failure> {
     let [open, seal] = [open.map(read_key).transpose()?, seal.map(read_key).transpose()?];
     let open = open.map(|key| StageSpec::Open(options.cipher, key));
     let seal = seal.map(|key| StageSpec::Seal(options.cipher, key));
+    let limits = ExpandLimits { bytes: options.expand_bytes, ratio: options.expand_ratio };
+    let expand = options.expand.map(|format| StageSpec::Expand(format, limits));
     let digests = options.digest.iter().copied().map(StageSpec::Digest);
-    let stages: Vec<StageSpec> = open.into_iter().chain(digests).chain(seal).collect();
+    let compress = options.compress.map(StageSpec::Compress);
+    let plain = open.into_iter().chain(expand).chain(digests);
+    let stages: Vec<StageSpec> = plain.chain(compress).chain(seal).collect();
     check_order(&stages).map_err(Failure::Usage)?;
     Ok(stages)
 }

@@ -1,0 +1,383 @@
+//! Compression: gzip (RFC 1952) and Zstandard (RFC 8878).
+//!
+//! An expansion takes any number of members or frames one after the other, as `gzip -d` and `zstd -d` do, and checks their
+//! checksums. It ends with a reason when the data is corrupt, when it ends too early, and when it expands to more than
+//! [`ExpandLimits`] allow. Zstandard may ask for a window of [`WINDOW_LOG_MAX`] at most, so the memory is bounded, too.
+
+use std::fmt;
+
+use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
+use zstd::stream::raw::{CParameter, DParameter, Decoder, Encoder, InBuffer, Operation, OutBuffer};
+
+use crate::chain::Ran;
+use crate::error::TransferError;
+
+/// Largest window of Zstandard: 8 MiB, what every decoder has to support (RFC 8878, section 3.1.1.1.2).
+pub const WINDOW_LOG_MAX: u32 = 23;
+/// Bytes that may come out before their ratio is looked at.
+const RATIO_FREE_BYTES: u64 = 1 << 20;
+/// Level 1 of gzip, as web servers use it: the next ones take twice the time for a few percent.
+const GZIP_LEVEL: u32 = 1;
+/// The default of `zstd`.
+const ZSTD_LEVEL: i32 = 3;
+/// log2 of the window of gzip.
+const GZIP_WINDOW_LOG: u8 = 15;
+
+/// A format of compressed data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// RFC 1952.
+    Gzip,
+    /// RFC 8878.
+    Zstd,
+}
+
+impl Format {
+    /// Every format.
+    pub const ALL: [Self; 2] = [Self::Gzip, Self::Zstd];
+
+    /// Its name in options and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Gzip => "gzip",
+            Self::Zstd => "zstd",
+        }
+    }
+
+    /// The format of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|format| format.name() == name)
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// How much may come out of an expansion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpandLimits {
+    /// Bytes in all.
+    pub bytes: u64,
+    /// Bytes for each byte that went in, once a MiB has come out.
+    pub ratio: u32,
+}
+
+impl Default for ExpandLimits {
+    fn default() -> Self {
+        Self { bytes: 64 << 30, ratio: 100 }
+    }
+}
+
+/// The library has no memory.
+const NO_MEMORY: TransferError = TransferError::Host { what: "setting up compression", errno: 12 };
+
+/// Compresses a stream that comes in parts of any length.
+pub struct Compressor(Compressing);
+
+enum Compressing {
+    Gzip(Compress),
+    Zstd(Encoder<'static>),
+}
+
+impl Compressor {
+    /// For one stream.
+    pub fn new(format: Format) -> Result<Self, TransferError> {
+        Ok(Self(match format {
+            Format::Gzip => {
+                Compressing::Gzip(Compress::new_gzip(Compression::new(GZIP_LEVEL), GZIP_WINDOW_LOG))
+            }
+            Format::Zstd => {
+                let mut encoder = Encoder::new(ZSTD_LEVEL).map_err(|_| NO_MEMORY)?;
+                let set = encoder.set_parameter(CParameter::ChecksumFlag(true));
+                set.map_err(|_| NO_MEMORY)?;
+                Compressing::Zstd(encoder)
+            }
+        }))
+    }
+
+    /// Takes plain bytes and makes compressed ones; `last`: no more come after these.
+    pub fn run(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<Ran, TransferError> {
+        match &mut self.0 {
+            Compressing::Gzip(state) => {
+                let before = (state.total_in(), state.total_out());
+                let flush = if last { FlushCompress::Finish } else { FlushCompress::None };
+                let status = state.compress(input, out, flush).map_err(|_| NO_MEMORY)?;
+                Ok(Ran {
+                    taken: (state.total_in() - before.0) as usize,
+                    made: (state.total_out() - before.1) as usize,
+                    done: status == Status::StreamEnd,
+                })
+            }
+            Compressing::Zstd(encoder) => {
+                let (mut from, mut to) = (InBuffer::around(input), OutBuffer::around(out));
+                encoder.run(&mut from, &mut to).map_err(|_| NO_MEMORY)?;
+                let mut done = false;
+                if last && from.pos() == input.len() {
+                    done = encoder.finish(&mut to, true).map_err(|_| NO_MEMORY)? == 0;
+                }
+                Ok(Ran { taken: from.pos(), made: to.pos(), done })
+            }
+        }
+    }
+}
+
+/// Expands a stream that comes in parts of any length.
+pub struct Expander {
+    format: Format,
+    state: Expanding,
+    limits: ExpandLimits,
+    taken: u64,
+    made: u64,
+    /// A member or frame has ended, and no other has begun.
+    between: bool,
+}
+
+enum Expanding {
+    /// `None`: no member has begun.
+    Gzip(Option<Decompress>),
+    Zstd(Decoder<'static>),
+}
+
+impl Expander {
+    /// For one stream.
+    pub fn new(format: Format, limits: ExpandLimits) -> Result<Self, TransferError> {
+        let state = match format {
+            Format::Gzip => Expanding::Gzip(None),
+            Format::Zstd => {
+                let mut decoder = Decoder::new().map_err(|_| NO_MEMORY)?;
+                let set = decoder.set_parameter(DParameter::WindowLogMax(WINDOW_LOG_MAX));
+                set.map_err(|_| NO_MEMORY)?;
+                Expanding::Zstd(decoder)
+            }
+        };
+        Ok(Self { format, state, limits, taken: 0, made: 0, between: false })
+    }
+
+    /// Takes compressed bytes and makes plain ones; `last`: no more come after these.
+    pub fn run(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<Ran, TransferError> {
+        let mut ran = Ran::default();
+        loop {
+            let rest = &input[ran.taken..];
+            if rest.is_empty() && self.between {
+                ran.done = last;
+                break;
+            }
+            let (taken, made) = self.step(rest, &mut out[ran.made..])?;
+            ran.taken += taken;
+            ran.made += made;
+            self.taken += taken as u64;
+            self.made += made as u64;
+            self.check_limits()?;
+            let is_full = ran.made == out.len();
+            if taken == 0 && made == 0 && !is_full {
+                match (rest.is_empty(), last) {
+                    (true, true) => return Err(TransferError::Truncated(self.format)),
+                    (true, false) => break,
+                    // The library wants no input and makes no output.
+                    (false, _) => return Err(TransferError::Corrupt(self.format)),
+                }
+            }
+            if is_full {
+                break;
+            }
+        }
+        Ok(ran)
+    }
+
+    /// One call of the library. Returns what it took and made.
+    fn step(&mut self, input: &[u8], out: &mut [u8]) -> Result<(usize, usize), TransferError> {
+        let corrupt = TransferError::Corrupt(self.format);
+        match &mut self.state {
+            Expanding::Gzip(member) => {
+                if member.is_none() && input.is_empty() {
+                    return Ok((0, 0));
+                }
+                let state = member.get_or_insert_with(|| Decompress::new_gzip(GZIP_WINDOW_LOG));
+                self.between = false;
+                let before = (state.total_in(), state.total_out());
+                let status = state.decompress(input, out, FlushDecompress::None);
+                let status = status.map_err(|_| corrupt)?;
+                let taken = (state.total_in() - before.0) as usize;
+                let made = (state.total_out() - before.1) as usize;
+                if status == Status::StreamEnd {
+                    *member = None;
+                    self.between = true;
+                }
+                Ok((taken, made))
+            }
+            Expanding::Zstd(decoder) => {
+                let ran = decoder.run_on_buffers(input, out).map_err(|error| {
+                    // The library has no other sign for it.
+                    if error.to_string().contains("too much memory") {
+                        TransferError::ExpandsTooMuch(self.format)
+                    } else {
+                        corrupt
+                    }
+                })?;
+                self.between = ran.remaining == 0;
+                Ok((ran.bytes_read, ran.bytes_written))
+            }
+        }
+    }
+
+    fn check_limits(&self) -> Result<(), TransferError> {
+        let most = self.taken.saturating_mul(self.limits.ratio.into());
+        if self.made > self.limits.bytes || (self.made > RATIO_FREE_BYTES && self.made > most) {
+            return Err(TransferError::ExpandsTooMuch(self.format));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    type Run<'r> = &'r mut dyn FnMut(&[u8], bool, &mut [u8]) -> Result<Ran, TransferError>;
+
+    /// Passes `input` in parts of this length, with this much room.
+    fn pass(
+        input: &[u8],
+        part: usize,
+        room: usize,
+        run: Run<'_>,
+    ) -> Result<Vec<u8>, TransferError> {
+        let (mut made, mut out, mut at) = (Vec::new(), vec![0; room], 0usize);
+        loop {
+            let end = at.saturating_add(part).min(input.len());
+            let ran = run(&input[at..end], end == input.len(), &mut out)?;
+            made.extend(&out[..ran.made]);
+            at += ran.taken;
+            if ran.done {
+                assert_eq!(at, input.len());
+                return Ok(made);
+            }
+        }
+    }
+
+    fn compress(format: Format, plain: &[u8], part: usize, room: usize) -> Vec<u8> {
+        let mut compressor = Compressor::new(format).unwrap();
+        pass(plain, part, room, &mut |input, last, out| compressor.run(input, last, out)).unwrap()
+    }
+
+    fn expand_within(
+        format: Format,
+        limits: ExpandLimits,
+        data: &[u8],
+        part: usize,
+        room: usize,
+    ) -> Result<Vec<u8>, TransferError> {
+        let mut expander = Expander::new(format, limits).unwrap();
+        pass(data, part, room, &mut |input, last, out| expander.run(input, last, out))
+    }
+
+    fn expand(format: Format, data: &[u8], part: usize) -> Result<Vec<u8>, TransferError> {
+        expand_within(format, ExpandLimits::default(), data, part, 1000)
+    }
+
+    /// The format's own program.
+    fn program(name: &str, arguments: &[&str], input: &[u8]) -> Vec<u8> {
+        use std::io::Write as _;
+        use std::process::{Command, Stdio};
+        let mut child = Command::new(name)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it has to be installed");
+        let mut stdin = child.stdin.take().unwrap();
+        let input = input.to_vec();
+        let writer = std::thread::spawn(move || stdin.write_all(&input).unwrap());
+        let output = child.wait_with_output().unwrap();
+        writer.join().unwrap();
+        assert!(output.status.success());
+        output.stdout
+    }
+
+    fn content(len: usize) -> Vec<u8> {
+        (0..len).map(|at| ((at / 7 * 31) ^ (at >> 9)) as u8).collect()
+    }
+
+    #[test]
+    fn gzip_agrees_with_the_program_gzip() {
+        for len in [0, 1, 70_000, 1_000_000] {
+            let plain = content(len);
+            let ours = compress(Format::Gzip, &plain, 10_000, 4096);
+            assert!(program("gzip", &["-d"], &ours) == plain);
+            let theirs = program("gzip", &["-9"], &plain);
+            assert!(expand(Format::Gzip, &theirs, 777).unwrap() == plain);
+            // Two members are one stream.
+            let both = [theirs, ours].concat();
+            assert!(expand(Format::Gzip, &both, 777).unwrap() == [&plain[..], &plain].concat());
+        }
+    }
+
+    #[test]
+    fn zstd_expands_what_its_program_made() {
+        // By the program zstd 1.5.4; its checksum is right.
+        let frame = [
+            0x28, 0xb5, 0x2f, 0xfd, 0x04, 0x68, 0x6d, 0, 0, 0x38, 0x68, 0x65, 0x6c, 0x6c, 0x6f,
+            0x20, 0x0a, 1, 0, 0x99, 0x4b, 0x11, 0xa8, 0x7c, 0x2e, 0xa8,
+        ];
+        let plain = &b"hello hello hello hello\n"[..];
+        for part in [1, 5, 100] {
+            assert_eq!(expand(Format::Zstd, &frame, part).unwrap(), plain);
+            let twice = expand(Format::Zstd, &[frame, frame].concat(), part).unwrap();
+            assert_eq!(twice, plain.repeat(2));
+        }
+        let mut wrong = frame;
+        wrong[12] ^= 1;
+        assert_eq!(expand(Format::Zstd, &wrong, 100), Err(TransferError::Corrupt(Format::Zstd)));
+    }
+
+    #[test]
+    fn bombs_are_defused() {
+        for format in Format::ALL {
+            let bomb = compress(format, &vec![0; 40 << 20], 1 << 20, 1 << 16);
+            let within = |bytes, ratio| {
+                let limits = ExpandLimits { bytes, ratio };
+                expand_within(format, limits, &bomb, 100_000, 1 << 16).map(|plain| plain.len())
+            };
+            let too_much = Err(TransferError::ExpandsTooMuch(format));
+            assert_eq!(within(u64::MAX, 100), too_much);
+            assert_eq!(within(39 << 20, u32::MAX), too_much);
+            assert_eq!(within(40 << 20, u32::MAX), Ok(40 << 20));
+        }
+        // A frame that asks for a window of 128 MiB: magic number, descriptor, window.
+        let header = [0x28, 0xb5, 0x2f, 0xfd, 0x00, 17 << 3];
+        let error = expand(Format::Zstd, &[&header[..], &[1, 0, 0]].concat(), 100);
+        assert_eq!(error, Err(TransferError::ExpandsTooMuch(Format::Zstd)));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn what_was_compressed_expands(
+            len in 0..200_000usize, zstd: bool, part in 1..70_000usize, room in 100..70_000usize, cut: prop::sample::Index, flip in 0..8u8,
+        ) {
+            let format = Format::ALL[usize::from(zstd)];
+            let plain = content(len);
+            let data = compress(format, &plain, part, room);
+            let expand_all = |data: &[u8]| expand_within(format, ExpandLimits::default(), data, part, room);
+            prop_assert!(expand_all(&data) == Ok(plain.clone()));
+            // Cut off, and with one bit changed: an error, or bits that mean nothing (the time in a header).
+            let at = cut.index(data.len());
+            let truncated = expand_all(&data[..at]);
+            prop_assert_eq!(truncated.err(), Some(TransferError::Truncated(format)));
+            let mut changed = data;
+            changed[at] ^= 1 << flip;
+            match expand_all(&changed) {
+                Ok(same) => prop_assert!(same == plain),
+                Err(error) => prop_assert!(matches!(
+                    error,
+                    TransferError::Corrupt(_) | TransferError::Truncated(_) | TransferError::ExpandsTooMuch(_)
+                )),
+            }
+        }
+    }
+}
