@@ -59,5 +59,6 @@
     X(33, backend_unasked) \
     X(34, backend_too_long) \
     X(35, backend_mismatch) \
+    X(46, backend_function) \
 
 #endif

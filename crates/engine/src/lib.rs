@@ -26,6 +26,6 @@ pub use control::service_install::ServiceInstall;
 pub use control::vote::DrainBarrier;
 pub use endpoint::shm::{ShmClient, ShmPeer};
 pub use fabric::{Accepted, Fabric};
-pub use service::chain::{ChainReply, ChainRequest};
+pub use service::chain::{ChainPlace, ChainReply, ChainRequest};
 pub use service::ends::{Attachment, BlockEnds, MqueueEnds, SocketEnds, take_pools};
 pub use worker::Worker;

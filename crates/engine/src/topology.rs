@@ -541,6 +541,8 @@ pub struct Backend {
     pub matching: Option<MatchId>,
     /// What requests share.
     pub sockets: Sockets,
+    /// The functions on the path between kernels and it, in their order.
+    pub functions: Vec<onpath::Spec>,
 }
 
 /// What the requests to a backend share.
@@ -566,6 +568,7 @@ impl Backend {
             max_message_bytes: 2048,
             matching: None,
             sockets: Sockets::Persistent,
+            functions: Vec::new(),
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::endpoint::stream_keys::StreamKeys;
 use crate::endpoint::upstream::UpstreamBatch;
 use crate::fabric::Accepted;
 use crate::metrics::WorkerCounters;
-use crate::service::chain::{ChainReply, ChainRequest};
+use crate::service::chain::{ChainPlace, ChainReply, ChainRequest};
 use crate::service::share::ServiceShare;
 use crate::shared::Shared;
 use crate::topology::Limits;
@@ -29,7 +29,7 @@ pub(crate) struct Turn<N: Nic> {
     pub(crate) nic: N,
     /// When the turn began.
     pub(crate) now_ns: u64,
-    clock: Option<Box<dyn Fn() -> u64 + Send>>,
+    pub(crate) clock: Option<Box<dyn Fn() -> u64 + Send>>,
     /// By slot.
     pub(crate) services: Vec<ServiceShare>,
     pub(crate) outbound: Outbound,
@@ -158,22 +158,23 @@ impl<N: Nic> Turn<N> {
         self.counters.hung_blocks.set(self.services.iter().map(|share| share.hung_blocks).sum());
     }
 
-    /// Does what is asked of the chain of the service in a slot. If the service has left nothing is attached.
-    pub(crate) fn ask_chain(&mut self, slot: u16, request: ChainRequest) -> ChainReply {
-        let share = self.services.get_mut(usize::from(slot)).filter(|share| !share.is_vacant());
+    /// Does what is asked of a chain. If its service has left nothing is attached.
+    pub(crate) fn ask_chain(&mut self, place: ChainPlace, request: ChainRequest) -> ChainReply {
+        let share = self.services.get_mut(usize::from(place.slot));
+        let share = share.filter(|share| !share.is_vacant());
         match request {
             ChainRequest::Arrange(order) => ChainReply::Arranged(match share {
-                Some(share) => share.arrange_chain(order),
+                Some(share) => share.arrange_chain(place.backend, order),
                 None => Chain::default().arrange(order),
             }),
             ChainRequest::Command(id, command) => {
-                let attached = share.and_then(|share| share.chain.as_mut());
-                let done = attached.map(|attached| attached.chain().command(id, command));
+                let chain = share.and_then(|share| share.chain_of(place.backend));
+                let done = chain.map(|chain| chain.command(id, command));
                 ChainReply::Command(done.unwrap_or(Err(CommandError::Gone)))
             }
             ChainRequest::Trace(trace) => {
-                let attached = share.and_then(|share| share.chain.as_mut());
-                ChainReply::Traced(attached.and_then(|attached| attached.chain().set_trace(trace)))
+                let chain = share.and_then(|share| share.chain_of(place.backend));
+                ChainReply::Traced(chain.and_then(|chain| chain.set_trace(trace)))
             }
         }
     }
@@ -185,11 +186,13 @@ impl<N: Nic> Turn<N> {
         service: usize,
         (pool, number): (usize, usize),
     ) {
-        let Self { services, nic, now_ns, scratch, worked, .. } = self;
+        let Self { services, nic, now_ns, clock, scratch, worked, .. } = self;
         let share = &mut services[service];
+        let clock_ns = || clock.as_ref().map_or(*now_ns, |clock| clock());
         match event {
             Event::Readable(_) => {
-                share.backends.read_backend(nic, pool, number, *now_ns, scratch);
+                let time = (*now_ns, &clock_ns as &dyn Fn() -> u64);
+                share.backends.read_backend(nic, pool, number, time, scratch);
                 *worked = true;
             }
             Event::Writable(_) => share.backends.backend_writable(pool, number),
@@ -201,11 +204,12 @@ impl<N: Nic> Turn<N> {
 
     /// An event of a client mqueue's UDP socket.
     pub(crate) fn datagram_backend_event(&mut self, event: Event, service: usize, client: u32) {
-        let Self { services, nic, scratch, worked, .. } = self;
+        let Self { services, nic, now_ns, clock, scratch, worked, .. } = self;
         let share = &mut services[service];
+        let clock_ns = || clock.as_ref().map_or(*now_ns, |clock| clock());
         match event {
             Event::Readable(_) => {
-                share.backends.read_datagram_backend(nic, client, scratch);
+                share.backends.read_datagram_backend(nic, client, &clock_ns, scratch);
                 *worked = true;
             }
             Event::Writable(_) => {}

@@ -50,6 +50,8 @@ pub enum End {
     Unsent,
     /// The upstream server has done it.
     Done,
+    /// It was sent to a backend, which may still do it. Whatever comes back is not shown.
+    Unknown,
 }
 
 /// Which way messages go.

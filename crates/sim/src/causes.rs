@@ -139,6 +139,7 @@ const NOT_IN_PLANS: &[DropReason] = &[
     DropReason::FunctionDrop,
     DropReason::FunctionFailed,
     DropReason::RingFull,
+    DropReason::BackendFunction,
     DropReason::UpstreamRefused,
     DropReason::UpstreamFlows,
 ];

@@ -17,8 +17,8 @@ use engine::metrics::{Metrics, ServiceMetrics, ServiceSnapshot};
 use engine::stages::ObservationSnapshot;
 use engine::topology::{Listen, Replies, Service, SocketAt, Topology};
 use engine::{
-    Attachment, ChainReply, ChainRequest, ControlMessage, Fabric, ServiceInstall, ShmClient,
-    Switch, Worker,
+    Attachment, ChainPlace, ChainReply, ChainRequest, ControlMessage, Fabric, ServiceInstall,
+    ShmClient, Switch, Worker,
 };
 use mqueue::{MappedMemory, Words};
 use onpath::{Arranged, Counters, Function, Link, OnFailure, Policy};
@@ -529,16 +529,17 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         self.services[service].snapshot().dropped(reason)
     }
 
-    /// Asks something of the chain of a service on one worker, which answers in its next turn.
+    /// Asks something of the chain of a service, or of one of its backends, on one worker, which answers in its next turn.
     pub fn ask_chain(
         &self,
         worker: usize,
-        service: usize,
+        (service, backend): (usize, Option<u16>),
         request: ChainRequest,
     ) -> mpsc::Receiver<ChainReply> {
         let slot = *self.slots[service].last().expect("every service has a slot");
         let (reply, replies) = mpsc::channel();
-        self.fabric.post(worker as u16, ControlMessage::Chain(slot, request, reply));
+        let place = ChainPlace { slot, backend };
+        self.fabric.post(worker as u16, ControlMessage::Chain(place, request, reply));
         replies
     }
 
@@ -549,13 +550,23 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         service: usize,
         functions: Vec<(Box<dyn Function>, OnFailure)>,
     ) -> Vec<Arc<Counters>> {
+        self.set_functions_of(worker, (service, None), functions)
+    }
+
+    /// The same on the path to a backend of the service, if one is named.
+    pub fn set_functions_of(
+        &self,
+        worker: usize,
+        (service, backend): (usize, Option<u16>),
+        functions: Vec<(Box<dyn Function>, OnFailure)>,
+    ) -> Vec<Arc<Counters>> {
         let counters: Vec<_> = functions.iter().map(|_| Arc::<Counters>::default()).collect();
         let links = functions.into_iter().zip(&counters).zip(0..);
         let order = links.map(|(((function, on_failure), counters), id)| {
             let policy = Policy { on_failure, deadline_ns: 1_000_000_000 };
             Arranged::New(Link::new(id, function, policy, Arc::clone(counters)))
         });
-        self.ask_chain(worker, service, ChainRequest::Arrange(order.collect()));
+        self.ask_chain(worker, (service, backend), ChainRequest::Arrange(order.collect()));
         counters
     }
 

@@ -402,7 +402,7 @@ fn the_threshold_drops_what_is_beyond_its_limits() {
     scene.run(1);
     ask(&mut scene, request(0));
     assert_eq!((scene.replied(), scene.dropped(DropReason::FunctionDrop)), (0, 2));
-    let read = scene.world.ask_chain(0, 0, ChainRequest::Command(0, Command::Read));
+    let read = scene.world.ask_chain(0, (0, None), ChainRequest::Command(0, Command::Read));
     scene.run(1);
     let Ok(ChainReply::Command(Ok(Reading { values, .. }))) = read.try_recv() else {
         panic!("no values")
@@ -445,7 +445,7 @@ fn what_is_delivered_is_consumed_whatever_it_came_over_and_connections_go_on() {
         let policy = Policy { on_failure: OnFailure::Closed, deadline_ns: 1_000_000_000 };
         let link = Link::new(0, Box::new(Deliver), policy, Arc::<Counters>::default());
         let order = vec![Arranged::New(link.with_sink(sink))];
-        scene.world.ask_chain(0, 0, ChainRequest::Arrange(order));
+        scene.world.ask_chain(0, (0, None), ChainRequest::Arrange(order));
     };
     attach(&scene, Some(taken.clone()));
     scene.run(1);
@@ -486,7 +486,7 @@ fn what_is_delivered_is_consumed_whatever_it_came_over_and_connections_go_on() {
     assert_eq!(scene.replied(), 0);
     scene.world.check().unwrap();
     // Without the function the same connection gets a reply: it has gone on.
-    scene.world.ask_chain(0, 0, ChainRequest::Arrange(Vec::new()));
+    scene.world.ask_chain(0, (0, None), ChainRequest::Arrange(Vec::new()));
     scene.run(1);
     scene.call(caller, request(50));
     scene.run(50);

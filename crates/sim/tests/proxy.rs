@@ -184,7 +184,7 @@ fn a_chain_sees_what_passes_a_proxy() {
         scene.run(100);
         let dropped = scene.dropped(DropReason::FunctionDrop);
         assert_eq!((scene.replied(), dropped, scene.world.in_flight(0)), (2, 2, 0));
-        let read = scene.world.ask_chain(0, 0, ChainRequest::Command(1, Command::Read));
+        let read = scene.world.ask_chain(0, (0, None), ChainRequest::Command(1, Command::Read));
         scene.run(1);
         let Ok(ChainReply::Command(Ok(onpath::Reading { values, .. }))) = read.try_recv() else {
             panic!("no values")

@@ -299,7 +299,10 @@ drop_reasons! {
         "TCP: the backend, or a proxy in front of it, answers twice, in another order or under \
          another key; the connection is closed and opened again. UDP: a duplicate or late answer, \
          which was dropped; raise `timeout_ms` if answers are late.";
-    // next: 43
+    /// A function on the path to a backend dropped a request of a kernel, or the answer to one.
+    BackendFunction = 46, "backend_function", Backend,
+        "A function of `[[service.backend.function]]` refuses it, or failed: `serval fn counters` has the numbers.";
+    // next: 47
 }
 
 impl DropReason {

@@ -41,8 +41,8 @@ impl<N: Nic> Worker<N> {
             ControlMessage::Release(slot, reply) => {
                 let _ = reply.send(self.release(slot));
             }
-            ControlMessage::Chain(slot, request, reply) => {
-                let _ = reply.send(self.turn.ask_chain(slot, request));
+            ControlMessage::Chain(place, request, reply) => {
+                let _ = reply.send(self.turn.ask_chain(place, request));
             }
             ControlMessage::Runtime(event) => self.apply_runtime_event(event),
             ControlMessage::ShmAttached(client) => {

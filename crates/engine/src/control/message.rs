@@ -13,7 +13,7 @@ use crate::endpoint::peer::links::ServiceLinks;
 use crate::endpoint::shm::ShmClient;
 use crate::endpoint::udp::UdpPort;
 use crate::fabric::Accepted;
-use crate::service::chain::{ChainReply, ChainRequest};
+use crate::service::chain::{ChainPlace, ChainReply, ChainRequest};
 use crate::service::ends::Attachment;
 use crate::service::share::ServiceShare;
 use crate::topology::{Limits, Polling};
@@ -34,8 +34,8 @@ pub enum ControlMessage<S, P> {
     ShmAttached(Box<ShmClient>),
     /// The shared-memory client with this id is gone.
     ShmGone(u64),
-    /// About the functions on the path of the service in this slot.
-    Chain(u16, ChainRequest, Sender<ChainReply>),
+    /// About the functions of a chain.
+    Chain(ChainPlace, ChainRequest, Sender<ChainReply>),
     /// A connection that another worker accepted for this one.
     Connection(Accepted<S>),
     /// Accept no new requests; answer the accepted ones.

@@ -63,9 +63,9 @@ impl<P> ServiceInstall<P> {
         self.awaited.push((accelerator, drain_ns));
     }
 
-    /// The service has these functions on the path of its messages from the start.
-    pub fn set_functions(&mut self, functions: Vec<Link>) {
-        self.share.arrange_chain(functions.into_iter().map(Arranged::New).collect());
+    /// The service has these functions from the start, on the path of its clients' messages or of those to a backend.
+    pub fn set_functions(&mut self, backend: Option<u16>, functions: Vec<Link>) {
+        self.share.arrange_chain(backend, functions.into_iter().map(Arranged::New).collect());
     }
 
     /// Adds an open port under an index that no other port has. `address` is where it listens; its connections are for this

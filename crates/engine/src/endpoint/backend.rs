@@ -16,9 +16,12 @@
 //! | others, TCP | the oldest request |
 //! | others, UDP | the one request in flight |
 //!
+//! Functions may be on the path between kernels and a backend (`backend/path.rs`).
+//!
 //! With `sockets = "per-request"` every request has its own socket, so no answer to another request can arrive on it.
 
 mod datagram;
+mod path;
 mod stream;
 
 use std::net::SocketAddr;
@@ -27,12 +30,14 @@ use std::sync::Arc;
 
 use mqueue::abi::{self, status};
 use mqueue::{Consumer, Head, LoanError, MappedMemory, Producer, RingError};
+use onpath::{Arranged, Chain, Direction, End, Link};
 use wire::DropReason;
 use wire::framing::{Framing, FramingError};
 use wire::matching::MatchId;
 use wire::nic::{Nic, StreamKey, Transport};
 
 use self::datagram::DatagramSocket;
+use self::path::{BackendPath, Decided, Waiting};
 use self::stream::BackendConnection;
 use crate::metrics::ServiceCounters;
 use crate::service::ends::MqueueEnds;
@@ -60,6 +65,10 @@ pub(crate) struct ClientMqueue {
     pub(crate) is_listed: bool,
     pub(crate) key: StreamKey,
     datagram: DatagramSocket,
+    /// How often the block of this mqueue has ended, and how many requests it has shown.
+    generation: u32,
+    shown: u64,
+    waiting: Waiting,
 }
 
 impl ClientMqueue {
@@ -77,6 +86,9 @@ impl ClientMqueue {
             is_listed: false,
             key: NO_KEY,
             datagram: DatagramSocket::default(),
+            generation: 0,
+            shown: 0,
+            waiting: Waiting::default(),
         }
     }
 
@@ -86,6 +98,7 @@ impl ClientMqueue {
         (self.rx, self.tx) = (ends.rx, ends.tx);
         (self.rx_pending, self.alive) = (false, true);
         (self.in_flight, self.blocked_since_ns) = (0, 0);
+        self.waiting.is_one = false;
     }
 
     /// Whether its first request cannot be taken and has been waiting for longer than `timeout_ns`.
@@ -121,6 +134,8 @@ pub(crate) struct BackendPool {
     sockets: usize,
     /// A datagram under assembly.
     datagram: Vec<u8>,
+    /// The functions between it and kernels, if there are any.
+    path: Option<Box<BackendPath>>,
 }
 
 impl BackendPool {
@@ -144,6 +159,7 @@ impl BackendPool {
             dirty: Vec::with_capacity(count as usize),
             sockets: 0,
             datagram: Vec::new(),
+            path: None,
         }
     }
 
@@ -155,6 +171,7 @@ impl BackendPool {
 
 /// The client mqueues of one service on one worker, and their backends.
 pub(crate) struct Backends {
+    worker: u16,
     counters: Arc<ServiceCounters>,
     pub(crate) clients: Vec<ClientMqueue>,
     pub(crate) pools: Vec<BackendPool>,
@@ -169,11 +186,13 @@ pub(crate) struct Backends {
 
 impl Backends {
     pub(crate) fn new(
+        worker: u16,
         backends: &[Backend],
         clients: Vec<ClientMqueue>,
         counters: Arc<ServiceCounters>,
     ) -> Self {
         Self {
+            worker,
             counters,
             pools: backends.iter().map(BackendPool::new).collect(),
             blocked: Vec::with_capacity(clients.len()),
@@ -237,12 +256,38 @@ impl Backends {
         self.clients.iter().map(|client| client.key).chain(connections)
     }
 
+    /// Gives the path to a backend these functions, in this order; returns those that it no longer has.
+    pub(crate) fn arrange_path(&mut self, backend: u16, order: Vec<Arranged>) -> Vec<Link> {
+        let Some(pool) = self.pools.get_mut(usize::from(backend)) else {
+            return Chain::default().arrange(order);
+        };
+        let bytes = pool.max_message_bytes;
+        let path = pool.path.get_or_insert_with(|| Box::new(BackendPath::new(self.worker, bytes)));
+        let former = path.arrange(order);
+        if path.chain().is_empty() {
+            pool.path = None;
+        }
+        former
+    }
+
+    /// The chain on the path to a backend.
+    pub(crate) fn chain_of(&mut self, backend: u16) -> Option<&mut Chain> {
+        let path = self.pools.get_mut(usize::from(backend))?.path.as_mut()?;
+        Some(path.chain())
+    }
+
+    /// Time that functions have taken since the last call.
+    pub(crate) fn take_function_ns(&mut self) -> u64 {
+        let paths = self.pools.iter_mut().filter_map(|pool| pool.path.as_mut());
+        paths.map(|path| path.chain().take_spent_ns()).sum()
+    }
+
     /// Takes the requests that a block wrote into a client mqueue's TX ring.
     pub(crate) fn take_backend_requests<N: Nic>(
         &mut self,
         nic: &mut N,
         client: u32,
-        now_ns: u64,
+        (now_ns, clock): (u64, &dyn Fn() -> u64),
         scratch: &mut [u8],
     ) {
         loop {
@@ -268,32 +313,158 @@ impl Backends {
             let Ok(room) = entry.rx.room() else { return self.corrupt_client(client) };
             let pool = &self.pools[entry.backend as usize];
             let overdue = entry.is_overdue(now_ns, pool.timeout_ns);
-            // Requests that wait for a place are tried every turn: nothing is copied for that.
+            // Requests that wait for a place are tried every turn: nothing is copied for that. Functions may answer one that has no place.
             let waits = (pool.is_full_for(&entry.datagram) || pool.is_full()) && !overdue;
+            let shows = pool.path.is_some() && !entry.waiting.is_one;
             let payload = &mut scratch[..header.len as usize];
-            if waits || room <= entry.in_flight || !entry.tx.copy_out(&header, payload) {
+            let copies = !entry.waiting.is_one;
+            if waits && !shows
+                || room <= entry.in_flight
+                || copies && !entry.tx.copy_out(&header, payload)
+            {
                 return self.block_client(client, now_ns);
             }
-            match self.send_to_backend(nic, client, header.tag, payload, now_ns) {
-                Sending::Sent => self.counters.backend_sent.one(),
-                Sending::Failed(status) => {
-                    self.clients[client as usize].in_flight += 1;
-                    self.answer(client, header.tag, status, &[]);
-                }
-                Sending::Busy => {
-                    if !overdue {
-                        return self.block_client(client, now_ns);
-                    }
-                    self.clients[client as usize].in_flight += 1;
-                    self.counters.backend_timeouts.one();
-                    self.answer(client, header.tag, status::TIMEOUT, &[]);
-                }
+            let taken = if shows {
+                self.show_request(client, header.tag, payload, clock)
+                    || !waits && self.send_waiting(nic, client, header.tag, now_ns, overdue)
+            } else if copies {
+                self.send_or_fail(nic, client, header.tag, payload, now_ns, overdue)
+            } else {
+                self.send_waiting(nic, client, header.tag, now_ns, overdue)
+            };
+            if !taken {
+                return self.block_client(client, now_ns);
             }
             let entry = &mut self.clients[client as usize];
             entry.blocked_since_ns = 0;
             entry.tx.advance();
         }
         self.clients[client as usize].tx.release();
+    }
+
+    /// Shows a request to the functions of its backend. Whether that was its end; otherwise it is the one that waits.
+    fn show_request(
+        &mut self,
+        client: u32,
+        tag: u64,
+        payload: &[u8],
+        clock: &dyn Fn() -> u64,
+    ) -> bool {
+        let entry = &mut self.clients[client as usize];
+        let (of, backend) = ((client, entry.generation), entry.backend as usize);
+        let Some(mut path) = self.pools[backend].path.take() else { return false };
+        entry.shown += 1;
+        let number = entry.shown;
+        let decided = path.show(Direction::Requests, of, number, payload, clock);
+        let ended = match decided {
+            Decided::Passed(bytes) => {
+                entry.waiting.is_one = true;
+                entry.waiting.bytes.clear();
+                entry.waiting.bytes.extend_from_slice(bytes);
+                false
+            }
+            Decided::Answered(bytes) => {
+                entry.in_flight += 1;
+                self.answer(client, tag, status::OK, bytes);
+                true
+            }
+            Decided::Dropped => {
+                entry.in_flight += 1;
+                self.counters.drop_one(DropReason::BackendFunction);
+                self.answer(client, tag, status::REFUSED, &[]);
+                true
+            }
+        };
+        if ended {
+            path.decided_alone(of, number);
+        }
+        self.pools[backend].path = Some(path);
+        ended
+    }
+
+    /// Sends the request that functions have let pass, as they have left it. Whether it was taken.
+    fn send_waiting<N: Nic>(
+        &mut self,
+        nic: &mut N,
+        client: u32,
+        tag: u64,
+        now_ns: u64,
+        overdue: bool,
+    ) -> bool {
+        let entry = &mut self.clients[client as usize];
+        let payload = std::mem::take(&mut entry.waiting.bytes);
+        let taken = self.send_or_fail(nic, client, tag, &payload, now_ns, overdue);
+        let entry = &mut self.clients[client as usize];
+        entry.waiting.bytes = payload;
+        entry.waiting.is_one &= !taken;
+        taken
+    }
+
+    /// Sends a request, or answers it with the reason why that fails. False: it has no place yet.
+    fn send_or_fail<N: Nic>(
+        &mut self,
+        nic: &mut N,
+        client: u32,
+        tag: u64,
+        payload: &[u8],
+        now_ns: u64,
+        overdue: bool,
+    ) -> bool {
+        let status = match self.send_to_backend(nic, client, tag, payload, now_ns) {
+            Sending::Sent => {
+                self.counters.backend_sent.one();
+                return true;
+            }
+            Sending::Failed(status) => status,
+            Sending::Busy if overdue => {
+                self.counters.backend_timeouts.one();
+                status::TIMEOUT
+            }
+            Sending::Busy => return false,
+        };
+        let number = self.clients[client as usize].shown;
+        self.tell_ended(client, number, End::Unsent);
+        self.clients[client as usize].in_flight += 1;
+        self.answer(client, tag, status, &[]);
+        true
+    }
+
+    /// No answer to a request will be shown to functions.
+    fn tell_ended(&mut self, client: u32, number: u64, end: End) {
+        let entry = &self.clients[client as usize];
+        if let Some(path) = &mut self.pools[entry.backend as usize].path {
+            path.ended((client, entry.generation), number, end);
+        }
+    }
+
+    /// The answer of a backend to a request: functions see it first.
+    fn answer_shown(
+        &mut self,
+        (client, number, tag): (u32, u64, u64),
+        payload: &[u8],
+        clock: &dyn Fn() -> u64,
+    ) {
+        let entry = &self.clients[client as usize];
+        let (of, backend) = ((client, entry.generation), entry.backend as usize);
+        let Some(mut path) = self.pools[backend].path.take() else {
+            return self.answer(client, tag, status::OK, payload);
+        };
+        match path.show(Direction::Replies, of, number, payload, clock) {
+            Decided::Passed(bytes) | Decided::Answered(bytes) => {
+                self.answer(client, tag, status::OK, bytes);
+            }
+            Decided::Dropped => {
+                self.counters.drop_one(DropReason::BackendFunction);
+                self.answer(client, tag, status::PROTOCOL, &[]);
+            }
+        }
+        self.pools[backend].path = Some(path);
+    }
+
+    /// A request was sent, and is answered with this status.
+    fn fail_sent(&mut self, (client, number, tag): (u32, u64, u64), status: u8) {
+        self.tell_ended(client, number, End::Unknown);
+        self.answer(client, tag, status, &[]);
     }
 
     /// The block wrote impossible ring words. Its server mqueue is closed too: the worker's housekeeping ends the
@@ -325,9 +496,10 @@ impl Backends {
         let entry = &mut self.clients[client as usize];
         let pool = &mut self.pools[entry.backend as usize];
         let Some(id) = pool.id_of(payload) else { return Sending::Failed(status::PROTOCOL) };
+        let number = entry.shown;
         let sent = match pool.transport {
-            Transport::Udp => pool.send_datagram(nic, entry, (tag, id), payload, now_ns),
-            Transport::Tcp => pool.send_on_stream(nic, client, (tag, id), payload, now_ns),
+            Transport::Udp => pool.send_datagram(nic, entry, (tag, number, id), payload, now_ns),
+            Transport::Tcp => pool.send_on_stream(nic, (client, number, tag), id, payload, now_ns),
         };
         if matches!(sent, Sending::Sent) {
             entry.in_flight += 1;
@@ -363,10 +535,17 @@ impl Backends {
     pub(crate) fn drop_backend_requests<N: Nic>(&mut self, nic: &mut N, clients: Range<u32>) {
         self.rung.retain(|client| !clients.contains(client));
         self.corrupt.retain(|client| !clients.contains(client));
-        for entry in &mut self.clients[clients.start as usize..clients.end as usize] {
+        for number in clients.clone() {
+            let entry = &mut self.clients[number as usize];
             entry.alive = false;
             entry.in_flight = 0;
-            self.pools[entry.backend as usize].close_datagrams(nic, entry);
+            entry.waiting.is_one = false;
+            let pool = &mut self.pools[entry.backend as usize];
+            pool.close_datagrams(nic, entry);
+            if let Some(path) = &mut pool.path {
+                path.gone((number, entry.generation));
+            }
+            entry.generation = entry.generation.wrapping_add(1);
         }
         let connections = self.pools.iter_mut().flat_map(|pool| &mut pool.connections);
         connections.for_each(|connection| connection.drop_outstanding(&clients));
@@ -374,6 +553,9 @@ impl Backends {
 
     /// Times out requests and connection attempts.
     pub(crate) fn expire_backends<N: Nic>(&mut self, nic: &mut N, now_ns: u64) {
+        for path in self.pools.iter_mut().filter_map(|pool| pool.path.as_mut()) {
+            path.tick(now_ns);
+        }
         self.expire_streams(nic, now_ns);
         self.expire_datagrams(nic, now_ns);
     }

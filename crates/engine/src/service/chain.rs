@@ -19,7 +19,16 @@ use wire::session::{EndpointKind, Origin, ReplyTo, Request};
 
 use crate::service::arrival::Arrival;
 
-/// What is asked of a service's chain on one worker.
+/// Which chain of one worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ChainPlace {
+    /// The slot of its service.
+    pub slot: u16,
+    /// The backend on whose path it is, by its place; `None`: it is on the path of clients.
+    pub backend: Option<u16>,
+}
+
+/// What is asked of a chain on one worker.
 pub enum ChainRequest {
     /// Give it these functions, in this order. Without functions the service has no chain.
     Arrange(Vec<Arranged>),

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use mqueue::{Head, LoanError, MappedMemory, Pool, abi};
-use onpath::{Arranged, Link};
+use onpath::{Arranged, Chain, Link};
 use wire::DropReason;
 use wire::framing::Framing;
 use wire::nic::{Nic, SharedBytes};
@@ -180,7 +180,7 @@ impl ServiceShare {
         };
         let off_thread = accelerators.iter().any(|drive| drive.blocks.runs_off_thread());
         let capacity = mqueues.len() as u32 * service.slots;
-        let backends = Backends::new(&service.backends, clients, counters.clone());
+        let backends = Backends::new(worker as u16, &service.backends, clients, counters.clone());
         let sockets = Sockets::new(service, socket_ends, counters.clone());
         let kernels = (0..service.accelerators.len()).map(|place| service.kernel_on(place).into());
         Self {
@@ -224,8 +224,15 @@ impl ServiceShare {
         }
     }
 
-    /// Gives the service's chain these functions, in this order; returns those that it no longer has.
-    pub(crate) fn arrange_chain(&mut self, order: Vec<Arranged>) -> Vec<Link> {
+    /// Gives the service's chain, or the one on the path to a backend, these functions, in this order; returns those that it no longer has.
+    pub(crate) fn arrange_chain(
+        &mut self,
+        backend: Option<u16>,
+        order: Vec<Arranged>,
+    ) -> Vec<Link> {
+        if let Some(backend) = backend {
+            return self.backends.arrange_path(backend, order);
+        }
         let attached = self.chain.get_or_insert_with(|| {
             Box::new(Attached::new(self.max_message_bytes, self.max_reply_bytes))
         });
@@ -261,7 +268,16 @@ impl ServiceShare {
 
     /// Time that its functions have taken since the last call.
     pub(crate) fn take_function_ns(&mut self) -> u64 {
-        self.chain.as_mut().map_or(0, |attached| attached.chain().take_spent_ns())
+        let of_chain = self.chain.as_mut().map_or(0, |attached| attached.chain().take_spent_ns());
+        of_chain + self.backends.take_function_ns()
+    }
+
+    /// The service's chain, or the one on the path to a backend.
+    pub(crate) fn chain_of(&mut self, backend: Option<u16>) -> Option<&mut Chain> {
+        match backend {
+            None => self.chain.as_mut().map(|attached| attached.chain()),
+            Some(backend) => self.backends.chain_of(backend),
+        }
     }
 
     /// The blocked mqueues become the retried ones; the list of blocked ones is empty again.

@@ -39,7 +39,7 @@ use self::command::{Command, FlushAt, KEY_BYTES_MAX, Key, decode_key, plain_get,
 use self::epochs::{Epochs, Scope};
 use self::flight::{Flight, Purpose, Read, Secret, Sent};
 use self::store::{About, Store};
-use crate::function::{Direction, Failure, Function, Merge, Notice, Register, RequestId};
+use crate::function::{Direction, End, Failure, Function, Merge, Notice, Register, RequestId};
 use crate::library::Instances;
 use crate::messages::{MESSAGES_MAX, Messages};
 
@@ -669,10 +669,18 @@ impl Function for MemcachedCache {
                 self.now_ns = now_ns;
             }
             Notice::Ended {
-                request: RequestId { origin: Origin::Client(client), number }, ..
+                request: RequestId { origin: Origin::Client(client), number },
+                end,
             } => {
-                if let Some(flight) = &mut self.flight {
-                    flight.end_stream(&client, number, &self.shared.epochs, self.now_ns);
+                let (epochs, now_ns) = (&self.shared.epochs, self.now_ns);
+                match (&mut self.flight, end) {
+                    (None, _) => {}
+                    (Some(flight), End::Unknown) => {
+                        flight.lose_request(&client, number, epochs, now_ns);
+                    }
+                    (Some(flight), End::Unsent | End::Done) => {
+                        flight.end_stream(&client, number, epochs, now_ns);
+                    }
                 }
             }
             // Datagrams have no numbers: which one it was is not known.

@@ -1,10 +1,9 @@
-//! `[[service.function]]`: functions on the path of a service's messages.
+//! `[[service.function]]` and `[[service.backend.function]]`: functions on the path of messages.
 
 use std::path::Path;
 
-use engine::topology::Service;
 use onpath::library::{BUILTINS, Builtin, FUNCTIONS_MAX, builtin, read_module};
-use onpath::{Code, LibraryError, OnFailure, Param, Spec};
+use onpath::{Code, LibraryError, OnFailure, Param, Sizes, Spec};
 use sys::private_file::open_regular;
 
 use super::diagnostic::Problem;
@@ -17,14 +16,16 @@ use crate::control::protocol::param_json;
 /// Users that may attach functions to a service, at most.
 const FUNCTION_USERS_MAX: usize = 64;
 
-/// Reads the functions of a service. Paths are relative to `base`, the configuration file's folder.
+/// Reads the functions of a service or a backend, whose messages have these sizes. Paths are relative to `base`, the configuration file's folder.
 pub(super) fn read_functions(
     report: &mut Report<'_>,
     section: &mut Section<'_>,
     base: &Path,
-    service: &Service,
+    sizes: Sizes,
 ) -> Vec<Spec> {
-    let found = tables(report, section.entry("function"), "[[service.function]]");
+    let of_backend = section.path.contains(".backend");
+    let header = if of_backend { "[[service.backend.function]]" } else { "[[service.function]]" };
+    let found = tables(report, section.entry("function"), header);
     if found.len() > FUNCTIONS_MAX {
         let what = format!("{} has {} functions", section.title, found.len());
         let right = format!("at most {FUNCTIONS_MAX}");
@@ -33,7 +34,7 @@ pub(super) fn read_functions(
     let path = format!("{}.function", section.path);
     let mut taken = Vec::new();
     let read = |(index, table): (usize, &Table)| {
-        read_function(report, table, index, &path, &mut taken, base, service)
+        read_function(report, table, index, &path, &mut taken, base, sizes)
     };
     found.into_iter().enumerate().take(FUNCTIONS_MAX).map(read).collect()
 }
@@ -76,7 +77,7 @@ fn read_function(
     path: &str,
     taken: &mut Vec<String>,
     base: &Path,
-    service: &Service,
+    sizes: Sizes,
 ) -> Spec {
     let (mut section, name) = named_section(report, table, "function", path, index, taken);
     let at = &mut section;
@@ -90,7 +91,7 @@ fn read_function(
         report.problem(Problem::new(at.place("memory_mib"), what, "remove it"));
     }
     if report.problems.len() == before {
-        check(report, at, &spec, service);
+        check(report, at, &spec, sizes);
     }
     section.finish(report);
     spec
@@ -182,7 +183,7 @@ fn read_params(
 }
 
 /// Makes an instance, if files are to be opened or it needs none: it says what is wrong with parameters.
-fn check(report: &mut Report<'_>, section: &Section<'_>, spec: &Spec, service: &Service) {
+fn check(report: &mut Report<'_>, section: &Section<'_>, spec: &Spec, sizes: Sizes) {
     let file = spec.file();
     if file.is_some() && report.inspect.is_none() {
         return;
@@ -201,8 +202,7 @@ fn check(report: &mut Report<'_>, section: &Section<'_>, spec: &Spec, service: &
         // A module that cannot be read has been reported.
         _ => Vec::new(),
     };
-    let made = Code::open(spec, &content)
-        .and_then(|code| code.instance(spec, service.message_sizes()).map(drop));
+    let made = Code::open(spec, &content).and_then(|code| code.instance(spec, sizes).map(drop));
     let Err(error) = made else { return };
     let place = match error {
         LibraryError::NoParam { .. }

@@ -327,6 +327,7 @@ fn table_of(path: &str) -> &'static Table {
         ["limits"] => "[limits]",
         ["transfer"] => "[transfer]",
         ["accelerator", ..] => "[[accelerator]]",
+        ["service", _, "backend", _, "function", ..] => "[[service.function]]",
         ["service", _, "backend", ..] => "[[service.backend]]",
         ["service", _, "function", ..] => "[[service.function]]",
         ["service", _, "socket", ..] => "[[service.socket]]",
@@ -615,6 +616,8 @@ const COMMON: &[(&str, &[Key])] = &[
             sockets: backend(Setter::Word(|b| &mut b.sockets)), "",
                 "`per-request`: each request has a connection or UDP socket of its own, which is closed after the answer or the time-out. \
                  Slower, but no late or duplicate answer can reach another request.";
+            function: Other("list of tables"), "none",
+                "`[[service.backend.function]]`, with the keys of `[[service.function]]`: functions that see what kernels ask this backend, and                  what it answers ([functions.md](functions.md#between-kernels-and-backends)).";
         },
     ),
     (

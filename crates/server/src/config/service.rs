@@ -6,6 +6,7 @@ use engine::topology::{
     AcceleratorKind, Backend, Dispatch, Launch, Listen, Replies, Rings, Service, Sockets, Tenant,
 };
 use mqueue::abi::{BLOCKS_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, PARAMS_MAX};
+use onpath::Sizes;
 use runtime::kinds;
 use wire::admission::KeyRange;
 use wire::framing::Framing;
@@ -58,7 +59,7 @@ pub(super) fn read(
     service.framing = read_framing(report, at);
     if at.entry("upstream").is_some() {
         let mut service = proxy::read(report, at, service, context.tenants);
-        service.functions = read_functions(report, at, context.base, &service);
+        service.functions = read_functions(report, at, context.base, service.message_sizes());
         service.function_users = read_users(report, at, "function_users");
         return (service, (section.finish(report), Vec::new()));
     }
@@ -92,14 +93,15 @@ pub(super) fn read(
     let mut backend_names = Vec::new();
     let mut backend_places = Vec::new();
     for (sub, table) in backend_tables.into_iter().enumerate().take(sections::BACKENDS) {
-        let (backend, places) = read_backend(report, table, sub, &at.path, &mut backend_names);
+        let (backend, places) =
+            read_backend(report, table, (sub, &at.path), context.base, &mut backend_names);
         service.backends.push(backend);
         backend_places.push(places);
     }
     if let Some(builtin) = kernel {
         check_messages(report, at, &service, builtin);
     }
-    service.functions = read_functions(report, at, context.base, &service);
+    service.functions = read_functions(report, at, context.base, service.message_sizes());
     service.function_users = read_users(report, at, "function_users");
     service.sockets = read_sockets(report, at);
     check_sockets(report, at, &service, kernel);
@@ -552,8 +554,8 @@ fn check_messages(
 fn read_backend(
     report: &mut Report<'_>,
     table: &Table,
-    index: usize,
-    service_path: &str,
+    (index, service_path): (usize, &str),
+    base: &Path,
     taken: &mut Vec<String>,
 ) -> (Backend, Places) {
     let path = format!("{service_path}.backend");
@@ -571,6 +573,9 @@ fn read_backend(
         let right = "remove it; `in_flight` limits the sockets";
         report.problem(Problem::new(at.place("connections"), what, right));
     }
+    let longest = backend.max_message_bytes as usize;
+    let sizes = Sizes { message_bytes: longest, reply_bytes: longest };
+    backend.functions = read_functions(report, at, base, sizes);
     (backend, section.finish(report))
 }
 

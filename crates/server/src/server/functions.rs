@@ -13,6 +13,7 @@
 mod chains;
 mod error;
 mod objects;
+mod path;
 mod ring;
 mod trace;
 
@@ -22,7 +23,7 @@ use std::sync::mpsc;
 
 use engine::metrics::FunctionMetrics;
 use engine::topology::Service;
-use engine::{ChainReply, ChainRequest, ControlMessage};
+use engine::{ChainPlace, ChainReply, ChainRequest, ControlMessage};
 use onpath::library::{FUNCTIONS_MAX, is_name};
 use onpath::{Code, Command, Failure, Merge, OnFailure, Param, Reading, Register, Snapshot, Spec};
 
@@ -32,12 +33,15 @@ pub use error::FunctionError;
 pub(super) use objects::Functions;
 use objects::{CREATED_MAX, CREATED_PER_USER_MAX, Object};
 pub use objects::{Caller, FunctionCounters, Origin, REFUSED, Refused};
+use path::ChainOf;
 use ring::ApplicationRing;
 pub use trace::TracedMessage;
 
 /// A function that is attached.
 pub(super) struct AttachedFunction {
     object: Object,
+    /// The backend on whose path it is, by its place in the service.
+    backend: Option<u16>,
     /// The id of its instances.
     link: u64,
     registers: Vec<Register>,
@@ -149,7 +153,7 @@ impl Server {
             functions.extend(of_caller.map(|function| FunctionView {
                 id: function.object.id,
                 origin: function.object.origin,
-                service: Some(service.name.clone()),
+                service: Some(path::name(service, function.backend)),
                 spec: function.object.spec.clone(),
                 counted: function.metrics.snapshot(),
                 last_failure: function.metrics.last_failure(),
@@ -257,15 +261,14 @@ impl Server {
                 return Err(FunctionError::Attached { name, service });
             }
         };
-        let index = self.service_for(caller, service)?;
+        let chain = self.chain_for(caller, service)?;
         let object = self.functions.detached[at].clone();
         let name = &object.spec.name;
-        let attached = &self.service_slots[index].functions;
-        if attached.iter().any(|function| function.object.spec.name == *name) {
+        if self.functions_on(chain).any(|function| function.object.spec.name == *name) {
             let (service, name) = (service.to_owned(), name.clone());
             return Err(FunctionError::NameInChain { service, name });
         }
-        self.insert(index, object, place)?;
+        self.insert(chain, object, place)?;
         self.functions.detached.retain(|object| object.id != id);
         Ok(Attachment { id, replaced: false })
     }
@@ -279,11 +282,11 @@ impl Server {
         content: Option<Vec<u8>>,
         place: &Place,
     ) -> Result<Attachment, FunctionError> {
-        let index = self.service_for(caller, service)?;
+        let chain = self.chain_for(caller, service)?;
         if !is_name(&spec.name) {
             return Err(FunctionError::Name(spec.name.clone()));
         }
-        let attached = self.service_slots[index].functions.iter();
+        let attached = self.functions_on(chain);
         let former = attached.map(|f| &f.object).find(|object| object.spec.name == spec.name);
         let ring = former.and_then(|object| object.ring.clone());
         let (id, origin) = match former {
@@ -299,7 +302,7 @@ impl Server {
         let replaced = id.is_some();
         let id = id.unwrap_or_else(|| self.functions.next_id());
         let (spec, written) = (spec.clone(), Vec::new());
-        self.insert(index, Object { id, origin, spec, written, content, ring }, place)?;
+        self.insert(chain, Object { id, origin, spec, written, content, ring }, place)?;
         Ok(Attachment { id, replaced })
     }
 
@@ -316,21 +319,26 @@ impl Server {
     }
 
     /// Gives a chain one more function, in place of the one with its name if there is one.
-    fn insert(&mut self, index: usize, object: Object, place: &Place) -> Result<(), FunctionError> {
+    fn insert(
+        &mut self,
+        chain: ChainOf,
+        object: Object,
+        place: &Place,
+    ) -> Result<(), FunctionError> {
         let topology = self.topology.clone();
-        let service = &topology.services[index];
-        let attached = &self.service_slots[index].functions;
+        let service = &topology.services[chain.service];
+        let of_chain = || path::name(service, chain.backend);
         let mut order: Vec<(u64, &str)> =
-            attached.iter().map(|f| (f.link, &*f.object.spec.name)).collect();
+            self.functions_on(chain).map(|f| (f.link, &*f.object.spec.name)).collect();
         let former = order.iter().position(|(_, name)| *name == object.spec.name);
         former.map(|former| order.remove(former));
         if order.len() == FUNCTIONS_MAX {
-            return Err(FunctionError::TooMany(service.name.clone()));
+            return Err(FunctionError::TooMany(of_chain()));
         }
         let neighbour = |name: &str| {
             let found = order.iter().position(|(_, of)| *of == name);
             found.ok_or_else(|| FunctionError::NoNeighbour {
-                service: service.name.clone(),
+                service: of_chain(),
                 name: name.to_owned(),
                 functions: list(order.iter().map(|(_, name)| *name)),
             })
@@ -342,9 +350,10 @@ impl Server {
             Place::After(name) => neighbour(name)? + 1,
         };
         let mut places: Vec<Next> = order.iter().map(|(link, _)| Next::Kept(*link)).collect();
-        let new = self.make_function(service, object, None)?;
+        let new = self.make_function((service, chain.backend), object, None)?;
         places.insert(at, Next::New(Box::new(new)));
-        self.arrange(NextChain { service: service.name.clone(), places })
+        let (service, backend) = (service.name.clone(), chain.backend);
+        self.arrange(NextChain { service, backend, places })
     }
 
     /// Detaches a function. Returns where it came from: one of the file comes back with the next reload.
@@ -352,10 +361,12 @@ impl Server {
         let (index, of) = self.attached(caller, target)?;
         let slot = &self.service_slots[index];
         let (link, origin) = (slot.functions[of].link, slot.functions[of].object.origin);
-        let kept = slot.functions.iter().filter(|function| function.link != link);
+        let backend = slot.functions[of].backend;
+        let kept = self.functions_on(ChainOf { service: index, backend });
+        let kept = kept.filter(|function| function.link != link);
         let places = kept.map(|function| Next::Kept(function.link)).collect();
         let service = self.topology.services[index].name.clone();
-        self.arrange(NextChain { service, places })?;
+        self.arrange(NextChain { service, backend, places })?;
         Ok(origin)
     }
 
@@ -430,20 +441,24 @@ impl Server {
             Found::Attached(index, of) if before.has_code_of(&object.spec, &object.content) => {
                 let topology = self.topology.clone();
                 let service = &topology.services[index];
-                let mut settings = self.settings_of(&object, service)?;
+                let AttachedFunction { link, backend, .. } =
+                    self.service_slots[index].functions[of];
+                let mut settings = self.settings_of(&object, path::sizes(service, backend))?;
                 if params.is_none() {
                     settings.clear();
                 }
-                let link = self.service_slots[index].functions[of].link;
-                let slot = self.service_slots[index].functions.iter();
-                let places = slot.map(|function| match function.link == link {
+                let chain = self.functions_on(ChainOf { service: index, backend });
+                let places = chain.map(|function| match function.link == link {
                     true => Next::Configured(link, object.clone(), settings.clone()),
                     false => Next::Kept(function.link),
                 });
                 let places = places.collect();
-                self.arrange(NextChain { service: service.name.clone(), places })?;
+                self.arrange(NextChain { service: service.name.clone(), backend, places })?;
             }
-            Found::Attached(index, _) => self.insert(index, object, &Place::Default)?,
+            Found::Attached(index, of) => {
+                let backend = self.service_slots[index].functions[of].backend;
+                self.insert(ChainOf { service: index, backend }, object, &Place::Default)?;
+            }
         }
         Ok(origin)
     }
@@ -514,7 +529,8 @@ impl Server {
         let (reply, replies) = mpsc::channel();
         self.fabric.post_to_all(|_| {
             let request = ChainRequest::Command(function.link, command);
-            ControlMessage::Chain(slot.slot, request, reply.clone())
+            let place = ChainPlace { slot: slot.slot, backend: function.backend };
+            ControlMessage::Chain(place, request, reply.clone())
         });
         drop(reply);
         let failed = |error| FunctionError::Command(function.object.spec.name.clone(), error);
@@ -524,7 +540,7 @@ impl Server {
                 readings.push(done.map_err(failed)?);
             }
         }
-        let sizes = self.topology.services[index].message_sizes();
+        let sizes = path::sizes(&self.topology.services[index], function.backend);
         let make = || {
             let made = function.code.instance(&function.object.spec, sizes);
             made.map_err(|error| Failure(error.to_string()))
@@ -551,7 +567,7 @@ impl Server {
     fn check_detached(&self, spec: &Spec, content: &[u8]) -> Result<(), FunctionError> {
         let code = self.open_code(spec, content)?;
         let service = Service::new("", Vec::new(), "");
-        self.instance(&code, spec, &service).map(drop)
+        self.instance(&code, spec, service.message_sizes()).map(drop)
     }
 
     fn objects(&self) -> impl Iterator<Item = &Object> {
@@ -568,6 +584,29 @@ impl Server {
         let mut services = self.topology.services.iter();
         let found = services.position(|s| s.name == name && may_attach(caller, s));
         found.ok_or_else(|| self.no_service(caller, name))
+    }
+
+    /// A chain to which the caller may attach functions.
+    fn chain_for(&self, caller: Caller, name: &str) -> Result<ChainOf, FunctionError> {
+        let (of, backend) = path::split(name);
+        let service = self.service_for(caller, of)?;
+        let Some(backend) = backend else { return Ok(ChainOf { service, backend: None }) };
+        let at = path::backend_at(&self.topology.services[service], backend);
+        let backend = Some(at.ok_or_else(|| self.no_backend(service, backend))?);
+        Ok(ChainOf { service, backend })
+    }
+
+    fn no_backend(&self, service: usize, name: &str) -> FunctionError {
+        let service = &self.topology.services[service];
+        let backends = list(service.backends.iter().map(|backend| &*backend.name));
+        let (service, name) = (service.name.clone(), name.to_owned());
+        FunctionError::NoBackend { service, name, backends }
+    }
+
+    /// The functions of a chain.
+    fn functions_on(&self, chain: ChainOf) -> impl Iterator<Item = &AttachedFunction> {
+        let functions = self.service_slots[chain.service].functions.iter();
+        functions.filter(move |function| function.backend == chain.backend)
     }
 
     fn no_service(&self, caller: Caller, name: &str) -> FunctionError {
@@ -601,12 +640,21 @@ impl Server {
             }
             Target::Named { service, name } => {
                 // Also a service that the caller may not attach to any more.
-                let index = self.topology.services.iter().position(|s| s.name == *service);
-                let Some(index) = index else { return Err(self.no_service(caller, service)) };
+                let (of, backend) = path::split(service);
+                let index = self.topology.services.iter().position(|s| s.name == of);
+                let Some(index) = index else { return Err(self.no_service(caller, of)) };
+                let at = |name| path::backend_at(&self.topology.services[index], name);
+                let at = match backend {
+                    None => None,
+                    Some(backend) => {
+                        Some(at(backend).ok_or_else(|| self.no_backend(index, backend))?)
+                    }
+                };
                 let functions = &self.service_slots[index].functions;
-                let own = || functions.iter().filter(|function| function.object.is_of(caller));
+                let of_chain = |f: &&AttachedFunction| f.backend == at && f.object.is_of(caller);
+                let own = || functions.iter().filter(of_chain);
                 let is_it = |function: &AttachedFunction| {
-                    function.object.spec.name == *name && function.object.is_of(caller)
+                    function.object.spec.name == *name && of_chain(&function)
                 };
                 if let Some(of) = functions.iter().position(is_it) {
                     return Ok(Found::Attached(index, of));

@@ -8,7 +8,7 @@
 use std::fmt;
 use std::path::Path;
 
-use engine::topology::{Accelerator, Listen, Service, Topology};
+use engine::topology::{Accelerator, Backend, Listen, Service, Topology};
 
 use crate::config::differences;
 
@@ -110,7 +110,12 @@ fn action(
     let Some(before) = before else { return ServiceAction::Added };
     // Accelerators are compared by value; their indices may differ.
     // Functions, and who may attach some, change while the service runs.
+    let backends = before.backends.iter().enumerate().map(|(at, backend)| {
+        let functions = service.backends.get(at).map(|wanted| wanted.functions.clone());
+        Backend { functions: functions.unwrap_or_default(), ..backend.clone() }
+    });
     let renumbered = Service {
+        backends: backends.collect(),
         accelerators: service.accelerators.clone(),
         functions: service.functions.clone(),
         function_users: service.function_users.clone(),

@@ -41,6 +41,8 @@ pub(super) struct DatagramSocket {
 #[derive(Clone, Copy, Debug)]
 struct InFlight {
     tag: u64,
+    /// Its number among the requests that functions have seen.
+    number: u64,
     deadline_ns: u64,
     id: u64,
 }
@@ -78,12 +80,12 @@ impl BackendPool {
         self.transport == Transport::Udp && (socket.asked.len() >= asked_max || no_socket)
     }
 
-    /// Sends a request with this tag and id, or returns why not.
+    /// Sends a request with this tag, number and id, or returns why not.
     pub(super) fn send_datagram<N: Nic>(
         &mut self,
         nic: &mut N,
         entry: &mut ClientMqueue,
-        (tag, mut id): (u64, u64),
+        (tag, number, mut id): (u64, u64, u64),
         payload: &[u8],
         now_ns: u64,
     ) -> Sending {
@@ -113,7 +115,8 @@ impl BackendPool {
         }
         match nic.write(entry.key, datagram) {
             Written::Bytes(_) => {
-                socket.asked.push_back(InFlight { tag, deadline_ns: now_ns + self.timeout_ns, id });
+                let deadline_ns = now_ns + self.timeout_ns;
+                socket.asked.push_back(InFlight { tag, number, deadline_ns, id });
                 if self.is_framed() {
                     socket.next_id = socket.next_id.wrapping_add(1);
                     socket.assembly.clear();
@@ -198,6 +201,7 @@ impl Backends {
         &mut self,
         nic: &mut N,
         client: u32,
+        clock: &dyn Fn() -> u64,
         scratch: &mut [u8],
     ) {
         let mut useless = 0;
@@ -215,7 +219,7 @@ impl Backends {
             }
             match nic.read(entry.key, scratch) {
                 Read::Bytes(count) => {
-                    let dropped = self.take_datagram(nic, client, scratch, count);
+                    let dropped = self.take_datagram(nic, client, clock, (scratch, count));
                     if let Some(reason) = dropped {
                         self.counters.drop_one(reason);
                         useless += 1;
@@ -232,8 +236,8 @@ impl Backends {
         &mut self,
         nic: &mut N,
         client: u32,
-        scratch: &mut [u8],
-        count: usize,
+        clock: &dyn Fn() -> u64,
+        (scratch, count): (&mut [u8], usize),
     ) -> Option<DropReason> {
         let entry = &mut self.clients[client as usize];
         let pool = &mut self.pools[entry.backend as usize];
@@ -259,15 +263,15 @@ impl Backends {
         if pool.per_request {
             pool.close_datagrams(nic, entry);
         }
-        let (status, payload) = match judged {
-            Ok(()) => (status::OK, payload.unwrap_or_default()),
-            Err(DropReason::BackendTooLong) => (status::TOO_LONG, &[][..]),
-            Err(_) => (status::PROTOCOL, &[][..]),
-        };
-        if let Err(reason) = judged {
-            self.counters.drop_one(reason);
+        let request = (client, asked.number, asked.tag);
+        match judged {
+            Ok(()) => self.answer_shown(request, payload.unwrap_or_default(), clock),
+            Err(reason) => {
+                self.counters.drop_one(reason);
+                let too_long = reason == DropReason::BackendTooLong;
+                self.fail_sent(request, if too_long { status::TOO_LONG } else { status::PROTOCOL });
+            }
         }
-        self.answer(client, asked.tag, status, payload);
         self.clients[client as usize].datagram.assembly = assembly;
         self.clients[client as usize].datagram.assembly.clear();
         None
@@ -283,7 +287,7 @@ impl Backends {
         self.pools[entry.backend as usize].close_datagrams(nic, entry);
         self.counters.backend_failures.one();
         for asked in &asked {
-            self.answer(client, asked.tag, status::REFUSED, &[]);
+            self.fail_sent((client, asked.number, asked.tag), status::REFUSED);
         }
         // Its memory is reused.
         self.clients[client as usize].datagram.asked = asked;
@@ -304,7 +308,7 @@ impl Backends {
                 }
                 entry.datagram.asked.pop_front();
                 self.counters.backend_timeouts.one();
-                self.answer(client as u32, asked.tag, status::TIMEOUT, &[]);
+                self.fail_sent((client as u32, asked.number, asked.tag), status::TIMEOUT);
             }
         }
     }

@@ -44,10 +44,18 @@ enum ConnectionState {
 #[derive(Clone, Copy, Debug)]
 struct Place {
     client: u32,
+    /// Its number among the requests that functions have seen.
+    number: u64,
     tag: u64,
     /// Its answer is discarded.
     given_up: bool,
     id: u64,
+}
+
+impl Place {
+    fn request(&self) -> (u32, u64, u64) {
+        (self.client, self.number, self.tag)
+    }
 }
 
 impl BackendPool {
@@ -91,22 +99,22 @@ impl BackendPool {
         free.min_by_key(|(_, c)| c.pipeline.places.len()).map(|(i, _)| i).ok_or(true)
     }
 
-    /// Sends a request with this tag and id, or returns why not.
+    /// Sends a request with this client, number, tag and id, or returns why not.
     pub(super) fn send_on_stream<N: Nic>(
         &mut self,
         nic: &mut N,
-        client: u32,
-        (tag, id): (u64, u64),
+        (client, number, tag): (u32, u64, u64),
+        id: u64,
         payload: &[u8],
         now_ns: u64,
     ) -> Sending {
-        let number = match self.choose(nic, now_ns) {
-            Ok(number) => number,
+        let chosen = match self.choose(nic, now_ns) {
+            Ok(chosen) => chosen,
             Err(true) => return Sending::Busy,
             Err(false) => return Sending::Failed(status::REFUSED),
         };
         let attempt_ns = patience_ns(self.timeout_ns);
-        let connection = &mut self.connections[number];
+        let connection = &mut self.connections[chosen];
         if let Err(error) = self.framing.encode_request(payload, &mut connection.pipeline.output) {
             return refusal(error);
         }
@@ -118,10 +126,10 @@ impl BackendPool {
             }
             connection.state = ConnectionState::Connecting { deadline_ns: now_ns + attempt_ns };
         }
-        let place = Place { client, tag, given_up: false, id };
+        let place = Place { client, number, tag, given_up: false, id };
         connection.pipeline.push(place, self.framing.mark(payload), now_ns + self.timeout_ns);
         if !std::mem::replace(&mut connection.dirty, true) {
-            self.dirty.push(number as u16);
+            self.dirty.push(chosen as u16);
         }
         Sending::Sent
     }
@@ -178,7 +186,7 @@ impl Backends {
         nic: &mut N,
         pool: usize,
         number: usize,
-        now_ns: u64,
+        (now_ns, clock): (u64, &dyn Fn() -> u64),
         scratch: &mut [u8],
     ) {
         loop {
@@ -192,7 +200,7 @@ impl Backends {
                         input.extend_from_slice(read);
                     }
                     let whole = if fresh { read } else { &input };
-                    let taken = self.take_backend_answers(pool, number, whole);
+                    let taken = self.take_backend_answers(pool, number, whole, clock);
                     let served = self.pools[pool].connections[number].served;
                     if let Ok(taken) = taken
                         && self.pools[pool].per_request
@@ -230,6 +238,7 @@ impl Backends {
         pool: usize,
         number: usize,
         input: &[u8],
+        clock: &dyn Fn() -> u64,
     ) -> Result<usize, (u8, DropReason)> {
         let mut taken = 0;
         loop {
@@ -266,7 +275,7 @@ impl Backends {
             if place.given_up && !mutants::on("answer_backend_twice") {
                 self.counters.drop_one(DropReason::BackendLate);
             } else {
-                self.answer(place.client, place.tag, status::OK, payload);
+                self.answer_shown(place.request(), payload, clock);
             }
             let connection = &mut self.pools[pool].connections[number];
             connection.served = true;
@@ -305,7 +314,7 @@ impl Backends {
         };
         while let Some(place) = self.pools[pool].connections[number].pipeline.pop() {
             if !place.given_up {
-                self.answer(place.client, place.tag, status, &[]);
+                self.fail_sent(place.request(), status);
             }
             status = others;
         }
@@ -363,14 +372,14 @@ impl Backends {
                 while let pipeline = &mut self.pools[pool].connections[number].pipeline
                     && let Some(place) = pipeline.expire(now_ns)
                 {
-                    let Place { client, tag, given_up, .. } = *place;
+                    let (request, given_up) = (place.request(), place.given_up);
                     place.given_up = true;
                     if mutants::on("forget_late_answer") {
                         pipeline.pop();
                     }
                     if !given_up {
                         self.counters.backend_timeouts.one();
-                        self.answer(client, tag, status::TIMEOUT, &[]);
+                        self.fail_sent(request, status::TIMEOUT);
                     }
                 }
             }
@@ -385,7 +394,7 @@ impl Backends {
         self.pools[pool].end_request(nic, number);
         if !place.given_up {
             self.counters.backend_timeouts.one();
-            self.answer(place.client, place.tag, status::TIMEOUT, &[]);
+            self.fail_sent(place.request(), status::TIMEOUT);
         }
     }
 }

@@ -348,6 +348,29 @@ impl Flight {
         Some(self.remove(at, epochs, now_ns))
     }
 
+    /// It is not known whether the server has done, or will do, a request of a connection.
+    pub(super) fn lose_request(
+        &mut self,
+        client: &ReplyTo,
+        number: u64,
+        epochs: &Epochs,
+        now_ns: u64,
+    ) {
+        if let Some(at) = self.find_stream(client, number) {
+            self.lose(at, epochs, now_ns);
+        }
+    }
+
+    /// A read is forgotten, a write lingers.
+    fn lose(&mut self, at: u32, epochs: &Epochs, now_ns: u64) {
+        let purpose = self.tickets[at as usize].purpose;
+        if !purpose.is_some_and(|purpose| purpose.writes()) {
+            self.remove(at, epochs, now_ns);
+        } else if !self.tickets[at as usize].lingers {
+            self.linger(at, now_ns);
+        }
+    }
+
     /// An answer came in a datagram. Returns the only ticket that it can belong to.
     pub(super) fn find_datagram(&self, client: &Origin, id: u16) -> Option<(Mark, Purpose)> {
         let group = self.datagrams.get(&(*client, id))?;
@@ -395,12 +418,7 @@ impl Flight {
         let mut at = group.first;
         while at != NIL {
             let next = self.tickets[at as usize].next;
-            let purpose = self.tickets[at as usize].purpose;
-            if !purpose.is_some_and(|purpose| purpose.writes()) {
-                self.remove(at, epochs, now_ns);
-            } else if !self.tickets[at as usize].lingers {
-                self.linger(at, now_ns);
-            }
+            self.lose(at, epochs, now_ns);
             at = next;
         }
     }

@@ -138,9 +138,11 @@ impl Server {
         if !Vec::is_empty(&after_departure) {
             installs.iter_mut().for_each(ServiceInstall::set_reconfiguring);
         }
-        for (install, links) in installs.iter_mut().zip(links) {
-            if !links.is_empty() {
-                install.set_functions(links);
+        for (backend, by_worker) in links {
+            for (install, links) in installs.iter_mut().zip(by_worker) {
+                if !links.is_empty() {
+                    install.set_functions(backend, links);
+                }
             }
         }
         let drain_ns = wanted.engine.drain_ms * 1_000_000;

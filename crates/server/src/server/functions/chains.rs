@@ -10,15 +10,15 @@ use std::sync::mpsc;
 
 use engine::metrics::FunctionMetrics;
 use engine::topology::{Service, Topology};
-use engine::{ChainReply, ChainRequest, ControlMessage};
+use engine::{ChainPlace, ChainReply, ChainRequest, ControlMessage};
 use onpath::library::{FUNCTIONS_MAX, read_module};
-use onpath::{Arranged, Code, Link, Merge, OnFailure, Policy, Register, Spec};
+use onpath::{Arranged, Code, Link, Merge, OnFailure, Policy, Register, Sizes, Spec};
 use sys::private_file::open_regular;
 
 use super::super::plan::{Plan, ServiceAction};
 use super::super::{ChangeError, Server, ServerError};
 use super::objects::{Caller, Object, Origin};
-use super::{AttachedFunction, FunctionError};
+use super::{AttachedFunction, FunctionError, path};
 
 /// A function with an instance for each worker, which are not attached yet.
 pub(super) struct NewFunction {
@@ -36,10 +36,21 @@ pub(super) enum Next {
     New(Box<NewFunction>),
 }
 
-/// The next chain of a service.
+/// The links of one chain, by worker.
+pub(in super::super) type ChainLinks = (Option<u16>, Vec<Vec<Link>>);
+
+/// The next chain of a service, or of one of its backends.
 pub(in super::super) struct NextChain {
     pub(super) service: String,
+    pub(super) backend: Option<u16>,
     pub(super) places: Vec<Next>,
+}
+
+/// A function of a chain before a reload.
+struct Former {
+    object: Object,
+    link: u64,
+    metrics: Arc<FunctionMetrics>,
 }
 
 /// A place of a merged order.
@@ -92,16 +103,16 @@ impl Server {
         &self,
         code: &Code,
         spec: &Spec,
-        service: &Service,
+        sizes: Sizes,
     ) -> Result<Box<dyn onpath::Function>, FunctionError> {
-        let instance = code.instance(spec, service.message_sizes());
+        let instance = code.instance(spec, sizes);
         Ok(instance.inspect_err(|_| self.functions.counters.count_init_error())?)
     }
 
     /// A function with an instance for each worker. Settings that commands have written are written again if the code has them.
     pub(super) fn make_function(
         &mut self,
-        service: &Service,
+        (service, backend): (&Service, Option<u16>),
         mut object: Object,
         metrics: Option<Arc<FunctionMetrics>>,
     ) -> Result<NewFunction, FunctionError> {
@@ -109,7 +120,7 @@ impl Server {
         let workers = self.fabric.workers();
         let name = || object.spec.name.clone();
         let metrics = metrics.unwrap_or_else(|| {
-            Arc::new(FunctionMetrics::new(service.name.clone(), name(), workers))
+            Arc::new(FunctionMetrics::new(path::name(service, backend), name(), workers))
         });
         let spec = &object.spec;
         let policy = Policy { on_failure: spec.on_failure, deadline_ns: spec.deadline_us * 1000 };
@@ -117,7 +128,7 @@ impl Server {
         let mut links = Vec::with_capacity(workers);
         let link = self.functions.next_link();
         for worker in 0..workers {
-            let mut function = self.instance(&code, spec, service)?;
+            let mut function = self.instance(&code, spec, path::sizes(service, backend))?;
             registers = function.registers().to_vec();
             for (setting, value) in &object.written {
                 if let Some(register) = setting_of(&registers, setting) {
@@ -130,7 +141,7 @@ impl Server {
             links.push(new.with_sink(sink));
         }
         object.written.retain(|(setting, _)| setting_of(&registers, setting).is_some());
-        let attached = AttachedFunction { object, link, registers, code, metrics };
+        let attached = AttachedFunction { object, backend, link, registers, code, metrics };
         Ok(NewFunction { attached, links })
     }
 
@@ -139,11 +150,11 @@ impl Server {
     pub(super) fn settings_of(
         &self,
         object: &Object,
-        service: &Service,
+        sizes: Sizes,
     ) -> Result<Vec<(usize, u64)>, FunctionError> {
         let spec = &object.spec;
         let code = self.open_code(spec, &object.content)?;
-        let mut trial = self.instance(&code, spec, service)?;
+        let mut trial = self.instance(&code, spec, sizes)?;
         let of = |failure| FunctionError::Command(spec.name.clone(), failure);
         let values = trial.read().map_err(|failure| of(failure.into()))?;
         let registers = trial.registers().iter().map(|register| register.merge);
@@ -159,7 +170,9 @@ impl Server {
         let index = self.any_service(&next.service)?;
         let mut orders: Vec<Vec<Arranged>> =
             (0..self.fabric.workers()).map(|_| Vec::with_capacity(next.places.len())).collect();
-        let mut former = std::mem::take(&mut self.service_slots[index].functions);
+        let all = std::mem::take(&mut self.service_slots[index].functions);
+        let (mut former, others): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|function| function.backend == next.backend);
         let mut functions = Vec::with_capacity(next.places.len());
         let mut keep = |link: u64| {
             let kept = former.iter().position(|function| function.link == link);
@@ -187,14 +200,16 @@ impl Server {
                 }
             }
         }
+        functions.extend(others);
+        functions.sort_by_key(|function| function.backend);
         self.service_slots[index].functions = functions;
         self.keep_created(former);
         self.publish_metrics();
         let (reply, replies) = mpsc::channel();
-        let slot = self.service_slots[index].slot;
+        let place = ChainPlace { slot: self.service_slots[index].slot, backend: next.backend };
         for (worker, order) in (0..).zip(orders) {
             let request = ChainRequest::Arrange(order);
-            self.fabric.post(worker, ControlMessage::Chain(slot, request, reply.clone()));
+            self.fabric.post(worker, ControlMessage::Chain(place, request, reply.clone()));
         }
         drop(reply);
         for _ in 0..self.fabric.workers() {
@@ -223,49 +238,77 @@ impl Server {
         }
     }
 
-    /// The functions of a service that is about to be installed; the links by worker. Those that were attached to its previous version at run time
+    /// The functions of a service that is about to be installed, by chain; the links by worker. Those that were attached to its previous version at run time
     /// get new instances.
     pub(in super::super) fn first_functions(
         &mut self,
         service: &Service,
-    ) -> Result<(Vec<AttachedFunction>, Vec<Vec<Link>>), ServerError> {
+    ) -> Result<(Vec<AttachedFunction>, Vec<ChainLinks>), ServerError> {
         let mut attached = Vec::new();
-        let mut by_worker: Vec<Vec<Link>> =
-            (0..self.fabric.workers()).map(|_| Vec::new()).collect();
+        let mut chains = Vec::new();
         let before = self.topology.services.iter().position(|s| s.name == service.name);
-        for slot in self.merged(before, service) {
-            let made = match slot {
-                Slot::File(at) => {
-                    let spec = &service.functions[at];
-                    let content = self.read_file(spec);
-                    let made =
-                        content.and_then(|content| self.make_of_file(service, spec, content));
-                    made.map_err(|source| Self::function_failed(service, source))?
-                }
-                Slot::Former(at) => {
-                    let before = before.expect("it has former functions");
-                    let former = &self.service_slots[before].functions[at];
-                    let (object, metrics) = (former.object.clone(), former.metrics.clone());
-                    let name = object.spec.name.clone();
-                    match self.make_function(service, object, Some(metrics)) {
-                        Ok(made) => made,
-                        Err(error) => {
-                            let service = &service.name;
-                            tracing::error!(service, name, "detached by the reload: {error}");
-                            continue;
+        for backend in path::chains(service) {
+            let mut by_worker: Vec<Vec<Link>> =
+                (0..self.fabric.workers()).map(|_| Vec::new()).collect();
+            let former = self.former(before, service, backend);
+            for slot in self.merged(&former, service, backend) {
+                let made = match slot {
+                    Slot::File(at) => {
+                        let spec = &path::functions(service, backend)[at];
+                        let content = self.read_file(spec);
+                        let made = content.and_then(|content| {
+                            self.make_of_file((service, backend), spec, content)
+                        });
+                        made.map_err(|source| Self::function_failed(service, source))?
+                    }
+                    Slot::Former(at) => {
+                        let Former { object, metrics, .. } = &former[at];
+                        let name = object.spec.name.clone();
+                        let (object, metrics) = (object.clone(), metrics.clone());
+                        match self.make_function((service, backend), object, Some(metrics)) {
+                            Ok(made) => made,
+                            Err(error) => {
+                                let service = path::name(service, backend);
+                                tracing::error!(service, name, "detached by the reload: {error}");
+                                continue;
+                            }
                         }
                     }
-                }
-            };
-            attached.push(made.attached);
-            by_worker.iter_mut().zip(made.links).for_each(|(links, link)| links.push(link));
+                };
+                attached.push(made.attached);
+                by_worker.iter_mut().zip(made.links).for_each(|(links, link)| links.push(link));
+            }
+            chains.push((backend, by_worker));
         }
-        Ok((attached, by_worker))
+        Ok((attached, chains))
     }
 
-    /// The order of a service's next chain.
-    fn merged(&self, before: Option<usize>, service: &Service) -> Vec<Slot> {
-        let former = before.map_or(&[][..], |before| &*self.service_slots[before].functions);
+    /// What the chain of a service, or of its backend with the same name, has at present.
+    fn former(
+        &self,
+        before: Option<usize>,
+        service: &Service,
+        backend: Option<u16>,
+    ) -> Vec<Former> {
+        let Some(before) = before else { return Vec::new() };
+        let running = &self.topology.services[before];
+        let name = backend.map(|at| &service.backends[usize::from(at)].name);
+        let backend = name.map(|name| path::backend_at(running, name));
+        if backend == Some(None) {
+            return Vec::new();
+        }
+        let of_chain = self.service_slots[before].functions.iter();
+        let of_chain = of_chain.filter(|function| function.backend == backend.flatten());
+        let former = of_chain.map(|function| Former {
+            object: function.object.clone(),
+            link: function.link,
+            metrics: function.metrics.clone(),
+        });
+        former.collect()
+    }
+
+    /// The order of the next chain.
+    fn merged(&self, former: &[Former], service: &Service, backend: Option<u16>) -> Vec<Slot> {
         let stays = |object: &Object| match object.origin {
             Origin::File => false,
             Origin::Attached(user) | Origin::Created { user, .. } => {
@@ -275,12 +318,13 @@ impl Server {
         };
         let names: Vec<(&str, bool)> =
             former.iter().map(|f| (&*f.object.spec.name, stays(&f.object))).collect();
-        let file: Vec<&str> = service.functions.iter().map(|spec| &*spec.name).collect();
+        let file: Vec<&str> =
+            path::functions(service, backend).iter().map(|spec| &*spec.name).collect();
         let order = merge_order(&names, &file);
         for (at, (name, _)) in names.iter().enumerate() {
             let at_run_time = former[at].object.origin != Origin::File;
             if at_run_time && !file.contains(name) && !order.contains(&Slot::Former(at)) {
-                let service = &service.name;
+                let service = path::name(service, backend);
                 tracing::warn!(
                     service,
                     name,
@@ -293,7 +337,7 @@ impl Server {
 
     fn make_of_file(
         &mut self,
-        service: &Service,
+        of: (&Service, Option<u16>),
         spec: &Spec,
         content: Vec<u8>,
     ) -> Result<NewFunction, FunctionError> {
@@ -305,7 +349,7 @@ impl Server {
             content: content.into(),
             ring: None,
         };
-        self.make_function(service, object, None)
+        self.make_function(of, object, None)
     }
 
     fn function_failed(service: &Service, source: FunctionError) -> ServerError {
@@ -325,20 +369,23 @@ impl Server {
             }
             let failed = |source| Self::function_failed(service, source);
             let index = self.any_service(name).map_err(failed)?;
-            let mut places = Vec::new();
-            for slot in self.merged(Some(index), service) {
-                places.push(match slot {
-                    Slot::Former(at) => Next::Kept(self.service_slots[index].functions[at].link),
-                    Slot::File(at) => {
-                        let spec = &service.functions[at];
-                        self.next_of_file(index, service, spec).map_err(failed)?
-                    }
-                });
-            }
-            let attached = &self.service_slots[index].functions;
-            let stays = |(place, function): (&Next, &AttachedFunction)| matches!(place, Next::Kept(link) if *link == function.link);
-            if places.len() != attached.len() || !places.iter().zip(attached).all(stays) {
-                chains.push(NextChain { service: name.clone(), places });
+            for backend in path::chains(service) {
+                let former = self.former(Some(index), service, backend);
+                let mut places = Vec::new();
+                for slot in self.merged(&former, service, backend) {
+                    places.push(match slot {
+                        Slot::Former(at) => Next::Kept(former[at].link),
+                        Slot::File(at) => {
+                            let spec = &path::functions(service, backend)[at];
+                            let next = self.next_of_file(index, (service, backend), spec);
+                            next.map_err(failed)?
+                        }
+                    });
+                }
+                let stays = |(place, function): (&Next, &Former)| matches!(place, Next::Kept(link) if *link == function.link);
+                if places.len() != former.len() || !places.iter().zip(&former).all(stays) {
+                    chains.push(NextChain { service: name.clone(), backend, places });
+                }
             }
         }
         Ok(chains)
@@ -348,18 +395,23 @@ impl Server {
     fn next_of_file(
         &mut self,
         index: usize,
-        service: &Service,
+        (service, backend): (&Service, Option<u16>),
         spec: &Spec,
     ) -> Result<Next, FunctionError> {
         let content = self.read_file(spec)?;
-        let attached = &self.service_slots[index].functions;
-        let same = attached.iter().find(|function| {
+        let mut attached = self.service_slots[index].functions.iter();
+        let same = attached.find(|function| {
             let Object { spec: of, origin, .. } = &function.object;
             let taken_over = !matches!(origin, Origin::Created { .. });
-            of.name == spec.name && taken_over && function.object.has_code_of(spec, &content)
+            let named = function.backend == backend && of.name == spec.name;
+            named && taken_over && function.object.has_code_of(spec, &content)
         });
         let Some(kept) = same else {
-            return Ok(Next::New(Box::new(self.make_of_file(service, spec, content)?)));
+            return Ok(Next::New(Box::new(self.make_of_file(
+                (service, backend),
+                spec,
+                content,
+            )?)));
         };
         let (link, origin) = (kept.link, kept.object.origin);
         if kept.object.spec == *spec {
@@ -376,7 +428,7 @@ impl Server {
             written: Vec::new(),
             ..kept.object.clone()
         };
-        let settings = self.settings_of(&object, service)?;
+        let settings = self.settings_of(&object, path::sizes(service, backend))?;
         Ok(Next::Configured(link, object, settings))
     }
 

@@ -19,6 +19,16 @@ pub enum FunctionError {
         /// Those to which the caller may attach functions.
         services: String,
     },
+    /// The service has no such backend.
+    #[error("service {service:?} has no backend {name:?}: it has {backends}")]
+    NoBackend {
+        /// The service.
+        service: String,
+        /// The name.
+        name: String,
+        /// Those that it has.
+        backends: String,
+    },
     /// There is no such function, or it belongs to another user.
     #[error("service {service:?} has no function {name:?}: it has {functions}")]
     NoFunction {

@@ -4,16 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
-use engine::{ChainReply, ChainRequest, ControlMessage};
+use engine::{ChainPlace, ChainReply, ChainRequest, ControlMessage};
 use onpath::{TRACED_MAX, Trace, Traced};
 
 use super::super::Server;
 use super::error::FunctionError;
 use super::objects::Caller;
+use super::path::ChainOf;
 
 /// A trace that runs.
 pub(super) struct Tracing {
-    slot: u16,
+    place: ChainPlace,
     count: usize,
     /// By worker.
     recorded: Vec<Arc<AtomicUsize>>,
@@ -37,25 +38,24 @@ impl Server {
         service: &str,
         count: usize,
     ) -> Result<(), FunctionError> {
-        let index = self.traceable(caller, service)?;
+        let place = self.traceable(caller, service)?.0;
         if !(1..=TRACED_MAX).contains(&count) {
             return Err(FunctionError::TraceCount(count));
         }
-        let slot = self.service_slots[index].slot;
         let recorded: Vec<Arc<AtomicUsize>> =
             (0..self.fabric.workers()).map(|_| Arc::default()).collect();
         let (reply, replies) = mpsc::channel();
         for (worker, recorded) in (0..).zip(&recorded) {
             let trace = Box::new(Trace::new(count, recorded.clone()));
             let request = ChainRequest::Trace(Some(trace));
-            self.fabric.post(worker, ControlMessage::Chain(slot, request, reply.clone()));
+            self.fabric.post(worker, ControlMessage::Chain(place, request, reply.clone()));
         }
         drop(reply);
         for _ in 0..self.fabric.workers() {
             self.next_reply(&replies)?;
         }
-        self.functions.traces.retain(|trace| trace.slot != slot);
-        self.functions.traces.push(Tracing { slot, count, recorded });
+        self.functions.traces.retain(|trace| trace.place != place);
+        self.functions.traces.push(Tracing { place, count, recorded });
         Ok(())
     }
 
@@ -66,9 +66,8 @@ impl Server {
         service: &str,
         stop: bool,
     ) -> Result<Result<Vec<TracedMessage>, usize>, FunctionError> {
-        let index = self.traceable(caller, service)?;
-        let slot = self.service_slots[index].slot;
-        let of_service = self.functions.traces.iter().position(|trace| trace.slot == slot);
+        let (place, chain) = self.traceable(caller, service)?;
+        let of_service = self.functions.traces.iter().position(|trace| trace.place == place);
         let Some(at) = of_service else {
             return Err(FunctionError::NoTrace(service.to_owned()));
         };
@@ -82,16 +81,15 @@ impl Server {
         for worker in 0..self.fabric.workers() {
             let (reply, replies) = mpsc::channel();
             let request = ChainRequest::Trace(None);
-            self.fabric.post(worker as u16, ControlMessage::Chain(slot, request, reply));
+            self.fabric.post(worker as u16, ControlMessage::Chain(place, request, reply));
             if let ChainReply::Traced(Some(trace)) = self.next_reply(&replies)? {
                 found.extend(trace.into_entries().into_iter().map(|traced| (worker, traced)));
             }
         }
         found.sort_by_key(|(_, traced)| traced.at_ns);
         found.truncate(count);
-        let functions = &self.service_slots[index].functions;
         let name = |link: u64| {
-            let found = functions.iter().find(|function| function.link == link);
+            let found = self.functions_on(chain).find(|function| function.link == link);
             found.map_or("(gone)".to_owned(), |function| function.object.spec.name.clone())
         };
         let named = found.into_iter().map(|(worker, traced)| {
@@ -101,16 +99,21 @@ impl Server {
         Ok(Ok(named.collect()))
     }
 
-    /// A service whose functions the caller may all see.
-    fn traceable(&self, caller: Caller, service: &str) -> Result<usize, FunctionError> {
-        let index = self.service_for(caller, service)?;
-        let functions = &self.service_slots[index].functions;
-        if functions.is_empty() {
+    /// A chain whose functions the caller may all see.
+    fn traceable(
+        &self,
+        caller: Caller,
+        service: &str,
+    ) -> Result<(ChainPlace, ChainOf), FunctionError> {
+        let chain = self.chain_for(caller, service)?;
+        let mut functions = self.functions_on(chain).peekable();
+        if functions.peek().is_none() {
             return Err(FunctionError::NothingToTrace(service.to_owned()));
         }
-        if functions.iter().any(|function| !function.object.is_of(caller)) {
+        if functions.any(|function| !function.object.is_of(caller)) {
             return Err(FunctionError::TraceOfOthers(service.to_owned()));
         }
-        Ok(index)
+        let slot = self.service_slots[chain.service].slot;
+        Ok((ChainPlace { slot, backend: chain.backend }, chain))
     }
 }
