@@ -7,7 +7,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use common::change::{at, change};
-use common::faces::Memcached;
+use common::faces::{LABELS, MATCH, Memcached, NO_MATCH, UNKNOWN, UNKNOWN_LABEL, ask_faces};
 use common::*;
 use engine::topology::{Backend, Service, Topology};
 use mqueue::abi::status;
@@ -121,6 +121,60 @@ fn a_cache_answers_kernels_without_the_backend_and_sees_what_they_write() {
         assert_eq!(answered(&client, "get a\r\n"), "END\r\n");
         finish(server);
     }
+}
+
+#[test]
+fn meta_gets_are_answered_from_the_cache_as_memcached_answers() {
+    let memcached = Memcached::start();
+    let server = start(relay(Transport::Tcp, memcached.address(), vec![cache(&[])]));
+    let client = udp_client(address(&server, 0));
+    assert_eq!(answered(&client, "mg a k v\r\n"), "EN ka\r\n");
+    assert_eq!(answered(&client, "mg a v\r\n"), "EN\r\n");
+    answered(&client, "set a 5 0 3\r\none\r\n");
+    // An answer without the key does not say how it is stored.
+    assert_eq!(ask_until_hit(&server, &client, "mg a v\r\n"), "VA 3\r\none\r\n");
+    assert_eq!(ask_until_hit(&server, &client, "get a\r\n"), "VALUE a 5 3\r\none\r\nEND\r\n");
+    for line in ["mg a k v\r\n", "mg a v k\r\n"] {
+        assert_eq!(ask_until_hit(&server, &client, line), "VA 3 ka\r\none\r\n");
+    }
+    assert_eq!(answered(&client, "ms YQ== 3 b\r\ntwo\r\n"), "HD\r\n");
+    for _ in 0..3 {
+        assert_eq!(answered(&client, "mg a v\r\n"), "VA 3\r\ntwo\r\n");
+    }
+    finish(server);
+}
+
+#[test]
+fn faces_are_verified_with_the_cache_and_the_database_is_asked_once_for_each() {
+    let memcached = Memcached::start();
+    memcached.fill();
+    let mut backend = Backend::new("db", Transport::Tcp, memcached.address(), Framing::Memcached);
+    backend.timeout_ms = 20_000;
+    backend.functions = vec![cache(&[("age_ms", 0)])];
+    let server = start(topology(vec![Service {
+        max_message_bytes: 1036,
+        request_timeout_ms: 60_000,
+        backends: vec![backend],
+        ..Service::new("relay", vec![udp()], "faces")
+    }]));
+    let client = udp_client(address(&server, 0));
+    eventually("the cache answers", || {
+        assert_eq!(ask_faces(&client, 0, 0), MATCH);
+        counted(&server, "hits") > 0
+    });
+    let (hits, gets) = (counted(&server, "hits"), gets_of(&memcached));
+    for round in 0..4 {
+        for n in 0..LABELS {
+            assert_eq!(ask_faces(&client, n, n), MATCH, "{round} {n}");
+            assert_eq!(ask_faces(&client, n, (n + 1) % LABELS), NO_MATCH, "{round} {n}");
+        }
+        assert_eq!(ask_faces(&client, UNKNOWN_LABEL, 0), UNKNOWN);
+    }
+    let (hits, gets) = (counted(&server, "hits") - hits, gets_of(&memcached) - gets);
+    // Each label but the first is missed once, and the unknown one each time.
+    let misses = LABELS as u64 - 1 + 4;
+    assert_eq!((hits, gets), (4 * (2 * LABELS as u64 + 1) - misses, misses));
+    finish(server);
 }
 
 #[test]

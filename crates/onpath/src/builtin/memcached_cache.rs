@@ -1,7 +1,7 @@
 //! A cache in front of an unmodified memcached: it answers `get` and `gets` of one key, and never serves what was overwritten.
 //!
-//! *Answers.* A hit is answered where it arrives, and the server does not see it. On a miss the request is forwarded as `mg KEY v f c t`,
-//! which brings the flags, the number for `cas` and the remaining time as well, and the client gets the answer in the form in which
+//! *Answers.* A hit of `get`, `gets`, `mg KEY v` or `mg KEY k v` is answered where it arrives, and the server does not see it. On a miss the request
+//! is forwarded as `mg KEY v f c t`, which brings the flags, the number for `cas` and the remaining time as well, and the client gets the answer in the form in which
 //! it asked. All other commands are forwarded as they are.
 //!
 //! *Writes* are all commands that may change a key, also if they fail: `set` of a value that is too long removes the former one. A write
@@ -34,8 +34,11 @@ use wire::DropReason;
 use wire::framing::{UDP_HEADER_BYTES, UdpHeader};
 use wire::session::Origin;
 
-use self::answer::{Answer, Head, ValueReply, read_answer, write_end, write_question, write_stats};
-use self::command::{Command, FlushAt, KEY_BYTES_MAX, Key, decode_key, plain_get, sort};
+use self::answer::{
+    Answer, Head, ValueReply, read_answer, write_end, write_meta, write_meta_hit, write_question,
+    write_stats,
+};
+use self::command::{Command, FlushAt, Form, KEY_BYTES_MAX, Key, decode_key, plain_get, sort};
 use self::epochs::{Epochs, Scope};
 use self::flight::{Flight, Purpose, Read, Secret, Sent};
 use self::store::{About, Store};
@@ -71,7 +74,7 @@ macro_rules! registers {
 registers! {
     // Requests that it answered.
     hits,
-    // `get` and `gets` of one key that were forwarded, because the key was not there.
+    // Reads of one key that were forwarded, because the key was not there.
     misses,
     // ... because their entry was written, or too old, or its key is being written.
     invalid,
@@ -293,11 +296,11 @@ impl MemcachedCache {
             self.shared.has_stale.store(true, Ordering::Release);
         }
         match sorted.command {
-            Command::Get { key, cas } => {
+            Command::Get { key, form } => {
                 let mut copy = [0; KEY_BYTES_MAX];
                 copy[..key.len()].copy_from_slice(key);
                 let len = key.len();
-                self.get(messages, &asked, &copy[..len], cas);
+                self.get(messages, &asked, &copy[..len], form);
             }
             Command::Other => self.pass(&asked),
             Command::Stats => self.stats(&asked),
@@ -341,7 +344,7 @@ impl MemcachedCache {
         }
     }
 
-    fn get(&mut self, messages: &mut Messages, asked: &Asked, key: &[u8], cas: bool) {
+    fn get(&mut self, messages: &mut Messages, asked: &Asked, key: &[u8], form: Form) {
         let Shared { epochs, secret, .. } = &*self.shared;
         let (Some(flight), Some(store)) = (&mut self.flight, &mut self.store) else { return };
         let hash = secret.hash(key);
@@ -351,7 +354,7 @@ impl MemcachedCache {
             None => counts.misses += 1,
             Some(entry) => {
                 let (about, len) = store.about(entry);
-                let About { words, asked_ns, until_ns, flags, cas: number } = *about;
+                let About { words, asked_ns, until_ns, flags, cas: number, plain } = *about;
                 let waits =
                     matches!(&asked.sent, Sent::Stream { client, .. } if flight.writes_of(client));
                 if asked.now_ns >= until_ns || !epochs.is_valid(slot, &words, asked_ns) {
@@ -359,6 +362,8 @@ impl MemcachedCache {
                     counts.invalid += 1;
                 } else if waits {
                     counts.ordered += 1;
+                } else if form == (Form::Meta { key: true }) && !plain {
+                    counts.misses += 1;
                 } else if self.settings[AT_SAMPLE] != 0 && self.hits_until_sample == 0 {
                     self.hits_until_sample = self.settings[AT_SAMPLE] - 1;
                     counts.sampled += 1;
@@ -369,16 +374,25 @@ impl MemcachedCache {
                     if let Sent::Datagram { id, .. } = asked.sent {
                         out.extend_from_slice(&UdpHeader::request(id).bytes());
                     }
-                    let line = ValueReply { key, flags, len, cas: cas.then_some(number) };
-                    line.write_line(out);
+                    let behind: &[u8] = match form {
+                        Form::Text { cas } => {
+                            let cas = cas.then_some(number);
+                            ValueReply { key, flags, len, cas }.write_line(out);
+                            b"\r\nEND\r\n"
+                        }
+                        Form::Meta { key: with } => {
+                            write_meta_hit(with.then_some(key), len, out);
+                            b"\r\n"
+                        }
+                    };
                     let head = out.len();
-                    let whole = head + len + b"\r\nEND\r\n".len();
+                    let whole = head + len + behind.len();
                     if whole <= messages.room() {
                         counts.hits += 1;
                         messages.reply_with(asked.index, whole, |reply| {
                             reply[..head].copy_from_slice(out);
                             store.copy_value(entry, &mut reply[head..head + len]);
-                            reply[head + len..].copy_from_slice(b"\r\nEND\r\n");
+                            reply[head + len..].copy_from_slice(behind);
                         });
                         return;
                     }
@@ -386,11 +400,11 @@ impl MemcachedCache {
                 }
             }
         }
-        self.ask(messages, asked, key, hash, cas);
+        self.ask(messages, asked, key, hash, form);
     }
 
     /// Forwards a read as a question of the cache's own.
-    fn ask(&mut self, messages: &mut Messages, asked: &Asked, key: &[u8], hash: u64, cas: bool) {
+    fn ask(&mut self, messages: &mut Messages, asked: &Asked, key: &[u8], hash: u64, form: Form) {
         let Shared { epochs, has_stale, .. } = &*self.shared;
         let Some(flight) = &mut self.flight else { return };
         let (_, has_room) = flight.has_room();
@@ -405,13 +419,13 @@ impl MemcachedCache {
             return self.pass(asked);
         }
         let words = epochs.words(epochs.slot_of(hash));
-        let mark = flight.add_read(asked.sent, key, (hash, words), (asked.now_ns, cas));
+        let mark = flight.add_read(asked.sent, key, (hash, words), (asked.now_ns, form));
         let out = &mut self.scratch;
         out.clear();
         if let Sent::Datagram { id, .. } = asked.sent {
             out.extend_from_slice(&UdpHeader::request(id).bytes());
         }
-        write_question(key, mark, out);
+        write_question(key, form, mark, out);
         messages.rewrite(asked.index, out);
     }
 
@@ -543,10 +557,20 @@ impl MemcachedCache {
             out.extend_from_slice(&message[..UDP_HEADER_BYTES]);
         }
         match (sequence, read_answer(body)) {
-            (0, Some(Answer::Miss { .. })) => {}
+            (0, Some(Answer::Miss { .. })) => {
+                if let Form::Meta { .. } = read.form {
+                    write_meta(body, out);
+                }
+            }
             (0, Some(Answer::Value { head, .. })) => {
                 let Head { line, len, flags, cas, .. } = head;
-                ValueReply { key, flags, len, cas: read.cas.then_some(cas) }.write_line(out);
+                match read.form {
+                    Form::Text { cas: with } => {
+                        let cas = with.then_some(cas);
+                        ValueReply { key, flags, len, cas }.write_line(out);
+                    }
+                    Form::Meta { .. } => write_meta(body, out),
+                }
                 out.extend_from_slice(&body[line..]);
                 if body.len() == line + len + 2 && messages.is_open(index) {
                     keep(
@@ -564,7 +588,7 @@ impl MemcachedCache {
             // An error line, which every client knows.
             (0, None) => return,
         }
-        if sequence + 1 == total {
+        if sequence + 1 == total && matches!(read.form, Form::Text { .. }) {
             write_end(out);
         }
         messages.rewrite(index, out);
@@ -594,8 +618,8 @@ fn keep(
     };
     let kept = read.words.filter(|_| !head.odd && left_ns > 0).and_then(|words| {
         let until_ns = read.asked_ns.saturating_add(left_ns.min(age_ns));
-        let about =
-            About { words, asked_ns: read.asked_ns, until_ns, cas: head.cas, flags: head.flags };
+        let Head { cas, flags, plain, .. } = *head;
+        let about = About { words, asked_ns: read.asked_ns, until_ns, cas, flags, plain };
         store.insert(read.hash, key, value, &about)
     });
     match kept {

@@ -1,5 +1,6 @@
 //! Questions and answers as they are on the wire: what the cache asks the server, and what it answers clients.
 
+use super::command::Form;
 use super::flight::Mark;
 
 /// Hexadecimal digits of a mark.
@@ -28,13 +29,16 @@ pub(super) struct Head {
     pub(super) left_s: Option<u64>,
     /// It is stale or is being made anew.
     pub(super) odd: bool,
+    /// It has the key, and not in base64: the server keeps it in the form in which it was stored.
+    pub(super) plain: bool,
 }
 
-/// Writes the question for a key: its value with all that is to be known of it.
-pub(super) fn write_question(key: &[u8], mark: Mark, out: &mut Vec<u8>) {
+/// Writes the question for a key: its value with all that is to be known of it, and the key if the client asks for that.
+pub(super) fn write_question(key: &[u8], form: Form, mark: Mark, out: &mut Vec<u8>) {
     out.extend_from_slice(b"mg ");
     out.extend_from_slice(key);
-    out.extend_from_slice(b" v f c t O");
+    let has_key = form == Form::Meta { key: true };
+    out.extend_from_slice(if has_key { b" v f c t k O" } else { b" v f c t O" });
     let Mark { tag, generation, ticket } = mark;
     for word in [tag, generation, ticket] {
         for digit in (0..8).rev() {
@@ -56,7 +60,7 @@ pub(super) fn read_answer(answer: &[u8]) -> Option<Answer> {
         _ => return None,
     };
     let (mut mark, mut flags, mut cas, mut left) = (None, None, None, None);
-    let mut odd = false;
+    let (mut odd, mut has_key, mut base64) = (false, false, false);
     for word in words {
         match word {
             [b'f', value @ ..] => flags = Some(u32::try_from(number(value)?).ok()?),
@@ -65,6 +69,8 @@ pub(super) fn read_answer(answer: &[u8]) -> Option<Answer> {
             [b't', value @ ..] => left = Some(Some(number(value)?)),
             [b'O', digits @ ..] => mark = Some(read_mark(digits)?),
             [b'W' | b'X' | b'Z'] => odd = true,
+            [b'b'] => base64 = true,
+            [b'k', ..] => has_key = true,
             _ => {}
         }
     }
@@ -72,7 +78,8 @@ pub(super) fn read_answer(answer: &[u8]) -> Option<Answer> {
     if name == b"EN" {
         return Some(Answer::Miss { mark });
     }
-    let head = Head { line: end + 1, len, flags: flags?, cas: cas?, left_s: left?, odd };
+    let plain = has_key && !base64;
+    let head = Head { line: end + 1, len, flags: flags?, cas: cas?, left_s: left?, odd, plain };
     Some(Answer::Value { mark, head })
 }
 
@@ -148,6 +155,32 @@ impl ValueReply<'_> {
     }
 }
 
+/// Writes the first line of the answer to a meta command as the client gets it: without what only the cache has asked for.
+pub(super) fn write_meta(answer: &[u8], out: &mut Vec<u8>) {
+    let line = answer.split(|byte| *byte == b'\r').next().unwrap_or(answer);
+    let mut words = line.split(|byte| *byte == b' ');
+    out.extend_from_slice(words.next().unwrap_or_default());
+    let mut is_len = line.starts_with(b"VA");
+    for word in words {
+        if std::mem::take(&mut is_len) || !matches!(word, [b'f' | b'c' | b't' | b'O', ..]) {
+            out.push(b' ');
+            out.extend_from_slice(word);
+        }
+    }
+    out.extend_from_slice(b"\r\n");
+}
+
+/// The first line of such an answer from the cache.
+pub(super) fn write_meta_hit(key: Option<&[u8]>, len: usize, out: &mut Vec<u8>) {
+    out.extend_from_slice(b"VA ");
+    out.extend_from_slice(Decimal::of(len as u64).bytes());
+    if let Some(key) = key {
+        out.extend_from_slice(b" k");
+        out.extend_from_slice(key);
+    }
+    out.extend_from_slice(b"\r\n");
+}
+
 /// Writes the answer to `stats` with these hits, which the server has not seen.
 pub(super) fn write_stats(answer: &[u8], hits: u64, out: &mut Vec<u8>) {
     for line in answer.split_inclusive(|byte| *byte == b'\n') {
@@ -179,17 +212,47 @@ mod tests {
     fn a_question_carries_its_mark_and_the_answer_brings_it_back() {
         let mark = Mark { tag: 0xfedc_ba98, generation: 0x0123_4567, ticket: 0x89ab_cdef };
         let mut question = Vec::new();
-        write_question(b"key", mark, &mut question);
+        write_question(b"key", Form::Text { cas: false }, mark, &mut question);
         assert_eq!(question, b"mg key v f c t Ofedcba980123456789abcdef\r\n");
+        question.clear();
+        write_question(b"key", Form::Meta { key: true }, mark, &mut question);
+        assert_eq!(question, b"mg key v f c t k Ofedcba980123456789abcdef\r\n");
         // Recorded from memcached 1.6.18.
         let value = b"VA 5 f7 c1 t-1 Ofedcba980123456789abcdef\r\nhello\r\n";
-        let head = Head { line: 42, len: 5, flags: 7, cas: 1, left_s: None, odd: false };
+        let mut head =
+            Head { line: 42, len: 5, flags: 7, cas: 1, left_s: None, odd: false, plain: false };
         assert_eq!(read_answer(value), Some(Answer::Value { mark, head }));
         let miss = b"EN Ofedcba980123456789abcdef\r\n";
         assert_eq!(read_answer(miss), Some(Answer::Miss { mark }));
         let stale = b"VA 1 f0 c9 t30 Ofedcba980123456789abcdef W X\r\nx\r\n";
-        let head = Head { line: 46, len: 1, flags: 0, cas: 9, left_s: Some(30), odd: true };
+        head = Head { line: 46, len: 1, flags: 0, cas: 9, left_s: Some(30), odd: true, ..head };
         assert_eq!(read_answer(stale), Some(Answer::Value { mark, head }));
+        let keyed = |key: &str| format!("VA 1 f0 c9 t30 {key} Ofedcba980123456789abcdef\r\nx\r\n");
+        for (key, plain) in [("kkey", true), ("ka2V5 b", false)] {
+            let Some(Answer::Value { head, .. }) = read_answer(keyed(key).as_bytes()) else {
+                panic!("{key} is a value")
+            };
+            assert_eq!(head.plain, plain, "{key}");
+        }
+    }
+
+    #[test]
+    fn a_meta_answer_has_what_the_client_asked_for() {
+        for (answer, expected) in [
+            ("VA 5 f7 c1 t-1 O12\r\nhello\r\n", "VA 5\r\n"),
+            ("VA 5 f7 c1 t-1 kfoo O12\r\nhello\r\n", "VA 5 kfoo\r\n"),
+            ("VA 5 f7 c1 t-1 kZm9v O12 b W X\r\nhello\r\n", "VA 5 kZm9v b W X\r\n"),
+            ("EN O12\r\n", "EN\r\n"),
+            ("EN kfoo O12\r\n", "EN kfoo\r\n"),
+        ] {
+            let mut out = Vec::new();
+            write_meta(answer.as_bytes(), &mut out);
+            assert_eq!(String::from_utf8(out).unwrap(), expected);
+        }
+        let mut out = Vec::new();
+        write_meta_hit(Some(b"foo"), 5, &mut out);
+        write_meta_hit(None, 10, &mut out);
+        assert_eq!(out, b"VA 5 kfoo\r\nVA 10\r\n");
     }
 
     #[test]

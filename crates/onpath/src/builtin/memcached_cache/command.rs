@@ -10,8 +10,8 @@ pub(super) const KEY_BYTES_MAX: usize = 250;
 /// What a command does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Command<'a> {
-    /// `get` or `gets` of one key.
-    Get { key: &'a [u8], cas: bool },
+    /// The value of one key.
+    Get { key: &'a [u8], form: Form },
     /// It changes nothing, and its answer is not known here.
     Other,
     /// `stats` without arguments.
@@ -22,6 +22,15 @@ pub(super) enum Command<'a> {
     WriteMany,
     /// All keys are forgotten.
     Flush(FlushAt),
+}
+
+/// How a client asks for a value, and is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// `get`, or `gets`, which has the number that `cas` compares.
+    Text { cas: bool },
+    /// `mg KEY v`, or `mg KEY k v`, whose answer has the key.
+    Meta { key: bool },
 }
 
 /// When all keys are forgotten.
@@ -56,7 +65,7 @@ pub(super) struct Sorted<'a> {
 #[inline]
 pub(super) fn sort(message: &[u8]) -> Option<Sorted<'_>> {
     if let Some(key) = plain_get(message) {
-        let command = Command::Get { key, cas: false };
+        let command = Command::Get { key, form: Form::Text { cas: false } };
         return Some(Sorted { command, makes_stale: false });
     }
     sort_any(message)
@@ -87,7 +96,7 @@ fn sort_any(message: &[u8]) -> Option<Sorted<'_>> {
         b"get" | b"gets" => {
             let (key, more) = (words.next()?, words.next());
             match more {
-                None => Command::Get { key, cas: name == b"gets" },
+                None => Command::Get { key, form: Form::Text { cas: name == b"gets" } },
                 Some(_) => Command::Other,
             }
         }
@@ -111,7 +120,16 @@ fn sort_any(message: &[u8]) -> Option<Sorted<'_>> {
             makes_stale = matches!(name, b"ms" | b"md") && flag(b'I');
             // Flags of `mg` that change a key: its time, or that it is created or won.
             let reads = name == b"mg" && !b"NRTEI".iter().any(|name| flag(*name));
-            if reads { Command::Other } else { Command::Write(key) }
+            let wants_key = match (words.next(), words.next(), words.next()) {
+                (Some(b"v"), None, None) => Some(false),
+                (Some(b"k"), Some(b"v"), None) | (Some(b"v"), Some(b"k"), None) => Some(true),
+                _ => None,
+            };
+            match wants_key {
+                Some(key) if name == b"mg" => Command::Get { key: text, form: Form::Meta { key } },
+                _ if reads => Command::Other,
+                _ => Command::Write(key),
+            }
         }
         _ => return None,
     };
@@ -182,7 +200,12 @@ mod tests {
 
     #[test]
     fn commands_are_sorted_by_what_they_do() {
-        let get = |key: &'static str, cas| Command::Get { key: key.as_bytes(), cas };
+        let get =
+            |key: &'static str, cas| Command::Get { key: key.as_bytes(), form: Form::Text { cas } };
+        for (line, key) in [("mg a v", false), ("mg a k v", true), ("mg a v k", true)] {
+            let form = Form::Meta { key };
+            assert_eq!(command(&format!("{line}\r\n")), Command::Get { key: b"a", form });
+        }
         assert_eq!(command("get a\r\n"), get("a", false));
         assert_eq!(command("get  a \n"), get("a", false));
         assert_eq!(command("gets a\r\n"), get("a", true));
@@ -190,7 +213,9 @@ mod tests {
         {
             assert_eq!(command(&format!("{other}\r\n")), Command::Other, "{other}");
         }
-        for other in ["mg a", "mg a v k q", "mg a h l t", "mg a v Oabc"] {
+        for other in
+            ["mg a", "mg a k", "mg a v v", "mg Zm9v v b", "mg a v k q", "mg a h l t", "mg a v Oabc"]
+        {
             assert_eq!(command(&format!("{other}\r\n")), Command::Other, "{other}");
         }
         assert_eq!(command("stats\r\n"), Command::Stats);

@@ -17,7 +17,7 @@ use std::hash::{BuildHasher, Hasher};
 
 use wire::session::{Origin, ReplyTo};
 
-use super::command::KEY_BYTES_MAX;
+use super::command::{Form, KEY_BYTES_MAX};
 use super::epochs::{Epochs, Scope, Words};
 
 /// Tickets, and how many of them may be reads.
@@ -62,8 +62,8 @@ pub(super) struct Read {
     /// The answer may be kept under these, if any.
     pub(super) words: Option<Words>,
     pub(super) asked_ns: u64,
-    /// The client asked for the number that `cas` compares.
-    pub(super) cas: bool,
+    /// How the client asked.
+    pub(super) form: Form,
     /// Another request of the same sender has the same identifier.
     pub(super) confused: bool,
     /// Datagrams of the answer that have come.
@@ -261,12 +261,12 @@ impl Flight {
         sent: Sent,
         key: &[u8],
         (hash, words): (u64, Option<Words>),
-        (asked_ns, cas): (u64, bool),
+        (asked_ns, form): (u64, Form),
     ) -> Mark {
         let at = self.free_keys.pop().expect("the caller asks first");
         self.keys[at as usize * KEY_BYTES_MAX..][..key.len()].copy_from_slice(key);
         let (confused, pieces, key_len) = (false, 0, key.len() as u8);
-        let read = Read { hash, words, asked_ns, cas, confused, pieces, key: at, key_len };
+        let read = Read { hash, words, asked_ns, form, confused, pieces, key: at, key_len };
         self.add(sent, Purpose::Read(read), asked_ns)
     }
 

@@ -25,6 +25,8 @@ pub(super) struct About {
     pub(super) until_ns: u64,
     pub(super) cas: u64,
     pub(super) flags: u32,
+    /// The server keeps its key as it is, not in base64.
+    pub(super) plain: bool,
 }
 
 #[derive(Clone, Copy, Default)]
