@@ -14,10 +14,10 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { HEAD_BYTES = 16, START_BYTES = 56, STAGE_BYTES = 8, KEY_BYTES = 32, LIMITS_BYTES = 12 };
-enum { REQUEST_BYTES_MAX = START_BYTES + SV_STAGES_MAX * (STAGE_BYTES + KEY_BYTES) };
-enum { ENDED_BYTES = 40, PROGRESS_BYTES = 32, REPORT_BYTES = 56, TEXT_BYTES_MAX = 166, REASON_MAX = 30 };
-enum { ANSWER_BYTES_MAX = ENDED_BYTES + SV_STAGES_MAX * REPORT_BYTES + TEXT_BYTES_MAX };
+enum { HEAD_BYTES = 16, START_BYTES = 56, STAGE_BYTES = 8, KEY_BYTES = 32, LIMITS_BYTES = 12, PATTERN_BYTES_MAX = 512 };
+enum { REQUEST_BYTES_MAX = START_BYTES + SV_STAGES_MAX * (STAGE_BYTES + 2 + PATTERN_BYTES_MAX) };
+enum { ENDED_BYTES = 40, PROGRESS_BYTES = 32, REPORT_BYTES = 56, TEXT_BYTES_MAX = 166, REASON_MAX = 32 };
+enum { ANSWER_BYTES_MAX = ENDED_BYTES + SV_STAGES_MAX * (REPORT_BYTES + 8 * SV_OFFSETS_MAX) + TEXT_BYTES_MAX };
 enum { START = 1, CANCEL = 3, PROGRESS = 4 };
 enum { ENDED = 1 };
 enum { IS_FILE = 1, IS_SOCKET = 2 };
@@ -112,7 +112,10 @@ static int send_request(sv_transfers *transfers, uint8_t *request, size_t len, i
 static int check_stage(const sv_stage *stage) {
     bool keyed = stage->kind == SV_STAGE_OPEN || stage->kind == SV_STAGE_SEAL;
     uint32_t most = keyed ? SV_CIPHER_AES_256_CTR : stage->kind == SV_STAGE_DIGEST ? SV_DIGEST_SHA1 : SV_FORMAT_ZSTD;
-    bool known = stage->kind >= SV_STAGE_DIGEST && stage->kind <= SV_STAGE_EXPAND;
+    bool known = stage->kind >= SV_STAGE_DIGEST && stage->kind <= SV_STAGE_SEARCH;
+    bool searches = stage->kind == SV_STAGE_SEARCH;
+    if (searches != (stage->pattern != NULL)) return -EINVAL;
+    if (searches && (stage->pattern_bytes == 0 || stage->pattern_bytes > PATTERN_BYTES_MAX)) return -EINVAL;
     return known && stage->option >= 1 && stage->option <= most && keyed == (stage->key != NULL) ? 0 : -EINVAL;
 }
 
@@ -128,6 +131,11 @@ static size_t put_stage(uint8_t *at, const sv_stage *stage) {
         follows = LIMITS_BYTES;
         put(at + STAGE_BYTES, stage->bytes_max ? stage->bytes_max : (uint64_t)64 << 30, 8);
         put(at + STAGE_BYTES + 8, stage->ratio_max ? stage->ratio_max : 100, 4);
+    }
+    if (stage->pattern) {
+        follows = 2 + stage->pattern_bytes;
+        put(at + STAGE_BYTES, SV_OFFSETS_MAX, 2);
+        memcpy(at + STAGE_BYTES + 2, stage->pattern, stage->pattern_bytes);
     }
     put(at + 2, follows, 2);
     return STAGE_BYTES + follows;
@@ -232,19 +240,26 @@ int sv_transfers_cancel(sv_transfers *transfers, uint64_t id) {
     return ask(transfers, CANCEL, id);
 }
 
-static int read_report(const uint8_t *at, sv_stage_result *stage) {
+/* Reads the report of a stage, which has at most `left` bytes. Returns its bytes, or a negative error number. */
+static int read_report(const uint8_t *at, size_t left, sv_stage_result *stage) {
     static const uint8_t digest_bytes[] = {0, 16, 32, 4, 20};
+    if (left < REPORT_BYTES) return -EPROTO;
     stage->kind = at[0];
     stage->option = at[1];
     stage->finished = at[2];
     stage->bytes = get(at + 8, 8);
     stage->made = get(at + 16, 8);
+    stage->offsets = (uint32_t)get(at + 4, 2);
+    if (stage->offsets > SV_OFFSETS_MAX || left < REPORT_BYTES + 8 * stage->offsets) return -EPROTO;
+    for (uint32_t i = 0; i < stage->offsets; i++) stage->offset[i] = get(at + REPORT_BYTES + 8 * i, 8);
     if (stage->finished && stage->kind == SV_STAGE_DIGEST) {
         if (stage->option >= sizeof digest_bytes) return -EPROTO;
         stage->digest_bytes = digest_bytes[stage->option];
         memcpy(stage->digest, at + 24, stage->digest_bytes);
+    } else if (stage->finished && stage->kind == SV_STAGE_SEARCH) {
+        stage->count = get(at + 24, 8);
     }
-    return 0;
+    return (int)(REPORT_BYTES + 8 * stage->offsets);
 }
 
 /* Reads an answer. 0: a result; 1: an answer about progress; else a negative error number. */
@@ -258,7 +273,6 @@ static int read_answer(sv_transfers *transfers, sv_transfer_result *result) {
     if (len < ENDED_BYTES) return -EPROTO;
     size_t text = get(answer + 36, 2), stages = answer[7];
     if (answer[6] > REASON_MAX || stages > SV_STAGES_MAX || text > TEXT_BYTES_MAX) return -EPROTO;
-    if ((size_t)len != ENDED_BYTES + stages * REPORT_BYTES + text) return -EPROTO;
     memset(result, 0, sizeof *result);
     result->reason = answer[6];
     result->id = get(answer + 8, 8);
@@ -266,16 +280,20 @@ static int read_answer(sv_transfers *transfers, sv_transfer_result *result) {
     result->written = get(answer + 24, 8);
     result->error = (int32_t)get(answer + 32, 4);
     result->stages = (uint32_t)stages;
+    size_t at = ENDED_BYTES;
     for (size_t i = 0; i < stages; i++) {
         sv_stage_result *stage = &result->stage[i];
-        if (read_report(answer + ENDED_BYTES + i * REPORT_BYTES, stage) < 0) return -EPROTO;
+        int bytes = read_report(answer + at, (size_t)len - at, stage);
+        if (bytes < 0) return bytes;
+        at += (size_t)bytes;
         if (result->digest_bytes == 0) {
             result->digest_bytes = stage->digest_bytes;
             memcpy(result->digest, stage->digest, sizeof result->digest);
         }
     }
     if (result->reason != 0 && result->error == 0) return -EPROTO;
-    memcpy(result->text, answer + ENDED_BYTES + stages * REPORT_BYTES, text);
+    if ((size_t)len != at + text) return -EPROTO;
+    memcpy(result->text, answer + at, text);
     return result->id == 0 ? -ECONNREFUSED : 0;
 }
 

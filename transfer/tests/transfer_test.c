@@ -154,6 +154,19 @@ static void pipes(sv_transfers *transfers, const char *folder) {
     CHECK(result.error == EBADMSG && strstr(result.text, "expands to more bytes"));
     const sv_stage wrong_format = {.kind = SV_STAGE_COMPRESS, .option = 3};
     CHECK(sv_pipeline(transfers, file, memory, NULL, &wrong_format, 1, &result) == -EINVAL);
+
+    /* Searched on the way. */
+    CHECK(pwrite(file, "\nneedle, needle\n", 16, 5000) == 16 && pwrite(file, "needle", 6, 700000) == 6);
+    const sv_stage search[] = {
+        {.kind = SV_STAGE_SEARCH, .option = SV_SEARCH_TEXT, .pattern = "needle", .pattern_bytes = 6},
+        {.kind = SV_STAGE_SEARCH, .option = SV_SEARCH_LINES, .pattern = "^ne+dle,", .pattern_bytes = 8},
+    };
+    CHECK(sv_pipeline(transfers, file, memory, NULL, search, 2, &result) == 0 && result.error == 0);
+    CHECK(result.stage[0].count == 3 && result.stage[0].offsets == 3 && result.stage[0].offset[2] == 700000);
+    CHECK(result.stage[1].count == 1 && result.stage[1].offset[0] == 5001);
+    const sv_stage endless = {.kind = SV_STAGE_SEARCH, .option = SV_SEARCH_LINES, .pattern = "(", .pattern_bytes = 1};
+    CHECK(sv_pipeline(transfers, file, memory, NULL, &endless, 1, &result) == 0 && result.error == EINVAL);
+    CHECK(strcmp(result.text, "the pattern cannot be used: unclosed group") == 0);
     close(file);
     close(sealed);
     close(memory);

@@ -215,6 +215,25 @@ fn a_sealed_stream_arrives_as_its_plain_bytes_or_not_at_all() {
 }
 
 #[test]
+fn a_search_on_the_way_counts_what_grep_counts() {
+    let folder = Folder::new("grep");
+    let text: String = (0..100_000).map(|n| format!("line {n} of the file\n")).collect();
+    let (source, sink) = (folder.file("source", text.as_bytes()), folder.path("sink"));
+    let options = ["--find", "7 of", "--grep", "[02468]77 of .*e$", "--matches", "2", "--json"];
+    let output = serval(&[&[source.as_str(), &sink], &options[..]].concat()).output().unwrap();
+    let report: Json = serde_json::from_slice(&output.stdout).unwrap();
+    let grep = Command::new("grep").args(["-c", "[02468]77 of .*e$", &source]).output().unwrap();
+    let expected: u64 = String::from_utf8(grep.stdout).unwrap().trim().parse().unwrap();
+    let stages = &report["stages"];
+    assert_eq!((&stages[0]["count"], &stages[1]["count"]), (&10_000.into(), &expected.into()));
+    let first = text.find("line 277 of").unwrap();
+    assert_eq!(stages[1]["offsets"][0], first);
+    assert_eq!(stages[1]["offsets"].as_array().unwrap().len(), 2);
+    let (code, said) = failure(&[&source, &sink, "--grep", "("]);
+    assert!(code == Some(1) && said.contains("the pattern cannot be used"), "{code:?} {said}");
+}
+
+#[test]
 fn a_bomb_replaces_no_file() {
     let folder = Folder::new("expand");
     let source = folder.path("source");

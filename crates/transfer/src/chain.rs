@@ -1,6 +1,6 @@
 //! The stages of a transfer at work: chunks of the source go in, chunks for the sink come out.
 //!
-//! A stage that observes (a digest) leaves a chunk as it is. One that transforms takes from a chunk and makes another, at its
+//! A stage that observes (a digest, a search) leaves a chunk as it is. One that transforms takes from a chunk and makes another, at its
 //! own pace: it keeps what it cannot use yet (the begin of a record), and leaves in its input what finds no room. So each
 //! stage that transforms holds at most one chunk beside its own state.
 
@@ -10,6 +10,7 @@ use crate::compress::{Compressor, Expander};
 use crate::error::TransferError;
 use crate::flow::{Buffers, StageReport};
 use crate::seal::{Opener, StreamSealer};
+use crate::search::Searcher;
 use crate::stage::{Digester, StageKind, StageSpec};
 
 /// What a stage did with its input.
@@ -39,6 +40,7 @@ impl Chunk {
 
 enum Work {
     Digest(Digester),
+    Search(Box<Searcher>),
     Open(Opener),
     Expand(Box<Expander>),
     Compress(Box<Compressor>),
@@ -60,6 +62,7 @@ impl Stage {
     fn new(spec: &StageSpec) -> Result<Self, TransferError> {
         let work = match spec {
             StageSpec::Digest(kind) => Work::Digest(Digester::new(*kind)),
+            StageSpec::Search(search) => Work::Search(Box::new(Searcher::new(search)?)),
             StageSpec::Open(cipher, key) => Work::Open(Opener::new(*cipher, key)),
             StageSpec::Expand(format, limits) => {
                 Work::Expand(Box::new(Expander::new(*format, *limits)?))
@@ -71,16 +74,19 @@ impl Stage {
     }
 
     fn transforms(&self) -> bool {
-        !matches!(self.work, Work::Digest(_))
+        !matches!(self.work, Work::Digest(_) | Work::Search(_))
     }
 
     /// Shows bytes to a stage that observes.
-    fn observe(&mut self, bytes: &[u8]) {
-        if let Work::Digest(digester) = &mut self.work {
-            digester.update(bytes);
-            self.taken += bytes.len() as u64;
-            self.made = self.taken;
+    fn observe(&mut self, bytes: &[u8]) -> Result<(), TransferError> {
+        match &mut self.work {
+            Work::Digest(digester) => digester.update(bytes),
+            Work::Search(searcher) => searcher.update(bytes)?,
+            _ => unreachable!("it transforms"),
         }
+        self.taken += bytes.len() as u64;
+        self.made = self.taken;
+        Ok(())
     }
 
     /// Transforms a part of the input; `last`: nothing comes after it.
@@ -91,7 +97,7 @@ impl Stage {
             Work::Expand(expander) => expander.run(input, last, out)?,
             Work::Compress(compressor) => compressor.run(input, last, out)?,
             Work::Seal(sealer) => sealer.run(input, last, out)?,
-            Work::Digest(_) => unreachable!("a digest transforms nothing"),
+            Work::Digest(_) | Work::Search(_) => unreachable!("it observes"),
         };
         self.taken += ran.taken as u64;
         self.made += ran.made as u64;
@@ -109,9 +115,12 @@ impl Stage {
             made: self.made,
             finished: succeeded,
             digest: None,
+            found: None,
         };
-        if let (Work::Digest(digester), true) = (self.work, succeeded) {
-            report.digest = Some(digester.finish());
+        match self.work {
+            Work::Digest(digester) if succeeded => report.digest = Some(digester.finish()),
+            Work::Search(searcher) if succeeded => report.found = Some(searcher.finish()),
+            _ => {}
         }
         report
     }
@@ -143,8 +152,8 @@ impl Chain {
     }
 
     /// Shows bytes to all stages, which transform nothing.
-    pub(crate) fn observe(&mut self, bytes: &[u8]) {
-        self.stages.iter_mut().for_each(|stage| stage.observe(bytes));
+    pub(crate) fn observe(&mut self, bytes: &[u8]) -> Result<(), TransferError> {
+        self.stages.iter_mut().try_for_each(|stage| stage.observe(bytes))
     }
 
     /// Chunks that it holds.
@@ -188,7 +197,7 @@ impl Chain {
         if !self.stages[at].transforms() {
             let chunk = self.pull_of(at, buffers)?;
             if let Some(chunk) = &chunk {
-                self.stages[at].observe(chunk.rest());
+                self.stages[at].observe(chunk.rest())?;
             }
             return Ok(chunk);
         }

@@ -106,7 +106,7 @@ impl Client {
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Answer>, ClientError> {
         let deadline = Instant::now() + timeout;
         loop {
-            let mut bytes = [0; ANSWER_BYTES_MAX + 1];
+            let mut bytes = vec![0; ANSWER_BYTES_MAX + 1];
             match self.socket.receive(&mut bytes) {
                 Ok(Some(0)) => return Err(ClientError::Closed),
                 Ok(Some(len)) => {

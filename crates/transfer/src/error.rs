@@ -114,6 +114,14 @@ pub enum TransferError {
         "the {0} data expands to more bytes, a higher ratio or a larger window than the limits allow: raise them if you trust its author"
     )]
     ExpandsTooMuch(Format),
+    /// A search cannot be done.
+    #[error("the pattern cannot be used: {0}")]
+    Pattern(String),
+    /// A line is longer than a search by lines holds.
+    #[error(
+        "a line is longer than 1 MiB, which a search by lines does not hold: search for a text"
+    )]
+    LineTooLong,
     /// Another transfer uses the same direction of the same socket.
     #[error("another transfer uses this socket in the same direction: wait until it has ended")]
     Busy,
@@ -141,7 +149,7 @@ pub enum TransferError {
 
 impl TransferError {
     /// The names of all reasons, in the order of [`Self::code`] from 1.
-    pub const NAMES: [&'static str; 30] = [
+    pub const NAMES: [&'static str; 32] = [
         "cancelled",
         "stalled",
         "deadline",
@@ -172,6 +180,8 @@ impl TransferError {
         "corrupt",
         "truncated",
         "expands_too_much",
+        "pattern",
+        "line_too_long",
     ];
 
     /// A stable number of the reason, from 1.
@@ -207,6 +217,8 @@ impl TransferError {
             Self::Corrupt(_) => 28,
             Self::Truncated(_) => 29,
             Self::ExpandsTooMuch(_) => 30,
+            Self::Pattern(_) => 31,
+            Self::LineTooLong => 32,
         }
     }
 
@@ -232,13 +244,15 @@ impl TransferError {
             | Self::Range
             | Self::BadRequest(_)
             | Self::SameFile
-            | Self::Order(_) => 22,
+            | Self::Order(_)
+            | Self::Pattern(_) => 22,
             Self::NotSealed
             | Self::NotVerified(_)
             | Self::CutOff
             | Self::Corrupt(_)
             | Self::Truncated(_)
-            | Self::ExpandsTooMuch(_) => 74,
+            | Self::ExpandsTooMuch(_)
+            | Self::LineTooLong => 74,
             Self::NotAdmitted => 13,
             Self::Access { .. } | Self::Appends | Self::Invalid { .. } => 9,
             Self::Busy | Self::TooMany(_) | Self::TooManyClients(_) => 16,

@@ -13,6 +13,7 @@ use crate::chain::{Chain, Chunk};
 use crate::error::TransferError;
 use crate::pipeline::{Command, WhenBlocked};
 use crate::seal::{HEADER_BYTES, PAYLOAD_BYTES, RECORD_BYTES, Sealer, TAG_BYTES};
+use crate::search::Found;
 use crate::stage::{Cipher, DigestValue, StageKind, StageSpec};
 
 /// Bytes of a chunk, but for the header of a sealed stream. 512 KiB stay in a core's second-level cache
@@ -104,7 +105,7 @@ impl Buffers {
 }
 
 /// What one stage of a transfer did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageReport {
     /// Which stage it is.
     pub kind: StageKind,
@@ -116,6 +117,8 @@ pub struct StageReport {
     pub finished: bool,
     /// The digest, of a stage that computes one and has finished.
     pub digest: Option<DigestValue>,
+    /// What a search has found that has finished.
+    pub found: Option<Found>,
 }
 
 /// What a transfer did until its end.
@@ -204,7 +207,7 @@ pub struct Flow<D> {
     written: u64,
     chain: Chain,
     /// The seal of what a file has, in the buffer that the file was read to; with the bytes that went in and came out. Before it,
-    /// the chain has digests only.
+    /// the chain has only stages that observe.
     direct: Option<(Sealer, u64, u64)>,
     /// Chunks for the sink.
     ready: VecDeque<Chunk>,
@@ -216,10 +219,11 @@ pub struct Flow<D> {
 impl<D: Devices> Flow<D> {
     /// A transfer that has moved nothing.
     pub fn new(plan: &Plan, devices: D) -> Result<Self, TransferError> {
-        let is_digest = |stage: &StageSpec| matches!(stage, StageSpec::Digest(_));
+        let observes =
+            |stage: &StageSpec| matches!(stage, StageSpec::Digest(_) | StageSpec::Search(_));
         let (chain, direct) = match plan.stages.split_last() {
             Some((StageSpec::Seal(Cipher::Aes256Gcm, key), before))
-                if plan.source == Device::File && before.iter().all(is_digest) =>
+                if plan.source == Device::File && before.iter().all(observes) =>
             {
                 (Chain::new(before)?, Some((Sealer::new(key)?, 0, 0)))
             }
@@ -320,7 +324,7 @@ impl<D: Devices> Flow<D> {
         if let Some((_, bytes, made)) = self.direct {
             let kind = StageKind::Seal(Cipher::Aes256Gcm);
             let finished = ended.is_ok();
-            stages.push(StageReport { kind, bytes, made, finished, digest: None });
+            stages.push(StageReport { kind, bytes, made, finished, digest: None, found: None });
         }
         Report { read: self.read, written: self.written, stages }
     }
@@ -415,7 +419,7 @@ impl<D: Devices> Flow<D> {
         while left > 0 || (last && at == layout.start) {
             let payload = left.min(layout.payload);
             left -= payload;
-            self.chain.observe(&buffer[at..at + payload]);
+            self.chain.observe(&buffer[at..at + payload])?;
             let end = at + payload + TAG_BYTES;
             sealer.seal(&mut buffer[at..end], last && left == 0)?;
             *sealed += payload as u64;

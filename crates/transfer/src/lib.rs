@@ -12,6 +12,7 @@
 //! * [`pipeline`]: [`Source`], whose methods build a [`Command`]; wrong orders of stages do not compile.
 //! * [`seal`]: AES-256-GCM in records and AES-256-CTR, sealing and opening; the format and its nonces.
 //! * [`compress`]: gzip and Zstandard, with limits for what comes out.
+//! * [`search`]: a text, or lines that match an expression.
 //! * `chain`: the stages of a transfer at work, chunk by chunk.
 //! * [`flow`]: the steps of one transfer over [`Devices`], without threads or a clock.
 //! * [`scoreboard`]: the entries and the two queues; which step is next.
@@ -33,6 +34,7 @@ pub mod pipeline;
 mod reaper;
 pub mod scoreboard;
 pub mod seal;
+pub mod search;
 pub mod service;
 mod stage;
 
@@ -44,6 +46,7 @@ pub use error::TransferError;
 pub use flow::{Device, Devices, Report, StageReport};
 pub use message::RemoteError;
 pub use pipeline::{Command, Place, Source};
+pub use search::{Found, SearchKind, SearchSpec};
 pub use service::{Service, ServiceLimits};
 pub use stage::{
     Cipher, DigestKind, DigestValue, Key, STAGES_MAX, StageKind, StageSpec, check_order,

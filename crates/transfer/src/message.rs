@@ -20,16 +20,19 @@
 //! 51      reserved (5 bytes)
 //! 56      stages
 //!
-//! stage of a request (8 bytes, and what follows)  stage of an answer (56 bytes)
+//! stage of a request (8 bytes, and what follows)  stage of an answer (56 bytes, and what follows)
 //!  0 u8   kind: 1 digest, 2 open, 3 seal,          0 u8   kind, as in the request
-//!         4 compress, 5 expand                     1 u8   digest, cipher or format
+//!         4 compress, 5 expand, 6 search           1 u8   as in the request
 //!  1 u8   digest: 1 MD5, 2 SHA-256, 3 CRC32C,      2 u8   1: all bytes went through it
-//!         4 SHA-1; cipher: 1 AES-256-GCM,          3      reserved (5 bytes)
-//!         2 AES-256-CTR; format: 1 gzip, 2 zstd    8 u64  bytes that went in
-//!  2 u16  bytes that follow                       16 u64  bytes that came out
-//!  4      reserved (4 bytes)                      24      digest, then zeros (32 bytes)
-//!  8      open and seal: the key (32 bytes);
-//!         expand: u64 bytes and u32 ratio at most
+//!         4 SHA-1; cipher: 1 AES-256-GCM,          3      reserved (1 byte)
+//!         2 AES-256-CTR; format: 1 gzip, 2 zstd;   4 u16  offsets that follow
+//!         search: 1 text, 2 lines                  6      reserved (2 bytes)
+//!  2 u16  bytes that follow                        8 u64  bytes that went in
+//!  4      reserved (4 bytes)                      16 u64  bytes that came out
+//!  8      open and seal: the key (32 bytes);      24      digest, or u64 how often; zeros (to 32 bytes)
+//!         expand: u64 bytes and u32 ratio at      56 u64  search: an offset, and so on
+//!         most; search: u16 offsets at most,
+//!         then the text or expression
 //! ```
 //!
 //! A start carries two descriptors (SCM_RIGHTS): the source, then the sink. It gets one answer of kind 1, when the
@@ -43,12 +46,15 @@ use crate::compress::{ExpandLimits, Format};
 use crate::error::TransferError;
 use crate::flow::{Device, Report, StageReport};
 use crate::pipeline::{Command, Place, STALL_DEFAULT, WhenBlocked};
+use crate::search::{Found, OFFSETS_MAX, PATTERN_BYTES_MAX, SearchKind, SearchSpec};
 use crate::stage::{Cipher, DigestKind, DigestValue, Key, STAGES_MAX, StageKind, StageSpec};
 
 /// Bytes of the longest request.
-pub const REQUEST_BYTES_MAX: usize = START_BYTES + STAGES_MAX * (STAGE_BYTES + KEY_BYTES);
+pub const REQUEST_BYTES_MAX: usize =
+    START_BYTES + STAGES_MAX * (STAGE_BYTES + 2 + PATTERN_BYTES_MAX);
 /// Bytes of the longest answer.
-pub const ANSWER_BYTES_MAX: usize = ENDED_BYTES + STAGES_MAX * REPORT_BYTES + TEXT_BYTES_MAX;
+pub const ANSWER_BYTES_MAX: usize =
+    ENDED_BYTES + STAGES_MAX * (REPORT_BYTES + 8 * OFFSETS_MAX as usize) + TEXT_BYTES_MAX;
 
 const MAGIC: [u8; 4] = *b"SVT2";
 const HEAD_BYTES: usize = 16;
@@ -219,6 +225,7 @@ impl<'m> Rest<'m> {
             3 => cipher().map(StageKind::Seal),
             4 => format().map(StageKind::Compress),
             5 => format().map(StageKind::Expand),
+            6 => SearchKind::ALL.get(at).copied().map(StageKind::Search),
             _ => None,
         };
         found.ok_or(MessageError::Field("stage"))
@@ -232,6 +239,7 @@ fn kind_codes(kind: StageKind) -> [u8; 2] {
         StageKind::Seal(cipher) => [3, cipher as u8 + 1],
         StageKind::Compress(format) => [4, format as u8 + 1],
         StageKind::Expand(format) => [5, format as u8 + 1],
+        StageKind::Search(kind) => [6, kind as u8 + 1],
     }
 }
 
@@ -314,6 +322,7 @@ fn decode_stage(rest: &mut Rest<'_>) -> Result<StageSpec, MessageError> {
     let (kind, follows) = (rest.kind()?, usize::from(rest.u16()?));
     rest.reserved(4)?;
     let needed = match kind {
+        StageKind::Search(_) => follows.clamp(3, 2 + PATTERN_BYTES_MAX),
         StageKind::Digest(_) | StageKind::Compress(_) => 0,
         StageKind::Open(_) | StageKind::Seal(_) => KEY_BYTES,
         StageKind::Expand(_) => LIMITS_BYTES,
@@ -327,6 +336,13 @@ fn decode_stage(rest: &mut Rest<'_>) -> Result<StageSpec, MessageError> {
         StageKind::Compress(format) => StageSpec::Compress(format),
         StageKind::Open(cipher) => StageSpec::Open(cipher, follows.key()?),
         StageKind::Seal(cipher) => StageSpec::Seal(cipher, follows.key()?),
+        StageKind::Search(kind) => {
+            let offsets = follows.u16()?;
+            if offsets > OFFSETS_MAX {
+                return Err(MessageError::Field("offsets"));
+            }
+            StageSpec::Search(SearchSpec { kind, pattern: follows.0.to_vec(), offsets })
+        }
         StageKind::Expand(format) => {
             let limits = ExpandLimits { bytes: follows.u64()?, ratio: follows.u32()? };
             StageSpec::Expand(format, limits)
@@ -355,6 +371,9 @@ fn encode_order(order: &Order, bytes: &mut Vec<u8>) {
         match stage {
             StageSpec::Digest(_) | StageSpec::Compress(_) => follow(&[]),
             StageSpec::Open(_, key) | StageSpec::Seal(_, key) => follow(&[key.bytes()]),
+            StageSpec::Search(search) => {
+                follow(&[&search.offsets.to_le_bytes(), &search.pattern]);
+            }
             StageSpec::Expand(_, limits) => {
                 follow(&[&limits.bytes.to_le_bytes(), &limits.ratio.to_le_bytes()]);
             }
@@ -489,28 +508,46 @@ fn decode_report(rest: &mut Rest<'_>) -> Result<StageReport, MessageError> {
         1 => true,
         _ => return Err(MessageError::Field("stage")),
     };
-    rest.reserved(5)?;
+    rest.reserved(1)?;
+    let offsets = rest.u16()?;
+    rest.reserved(2)?;
     let (bytes, made, value) = (rest.u64()?, rest.u64()?, rest.array::<32>()?);
-    let digest = match kind {
-        StageKind::Digest(kind) if finished => {
-            Some(DigestValue::decode(kind, value).ok_or(MessageError::Field("digest"))?)
+    let (mut digest, mut found) = (None, None);
+    match kind {
+        StageKind::Digest(kind) if finished && offsets == 0 => {
+            digest = Some(DigestValue::decode(kind, value).ok_or(MessageError::Field("digest"))?);
         }
-        _ if value == [0; 32] => None,
+        StageKind::Search(_) if finished && offsets <= OFFSETS_MAX => {
+            let mut value = Rest(&value);
+            let count = value.u64()?;
+            value.reserved(24)?;
+            let offsets = (0..offsets).map(|_| rest.u64()).collect::<Result<_, _>>()?;
+            found = Some(Found { count, offsets });
+        }
+        _ if value == [0; 32] && offsets == 0 => {}
         _ => return Err(MessageError::Field("digest")),
-    };
-    Ok(StageReport { kind, bytes, made, finished, digest })
+    }
+    Ok(StageReport { kind, bytes, made, finished, digest, found })
 }
 
 fn encode_report(stage: &StageReport, bytes: &mut Vec<u8>) {
     bytes.extend(kind_codes(stage.kind));
-    bytes.extend([stage.finished.into(), 0, 0, 0, 0, 0]);
+    let found = stage.found.as_ref();
+    let offsets = found.map_or(&[][..], |found| &found.offsets);
+    bytes.extend([stage.finished.into(), 0]);
+    bytes.extend((offsets.len() as u16).to_le_bytes());
+    bytes.extend([0; 2]);
     bytes.extend(stage.bytes.to_le_bytes());
     bytes.extend(stage.made.to_le_bytes());
     let mut value = [0; 32];
     if let Some(digest) = &stage.digest {
         value[..digest.bytes().len()].copy_from_slice(digest.bytes());
     }
+    if let Some(found) = found {
+        value[..8].copy_from_slice(&found.count.to_le_bytes());
+    }
     bytes.extend(value);
+    offsets.iter().for_each(|offset| bytes.extend(offset.to_le_bytes()));
 }
 
 #[cfg(test)]
@@ -528,6 +565,14 @@ mod tests {
                 .prop_map(|(cipher, key)| StageSpec::Open(cipher, Key::new(key))),
             (cipher(), any::<[u8; 32]>())
                 .prop_map(|(cipher, key)| StageSpec::Seal(cipher, Key::new(key))),
+            (
+                prop::sample::select(SearchKind::ALL.to_vec()),
+                prop::collection::vec(any::<u8>(), 1..=PATTERN_BYTES_MAX),
+                0..=OFFSETS_MAX,
+            )
+                .prop_map(|(kind, pattern, offsets)| {
+                    StageSpec::Search(SearchSpec { kind, pattern, offsets })
+                }),
             format().prop_map(StageSpec::Compress),
             (format(), any::<u64>(), any::<u32>()).prop_map(|(format, bytes, ratio)| {
                 StageSpec::Expand(format, ExpandLimits { bytes, ratio })
@@ -591,6 +636,7 @@ mod tests {
             made: 8,
             finished: digest.is_some(),
             digest,
+            found: None,
         };
         let seal = StageKind::Seal(Cipher::Aes256Gcm);
         let report = Report { read: 9, written: 7, stages: vec![stage(seal, None)] };
@@ -601,7 +647,13 @@ mod tests {
             value[..16].fill(0xab);
             value
         });
-        let stages = vec![stage(StageKind::Digest(DigestKind::Md5), digest); STAGES_MAX];
+        let mut stages = vec![stage(StageKind::Digest(DigestKind::Md5), digest); STAGES_MAX];
+        let offsets = (0..u64::from(OFFSETS_MAX)).collect();
+        stages[1] = StageReport {
+            finished: true,
+            found: Some(Found { count: 5000, offsets }),
+            ..stage(StageKind::Search(SearchKind::Lines), None)
+        };
         let ended = Answer::Ended { id: 4, result: Ok(()), report: Report { stages, ..report } };
         assert_eq!(Answer::decode(&ended.encode()), Ok(ended));
         let progress = Answer::Progress { id: 1, read: 2, written: 3 };

@@ -1,7 +1,8 @@
 //! A transfer as its caller describes it: source, stages, sink.
 //!
 //! The order of stages is part of the type, so a wrong one does not compile. Only the source can precede an opening, and only the sink
-//! can follow a seal. Bytes are expanded once at most, then compressed once at most; digests are computed anywhere between:
+//! can follow a seal. Bytes are expanded once at most, then compressed once at most; digests are computed anywhere between,
+//! and a search comes before the compression:
 //!
 //! ```
 //! # use std::fs::File;
@@ -44,6 +45,7 @@ use std::time::Duration;
 
 use crate::compress::{ExpandLimits, Format};
 use crate::flow::Device;
+use crate::search::SearchSpec;
 use crate::stage::{Cipher, DigestKind, Key, StageSpec};
 
 /// How long nothing may move, unless the command says otherwise.
@@ -150,7 +152,7 @@ impl Command {
 /// The bytes as the source has them.
 #[derive(Debug)]
 pub enum Raw {}
-/// Bytes that went through a digest or an opening.
+/// Bytes that went through a digest, a search or an opening.
 #[derive(Debug)]
 pub enum Plain {}
 /// The bytes have been expanded.
@@ -193,7 +195,7 @@ pub struct Pipeline<State> {
 
 /// A state in which a digest or a seal can follow.
 pub trait Unsealed {
-    /// The state after a digest.
+    /// The state after a digest or a search.
     type Digested;
 }
 impl Unsealed for Raw {
@@ -256,7 +258,12 @@ impl<State: Expandable> Pipeline<State> {
     }
 }
 
-impl<State: Compressible> Pipeline<State> {
+impl<State: Compressible + Unsealed> Pipeline<State> {
+    /// Looks for a text or for lines; see [`crate::search`].
+    pub fn search(self, search: SearchSpec) -> Pipeline<State::Digested> {
+        self.then(StageSpec::Search(search))
+    }
+
     /// Compresses the bytes.
     pub fn compress(self, format: Format) -> Pipeline<Compressed> {
         self.then(StageSpec::Compress(format))

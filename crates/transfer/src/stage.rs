@@ -8,6 +8,7 @@ use md5::{Digest as _, Md5};
 use zeroize::{Zeroize as _, Zeroizing};
 
 use crate::compress::{ExpandLimits, Format};
+use crate::search::{SearchKind, SearchSpec};
 
 /// A digest algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,6 +133,8 @@ pub const STAGES_MAX: usize = 8;
 pub enum StageKind {
     /// A digest of the bytes that pass.
     Digest(DigestKind),
+    /// Looks for a text, or for lines.
+    Search(SearchKind),
     /// Decrypts a sealed stream.
     Open(Cipher),
     /// Expands compressed data.
@@ -147,6 +150,8 @@ impl StageKind {
     pub fn name(self) -> &'static str {
         match self {
             Self::Digest(kind) => kind.name(),
+            Self::Search(SearchKind::Text) => "search-text",
+            Self::Search(SearchKind::Lines) => "search-lines",
             Self::Open(Cipher::Aes256Gcm) => "open-aes-256-gcm",
             Self::Open(Cipher::Aes256Ctr) => "open-aes-256-ctr",
             Self::Expand(Format::Gzip) => "expand-gzip",
@@ -159,7 +164,7 @@ impl StageKind {
     /// Stages that change the bytes have ascending ranks.
     fn rank(self) -> Option<u8> {
         match self {
-            Self::Digest(_) => None,
+            Self::Digest(_) | Self::Search(_) => None,
             Self::Open(_) => Some(1),
             Self::Expand(_) => Some(2),
             Self::Compress(_) => Some(3),
@@ -173,6 +178,8 @@ impl StageKind {
 pub enum StageSpec {
     /// A digest of the bytes that pass.
     Digest(DigestKind),
+    /// Looks for a text, or for lines.
+    Search(SearchSpec),
     /// Decrypts a stream that was sealed with this cipher and key.
     Open(Cipher, Key),
     /// Expands compressed data, up to these limits.
@@ -188,6 +195,7 @@ impl StageSpec {
     pub fn kind(&self) -> StageKind {
         match self {
             Self::Digest(kind) => StageKind::Digest(*kind),
+            Self::Search(search) => StageKind::Search(search.kind),
             Self::Open(cipher, _) => StageKind::Open(*cipher),
             Self::Expand(format, _) => StageKind::Expand(*format),
             Self::Compress(format) => StageKind::Compress(*format),
@@ -212,6 +220,9 @@ pub fn check_order(stages: &[StageSpec]) -> Result<(), String> {
             }
             (_, StageKind::Open(_)) if at > 0 => {
                 "only the source can precede an opening: move it to the first place"
+            }
+            (Some(StageKind::Compress(_)), StageKind::Search(_)) => {
+                "compressed bytes have no text: move the search before the compression"
             }
             (Some(changed), _) if falls(&changed) => {
                 "bytes are expanded once at most, then compressed once at most"
@@ -381,7 +392,9 @@ mod tests {
         let expand = StageSpec::Expand(Format::Gzip, ExpandLimits::default());
         let (zip, seal) =
             (StageSpec::Compress(Format::Zstd), StageSpec::Seal(Cipher::Aes256Ctr, key()));
-        let all = [&open, &md5, &expand, &md5, &zip, &md5, &seal];
+        let search = SearchSpec { kind: SearchKind::Text, pattern: vec![b'a'], offsets: 0 };
+        let search = StageSpec::Search(search);
+        let all = [&open, &md5, &expand, &search, &zip, &md5, &seal];
         let refused = |stages: &[&StageSpec]| {
             check_order(&stages.iter().copied().cloned().collect::<Vec<_>>())
                 .err()
@@ -398,6 +411,8 @@ mod tests {
         let sealed = "`md5` cannot follow `aes-256-ctr`: only the sink can follow a seal";
         assert!(refused(&[&zip, &seal, &md5]).starts_with(sealed));
         let once = "bytes are expanded once at most, then compressed once at most";
+        let packed = "`search-text` cannot follow `gzip`: compressed bytes have no text";
+        assert!(refused(&[&StageSpec::Compress(Format::Gzip), &search]).starts_with(packed));
         for (stages, names) in [
             ([&zip, &md5, &expand], "`expand-gzip` cannot follow `md5`"),
             ([&md5, &expand, &expand], "`expand-gzip` cannot follow `expand-gzip`"),

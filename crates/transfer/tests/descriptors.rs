@@ -16,8 +16,8 @@ use sha2::{Digest as _, Sha256};
 use transfer::flow::CHUNK_BYTES;
 use transfer::pipeline::WhenBlocked;
 use transfer::{
-    Cipher, Command, DigestKind, Engine, ExpandLimits, Format, Key, Limits, Outcome, Place, Source,
-    StageKind, StageSpec, TransferError,
+    Cipher, Command, DigestKind, Engine, ExpandLimits, Format, Key, Limits, Outcome, Place,
+    SearchKind, SearchSpec, Source, StageKind, StageSpec, TransferError,
 };
 
 const KEY: [u8; 32] = [3; 32];
@@ -261,6 +261,37 @@ fn compressed_data_is_expanded_within_limits() {
         let (outcome, got) = pass(&content, Some(unlimited));
         assert_eq!((error(&outcome), got.len()), (&TransferError::Corrupt(format), 0));
     }
+}
+
+#[test]
+fn a_search_finds_what_two_chunks_share() {
+    let (folder, engine) = (Folder::new("search"), engine());
+    let mut content = vec![b'.'; 2 * CHUNK_BYTES + 100];
+    for at in [0, CHUNK_BYTES - 3, 2 * CHUNK_BYTES - 1, content.len() - 6] {
+        content[at..at + 6].copy_from_slice(b"needle");
+        if at > 0 {
+            content[at - 1] = b'\n';
+        }
+    }
+    let path = folder.file("source", &content);
+    let search = |kind, pattern: &[u8]| {
+        let search = SearchSpec { kind, pattern: pattern.to_vec(), offsets: 3 };
+        let command = Source::file(open(&path), 0, None).search(search);
+        engine.submit(command.file(folder.create("sink").1, 0))
+    };
+    for (kind, pattern) in [(SearchKind::Text, &b"needle"[..]), (SearchKind::Lines, b"^n[e]+dle")] {
+        let mut outcome = search(kind, pattern).unwrap().wait();
+        let found = outcome.report.stages.remove(0).found.unwrap();
+        let first = [0, CHUNK_BYTES - 3, 2 * CHUNK_BYTES - 1].map(|at| at as u64);
+        assert_eq!((outcome.result, found.count), (Ok(()), 4));
+        assert_eq!(found.offsets, first);
+    }
+    let refused = search(SearchKind::Lines, b"a(").err().unwrap();
+    assert_eq!(refused.to_string(), "the pattern cannot be used: unclosed group");
+    let endless = folder.file("source", &vec![b'a'; 2 << 20]);
+    assert_eq!(endless, path);
+    let outcome = search(SearchKind::Lines, b"b").unwrap().wait();
+    assert_eq!(error(&outcome), &TransferError::LineTooLong);
 }
 
 #[test]

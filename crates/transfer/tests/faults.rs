@@ -13,11 +13,14 @@ use transfer::scoreboard::{
     ABANDON_NS, EntryId, Expired, GivenBack, Patience, SLOW_MAX, SLOW_NS, Scoreboard, Work,
 };
 use transfer::{
-    Cipher, DigestKind, ExpandLimits, Format, Key, StageKind, StageSpec, TransferError,
+    Cipher, DigestKind, ExpandLimits, Format, Key, SearchKind, SearchSpec, StageKind, StageSpec,
+    TransferError,
     compress::{Compressor, Expander},
 };
 
 const KEY: [u8; 32] = [9; 32];
+/// What is searched: as a text, and as an expression.
+const PATTERN: &[u8] = b"ab";
 const STALL_NS: u64 = 1_000_000_000;
 
 /// Where a device fails for good.
@@ -207,7 +210,9 @@ impl Case {
     }
 
     fn transforms(&self) -> bool {
-        self.stages.iter().any(|stage| !matches!(stage, StageSpec::Digest(_)))
+        self.stages
+            .iter()
+            .any(|stage| !matches!(stage, StageSpec::Digest(_) | StageSpec::Search(_)))
     }
 
     /// What the source has.
@@ -279,13 +284,17 @@ fn case() -> impl Strategy<Value = Case> {
         turns
     });
     let cipher = || prop::option::of(prop::sample::select(Cipher::ALL.to_vec()));
-    let digests = prop::collection::vec(prop::sample::select(DigestKind::ALL.to_vec()), 0..3);
+    let digest = prop::sample::select(DigestKind::ALL.to_vec()).prop_map(StageSpec::Digest);
+    let search = prop::sample::select(SearchKind::ALL.to_vec()).prop_map(|kind| {
+        let pattern = PATTERN.to_vec();
+        StageSpec::Search(SearchSpec { kind, pattern, offsets: 100 })
+    });
+    let digests = prop::collection::vec(prop_oneof![3 => digest, 1 => search], 0..3);
     let format = || prop::option::of(prop::sample::select(Format::ALL.to_vec()));
     let stages = (cipher(), format(), digests, format(), cipher());
     let stages = stages.prop_map(|(opens, expands, digests, compresses, seals)| {
         let open = opens.map(|cipher| StageSpec::Open(cipher, Key::new(KEY)));
         let seal = seals.map(|cipher| StageSpec::Seal(cipher, Key::new(KEY)));
-        let digests = digests.into_iter().map(StageSpec::Digest);
         let expand = expands.map(|format| StageSpec::Expand(format, ExpandLimits::default()));
         let compress = compresses.map(StageSpec::Compress);
         let plain = open.into_iter().chain(expand).chain(digests);
@@ -438,6 +447,16 @@ fn digest_of(kind: DigestKind, bytes: &[u8]) -> String {
     }
 }
 
+fn count(kind: SearchKind, text: &[u8]) -> u64 {
+    let has = |part: &[u8]| part.windows(PATTERN.len()).filter(|at| *at == PATTERN).count();
+    match kind {
+        SearchKind::Text => has(text) as u64,
+        SearchKind::Lines => {
+            text.split(|byte| *byte == b'\n').filter(|line| has(line) > 0).count() as u64
+        }
+    }
+}
+
 fn check(case: &Case, index: usize, ended: &Ended) {
     let Ended { result, report, sink, source } = ended;
     let plain = case.plain(index);
@@ -467,7 +486,7 @@ fn check(case: &Case, index: usize, ended: &Ended) {
                 let (taken, made) = match stage.kind {
                     StageKind::Open(_) => (source.len(), packed),
                     StageKind::Expand(_) => (packed, plain.len()),
-                    StageKind::Digest(_) => (plain.len(), plain.len()),
+                    StageKind::Digest(_) | StageKind::Search(_) => (plain.len(), plain.len()),
                     StageKind::Compress(_) => (plain.len(), opened.len()),
                     StageKind::Seal(_) => (opened.len(), sink.len()),
                 };
@@ -478,6 +497,12 @@ fn check(case: &Case, index: usize, ended: &Ended) {
                     _ => None,
                 };
                 assert_eq!(digest, expected);
+                let found = stage.found.as_ref().map(|found| found.count);
+                let expected = match stage.kind {
+                    StageKind::Search(kind) => Some(count(kind, &plain)),
+                    _ => None,
+                };
+                assert_eq!(found, expected);
             }
             let kinds = report.stages.iter().map(|stage| stage.kind);
             assert!(kinds.eq(case.stages.iter().map(StageSpec::kind)));

@@ -15,6 +15,7 @@
 #ifndef SERVAL_TRANSFER_H
 #define SERVAL_TRANSFER_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -41,16 +42,24 @@ enum sv_format { SV_FORMAT_GZIP = 1, SV_FORMAT_ZSTD = 2 };
 
 /* Only the source can precede SV_STAGE_OPEN, and only the sink can follow SV_STAGE_SEAL. Bytes are expanded once at most, then compressed
    once at most. */
-enum sv_stage_kind { SV_STAGE_DIGEST = 1, SV_STAGE_OPEN = 2, SV_STAGE_SEAL = 3, SV_STAGE_COMPRESS = 4, SV_STAGE_EXPAND = 5 };
+enum sv_stage_kind { SV_STAGE_DIGEST = 1, SV_STAGE_OPEN = 2, SV_STAGE_SEAL = 3, SV_STAGE_COMPRESS = 4, SV_STAGE_EXPAND = 5, SV_STAGE_SEARCH = 6 };
+
+/* A text, anywhere; or lines that match a regular expression (the syntax of the crate regex). A search comes before SV_STAGE_COMPRESS. */
+enum sv_search { SV_SEARCH_TEXT = 1, SV_SEARCH_LINES = 2 };
 
 /* Stages of a transfer at most. */
 #define SV_STAGES_MAX 8
 
+/* Offsets that the result of a search has at most. */
+#define SV_OFFSETS_MAX 32
+
 /* One stage of sv_pipeline. */
 typedef struct sv_stage {
     uint32_t kind;      /* enum sv_stage_kind */
-    uint32_t option;    /* enum sv_digest, enum sv_cipher or enum sv_format */
+    uint32_t option;    /* enum sv_digest, sv_cipher, sv_format or sv_search */
     const uint8_t *key; /* 32 bytes for SV_STAGE_OPEN and SV_STAGE_SEAL, or NULL */
+    const char *pattern; /* SV_STAGE_SEARCH: 1 to 512 bytes, or NULL */
+    size_t pattern_bytes;
     uint64_t bytes_max; /* SV_STAGE_EXPAND: bytes that may come out; 0: 64 GiB */
     uint32_t ratio_max; /* SV_STAGE_EXPAND: bytes out for each byte in, once a MiB has come out; 0: 100 */
 } sv_stage;
@@ -80,6 +89,9 @@ typedef struct sv_stage_result {
     uint64_t bytes;        /* that went in */
     uint64_t made;         /* that came out */
     uint8_t digest[32];
+    uint64_t count;        /* of a search that finished: how often */
+    uint32_t offsets;      /* where the first ones begin, or their lines */
+    uint64_t offset[SV_OFFSETS_MAX];
 } sv_stage_result;
 
 /* How a transfer ended. */

@@ -20,8 +20,8 @@ use sys::local::wait_readable;
 use sys::private_file::open_regular;
 use transfer::message::Answer;
 use transfer::{
-    Cipher, Client, Command, DigestKind, Engine, ExpandLimits, Format, Key, Limits, StageSpec,
-    check_order,
+    Cipher, Client, Command, DigestKind, Engine, ExpandLimits, Format, Key, Limits, SearchKind,
+    SearchSpec, StageSpec, check_order,
 };
 
 use super::bench::time;
@@ -33,7 +33,7 @@ pub(super) const HELP: &str = "\
 SOURCE and SINK are files or TCP connections. tcp://HOST:PORT connects; listen://IP:PORT accepts one
 connection (port 0: a free one, which is printed). The bytes go through the stages in one pass: --open
 decrypts what SOURCE has, --expand expands it, --digest prints a digest of the plain bytes (give it again
-for another one), --compress compresses and --seal encrypts what SINK gets. --open and --seal use AES-256-GCM, or the cipher of --cipher (docs/transfer.md has the
+for another one), --find and --grep search them, --compress compresses and --seal encrypts what SINK gets. --open and --seal use AES-256-GCM, or the cipher of --cipher (docs/transfer.md has the
 formats). KEYFILE holds 32 bytes, or 64 hexadecimal digits; only its owner may have access to it. A file as
 SINK is created, or replaced when all bytes have arrived; what arrived of a transfer that failed is in
 SINK.part.
@@ -79,6 +79,18 @@ pub(super) struct Options {
     /// Bytes that --expand may make for each byte that it takes, once it has made a MiB
     #[arg(long, value_name = "N", default_value_t = ExpandLimits::default().ratio, requires = "expand")]
     expand_ratio: u32,
+
+    /// Count how often a text occurs in the plain bytes
+    #[arg(long, value_name = "TEXT")]
+    find: Option<String>,
+
+    /// Count the lines of the plain bytes that match a regular expression, in linear time
+    #[arg(long, value_name = "EXPRESSION")]
+    grep: Option<String>,
+
+    /// Print the offsets of the first N that --find or --grep find
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    matches: u16,
 
     /// Compress what the sink gets: gzip or zstd
     #[arg(long, value_name = "FORMAT", value_parser = format)]
@@ -222,7 +234,13 @@ fn stages(options: &Options) -> Result<Vec<StageSpec>, Failure> {
     let expand = options.expand.map(|format| StageSpec::Expand(format, limits));
     let digests = options.digest.iter().copied().map(StageSpec::Digest);
     let compress = options.compress.map(StageSpec::Compress);
-    let plain = open.into_iter().chain(expand).chain(digests);
+    let search = |kind, pattern: &String| {
+        let pattern = pattern.clone().into_bytes();
+        StageSpec::Search(SearchSpec { kind, pattern, offsets: options.matches })
+    };
+    let find = options.find.iter().map(|text| search(SearchKind::Text, text));
+    let grep = options.grep.iter().map(|expression| search(SearchKind::Lines, expression));
+    let plain = open.into_iter().chain(expand).chain(digests).chain(find).chain(grep);
     let stages: Vec<StageSpec> = plain.chain(compress).chain(seal).collect();
     check_order(&stages).map_err(Failure::Usage)?;
     Ok(stages)
@@ -315,6 +333,10 @@ fn report(screen: &Screen, report: &transfer::Report, took: Duration) {
     let rate = report.written as f64 / seconds.max(1e-9);
     let digests: Vec<_> = report.stages.iter().filter_map(|stage| stage.digest).collect();
     let digests = || digests.iter().map(|digest| (digest.kind().name(), digest.to_string()));
+    let found = || {
+        let stages = report.stages.iter();
+        stages.filter_map(|stage| Some((stage.kind.name(), stage.found.as_ref()?)))
+    };
     screen.show(
         || {
             let moved = bytes_for_people(report.written);
@@ -323,11 +345,22 @@ fn report(screen: &Screen, report: &transfer::Report, took: Duration) {
             for (kind, value) in digests() {
                 text.push_str(&format!("{kind} {value}\n"));
             }
+            for (name, found) in found() {
+                text.push_str(&format!("{name} {}\n", found.count));
+                found.offsets.iter().for_each(|at| text.push_str(&format!("  at byte {at}\n")));
+            }
             text
         },
         || {
             let stage = |stage: &transfer::StageReport| {
-                json!({ "name": stage.kind.name(), "bytes": stage.bytes, "made_bytes": stage.made })
+                let mut shown = json!({
+                    "name": stage.kind.name(), "bytes": stage.bytes, "made_bytes": stage.made,
+                });
+                if let Some(found) = &stage.found {
+                    shown["count"] = found.count.into();
+                    shown["offsets"] = found.offsets.clone().into();
+                }
+                shown
             };
             json!({
                 "read_bytes": report.read, "written_bytes": report.written, "seconds": seconds,
