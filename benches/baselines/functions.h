@@ -45,14 +45,17 @@ struct Scale {
 struct LeNet {
     serval_lenet::Scratch scratch;
     Reply operator()(uint8_t* message, uint32_t bytes, uint8_t* out) {
-        static_assert(serval_lenet::OUTPUT_BYTES <= OUT_BYTES);
-        if (bytes != serval_lenet::INPUT_BYTES) return {nullptr, 0};
+        static_assert(serval_lenet::OUTPUT_BYTES + serval_lenet::NUMBER_BYTES <= OUT_BYTES);
+        const bool is_numbered = bytes == serval_lenet::INPUT_BYTES + serval_lenet::NUMBER_BYTES;
+        if (bytes != serval_lenet::INPUT_BYTES && !is_numbered) return {nullptr, 0};
         float logits[serval_lenet::CLASSES];
         serval_lenet::infer(0, 1, [] {}, message, logits, scratch);
         memset(out, 0, 4);
         out[0] = serval_lenet::digit(logits);
         memcpy(out + 4, logits, sizeof logits);
-        return {out, serval_lenet::OUTPUT_BYTES};
+        if (!is_numbered) return {out, serval_lenet::OUTPUT_BYTES};
+        memcpy(out + serval_lenet::OUTPUT_BYTES, message + serval_lenet::INPUT_BYTES, serval_lenet::NUMBER_BYTES);
+        return {out, serval_lenet::OUTPUT_BYTES + serval_lenet::NUMBER_BYTES};
     }
 };
 

@@ -31,6 +31,7 @@
 namespace serval_lenet {
 
 constexpr unsigned INPUT_BYTES = 784;  // 28 rows of 28 pixels, 0 paper .. 255 ink
+constexpr unsigned NUMBER_BYTES = 8;   // a request may end with a number of the client, which the reply repeats at its end
 constexpr unsigned OUTPUT_BYTES = 44;  // the kernel's reply: u8 digit, 3 zero bytes, 10 float32 LE logits
 constexpr unsigned CLASSES = 10;
 

@@ -187,8 +187,11 @@ TEST(lenet_answers_with_digit_and_logits) {
     }
     requests.emplace_back(783);
     requests.emplace_back(785);
+    // The same picture with a number behind it.
+    requests.push_back(requests[0]);
+    for (uint8_t i = 1; i <= 8; i++) requests.back().push_back(i);
     auto answers = s.ask("lenet", requests);
-    CHECK_EQ(answers.size(), 6);
+    CHECK_EQ(answers.size(), 7);
     static serval_lenet::Scratch scratch;
     for (int i = 0; i < 4; i++) {
         const std::vector<uint8_t>& a = answers[i].data;
@@ -200,6 +203,9 @@ TEST(lenet_answers_with_digit_and_logits) {
         CHECK_EQ(a[1] | a[2] | a[3], 0);
     }
     for (int i = 4; i < 6; i++) CHECK_EQ(answers[i].status, SERVAL_STATUS_BAD_LENGTH);
+    std::vector<uint8_t> numbered = answers[0].data;
+    for (uint8_t i = 1; i <= 8; i++) numbered.push_back(i);
+    CHECK(answers[6].data == numbered);
 }
 
 TEST(faces_asks_the_database) {

@@ -59,13 +59,19 @@ struct Scale {
 
 struct LeNet {
     static constexpr unsigned THREADS = 256;
-    __host__ __device__ uint32_t reply_bytes(uint32_t bytes) const { return bytes == serval_lenet::INPUT_BYTES ? serval_lenet::OUTPUT_BYTES : NOTHING; }
-    __device__ uint8_t* operator()(uint8_t* message, uint32_t) const {
+    static constexpr uint32_t NUMBERED_BYTES = serval_lenet::INPUT_BYTES + serval_lenet::NUMBER_BYTES;
+    __host__ __device__ uint32_t reply_bytes(uint32_t bytes) const {
+        if (bytes == NUMBERED_BYTES) return serval_lenet::OUTPUT_BYTES + serval_lenet::NUMBER_BYTES;
+        return bytes == serval_lenet::INPUT_BYTES ? serval_lenet::OUTPUT_BYTES : NOTHING;
+    }
+    __device__ uint8_t* operator()(uint8_t* message, uint32_t bytes) const {
         __shared__ serval_lenet::Scratch scratch;
-        __shared__ alignas(16) uint8_t reply[(serval_lenet::OUTPUT_BYTES + 15) / 16 * 16];
+        __shared__ alignas(16) uint8_t reply[(serval_lenet::OUTPUT_BYTES + serval_lenet::NUMBER_BYTES + 15) / 16 * 16];
         auto* logits = reinterpret_cast<float*>(reply) + 1;
         serval_lenet::infer(threadIdx.x, blockDim.x, [] { __syncthreads(); }, message, logits, scratch);
         if (threadIdx.x == 0) *reinterpret_cast<uint32_t*>(reply) = serval_lenet::digit(logits);
+        if (bytes == NUMBERED_BYTES && threadIdx.x < serval_lenet::NUMBER_BYTES)
+            reply[serval_lenet::OUTPUT_BYTES + threadIdx.x] = message[serval_lenet::INPUT_BYTES + threadIdx.x];
         __syncthreads();
         return reply;
     }

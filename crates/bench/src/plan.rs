@@ -309,6 +309,8 @@ pub enum Work {
     },
     /// Handwritten digits; answers are compared with those of the built-in kernel.
     Lenet,
+    /// The same; each request ends with its number, and so does its reply.
+    NumberedLenet,
     /// Faces, against the built-in pictures in the service's database.
     Faces,
     /// Gets and sets of a memcached.
@@ -338,6 +340,7 @@ impl Work {
             Self::Scale { numbers } => 4 * numbers,
             Self::Custom(ref custom) => custom.payload.len(),
             Self::Lenet => Digits::PICTURE_BYTES,
+            Self::NumberedLenet => Digits::PICTURE_BYTES + Digits::NUMBER_BYTES,
             Self::Faces => Faces::REQUEST_BYTES,
             Self::Memcached { value_bytes, .. } => Memcached::message_bytes(value_bytes),
             Self::FacesDatabase => Memcached::message_bytes(Faces::PICTURE_BYTES),
@@ -349,6 +352,7 @@ impl Work {
         match self {
             Self::Custom(custom) => custom.reply_bytes().unwrap_or(MESSAGE_BYTES_MAX),
             Self::Lenet => Digits::REPLY_BYTES,
+            Self::NumberedLenet => Digits::REPLY_BYTES + Digits::NUMBER_BYTES,
             Self::Faces => Faces::REPLY_BYTES,
             _ => self.request_bytes(),
         }
@@ -364,7 +368,7 @@ impl Work {
         match *self {
             Self::Echo { bytes } => Echo::new(bytes).has_identity(),
             Self::Scale { numbers } => Vectors::new(numbers).has_identity(),
-            Self::Sockperf { .. } => true,
+            Self::Sockperf { .. } | Self::NumberedLenet => true,
             Self::Lenet
             | Self::Faces
             | Self::Memcached { .. }
@@ -381,6 +385,7 @@ impl fmt::Display for Work {
             Self::Sockperf { bytes } => write!(f, "sockperf:{bytes}"),
             Self::Scale { numbers } => write!(f, "scale:{numbers}"),
             Self::Lenet => f.write_str("lenet"),
+            Self::NumberedLenet => f.write_str("lenet-numbered"),
             Self::Faces => f.write_str("faces"),
             Self::Memcached { value_bytes, gets_percent } => {
                 write!(f, "memcached:{value_bytes}:{gets_percent}")
@@ -416,6 +421,7 @@ impl FromStr for Work {
             ("sockperf", size) => Ok(Self::Sockperf { bytes: size.unwrap_or(64) }),
             ("scale", size) => Ok(Self::Scale { numbers: size.unwrap_or(Vectors::NUMBERS) }),
             ("lenet", None) => Ok(Self::Lenet),
+            ("lenet-numbered", None) => Ok(Self::NumberedLenet),
             ("faces", None) => Ok(Self::Faces),
             ("memcached", size) => {
                 let value_bytes = size.unwrap_or(1024);
@@ -431,7 +437,7 @@ impl FromStr for Work {
 /// The data of a workload, from which several can be created.
 pub(super) enum Material {
     Simple(Work),
-    Digits { digits: Vec<Digit<'static>>, expected: Vec<Vec<u8>> },
+    Digits { digits: Vec<Digit<'static>>, expected: Vec<Vec<u8>>, is_numbered: bool },
     Faces(Pictures<'static>),
     FacesDatabase(Pictures<'static>),
     Custom(Arc<Custom>),
@@ -440,9 +446,10 @@ pub(super) enum Material {
 impl Material {
     pub(super) fn new(work: &Work) -> Result<Self, String> {
         match work {
-            Work::Lenet => {
+            Work::Lenet | Work::NumberedLenet => {
                 let digits = Digit::held_out();
-                let (message, reply) = (work.request_bytes() as u32, work.reply_bytes() as u32);
+                let is_numbered = *work == Work::NumberedLenet;
+                let (message, reply) = (Digits::PICTURE_BYTES as u32, Digits::REPLY_BYTES as u32);
                 let kernel = KernelFunction::open("lenet", &[], message, reply);
                 let mut kernel = kernel.map_err(|error| error.to_string())?;
                 let mut expected = Vec::with_capacity(digits.len());
@@ -452,7 +459,7 @@ impl Material {
                     called.map_err(|error| format!("the built-in kernel lenet: {error:?}"))?;
                     expected.push(reply);
                 }
-                Ok(Self::Digits { digits, expected })
+                Ok(Self::Digits { digits, expected, is_numbered })
             }
             Work::Faces => Ok(Self::Faces(Pictures::built_in())),
             Work::FacesDatabase => Ok(Self::FacesDatabase(Pictures::built_in())),
@@ -469,7 +476,12 @@ impl Material {
                 Box::new(Memcached::new(*value_bytes, *gets_percent))
             }
             Self::Simple(work) => Box::new(Echo::new(work.request_bytes())),
-            Self::Digits { digits, expected } => Box::new(Digits::new(digits, Some(expected))),
+            Self::Digits { digits, expected, is_numbered: false } => {
+                Box::new(Digits::new(digits, Some(expected)))
+            }
+            Self::Digits { digits, expected, is_numbered: true } => {
+                Box::new(Digits::new(digits, Some(expected)).numbered())
+            }
             Self::Faces(pictures) => Box::new(Faces::new(&pictures.people)),
             Self::FacesDatabase(pictures) => Box::new(Memcached::faces(&pictures.people)),
             Self::Custom(custom) => Box::new(&**custom),

@@ -25,7 +25,7 @@ fn memory_port(work: &Work) -> PathBuf {
 }
 
 fn kernel(work: &Work) -> String {
-    work.to_string().split(':').next().unwrap().to_owned()
+    work.to_string().split([':', '-']).next().unwrap().to_owned()
 }
 
 /// A service of `work` with a UDP and a TCP port.
@@ -95,6 +95,7 @@ fn every_class_and_mode_measures_a_real_server() {
         Work::Sockperf { bytes: 100 },
         Work::Scale { numbers: 16 },
         Work::Lenet,
+        Work::NumberedLenet,
     ] {
         let path = memory_port(&work);
         let server = serve_at(&work, std::slice::from_ref(&path));

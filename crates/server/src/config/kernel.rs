@@ -85,7 +85,7 @@ pub const BUILTINS: &[Builtin] = &[
     },
     Builtin {
         name: "lenet",
-        summary: "reads a digit: 28x28 grey bytes to u8 digit, 3 zero bytes, 10 float32 LE logits",
+        summary: "reads a digit: 28x28 grey bytes to u8 digit, 3 zero bytes, 10 float32 LE logits; 8 more bytes of a request are repeated",
         params: &[],
         request_bytes: Some(784),
         reply_bytes: Some(44),

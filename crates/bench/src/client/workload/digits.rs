@@ -41,6 +41,7 @@ pub struct Digits<'a> {
     digits: &'a [Digit<'a>],
     expected: Option<&'a [Vec<u8>]>,
     answers: Vec<Vec<u8>>,
+    is_numbered: bool,
 }
 
 impl<'a> Digits<'a> {
@@ -48,10 +49,17 @@ impl<'a> Digits<'a> {
     pub const PICTURE_BYTES: usize = 784;
     /// Length of a reply: the digit, 3 zero bytes, 10 float32 LE logits.
     pub const REPLY_BYTES: usize = 44;
+    /// Length of the number at the end of numbered requests and replies.
+    pub const NUMBER_BYTES: usize = 8;
 
     /// Without `expected`, any well-formed answer is accepted.
     pub fn new(digits: &'a [Digit<'a>], expected: Option<&'a [Vec<u8>]>) -> Self {
-        Self { digits, expected, answers: vec![Vec::new(); digits.len()] }
+        Self { digits, expected, answers: vec![Vec::new(); digits.len()], is_numbered: false }
+    }
+
+    /// Each request ends with its number, which its reply repeats.
+    pub fn numbered(self) -> Self {
+        Self { is_numbered: true, ..self }
     }
 
     /// The answers kept, in the order of the digits; empty where there was none.
@@ -79,10 +87,18 @@ fn agree(reply: &[u8], expected: &[u8]) -> bool {
 impl Workload for Digits<'_> {
     fn request(&mut self, index: u64, into: &mut Vec<u8>) {
         into.extend_from_slice(self.digits[index as usize % self.digits.len()].picture);
+        if self.is_numbered {
+            into.extend_from_slice(&index.to_le_bytes());
+        }
     }
 
     fn accepts(&mut self, index: u64, reply: &[u8]) -> bool {
         let at = index as usize % self.digits.len();
+        let reply = match (self.is_numbered, reply.split_last_chunk()) {
+            (false, _) => reply,
+            (true, Some((rest, number))) if *number == index.to_le_bytes() => rest,
+            (true, _) => return false,
+        };
         let sound = reply.len() == Self::REPLY_BYTES && reply[0] < 10 && reply[1..4] == [0; 3];
         if let (true, Some(expected)) = (sound, self.expected) {
             return agree(reply, &expected[at]);
@@ -90,10 +106,20 @@ impl Workload for Digits<'_> {
         self.answers[at] = reply.to_vec();
         sound
     }
+
+    fn has_identity(&self) -> bool {
+        self.is_numbered
+    }
+
+    fn identify(&self, reply: &[u8]) -> Option<u64> {
+        let number = reply.last_chunk().filter(|_| self.is_numbered)?;
+        Some(u64::from_le_bytes(*number))
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::identity_survives;
     use super::*;
 
     #[test]
@@ -115,6 +141,20 @@ mod tests {
         assert!(!reading.accepts(0, &[0; 43]));
         assert!(!reading.accepts(0, &[1; 44]));
         assert!(!reading.accepts(0, &[10; 44]));
+    }
+
+    #[test]
+    fn numbered_replies_identify_their_requests() {
+        let picture = [0; Digits::PICTURE_BYTES];
+        let digits = [Digit { label: 0, picture: &picture }];
+        let mut numbered = Digits::new(&digits, None).numbered();
+        let mut request = Vec::new();
+        numbered.request(0x0102, &mut request);
+        assert_eq!(request.len(), Digits::PICTURE_BYTES + Digits::NUMBER_BYTES);
+        let mut reply = vec![0; Digits::REPLY_BYTES];
+        reply.extend_from_slice(&request[Digits::PICTURE_BYTES..]);
+        identity_survives(&mut numbered, 0x0102, &reply);
+        assert!(!numbered.accepts(0x0102, &reply[..Digits::REPLY_BYTES]));
     }
 
     #[test]
