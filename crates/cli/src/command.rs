@@ -15,6 +15,7 @@ mod pages;
 mod reload;
 mod serve;
 mod tables;
+mod tenant;
 mod top;
 mod transfer;
 
@@ -143,6 +144,10 @@ enum Verb {
     /// Attach functions to the path of a running server's messages
     #[command(name = "fn", subcommand, arg_required_else_help = true, after_help = function::HELP)]
     Function(function::Verb),
+
+    /// Show and change the tenants of a running server
+    #[command(subcommand, arg_required_else_help = true, after_help = tenant::HELP)]
+    Tenant(tenant::Verb),
 
     /// Explain every reason for which a message can be dropped
     #[command(name = "drop-reasons", after_help = tables::DROP_REASONS_HELP)]
@@ -302,6 +307,7 @@ pub fn main() -> ExitCode {
         Verb::Allreduce(options) => allreduce::run(&screen, options),
         Verb::Kernel(verb) => kernel::run(&screen, verb),
         Verb::Function(verb) => function::run(&screen, verb),
+        Verb::Tenant(verb) => tenant::run(&screen, verb),
         Verb::DropReasons => {
             tables::drop_reasons(&screen);
             Ok(())

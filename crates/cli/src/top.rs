@@ -120,6 +120,25 @@ pub struct WorkerSample {
     pub connections: f64,
 }
 
+/// Activity of one tenant. Rates are per second.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TenantSample {
+    /// Its name.
+    pub tenant: String,
+    /// Requests of its services.
+    pub received: f64,
+    /// Their replies.
+    pub replied: f64,
+    /// Requests that were dropped, …
+    pub dropped: f64,
+    /// … and of them, those beyond a limit of the tenant.
+    pub shed: f64,
+    /// Requests in flight.
+    pub outstanding: f64,
+    /// Turns of workers in which it waited for others.
+    pub waited: f64,
+}
+
 /// Activity of a server between two reads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
@@ -131,6 +150,8 @@ pub struct Sample {
     pub services: Vec<ServiceSample>,
     /// The functions on the path of their messages.
     pub functions: Vec<FunctionSample>,
+    /// The tenants; none if there is only the operator.
+    pub tenants: Vec<TenantSample>,
     /// Services of which a removed version did not end.
     pub left_behind: Vec<String>,
     /// Services with a kernel on a worker's core that does not return: their workers serve nothing.
@@ -152,6 +173,7 @@ impl Sample {
                 .map(|name| change.service(name))
                 .collect(),
             functions: change.functions(),
+            tenants: change.tenants(),
             left_behind: after
                 .labels("serval_service_left_behind", "service")
                 .map(str::to_owned)
@@ -194,6 +216,12 @@ impl Sample {
                 "failures": f.failures, "time": f.time,
             })
         };
+        let tenant = |t: &TenantSample| {
+            json!({
+                "tenant": t.tenant, "received": t.received, "replied": t.replied, "dropped": t.dropped,
+                "shed": t.shed, "outstanding": t.outstanding, "waited": t.waited,
+            })
+        };
         let worker = |w: &WorkerSample| {
             json!({
                 "worker": w.worker, "busy": w.busy, "idle": w.idle, "asleep": w.asleep,
@@ -205,6 +233,7 @@ impl Sample {
             "stalled": self.stalled,
             "services": self.services.iter().map(service).collect::<Vec<_>>(),
             "functions": self.functions.iter().map(function).collect::<Vec<_>>(),
+            "tenants": self.tenants.iter().map(tenant).collect::<Vec<_>>(),
             "workers": self.workers.iter().map(worker).collect::<Vec<_>>(),
         })
     }
@@ -278,6 +307,26 @@ impl Change<'_> {
             }
         }
         functions
+    }
+
+    fn tenants(&self) -> Vec<TenantSample> {
+        let tenant = |name: &str| {
+            let of = [("tenant", name)];
+            let rate = |metric: &str| self.rate(&format!("serval_tenant_{metric}_total"), &of);
+            TenantSample {
+                tenant: name.to_owned(),
+                received: rate("requests"),
+                replied: rate("replies"),
+                dropped: rate("dropped_requests"),
+                shed: rate("shed_requests"),
+                outstanding: self
+                    .after
+                    .value("serval_tenant_outstanding_requests", &of)
+                    .unwrap_or(0.0),
+                waited: rate("skipped_turns"),
+            }
+        };
+        self.after.labels("serval_tenant_requests_total", "tenant").map(tenant).collect()
     }
 
     fn times(&self, buckets: &str, labels: &[(&str, &str)], stage: &str) -> StageTimes {

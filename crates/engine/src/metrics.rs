@@ -16,6 +16,7 @@ use wire::nic::NicCounters;
 
 use crate::commands::CopyCounters;
 use crate::stages::{ObservationSnapshot, Observations};
+use crate::tenants::TenantState;
 
 macro_rules! counters {
     ($(#[doc = $sdoc:literal])+ $name:ident, $snapshot:ident {
@@ -463,6 +464,15 @@ impl FunctionMetrics {
     }
 }
 
+/// A tenant, and the counters of its services.
+#[derive(Debug)]
+pub struct TenantMetrics {
+    /// What it uses.
+    pub state: Arc<TenantState>,
+    /// Its services.
+    pub services: Vec<Arc<ServiceMetrics>>,
+}
+
 /// All counters of an engine; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Metrics {
@@ -477,6 +487,7 @@ struct Running {
     runtimes: Arc<[Arc<RuntimeMetrics>]>,
     left_behind: Arc<[String]>,
     functions: Arc<[Arc<FunctionMetrics>]>,
+    tenants: Arc<[TenantMetrics]>,
 }
 
 impl Metrics {
@@ -490,6 +501,7 @@ impl Metrics {
                 runtimes: Arc::default(),
                 left_behind: Arc::default(),
                 functions: Arc::default(),
+                tenants: Arc::default(),
             })),
         }
     }
@@ -523,7 +535,8 @@ impl Metrics {
     ) {
         let mut running = self.running();
         let functions = std::mem::take(&mut running.functions);
-        *running = Running { services, runtimes, left_behind, functions };
+        let tenants = std::mem::take(&mut running.tenants);
+        *running = Running { services, runtimes, left_behind, functions, tenants };
     }
 
     /// The functions on the path of services, by service.
@@ -534,6 +547,16 @@ impl Metrics {
     /// From now on these functions are attached.
     pub fn set_functions(&self, functions: Arc<[Arc<FunctionMetrics>]>) {
         self.running().functions = functions;
+    }
+
+    /// The tenants; none while there is only the operator.
+    pub fn tenants(&self) -> Arc<[TenantMetrics]> {
+        self.running().tenants.clone()
+    }
+
+    /// From now on there are these tenants.
+    pub fn set_tenants(&self, tenants: Arc<[TenantMetrics]>) {
+        self.running().tenants = tenants;
     }
 
     /// The counters that `worker` writes: its own, and two sets for each service.

@@ -639,7 +639,7 @@ mod tests {
             let mut play = Play::new();
             let names: Vec<String> = (0..floods.len()).map(|n| format!("t{n}")).collect();
             let of = |(name, (_, weight)): (&String, &(Flood, u32))| tenant(name, *weight);
-            play.tenants.set(&names.iter().zip(&floods).map(of).collect::<Vec<_>>());
+            play.tenants.set(&names.iter().zip(&floods).map(of).collect::<Vec<_>>(), |_| false);
             for (service, name) in names.iter().enumerate() {
                 play.place(service, name);
             }
@@ -700,7 +700,7 @@ mod tests {
     #[test]
     fn a_small_weight_costs_nothing_while_others_are_idle() {
         let mut play = Play::new();
-        play.tenants.set(&[tenant("small", 1), tenant("large", WEIGHT_MAX)]);
+        play.tenants.set(&[tenant("small", 1), tenant("large", WEIGHT_MAX)], |_| false);
         play.place(0, "small");
         play.place(1, "large");
         for messages in [1, 63, 64, 5000] {
@@ -745,7 +745,7 @@ mod tests {
         let floods = [flood, flood];
         let before = super::tests::play(&mut play, &floods, 4000);
         assert!((before[0] - before[1]).abs() <= 2 * QUANTUM, "{before:?}");
-        play.tenants.set(&[tenant("one", 3)]);
+        play.tenants.set(&[tenant("one", 3)], |_| true);
         let after = super::tests::play(&mut play, &floods, 4000);
         assert!((after[0] - 3 * after[1]).abs() <= 8 * QUANTUM, "{after:?}");
     }

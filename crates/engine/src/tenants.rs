@@ -230,9 +230,9 @@ impl Tenants {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// Sets the weights and limits of these tenants. Others that services still name keep their state without limits; one that comes
-    /// back after it was forgotten gets another number.
-    pub fn set(&self, tenants: &[Tenant]) {
+    /// Sets the weights and limits of these tenants. Others stay without limits if `owns` says that they own services, and are forgotten
+    /// otherwise: one that comes back gets another number.
+    pub fn set(&self, tenants: &[Tenant], owns: impl Fn(&str) -> bool) {
         let mut registry = self.registry();
         let Registry { last_id, states } = &mut *registry;
         for tenant in tenants {
@@ -249,8 +249,7 @@ impl Tenants {
             if !listed {
                 state.set(&Tenant::new(&state.name));
             }
-            // Workers hold those of services that have not left.
-            listed || Arc::strong_count(state) > 1
+            listed || owns(&state.name)
         });
         self.changes.fetch_add(1, Ordering::Release);
     }
@@ -287,21 +286,23 @@ mod tests {
         let names = ["a", "b", "c"];
         let mut seen = Vec::new();
         for round in 0..50 {
-            tenants.set(&[tenant(names[round % 3])]);
+            tenants.set(&[tenant(names[round % 3])], |_| false);
             let all = tenants.all();
             assert_eq!(all.len(), 1, "the others are forgotten");
             seen.push(all[0].id);
         }
         assert!(seen.is_sorted_by(|one, next| one < next), "{seen:?}");
         let held = tenants.named("held");
-        tenants.set(&[]);
-        assert_eq!(tenants.named("held").id, held.id, "a worker holds it");
+        tenants.set(&[], |name| name == "held");
+        assert_eq!(tenants.named("held").id, held.id, "it owns services");
+        tenants.set(&[], |_| false);
+        assert!(tenants.named("held").id > held.id, "though there is still a reference");
     }
 
     #[test]
     fn a_rate_is_kept_in_the_long_run_and_a_burst_may_be_used_at_once() {
         let tenants = Tenants::new(2);
-        tenants.set(&[Tenant { messages_per_s: 1000, burst_ms: 100, ..tenant("a") }]);
+        tenants.set(&[Tenant { messages_per_s: 1000, burst_ms: 100, ..tenant("a") }], |_| false);
         let state = tenants.named("a");
         let mut taken = 0;
         // Two workers that take batches of three as fast as they may, for 10 s.
@@ -320,7 +321,7 @@ mod tests {
     #[test]
     fn bytes_and_messages_in_flight_have_limits_of_their_own_over_all_workers() {
         let tenants = Tenants::new(2);
-        tenants.set(&[Tenant { bytes_per_s: 1000, outstanding: 10, ..tenant("a") }]);
+        tenants.set(&[Tenant { bytes_per_s: 1000, outstanding: 10, ..tenant("a") }], |_| false);
         let state = tenants.named("a");
         assert_eq!(state.refuses(0, 9, 0), None);
         assert_eq!(state.refuses(1, 1, 0), Some(DropReason::TenantOutstanding));
@@ -330,14 +331,14 @@ mod tests {
         assert_eq!(state.refuses(0, 0, 1_000_000), None, "1 ms is one byte");
         state.charge_rates(0, 1, u64::MAX);
         assert_eq!(state.refuses(0, 0, u64::MAX / 2), Some(DropReason::TenantRate), "no overflow");
-        tenants.set(&[tenant("a")]);
+        tenants.set(&[tenant("a")], |_| false);
         assert_eq!(state.refuses(0, 1 << 40, 0), None, "limits can be removed");
     }
 
     #[test]
     fn connections_have_a_limit() {
         let tenants = Tenants::new(1);
-        tenants.set(&[Tenant { connections: 2, ..tenant("a") }]);
+        tenants.set(&[Tenant { connections: 2, ..tenant("a") }], |_| false);
         let state = tenants.named("a");
         assert_eq!([0, 1, 2].map(|_| state.take_connection()), [true, true, false]);
         state.end_connection();

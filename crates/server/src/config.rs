@@ -47,12 +47,13 @@ use reader::Report;
 pub use address::{memory_url, unix_url, url};
 pub use diagnostic::{ConfigError, Origin, ProblemEntry};
 pub use kernel::{BUILTINS, Builtin};
-pub(crate) use keys::differences;
+pub(crate) use keys::{differences, set_tenant_value, tenant_values};
 pub use reader::Setting;
 pub(crate) use reader::nearest;
 pub use reference::tables as reference_tables;
 pub use show::RegionUse;
 pub use show::bytes_for_people;
+pub(crate) use tenant::is_tenant_name;
 
 /// Largest configuration file, in bytes.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;

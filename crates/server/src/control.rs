@@ -18,6 +18,7 @@ pub mod discovery;
 mod functions;
 pub mod protocol;
 mod reception;
+pub mod tenants;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
@@ -32,6 +33,7 @@ use sys::local::{LocalListener, WakeFd};
 
 use self::protocol::FunctionRequest;
 use self::reception::{ControlServer, Status};
+use self::tenants::TenantRequest;
 use crate::config::{Config, ConfigError, ControlSocket, Overrides, memory_url, unix_url, url};
 use crate::exporter::{Health, Pages};
 use crate::machine::{MachineError, fit_connections};
@@ -44,6 +46,8 @@ enum Task {
     Reload,
     /// About functions. Each connection has one request at a time.
     Functions(Box<FunctionTask>),
+    /// About tenants.
+    Tenants(Caller, TenantRequest, Outcome),
     /// A connection with which functions end has ended.
     Ended(u64),
     End,
@@ -113,6 +117,14 @@ impl Tasks {
         let task = FunctionTask { caller, request, content, outcome: outcome.clone() };
         // The owner is gone only when everything ends.
         let _ = self.sender.send(Task::Functions(Box::new(task)));
+        outcome
+    }
+
+    /// Queues a request about tenants.
+    fn ask_tenants(&self, caller: Caller, request: TenantRequest) -> Outcome {
+        let outcome = Outcome::default();
+        // The owner is gone only when everything ends.
+        let _ = self.sender.send(Task::Tenants(caller, request, outcome.clone()));
         outcome
     }
 
@@ -338,6 +350,13 @@ impl Owner {
                 Ok(Task::Functions(task)) => {
                     let FunctionTask { caller, request, content, outcome } = *task;
                     let answer = functions::answer(&mut self.server, caller, &request, content);
+                    audit(caller, request.verb(), "", &answer.answer);
+                    outcome.set(answer).ok().expect("it is set once");
+                }
+                Ok(Task::Tenants(caller, request, outcome)) => {
+                    let answer = tenants::answer(&mut self.server, caller, &request);
+                    audit(caller, request.verb(), request.name(), &answer.answer);
+                    self.show();
                     outcome.set(answer).ok().expect("it is set once");
                 }
                 Ok(Task::Ended(connection)) => {
@@ -447,13 +466,24 @@ impl Owner {
         }
         let services = topology.services.iter().zip(listens);
         let services = services.map(|(s, at)| json!({ "name": s.name, "listen": at })).collect();
-        let users: Vec<u32> =
-            topology.services.iter().flat_map(|s| s.function_users.iter().copied()).collect();
+        let of_services = topology.services.iter().flat_map(|s| &s.function_users);
+        let of_tenants = topology.tenants.iter().flat_map(|tenant| &tenant.users);
+        let users: Vec<u32> = of_services.chain(of_tenants).copied().collect();
         if let Some(path) = self.socket.get() {
             admit_users(path, !users.is_empty());
         }
         let shown = ShownServices { services, users };
         *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = shown;
+    }
+}
+
+/// The audit line of a request that changes something, or was refused. No content, parameter or secret is in it.
+fn audit(caller: Caller, request: &str, tenant: &str, answer: &Json) {
+    let user = caller.user;
+    match answer["error"].as_str() {
+        Some(_) => tracing::warn!(user, tenant, "audit: {request} was refused"),
+        None if request.ends_with("list") => {}
+        None => tracing::info!(user, tenant, "audit: {request} was done"),
     }
 }
 

@@ -18,6 +18,6 @@ mod server;
 pub use server::{
     Attachment, Caller, ChangeError, ChangeReport, FunctionCounters, FunctionError, FunctionView,
     Origin, Place, REFUSED, Refusal, Refused, RegisterAction, Registers, Replacement, Server,
-    ServerError, ServiceAction, ServiceChange, ShutdownReport, Stall, Stalls, Target,
-    TracedMessage,
+    ServerError, ServiceAction, ServiceChange, ShutdownReport, Stall, Stalls, Target, TenantError,
+    TenantView, TracedMessage,
 };

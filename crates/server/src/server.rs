@@ -18,6 +18,7 @@ mod region;
 mod shm_acceptor;
 mod shutdown;
 mod supervisor;
+mod tenants;
 #[cfg(test)]
 mod tests;
 mod watchdog;
@@ -44,6 +45,7 @@ pub use functions::{
 };
 pub use plan::{Refusal, ServiceAction};
 pub use shutdown::ShutdownReport;
+pub use tenants::{TenantError, TenantView};
 pub use watchdog::{Stall, Stalls};
 
 use attach::OpenRegion;
@@ -205,6 +207,7 @@ impl Server {
             left_behind.collect(),
         );
         self.metrics.set_functions(self.function_metrics());
+        self.metrics.set_tenants(self.tenant_metrics());
     }
 
     /// The current topology.

@@ -294,7 +294,7 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         let wakers = wakers.map(|woken| Box::new(waker(woken)) as Box<dyn Fn() + Send + Sync>);
         let fabric = Fabric::new(wakers.collect(), services + SPARE_SLOTS);
         fabric.set_local_addresses(LOCAL.to_vec());
-        fabric.tenants().set(&topology.tenants);
+        fabric.tenants().set(&topology.tenants, |_| false);
         let build = |index| {
             let nic = wrap(SimNic::new(index, net.clone()));
             Worker::new(index, nic, &topology.limits, &metrics, fabric.clone())

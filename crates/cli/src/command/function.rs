@@ -379,7 +379,7 @@ fn created(client: &FunctionClient, name: &str) -> Result<u64, Failure> {
 }
 
 impl At {
-    fn connect(&self) -> Result<FunctionClient, Failure> {
+    pub(super) fn connect(&self) -> Result<FunctionClient, Failure> {
         let path = match &self.server {
             Some(path) => path.clone(),
             None => discovery::find_one(None)?,
@@ -473,7 +473,7 @@ impl From<FailurePolicy> for OnFailure {
     }
 }
 
-fn show(screen: &Screen, answer: &Json, text: impl FnOnce(&Screen, &Json) -> String) {
+pub(super) fn show(screen: &Screen, answer: &Json, text: impl FnOnce(&Screen, &Json) -> String) {
     print(&if screen.json { format!("{answer}\n") } else { text(screen, answer) });
 }
 

@@ -25,9 +25,12 @@ const GAP: usize = 2;
 const CUT: usize = 10;
 
 impl Grid {
-    /// The tables of services, stages and workers, and of functions if there are any.
+    /// The tables of services, stages and workers, and of tenants and functions if there are any.
     pub fn of(sample: &Sample) -> Vec<Self> {
         let mut grids = vec![services(sample), stages(sample), workers(sample)];
+        if !sample.tenants.is_empty() {
+            grids.push(tenants(sample));
+        }
         if !sample.functions.is_empty() {
             grids.push(functions(sample));
         }
@@ -197,6 +200,30 @@ fn functions(sample: &Sample) -> Grid {
         ]
     });
     Grid { columns, rows: rows.collect(), spare: &[1, 4, 5] }
+}
+
+fn tenants(sample: &Sample) -> Grid {
+    let columns = vec![
+        "tenant",
+        ">received/s",
+        ">replied/s",
+        ">dropped/s",
+        ">over limit/s",
+        ">in flight",
+        ">waited/s",
+    ];
+    let rows = sample.tenants.iter().map(|t| {
+        vec![
+            t.tenant.clone(),
+            number(t.received),
+            number(t.replied),
+            number(t.dropped),
+            number(t.shed),
+            number(t.outstanding),
+            number(t.waited),
+        ]
+    });
+    Grid { columns, rows: rows.collect(), spare: &[6, 5, 1] }
 }
 
 fn workers(sample: &Sample) -> Grid {

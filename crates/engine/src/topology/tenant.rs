@@ -1,5 +1,7 @@
 //! Tenants: who owns services, which part of the workers they get, and what they may use.
 
+use super::Topology;
+
 /// The name of the tenant that owns what names no other.
 pub const DEFAULT_TENANT: &str = "default";
 /// Largest [`Tenant::weight`].
@@ -30,6 +32,13 @@ pub struct Tenant {
     pub memory_mib: u64,
     /// Users, by number, whose processes may make requests about its services and functions.
     pub users: Vec<u32>,
+}
+
+impl Topology {
+    /// Whether a tenant owns services.
+    pub fn has_services_of(&self, tenant: &str) -> bool {
+        self.services.iter().any(|service| service.tenant == tenant)
+    }
 }
 
 impl Tenant {

@@ -320,6 +320,33 @@ pub(crate) fn differences<T: Target + Clone>(one: &T, other: &T) -> Vec<&'static
     fields::<T>().filter(differs).map(|(key, _)| key.path).collect()
 }
 
+/// The integer values of a tenant, by key.
+pub(crate) fn tenant_values(tenant: &Tenant) -> Vec<(&'static str, u64)> {
+    let mut tenant = tenant.clone();
+    let value = |(key, setter): (&'static Key, &'static Setter<Tenant>)| match setter {
+        Setter::Integer { number, .. } => Some((key.name, number(&mut tenant).value())),
+        Setter::Boolean(_) | Setter::Word(_) => None,
+    };
+    fields::<Tenant>().filter_map(value).collect()
+}
+
+/// Sets an integer value of a tenant; the error is one sentence.
+pub(crate) fn set_tenant_value(tenant: &mut Tenant, key: &str, value: u64) -> Result<(), String> {
+    let found = fields::<Tenant>().find_map(|(known, setter)| match setter {
+        Setter::Integer { range, number, .. } if known.name == key => Some((range, number)),
+        _ => None,
+    });
+    let Some((range, number)) = found else {
+        let keys: Vec<_> = fields::<Tenant>().map(|(known, _)| known.name).collect();
+        return Err(format!("a tenant has no value {key:?}: it has {}", keys.join(", ")));
+    };
+    if !range.contains(&value) {
+        return Err(format!("{key:?} is {value}, must be in [{}, {}]", range.start(), range.end()));
+    }
+    number(tenant).set(value);
+    Ok(())
+}
+
 /// The table type of a section's path: `engine`, `service.digits`, `service.digits.backend.db`.
 fn table_of(path: &str) -> &'static Table {
     let header = match path.split('.').collect::<Vec<_>>().as_slice() {

@@ -36,6 +36,11 @@ pub(super) fn read_tenants(
     read
 }
 
+pub(crate) fn is_tenant_name(text: &str) -> bool {
+    let letter = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+    !text.is_empty() && text.len() <= 64 && text.chars().all(letter)
+}
+
 /// The tenant that a service names. If the file defines tenants it is one of them.
 pub(super) fn read_tenant(
     report: &mut Report<'_>,
@@ -44,8 +49,7 @@ pub(super) fn read_tenant(
 ) -> String {
     let given = section.text(report, "tenant", "\"default\"");
     let tenant = given.and_then(|(text, span)| {
-        let letter = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
-        if text.is_empty() || text.len() > 64 || !text.chars().all(letter) {
+        if !is_tenant_name(&text) {
             let what = format!("\"{text}\" is not a valid tenant name");
             report.problem(Problem::new(span, what, "1 to 64 letters, digits, `_` and `-`"));
             return None;

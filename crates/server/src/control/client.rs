@@ -1,6 +1,6 @@
 //! Requests about functions to a running server, from another process. `serval fn` uses it, and so can any Rust program.
 
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,9 @@ use sys::{CopyError, PrivateFile};
 
 use super::ControlError;
 use super::discovery::connect;
-use super::protocol::{ANSWER_BYTES_MAX, FunctionRequest, RegisterAction, Request, read_answer};
+use super::protocol::{
+    ANSWER_BYTES_MAX, FunctionRequest, RegisterAction, Request, TenantRequest, read_answer,
+};
 use crate::{Attachment, Place, Registers, Replacement, Target};
 
 /// How long an answer may take: a module is compiled, and a worker may be inside a kernel.
@@ -152,8 +154,6 @@ impl FunctionClient {
         &self,
         request: FunctionRequest,
     ) -> Result<(Json, Vec<OwnedFd>), ControlError> {
-        let shown = self.path.display();
-        let failed = |error| ControlError::Failed(format!("no server answers at {shown}: {error}"));
         let content = request.file().map(|path| {
             PrivateFile::copy(path.as_ref(), MODULE_BYTES_MAX).map_err(|error| {
                 ControlError::Failed(format!("the file {path} cannot be read: {error}"))
@@ -161,8 +161,23 @@ impl FunctionClient {
         });
         let content = content.transpose()?;
         let files: Vec<_> = content.iter().map(|file| file.as_fd()).collect();
-        let line = Request::Functions(request).line();
-        self.socket.send(line.as_bytes(), &files).map_err(failed)?;
+        self.exchange(&Request::Functions(request), &files)
+    }
+
+    /// Sends a request about tenants, and waits for the answer.
+    pub fn tenants(&self, request: TenantRequest) -> Result<Json, ControlError> {
+        self.exchange(&Request::Tenants(request), &[]).map(|(answer, _)| answer)
+    }
+
+    fn exchange(
+        &self,
+        request: &Request,
+        files: &[BorrowedFd<'_>],
+    ) -> Result<(Json, Vec<OwnedFd>), ControlError> {
+        let shown = self.path.display();
+        let failed = |error| ControlError::Failed(format!("no server answers at {shown}: {error}"));
+        let line = request.line();
+        self.socket.send(line.as_bytes(), files).map_err(failed)?;
         let deadline = Instant::now() + PATIENCE;
         let mut bytes = vec![0; ANSWER_BYTES_MAX];
         loop {

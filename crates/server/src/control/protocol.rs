@@ -6,13 +6,14 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::{Place, Replacement, Target};
 
+pub use super::tenants::{TenantChange, TenantRequest};
 pub use crate::RegisterAction;
 
 /// Longest request, in bytes.
 pub const REQUEST_BYTES_MAX: usize = 16 << 10;
 /// Longest path of a module, and longest other text of a request, in bytes.
 const PATH_BYTES_MAX: usize = 4096;
-const TEXT_BYTES_MAX: usize = 64;
+pub(super) const TEXT_BYTES_MAX: usize = 64;
 /// Parameters of a function, at most.
 const PARAMS_MAX: usize = 64;
 /// Longest answer, in bytes.
@@ -29,6 +30,8 @@ pub enum Request {
     Metrics,
     /// About functions on the path of services.
     Functions(FunctionRequest),
+    /// About tenants.
+    Tenants(TenantRequest),
 }
 
 /// A request about functions. The content of the function's file may come with it, in a sealed memory file.
@@ -109,10 +112,11 @@ impl Request {
             Some("reload") => Ok(Self::Reload),
             Some("metrics") => Ok(Self::Metrics),
             Some("functions") => FunctionRequest::parse(&value).map(Self::Functions),
-            Some(_) => {
-                Err("no such command: the commands are status, reload, metrics and functions"
-                    .to_owned())
-            }
+            Some("tenants") => TenantRequest::parse(&value).map(Self::Tenants),
+            Some(_) => Err(
+                "no such command: the commands are status, reload, metrics, functions and tenants"
+                    .to_owned(),
+            ),
             None => Err(format!("the request has no command: {example}")),
         }
     }
@@ -124,13 +128,14 @@ impl Request {
             Self::Reload => json!({ "command": "reload" }),
             Self::Metrics => json!({ "command": "metrics" }),
             Self::Functions(request) => request.json(),
+            Self::Tenants(request) => request.json(),
         };
         format!("{request}\n")
     }
 }
 
 /// A text of a request.
-fn text(request: &Json, key: &str, bytes_max: usize) -> Result<String, String> {
+pub(super) fn text(request: &Json, key: &str, bytes_max: usize) -> Result<String, String> {
     let text = request.get(key).and_then(Json::as_str);
     let text = text.ok_or_else(|| format!("the request has no text {key:?}"))?;
     if text.len() > bytes_max || text.contains(char::is_control) {
@@ -244,6 +249,22 @@ impl FunctionRequest {
         request["command"] = "functions".into();
         request["do"] = verb.into();
         request
+    }
+
+    /// What the audit line says.
+    pub(super) fn verb(&self) -> &'static str {
+        match self {
+            Self::List => "fn list",
+            Self::Create { .. } => "fn create",
+            Self::AttachCreated { .. } | Self::Attach { .. } => "fn attach",
+            Self::Ring { .. } => "fn ring",
+            Self::Replace(..) => "fn replace",
+            Self::Detach(_) => "fn detach",
+            Self::State(_) => "fn state",
+            Self::Trace { .. } | Self::Traced { .. } => "fn trace",
+            Self::Destroy(_) => "fn destroy",
+            Self::Registers(..) => "fn command",
+        }
     }
 
     /// The path of the file whose content goes with the request, if it needs one.

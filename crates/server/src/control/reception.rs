@@ -11,7 +11,7 @@ use serde_json::{Value as Json, json};
 use sys::PrivateFile;
 use sys::local::{LocalListener, LocalSocket, WakeFd, wait_readable};
 
-use super::protocol::{FunctionRequest, REQUEST_BYTES_MAX, Request};
+use super::protocol::{FunctionRequest, REQUEST_BYTES_MAX, Request, TenantRequest};
 use super::{Outcome, ShownServices, Task, Tasks};
 use crate::exporter::{Health, Pages};
 use crate::{Caller, FunctionCounters, Refused};
@@ -229,12 +229,18 @@ impl ControlServer {
         let caller = connection.caller;
         match Request::parse(&bytes[..len]) {
             Err(why) => answer(&connection.socket, &json!({ "error": why })),
-            Ok(request) if !caller.is_operator() && !matches!(request, Request::Functions(_)) => {
+            Ok(request) if !may_ask(caller, &request) => {
+                tracing::warn!(user = caller.user, "audit: a request for the operator was refused");
                 self.functions.count_refused(Refused::Command);
                 let why = format!("user {} may make requests about functions only", caller.user);
                 answer(&connection.socket, &json!({ "error": why }))
             }
+            Ok(Request::Tenants(request)) => {
+                connection.awaits = Some(self.tasks.ask_tenants(caller, request));
+                true
+            }
             Ok(Request::Reload) => {
+                tracing::info!(user = caller.user, "audit: a reload was requested");
                 connection.awaits = Some(self.tasks.reload());
                 true
             }
@@ -268,6 +274,13 @@ impl ControlServer {
             }
         }
     }
+}
+
+/// Users other than the operator may make requests about functions, and list their tenants.
+fn may_ask(caller: Caller, request: &Request) -> bool {
+    let is_theirs =
+        matches!(request, Request::Functions(_) | Request::Tenants(TenantRequest::List));
+    caller.is_operator() || is_theirs
 }
 
 /// The content of a function's file that came with a request: at most one sealed memory file.

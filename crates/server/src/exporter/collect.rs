@@ -9,8 +9,9 @@ use std::fmt::Error;
 use std::sync::Arc;
 
 use engine::commands::Refused;
-use engine::metrics::{Metrics, RuntimeMetrics, WorkerCounters};
+use engine::metrics::{Metrics, RuntimeMetrics, ServiceSnapshot, TenantMetrics, WorkerCounters};
 use engine::stages::{BOUNDS_NS, HistogramSnapshot, ObservationSnapshot, Stage};
+use engine::tenants::TenantUse;
 use onpath::Snapshot;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
@@ -128,6 +129,7 @@ impl Collector for Engine {
         self.encode_workers(&mut encoder)?;
         self.encode_runtimes(&mut encoder)?;
         self.encode_functions(&mut encoder)?;
+        encode_tenants(&mut encoder, &self.metrics.tenants())?;
         let help = "1: a version of the service that left did not end; what it keeps is free after a \
                     restart, or a reload once its kernel is back";
         let name = "serval_service_left_behind";
@@ -411,6 +413,70 @@ fn encode_drops(encoder: &mut DescriptorEncoder<'_>, services: &[OfService]) -> 
             ];
             let value = family.encode_family(&labels)?;
             ConstCounter::new(snapshot.dropped(*reason)).encode(value)?;
+        }
+    }
+    Ok(())
+}
+
+/// The tenants with labels of their own; all others together have the label `other`.
+const TENANT_LABELS: usize = 256;
+/// Counters of a tenant: name, help, value of what it used, and of its services.
+type TenantMetric = (&'static str, &'static str, fn(&TenantUse, &ServiceSnapshot) -> u64);
+
+const TENANT_COUNTERS: &[TenantMetric] = &[
+    ("requests", "Requests of its services", |_, s| s.received),
+    ("replies", "Replies of its services", |_, s| s.replied),
+    ("dropped_requests", "Requests of its services that were dropped", |_, s| s.dropped_requests()),
+    ("shed_requests", "Of them, those beyond a limit of the tenant", |_, s| {
+        s.dropped(DropReason::TenantRate) + s.dropped(DropReason::TenantOutstanding)
+    }),
+    ("refused_connections", "Connections beyond its quota", |used, _| used.refused_connections),
+    ("charged_bytes", "What it was charged for its share of the workers", |used, _| used.charged),
+    ("skipped_turns", "Turns of workers in which it waited for others", |used, _| used.skipped),
+    ("limited_turns", "Turns of workers in which it was over a limit", |used, _| used.limited),
+];
+const TENANT_GAUGES: &[TenantMetric] = &[
+    ("connections", "Open TCP connections of the tenant", |used, _| used.connections),
+    ("outstanding_requests", "Requests in flight of its services", |_, s| s.outstanding()),
+];
+
+fn encode_tenants(
+    encoder: &mut DescriptorEncoder<'_>,
+    tenants: &[TenantMetrics],
+) -> Result<(), Error> {
+    if tenants.is_empty() {
+        return Ok(());
+    }
+    let counted = |of: &TenantMetrics| {
+        let services: Vec<ServiceSnapshot> = of.services.iter().map(|s| s.snapshot()).collect();
+        (of.state.used(), services)
+    };
+    let counted: Vec<_> = tenants.iter().map(counted).collect();
+    let kinds = [(TENANT_COUNTERS, MetricType::Counter), (TENANT_GAUGES, MetricType::Gauge)];
+    for (metrics, kind) in kinds {
+        for (name, help, value) in metrics {
+            let name = format!("serval_tenant_{name}");
+            let mut family = encoder.encode_descriptor(&name, help, None, kind)?;
+            // What the tenant itself used comes once, besides the sum over its services.
+            let value = |(used, services): &(TenantUse, Vec<ServiceSnapshot>)| {
+                let own = value(used, &ServiceSnapshot::default());
+                let none = TenantUse::default();
+                own + services.iter().map(|s| value(&none, s)).sum::<u64>()
+            };
+            let mut put = |label: &str, value: u64| {
+                let labels = [("tenant", label)];
+                let family = family.encode_family(&labels)?;
+                match kind {
+                    MetricType::Counter => ConstCounter::new(value).encode(family),
+                    _ => ConstGauge::new(value as i64).encode(family),
+                }
+            };
+            for (of, counted) in tenants.iter().zip(&counted).take(TENANT_LABELS) {
+                put(&of.state.name, value(counted))?;
+            }
+            if tenants.len() > TENANT_LABELS {
+                put("other", counted[TENANT_LABELS..].iter().map(value).sum())?;
+            }
         }
     }
     Ok(())

@@ -209,7 +209,7 @@ impl Server {
             }
         };
         let limits = wanted.limits.clone();
-        self.fabric.tenants().set(&wanted.tenants);
+        self.fabric.tenants().set(&wanted.tenants, |name| wanted.has_services_of(name));
         let departing = self.switch(wanted, plan, prepared, listeners, paused.as_ref());
         if let Some(paused) = paused {
             paused.resume(self.memory_ports(), ports, limits);

@@ -8,7 +8,7 @@
 //! A reload gives each chain the functions of the file, and keeps those that were attached at run time (`functions/chains.rs`).
 //!
 //! *Ownership* is checked for every call, by the user of the calling process. The engine's user and root are the operator: they may do
-//! everything. Another user may attach functions to services that name it in `function_users`, and sees and changes its own functions only.
+//! everything. Another user may attach functions to services that name it in `function_users`, or whose tenant does in `users`, and sees and changes its own functions only.
 
 mod chains;
 mod error;
@@ -28,6 +28,7 @@ use onpath::library::{FUNCTIONS_MAX, is_name};
 use onpath::{Code, Command, Failure, Merge, OnFailure, Param, Reading, Register, Snapshot, Spec};
 
 use super::Server;
+use super::tenants::is_user_of;
 use chains::{Next, NextChain, setting_of};
 pub use error::FunctionError;
 pub(super) use objects::Functions;
@@ -579,10 +580,14 @@ impl Server {
         self.service_for(Caller::engine(), name)
     }
 
+    fn may_attach(&self, caller: Caller, service: &Service) -> bool {
+        caller.is_operator() || is_user_of(caller.user, service, &self.topology.tenants)
+    }
+
     /// A service to which the caller may attach functions.
     fn service_for(&self, caller: Caller, name: &str) -> Result<usize, FunctionError> {
         let mut services = self.topology.services.iter();
-        let found = services.position(|s| s.name == name && may_attach(caller, s));
+        let found = services.position(|s| s.name == name && self.may_attach(caller, s));
         found.ok_or_else(|| self.no_service(caller, name))
     }
 
@@ -611,7 +616,8 @@ impl Server {
 
     fn no_service(&self, caller: Caller, name: &str) -> FunctionError {
         self.functions.counters.count_refused(Refused::Service);
-        let those = self.topology.services.iter().filter(|service| may_attach(caller, service));
+        let those =
+            self.topology.services.iter().filter(|service| self.may_attach(caller, service));
         let (name, services) = (name.to_owned(), list(those.map(|service| &*service.name)));
         FunctionError::NoService { name, services }
     }
@@ -659,7 +665,9 @@ impl Server {
                 if let Some(of) = functions.iter().position(is_it) {
                     return Ok(Found::Attached(index, of));
                 }
-                if own().next().is_none() && !may_attach(caller, &self.topology.services[index]) {
+                if own().next().is_none()
+                    && !self.may_attach(caller, &self.topology.services[index])
+                {
                     return Err(self.no_service(caller, service));
                 }
                 let functions = list(own().map(|function| &*function.object.spec.name));
@@ -679,10 +687,6 @@ impl Server {
             }
         }
     }
-}
-
-fn may_attach(caller: Caller, service: &Service) -> bool {
-    caller.is_operator() || service.function_users.contains(&caller.user)
 }
 
 /// Where a function is.

@@ -1,0 +1,245 @@
+//! Tenants of a real engine: what their users may do, how they change while it runs, and an attacker among them. The users are those that connections
+//! would have: the tests need no second user of the machine.
+
+mod common;
+
+use std::path::Path;
+
+use common::change::{Askers, service};
+use common::*;
+use engine::topology::{Service, Tenant, Topology};
+use onpath::Spec;
+use server::{Caller, Place, RegisterAction, Replacement, Server, Target, TenantError};
+use wire::DropReason;
+
+/// Users of the tenants `a` and `b`.
+fn users() -> [Caller; 2] {
+    [1, 2].map(|more| Caller { user: Caller::engine().user + more, connection: Some(more.into()) })
+}
+
+fn tenants() -> Vec<Tenant> {
+    let named =
+        |name: &str, caller: Caller| Tenant { users: vec![caller.user], ..Tenant::new(name) };
+    let [a, b] = users();
+    vec![named("a", a), named("b", b)]
+}
+
+fn services() -> Vec<Service> {
+    ["a", "b"]
+        .map(|tenant| {
+            let mut of = service(&format!("of-{tenant}"), vec![udp(), tcp()], "echo");
+            of.tenant = tenant.to_owned();
+            of
+        })
+        .into()
+}
+
+fn engine() -> Server {
+    start(Topology { tenants: tenants(), ..topology(services()) })
+}
+
+fn wasm() -> Vec<u8> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../functions/threshold.wasm");
+    std::fs::read(path).unwrap()
+}
+
+fn spec(name: &str, function: &str) -> Spec {
+    let mut spec = Spec::new(name, function);
+    spec.deadline_us = onpath::library::DEADLINE_US_MAX;
+    spec
+}
+
+fn named(service: &str, name: &str) -> Target {
+    Target::Named { service: service.into(), name: name.into() }
+}
+
+fn names(server: &Server, caller: Caller) -> Vec<String> {
+    server.tenants(caller).into_iter().map(|of| of.tenant.name).collect()
+}
+
+#[test]
+fn users_of_a_tenant_reach_its_services_and_no_others() {
+    let _alone = alone();
+    let mut server = engine();
+    let [a, b] = users();
+    let plain = spec("f", "passthrough");
+    server.attach_new(a, "of-a", &plain, None, &Place::Default).unwrap();
+    let foreign = server.attach_new(b, "of-a", &plain, None, &Place::Default).unwrap_err();
+    assert!(foreign.to_string().contains("of-b"), "it names b's own only: {foreign}");
+    assert!(!foreign.to_string().contains(", of-a"), "{foreign}");
+    assert!(server.detach(b, &named("of-a", "f")).is_err());
+    let id = server.create_function(a, &spec("g", "passthrough"), None, false).unwrap();
+    assert!(server.destroy_function(b, id).is_err());
+    assert!(server.attach_created(b, id, "of-b", &Place::Default).is_err());
+    assert_eq!(server.functions_of(b).len(), 0);
+    assert_eq!(names(&server, a), ["a"]);
+    assert_eq!(names(&server, Caller::engine()), ["a", "b"]);
+    // A user loses what its tenant loses.
+    let mut without = tenants().remove(0);
+    without.users.clear();
+    server.put_tenant(Caller::engine(), without, false).unwrap();
+    assert!(
+        server.attach_new(a, "of-a", &spec("h", "passthrough"), None, &Place::Default).is_err()
+    );
+}
+
+#[test]
+fn tenants_are_added_changed_and_removed_while_services_answer() {
+    let _alone = alone();
+    let mut server = engine();
+    let operator = Caller::engine();
+    let [a, _] = users();
+    let askers = Askers::start(address(&server, 0), address(&server, 1));
+    eventually("clients are answered", || server.metrics().service(0).replied > 20);
+    assert!(matches!(
+        server.put_tenant(a, Tenant::new("c"), true),
+        Err(TenantError::NotOperator(user)) if user == a.user
+    ));
+    assert!(matches!(server.remove_tenant(a, "b"), Err(TenantError::NotOperator(_))));
+    let mut seen = Vec::new();
+    for round in 0..20 {
+        server.put_tenant(operator, Tenant::new("c"), true).unwrap();
+        let all = server.tenants(operator);
+        let id = all.iter().find(|of| of.tenant.name == "c").unwrap().id;
+        assert!(!seen.contains(&id), "numbers are never used again");
+        seen.push(id);
+        let taken = server.put_tenant(operator, Tenant::new("c"), true);
+        assert!(matches!(taken, Err(TenantError::Taken(_))));
+        let weight = Tenant { weight: 1 + round, ..tenants().remove(0) };
+        server.put_tenant(operator, weight, false).unwrap();
+        server.remove_tenant(operator, "c").unwrap();
+    }
+    assert!(matches!(server.remove_tenant(operator, "c"), Err(TenantError::Unknown(_))));
+    let owns = server.remove_tenant(operator, "a").unwrap_err().to_string();
+    assert!(owns.contains("owns of-a"), "{owns}");
+    let few = Tenant { mqueues: 1, ..tenants().remove(0) };
+    let few = server.put_tenant(operator, few, false).unwrap_err().to_string();
+    assert!(few.contains("mqueues") && few.contains("fewer"), "{few}");
+    assert!(matches!(server.remove_tenant(operator, "default"), Err(TenantError::Default)));
+    let count = askers.finish();
+    assert!(count > 0, "every request was answered");
+    assert_eq!(server.metrics().service(0).dropped_requests(), 0);
+}
+
+/// A limit that is set at run time holds from then on, is counted, and ends when it is removed.
+#[test]
+fn a_limit_can_be_set_while_a_service_runs() {
+    let _alone = alone();
+    let mut server = engine();
+    let operator = Caller::engine();
+    let client = udp_client(address(&server, 0));
+    let send = |count: usize| (0..count).for_each(|_| _ = client.send(b"x").unwrap());
+    let dropped = |server: &Server| server.metrics().service(0).dropped(DropReason::TenantRate);
+    let slow = Tenant { messages_per_s: 1, burst_ms: 1, ..tenants().remove(0) };
+    server.put_tenant(operator, slow, false).unwrap();
+    eventually("more than a message a second is shed", || {
+        send(10);
+        dropped(&server) > 20
+    });
+    let shown = server.tenants(operator);
+    let of_a = shown.iter().find(|of| of.tenant.name == "a").unwrap();
+    assert!(of_a.used.limited > 0, "{of_a:?}");
+    server.put_tenant(operator, tenants().remove(0), false).unwrap();
+    let replied = server.metrics().service(0).replied;
+    eventually("everything is answered again", || {
+        send(10);
+        server.metrics().service(0).replied > replied + 20
+    });
+    assert_eq!(server.metrics().service(1).dropped_requests(), 0, "the other one notices nothing");
+}
+
+/// One tenant's user makes every call, with guessed ids and names, and creates and destroys in between. Whatever it does, the functions of the other tenant,
+/// the operator's, the tenants and the replies to other clients stay as they are.
+#[test]
+fn an_attacking_tenant_reaches_nothing_of_others() {
+    let _alone = alone();
+    let mut server = engine();
+    let [attacker, victim] = users();
+    let operator = Caller::engine();
+    let services = ["of-a", "of-b", "nothing"];
+    let functions = ["f", "mine", "keep"];
+    let tenants_named = ["a", "b", "default", "new"];
+    // The victim's functions, and one of the operator on the attacker's own service.
+    let kept = server.create_function(victim, &spec("kept", "passthrough"), None, false).unwrap();
+    server.attach_new(victim, "of-b", &spec("f", "passthrough"), None, &Place::Default).unwrap();
+    server
+        .attach_new(operator, "of-a", &spec("keep", "passthrough"), None, &Place::Default)
+        .unwrap();
+    let askers = Askers::start(address(&server, 2), address(&server, 3));
+    eventually("clients are answered", || server.metrics().service(1).replied > 20);
+    let of = |server: &Server, caller| -> Vec<_> {
+        let functions = server.functions_of(caller).into_iter();
+        functions.map(|f| (f.id, f.service, f.spec)).collect()
+    };
+    let fixed = |server: &Server| {
+        let own: Vec<u64> = server.functions_of(attacker).iter().map(|f| f.id).collect();
+        let mut all = of(server, operator);
+        all.retain(|f| !own.contains(&f.0));
+        (of(server, victim), all, server.topology().tenants.clone())
+    };
+    let before = fixed(&server);
+    let (mut refused, mut done) = (0, 0);
+    let mut random = Random::new(24);
+    for step in 0..1500 {
+        let id = match random.below(3) {
+            0 => random.next(),
+            1 => u64::MAX,
+            _ => random.below(40) as u64,
+        };
+        let own = server.functions_of(attacker).first().map(|f| f.id);
+        let id = own.filter(|_| random.below(2) == 0).unwrap_or(id);
+        let (target, service) = (Target::Id(id), services[random.below(3)]);
+        let (name, tenant) = (functions[random.below(3)], tenants_named[random.below(4)]);
+        let by_name = named(service, name);
+        let call = random.below(15);
+        let succeeded = match call {
+            0 => server.create_function(attacker, &spec("mine", "passthrough"), None, true).is_ok(),
+            1 if random.below(10) == 0 => {
+                let module = spec("other", "a.wasm");
+                server.create_function(attacker, &module, Some(wasm()), false).is_ok()
+            }
+            1 => server.attach_created(attacker, id, "of-b", &Place::At(0)).is_ok(),
+            2 => server.attach_created(attacker, id, service, &Place::At(0)).is_ok(),
+            3 => {
+                let (spec, place) = (spec(name, "passthrough"), Place::Before("f".into()));
+                server.attach_new(attacker, service, &spec, None, &place).is_ok()
+            }
+            4 => {
+                let by = Replacement { deadline_us: Some(1), ..Replacement::default() };
+                let target = if step % 2 == 0 { target } else { by_name };
+                server.replace_function(attacker, &target, &by, None).is_ok()
+            }
+            5 => server.detach(attacker, &target).is_ok(),
+            6 => server.detach(attacker, &by_name).is_ok(),
+            7 => server.destroy_function(attacker, id).is_ok(),
+            8 => server.registers(attacker, &target, &RegisterAction::Reset).is_ok(),
+            9 => {
+                let (entries, bytes) = (random.next() as u32 >> random.below(33).min(31), 64);
+                server.make_ring(attacker, id, entries, bytes).is_ok()
+            }
+            10 => server.function_state(attacker, &by_name).is_ok(),
+            11 => server.begin_trace(attacker, service, random.below(4)).is_ok(),
+            12 => server.end_connection(1) > 0,
+            13 => {
+                let wanted =
+                    Tenant { weight: 1000, users: vec![attacker.user], ..Tenant::new(tenant) };
+                let put = server.put_tenant(attacker, wanted, tenant == "new");
+                assert!(matches!(put, Err(TenantError::NotOperator(_))), "{put:?}");
+                false
+            }
+            _ => {
+                let removed = server.remove_tenant(attacker, tenant);
+                assert!(matches!(removed, Err(TenantError::NotOperator(_))), "{removed:?}");
+                false
+            }
+        };
+        (done, refused) = (done + u64::from(succeeded), refused + u64::from(!succeeded));
+        assert_eq!(fixed(&server), before, "after call {call} with {id} {service} {name}");
+    }
+    assert!(refused > 500 && done > 50, "{refused} refused, {done} done");
+    let counted: u64 = server.function_counters().refused().iter().sum();
+    assert!(counted > 200, "{counted} are counted");
+    assert!(server.destroy_function(victim, kept).is_ok(), "the victim's own is as it was");
+    assert!(askers.finish() > 0, "every request of the victim's clients was answered");
+    assert_eq!(server.metrics().service(1).dropped_requests(), 0);
+}
