@@ -31,6 +31,7 @@
 struct ik {
   struct sockaddr_un server;
   int fd;  // the connection with which the function ends; -1: none
+  int ended;  // 1: that connection was closed behind an error
   uint64_t id;
   int attached;
   char error[ERROR_BYTES];
@@ -111,7 +112,7 @@ static ssize_t receive(struct ik* ik, int fd) {
 
 // Sends the line, with a file if there is one, and receives the answer, a string.
 static int exchange(struct ik* ik, const char* line, size_t length, int file) {
-  int fd = ik->fd >= 0 ? ik->fd : connect_to(&ik->server);
+  int fd = ik->ended ? -ECONNRESET : ik->fd >= 0 ? ik->fd : connect_to(&ik->server);
   struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
   ssize_t received;
   int result, ready;
@@ -126,7 +127,14 @@ static int exchange(struct ik* ik, const char* line, size_t length, int file) {
     else if (received == 0) result = -ECONNRESET;
     else ik->answer[received] = '\0';
   }
-  if (fd != ik->fd) close(fd);
+  if (fd != ik->fd) {
+    close(fd);
+  } else if (result) {
+    // A late answer would be taken for that of the next request.
+    close(fd);
+    ik->fd = -1;
+    ik->ended = 1;
+  }
   return result;
 }
 
@@ -361,7 +369,7 @@ int ik_destroy(struct ik* ik) {
 }
 
 int ik_release(struct ik* ik) {
-  if (ik && ik->fd >= 0) return ik_destroy(ik);
+  if (ik && (ik->fd >= 0 || ik->ended)) return ik_destroy(ik);
   if (ik) free_ik(ik);
   return 0;
 }

@@ -8,7 +8,8 @@
 // reached, -ECONNRESET if it has ended, -ETIMEDOUT if it does not answer in 90 s, -EPROTO if the answer is no answer, -EREMOTEIO if the server
 // refuses; ik_error returns its sentence. An ikernel is used by one thread at a time.
 //
-// The function belongs to the user of the process. It ends with the process, unless `keep` is set.
+// The function belongs to the user of the process. It ends with the process, unless `keep` is set. Without `keep` it also ends after -ECONNRESET,
+// -ETIMEDOUT or another error of the connection: that is closed, every later call returns -ECONNRESET, and ik_destroy frees `ik`.
 #ifndef SERVAL_IK_H
 #define SERVAL_IK_H
 
