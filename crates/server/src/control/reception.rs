@@ -227,6 +227,13 @@ impl ControlServer {
         connection.until = Instant::now() + IDLE_TIMEOUT;
         connection.has_asked = true;
         let caller = connection.caller;
+        // A reload may have removed the user since the connection began.
+        if !self.may_connect(caller.user) {
+            self.functions.count_refused(Refused::Command);
+            let why = format!("no service names user {} in `function_users`", caller.user);
+            return answer(&self.connections[index].socket, &json!({ "error": why }));
+        }
+        let connection = &mut self.connections[index];
         match Request::parse(&bytes[..len]) {
             Err(why) => answer(&connection.socket, &json!({ "error": why })),
             Ok(request) if !may_ask(caller, &request) => {
@@ -381,6 +388,13 @@ mod tests {
         let (mut server, inbox) = control_server("users", user);
         assert!(server.may_connect(own) && server.may_connect(0) && server.may_connect(user));
         assert!(!server.may_connect(own + 2));
+        let list = json!({ "command": "functions", "do": "list" }).to_string();
+        // As a connection that began before a reload removed its user.
+        let removed = connect(&mut server, own + 2);
+        let why = ask(&mut server, &removed, &list).unwrap()["error"].as_str().unwrap().to_owned();
+        assert!(why.contains("no service names user"), "{why}");
+        assert_eq!(server.functions.refused(), [0, 0, 0, 1]);
+        server.remove(0);
         let socket = connect(&mut server, user);
         for command in ["status", "reload", "metrics"] {
             let line = json!({ "command": command }).to_string();
@@ -388,8 +402,7 @@ mod tests {
             let why = answer["error"].as_str().unwrap();
             assert!(why.contains("may make requests about functions only"), "{why}");
         }
-        assert_eq!(server.functions.refused(), [0, 0, 0, 3]);
-        let list = json!({ "command": "functions", "do": "list" }).to_string();
+        assert_eq!(server.functions.refused(), [0, 0, 0, 4]);
         assert_eq!(ask(&mut server, &socket, &list), None, "its answer comes from the owner");
         let Ok(Task::Functions(task)) = inbox.try_recv() else { panic!("no request") };
         assert_eq!(task.caller, Caller { user, connection: Some(1) });

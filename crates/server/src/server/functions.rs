@@ -236,8 +236,9 @@ impl Server {
             }
         };
         let name = self.functions.detached[at].spec.name.clone();
-        self.functions.detached[at].ring = None;
-        let taken = self.objects().filter_map(|object| object.ring.as_ref());
+        // The ring that it has stays if the other one is refused.
+        let others = self.objects().filter(|object| object.id != id);
+        let taken = others.filter_map(|object| object.ring.as_ref());
         let taken = taken.map(|ring| ring.bytes()).sum();
         let workers = self.fabric.workers();
         let ring = ApplicationRing::new(&name, workers, entries, message_bytes, taken)?;
@@ -269,8 +270,12 @@ impl Server {
             let (service, name) = (service.to_owned(), name.clone());
             return Err(FunctionError::NameInChain { service, name });
         }
-        self.insert(chain, object, place)?;
-        self.functions.detached.retain(|object| object.id != id);
+        let inserted = self.insert(chain, object, place);
+        // Also behind a worker that is late: the chain has the function then.
+        if self.functions_on(chain).any(|function| function.object.id == id) {
+            self.functions.detached.retain(|object| object.id != id);
+        }
+        inserted?;
         Ok(Attachment { id, replaced: false })
     }
 
@@ -639,7 +644,7 @@ impl Server {
                         of.map(|of| Found::Attached(index, of))
                     })
                 };
-                match detached.map(Found::Detached).or_else(attached) {
+                match attached().or(detached.map(Found::Detached)) {
                     Some(found) => Ok(found),
                     None => refused(FunctionError::NoId(*id, caller.user)),
                 }
