@@ -24,7 +24,9 @@
 #define ANSWER_BYTES_MAX (1 << 20)
 #define MODULE_BYTES_MAX (8 << 20)
 #define ERROR_BYTES 1024
+#ifndef PATIENCE_MS
 #define PATIENCE_MS 90000
+#endif
 // Descriptors in an answer, at most.
 #define FILES_MAX 2
 

@@ -167,6 +167,23 @@ const MUTANTS: &[Mutant] = &[
         "what is lost with a connection or a datagram is taken for not done",
         &[HISTORY],
     ),
+    mutant(
+        "first_datagram_only",
+        "of an answer in several datagrams the client gets the first",
+        &["crates/server/tests/proxy.rs::an_answer_of_several_datagrams_is_delivered_whole"],
+    ),
+    mutant(
+        "cache_datagrams_take_all",
+        "datagrams may have all tickets",
+        &[
+            "crates/onpath/tests/cache.rs::datagrams_without_answers_take_no_tickets_from_connections",
+        ],
+    ),
+    mutant(
+        "cache_missed_grace",
+        "a write of a connection that lives ends after the grace period",
+        &["crates/onpath/tests/cache.rs::a_write_of_a_live_connection_is_pending_after_a_restart"],
+    ),
     mutant("cache_ignore_ttl", "a value is kept for longer than the server does", &[HISTORY]),
     mutant(
         "cache_touch_is_read",

@@ -133,6 +133,8 @@ fn functions_of_a_running_server_are_managed_from_a_shell() {
 #[test]
 fn functions_are_created_and_destroyed_from_a_shell() {
     let port = free_port();
+    let late = Command::new(build.join("late_test")).arg(&build).output().unwrap();
+    assert_eq!(said(&late), (0, String::new()), "an answer that comes after its time");
     let of_file = "[[service.function]]\nname = \"file\"\nfunction = \"passthrough\"\n";
     let server = Running::start("fn-create", &(table("echo", port, "echo", "") + of_file));
     let client = udp_client(([127, 0, 0, 1], port).into());

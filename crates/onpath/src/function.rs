@@ -225,6 +225,12 @@ pub trait Function: Send {
         Err(Failure("it has no such parameter".to_owned()))
     }
 
+    /// It has all parameters, and gets no message before this. It refuses parameters that do not fit together, and takes the memory that it needs:
+    /// later it runs on a worker, which does not wait for memory.
+    fn ready(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+
     /// Its registers, the same in each instance.
     fn registers(&self) -> &[Register] {
         &[]

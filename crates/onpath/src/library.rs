@@ -258,7 +258,7 @@ pub const BUILTINS: &[Builtin] = &[
         name: "memcached-cache",
         summary: "answers `get` and `gets` of one key in front of a memcached, and never with what was overwritten",
         settings: &[
-            ("memory_mib", "memory for values on each worker, in MiB (16)"),
+            ("memory_mib", "memory for values on each worker, in MiB: 1 to 4096 (16)"),
             (
                 "age_ms",
                 "for how long a value is served at most, in milliseconds; 0: as long as the server says (60 000)",
@@ -361,6 +361,14 @@ pub enum LibraryError {
         /// What the function says.
         why: Failure,
     },
+    /// Parameters that do not fit together, or that there is no memory for.
+    #[error("the function {function:?} does not take its parameters: {why}")]
+    WrongParams {
+        /// The function.
+        function: String,
+        /// What the function says.
+        why: Failure,
+    },
     /// The path of its file is missing.
     #[error("the function {function:?} needs the parameter {param:?}: {what}")]
     NoFile {
@@ -460,6 +468,8 @@ impl Code {
                 why,
             })?;
         }
+        let wrong = |why| LibraryError::WrongParams { function: spec.function.clone(), why };
+        function.ready().map_err(wrong)?;
         Ok(function)
     }
 

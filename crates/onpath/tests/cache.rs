@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use onpath::{
-    Arranged, Chain, Code, Command, Counters, Direction, Link, Messages, Notice, OnFailure,
-    Outcome, Policy, RequestId, Sizes, Spec,
+    Arranged, Chain, Code, Command, Counters, Direction, Function, Link, Messages, Notice,
+    OnFailure, Outcome, Policy, RequestId, Sizes, Spec,
 };
 use wire::framing::UdpHeader;
 use wire::session::{EndpointKind, Origin, ReplyTo};
@@ -278,4 +278,106 @@ fn an_instance_that_was_restarted_keeps_values_again() {
         caches.pass_ms(101);
         assert!(!caches.hits(0, "a") && !caches.hits(0, "a"), "it ended without a detachment");
     }
+}
+
+#[test]
+fn datagrams_without_answers_take_no_tickets_from_connections() {
+    let mut caches = Caches::attached(1, &[("grace_ms", 600_000)]);
+    let origin = Origin::Datagram { port: 0, peer: ([127, 0, 0, 1], 9).into(), local: None };
+    let request = RequestId { origin, number: 0 };
+    let send = |caches: &mut Caches, id: u16, text: &str| {
+        let message = [&UdpHeader::request(id).bytes()[..], text.as_bytes()].concat();
+        caches.decide(0, Direction::Requests, &request, &message)
+    };
+    let mut reads = 0;
+    for id in 0..8192 {
+        let (outcome, message) = send(&mut caches, id, &format!("get k{id}\r\n"));
+        assert_eq!(outcome, Outcome::Pass, "without a ticket it is forwarded as it is");
+        reads += usize::from(message[8..].starts_with(b"mg "));
+    }
+    assert_eq!(reads, 2048);
+    assert!(mark(&caches.ask(0, "get a\r\n").2).is_some(), "a connection's read has a ticket");
+    let mut writes = 0;
+    for id in 8192..u16::MAX {
+        writes += usize::from(send(&mut caches, id, "delete k\r\n").0 == Outcome::Pass);
+    }
+    assert_eq!(writes, 2048);
+    for key in 0..2048 {
+        let (_, outcome, _) = caches.ask(0, &format!("delete c{key}\r\n"));
+        assert_eq!(outcome, Outcome::Pass, "a connection's write {key}");
+    }
+    // Those that are answered make room.
+    let answer = [&UdpHeader::request(9000).bytes()[..], b"DELETED\r\n"].concat();
+    assert_eq!(caches.decide(0, Direction::Replies, &request, &answer).0, Outcome::Pass);
+    assert_eq!(send(&mut caches, 9000, "delete k\r\n").0, Outcome::Pass);
+    assert_ne!(send(&mut caches, 9001, "delete k\r\n").0, Outcome::Pass);
+}
+
+#[test]
+fn a_write_of_a_live_connection_is_pending_after_a_restart() {
+    let sizes = Sizes { message_bytes: 4096, reply_bytes: 4096 };
+    // How the write ends: by its answer, by that to a later request, with the connection, or by neither.
+    for end in 0..4 {
+        let mut caches = Caches::attached(1, &[("sample", 0)]);
+        let mut function = caches.code.instance(&caches.spec, sizes).unwrap();
+        let tick = |function: &mut dyn Function, now_ns| function.notice(&Notice::Tick { now_ns });
+        let show = |function: &mut dyn Function, direction, number, text: &str| {
+            let mut messages = Messages::new(4096, 4096);
+            let client = ReplyTo { endpoint: EndpointKind::Tcp, worker: 1, key: 7, generation: 1 };
+            let request = RequestId { origin: Origin::Client(client), number };
+            messages.push_of(&request, text.as_bytes());
+            function.decide(direction, &mut messages).unwrap();
+            client
+        };
+        function.notice(&Notice::Attached);
+        tick(&mut *function, caches.now_ns);
+        let client = show(&mut *function, Direction::Requests, 1, "set a 0 0 1\r\nx\r\n");
+        show(&mut *function, Direction::Requests, 2, "version\r\n");
+        assert!(function.restart().unwrap());
+        tick(&mut *function, caches.now_ns);
+        // The server may take its time: the connection lives.
+        for _ in 0..3 {
+            caches.pass_ms(60_000);
+            tick(&mut *function, caches.now_ns);
+            assert!(!caches.hits(0, "a") && !caches.hits(0, "a"), "it may still be done");
+            assert!(!caches.hits(0, "z") && caches.hits(0, "z"), "another key");
+        }
+        match end {
+            0 => _ = show(&mut *function, Direction::Replies, 1, "STORED\r\n"),
+            1 => _ = show(&mut *function, Direction::Replies, 2, "VERSION 1.6\r\n"),
+            2 => function.notice(&Notice::Gone { client, now_ns: caches.now_ns }),
+            _ => caches.pass_ms(10 * 3_600_000),
+        }
+        caches.pass_ms(99);
+        tick(&mut *function, caches.now_ns);
+        assert!(!caches.hits(0, "a"));
+        assert_eq!(caches.hits(0, "a"), end != 2, "{end}: the grace period of a lost connection");
+        caches.pass_ms(2);
+        tick(&mut *function, caches.now_ns);
+        let _ = caches.hits(0, "a");
+        assert!(caches.hits(0, "a"), "{end}");
+    }
+}
+
+#[test]
+fn a_write_that_passed_unseen_makes_entries_invalid_when_it_is_answered() {
+    let mut caches = Caches::attached(1, &[("sample", 0)]);
+    assert!(!caches.hits(0, "a") && caches.hits(0, "a"));
+    // It was shown to no function.
+    let unseen = caches.stream(0);
+    for (answer, is_valid) in [("VERSION 1.6\r\n", true), ("STORED\r\n", false)] {
+        caches.answer(0, &unseen, answer);
+        caches.pass_ms(1);
+        assert_eq!(caches.hits(0, "a"), is_valid, "{answer:?}");
+    }
+}
+
+#[test]
+fn memory_has_a_limit() {
+    let mut spec = Spec::new("hot", "memcached-cache");
+    spec.params = vec![("memory_mib".into(), 4097.into())];
+    let code = Code::open(&spec, &[]).unwrap();
+    let sizes = Sizes { message_bytes: 4096, reply_bytes: 4096 };
+    let why = code.instance(&spec, sizes).err().unwrap().to_string();
+    assert!(why.contains("memory_mib is between 1 and 4096"), "{why}");
 }

@@ -414,9 +414,17 @@ fn a_token_is_used_once_if_that_is_asked_for() {
     now.store(ISSUED + 661, Ordering::Relaxed);
     assert_eq!(ask(&mut f, 1, &post(1, TOKEN)).0, DROPPED);
     assert_eq!(value(&mut f, "stale"), 1);
-    // Without a window nothing says how long to remember a token.
+    // Without a window nothing says how long to remember a token, and a place can tell times apart for so long only.
     let (mut f, _) = function(&[("tenant", "a")], &[("once", 1)]);
     assert_eq!((ask(&mut f, 1, &post(1, TOKEN)).0, value(&mut f, "stale")), (DROPPED, 1));
+    let ready = |settings: &[(&str, u64)]| function(&[], settings).0.ready();
+    assert!(ready(&[("window_s", 1 << 32)]).is_ok() && ready(&[]).is_ok());
+    let once = |window_s| ready(&[("once", 1), ("window_s", window_s), ("leeway_s", 10)]);
+    assert!(once(1).is_ok() && once(8_000_000 - 20).is_ok());
+    for window_s in [0, 8_000_000 - 19, 1 << 32] {
+        let why = once(window_s).unwrap_err().to_string();
+        assert!(why.contains("window_s + 2 * leeway_s is at most 8000000"), "{why}");
+    }
 }
 
 #[test]
@@ -478,6 +486,9 @@ fn it_needs_a_file_of_keys() {
     assert!(made(&spec, b"").unwrap().contains("it is \"drop\" or \"answer\""));
     spec.params = vec![("keys".into(), "k".into()), ("once".into(), 2.into())];
     assert!(made(&spec, b"").unwrap().contains("once is at most 1"));
+    spec.params = vec![("keys".into(), "k".into()), ("once".into(), 1.into())];
+    let file = format!("a {KEY}");
+    assert!(made(&spec, file.as_bytes()).unwrap().contains("once = 1 needs window_s"));
 }
 
 proptest! {

@@ -173,6 +173,38 @@ fn what_finds_no_room_is_counted_and_leaves_a_gap_in_the_numbers() {
 }
 
 #[test]
+fn a_ring_that_is_refused_leaves_the_one_that_there_is_and_a_user_has_a_share() {
+    let _alone = alone();
+    let mut server = one(1);
+    let (id, mut ring) = deliver(&mut server, 16);
+    let engine = Caller::engine();
+    assert!(server.make_ring(engine, id, 16_384, 65_536).is_err());
+    attach(&mut server, id);
+    let client = udp_client(address(&server, 0));
+    client.send(&message(0, 3)).unwrap();
+    let mut found = Vec::new();
+    read(&mut ring, &mut found);
+    assert_eq!(sent_by(&found), (0, 3));
+    // What a user cannot have is left for the operator, and for another user. One of theirs is replaced, so it does not count.
+    let users = [1, 2].map(|more| Caller { user: engine.user + more, connection: None });
+    let mut made = |caller, name: &str, entries| {
+        let spec = Spec::new(name, "deliver");
+        let id = server.create_function(caller, &spec, None, false).unwrap();
+        let made = server.make_ring(caller, id, entries, 16_384).map(drop);
+        (id, made.map_err(|error| error.to_string()))
+    };
+    let (first, small) = made(users[0], "a", 2048);
+    assert_eq!(small, Ok(()));
+    let (_, large) = made(users[0], "b", 2048);
+    let large = large.unwrap_err();
+    assert!(large.contains("those of a user 64: give it fewer entries"), "{large}");
+    assert_eq!(made(users[1], "a", 2048).1, Ok(()));
+    assert_eq!(made(engine, "c", 4096).1, Ok(()));
+    assert!(server.make_ring(users[0], first, 2048, 16_384).is_ok(), "in place of its first one");
+    assert!(server.shutdown().is_clean());
+}
+
+#[test]
 fn a_ring_that_cannot_be_is_refused_in_one_sentence() {
     let _alone = alone();
     let mut server = one(1);

@@ -11,6 +11,7 @@ use std::time::Duration;
 use common::*;
 use engine::topology::{Service, Topology};
 use wire::DropReason;
+use wire::framing::{Framing, UdpHeader};
 
 /// A server on a free port that does what `answer` says with each datagram: it gets the socket, the sender and the message.
 struct Upstream {
@@ -104,6 +105,44 @@ fn every_client_has_a_flow_of_its_own_and_gets_its_own_answers() {
     let counted = server.metrics().service(0);
     assert_eq!((counted.received, counted.replied), (150, 150));
     assert_eq!(counted.upstream_flows_opened, 50);
+    assert!(server.shutdown().is_clean());
+}
+
+#[test]
+fn an_answer_of_several_datagrams_is_delivered_whole() {
+    // As many datagrams as the request says; one more with a number that nothing announced.
+    let upstream = Upstream::start(|socket, peer, message| {
+        let (header, body) = UdpHeader::split(message).unwrap();
+        let total: u16 = std::str::from_utf8(body).unwrap().parse().unwrap();
+        for sequence in 0..total {
+            let part = UdpHeader { sequence, total, ..header }.bytes();
+            socket.send_to(&[&part[..], &[sequence as u8; 1392]].concat(), peer).unwrap();
+        }
+        let more = UdpHeader { sequence: total, total: total + 1, ..header }.bytes();
+        socket.send_to(&more, peer).unwrap();
+    });
+    let server = start(one(Service { framing: Framing::Memcached, ..proxy(upstream.address) }));
+    let clients = [(); 2].map(|()| udp_client(address(&server, 0)));
+    let mut delivered = 0;
+    for (id, total) in [(1, 1u16), (2, 40), (3, 2), (4, 1)] {
+        for client in &clients {
+            let header = UdpHeader::request(id).bytes();
+            client.send(&[&header[..], total.to_string().as_bytes()].concat()).unwrap();
+            for sequence in 0..total {
+                let mut answer = [0; 2000];
+                let len = receive(client, &mut answer).expect("a datagram in time");
+                let (header, body) = UdpHeader::split(&answer[..len]).unwrap();
+                assert_eq!(header, UdpHeader { id, sequence, total });
+                assert!(body.len() == 1392 && body.iter().all(|b| *b == sequence as u8));
+                delivered += 1;
+            }
+        }
+    }
+    let unasked = || server.metrics().service(0).dropped(DropReason::BackendUnasked);
+    eventually("all that nothing announced is dropped", || unasked() == 8);
+    assert_accounts(&server);
+    let counted = server.metrics().service(0);
+    assert_eq!((counted.received, counted.replied), (delivered, delivered));
     assert!(server.shutdown().is_clean());
 }
 

@@ -222,6 +222,18 @@ impl Function for CoapAuth {
         Ok(())
     }
 
+    fn ready(&mut self) -> Result<(), Failure> {
+        // A token may be issued up to `leeway_s` from now.
+        let valid_s = self.window_s + 2 * self.leeway_s;
+        if self.once && (self.window_s == 0 || valid_s > REMEMBERED_S_MAX) {
+            return Err(Failure(format!(
+                "once = 1 needs window_s, which says for how long a token is remembered: set it so that window_s + 2 * leeway_s is at \
+                 most {REMEMBERED_S_MAX}"
+            )));
+        }
+        Ok(())
+    }
+
     fn registers(&self) -> &[Register] {
         &self.registers
     }

@@ -98,7 +98,7 @@ registers! {
 
 /// Settings with their first values and what they may be.
 const SETTINGS: [(&str, u64, u64, u64); 5] = [
-    ("memory_mib", 16, 1, 65_536),
+    ("memory_mib", 16, 1, 4096),
     ("age_ms", 60_000, 0, 86_400_000),
     ("sample", 64, 0, 1_000_000),
     ("grace_ms", 2_000, 1, 600_000),
@@ -220,16 +220,6 @@ impl MemcachedCache {
         }
     }
 
-    /// All memory, before the first message.
-    fn reserve(&mut self) {
-        let grace_ns = self.settings[AT_GRACE] * MS;
-        self.flight = Some(Box::new(Flight::new(&self.shared.secret, grace_ns)));
-        self.store = Some(Store::new((self.settings[AT_MEMORY] as usize) << 20));
-        self.scratch.reserve(64 << 10);
-        self.hashes.reserve(MESSAGES_MAX);
-        self.places.reserve(MESSAGES_MAX);
-    }
-
     /// The instance does not see what passes from now on.
     fn see_nothing(&mut self) {
         match self.sees {
@@ -248,7 +238,7 @@ impl MemcachedCache {
             if self.sees == Sees::FromNow {
                 // What passed unseen before may be in progress.
                 epochs.raise_floor(now_ns + flight.grace_ns);
-                flight.linger_all(now_ns);
+                flight.see_again(now_ns);
                 self.blind.end();
                 self.sees = Sees::Everything;
             }
@@ -336,7 +326,7 @@ impl MemcachedCache {
     fn stats(&mut self, asked: &Asked) {
         match (&asked.sent, &mut self.flight) {
             (Sent::Stream { client, number }, Some(flight))
-                if flight.has_room().0 && !flight.has(client, *number) =>
+                if flight.has_room(&asked.sent) && !flight.has(client, *number) =>
             {
                 flight.add(asked.sent, Purpose::Stats, asked.now_ns);
             }
@@ -407,7 +397,7 @@ impl MemcachedCache {
     fn ask(&mut self, messages: &mut Messages, asked: &Asked, key: &[u8], hash: u64, form: Form) {
         let Shared { epochs, has_stale, .. } = &*self.shared;
         let Some(flight) = &mut self.flight else { return };
-        let (_, has_room) = flight.has_room();
+        let has_room = flight.has_room_to_read(&asked.sent);
         let is_known = match &asked.sent {
             Sent::Stream { client, number } => flight.has(client, *number),
             Sent::Datagram { client, id } => flight.awaits(client, *id),
@@ -435,7 +425,7 @@ impl MemcachedCache {
         if matches!(&asked.sent, Sent::Stream { client, number } if flight.has(client, *number)) {
             return;
         }
-        if !flight.has_room().0 || is_datagram && self.settings[AT_UDP_WRITES] == 0 {
+        if !flight.has_room(&asked.sent) || is_datagram && self.settings[AT_UDP_WRITES] == 0 {
             return self.refuse(messages, asked.index);
         }
         self.counts.writes += 1;
@@ -474,6 +464,7 @@ impl MemcachedCache {
         match origin {
             Origin::Client(client) => {
                 let (Some(flight), now_ns) = (&mut self.flight, messages.now_ns()) else { return };
+                flight.end_before(&client, number, &self.shared.epochs, now_ns);
                 match flight.end_stream(&client, number, &self.shared.epochs, now_ns) {
                     Some(Purpose::Read(read)) => self.answer(messages, index, &read, None),
                     Some(Purpose::Stats) => {
@@ -483,7 +474,14 @@ impl MemcachedCache {
                         messages.rewrite(index, &self.scratch);
                     }
                     Some(Purpose::Write { .. } | Purpose::Flush { .. }) => {}
-                    None => self.check_unknown(messages, index, 0),
+                    None => {
+                        let body = messages.bytes(index);
+                        // A write that passed unseen has been done.
+                        if ends_write(body) || body == b"OK\r\n" {
+                            self.shared.epochs.raise_floor(now_ns);
+                        }
+                        self.check_unknown(messages, index, 0);
+                    }
                 }
             }
             Origin::Datagram { .. } => self.take_datagram(messages, index, &origin),
@@ -648,10 +646,23 @@ fn ends_write(body: &[u8]) -> bool {
 }
 
 impl Function for MemcachedCache {
+    /// All memory is taken here.
+    fn ready(&mut self) -> Result<(), Failure> {
+        let grace_ns = self.settings[AT_GRACE] * MS;
+        let memory_mib = self.settings[AT_MEMORY];
+        let store = Store::new((memory_mib as usize) << 20).map_err(|_| {
+            let name = SETTINGS[AT_MEMORY].0;
+            Failure(format!("there is no memory for {name} = {memory_mib}: set it lower"))
+        })?;
+        self.flight = Some(Box::new(Flight::new(&self.shared.secret, grace_ns)));
+        self.store = Some(store);
+        self.scratch.reserve(64 << 10);
+        self.hashes.reserve(MESSAGES_MAX);
+        self.places.reserve(MESSAGES_MAX);
+        Ok(())
+    }
+
     fn decide(&mut self, direction: Direction, messages: &mut Messages) -> Result<(), Failure> {
-        if self.flight.is_none() {
-            self.reserve();
-        }
         self.now_ns = messages.now_ns();
         self.begin(self.now_ns);
         let before = self.counts.hits;
@@ -686,9 +697,6 @@ impl Function for MemcachedCache {
             Notice::Attached => self.sees = Sees::FromNow,
             Notice::Detached => self.see_nothing(),
             Notice::Tick { now_ns } => {
-                if self.flight.is_none() {
-                    self.reserve();
-                }
                 self.begin(now_ns);
                 self.now_ns = now_ns;
             }
@@ -785,4 +793,25 @@ impl Drop for Watch {
 fn is_quiet(message: &[u8]) -> bool {
     let line = message.split(|byte| *byte == b'\r').next().unwrap_or(message);
     line.ends_with(b" noreply") || line.ends_with(b" q")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_taken_before_the_first_message() {
+        let random = RandomState::new();
+        let shared = Shared {
+            epochs: Epochs::new(1),
+            secret: Secret([random.hash_one(1), random.hash_one(2)]),
+            has_stale: AtomicBool::new(false),
+            hits: AtomicU64::new(0),
+        };
+        let mut cache = MemcachedCache::new(Arc::new(shared));
+        assert!(cache.store.is_none() && cache.flight.is_none());
+        cache.ready().unwrap();
+        let reserved = cache.hashes.capacity() >= MESSAGES_MAX;
+        assert!(cache.store.is_some() && cache.flight.is_some() && reserved);
+    }
 }

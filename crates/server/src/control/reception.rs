@@ -405,7 +405,7 @@ mod tests {
         assert_eq!(server.functions.refused(), [0, 0, 0, 4]);
         assert_eq!(ask(&mut server, &socket, &list), None, "its answer comes from the owner");
         let Ok(Task::Functions(task)) = inbox.try_recv() else { panic!("no request") };
-        assert_eq!(task.caller, Caller { user, connection: Some(1) });
+        assert_eq!(task.caller, Caller { user, connection: Some(2) });
         assert_eq!(task.request, FunctionRequest::List);
         assert!(inbox.try_recv().is_err(), "and no reload");
         // The operator may do more.

@@ -35,7 +35,7 @@ pub(super) use objects::Functions;
 use objects::{CREATED_MAX, CREATED_PER_USER_MAX, Object};
 pub use objects::{Caller, FunctionCounters, Origin, REFUSED, Refused};
 use path::ChainOf;
-use ring::ApplicationRing;
+use ring::{ApplicationRing, BYTES_MAX, BYTES_PER_USER_MAX};
 pub use trace::TracedMessage;
 
 /// A function that is attached.
@@ -237,11 +237,23 @@ impl Server {
         };
         let name = self.functions.detached[at].spec.name.clone();
         // The ring that it has stays if the other one is refused.
-        let others = self.objects().filter(|object| object.id != id);
-        let taken = others.filter_map(|object| object.ring.as_ref());
-        let taken = taken.map(|ring| ring.bytes()).sum();
+        let bytes_of = |users: &dyn Fn(&Object) -> bool| -> u64 {
+            let others = self.objects().filter(|object| object.id != id && users(object));
+            others.filter_map(|object| object.ring.as_ref()).map(|ring| ring.bytes()).sum()
+        };
+        let left = BYTES_MAX.saturating_sub(bytes_of(&|_| true));
+        let left = match self.functions.detached[at].origin {
+            Origin::Created { user, .. } if !Caller { user, connection: None }.is_operator() => {
+                let own = bytes_of(
+                    &|object| matches!(object.origin, Origin::Created { user: of, .. } if of == user),
+                );
+                left.min(BYTES_PER_USER_MAX.saturating_sub(own))
+            }
+            _ => left,
+        };
         let workers = self.fabric.workers();
-        let ring = ApplicationRing::new(&name, workers, entries, message_bytes, taken)?;
+        let ring = ApplicationRing::new(&name, workers, entries, message_bytes, left);
+        let ring = ring.inspect_err(|_| self.functions.counters.count_refused(Refused::Limit))?;
         let files = ring.files().map_err(|error| FunctionError::Ring(name, error.to_string()))?;
         self.functions.detached[at].ring = Some(Arc::new(ring));
         Ok((files, workers))
@@ -469,7 +481,8 @@ impl Server {
         Ok(origin)
     }
 
-    /// Reads all registers of a function, merged over all workers, after what `action` says.
+    /// Reads the registers of a function, merged over all workers, after what `action` says. After a change those are left out that follow from its
+    /// state ([`Merge::State`]): only a read copies it.
     pub fn registers(
         &mut self,
         caller: Caller,
@@ -524,9 +537,11 @@ impl Server {
         command: Command,
     ) -> Result<Registers, FunctionError> {
         let reading = self.command(index, of, command)?;
-        let registers = &self.service_slots[index].functions[of].registers;
-        let names = registers.iter().map(|register| register.name.to_string());
-        Ok(names.zip(reading.values).collect())
+        let registers = self.service_slots[index].functions[of].registers.iter();
+        let shown = registers
+            .zip(reading.values)
+            .filter(|(register, _)| command == Command::Read || register.merge != Merge::State);
+        Ok(shown.map(|(register, value)| (register.name.to_string(), value)).collect())
     }
 
     fn command(&self, index: usize, of: usize, command: Command) -> Result<Reading, FunctionError> {

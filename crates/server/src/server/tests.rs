@@ -1,5 +1,6 @@
 //! Failing starts: on one worker while another one starts, and their error messages.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use engine::accelerator::{Blocks, StartError};
@@ -8,9 +9,11 @@ use engine::topology::{
     Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, Limits, STACK_KIB, Service,
 };
 use engine::{Attachment, ServiceInstall};
+use onpath::Spec;
 use wire::nic::{NicError, Transport};
 
 use super::change::Occasion;
+use super::functions::{Place, RegisterAction, Target};
 use super::*;
 
 /// Blocks that do nothing, once they have started.
@@ -55,6 +58,87 @@ fn a_worker_that_panics_while_it_starts_is_noticed_beside_one_that_runs() {
     let error = server.install(&service, installs, Occasion::Start, &mut late);
     let error = error.unwrap_err();
     assert!(matches!(error, ChangeError::Start(ServerError::Panicked)), "{error}");
+}
+
+/// While it is set, the worker of [`Stuck`] blocks does not return from them.
+static HOLD: AtomicBool = AtomicBool::new(false);
+/// It is inside of them.
+static HELD: AtomicBool = AtomicBool::new(false);
+
+/// Blocks that do not return.
+struct Stuck;
+
+impl Blocks for Stuck {
+    fn start(&mut self) -> Result<(), StartError> {
+        Ok(())
+    }
+
+    fn drive(&mut self, _: u64, _: &[u32], _: &mut Vec<u32>) {
+        while HOLD.load(Ordering::Relaxed) {
+            HELD.store(true, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn wake_at(&self) -> u64 {
+        0
+    }
+
+    fn ended(&mut self, _: &mut Vec<(u32, u64)>) {}
+}
+
+/// A server with a service, whose worker is inside of blocks while [`HOLD`] is set.
+fn with_stuck_worker() -> Server {
+    let listen = Listen { transport: Transport::Udp, address: ([127, 0, 0, 1], 0).into() };
+    let kind = AcceleratorKind::Cpu { placement: CpuPlacement::Worker, stack_kib: STACK_KIB };
+    let mut server = Server::start(Topology {
+        engine: EngineSettings { workers: 1, ..EngineSettings::default() },
+        limits: Limits::default(),
+        accelerators: vec![Accelerator { name: "acc0".into(), kind }],
+        services: vec![Service::new("a", vec![listen], "echo")],
+    })
+    .unwrap();
+    let service = Service::new("b", Vec::new(), "echo");
+    let counters = ServiceMetrics::new("b".into(), 1);
+    let share = vec![Attachment { blocks: Box::new(Stuck), ends: Vec::new(), pool: None }];
+    let installs = ServiceInstall::for_workers(1, &service, &counters, vec![share]);
+    server.install(&service, installs, Occasion::Start, &mut || false).unwrap();
+    server
+}
+
+#[test]
+fn a_function_that_is_attached_to_a_stuck_worker_is_in_one_place() {
+    let mut server = with_stuck_worker();
+    let engine = Caller::engine();
+    let spec = Spec::new("late", "passthrough");
+    let id = server.create_function(engine, &spec, None, false).unwrap();
+    let places = |server: &Server| -> Vec<Option<String>> {
+        let functions = server.functions().into_iter();
+        functions.filter(|function| function.id == id).map(|function| function.service).collect()
+    };
+    assert_eq!(places(&server), [None]);
+    HOLD.store(true, Ordering::Relaxed);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !HELD.load(Ordering::Relaxed) {
+        assert!(Instant::now() < deadline, "the worker takes no turn");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    server.timeouts.step = Duration::from_millis(200);
+    let late = server.attach_created(engine, id, "a", &Place::Default).err().unwrap();
+    assert!(matches!(late, FunctionError::Stuck(_)), "{late}");
+    let attached = Some("a".to_owned());
+    assert_eq!(places(&server), std::slice::from_ref(&attached), "the worker attaches it later");
+    let destroyed = server.destroy_function(engine, id).unwrap_err().to_string();
+    assert!(destroyed.contains("is attached to service \"a\": detach it first"), "{destroyed}");
+    HOLD.store(false, Ordering::Relaxed);
+    server.timeouts.step = Duration::from_secs(30);
+    let target = Target::Id(id);
+    assert_eq!(server.registers(engine, &target, &RegisterAction::Read).unwrap(), []);
+    assert_eq!(places(&server), [attached]);
+    server.detach(engine, &target).unwrap();
+    assert_eq!(places(&server), [None]);
+    server.destroy_function(engine, id).unwrap();
+    assert_eq!(places(&server), []);
 }
 
 #[test]

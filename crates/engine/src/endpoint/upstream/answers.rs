@@ -1,7 +1,7 @@
 //! Answers of upstream servers: read in batches, shown to the chain, delivered to clients.
 
 use wire::DropReason;
-use wire::framing::Expects;
+use wire::framing::{Expects, Framing, UdpHeader};
 use wire::nic::{Event, Nic, RxBatch};
 use wire::session::{Origin, Request};
 
@@ -86,10 +86,25 @@ impl Endpoints {
         for datagram in &rx.items {
             let share = &mut turn.services[service];
             let Some(upstream) = share.upstream.as_deref_mut() else { return ended };
-            match upstream.flows.answer(flow, now_ns) {
+            let payload = rx.payload(datagram);
+            let frame = match share.framing {
+                Framing::Memcached => UdpHeader::split(payload),
+                _ => None,
+            };
+            let ends = match frame {
+                Some((UdpHeader { sequence, total, .. }, _)) => {
+                    upstream.flows.answer_in_part(flow, (sequence, total), now_ns)
+                }
+                None => upstream.flows.answer(flow, now_ns),
+            };
+            if ends == Ends::Further {
+                // In the books it is a request with a reply of its own.
+                share.count_received(1);
+            }
+            match ends {
                 Ends::Late => share.count_lost(DropReason::BackendLate, 1),
                 Ends::Nothing => share.count_lost(DropReason::BackendUnasked, 1),
-                Ends::Request => {
+                Ends::Request | Ends::Further => {
                     ended += 1;
                     let request = Request {
                         origin: *origin,
@@ -99,7 +114,7 @@ impl Endpoints {
                         received_ns: now_ns,
                         expects: Expects::Reply,
                     };
-                    self.take_answer(turn, service, &request, rx.payload(datagram));
+                    self.take_answer(turn, service, &request, payload);
                 }
             }
         }

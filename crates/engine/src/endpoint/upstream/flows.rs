@@ -10,6 +10,9 @@
 //! no request times out early, and none later than one and a quarter of the time-out and a millisecond. No memory depends on the
 //! number of requests.
 //!
+//! *Answers of several datagrams* are those of memcached, whose frame says how many there are. The first one ends the request; as many others are
+//! expected then, in order, until the next first one.
+//!
 //! *A full table.* Every flow is in one of three lists, each in the order in which it came there:
 //!
 //! | list | flows |
@@ -39,6 +42,8 @@ const QUARTERS: u64 = 4;
 const COUNTS: usize = QUARTERS as usize + 1;
 /// The part of the table that the flows of one address have for good.
 const SHARE: u32 = 4;
+/// Datagrams of an answer beside the first: a mebibyte, memcached's longest value, in datagrams of 1400 bytes.
+const FURTHER_MAX: u32 = 1024;
 /// The bits of an IPv6 address that identify a host: hosts choose the others as they like (RFC 4291, RFC 8981).
 const HOST_BITS: u32 = 64;
 
@@ -67,6 +72,8 @@ pub(super) struct Flow {
     pub(super) unspent: u64,
     /// Requests that have timed out, whose answers may still come.
     late: u32,
+    /// Datagrams of the answer that came last which are still expected.
+    further: u32,
     /// Requests in flight by quarter; the quarter of the newest.
     asked: [u32; COUNTS],
     quarter: u64,
@@ -89,6 +96,8 @@ pub(super) enum Ends {
     Request,
     /// One that has timed out.
     Late,
+    /// Nothing: it continues the answer that came last.
+    Further,
     /// Nothing.
     Nothing,
 }
@@ -206,6 +215,7 @@ impl Flows {
             bounced: false,
             unspent: 0,
             late: 0,
+            further: 0,
             asked: [0; COUNTS],
             quarter: now_ns / self.quarter_ns,
             in_flight: 0,
@@ -240,7 +250,9 @@ impl Flows {
         let time_ns = (QUARTERS + 1).saturating_mul(self.quarter_ns);
         let until_ns = entry.used_ns.saturating_add(time_ns.saturating_mul(2));
         let how = match until_ns.saturating_sub(now_ns) {
-            ns if ns > 0 && (entry.in_flight > 0 || entry.late > 0) => Close::ReservePort { ns },
+            ns if ns > 0 && (entry.in_flight > 0 || entry.late > 0 || entry.further > 0) => {
+                Close::ReservePort { ns }
+            }
             _ => Close::Reset,
         };
         Some(Closed { key: entry.key, how, in_flight: entry.in_flight })
@@ -280,6 +292,27 @@ impl Flows {
         self.in_flight -= 1;
         self.sort_in(flow);
         Ends::Request
+    }
+
+    /// The same for a datagram that says which one of how many it is.
+    pub(super) fn answer_in_part(&mut self, flow: u32, part: (u16, u16), now_ns: u64) -> Ends {
+        let (sequence, total) = part;
+        if sequence == 0 || mutants::on("first_datagram_only") {
+            let ends = self.answer(flow, now_ns);
+            if let Some(entry) = self.get(flow) {
+                let delivered = ends == Ends::Request && !mutants::on("first_datagram_only");
+                let further = u32::from(total.saturating_sub(1)).min(FURTHER_MAX);
+                entry.further = if delivered { further } else { 0 };
+            }
+            return ends;
+        }
+        let Some(entry) = self.get(flow) else { return Ends::Nothing };
+        if entry.further == 0 {
+            return Ends::Nothing;
+        }
+        entry.further -= 1;
+        entry.used_ns = now_ns;
+        Ends::Further
     }
 
     /// The requests in flight of a flow are given up, but for the `newest` ones, which were asked in this turn; how many there

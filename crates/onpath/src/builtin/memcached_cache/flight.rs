@@ -4,13 +4,15 @@
 //! A read has one if the cache has rewritten it, with its key and with what the answer may be kept under.
 //!
 //! *On a connection* a ticket is found by the number of its request. When the connection is lost, its reads are forgotten, and its
-//! writes linger for the grace period: the server may still do them.
+//! writes linger for the grace period: the server may still do them. If the instance has missed what happened, a ticket also ends with the
+//! answer to a later request of its connection, since answers are shown in order, and after [`MISSED_NS`]: by then the proxy has given up its connection.
 //!
 //! *Datagrams* are found by their sender and the identifier in the frame. They linger from the beginning: the loss of one is not reported, and
 //! an answer ends a write only if it is the only one with this sender and identifier that may still be answered. Otherwise all of
 //! these writes end after the grace period of the last.
 //!
-//! All memory is reserved at the start. When there is no ticket for a request it is refused.
+//! All memory is reserved at the start. When there is no ticket for a request it is refused. Datagrams have at most half of the tickets, since their senders
+//! need not wait for answers: they take none from connections.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher};
@@ -23,6 +25,12 @@ use super::epochs::{Epochs, Scope, Words};
 /// Tickets, and how many of them may be reads.
 const TICKETS: usize = 1 << 13;
 const READS: usize = 1 << 12;
+/// A proxy gives up a connection on which the server answers nothing for ten times `request_timeout_ms`, which is at most an hour.
+const MISSED_NS: u64 = 10 * 3_600_000_000_000;
+/// Lists of tickets that end by themselves, in the order in which they do: after the grace period, and after [`MISSED_NS`].
+const LISTS: usize = 2;
+const AFTER_GRACE: usize = 0;
+const AFTER_MISSED: usize = 1;
 const NIL: u32 = u32::MAX;
 
 /// Who sent a request, and how its answer is found.
@@ -90,8 +98,8 @@ struct Ticket {
     generation: u32,
     /// Of its connection or datagrams; or the next free one.
     next: u32,
-    /// In the order in which tickets end by themselves.
-    lingers: bool,
+    /// The list of those that end by themselves, if it is in one.
+    lingers: Option<usize>,
     earlier: u32,
     later: u32,
     until_ns: u64,
@@ -180,8 +188,11 @@ pub(super) struct Flight {
     datagrams: HashMap<(Origin, u16), Group, Secret>,
     /// Writes on connections.
     stream_writes: u32,
-    first_lingering: u32,
-    last_lingering: u32,
+    /// Tickets of datagrams, and how many of them are reads.
+    datagram_tickets: usize,
+    datagram_reads: usize,
+    /// First and last ticket of each list.
+    lingering: [(u32, u32); LISTS],
     pub(super) grace_ns: u64,
 }
 
@@ -200,7 +211,7 @@ impl Flight {
             sent: nowhere,
             generation: 0,
             next,
-            lingers: false,
+            lingers: None,
             earlier: NIL,
             later: NIL,
             until_ns: 0,
@@ -217,15 +228,26 @@ impl Flight {
             streams: HashMap::with_capacity_and_hasher(2 * TICKETS, secret.clone()),
             datagrams: HashMap::with_capacity_and_hasher(2 * TICKETS, secret.clone()),
             stream_writes: 0,
-            first_lingering: NIL,
-            last_lingering: NIL,
+            datagram_tickets: 0,
+            datagram_reads: 0,
+            lingering: [(NIL, NIL); LISTS],
             grace_ns,
         }
     }
 
-    /// Whether there is a ticket for a write, and for a read.
-    pub(super) fn has_room(&self) -> (bool, bool) {
-        (self.free != NIL, self.free != NIL && !self.free_keys.is_empty())
+    /// Whether there is a ticket for a request that is no read.
+    pub(super) fn has_room(&self, sent: &Sent) -> bool {
+        let part = match sent {
+            Sent::Datagram { .. } if !mutants::on("cache_datagrams_take_all") => TICKETS / 2,
+            _ => TICKETS,
+        };
+        self.free != NIL && (part == TICKETS || self.datagram_tickets < part)
+    }
+
+    /// The same for a read.
+    pub(super) fn has_room_to_read(&self, sent: &Sent) -> bool {
+        let is_over = matches!(sent, Sent::Datagram { .. }) && self.datagram_reads >= READS / 2;
+        self.has_room(sent) && !is_over && !self.free_keys.is_empty()
     }
 
     /// Whether writes of this connection are in progress.
@@ -285,7 +307,11 @@ impl Flight {
                 self.stream_writes += u32::from(is_write);
                 self.streams.entry(client).or_insert(empty)
             }
-            Sent::Datagram { client, id } => self.datagrams.entry((client, id)).or_insert(empty),
+            Sent::Datagram { client, id } => {
+                self.datagram_tickets += 1;
+                self.datagram_reads += usize::from(matches!(purpose, Purpose::Read(_)));
+                self.datagrams.entry((client, id)).or_insert(empty)
+            }
         };
         group.writes += u32::from(is_write);
         match group.last {
@@ -297,22 +323,41 @@ impl Flight {
             if group.first != at {
                 self.confuse(&client, id);
             }
-            self.linger(at, now_ns);
+            self.linger(at, AFTER_GRACE, now_ns);
         }
         mark
     }
 
-    fn linger(&mut self, at: u32, now_ns: u64) {
-        let last = self.last_lingering;
-        let ticket = &mut self.tickets[at as usize];
-        (ticket.lingers, ticket.earlier, ticket.later) = (true, last, NIL);
+    /// A ticket ends by itself after the time of this list, which it was not in.
+    fn linger(&mut self, at: u32, list: usize, now_ns: u64) {
+        self.stay(at);
         let grace_ns = if mutants::on("cache_no_grace") { 0 } else { self.grace_ns };
-        ticket.until_ns = now_ns.saturating_add(grace_ns);
+        let wait_ns = if list == AFTER_GRACE { grace_ns } else { MISSED_NS };
+        let last = self.lingering[list].1;
+        let ticket = &mut self.tickets[at as usize];
+        (ticket.lingers, ticket.earlier, ticket.later) = (Some(list), last, NIL);
+        ticket.until_ns = now_ns.saturating_add(wait_ns);
         match last {
-            NIL => self.first_lingering = at,
+            NIL => self.lingering[list].0 = at,
             last => self.tickets[last as usize].later = at,
         }
-        self.last_lingering = at;
+        self.lingering[list].1 = at;
+    }
+
+    /// A ticket does not end by itself any more.
+    fn stay(&mut self, at: u32) {
+        let Ticket { lingers: Some(list), earlier, later, .. } = self.tickets[at as usize] else {
+            return;
+        };
+        match earlier {
+            NIL => self.lingering[list].0 = later,
+            earlier => self.tickets[earlier as usize].later = later,
+        }
+        match later {
+            NIL => self.lingering[list].1 = earlier,
+            later => self.tickets[later as usize].earlier = earlier,
+        }
+        self.tickets[at as usize].lingers = None;
     }
 
     /// The tickets of a stream's request: usually the first of its connection.
@@ -334,6 +379,26 @@ impl Flight {
         let last = self.tickets[group.last as usize].sent;
         let is_new = matches!(last, Sent::Stream { number: last, .. } if last < number);
         !is_new && self.find_stream(client, number).is_some()
+    }
+
+    /// The server has answered a request of a connection: it has done those before it, whose answers were missed.
+    pub(super) fn end_before(
+        &mut self,
+        client: &ReplyTo,
+        number: u64,
+        epochs: &Epochs,
+        now_ns: u64,
+    ) {
+        while let Some(Group { first, .. }) = self.streams.get(client).copied() {
+            match self.tickets[first as usize] {
+                Ticket { sent: Sent::Stream { number: before, .. }, lingers, .. }
+                    if before < number && lingers == Some(AFTER_MISSED) =>
+                {
+                    self.remove(first, epochs, now_ns);
+                }
+                _ => return,
+            }
+        }
     }
 
     /// A request of a connection has ended. Returns what its ticket was for.
@@ -366,8 +431,8 @@ impl Flight {
         let purpose = self.tickets[at as usize].purpose;
         if !purpose.is_some_and(|purpose| purpose.writes()) {
             self.remove(at, epochs, now_ns);
-        } else if !self.tickets[at as usize].lingers {
-            self.linger(at, now_ns);
+        } else if self.tickets[at as usize].lingers != Some(AFTER_GRACE) {
+            self.linger(at, AFTER_GRACE, now_ns);
         }
     }
 
@@ -426,19 +491,23 @@ impl Flight {
     /// Ends what has lingered for long enough.
     #[inline]
     pub(super) fn expire(&mut self, epochs: &Epochs, now_ns: u64) {
-        while self.first_lingering != NIL
-            && self.tickets[self.first_lingering as usize].until_ns <= now_ns
-        {
-            self.remove(self.first_lingering, epochs, now_ns);
+        for list in 0..LISTS {
+            while let (first, _) = self.lingering[list]
+                && first != NIL
+                && self.tickets[first as usize].until_ns <= now_ns
+            {
+                self.remove(first, epochs, now_ns);
+            }
         }
     }
 
-    /// Everything lingers from now on: what happens to it may be missed.
-    pub(super) fn linger_all(&mut self, now_ns: u64) {
+    /// What has happened to requests of connections may have been missed, from now on it is not.
+    pub(super) fn see_again(&mut self, now_ns: u64) {
+        let list = if mutants::on("cache_missed_grace") { AFTER_GRACE } else { AFTER_MISSED };
         for at in 0..self.tickets.len() as u32 {
             let ticket = &self.tickets[at as usize];
-            if ticket.purpose.is_some() && !ticket.lingers {
-                self.linger(at, now_ns);
+            if ticket.purpose.is_some() && ticket.lingers.is_none() {
+                self.linger(at, list, now_ns);
             }
         }
     }
@@ -446,17 +515,12 @@ impl Flight {
     fn remove(&mut self, at: u32, epochs: &Epochs, now_ns: u64) -> Purpose {
         let ticket = self.tickets[at as usize];
         let purpose = ticket.purpose.expect("only tickets in use are removed");
-        self.leave_group(at, &ticket, purpose.writes());
-        if ticket.lingers {
-            match ticket.earlier {
-                NIL => self.first_lingering = ticket.later,
-                earlier => self.tickets[earlier as usize].later = ticket.later,
-            }
-            match ticket.later {
-                NIL => self.last_lingering = ticket.earlier,
-                later => self.tickets[later as usize].earlier = ticket.earlier,
-            }
+        if matches!(ticket.sent, Sent::Datagram { .. }) {
+            self.datagram_tickets -= 1;
+            self.datagram_reads -= usize::from(matches!(purpose, Purpose::Read(_)));
         }
+        self.leave_group(at, &ticket, purpose.writes());
+        self.stay(at);
         match purpose {
             Purpose::Write { scope } => epochs.end(scope),
             Purpose::Flush { begin_ns, end_ns } => {
@@ -467,7 +531,7 @@ impl Flight {
             Purpose::Stats => {}
         }
         let entry = &mut self.tickets[at as usize];
-        (entry.purpose, entry.lingers, entry.next) = (None, false, self.free);
+        (entry.purpose, entry.next) = (None, self.free);
         self.free = at;
         purpose
     }

@@ -4,6 +4,8 @@
 //! room, entries are evicted in the order of SIEVE (Zhang et al., NSDI 2024): a hand goes over the entries from the oldest to the newest,
 //! skips those that were served since it last came by, and evicts the first other one.
 
+use std::collections::TryReserveError;
+
 use super::epochs::Words;
 
 /// Bytes of a block.
@@ -61,9 +63,17 @@ pub(super) struct Store {
     bytes: usize,
 }
 
+/// A list of these, or an error where `collect` would end the process.
+fn filled<T>(values: impl ExactSizeIterator<Item = T>) -> Result<Vec<T>, TryReserveError> {
+    let mut list = Vec::new();
+    list.try_reserve_exact(values.len())?;
+    list.extend(values);
+    Ok(list)
+}
+
 impl Store {
-    /// With at most this much memory, with all that it needs.
-    pub(super) fn new(memory_bytes: usize) -> Self {
+    /// With at most this much memory, with all that it needs. It is written once here, so that no page is missing later.
+    pub(super) fn new(memory_bytes: usize) -> Result<Self, TryReserveError> {
         let cost = BLOCKS_PER_ENTRY * (BLOCK_BYTES + size_of::<u32>())
             + size_of::<Entry>()
             + 2 * size_of::<u32>();
@@ -71,13 +81,18 @@ impl Store {
         let blocks = BLOCKS_PER_ENTRY * entries;
         // At most as many buckets as fit.
         let buckets = (entries + entries / 2).next_power_of_two();
-        let numbered = |count: usize| (1..=count as u32).map(move |next| next % count as u32);
-        let mut store = Self {
-            buckets: vec![NIL; if buckets > 2 * entries { buckets / 2 } else { buckets }],
-            entries: numbered(entries).map(|next| Entry { next, ..Entry::default() }).collect(),
+        let buckets = if buckets > 2 * entries { buckets / 2 } else { buckets };
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(blocks * BLOCK_BYTES)?;
+        bytes.resize(blocks * BLOCK_BYTES, 0);
+        let after = |at: usize, count: usize| if at + 1 < count { at as u32 + 1 } else { NIL };
+        let entry = |at| Entry { next: after(at, entries), ..Entry::default() };
+        Ok(Self {
+            buckets: filled((0..buckets).map(|_| NIL))?,
+            entries: filled((0..entries).map(entry))?,
             free_entry: 0,
-            blocks: vec![0; blocks * BLOCK_BYTES],
-            chain: numbered(blocks).collect(),
+            blocks: bytes,
+            chain: filled((0..blocks).map(|at| after(at, blocks)))?,
             free_block: 0,
             free_blocks: blocks,
             oldest: NIL,
@@ -85,10 +100,7 @@ impl Store {
             hand: NIL,
             len: 0,
             bytes: 0,
-        };
-        store.entries[entries - 1].next = NIL;
-        store.chain[blocks - 1] = NIL;
-        store
+        })
     }
 
     /// Entries, and bytes of their keys and values.
@@ -322,7 +334,7 @@ mod tests {
 
     #[test]
     fn what_is_found_is_what_was_last_kept_and_memory_is_never_lost() {
-        let mut store = Store::new(64 << 10);
+        let mut store = Store::new(64 << 10).unwrap();
         let (entries, blocks) = (store.entries.len(), store.chain.len());
         let mut kept: HashMap<Vec<u8>, Vec<u8>> = HashMap::new();
         let mut numbers = Numbers(1);
@@ -372,7 +384,7 @@ mod tests {
 
     #[test]
     fn a_value_of_an_eighth_of_the_memory_is_too_long() {
-        let mut store = Store::new(16 << 10);
+        let mut store = Store::new(16 << 10).unwrap();
         let most = store.chain.len() / VALUE_PART * BLOCK_BYTES - 1;
         assert!(store.insert(1, b"k", &vec![1; most], &About::default()).is_some());
         assert!(store.insert(1, b"k", &vec![1; most + 64], &About::default()).is_none());
@@ -382,7 +394,7 @@ mod tests {
     #[test]
     fn the_memory_is_what_was_given() {
         for memory in [16 << 10, 1 << 20, 5_000_000] {
-            let store = Store::new(memory);
+            let store = Store::new(memory).unwrap();
             let used = store.buckets.len() * 4
                 + store.entries.len() * size_of::<Entry>()
                 + store.blocks.len()
@@ -393,9 +405,14 @@ mod tests {
 
     /// One key in 16 fits; requests follow a Zipf distribution with exponent 0.9.
     #[test]
+    fn memory_that_there_is_not_is_an_error() {
+        assert!(Store::new(1 << 56).is_err());
+    }
+
+    #[test]
     fn as_many_are_found_as_with_the_least_recently_used_order() {
         const KEYS: usize = 16_384;
-        let mut store = Store::new((KEYS / 16) * 248);
+        let mut store = Store::new((KEYS / 16) * 248).unwrap();
         let room = store.entries.len().min(store.chain.len());
         let mut weights = Vec::with_capacity(KEYS);
         let mut sum = 0.0;

@@ -25,7 +25,9 @@ use super::error::FunctionError;
 /// Requests in a ring for each worker, at most.
 const ENTRIES_MAX: u32 = DEPTH_MAX;
 /// Memory of all rings together, in bytes.
-const BYTES_MAX: u64 = 256 << 20;
+pub(super) const BYTES_MAX: u64 = 256 << 20;
+/// Of the functions of one user, unless it is the operator.
+pub(super) const BYTES_PER_USER_MAX: u64 = 64 << 20;
 /// Longest payload of the rings toward the engine, which are not used.
 const UNUSED_BYTES: u32 = 8;
 
@@ -38,13 +40,13 @@ pub(super) struct ApplicationRing {
 }
 
 impl ApplicationRing {
-    /// A ring with `entries` places for each worker. `taken_bytes` is the memory of the other rings.
+    /// A ring with `entries` places for each worker. `left_bytes` is the memory that there is for it.
     pub(super) fn new(
         name: &str,
         workers: usize,
         entries: u32,
         message_bytes: u32,
-        taken_bytes: u64,
+        left_bytes: u64,
     ) -> Result<Self, FunctionError> {
         let cannot = |why: String| FunctionError::Ring(name.to_owned(), why);
         if !entries.is_power_of_two() || entries > ENTRIES_MAX {
@@ -65,11 +67,14 @@ impl ApplicationRing {
         };
         let plan = RegionPlan::of_blocks(workers as u32, &[mqueue], 1);
         let bytes = plan.bytes().map_err(|error| cannot(error.to_string()))?;
-        if taken_bytes + bytes > BYTES_MAX {
+        if bytes > left_bytes {
             return Err(cannot(format!(
-                "it needs {} MiB, and all rings together have at most {}: give it fewer entries or shorter messages",
+                "it needs {} MiB, {} are left, and all rings together have at most {}, those of a user {}: give it fewer entries or \
+                 shorter messages",
                 bytes.div_ceil(1 << 20),
-                BYTES_MAX >> 20
+                left_bytes >> 20,
+                BYTES_MAX >> 20,
+                BYTES_PER_USER_MAX >> 20
             )));
         }
         let memory = SharedMemory::create(
