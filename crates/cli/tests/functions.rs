@@ -133,8 +133,6 @@ fn functions_of_a_running_server_are_managed_from_a_shell() {
 #[test]
 fn functions_are_created_and_destroyed_from_a_shell() {
     let port = free_port();
-    let late = Command::new(build.join("late_test")).arg(&build).output().unwrap();
-    assert_eq!(said(&late), (0, String::new()), "an answer that comes after its time");
     let of_file = "[[service.function]]\nname = \"file\"\nfunction = \"passthrough\"\n";
     let server = Running::start("fn-create", &(table("echo", port, "echo", "") + of_file));
     let client = udp_client(([127, 0, 0, 1], port).into());
@@ -262,6 +260,8 @@ fn nicas_calls_do_the_same_from_c() {
     make.args(["--no-print-directory", "--silent", "-C"]).arg(&functions);
     let made = make.arg(format!("BUILD={}", build.display())).args(["all", "tests"]).output();
     assert_eq!(said(&made.unwrap()), (0, String::new()));
+    let late = Command::new(build.join("late_test")).arg(&build).output().unwrap();
+    assert_eq!(said(&late), (0, String::new()), "an answer that comes after its time");
     let of_file = "[[service.function]]\nname = \"file\"\nfunction = \"passthrough\"\n";
     let port = free_port();
     let server = Running::start("ik", &(table("echo", port, "echo", "") + of_file));

@@ -1,5 +1,6 @@
 //! `serval fn`: functions on the path of a running server's messages.
 
+mod behind;
 mod project;
 
 use std::path::{Path, PathBuf};
@@ -266,6 +267,12 @@ pub(super) enum Verb {
         at: At,
     },
 
+    /// Run an unmodified server behind a proxy: the address at which the proxy listens is the server's own
+    #[command(
+        after_help = "CONFIG is the configuration of the engine, in which SERVICE has `upstream`. PROGRAM binds the address at\nwhich the service listens, as always; in its place it gets that of `upstream`, and sees the one that it\nasked for. So neither its configuration nor its clients change. It must be linked dynamically.\n\nExamples:\n  serval fn run dns serval.toml -- dnsmasq --no-daemon --port 5353"
+    )]
+    Run(Box<behind::Run>),
+
     /// Print what the functions have done: messages, verdicts, failures, time
     #[command(after_help = "Examples:\n  serval fn counters")]
     Counters(At),
@@ -290,6 +297,7 @@ pub(super) fn run(screen: &Screen, verb: &Verb) -> Result<(), Failure> {
         Verb::Test(test) => test.run(screen)?,
         Verb::Bench(bench) => bench.run(screen)?,
         Verb::List(at) => show(screen, &at.connect()?.list()?, list),
+        Verb::Run(run) => return run.run(),
         Verb::Counters(at) => show(screen, &at.connect()?.list()?, counters),
         Verb::Create(create) => {
             let id = create

@@ -1,0 +1,253 @@
+//! `serval fn run`: unmodified servers behind a proxy, which bind the address of the proxy and know nothing of it.
+
+mod common;
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use common::running::Running;
+use common::*;
+use onpath::Spec;
+use server::control::client::FunctionClient;
+use server::{Place, RegisterAction, Target};
+
+/// How long a server may take for an answer; one that has not come is asked for again.
+const WAIT: Duration = Duration::from_secs(5);
+
+/// The folder with the library and the programs in C.
+fn built() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let functions = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../functions");
+        let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("behind-c");
+        let mut make = Command::new("make");
+        make.args(["--no-print-directory", "--silent", "-C"]).arg(functions);
+        let made = make.arg(format!("BUILD={}", build.display())).args(["all", "tests"]).output();
+        let made = made.unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        build
+    })
+}
+
+/// An engine with a proxy at a free port over both transports.
+struct Front {
+    engine: Running,
+    at: SocketAddr,
+}
+
+impl Front {
+    fn new(name: &str, framing: &str, functions: &str) -> Self {
+        let (port, upstream) = (free_port(), free_port());
+        let engine = Running::start(
+            &format!("behind-{name}"),
+            &format!(
+                "[[service]]\nname = \"front\"\nframing = \"{framing}\"\nrequest_timeout_ms = 60000\n\
+                 listen = [\"udp://127.0.0.1:{port}\", \"tcp://127.0.0.1:{port}\"]\n\
+                 upstream = \"127.0.0.1:{upstream}\"\n{functions}"
+            ),
+        );
+        Self { engine, at: ([127, 0, 0, 1], port).into() }
+    }
+
+    fn command(&self, service: &str, program: &Path, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
+        command.args(["fn", "run", service]).arg(&self.engine.file).arg("--library");
+        command.arg(built().join("libserval_functions_preload.so")).arg("--");
+        command.arg(program).args(arguments).stdin(Stdio::null());
+        command
+    }
+
+    /// The program, which gets the port of the proxy as its own.
+    fn run(&self, program: &Path, arguments: &[&str]) -> Peer {
+        Peer::start(&mut self.command("front", program, arguments), "it is installed")
+    }
+
+    fn port(&self) -> String {
+        self.at.port().to_string()
+    }
+
+    fn udp(&self) -> UdpSocket {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.connect(self.at).unwrap();
+        socket.set_read_timeout(Some(WAIT)).unwrap();
+        socket
+    }
+
+    /// Asks until the server behind the proxy answers.
+    fn ask(&self, socket: &UdpSocket, request: &[u8]) -> Vec<u8> {
+        let mut answer = vec![0; 65_536];
+        let mut found = None;
+        eventually("the server answers a datagram", || {
+            socket.send(request).unwrap();
+            found = socket.recv(&mut answer).ok();
+            found.is_some()
+        });
+        answer.truncate(found.unwrap());
+        answer
+    }
+
+    /// The same over a connection: the answer ends as `end` says.
+    fn call(&self, request: &[u8], end: &[u8]) -> (Vec<u8>, SocketAddr) {
+        let mut found = None;
+        eventually("the server answers over a connection", || {
+            let mut stream = TcpStream::connect(self.at).unwrap();
+            stream.set_read_timeout(Some(WAIT)).unwrap();
+            stream.write_all(request).unwrap();
+            let mut answer = Vec::new();
+            let mut bytes = [0; 4096];
+            while !answer.ends_with(end) {
+                match stream.read(&mut bytes) {
+                    Ok(len @ 1..) => answer.extend_from_slice(&bytes[..len]),
+                    _ => return false,
+                }
+            }
+            // Nothing listens at `upstream` yet.
+            let failed = answer.starts_with(b"SERVER_ERROR");
+            found = (!failed).then(|| (answer, stream.local_addr().unwrap()));
+            found.is_some()
+        });
+        found.unwrap()
+    }
+
+    /// A register of a function of the proxy.
+    fn register(&self, function: &str, name: &str) -> u64 {
+        let client = FunctionClient::connect(&self.engine.socket).unwrap();
+        let target = Target::Named { service: "front".into(), name: function.into() };
+        let read = client.command(&target, &RegisterAction::Read).unwrap();
+        read.into_iter().find(|(of, _)| of == name).unwrap().1
+    }
+}
+
+fn function(name: &str, function: &str, params: &str) -> String {
+    format!(
+        "[[service.function]]\nname = \"{name}\"\nfunction = \"{function}\"\ndeadline_us = 1000000\n{params}\n"
+    )
+}
+
+#[test]
+fn an_echo_server_is_served_by_a_chain_and_sees_its_own_address() {
+    for how in ["plain", "dup", "fork", "exec"] {
+        let chain = function("limits", "threshold", "params = { offset = 0, high = 2147483647 }");
+        let front = Front::new(how, "line", &chain);
+        let port = front.port();
+        let server = front.run(&built().join("plain_server"), &[&port, how]);
+        assert_eq!(front.ask(&front.udp(), b"12345"), b"12345", "{how}");
+        // What the function drops is not answered, what it passes is.
+        let udp = front.udp();
+        udp.send(b"\xff\xff\xff\xff").unwrap();
+        assert_eq!(front.ask(&udp, b"another"), b"another", "{how}");
+        let (line, _) = front.call(b"0123456\n", b"\n");
+        assert_eq!(line, b"0123456\n", "{how}");
+        assert!(front.register("limits", "dropped") >= 1);
+        drop(server);
+        assert_eq!(front.engine.end(), 0);
+    }
+}
+
+#[test]
+fn a_socket_has_the_name_that_was_asked_for() {
+    for how in ["plain", "dup", "fork", "exec"] {
+        let front = Front::new(&format!("name-{how}"), "line", "");
+        let port = front.port();
+        let _server = front.run(&built().join("plain_server"), &[&port, how]);
+        let text = String::from_utf8(front.ask(&front.udp(), b"?")).unwrap();
+        let (own, _) = text.split_once(' ').unwrap();
+        let bound = if how == "exec" { "127.0.0.1" } else { "0.0.0.0" };
+        assert_eq!(own, format!("{bound}:{port}"), "{how}");
+        let (text, _) = front.call(b"?\n", b"\n");
+        let text = String::from_utf8(text).unwrap();
+        let (own, _) = text.split_once(' ').unwrap();
+        assert_eq!(own, format!("127.0.0.1:{port}"), "a connection's end, {how}");
+    }
+}
+
+#[test]
+fn programs_that_cannot_be_put_behind_a_proxy_are_refused_with_the_remedy() {
+    let front = Front::new("refused", "line", "");
+    let port = front.port();
+    let refused = |service: &str, program: &Path, expected: &str| {
+        let output = front.command(service, program, &[&port, "plain"]).output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && text.contains(expected), "{text}");
+    };
+    let fix = "give it another port and name that in `upstream`";
+    let of_static = built().join("plain_server.static");
+    refused("front", &of_static, "is linked statically, so no library can put it behind");
+    refused("front", &of_static, fix);
+    let script = Path::new(env!("CARGO_TARGET_TMPDIR")).join("behind-script");
+    std::fs::write(&script, format!("#!{}\n", of_static.display())).unwrap();
+    let mut mode = script.metadata().unwrap().permissions();
+    std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o755);
+    std::fs::set_permissions(&script, mode).unwrap();
+    refused("front", &script, "has an interpreter that is linked statically");
+    refused("front", Path::new("/nowhere/server"), "there is no program /nowhere/server");
+    refused("other", &of_static, "has no service \"other\": its proxies are front");
+}
+
+#[test]
+fn memcached_is_unmodified_behind_its_cache() {
+    let cache =
+        function("hot", "memcached-cache", "params = { memory_mib = 1, grace_ms = 1, sample = 0 }");
+    let front = Front::new("memcached", "memcached", &cache);
+    let port = front.port();
+    let arguments = ["-l", "127.0.0.1", "-p", &port, "-U", &port, "-u", "root"];
+    let _server = front.run(Path::new("memcached"), &arguments);
+    let (stored, _) = front.call(b"set key 0 0 5\r\nvalue\r\n", b"\r\n");
+    assert_eq!(stored, b"STORED\r\n");
+    let value = b"VALUE key 0 5\r\nvalue\r\nEND\r\n";
+    eventually("the cache answers", || {
+        assert_eq!(front.call(b"get key\r\n", b"END\r\n").0, value);
+        front.register("hot", "hits") > 0
+    });
+    let header = [0, 7, 0, 0, 0, 1, 0, 0];
+    let answer = front.ask(&front.udp(), &[&header[..], b"get key\r\n"].concat());
+    assert_eq!(answer, [&header[..], value].concat());
+}
+
+#[test]
+fn dnsmasq_is_unmodified_behind_a_function() {
+    let front = Front::new("dnsmasq", "length:u16", &function("limit", "rate-limiter", ""));
+    let port = format!("--port={}", front.port());
+    let mut arguments = vec!["--no-daemon", "--conf-file=/dev/null", "--pid-file", "--no-hosts"];
+    arguments.extend(["--listen-address=127.0.0.1", "--bind-interfaces", "--no-resolv"]);
+    arguments.extend(["--user=", "--group=", "--host-record=a.test,10.1.2.3", &port]);
+    let dnsmasq =
+        if Path::new("/usr/sbin/dnsmasq").exists() { "/usr/sbin/dnsmasq" } else { "dnsmasq" };
+    let _server = front.run(Path::new(dnsmasq), &arguments);
+    let query = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x01a\x04test\0\0\x01\0\x01";
+    let answer = front.ask(&front.udp(), query);
+    assert!(answer.starts_with(b"\x12\x34") && answer.ends_with(&[10, 1, 2, 3]), "{answer:?}");
+    // Over TCP each message has its length before it.
+    let framed = [&(query.len() as u16).to_be_bytes()[..], query].concat();
+    let (answer, _) = front.call(&framed, &[10, 1, 2, 3]);
+    assert_eq!(&answer[2..4], b"\x12\x34");
+    assert!(front.register("limit", "passed") >= 2);
+}
+
+#[test]
+fn a_server_in_node_is_unmodified_behind_a_function_that_comes_and_goes() {
+    let front = Front::new("node", "line", "");
+    let script = Path::new(env!("CARGO_TARGET_TMPDIR")).join("behind-echo.js");
+    let text = "\
+        const port = Number(process.argv[2]);\n\
+        const udp = require('dgram').createSocket('udp4');\n\
+        udp.on('message', (m, from) => udp.send(m + ' ' + udp.address().port, from.port, from.address));\n\
+        udp.bind(port, '127.0.0.1');\n\
+        require('net').createServer(c => c.on('data', d => c.write(d))).listen(port, '127.0.0.1');\n";
+    std::fs::write(&script, text).unwrap();
+    let _server = front.run(Path::new("node"), &[script.to_str().unwrap(), &front.port()]);
+    let expected = format!("hello {}", front.port());
+    assert_eq!(front.ask(&front.udp(), b"hello"), expected.as_bytes());
+    assert_eq!(front.call(b"line\n", b"\n").0, b"line\n");
+    let client = FunctionClient::connect(&front.engine.socket).unwrap();
+    let mut spec = Spec::new("echo", "echo");
+    spec.deadline_us = onpath::library::DEADLINE_US_MAX;
+    client.attach_new("front", &spec, &Place::Default).unwrap();
+    assert_eq!(front.ask(&front.udp(), b"hello"), b"hello", "the function answers");
+    client.detach(&Target::Named { service: "front".into(), name: "echo".into() }).unwrap();
+    assert_eq!(front.ask(&front.udp(), b"hello"), expected.as_bytes());
+}

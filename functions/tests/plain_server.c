@@ -1,0 +1,101 @@
+// A server that knows nothing of Serval: plain_server PORT HOW [UDP TCP] echoes datagrams and what comes over connections. "?" is answered with the
+// addresses that it sees: of its socket, of the connection, and of the client. HOW: plain; dup, fork and exec serve from a copy of the
+// sockets. It binds all addresses, with exec 127.0.0.1.
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void text_of(const struct sockaddr_in* address, char* text, size_t bytes) {
+  char host[INET_ADDRSTRLEN];
+  inet_ntop(AF_INET, &address->sin_addr, host, sizeof(host));
+  snprintf(text, bytes, "%s:%d", host, ntohs(address->sin_port));
+}
+
+static size_t answer(int fd, const struct sockaddr_in* client, char* message, size_t length, size_t bytes) {
+  struct sockaddr_in own;
+  socklen_t own_length = sizeof(own);
+  char own_text[64], client_text[64];
+  if (length != 1 || message[0] != '?') return length;
+  if (getsockname(fd, (struct sockaddr*)&own, &own_length) < 0 || own_length != sizeof(own)) exit(3);
+  text_of(&own, own_text, sizeof(own_text));
+  text_of(client, client_text, sizeof(client_text));
+  return (size_t)snprintf(message, bytes, "%s %s\n", own_text, client_text);
+}
+
+static int open_at(int type, const char* port, in_addr_t host) {
+  struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(port))};
+  int one = 1, fd = socket(AF_INET, type, 0);
+  at.sin_addr.s_addr = htonl(host);
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+  if (bind(fd, (struct sockaddr*)&at, sizeof(at)) < 0) {
+    perror("bind");
+    exit(2);
+  }
+  return fd;
+}
+
+int main(int argc, char** argv) {
+  if (argc != 3 && argc != 5) return 2;
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  in_addr_t host = strcmp(argv[2], "exec") == 0 ? INADDR_LOOPBACK : INADDR_ANY;
+  int udp = argc == 5 ? atoi(argv[3]) : open_at(SOCK_DGRAM, argv[1], host);
+  int tcp = argc == 5 ? atoi(argv[4]) : open_at(SOCK_STREAM, argv[1], host);
+  if (argc == 3 && listen(tcp, 16) < 0) return 2;
+  if (strcmp(argv[2], "dup") == 0) {
+    int first[] = {udp, tcp};
+    udp = dup(udp), tcp = dup(tcp);
+    close(first[0]), close(first[1]);
+  }
+  if (strcmp(argv[2], "exec") == 0) {
+    char numbers[2][16];
+    sprintf(numbers[0], "%d", udp), sprintf(numbers[1], "%d", tcp);
+    execl(argv[0], argv[0], argv[1], "plain", numbers[0], numbers[1], NULL);
+    return 2;
+  }
+  if (strcmp(argv[2], "fork") == 0) {
+    pid_t child = fork();
+    if (child > 0) return waitpid(child, NULL, 0) == child ? 0 : 1;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+  }
+  int set = epoll_create1(0);
+  struct epoll_event event = {.events = EPOLLIN, .data.fd = udp};
+  epoll_ctl(set, EPOLL_CTL_ADD, udp, &event);
+  event.data.fd = tcp;
+  epoll_ctl(set, EPOLL_CTL_ADD, tcp, &event);
+  for (;;) {
+    char message[65536];
+    struct sockaddr_in client;
+    socklen_t client_length = sizeof(client);
+    ssize_t length;
+    if (epoll_wait(set, &event, 1, -1) != 1) continue;
+    int fd = event.data.fd;
+    if (fd == udp) {
+      length = recvfrom(udp, message, sizeof(message), 0, (struct sockaddr*)&client, &client_length);
+      if (length < 0) continue;
+      size_t reply = answer(udp, &client, message, (size_t)length, sizeof(message));
+      sendto(udp, message, reply, 0, (struct sockaddr*)&client, client_length);
+    } else if (fd == tcp) {
+      event.data.fd = accept(tcp, (struct sockaddr*)&client, &client_length);
+      if (event.data.fd >= 0) epoll_ctl(set, EPOLL_CTL_ADD, event.data.fd, &event);
+    } else {
+      length = recv(fd, message, sizeof(message), 0);
+      if (length <= 0 || getpeername(fd, (struct sockaddr*)&client, &client_length) < 0) {
+        close(fd);
+        continue;
+      }
+      // Lines: "?" asks.
+      if (length == 2 && message[0] == '?') length = (ssize_t)answer(fd, &client, message, 1, sizeof(message));
+      send(fd, message, (size_t)length, MSG_NOSIGNAL);
+    }
+  }
+}
