@@ -95,6 +95,7 @@ fn with_stuck_worker() -> Server {
         engine: EngineSettings { workers: 1, ..EngineSettings::default() },
         limits: Limits::default(),
         accelerators: vec![Accelerator { name: "acc0".into(), kind }],
+        tenants: Vec::new(),
         services: vec![Service::new("a", vec![listen], "echo")],
     })
     .unwrap();
