@@ -3,10 +3,14 @@
 #include "serval/transfer.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
 #include <poll.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
@@ -150,11 +154,12 @@ struct ends {
 static int start(sv_transfers *transfers, const struct ends *ends, const sv_transfer *transfer, const sv_stage *stages, unsigned count,
                  uint64_t *id) {
     if (ends->source < 0 || ends->sink < 0) return -EBADF;
+    if (transfer->sync && ends->sink_kind == IS_SOCKET) return -EINVAL;
     if (count > SV_STAGES_MAX || (transfer->no_wait && (count || ends->source_kind == ends->sink_kind))) return -EINVAL;
     uint8_t request[REQUEST_BYTES_MAX] = {0};
     *id = ++transfers->last_id;
     put(request + 4, START, 2);
-    put(request + 6, transfer->no_wait != 0, 2);
+    put(request + 6, (transfer->no_wait != 0) | (transfer->sync != 0) << 1, 2);
     put(request + 8, *id, 8);
     put(request + 16, ends->from, 8);
     put(request + 24, transfer->bytes, 8);
@@ -397,4 +402,61 @@ int sv_pipeline(sv_transfers *transfers, int source, int sink, const sv_transfer
     uint64_t id;
     int status = sv_pipeline_start(transfers, source, sink, transfer, stages, count, &id);
     return status < 0 ? status : finish(transfers, id, result);
+}
+
+/* The folder of a path, in `room`. */
+static int folder_of(const char *path, char *room, size_t bytes) {
+    size_t len = strlen(path);
+    if (len == 0 || len >= bytes) return -ENAMETOOLONG;
+    memcpy(room, path, len + 1);
+    char *folder = dirname(room);
+    memmove(room, folder, strlen(folder) + 1);
+    return 0;
+}
+
+int sv_file_create(const char *path) {
+    char folder[4096];
+    int status = folder_of(path, folder, sizeof folder);
+    if (status < 0) return status;
+    int file = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
+    /* What file systems without such files say. */
+    if (file < 0) return errno == EISDIR ? -EOPNOTSUPP : -errno;
+    return file;
+}
+
+static int name_file(int file, const char *path) {
+    char own[32];
+    snprintf(own, sizeof own, "/proc/self/fd/%d", file);
+    return linkat(AT_FDCWD, own, AT_FDCWD, path, AT_SYMLINK_FOLLOW) < 0 ? -errno : 0;
+}
+
+/* A link replaces nothing, a rename does. */
+static int replace_file(int file, const char *path, const char *folder) {
+    for (int attempt = 0; attempt < 16; attempt++) {
+        uint64_t number;
+        if (getrandom(&number, sizeof number, 0) != sizeof number) return -EIO;
+        char hidden[4096 + 32];
+        snprintf(hidden, sizeof hidden, "%s/.%016llx.part", folder, (unsigned long long)number);
+        int status = name_file(file, hidden);
+        if (status == -EEXIST) continue;
+        if (status < 0) return status;
+        if (rename(hidden, path) == 0) return 0;
+        status = -errno;
+        unlink(hidden);
+        return status;
+    }
+    return -EEXIST;
+}
+
+int sv_file_commit(int file, const char *path, int replace, int sync) {
+    char folder[4096];
+    int status = folder_of(path, folder, sizeof folder);
+    if (status < 0) return status;
+    status = replace ? replace_file(file, path, folder) : name_file(file, path);
+    if (status < 0 || !sync) return status;
+    int opened = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (opened < 0) return -errno;
+    if (fsync(opened) < 0) status = -errno;
+    close(opened);
+    return status;
 }

@@ -172,6 +172,30 @@ static void pipes(sv_transfers *transfers, const char *folder) {
     close(memory);
 }
 
+/* A file that is whole, or absent. */
+static void makes_whole_files(sv_transfers *transfers, const char *folder) {
+    int source = make_file(folder, "source", BYTES);
+    char path[4096];
+    snprintf(path, sizeof path, "%s/whole", folder);
+    for (int replace = 0; replace < 2; replace++) {
+        int file = sv_file_create(path);
+        CHECK(file >= 0 && (access(path, F_OK) == 0) == (replace == 1));
+        sv_transfer transfer = SV_TRANSFER_DEFAULTS;
+        transfer.sync = 1;
+        sv_transfer_result result;
+        CHECK(sv_pipeline(transfers, source, file, &transfer, NULL, 0, &result) == 0);
+        CHECK(result.error == 0 && result.written == BYTES);
+        CHECK(sv_file_commit(file, path, replace, 1) == 0 && access(path, F_OK) == 0);
+        close(file);
+    }
+    int other = sv_file_create(path);
+    CHECK(other >= 0 && sv_file_commit(other, path, 0, 0) == -EEXIST);
+    close(other);
+    CHECK(unlink(path) == 0);
+    CHECK(sv_file_create("/nowhere/file") == -ENOENT);
+    close(source);
+}
+
 /* Two transfers at once: one ends, the other one waits for its peer until it is cancelled. */
 static void runs_asynchronously(sv_transfers *transfers, const char *folder) {
     int file = make_file(folder, "source", BYTES), sink = make_file(folder, "sink", 0);
@@ -259,6 +283,7 @@ int main(int argc, char **argv) {
     sends(transfers, argv[2]);
     receives(transfers, argv[2]);
     pipes(transfers, argv[2]);
+    makes_whole_files(transfers, argv[2]);
     runs_asynchronously(transfers, argv[2]);
     refuses(transfers, argv[2]);
     sv_transfers_close(transfers);

@@ -201,7 +201,9 @@ fn a_sealed_stream_arrives_as_its_plain_bytes_or_not_at_all() {
     }
     // From file to file, and with a byte changed: the sink stays as it was.
     let sealed = folder.path("sealed");
-    assert!(serval(&[&source, &sealed, "--seal", &key]).output().unwrap().status.success());
+    assert!(
+        serval(&[&source, &sealed, "--seal", &key, "--sync"]).output().unwrap().status.success()
+    );
     fs::write(&sink, b"before").unwrap();
     let mut changed = fs::read(&sealed).unwrap();
     let last = changed.len() - 1;

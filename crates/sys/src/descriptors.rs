@@ -5,9 +5,14 @@
 //! here changes the description: no `O_NONBLOCK`, no file position, no socket option. `MSG_DONTWAIT` makes one call
 //! non-blocking, and files are read and written at an offset.
 
+use std::ffi::CString;
+use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
 use std::ptr;
 use std::time::Duration;
 
@@ -153,6 +158,28 @@ pub fn write_at(file: BorrowedFd<'_>, bytes: &[u8], offset: u64) -> io::Result<u
     check_size(unsafe { libc::pwritev(file.as_raw_fd(), part.as_ptr().cast(), 1, place(offset)?) })
 }
 
+/// Waits until what was written to a file, and its length, are on its disk.
+pub fn sync(file: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: no pointers.
+    check(unsafe { libc::fdatasync(file.as_raw_fd()) }).map(drop)
+}
+
+/// Opens a regular file in this folder that has no name; it goes away with its last descriptor, however its process ends.
+pub fn nameless(folder: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o666).custom_flags(libc::O_TMPFILE | libc::O_CLOEXEC);
+    options.open(folder)
+}
+
+/// Gives a file of [`nameless`] a name. Fails with `AlreadyExists` if something has it.
+pub fn give_name(file: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let own = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).expect("no zeros");
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let (here, follow) = (libc::AT_FDCWD, libc::AT_SYMLINK_FOLLOW);
+    // SAFETY: both are strings that outlive the call.
+    check(unsafe { libc::linkat(here, own.as_ptr(), here, path.as_ptr(), follow) }).map(drop)
+}
+
 fn place(offset: u64) -> io::Result<libc::off_t> {
     libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))
 }
@@ -296,7 +323,6 @@ impl Readiness {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs::File;
     use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::{UnixDatagram, UnixStream};
 

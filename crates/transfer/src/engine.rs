@@ -690,6 +690,10 @@ impl Devices for Descriptors {
         descriptors::write_at(self.file(End::Sink), bytes, offset)
     }
 
+    fn sync(&mut self) -> io::Result<()> {
+        descriptors::sync(self.file(End::Sink))
+    }
+
     fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.socket(End::Sink).with(|socket| send_now(socket, bytes))
     }

@@ -32,6 +32,8 @@ pub trait Devices {
     fn read_at(&mut self, parts: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<usize>;
     /// Writes to the sink, a file, at `offset`.
     fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<usize>;
+    /// Waits until what was written to the sink, a file, is on its disk.
+    fn sync(&mut self) -> io::Result<()>;
     /// Sends what the sink, a socket, takes now.
     fn send(&mut self, bytes: &[u8]) -> io::Result<usize>;
     /// Receives what has arrived at the source, a socket; 0 is the end of the stream.
@@ -176,6 +178,8 @@ pub struct Plan {
     pub stages: Vec<StageSpec>,
     /// Whether it waits for sockets.
     pub when_blocked: WhenBlocked,
+    /// Whether the sink, a file, is synced at the end.
+    pub sync: bool,
 }
 
 impl Plan {
@@ -189,6 +193,7 @@ impl Plan {
             to: command.sink.offset(),
             stages: command.stages.clone(),
             when_blocked: command.when_blocked,
+            sync: command.sync,
         }
     }
 }
@@ -211,6 +216,8 @@ pub struct Flow<D> {
     direct: Option<(Sealer, u64, u64)>,
     /// Chunks for the sink.
     ready: VecDeque<Chunk>,
+    /// The sink is still to be synced.
+    sync: bool,
     /// Nothing more comes from the source, and with what result.
     source_end: Option<Result<(), TransferError>>,
     progress: Arc<Progress>,
@@ -243,6 +250,7 @@ impl<D: Devices> Flow<D> {
             chain,
             direct,
             ready: VecDeque::with_capacity(CHUNKS_MAX),
+            sync: plan.sync,
             source_end: None,
             progress: Arc::default(),
         };
@@ -277,7 +285,9 @@ impl<D: Devices> Flow<D> {
 
     /// Whether there is something for the sink, or for the stages.
     fn has_output(&self) -> bool {
-        !self.ready.is_empty() || self.chain.has_work()
+        !self.ready.is_empty()
+            || self.chain.has_work()
+            || (self.sync && self.source_end == Some(Ok(())))
     }
 
     /// The end of the step that comes next: the sink first, and the source while the sink waits and there is room.
@@ -483,7 +493,14 @@ impl<D: Devices> Flow<D> {
         if self.ready.is_empty() {
             self.run_stages(1, buffers);
         }
-        let Some(chunk) = self.ready.front_mut() else { return Ok(false) };
+        let Some(chunk) = self.ready.front_mut() else {
+            if self.sync && self.source_end == Some(Ok(())) && !self.chain.has_work() {
+                let synced = self.devices.sync();
+                synced.map_err(|error| TransferError::of_host("syncing the file", &error))?;
+                self.sync = false;
+            }
+            return Ok(false);
+        };
         while chunk.done < chunk.len {
             // Without MSG_MORE: chunks are long, and a receiver that waits for the end of each costs a wake-up more (measured: 1.6 times the CPU time on one machine).
             let (what, result) = match device {

@@ -17,6 +17,7 @@
 //! * [`flow`]: the steps of one transfer over [`Devices`], without threads or a clock.
 //! * [`scoreboard`]: the entries and the two queues; which step is next.
 //! * [`engine`]: [`Engine`], the threads that execute steps; `reaper` closes descriptors, because `close` can block.
+//! * [`NewFile`]: a sink that is whole, or absent.
 //! * [`service`], [`client`], [`message`]: an engine for other processes, which pass descriptors to it.
 //!
 //! A chunk (512 KiB) stays in a core's cache while all stages of it run.
@@ -30,6 +31,7 @@ pub mod engine;
 mod error;
 pub mod flow;
 pub mod message;
+mod new_file;
 pub mod pipeline;
 mod reaper;
 pub mod scoreboard;
@@ -45,6 +47,7 @@ pub use engine::{Engine, Limits, Outcome, Submitted, Transfer};
 pub use error::TransferError;
 pub use flow::{Device, Devices, Report, StageReport};
 pub use message::RemoteError;
+pub use new_file::{Existing, NewFile};
 pub use pipeline::{Command, Place, Source};
 pub use search::{Found, SearchKind, SearchSpec};
 pub use service::{Service, ServiceLimits};

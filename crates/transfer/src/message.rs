@@ -7,7 +7,7 @@
 //! request (16 bytes; a start 56 and its stages)   answer (32 bytes; an end 40, its stages, text)
 //!  0 u32  "SVT2"                                   0 u32  "SVT2"
 //!  4 u16  kind: 1 start, 3 cancel, 4 progress      4 u16  kind: 1 ended, 2 progress
-//!  6 u16  flags: 1 return when blocked             6 u8   reason: 0 success, or a code
+//!  6 u16  flags: 1 return when blocked, 2 sync     6 u8   reason: 0 success, or a code
 //!  8 u64  id, chosen by the caller                 7 u8   number of stages
 //! 16 u64  offset in the source, if a file          8 u64  id
 //! 24 u64  bytes; 2^64 - 1: to the end             16 u64  bytes read from the source
@@ -67,6 +67,7 @@ const ENDED_BYTES: usize = 40;
 const REPORT_BYTES: usize = 56;
 const TEXT_BYTES_MAX: usize = 166;
 const RETURN_WHEN_BLOCKED: u16 = 1;
+const SYNC: u16 = 2;
 const TO_THE_END: u64 = u64::MAX;
 
 /// A request.
@@ -106,6 +107,8 @@ pub struct Order {
     pub deadline_ms: u32,
     /// Whether it waits for the socket.
     pub when_blocked: WhenBlocked,
+    /// Whether the sink, a file, is synced at the end.
+    pub sync: bool,
 }
 
 impl Order {
@@ -122,6 +125,7 @@ impl Order {
             stall_ms: if command.stall == STALL_DEFAULT { 0 } else { ms(command.stall) },
             deadline_ms: command.deadline.map_or(0, ms),
             when_blocked: command.when_blocked,
+            sync: command.sync,
         }
     }
 
@@ -140,6 +144,7 @@ impl Order {
             stall: if self.stall_ms == 0 { STALL_DEFAULT } else { ms(self.stall_ms) },
             deadline: (self.deadline_ms != 0).then(|| ms(self.deadline_ms)),
             when_blocked: self.when_blocked,
+            sync: self.sync,
         }
     }
 }
@@ -277,12 +282,15 @@ impl Request {
             Self::Cancel(id) => (3, *id, None),
             Self::Progress(id) => (4, *id, None),
         };
-        let returns = order.is_some_and(|order| order.when_blocked == WhenBlocked::Return);
+        let flags = order.map_or(0, |order| {
+            let returns = order.when_blocked == WhenBlocked::Return;
+            u16::from(returns) * RETURN_WHEN_BLOCKED + u16::from(order.sync) * SYNC
+        });
         // No part of a key stays in memory that a longer vector has left.
         let mut bytes = Vec::with_capacity(REQUEST_BYTES_MAX);
         bytes.extend(MAGIC);
         bytes.extend(kind.to_le_bytes());
-        bytes.extend(if returns { RETURN_WHEN_BLOCKED } else { 0 }.to_le_bytes());
+        bytes.extend(flags.to_le_bytes());
         bytes.extend(id.to_le_bytes());
         debug_assert_eq!(bytes.len(), HEAD_BYTES);
         if let Some(order) = order {
@@ -293,11 +301,12 @@ impl Request {
 }
 
 fn decode_order(mut rest: Rest<'_>, flags: u16) -> Result<Order, MessageError> {
-    let when_blocked = match flags {
-        0 => WhenBlocked::Wait,
-        RETURN_WHEN_BLOCKED => WhenBlocked::Return,
-        _ => return Err(MessageError::Field("flags")),
-    };
+    if flags & !(RETURN_WHEN_BLOCKED | SYNC) != 0 {
+        return Err(MessageError::Field("flags"));
+    }
+    let sync = flags & SYNC != 0;
+    let returns = flags & RETURN_WHEN_BLOCKED != 0;
+    let when_blocked = if returns { WhenBlocked::Return } else { WhenBlocked::Wait };
     let (from, bytes, to) = (rest.u64()?, rest.u64()?, rest.u64()?);
     let (stall_ms, deadline_ms) = (rest.u32()?, rest.u32()?);
     let (source, sink) = (rest.device("source")?, rest.device("sink")?);
@@ -309,13 +318,15 @@ fn decode_order(mut rest: Rest<'_>, flags: u16) -> Result<Order, MessageError> {
     if count > STAGES_MAX {
         return Err(MessageError::Field("stages"));
     }
-    if when_blocked == WhenBlocked::Return && (count > 0 || source == sink) {
+    if (returns && (count > 0 || source == sink)) || (sync && sink == Device::Socket) {
         return Err(MessageError::Field("flags"));
     }
     let stages = (0..count).map(|_| decode_stage(&mut rest)).collect::<Result<_, _>>()?;
     rest.end()?;
     let bytes = Some(bytes).filter(|bytes| *bytes != TO_THE_END);
-    Ok(Order { source, sink, from, bytes, to, stages, stall_ms, deadline_ms, when_blocked })
+    let order =
+        Order { source, sink, from, bytes, to, stages, stall_ms, deadline_ms, when_blocked, sync };
+    Ok(order)
 }
 
 fn decode_stage(rest: &mut Rest<'_>) -> Result<StageSpec, MessageError> {
@@ -583,10 +594,10 @@ mod tests {
     fn order() -> impl Strategy<Value = Order> {
         let device = || prop::sample::select(vec![Device::File, Device::Socket]);
         let stages = prop::collection::vec(stage(), 0..=STAGES_MAX);
-        let limits = (any::<u32>(), any::<u32>(), any::<bool>());
+        let limits = (any::<u32>(), any::<u32>(), any::<bool>(), any::<bool>());
         let range = (any::<u64>(), prop::option::of(0..u64::MAX), any::<u64>());
         (device(), device(), range, stages, limits).prop_map(
-            |(source, sink, (from, bytes, to), stages, (stall_ms, deadline_ms, returns))| {
+            |(source, sink, (from, bytes, to), stages, (stall_ms, deadline_ms, returns, sync))| {
                 let returns = returns && stages.is_empty() && source != sink;
                 Order {
                     source,
@@ -598,6 +609,7 @@ mod tests {
                     stall_ms,
                     deadline_ms,
                     when_blocked: if returns { WhenBlocked::Return } else { WhenBlocked::Wait },
+                    sync: sync && sink == Device::File,
                 }
             },
         )

@@ -112,6 +112,7 @@ pub struct Command {
     pub(crate) stall: Duration,
     pub(crate) deadline: Option<Duration>,
     pub(crate) when_blocked: WhenBlocked,
+    pub(crate) sync: bool,
 }
 
 impl Command {
@@ -125,7 +126,14 @@ impl Command {
             stall: STALL_DEFAULT,
             deadline: None,
             when_blocked: WhenBlocked::Wait,
+            sync: false,
         }
+    }
+
+    /// Succeeds when what a file has got is on its disk. Without effect on a socket.
+    pub fn sync(mut self) -> Self {
+        self.sync = self.sink.device() == Device::File;
+        self
     }
 
     /// Ends it with [`crate::TransferError::Stalled`] if nothing moves for this long; 30 s by default.

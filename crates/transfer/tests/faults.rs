@@ -50,6 +50,7 @@ struct Sim {
     received: usize,
     /// The socket was not ready at the last call.
     blocked: bool,
+    synced: bool,
 }
 
 impl Sim {
@@ -98,6 +99,15 @@ impl Devices for Sim {
         }
         self.sink.extend(&bytes[..most]);
         Ok(most)
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        assert!(!self.synced, "it is synced once");
+        if self.turn() == 0 {
+            return Err(io::Error::from_raw_os_error(5));
+        }
+        self.synced = true;
+        Ok(())
     }
 
     fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -168,6 +178,7 @@ struct Case {
     fault: Fault,
     turns: Vec<usize>,
     cancel_after: Option<usize>,
+    sync: bool,
 }
 
 impl Case {
@@ -258,6 +269,7 @@ fn expand(format: Format, data: &[u8]) -> Option<Vec<u8>> {
 }
 
 struct Ended {
+    synced: bool,
     result: Result<(), TransferError>,
     report: Report,
     sink: Vec<u8>,
@@ -303,9 +315,9 @@ fn case() -> impl Strategy<Value = Case> {
     let device = || prop::sample::select(vec![Device::File, Device::Socket]);
     let len = prop_oneof![0..200usize, 0..3 * CHUNK_BYTES, Just(65_520), Just(8 * 65_520)];
     let cancel = prop::option::weighted(0.1, 0..30usize);
-    (device(), device(), len, stages, fault(), turns, cancel).prop_map(
-        |(source, sink, len, stages, fault, turns, cancel_after)| {
-            let mut case = Case { source, sink, len, stages, fault, turns, cancel_after };
+    (device(), device(), len, stages, fault(), turns, cancel, any::<bool>()).prop_map(
+        |(source, sink, len, stages, fault, turns, cancel_after, sync)| {
+            let mut case = Case { source, sink, len, stages, fault, turns, cancel_after, sync };
             // A cipher that notices changes, or none was made.
             if matches!(fault, Fault::Changed(_)) && case.opens() != Some(Cipher::Aes256Gcm) {
                 case.fault = Fault::None;
@@ -332,6 +344,7 @@ fn run(cases: &[Case]) -> Vec<Ended> {
             sink: Vec::new(),
             received: 0,
             blocked: false,
+            synced: false,
         };
         // A file whose length is not known has the same end.
         let known = !matches!(case.fault, Fault::None) || index % 2 == 0;
@@ -343,6 +356,7 @@ fn run(cases: &[Case]) -> Vec<Ended> {
             to: 0,
             stages: case.stages.clone(),
             when_blocked: WhenBlocked::Wait,
+            sync: case.sync && case.sink == Device::File,
         };
         let flow = Flow::new(&plan, sim).unwrap();
         let ended = flow.ended();
@@ -430,10 +444,10 @@ fn end(
     buffers: &mut Buffers,
 ) {
     let sim = job.flow.devices();
-    let (sink, source) = (sim.sink.clone(), sim.source.clone());
+    let (sink, source, synced) = (sim.sink.clone(), sim.source.clone(), sim.synced);
     let report = job.flow.report(&result, buffers);
     assert!(ends[job.index].is_none(), "it ends once");
-    ends[job.index] = Some(Ended { result, report, sink, source });
+    ends[job.index] = Some(Ended { synced, result, report, sink, source });
 }
 
 fn digest_of(kind: DigestKind, bytes: &[u8]) -> String {
@@ -458,7 +472,11 @@ fn count(kind: SearchKind, text: &[u8]) -> u64 {
 }
 
 fn check(case: &Case, index: usize, ended: &Ended) {
-    let Ended { result, report, sink, source } = ended;
+    let Ended { synced, result, report, sink, source } = ended;
+    let syncs = case.sync && case.sink == Device::File;
+    assert!(
+        *synced == (syncs && result.is_ok()) || matches!(result, Err(TransferError::Cancelled))
+    );
     let plain = case.plain(index);
     assert_eq!(report.written, sink.len() as u64, "the count is what the sink got");
     let opened = match case.seals() {
@@ -509,10 +527,15 @@ fn check(case: &Case, index: usize, ended: &Ended) {
         }
         Err(error) => {
             assert_eq!(report.digest(), None);
-            if case.seals() == Some(Cipher::Aes256Gcm) {
-                assert_eq!(opened, None, "a stream that was cut off does not open");
+            // All may be there when the transfer ends, but for what syncs it.
+            if case.seals() == Some(Cipher::Aes256Gcm) && !syncs {
+                assert!(opened.is_none(), "a stream that was cut off does not open");
             }
             match (case.fault, error) {
+                (_, TransferError::Host { what: "syncing the file", errno: 5 }) => {
+                    assert!(syncs && opened.is_some(), "all is there");
+                    return;
+                }
                 (_, TransferError::Cancelled) => assert!(case.cancel_after.is_some()),
                 (Fault::Ends(_), TransferError::FileEnded { .. } | TransferError::Closed)
                 | (Fault::Breaks(_), TransferError::Host { errno: 5, .. } | TransferError::Reset)

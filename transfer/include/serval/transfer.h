@@ -75,10 +75,11 @@ typedef struct sv_transfer {
     uint32_t stall_ms;    /* longest time without progress; 0: 30 s */
     uint32_t deadline_ms; /* longest time in all; 0: no limit while bytes move */
     uint32_t no_wait;     /* not 0: end with a short count when the socket is full or empty; not with stages or two sockets */
+    uint32_t sync;        /* not 0: succeed when what the file got is on its disk; not with a socket as sink */
     uint64_t sink_offset; /* sv_pipeline: where the first byte goes in the sink, if that is a file */
 } sv_transfer;
 
-#define SV_TRANSFER_DEFAULTS { 0, SV_TO_THE_END, SV_DIGEST_NONE, 0, 0, 0, 0 }
+#define SV_TRANSFER_DEFAULTS { 0, SV_TO_THE_END, SV_DIGEST_NONE, 0, 0, 0, 0, 0 }
 
 /* What a stage did. */
 typedef struct sv_stage_result {
@@ -151,6 +152,15 @@ SV_TRANSFER_API int sv_encrypted_sendfile(sv_transfers *transfers, int socket, i
 SV_TRANSFER_API int sv_recvfile(sv_transfers *transfers, int file, int socket, const sv_transfer *transfer, sv_transfer_result *result);
 SV_TRANSFER_API int sv_pipeline(sv_transfers *transfers, int source, int sink, const sv_transfer *transfer, const sv_stage *stages,
                                 unsigned count, sv_transfer_result *result);
+
+/*
+ * A file that is whole, or absent. sv_file_create returns a descriptor of an empty file without a name in the folder of `path`: it goes away
+ * with its last descriptor, also after kill -9. After a transfer to it has succeeded, sv_file_commit gives it the name `path`. Without
+ * `replace` it fails with -EEXIST if the name is in use; with it a file of that name is replaced. `sync`: return when the name is on the
+ * disk. -EOPNOTSUPP: the file system has no files without a name.
+ */
+SV_TRANSFER_API int sv_file_create(const char *path);
+SV_TRANSFER_API int sv_file_commit(int file, const char *path, int replace, int sync);
 
 #ifdef __cplusplus
 }

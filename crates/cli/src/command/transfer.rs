@@ -116,6 +116,10 @@ pub(super) struct Options {
     #[arg(long, value_name = "N")]
     bytes: Option<u64>,
 
+    /// Succeed when the sink, a file, and its name are on the disk
+    #[arg(long)]
+    sync: bool,
+
     /// Let the engine at this socket do it (transfer.socket of a running server), instead of this process
     #[arg(long, value_name = "SOCKET")]
     engine: Option<PathBuf>,
@@ -205,6 +209,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let command = Command::new(source, options.bytes, stages, sink);
     let began = Instant::now();
     let command = command.stall(options.stall);
+    let command = if options.sync { command.sync() } else { command };
     let bar = progress_bar(screen, expected);
     let outcome = match &options.engine {
         Some(path) => execute_elsewhere(path, command, &bar, &cancel)?,
@@ -219,7 +224,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
         // The peer reads the end of the stream. It may have closed by now.
         let _ = socket.shutdown(Shutdown::Write);
     }
-    kept.map_or(Ok(()), Sink::finish)?;
+    kept.map_or(Ok(()), |sink| sink.finish(options.sync))?;
     report(screen, &outcome.report, began.elapsed());
     Ok(())
 }

@@ -59,8 +59,8 @@ impl Sink {
         self.part.as_deref().filter(|_| !self.is_empty())
     }
 
-    /// All bytes are there.
-    pub(super) fn finish(mut self) -> Result<(), Failure> {
+    /// All bytes are there. `synced`: the name, too, is to be on the disk.
+    pub(super) fn finish(mut self, synced: bool) -> Result<(), Failure> {
         let Some(part) = &self.part else { return Ok(()) };
         let failed = |why: &dyn std::fmt::Display| {
             Err(Failure::Run(format!("cannot replace {}: {why}", self.path.display())))
@@ -80,6 +80,11 @@ impl Sink {
             return failed(&error);
         }
         self.part = None;
+        if synced {
+            let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            let folder = File::open(folder.unwrap_or(Path::new(".")));
+            folder.and_then(|folder| folder.sync_all()).map_err(Failure::run)?;
+        }
         Ok(())
     }
 
