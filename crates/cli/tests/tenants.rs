@@ -60,3 +60,30 @@ fn tenants_of_a_running_server_are_managed_from_a_shell() {
     done(&server, &["list"], "file");
     assert_eq!(server.end(), 0);
 }
+
+/// The kernels of tenants run in processes that are isolated, one for each, and answer there.
+#[test]
+fn kernels_of_tenants_run_in_isolated_processes() {
+    let ports = [free_port(), free_port()];
+    let service = |tenant: &str, port: u16| {
+        format!(
+            "[[tenant]]\nname = \"{tenant}\"\n[[service]]\nname = \"of-{tenant}\"\nlisten = \"udp://127.0.0.1:{port}\"\n\
+             accelerator = \"own\"\nkernel = \"echo\"\nmqueues = 2\ntenant = \"{tenant}\"\n"
+        )
+    };
+    let accelerator = "[[accelerator]]\nname = \"own\"\nkind = \"process\"\n";
+    let text = [accelerator, &service("a", ports[0]), &service("b", ports[1])].concat();
+    let server = Running::start("isolated", &text);
+    for port in ports {
+        let client = udp_client(([127, 0, 0, 1], port).into());
+        assert_eq!(ask(&client, b"one"), b"one");
+    }
+    let processes = children(server.process.0.id());
+    assert_eq!(processes.len(), 2, "each tenant has a process of its own");
+    for process in processes {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+        assert!(status.contains("NoNewPrivs:\t1") && status.contains("Seccomp:\t2"), "{status}");
+        assert!(status.contains("CapEff:\t0000000000000000"), "{status}");
+    }
+    assert_eq!(server.end(), 0);
+}

@@ -5,6 +5,7 @@
 //! * [`socket_nic`]: one worker's network over kernel sockets, in batches.
 //! * [`local`]: Unix sockets that pass descriptors, and wake-ups between processes.
 //! * [`descriptors`]: files and stream sockets of other programs, for transfers.
+//! * [`isolation`]: what a process that runs foreign kernels may ask the host kernel for.
 //! * [`tap`]: records the traffic of that network as a pcap file.
 //! * [`probe`]: what this host supports, for `serval doctor`.
 //! * `allocation` (feature `allocation-trap`): for tests, detects allocations on the data path.
@@ -26,6 +27,7 @@ pub mod affinity;
 pub mod allocation;
 pub mod descriptors;
 pub mod futex;
+pub mod isolation;
 pub mod local;
 pub mod memory;
 pub mod private_file;

@@ -103,6 +103,10 @@ pub(super) struct Options {
     /// The engine started this process and is connected to its standard input
     #[arg(long, hide = true, conflicts_with_all = ["path", "once"])]
     inherited: bool,
+
+    /// The kernels are those of a tenant: this process isolates itself before it takes any
+    #[arg(long, hide = true, requires = "inherited")]
+    isolated: bool,
 }
 
 /// `KEY=VALUE`.
@@ -192,6 +196,13 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     if let Some(address) = &options.listen {
         cancel_on_signal(cancel.clone()).map_err(Failure::run)?;
         return options.listen(address, &cancel);
+    }
+    if options.isolated {
+        sys::isolation::isolate().map_err(|error| {
+            Failure::Run(format!(
+                "this process cannot be isolated: {error}; the host kernel needs seccomp filters"
+            ))
+        })?;
     }
     let mut device = options.device().map_err(Failure::Usage)?;
     let request =

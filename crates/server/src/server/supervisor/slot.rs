@@ -13,7 +13,7 @@ use accel::process::{RemoteBlocks, RemoteLink};
 use accel::reason_name;
 use engine::metrics::RuntimeMetrics;
 use engine::topology::{
-    Accelerator, AcceleratorKind, DeviceSpec, Launch, STACK_KIB, Service, Topology,
+    Accelerator, AcceleratorKind, DEFAULT_TENANT, DeviceSpec, Launch, STACK_KIB, Service, Topology,
 };
 use engine::{Attachment, BlockEnds, DrainBarrier};
 use mqueue::abi::{reason, stop};
@@ -351,6 +351,14 @@ impl RuntimeSlot {
         let own = Path::new("/proc/self/exe");
         let mut command = Command::new(program.as_deref().unwrap_or(own));
         command.args(["attach", "--inherited", "--hang-ms", &hang_ms.to_string()]);
+        if self.spec.service.tenant != DEFAULT_TENANT {
+            // The kernels of tenants may run as the engine's user.
+            sys::isolation::forbid_inspection()?;
+            if device.kind == DeviceSpec::host().kind {
+                command.arg("--isolated");
+                sys::isolation::start_without_rights(&mut command);
+            }
+        }
         if *threads > 0 {
             command.args(["--threads", &threads.to_string()]);
         }

@@ -1,0 +1,232 @@
+//! Isolation of a process that runs foreign kernels: what it may ask the host kernel for.
+
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+
+use crate::os::check;
+
+/// `struct seccomp_data`: the number of the call, the architecture, and the low halves of its arguments.
+const NUMBER: u32 = 0;
+const ARCHITECTURE: u32 = 4;
+const FIRST_ARGUMENT: u32 = 16;
+/// `AUDIT_ARCH_X86_64`, `AUDIT_ARCH_AARCH64`.
+#[cfg(target_arch = "x86_64")]
+const OWN_ARCHITECTURE: u32 = 0xc000_003e;
+#[cfg(target_arch = "aarch64")]
+const OWN_ARCHITECTURE: u32 = 0xc000_00b7;
+/// Calls of the x32 interface have this bit.
+const X32: u32 = 0x4000_0000;
+
+/// Calls that are refused with `EPERM`: network, other processes, other programs, other namespaces, the machine.
+const REFUSED: &[libc::c_long] = &[
+    libc::SYS_socket,
+    libc::SYS_connect,
+    libc::SYS_bind,
+    libc::SYS_listen,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_process_madvise,
+    libc::SYS_pidfd_open,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_pidfd_send_signal,
+    libc::SYS_kcmp,
+    libc::SYS_kill,
+    libc::SYS_tkill,
+    libc::SYS_rt_sigqueueinfo,
+    libc::SYS_rt_tgsigqueueinfo,
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    libc::SYS_setns,
+    libc::SYS_unshare,
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_pivot_root,
+    libc::SYS_chroot,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_bpf,
+    libc::SYS_perf_event_open,
+    libc::SYS_userfaultfd,
+    libc::SYS_io_uring_setup,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_keyctl,
+    libc::SYS_add_key,
+    libc::SYS_request_key,
+    libc::SYS_shmget,
+    libc::SYS_msgget,
+    libc::SYS_semget,
+    libc::SYS_mq_open,
+    libc::SYS_init_module,
+    libc::SYS_finit_module,
+    libc::SYS_delete_module,
+    libc::SYS_kexec_load,
+    libc::SYS_reboot,
+    libc::SYS_setuid,
+    libc::SYS_setgid,
+    libc::SYS_setreuid,
+    libc::SYS_setregid,
+    libc::SYS_setresuid,
+    libc::SYS_setresgid,
+    libc::SYS_setgroups,
+    libc::SYS_capset,
+    libc::SYS_migrate_pages,
+    libc::SYS_move_pages,
+    libc::SYS_fanotify_init,
+    libc::SYS_quotactl,
+    libc::SYS_acct,
+    libc::SYS_swapon,
+    libc::SYS_settimeofday,
+    libc::SYS_clock_settime,
+    libc::SYS_adjtimex,
+    libc::SYS_clock_adjtime,
+    libc::SYS_sethostname,
+    libc::SYS_setpriority,
+];
+/// As above; they exist on x86-64 only.
+#[cfg(target_arch = "x86_64")]
+const REFUSED_HERE: &[libc::c_long] =
+    &[libc::SYS_fork, libc::SYS_vfork, libc::SYS_ioperm, libc::SYS_iopl, libc::SYS_modify_ldt];
+#[cfg(not(target_arch = "x86_64"))]
+const REFUSED_HERE: &[libc::c_long] = &[];
+
+const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
+const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
+
+fn refuse(error: i32) -> u32 {
+    libc::SECCOMP_RET_ERRNO | error as u32
+}
+
+fn statement(code: u32, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code: code as u16, jt: 0, jf: 0, k }
+}
+
+fn load(at: u32) -> libc::sock_filter {
+    statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, at)
+}
+
+fn end(with: u32) -> libc::sock_filter {
+    statement(libc::BPF_RET | libc::BPF_K, with)
+}
+
+/// The next `skip` instructions are for values that are as `kind` says.
+fn unless(kind: u32, k: u32, skip: u8) -> libc::sock_filter {
+    libc::sock_filter { code: (libc::BPF_JMP | kind | libc::BPF_K) as u16, jt: 0, jf: skip, k }
+}
+
+/// The filter of this process.
+fn filter(own: u32) -> Vec<libc::sock_filter> {
+    let equal = libc::BPF_JEQ;
+    let mut program = vec![
+        load(ARCHITECTURE),
+        libc::sock_filter {
+            code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+            jt: 1,
+            jf: 0,
+            k: OWN_ARCHITECTURE,
+        },
+        end(KILL),
+        load(NUMBER),
+        unless(libc::BPF_JGE, X32, 1),
+        end(KILL),
+    ];
+    for call in REFUSED.iter().chain(REFUSED_HERE) {
+        program.extend([unless(equal, *call as u32, 1), end(refuse(libc::EPERM))]);
+    }
+    // The C library falls back to `clone`, whose flags can be read here.
+    program.extend([unless(equal, libc::SYS_clone3 as u32, 1), end(refuse(libc::ENOSYS))]);
+    let thread = libc::CLONE_THREAD as u32;
+    program.extend([
+        unless(equal, libc::SYS_clone as u32, 4),
+        load(FIRST_ARGUMENT),
+        unless(libc::BPF_JSET, thread, 1),
+        end(ALLOW),
+        end(refuse(libc::EPERM)),
+    ]);
+    // Signals go to threads of this process only, limits are those of this process.
+    for (call, of) in [(libc::SYS_tgkill, own), (libc::SYS_prlimit64, 0)] {
+        program.extend([
+            unless(equal, call as u32, 4),
+            load(FIRST_ARGUMENT),
+            unless(equal, of, 1),
+            end(ALLOW),
+            end(refuse(libc::EPERM)),
+        ]);
+    }
+    program.push(end(ALLOW));
+    program
+}
+
+/// No other process of this user may read or write this one's memory, or trace it; it leaves no core dump.
+pub fn forbid_inspection() -> io::Result<()> {
+    // SAFETY: no pointers.
+    check(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0 as libc::c_ulong) }).map(drop)
+}
+
+/// The command's process starts without the rights of root over other processes and the machine, and cannot gain any: root keeps its own files only.
+pub fn start_without_rights(command: &mut Command) {
+    let drop = || {
+        drop_capabilities()?;
+        gain_nothing()
+    };
+    // SAFETY: between fork and exec it makes two system calls and allocates nothing.
+    unsafe { command.pre_exec(drop) };
+}
+
+/// Programs that this process starts get no rights that it does not have.
+fn gain_nothing() -> io::Result<()> {
+    // SAFETY: no pointers.
+    check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1 as libc::c_ulong, 0, 0, 0) }).map(drop)
+}
+
+/// From now on all threads of this process can neither use the network nor other processes, start programs, change their user or namespace, nor
+/// gain rights. Sockets that are open stay. This cannot be undone.
+pub fn isolate() -> io::Result<()> {
+    forbid_inspection()?;
+    let limits = [(libc::RLIMIT_CORE, 0), (libc::RLIMIT_NOFILE, 1024)];
+    for (which, most) in limits {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: `limit` outlives both calls.
+        check(unsafe { libc::getrlimit(which, &raw mut limit) })?;
+        let most = limit.rlim_max.min(most);
+        let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+        // SAFETY: as above.
+        check(unsafe { libc::setrlimit(which, &raw const limit) })?;
+    }
+    gain_nothing()?;
+    let mut program = filter(std::process::id());
+    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: `program` and what it points to outlive the call, which copies them.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            libc::SECCOMP_FILTER_FLAG_TSYNC,
+            &raw const program,
+        )
+    };
+    match done {
+        0 => Ok(()),
+        // The number of a thread that could not be synchronised.
+        1.. => Err(io::Error::other("a thread has a filter of its own")),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn drop_capabilities() -> io::Result<()> {
+    #[repr(C)]
+    struct Header {
+        version: u32,
+        process: i32,
+    }
+    /// `_LINUX_CAPABILITY_VERSION_3`, with two sets of three words.
+    const VERSION: u32 = 0x2008_0522;
+    let mut header = Header { version: VERSION, process: 0 };
+    let none = [[0u32; 3]; 2];
+    // SAFETY: both have the layout of the version and outlive the call.
+    let done = unsafe { libc::syscall(libc::SYS_capset, &raw mut header, none.as_ptr()) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
