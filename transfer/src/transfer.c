@@ -18,8 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { HEAD_BYTES = 16, START_BYTES = 56, STAGE_BYTES = 8, KEY_BYTES = 32, LIMITS_BYTES = 12, PATTERN_BYTES_MAX = 512 };
-enum { REQUEST_BYTES_MAX = START_BYTES + SV_STAGES_MAX * (STAGE_BYTES + 2 + PATTERN_BYTES_MAX) };
+enum { RANGE_BYTES = 16, HEAD_BYTES = 16, START_BYTES = 56, STAGE_BYTES = 8, KEY_BYTES = 32, LIMITS_BYTES = 12, PATTERN_BYTES_MAX = 512 };
+enum { REQUEST_BYTES_MAX = START_BYTES + SV_STAGES_MAX * (STAGE_BYTES + 2 + PATTERN_BYTES_MAX) + (SV_FILES_MAX - 1) * RANGE_BYTES };
 enum { ENDED_BYTES = 40, PROGRESS_BYTES = 32, REPORT_BYTES = 56, TEXT_BYTES_MAX = 166, REASON_MAX = 32 };
 enum { ANSWER_BYTES_MAX = ENDED_BYTES + SV_STAGES_MAX * (REPORT_BYTES + 8 * SV_OFFSETS_MAX) + TEXT_BYTES_MAX };
 enum { START = 1, CANCEL = 3, PROGRESS = 4 };
@@ -87,25 +87,24 @@ int sv_transfers_fd(const sv_transfers *transfers) {
     return transfers->socket;
 }
 
-/* Sends one request, with two descriptors if `source` is not -1. */
-static int send_request(sv_transfers *transfers, uint8_t *request, size_t len, int source, int sink) {
+/* Sends one request, with `count` descriptors. */
+static int send_request(sv_transfers *transfers, uint8_t *request, size_t len, const int *descriptors, size_t count) {
     memcpy(request, "SVT2", 4);
     struct iovec part = {request, len};
     union {
         struct cmsghdr header;
-        char room[CMSG_SPACE(2 * sizeof(int))];
+        char room[CMSG_SPACE((SV_FILES_MAX + 1) * sizeof(int))];
     } control;
     memset(&control, 0, sizeof control);
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-    if (source != -1) {
-        int descriptors[2] = {source, sink};
+    if (count) {
         message.msg_control = control.room;
-        message.msg_controllen = sizeof control.room;
+        message.msg_controllen = CMSG_SPACE(count * sizeof(int));
         struct cmsghdr *header = CMSG_FIRSTHDR(&message);
         header->cmsg_level = SOL_SOCKET;
         header->cmsg_type = SCM_RIGHTS;
-        header->cmsg_len = CMSG_LEN(sizeof descriptors);
-        memcpy(CMSG_DATA(header), descriptors, sizeof descriptors);
+        header->cmsg_len = CMSG_LEN(count * sizeof(int));
+        memcpy(CMSG_DATA(header), descriptors, count * sizeof(int));
     }
     ssize_t sent;
     do sent = sendmsg(transfers->socket, &message, MSG_NOSIGNAL);
@@ -154,6 +153,7 @@ struct ends {
 static int start(sv_transfers *transfers, const struct ends *ends, const sv_transfer *transfer, const sv_stage *stages, unsigned count,
                  uint64_t *id) {
     if (ends->source < 0 || ends->sink < 0) return -EBADF;
+    if (transfer->more_count >= SV_FILES_MAX || (transfer->more_count && ends->source_kind == IS_SOCKET)) return -EINVAL;
     if (transfer->sync && ends->sink_kind == IS_SOCKET) return -EINVAL;
     if (count > SV_STAGES_MAX || (transfer->no_wait && (count || ends->source_kind == ends->sink_kind))) return -EINVAL;
     uint8_t request[REQUEST_BYTES_MAX] = {0};
@@ -175,7 +175,19 @@ static int start(sv_transfers *transfers, const struct ends *ends, const sv_tran
         status = check_stage(&stages[i]);
         if (status == 0) at += put_stage(at, &stages[i]);
     }
-    if (status == 0) status = send_request(transfers, request, (size_t)(at - request), ends->source, ends->sink);
+    request[51] = (uint8_t)transfer->more_count;
+    int descriptors[SV_FILES_MAX + 1] = {ends->source};
+    size_t descriptor_count = 1;
+    for (uint32_t i = 0; i < transfer->more_count; i++) {
+        const sv_range *range = &transfer->more[i];
+        if (range->file < 0) status = -EBADF;
+        descriptors[descriptor_count++] = range->file;
+        put(at, range->offset, 8);
+        put(at + 8, range->bytes, 8);
+        at += RANGE_BYTES;
+    }
+    descriptors[descriptor_count++] = ends->sink;
+    if (status == 0) status = send_request(transfers, request, (size_t)(at - request), descriptors, descriptor_count);
     explicit_bzero(request, sizeof request);
     return status;
 }
@@ -238,7 +250,7 @@ static int ask(sv_transfers *transfers, int kind, uint64_t id) {
     uint8_t request[HEAD_BYTES] = {0};
     put(request + 4, (uint64_t)kind, 2);
     put(request + 8, id, 8);
-    return send_request(transfers, request, sizeof request, -1, -1);
+    return send_request(transfers, request, sizeof request, NULL, 0);
 }
 
 int sv_transfers_cancel(sv_transfers *transfers, uint64_t id) {

@@ -192,6 +192,22 @@ static void makes_whole_files(sv_transfers *transfers, const char *folder) {
     CHECK(other >= 0 && sv_file_commit(other, path, 0, 0) == -EEXIST);
     close(other);
     CHECK(unlink(path) == 0);
+
+    /* Several files are one stream. */
+    const sv_range more[] = {{source, 5, 100}, {source, BYTES - 3, SV_TO_THE_END}};
+    sv_transfer transfer = SV_TRANSFER_DEFAULTS;
+    sv_transfer_result result;
+    transfer.bytes = 7;
+    transfer.more = more;
+    transfer.more_count = 2;
+    int joined = sv_file_create(path);
+    unsigned char got[200];
+    CHECK(joined >= 0 && sv_pipeline(transfers, source, joined, &transfer, NULL, 0, &result) == 0 && result.error == 0);
+    CHECK(pread(joined, got, sizeof got, 0) == 110 && memcmp(got, content, 7) == 0);
+    CHECK(memcmp(got + 7, content + 5, 100) == 0 && memcmp(got + 107, content + BYTES - 3, 3) == 0);
+    transfer.more_count = SV_FILES_MAX;
+    CHECK(sv_pipeline(transfers, source, joined, &transfer, NULL, 0, &result) == -EINVAL);
+    close(joined);
     CHECK(sv_file_create("/nowhere/file") == -ENOENT);
     close(source);
 }

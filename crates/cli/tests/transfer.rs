@@ -231,6 +231,10 @@ fn a_search_on_the_way_counts_what_grep_counts() {
     let first = text.find("line 277 of").unwrap();
     assert_eq!(stages[1]["offsets"][0], first);
     assert_eq!(stages[1]["offsets"].as_array().unwrap().len(), 2);
+    let joined = serval(&[&source, &sink, "--then", &source, "--find", "7 of", "--json"]);
+    let joined: Json = serde_json::from_slice(&{ joined }.output().unwrap().stdout).unwrap();
+    assert_eq!(joined["stages"][0]["count"], 20_000);
+    assert!(fs::read(&sink).unwrap() == [text.as_bytes(), text.as_bytes()].concat());
     let (code, said) = failure(&[&source, &sink, "--grep", "("]);
     assert!(code == Some(1) && said.contains("the pattern cannot be used"), "{code:?} {said}");
 }

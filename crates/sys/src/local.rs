@@ -24,7 +24,7 @@ use crate::process::{PeerCredentials, peer_credentials};
 /// Longest socket path in bytes: `sockaddr_un` without the terminating zero.
 pub const PATH_BYTES_MAX: usize = 107;
 /// Maximum number of descriptors per message.
-pub const DESCRIPTORS_MAX: usize = 4;
+pub const DESCRIPTORS_MAX: usize = 9;
 /// Length of the accept queue.
 const BACKLOG: c_int = 128;
 

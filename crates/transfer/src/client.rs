@@ -9,7 +9,7 @@ use sys::local::{LocalSocket, wait_readable};
 use zeroize::Zeroize as _;
 
 use crate::message::{ANSWER_BYTES_MAX, Answer, MessageError, Order, RemoteError, Request};
-use crate::pipeline::Command;
+use crate::pipeline::{Command, FILES_MAX};
 use crate::stage::check_order;
 
 /// How long connecting may take, and the time between two attempts.
@@ -81,8 +81,14 @@ impl Client {
     pub fn submit(&mut self, command: Command) -> Result<u64, ClientError> {
         check_order(&command.stages).map_err(ClientError::Order)?;
         let id = self.last_id + 1;
+        if command.more.len() >= FILES_MAX {
+            return Err(ClientError::Order(format!("a source has at most {FILES_MAX} files")));
+        }
         let request = Request::Start { id, order: Order::of(&command) };
-        match self.send(&request, &[command.source.descriptor(), command.sink.descriptor()]) {
+        let mut descriptors = vec![command.source.descriptor()];
+        descriptors.extend(command.more.iter().map(|range| range.file.as_fd()));
+        descriptors.push(command.sink.descriptor());
+        match self.send(&request, &descriptors) {
             Err(ClientError::Host(error)) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Err(ClientError::Full(Box::new(command)));
             }

@@ -20,7 +20,7 @@ use sys::descriptors::{
 
 use crate::error::TransferError;
 use crate::flow::{Blocked, Buffers, Device, Devices, End, Flow, Plan, Progress, Report};
-use crate::pipeline::{Command, Place};
+use crate::pipeline::{Command, FILES_MAX, Place};
 use crate::reaper::Reaper;
 use crate::scoreboard::{EntryId, Expired, GivenBack, Patience, Scoreboard, Work};
 use crate::stage::check_order;
@@ -344,7 +344,7 @@ impl Shared {
     }
 
     fn submit(self: &Arc<Self>, command: Command, done: Done) -> Result<Submitted, TransferError> {
-        let (plan, uses) = match check(&command) {
+        let Checked { plan, uses, parts } = match check(&command) {
             Ok(checked) => checked,
             Err(error) => {
                 self.reaper.discard(command);
@@ -354,7 +354,7 @@ impl Shared {
         let ns = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         let stall_ns = ns(command.stall);
         let patience = Patience { stall_ns, deadline_ns: command.deadline.map(ns) };
-        let descriptors = Descriptors::new(command, &self.reaper);
+        let descriptors = Descriptors::new(command, parts, &self.reaper);
         let sockets = descriptors.sockets();
         let sockets: Vec<_> = uses.into_iter().zip(sockets).collect();
         let flow = Flow::new(&plan, descriptors)?;
@@ -614,7 +614,22 @@ impl Drop for Socket {
 enum Held {
     /// `None` only while it is dropped.
     File(Option<OwnedFd>),
+    Files(Vec<Part>),
     Socket(Arc<Socket>),
+}
+
+/// A range of one file of several.
+struct Part {
+    file: OwnedFd,
+    range: PartRange,
+}
+
+#[derive(Clone, Copy)]
+struct PartRange {
+    /// Where it begins in the source.
+    start: u64,
+    offset: u64,
+    bytes: u64,
 }
 
 /// The descriptors of a transfer.
@@ -625,7 +640,8 @@ struct Descriptors {
 }
 
 impl Descriptors {
-    fn new(command: Command, reaper: &Reaper) -> Self {
+    /// `parts`: the ranges of a source of several files.
+    fn new(command: Command, parts: Vec<PartRange>, reaper: &Reaper) -> Self {
         let held = |place: Place| match place.device() {
             Device::File => Held::File(Some(place.into_descriptor())),
             Device::Socket => {
@@ -633,7 +649,14 @@ impl Descriptors {
                 Held::Socket(Arc::new(Socket { held, reaper: reaper.clone() }))
             }
         };
-        let (source, sink) = (held(command.source), held(command.sink));
+        let sink = held(command.sink);
+        let source = if command.more.is_empty() {
+            held(command.source)
+        } else {
+            let more = command.more.into_iter().map(|range| range.file);
+            let files = [command.source.into_descriptor()].into_iter().chain(more);
+            Held::Files(files.zip(parts).map(|(file, range)| Part { file, range }).collect())
+        };
         Self { source, sink, reaper: reaper.clone() }
     }
 
@@ -642,14 +665,14 @@ impl Descriptors {
         let ends = [&self.source, &self.sink].into_iter();
         ends.filter_map(|held| match held {
             Held::Socket(socket) => Some(socket.clone()),
-            Held::File(_) => None,
+            Held::File(_) | Held::Files(_) => None,
         })
     }
 
     fn socket(&self, end: End) -> &Socket {
         match self.held(end) {
             Held::Socket(socket) => socket,
-            Held::File(_) => unreachable!("a file has no socket step"),
+            Held::File(_) | Held::Files(_) => unreachable!("a file has no socket step"),
         }
     }
 
@@ -657,6 +680,7 @@ impl Descriptors {
         match self.held(end) {
             Held::File(file) => file.as_ref().expect("only drop takes it").as_fd(),
             Held::Socket(_) => unreachable!("a socket has no file step"),
+            Held::Files(_) => unreachable!("they are read part by part"),
         }
     }
 
@@ -670,20 +694,37 @@ impl Descriptors {
 
 impl Drop for Descriptors {
     fn drop(&mut self) {
-        let mut taken = [&mut self.source, &mut self.sink].map(|held| match held {
-            Held::File(file) => file.take(),
-            Held::Socket(socket) => {
-                socket.held.lock().unwrap_or_else(PoisonError::into_inner).take()
+        let mut taken = Vec::new();
+        for held in [&mut self.source, &mut self.sink] {
+            match held {
+                Held::File(file) => taken.extend(file.take()),
+                Held::Files(parts) => taken.extend(parts.drain(..).map(|part| part.file)),
+                Held::Socket(socket) => {
+                    taken.extend(socket.held.lock().unwrap_or_else(PoisonError::into_inner).take());
+                }
             }
-        });
+        }
         // One value for one thread of the reaper.
-        self.reaper.discard((taken[0].take(), taken[1].take()));
+        self.reaper.discard(taken);
     }
 }
 
 impl Devices for Descriptors {
     fn read_at(&mut self, parts: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<usize> {
-        descriptors::read_at(self.file(End::Source), parts, offset)
+        let Held::Files(files) = &self.source else {
+            return descriptors::read_at(self.file(End::Source), parts, offset);
+        };
+        // The last part that begins there: those before it may be empty.
+        let after = files.partition_point(|part| part.range.start <= offset);
+        let Part { file, range } = &files[after - 1];
+        let mut room = range.start + range.bytes - offset;
+        let mut within = Vec::with_capacity(parts.len());
+        for part in parts {
+            let len = room.min(part.len() as u64) as usize;
+            room -= len as u64;
+            within.push(IoSliceMut::new(&mut part[..len]));
+        }
+        descriptors::read_at(file.as_fd(), &mut within, range.offset + (offset - range.start))
     }
 
     fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<usize> {
@@ -703,47 +744,92 @@ impl Devices for Descriptors {
     }
 }
 
-/// Checks the stages, the descriptors and the range of a command. Returns the uses of its sockets, that of the source first.
-fn check(command: &Command) -> Result<(Plan, Vec<SocketUse>), TransferError> {
+/// A command that can be executed.
+struct Checked {
+    plan: Plan,
+    /// The uses of its sockets, that of the source first.
+    uses: Vec<SocketUse>,
+    /// The ranges of a source of several files.
+    parts: Vec<PartRange>,
+}
+
+/// Checks the stages, the descriptors and the ranges of a command.
+fn check(command: &Command) -> Result<Checked, TransferError> {
     check_order(&command.stages).map_err(TransferError::Order)?;
-    let mut uses = Vec::new();
-    let mut files = Vec::new();
-    let mut length = None;
-    for (end, role, place) in
-        [(End::Source, "source", &command.source), (End::Sink, "sink", &command.sink)]
-    {
-        let found = describe(place.descriptor()).map_err(|_| TransferError::Invalid { role })?;
-        match place.device() {
-            Device::Socket => {
-                check_socket(&found, role)?;
-                uses.push((found.identity, end));
-            }
-            Device::File => {
-                let bytes = check_file(&found, role, end)?;
-                length = (end == End::Source).then_some(bytes).or(length);
-                files.push(found.identity);
+    if command.more.len() >= FILES_MAX {
+        return Err(TransferError::Order(format!("a source has at most {FILES_MAX} files")));
+    }
+    let found =
+        |role, descriptor| describe(descriptor).map_err(|_| TransferError::Invalid { role });
+    let [source, sink] = [&command.source, &command.sink];
+    let (mut uses, mut sources, mut length) = (Vec::new(), Vec::new(), None);
+    let at_source = found("source", source.descriptor())?;
+    match source.device() {
+        Device::Socket => {
+            check_socket(&at_source, "source")?;
+            uses.push((at_source.identity, End::Source));
+        }
+        Device::File => {
+            length = Some(check_file(&at_source, "source", End::Source)?);
+            sources.push(at_source.identity);
+        }
+    }
+    let mut parts = Vec::new();
+    if !command.more.is_empty() {
+        let first = (source.offset(), command.bytes, length.unwrap_or(0));
+        let mut ranges = vec![first];
+        for range in &command.more {
+            let file = found("source", range.file.as_fd())?;
+            let length = check_file(&file, "source", End::Source)?;
+            sources.push(file.identity);
+            ranges.push((range.offset, range.bytes, length));
+        }
+        parts = part_ranges(&ranges)?;
+    }
+    let at_sink = found("sink", sink.descriptor())?;
+    match sink.device() {
+        Device::Socket => {
+            check_socket(&at_sink, "sink")?;
+            uses.push((at_sink.identity, End::Sink));
+        }
+        Device::File => {
+            check_file(&at_sink, "sink", End::Sink)?;
+            if sources.contains(&at_sink.identity) {
+                return Err(TransferError::SameFile);
             }
         }
     }
-    if let [source, sink] = files.as_slice()
-        && source == sink
-    {
-        return Err(TransferError::SameFile);
-    }
-    let bytes = match length {
+    let bytes = match (parts.last(), length) {
+        (Some(last), _) => Some(last.start + last.bytes),
         // Files of /proc have content and no length.
-        Some(0) | None => command.bytes,
-        Some(length) => {
-            Some(command.bytes.unwrap_or_else(|| length.saturating_sub(command.source.offset())))
+        (None, Some(0) | None) => command.bytes,
+        (None, Some(length)) => {
+            Some(command.bytes.unwrap_or_else(|| length.saturating_sub(source.offset())))
         }
     };
-    for place in [&command.source, &command.sink] {
-        let end = place.offset().checked_add(bytes.unwrap_or(0));
-        if end.is_none_or(|end| i64::try_from(end).is_err()) {
-            return Err(TransferError::Range);
-        }
+    let plan = Plan::of(command, bytes);
+    for from in [plan.from, plan.to] {
+        check_end(from, bytes.unwrap_or(0))?;
     }
-    Ok((Plan::of(command, bytes), uses))
+    Ok(Checked { plan, uses, parts })
+}
+
+/// The places of ranges that follow one another; of each its offset, the length that is asked for, and that of its file.
+fn part_ranges(ranges: &[(u64, Option<u64>, u64)]) -> Result<Vec<PartRange>, TransferError> {
+    let (mut start, mut parts) = (0, Vec::new());
+    for &(offset, bytes, length) in ranges {
+        let bytes = bytes.unwrap_or_else(|| length.saturating_sub(offset));
+        check_end(offset, bytes)?;
+        check_end(start, bytes)?;
+        parts.push(PartRange { start, offset, bytes });
+        start += bytes;
+    }
+    Ok(parts)
+}
+
+fn check_end(from: u64, bytes: u64) -> Result<(), TransferError> {
+    let end = from.checked_add(bytes).filter(|end| i64::try_from(*end).is_ok());
+    end.map(drop).ok_or(TransferError::Range)
 }
 
 fn check_socket(found: &Descriptor, role: &'static str) -> Result<(), TransferError> {

@@ -185,10 +185,12 @@ pub struct Plan {
 impl Plan {
     /// Of a command, whose length has been made definite.
     pub(crate) fn of(command: &Command, bytes: Option<u64>) -> Self {
+        // Offsets in several files count from the first byte of the first range.
+        let from = if command.more.is_empty() { command.source.offset() } else { 0 };
         Self {
             source: command.source.device(),
             sink: command.sink.device(),
-            from: command.source.offset(),
+            from,
             bytes,
             to: command.sink.offset(),
             stages: command.stages.clone(),

@@ -48,7 +48,7 @@ pub use error::TransferError;
 pub use flow::{Device, Devices, Report, StageReport};
 pub use message::RemoteError;
 pub use new_file::{Existing, NewFile};
-pub use pipeline::{Command, Place, Source};
+pub use pipeline::{Command, FileRange, Place, Source};
 pub use search::{Found, SearchKind, SearchSpec};
 pub use service::{Service, ServiceLimits};
 pub use stage::{

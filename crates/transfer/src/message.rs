@@ -17,8 +17,10 @@
 //! 48 u8   source: 1 file, 2 socket                38      reserved (2 bytes)
 //! 49 u8   sink: 1 file, 2 socket                  40      stages, then the text (UTF-8)
 //! 50 u8   number of stages, at most 8
-//! 51      reserved (5 bytes)
-//! 56      stages
+//! 51 u8   further source files, at most 7
+//! 52      reserved (4 bytes)
+//! 56      stages; then u64 offset and u64 bytes
+//!         of each further file
 //!
 //! stage of a request (8 bytes, and what follows)  stage of an answer (56 bytes, and what follows)
 //!  0 u8   kind: 1 digest, 2 open, 3 seal,          0 u8   kind, as in the request
@@ -35,7 +37,7 @@
 //!         then the text or expression
 //! ```
 //!
-//! A start carries two descriptors (SCM_RIGHTS): the source, then the sink. It gets one answer of kind 1, when the
+//! A start carries descriptors (SCM_RIGHTS): the source, further files, then the sink. It gets one answer of kind 1, when the
 //! transfer ends. A cancel gets none of its own: its transfer ends. A program that closes the connection cancels its
 //! transfers. A progress request is answered by kind 2, or not at all if its transfer has ended.
 
@@ -45,13 +47,13 @@ use std::time::Duration;
 use crate::compress::{ExpandLimits, Format};
 use crate::error::TransferError;
 use crate::flow::{Device, Report, StageReport};
-use crate::pipeline::{Command, Place, STALL_DEFAULT, WhenBlocked};
+use crate::pipeline::{Command, FILES_MAX, FileRange, Place, STALL_DEFAULT, WhenBlocked};
 use crate::search::{Found, OFFSETS_MAX, PATTERN_BYTES_MAX, SearchKind, SearchSpec};
 use crate::stage::{Cipher, DigestKind, DigestValue, Key, STAGES_MAX, StageKind, StageSpec};
 
 /// Bytes of the longest request.
 pub const REQUEST_BYTES_MAX: usize =
-    START_BYTES + STAGES_MAX * (STAGE_BYTES + 2 + PATTERN_BYTES_MAX);
+    START_BYTES + STAGES_MAX * (STAGE_BYTES + 2 + PATTERN_BYTES_MAX) + (FILES_MAX - 1) * 16;
 /// Bytes of the longest answer.
 pub const ANSWER_BYTES_MAX: usize =
     ENDED_BYTES + STAGES_MAX * (REPORT_BYTES + 8 * OFFSETS_MAX as usize) + TEXT_BYTES_MAX;
@@ -73,7 +75,7 @@ const TO_THE_END: u64 = u64::MAX;
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Start a transfer; comes with two descriptors.
+    /// Start a transfer; comes with descriptors.
     Start {
         /// The caller's number for it.
         id: u64,
@@ -97,6 +99,8 @@ pub struct Order {
     pub from: u64,
     /// Length of the range; `None`: to the end.
     pub bytes: Option<u64>,
+    /// Offset and length of each file that follows the source.
+    pub more: Vec<(u64, Option<u64>)>,
     /// Where the first byte goes in the sink; 0 of a socket.
     pub to: u64,
     /// The stages; their order has not been checked.
@@ -120,6 +124,7 @@ impl Order {
             sink: command.sink.device(),
             from: command.source.offset(),
             bytes: command.bytes.filter(|bytes| *bytes != TO_THE_END),
+            more: command.more.iter().map(|range| (range.offset, range.bytes)).collect(),
             to: command.sink.offset(),
             stages: command.stages.clone(),
             stall_ms: if command.stall == STALL_DEFAULT { 0 } else { ms(command.stall) },
@@ -129,23 +134,32 @@ impl Order {
         }
     }
 
-    /// The command with these descriptors.
-    pub fn command(self, source: OwnedFd, sink: OwnedFd) -> Command {
+    /// The command with these descriptors, or they themselves if they are not as many as it needs.
+    pub fn command(self, descriptors: Vec<OwnedFd>) -> Result<Command, Vec<OwnedFd>> {
+        if descriptors.len() != 2 + self.more.len() {
+            return Err(descriptors);
+        }
+        let mut descriptors = descriptors.into_iter();
+        let mut next = || descriptors.next().expect("they have been counted");
         let ms = |ms: u32| Duration::from_millis(ms.into());
         let place = |device, descriptor, offset| match device {
             Device::File => Place::File(descriptor, offset),
             Device::Socket => Place::Socket(descriptor),
         };
-        Command {
-            source: place(self.source, source, self.from),
-            sink: place(self.sink, sink, self.to),
+        let source = place(self.source, next(), self.from);
+        let more = self.more.into_iter();
+        let more = more.map(|(offset, bytes)| FileRange { file: next(), offset, bytes }).collect();
+        Ok(Command {
+            source,
+            more,
+            sink: place(self.sink, next(), self.to),
             bytes: self.bytes,
             stages: self.stages,
             stall: if self.stall_ms == 0 { STALL_DEFAULT } else { ms(self.stall_ms) },
             deadline: (self.deadline_ms != 0).then(|| ms(self.deadline_ms)),
             when_blocked: self.when_blocked,
             sync: self.sync,
-        }
+        })
     }
 }
 
@@ -310,8 +324,11 @@ fn decode_order(mut rest: Rest<'_>, flags: u16) -> Result<Order, MessageError> {
     let (from, bytes, to) = (rest.u64()?, rest.u64()?, rest.u64()?);
     let (stall_ms, deadline_ms) = (rest.u32()?, rest.u32()?);
     let (source, sink) = (rest.device("source")?, rest.device("sink")?);
-    let count = usize::from(rest.u8()?);
-    rest.reserved(5)?;
+    let (count, more) = (usize::from(rest.u8()?), usize::from(rest.u8()?));
+    rest.reserved(4)?;
+    if more >= FILES_MAX || (more > 0 && source == Device::Socket) {
+        return Err(MessageError::Field("files"));
+    }
     if (source == Device::Socket && from != 0) || (sink == Device::Socket && to != 0) {
         return Err(MessageError::Field("offset"));
     }
@@ -322,10 +339,24 @@ fn decode_order(mut rest: Rest<'_>, flags: u16) -> Result<Order, MessageError> {
         return Err(MessageError::Field("flags"));
     }
     let stages = (0..count).map(|_| decode_stage(&mut rest)).collect::<Result<_, _>>()?;
+    let definite = |bytes| Some(bytes).filter(|bytes| *bytes != TO_THE_END);
+    let range = |_| Ok((rest.u64()?, definite(rest.u64()?)));
+    let more = (0..more).map(range).collect::<Result<_, _>>()?;
     rest.end()?;
-    let bytes = Some(bytes).filter(|bytes| *bytes != TO_THE_END);
-    let order =
-        Order { source, sink, from, bytes, to, stages, stall_ms, deadline_ms, when_blocked, sync };
+    let bytes = definite(bytes);
+    let order = Order {
+        source,
+        sink,
+        from,
+        bytes,
+        more,
+        to,
+        stages,
+        stall_ms,
+        deadline_ms,
+        when_blocked,
+        sync,
+    };
     Ok(order)
 }
 
@@ -370,7 +401,7 @@ fn encode_order(order: &Order, bytes: &mut Vec<u8>) {
     let stages = &order.stages;
     debug_assert!(stages.len() <= STAGES_MAX, "the client has checked them");
     bytes.extend([device_code(order.source), device_code(order.sink), stages.len() as u8]);
-    bytes.extend([0; 5]);
+    bytes.extend([order.more.len() as u8, 0, 0, 0, 0]);
     for stage in stages {
         bytes.extend(kind_codes(stage.kind()));
         let mut follow = |parts: &[&[u8]]| {
@@ -389,6 +420,10 @@ fn encode_order(order: &Order, bytes: &mut Vec<u8>) {
                 follow(&[&limits.bytes.to_le_bytes(), &limits.ratio.to_le_bytes()]);
             }
         }
+    }
+    for (offset, len) in &order.more {
+        bytes.extend(offset.to_le_bytes());
+        bytes.extend(len.unwrap_or(TO_THE_END).to_le_bytes());
     }
 }
 
@@ -596,14 +631,25 @@ mod tests {
         let stages = prop::collection::vec(stage(), 0..=STAGES_MAX);
         let limits = (any::<u32>(), any::<u32>(), any::<bool>(), any::<bool>());
         let range = (any::<u64>(), prop::option::of(0..u64::MAX), any::<u64>());
-        (device(), device(), range, stages, limits).prop_map(
-            |(source, sink, (from, bytes, to), stages, (stall_ms, deadline_ms, returns, sync))| {
+        let length = || prop::option::of(0..u64::MAX);
+        let more = prop::collection::vec((any::<u64>(), length()), 0..FILES_MAX);
+        (device(), device(), range, more, stages, limits).prop_map(
+            |(
+                source,
+                sink,
+                (from, bytes, to),
+                mut more,
+                stages,
+                (stall_ms, deadline_ms, returns, sync),
+            )| {
+                more.truncate(if source == Device::File { FILES_MAX } else { 0 });
                 let returns = returns && stages.is_empty() && source != sink;
                 Order {
                     source,
                     sink,
                     from: if source == Device::File { from } else { 0 },
                     bytes,
+                    more,
                     to: if sink == Device::File { to } else { 0 },
                     stages,
                     stall_ms,

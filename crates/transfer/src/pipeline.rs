@@ -101,10 +101,26 @@ impl Place {
     }
 }
 
+/// Files of one transfer.
+pub const FILES_MAX: usize = 8;
+
+/// A part of a file or of shared memory.
+#[derive(Debug)]
+pub struct FileRange {
+    /// Its descriptor.
+    pub file: OwnedFd,
+    /// The first byte.
+    pub offset: u64,
+    /// Length; `None`: to the end that the file has when the transfer starts.
+    pub bytes: Option<u64>,
+}
+
 /// One transfer. Built by [`Source`].
 #[derive(Debug)]
 pub struct Command {
     pub(crate) source: Place,
+    /// Files that follow the source, which is a file.
+    pub(crate) more: Vec<FileRange>,
     pub(crate) sink: Place,
     /// Length of the range; `None`: to the end of the file, or of the stream.
     pub(crate) bytes: Option<u64>,
@@ -120,6 +136,7 @@ impl Command {
     pub fn new(source: Place, bytes: Option<u64>, stages: Vec<StageSpec>, sink: Place) -> Self {
         Self {
             source,
+            more: Vec::new(),
             sink,
             bytes,
             stages,
@@ -133,6 +150,14 @@ impl Command {
     /// Succeeds when what a file has got is on its disk. Without effect on a socket.
     pub fn sync(mut self) -> Self {
         self.sync = self.sink.device() == Device::File;
+        self
+    }
+
+    /// With files that follow the source in the stream, if that is a file; see [`Source::files`].
+    pub fn followed_by(mut self, more: Vec<FileRange>) -> Self {
+        if self.source.device() == Device::File {
+            self.more = more;
+        }
         self
     }
 
@@ -181,13 +206,18 @@ impl Source {
     /// `bytes` of a file or of shared memory from `offset`, or all from there to the end that it has when the transfer starts.
     pub fn file(file: impl Into<OwnedFd>, offset: u64, bytes: Option<u64>) -> Pipeline<Raw> {
         let source = Place::File(file.into(), offset);
-        Pipeline { source, bytes, stages: Vec::new(), state: PhantomData }
+        Pipeline { source, more: Vec::new(), bytes, stages: Vec::new(), state: PhantomData }
+    }
+
+    /// One file after the other, as one stream. At most [`FILES_MAX`].
+    pub fn files(first: FileRange, more: Vec<FileRange>) -> Pipeline<Raw> {
+        Pipeline { more, ..Self::file(first.file, first.offset, first.bytes) }
     }
 
     /// `bytes` from a stream socket, or all until its peer ends the stream.
     pub fn socket(socket: impl Into<OwnedFd>, bytes: Option<u64>) -> Pipeline<Raw> {
         let source = Place::Socket(socket.into());
-        Pipeline { source, bytes, stages: Vec::new(), state: PhantomData }
+        Pipeline { source, more: Vec::new(), bytes, stages: Vec::new(), state: PhantomData }
     }
 }
 
@@ -196,6 +226,7 @@ impl Source {
 #[derive(Debug)]
 pub struct Pipeline<State> {
     source: Place,
+    more: Vec<FileRange>,
     bytes: Option<u64>,
     stages: Vec<StageSpec>,
     state: PhantomData<State>,
@@ -281,17 +312,21 @@ impl<State: Compressible + Unsealed> Pipeline<State> {
 impl<State> Pipeline<State> {
     fn then<Next>(mut self, stage: StageSpec) -> Pipeline<Next> {
         self.stages.push(stage);
-        let Self { source, bytes, stages, .. } = self;
-        Pipeline { source, bytes, stages, state: PhantomData }
+        let Self { source, more, bytes, stages, .. } = self;
+        Pipeline { source, more, bytes, stages, state: PhantomData }
     }
 
     /// Sends the bytes through a stream socket.
     pub fn socket(self, socket: impl Into<OwnedFd>) -> Command {
-        Command::new(self.source, self.bytes, self.stages, Place::Socket(socket.into()))
+        self.sink(Place::Socket(socket.into()))
     }
 
     /// Writes the bytes to a file or to shared memory, from `offset` on.
     pub fn file(self, file: impl Into<OwnedFd>, offset: u64) -> Command {
-        Command::new(self.source, self.bytes, self.stages, Place::File(file.into(), offset))
+        self.sink(Place::File(file.into(), offset))
+    }
+
+    fn sink(self, sink: Place) -> Command {
+        Command { more: self.more, ..Command::new(self.source, self.bytes, self.stages, sink) }
     }
 }

@@ -255,11 +255,11 @@ impl Client {
             acceptor.engine.counters().refuse(&error);
             self.answer(id, &Err(error), Report::default())
         };
-        let [source, sink] = match <[OwnedFd; 2]>::try_from(descriptors) {
-            Ok(both) => both,
+        let command = match order.command(descriptors) {
+            Ok(command) => command,
             Err(others) => {
                 acceptor.engine.reaper().discard(others);
-                let why = "a transfer needs two descriptors, a source and a sink; fewer arrive if the engine is out of descriptors";
+                let why = "a transfer needs a descriptor for each file of its source and one for its sink; fewer arrive if the engine is out of descriptors";
                 return refuse(TransferError::BadRequest(why.to_owned()));
             }
         };
@@ -267,19 +267,19 @@ impl Client {
             let mut transfers = self.transfers();
             if transfers.contains_key(&id) {
                 drop(transfers);
-                acceptor.engine.reaper().discard((source, sink));
+                acceptor.engine.reaper().discard(command);
                 let why = format!("the transfer {id} is in flight: choose another id");
                 return refuse(TransferError::BadRequest(why));
             }
             if others + transfers.len() >= most as usize {
                 drop(transfers);
-                acceptor.engine.reaper().discard((source, sink));
+                acceptor.engine.reaper().discard(command);
                 return refuse(TransferError::TooMany(most));
             }
             transfers.insert(id, None);
         }
         let client = self.clone();
-        let submitted = acceptor.engine.submit_with(order.command(source, sink), move |outcome| {
+        let submitted = acceptor.engine.submit_with(command, move |outcome| {
             client.transfers().remove(&id);
             client.answer(id, &outcome.result, outcome.report);
         });

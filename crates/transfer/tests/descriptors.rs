@@ -16,8 +16,8 @@ use sha2::{Digest as _, Sha256};
 use transfer::flow::CHUNK_BYTES;
 use transfer::pipeline::WhenBlocked;
 use transfer::{
-    Cipher, Command, DigestKind, Engine, ExpandLimits, Format, Key, Limits, Outcome, Place,
-    SearchKind, SearchSpec, Source, StageKind, StageSpec, TransferError,
+    Cipher, Command, DigestKind, Engine, ExpandLimits, FileRange, Format, Key, Limits, Outcome,
+    Place, SearchKind, SearchSpec, Source, StageKind, StageSpec, TransferError,
 };
 
 const KEY: [u8; 32] = [3; 32];
@@ -223,6 +223,52 @@ fn nothing_of_a_record_that_does_not_verify_leaves() {
     let downgraded = common::seal_ctr(&KEY, &content);
     assert_eq!(gcm(&downgraded), (TransferError::NotSealed, 0));
     assert_eq!(open(&stream, Cipher::Aes256Ctr, KEY), (TransferError::NotSealed, 0));
+}
+
+#[test]
+fn several_files_are_one_stream() {
+    let (folder, engine) = (Folder::new("several"), engine());
+    let range = |name: &str, len: usize, offset: u64, bytes: Option<u64>| {
+        let file = open(&folder.file(name, &self::bytes(len))).into();
+        FileRange { file, offset, bytes }
+    };
+    let more = || {
+        vec![
+            range("empty", 0, 0, None),
+            range("b", 3 * CHUNK_BYTES, 7, Some(2 * CHUNK_BYTES as u64)),
+            range("beyond", 10, 20, None),
+            range("c", 99, 0, None),
+        ]
+    };
+    let expected =
+        [&bytes(70_000)[5..], &bytes(3 * CHUNK_BYTES)[7..7 + 2 * CHUNK_BYTES], &bytes(99)[..]]
+            .concat();
+    for sealed in [false, true] {
+        let source = Source::files(range("a", 70_000, 5, None), more()).digest(DigestKind::Sha256);
+        let (path, sink) = folder.create("sink");
+        let command = match sealed {
+            true => source.seal(Key::new(KEY)).file(sink, 0),
+            false => source.file(sink, 0),
+        };
+        let outcome = engine.submit(command).unwrap().wait();
+        assert_eq!(outcome.result, Ok(()));
+        assert_eq!(outcome.report.digest().unwrap().to_string(), sha256(&expected));
+        let got = std::fs::read(path).unwrap();
+        assert!(if sealed { common::open(&KEY, &got).unwrap() } else { got } == expected);
+    }
+    // One that is shorter than its range ends the transfer there.
+    let short = vec![range("short", 10, 0, Some(11)), range("c", 99, 0, None)];
+    let source = Source::files(range("a", 1000, 0, None), short);
+    let outcome = engine.submit(source.file(folder.create("sink").1, 0)).unwrap().wait();
+    assert_eq!(error(&outcome), &TransferError::FileEnded { at: 1010, end: 1110 });
+    assert_eq!(outcome.report.written, 1010);
+    let (path, sink) = folder.create("sink");
+    let again = FileRange { file: open(&path).into(), offset: 0, bytes: None };
+    let same = Source::files(range("a", 1000, 0, None), vec![again]).file(sink, 0);
+    assert_eq!(engine.submit(same).err(), Some(TransferError::SameFile));
+    let beyond = vec![range("c", 99, 0, Some(u64::MAX))];
+    let beyond = Source::files(range("a", 1, 0, None), beyond).file(folder.create("sink").1, 0);
+    assert_eq!(engine.submit(beyond).err(), Some(TransferError::Range));
 }
 
 #[test]

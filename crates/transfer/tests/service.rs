@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use sys::local::{LocalListener, LocalSocket, wait_readable};
 use transfer::message::{ANSWER_BYTES_MAX, Answer, Order, REQUEST_BYTES_MAX, Request};
-use transfer::{Client, ClientError, DigestKind, Service, ServiceLimits, Source};
+use transfer::{Client, ClientError, DigestKind, FileRange, Service, ServiceLimits, Source};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -140,6 +140,28 @@ fn a_caller_passes_descriptors_and_gets_the_outcome() {
     assert_eq!(setup.failed("cancelled"), 1);
     drop(theirs);
     setup.quiet();
+}
+
+#[test]
+fn several_files_pass_with_one_command() {
+    let setup = Setup::new("several", ServiceLimits::default());
+    let file = |name: usize| {
+        let path = setup.folder.join(format!("part-{name}"));
+        fs::write(&path, vec![name as u8; 1000 + name]).unwrap();
+        FileRange { file: File::open(path).unwrap().into(), offset: 1, bytes: None }
+    };
+    let mut client = setup.client();
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let files = |count: usize| Source::files(file(0), (1..count).map(file).collect());
+    let id = client.submit(files(8).socket(ours)).unwrap();
+    let mut got = Vec::new();
+    theirs.read_to_end(&mut got).unwrap();
+    let expected: Vec<u8> = (0..8).flat_map(|name| vec![name as u8; 999 + name]).collect();
+    let Answer::Ended { id: ended, result, .. } = answer(&mut client) else { panic!() };
+    assert_eq!((ended, result), (id, Ok(())));
+    assert!(got == expected);
+    let many = client.submit(files(9).socket(theirs)).err().unwrap().to_string();
+    assert!(many.ends_with("a source has at most 8 files"), "{many}");
 }
 
 #[test]

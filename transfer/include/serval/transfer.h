@@ -67,6 +67,16 @@ typedef struct sv_stage {
 /* The range reaches to the end of the file, or of the stream. */
 #define SV_TO_THE_END UINT64_MAX
 
+/* A part of a file. */
+typedef struct sv_range {
+    int file;
+    uint64_t offset;
+    uint64_t bytes; /* or SV_TO_THE_END */
+} sv_range;
+
+/* Files of one source at most. */
+#define SV_FILES_MAX 8
+
 /* A transfer. Initialise it with SV_TRANSFER_DEFAULTS. */
 typedef struct sv_transfer {
     uint64_t offset;      /* first byte of the range in the file; of sv_pipeline, in the source if that is a file */
@@ -77,9 +87,11 @@ typedef struct sv_transfer {
     uint32_t no_wait;     /* not 0: end with a short count when the socket is full or empty; not with stages or two sockets */
     uint32_t sync;        /* not 0: succeed when what the file got is on its disk; not with a socket as sink */
     uint64_t sink_offset; /* sv_pipeline: where the first byte goes in the sink, if that is a file */
+    const sv_range *more; /* sv_pipeline: files that follow the source in the stream, if that is a file */
+    uint32_t more_count;  /* at most SV_FILES_MAX - 1 */
 } sv_transfer;
 
-#define SV_TRANSFER_DEFAULTS { 0, SV_TO_THE_END, SV_DIGEST_NONE, 0, 0, 0, 0, 0 }
+#define SV_TRANSFER_DEFAULTS { 0, SV_TO_THE_END, SV_DIGEST_NONE, 0, 0, 0, 0, 0, NULL, 0 }
 
 /* What a stage did. */
 typedef struct sv_stage_result {

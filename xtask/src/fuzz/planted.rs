@@ -146,8 +146,8 @@ const PLANTS: &[Plant] = &[
         target: "transfer",
         bug: "reserved bytes of a request may have any value",
         file: "crates/transfer/src/message.rs",
-        right: "rest.reserved(5)?;\n    if (source",
-        wrong: "rest.bytes(5)?;\n    if (source",
+        right: "rest.reserved(4)?;",
+        wrong: "rest.bytes(4)?;",
     },
     Plant {
         target: "worker",

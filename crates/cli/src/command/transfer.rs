@@ -20,8 +20,8 @@ use sys::local::wait_readable;
 use sys::private_file::open_regular;
 use transfer::message::Answer;
 use transfer::{
-    Cipher, Client, Command, DigestKind, Engine, ExpandLimits, Format, Key, Limits, SearchKind,
-    SearchSpec, StageSpec, check_order,
+    Cipher, Client, Command, DigestKind, Engine, ExpandLimits, FileRange, Format, Key, Limits,
+    SearchKind, SearchSpec, StageSpec, check_order,
 };
 
 use super::bench::time;
@@ -63,6 +63,10 @@ pub(super) struct Options {
     /// Where they go: a file, tcp://HOST:PORT or listen://IP:PORT
     #[arg(value_name = "SINK")]
     sink: Place,
+
+    /// A further file that follows SOURCE in the stream, whole (up to 7 times)
+    #[arg(long, value_name = "FILE")]
+    then: Vec<PathBuf>,
 
     /// Decrypt what the source has with the key of this file; nothing of a record that does not verify goes on
     #[arg(long, value_name = "KEYFILE")]
@@ -184,6 +188,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
         expected = expected.or(rest);
         source_file = Some(file);
     }
+    let further = further_files(options, &mut expected)?;
     let sink_offset = if source_file.is_some() { 0 } else { options.offset };
     let mut kept = None;
     if let Place::File(path) = &options.sink {
@@ -206,7 +211,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
             transfer::Place::Socket(copy.into())
         }
     };
-    let command = Command::new(source, options.bytes, stages, sink);
+    let command = Command::new(source, options.bytes, stages, sink).followed_by(further);
     let began = Instant::now();
     let command = command.stall(options.stall);
     let command = if options.sync { command.sync() } else { command };
@@ -227,6 +232,20 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     kept.map_or(Ok(()), |sink| sink.finish(options.sync))?;
     report(screen, &outcome.report, began.elapsed());
     Ok(())
+}
+
+/// The files of --then. Adds their lengths to the expected one.
+fn further_files(options: &Options, expected: &mut Option<u64>) -> Result<Vec<FileRange>, Failure> {
+    if !options.then.is_empty() && !matches!(options.source, Place::File(_)) {
+        return Err(Failure::Usage("--then follows a file: SOURCE has to be one".to_owned()));
+    }
+    let open = |path: &PathBuf| {
+        let (file, found) = open_regular(path)
+            .map_err(|error| Failure::Run(format!("cannot read {}: {error}", path.display())))?;
+        *expected = expected.map(|bytes| bytes + found.len());
+        Ok(FileRange { file: file.into(), offset: 0, bytes: None })
+    };
+    options.then.iter().map(open).collect()
 }
 
 /// The stages in the one order that makes sense.
