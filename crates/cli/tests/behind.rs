@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -15,8 +15,19 @@ use onpath::Spec;
 use server::control::client::FunctionClient;
 use server::{Place, RegisterAction, Target};
 
+/// How the server in C has its sockets, and whether the proxy tells it who its clients are.
+const HOW: [(&str, bool); 8] = [
+    ("plain", false),
+    ("dup", false),
+    ("fork", false),
+    ("exec", false),
+    ("plain", true),
+    ("dup", true),
+    ("fork", true),
+    ("exec", true),
+];
 /// How long a server may take for an answer; one that has not come is asked for again.
-const WAIT: Duration = Duration::from_secs(5);
+const WAIT: Duration = Duration::from_millis(500);
 
 /// The folder with the library and the programs in C.
 fn built() -> &'static Path {
@@ -40,14 +51,14 @@ struct Front {
 }
 
 impl Front {
-    fn new(name: &str, framing: &str, functions: &str) -> Self {
+    fn new(name: &str, framing: &str, knows_clients: bool, functions: &str) -> Self {
         let (port, upstream) = (free_port(), free_port());
         let engine = Running::start(
-            &format!("behind-{name}"),
+            &format!("behind-{name}-{knows_clients}"),
             &format!(
                 "[[service]]\nname = \"front\"\nframing = \"{framing}\"\nrequest_timeout_ms = 60000\n\
                  listen = [\"udp://127.0.0.1:{port}\", \"tcp://127.0.0.1:{port}\"]\n\
-                 upstream = \"127.0.0.1:{upstream}\"\n{functions}"
+                 upstream = \"127.0.0.1:{upstream}\"\nproxy_protocol = {knows_clients}\n{functions}"
             ),
         );
         Self { engine, at: ([127, 0, 0, 1], port).into() }
@@ -64,6 +75,34 @@ impl Front {
     /// The program, which gets the port of the proxy as its own.
     fn run(&self, program: &Path, arguments: &[&str]) -> Peer {
         Peer::start(&mut self.command("front", program, arguments), "it is installed")
+    }
+
+    /// An engine, and the program behind its proxy once that answers `probe`. `arguments` gets the port.
+    fn with(
+        new: impl Fn() -> Self,
+        probe: &[u8],
+        program: &Path,
+        arguments: impl Fn(&str) -> Vec<String>,
+    ) -> (Self, Peer) {
+        // The ports were free a moment ago: if another program took one meanwhile, the next ones are tried.
+        for _ in 0..10 {
+            let front = new();
+            let arguments = arguments(&front.port());
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            let mut server = front.run(program, &arguments);
+            let (mut ended, mut answers) = (false, false);
+            let udp = front.udp();
+            eventually("the server answers or ends", || {
+                ended = server.0.try_wait().unwrap().is_some();
+                udp.send(probe).unwrap();
+                answers = udp.recv(&mut [0; 2048]).is_ok();
+                ended || answers
+            });
+            if answers {
+                return (front, server);
+            }
+        }
+        panic!("{} ends by itself", program.display());
     }
 
     fn port(&self) -> String {
@@ -128,13 +167,17 @@ fn function(name: &str, function: &str, params: &str) -> String {
     )
 }
 
+/// The server in C.
+fn plain(how: &str, new: impl Fn() -> Front) -> (Front, Peer) {
+    let arguments = |port: &str| vec![port.to_owned(), how.to_owned()];
+    Front::with(new, b"probe", &built().join("plain_server"), arguments)
+}
+
 #[test]
 fn an_echo_server_is_served_by_a_chain_and_sees_its_own_address() {
-    for how in ["plain", "dup", "fork", "exec"] {
+    for (how, knows) in HOW {
         let chain = function("limits", "threshold", "params = { offset = 0, high = 2147483647 }");
-        let front = Front::new(how, "line", &chain);
-        let port = front.port();
-        let server = front.run(&built().join("plain_server"), &[&port, how]);
+        let (front, server) = plain(how, || Front::new(how, "line", knows, &chain));
         assert_eq!(front.ask(&front.udp(), b"12345"), b"12345", "{how}");
         // What the function drops is not answered, what it passes is.
         let udp = front.udp();
@@ -149,25 +192,61 @@ fn an_echo_server_is_served_by_a_chain_and_sees_its_own_address() {
 }
 
 #[test]
-fn a_socket_has_the_name_that_was_asked_for() {
-    for how in ["plain", "dup", "fork", "exec"] {
-        let front = Front::new(&format!("name-{how}"), "line", "");
+fn a_socket_has_the_name_that_was_asked_for_and_its_clients_have_theirs() {
+    for (how, knows) in HOW {
+        let name = format!("name-{how}");
+        let (front, _server) = plain(how, || Front::new(&name, "line", knows, ""));
         let port = front.port();
-        let _server = front.run(&built().join("plain_server"), &[&port, how]);
-        let text = String::from_utf8(front.ask(&front.udp(), b"?")).unwrap();
-        let (own, _) = text.split_once(' ').unwrap();
+        let udp = front.udp();
+        let text = String::from_utf8(front.ask(&udp, b"?")).unwrap();
+        let (own, client) = text.trim_end().split_once(' ').unwrap();
         let bound = if how == "exec" { "127.0.0.1" } else { "0.0.0.0" };
         assert_eq!(own, format!("{bound}:{port}"), "{how}");
-        let (text, _) = front.call(b"?\n", b"\n");
+        let is_clients = |text: &str, address: SocketAddr| text == address.to_string();
+        assert_eq!(is_clients(client, udp.local_addr().unwrap()), knows, "{how} {client}");
+        let (text, address) = front.call(b"?\n", b"\n");
         let text = String::from_utf8(text).unwrap();
-        let (own, _) = text.split_once(' ').unwrap();
+        let (own, client) = text.trim_end().split_once(' ').unwrap();
         assert_eq!(own, format!("127.0.0.1:{port}"), "a connection's end, {how}");
+        assert_eq!(is_clients(client, address), knows, "{how} {client}");
     }
 }
 
 #[test]
+fn what_does_not_come_from_the_proxy_is_not_served() {
+    let (front, _server) = plain("plain", || Front::new("strangers", "line", true, ""));
+    assert_eq!(front.ask(&front.udp(), b"known"), b"known");
+    let text = std::fs::read_to_string(&front.engine.file).unwrap();
+    let upstream = text.split("upstream = \"").nth(1).unwrap().split('"').next().unwrap();
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let header = wire::proxy_protocol::proxy_header(
+        wire::nic::Transport::Udp,
+        "10.9.8.7:6".parse().unwrap(),
+        front.at,
+    );
+    for end in [0, 1, 12, 51] {
+        socket.send_to(&header[..end], upstream).unwrap();
+    }
+    for (at, to) in [(0, 0), (12, 0x20), (13, 0x11), (13, 0x32), (15, 35)] {
+        let mut spoiled = [&header[..], b"stranger"].concat();
+        spoiled[at] = to;
+        socket.send_to(&spoiled, upstream).unwrap();
+    }
+    let mut stranger = TcpStream::connect(upstream).unwrap();
+    stranger.set_read_timeout(Some(PATIENCE)).unwrap();
+    stranger.write_all(&[b'x'; 100]).unwrap();
+    let ended = stranger.read(&mut [0; 10]);
+    assert!(matches!(ended, Ok(0)) || ended.is_err_and(|e| e.kind() == ErrorKind::ConnectionReset));
+    // The others are served.
+    assert_eq!(front.ask(&front.udp(), b"known"), b"known");
+    assert_eq!(front.call(b"line\n", b"\n").0, b"line\n");
+    socket.set_nonblocking(true).unwrap();
+    assert_eq!(socket.recv(&mut [0; 10]).unwrap_err().kind(), ErrorKind::WouldBlock);
+}
+
+#[test]
 fn programs_that_cannot_be_put_behind_a_proxy_are_refused_with_the_remedy() {
-    let front = Front::new("refused", "line", "");
+    let front = Front::new("refused", "line", false, "");
     let port = front.port();
     let refused = |service: &str, program: &Path, expected: &str| {
         let output = front.command(service, program, &[&port, "plain"]).output().unwrap();
@@ -190,64 +269,84 @@ fn programs_that_cannot_be_put_behind_a_proxy_are_refused_with_the_remedy() {
 
 #[test]
 fn memcached_is_unmodified_behind_its_cache() {
-    let cache =
-        function("hot", "memcached-cache", "params = { memory_mib = 1, grace_ms = 1, sample = 0 }");
-    let front = Front::new("memcached", "memcached", &cache);
-    let port = front.port();
-    let arguments = ["-l", "127.0.0.1", "-p", &port, "-U", &port, "-u", "root"];
-    let _server = front.run(Path::new("memcached"), &arguments);
-    let (stored, _) = front.call(b"set key 0 0 5\r\nvalue\r\n", b"\r\n");
-    assert_eq!(stored, b"STORED\r\n");
-    let value = b"VALUE key 0 5\r\nvalue\r\nEND\r\n";
-    eventually("the cache answers", || {
-        assert_eq!(front.call(b"get key\r\n", b"END\r\n").0, value);
-        front.register("hot", "hits") > 0
-    });
-    let header = [0, 7, 0, 0, 0, 1, 0, 0];
-    let answer = front.ask(&front.udp(), &[&header[..], b"get key\r\n"].concat());
-    assert_eq!(answer, [&header[..], value].concat());
+    for knows in [false, true] {
+        let cache = function(
+            "hot",
+            "memcached-cache",
+            "params = { memory_mib = 1, grace_ms = 1, sample = 0 }",
+        );
+        let arguments = |port: &str| {
+            ["-l", "127.0.0.1", "-p", port, "-U", port, "-u", "root"].map(str::to_owned).into()
+        };
+        let header = [0, 7, 0, 0, 0, 1, 0, 0];
+        let probe = [&header[..], b"version\r\n"].concat();
+        let new = || Front::new("memcached", "memcached", knows, &cache);
+        let (front, _server) = Front::with(new, &probe, Path::new("memcached"), arguments);
+        let (stored, _) = front.call(b"set key 0 0 5\r\nvalue\r\n", b"\r\n");
+        assert_eq!(stored, b"STORED\r\n");
+        let value = b"VALUE key 0 5\r\nvalue\r\nEND\r\n";
+        eventually("the cache answers", || {
+            assert_eq!(front.call(b"get key\r\n", b"END\r\n").0, value);
+            front.register("hot", "hits") > 0
+        });
+        let answer = front.ask(&front.udp(), &[&header[..], b"get key\r\n"].concat());
+        assert_eq!(answer, [&header[..], value].concat());
+    }
 }
 
 #[test]
 fn dnsmasq_is_unmodified_behind_a_function() {
-    let front = Front::new("dnsmasq", "length:u16", &function("limit", "rate-limiter", ""));
-    let port = format!("--port={}", front.port());
-    let mut arguments = vec!["--no-daemon", "--conf-file=/dev/null", "--pid-file", "--no-hosts"];
-    arguments.extend(["--listen-address=127.0.0.1", "--bind-interfaces", "--no-resolv"]);
-    arguments.extend(["--user=", "--group=", "--host-record=a.test,10.1.2.3", &port]);
-    let dnsmasq =
-        if Path::new("/usr/sbin/dnsmasq").exists() { "/usr/sbin/dnsmasq" } else { "dnsmasq" };
-    let _server = front.run(Path::new(dnsmasq), &arguments);
-    let query = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x01a\x04test\0\0\x01\0\x01";
-    let answer = front.ask(&front.udp(), query);
-    assert!(answer.starts_with(b"\x12\x34") && answer.ends_with(&[10, 1, 2, 3]), "{answer:?}");
-    // Over TCP each message has its length before it.
-    let framed = [&(query.len() as u16).to_be_bytes()[..], query].concat();
-    let (answer, _) = front.call(&framed, &[10, 1, 2, 3]);
-    assert_eq!(&answer[2..4], b"\x12\x34");
-    assert!(front.register("limit", "passed") >= 2);
+    for knows in [false, true] {
+        let arguments = |port: &str| {
+            let port = format!("--port={port}");
+            let fixed = ["--no-daemon", "--conf-file=/dev/null", "--pid-file", "--no-hosts"];
+            let local = ["--listen-address=127.0.0.1", "--bind-interfaces", "--no-resolv"];
+            let host = ["--user=", "--group=", "--host-record=a.test,10.1.2.3", &port];
+            [&fixed[..], &local, &host].concat().into_iter().map(str::to_owned).collect()
+        };
+        let installed = Path::new("/usr/sbin/dnsmasq");
+        let dnsmasq = if installed.exists() { installed } else { Path::new("dnsmasq") };
+        let query = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x01a\x04test\0\0\x01\0\x01";
+        let limit = function("limit", "rate-limiter", "");
+        let new = || Front::new("dnsmasq", "length:u16", knows, &limit);
+        let (front, _server) = Front::with(new, query, dnsmasq, arguments);
+        let answer = front.ask(&front.udp(), query);
+        assert!(answer.starts_with(b"\x12\x34") && answer.ends_with(&[10, 1, 2, 3]), "{answer:?}");
+        // Over TCP each message has its length before it.
+        let framed = [&(query.len() as u16).to_be_bytes()[..], query].concat();
+        let (answer, _) = front.call(&framed, &[10, 1, 2, 3]);
+        assert_eq!(&answer[2..4], b"\x12\x34");
+        assert!(front.register("limit", "passed") >= 2);
+    }
 }
 
 #[test]
 fn a_server_in_node_is_unmodified_behind_a_function_that_comes_and_goes() {
-    let front = Front::new("node", "line", "");
-    let script = Path::new(env!("CARGO_TARGET_TMPDIR")).join("behind-echo.js");
-    let text = "\
-        const port = Number(process.argv[2]);\n\
-        const udp = require('dgram').createSocket('udp4');\n\
-        udp.on('message', (m, from) => udp.send(m + ' ' + udp.address().port, from.port, from.address));\n\
-        udp.bind(port, '127.0.0.1');\n\
-        require('net').createServer(c => c.on('data', d => c.write(d))).listen(port, '127.0.0.1');\n";
-    std::fs::write(&script, text).unwrap();
-    let _server = front.run(Path::new("node"), &[script.to_str().unwrap(), &front.port()]);
-    let expected = format!("hello {}", front.port());
-    assert_eq!(front.ask(&front.udp(), b"hello"), expected.as_bytes());
-    assert_eq!(front.call(b"line\n", b"\n").0, b"line\n");
-    let client = FunctionClient::connect(&front.engine.socket).unwrap();
-    let mut spec = Spec::new("echo", "echo");
-    spec.deadline_us = onpath::library::DEADLINE_US_MAX;
-    client.attach_new("front", &spec, &Place::Default).unwrap();
-    assert_eq!(front.ask(&front.udp(), b"hello"), b"hello", "the function answers");
-    client.detach(&Target::Named { service: "front".into(), name: "echo".into() }).unwrap();
-    assert_eq!(front.ask(&front.udp(), b"hello"), expected.as_bytes());
+    for knows in [false, true] {
+        let script = Path::new(env!("CARGO_TARGET_TMPDIR")).join("behind-echo.js");
+        let text = "\
+            const port = Number(process.argv[2]);\n\
+            const udp = require('dgram').createSocket('udp4');\n\
+            udp.on('message', (m, from) => udp.send(m + ' ' + udp.address().port + ' ' + from.port, from.port, from.address));\n\
+            udp.bind(port, '127.0.0.1');\n\
+            require('net').createServer(c => c.on('data', d => c.write(d))).listen(port, '127.0.0.1');\n";
+        std::fs::write(&script, text).unwrap();
+        let arguments = |port: &str| vec![script.to_str().unwrap().to_owned(), port.to_owned()];
+        let new = || Front::new("node", "line", knows, "");
+        let (front, _server) = Front::with(new, b"hello", Path::new("node"), arguments);
+        let udp = front.udp();
+        let own = udp.local_addr().unwrap().port();
+        let text = String::from_utf8(front.ask(&udp, b"hello")).unwrap();
+        let expected = format!("hello {} ", front.port());
+        assert!(text.starts_with(&expected), "{text}");
+        assert_eq!(text == format!("{expected}{own}"), knows, "{text}");
+        assert_eq!(front.call(b"line\n", b"\n").0, b"line\n");
+        let client = FunctionClient::connect(&front.engine.socket).unwrap();
+        let mut spec = Spec::new("echo", "echo");
+        spec.deadline_us = onpath::library::DEADLINE_US_MAX;
+        client.attach_new("front", &spec, &Place::Default).unwrap();
+        assert_eq!(front.ask(&front.udp(), b"hello"), b"hello", "the function answers");
+        client.detach(&Target::Named { service: "front".into(), name: "echo".into() }).unwrap();
+        assert!(front.ask(&front.udp(), b"hello").starts_with(expected.as_bytes()));
+    }
 }

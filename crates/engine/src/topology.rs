@@ -306,6 +306,8 @@ pub struct Service {
     pub upstream: Option<SocketAddr>,
     /// Most client flows of a proxy over UDP on each worker, in [1, [`UPSTREAM_FLOWS_MAX`]].
     pub upstream_flows: u32,
+    /// Begin what goes to the server behind a proxy with the client's address ([`wire::proxy_protocol`]).
+    pub proxy_protocol: bool,
     /// Functions on the path of its messages, in the order of its chain.
     pub functions: Vec<onpath::Spec>,
     /// Users, by number, that may attach functions to it besides the operator.
@@ -406,6 +408,7 @@ impl Service {
             bundles: Bundles::Never,
             upstream: None,
             upstream_flows: 4096,
+            proxy_protocol: false,
             functions: Vec::new(),
             function_users: Vec::new(),
             sockets: Vec::new(),

@@ -143,7 +143,7 @@ fn the_pages_name_every_framing_and_every_kind() {
 const NOT_IN_FULL: &[(&str, &[&str])] = &[
     // Of other placements and kinds.
     ("[[accelerator]]", &["threads", "cores", "attach", "heartbeat_ms", "hang_ms"]),
-    ("[[service]]", &["key", "upstream", "upstream_flows"]),
+    ("[[service]]", &["key", "upstream", "upstream_flows", "proxy_protocol"]),
     ("[[service.backend]]", &["match"]),
     // A socket has one of `listen` and `connect`.
     ("[[service.socket]]", &["connect"]),

@@ -638,6 +638,10 @@ impl Nic for SocketNic {
         }
     }
 
+    fn stream_addresses(&self, key: StreamKey) -> Option<(SocketAddr, SocketAddr)> {
+        self.streams.addresses(key)
+    }
+
     fn keep_alive(&mut self, key: StreamKey) {
         self.streams.keep_alive(key);
     }

@@ -478,6 +478,10 @@ impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> Nic for Tap<N> {
         written
     }
 
+    fn stream_addresses(&self, key: StreamKey) -> Option<(SocketAddr, SocketAddr)> {
+        self.nic.stream_addresses(key)
+    }
+
     fn keep_alive(&mut self, key: StreamKey) {
         self.nic.keep_alive(key);
     }

@@ -19,6 +19,7 @@ pub mod handshake;
 pub mod link;
 pub mod matching;
 pub mod nic;
+pub mod proxy_protocol;
 pub mod session;
 
 pub use drop_reason::{DropReason, DropScope, ReportedReason};

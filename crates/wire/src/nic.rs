@@ -507,6 +507,11 @@ pub trait Nic {
     /// does not answer. A network without such a test does nothing.
     fn keep_alive(&mut self, _key: StreamKey) {}
 
+    /// The addresses of an accepted [`Transport::Tcp`] stream: that of the peer, and its own.
+    fn stream_addresses(&self, _key: StreamKey) -> Option<(SocketAddr, SocketAddr)> {
+        None
+    }
+
     /// Ends the sending direction of a [`Transport::Tcp`] stream: the peer reads an end after what was written. The stream can
     /// still be read.
     fn shutdown(&mut self, key: StreamKey);

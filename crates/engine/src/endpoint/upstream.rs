@@ -26,6 +26,9 @@
 //! After a refusal the flow keeps its socket, and its next request tries again: datagrams need no back-off, since each costs what
 //! it cost its client.
 //!
+//! *The client's address.* With `proxy_protocol` each connection to the server, and each datagram, begins with a header that has it
+//! (`wire/src/proxy_protocol.rs`). Functions do not see the header.
+//!
 //! A datagram's source may be forged. What a source can be sent is limited for the flow as a whole: the bytes of all answers are at
 //! most `limits.udp_reply_ratio` times those of all requests.
 
@@ -35,10 +38,12 @@ mod requests;
 mod stream_requests;
 mod streams;
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 
 use wire::DropReason;
-use wire::nic::{TxBatch, TxItem};
+use wire::nic::{Transport, TxBatch, TxItem};
+use wire::proxy_protocol::{PROXY_HEADER_BYTES, proxy_header};
+use wire::session::Origin;
 
 use self::flows::Flows;
 use self::streams::{Stream, Streams};
@@ -55,6 +60,8 @@ const OPENED_MAX: u64 = 512;
 /// One worker's sockets to the upstream server of one service.
 pub(crate) struct Upstream {
     address: SocketAddr,
+    /// What is sent begins with the client's address. Where clients send datagrams.
+    header_with: Option<SocketAddr>,
     flows: Flows,
     streams: Streams,
 }
@@ -64,7 +71,19 @@ impl Upstream {
     pub(crate) fn new(service: &Service) -> Option<Box<Self>> {
         let address = service.upstream?;
         let flows = Flows::new(service.upstream_flows, service.request_timeout_ms * 1_000_000);
-        Some(Box::new(Self { address, flows, streams: Streams::default() }))
+        let mut listen = service.listen.iter();
+        let at = listen.find(|listen| listen.transport == Transport::Udp);
+        let at = at.map_or((Ipv4Addr::UNSPECIFIED, 0).into(), |listen| listen.address);
+        let header_with = service.proxy_protocol.then_some(at);
+        Some(Box::new(Self { address, header_with, flows, streams: Streams::default() }))
+    }
+
+    /// The header before a client's datagram, if there is one.
+    fn datagram_header(&self, origin: &Origin) -> Option<[u8; PROXY_HEADER_BYTES]> {
+        let at = self.header_with?;
+        let Origin::Datagram { peer, local, .. } = origin else { return None };
+        let to = SocketAddr::new(local.unwrap_or(at.ip()), at.port());
+        Some(proxy_header(Transport::Udp, *peer, to))
     }
 
     /// The most client flows it has.

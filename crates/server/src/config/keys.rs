@@ -610,6 +610,9 @@ const COMMON: &[(&str, &[Key])] = &[
                 "Most UDP clients that have a socket to the server, on each worker. When all are in use, the one that has been idle for longest \
                  is closed for a new client; if none is idle, one that the server does not answer, or one of a host that has more than a quarter \
                  of them ([proxy.md](proxy.md)). Each is a file descriptor.";
+            proxy_protocol ("`upstream`" in "service.proxy"): service(Setter::Boolean(|s| &mut s.proxy_protocol)), "",
+                "What goes to the server begins with the addresses of the client, in a header of the PROXY protocol, version 2: each connection and each \
+                 datagram. For servers that know it, and for those that `serval fn run` starts.";
             function: Other("list of tables"), "none", "`[[service.function]]`, below.";
             function_users: Other("list of integers"), "`[]`",
                 "Users, by number, that may attach functions to this service besides the engine's user and root. They see and change its \

@@ -31,10 +31,11 @@ const OF_KERNELS: &[&str] = &[
     "socket_bytes",
 ];
 /// Keys that go straight into a field of a service.
-const FIELDS: &[&str] = &["max_message_bytes", "request_timeout_ms", "upstream_flows"];
+const FIELDS: &[&str] =
+    &["max_message_bytes", "request_timeout_ms", "upstream_flows", "proxy_protocol"];
 
 /// Keys that only a proxy has.
-pub(super) const OF_PROXIES: &[&str] = &["upstream_flows"];
+pub(super) const OF_PROXIES: &[&str] = &["upstream_flows", "proxy_protocol"];
 
 /// Reads what is left of a service with an upstream server.
 pub(super) fn read(

@@ -127,7 +127,9 @@ fn action(
         return ServiceAction::Unchanged;
     }
     // No connection of one tenant becomes one of another.
-    let alike = |s: &Service| (s.framing, s.ordered, s.replies, s.upstream, s.tenant.clone());
+    let alike = |s: &Service| {
+        (s.framing, s.ordered, s.replies, (s.upstream, s.proxy_protocol), s.tenant.clone())
+    };
     // Everything that the layout of a client's region depends on.
     let shape = |s: &Service| (s.max_message_bytes, s.max_reply_bytes, s.replies, s.tenant.clone());
     ServiceAction::Changed {

@@ -1,7 +1,7 @@
 //! The streams of one worker: accepted TCP connections and connections to backends, by key.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 
@@ -255,6 +255,13 @@ impl Streams {
     }
 
     /// Asks the peer of an idle TCP stream whether it is still there.
+    /// Of the peer, and its own.
+    pub(super) fn addresses(&self, key: StreamKey) -> Option<(SocketAddr, SocketAddr)> {
+        let stream = self.table.get(key as usize)?.as_ref()?;
+        let socket = TcpStream::from(stream.socket.try_clone().ok()?);
+        Some((socket.peer_addr().ok()?, socket.local_addr().ok()?))
+    }
+
     pub(super) fn keep_alive(&mut self, key: StreamKey) {
         let Some(stream) = self.stream_mut(key) else { return };
         for (level, name, value) in KEEP_ALIVE {

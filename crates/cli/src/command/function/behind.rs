@@ -91,8 +91,11 @@ impl Run {
                 )));
             }
         };
-        let rules: Vec<String> =
-            service.listen.iter().map(|listen| rule(listen, upstream)).collect();
+        let rules: Vec<String> = service
+            .listen
+            .iter()
+            .map(|listen| rule(listen, upstream, service.proxy_protocol))
+            .collect();
         Ok(rules.join(";"))
     }
 
@@ -111,13 +114,15 @@ impl Run {
     }
 }
 
-fn rule(listen: &Listen, upstream: SocketAddr) -> String {
+fn rule(listen: &Listen, upstream: SocketAddr, has_header: bool) -> String {
     let transport = match listen.transport {
         Transport::Udp => "udp",
         Transport::Tcp => "tcp",
     };
     let (asked, given) = (listen.address, upstream);
-    format!("{transport} {} {} {} {}", asked.ip(), asked.port(), given.ip(), given.port())
+    let has_header = u8::from(has_header);
+    let asked = format!("{} {}", asked.ip(), asked.port());
+    format!("{transport} {asked} {} {} {has_header}", given.ip(), given.port())
 }
 
 /// A program by its path, or in `PATH`.
@@ -236,6 +241,9 @@ mod tests {
     #[test]
     fn a_rule_has_both_addresses() {
         let listen = Listen { transport: Transport::Udp, address: "[::]:53".parse().unwrap() };
-        assert_eq!(rule(&listen, "127.0.0.1:5300".parse().unwrap()), "udp :: 53 127.0.0.1 5300");
+        assert_eq!(
+            rule(&listen, "127.0.0.1:5300".parse().unwrap(), true),
+            "udp :: 53 127.0.0.1 5300 1"
+        );
     }
 }

@@ -25,9 +25,13 @@ impl<N: Nic> Turn<N> {
         if let Origin::Client(client) = &arrival.origin {
             return self.submit_to_stream(service, arrival, client, payload);
         }
-        if !self.upstream.tx.room_for(payload.len()) {
+        let upstream = self.services[service].upstream.as_deref();
+        let header = upstream.and_then(|upstream| upstream.datagram_header(&arrival.origin));
+        let header = header.as_ref().map_or(&[][..], |header| header);
+        let len = header.len() + payload.len();
+        if !self.upstream.tx.room_for(len) {
             self.send_datagrams();
-            if !self.upstream.tx.room_for(payload.len()) {
+            if !self.upstream.tx.room_for(len) {
                 return Err(Refusal::Drop(DropReason::TooLong));
             }
         }
@@ -40,7 +44,11 @@ impl<N: Nic> Turn<N> {
         let expired = flows.ask(flow, 1, received_len, *now_ns);
         let place = upstream.to.len() as u32;
         upstream.to.push(Destination { service: service as u16, flow, place });
-        upstream.tx.push(*address, None, payload.len(), |bytes| bytes.copy_from_slice(payload));
+        upstream.tx.push(*address, None, len, |bytes| {
+            let (first, rest) = bytes.split_at_mut(header.len());
+            first.copy_from_slice(header);
+            rest.copy_from_slice(payload);
+        });
         share.count_lost(DropReason::RequestTimeout, expired.into());
         share.counters.accepted.one();
         Ok(())

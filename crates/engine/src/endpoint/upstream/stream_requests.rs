@@ -3,6 +3,7 @@
 use wire::DropReason;
 use wire::framing::{Expects, Parsed};
 use wire::nic::{Close, Event, Nic, NicError, Read, Transport, Written};
+use wire::proxy_protocol::proxy_header;
 use wire::session::{Origin, ReplyTo};
 
 use super::streams::{OUTPUT_MAX, Place, State, Stream};
@@ -102,6 +103,11 @@ impl<N: Nic> Turn<N> {
         if !upstream.streams.back_off.may_try(*now_ns) {
             return Err(DropReason::UpstreamRefused);
         }
+        let mut header = None;
+        if upstream.header_with.is_some() {
+            let (peer, own) = nic.stream_addresses(client.key).ok_or(DropReason::ClientGone)?;
+            header = Some(proxy_header(Transport::Tcp, peer, own));
+        }
         let owner = StreamOwner::Upstream { service: service as u16, client: client.key };
         let key = stream_keys.issue(owner);
         if let Err(error) = nic.connect(upstream.address, Transport::Tcp, key) {
@@ -114,7 +120,11 @@ impl<N: Nic> Turn<N> {
                 }
             });
         }
-        upstream.streams.insert(Stream::new(*client, key, *now_ns + patience_ns));
+        let mut stream = Stream::new(*client, key, *now_ns + patience_ns);
+        if let Some(header) = header {
+            stream.pipeline.output.extend_from_slice(&header);
+        }
+        upstream.streams.insert(stream);
         batch.stream_opened();
         Ok(())
     }
