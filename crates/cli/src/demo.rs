@@ -13,6 +13,7 @@
 //! | `remote` | one kernel on local and remote accelerators                                        |
 //! | `allreduce` | groups of ranks sum vectors over TCP and shared memory                         |
 //! | `sockets` | kernels with connections of their own: matrix products, echoed streams           |
+//! | `tenants` | six tenants share an engine, and one floods it                                |
 //!
 //! A demo checks every reply and fails if one is wrong. Its numbers are an illustration, not a benchmark: client and
 //! servers share the machine's cores, and rounds are short.
@@ -29,6 +30,7 @@ mod lenet;
 mod remote;
 mod scale;
 mod sockets;
+mod tenants;
 mod transfer;
 
 use std::net::SocketAddr;
@@ -75,6 +77,8 @@ pub enum Name {
     Sockets,
     /// Reads digits on local and remote accelerators
     Remote,
+    /// Six tenants share an engine, and one floods it
+    Tenants,
 }
 
 /// Options of a demo.
@@ -90,7 +94,7 @@ pub struct Options {
     pub pictures: Option<std::path::PathBuf>,
     /// The GPU for demos with a kernel for one, or the reason, in one sentence, why none is used.
     pub gpu: Result<DemoGpu, String>,
-    /// `transfer`, `functions`, `allreduce`, `sockets`, `remote`: spoil one byte, so that the checks must find it.
+    /// `transfer`, `functions`, `allreduce`, `sockets`, `remote`, `tenants`: spoil one byte, so that the checks must find it.
     pub corrupt: bool,
     /// The output.
     pub screen: Screen,
@@ -176,7 +180,7 @@ pub enum DemoError {
 /// Runs a demo on its own thread, because it may be pinned to a core, which must not affect the caller.
 pub fn run(name: Name, options: &Options) -> Result<Report, DemoError> {
     // These have threads of their own, which would all run on the core of their creator.
-    let pinned = !matches!(name, Name::Transfer | Name::Allreduce | Name::Remote);
+    let pinned = !matches!(name, Name::Transfer | Name::Allreduce | Name::Remote | Name::Tenants);
     let cores = pinned.then(|| Cores::choose(options.workers)).flatten();
     let stage = Stage { options, cores };
     let play = || {
@@ -195,6 +199,7 @@ pub fn run(name: Name, options: &Options) -> Result<Report, DemoError> {
             Name::Allreduce => allreduce::run(&stage),
             Name::Sockets => sockets::run(&stage),
             Name::Remote => remote::run(&stage),
+            Name::Tenants => tenants::run(&stage),
         }
     };
     let played = std::thread::scope(|scope| scope.spawn(play).join());

@@ -72,6 +72,20 @@ fn functions_are_replaced_under_load_and_a_spoiled_byte_is_found() {
 }
 
 #[test]
+fn a_flooding_tenant_is_limited_and_a_spoiled_byte_is_found() {
+    let shown = report(&["tenants"]);
+    assert!(shown["checked"].as_u64().unwrap() > 3000, "{shown}");
+    assert_eq!((&shown["wrong"], &shown["lost"]), (&0.into(), &0.into()), "{shown}");
+    let of = |part: usize, key: &str| shown["rows"][part][key].as_f64().unwrap();
+    assert!(of(0, "flood_received") == 0.0 && of(1, "flood_received") > 0.0, "{shown}");
+    assert!(of(1, "flood_shed") == 0.0 && of(2, "flood_shed") > 0.0, "{shown}");
+    let done = demo(&["tenants", "--quick", "--json", "--corrupt"]).output().unwrap();
+    assert_eq!(done.status.code(), Some(1));
+    let shown: Json = serde_json::from_slice(&done.stdout).unwrap();
+    assert_eq!(shown["wrong"], 1, "{shown}");
+}
+
+#[test]
 fn kernels_multiply_and_echo_over_their_own_connections_and_a_spoiled_byte_is_found() {
     let shown = report(&["sockets"]);
     assert!(shown["checked"].as_u64().unwrap() > 4 << 20, "{shown}");

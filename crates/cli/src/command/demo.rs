@@ -32,6 +32,7 @@ Examples:
   serval demo allreduce                groups of ranks sum vectors
   serval demo sockets                  kernels with connections of their own
   serval demo remote                   digits on local and remote accelerators
+  serval demo tenants                  six tenants, of which one floods
 
 Saves a chart of the results and prints its path. Exit code 1 if a reply is wrong or missing,
 or when fewer than 97 % of the digits are read correctly.";
@@ -66,7 +67,7 @@ pub(super) struct Options {
     #[arg(long, value_name = "FILE", conflicts_with = "cpu")]
     cuda_kernels: Option<PathBuf>,
 
-    /// transfer, functions, allreduce, sockets, remote: change one byte of what arrives; the demo must find it and fail
+    /// transfer, functions, allreduce, sockets, remote, tenants: change one byte of what arrives; the demo must find it and fail
     #[arg(long)]
     corrupt: bool,
 
