@@ -129,7 +129,7 @@ enum Verb {
     #[command(after_help = top::HELP)]
     Top(top::Options),
 
-    /// Move bytes between a file and a socket, with an optional digest and encryption
+    /// Move bytes between files and sockets, with digests, encryption, compression and search on the way
     #[command(after_help = transfer::HELP)]
     Transfer(transfer::Options),
 

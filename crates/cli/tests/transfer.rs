@@ -387,6 +387,41 @@ fn the_demo_finds_every_byte_and_a_spoiled_one() {
     assert_eq!((code, &report["wrong"]), (Some(1), &Json::from(1)), "{report}");
 }
 
+#[test]
+fn transfers_in_flight_are_listed() {
+    let folder = Folder::new("ls");
+    let engine = folder.path("engine");
+    let config = format!("[transfer]\nsocket = \"{engine}\"\n{ECHO}");
+    let served = Served::start("transfer-ls", "", &config);
+    let list = || {
+        let output = serval(&["ls", "--engine", &engine, "--json"]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice::<Json>(&output.stdout).unwrap()
+    };
+    assert_eq!(list()["in_flight"], 0);
+    let mut client = transfer::Client::connect(engine.as_ref()).unwrap();
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let sink = fs::File::create(folder.path("sink")).unwrap();
+    let source = Source::socket(ours, None).digest(transfer::DigestKind::Sha1);
+    client.submit(source.file(sink, 0)).unwrap();
+    theirs.write_all(&[1; 5000]).unwrap();
+    // After a while it has taken what has arrived.
+    let entry = loop {
+        let entry = list()["transfers"][0].clone();
+        if entry["written_bytes"] == 5000 && entry["state"] == "waits for a socket" {
+            break entry;
+        }
+    };
+    assert_eq!(entry["stages"], serde_json::json!(["sha1"]));
+    assert_eq!((&entry["source"], &entry["sink"]), (&"socket".into(), &"file".into()));
+    let shown = serval(&["ls", "--engine", &engine]).output().unwrap();
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.contains("socket -> sha1 -> file"), "{shown}");
+    let (code, said) = failure(&["ls"]);
+    assert!(code == Some(2) && said.contains("--engine"), "{said}");
+    drop((theirs, client, served));
+}
+
 /// The next answer about a transfer: its reason, bytes read and bytes written.
 fn ended(client: &mut transfer::Client) -> (u64, &'static str, u64, u64) {
     let answer = client.next(Duration::from_secs(60)).unwrap();

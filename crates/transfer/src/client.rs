@@ -108,6 +108,11 @@ impl Client {
         self.send(&Request::Progress(id), &[])
     }
 
+    /// Asks for the transfers in flight of all callers.
+    pub fn ask_list(&mut self) -> Result<(), ClientError> {
+        self.send(&Request::List, &[])
+    }
+
     /// The next answer, in the order in which transfers end; `None`: none came within `timeout`.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Answer>, ClientError> {
         let deadline = Instant::now() + timeout;

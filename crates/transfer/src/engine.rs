@@ -8,22 +8,21 @@
 //! returns, and its transfer ends without it when its time is over. So two threads at least serve the other transfers.
 
 use std::collections::HashSet;
-use std::io::{self, IoSliceMut};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use sys::descriptors::{
-    self, Descriptor, DescriptorKind, Interest, Readiness, describe, receive_now, send_now,
-};
+use sys::descriptors::{Interest, Readiness};
 
 use crate::error::TransferError;
-use crate::flow::{Blocked, Buffers, Device, Devices, End, Flow, Plan, Progress, Report};
-use crate::pipeline::{Command, FILES_MAX, Place};
+use crate::flow::{Blocked, Buffers, Device, End, Flow, Progress, Report};
+use crate::held::{Checked, Descriptors, Socket, SocketUse, check};
+use crate::pipeline::Command;
 use crate::reaper::Reaper;
-use crate::scoreboard::{EntryId, Expired, GivenBack, Patience, Scoreboard, Work};
-use crate::stage::check_order;
+use crate::scoreboard::{Activity, EntryId, Expired, GivenBack, Patience, Scoreboard, Work};
+use crate::stage::{StageKind, StageSpec};
 
 /// How often transfers whose time is over are looked for at least, also while all threads are busy.
 const EXPIRY_INTERVAL: Duration = Duration::from_millis(200);
@@ -207,9 +206,28 @@ pub struct Submitted {
     shared: Arc<Shared>,
     id: EntryId,
     progress: Arc<Progress>,
+    shape: Arc<Shape>,
+}
+
+/// What a transfer is made of.
+#[derive(Debug)]
+pub(crate) struct Shape {
+    pub(crate) source: Device,
+    pub(crate) sink: Device,
+    pub(crate) stages: Vec<StageKind>,
+    pub(crate) started: Instant,
 }
 
 impl Submitted {
+    /// What it does; `None`: it has ended.
+    pub fn activity(&self) -> Option<Activity> {
+        self.shared.board().entries.activity(self.id)
+    }
+
+    pub(crate) fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
     /// Ends the transfer, with what it has done so far.
     pub fn cancel(&self) {
         let cancelled = self.shared.board().entries.cancel(self.id);
@@ -273,8 +291,6 @@ impl Arrival {
 }
 
 type Done = Box<dyn FnOnce(Outcome) + Send>;
-/// A socket in one direction: as source or as sink.
-type SocketUse = ((u64, u64), End);
 
 /// The work of an entry.
 struct Job {
@@ -354,6 +370,9 @@ impl Shared {
         let ns = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         let stall_ns = ns(command.stall);
         let patience = Patience { stall_ns, deadline_ns: command.deadline.map(ns) };
+        let stages = plan.stages.iter().map(StageSpec::kind).collect();
+        let (source, sink) = (plan.source, plan.sink);
+        let shape = Arc::new(Shape { source, sink, stages, started: Instant::now() });
         let descriptors = Descriptors::new(command, parts, &self.reaper);
         let sockets = descriptors.sockets();
         let sockets: Vec<_> = uses.into_iter().zip(sockets).collect();
@@ -379,7 +398,7 @@ impl Shared {
                 self.counters.started.fetch_add(1, Ordering::Relaxed);
                 self.end(job, result, &mut Buffers::default());
                 let id = EntryId::from_bits(0);
-                return Ok(Submitted { shared: self.clone(), id, progress });
+                return Ok(Submitted { shared: self.clone(), id, progress, shape });
             }
         };
         let Ok(id) = id else {
@@ -388,7 +407,7 @@ impl Shared {
         };
         self.counters.started.fetch_add(1, Ordering::Relaxed);
         self.wake_one(&board);
-        Ok(Submitted { shared: self.clone(), id, progress })
+        Ok(Submitted { shared: self.clone(), id, progress, shape })
     }
 
     /// A sleeping thread takes what is queued.
@@ -578,288 +597,5 @@ impl Shared {
         if let Some(done) = done {
             done(outcome);
         }
-    }
-}
-
-/// The socket of a transfer. Closing it can block, so the reaper does it.
-struct Socket {
-    held: Mutex<Option<OwnedFd>>,
-    reaper: Reaper,
-}
-
-impl Socket {
-    /// Fails with `NotConnected` if it has been closed.
-    fn with<R>(&self, with: impl FnOnce(BorrowedFd<'_>) -> io::Result<R>) -> io::Result<R> {
-        match &*self.held.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(socket) => with(socket.as_fd()),
-            None => Err(io::ErrorKind::NotConnected.into()),
-        }
-    }
-
-    fn close(&self) {
-        let socket = self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(socket) = socket {
-            self.reaper.discard(socket);
-        }
-    }
-}
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        self.close();
-    }
-}
-
-/// The descriptor of a source or of a sink.
-enum Held {
-    /// `None` only while it is dropped.
-    File(Option<OwnedFd>),
-    Files(Vec<Part>),
-    Socket(Arc<Socket>),
-}
-
-/// A range of one file of several.
-struct Part {
-    file: OwnedFd,
-    range: PartRange,
-}
-
-#[derive(Clone, Copy)]
-struct PartRange {
-    /// Where it begins in the source.
-    start: u64,
-    offset: u64,
-    bytes: u64,
-}
-
-/// The descriptors of a transfer.
-struct Descriptors {
-    source: Held,
-    sink: Held,
-    reaper: Reaper,
-}
-
-impl Descriptors {
-    /// `parts`: the ranges of a source of several files.
-    fn new(command: Command, parts: Vec<PartRange>, reaper: &Reaper) -> Self {
-        let held = |place: Place| match place.device() {
-            Device::File => Held::File(Some(place.into_descriptor())),
-            Device::Socket => {
-                let held = Mutex::new(Some(place.into_descriptor()));
-                Held::Socket(Arc::new(Socket { held, reaper: reaper.clone() }))
-            }
-        };
-        let sink = held(command.sink);
-        let source = if command.more.is_empty() {
-            held(command.source)
-        } else {
-            let more = command.more.into_iter().map(|range| range.file);
-            let files = [command.source.into_descriptor()].into_iter().chain(more);
-            Held::Files(files.zip(parts).map(|(file, range)| Part { file, range }).collect())
-        };
-        Self { source, sink, reaper: reaper.clone() }
-    }
-
-    /// The source's, then the sink's.
-    fn sockets(&self) -> impl Iterator<Item = Arc<Socket>> {
-        let ends = [&self.source, &self.sink].into_iter();
-        ends.filter_map(|held| match held {
-            Held::Socket(socket) => Some(socket.clone()),
-            Held::File(_) | Held::Files(_) => None,
-        })
-    }
-
-    fn socket(&self, end: End) -> &Socket {
-        match self.held(end) {
-            Held::Socket(socket) => socket,
-            Held::File(_) | Held::Files(_) => unreachable!("a file has no socket step"),
-        }
-    }
-
-    fn file(&self, end: End) -> BorrowedFd<'_> {
-        match self.held(end) {
-            Held::File(file) => file.as_ref().expect("only drop takes it").as_fd(),
-            Held::Socket(_) => unreachable!("a socket has no file step"),
-            Held::Files(_) => unreachable!("they are read part by part"),
-        }
-    }
-
-    fn held(&self, end: End) -> &Held {
-        match end {
-            End::Source => &self.source,
-            End::Sink => &self.sink,
-        }
-    }
-}
-
-impl Drop for Descriptors {
-    fn drop(&mut self) {
-        let mut taken = Vec::new();
-        for held in [&mut self.source, &mut self.sink] {
-            match held {
-                Held::File(file) => taken.extend(file.take()),
-                Held::Files(parts) => taken.extend(parts.drain(..).map(|part| part.file)),
-                Held::Socket(socket) => {
-                    taken.extend(socket.held.lock().unwrap_or_else(PoisonError::into_inner).take());
-                }
-            }
-        }
-        // One value for one thread of the reaper.
-        self.reaper.discard(taken);
-    }
-}
-
-impl Devices for Descriptors {
-    fn read_at(&mut self, parts: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<usize> {
-        let Held::Files(files) = &self.source else {
-            return descriptors::read_at(self.file(End::Source), parts, offset);
-        };
-        // The last part that begins there: those before it may be empty.
-        let after = files.partition_point(|part| part.range.start <= offset);
-        let Part { file, range } = &files[after - 1];
-        let mut room = range.start + range.bytes - offset;
-        let mut within = Vec::with_capacity(parts.len());
-        for part in parts {
-            let len = room.min(part.len() as u64) as usize;
-            room -= len as u64;
-            within.push(IoSliceMut::new(&mut part[..len]));
-        }
-        descriptors::read_at(file.as_fd(), &mut within, range.offset + (offset - range.start))
-    }
-
-    fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<usize> {
-        descriptors::write_at(self.file(End::Sink), bytes, offset)
-    }
-
-    fn sync(&mut self) -> io::Result<()> {
-        descriptors::sync(self.file(End::Sink))
-    }
-
-    fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.socket(End::Sink).with(|socket| send_now(socket, bytes))
-    }
-
-    fn receive(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.socket(End::Source).with(|socket| receive_now(socket, into))
-    }
-}
-
-/// A command that can be executed.
-struct Checked {
-    plan: Plan,
-    /// The uses of its sockets, that of the source first.
-    uses: Vec<SocketUse>,
-    /// The ranges of a source of several files.
-    parts: Vec<PartRange>,
-}
-
-/// Checks the stages, the descriptors and the ranges of a command.
-fn check(command: &Command) -> Result<Checked, TransferError> {
-    check_order(&command.stages).map_err(TransferError::Order)?;
-    if command.more.len() >= FILES_MAX {
-        return Err(TransferError::Order(format!("a source has at most {FILES_MAX} files")));
-    }
-    let found =
-        |role, descriptor| describe(descriptor).map_err(|_| TransferError::Invalid { role });
-    let [source, sink] = [&command.source, &command.sink];
-    let (mut uses, mut sources, mut length) = (Vec::new(), Vec::new(), None);
-    let at_source = found("source", source.descriptor())?;
-    match source.device() {
-        Device::Socket => {
-            check_socket(&at_source, "source")?;
-            uses.push((at_source.identity, End::Source));
-        }
-        Device::File => {
-            length = Some(check_file(&at_source, "source", End::Source)?);
-            sources.push(at_source.identity);
-        }
-    }
-    let mut parts = Vec::new();
-    if !command.more.is_empty() {
-        let first = (source.offset(), command.bytes, length.unwrap_or(0));
-        let mut ranges = vec![first];
-        for range in &command.more {
-            let file = found("source", range.file.as_fd())?;
-            let length = check_file(&file, "source", End::Source)?;
-            sources.push(file.identity);
-            ranges.push((range.offset, range.bytes, length));
-        }
-        parts = part_ranges(&ranges)?;
-    }
-    let at_sink = found("sink", sink.descriptor())?;
-    match sink.device() {
-        Device::Socket => {
-            check_socket(&at_sink, "sink")?;
-            uses.push((at_sink.identity, End::Sink));
-        }
-        Device::File => {
-            check_file(&at_sink, "sink", End::Sink)?;
-            if sources.contains(&at_sink.identity) {
-                return Err(TransferError::SameFile);
-            }
-        }
-    }
-    let bytes = match (parts.last(), length) {
-        (Some(last), _) => Some(last.start + last.bytes),
-        // Files of /proc have content and no length.
-        (None, Some(0) | None) => command.bytes,
-        (None, Some(length)) => {
-            Some(command.bytes.unwrap_or_else(|| length.saturating_sub(source.offset())))
-        }
-    };
-    let plan = Plan::of(command, bytes);
-    for from in [plan.from, plan.to] {
-        check_end(from, bytes.unwrap_or(0))?;
-    }
-    Ok(Checked { plan, uses, parts })
-}
-
-/// The places of ranges that follow one another; of each its offset, the length that is asked for, and that of its file.
-fn part_ranges(ranges: &[(u64, Option<u64>, u64)]) -> Result<Vec<PartRange>, TransferError> {
-    let (mut start, mut parts) = (0, Vec::new());
-    for &(offset, bytes, length) in ranges {
-        let bytes = bytes.unwrap_or_else(|| length.saturating_sub(offset));
-        check_end(offset, bytes)?;
-        check_end(start, bytes)?;
-        parts.push(PartRange { start, offset, bytes });
-        start += bytes;
-    }
-    Ok(parts)
-}
-
-fn check_end(from: u64, bytes: u64) -> Result<(), TransferError> {
-    let end = from.checked_add(bytes).filter(|end| i64::try_from(*end).is_ok());
-    end.map(drop).ok_or(TransferError::Range)
-}
-
-fn check_socket(found: &Descriptor, role: &'static str) -> Result<(), TransferError> {
-    let needed = "a connected stream socket (TCP or Unix)";
-    let wrong = |found| Err(TransferError::WrongKind { role, found, needed });
-    match found.kind {
-        DescriptorKind::Stream => Ok(()),
-        DescriptorKind::Unconnected => wrong("a socket without a peer"),
-        DescriptorKind::File { .. } => wrong("a file"),
-        DescriptorKind::Other(found) => wrong(found),
-    }
-}
-
-/// Returns the file's length.
-fn check_file(found: &Descriptor, role: &'static str, end: End) -> Result<u64, TransferError> {
-    let needed = "a file";
-    let (bytes, appends) = match found.kind {
-        DescriptorKind::File { direct: true, .. } => return Err(TransferError::Direct { role }),
-        DescriptorKind::File { bytes, appends, .. } => (bytes, appends),
-        DescriptorKind::Stream | DescriptorKind::Unconnected => {
-            return Err(TransferError::WrongKind { role, found: "a socket", needed });
-        }
-        DescriptorKind::Other(found) => {
-            return Err(TransferError::WrongKind { role, found, needed });
-        }
-    };
-    match end {
-        End::Source if !found.readable => Err(TransferError::Access { role, access: "reading" }),
-        End::Sink if !found.writable => Err(TransferError::Access { role, access: "writing" }),
-        End::Sink if appends => Err(TransferError::Appends),
-        _ => Ok(bytes),
     }
 }

@@ -16,7 +16,8 @@
 //! * `chain`: the stages of a transfer at work, chunk by chunk.
 //! * [`flow`]: the steps of one transfer over [`Devices`], without threads or a clock.
 //! * [`scoreboard`]: the entries and the two queues; which step is next.
-//! * [`engine`]: [`Engine`], the threads that execute steps; `reaper` closes descriptors, because `close` can block.
+//! * [`engine`]: [`Engine`], the threads that execute steps; `held` has their descriptors,
+//!   and `reaper` closes them, because `close` can block.
 //! * [`NewFile`]: a sink that is whole, or absent.
 //! * [`service`], [`client`], [`message`]: an engine for other processes, which pass descriptors to it.
 //!
@@ -30,6 +31,7 @@ pub mod compress;
 pub mod engine;
 mod error;
 pub mod flow;
+mod held;
 pub mod message;
 mod new_file;
 pub mod pipeline;
@@ -49,6 +51,7 @@ pub use flow::{Device, Devices, Report, StageReport};
 pub use message::RemoteError;
 pub use new_file::{Existing, NewFile};
 pub use pipeline::{Command, FileRange, Place, Source};
+pub use scoreboard::Activity;
 pub use search::{Found, SearchKind, SearchSpec};
 pub use service::{Service, ServiceLimits};
 pub use stage::{

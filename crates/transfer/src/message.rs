@@ -6,7 +6,8 @@
 //! ```text
 //! request (16 bytes; a start 56 and its stages)   answer (32 bytes; an end 40, its stages, text)
 //!  0 u32  "SVT2"                                   0 u32  "SVT2"
-//!  4 u16  kind: 1 start, 3 cancel, 4 progress      4 u16  kind: 1 ended, 2 progress
+//!  4 u16  kind: 1 start, 3 cancel, 4 progress,     4 u16  kind: 1 ended, 2 progress, 3 list
+//!         5 list
 //!  6 u16  flags: 1 return when blocked, 2 sync     6 u8   reason: 0 success, or a code
 //!  8 u64  id, chosen by the caller                 7 u8   number of stages
 //! 16 u64  offset in the source, if a file          8 u64  id
@@ -37,9 +38,20 @@
 //!         then the text or expression
 //! ```
 //!
+//! list (16 bytes, and entries)                     entry (56 bytes)
+//!  0 u32  "SVT2"                                   0 u64  id
+//!  4 u16  kind: 3                                  8 u32  process
+//!  6 u16  entries that follow, at most 512        12 u8   source, 13 u8 sink: as in a start
+//!  8 u64  transfers in flight                     14 u8   1 queued, 2 running, 3 waiting for a socket
+//!                                                 15 u8   number of stages
+//!                                                 16 u64  bytes read, 24 u64 bytes that the sink has
+//!                                                 32 u64  age in ms
+//!                                                 40      two bytes for each stage: kind, option
+//!
 //! A start carries descriptors (SCM_RIGHTS): the source, further files, then the sink. It gets one answer of kind 1, when the
 //! transfer ends. A cancel gets none of its own: its transfer ends. A program that closes the connection cancels its
-//! transfers. A progress request is answered by kind 2, or not at all if its transfer has ended.
+//! transfers. A progress request is answered by kind 2, or not at all if its transfer has ended. A list has the transfers of all callers, whose
+//! ids are their own.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -48,6 +60,7 @@ use crate::compress::{ExpandLimits, Format};
 use crate::error::TransferError;
 use crate::flow::{Device, Report, StageReport};
 use crate::pipeline::{Command, FILES_MAX, FileRange, Place, STALL_DEFAULT, WhenBlocked};
+use crate::scoreboard::Activity;
 use crate::search::{Found, OFFSETS_MAX, PATTERN_BYTES_MAX, SearchKind, SearchSpec};
 use crate::stage::{Cipher, DigestKind, DigestValue, Key, STAGES_MAX, StageKind, StageSpec};
 
@@ -68,6 +81,9 @@ const PROGRESS_BYTES: usize = 32;
 const ENDED_BYTES: usize = 40;
 const REPORT_BYTES: usize = 56;
 const TEXT_BYTES_MAX: usize = 166;
+const LISTED_BYTES: usize = 56;
+/// Transfers that a list has.
+pub const LISTED_MAX: usize = 512;
 const RETURN_WHEN_BLOCKED: u16 = 1;
 const SYNC: u16 = 2;
 const TO_THE_END: u64 = u64::MAX;
@@ -86,6 +102,8 @@ pub enum Request {
     Cancel(u64),
     /// Ask how far a transfer is.
     Progress(u64),
+    /// Ask for the transfers in flight.
+    List,
 }
 
 /// A [`Command`] without its descriptors.
@@ -285,6 +303,7 @@ impl Request {
         match kind {
             3 => Ok(Self::Cancel(id)),
             4 => Ok(Self::Progress(id)),
+            5 if id == 0 => Ok(Self::List),
             _ => Err(MessageError::Field("kind")),
         }
     }
@@ -295,6 +314,7 @@ impl Request {
             Self::Start { id, order } => (1u16, *id, Some(order)),
             Self::Cancel(id) => (3, *id, None),
             Self::Progress(id) => (4, *id, None),
+            Self::List => (5, 0, None),
         };
         let flags = order.map_or(0, |order| {
             let returns = order.when_blocked == WhenBlocked::Return;
@@ -448,6 +468,74 @@ pub enum Answer {
         /// Bytes that the sink has.
         written: u64,
     },
+    /// The transfers in flight.
+    List {
+        /// How many there are.
+        total: u64,
+        /// The first of them, at most [`LISTED_MAX`].
+        entries: Vec<Listed>,
+    },
+}
+
+/// A transfer in flight.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its caller's number.
+    pub id: u64,
+    /// Its caller's process; 0: of another container.
+    pub process: u32,
+    /// What the source is.
+    pub source: Device,
+    /// What the sink is.
+    pub sink: Device,
+    /// What it does.
+    pub activity: Activity,
+    /// Bytes read from the source.
+    pub read: u64,
+    /// Bytes that the sink has.
+    pub written: u64,
+    /// How long ago it was started, in milliseconds.
+    pub age_ms: u64,
+    /// The stages in their order.
+    pub stages: Vec<StageKind>,
+}
+
+impl Listed {
+    fn decode(rest: &mut Rest<'_>) -> Result<Self, MessageError> {
+        let (id, process) = (rest.u64()?, rest.u32()?);
+        let (source, sink) = (rest.device("source")?, rest.device("sink")?);
+        let activity = match rest.u8()? {
+            1 => Activity::Queued,
+            2 => Activity::Running,
+            3 => Activity::Waiting,
+            _ => return Err(MessageError::Field("activity")),
+        };
+        let count = usize::from(rest.u8()?);
+        let (read, written, age_ms) = (rest.u64()?, rest.u64()?, rest.u64()?);
+        if count > STAGES_MAX {
+            return Err(MessageError::Field("stages"));
+        }
+        let stages = (0..count).map(|_| rest.kind()).collect::<Result<_, _>>()?;
+        rest.reserved(2 * (STAGES_MAX - count))?;
+        Ok(Self { id, process, source, sink, activity, read, written, age_ms, stages })
+    }
+
+    fn encode(&self, bytes: &mut Vec<u8>) {
+        bytes.extend(self.id.to_le_bytes());
+        bytes.extend(self.process.to_le_bytes());
+        let activity = match self.activity {
+            Activity::Queued => 1,
+            Activity::Running => 2,
+            Activity::Waiting => 3,
+        };
+        let count = self.stages.len() as u8;
+        bytes.extend([device_code(self.source), device_code(self.sink), activity, count]);
+        for value in [self.read, self.written, self.age_ms] {
+            bytes.extend(value.to_le_bytes());
+        }
+        self.stages.iter().for_each(|stage| bytes.extend(kind_codes(*stage)));
+        bytes.extend(std::iter::repeat_n(0, 2 * (STAGES_MAX - self.stages.len())));
+    }
 }
 
 /// A [`TransferError`] of an engine in another process.
@@ -480,7 +568,19 @@ impl Answer {
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
         let mut rest = Rest(bytes);
         rest.magic()?;
-        let (kind, code, count) = (rest.u16()?, rest.u8()?, usize::from(rest.u8()?));
+        let kind = rest.u16()?;
+        if kind == 3 {
+            let count = usize::from(rest.u16()?);
+            let total = rest.u64()?;
+            if count > LISTED_MAX || (count as u64) > total {
+                return Err(MessageError::Field("entries"));
+            }
+            let entries =
+                (0..count).map(|_| Listed::decode(&mut rest)).collect::<Result<_, _>>()?;
+            rest.end()?;
+            return Ok(Self::List { total, entries });
+        }
+        let (code, count) = (rest.u8()?, usize::from(rest.u8()?));
         let (id, read, written) = (rest.u64()?, rest.u64()?, rest.u64()?);
         match kind {
             1 => {}
@@ -515,12 +615,22 @@ impl Answer {
 
     /// Writes it. A text that is too long is cut.
     pub fn encode(&self) -> Vec<u8> {
+        if let Self::List { total, entries } = self {
+            let mut bytes = Vec::with_capacity(HEAD_BYTES + entries.len() * LISTED_BYTES);
+            bytes.extend(MAGIC);
+            bytes.extend(3u16.to_le_bytes());
+            bytes.extend((entries.len() as u16).to_le_bytes());
+            bytes.extend(total.to_le_bytes());
+            entries.iter().for_each(|entry| entry.encode(&mut bytes));
+            return bytes;
+        }
         let (kind, code, stages, id, read, written) = match self {
             Self::Ended { id, report, result } => {
                 let code = result.as_ref().err().map_or(0, |error| error.code);
                 (1u16, code, report.stages.as_slice(), *id, report.read, report.written)
             }
             Self::Progress { id, read, written } => (2, 0, &[][..], *id, *read, *written),
+            Self::List { .. } => unreachable!("it has been encoded"),
         };
         let mut bytes = Vec::with_capacity(ANSWER_BYTES_MAX);
         bytes.extend(MAGIC);
@@ -716,6 +826,20 @@ mod tests {
         assert_eq!(Answer::decode(&ended.encode()), Ok(ended));
         let progress = Answer::Progress { id: 1, read: 2, written: 3 };
         assert_eq!(Answer::decode(&progress.encode()), Ok(progress));
+        let entry = Listed {
+            id: 7,
+            process: 8,
+            source: Device::Socket,
+            sink: Device::File,
+            activity: Activity::Waiting,
+            read: 9,
+            written: 10,
+            age_ms: 11,
+            stages: vec![seal, StageKind::Digest(DigestKind::Sha1)],
+        };
+        let list = Answer::List { total: 3, entries: vec![entry; 2] };
+        assert_eq!(list.encode().len(), HEAD_BYTES + 2 * LISTED_BYTES);
+        assert_eq!(Answer::decode(&list.encode()), Ok(list));
         let mut controls = failed.encode();
         *controls.last_mut().unwrap() = 0x1b;
         assert_eq!(Answer::decode(&controls), Err(MessageError::Field("text")));

@@ -106,6 +106,17 @@ pub enum Expired<T: Work> {
     Abandoned(T::Handle, TransferError),
 }
 
+/// What an entry does at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activity {
+    /// Its next step is in the queue of a device.
+    Queued,
+    /// A thread executes a step.
+    Running,
+    /// A socket is not ready.
+    Waiting,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Queued(Device, End),
@@ -195,6 +206,16 @@ impl<T: Work> Scoreboard<T> {
             slow: Vec::new(),
             entries_max,
         }
+    }
+
+    /// What an entry does; `None`: it has ended.
+    pub fn activity(&self, id: EntryId) -> Option<Activity> {
+        let entry = self.slots.get(id.slot())?.as_ref().filter(|entry| entry.id == id)?;
+        Some(match entry.state {
+            State::Queued(..) => Activity::Queued,
+            State::Running(..) => Activity::Running,
+            State::Waiting => Activity::Waiting,
+        })
     }
 
     /// Transfers in flight.

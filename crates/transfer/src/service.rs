@@ -18,7 +18,7 @@ use zeroize::Zeroizing;
 use crate::engine::{Counters, Engine, Limits, Submitted};
 use crate::error::TransferError;
 use crate::flow::Report;
-use crate::message::{Answer, Order, REQUEST_BYTES_MAX, RemoteError, Request};
+use crate::message::{Answer, LISTED_MAX, Listed, Order, REQUEST_BYTES_MAX, RemoteError, Request};
 use crate::reaper::Reaper;
 
 /// Connections that are accepted between two looks at requests.
@@ -110,6 +110,34 @@ impl Acceptor {
         self.clients.drain(..).for_each(|client| client.leave());
     }
 
+    /// The transfers in flight, the oldest first.
+    fn list(&self) -> Answer {
+        let mut entries = Vec::new();
+        for client in &self.clients {
+            let transfers = client.transfers();
+            let submitted = transfers.iter().filter_map(|(id, entry)| Some((*id, entry.as_ref()?)));
+            let listed = submitted.filter_map(|(id, submitted)| {
+                let (shape, progress) = (submitted.shape(), submitted.progress());
+                Some(Listed {
+                    id,
+                    process: client.process,
+                    source: shape.source,
+                    sink: shape.sink,
+                    activity: submitted.activity()?,
+                    read: progress.read(),
+                    written: progress.written(),
+                    age_ms: shape.started.elapsed().as_millis() as u64,
+                    stages: shape.stages.clone(),
+                })
+            });
+            entries.extend(listed);
+        }
+        let total = entries.len() as u64;
+        entries.sort_by_key(|entry| std::cmp::Reverse(entry.age_ms));
+        entries.truncate(LISTED_MAX);
+        Answer::List { total, entries }
+    }
+
     fn wait_and_dispatch(&mut self) {
         let mut files: Vec<BorrowedFd<'_>> = vec![self.wake_fd.as_fd(), self.listener.as_fd()];
         files.extend(self.clients.iter().map(|client| client.socket().as_fd()));
@@ -194,6 +222,7 @@ impl Acceptor {
                 true
             }
             Ok(Request::Progress(id)) => client.show_progress(id),
+            Ok(Request::List) => client.send(&self.list().encode()),
             Err(error) => {
                 let refusal = TransferError::BadRequest(error.to_string());
                 self.engine.counters().refuse(&refusal);

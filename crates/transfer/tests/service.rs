@@ -143,6 +143,42 @@ fn a_caller_passes_descriptors_and_gets_the_outcome() {
 }
 
 #[test]
+fn the_transfers_of_all_callers_are_listed() {
+    let setup = Setup::new("list", ServiceLimits::default());
+    let (mut one, mut two) = (setup.client(), setup.client());
+    let list = |client: &mut Client| {
+        client.ask_list().unwrap();
+        match answer(client) {
+            Answer::List { total, entries } => (total, entries),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(list(&mut two), (0, Vec::new()));
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let source = Source::socket(ours, None).digest(DigestKind::Md5);
+    let id = one.submit(source.file(setup.sink(), 0)).unwrap();
+    theirs.write_all(&[1; 1000]).unwrap();
+    let deadline = std::time::Instant::now() + PATIENCE;
+    let entry = loop {
+        let (total, mut entries) = list(&mut two);
+        if let Some(entry) = entries
+            .pop_if(|entry| (entry.written, entry.activity) == (1000, transfer::Activity::Waiting))
+        {
+            assert_eq!(total, 1);
+            break entry;
+        }
+        assert!(std::time::Instant::now() < deadline);
+        thread::yield_now();
+    };
+    assert_eq!((entry.id, entry.process, entry.read), (id, std::process::id(), 1000));
+    assert_eq!((entry.source, entry.sink), (transfer::Device::Socket, transfer::Device::File));
+    assert_eq!(entry.stages, [transfer::StageKind::Digest(DigestKind::Md5)]);
+    drop(theirs);
+    assert!(matches!(answer(&mut one), Answer::Ended { result: Ok(()), .. }));
+    assert_eq!(list(&mut two), (0, Vec::new()));
+}
+
+#[test]
 fn several_files_pass_with_one_command() {
     let setup = Setup::new("several", ServiceLimits::default());
     let file = |name: usize| {

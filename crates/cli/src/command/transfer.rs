@@ -1,5 +1,6 @@
 //! `serval transfer SOURCE SINK`.
 
+mod list;
 mod sink;
 
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use sink::Sink;
@@ -45,6 +46,7 @@ Examples:
   serval transfer listen://0.0.0.0:9000 copy.iso --open key
   serval transfer image.iso tcp://backup:9000 --offset 4096 --bytes 1048576 --json
   serval transfer image.iso tcp://backup:9000 --engine /run/serval/transfer
+  serval transfer ls --engine /run/serval/transfer
 
 Exit codes: 0 all bytes were transferred, 1 not all (the numbers are printed), 2 the command line
 is wrong.";
@@ -55,14 +57,18 @@ const TICK: Duration = Duration::from_millis(50);
 const ENGINE_SILENCE_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(super) struct Options {
+    #[command(subcommand)]
+    verb: Option<Verb>,
+
     /// Where the bytes come from: a file, tcp://HOST:PORT or listen://IP:PORT
-    #[arg(value_name = "SOURCE")]
-    source: Place,
+    #[arg(value_name = "SOURCE", required = true)]
+    source: Option<Place>,
 
     /// Where they go: a file, tcp://HOST:PORT or listen://IP:PORT
-    #[arg(value_name = "SINK")]
-    sink: Place,
+    #[arg(value_name = "SINK", required = true)]
+    sink: Option<Place>,
 
     /// A further file that follows SOURCE in the stream, whole (up to 7 times)
     #[arg(long, value_name = "FILE")]
@@ -133,6 +139,12 @@ pub(super) struct Options {
     stall: Duration,
 }
 
+#[derive(Subcommand, Debug)]
+enum Verb {
+    /// List the transfers in flight of an engine
+    Ls(list::Options),
+}
+
 /// A source or a sink.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Place {
@@ -175,12 +187,18 @@ fn format(text: &str) -> Result<Format, String> {
 }
 
 pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
+    if let Some(Verb::Ls(options)) = &options.verb {
+        return list::run(screen, options);
+    }
+    let (Some(source_place), Some(sink_place)) = (&options.source, &options.sink) else {
+        return Err(Failure::Usage("a transfer has a SOURCE and a SINK".to_owned()));
+    };
     let stages = stages(options)?;
     let cancel = Arc::new(AtomicBool::new(false));
     cancel_on_signal(cancel.clone()).map_err(Failure::run)?;
     let mut expected = options.bytes;
     let mut source_file = None;
-    if let Place::File(path) = &options.source {
+    if let Place::File(path) = source_place {
         let (file, found) = open_regular(path)
             .map_err(|error| Failure::Run(format!("cannot read {}: {error}", path.display())))?;
         // Files of /proc have content and no length.
@@ -191,19 +209,19 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let further = further_files(options, &mut expected)?;
     let sink_offset = if source_file.is_some() { 0 } else { options.offset };
     let mut kept = None;
-    if let Place::File(path) = &options.sink {
+    if let Place::File(path) = sink_place {
         kept = Some(Sink::open(path, sink_offset)?);
     }
     let open = |place| open_socket(screen, place, options.stall, &cancel);
     let source = match source_file {
         Some(file) => transfer::Place::File(file.into(), options.offset),
-        None => transfer::Place::Socket(open(&options.source)?.into()),
+        None => transfer::Place::Socket(open(source_place)?.into()),
     };
     let mut socket = None;
     let sink = match &kept {
         Some(sink) => transfer::Place::File(sink.file()?.into(), sink_offset),
         None => {
-            let opened = open(&options.sink)?;
+            let opened = open(sink_place)?;
             // If this program ends before all is sent, the peer gets a reset and not the end of a stream.
             reset_on_close(opened.as_fd(), true).map_err(Failure::run)?;
             let copy = opened.try_clone().map_err(Failure::run)?;
@@ -236,7 +254,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
 
 /// The files of --then. Adds their lengths to the expected one.
 fn further_files(options: &Options, expected: &mut Option<u64>) -> Result<Vec<FileRange>, Failure> {
-    if !options.then.is_empty() && !matches!(options.source, Place::File(_)) {
+    if !options.then.is_empty() && !matches!(options.source, Some(Place::File(_))) {
         return Err(Failure::Usage("--then follows a file: SOURCE has to be one".to_owned()));
     }
     let open = |path: &PathBuf| {
@@ -330,6 +348,7 @@ fn execute_elsewhere(
                 bar.set_position(written);
                 last_answer = Instant::now();
             }
+            Some(Answer::List { .. }) => {}
             None if last_answer.elapsed() > ENGINE_SILENCE_MAX => {
                 return Err(Failure::Run(format!(
                     "the transfer engine at {} does not answer",
