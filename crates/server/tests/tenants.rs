@@ -5,7 +5,7 @@ mod common;
 
 use std::path::Path;
 
-use common::change::{Askers, service};
+use common::change::{Askers, never, service};
 use common::*;
 use engine::topology::{Service, Tenant, Topology};
 use onpath::Spec;
@@ -74,6 +74,12 @@ fn users_of_a_tenant_reach_its_services_and_no_others() {
     assert_eq!(server.functions_of(b).len(), 0);
     assert_eq!(names(&server, a), ["a"]);
     assert_eq!(names(&server, Caller::engine()), ["a", "b"]);
+    // A reload keeps what a user of the tenant has attached.
+    let mut services = server.topology().services.clone();
+    services[0].slots *= 2;
+    let wanted = Topology { services, ..server.topology().clone() };
+    server.change(wanted, &never).unwrap();
+    assert_eq!(server.functions_of(a).len(), 2, "f is attached, and g is not");
     // A user loses what its tenant loses.
     let mut without = tenants().remove(0);
     without.users.clear();

@@ -284,3 +284,38 @@ fn a_tenants_connections_are_counted() {
     assert_eq!(scene.dropped(DropReason::TenantConnections), 2);
     assert!(open(&scene, next));
 }
+
+/// A tenant whose kernels forge tokens, write impossible messages and finally random words over their rings, while its clients flood: the
+/// others lose nothing, get their own answers only, and wait no longer than beside any flood.
+#[test]
+fn a_tenant_with_hostile_kernels_is_contained() {
+    const MODERATE: u64 = SHARE * 6 / 10;
+    let mut script = tenants([1; TENANTS]);
+    let hostile = Behaviour {
+        twice: 100,
+        swallow: 50,
+        forge: 200,
+        steal: 200,
+        bad_kind: 50,
+        bad_header: 20,
+        scribble_after: Some(2000),
+        wide: true,
+        ..script.setup.behaviours[0]
+    };
+    script.setup.behaviours[0] = hostile;
+    script.setup.topology.services[0].request_timeout_ms = 5;
+    let mut rates = [MODERATE; TENANTS];
+    rates[0] = 4 * SHARE;
+    let mut play = Play::new(script, rates);
+    // Every turn is checked: each answer is that of its own request.
+    play.run_until(30_000_000);
+    let attacker = play.scene.world.metrics.service(0);
+    let contained = [DropReason::StaleToken, DropReason::MqueueDead, DropReason::BadMessage];
+    let counted: u64 = contained.iter().map(|reason| attacker.dropped(*reason)).sum();
+    assert!(counted > 100, "{attacker:?}");
+    for tenant in 1..TENANTS {
+        let other = play.scene.world.metrics.service(tenant);
+        assert_eq!(other.drops.iter().sum::<u64>(), 0, "tenant {tenant} notices nothing");
+        assert!(play.p99_ns(tenant) <= 3 * KERNEL_NS, "{} ns", play.p99_ns(tenant));
+    }
+}

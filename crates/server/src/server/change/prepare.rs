@@ -116,7 +116,7 @@ impl Server {
             Some(before) => self.service_slots[before].metrics.clone(),
             None => Arc::new(ServiceMetrics::new(service.name.clone(), workers)),
         };
-        let (functions, links) = self.first_functions(service)?;
+        let (functions, links) = self.first_functions(service, &wanted.tenants)?;
         let Ports { ports, unix_ports, kept, opened } =
             self.open_ports(service, before, workers, others)?;
         let runtime_metrics =

@@ -9,13 +9,14 @@ use std::sync::Arc;
 use std::sync::mpsc;
 
 use engine::metrics::FunctionMetrics;
-use engine::topology::{Service, Topology};
+use engine::topology::{Service, Tenant, Topology};
 use engine::{ChainPlace, ChainReply, ChainRequest, ControlMessage};
 use onpath::library::{FUNCTIONS_MAX, read_module};
 use onpath::{Arranged, Code, Link, Merge, OnFailure, Policy, Register, Sizes, Spec};
 use sys::private_file::open_regular;
 
 use super::super::plan::{Plan, ServiceAction};
+use super::super::tenants::is_user_of;
 use super::super::{ChangeError, Server, ServerError};
 use super::objects::{Caller, Object, Origin};
 use super::{AttachedFunction, FunctionError, path};
@@ -243,6 +244,7 @@ impl Server {
     pub(in super::super) fn first_functions(
         &mut self,
         service: &Service,
+        tenants: &[Tenant],
     ) -> Result<(Vec<AttachedFunction>, Vec<ChainLinks>), ServerError> {
         let mut attached = Vec::new();
         let mut chains = Vec::new();
@@ -251,7 +253,7 @@ impl Server {
             let mut by_worker: Vec<Vec<Link>> =
                 (0..self.fabric.workers()).map(|_| Vec::new()).collect();
             let former = self.former(before, service, backend);
-            for slot in self.merged(&former, service, backend) {
+            for slot in self.merged(&former, (service, tenants), backend) {
                 let made = match slot {
                     Slot::File(at) => {
                         let spec = &path::functions(service, backend)[at];
@@ -308,12 +310,17 @@ impl Server {
     }
 
     /// The order of the next chain.
-    fn merged(&self, former: &[Former], service: &Service, backend: Option<u16>) -> Vec<Slot> {
+    fn merged(
+        &self,
+        former: &[Former],
+        (service, tenants): (&Service, &[Tenant]),
+        backend: Option<u16>,
+    ) -> Vec<Slot> {
         let stays = |object: &Object| match object.origin {
             Origin::File => false,
             Origin::Attached(user) | Origin::Created { user, .. } => {
                 let caller = Caller { user, connection: None };
-                caller.is_operator() || service.function_users.contains(&user)
+                caller.is_operator() || is_user_of(user, service, tenants)
             }
         };
         let names: Vec<(&str, bool)> =
@@ -328,7 +335,7 @@ impl Server {
                 tracing::warn!(
                     service,
                     name,
-                    "detached by the reload: the chain is full, or its user is not one of `function_users`"
+                    "detached by the reload: the chain is full, or its user is neither one of `function_users` nor of the tenant's"
                 );
             }
         }
@@ -372,7 +379,7 @@ impl Server {
             for backend in path::chains(service) {
                 let former = self.former(Some(index), service, backend);
                 let mut places = Vec::new();
-                for slot in self.merged(&former, service, backend) {
+                for slot in self.merged(&former, (service, &wanted.tenants), backend) {
                     places.push(match slot {
                         Slot::Former(at) => Next::Kept(former[at].link),
                         Slot::File(at) => {
