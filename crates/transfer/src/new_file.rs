@@ -55,7 +55,7 @@ impl NewFile {
         }
     }
 
-    /// A descriptor of it, for [`crate::Pipeline::file`].
+    /// A descriptor of it, for [`crate::pipeline::Pipeline::file`].
     pub fn file(&self) -> io::Result<File> {
         self.file.try_clone()
     }

@@ -146,8 +146,8 @@ const PLANTS: &[Plant] = &[
         target: "transfer",
         bug: "reserved bytes of a request may have any value",
         file: "crates/transfer/src/message.rs",
-        right: "rest.reserved(4)?;",
-        wrong: "rest.bytes(4)?;",
+        right: "rest.reserved(4)?;\n    if more >= FILES_MAX",
+        wrong: "rest.bytes(4)?;\n    if more >= FILES_MAX",
     },
     Plant {
         target: "worker",
