@@ -237,6 +237,13 @@ struct rule *rule_of(int fd, int *family) {
     return NULL;
 }
 
+bool has_headers(void) {
+    preload_prepare();
+    for (size_t at = 0; at < rule_count; at++)
+        if (rules[at].has_header) return true;
+    return false;
+}
+
 bool parse_header(const unsigned char *header, int type, struct ends *ends) {
     static const unsigned char signature[] = "\r\n\r\n\0\r\nQUIT\n\x21";
     int transport = type == SOCK_DGRAM ? 2 : 1;

@@ -35,6 +35,8 @@ struct ends {
 enum { HEADER_BYTES = 52 };
 
 void preload_prepare(void);
+/* Whether a rule has headers: without one, calls for messages are those of libc. */
+bool has_headers(void);
 /* The rule of a socket with this address of its own; NULL: none. */
 struct rule *rule_of(int fd, int *family);
 bool place_of(const struct sockaddr *address, socklen_t length, struct place *place);

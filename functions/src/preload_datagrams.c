@@ -135,7 +135,7 @@ static ssize_t receive(int fd, struct msghdr *message, int flags, int family) {
 
 PUBLIC ssize_t recvmsg(int fd, struct msghdr *message, int flags) {
     int family;
-    struct rule *rule = rule_of(fd, &family);
+    struct rule *rule = has_headers() ? rule_of(fd, &family) : NULL;
     pthread_once(&found, find);
     if (!next_recvmsg) {
         errno = ENOSYS;
@@ -206,7 +206,7 @@ PUBLIC ssize_t sendmsg(int fd, const struct msghdr *message, int flags) {
     struct msghdr copy;
     struct place client;
     int family;
-    struct rule *rule = rule_of(fd, &family);
+    struct rule *rule = has_headers() ? rule_of(fd, &family) : NULL;
     pthread_once(&found, find);
     if (!next_sendmsg) {
         errno = ENOSYS;
