@@ -313,6 +313,8 @@ pub enum Work {
     NumberedLenet,
     /// Faces, against the built-in pictures in the service's database.
     Faces,
+    /// The same without questions about unknown labels.
+    FacesKnown,
     /// Gets and sets of a memcached.
     Memcached {
         /// Length of a value.
@@ -341,7 +343,7 @@ impl Work {
             Self::Custom(ref custom) => custom.payload.len(),
             Self::Lenet => Digits::PICTURE_BYTES,
             Self::NumberedLenet => Digits::PICTURE_BYTES + Digits::NUMBER_BYTES,
-            Self::Faces => Faces::REQUEST_BYTES,
+            Self::Faces | Self::FacesKnown => Faces::REQUEST_BYTES,
             Self::Memcached { value_bytes, .. } => Memcached::message_bytes(value_bytes),
             Self::FacesDatabase => Memcached::message_bytes(Faces::PICTURE_BYTES),
         }
@@ -353,7 +355,7 @@ impl Work {
             Self::Custom(custom) => custom.reply_bytes().unwrap_or(MESSAGE_BYTES_MAX),
             Self::Lenet => Digits::REPLY_BYTES,
             Self::NumberedLenet => Digits::REPLY_BYTES + Digits::NUMBER_BYTES,
-            Self::Faces => Faces::REPLY_BYTES,
+            Self::Faces | Self::FacesKnown => Faces::REPLY_BYTES,
             _ => self.request_bytes(),
         }
     }
@@ -371,6 +373,7 @@ impl Work {
             Self::Sockperf { .. } | Self::NumberedLenet => true,
             Self::Lenet
             | Self::Faces
+            | Self::FacesKnown
             | Self::Memcached { .. }
             | Self::FacesDatabase
             | Self::Custom(_) => false,
@@ -387,6 +390,7 @@ impl fmt::Display for Work {
             Self::Lenet => f.write_str("lenet"),
             Self::NumberedLenet => f.write_str("lenet-numbered"),
             Self::Faces => f.write_str("faces"),
+            Self::FacesKnown => f.write_str("faces-known"),
             Self::Memcached { value_bytes, gets_percent } => {
                 write!(f, "memcached:{value_bytes}:{gets_percent}")
             }
@@ -423,6 +427,7 @@ impl FromStr for Work {
             ("lenet", None) => Ok(Self::Lenet),
             ("lenet-numbered", None) => Ok(Self::NumberedLenet),
             ("faces", None) => Ok(Self::Faces),
+            ("faces-known", None) => Ok(Self::FacesKnown),
             ("memcached", size) => {
                 let value_bytes = size.unwrap_or(1024);
                 let sound = value_bytes <= Memcached::VALUE_BYTES_MAX && gets_percent <= 100;
@@ -439,6 +444,7 @@ pub(super) enum Material {
     Simple(Work),
     Digits { digits: Vec<Digit<'static>>, expected: Vec<Vec<u8>>, is_numbered: bool },
     Faces(Pictures<'static>),
+    FacesKnown(Pictures<'static>),
     FacesDatabase(Pictures<'static>),
     Custom(Arc<Custom>),
 }
@@ -462,6 +468,7 @@ impl Material {
                 Ok(Self::Digits { digits, expected, is_numbered })
             }
             Work::Faces => Ok(Self::Faces(Pictures::built_in())),
+            Work::FacesKnown => Ok(Self::FacesKnown(Pictures::built_in())),
             Work::FacesDatabase => Ok(Self::FacesDatabase(Pictures::built_in())),
             Work::Custom(custom) => Ok(Self::Custom(custom.clone())),
             work => Ok(Self::Simple(work.clone())),
@@ -483,6 +490,7 @@ impl Material {
                 Box::new(Digits::new(digits, Some(expected)).numbered())
             }
             Self::Faces(pictures) => Box::new(Faces::new(&pictures.people)),
+            Self::FacesKnown(pictures) => Box::new(Faces::known(&pictures.people)),
             Self::FacesDatabase(pictures) => Box::new(Memcached::faces(&pictures.people)),
             Self::Custom(custom) => Box::new(&**custom),
         }
@@ -584,7 +592,8 @@ mod tests {
         {
             assert!(matches!(text.parse::<Target>(), Err(PlanError::Target(_))), "{text}");
         }
-        let works = ["echo:64", "echo:0", "sockperf:14", "scale:8", "lenet", "faces"];
+        let works =
+            ["echo:64", "echo:0", "sockperf:14", "scale:8", "lenet", "faces", "faces-known"];
         for text in works.into_iter().chain(["memcached:0:0", "memcached:100:95", "faces-database"])
         {
             assert_eq!(text.parse::<Work>().unwrap().to_string(), text);

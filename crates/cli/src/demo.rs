@@ -10,6 +10,8 @@
 //! | `transfer` | a file through a transfer engine, checked with other implementations              |
 //! | `functions` | functions on the path of messages, attached and replaced under load             |
 //! | `cache` | a cache in front of an unmodified memcached                                 |
+//! | `auth`  | CoAP authentication in front of a Node.js server, beside a flood of forged requests |
+//! | `chain` | authentication, the faces kernel, and a cache between it and memcached          |
 //! | `remote` | one kernel on local and remote accelerators                                        |
 //! | `allreduce` | groups of ranks sum vectors over TCP and shared memory                         |
 //! | `sockets` | kernels with connections of their own: matrix products, echoed streams           |
@@ -19,9 +21,12 @@
 //! servers share the machine's cores, and rounds are short.
 
 mod allreduce;
+mod auth;
 mod baseline;
 mod bench;
 mod cache;
+mod chain;
+mod coap;
 mod costs;
 mod echo;
 mod faces;
@@ -71,6 +76,10 @@ pub enum Name {
     Functions,
     /// Caches the values of an unmodified memcached
     Cache,
+    /// Authenticates CoAP requests for an unmodified server, beside a flood of forged ones
+    Auth,
+    /// Authentication, a kernel, and a cache between the kernel and memcached
+    Chain,
     /// Sums vectors over groups of ranks
     Allreduce,
     /// Kernels with connections of their own: matrix products, streams
@@ -196,6 +205,8 @@ pub fn run(name: Name, options: &Options) -> Result<Report, DemoError> {
             Name::Transfer => transfer::run(&stage),
             Name::Functions => functions::run(&stage),
             Name::Cache => cache::run(&stage),
+            Name::Auth => auth::run(&stage),
+            Name::Chain => chain::run(&stage),
             Name::Allreduce => allreduce::run(&stage),
             Name::Sockets => sockets::run(&stage),
             Name::Remote => remote::run(&stage),

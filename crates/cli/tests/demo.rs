@@ -228,3 +228,51 @@ fn a_cache_answers_for_memcached_and_a_spoiled_byte_is_found() {
     let shown: Json = serde_json::from_slice(&done.stdout).unwrap();
     assert_eq!(shown["wrong"], 1, "{shown}");
 }
+
+#[test]
+fn forged_requests_are_refused_beside_legitimate_ones_and_a_spoiled_byte_is_found() {
+    let shown = report(&["auth"]);
+    assert_eq!(shown["wrong"], 0, "{shown}");
+    assert!(shown["checked"].as_u64().unwrap() >= 200, "{shown}");
+    assert!(shown["forged_refused"].as_u64().unwrap() > 0, "{shown}");
+    assert!(shown["passed"].as_u64() <= shown["legitimate_sent"].as_u64(), "{shown}");
+    let done = demo(&["auth", "--quick", "--json", "--corrupt"]).output().unwrap();
+    assert_eq!(done.status.code(), Some(1));
+    let shown: Json = serde_json::from_slice(&done.stdout).unwrap();
+    assert_eq!(shown["wrong"], 1, "{shown}");
+}
+
+#[test]
+fn the_books_of_a_chain_are_closed_and_a_spoiled_byte_is_found() {
+    let shown = report(&["chain"]);
+    assert_eq!((&shown["wrong"], &shown["lost"]), (&0.into(), &0.into()), "{shown}");
+    assert!(shown["checked"].as_u64().unwrap() > 400, "{shown}");
+    assert!(shown["hits_percent"].as_f64().unwrap() > 10.0, "{shown}");
+    for balance in shown["books"].as_array().unwrap() {
+        assert_eq!(balance["left"], balance["right"], "{shown}");
+        assert!(balance["left"].as_u64().unwrap() > 0, "{shown}");
+    }
+    let steps: Vec<_> = shown["trace"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|step| {
+            format!(
+                "{} {} {} {}",
+                step["chain"], step["message"], step["function"], step["verdict"]
+            )
+        })
+        .collect();
+    for expected in [
+        r#""faces" "request" "auth" "answers""#,
+        r#""faces" "request" "auth" "rewrites""#,
+        r#""faces/db" "request" "hot" "answers""#,
+        r#""faces" "reply" "auth" "passes""#,
+    ] {
+        assert!(steps.iter().any(|step| step == expected), "{expected} is not in {steps:?}");
+    }
+    let done = demo(&["chain", "--quick", "--json", "--corrupt"]).output().unwrap();
+    assert_eq!(done.status.code(), Some(1));
+    let shown: Json = serde_json::from_slice(&done.stdout).unwrap();
+    assert_eq!(shown["wrong"], 1, "{shown}");
+}

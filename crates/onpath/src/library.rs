@@ -186,6 +186,10 @@ pub const BUILTINS: &[Builtin] = &[
                 "refuse",
                 "`\"drop\"`: requests that do not pass are dropped; `\"answer\"`: they are answered with 4.01 (`\"drop\"`)",
             ),
+            (
+                "forward",
+                "what goes on: `\"message\"`, or `\"payload\"`: the value of \"payload\" alone, for kernels that do not speak CoAP (`\"message\"`)",
+            ),
         ],
         file: Some((
             "keys",

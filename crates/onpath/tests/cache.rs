@@ -1,6 +1,7 @@
 //! The function `memcached-cache`, message by message.
 
 use std::cell::Cell;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use onpath::{
@@ -380,4 +381,86 @@ fn memory_has_a_limit() {
     let sizes = Sizes { message_bytes: 4096, reply_bytes: 4096 };
     let why = code.instance(&spec, sizes).err().unwrap().to_string();
     assert!(why.contains("memory_mib is between 1 and 4096"), "{why}");
+}
+
+/// Keys by a Zipf law with this exponent, the same for the same seed.
+struct Zipf {
+    sums: Vec<f64>,
+    state: u64,
+}
+
+impl Zipf {
+    fn new(keys: usize, exponent: f64, seed: u64) -> Self {
+        let mut sum = 0.0;
+        let weight = |key| (key as f64).powf(-exponent);
+        let sums = (1..=keys).map(|key| {
+            sum += weight(key);
+            sum
+        });
+        Self { sums: sums.collect(), state: seed }
+    }
+
+    fn next(&mut self) -> usize {
+        // splitmix64
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = (self.state ^ self.state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let part = ((bits ^ bits >> 31) >> 11) as f64 / (1u64 << 53) as f64;
+        let wanted = part * self.sums.last().expect("there are keys");
+        self.sums.partition_point(|sum| *sum <= wanted).min(self.sums.len() - 1)
+    }
+}
+
+/// The least recently used key makes room.
+#[derive(Default)]
+struct Lru {
+    places: HashMap<usize, u64>,
+    by_use: BTreeMap<u64, usize>,
+    uses: u64,
+}
+
+impl Lru {
+    fn hits(&mut self, key: usize, room: usize) -> bool {
+        self.uses += 1;
+        let before = self.places.insert(key, self.uses);
+        before.map(|before| self.by_use.remove(&before));
+        self.by_use.insert(self.uses, key);
+        if self.places.len() > room {
+            let (_, oldest) = self.by_use.pop_first().expect("there are keys");
+            self.places.remove(&oldest);
+        }
+        before.is_some()
+    }
+}
+
+#[test]
+fn a_zipf_load_hits_more_often_than_with_lru_of_the_same_size() {
+    const KEYS_OF_ENTRY: usize = 16;
+    const WARM: usize = 50_000;
+    const ASKED: usize = 100_000;
+    for seed in 1..=2 {
+        let mut caches = Caches::attached(1, &[("sample", 0), ("age_ms", 0)]);
+        // As many keys as leave no entry free.
+        for key in 0..8000 {
+            caches.hits(0, &format!("full{key}"));
+        }
+        let entries = caches.counted(0, "entries") as usize;
+        assert!(caches.counted(0, "evictions") > 0 && entries > 1000, "{entries}");
+        let mut zipf = Zipf::new(KEYS_OF_ENTRY * entries, 0.9, seed);
+        let (mut lru, mut ours, mut of_lru) = (Lru::default(), 0, 0);
+        for round in 0..WARM + ASKED {
+            let key = zipf.next();
+            let hit = (caches.hits(0, &key.to_string()), lru.hits(key, entries));
+            if round >= WARM {
+                (ours, of_lru) = (ours + usize::from(hit.0), of_lru + usize::from(hit.1));
+            }
+        }
+        let ratio = ours as f64 / of_lru as f64;
+        println!(
+            "zipf 0.9, 1 key in 16, {entries} entries: {:.1} % hits, LRU {:.1} %, ratio {ratio:.3}",
+            100.0 * ours as f64 / ASKED as f64,
+            100.0 * of_lru as f64 / ASKED as f64,
+        );
+        assert!(ratio >= 1.0, "{ratio}");
+    }
 }

@@ -398,6 +398,22 @@ fn refusals_and_pings_are_answered() {
 }
 
 #[test]
+fn the_payload_alone_goes_on_if_that_is_asked_for() {
+    let (mut function, _) = function(&[("tenant", "a"), ("forward", "payload")], &[]);
+    let (outcome, bytes) = ask(&mut function, 1, &unhex(AIOCOAP));
+    assert_eq!((outcome, bytes), (Outcome::Pass, vec![1, 2, 3, 4]));
+    // A token alone, and what asks for nothing.
+    let without = [&[0x40, 2, 0, 1, 0xff, 0xa1, 0x65][..], b"token", &cbor_text(TOKEN)].concat();
+    for other in [&without[..], &[0x60, 0, 0, 1]] {
+        let (outcome, _) = ask(&mut function, 1, other);
+        assert_eq!(outcome, Outcome::Drop(DropReason::FunctionDrop));
+    }
+    let forged = unhex(&AIOCOAP.replace("2e596e6f58", "2e5a6e6f58"));
+    assert_eq!(ask(&mut function, 1, &forged).0, Outcome::Drop(DropReason::FunctionDrop));
+    assert_eq!((value(&mut function, "passed"), value(&mut function, "malformed")), (1, 2));
+}
+
+#[test]
 fn a_token_is_used_once_if_that_is_asked_for() {
     let (mut f, now) = function(&[("tenant", "a")], &[("window_s", 600), ("once", 1)]);
     assert_eq!(ask(&mut f, 1, &post(1, TOKEN)).0, Outcome::Pass);

@@ -78,9 +78,9 @@ pub(super) struct Options {
     #[arg(long, value_name = "N", requires = "rate", default_value_t = 1)]
     batch: usize,
 
-    /// The workload: echo:BYTES, sockperf:BYTES, scale:NUMBERS, lenet, lenet-numbered, faces, memcached:BYTES:GETS (values of BYTES
-    /// bytes, GETS gets per 100 requests, default 90) or faces-database (the requests of a faces service to its
-    /// memcached)
+    /// The workload: echo:BYTES, sockperf:BYTES, scale:NUMBERS, lenet, lenet-numbered, faces, faces-known (without
+    /// unknown labels), memcached:BYTES:GETS (values of BYTES bytes, GETS gets per 100 requests, default 90) or faces-database (the
+    /// requests of a faces service to its memcached)
     #[arg(long, value_name = "WORKLOAD", default_value = "echo:64")]
     workload: Work,
 

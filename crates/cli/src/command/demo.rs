@@ -29,6 +29,8 @@ Examples:
   serval demo transfer                 a file sent with digests and encryption by an engine
   serval demo functions                functions on the path, replaced under load
   serval demo cache                    a cache in front of an unmodified memcached
+  serval demo auth                     CoAP authentication beside a flood (apt install nodejs)
+  serval demo chain                    authentication, a kernel, a cache, memcached
   serval demo allreduce                groups of ranks sum vectors
   serval demo sockets                  kernels with connections of their own
   serval demo remote                   digits on local and remote accelerators
@@ -67,7 +69,7 @@ pub(super) struct Options {
     #[arg(long, value_name = "FILE", conflicts_with = "cpu")]
     cuda_kernels: Option<PathBuf>,
 
-    /// transfer, functions, allreduce, sockets, remote, tenants: change one byte of what arrives; the demo must find it and fail
+    /// transfer, functions, cache, auth, chain, allreduce, sockets, remote, tenants: change one byte of what arrives; the demo must find it and fail
     #[arg(long)]
     corrupt: bool,
 

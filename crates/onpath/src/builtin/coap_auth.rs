@@ -13,11 +13,12 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use wire::DropReason;
+use wire::nic::UDP_PAYLOAD_MAX;
 
 use crate::function::{Direction, Failure, Function, Merge, Register};
 use crate::messages::Messages;
 use message::{ACKNOWLEDGEMENT, CONFIRMABLE, RESET};
-pub use message::{Message, token_of};
+pub use message::{Message, token_of, value_of};
 pub use seen::{Seen, Use};
 pub use token::{Accepted, Keys, Refused, Times, verify};
 
@@ -112,6 +113,10 @@ pub struct CoapAuth {
     keys: Keys,
     tenant: Option<Vec<u8>>,
     answers: bool,
+    /// What goes on is the value of "payload" alone.
+    forwards_payload: bool,
+    /// Memory for it.
+    body: Vec<u8>,
     window_s: u64,
     leeway_s: u64,
     once: bool,
@@ -127,6 +132,8 @@ impl CoapAuth {
             keys: Keys::default(),
             tenant: None,
             answers: false,
+            forwards_payload: false,
+            body: Vec::new(),
             window_s: 0,
             leeway_s: 60,
             once: false,
@@ -171,9 +178,23 @@ impl CoapAuth {
             _ if message.is_request() => self.check(messages, index, &message, now),
             _ => Counted::Malformed,
         };
+        let mut counted = counted;
+        if self.forwards_payload && matches!(counted, Counted::Passed | Counted::Acknowledgement) {
+            let body = match counted {
+                Counted::Passed => value_of(message.payload, b"payload"),
+                // It asks for nothing.
+                _ => None,
+            };
+            self.body.clear();
+            self.body.extend_from_slice(body.unwrap_or_default());
+            counted = if body.is_some() { counted } else { Counted::Malformed };
+        }
         self.counted[counted as usize] += 1;
         let id = message.id.to_be_bytes();
         match counted {
+            Counted::Passed if self.forwards_payload => {
+                messages.rewrite(index, &self.body);
+            }
             Counted::Passed | Counted::Acknowledgement => {}
             Counted::Ping => messages.reply(index, &[0x70, 0, id[0], id[1]]),
             _ if self.answers && message.is_request() => {
@@ -209,6 +230,14 @@ impl Function for CoapAuth {
             ("tenant", name) => self.tenant = Some(name.to_vec()),
             ("refuse", b"drop") => self.answers = false,
             ("refuse", b"answer") => self.answers = true,
+            ("forward", b"message") => self.forwards_payload = false,
+            ("forward", b"payload") => {
+                self.forwards_payload = true;
+                self.body.reserve(UDP_PAYLOAD_MAX);
+            }
+            ("forward", _) => {
+                return Err(Failure("it is \"message\" or \"payload\"".to_owned()));
+            }
             ("refuse", _) => return Err(Failure("it is \"drop\" or \"answer\"".to_owned())),
             (_, file) => {
                 self.keys = Keys::parse(file).map_err(Failure)?;

@@ -78,6 +78,7 @@ pub enum Question {
     Unknown,
 }
 
+/// The kinds of questions; those about known people come first.
 const QUESTIONS: [Question; 3] = [Question::Same, Question::Other, Question::Unknown];
 /// No match, match, unknown label, no database.
 const VERDICTS: usize = 4;
@@ -86,6 +87,8 @@ const VERDICTS: usize = 4;
 #[derive(Clone, Debug)]
 pub struct Faces<'a> {
     people: &'a [Person<'a>],
+    /// How many kinds of questions it asks.
+    kinds: usize,
     /// Answers by question and verdict.
     counts: [[u64; VERDICTS]; 3],
     /// The first valid answer to each request: later answers to the same request must be equal.
@@ -103,12 +106,17 @@ impl<'a> Faces<'a> {
     /// About these people.
     pub fn new(people: &'a [Person<'a>]) -> Self {
         let first = vec![None; QUESTIONS.len() * people.len()];
-        Self { people, counts: [[0; VERDICTS]; 3], first }
+        Self { people, kinds: QUESTIONS.len(), counts: [[0; VERDICTS]; 3], first }
+    }
+
+    /// The same without questions about labels that the database does not know.
+    pub fn known(people: &'a [Person<'a>]) -> Self {
+        Self { kinds: QUESTIONS.len() - 1, ..Self::new(people) }
     }
 
     /// Number of different requests.
     pub fn different(&self) -> u64 {
-        (QUESTIONS.len() * self.people.len()) as u64
+        (self.kinds * self.people.len()) as u64
     }
 
     /// Answers to a question: no match, match, unknown label, no database.
@@ -118,7 +126,7 @@ impl<'a> Faces<'a> {
 
     fn question(&self, index: u64) -> (usize, usize) {
         let index = (index % self.different()) as usize;
-        (index % QUESTIONS.len(), index / QUESTIONS.len())
+        (index % self.kinds, index / self.kinds)
     }
 }
 
@@ -160,6 +168,27 @@ impl Workload for Faces<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn questions_about_known_people_are_those_that_the_database_can_answer() {
+        let pictures = Pictures::built_in();
+        let labels: Vec<&[u8]> = pictures.people.iter().map(|person| person.label).collect();
+        let asked = |faces: &mut Faces<'_>| {
+            let different = faces.different();
+            let label = |index| {
+                let mut request = Vec::new();
+                faces.request(index, &mut request);
+                request[..LABEL_BYTES].to_vec()
+            };
+            (0..different).map(label).collect::<Vec<_>>()
+        };
+        let is_known = |label: &Vec<u8>| labels.contains(&&label[..]);
+        let known = asked(&mut Faces::known(&pictures.people));
+        assert!(known.len() == 2 * labels.len() && known.iter().all(is_known));
+        let all = asked(&mut Faces::new(&pictures.people));
+        assert_eq!(all.iter().filter(|label| is_known(label)).count(), 2 * labels.len());
+        assert_eq!(all.len(), 3 * labels.len());
+    }
 
     #[test]
     fn the_built_in_pictures_are_whole_and_damaged_files_are_refused() {

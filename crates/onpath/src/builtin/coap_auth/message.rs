@@ -90,12 +90,17 @@ fn extended(nibble: u8, rest: &mut &[u8]) -> Option<u32> {
 
 /// The value of the key "token" of a CBOR map, a text or bytes. `None`: `payload` is not one such map, or has not exactly one such key.
 pub fn token_of(payload: &[u8]) -> Option<&[u8]> {
+    value_of(payload, b"token")
+}
+
+/// The same for any key.
+pub fn value_of<'a>(payload: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     let mut rest = payload;
     let (major, pairs) = head(&mut rest)?;
     if major != 5 {
         return None;
     }
-    let mut token = None;
+    let mut value = None;
     let mut left = pairs;
     loop {
         match left {
@@ -106,13 +111,13 @@ pub fn token_of(payload: &[u8]) -> Option<&[u8]> {
         }
         let mut key = rest;
         skip(&mut rest, DEPTH_MAX)?;
-        if text(&mut key) != Some(b"token") {
+        if text(&mut key) != Some(name) {
             skip(&mut rest, DEPTH_MAX)?;
-        } else if token.replace(text(&mut rest)?).is_some() {
+        } else if value.replace(text(&mut rest)?).is_some() {
             return None;
         }
     }
-    if rest.is_empty() { token } else { None }
+    if rest.is_empty() { value } else { None }
 }
 
 /// The major type of an item, and its argument; `None` as argument: of indefinite length.

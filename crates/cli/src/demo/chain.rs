@@ -1,0 +1,312 @@
+//! `serval demo chain`: a request meets a function, a kernel, and a function between the kernel and its database.
+//!
+//! Clients send CoAP requests with a token and a face. `coap-auth` refuses forged ones and gives the kernel the payload of the others. The kernel
+//! asks memcached for the stored picture, and `memcached-cache` answers most of that. The books of all of them must agree.
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use bench::client::workload::{Faces, Pictures};
+use bench::client::{self, Load, Outcome, Workload};
+use bench::memcached::Memcached;
+use bench::units::per_second;
+use engine::topology::{Backend, Service};
+use onpath::{Direction, Spec, Verdict};
+use serde_json::{Value as Json, json};
+use server::{Caller, FunctionError, Server, TracedMessage};
+use wire::framing::Framing;
+use wire::nic::Transport;
+
+use super::coap::{self, KeyFile};
+use super::{DemoError, Report, Stage, accounts};
+use crate::screen::{Table, Tone};
+
+const MQUEUES: u32 = 8;
+const WINDOW: usize = 16;
+const REQUESTS: u64 = 100_000;
+const QUICK_REQUESTS: u64 = 400;
+/// One of each four requests is forged.
+const FORGED: u64 = 4;
+/// Token, map and header around a picture, at most.
+const AROUND_BYTES: usize = 256;
+/// A server that is this late has failed.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// The chains, by name.
+const CLIENTS: &str = "faces";
+const BACKEND: &str = "faces/db";
+
+/// Faces with tokens, some of them forged. The first verdict is spoiled if that is asked for.
+struct Guarded<'a> {
+    faces: Faces<'a>,
+    face: Vec<u8>,
+    forged: u64,
+    spoil: bool,
+}
+
+impl Workload for Guarded<'_> {
+    fn request(&mut self, index: u64, into: &mut Vec<u8>) {
+        self.face.clear();
+        self.faces.request(index / FORGED, &mut self.face);
+        coap::request(index, index % FORGED == 0, &self.face, into);
+    }
+
+    fn accepts(&mut self, index: u64, reply: &[u8]) -> bool {
+        if index % FORGED == 0 {
+            self.forged += 1;
+            return coap::answers(index, coap::UNAUTHORIZED, &[], reply);
+        }
+        let mut reply = reply.to_vec();
+        if std::mem::take(&mut self.spoil) {
+            reply.iter_mut().take(1).for_each(|byte| *byte ^= 0x80);
+        }
+        self.faces.accepts(index / FORGED, &reply)
+    }
+}
+
+fn failed(error: FunctionError) -> DemoError {
+    DemoError::Wrong(error.to_string())
+}
+
+/// A function's registers.
+struct Registers(Vec<(String, u64)>);
+
+impl Registers {
+    fn of(server: &Server, chain: &str, name: &str) -> Result<Self, DemoError> {
+        Ok(Self(server.read_function(chain, name).map_err(failed)?))
+    }
+
+    fn sum(&self, names: &[&str]) -> u64 {
+        let named = self.0.iter().filter(|(name, _)| names.contains(&&**name));
+        named.map(|(_, value)| value).sum()
+    }
+
+    /// Questions that the cache did not answer.
+    fn forwarded(&self) -> u64 {
+        self.sum(&["misses", "invalid", "sampled", "ordered", "unasked"])
+    }
+
+    fn hits(&self) -> u64 {
+        self.sum(&["hits"])
+    }
+}
+
+/// One check of the books.
+struct Balance {
+    what: &'static str,
+    left: u64,
+    right: u64,
+}
+
+pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
+    let pictures = Pictures::built_in();
+    let memcached = Memcached::start()?;
+    memcached.store(pictures.people.iter().map(|person| (person.database_key(), person.stored)))?;
+    let keys = KeyFile::write()?;
+    let service = service(stage, &memcached, &keys);
+    let (mut server, udp, _) = stage.serve(service)?;
+    let faces = Faces::new(&pictures.people);
+    let asking = Guarded { faces, face: Vec::new(), forged: 0, spoil: stage.options.corrupt };
+    let mut demo = Demo { stage, udp, asking, checked: 0, wrong: 0, lost: 0, refused: 0 };
+
+    let bar = stage.progress("asking for faces", 3);
+    let deadline = Instant::now() + PATIENCE;
+    while Registers::of(&server, BACKEND, "hot")?.hits() == 0 {
+        demo.ask(WINDOW, Some(4 * FORGED))?;
+        if Instant::now() > deadline {
+            return Err(DemoError::Wrong("the cache does not answer".to_owned()));
+        }
+    }
+    bar.inc(1);
+    let many = demo.ask(WINDOW, None)?;
+    bar.inc(1);
+    for chain in [CLIENTS, BACKEND] {
+        server.begin_trace(Caller::engine(), chain, 8).map_err(failed)?;
+    }
+    demo.ask(1, Some(FORGED))?;
+    let trace = traced(&mut server)?;
+    bar.finish_and_clear();
+
+    let balances = balances(&server, &demo)?;
+    let cache = Registers::of(&server, BACKEND, "hot")?;
+    let accounts = accounts(&server);
+    if !server.shutdown().is_clean() {
+        return Err(DemoError::Wrong("the server did not end cleanly".to_owned()));
+    }
+    Ok(report(stage, &demo, &many, (&trace, &balances), &cache, &accounts))
+}
+
+fn service(stage: &Stage<'_>, memcached: &Memcached, keys: &KeyFile) -> Service {
+    let mut service = Service::new("faces", Vec::new(), "faces");
+    service.max_message_bytes = (Faces::REQUEST_BYTES + AROUND_BYTES) as u32;
+    service.max_reply_bytes = service.max_message_bytes;
+    service.framing = Framing::LengthU16;
+    service.mqueues = stage.options.mqueues.unwrap_or(MQUEUES);
+    service.functions = vec![keys.function(&[("refuse", "answer"), ("forward", "payload")])];
+    let mut backend = Backend::new("db", Transport::Tcp, memcached.address(), Framing::Memcached);
+    // The machine may be busy; a demo needs no tight limits.
+    backend.timeout_ms = 10_000;
+    let mut cache = Spec::new("hot", "memcached-cache");
+    cache.deadline_us = onpath::library::DEADLINE_US_MAX;
+    cache.params = vec![("grace_ms".into(), 20.into())];
+    backend.functions = vec![cache];
+    service.backends = vec![backend];
+    service.request_timeout_ms = 20_000;
+    service
+}
+
+struct Demo<'a> {
+    stage: &'a Stage<'a>,
+    udp: SocketAddr,
+    asking: Guarded<'a>,
+    checked: u64,
+    wrong: u64,
+    lost: u64,
+    refused: u64,
+}
+
+impl Demo<'_> {
+    /// Asks for this number of requests, or for that of a measurement.
+    fn ask(&mut self, window: usize, requests: Option<u64>) -> Result<Outcome, DemoError> {
+        let many = if self.stage.options.quick { QUICK_REQUESTS } else { REQUESTS };
+        let load = Load {
+            window,
+            requests: requests.unwrap_or(many),
+            timeout: PATIENCE,
+            cancel: self.stage.options.cancel.clone(),
+            ..Load::default()
+        };
+        self.asking.forged = 0;
+        let outcome = client::udp(self.udp, &load, &mut self.asking)?;
+        self.stage.check_interrupted()?;
+        self.refused += self.asking.forged;
+        self.checked += outcome.replied + outcome.wrong;
+        self.wrong += outcome.wrong + outcome.duplicated;
+        self.lost += outcome.lost;
+        Ok(outcome)
+    }
+}
+
+/// What the messages of both chains have met, in the order of time.
+fn traced(server: &mut Server) -> Result<Vec<(&'static str, TracedMessage)>, DemoError> {
+    let mut all = Vec::new();
+    for chain in [CLIENTS, BACKEND] {
+        let found = server.end_trace(Caller::engine(), chain, true).map_err(failed)?;
+        all.extend(found.unwrap_or_default().into_iter().map(|message| (chain, message)));
+    }
+    all.sort_by_key(|(_, message)| message.traced.at_ns);
+    Ok(all)
+}
+
+/// What has to be the same.
+fn balances(server: &Server, demo: &Demo<'_>) -> Result<Vec<Balance>, DemoError> {
+    let auth = Registers::of(server, CLIENTS, "auth")?;
+    let cache = Registers::of(server, BACKEND, "hot")?;
+    let counted = server.metrics().service(0);
+    let (passed, refused) = (auth.sum(&["passed"]), auth.sum(&["bad_signature"]));
+    let asked = demo.checked + demo.lost;
+    let balance = |what, left, right| Balance { what, left, right };
+    Ok(vec![
+        balance("sent by clients = received", asked, counted.received),
+        balance("received = passed + refused", counted.received, passed + refused),
+        balance("refused = answered with 4.01", refused, demo.refused),
+        balance("received = replied", counted.received, counted.replied),
+        balance("passed = questions to the database", passed, cache.hits() + cache.forwarded()),
+        balance("misses of the cache = sent to memcached", cache.forwarded(), counted.backend_sent),
+        balance("questions = answers to kernels", passed, counted.backend_answered),
+    ])
+}
+
+fn verdict(verdict: Verdict) -> String {
+    match verdict {
+        Verdict::Pass => "passes".to_owned(),
+        Verdict::Rewrite => "rewrites".to_owned(),
+        Verdict::Steer(to) => format!("steers to {to}"),
+        Verdict::Reply => "answers".to_owned(),
+        Verdict::Deliver => "delivers".to_owned(),
+        Verdict::Drop(reason) => format!("drops: {}", reason.name()),
+    }
+}
+
+/// The trace as a table and as JSON.
+fn show(stage: &Stage<'_>, trace: &[(&str, TracedMessage)]) -> (String, Vec<Json>) {
+    let mut table =
+        Table::new(&[">at", "on the path of", "message", ">bytes", "function", ">took"]);
+    let begin_ns = trace.first().map_or(0, |(_, message)| message.traced.at_ns);
+    let mut rows = Vec::new();
+    for (chain, message) in trace {
+        let traced = &message.traced;
+        let at_us = (traced.at_ns - begin_ns) as f64 / 1000.0;
+        let direction = match traced.direction {
+            Direction::Requests => "request",
+            Direction::Replies => "reply",
+        };
+        for (step, function) in traced.steps.iter().zip(&message.functions) {
+            let (did, took_us) = (verdict(step.verdict), step.took_ns as f64 / 1000.0);
+            table.row([
+                format!("{at_us:.1} us"),
+                (*chain).to_owned(),
+                direction.to_owned(),
+                traced.bytes.to_string(),
+                format!("{function} {did}"),
+                format!("{took_us:.1} us"),
+            ]);
+            rows.push(json!({
+                "at_us": at_us, "chain": chain, "message": direction, "bytes": traced.bytes,
+                "function": function, "verdict": did, "took_us": took_us,
+            }));
+        }
+    }
+    (table.render(&stage.options.screen), rows)
+}
+
+fn report(
+    stage: &Stage<'_>,
+    demo: &Demo<'_>,
+    many: &Outcome,
+    (trace, balances): (&[(&str, TracedMessage)], &[Balance]),
+    cache: &Registers,
+    accounts: &str,
+) -> Report {
+    let screen = &stage.options.screen;
+    let Demo { checked, wrong, lost, refused, .. } = demo;
+    let (table, steps) = show(stage, trace);
+    let hits = 100.0 * cache.hits() as f64 / (cache.hits() + cache.forwarded()).max(1) as f64;
+    let mut text = format!(
+        "{}\n\n  {FORGED} requests, one of them forged:\n\n{table}\n",
+        screen.paint(Tone::Bold, "Authentication, faces kernel, cache, memcached"),
+    );
+    let _ = writeln!(
+        text,
+        "  {} with {WINDOW} in flight. The cache answered {hits:.0} % of the kernel's questions.\n  {checked} answers were \
+         checked, {wrong} were wrong; {refused} requests were refused. {}.\n",
+        per_second(many.rate()),
+        stage.cores()
+    );
+    let mut open = Vec::new();
+    for Balance { what, left, right } in balances {
+        let _ = writeln!(text, "  {what}: {left} = {right}");
+        if left != right {
+            open.push(format!("{what}: {left} and {right}"));
+        }
+    }
+    let _ = writeln!(text, "\n  {accounts}");
+    let books: Vec<Json> = balances
+        .iter()
+        .map(|Balance { what, left, right }| json!({ "what": what, "left": left, "right": right }))
+        .collect();
+    let json = json!({
+        "demo": "chain", "checked": checked, "wrong": wrong, "lost": lost, "refused": refused,
+        "rate": many.rate(), "hits_percent": hits, "trace": steps, "books": books,
+    });
+    let failure = if *wrong > 0 {
+        Some(format!("{wrong} of the {checked} answers that were checked are wrong"))
+    } else if *lost > 0 {
+        Some(format!("{lost} requests had no answer"))
+    } else if !open.is_empty() {
+        Some(format!("the books are not closed: {}", open.join("; ")))
+    } else {
+        None
+    };
+    Report { text, json, chart: None, failure }
+}

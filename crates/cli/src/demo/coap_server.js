@@ -1,0 +1,1 @@
+../../../../examples/09_coap_auth/server.js
