@@ -1,7 +1,9 @@
 //! The memory of a function's module: whatever a call leaves in descriptors and in the table of registers, no address outside of the
 //! memory is used. And its file: whatever its sections and its manifest are, they are read inside the file.
 
+use onpath::library::Pin;
 use onpath::wasm::{DESCRIPTOR_BYTES, Decision, Manifest, read_descriptor, read_registers};
+use server::directory::Signature;
 
 /// Descriptors of a memory whose length is in the first bytes, and the rest as a memory with a table of registers.
 pub fn memory(input: &[u8]) {
@@ -29,7 +31,7 @@ pub fn memory(input: &[u8]) {
     }
 }
 
-/// A file as a module, and as the text of a manifest.
+/// A file as a module, and as the text of a manifest, of a signature, or of the name of a module in the directory.
 fn file(input: &[u8]) {
     let short = |why: &str| assert!(!why.is_empty() && !why.contains(char::is_control), "{why:?}");
     let text = std::str::from_utf8(input).ok();
@@ -45,5 +47,14 @@ fn file(input: &[u8]) {
     }
     if let Err(why) = Manifest::of_module(input) {
         short(&why);
+    }
+    let Some(text) = text else { return };
+    match Signature::parse(text) {
+        Ok(signature) => assert_eq!(Signature::parse(&signature.text()).ok(), Some(signature)),
+        Err(why) => short(&why.to_string()),
+    }
+    match text.parse::<Pin>() {
+        Ok(pin) => assert_eq!(pin.to_string(), text),
+        Err(why) => short(&why),
     }
 }

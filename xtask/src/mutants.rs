@@ -137,6 +137,11 @@ const MUTANTS: &[Mutant] = &[
         &["crates/onpath/tests/builtins.rs::the_function_counts_a_range_and_merges"],
     ),
     mutant(
+        "split_single_state",
+        "several workers each have a part of a state that there is once",
+        &["crates/onpath/src/state.rs::only_a_state_that_can_be_merged_fits_several_workers"],
+    ),
+    mutant(
         "limit_each_worker",
         "each worker has buckets of its own",
         &["crates/onpath/tests/builtins.rs::a_rate_is_that_of_all_workers_together"],

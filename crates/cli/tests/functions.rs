@@ -75,6 +75,70 @@ fn the_state_of_a_function_is_written_to_a_file() {
     refused(&server, &["state", "echo", "visitors", "/nowhere/x"], "cannot be written");
 }
 
+/// What a function counts itself is on the page of metrics, a second or two later.
+#[test]
+fn registers_are_on_the_page_of_metrics() {
+    let port = free_port();
+    let server = Running::start("fn-page-registers", &table("echo", port, "echo", ""));
+    let client = udp_client(([127, 0, 0, 1], port).into());
+    let wasm = repository().join("functions/hyperloglog.wasm");
+    for (name, function) in [("native", "hyperloglog"), ("module", wasm.to_str().unwrap())] {
+        let params = ["--param", "precision=10", "--deadline-us", "1000000"];
+        done(&server, &[&["attach", "echo", name, function], &params[..]].concat(), "attached");
+    }
+    assert_eq!(ask(&client, b"one"), b"one");
+    for name in ["native", "module"] {
+        let labels = format!("service=\"echo\",function=\"{name}\"");
+        server.wait_for_line(&format!("serval_function_register{{{labels},register=\"items\"}} 1"));
+        server.wait_for_line(&format!(
+            "serval_function_register{{{labels},register=\"precision\"}} 10"
+        ));
+        server.wait_for_line(&format!("serval_function_state_bytes{{{labels}}} 1036"));
+    }
+    let page = page(server.metrics);
+    assert!(!page.contains("register=\"estimate\""), "it follows from all states together");
+    assert_eq!(server.end(), 0);
+}
+
+#[test]
+fn a_state_that_several_workers_would_split_is_refused() {
+    let text = |state: &str| format!("name = \"mine\"\nversion = \"1\"\nstate = {state}\n");
+    let module = std::fs::read(repository().join("functions/threshold.wasm")).unwrap();
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("functions-state");
+    std::fs::create_dir_all(&folder).unwrap();
+    let by_key = "\"by-key\"\nkey = { offset = 0, length = 4 }";
+    let kinds = [("mergeable", "\"mergeable\""), ("single", "\"single\""), ("by-key", by_key)];
+    let file = |kind: &str| folder.join(format!("{kind}.wasm"));
+    for (kind, state) in kinds {
+        let manifest = onpath::wasm::Manifest::parse(&text(state)).unwrap();
+        std::fs::write(file(kind), manifest.put(&module).unwrap()).unwrap();
+    }
+    for workers in [1, 2] {
+        let port = free_port();
+        let engine = format!("workers = {workers}\n");
+        let services = table("echo", port, "echo", "blocks = 2\n");
+        let server = Running::start(&format!("fn-state-{workers}"), &(engine.clone() + &services));
+        for (kind, _) in kinds {
+            let path = file(kind);
+            let attach = ["attach", "echo", kind, path.to_str().unwrap()];
+            if workers == 1 || kind == "mergeable" {
+                done(&server, &attach, "attached");
+                continue;
+            }
+            let expected = format!(
+                "is `{kind}`, as its manifest says, and each of 2 workers would have a part of it: set engine.workers = 1"
+            );
+            refused(&server, &attach, &expected);
+            // A configuration is refused before anything changes.
+            let function = format!("[[service.function]]\nname = \"f\"\nfunction = {path:?}\n");
+            server.write(&engine, &(services.clone() + &function));
+            let (code, _, why) = server.reload();
+            assert!(code != 0 && why.contains("engine.workers = 1"), "{code} {why}");
+        }
+        assert_eq!(server.end(), 0);
+    }
+}
+
 #[test]
 fn functions_of_a_running_server_are_managed_from_a_shell() {
     let port = free_port();

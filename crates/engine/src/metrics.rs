@@ -437,12 +437,23 @@ pub struct FunctionMetrics {
     /// The function's name in the chain.
     pub name: String,
     workers: Box<[Arc<onpath::Counters>]>,
+    sampled: Mutex<Option<FunctionSample>>,
+}
+
+/// What a function of its own accord counts, as of a while ago.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FunctionSample {
+    /// The names and values of its registers, merged over all workers.
+    pub registers: Vec<(Box<str>, u64)>,
+    /// The length of its state, on all workers together, in bytes.
+    pub state_bytes: u64,
 }
 
 impl FunctionMetrics {
     /// Zeroed counters for `workers` workers.
     pub fn new(service: String, name: String, workers: usize) -> Self {
-        Self { service, name, workers: (0..workers).map(|_| Arc::default()).collect() }
+        let workers = (0..workers).map(|_| Arc::default()).collect();
+        Self { service, name, workers, sampled: Mutex::default() }
     }
 
     /// What worker `worker` writes.
@@ -455,6 +466,16 @@ impl FunctionMetrics {
         let mut sum = onpath::Snapshot::default();
         self.workers.iter().for_each(|counters| sum.add(counters));
         sum
+    }
+
+    /// The last sample, if there is one.
+    pub fn sample(&self) -> Option<FunctionSample> {
+        self.sampled.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// There is a new sample.
+    pub fn set_sample(&self, sample: FunctionSample) {
+        *self.sampled.lock().unwrap_or_else(PoisonError::into_inner) = Some(sample);
     }
 
     /// Why a call failed, on the first worker on which one did; empty if none did.

@@ -66,11 +66,28 @@ pub struct EngineSettings {
     pub polling: Polling,
     /// How long draining may take, in milliseconds.
     pub drain_ms: u64,
+    /// The directory of functions.
+    pub functions: PathBuf,
+    /// Who may sign modules of the directory: public keys of ed25519.
+    pub function_keys: Vec<[u8; 32]>,
+    /// Whether modules of the directory without such a signature are used.
+    pub unsigned_functions: bool,
 }
+
+/// The directory of functions, by default.
+pub const FUNCTIONS: &str = "/var/lib/serval/functions";
 
 impl Default for EngineSettings {
     fn default() -> Self {
-        Self { workers: 1, cores: Vec::new(), polling: Polling::Adaptive, drain_ms: 3000 }
+        Self {
+            workers: 1,
+            cores: Vec::new(),
+            polling: Polling::Adaptive,
+            drain_ms: 3000,
+            functions: FUNCTIONS.into(),
+            function_keys: Vec::new(),
+            unsigned_functions: false,
+        }
     }
 }
 

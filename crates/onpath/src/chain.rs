@@ -392,7 +392,7 @@ impl Link {
         }
         let done = catch_unwind(AssertUnwindSafe(|| {
             match command {
-                Command::Read => {}
+                Command::Read | Command::Sample => {}
                 Command::Reset => function.reset()?,
                 Command::Write { register, value } => {
                     if !is_setting(&**function, register) {
@@ -405,12 +405,18 @@ impl Link {
                     }
                 }
             }
+            let values = function.read()?;
             // A copy of the state takes the worker's time.
-            let state = match command {
-                Command::Read => function.state()?,
-                Command::Reset | Command::Write { .. } => Vec::new(),
+            let (state, state_bytes) = match command {
+                Command::Read => {
+                    let state = function.state()?;
+                    let state_bytes = state.len() as u64;
+                    (state, state_bytes)
+                }
+                Command::Sample => (Vec::new(), function.state_bytes()?),
+                Command::Reset | Command::Write { .. } => (Vec::new(), 0),
             };
-            Ok(Reading { values: function.read()?, state })
+            Ok(Reading { values, state, state_bytes })
         }));
         let done = done.unwrap_or_else(|_| Err(Failure(PANICKED.to_owned()).into()));
         if let Err(CommandError::Failed(failure)) = &done {

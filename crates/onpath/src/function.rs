@@ -114,6 +114,8 @@ pub struct Reading {
     pub values: Vec<u64>,
     /// See [`Function::state`].
     pub state: Vec<u8>,
+    /// See [`Function::state_bytes`].
+    pub state_bytes: u64,
 }
 
 impl Reading {
@@ -130,7 +132,7 @@ impl Reading {
         });
         let mut values = merged.unwrap_or_default();
         if readings.iter().all(|reading| reading.state.is_empty()) {
-            return Ok(Self { values, state: Vec::new() });
+            return Ok(Self { values, ..Self::default() });
         }
         let mut whole = make()?;
         let first = whole.read()?;
@@ -148,7 +150,8 @@ impl Reading {
         for (index, _) in registers.iter().enumerate().filter(of(Merge::State)) {
             values[index] = read[index];
         }
-        Ok(Self { values, state: whole.state()? })
+        let state = whole.state()?;
+        Ok(Self { values, state_bytes: state.len() as u64, state })
     }
 }
 
@@ -160,8 +163,10 @@ pub struct Failure(pub String);
 /// What a command asks of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// The values of all registers.
+    /// The values of all registers, and the state.
     Read,
+    /// The values of all registers, and how long the state is.
+    Sample,
     /// Registers that are no settings go back to their first values.
     Reset,
     /// A setting gets a value.
@@ -245,6 +250,11 @@ pub trait Function: Send {
     /// [`Merge::State`] is read from an instance into which the states of all workers were merged.
     fn state(&mut self) -> Result<Vec<u8>, Failure> {
         Ok(Vec::new())
+    }
+
+    /// The length of what [`Self::state`] returns.
+    fn state_bytes(&mut self) -> Result<u64, Failure> {
+        Ok(self.state()?.len() as u64)
     }
 
     /// Adds the state of another instance with the same settings. It may come from a file: anything is possible.

@@ -14,6 +14,7 @@ mod function;
 pub mod library;
 mod messages;
 pub mod sketch;
+mod state;
 mod trace;
 #[cfg(feature = "wasm")]
 pub mod wasm;
@@ -25,4 +26,5 @@ pub use function::{
 };
 pub use library::{Code, LibraryError, Param, Sizes, Spec};
 pub use messages::{MESSAGES_MAX, Messages, Outcome, SHOWN_BYTES_MIN, Tally};
+pub use state::{Key, StateKind};
 pub use trace::{Step, TRACED_MAX, Trace, Traced, Verdict};

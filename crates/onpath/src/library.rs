@@ -1,5 +1,7 @@
 //! Which functions there are, and how instances of them are made.
 
+mod pin;
+
 use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, Read};
@@ -11,6 +13,9 @@ use crate::builtin::{
 };
 use crate::chain::OnFailure;
 use crate::function::{Failure, Function, Merge, Register};
+use crate::state::StateKind;
+
+pub use pin::Pin;
 
 /// Functions of one service, at most.
 pub const FUNCTIONS_MAX: usize = 16;
@@ -86,7 +91,7 @@ impl Param {
 pub struct Spec {
     /// Its name in the chain of its service.
     pub name: String,
-    /// A built-in function, or the path of a WebAssembly module, which ends in `.wasm`.
+    /// A built-in function, the path of a WebAssembly module, which ends in `.wasm`, or a module of the directory of functions ([`Pin`]).
     pub function: String,
     /// Values of its parameters by name; the others have their defaults.
     pub params: Vec<(String, Param)>,
@@ -113,7 +118,12 @@ impl Spec {
 
     /// Whether it is a module.
     pub fn is_module(&self) -> bool {
-        self.function.ends_with(MODULE_SUFFIX)
+        self.function.ends_with(MODULE_SUFFIX) || self.pin().is_some()
+    }
+
+    /// Its name in the directory of functions, if it is there.
+    pub fn pin(&self) -> Option<Pin> {
+        self.function.parse().ok()
     }
 
     /// The name of the parameter that is the path of a file.
@@ -121,8 +131,11 @@ impl Spec {
         Some(builtin(&self.function)?.file?.0)
     }
 
-    /// The path of the file whose content [`Code::open`] needs.
+    /// The path of the file whose content [`Code::open`] needs. That of a module in the directory of functions is found there.
     pub fn file(&self) -> Option<Cow<'_, str>> {
+        if self.pin().is_some() {
+            return None;
+        }
         if self.is_module() {
             return Some(self.function.as_str().into());
         }
@@ -339,7 +352,7 @@ pub fn builtin(name: &str) -> Option<&'static Builtin> {
 pub enum LibraryError {
     /// No built-in function has this name, and it is no module's file.
     #[error(
-        "there is no built-in function {0:?}: use {names}, or the path of a WebAssembly module, which ends in .wasm",
+        "there is no built-in function {0:?}: use {names}, the path of a WebAssembly module, which ends in .wasm, or NAME@sha256:DIGEST",
         names = names()
     )]
     Unknown(String),
@@ -401,6 +414,18 @@ pub enum LibraryError {
         /// What is wrong and what would be right.
         why: String,
     },
+    /// Several workers would each have a part of its state.
+    #[error(
+        "the state of {function} is `{state}`, as its manifest says, and each of {workers} workers would have a part of it: set engine.workers = 1"
+    )]
+    Workers {
+        /// The function.
+        function: String,
+        /// What the manifest says.
+        state: StateKind,
+        /// The workers of the engine.
+        workers: usize,
+    },
     /// The program was built without the host of modules.
     #[error(
         "the module {0} cannot be used: this program was built without WebAssembly (feature `wasm`)"
@@ -452,6 +477,24 @@ impl Code {
         {
             let _ = content;
             Err(LibraryError::NoHost(spec.function.clone()))
+        }
+    }
+
+    /// How its state belongs together.
+    pub fn state(&self) -> StateKind {
+        match self {
+            Self::Builtin(..) => StateKind::Mergeable,
+            #[cfg(feature = "wasm")]
+            Self::Module(module) => module.manifest().map(|m| m.state).unwrap_or_default(),
+        }
+    }
+
+    /// Whether an engine with this number of workers keeps its state together.
+    pub fn check_workers(&self, spec: &Spec, workers: usize) -> Result<(), LibraryError> {
+        let (state, function) = (self.state(), spec.function.clone());
+        match state.fits(workers) {
+            true => Ok(()),
+            false => Err(LibraryError::Workers { function, state, workers }),
         }
     }
 

@@ -20,7 +20,7 @@ mod spares;
 
 pub use descriptor::{DESCRIPTOR_BYTES, Decision, read_descriptor};
 pub use instance::{Instance, Limits, read_registers};
-pub use manifest::{Key, Manifest, StateKind};
+pub use manifest::Manifest;
 
 use std::sync::Arc;
 

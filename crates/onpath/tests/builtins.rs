@@ -341,7 +341,8 @@ fn the_function_counts_a_range_and_merges() {
             function.decide(Direction::Replies, &mut batch(&[b"xab"])).unwrap();
         }
         let state = function.state().unwrap();
-        readings.push(Reading { values: function.read().unwrap(), state });
+        let values = function.read().unwrap();
+        readings.push(Reading { values, state_bytes: state.len() as u64, state });
     }
     let registers = one.registers().to_vec();
     let make = || Ok(code.instance(&spec, SIZES).unwrap());

@@ -24,9 +24,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value as Json, json};
 use sys::local::{LocalListener, WakeFd};
@@ -322,6 +323,9 @@ impl Control {
     }
 }
 
+/// How often functions are asked for their registers, for the page of metrics.
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
+
 /// The thread that owns the server.
 struct Owner {
     server: Server,
@@ -338,8 +342,19 @@ struct Owner {
 impl Owner {
     /// Returns the server unless it is abandoned.
     fn run(mut self, inbox: &Receiver<Task>) -> Option<Server> {
+        let mut sampled = Instant::now();
         loop {
-            match inbox.recv() {
+            // Without a page of metrics there is no use for samples.
+            let next = match self.config.metrics {
+                None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(_) => inbox.recv_timeout(SAMPLE_INTERVAL.saturating_sub(sampled.elapsed())),
+            };
+            if self.config.metrics.is_some() && sampled.elapsed() >= SAMPLE_INTERVAL {
+                self.server.sample_functions();
+                sampled = Instant::now();
+            }
+            match next {
+                Err(RecvTimeoutError::Timeout) => {}
                 Ok(Task::Reload) => {
                     let outcome = self.tasks.begin();
                     if self.ending.load(Ordering::Relaxed) {
@@ -366,7 +381,7 @@ impl Owner {
                     }
                 }
                 Ok(Task::End) => return Some(self.server),
-                Ok(Task::Abandon) | Err(_) => return None,
+                Ok(Task::Abandon) | Err(RecvTimeoutError::Disconnected) => return None,
             }
         }
     }

@@ -3,6 +3,7 @@
 //! * [`config`]: the TOML file, the environment and flags; every mistake is reported with its place;
 //! * [`Server`]: starts an engine from a topology, changes, drains and stops it;
 //! * [`control`]: the control socket, and reloads of the configuration;
+//! * [`directory`]: signed modules that a configuration names by their digests;
 //! * [`machine`]: checks that this machine has what a configuration needs;
 //! * [`exporter`]: `/metrics`, `/healthz`, `/readyz`;
 //! * [`log`]: log lines that never block the server, whatever happens to its outputs.
@@ -10,6 +11,7 @@
 
 pub mod config;
 pub mod control;
+pub mod directory;
 pub mod exporter;
 pub mod log;
 pub mod machine;

@@ -201,6 +201,9 @@ polling = "adaptive"
 drain_ms = 3000
 metrics = ""
 control = "auto"
+functions = "/var/lib/serval/functions"
+function_keys = []
+unsigned_functions = false
 [limits]
 connections = 16384
 pipelined = 64

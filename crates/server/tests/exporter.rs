@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine::metrics::{FunctionMetrics, Metrics, RuntimeMetrics, ServiceMetrics};
+use engine::metrics::{FunctionMetrics, FunctionSample, Metrics, RuntimeMetrics, ServiceMetrics};
 use server::Stall;
 use server::exporter::page::Page;
 use server::exporter::{CONNECTIONS_MAX, Exporter, Health, REQUEST_BYTES_MAX};
@@ -91,6 +91,10 @@ fn let_everything_happen(metrics: &Metrics, health: &Health) {
     };
     health.watch(Arc::new(vec![stall].into()));
     let function = FunctionMetrics::new("digits".into(), "limits".into(), 1);
+    function.set_sample(FunctionSample {
+        registers: vec![("count".into(), 7), ("high".into(), u64::MAX)],
+        state_bytes: 4096,
+    });
     metrics.set_functions([Arc::new(function)].into());
 }
 

@@ -1,6 +1,7 @@
 //! `serval fn`: functions on the path of a running server's messages.
 
 mod behind;
+mod directory;
 mod project;
 
 use std::path::{Path, PathBuf};
@@ -26,7 +27,7 @@ attach SERVICE NAME FUNCTION makes a function that ends when it is detached; a f
 name is replaced. create NAME FUNCTION makes one that exists until destroy, costs no worker
 anything while it is not attached, and belongs to the user who made it. No change loses a message.
 A reload of the configuration keeps what was attached. Without --server the one server that this
-user runs is asked. new, build, test and bench need no server.
+user runs is asked. new, build, test, bench, keygen, sign, verify and install need no server.
 
 Examples:
   serval fn new mine && cd mine && serval fn test && serval fn bench
@@ -172,9 +173,25 @@ pub(super) enum Verb {
     #[command(after_help = project::BENCH_HELP)]
     Bench(Box<project::Bench>),
 
-    /// List the functions of all services
-    #[command(after_help = "Examples:\n  serval fn list")]
-    List(At),
+    /// Make a key that signs modules
+    #[command(after_help = directory::KEYGEN_HELP)]
+    Keygen(directory::Keygen),
+
+    /// Sign a module: writes MODULE.sig
+    #[command(after_help = directory::SIGN_HELP)]
+    Sign(directory::Sign),
+
+    /// Check the manifest and the signature of a module
+    #[command(after_help = directory::VERIFY_HELP)]
+    Verify(directory::Verify),
+
+    /// Put a module into the directory of functions
+    #[command(after_help = directory::INSTALL_HELP)]
+    Install(directory::Install),
+
+    /// List the functions of all services, or those of the directory of functions
+    #[command(after_help = directory::LIST_HELP)]
+    List(directory::List),
 
     /// Create a function, which is attached to nothing
     #[command(
@@ -296,7 +313,12 @@ pub(super) fn run(screen: &Screen, verb: &Verb) -> Result<(), Failure> {
         Verb::Build(folder) => folder.run(screen)?,
         Verb::Test(test) => test.run(screen)?,
         Verb::Bench(bench) => bench.run(screen)?,
-        Verb::List(at) => show(screen, &at.connect()?.list()?, list),
+        Verb::Keygen(keygen) => keygen.run(screen)?,
+        Verb::Sign(sign) => sign.run(screen)?,
+        Verb::Verify(verify) => verify.run(screen)?,
+        Verb::Install(install) => install.run(screen)?,
+        Verb::List(of) if of.installed => of.run(screen)?,
+        Verb::List(of) => show(screen, &of.at.connect()?.list()?, list),
         Verb::Run(run) => return run.run(),
         Verb::Counters(at) => show(screen, &at.connect()?.list()?, counters),
         Verb::Create(create) => {
@@ -436,7 +458,7 @@ impl Made {
             let (module, _) = sdk::module_of(Path::new(function)).map_err(Failure::Run)?;
             spec.function = module.to_string_lossy().into_owned();
         }
-        if spec.is_module() {
+        if spec.is_module() && spec.pin().is_none() {
             spec.function = absolute(&spec.function)?;
         }
         for (_, path) in spec.params.iter_mut().filter(|(name, _)| Some(&**name) == file) {

@@ -311,6 +311,13 @@ pub fn read_registers(memory: &[u8], address: usize) -> Result<Vec<Register>, St
 }
 
 impl Running {
+    /// The state; empty if it has none.
+    fn state(&mut self) -> Result<&[u8], Failure> {
+        let Some(state) = self.state.clone() else { return Ok(&[]) };
+        let address = state.call(&mut self.store, ()).map_err(failure)?;
+        read_state(self.memory.data(&self.store), address as usize).map_err(Failure)
+    }
+
     /// Shows a batch to the module and copies out the descriptors that it leaves.
     fn call(
         &mut self,
@@ -361,7 +368,7 @@ impl Running {
 }
 
 /// The state that a module has at an address: that of its bytes, and their number. The error says what is wrong.
-fn read_state(memory: &[u8], address: usize) -> Result<Vec<u8>, String> {
+fn read_state(memory: &[u8], address: usize) -> Result<&[u8], String> {
     let place = memory.get(address..).and_then(|rest| rest.first_chunk::<8>());
     let state = place.and_then(|place| {
         let word = u64::from_le_bytes(*place);
@@ -373,7 +380,7 @@ fn read_state(memory: &[u8], address: usize) -> Result<Vec<u8>, String> {
         Some(state) if state.len() > STATE_BYTES_MAX => {
             Err(format!("its state has more than {STATE_BYTES_MAX} bytes"))
         }
-        Some(state) => Ok(state.to_vec()),
+        Some(state) => Ok(state),
     }
 }
 
@@ -438,11 +445,11 @@ impl Function for Instance {
     }
 
     fn state(&mut self) -> Result<Vec<u8>, Failure> {
-        self.with(|running| {
-            let Some(state) = running.state.clone() else { return Ok(Vec::new()) };
-            let address = state.call(&mut running.store, ()).map_err(failure)?;
-            read_state(running.memory.data(&running.store), address as usize).map_err(Failure)
-        })
+        self.with(|running| running.state().map(<[u8]>::to_vec))
+    }
+
+    fn state_bytes(&mut self) -> Result<u64, Failure> {
+        self.with(|running| running.state().map(|state| state.len() as u64))
     }
 
     fn merge(&mut self, state: &[u8]) -> Result<(), Failure> {

@@ -3,11 +3,10 @@
 //!
 //! A module without a manifest has a state that can be merged, as its registers say.
 
-use std::fmt;
-
 use toml::{Table, Value};
 
 use crate::library::is_name;
+use crate::state::{Key, StateKind};
 
 /// The custom section that holds it.
 const SECTION: &str = "serval.manifest";
@@ -20,48 +19,6 @@ const KEY_OFFSET_MAX: u32 = 65_535;
 const KEY_LENGTH_MAX: u32 = 256;
 /// The bytes with which a module begins: `\0asm`, version 1.
 const HEADER: [u8; 8] = *b"\0asm\x01\0\0\0";
-
-/// The bytes of a request that are its key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Key {
-    /// Where it begins, in bytes.
-    pub offset: u32,
-    /// Its bytes; 0: to the end of the request. A request that is shorter has the bytes that it has.
-    pub length: u32,
-}
-
-impl Key {
-    /// The key of a request.
-    pub fn of<'a>(&self, request: &'a [u8]) -> &'a [u8] {
-        let rest = request.get(self.offset as usize..).unwrap_or_default();
-        match self.length {
-            0 => rest,
-            length => &rest[..rest.len().min(length as usize)],
-        }
-    }
-}
-
-/// How the state of a function lives when several workers run it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum StateKind {
-    /// Each worker has its own, and a read merges them.
-    #[default]
-    Mergeable,
-    /// There is one: one worker sees all messages.
-    Single,
-    /// Requests with the same key are seen by the same worker.
-    ByKey(Key),
-}
-
-impl fmt::Display for StateKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Mergeable => "mergeable",
-            Self::Single => "single",
-            Self::ByKey(_) => "by-key",
-        })
-    }
-}
 
 /// See the module's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -318,15 +275,6 @@ mod tests {
             assert!(error.contains(expected) && !error.contains('\n'), "{text}: {error}");
         }
         assert!(Manifest::parse(&"#".repeat(TEXT_BYTES_MAX + 1)).is_err());
-    }
-
-    #[test]
-    fn a_key_is_what_the_request_has_of_it() {
-        let key = Key { offset: 2, length: 3 };
-        assert_eq!(key.of(b"0123456"), b"234");
-        assert_eq!(key.of(b"0123"), b"23");
-        assert_eq!(key.of(b"0"), b"");
-        assert_eq!(Key { offset: 2, length: 0 }.of(b"0123456"), b"23456");
     }
 
     proptest! {

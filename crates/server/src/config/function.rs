@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use onpath::library::{BUILTINS, Builtin, FUNCTIONS_MAX, builtin, read_module};
+use engine::topology::EngineSettings;
+use onpath::library::{BUILTINS, Builtin, FUNCTIONS_MAX, Pin, builtin, read_module};
 use onpath::{Code, LibraryError, OnFailure, Param, Sizes, Spec};
 use sys::private_file::open_regular;
 
@@ -12,9 +13,12 @@ use super::reader::{Report, Section, integer_of, nearest, text_of, wrong_type};
 use super::sections::{named_section, tables};
 use super::tree::{Table, Value};
 use crate::control::protocol::param_json;
+use crate::directory::{Directory, PublicKey};
 
 /// Users that may attach functions to a service, at most.
 const FUNCTION_USERS_MAX: usize = 64;
+/// Keys that may sign modules, at most.
+const FUNCTION_KEYS_MAX: usize = 64;
 
 /// Reads the functions of a service or a backend, whose messages have these sizes. Paths are relative to `base`, the configuration file's folder.
 pub(super) fn read_functions(
@@ -22,6 +26,7 @@ pub(super) fn read_functions(
     section: &mut Section<'_>,
     base: &Path,
     sizes: Sizes,
+    engine: &EngineSettings,
 ) -> Vec<Spec> {
     let of_backend = section.path.contains(".backend");
     let header = if of_backend { "[[service.backend.function]]" } else { "[[service.function]]" };
@@ -34,7 +39,7 @@ pub(super) fn read_functions(
     let path = format!("{}.function", section.path);
     let mut taken = Vec::new();
     let read = |(index, table): (usize, &Table)| {
-        read_function(report, table, index, &path, &mut taken, base, sizes)
+        read_function(report, table, index, &path, &mut taken, base, sizes, engine)
     };
     found.into_iter().enumerate().take(FUNCTIONS_MAX).map(read).collect()
 }
@@ -70,6 +75,48 @@ pub(super) fn read_users(
     users
 }
 
+/// Reads the directory of functions, and who may sign.
+pub(super) fn read_directory(
+    report: &mut Report<'_>,
+    section: &mut Section<'_>,
+    base: &Path,
+    settings: &mut EngineSettings,
+) {
+    if let Some((text, _)) = section.text(report, "functions", "\"/var/lib/serval/functions\"") {
+        let path = base.join(text);
+        settings.functions = std::path::absolute(&path).unwrap_or(path);
+    }
+    section.record(report, "functions", settings.functions.to_string_lossy().into_owned());
+    if let Some(entry) = section.entry("function_keys") {
+        let example = "a list of keys such as [\"ed25519:…\"]";
+        let Value::Array(items) = &entry.node.value else {
+            return wrong_type(report, "function_keys", &entry.node, example);
+        };
+        if items.len() > FUNCTION_KEYS_MAX {
+            let what = format!("{} has {} function keys", section.title, items.len());
+            let right = format!("at most {FUNCTION_KEYS_MAX}");
+            report.problem(Problem::new(section.place("function_keys"), what, right));
+        }
+        for item in items.iter().take(FUNCTION_KEYS_MAX) {
+            let Some((text, span)) = text_of(report, "function_keys", item, "\"ed25519:…\"")
+            else {
+                continue;
+            };
+            match text.parse::<PublicKey>() {
+                Ok(key) => settings.function_keys.push(key.0),
+                Err(_) => {
+                    let what = format!("\"{text}\" is no public key");
+                    let right =
+                        "`ed25519:` and 64 hexadecimal digits, as `serval fn keygen` prints it";
+                    report.problem(Problem::new(span, what, right));
+                }
+            }
+        }
+    }
+    let keys = settings.function_keys.iter().map(|key| PublicKey(*key).to_string());
+    section.record(report, "function_keys", keys.collect::<Vec<_>>());
+}
+
 fn read_function(
     report: &mut Report<'_>,
     table: &Table,
@@ -78,6 +125,7 @@ fn read_function(
     taken: &mut Vec<String>,
     base: &Path,
     sizes: Sizes,
+    engine: &EngineSettings,
 ) -> Spec {
     let (mut section, name) = named_section(report, table, "function", path, index, taken);
     let at = &mut section;
@@ -91,7 +139,7 @@ fn read_function(
         report.problem(Problem::new(at.place("memory_mib"), what, "remove it"));
     }
     if report.problems.len() == before {
-        check(report, at, &spec, sizes);
+        check(report, at, &spec, sizes, engine);
     }
     section.finish(report);
     spec
@@ -108,6 +156,13 @@ fn read_name(report: &mut Report<'_>, section: &mut Section<'_>, base: &Path) ->
     };
     section.record(report, "function", text.clone());
     if builtin(&text).is_some() {
+        return text;
+    }
+    if Pin::is_meant(&text) {
+        if let Err(why) = text.parse::<Pin>() {
+            let (what, right) = why.split_once(": ").unwrap_or((&why, "correct it"));
+            report.problem(Problem::new(span, what.to_owned(), right.to_owned()));
+        }
         return text;
     }
     if !Spec::new("", &text).is_module() {
@@ -183,9 +238,15 @@ fn read_params(
 }
 
 /// Makes an instance, if files are to be opened or it needs none: it says what is wrong with parameters.
-fn check(report: &mut Report<'_>, section: &Section<'_>, spec: &Spec, sizes: Sizes) {
+fn check(
+    report: &mut Report<'_>,
+    section: &Section<'_>,
+    spec: &Spec,
+    sizes: Sizes,
+    engine: &EngineSettings,
+) {
     let file = spec.file();
-    if file.is_some() && report.inspect.is_none() {
+    if (file.is_some() || spec.pin().is_some()) && report.inspect.is_none() {
         return;
     }
     let read = |file: &str| -> Result<Vec<u8>, String> {
@@ -200,9 +261,21 @@ fn check(report: &mut Report<'_>, section: &Section<'_>, spec: &Spec, sizes: Siz
             return report.problem(Problem::new(section.place("params"), what, right));
         }
         // A module that cannot be read has been reported.
-        _ => Vec::new(),
+        _ => match spec.pin().map(|pin| Directory::of(engine).open(&pin)) {
+            Some(Ok(content)) => content,
+            Some(Err(error)) => {
+                let text = error.to_string();
+                let (what, right) = text.split_once(": ").unwrap_or((&text, "install it again"));
+                let place = section.place("function");
+                return report.problem(Problem::new(place, what.to_owned(), right.to_owned()));
+            }
+            None => Vec::new(),
+        },
     };
-    let made = Code::open(spec, &content).and_then(|code| code.instance(spec, sizes).map(drop));
+    let made = Code::open(spec, &content).and_then(|code| {
+        code.check_workers(spec, engine.workers)?;
+        code.instance(spec, sizes).map(drop)
+    });
     let Err(error) = made else { return };
     let place = match error {
         LibraryError::NoParam { .. }

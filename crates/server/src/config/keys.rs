@@ -447,6 +447,13 @@ const COMMON: &[(&str, &[Key])] = &[
                 "A Unix socket for `serval top` and `serval reload`. The engine's user and root may use it. `auto` is `PID.sock` in \
                  `$XDG_RUNTIME_DIR/serval`, or in `/run/serval` if that variable is not set; both commands find it there. If it \
                  cannot be created, the server logs a warning and runs without it.";
+            functions: Other("string: path"), "`/var/lib/serval/functions`",
+                "The directory of functions, where `serval fn install` puts modules and `function = \"NAME@sha256:…\"` finds them. Relative to \
+                 the file's folder. A change needs a restart, as of the next two keys.";
+            function_keys: Other("list of strings: `ed25519:` and 64 hexadecimal digits"), "`[]`",
+                "Who may sign modules of the directory: the keys that `serval fn keygen` prints. Modules without a signature by one of them are refused.";
+            unsigned_functions: engine(Setter::Boolean(|e| &mut e.unsigned_functions)), "",
+                "Whether modules of the directory are used that none of these keys has signed. They are pinned by their digests all the same.";
         },
     ),
     (

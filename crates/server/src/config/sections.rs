@@ -85,7 +85,7 @@ pub(super) fn read(
     let mut places = AllPlaces::default();
     let before = report.problems.len();
     let engine = sub_table(report, top.entry("engine"), "[engine]");
-    let (engine, mut options) = read_engine(report, engine, whole, &mut places);
+    let (engine, mut options) = read_engine(report, engine, whole, base, &mut places);
     let limits = sub_table(report, top.entry("limits"), "[limits]");
     let limits = read_limits(report, limits, whole);
     let transfer = sub_table(report, top.entry("transfer"), "[transfer]");
@@ -113,6 +113,7 @@ pub(super) fn read(
     let names: Vec<String> = accelerators.iter().map(|a| a.name.clone()).collect();
     let context = super::service::Context {
         base,
+        engine: &engine,
         accelerators: &names,
         kinds: accelerators.iter().map(|accelerator| accelerator.kind.clone()).collect(),
         implicit: accelerator_tables.is_empty(),
@@ -207,6 +208,7 @@ fn read_engine(
     report: &mut Report<'_>,
     table: Option<&Table>,
     whole: Span,
+    base: &Path,
     places: &mut AllPlaces,
 ) -> (EngineSettings, EngineOptions) {
     let mut section = Section::new("[engine]", "engine", table, whole);
@@ -222,6 +224,7 @@ fn read_engine(
     });
     section.record(report, "metrics", metrics.map(|m| m.to_string()).unwrap_or_default());
     let control = read_control(report, &mut section);
+    super::function::read_directory(report, &mut section, base, &mut settings);
     places.engine = Some(section.finish(report));
     (settings, EngineOptions { metrics, control, transfer: None })
 }

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use engine::topology::{
-    AcceleratorKind, Backend, Dispatch, Launch, Listen, Replies, Rings, Service, Sockets, Tenant,
+    AcceleratorKind, Backend, Dispatch, EngineSettings, Launch, Listen, Replies, Rings, Service,
+    Sockets, Tenant,
 };
 use mqueue::abi::{BLOCKS_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, PARAMS_MAX};
 use onpath::Sizes;
@@ -29,6 +30,8 @@ use super::tree::{Entry, Node, Table, Value};
 pub(super) struct Context<'a> {
     /// Folder that kernel paths are relative to.
     pub(super) base: &'a Path,
+    /// The engine that runs the services.
+    pub(super) engine: &'a EngineSettings,
     /// Names of the accelerators. The last one is not in the file: it is for kernel files without `accelerator`.
     pub(super) accelerators: &'a [String],
     /// Their kinds. Kernels of external programs may have any name.
@@ -59,7 +62,8 @@ pub(super) fn read(
     service.framing = read_framing(report, at);
     if at.entry("upstream").is_some() {
         let mut service = proxy::read(report, at, service, context.tenants);
-        service.functions = read_functions(report, at, context.base, service.message_sizes());
+        service.functions =
+            read_functions(report, at, context.base, service.message_sizes(), context.engine);
         service.function_users = read_users(report, at, "function_users");
         return (service, (section.finish(report), Vec::new()));
     }
@@ -94,14 +98,15 @@ pub(super) fn read(
     let mut backend_places = Vec::new();
     for (sub, table) in backend_tables.into_iter().enumerate().take(sections::BACKENDS) {
         let (backend, places) =
-            read_backend(report, table, (sub, &at.path), context.base, &mut backend_names);
+            read_backend(report, table, (sub, &at.path), context, &mut backend_names);
         service.backends.push(backend);
         backend_places.push(places);
     }
     if let Some(builtin) = kernel {
         check_messages(report, at, &service, builtin);
     }
-    service.functions = read_functions(report, at, context.base, service.message_sizes());
+    service.functions =
+        read_functions(report, at, context.base, service.message_sizes(), context.engine);
     service.function_users = read_users(report, at, "function_users");
     service.sockets = read_sockets(report, at);
     check_sockets(report, at, &service, kernel);
@@ -555,7 +560,7 @@ fn read_backend(
     report: &mut Report<'_>,
     table: &Table,
     (index, service_path): (usize, &str),
-    base: &Path,
+    Context { base, engine, .. }: &Context<'_>,
     taken: &mut Vec<String>,
 ) -> (Backend, Places) {
     let path = format!("{service_path}.backend");
@@ -575,7 +580,7 @@ fn read_backend(
     }
     let longest = backend.max_message_bytes as usize;
     let sizes = Sizes { message_bytes: longest, reply_bytes: longest };
-    backend.functions = read_functions(report, at, base, sizes);
+    backend.functions = read_functions(report, at, base, sizes, engine);
     (backend, section.finish(report))
 }
 

@@ -332,6 +332,29 @@ impl Engine {
                 }
             }
         }
+        let samples: Vec<_> = functions.iter().map(|f| (f, f.sample())).collect();
+        let help = "Registers of a function, which it defines itself: counters, limits and settings, merged over all workers, as of one to two \
+                    seconds ago";
+        let name = "serval_function_register";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (function, sample) in &samples {
+            for (register, value) in sample.iter().flat_map(|sample| &sample.registers) {
+                let labels = [
+                    ("service", &*function.service),
+                    ("function", &*function.name),
+                    ("register", &**register),
+                ];
+                ConstGauge::new(*value).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        let help = "Length of the state of a function, on all workers together";
+        let name = "serval_function_state_bytes";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (function, sample) in &samples {
+            let Some(sample) = sample else { continue };
+            let labels = [("service", &*function.service), ("function", &*function.name)];
+            ConstGauge::new(sample.state_bytes).encode(family.encode_family(&labels)?)?;
+        }
         let Some(requests) = self.health.functions() else { return Ok(()) };
         let help = "Functions that could not be used: their file was not read or is no module (load), or an instance did not start or did not \
                     take its parameters (init)";

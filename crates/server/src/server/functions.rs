@@ -15,6 +15,7 @@ mod error;
 mod objects;
 mod path;
 mod ring;
+mod sample;
 mod trace;
 
 use std::os::fd::OwnedFd;
@@ -36,6 +37,7 @@ use objects::{CREATED_MAX, CREATED_PER_USER_MAX, Object};
 pub use objects::{Caller, FunctionCounters, Origin, REFUSED, Refused};
 use path::ChainOf;
 use ring::{ApplicationRing, BYTES_MAX, BYTES_PER_USER_MAX};
+use sample::Sampling;
 pub use trace::TracedMessage;
 
 /// A function that is attached.
@@ -49,6 +51,7 @@ pub(super) struct AttachedFunction {
     /// Makes an instance into which the states of all workers are merged.
     code: Code,
     metrics: Arc<FunctionMetrics>,
+    sampling: Sampling,
 }
 
 /// What [`Server::functions`] shows of a function.

@@ -8,7 +8,7 @@
 use std::fmt;
 use std::path::Path;
 
-use engine::topology::{Accelerator, Backend, Listen, Service, Topology};
+use engine::topology::{Accelerator, Backend, EngineSettings, Listen, Service, Topology};
 
 use crate::config::differences;
 
@@ -157,11 +157,15 @@ fn settings(
         "every worker is a thread with sockets of its own",
     );
     refuse(old.cores == new.cores, "engine.cores", "workers are pinned when they start");
+    let directory =
+        |e: &EngineSettings| (e.functions.clone(), e.function_keys.clone(), e.unsigned_functions);
+    let why = "functions that run were found in it";
+    refuse(directory(old) == directory(new), "the directory of functions", why);
     let (from, to) = (&running.limits, &wanted.limits);
     let why = "connection tables are allocated at the start";
     refuse(from.connections == to.connections, "limits.connections", why);
     // Those with their own message above are rejected.
-    let refused = ["engine.workers", "limits.connections"];
+    let refused = ["engine.workers", "engine.unsigned_functions", "limits.connections"];
     let fields = [differences(old, new), differences(from, to)].concat();
     let live = [
         ("limits.udp_reply_ratio", from.udp_reply_ratio == to.udp_reply_ratio),

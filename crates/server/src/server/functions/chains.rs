@@ -19,7 +19,9 @@ use super::super::plan::{Plan, ServiceAction};
 use super::super::tenants::is_user_of;
 use super::super::{ChangeError, Server, ServerError};
 use super::objects::{Caller, Object, Origin};
+use super::sample::Sampling;
 use super::{AttachedFunction, FunctionError, path};
+use crate::directory::Directory;
 
 /// A function with an instance for each worker, which are not attached yet.
 pub(super) struct NewFunction {
@@ -81,6 +83,10 @@ fn merge_order(former: &[(&str, bool)], file: &[&str]) -> Vec<Slot> {
 impl Server {
     /// The content of a function's file, or nothing.
     pub(super) fn read_file(&self, spec: &Spec) -> Result<Vec<u8>, FunctionError> {
+        if let Some(pin) = spec.pin() {
+            let opened = Directory::of(&self.topology.engine).open(&pin);
+            return Ok(opened.inspect_err(|_| self.functions.counters.count_load_error())?);
+        }
         let Some(file) = spec.file() else { return Ok(Vec::new()) };
         let file = PathBuf::from(&*file);
         let read = || -> Result<Vec<u8>, String> {
@@ -119,6 +125,7 @@ impl Server {
     ) -> Result<NewFunction, FunctionError> {
         let code = self.open_code(&object.spec, &object.content)?;
         let workers = self.fabric.workers();
+        code.check_workers(&object.spec, workers)?;
         let name = || object.spec.name.clone();
         let metrics = metrics.unwrap_or_else(|| {
             Arc::new(FunctionMetrics::new(path::name(service, backend), name(), workers))
@@ -142,7 +149,9 @@ impl Server {
             links.push(new.with_sink(sink));
         }
         object.written.retain(|(setting, _)| setting_of(&registers, setting).is_some());
-        let attached = AttachedFunction { object, backend, link, registers, code, metrics };
+        let sampling = Sampling::default();
+        let attached =
+            AttachedFunction { object, backend, link, registers, code, metrics, sampling };
         Ok(NewFunction { attached, links })
     }
 

@@ -7,6 +7,7 @@ use onpath::{CommandError, LibraryError, TRACED_MAX};
 
 use super::super::ChangeError;
 use super::objects::{CREATED_MAX, CREATED_PER_USER_MAX};
+use crate::directory::DirectoryError;
 
 /// Why a function was not created, attached, detached or commanded. One sentence each.
 #[derive(Debug, thiserror::Error)]
@@ -135,6 +136,9 @@ pub enum FunctionError {
         /// Why.
         why: String,
     },
+    /// The module of the directory of functions cannot be used.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
     /// There is no such setting.
     #[error("the function {function:?} has no setting {register:?}: it has {settings}")]
     NoSetting {
