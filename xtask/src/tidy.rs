@@ -41,7 +41,11 @@ const LOCKS: &[(&str, usize, &str)] = &[
         5,
         "messages of the control side, and accepted connections",
     ),
-    ("crates/engine/src/metrics.rs", 2, "the list of services; results of accelerator generations"),
+    (
+        "crates/engine/src/metrics.rs",
+        4,
+        "the list of services; results of accelerator generations; samples of functions for the page of metrics",
+    ),
     ("crates/accel/src/cpu/threads.rs", 3, "finished blocks"),
 ];
 

@@ -74,9 +74,6 @@ pub struct EngineSettings {
     pub unsigned_functions: bool,
 }
 
-/// The directory of functions, by default.
-pub const FUNCTIONS: &str = "/var/lib/serval/functions";
-
 impl Default for EngineSettings {
     fn default() -> Self {
         Self {
@@ -84,7 +81,7 @@ impl Default for EngineSettings {
             cores: Vec::new(),
             polling: Polling::Adaptive,
             drain_ms: 3000,
-            functions: FUNCTIONS.into(),
+            functions: onpath::library::DIRECTORY.into(),
             function_keys: Vec::new(),
             unsigned_functions: false,
         }
@@ -164,8 +161,7 @@ pub enum AcceleratorKind {
     Process {
         /// Who starts the process.
         launch: Launch,
-        /// A runtime without a heartbeat for this long is lost, in milliseconds, in [[`HEARTBEAT_MS_MIN`],
-        /// [`HEARTBEAT_MS_MAX`]].
+        /// A runtime without a heartbeat for this long is lost, in milliseconds, in [[`HEARTBEAT_MS_MIN`], [`HEARTBEAT_MS_MAX`]].
         heartbeat_ms: u64,
         /// The processor of the kernels.
         device: DeviceSpec,
@@ -696,8 +692,7 @@ impl Service {
         if ring.arena_bytes > 0 { ring } else { RingPlan { protocol: granule, ..ring } }
     }
 
-    /// The mqueues of each block on the accelerator at this index of the service's list: the server mqueue, then
-    /// those of the backends.
+    /// The mqueues of each block on the accelerator at this index: the server mqueue, then those of the backends.
     pub fn mqueue_plans(&self, place: usize) -> Vec<MqueuePlan> {
         let server = MqueuePlan {
             depth: self.slots,

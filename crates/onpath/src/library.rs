@@ -43,6 +43,8 @@ pub const DEADLINE_US_MAX: u64 = 1_000_000;
 pub const MEMORY_MIB: u32 = 4;
 /// See [`MEMORY_MIB`].
 pub const MEMORY_MIB_MAX: u32 = 1024;
+/// The directory of functions, by default.
+pub const DIRECTORY: &str = "/var/lib/serval/functions";
 /// The end of the name of a module's file.
 pub const MODULE_SUFFIX: &str = ".wasm";
 

@@ -61,7 +61,7 @@ pub(crate) struct Sign {
 #[derive(Args, Debug)]
 struct Of {
     /// The directory of functions
-    #[arg(long, value_name = "DIR", default_value = engine::topology::FUNCTIONS)]
+    #[arg(long, value_name = "DIR", default_value = onpath::library::DIRECTORY)]
     directory: PathBuf,
 
     /// A key whose signatures are trusted; may be repeated
