@@ -497,8 +497,7 @@ pub enum Replies {
 /// How a request is assigned to an mqueue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dispatch {
-    /// Each mqueue in turn: in runs when a burst is large and kernels are fast; skipping mqueues above their fair
-    /// share when kernels are slow.
+    /// Each mqueue in turn: in runs when a burst is large and kernels are fast; skipping mqueues above their fair share when kernels are slow.
     RoundRobin,
     /// The mqueue with the fewest requests outstanding.
     LeastLoaded,
@@ -735,15 +734,13 @@ impl Service {
         }
     }
 
-    /// Whether messages may go as bundles: a proxy has no blocks, a key is in the bytes of each message, and messages without replies have
-    /// no tokens.
+    /// Whether messages may go as bundles: a proxy has no blocks, a key is in the bytes of each message, and messages without replies have no tokens.
     pub(crate) fn may_bundle(&self) -> bool {
         let plain = self.replies == Replies::One && !matches!(self.dispatch, Dispatch::KeyHash(_));
         plain && self.upstream.is_none() && self.bundles != Bundles::Never
     }
 
-    /// Size of a worker's pool: room for what its mqueues on an accelerator can have in flight in bundles of a few messages,
-    /// as long as that is not much.
+    /// Size of a worker's pool: room for what its mqueues on an accelerator can have in flight in bundles of a few messages, as long as that is not much.
     fn pool_bytes(&self, place: usize, workers: usize) -> u64 {
         let message = u64::from(self.max_message_bytes) + u64::from(self.max_reply_bytes);
         let mqueues = u64::from(self.mqueues_on(place)).div_ceil(workers.max(1) as u64);
