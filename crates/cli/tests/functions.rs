@@ -116,7 +116,7 @@ fn a_state_that_several_workers_would_split_is_refused() {
     for workers in [1, 2] {
         let port = free_port();
         let engine = format!("workers = {workers}\n");
-        let services = table("echo", port, "echo", "blocks = 2\n");
+        let services = table("echo", port, "echo", "");
         let server = Running::start(&format!("fn-state-{workers}"), &(engine.clone() + &services));
         for (kind, _) in kinds {
             let path = file(kind);

@@ -39,7 +39,7 @@ pub(super) fn read_functions(
     let path = format!("{}.function", section.path);
     let mut taken = Vec::new();
     let read = |(index, table): (usize, &Table)| {
-        read_function(report, table, index, &path, &mut taken, base, sizes, engine)
+        read_function(report, table, index, &path, &mut taken, (base, engine), sizes)
     };
     found.into_iter().enumerate().take(FUNCTIONS_MAX).map(read).collect()
 }
@@ -123,9 +123,8 @@ fn read_function(
     index: usize,
     path: &str,
     taken: &mut Vec<String>,
-    base: &Path,
+    (base, engine): (&Path, &EngineSettings),
     sizes: Sizes,
-    engine: &EngineSettings,
 ) -> Spec {
     let (mut section, name) = named_section(report, table, "function", path, index, taken);
     let at = &mut section;
