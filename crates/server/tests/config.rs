@@ -144,7 +144,7 @@ const NOT_IN_FULL: &[(&str, &[&str])] = &[
     // Of other placements and kinds.
     ("[[accelerator]]", &["threads", "cores", "attach", "heartbeat_ms", "hang_ms"]),
     ("[[service]]", &["key", "upstream", "upstream_flows", "proxy_protocol"]),
-    ("[[service.backend]]", &["match"]),
+    ("[[service.backend]]", &["match", "function"]),
     // A socket has one of `listen` and `connect`.
     ("[[service.socket]]", &["connect"]),
     // Of modules.

@@ -654,7 +654,7 @@ const COMMON: &[(&str, &[Key])] = &[
                 "`per-request`: each request has a connection or UDP socket of its own, which is closed after the answer or the time-out. \
                  Slower, but no late or duplicate answer can reach another request.";
             function: Other("list of tables"), "none",
-                "`[[service.backend.function]]`, with the keys of `[[service.function]]`: functions that see what kernels ask this backend, and                  what it answers ([functions.md](functions.md#between-kernels-and-backends)).";
+                "`[[service.backend.function]]`, with the keys of `[[service.function]]`: functions that see what kernels ask this backend, and what it answers ([functions.md](functions.md#between-kernels-and-backends)).";
         },
     ),
     (
