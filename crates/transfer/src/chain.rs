@@ -174,7 +174,7 @@ impl Chain {
         self.source_ended = false;
     }
 
-    /// The next chunk for the sink; `None`: none can be made of what has come so far.
+    /// The next chunk for the sink; `None`: none can be made of what has come so far, or not in one step (then it still has work).
     pub(crate) fn pull(&mut self, buffers: &mut Buffers) -> Result<Option<Chunk>, TransferError> {
         self.pull_of(self.stages.len(), buffers)
     }
@@ -228,6 +228,10 @@ impl Chain {
                 return Ok(Some(Chunk { buffer, len: ran.made, done: 0 }));
             }
             buffers.put(buffer);
+            if stage.input.is_some() {
+                // It has made nothing of what it took, and leaves the rest for the next step.
+                return Ok(None);
+            }
         }
     }
 

@@ -3,6 +3,10 @@
 //! An expansion takes any number of members or frames one after the other, as `gzip -d` and `zstd -d` do, and checks their
 //! checksums. It ends with a reason when the data is corrupt, when it ends too early, and when it expands to more than
 //! [`ExpandLimits`] allow. Zstandard may ask for a window of [`WINDOW_LOG_MAX`] at most, so the memory is bounded, too.
+//!
+//! The author of the data chooses how many members there are, and each costs time, whatever it holds. So a run ends after
+//! [`MEMBERS_OF_RUN_MAX`], and the thread looks at deadlines and at other transfers. More than [`EMPTY_MEMBERS_MAX`] in a row that
+//! expand to nothing are refused: they would keep a transfer busy without anything for its sink.
 
 use std::fmt;
 
@@ -14,6 +18,11 @@ use crate::error::TransferError;
 
 /// Largest window of Zstandard: 8 MiB, what every decoder has to support (RFC 8878, section 3.1.1.1.2).
 pub const WINDOW_LOG_MAX: u32 = 23;
+/// Members or frames that may end in one run of an expansion.
+pub const MEMBERS_OF_RUN_MAX: u32 = 1024;
+/// Members or frames in a row that may expand to nothing. Programs write one or two: BGZF ends with one, `pzstd` and the seekable
+/// format of Zstandard have one beside each frame or at the end.
+pub const EMPTY_MEMBERS_MAX: u32 = 4096;
 /// Bytes that may come out before their ratio is looked at.
 const RATIO_FREE_BYTES: u64 = 1 << 20;
 /// Level 1 of gzip, as web servers use it: the next ones take twice the time for a few percent.
@@ -133,11 +142,13 @@ pub struct Expander {
     made: u64,
     /// A member or frame has ended, and no other has begun.
     between: bool,
+    /// Members or frames in a row that have made nothing, and whether the one that has begun has made something.
+    empty: u32,
+    has_content: bool,
 }
 
 enum Expanding {
-    /// `None`: no member has begun.
-    Gzip(Option<Decompress>),
+    Gzip(Decompress),
     Zstd(Decoder<'static>),
 }
 
@@ -145,7 +156,7 @@ impl Expander {
     /// For one stream.
     pub fn new(format: Format, limits: ExpandLimits) -> Result<Self, TransferError> {
         let state = match format {
-            Format::Gzip => Expanding::Gzip(None),
+            Format::Gzip => Expanding::Gzip(Decompress::new_gzip(GZIP_WINDOW_LOG)),
             Format::Zstd => {
                 let mut decoder = Decoder::new().map_err(|_| NO_MEMORY)?;
                 let set = decoder.set_parameter(DParameter::WindowLogMax(WINDOW_LOG_MAX));
@@ -153,12 +164,23 @@ impl Expander {
                 Expanding::Zstd(decoder)
             }
         };
-        Ok(Self { format, state, limits, taken: 0, made: 0, between: false })
+        Ok(Self {
+            format,
+            state,
+            limits,
+            taken: 0,
+            made: 0,
+            between: false,
+            empty: 0,
+            has_content: false,
+        })
     }
 
-    /// Takes compressed bytes and makes plain ones; `last`: no more come after these.
+    /// Takes compressed bytes and makes plain ones; `last`: no more come after these. After [`MEMBERS_OF_RUN_MAX`] members it leaves
+    /// the rest for the next call, also if nothing was made.
     pub fn run(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<Ran, TransferError> {
         let mut ran = Ran::default();
+        let mut members = 0;
         loop {
             let rest = &input[ran.taken..];
             if rest.is_empty() && self.between {
@@ -171,6 +193,10 @@ impl Expander {
             self.taken += taken as u64;
             self.made += made as u64;
             self.check_limits()?;
+            if self.between && taken > 0 {
+                members += 1;
+            }
+            self.count_empty(made > 0)?;
             let is_full = ran.made == out.len();
             if taken == 0 && made == 0 && !is_full {
                 match (rest.is_empty(), last) {
@@ -180,7 +206,8 @@ impl Expander {
                     (false, _) => return Err(TransferError::Corrupt(self.format)),
                 }
             }
-            if is_full {
+            // The end of the input is seen above.
+            if is_full || (members >= MEMBERS_OF_RUN_MAX && ran.taken < input.len()) {
                 break;
             }
         }
@@ -191,11 +218,7 @@ impl Expander {
     fn step(&mut self, input: &[u8], out: &mut [u8]) -> Result<(usize, usize), TransferError> {
         let corrupt = TransferError::Corrupt(self.format);
         match &mut self.state {
-            Expanding::Gzip(member) => {
-                if member.is_none() && input.is_empty() {
-                    return Ok((0, 0));
-                }
-                let state = member.get_or_insert_with(|| Decompress::new_gzip(GZIP_WINDOW_LOG));
+            Expanding::Gzip(state) => {
                 self.between = false;
                 let before = (state.total_in(), state.total_out());
                 let status = state.decompress(input, out, FlushDecompress::None);
@@ -203,7 +226,8 @@ impl Expander {
                 let taken = (state.total_in() - before.0) as usize;
                 let made = (state.total_out() - before.1) as usize;
                 if status == Status::StreamEnd {
-                    *member = None;
+                    // The next one has a header, too.
+                    state.reset(true);
                     self.between = true;
                 }
                 Ok((taken, made))
@@ -221,6 +245,23 @@ impl Expander {
                 Ok((ran.bytes_read, ran.bytes_written))
             }
         }
+    }
+
+    /// Notes whether the member or frame of this call has content, and at its end how many in a row had none.
+    fn count_empty(&mut self, made: bool) -> Result<(), TransferError> {
+        self.has_content |= made;
+        if self.has_content {
+            self.empty = 0;
+        }
+        if !self.between {
+            return Ok(());
+        }
+        self.empty += u32::from(!self.has_content);
+        self.has_content = false;
+        if self.empty > EMPTY_MEMBERS_MAX {
+            return Err(TransferError::EmptyMembers(self.format));
+        }
+        Ok(())
     }
 
     fn check_limits(&self) -> Result<(), TransferError> {
@@ -332,6 +373,49 @@ mod tests {
         let mut wrong = frame;
         wrong[12] ^= 1;
         assert_eq!(expand(Format::Zstd, &wrong, 100), Err(TransferError::Corrupt(Format::Zstd)));
+    }
+
+    /// A stream that expands to nothing, as each format begins and ends it.
+    fn empty_member(format: Format) -> Vec<u8> {
+        compress(format, &[], 1, 100)
+    }
+
+    #[test]
+    fn many_members_are_expanded_in_several_runs() {
+        for format in Format::ALL {
+            let (one, most) = (empty_member(format), MEMBERS_OF_RUN_MAX as usize);
+            let data = [one.repeat(most + 1), compress(format, b"x", 1, 100)].concat();
+            let mut expander = Expander::new(format, ExpandLimits::default()).unwrap();
+            let mut out = [0; 1000];
+            let ran = expander.run(&data, true, &mut out).unwrap();
+            assert_eq!(ran, Ran { taken: most * one.len(), made: 0, done: false });
+            let rest = &data[ran.taken..];
+            let ran = expander.run(rest, true, &mut out).unwrap();
+            assert_eq!(ran, Ran { taken: rest.len(), made: 1, done: true });
+            // Of exactly as many, the end is seen.
+            let mut expander = Expander::new(format, ExpandLimits::default()).unwrap();
+            let data = one.repeat(most);
+            let ran = expander.run(&data, true, &mut out).unwrap();
+            assert_eq!(ran, Ran { taken: data.len(), made: 0, done: true });
+        }
+    }
+
+    #[test]
+    fn too_many_empty_members_in_a_row_are_refused() {
+        for format in Format::ALL {
+            let (one, full) = (empty_member(format), compress(format, b"x", 1, 100));
+            let most = one.repeat(EMPTY_MEMBERS_MAX as usize);
+            for part in [13, 100_000] {
+                let allowed = [&most[..], &full, &most, &full].concat();
+                assert_eq!(expand(format, &allowed, part).unwrap(), b"xx");
+                let refused = [&full[..], &most, &one, &full].concat();
+                assert_eq!(
+                    expand(format, &refused, part),
+                    Err(TransferError::EmptyMembers(format))
+                );
+            }
+        }
+        assert_eq!(TransferError::EmptyMembers(Format::Gzip).name(), "corrupt");
     }
 
     #[test]

@@ -106,6 +106,12 @@ pub enum TransferError {
     /// Compressed data is not what its format allows.
     #[error("the data is corrupt, or is not {0}")]
     Corrupt(Format),
+    /// Compressed data has too many members or frames in a row that expand to nothing.
+    #[error(
+        "the {0} data has more than {max} members or frames in a row without content, which no program writes: leave them out",
+        max = crate::compress::EMPTY_MEMBERS_MAX
+    )]
+    EmptyMembers(Format),
     /// Compressed data ends too early.
     #[error("the {0} data was cut off: it ends before its end is complete")]
     Truncated(Format),
@@ -214,7 +220,7 @@ impl TransferError {
             Self::NotSealed => 25,
             Self::NotVerified(_) => 26,
             Self::CutOff => 27,
-            Self::Corrupt(_) => 28,
+            Self::Corrupt(_) | Self::EmptyMembers(_) => 28,
             Self::Truncated(_) => 29,
             Self::ExpandsTooMuch(_) => 30,
             Self::Pattern(_) => 31,
@@ -250,6 +256,7 @@ impl TransferError {
             | Self::NotVerified(_)
             | Self::CutOff
             | Self::Corrupt(_)
+            | Self::EmptyMembers(_)
             | Self::Truncated(_)
             | Self::ExpandsTooMuch(_)
             | Self::LineTooLong => 74,

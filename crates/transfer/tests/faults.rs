@@ -15,7 +15,7 @@ use transfer::scoreboard::{
 use transfer::{
     Cipher, DigestKind, ExpandLimits, Format, Key, SearchKind, SearchSpec, StageKind, StageSpec,
     TransferError,
-    compress::{Compressor, Expander},
+    compress::{Compressor, EMPTY_MEMBERS_MAX, Expander, MEMBERS_OF_RUN_MAX},
 };
 
 const KEY: [u8; 32] = [9; 32];
@@ -736,4 +736,53 @@ fn a_byte_now_and_then_is_no_progress() {
     };
     assert!(ends(1) && ends(100) && !ends(4000));
     assert_eq!(ABANDON_NS.max(SLOW_NS), ABANDON_NS, "only slow steps are abandoned");
+}
+
+#[test]
+fn members_without_content_take_several_steps_and_end_with_a_reason() {
+    for (format, source) in
+        [(Format::Gzip, Device::File), (Format::Gzip, Device::Socket), (Format::Zstd, Device::File)]
+    {
+        let most = MEMBERS_OF_RUN_MAX as usize;
+        let of =
+            |empty: usize| [compress(format, &[]).repeat(empty), compress(format, b"x")].concat();
+        let run = |data: Vec<u8>| {
+            let plan = Plan {
+                source,
+                sink: Device::Socket,
+                from: 0,
+                bytes: Some(data.len() as u64),
+                to: 0,
+                stages: vec![StageSpec::Expand(format, ExpandLimits::default())],
+                when_blocked: WhenBlocked::Wait,
+                sync: false,
+            };
+            let sim = Sim {
+                source: data,
+                fault: Fault::None,
+                turns: vec![usize::MAX],
+                at: 0,
+                sink: Vec::new(),
+                received: 0,
+                blocked: false,
+                synced: false,
+            };
+            let (mut flow, mut buffers) = (Flow::new(&plan, sim).unwrap(), Buffers::default());
+            // Steps that are not the last one, and move nothing.
+            let mut still = 0;
+            loop {
+                let end = flow.next(Blocked::default()).expect("no socket is full");
+                let step = flow.step(end, &mut buffers);
+                if let Some(result) = step.ended {
+                    return (still, result, flow.devices().sink.clone());
+                }
+                still += usize::from(step.moved == 0);
+            }
+        };
+        let (still, result, sink) = run(of(3 * most));
+        assert_eq!((result, sink), (Ok(()), b"x".to_vec()));
+        assert!((2..=3).contains(&still), "{still} steps");
+        let (_, result, sink) = run(of(EMPTY_MEMBERS_MAX as usize + 1));
+        assert_eq!((result, sink), (Err(TransferError::EmptyMembers(format)), Vec::new()));
+    }
 }
