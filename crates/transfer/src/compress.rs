@@ -32,6 +32,13 @@ const ZSTD_LEVEL: i32 = 3;
 /// log2 of the window of gzip.
 const GZIP_WINDOW_LOG: u8 = 15;
 
+/// What zlib keeps: the window and the tables of a state, both with room.
+const GZIP_BYTES: u64 = 512 << 10;
+/// Compression of Zstandard at [`ZSTD_LEVEL`]: a window of 2 MiB, tables and a block.
+const ZSTD_COMPRESS_BYTES: u64 = 4 << 20;
+/// Expansion of Zstandard: the largest window, blocks and tables.
+const ZSTD_EXPAND_BYTES: u64 = (1 << WINDOW_LOG_MAX) + (512 << 10);
+
 /// A format of compressed data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
@@ -56,6 +63,22 @@ impl Format {
     /// The format of this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|format| format.name() == name)
+    }
+
+    /// Memory that a [`Compressor`] has at most.
+    pub(crate) fn compress_bytes(self) -> u64 {
+        match self {
+            Self::Gzip => GZIP_BYTES,
+            Self::Zstd => ZSTD_COMPRESS_BYTES,
+        }
+    }
+
+    /// Memory that an [`Expander`] has at most.
+    pub(crate) fn expand_bytes(self) -> u64 {
+        match self {
+            Self::Gzip => GZIP_BYTES,
+            Self::Zstd => ZSTD_EXPAND_BYTES,
+        }
     }
 }
 

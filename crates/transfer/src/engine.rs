@@ -34,13 +34,15 @@ const THREADS: usize = 2;
 /// What an engine may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Transfers in flight; each holds up to two buffers of 512 KiB.
+    /// Transfers in flight.
     pub in_flight: u32,
+    /// Memory of all of them, by what each holds at most. Buffers that threads keep for the next step come on top: 4 MiB of each.
+    pub memory_mib: u32,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { in_flight: 256 }
+        Self { in_flight: 256, memory_mib: 1024 }
     }
 }
 
@@ -54,13 +56,25 @@ pub struct Outcome {
 }
 
 /// What an engine has counted.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Counters {
     started: AtomicU64,
     succeeded: AtomicU64,
     failed: [AtomicU64; TransferError::NAMES.len()],
     read: AtomicU64,
     written: AtomicU64,
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self {
+            started: AtomicU64::default(),
+            succeeded: AtomicU64::default(),
+            failed: [const { AtomicU64::new(0) }; TransferError::NAMES.len()],
+            read: AtomicU64::default(),
+            written: AtomicU64::default(),
+        }
+    }
 }
 
 impl Counters {
@@ -137,6 +151,8 @@ impl Engine {
             reaper: Reaper::default(),
             epoch: Instant::now(),
             in_flight_max: limits.in_flight,
+            memory_mib_max: limits.memory_mib,
+            memory: Arc::default(),
         });
         let engine = Self { shared };
         engine.shared.add_threads(&mut engine.shared.board())?;
@@ -296,6 +312,7 @@ type Done = Box<dyn FnOnce(Outcome) + Send>;
 struct Job {
     flow: Flow<Descriptors>,
     ending: Arc<Ending>,
+    reserved: Reserved,
 }
 
 /// What the end of a transfer needs, also while a thread has its job.
@@ -348,6 +365,21 @@ struct Shared {
     reaper: Reaper,
     epoch: Instant,
     in_flight_max: u32,
+    memory_mib_max: u32,
+    /// Bytes that jobs hold at most.
+    memory: Arc<AtomicU64>,
+}
+
+/// The memory of a job, until it is dropped.
+struct Reserved {
+    memory: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.memory.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 impl Shared {
@@ -362,6 +394,13 @@ impl Shared {
     fn submit(self: &Arc<Self>, command: Command, done: Done) -> Result<Submitted, TransferError> {
         let Checked { plan, uses, parts } = match check(&command) {
             Ok(checked) => checked,
+            Err(error) => {
+                self.reaper.discard(command);
+                return Err(error);
+            }
+        };
+        let reserved = match self.reserve(plan.memory_bytes()) {
+            Ok(reserved) => reserved,
             Err(error) => {
                 self.reaper.discard(command);
                 return Err(error);
@@ -382,7 +421,7 @@ impl Shared {
         let done = Mutex::new(Some(done));
         let ending = Arc::new(Ending { sockets, progress: progress.clone(), done });
         let uses: Vec<SocketUse> = ending.sockets.iter().map(|(used, _)| *used).collect();
-        let job = Job { flow, ending };
+        let job = Job { flow, ending, reserved };
         let mut board = self.board();
         if board.stops {
             return Err(TransferError::Stopping);
@@ -408,6 +447,19 @@ impl Shared {
         self.counters.started.fetch_add(1, Ordering::Relaxed);
         self.wake_one(&board);
         Ok(Submitted { shared: self.clone(), id, progress, shape })
+    }
+
+    /// Memory for a job; counted before any of it is taken.
+    fn reserve(&self, bytes: u64) -> Result<Reserved, TransferError> {
+        let most = u64::from(self.memory_mib_max) << 20;
+        let add = |held: u64| held.checked_add(bytes).filter(|held| *held <= most);
+        match self.memory.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
+            Ok(_) => Ok(Reserved { memory: self.memory.clone(), bytes }),
+            Err(_) => Err(TransferError::TooMuchMemory {
+                needed_kib: bytes.div_ceil(1 << 10),
+                most_mib: self.memory_mib_max,
+            }),
+        }
     }
 
     /// A sleeping thread takes what is queued.
@@ -561,11 +613,12 @@ impl Shared {
         self.board()
     }
 
-    /// Hands over the descriptors to be closed, then answers the caller.
+    /// Hands over the descriptors to be closed, gives the memory back, then answers the caller.
     fn end(&self, job: Job, result: Result<(), TransferError>, buffers: &mut Buffers) {
-        let Job { flow, ending } = job;
+        let Job { flow, ending, reserved } = job;
         self.forget(&ending);
         let report = flow.report(&result, buffers);
+        drop(reserved);
         self.answer(&ending, Outcome { result, report });
     }
 
@@ -597,5 +650,88 @@ impl Shared {
         if let Some(done) = done {
             done(outcome);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::flow::Plan;
+    use crate::pipeline::Source;
+    use crate::stage::STAGES_MAX;
+    use crate::{Cipher, ExpandLimits, Format, Key, SearchKind, SearchSpec};
+
+    /// The smallest limit that a configuration can set.
+    const SMALLEST_MIB: u32 = 64;
+
+    #[test]
+    fn memory_of_transfers_is_limited_and_given_back() {
+        let engine =
+            Engine::start(Limits { memory_mib: SMALLEST_MIB, ..Limits::default() }).unwrap();
+        let mut peers = Vec::new();
+        let mut submit = || {
+            let ((from, ours), (to, theirs)) =
+                (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+            peers.push((ours, theirs));
+            let source = Source::socket(from, None);
+            engine.submit(source.expand(Format::Zstd, ExpandLimits::default()).socket(to))
+        };
+        for round in 0..3 {
+            // Two chunks, one for the stage, and the largest window: 10 MiB.
+            let mut transfers: Vec<_> = (0..6).map(|_| submit().unwrap()).collect();
+            let error = submit().err().unwrap();
+            assert_eq!((error.name(), error.errno()), ("too_much_memory", 12));
+            let text = error.to_string();
+            assert!(
+                text.ends_with("KiB of memory are not left of the 64 MiB of all transfers: wait until one has ended, or raise transfer.memory_mib"),
+                "{text}"
+            );
+            // One that ends makes room for one.
+            let one = transfers.remove(0);
+            one.cancel();
+            assert_eq!(one.wait().result, Err(TransferError::Cancelled));
+            transfers.push(submit().unwrap());
+            assert!(submit().is_err());
+            transfers.iter().for_each(Transfer::cancel);
+            for transfer in transfers {
+                assert_eq!(transfer.wait().result, Err(TransferError::Cancelled));
+            }
+            assert_eq!(engine.shared.memory.load(Ordering::Relaxed), 0, "round {round}");
+        }
+        let refused = engine.counters().failed().find(|(name, _)| *name == "too_much_memory");
+        assert_eq!(refused, Some(("too_much_memory", 6)));
+    }
+
+    #[test]
+    fn every_transfer_fits_the_smallest_limit_and_many_plain_ones_the_default() {
+        let lines = SearchSpec { kind: SearchKind::Lines, pattern: b"a".to_vec(), offsets: 1024 };
+        let key = || Key::new([1; 32]);
+        let mut stages = vec![
+            StageSpec::Open(Cipher::Aes256Gcm, key()),
+            StageSpec::Expand(Format::Zstd, ExpandLimits::default()),
+            StageSpec::Compress(Format::Zstd),
+            StageSpec::Seal(Cipher::Aes256Gcm, key()),
+        ];
+        while stages.len() < STAGES_MAX {
+            stages.insert(2, StageSpec::Search(lines.clone()));
+        }
+        let plan = |stages| Plan {
+            source: Device::Socket,
+            sink: Device::Socket,
+            from: 0,
+            bytes: None,
+            to: 0,
+            stages,
+            when_blocked: crate::pipeline::WhenBlocked::Wait,
+            sync: false,
+        };
+        let largest = plan(stages).memory_bytes();
+        assert!(largest > 30 << 20 && largest <= u64::from(SMALLEST_MIB) << 20, "{largest}");
+        let Limits { in_flight, memory_mib } = Limits::default();
+        assert!(
+            plan(Vec::new()).memory_bytes() * u64::from(in_flight) <= u64::from(memory_mib) << 20
+        );
     }
 }

@@ -137,6 +137,16 @@ pub enum TransferError {
     /// The scoreboard, or the caller's share of it, is full.
     #[error("{0} transfers are in flight, which is the limit: wait until one has ended")]
     TooMany(u32),
+    /// The transfer needs more memory than is left of the engine's limit.
+    #[error(
+        "{needed_kib} KiB of memory are not left of the {most_mib} MiB of all transfers: wait until one has ended, or raise transfer.memory_mib"
+    )]
+    TooMuchMemory {
+        /// What it needs.
+        needed_kib: u64,
+        /// The limit of all transfers.
+        most_mib: u32,
+    },
     /// The engine stops.
     #[error("the transfer engine stops")]
     Stopping,
@@ -155,7 +165,7 @@ pub enum TransferError {
 
 impl TransferError {
     /// The names of all reasons, in the order of [`Self::code`] from 1.
-    pub const NAMES: [&'static str; 32] = [
+    pub const NAMES: [&'static str; 33] = [
         "cancelled",
         "stalled",
         "deadline",
@@ -188,6 +198,7 @@ impl TransferError {
         "expands_too_much",
         "pattern",
         "line_too_long",
+        "too_much_memory",
     ];
 
     /// A stable number of the reason, from 1.
@@ -225,6 +236,7 @@ impl TransferError {
             Self::ExpandsTooMuch(_) => 30,
             Self::Pattern(_) => 31,
             Self::LineTooLong => 32,
+            Self::TooMuchMemory { .. } => 33,
         }
     }
 
@@ -261,6 +273,7 @@ impl TransferError {
             | Self::ExpandsTooMuch(_)
             | Self::LineTooLong => 74,
             Self::NotAdmitted => 13,
+            Self::TooMuchMemory { .. } => 12,
             Self::Access { .. } | Self::Appends | Self::Invalid { .. } => 9,
             Self::Busy | Self::TooMany(_) | Self::TooManyClients(_) => 16,
             Self::Stopping => 108,

@@ -200,6 +200,15 @@ impl Plan {
     }
 }
 
+impl Plan {
+    /// Memory that the transfer holds at most.
+    pub fn memory_bytes(&self) -> u64 {
+        let transforms = self.stages.iter().filter(|stage| stage.transforms()).count();
+        let chunks = ((CHUNKS_MAX + transforms) * BUFFER_BYTES) as u64;
+        chunks + self.stages.iter().map(StageSpec::memory_bytes).sum::<u64>()
+    }
+}
+
 /// One transfer.
 pub struct Flow<D> {
     devices: D,

@@ -22,6 +22,8 @@ pub const OFFSETS_MAX: u16 = 1024;
 /// Memory of a compiled expression, and of what its engine keeps.
 const PROGRAM_BYTES_MAX: usize = 256 << 10;
 const CACHE_BYTES_MAX: usize = 2 << 20;
+/// The text, its begin, and the offsets.
+const SMALL_BYTES: u64 = 64 << 10;
 
 /// What a search looks at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +48,17 @@ pub struct SearchSpec {
     pub pattern: Vec<u8>,
     /// Offsets that are reported, of the first ones that are found; at most [`OFFSETS_MAX`].
     pub offsets: u16,
+}
+
+impl SearchSpec {
+    /// Memory that a [`Searcher`] has at most: a line, in a vector that grows by doubling, and the compiled expression.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let of_lines = 2 * LINE_BYTES_MAX + PROGRAM_BYTES_MAX + CACHE_BYTES_MAX;
+        match self.kind {
+            SearchKind::Text => SMALL_BYTES,
+            SearchKind::Lines => of_lines as u64 + SMALL_BYTES,
+        }
+    }
 }
 
 /// What a search has found.

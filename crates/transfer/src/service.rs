@@ -2,7 +2,7 @@
 //!
 //! The socket has mode 0600 and admits processes of the engine's user and of root. The host kernel checks a caller's access when
 //! the caller opens a file, and the engine uses the descriptor that it gets, so no caller reaches a file that it could not
-//! open. Limits: connections, transfers in flight in all, and transfers in flight of each process.
+//! open. Limits: connections, transfers in flight in all and their memory, and transfers in flight of each process.
 
 use std::collections::HashMap;
 use std::io;
@@ -31,6 +31,8 @@ const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
 pub struct ServiceLimits {
     /// Transfers in flight.
     pub in_flight: u32,
+    /// Memory of all transfers in flight.
+    pub memory_mib: u32,
     /// Transfers in flight of one process.
     pub per_client: u32,
     /// Connections.
@@ -39,7 +41,8 @@ pub struct ServiceLimits {
 
 impl Default for ServiceLimits {
     fn default() -> Self {
-        Self { in_flight: Limits::default().in_flight, per_client: 64, clients: 256 }
+        let Limits { in_flight, memory_mib } = Limits::default();
+        Self { in_flight, memory_mib, per_client: 64, clients: 256 }
     }
 }
 
@@ -54,7 +57,10 @@ pub struct Service {
 impl Service {
     /// Serves the callers of `listener`.
     pub fn start(listener: LocalListener, limits: ServiceLimits) -> io::Result<Self> {
-        let engine = Arc::new(Engine::start(Limits { in_flight: limits.in_flight })?);
+        let engine = Arc::new(Engine::start(Limits {
+            in_flight: limits.in_flight,
+            memory_mib: limits.memory_mib,
+        })?);
         let wake_fd = Arc::new(WakeFd::new()?);
         let stop = Arc::new(AtomicBool::new(false));
         let mut acceptor = Acceptor {

@@ -8,6 +8,7 @@ use md5::{Digest as _, Md5};
 use zeroize::{Zeroize as _, Zeroizing};
 
 use crate::compress::{ExpandLimits, Format};
+use crate::seal::RECORD_BYTES;
 use crate::search::{SearchKind, SearchSpec};
 
 /// A digest algorithm.
@@ -200,6 +201,23 @@ impl StageSpec {
             Self::Expand(format, _) => StageKind::Expand(*format),
             Self::Compress(format) => StageKind::Compress(*format),
             Self::Seal(cipher, _) => StageKind::Seal(*cipher),
+        }
+    }
+
+    /// Whether other bytes come out than went in.
+    pub(crate) fn transforms(&self) -> bool {
+        self.kind().rank().is_some()
+    }
+
+    /// Memory that it has at most, without chunks.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        match self {
+            Self::Digest(_) => 1 << 10,
+            Self::Search(search) => search.memory_bytes(),
+            // A record, in a vector that grows by doubling.
+            Self::Open(..) | Self::Seal(..) => 2 * RECORD_BYTES as u64,
+            Self::Expand(format, _) => format.expand_bytes(),
+            Self::Compress(format) => format.compress_bytes(),
         }
     }
 }

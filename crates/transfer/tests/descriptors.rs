@@ -718,7 +718,7 @@ fn a_full_socket_can_end_a_transfer_with_a_short_count() {
 #[test]
 fn a_full_scoreboard_refuses_and_a_stopped_engine_tells_everybody() {
     let folder = Folder::new("limits");
-    let engine = Engine::start(Limits { in_flight: 2 }).unwrap();
+    let engine = Engine::start(Limits { in_flight: 2, ..Limits::default() }).unwrap();
     let path = folder.file("source", &bytes(4 << 20));
     let mut peers = Vec::new();
     let mut submit = || {

@@ -263,7 +263,7 @@ fn messages_that_break_the_protocol_end_their_connection_only() {
 
 #[test]
 fn limits_hold_for_each_caller_and_for_all() {
-    let limits = ServiceLimits { in_flight: 1, per_client: 2, clients: 3 };
+    let limits = ServiceLimits { in_flight: 1, per_client: 2, clients: 3, ..Default::default() };
     let setup = Setup::new("all", limits);
     let (ours, theirs) = UnixStream::pair().unwrap();
     let mut client = setup.client();
@@ -274,7 +274,7 @@ fn limits_hold_for_each_caller_and_for_all() {
     let all = "1 transfers are in flight, which is the limit: wait until one has ended";
     assert_eq!(error.text, all);
     drop((theirs, setup));
-    let limits = ServiceLimits { in_flight: 3, per_client: 2, clients: 3 };
+    let limits = ServiceLimits { in_flight: 3, per_client: 2, clients: 3, ..Default::default() };
     let setup = Setup::new("limits", limits);
     let mut peers = Vec::new();
     let mut submit = |client: &mut Client| {

@@ -488,7 +488,11 @@ const COMMON: &[(&str, &[Key])] = &[
                 "A Unix socket where programs on this machine ask for transfers (transfer.md). The engine's user and root may use it. \
                  `off`: the server moves no files.";
             in_flight: transfers(number("transfers", 1..=4096, |t| Number::U32(&mut t.in_flight))), "",
-                "Transfers in flight; more are refused as `too_many`. Each may hold 1 MiB.";
+                "Transfers in flight; more are refused as `too_many`.";
+            memory_mib: transfers(number("MiB", 64..=1 << 20, |t| Number::U32(&mut t.memory_mib))), "",
+                "Memory of all transfers in flight; one that needs more than is left is refused as `too_much_memory`. A transfer counts \
+                 with what it may hold: 1 MiB, 0.5 MiB for each stage that changes bytes, and what stages need: 8.5 MiB to expand \
+                 Zstandard, 4 MiB to compress to it, 0.5 MiB for gzip, 4.3 MiB for a search by lines.";
             per_client: transfers(number("transfers", 1..=4096, |t| Number::U32(&mut t.per_client))), "",
                 "Transfers in flight of one process, on all its connections.";
             clients: transfers(number("connections", 1..=4096, |t| Number::U32(&mut t.clients))), "",
