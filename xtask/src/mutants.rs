@@ -433,6 +433,43 @@ const MUTANTS: &[Mutant] = &[
         ],
     ),
     mutant(
+        "tenant_limits_twice",
+        "a worker refuses what another one has received below a tenant's limits and handed over",
+        &["crates/sim/tests/tenants.rs::what_is_handed_over_is_not_limited_again"],
+    ),
+    mutant(
+        "show_what_is_shed",
+        "a chain sees datagrams that are dropped for a limit of the tenant",
+        &["crates/sim/tests/chain.rs::what_is_over_a_limit_is_not_delivered"],
+    ),
+    mutant(
+        "read_what_is_shed",
+        "requests on streams and in rings are looked at while their tenant is over a limit",
+        &["crates/sim/tests/tenants.rs::a_worker_sleeps_while_a_tenant_is_over_its_rate"],
+    ),
+    mutant(
+        "keep_rate_debt",
+        "a tenant pays at its new rate for what it took at the former one",
+        &["crates/sim/tests/tenants.rs::a_raised_rate_holds_at_once"],
+    ),
+    mutant(
+        "spend_a_round",
+        "a tenant with many connections may spend its part of a round in one turn",
+        &["crates/sim/tests/tenants.rs::many_connections_of_a_tenant_get_a_part_of_a_turn"],
+    ),
+    mutant(
+        "charge_former_time",
+        "functions pay for the time in which nothing was charged",
+        &[
+            "crates/sim/tests/tenants.rs::functions_do_not_pay_for_the_time_before_there_was_a_limit",
+        ],
+    ),
+    mutant(
+        "debt_without_end",
+        "what a tenant owes has no limit",
+        &["crates/engine/src/schedule/tests.rs::a_debt_has_a_limit"],
+    ),
+    mutant(
         "hold_connected",
         "a planned end of a generation does not wait for the connections of its blocks",
         &["crates/sim/tests/sockets.rs::a_planned_end_waits_for_open_connections"],

@@ -98,7 +98,7 @@ impl<H: Hooks> Batch<H> {
         if H::ATTACHED {
             return self.admit_with_chain(turn, arrival, message, waits);
         }
-        let submitted = turn.submit(self.service, arrival, message);
+        let submitted = turn.submit(self.service, arrival, message, self.handed_over);
         self.admitted(turn, message.len(), submitted, waits)
     }
 
@@ -223,12 +223,9 @@ impl<H: Hooks> Batch<H> {
         let bytes = chain.messages().bytes(index);
         let mut message = Seen { bytes, received_len: len };
         let submitted = match chain.messages().outcome(index) {
-            Outcome::Pass => turn.submit(self.service, &arrival, &mut message),
+            Outcome::Pass => turn.submit(self.service, &arrival, &mut message, false),
             Outcome::Steer(to) => turn.submit_to(self.service, &arrival, &mut message, to),
             Outcome::Drop(reason) => Err(Refusal::Drop(reason)),
-            Outcome::Deliver | Outcome::Reply if turn.services[self.service].takes_below == 0 => {
-                Err(turn.services[self.service].takes_not(bytes.len()))
-            }
             Outcome::Deliver => {
                 chain.set_done(index);
                 chain.set_unsent(index);
@@ -321,7 +318,8 @@ impl<H: Hooks> Batch<H> {
 }
 
 impl<N: Nic> Turn<N> {
-    /// Finds an mqueue for a message and writes it there, or hands it to the worker that owns it.
+    /// Finds an mqueue for a message and writes it there, or hands it to the worker that owns it. One that was handed over to this worker
+    /// was below its tenant's limits when it was received.
     // Always inline, and without a loop: the fields of the arrival and the message then stay in registers, and
     // nothing is set up that only rare paths need.
     #[inline(always)]
@@ -330,11 +328,14 @@ impl<N: Nic> Turn<N> {
         service: usize,
         arrival: &Arrival,
         message: &mut impl Message,
+        handed_over: bool,
     ) -> Result<(), Refusal> {
         let share = &mut self.services[service];
         let len = message.len();
-        if len >= share.takes_below {
-            return Err(share.takes_not(len));
+        if len >= share.takes_below
+            && let Some(refusal) = share.takes_not(len, handed_over)
+        {
+            return Err(refusal);
         }
         if arrival.target.is_none()
             && let Some(mqueue) = share.continues_run(len)
@@ -397,14 +398,16 @@ impl<N: Nic> Turn<N> {
         mqueue: u32,
     ) -> Result<(), Refusal> {
         let share = &self.services[service];
-        if message.len() >= share.takes_below {
-            return Err(share.takes_not(message.len()));
+        if message.len() >= share.takes_below
+            && let Some(refusal) = share.takes_not(message.len(), false)
+        {
+            return Err(refusal);
         }
         match share.dispatcher.locate(mqueue) {
             None => Err(Refusal::Drop(DropReason::MqueueDead)),
             Some((worker, mqueue)) if worker == u32::from(self.index) => {
                 let arrival = Arrival { target: Some(mqueue), ..*arrival };
-                self.submit(service, &arrival, message)
+                self.submit(service, &arrival, message, false)
             }
             Some(there) => self.hand_over(service, arrival, &seen(message), there),
         }

@@ -67,8 +67,10 @@ impl Endpoints {
         if share.replies == Replies::None {
             share.count_released(turn.now_ns);
         }
+        // Taken in any case: nothing is charged later for the time before.
+        let charges = before.is_some() || !mutants::on("charge_former_time");
+        let function_ns = if charges { share.take_function_ns() } else { 0 };
         if let Some(before) = before {
-            let function_ns = share.take_function_ns();
             let ended = before.saturating_sub(share.in_flight());
             schedule.charge_replies(service, ended, function_ns);
         }

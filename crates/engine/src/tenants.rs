@@ -4,7 +4,7 @@
 //! of their own. A rate is shared by all workers: each has charged what it took to a *theoretical arrival time* (generic
 //! cell rate algorithm, ITU-T I.371), with one atomic operation per batch and only where there is a limit.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mqueue::count::Counter;
@@ -13,6 +13,9 @@ use wire::DropReason;
 use crate::topology::Tenant;
 
 const S: u64 = 1_000_000_000;
+
+/// The longest time in which a tenant may take nothing because of what it has taken before.
+const DEBT_NS_MAX: u64 = 60 * S;
 
 /// What one worker writes about one tenant.
 #[derive(Debug, Default)]
@@ -35,22 +38,43 @@ struct Rate {
     per_s: AtomicU64,
     /// When all that was charged would have been used at this rate.
     due_ns: AtomicU64,
+    /// It has changed since: nothing is due for what was taken at the former rate.
+    is_new: AtomicBool,
 }
 
 impl Rate {
-    fn is_over(&self, now_ns: u64, burst_ns: u64) -> bool {
-        self.per_s.load(Ordering::Relaxed) > 0
-            && self.due_ns.load(Ordering::Relaxed) > now_ns.saturating_add(burst_ns)
+    fn set(&self, per_s: u64) {
+        if self.per_s.swap(per_s, Ordering::Relaxed) != per_s && !mutants::on("keep_rate_debt") {
+            self.is_new.store(true, Ordering::Relaxed);
+        }
     }
 
-    fn charge(&self, now_ns: u64, amount: u64) {
+    /// The first use of a new rate.
+    fn begin(&self, now_ns: u64, burst_ns: u64) {
+        if self.is_new.load(Ordering::Relaxed) && self.is_new.swap(false, Ordering::Relaxed) {
+            self.due_ns.fetch_min(now_ns.saturating_add(burst_ns), Ordering::Relaxed);
+        }
+    }
+
+    /// When it is below the rate again; at most `now_ns` if it is.
+    fn below_ns(&self, now_ns: u64, burst_ns: u64) -> u64 {
+        if self.per_s.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        self.begin(now_ns, burst_ns);
+        self.due_ns.load(Ordering::Relaxed).saturating_sub(burst_ns)
+    }
+
+    fn charge(&self, now_ns: u64, burst_ns: u64, amount: u64) {
         let per_s = self.per_s.load(Ordering::Relaxed);
         if per_s == 0 || amount == 0 {
             return;
         }
+        self.begin(now_ns, burst_ns);
         let cost_ns = (u128::from(amount) * u128::from(S)).div_ceil(u128::from(per_s));
         let cost_ns = u64::try_from(cost_ns).unwrap_or(u64::MAX);
-        let charge = |due_ns: u64| Some(due_ns.max(now_ns).saturating_add(cost_ns));
+        let most_ns = now_ns.saturating_add(burst_ns).saturating_add(DEBT_NS_MAX);
+        let charge = |due_ns: u64| Some(due_ns.max(now_ns).saturating_add(cost_ns).min(most_ns));
         let _ = self.due_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, charge);
     }
 }
@@ -115,8 +139,8 @@ impl TenantState {
     fn set(&self, of: &Tenant) {
         let Tenant { weight, messages_per_s, bytes_per_s, burst_ms, outstanding, .. } = *of;
         self.weight.store(weight.max(1).into(), Ordering::Relaxed);
-        self.messages.per_s.store(messages_per_s, Ordering::Relaxed);
-        self.bytes.per_s.store(bytes_per_s, Ordering::Relaxed);
+        self.messages.set(messages_per_s);
+        self.bytes.set(bytes_per_s);
         self.burst_ns.store(burst_ms.saturating_mul(1_000_000), Ordering::Relaxed);
         self.outstanding_max.store(outstanding, Ordering::Relaxed);
         self.connections_max.store(of.connections, Ordering::Relaxed);
@@ -132,26 +156,34 @@ impl TenantState {
         limits.into_iter().any(|limit| limit.load(Ordering::Relaxed) > 0)
     }
 
-    /// Why it may take no message at present. `outstanding` is what the asking worker has in flight for it.
-    pub(crate) fn refuses(&self, worker: u16, outstanding: u64, now_ns: u64) -> Option<DropReason> {
+    /// Why it may take no message at present, and until when; that is not known of messages in flight. `outstanding` is what the asking
+    /// worker has in flight for it.
+    pub(crate) fn refuses(
+        &self,
+        worker: u16,
+        outstanding: u64,
+        now_ns: u64,
+    ) -> Option<(DropReason, u64)> {
         let cell = &self.cells[usize::from(worker)];
         cell.outstanding.set(outstanding);
         let burst_ns = self.burst_ns.load(Ordering::Relaxed);
         let most = self.outstanding_max.load(Ordering::Relaxed);
-        let is_over = |rate: &Rate| rate.is_over(now_ns, burst_ns);
-        let reason = if most > 0 && self.outstanding() >= most {
-            Some(DropReason::TenantOutstanding)
+        let below_ns = |rate: &Rate| rate.below_ns(now_ns, burst_ns);
+        let refused = if most > 0 && self.outstanding() >= most {
+            Some((DropReason::TenantOutstanding, now_ns))
         } else {
-            (is_over(&self.messages) || is_over(&self.bytes)).then_some(DropReason::TenantRate)
+            let until_ns = below_ns(&self.messages).max(below_ns(&self.bytes));
+            (until_ns > now_ns).then_some((DropReason::TenantRate, until_ns))
         };
-        cell.limited.add(u64::from(reason.is_some()));
-        reason.filter(|_| !mutants::on("tenant_without_limits"))
+        cell.limited.add(u64::from(refused.is_some()));
+        refused.filter(|_| !mutants::on("tenant_without_limits"))
     }
 
     /// Counts messages that it has taken against its rates.
     pub(crate) fn charge_rates(&self, now_ns: u64, messages: u64, bytes: u64) {
-        self.messages.charge(now_ns, messages);
-        self.bytes.charge(now_ns, bytes);
+        let burst_ns = self.burst_ns.load(Ordering::Relaxed);
+        self.messages.charge(now_ns, burst_ns, messages);
+        self.bytes.charge(now_ns, burst_ns, bytes);
     }
 
     /// Counts what a worker charged to it.
@@ -324,15 +356,34 @@ mod tests {
         tenants.set(&[Tenant { bytes_per_s: 1000, outstanding: 10, ..tenant("a") }], |_| false);
         let state = tenants.named("a");
         assert_eq!(state.refuses(0, 9, 0), None);
-        assert_eq!(state.refuses(1, 1, 0), Some(DropReason::TenantOutstanding));
+        assert_eq!(state.refuses(1, 1, 0), Some((DropReason::TenantOutstanding, 0)));
         assert_eq!(state.refuses(1, 0, 0), None);
         state.charge_rates(0, 1, 101);
-        assert_eq!(state.refuses(0, 0, 0), Some(DropReason::TenantRate));
+        assert_eq!(state.refuses(0, 0, 0), Some((DropReason::TenantRate, 1_000_000)));
         assert_eq!(state.refuses(0, 0, 1_000_000), None, "1 ms is one byte");
         state.charge_rates(0, 1, u64::MAX);
-        assert_eq!(state.refuses(0, 0, u64::MAX / 2), Some(DropReason::TenantRate), "no overflow");
+        let over = Some((DropReason::TenantRate, DEBT_NS_MAX));
+        assert_eq!(state.refuses(0, 0, DEBT_NS_MAX - 1), over, "no overflow");
+        assert_eq!(state.refuses(0, 0, DEBT_NS_MAX), None, "a debt has a limit");
         tenants.set(&[tenant("a")], |_| false);
         assert_eq!(state.refuses(0, 1 << 40, 0), None, "limits can be removed");
+    }
+
+    #[test]
+    fn a_change_of_the_rate_ends_what_is_due_for_the_former_one() {
+        let tenants = Tenants::new(1);
+        let with = |messages_per_s| Tenant { messages_per_s, burst_ms: 10, ..tenant("a") };
+        tenants.set(&[with(1)], |_| false);
+        let state = tenants.named("a");
+        state.charge_rates(S, 30, 0);
+        let over = |now_ns| state.refuses(0, 0, now_ns).is_some();
+        assert!(over(S) && over(2 * S));
+        tenants.set(&[with(1)], |_| false);
+        assert!(over(2 * S), "it has not changed");
+        tenants.set(&[with(1000)], |_| false);
+        assert!(!over(2 * S));
+        state.charge_rates(2 * S, 1, 0);
+        assert!(over(2 * S) && !over(2 * S + 1_000_000), "the burst is used up");
     }
 
     #[test]

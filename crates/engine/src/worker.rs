@@ -112,7 +112,7 @@ impl<N: Nic> Worker<N> {
             && !mutants::on("sleep_on_mail")
             && (fabric.mailbox(turn.index).len() > 0
                 || endpoints.peers.is_hinted()
-                || endpoints.shm.hinted(|of| turn.services[usize::from(of)].is_paused()));
+                || endpoints.shm.hinted(|of| turn.services[usize::from(of)].is_held()));
         if !mail {
             self.idle.set_slept();
             turn.counters.sleeps.one();
@@ -290,7 +290,7 @@ impl<N: Nic> Worker<N> {
         {
             return 0;
         }
-        let endpoints_ns = self.endpoints.wake_at::<N>(now_ns);
+        let endpoints_ns = self.endpoints.wake_at::<N>(now_ns).min(self.schedule.wake_at());
         // A client that takes what waits for it ends no sleep of its own.
         let waits = turn.upstream.waits_for_clients();
         let endpoints_ns = if waits { endpoints_ns.min(now_ns + POLL_NS) } else { endpoints_ns };

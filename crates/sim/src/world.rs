@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, mpsc};
 
 use engine::metrics::{Metrics, ServiceMetrics, ServiceSnapshot};
 use engine::stages::ObservationSnapshot;
+use engine::tenants::Tenants;
 use engine::topology::{Listen, Replies, Service, SocketAt, Topology};
 use engine::{
     Attachment, ChainPlace, ChainReply, ChainRequest, ControlMessage, Fabric, ServiceInstall,
@@ -334,6 +335,11 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
     /// The topology that runs.
     pub fn topology(&self) -> &Topology {
         &self.topology
+    }
+
+    /// The tenants, whose weights and limits may change at any time.
+    pub fn tenants(&self) -> &Tenants {
+        self.fabric.tenants()
     }
 
     /// Moves the clock, delivers what is due, also over links, runs remote accelerators.

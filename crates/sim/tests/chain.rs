@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use engine::metrics::ServiceMetrics;
-use engine::topology::{Dispatch, Replies};
+use engine::topology::{Dispatch, Replies, Tenant};
 use engine::{ChainReply, ChainRequest, ShmClient, ShmPeer};
 use mqueue::abi::kind;
 use mqueue::memory::Ordering as Order;
@@ -491,5 +491,50 @@ fn what_is_delivered_is_consumed_whatever_it_came_over_and_connections_go_on() {
     scene.call(caller, request(50));
     scene.run(50);
     assert_eq!(scene.replied(), 1);
+    scene.world.check().unwrap();
+}
+
+/// A limit holds before a function sees the messages: what is dropped or waits for it is not in the application's ring.
+#[test]
+fn what_is_over_a_limit_is_not_delivered() {
+    let mut script = script(FRAMING);
+    script.service().memory_ports.push("/run/memory".into());
+    script.service().tenant = "slow".into();
+    let tenant = Tenant { messages_per_s: 1000, burst_ms: 1, ..Tenant::new("slow") };
+    script.setup.topology.tenants = vec![tenant];
+    let mut scene = script.play();
+    let taken = Arc::new(Mutex::new(Takes::default()));
+    let policy = Policy { on_failure: OnFailure::Closed, deadline_ns: 1_000_000_000 };
+    let link = Link::new(0, Box::new(Deliver), policy, Arc::<Counters>::default());
+    let order = vec![Arranged::New(link.with_sink(Some(taken.clone())))];
+    scene.world.ask_chain(0, (0, None), ChainRequest::Arrange(order));
+    let plan = scene.world.topology().services[0].client_region_plan(4);
+    let memory = HeapMapping::memory(plan.bytes().unwrap() as usize);
+    let mut near = Region::format(memory.clone(), &plan).unwrap();
+    let (replies, requests) = near.engine_ends(0);
+    let (_outcomes, mut ring) = Region::join(memory).unwrap().accelerator_ends(0);
+    let (words, peer) = (near.words(), Box::new(Polls));
+    let (id, service, depth) = (7, 0, 4);
+    let client = ShmClient { id, service, depth, replies, requests, words, peer };
+    scene.world.attach_shm_client(client);
+    let caller = scene.connect();
+    scene.run(5);
+    let delivered = || taken.lock().unwrap().0.len();
+    // These come in one turn, and use up 20 ms.
+    scene.ask_often(20, request(0));
+    scene.run(2);
+    assert_eq!(delivered(), 20);
+    scene.ask_often(5, request(0));
+    for sequence in 0..3 {
+        scene.call(caller, request(sequence));
+        let payload = request_payload(FRAMING, &request(sequence), Flavor::Plain);
+        let head = Head { tag: sequence.into(), kind: kind::MESSAGE, ..Head::default() };
+        ring.push(head, &payload).unwrap();
+    }
+    ring.publish();
+    scene.run(100);
+    assert_eq!((delivered(), scene.dropped(DropReason::TenantRate)), (20, 5));
+    scene.wait_ms(60);
+    assert_eq!((delivered(), scene.dropped(DropReason::TenantRate)), (26, 5));
     scene.world.check().unwrap();
 }

@@ -6,8 +6,11 @@ mod scene;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use engine::topology::{Listen, Service, Tenant};
+use engine::topology::{Dispatch, Listen, Service, Tenant};
+use onpath::{Direction, Failure, Function, Messages, OnFailure};
 use scene::{Scene, Script, request, script};
 use sim::behaviour::Behaviour;
 use sim::message::{Flavor, request_payload};
@@ -318,4 +321,148 @@ fn a_tenant_with_hostile_kernels_is_contained() {
         assert_eq!(other.drops.iter().sum::<u64>(), 0, "tenant {tenant} notices nothing");
         assert!(play.p99_ns(tenant) <= 3 * KERNEL_NS, "{} ns", play.p99_ns(tenant));
     }
+}
+
+/// What one worker has received below the rate, another one takes over.
+#[test]
+fn what_is_handed_over_is_not_limited_again() {
+    let mut script = tenants([1; TENANTS]);
+    script.setup.topology.engine.workers = 2;
+    script.setup.topology.services[0].dispatch = Dispatch::FlowHash;
+    script.setup.topology.tenants[0].messages_per_s = 20_000;
+    script.setup.topology.tenants[0].burst_ms = 1;
+    let mut rates = [0; TENANTS];
+    rates[0] = 200_000;
+    let mut play = Play::new(script, rates);
+    play.run_until(50_000_000);
+    let counted = play.scene.world.metrics.service(0);
+    assert!(counted.handed_in > 300, "{counted:?}");
+    // All that was counted against the rate is accepted.
+    assert!((1000..=1100).contains(&counted.accepted), "{counted:?}");
+    assert!(counted.replied > 900, "{counted:?}");
+}
+
+#[test]
+fn a_raised_rate_holds_at_once() {
+    let mut script = tenants([1; TENANTS]);
+    script.setup.topology.tenants[0].messages_per_s = 10;
+    let mut rates = [0; TENANTS];
+    rates[0] = 200_000;
+    let mut play = Play::new(script, rates);
+    play.run_until(5_000_000);
+    let before = play.scene.world.metrics.service(0).accepted;
+    assert!((1..100).contains(&before), "{before}");
+    let mut tenants = play.scene.world.topology().tenants.clone();
+    tenants[0].messages_per_s = 1_000_000;
+    play.scene.world.tenants().set(&tenants, |_| true);
+    play.run_until(10_000_000);
+    let more = play.scene.world.metrics.service(0).accepted - before;
+    assert!(more > 800, "{more} of 1000");
+}
+
+/// A worker whose only work is over a limit sleeps until some of it may be taken.
+#[test]
+fn a_worker_sleeps_while_a_tenant_is_over_its_rate() {
+    let mut script = script(Framing::LengthU16);
+    script.limits().pipelined = 1000;
+    script.service().tenant = "slow".into();
+    script.service().slots = 256;
+    let tenant = Tenant { messages_per_s: 100, burst_ms: 1, ..Tenant::new("slow") };
+    script.setup.topology.tenants = vec![tenant];
+    let mut scene = script.play();
+    let caller = scene.connect();
+    for sequence in 0..10 {
+        scene.call(caller, request(sequence));
+    }
+    scene.run(20);
+    assert_eq!(scene.replied(), 10, "they come at once: the next 90 ms are used up");
+    for sequence in 10..20 {
+        scene.call(caller, request(sequence));
+    }
+    scene.run(20);
+    let mut asleep = 0;
+    for _ in 0..50 {
+        scene.wait_ms(1);
+        asleep += u32::from(!scene.world.is_awake(0));
+    }
+    assert_eq!((scene.replied(), asleep), (10, 50));
+    let due_ns = scene.world.first_wake_ns().expect("it sleeps");
+    assert!(due_ns <= scene.world.now_ns() + 100_000_000, "not for longer than it has to");
+    scene.wait_ms(100);
+    assert_eq!((scene.replied(), scene.world.metrics.service(0).dropped_requests()), (20, 0));
+}
+
+/// A tenant with many busy connections takes no more in a turn than one with a few.
+#[test]
+fn many_connections_of_a_tenant_get_a_part_of_a_turn() {
+    let mut script = script(Framing::LengthU16);
+    script.service().tenant = "many".into();
+    (script.service().mqueues, script.service().slots) = (4, 1024);
+    script.another_service(Transport::Udp);
+    script.setup.topology.services[1].tenant = "few".into();
+    let mut scene = script.play();
+    let callers: Vec<_> = (0..200).map(|_| scene.connect()).collect();
+    let ask = |scene: &mut Scene, sequence| {
+        let (peer, local) = (scene.client_of(0, 2), [127, 0, 0, 1].into());
+        let body = sim::message::Body { client: u32::MAX, ..request(sequence) };
+        let mut net = lock(&scene.world.net);
+        let route = net.route(peer, 2, local);
+        net.ledger.ask(1, body, Some(route));
+        let payload = request_payload(Framing::LengthU16, &body, Flavor::Plain);
+        net.send_datagram(peer, 2, local, &payload);
+        drop(net);
+        scene.run(1);
+        scene.world.metrics.service(0).received
+    };
+    for sequence in 0..5 {
+        scene.call(callers[0], request(sequence));
+        ask(&mut scene, sequence);
+    }
+    scene.run(20);
+    for caller in &callers {
+        for sequence in 5..9 {
+            scene.call(*caller, request(sequence));
+        }
+    }
+    let (mut before, mut most) = (scene.world.metrics.service(0).received, 0);
+    for sequence in 5..25 {
+        let received = ask(&mut scene, sequence);
+        most = most.max(received - before);
+        before = received;
+    }
+    assert_eq!(before, 805);
+    assert!((16..=256).contains(&most), "{most} in a turn");
+}
+
+/// Adds the time that it takes to a clock.
+struct Slow(Arc<AtomicU64>);
+
+impl Function for Slow {
+    fn decide(&mut self, _: Direction, _: &mut Messages) -> Result<(), Failure> {
+        self.0.fetch_add(1_000_000_000, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+#[test]
+fn functions_do_not_pay_for_the_time_before_there_was_a_limit() {
+    let mut script = script(Framing::LengthU16);
+    script.service().tenant = "slow".into();
+    let mut scene = script.play();
+    let clock = Arc::<AtomicU64>::default();
+    let reads = clock.clone();
+    scene.world.workers[0].set_clock(move || reads.load(Ordering::Relaxed));
+    let slow = Slow(clock.clone());
+    scene.world.set_functions(0, 0, vec![(Box::new(slow), OnFailure::Closed)]);
+    scene.run(1);
+    scene.ask(request(0));
+    scene.run(20);
+    assert_eq!((scene.replied(), clock.load(Ordering::Relaxed)), (1, 2_000_000_000));
+    let tenant = Tenant { messages_per_s: 1_000_000, ..Tenant::new("slow") };
+    scene.world.tenants().set(&[tenant], |_| true);
+    scene.run(5);
+    assert_eq!(scene.world.tenants().named("slow").used().function_ns, 0);
+    scene.ask(request(1));
+    scene.run(20);
+    assert_eq!(scene.world.tenants().named("slow").used().function_ns, 2_000_000_000);
 }

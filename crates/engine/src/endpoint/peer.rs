@@ -121,7 +121,9 @@ impl Peers {
         let mut message = std::mem::take(&mut turn.scratch);
         let mut batch = Batch::handed_over(service);
         let mut took = false;
-        while turn.now_ns >= link.retry_ns
+        let mut left = schedule.batch_messages();
+        while left > 0
+            && turn.now_ns >= link.retry_ns
             && let Ok(Some(header)) = link.requests.peek()
         {
             let bytes = &mut message[..header.len as usize];
@@ -151,6 +153,7 @@ impl Peers {
             }
             link.requests.advance();
             took = true;
+            left -= 1;
         }
         turn.scratch = message;
         batch.end(turn, schedule, Kind::Peer);

@@ -184,8 +184,8 @@ impl ShmClients {
     }
 
     /// Whether a client's request can be taken now: the last check before a sleep.
-    pub(crate) fn hinted(&self, paused: impl Fn(u16) -> bool) -> bool {
-        let waits = |s: &ActiveClient| s.no_room || paused(s.client.service);
+    pub(crate) fn hinted(&self, held: impl Fn(u16) -> bool) -> bool {
+        let waits = |s: &ActiveClient| s.no_room || held(s.client.service);
         self.active().any(|s| s.broken || (s.client.requests.hinted() && !waits(s)))
     }
 

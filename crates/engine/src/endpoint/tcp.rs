@@ -65,6 +65,8 @@ pub(crate) struct TcpConnections {
     limits: TcpLimits,
     /// Connections with data to read or parse, and those with data to write.
     to_read: Vec<StreamKey>,
+    /// How many of them wait because their tenant is over a limit.
+    over_limits: usize,
     to_write: Vec<StreamKey>,
     /// The next connection that housekeeping checks.
     sweep_at: usize,
@@ -79,6 +81,7 @@ impl TcpConnections {
             pool: Pool::new(),
             limits: TcpLimits::new(limits),
             to_read: Vec::new(),
+            over_limits: 0,
             to_write: Vec::new(),
             sweep_at: 0,
         }
@@ -279,7 +282,7 @@ impl<N: Nic> Endpoint<N> for TcpConnections {
 
     fn wake_at(&self, now_ns: u64) -> u64 {
         let listening = self.listeners.iter().any(Port::is_readable);
-        if listening || !self.to_read.is_empty() || !self.to_write.is_empty() {
+        if listening || self.to_read.len() > self.over_limits || !self.to_write.is_empty() {
             0
         } else if self.table.open_count() > 0 {
             now_ns + SLEEP_NS_MAX

@@ -397,7 +397,9 @@ impl UdpPorts {
         turn.worked |= datagrams > 0;
         let mut brought = Expected::default();
         let has_bundles = share.begin_burst(datagrams, turn.now_ns);
-        match share.chain.take() {
+        // What is dropped for a limit of the tenant is not shown to a chain, which may deliver it.
+        let is_shown = !share.is_shed() || mutants::on("show_what_is_shed");
+        match share.chain.take_if(|_| is_shown) {
             None if has_bundles => brought = self.admit_trains(turn, schedule, index),
             None => {
                 self.rx.copy_from_lent(0..datagrams);

@@ -257,13 +257,25 @@ impl ServiceShare {
         self.shed = reason;
     }
 
-    /// Why a request of this length is not below [`Self::takes_below`].
+    /// Whether it takes no requests of clients because of a limit of its tenant.
+    pub(crate) fn is_shed(&self) -> bool {
+        self.shed.is_some()
+    }
+
+    /// Whether requests in rings wait, for a reason that ends without an event of theirs.
+    pub(crate) fn is_held(&self) -> bool {
+        self.is_paused() || self.is_shed()
+    }
+
+    /// Why a request of this length that is not below [`Self::takes_below`] is refused. Limits of the tenant do not hold for one that
+    /// another worker has received: it was counted there.
     #[cold]
-    pub(crate) fn takes_not(&self, len: usize) -> Refusal {
-        match self.shed {
-            Some(reason) if len <= self.max_message_bytes => Refusal::Retry(reason),
-            _ => Refusal::Drop(DropReason::TooLong),
+    pub(crate) fn takes_not(&self, len: usize, handed_over: bool) -> Option<Refusal> {
+        if len > self.max_message_bytes {
+            return Some(Refusal::Drop(DropReason::TooLong));
         }
+        let limits = !handed_over || mutants::on("tenant_limits_twice");
+        self.shed.filter(|_| limits).map(Refusal::Retry)
     }
 
     /// Time that its functions have taken since the last call.

@@ -24,6 +24,7 @@ impl TcpConnections {
         if schedule.is_new_round() && self.to_read.len() > 1 {
             self.to_read.rotate_left(1);
         }
+        self.over_limits = 0;
         let mut listed = std::mem::take(&mut self.to_read);
         let mut kept = 0;
         for index in 0..listed.len() {
@@ -55,6 +56,7 @@ impl TcpConnections {
             return false;
         }
         if connection.reading != Reading::Ended && !schedule.allows(connection.service, Kind::Tcp) {
+            self.over_limits += usize::from(turn.services[service].is_shed());
             return true;
         }
         if connection.reading == Reading::Stalled {
