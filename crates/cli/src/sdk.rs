@@ -159,6 +159,9 @@ impl Project {
             return Err(at(format!("[build] is wrong: {right}")));
         };
         let source = word("source").to_owned();
+        if !is_in_folder(Path::new(&source)) {
+            return Err(at(format!("source = {source:?} is not a file in the project's folder")));
+        }
         let manifest = Manifest::of_table(&table).map_err(at)?;
         Ok(Self { folder: folder.to_owned(), manifest, language: *language, source })
     }
@@ -172,6 +175,8 @@ impl Project {
     pub(crate) fn build(&self) -> Result<Vec<u8>, String> {
         let module = self.module();
         let object = self.folder.join(format!(".{}.wasm", self.manifest.name));
+        // The compiler would follow a symbolic link in its place.
+        let _ = fs::remove_file(&object);
         let made = self.compile(&object).and_then(|()| {
             let read = fs::File::open(&object).and_then(read_module);
             read.map_err(|error| format!("{} cannot be read: {error}", object.display()))
@@ -180,8 +185,14 @@ impl Project {
         let _ = fs::remove_file(&object);
         let bytes = self.manifest.put(&made?)?;
         check(&module, &bytes)?;
-        fs::write(&module, &bytes)
-            .map_err(|error| format!("{} cannot be written: {error}", module.display()))?;
+        // A rename replaces a symbolic link in the place of the module.
+        let mut new = OpenOptions::new();
+        let written = new.write(true).create_new(true).open(&object);
+        let written = written.and_then(|mut file| file.write_all(&bytes));
+        written.and_then(|()| fs::rename(&object, &module)).map_err(|error| {
+            let _ = fs::remove_file(&object);
+            format!("{} cannot be written: {error}", module.display())
+        })?;
         Ok(bytes)
     }
 
@@ -199,7 +210,9 @@ impl Project {
             command.args(CLANG_FLAGS);
         }
         let object = std::path::absolute(object).map_err(|error| error.to_string())?;
-        command.args(flags).arg("-o").arg(object).arg(&self.source).current_dir(&self.folder);
+        // With "./" before it, a name is neither an option nor a file of options.
+        let source = Path::new(".").join(&self.source);
+        command.args(flags).arg("-o").arg(object).arg(source).current_dir(&self.folder);
         let output = command.output().map_err(|error| {
             format!("the compiler {program:?} cannot be started: {error}; {remedy}")
         })?;
@@ -216,6 +229,11 @@ impl Project {
         }
         Err(format!("{} cannot be compiled:\n{said}", self.source))
     }
+}
+
+/// Whether a path of a project, which may come from anybody, names a file in the project's folder.
+fn is_in_folder(path: &Path) -> bool {
+    path.components().all(|part| matches!(part, std::path::Component::Normal(_)))
 }
 
 fn compiler(variable: &str, usual: &str) -> String {

@@ -115,12 +115,25 @@ fn what_is_wrong_with_a_project_is_said_in_one_sentence() {
         ("\"mergeable\"", "\"merged\"", "`state` of the manifest is \"merged\""),
         ("name = \"mine\"", "name = \"../mine\"", "`name` of the manifest is \"../mine\""),
         ("function.c\"", "nothing.c\"", "nothing.c cannot be compiled"),
+        ("function.c\"", "../function.c\"", "is not a file in the project's folder"),
+        ("function.c\"", "/dev/null\"", "is not a file in the project's folder"),
+        ("function.c\"", "@options\"", "@options cannot be compiled"),
+        ("function.c\"", "--version\"", "--version cannot be compiled"),
     ] {
         assert!(manifest.contains(from), "{manifest}");
         fs::write(&file, manifest.replace(from, to)).unwrap();
         says(&at, &["build", "mine"], 1, expected);
     }
     fs::write(&file, manifest).unwrap();
+    // What a symbolic link in the place of an output points to is not overwritten.
+    let other = at.join("other");
+    fs::write(&other, "kept").unwrap();
+    for output in ["mine/mine.wasm", "mine/.mine.wasm"] {
+        let _ = fs::remove_file(at.join(output));
+        std::os::unix::fs::symlink(&other, at.join(output)).unwrap();
+        says(&at, &["build", "mine"], 0, "mine.wasm: version 0.1.0, ");
+        assert_eq!(fs::read_to_string(&other).unwrap(), "kept");
+    }
     fs::write(at.join("mine/messages.txt"), "request \"a\" pas\n").unwrap();
     says(&at, &["test", "mine"], 1, "line 1: a verdict is pass, drop");
     fs::write(at.join("mine/messages.txt"), "read nothing 1\n").unwrap();
