@@ -205,6 +205,7 @@ fn six_floods_get_parts_of_their_weights() {
     }
 }
 
+// provokes: tenant_rate
 #[test]
 fn a_rate_holds_and_everything_beyond_is_counted() {
     let mut script = tenants([1; TENANTS]);
@@ -223,6 +224,7 @@ fn a_rate_holds_and_everything_beyond_is_counted() {
     assert_eq!((other.dropped_requests(), other.received), (0, play.loads[1].asked));
 }
 
+// provokes: tenant_outstanding
 #[test]
 fn messages_in_flight_stay_below_their_limit() {
     let mut script = tenants([1; TENANTS]);
@@ -266,6 +268,7 @@ fn a_connection_waits_for_its_tenants_rate() {
 }
 
 /// Connections beyond the quota are refused, and each that ends makes room.
+// provokes: tenant_connections
 #[test]
 fn a_tenants_connections_are_counted() {
     let mut script = script(Framing::LengthU16);
