@@ -58,7 +58,7 @@ DOC = $(INTO)/share/doc/serval
 # With ~ for the home directory.
 SHOWN = $(patsubst $(HOME)/%,~/%,$(INTO))
 # The manual pages of the command and its subcommands; a test compares the list.
-MANUAL = serval.1 $(patsubst %,serval%.1,-serve -attach -demo -ask -bench -compare -check-config -reload -doctor -top -fn -fn-list -fn-attach -fn-detach -fn-command -fn-counters -fn-create -fn-destroy -fn-replace -fn-run -fn-state -fn-trace -transfer -allreduce -kernel -kernel-build -kernel-list \
+MANUAL = serval.1 $(patsubst %,serval%.1,-serve -attach -demo -ask -bench -compare -check-config -reload -doctor -top -fn -fn-list -fn-attach -fn-detach -fn-command -fn-counters -fn-create -fn-destroy -fn-replace -fn-run -fn-state -fn-trace -fn-new -fn-build -fn-test -fn-bench -fn-keygen -fn-sign -fn-install -fn-verify -tenant -tenant-list -tenant-add -tenant-set -tenant-remove -transfer -transfer-ls -allreduce -kernel -kernel-build -kernel-list \
 	-drop-reasons -man -completions -version)
 BASH_COMPLETION = $(INTO)/share/bash-completion/completions/serval
 ZSH_COMPLETION = $(INTO)/share/zsh/site-functions/_serval

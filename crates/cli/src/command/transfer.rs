@@ -34,9 +34,10 @@ pub(super) const HELP: &str = "\
 SOURCE and SINK are files or TCP connections. tcp://HOST:PORT connects; listen://IP:PORT accepts one
 connection (port 0: a free one, which is printed). The bytes go through the stages in one pass: --open
 decrypts what SOURCE has, --expand expands it, --digest prints a digest of the plain bytes (give it again
-for another one), --find and --grep search them, --compress compresses and --seal encrypts what SINK gets. --open and --seal use AES-256-GCM, or the cipher of --cipher (docs/transfer.md has the
-formats). KEYFILE holds 32 bytes, or 64 hexadecimal digits; only its owner may have access to it. A file as
-SINK is created, or replaced when all bytes have arrived; what arrived of a transfer that failed is in
+for another one), --find and --grep search them, --compress compresses and --seal encrypts what SINK
+gets. --open and --seal use AES-256-GCM, or the cipher of --cipher (docs/transfer.md has the formats).
+KEYFILE holds 32 bytes, or 64 hexadecimal digits; only its owner may have access to it. A file as SINK
+is created, or replaced when all bytes have arrived; what arrived of a transfer that failed is in
 SINK.part.
 
 Examples:
@@ -142,6 +143,7 @@ pub(super) struct Options {
 #[derive(Subcommand, Debug)]
 enum Verb {
     /// List the transfers in flight of an engine
+    #[command(after_help = "Examples:\n  serval transfer ls --engine /run/serval/transfer")]
     Ls(list::Options),
 }
 
