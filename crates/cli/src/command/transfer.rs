@@ -31,14 +31,14 @@ use crate::screen::Screen;
 use server::config::bytes_for_people;
 
 pub(super) const HELP: &str = "\
-SOURCE and SINK are files or TCP connections. tcp://HOST:PORT connects; listen://IP:PORT accepts one
-connection (port 0: a free one, which is printed). The bytes go through the stages in one pass: --open
-decrypts what SOURCE has, --expand expands it, --digest prints a digest of the plain bytes (give it again
-for another one), --find and --grep search them, --compress compresses and --seal encrypts what SINK
-gets. --open and --seal use AES-256-GCM, or the cipher of --cipher (docs/transfer.md has the formats).
-KEYFILE holds 32 bytes, or 64 hexadecimal digits; only its owner may have access to it. A file as SINK
-is created, or replaced when all bytes have arrived; what arrived of a transfer that failed is in
-SINK.part.
+SOURCE and SINK are files or TCP connections. tcp://HOST:PORT connects; listen://IP:PORT
+accepts one connection (port 0: a free one, which is printed). The bytes go through the stages
+in one pass: --open decrypts what SOURCE has, --expand expands it, --digest prints a digest of
+the plain bytes (give it again for another one), --find and --grep search them, --compress
+compresses and --seal encrypts what SINK gets. --open and --seal use AES-256-GCM, or the
+cipher of --cipher (docs/transfer.md has the formats). KEYFILE holds 32 bytes, or 64
+hexadecimal digits; only its owner may have access to it. A file as SINK is created, or
+replaced when all bytes have arrived; what arrived of a transfer that failed is in SINK.part.
 
 Examples:
   serval transfer listen://0.0.0.0:9000 copy.iso --digest sha256
