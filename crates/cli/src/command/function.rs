@@ -286,7 +286,7 @@ pub(super) enum Verb {
 
     /// Run an unmodified server behind a proxy: the address at which the proxy listens is the server's own
     #[command(
-        after_help = "CONFIG is the configuration of the engine, in which SERVICE has `upstream`. PROGRAM binds the address at\nwhich the service listens, as always; in its place it gets that of `upstream`, and sees the one that it\nasked for. So neither its configuration nor its clients change. It must be linked dynamically.\n\nExamples:\n  serval fn run dns serval.toml -- dnsmasq --no-daemon --port 5353"
+        after_help = "CONFIG is the configuration of the engine, in which SERVICE has `upstream`. PROGRAM binds the\naddress at which the service listens, as always; in its place it gets that of `upstream`, and sees\nthe one that it asked for. So neither its configuration nor its clients change. It must be linked\ndynamically.\n\nExamples:\n  serval fn run dns serval.toml -- dnsmasq --no-daemon --port 5353"
     )]
     Run(Box<behind::Run>),
 

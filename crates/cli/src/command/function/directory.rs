@@ -12,8 +12,8 @@ use super::{At, Failure};
 use crate::screen::{Screen, Table};
 
 pub(super) const KEYGEN_HELP: &str = "\
-The file is readable for its user only; keep it secret. The public key is printed: who trusts it writes
-it into `engine.function_keys`.
+The file is readable for its user only; keep it secret. The public key is printed: who trusts it
+writes it into `engine.function_keys`.
 
 Examples:
   serval fn keygen mine.key";

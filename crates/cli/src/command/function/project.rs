@@ -17,8 +17,8 @@ use crate::sdk::script::{self, Harness, Step, Verdict, quote};
 use crate::sdk::{self, Language, Project, packets};
 
 pub(super) const NEW_HELP: &str = "\
-The folder's name is that of the function. The project answers `ping` and drops long requests: change
-function.c (or .cpp, .rs), messages.txt and function.toml.
+The folder's name is that of the function. The project answers `ping` and drops long requests:
+change function.c (or .cpp, .rs), messages.txt and function.toml.
 
 Examples:
   serval fn new mine
