@@ -154,11 +154,9 @@ pub unsafe fn batch<'a>(
 /// Exports a function. With `replies` it sees replies as well; without it no call is made for them.
 #[macro_export]
 macro_rules! serval_function {
-    ($function:ty, replies) => {
-        $crate::serval_function!($function);
-
+    (@batches $export:ident, $method:ident) => {
         #[unsafe(no_mangle)]
-        extern "C" fn serval_replies(
+        extern "C" fn $export(
             messages: *mut $crate::serval_function::Message,
             count: u32,
             scratch: *mut u8,
@@ -167,9 +165,14 @@ macro_rules! serval_function {
             use $crate::serval_function::{Function as _, batch};
             // SAFETY: the host calls it.
             let mut batch = unsafe { batch(messages, count, scratch, scratch_bytes) };
-            INSTANCE.with_borrow_mut(|function| function.replies(&mut batch));
+            INSTANCE.with_borrow_mut(|function| function.$method(&mut batch));
             0
         }
+    };
+    ($function:ty, replies) => {
+        $crate::serval_function!($function);
+
+        $crate::serval_function!(@batches serval_replies, replies);
     };
     ($function:ty) => {
         thread_local! {
@@ -182,19 +185,7 @@ macro_rules! serval_function {
             1
         }
 
-        #[unsafe(no_mangle)]
-        extern "C" fn serval_requests(
-            messages: *mut $crate::serval_function::Message,
-            count: u32,
-            scratch: *mut u8,
-            scratch_bytes: u32,
-        ) -> i32 {
-            use $crate::serval_function::{Function as _, batch};
-            // SAFETY: the host calls it.
-            let mut batch = unsafe { batch(messages, count, scratch, scratch_bytes) };
-            INSTANCE.with_borrow_mut(|function| function.requests(&mut batch));
-            0
-        }
+        $crate::serval_function!(@batches serval_requests, requests);
 
         #[unsafe(no_mangle)]
         extern "C" fn serval_registers() -> *const $crate::serval_function::Register {
