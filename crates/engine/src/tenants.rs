@@ -1,6 +1,6 @@
 //! The tenants of an engine: their weights and limits, which can change at any time, and what they use.
 //!
-//! Workers read weights and limits as plain words when something has [changed](Tenants::changes), and write what they use into cells
+//! Workers read weights and limits as plain words when something has changed, and write what they use into cells
 //! of their own. A rate is shared by all workers: each has charged what it took to a *theoretical arrival time* (generic
 //! cell rate algorithm, ITU-T I.371), with one atomic operation per batch and only where there is a limit.
 
