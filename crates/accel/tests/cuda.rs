@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 
 use accel::cuda::{CudaAccelerator, Ended, Gpu, Options, Service, StagedArray, survey};
 use accel::{AccelError, CudaError};
-use collective::Staging as _;
-use collective::staged::Direction as Way;
 use common::{Engine, Shape, payload};
 use engine::commands::Outcome;
 use fake::driver;
 use mqueue::abi::{MESSAGE_BYTES_MAX, kind, protocol, reason, state, status, stop};
 use mqueue::command::{Copy, Direction};
+use mqueue::staging::Direction as Way;
+use mqueue::staging::Staging as _;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 

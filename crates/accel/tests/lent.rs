@@ -7,9 +7,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use accel::cuda::{Gpu, LentError, Ready, StagedArray, gpu_at};
-use collective::Staging as _;
-use collective::staged::Direction;
 use fake::driver;
+use mqueue::staging::Direction;
+use mqueue::staging::Staging as _;
 
 /// The program that lends its memory: what it does with the driver itself.
 struct Program {

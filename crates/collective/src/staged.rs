@@ -7,6 +7,8 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+pub use mqueue::staging::{CopyFailed, Direction, Staging};
+
 use crate::error::CollectiveError;
 use crate::group::{Group, INTERRUPT_PAUSE};
 use crate::schedule::{Element, Operation};
@@ -20,42 +22,6 @@ pub const SLOTS: usize = 3;
 const SPIN: Duration = Duration::from_micros(200);
 /// ... then with pauses of this length.
 const PAUSE: Duration = Duration::from_micros(50);
-
-/// A copy failed: why, in one sentence.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CopyFailed(pub String);
-
-/// The direction of a copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// From the accelerator's memory to the slot.
-    Out,
-    /// From the slot to the accelerator's memory.
-    In,
-}
-
-/// An array in an accelerator's memory, and slots of host memory through which it passes.
-pub trait Staging {
-    /// Size of the array.
-    fn bytes(&self) -> usize;
-
-    /// Size of a slot: a multiple of 4, and the same on all ranks of a group. Each piece is a call of its own.
-    fn slot_bytes(&self) -> usize;
-
-    /// Starts a copy between `range` of the array and the beginning of a slot in which no copy is in progress. Must not wait.
-    fn begin(
-        &mut self,
-        direction: Direction,
-        slot: usize,
-        range: Range<usize>,
-    ) -> Result<(), CopyFailed>;
-
-    /// Whether no copy of the slot is in progress. Must not wait.
-    fn is_done(&mut self, slot: usize) -> Result<bool, CopyFailed>;
-
-    /// The bytes of a slot in which no copy is in progress.
-    fn slot(&mut self, slot: usize) -> &mut [u8];
-}
 
 impl<T: Transport> Group<T> {
     /// [`Self::all_reduce`] over an array in the memory of an accelerator. All ranks call this function, with arrays and slots of the

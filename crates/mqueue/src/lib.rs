@@ -10,6 +10,7 @@
 //! * [`region`]: format, join, take rings, status words.
 //! * [`bundle`], [`pool`]: runs of messages that travel as one slot, and their memory.
 //! * [`command`]: commands of the engine to an accelerator runtime.
+//! * [`staging`]: memory that the processor reaches only by copies.
 //! * [`Doorbells`], [`ParkWord`]: which mqueues have new messages, and which threads sleep.
 //! * [`ByteWriter`], [`ByteReader`]: a stream of bytes, in the region of a block with sockets, or between two processes without a region.
 //! * [`count`]: counters that other threads read.
@@ -25,6 +26,7 @@ pub mod memory;
 pub mod pool;
 pub mod region;
 pub mod ring;
+pub mod staging;
 
 pub use bundle::{BundleReplies, CheckedBundle, CheckedReplies, ReplyArea};
 pub use byte_ring::{BrokenRing, ByteReader, ByteWriter, byte_ring_bytes};

@@ -35,6 +35,11 @@ pub enum ClientError {
     /// The stages are in an order that makes no sense.
     #[error("the order of the stages is wrong: {0}")]
     Order(String),
+    /// A source or sink is memory of an accelerator, which only an engine in the same process reaches.
+    #[error(
+        "an engine in another process does not reach this memory of an accelerator: use transfer::Engine"
+    )]
+    Accelerator,
     /// The engine closed the connection.
     #[error("the transfer engine closed the connection")]
     Closed,
@@ -85,9 +90,13 @@ impl Client {
             return Err(ClientError::Order(format!("a source has at most {FILES_MAX} files")));
         }
         let request = Request::Start { id, order: Order::of(&command) };
-        let mut descriptors = vec![command.source.descriptor()];
+        let (Some(source), Some(sink)) = (command.source.descriptor(), command.sink.descriptor())
+        else {
+            return Err(ClientError::Accelerator);
+        };
+        let mut descriptors = vec![source];
         descriptors.extend(command.more.iter().map(|range| range.file.as_fd()));
-        descriptors.push(command.sink.descriptor());
+        descriptors.push(sink);
         match self.send(&request, &descriptors) {
             Err(ClientError::Host(error)) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Err(ClientError::Full(Box::new(command)));

@@ -412,7 +412,7 @@ impl Shared {
         let stages = plan.stages.iter().map(StageSpec::kind).collect();
         let (source, sink) = (plan.source, plan.sink);
         let shape = Arc::new(Shape { source, sink, stages, started: Instant::now() });
-        let descriptors = Descriptors::new(command, parts, &self.reaper);
+        let descriptors = Descriptors::new(command, parts, &plan, &self.reaper)?;
         let sockets = descriptors.sockets();
         let sockets: Vec<_> = uses.into_iter().zip(sockets).collect();
         let flow = Flow::new(&plan, descriptors)?;
@@ -504,7 +504,7 @@ impl Shared {
                 board = self.sleep(board);
                 continue;
             };
-            if job.device(end) == Device::File
+            if job.device(end).has_positions()
                 && board.sleepers > 0
                 && board.sleepers == board.unlimited
             {

@@ -128,12 +128,20 @@ pub enum TransferError {
         "a line is longer than 1 MiB, which a search by lines does not hold: search for a text"
     )]
     LineTooLong,
-    /// Another transfer uses the same direction of the same socket.
-    #[error("another transfer uses this socket in the same direction: wait until it has ended")]
+    /// Another transfer uses the same direction of the same socket, or the same memory of an accelerator.
+    #[error(
+        "another transfer uses this socket in the same direction, or this memory of an accelerator: wait until it has ended"
+    )]
     Busy,
     /// The command's numbers are out of range.
     #[error("the range of bytes ends after 2^63 - 1")]
     Range,
+    /// A range is not in the memory of an accelerator.
+    #[error("the range ends after byte {0}, the end of the accelerator's memory")]
+    OutsideMemory(u64),
+    /// A copy from or to the memory of an accelerator failed.
+    #[error("the accelerator did not copy: {0}")]
+    CopyFailed(String),
     /// The scoreboard, or the caller's share of it, is full.
     #[error("{0} transfers are in flight, which is the limit: wait until one has ended")]
     TooMany(u32),
@@ -165,7 +173,7 @@ pub enum TransferError {
 
 impl TransferError {
     /// The names of all reasons, in the order of [`Self::code`] from 1.
-    pub const NAMES: [&'static str; 33] = [
+    pub const NAMES: [&'static str; 35] = [
         "cancelled",
         "stalled",
         "deadline",
@@ -199,6 +207,8 @@ impl TransferError {
         "pattern",
         "line_too_long",
         "too_much_memory",
+        "outside_memory",
+        "copy_failed",
     ];
 
     /// A stable number of the reason, from 1.
@@ -237,6 +247,8 @@ impl TransferError {
             Self::Pattern(_) => 31,
             Self::LineTooLong => 32,
             Self::TooMuchMemory { .. } => 33,
+            Self::OutsideMemory(_) => 34,
+            Self::CopyFailed(_) => 35,
         }
     }
 
@@ -260,6 +272,7 @@ impl TransferError {
             Self::WrongKind { .. }
             | Self::Direct { .. }
             | Self::Range
+            | Self::OutsideMemory(_)
             | Self::BadRequest(_)
             | Self::SameFile
             | Self::Order(_)
@@ -277,6 +290,7 @@ impl TransferError {
             Self::Access { .. } | Self::Appends | Self::Invalid { .. } => 9,
             Self::Busy | Self::TooMany(_) | Self::TooManyClients(_) => 16,
             Self::Stopping => 108,
+            Self::CopyFailed(_) => 5,
         }
     }
 

@@ -28,11 +28,11 @@ const SPARE_BUFFERS: usize = 8;
 
 /// The source and the sink of a transfer. No call waits for a socket: it fails with `WouldBlock` instead.
 pub trait Devices {
-    /// Reads from the source, a file, at `offset` into the parts, one after the other; 0 is the end of the file.
+    /// Reads from the source, a file or memory, at `offset` into the parts, one after the other; 0 is its end.
     fn read_at(&mut self, parts: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<usize>;
-    /// Writes to the sink, a file, at `offset`.
+    /// Writes to the sink, a file or memory, at `offset`.
     fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<usize>;
-    /// Waits until what was written to the sink, a file, is on its disk.
+    /// Waits until what was written to the sink is on the file's disk, or in the accelerator's memory.
     fn sync(&mut self) -> io::Result<()>;
     /// Sends what the sink, a socket, takes now.
     fn send(&mut self, bytes: &[u8]) -> io::Result<usize>;
@@ -47,6 +47,41 @@ pub enum Device {
     File,
     /// A stream socket.
     Socket,
+    /// Memory of an accelerator.
+    Accelerator,
+}
+
+impl Device {
+    /// Every kind.
+    pub const ALL: [Self; 3] = [Self::File, Self::Socket, Self::Accelerator];
+
+    /// Whether it has positions, so that a step reads and writes all that it wants. Such a step may take its time; one on a socket
+    /// does not wait.
+    pub fn has_positions(self) -> bool {
+        match self {
+            Self::File | Self::Accelerator => true,
+            Self::Socket => false,
+        }
+    }
+
+    /// The error of a step that does not return for `ms`.
+    pub(crate) fn stalled(self, ms: u64) -> TransferError {
+        match self {
+            Self::File => TransferError::FileStalled(ms),
+            Self::Socket => TransferError::Stalled(ms),
+            Self::Accelerator => {
+                TransferError::CopyFailed(format!("it did not answer for {ms} ms"))
+            }
+        }
+    }
+
+    /// The error of a step; `what` names the operation if it is not a copy of an accelerator.
+    fn error(self, what: &'static str, error: &io::Error) -> TransferError {
+        match self {
+            Self::File | Self::Socket => TransferError::of_host(what, error),
+            Self::Accelerator => TransferError::CopyFailed(error.to_string()),
+        }
+    }
 }
 
 /// One of the two ends of a transfer.
@@ -168,17 +203,17 @@ pub struct Plan {
     pub source: Device,
     /// The kind of the sink.
     pub sink: Device,
-    /// The first byte of the range in the source, if that is a file.
+    /// The first byte of the range in the source, if that is not a socket.
     pub from: u64,
     /// Length of the range. `None`: all that the socket receives, or to the end of a file whose length is not known.
     pub bytes: Option<u64>,
-    /// Where the first byte goes in the sink, if that is a file.
+    /// Where the first byte goes in the sink, if that is not a socket.
     pub to: u64,
     /// The stages in their order.
     pub stages: Vec<StageSpec>,
     /// Whether it waits for sockets.
     pub when_blocked: WhenBlocked,
-    /// Whether the sink, a file, is synced at the end.
+    /// Whether [`Devices::sync`] is called at the end.
     pub sync: bool,
 }
 
@@ -195,7 +230,8 @@ impl Plan {
             to: command.sink.offset(),
             stages: command.stages.clone(),
             when_blocked: command.when_blocked,
-            sync: command.sync,
+            // Copies into an accelerator are asynchronous.
+            sync: command.sync || command.sink.device() == Device::Accelerator,
         }
     }
 }
@@ -241,7 +277,7 @@ impl<D: Devices> Flow<D> {
             |stage: &StageSpec| matches!(stage, StageSpec::Digest(_) | StageSpec::Search(_));
         let (chain, direct) = match plan.stages.split_last() {
             Some((StageSpec::Seal(Cipher::Aes256Gcm, key), before))
-                if plan.source == Device::File && before.iter().all(observes) =>
+                if plan.source.has_positions() && before.iter().all(observes) =>
             {
                 (Chain::new(before)?, Some((Sealer::new(key)?, 0, 0)))
             }
@@ -316,8 +352,10 @@ impl<D: Devices> Flow<D> {
     pub fn step(&mut self, end: End, buffers: &mut Buffers) -> Step {
         let before = self.read + self.written;
         let result = match (end, self.device(end)) {
-            (End::Source, Device::File) => self.read_chunk(buffers).map(|()| false),
             (End::Source, Device::Socket) => Ok(self.receive_chunk(buffers)),
+            (End::Source, Device::File | Device::Accelerator) => {
+                self.read_chunk(buffers).map(|()| false)
+            }
             (End::Sink, device) => self.put_chunk(device, buffers),
         };
         self.progress.read.store(self.read, Ordering::Relaxed);
@@ -418,7 +456,7 @@ impl<D: Devices> Flow<D> {
                 Ok(read) => got += read.min(want - got),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    return (got, Some(TransferError::of_host("reading the file", &error)));
+                    return (got, Some(self.source.error("reading the file", &error)));
                 }
             }
         }
@@ -507,7 +545,7 @@ impl<D: Devices> Flow<D> {
         let Some(chunk) = self.ready.front_mut() else {
             if self.sync && self.source_end == Some(Ok(())) && !self.chain.has_work() {
                 let synced = self.devices.sync();
-                synced.map_err(|error| TransferError::of_host("syncing the file", &error))?;
+                synced.map_err(|error| device.error("syncing the file", &error))?;
                 self.sync = false;
             }
             return Ok(false);
@@ -516,7 +554,7 @@ impl<D: Devices> Flow<D> {
             // Without MSG_MORE: chunks are long, and a receiver that waits for the end of each costs a wake-up more (measured: 1.6 times the CPU time on one machine).
             let (what, result) = match device {
                 Device::Socket => ("sending", self.devices.send(chunk.rest())),
-                Device::File => {
+                Device::File | Device::Accelerator => {
                     let at = self.to + self.written;
                     ("writing the file", self.devices.write_at(chunk.rest(), at))
                 }
@@ -537,7 +575,13 @@ impl<D: Devices> Flow<D> {
                     return Ok(true);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(TransferError::of_host(what, &error)),
+                Err(error)
+                    if device == Device::Accelerator
+                        && error.kind() == io::ErrorKind::StorageFull =>
+                {
+                    return Err(TransferError::OutsideMemory(self.to + self.written));
+                }
+                Err(error) => return Err(device.error(what, &error)),
             }
         }
         if let Some(chunk) = self.ready.pop_front() {

@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use sys::descriptors::{self, Descriptor, DescriptorKind, describe, receive_now, send_now};
 
+use crate::accelerator::Lease;
 use crate::error::TransferError;
 use crate::flow::{Device, Devices, End, Plan};
 use crate::pipeline::{Command, FILES_MAX, Place};
 use crate::reaper::Reaper;
-use crate::stage::check_order;
+use crate::stage::{StageSpec, check_order};
 
 /// A socket in one direction: as source or as sink.
 pub(crate) type SocketUse = ((u64, u64), End);
@@ -53,6 +54,8 @@ enum Held {
     File(Option<OwnedFd>),
     Files(Vec<Part>),
     Socket(Arc<Socket>),
+    /// `None` only while it is dropped.
+    Accelerator(Option<Lease>),
 }
 
 /// A range of one file of several.
@@ -78,23 +81,48 @@ pub(crate) struct Descriptors {
 
 impl Descriptors {
     /// `parts`: the ranges of a source of several files.
-    pub(crate) fn new(command: Command, parts: Vec<PartRange>, reaper: &Reaper) -> Self {
-        let held = |place: Place| match place.device() {
-            Device::File => Held::File(Some(place.into_descriptor())),
-            Device::Socket => {
-                let held = Mutex::new(Some(place.into_descriptor()));
-                Held::Socket(Arc::new(Socket { held, reaper: reaper.clone() }))
+    /// `plan`: what the command was checked to be. Fails with [`TransferError::Busy`] if another transfer uses memory of an accelerator.
+    pub(crate) fn new(
+        command: Command,
+        parts: Vec<PartRange>,
+        plan: &Plan,
+        reaper: &Reaper,
+    ) -> Result<Self, TransferError> {
+        let Command { source, more, sink, .. } = command;
+        let held = |place: Place| match place {
+            Place::File(file, _) => Ok(Held::File(Some(file))),
+            Place::Socket(socket) => {
+                let held = Mutex::new(Some(socket));
+                Ok(Held::Socket(Arc::new(Socket { held, reaper: reaper.clone() })))
             }
+            Place::Accelerator(memory, offset) => {
+                let end = offset + plan.bytes.unwrap_or(0);
+                memory.lease(end).map(|lease| Held::Accelerator(Some(lease)))
+            }
+            .ok_or(TransferError::Busy),
         };
-        let sink = held(command.sink);
-        let source = if command.more.is_empty() {
-            held(command.source)
-        } else {
-            let more = command.more.into_iter().map(|range| range.file);
-            let files = [command.source.into_descriptor()].into_iter().chain(more);
-            Held::Files(files.zip(parts).map(|(file, range)| Part { file, range }).collect())
+        // From here on it drops what it has where that may take its time.
+        let mut taken = Self {
+            source: Held::Files(Vec::new()),
+            sink: Held::Files(Vec::new()),
+            reaper: reaper.clone(),
         };
-        Self { source, sink, reaper: reaper.clone() }
+        match source {
+            Place::File(file, _) if !more.is_empty() => {
+                let files = [file].into_iter().chain(more.into_iter().map(|range| range.file));
+                let files = files.zip(parts).map(|(file, range)| Part { file, range });
+                taken.source = Held::Files(files.collect());
+            }
+            source => match held(source) {
+                Ok(source) => taken.source = source,
+                Err(error) => {
+                    reaper.discard(sink);
+                    return Err(error);
+                }
+            },
+        }
+        taken.sink = held(sink)?;
+        Ok(taken)
     }
 
     /// The source's, then the sink's.
@@ -102,22 +130,16 @@ impl Descriptors {
         let ends = [&self.source, &self.sink].into_iter();
         ends.filter_map(|held| match held {
             Held::Socket(socket) => Some(socket.clone()),
-            Held::File(_) | Held::Files(_) => None,
+            Held::File(_) | Held::Files(_) | Held::Accelerator(_) => None,
         })
     }
 
     pub(crate) fn socket(&self, end: End) -> &Socket {
         match self.held(end) {
             Held::Socket(socket) => socket,
-            Held::File(_) | Held::Files(_) => unreachable!("a file has no socket step"),
-        }
-    }
-
-    fn file(&self, end: End) -> BorrowedFd<'_> {
-        match self.held(end) {
-            Held::File(file) => file.as_ref().expect("only drop takes it").as_fd(),
-            Held::Socket(_) => unreachable!("a socket has no file step"),
-            Held::Files(_) => unreachable!("they are read part by part"),
+            Held::File(_) | Held::Files(_) | Held::Accelerator(_) => {
+                unreachable!("it has no socket step")
+            }
         }
     }
 
@@ -131,10 +153,11 @@ impl Descriptors {
 
 impl Drop for Descriptors {
     fn drop(&mut self) {
-        let mut taken = Vec::new();
+        let (mut taken, mut leases) = (Vec::new(), Vec::new());
         for held in [&mut self.source, &mut self.sink] {
             match held {
                 Held::File(file) => taken.extend(file.take()),
+                Held::Accelerator(lease) => leases.extend(lease.take()),
                 Held::Files(parts) => taken.extend(parts.drain(..).map(|part| part.file)),
                 Held::Socket(socket) => {
                     taken.extend(socket.held.lock().unwrap_or_else(PoisonError::into_inner).take());
@@ -143,13 +166,21 @@ impl Drop for Descriptors {
         }
         // One value for one thread of the reaper.
         self.reaper.discard(taken);
+        // At the end of a transfer that succeeded, its copies have ended: then the memory is free when the caller gets the answer.
+        leases.retain(|lease| !lease.is_settled());
+        if !leases.is_empty() {
+            self.reaper.discard(leases);
+        }
     }
 }
 
 impl Devices for Descriptors {
     fn read_at(&mut self, parts: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<usize> {
-        let Held::Files(files) = &self.source else {
-            return descriptors::read_at(self.file(End::Source), parts, offset);
+        let files = match &mut self.source {
+            Held::Files(files) => files,
+            Held::File(file) => return descriptors::read_at(open(file), parts, offset),
+            Held::Accelerator(lease) => return used(lease).read_at(parts, offset),
+            Held::Socket(_) => unreachable!("a socket has no positions"),
         };
         // The last part that begins there: those before it may be empty.
         let after = files.partition_point(|part| part.range.start <= offset);
@@ -165,11 +196,21 @@ impl Devices for Descriptors {
     }
 
     fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<usize> {
-        descriptors::write_at(self.file(End::Sink), bytes, offset)
+        match &mut self.sink {
+            Held::File(file) => descriptors::write_at(open(file), bytes, offset),
+            Held::Accelerator(lease) => used(lease).write_at(bytes, offset),
+            Held::Files(_) | Held::Socket(_) => {
+                unreachable!("a sink with positions is one file or memory")
+            }
+        }
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        descriptors::sync(self.file(End::Sink))
+        match &mut self.sink {
+            Held::File(file) => descriptors::sync(open(file)),
+            Held::Accelerator(lease) => used(lease).settle(),
+            Held::Files(_) | Held::Socket(_) => unreachable!("nothing else is synced"),
+        }
     }
 
     fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -179,6 +220,14 @@ impl Devices for Descriptors {
     fn receive(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.socket(End::Source).with(|socket| receive_now(socket, into))
     }
+}
+
+fn open(file: &Option<OwnedFd>) -> BorrowedFd<'_> {
+    file.as_ref().expect("only drop takes it").as_fd()
+}
+
+fn used(lease: &mut Option<Lease>) -> &mut Lease {
+    lease.as_mut().expect("only drop takes it")
 }
 
 /// A command that can be executed.
@@ -200,16 +249,18 @@ pub(crate) fn check(command: &Command) -> Result<Checked, TransferError> {
         |role, descriptor| describe(descriptor).map_err(|_| TransferError::Invalid { role });
     let [source, sink] = [&command.source, &command.sink];
     let (mut uses, mut sources, mut length) = (Vec::new(), Vec::new(), None);
-    let at_source = found("source", source.descriptor())?;
-    match source.device() {
-        Device::Socket => {
-            check_socket(&at_source, "source")?;
-            uses.push((at_source.identity, End::Source));
+    match source {
+        Place::Socket(socket) => {
+            let socket = found("source", socket.as_fd())?;
+            check_socket(&socket, "source")?;
+            uses.push((socket.identity, End::Source));
         }
-        Device::File => {
-            length = Some(check_file(&at_source, "source", End::Source)?);
-            sources.push(at_source.identity);
+        Place::File(file, _) => {
+            let file = found("source", file.as_fd())?;
+            length = Some(check_file(&file, "source", End::Source)?);
+            sources.push(file.identity);
         }
+        Place::Accelerator(memory, _) => length = Some(memory.bytes()),
     }
     let mut parts = Vec::new();
     if !command.more.is_empty() {
@@ -223,23 +274,27 @@ pub(crate) fn check(command: &Command) -> Result<Checked, TransferError> {
         }
         parts = part_ranges(&ranges)?;
     }
-    let at_sink = found("sink", sink.descriptor())?;
-    match sink.device() {
-        Device::Socket => {
-            check_socket(&at_sink, "sink")?;
-            uses.push((at_sink.identity, End::Sink));
+    match sink {
+        Place::Socket(socket) => {
+            let socket = found("sink", socket.as_fd())?;
+            check_socket(&socket, "sink")?;
+            uses.push((socket.identity, End::Sink));
         }
-        Device::File => {
-            check_file(&at_sink, "sink", End::Sink)?;
-            if sources.contains(&at_sink.identity) {
+        Place::File(file, _) => {
+            let file = found("sink", file.as_fd())?;
+            check_file(&file, "sink", End::Sink)?;
+            if sources.contains(&file.identity) {
                 return Err(TransferError::SameFile);
             }
         }
+        // A range in it is checked below.
+        Place::Accelerator(..) => {}
     }
     let bytes = match (parts.last(), length) {
         (Some(last), _) => Some(last.start + last.bytes),
         // Files of /proc have content and no length.
-        (None, Some(0) | None) => command.bytes,
+        (None, Some(0)) if source.device() == Device::File => command.bytes,
+        (None, None) => command.bytes,
         (None, Some(length)) => {
             Some(command.bytes.unwrap_or_else(|| length.saturating_sub(source.offset())))
         }
@@ -248,6 +303,12 @@ pub(crate) fn check(command: &Command) -> Result<Checked, TransferError> {
     for from in [plan.from, plan.to] {
         check_end(from, bytes.unwrap_or(0))?;
     }
+    check_memory(source, bytes.unwrap_or(0))?;
+    // What stages make of the bytes may still be too long; then writing fails.
+    check_memory(
+        sink,
+        bytes.filter(|_| !plan.stages.iter().any(StageSpec::transforms)).unwrap_or(0),
+    )?;
     Ok(Checked { plan, uses, parts })
 }
 
@@ -267,6 +328,18 @@ fn part_ranges(ranges: &[(u64, Option<u64>, u64)]) -> Result<Vec<PartRange>, Tra
 fn check_end(from: u64, bytes: u64) -> Result<(), TransferError> {
     let end = from.checked_add(bytes).filter(|end| i64::try_from(*end).is_ok());
     end.map(drop).ok_or(TransferError::Range)
+}
+
+/// Whether the memory of an accelerator has this many bytes from the place on.
+fn check_memory(place: &Place, bytes: u64) -> Result<(), TransferError> {
+    match place {
+        Place::Accelerator(memory, from)
+            if bytes > memory.bytes().saturating_sub(*from) || *from > memory.bytes() =>
+        {
+            Err(TransferError::OutsideMemory(memory.bytes()))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn check_socket(found: &Descriptor, role: &'static str) -> Result<(), TransferError> {

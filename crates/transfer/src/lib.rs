@@ -2,7 +2,7 @@
 //! touches none of them.
 //!
 //! ```text
-//! file or memory, socket -> [open] -> [expand] -> [compress] -> [seal] -> file or memory, socket
+//! file, memory, socket -> [open] -> [expand] -> [compress] -> [seal] -> file, memory, socket
 //! ```
 //!
 //! Digests are computed of plain bytes, at any place between an opening and a seal. The commands are those of DCS (Ahn et al., MICRO 2015) and DCS-ctrl (Kwon et al., ISCA 2018): `sendfile`,
@@ -13,6 +13,7 @@
 //! * [`seal`]: AES-256-GCM in records and AES-256-CTR, sealing and opening; the format and its nonces.
 //! * [`compress`]: gzip and Zstandard, with limits for what comes out.
 //! * [`search`]: a text, or lines that match an expression.
+//! * [`accelerator`]: memory of an accelerator as a source or a sink.
 //! * `chain`: the stages of a transfer at work, chunk by chunk.
 //! * [`flow`]: the steps of one transfer over [`Devices`], without threads or a clock.
 //! * [`scoreboard`]: the entries and the two queues; which step is next.
@@ -25,6 +26,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod accelerator;
 mod chain;
 pub mod client;
 pub mod compress;
@@ -42,6 +44,7 @@ pub mod search;
 pub mod service;
 mod stage;
 
+pub use accelerator::AcceleratorMemory;
 pub use chain::Ran;
 pub use client::{Client, ClientError};
 pub use compress::{ExpandLimits, Format};

@@ -161,8 +161,9 @@ impl Order {
         let mut next = || descriptors.next().expect("they have been counted");
         let ms = |ms: u32| Duration::from_millis(ms.into());
         let place = |device, descriptor, offset| match device {
-            Device::File => Place::File(descriptor, offset),
             Device::Socket => Place::Socket(descriptor),
+            // A message does not name memory of an accelerator.
+            Device::File | Device::Accelerator => Place::File(descriptor, offset),
         };
         let source = place(self.source, next(), self.from);
         let more = self.more.into_iter();
@@ -284,6 +285,7 @@ fn device_code(device: Device) -> u8 {
     match device {
         Device::File => 1,
         Device::Socket => 2,
+        Device::Accelerator => 3,
     }
 }
 

@@ -43,6 +43,7 @@ use std::marker::PhantomData;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use crate::accelerator::AcceleratorMemory;
 use crate::compress::{ExpandLimits, Format};
 use crate::flow::Device;
 use crate::search::SearchSpec;
@@ -68,6 +69,8 @@ pub enum Place {
     File(OwnedFd, u64),
     /// A connected stream socket.
     Socket(OwnedFd),
+    /// Memory of an accelerator, from this byte on.
+    Accelerator(AcceleratorMemory, u64),
 }
 
 impl Place {
@@ -76,27 +79,23 @@ impl Place {
         match self {
             Self::File(..) => Device::File,
             Self::Socket(_) => Device::Socket,
+            Self::Accelerator(..) => Device::Accelerator,
         }
     }
 
     /// The first byte; 0 of a socket.
     pub fn offset(&self) -> u64 {
         match self {
-            Self::File(_, offset) => *offset,
+            Self::File(_, offset) | Self::Accelerator(_, offset) => *offset,
             Self::Socket(_) => 0,
         }
     }
 
-    /// Its descriptor.
-    pub fn descriptor(&self) -> BorrowedFd<'_> {
+    /// Its descriptor, if it is a file or a socket.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match self {
-            Self::File(descriptor, _) | Self::Socket(descriptor) => descriptor.as_fd(),
-        }
-    }
-
-    pub(crate) fn into_descriptor(self) -> OwnedFd {
-        match self {
-            Self::File(descriptor, _) | Self::Socket(descriptor) => descriptor,
+            Self::File(descriptor, _) | Self::Socket(descriptor) => Some(descriptor.as_fd()),
+            Self::Accelerator(..) => None,
         }
     }
 }
@@ -173,9 +172,11 @@ impl Command {
         self
     }
 
-    /// Whether it waits for the socket. A command with stages, or between two sockets, waits always.
+    /// Whether it waits for the socket. A command with stages, or that is not between a file and a socket, waits always.
     pub fn when_blocked(mut self, when_blocked: WhenBlocked) -> Self {
-        if self.stages.is_empty() && self.source.device() != self.sink.device() {
+        let devices = [self.source.device(), self.sink.device()];
+        let plain = [[Device::File, Device::Socket], [Device::Socket, Device::File]];
+        if self.stages.is_empty() && plain.contains(&devices) {
             self.when_blocked = when_blocked;
         }
         self
@@ -212,6 +213,16 @@ impl Source {
     /// One file after the other, as one stream. At most [`FILES_MAX`].
     pub fn files(first: FileRange, more: Vec<FileRange>) -> Pipeline<Raw> {
         Pipeline { more, ..Self::file(first.file, first.offset, first.bytes) }
+    }
+
+    /// `bytes` of an accelerator's memory from `offset`, or all from there to its end.
+    pub fn accelerator(
+        memory: AcceleratorMemory,
+        offset: u64,
+        bytes: Option<u64>,
+    ) -> Pipeline<Raw> {
+        let source = Place::Accelerator(memory, offset);
+        Pipeline { source, more: Vec::new(), bytes, stages: Vec::new(), state: PhantomData }
     }
 
     /// `bytes` from a stream socket, or all until its peer ends the stream.
@@ -324,6 +335,11 @@ impl<State> Pipeline<State> {
     /// Writes the bytes to a file or to shared memory, from `offset` on.
     pub fn file(self, file: impl Into<OwnedFd>, offset: u64) -> Command {
         self.sink(Place::File(file.into(), offset))
+    }
+
+    /// Copies the bytes to an accelerator's memory, from `offset` on.
+    pub fn accelerator(self, memory: AcceleratorMemory, offset: u64) -> Command {
+        self.sink(Place::Accelerator(memory, offset))
     }
 
     fn sink(self, sink: Place) -> Command {

@@ -1,12 +1,12 @@
 //! The scoreboard: an entry for every transfer, and a queue of steps for each kind of device.
 //!
-//! An entry is in one state at a time: queued for a file step, queued for a socket step, running (one thread has
+//! An entry is in one state at a time: queued for a step on a file, on a socket or on an accelerator's memory, running (one thread has
 //! it), or waiting for a socket. Queues are first in, first out, and a step is one chunk, so transfers take turns by chunk. A
 //! chunk that has just been made by one device goes on to the other at once, while it is in the cache of the thread's
 //! core ([`Scoreboard::take`]).
 //!
-//! One file step runs at a time, so that a thread is left for the sockets. A step that takes longer than [`SLOW_NS`] is
-//! *slow*: its file may hang (FUSE, a network file system without its server), so the next file step runs beside it, up to
+//! One step on files runs at a time, and one on accelerators, so that a thread is left for the sockets. A step that takes longer than [`SLOW_NS`] is
+//! *slow*: its file may hang (FUSE, a network file system without its server), or the accelerator, so the next step of its kind runs beside it, up to
 //! [`SLOW_MAX`] slow ones. When the time of its transfer is over, the transfer is *abandoned*: its caller gets the
 //! answer, and what the step returns later is dropped. Steps on sockets do not block and are never abandoned, so
 //! counts stay exact.
@@ -27,6 +27,9 @@ pub const ABANDON_NS: u64 = 500_000_000;
 /// Bytes per second that a transfer has to move. Fewer in the whole stall time are no progress, so a peer that takes a
 /// byte now and then does not hold an entry indefinitely.
 pub const RATE_MIN: u64 = 128;
+
+/// The kinds of devices in the order in which their queues are asked: steps on sockets are short.
+const ORDER: [Device; Device::ALL.len()] = [Device::Socket, Device::File, Device::Accelerator];
 
 /// No slot is as large: the bit is free in numbers of entries.
 const SINK_BIT: u64 = 1 << 31;
@@ -154,12 +157,12 @@ impl<T: Work> Entry<T> {
         }
     }
 
-    /// Why its time is over, if it is. `files_hang`: no file step can start.
-    fn expired(&self, now_ns: u64, files_hang: bool) -> Option<TransferError> {
+    /// Why its time is over, if it is. `all_hang`: no further step on a file or an accelerator can start.
+    fn expired(&self, now_ns: u64, all_hang: bool) -> Option<TransferError> {
         let ms = |ns: u64| ns / 1_000_000;
         let runs = self.work.is_none();
         if runs
-            && (!matches!(self.state, State::Running(Device::File, _))
+            && (!matches!(self.state, State::Running(device, _) if device.has_positions())
                 || now_ns.saturating_sub(self.step_ns) < ABANDON_NS)
         {
             return None;
@@ -171,10 +174,13 @@ impl<T: Work> Entry<T> {
                 Some(TransferError::Deadline(ms(total)))
             }
             _ if now_ns.saturating_sub(self.moved_ns) < stall => None,
-            _ if runs || (files_hang && matches!(self.state, State::Queued(Device::File, _))) => {
-                Some(TransferError::FileStalled(ms(stall)))
-            }
-            _ => Some(TransferError::Stalled(ms(stall))),
+            _ => match self.state {
+                State::Running(device, _) if runs => Some(device.stalled(ms(stall))),
+                State::Queued(device, _) if all_hang && device.has_positions() => {
+                    Some(device.stalled(ms(stall)))
+                }
+                _ => Some(TransferError::Stalled(ms(stall))),
+            },
         }
     }
 }
@@ -184,10 +190,10 @@ pub struct Scoreboard<T: Work> {
     slots: Vec<Option<Entry<T>>>,
     free: Vec<usize>,
     generation: u32,
-    files: VecDeque<EntryId>,
-    sockets: VecDeque<EntryId>,
-    /// The file step that runs and is not slow.
-    file_step: Option<EntryId>,
+    /// Of each kind of device.
+    queues: [VecDeque<EntryId>; Device::ALL.len()],
+    /// The step that runs and is not slow, of each kind of device with positions.
+    steps: [Option<EntryId>; Device::ALL.len()],
     /// Slow steps, also those of abandoned transfers.
     slow: Vec<EntryId>,
     entries_max: usize,
@@ -200,9 +206,8 @@ impl<T: Work> Scoreboard<T> {
             slots: Vec::new(),
             free: Vec::new(),
             generation: 0,
-            files: VecDeque::new(),
-            sockets: VecDeque::new(),
-            file_step: None,
+            queues: Default::default(),
+            steps: Default::default(),
             slow: Vec::new(),
             entries_max,
         }
@@ -260,20 +265,16 @@ impl<T: Work> Scoreboard<T> {
     }
 
     /// The next step: the second half of a chunk that the thread has just made (`last`), else a step on a socket,
-    /// else one on a file. [`Self::give_back`] ends it.
+    /// else one on another device. [`Self::give_back`] ends it.
     pub fn take(&mut self, last: Option<EntryId>, now_ns: u64) -> Option<(EntryId, End, T)> {
-        let fresh = |queue: &VecDeque<EntryId>| last.is_some() && queue.front() == last.as_ref();
-        let files_free = self.may_start_file_step() && !self.files.is_empty();
-        let device = if files_free && (fresh(&self.files) || self.sockets.is_empty()) {
-            Device::File
-        } else if !self.sockets.is_empty() {
-            Device::Socket
-        } else {
-            return None;
+        let is_fresh = |device: &Device| {
+            last.is_some() && self.queues[*device as usize].front() == last.as_ref()
         };
-        let id = self.queue(device).pop_front().expect("it is not empty");
-        if device == Device::File {
-            self.file_step = Some(id);
+        let device = ORDER.into_iter().filter(|device| self.may_start(*device));
+        let device = device.clone().find(is_fresh).or_else(|| device.clone().next())?;
+        let id = self.queue(device).pop_front()?;
+        if device.has_positions() {
+            self.steps[device as usize] = Some(id);
         }
         let entry = self.entry(id).expect("queues have live entries");
         let State::Queued(_, end) = entry.state else { unreachable!("it is in a queue") };
@@ -285,16 +286,18 @@ impl<T: Work> Scoreboard<T> {
 
     /// Whether [`Self::take`] would return something.
     pub fn has_work(&self) -> bool {
-        !self.sockets.is_empty() || (self.may_start_file_step() && !self.files.is_empty())
+        ORDER.into_iter().any(|device| self.may_start(device))
     }
 
-    /// File steps that are slow; each has a thread.
+    /// Steps that are slow; each has a thread.
     pub fn slow_steps(&self) -> usize {
         self.slow.len()
     }
 
-    fn may_start_file_step(&self) -> bool {
-        self.file_step.is_none() && self.slow.len() < SLOW_MAX
+    /// Whether a step is queued for this kind of device that can start.
+    fn may_start(&self, device: Device) -> bool {
+        let is_free = self.steps[device as usize].is_none() && self.slow.len() < SLOW_MAX;
+        !self.queues[device as usize].is_empty() && (is_free || !device.has_positions())
     }
 
     /// Ends a step whose transfer goes on. `blocked`: the socket of its end is not ready, and the caller has asked for its readiness before.
@@ -368,17 +371,18 @@ impl<T: Work> Scoreboard<T> {
         self.remove(id)
     }
 
-    /// Removes the entries whose time is over, and notes which file step is slow. An entry that runs is removed if its file
+    /// Removes the entries whose time is over, and notes which steps are slow. An entry that runs is removed if its file or accelerator
     /// does not answer; others that run are asked again when they have been given back.
     pub fn expire(&mut self, now_ns: u64) -> Vec<Expired<T>> {
-        if let Some(id) = self.file_step
-            && self.entry(id).is_none_or(|entry| now_ns.saturating_sub(entry.step_ns) >= SLOW_NS)
-        {
-            self.file_step = None;
-            self.slow.push(id);
+        for device in Device::ALL {
+            let Some(id) = self.steps[device as usize] else { continue };
+            if self.entry(id).is_none_or(|entry| now_ns.saturating_sub(entry.step_ns) >= SLOW_NS) {
+                self.steps[device as usize] = None;
+                self.slow.push(id);
+            }
         }
-        let files_hang = self.slow.len() >= SLOW_MAX;
-        let over = |entry: &Entry<T>| Some((entry.id, entry.expired(now_ns, files_hang)?));
+        let all_hang = self.slow.len() >= SLOW_MAX;
+        let over = |entry: &Entry<T>| Some((entry.id, entry.expired(now_ns, all_hang)?));
         let over: Vec<_> = self.slots.iter().flatten().filter_map(over).collect();
         let end = |(id, error)| {
             let handle = self.entry(id)?.handle.clone();
@@ -418,17 +422,14 @@ impl<T: Work> Scoreboard<T> {
     }
 
     fn end_step(&mut self, id: EntryId) {
-        if self.file_step == Some(id) {
-            self.file_step = None;
+        if let Some(step) = self.steps.iter_mut().find(|step| **step == Some(id)) {
+            *step = None;
         }
         self.slow.retain(|slow| *slow != id);
     }
 
     fn queue(&mut self, device: Device) -> &mut VecDeque<EntryId> {
-        match device {
-            Device::File => &mut self.files,
-            Device::Socket => &mut self.sockets,
-        }
+        &mut self.queues[device as usize]
     }
 
     fn entry(&mut self, id: EntryId) -> Option<&mut Entry<T>> {

@@ -11,8 +11,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use collective::Staging;
-use collective::staged::{CopyFailed, Direction};
+use mqueue::staging::{CopyFailed, Direction, Staging};
 
 use super::driver::{Bound, DeviceAddress, Driver, Stream};
 use super::lent::{LentError, check_lent};

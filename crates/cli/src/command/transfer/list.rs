@@ -89,6 +89,7 @@ fn device(device: Device) -> &'static str {
     match device {
         Device::File => "file",
         Device::Socket => "socket",
+        Device::Accelerator => "accelerator",
     }
 }
 
