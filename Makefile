@@ -230,7 +230,7 @@ setup-memcached:
 
 # Real peers for the tests: stock clients and servers from Debian's packages.
 setup-test:
-	@tools/install-packages memcached sockperf dnsmasq-base dnsperf libmemcached-tools nginx-light vsftpd python3-venv clang lld
+	@tools/install-packages memcached sockperf dnsmasq-base dnsperf libmemcached-tools nginx-light vsftpd python3-venv clang lld libssl-dev
 	@# The server of examples/09_coap_auth, and an unmodified server of the tests.
 	@command -v node >/dev/null || tools/install-packages nodejs
 	@# Without this package one test is skipped with a message.

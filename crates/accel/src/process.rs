@@ -115,6 +115,8 @@ pub struct HostOptions {
     pub cores: Vec<usize>,
     /// Stack of each block in bytes, as in [`crate::cpu::Options::stack_bytes`].
     pub stack_bytes: usize,
+    /// How long an idle thread polls before it sleeps.
+    pub spin: Duration,
     /// As in [`Sleepers::new`].
     pub sleep: Box<dyn Fn(Duration) + Send + Sync>,
     /// A block that did not yield for this long hangs, and all blocks of its thread with it; must be longer
@@ -185,6 +187,7 @@ impl HostBlocks {
                 kernel: kernel.clone(),
                 service: options.service.clone(),
                 stack_bytes: options.stack_bytes,
+                spin: options.spin,
                 params: params.to_vec(),
                 blocks: blocks.clone(),
                 core: (!options.cores.is_empty())
@@ -284,6 +287,7 @@ struct Runner {
     kernel: Arc<Kernel>,
     service: String,
     stack_bytes: usize,
+    spin: Duration,
     params: Vec<(String, f64)>,
     blocks: Vec<u32>,
     core: Option<usize>,
@@ -306,7 +310,7 @@ impl Runner {
         match started {
             Ok(blocks) => {
                 if report.send(Ok(())).is_ok() {
-                    self.serve(blocks, options.spin);
+                    self.serve(blocks);
                 }
             }
             Err(error) => {
@@ -316,7 +320,7 @@ impl Runner {
         }
     }
 
-    fn serve(&self, mut blocks: WorkerBlocks, spin: Duration) {
+    fn serve(&self, mut blocks: WorkerBlocks) {
         // A head is not 0 once something was published, so messages from before the start are found.
         let mut seen: Vec<(u32, u64)> = self.mqueues.iter().map(|mqueue| (*mqueue, 0)).collect();
         let (mut rang, mut ended) = (Vec::new(), Vec::new());
@@ -333,7 +337,7 @@ impl Runner {
             // A stop word counts as new until the blocks, which started earlier, have seen it.
             if rang.is_empty() && blocks.wake_at() > now_ns && !blocks.stop_changed() {
                 let since_ns = *idle_since_ns.get_or_insert(now_ns);
-                self.idle(now_ns, since_ns, spin, &blocks, &seen);
+                self.idle(now_ns, since_ns, &blocks, &seen);
                 continue;
             }
             idle_since_ns = None;
@@ -348,19 +352,12 @@ impl Runner {
     }
 
     /// When idle: spin, then yield the core, then sleep.
-    fn idle(
-        &self,
-        now_ns: u64,
-        since_ns: u64,
-        spin: Duration,
-        blocks: &WorkerBlocks,
-        seen: &[(u32, u64)],
-    ) {
+    fn idle(&self, now_ns: u64, since_ns: u64, blocks: &WorkerBlocks, seen: &[(u32, u64)]) {
         let left_ns = blocks.wake_at() - now_ns;
         if now_ns - since_ns < YIELD_NS {
             return std::hint::spin_loop();
         }
-        if now_ns - since_ns < spin.as_nanos() as u64 || left_ns <= AWAKE_NS {
+        if now_ns - since_ns < self.spin.as_nanos() as u64 || left_ns <= AWAKE_NS {
             return thread::yield_now();
         }
         let has_work = || {

@@ -58,6 +58,7 @@ fn host(
         threads,
         cores: Vec::new(),
         stack_bytes: 64 << 10,
+        spin: Duration::from_micros(50),
         sleep,
         hung_after,
     };

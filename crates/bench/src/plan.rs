@@ -12,7 +12,7 @@ use wire::framing::{Delimits, Framing, SOCKPERF_HEADER_BYTES};
 use wire::nic::UDP_PAYLOAD_MAX;
 
 use crate::client::workload::{
-    Custom, Digit, Digits, Faces, Memcached, Pictures, Sockperf, Vectors,
+    Custom, Digit, Digits, Faces, Memcached, Pictures, Sealed, Sockperf, Vectors,
 };
 use crate::client::{BURST_WINDOW_MAX, Echo, WINDOW_MAX, Workload};
 use crate::function::KernelFunction;
@@ -324,6 +324,8 @@ pub enum Work {
     },
     /// The requests of a service of the workload `faces` to its memcached.
     FacesDatabase,
+    /// Sealed numbers for `examples/10_secure_multiply`, with the key of measurements.
+    SecureMultiply,
     /// A message of the user.
     Custom(Arc<Custom>),
 }
@@ -346,6 +348,7 @@ impl Work {
             Self::Faces | Self::FacesKnown => Faces::REQUEST_BYTES,
             Self::Memcached { value_bytes, .. } => Memcached::message_bytes(value_bytes),
             Self::FacesDatabase => Memcached::message_bytes(Faces::PICTURE_BYTES),
+            Self::SecureMultiply => Sealed::REQUEST_BYTES,
         }
     }
 
@@ -356,6 +359,7 @@ impl Work {
             Self::Lenet => Digits::REPLY_BYTES,
             Self::NumberedLenet => Digits::REPLY_BYTES + Digits::NUMBER_BYTES,
             Self::Faces | Self::FacesKnown => Faces::REPLY_BYTES,
+            Self::SecureMultiply => Sealed::REPLY_BYTES,
             _ => self.request_bytes(),
         }
     }
@@ -370,7 +374,7 @@ impl Work {
         match *self {
             Self::Echo { bytes } => Echo::new(bytes).has_identity(),
             Self::Scale { numbers } => Vectors::new(numbers).has_identity(),
-            Self::Sockperf { .. } | Self::NumberedLenet => true,
+            Self::Sockperf { .. } | Self::NumberedLenet | Self::SecureMultiply => true,
             Self::Lenet
             | Self::Faces
             | Self::FacesKnown
@@ -395,6 +399,7 @@ impl fmt::Display for Work {
                 write!(f, "memcached:{value_bytes}:{gets_percent}")
             }
             Self::FacesDatabase => f.write_str("faces-database"),
+            Self::SecureMultiply => f.write_str("secure-multiply"),
             Self::Custom(custom) => write!(f, "a payload of {} bytes", custom.payload.len()),
         }
     }
@@ -434,6 +439,7 @@ impl FromStr for Work {
                 sound.then_some(Self::Memcached { value_bytes, gets_percent }).ok_or_else(wrong)
             }
             ("faces-database", None) => Ok(Self::FacesDatabase),
+            ("secure-multiply", None) => Ok(Self::SecureMultiply),
             _ => Err(wrong()),
         }
     }
@@ -482,6 +488,7 @@ impl Material {
             Self::Simple(Work::Memcached { value_bytes, gets_percent }) => {
                 Box::new(Memcached::new(*value_bytes, *gets_percent))
             }
+            Self::Simple(Work::SecureMultiply) => Box::new(Sealed::new()),
             Self::Simple(work) => Box::new(Echo::new(work.request_bytes())),
             Self::Digits { digits, expected, is_numbered: false } => {
                 Box::new(Digits::new(digits, Some(expected)))
@@ -518,7 +525,7 @@ pub enum PlanError {
     Target(String),
     /// No such workload.
     #[error(
-        "`{0}` is not a workload: write echo:BYTES, sockperf:BYTES, scale:NUMBERS, lenet, faces, memcached:BYTES:GETS (values of BYTES bytes, at most 1000000; GETS gets per 100 requests) or faces-database"
+        "`{0}` is not a workload: write echo:BYTES, sockperf:BYTES, scale:NUMBERS, lenet, faces, memcached:BYTES:GETS (values of BYTES bytes, at most 1000000; GETS gets per 100 requests), faces-database or secure-multiply"
     )]
     Work(String),
     /// memcached needs TCP connections.

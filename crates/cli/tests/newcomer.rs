@@ -631,6 +631,15 @@ fn the_example_of_kernels_with_connections_answers_as_its_page_says() {
     follow_example("07_sockets", &["service.toml", "cache.cpp", "client.py"], &ports, 4);
 }
 
+// --- examples/10_secure_multiply ---
+
+#[test]
+fn the_example_of_an_isolated_process_answers_as_its_page_says() {
+    let ports = [("9000", free_port()), ("11222", free_port())];
+    let files = ["service.toml", "multiply.cpp", "sealed.h", "ask.cpp"];
+    follow_example("10_secure_multiply", &files, &ports, 6);
+}
+
 /// Runs the lines of an example's page, one after the other in one shell; at least `least` say what they print. The last one of `ports` is
 /// memcached's.
 fn follow_example(name: &str, files: &[&str], ports: &[(&str, u16)], least: usize) {

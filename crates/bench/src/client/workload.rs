@@ -4,6 +4,7 @@ mod custom;
 mod digits;
 mod faces;
 mod memcached;
+mod sealed;
 mod sockperf;
 mod vectors;
 
@@ -11,6 +12,7 @@ pub use custom::{Custom, Expect};
 pub use digits::{Digit, Digits};
 pub use faces::{Faces, Person, Pictures, Question};
 pub use memcached::{Lookups, Memcached};
+pub use sealed::Sealed;
 pub use sockperf::Sockperf;
 pub use vectors::Vectors;
 

@@ -478,13 +478,14 @@ mod tests {
         assert!(udp.unwrap_err().contains("either"), "memcached has no UDP port");
     }
 
-    /// The suite of this repository, and the configurations it names.
+    /// The suites of this repository, and the configurations they name.
     #[test]
-    fn the_suite_of_this_repository_is_sound() {
+    fn the_suites_of_this_repository_are_sound() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         Suite::load(&root.join("benches/gpu.toml")).unwrap();
-        let suite = Suite::load(&root.join("benches/speed.toml")).unwrap();
-        for row in &suite.rows {
+        let suites = ["benches/speed.toml", "benches/tenants.toml"]
+            .map(|suite| Suite::load(&root.join(suite)).unwrap());
+        for row in suites.iter().flat_map(|suite| &suite.rows) {
             for side in std::iter::once(&row.a).chain(&row.b) {
                 let command = side.server.iter().chain(&side.program).next().unwrap();
                 let mut words = command.split(' ');

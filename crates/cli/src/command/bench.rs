@@ -79,8 +79,8 @@ pub(super) struct Options {
     batch: usize,
 
     /// The workload: echo:BYTES, sockperf:BYTES, scale:NUMBERS, lenet, lenet-numbered, faces, faces-known (without
-    /// unknown labels), memcached:BYTES:GETS (values of BYTES bytes, GETS gets per 100 requests, default 90) or faces-database (the
-    /// requests of a faces service to its memcached)
+    /// unknown labels), memcached:BYTES:GETS (values of BYTES bytes, GETS gets per 100 requests, default 90), faces-database (the
+    /// requests of a faces service to its memcached) or secure-multiply (examples/10_secure_multiply with the key of measurements)
     #[arg(long, value_name = "WORKLOAD", default_value = "echo:64")]
     workload: Work,
 

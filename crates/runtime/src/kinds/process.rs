@@ -6,15 +6,27 @@ use std::time::Duration;
 use accel::copy::{BUFFER_BYTES, CopyAgent, CopyThread, HostCopier};
 use accel::process::{HostBlocks, HostOptions};
 use accel::{AccelError, Kernel};
-use engine::topology::{DeviceSpec, STACK_KIB};
+use engine::topology::{DeviceSpec, SPIN_US, STACK_KIB};
 use mqueue::MappedMemory;
 use mqueue::abi::reason;
 
-use super::{Flags, Kind, Options};
+use super::{Flags, Key, Kind, Options};
 use crate::kernel_file::{self, KernelFile, Target};
 use crate::{Device, Failure, HUNG_AFTER, Job};
 
 pub(super) struct Process;
+
+const KEYS: &[Key] = &[Key {
+    name: "spin_us",
+    unit: "microseconds",
+    range: 0..=10_000_000,
+    default: SPIN_US,
+    multiple_of: 1,
+    multiple: "microseconds",
+    flag: "--option spin_us=N",
+    what: "How long a thread without messages polls its rings, and yields its core to others between two polls, before it sleeps. The next message wakes \
+           it, which takes a few microseconds. With more than the time between two messages it uses a whole core.",
+}];
 
 impl Kind for Process {
     fn name(&self) -> &'static str {
@@ -29,13 +41,19 @@ impl Kind for Process {
         Flags { host_threads: true, stack_kib: true, ..Flags::default() }
     }
 
+    fn keys(&self) -> &'static [Key] {
+        KEYS
+    }
+
     fn takes_bundles(&self) -> bool {
         true
     }
 
-    fn device(&self, _: &DeviceSpec, options: Options) -> Result<Box<dyn Device>, String> {
+    fn device(&self, device: &DeviceSpec, options: Options) -> Result<Box<dyn Device>, String> {
         let Options { threads, cores, stack_kib, hung_after } = options;
-        Ok(Box::new(HostDevice::new(threads, cores).hung_after(hung_after).stack_kib(stack_kib)))
+        let spin = Duration::from_micros(device.get("spin_us"));
+        let host = HostDevice::new(threads, cores).hung_after(hung_after);
+        Ok(Box::new(host.stack_kib(stack_kib).spin(spin)))
     }
 }
 
@@ -45,6 +63,7 @@ pub struct HostDevice {
     cores: Vec<usize>,
     hung_after: Duration,
     stack_kib: usize,
+    spin: Duration,
     blocks: Option<HostBlocks>,
     copies: Option<CopyThread>,
 }
@@ -57,6 +76,7 @@ impl HostDevice {
             cores,
             hung_after: HUNG_AFTER,
             stack_kib: STACK_KIB,
+            spin: Duration::from_micros(SPIN_US),
             blocks: None,
             copies: None,
         }
@@ -70,6 +90,11 @@ impl HostDevice {
     /// The stack of each block in KiB, instead of [`STACK_KIB`].
     pub fn stack_kib(self, stack_kib: usize) -> Self {
         Self { stack_kib, ..self }
+    }
+
+    /// How long an idle thread polls before it sleeps.
+    pub fn spin(self, spin: Duration) -> Self {
+        Self { spin, ..self }
     }
 }
 
@@ -94,6 +119,7 @@ impl Device for HostDevice {
             threads: self.threads.clamp(1, job.blocks as usize),
             cores: self.cores.clone(),
             stack_bytes: self.stack_kib << 10,
+            spin: self.spin,
             sleep: job.wait(),
             hung_after: self.hung_after,
         };
