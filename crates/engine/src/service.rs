@@ -14,6 +14,7 @@ pub(crate) mod ends;
 mod in_place;
 pub(crate) mod mqueues;
 mod notices;
+mod path;
 mod pool_memory;
 pub(crate) mod received;
 pub(crate) mod requests;

@@ -6,6 +6,7 @@
 
 mod accelerator;
 mod check;
+mod streams;
 mod tenant;
 
 use std::net::SocketAddr;
@@ -27,6 +28,7 @@ pub use self::accelerator::{
     STACK_KIB_MIN,
 };
 pub use self::check::TopologyError;
+pub use self::streams::CHUNK_BYTES;
 pub use self::tenant::{DEFAULT_TENANT, TENANTS_MAX, Tenant, WEIGHT_MAX};
 use crate::commands::{COMMANDS_IN_FLIGHT, WINDOW_BYTES};
 
@@ -307,14 +309,6 @@ impl Service {
             sockets: Vec::new(),
             sockets_per_block: 4,
             socket_bytes: 64 << 10,
-        }
-    }
-
-    /// How long its messages are.
-    pub fn message_sizes(&self) -> onpath::Sizes {
-        onpath::Sizes {
-            message_bytes: self.max_message_bytes as usize,
-            reply_bytes: self.max_reply_bytes as usize,
         }
     }
 

@@ -88,6 +88,8 @@ pub struct Messages {
     /// Of each entry.
     requests: Vec<RequestId>,
     now_ns: u64,
+    /// They are chunks of byte streams.
+    chunks: bool,
     open: usize,
     tally: Tally,
     shown_bytes_max: usize,
@@ -110,6 +112,7 @@ impl Messages {
             entries: Vec::with_capacity(MESSAGES_MAX),
             requests: Vec::with_capacity(MESSAGES_MAX),
             now_ns: 0,
+            chunks: false,
             open: 0,
             tally: Tally::default(),
             shown_bytes_max,
@@ -124,6 +127,16 @@ impl Messages {
     /// Bytes of a batch of such messages with what functions have written, at most.
     pub fn bytes_max(message_bytes: usize, written_bytes: usize) -> usize {
         SHOWN_BYTES_MIN.max(message_bytes) + WRITTEN_BYTES_MIN.max(written_bytes)
+    }
+
+    /// The messages of this batch are chunks of byte streams: each continues the one before of its [client](RequestId) and direction.
+    pub fn set_chunks(&mut self) {
+        self.chunks = true;
+    }
+
+    /// Whether they are. If not, each is a message of its own.
+    pub fn are_chunks(&self) -> bool {
+        self.chunks
     }
 
     /// Whether a message of this length finds room; an empty batch has room for the longest.
@@ -198,6 +211,7 @@ impl Messages {
         self.entries.clear();
         self.requests.clear();
         self.shown_bytes = 0;
+        self.chunks = false;
         self.open = 0;
         self.call = 0;
     }

@@ -3,6 +3,7 @@
 pub mod count_min;
 pub mod hash;
 pub mod hyperloglog;
+pub mod stream_items;
 mod vector;
 
 pub use vector::Instructions;

@@ -151,9 +151,17 @@ impl<N: Nic> Worker<N> {
         let settled = self.outstanding() == 0
             && !self.turn.services.iter().any(ServiceShare::waits_for_backends)
             && !self.turn.services.iter().any(ServiceShare::waits_for_sockets)
+            && !self.has_relays()
             && !self.turn.outbound.has_unsent(None)
             && !self.endpoints.peers.is_hinted();
         self.turn.set_settled(settled);
+    }
+
+    /// Whether connections are open whose bytes are passed on as they come.
+    fn has_relays(&self) -> bool {
+        let relays = |slot: &usize| self.turn.services[*slot].relays_streams();
+        let mut slots = (0..self.turn.services.len()).filter(relays);
+        slots.any(|slot| self.endpoints.tcp.open_of(slot as u16) > 0)
     }
 
     /// Ends the worker: unanswered requests are dropped as `drain_timeout`, blocks are stopped and connections

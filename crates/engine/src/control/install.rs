@@ -137,6 +137,7 @@ impl<N: Nic> Worker<N> {
             turn.services[usize::from(*slot)].leaving = Some(Leaving { vote, expired: false });
             if let Some(successor) = successor {
                 endpoints.tcp.move_to(*slot, *successor);
+                turn.move_relays(*slot, *successor);
             }
             if let Some(successor) = shm_successor {
                 endpoints.shm.move_to(*slot, *successor, departing);

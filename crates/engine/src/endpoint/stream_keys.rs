@@ -55,6 +55,14 @@ impl StreamKeys {
         self.first + place
     }
 
+    /// The connection to an upstream server belongs to another version of its service.
+    pub(crate) fn set_upstream(&mut self, key: StreamKey, to: u16) {
+        if let StreamOwner::Upstream { service, .. } = &mut self.owners[(key - self.first) as usize]
+        {
+            *service = to;
+        }
+    }
+
     /// Returns a key.
     pub(crate) fn free(&mut self, key: StreamKey) {
         let place = key - self.first;

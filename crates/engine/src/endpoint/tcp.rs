@@ -5,11 +5,13 @@
 //! | accept, adopt | `tcp/accept.rs` |
 //! | read, parse, admit | `tcp/read.rs` |
 //! | settle, write, close | `tcp/write.rs` |
+//! | the same for bytes that go to an upstream server as they come | `tcp/relay.rs` |
 //! | one connection: its bytes, and the order of its replies | `tcp/connection.rs` |
 
 mod accept;
 pub(crate) mod connection;
 mod read;
+mod relay;
 mod write;
 
 use wire::DropReason;

@@ -10,7 +10,8 @@
 //! (`sendmmsg`, GSO); a socket that epoll reports is read with one call (`recvmmsg`, GRO), so an idle flow costs nothing, and the
 //! worker sleeps while the server works.
 //!
-//! *Streams.* Each client connection has one to the server: see `streams.rs`.
+//! *Streams.* Each client connection has one to the server: see `streams.rs`. With `framing = "raw"` no messages are looked for in
+//! their bytes: see `relay.rs`.
 //!
 //! *The books.* A request is in flight from admission to the first of these:
 //!
@@ -34,6 +35,7 @@
 
 mod answers;
 mod flows;
+pub(crate) mod relay;
 mod requests;
 mod stream_requests;
 mod streams;
@@ -47,7 +49,7 @@ use wire::session::Origin;
 
 use self::flows::Flows;
 use self::streams::{Stream, Streams};
-use crate::topology::{Limits, Service};
+use crate::topology::{CHUNK_BYTES, Limits, Service};
 
 /// Datagrams and bytes that are collected before they are sent.
 const TX_ITEMS: usize = 1024;
@@ -64,6 +66,7 @@ pub(crate) struct Upstream {
     header_with: Option<SocketAddr>,
     flows: Flows,
     streams: Streams,
+    relays_streams: bool,
 }
 
 impl Upstream {
@@ -75,7 +78,9 @@ impl Upstream {
         let at = listen.find(|listen| listen.transport == Transport::Udp);
         let at = at.map_or((Ipv4Addr::UNSPECIFIED, 0).into(), |listen| listen.address);
         let header_with = service.proxy_protocol.then_some(at);
-        Some(Box::new(Self { address, header_with, flows, streams: Streams::default() }))
+        let relays_streams = service.relays_streams();
+        let streams = Streams::default();
+        Some(Box::new(Self { address, header_with, flows, streams, relays_streams }))
     }
 
     /// The header before a client's datagram, if there is one.
@@ -89,6 +94,16 @@ impl Upstream {
     /// The most client flows it has.
     pub(crate) fn flows_max(&self) -> u32 {
         self.flows.max()
+    }
+
+    /// Whether bytes of connections are passed on as they come.
+    pub(crate) fn relays_streams(&self) -> bool {
+        self.relays_streams
+    }
+
+    /// The longest chunk of such a connection.
+    pub(crate) fn chunk_bytes(&self) -> usize {
+        if self.relays_streams { CHUNK_BYTES } else { 0 }
     }
 
     /// Requests in flight.

@@ -266,6 +266,26 @@ impl Attached {
         }
     }
 
+    /// The chain decides about a chunk of a byte stream. Its bytes are then those of message 0, until the next batch begins.
+    pub(crate) fn decide_chunk(
+        &mut self,
+        direction: Direction,
+        request: &RequestId,
+        chunk: &[u8],
+        clock: &dyn Fn() -> u64,
+    ) -> (Outcome, &[u8]) {
+        self.messages.clear();
+        self.messages.push_of(request, chunk);
+        self.messages.set_chunks();
+        self.decide(direction, clock);
+        (self.messages.outcome(0), self.messages.bytes(0))
+    }
+
+    /// Nothing of a chunk is needed any longer.
+    pub(crate) fn clear_chunk(&mut self) {
+        self.messages.clear();
+    }
+
     /// Whether there is room for a reply.
     pub(crate) fn has_room(&self, len: usize) -> bool {
         self.messages.has_room(len)

@@ -4,7 +4,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use mqueue::{Head, LoanError, MappedMemory, Pool, abi};
-use onpath::{Arranged, Chain, Link};
 use wire::DropReason;
 use wire::framing::Framing;
 use wire::nic::{Nic, SharedBytes};
@@ -224,26 +223,6 @@ impl ServiceShare {
         }
     }
 
-    /// Gives the service's chain, or the one on the path to a backend, these functions, in this order; returns those that it no longer has.
-    pub(crate) fn arrange_chain(
-        &mut self,
-        backend: Option<u16>,
-        order: Vec<Arranged>,
-    ) -> Vec<Link> {
-        if let Some(backend) = backend {
-            return self.backends.arrange_path(backend, order);
-        }
-        let attached = self.chain.get_or_insert_with(|| {
-            Box::new(Attached::new(self.max_message_bytes, self.max_reply_bytes))
-        });
-        let former = attached.chain().arrange(order);
-        self.notices.wanted = attached.chain().wants_notices();
-        if attached.chain().is_empty() {
-            self.chain = None;
-        }
-        former
-    }
-
     /// A TCP connection of it is closed.
     pub(crate) fn end_connection(&self) {
         if let Some(owner) = &self.owner {
@@ -276,20 +255,6 @@ impl ServiceShare {
         }
         let limits = !handed_over || mutants::on("tenant_limits_twice");
         self.shed.filter(|_| limits).map(Refusal::Retry)
-    }
-
-    /// Time that its functions have taken since the last call.
-    pub(crate) fn take_function_ns(&mut self) -> u64 {
-        let of_chain = self.chain.as_mut().map_or(0, |attached| attached.chain().take_spent_ns());
-        of_chain + self.backends.take_function_ns()
-    }
-
-    /// The service's chain, or the one on the path to a backend.
-    pub(crate) fn chain_of(&mut self, backend: Option<u16>) -> Option<&mut Chain> {
-        match backend {
-            None => self.chain.as_mut().map(|attached| attached.chain()),
-            Some(backend) => self.backends.chain_of(backend),
-        }
     }
 
     /// The blocked mqueues become the retried ones; the list of blocked ones is empty again.

@@ -1,7 +1,5 @@
 //! Checks of a topology: each error names a field.
 
-use wire::framing::Delimits;
-
 use super::*;
 
 /// An invalid topology: the field, and valid values.
@@ -243,12 +241,6 @@ impl Topology {
         found("accelerator", without(!service.accelerators.is_empty(), ", which runs no kernel"));
         found("backend", without(!service.backends.is_empty(), ", which runs no kernel"));
         found("listen", without(!service.memory_ports.is_empty(), " where it names shm:// ports"));
-        let streams = service.listen.iter().any(|listen| listen.transport == Transport::Tcp);
-        let undelimited = streams && service.framing.delimits() == Delimits::Nothing;
-        found("framing", undelimited.then(|| {
-            let framing = service.framing;
-            format!("{framing} does not say where an answer ends, which a proxy with tcp:// ports must know; choose another framing")
-        }));
         found("replies", without(service.replies == Replies::None, " where it is \"none\""));
         let most = u64::from(MESSAGE_BYTES_MAX);
         let (request, reply) = (service.max_message_bytes, service.max_reply_bytes);

@@ -6,6 +6,7 @@
 use crate::function::{Direction, Failure, Function, Merge, Register};
 use crate::messages::Messages;
 use crate::sketch::count_min::{CountMin, DEPTH_MAX, Settings, TOP_MAX, WIDTH_MAX, WIDTH_MIN};
+use crate::sketch::stream_items::StreamItems;
 
 /// Items of the list that registers show.
 const SHOWN: usize = 8;
@@ -32,6 +33,7 @@ const REGISTERS: [(&str, Merge); AT_SHOWN] = [
 /// See the module's text.
 pub struct CountMinFunction {
     sketch: CountMin,
+    streams: StreamItems,
     offset: usize,
     /// 0: up to the end.
     length: usize,
@@ -52,7 +54,8 @@ impl Default for CountMinFunction {
         }
         let settings = Settings { width: 1 << 12, depth: 4, top: 32, seed: 0 };
         let sketch = CountMin::new(settings);
-        Self { sketch, offset: 0, length: 0, items: 0, short: 0, registers }
+        let streams = StreamItems::default();
+        Self { sketch, streams, offset: 0, length: 0, items: 0, short: 0, registers }
     }
 }
 
@@ -63,6 +66,18 @@ impl Function for CountMinFunction {
         }
         for index in 0..messages.len() {
             if !messages.is_open(index) {
+                continue;
+            }
+            if messages.are_chunks() {
+                let Self { sketch, streams, items, length, .. } = self;
+                let skip = u32::try_from(self.offset).unwrap_or(u32::MAX);
+                let at = (skip, *length);
+                let chunk = messages.bytes(index);
+                let split = streams.split(messages.request(index), at, chunk, |bytes| {
+                    bytes.chunks_exact(*length).for_each(|item| _ = sketch.add(item));
+                    *items += (bytes.len() / *length) as u64;
+                });
+                self.short += u64::from(!split);
                 continue;
             }
             match super::range(messages.bytes(index), self.offset, self.length) {
@@ -145,6 +160,7 @@ impl Function for CountMinFunction {
             _ => return Err(Failure("it is no setting".to_owned())),
         }
         self.sketch = CountMin::new(settings);
+        self.streams.clear();
         (self.items, self.short) = (0, 0);
         Ok(())
     }

@@ -1,12 +1,14 @@
 //! Estimates how many different items clients have sent: HyperLogLog on the requests of a service.
 //!
-//! An item is a range of bytes of a request, or each word of it (the operation of NICA and FpgaNIC on a stream). Everything passes. The sketch of
+//! An item is a range of bytes of a request, or each word of it (the operation of NICA and FpgaNIC on a stream). On a byte stream all items have
+//! one length, and go on from one chunk to the next. Everything passes. The sketch of
 //! each worker is a part of the whole: `estimate` is read from all of them, merged.
 
-use crate::function::{Direction, Failure, Function, Merge, Register};
+use crate::function::{Direction, Failure, Function, Merge, Register, RequestId};
 use crate::messages::Messages;
 use crate::sketch::Instructions;
 use crate::sketch::hyperloglog::{HyperLogLog, PRECISION_MAX, PRECISION_MIN, Settings};
+use crate::sketch::stream_items::StreamItems;
 
 /// The seed of FpgaNIC's HyperLogLog.
 const SEED: u32 = 0xbaad_f00d;
@@ -32,6 +34,7 @@ const AT_LENGTH: usize = 7;
 /// See the module's text.
 pub struct HyperLogLogFunction {
     sketch: HyperLogLog,
+    streams: StreamItems,
     offset: usize,
     /// 0: up to the end.
     length: usize,
@@ -46,6 +49,7 @@ impl Default for HyperLogLogFunction {
         let settings = Settings { precision: PRECISION, wide: true, item_bytes: 0, seed: SEED };
         Self {
             sketch: HyperLogLog::new(settings, Instructions::best()),
+            streams: StreamItems::default(),
             offset: 0,
             length: 0,
             items: 0,
@@ -75,12 +79,34 @@ impl HyperLogLogFunction {
     }
 }
 
+impl HyperLogLogFunction {
+    /// Adds a chunk of a byte stream.
+    fn add_chunk(&mut self, request: &RequestId, chunk: &[u8]) {
+        let Self { sketch, streams, items, .. } = self;
+        let word = usize::from(sketch.settings().item_bytes);
+        let item = if word > 0 { word } else { self.length };
+        let skip = u32::try_from(self.offset).unwrap_or(u32::MAX);
+        let split = streams.split(request, (skip, item), chunk, |bytes| {
+            *items += (bytes.len() / item) as u64;
+            match word {
+                0 => bytes.chunks_exact(item).for_each(|item| sketch.add(item)),
+                _ => sketch.add_words(bytes),
+            }
+        });
+        self.short += u64::from(!split);
+    }
+}
+
 impl Function for HyperLogLogFunction {
     fn decide(&mut self, direction: Direction, messages: &mut Messages) -> Result<(), Failure> {
         if direction == Direction::Requests {
+            let chunks = messages.are_chunks();
             for index in 0..messages.len() {
                 if messages.is_open(index) {
-                    self.add(messages.bytes(index));
+                    match chunks {
+                        true => self.add_chunk(messages.request(index), messages.bytes(index)),
+                        false => self.add(messages.bytes(index)),
+                    }
                 }
             }
         }
@@ -150,6 +176,7 @@ impl Function for HyperLogLogFunction {
             }
         }
         self.sketch = HyperLogLog::new(settings, Instructions::best());
+        self.streams.clear();
         (self.items, self.short) = (0, 0);
         Ok(())
     }

@@ -25,7 +25,8 @@ fn parse(buffer: &[u8], max: usize, expects: Expects) -> Result<Parsed, FramingE
 impl Grammar for Raw {
     const WIRE: &'static str = "what one read of the connection returned, cut at `max_message_bytes`. TCP is a stream: \
         two requests sent together may arrive as one message, and one request as several chunks. Use `raw` for \
-        clients that send one short request and wait, or for kernels that accept a stream of chunks.";
+        clients that send one short request and wait, or for kernels that accept a stream of chunks. A proxy passes the bytes on as they come \
+        ([proxy.md](proxy.md#byte-streams)).";
 
     const DELIMITS: Delimits = Delimits::Nothing;
 

@@ -184,6 +184,18 @@ impl Connection {
         self.next - 1
     }
 
+    /// Assigns the next number to a chunk of bytes that go on as they come.
+    pub(crate) fn take_chunk(&mut self) -> u64 {
+        (self.next, self.turn) = (self.next + 1, self.next + 1);
+        self.next - 1
+    }
+
+    /// Appends the rest of such a chunk for the client, which counts as a reply of this many bytes.
+    pub(crate) fn relay(&mut self, rest: &[u8], payload: u32, pool: &mut Pool) {
+        self.append(rest, pool);
+        self.owe(Some(payload), pool);
+    }
+
     /// The same for as many requests that were accepted as one.
     pub(crate) fn take_many(&mut self, requests: u32) {
         self.open += requests;

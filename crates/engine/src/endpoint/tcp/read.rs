@@ -59,6 +59,9 @@ impl TcpConnections {
             self.over_limits += usize::from(turn.services[service].is_shed());
             return true;
         }
+        if turn.services[service].relays_streams() {
+            return self.read_relayed(turn, schedule, key);
+        }
         if connection.reading == Reading::Stalled {
             connection.reading = Reading::Open;
             let input = std::mem::take(&mut connection.input);
@@ -443,6 +446,10 @@ impl TcpConnections {
                 continue;
             }
             let share = &turn.services[usize::from(connection.service)];
+            if share.relays_streams() {
+                // It has no messages: it goes on until it ends, or the drain time is over.
+                continue;
+            }
             connection.reading = Reading::Ended;
             let input = std::mem::take(&mut connection.input);
             let (parser, max) = (&mut connection.parser, share.max_message_bytes);

@@ -206,6 +206,9 @@ impl TcpConnections {
     /// Closes a connection whose client sends nothing more and has no reply due.
     pub(super) fn close_if_done<N: Nic>(&mut self, turn: &mut Turn<N>, key: StreamKey) {
         let Some(connection) = self.table.at(key) else { return };
+        if turn.services[usize::from(connection.service)].relays_streams() {
+            return self.relay_written(turn, key);
+        }
         let flushed = connection.unsent().is_empty() || mutants::on("close_unflushed");
         let ended = connection.reading == Reading::Ended && connection.unsettled() == 0;
         if !flushed || !(connection.closing || ended) {
@@ -241,7 +244,10 @@ impl TcpConnections {
     ) {
         let Some(connection) = self.table.at(key) else { return };
         let service = usize::from(connection.service);
-        let how = if connection.unsent().is_empty() { how } else { Close::Reset };
+        let relays = turn.services[service].relays_streams();
+        let is_whole =
+            connection.unsent().is_empty() && (!relays || turn.is_relay_finished(service, key));
+        let how = if is_whole { how } else { Close::Reset };
         let next = connection.arrival(turn.index, key, turn.now_ns);
         if let (Some(chain), Origin::Client(client)) =
             (turn.services[service].chain.as_deref_mut(), next.origin)

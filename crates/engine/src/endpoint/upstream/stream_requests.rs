@@ -91,7 +91,11 @@ impl<N: Nic> Turn<N> {
         stream.delays_close
     }
 
-    fn open_stream(&mut self, service: usize, client: &ReplyTo) -> Result<(), DropReason> {
+    pub(super) fn open_stream(
+        &mut self,
+        service: usize,
+        client: &ReplyTo,
+    ) -> Result<(), DropReason> {
         // Of a former client with the same key, whose service was another version of this one.
         self.close_stream(service, client.key);
         let Self { services, nic, stream_keys, upstream: batch, now_ns, .. } = self;
@@ -130,13 +134,16 @@ impl<N: Nic> Turn<N> {
     }
 
     /// Closes the connection to the server and takes it out of the table. Its requests are no longer in flight.
-    fn take_stream(&mut self, service: usize, client: u32) -> Option<Box<Stream>> {
+    pub(super) fn take_stream(&mut self, service: usize, client: u32) -> Option<Box<Stream>> {
         let Self { services, nic, stream_keys, upstream: batch, now_ns, .. } = self;
         let share = &mut services[service];
         let stream = share.upstream.as_deref_mut()?.streams.remove(client)?;
         share.tell_gone(stream.client, *now_ns);
         batch.streams -= 1;
-        let done = stream.pipeline.places.is_empty() && stream.pipeline.unwritten() == 0;
+        let done = match share.relays_streams() {
+            true => stream.is_finished(),
+            false => stream.pipeline.places.is_empty() && stream.pipeline.unwritten() == 0,
+        };
         nic.close(stream.key, if done { Close::Graceful } else { Close::Reset });
         stream_keys.free(stream.key);
         Some(stream)
@@ -157,7 +164,8 @@ impl<N: Nic> Turn<N> {
         if matches!(event, Event::Writable(_)) {
             let connected = stream.state != State::Up;
             stream.state = State::Up;
-            if stream.pipeline.unwritten() > 0 && !std::mem::replace(&mut stream.is_dirty, true) {
+            let writes = stream.pipeline.unwritten() > 0 || stream.relay_writable();
+            if writes && !std::mem::replace(&mut stream.is_dirty, true) {
                 batch.to_write.push((service, client));
             }
             if connected {
@@ -175,13 +183,15 @@ impl<N: Nic> Turn<N> {
         let mut listed = std::mem::take(&mut batch.to_write);
         for (service, client) in listed.drain(..) {
             let share = &mut services[usize::from(service)];
+            let relays = share.relays_streams();
             let streams = share.upstream.as_deref_mut().map(|upstream| &mut upstream.streams);
             let Some((in_flight, stream)) = streams.and_then(|streams| streams.with(client)) else {
                 continue;
             };
             stream.is_dirty = false;
             // Written when the attempt succeeds; dropped with its requests when it fails.
-            if stream.state != State::Up || stream.pipeline.unwritten() == 0 {
+            let writes = stream.pipeline.unwritten() > 0 || stream.relay_writable();
+            if stream.state != State::Up || !writes {
                 continue;
             }
             if stream.pipeline.write(nic, stream.key) == Written::Broken {
@@ -193,7 +203,9 @@ impl<N: Nic> Turn<N> {
                 consumed = std::mem::take(&mut stream.unanswered);
                 *in_flight -= consumed;
             }
-            if stream.resumes_client() {
+            if relays {
+                batch.relay_written(nic, stream);
+            } else if stream.resumes_client() {
                 batch.resumed.push(client);
             }
             share.count_consumed(consumed);
@@ -219,6 +231,11 @@ impl Endpoints {
                 continue;
             }
             let (to, key) = (stream.client, stream.key);
+            if turn.services[slot].relays_streams() {
+                self.gather_relay(turn, schedule, (slot, client), &mut scratch);
+                continue;
+            }
+            let Some(stream) = turn.stream(slot, client) else { continue };
             if stream.failed && stream.state != State::Up {
                 self.end_stream(turn, slot, client, DropReason::UpstreamRefused);
                 continue;
@@ -386,8 +403,9 @@ impl Endpoints {
         reason: DropReason,
     ) {
         let now_ns = turn.now_ns;
-        if turn.stream(service, client).is_none() {
-            return;
+        let Some(to) = turn.stream(service, client).map(|stream| stream.client) else { return };
+        if turn.services[service].relays_streams() {
+            return self.end_relay(turn, service, &to, reason);
         }
         // What it answered before comes first.
         self.deliver_shown(turn, service);

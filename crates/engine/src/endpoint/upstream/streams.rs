@@ -40,6 +40,21 @@ pub(super) struct Place {
     pub(super) ended: bool,
 }
 
+/// How far a byte stream without messages has come, see `relay.rs`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Relay {
+    /// The client sends nothing more.
+    pub(super) client_ended: bool,
+    /// The server does not.
+    pub(super) server_ended: bool,
+    /// The server has been told, behind all bytes.
+    pub(super) told_server: bool,
+    /// The client has.
+    pub(super) told_client: bool,
+    /// The server is read again when the client has taken what waits for it.
+    pub(super) holds_server: bool,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Connecting { deadline_ns: u64 },
@@ -65,6 +80,8 @@ pub(super) struct Stream {
     pub(super) unanswered: u64,
     /// It broke.
     pub(super) failed: bool,
+    /// Of a byte stream without messages.
+    pub(super) relay: Relay,
 }
 
 impl Stream {
@@ -80,6 +97,7 @@ impl Stream {
             delays_close: false,
             unanswered: 0,
             failed: false,
+            relay: Relay::default(),
         }
     }
 
@@ -157,11 +175,17 @@ impl Streams {
     }
 
     pub(super) fn insert(&mut self, stream: Stream) {
+        self.put(Box::new(stream));
+    }
+
+    /// Adds one with requests in flight.
+    pub(super) fn put(&mut self, stream: Box<Stream>) {
+        self.in_flight += stream.in_flight();
         let place = stream.client.key as usize;
         if self.by_client.len() <= place {
             self.by_client.resize_with(place + 1, || None);
         }
-        self.by_client[place] = Some(Box::new(stream));
+        self.by_client[place] = Some(stream);
     }
 
     /// Takes a connection out; its requests are no longer in flight.

@@ -1,0 +1,50 @@
+//! The functions on the paths of a service's messages.
+
+use onpath::{Arranged, Chain, Link};
+
+use crate::service::chain::Attached;
+use crate::service::share::ServiceShare;
+
+impl ServiceShare {
+    /// Gives the service's chain, or the one on the path to a backend, these functions, in this order; returns those that it no longer has.
+    pub(crate) fn arrange_chain(
+        &mut self,
+        backend: Option<u16>,
+        order: Vec<Arranged>,
+    ) -> Vec<Link> {
+        if let Some(backend) = backend {
+            return self.backends.arrange_path(backend, order);
+        }
+        let attached = self.chain.get_or_insert_with(|| {
+            let chunk = self.upstream.as_ref().map_or(0, |upstream| upstream.chunk_bytes());
+            let (message, reply) = (self.max_message_bytes, self.max_reply_bytes);
+            Box::new(Attached::new(chunk.max(message), chunk.max(reply)))
+        });
+        let former = attached.chain().arrange(order);
+        self.notices.wanted = attached.chain().wants_notices();
+        if attached.chain().is_empty() {
+            self.chain = None;
+        }
+        former
+    }
+
+    /// Whether it passes the bytes of TCP connections on to its upstream server, without messages in them.
+    #[inline]
+    pub(crate) fn relays_streams(&self) -> bool {
+        self.upstream.as_ref().is_some_and(|upstream| upstream.relays_streams())
+    }
+
+    /// Time that its functions have taken since the last call.
+    pub(crate) fn take_function_ns(&mut self) -> u64 {
+        let of_chain = self.chain.as_mut().map_or(0, |attached| attached.chain().take_spent_ns());
+        of_chain + self.backends.take_function_ns()
+    }
+
+    /// The service's chain, or the one on the path to a backend.
+    pub(crate) fn chain_of(&mut self, backend: Option<u16>) -> Option<&mut Chain> {
+        match backend {
+            None => self.chain.as_mut().map(|attached| attached.chain()),
+            Some(backend) => self.backends.chain_of(backend),
+        }
+    }
+}
