@@ -103,6 +103,20 @@ def describe(value: Any) -> str:
         return name
 
 
+class TransferError(Error, OSError):
+    """A transfer could not start, or ended early."""
+
+    def __init__(self, text: str, *, reason: str, errno: int, result: Any) -> None:
+        super().__init__(errno, text)
+        #: Why, as a word: those of docs/transfer.md, such as ``closed``, ``disk_full`` or ``not_verified``.
+        self.reason = reason
+        #: What it did until then (:class:`serval.transfer.Result`). Its counts are exact.
+        self.result = result
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
 class CollectiveError(Error):
     """A call of a group failed, or the group was not formed. The group cannot be used any more, unless the reason is ``argument``."""
 

@@ -1,11 +1,15 @@
 //! Arrays in the memory of a GPU, such as tensors of torch: slots of pinned memory for each GPU, and an array that is lent for a call.
 
+use std::sync::Mutex;
 use std::time::Duration;
 
 use accel::cuda::{CudaError, Gpu, LentError, Ready, StagedArray, gpu_at};
 use collective::staged::{CopyFailed, Direction, PIECE_BYTES, SLOTS};
 use collective::{CollectiveError, Staging};
 use pyo3::prelude::*;
+use transfer::accelerator;
+
+use crate::lock;
 
 /// Copies in progress when a call has failed are waited for this long. Those of a GPU that works take milliseconds.
 const COPIES_END_WITHIN: Duration = Duration::from_secs(5);
@@ -21,6 +25,16 @@ pub(crate) struct GpuArray {
     stream: Option<usize>,
     /// An event of the program.
     event: Option<usize>,
+}
+
+impl GpuArray {
+    fn ready(&self) -> Ready {
+        match (self.event, self.stream) {
+            (Some(event), _) => Ready::Event(event),
+            (None, Some(stream)) => Ready::Stream(stream),
+            (None, None) => Ready::Now,
+        }
+    }
 }
 
 /// The slots of a group, by the number of the GPU. They are made when a call first needs them.
@@ -41,15 +55,10 @@ impl Stages {
         let gpu = gpu_at(array.address, None).map_err(refused)?;
         let at = self.slots_of(gpu).map_err(|error| refused(error.into()))?;
         let (_, slots) = &mut self.0[at];
-        let ready = match (array.event, array.stream) {
-            (Some(event), _) => Ready::Event(event),
-            (None, Some(stream)) => Ready::Stream(stream),
-            (None, None) => Ready::Now,
-        };
         // SAFETY: `owner` keeps the memory until this function has returned, and is leaked if copies may still use it then. The
         // documentation forbids any other use meanwhile, and asks for a stream and an event that exist.
         #[allow(unsafe_code)]
-        unsafe { slots.lend(array.address, array.bytes, ready) }.map_err(refused)?;
+        unsafe { slots.lend(array.address, array.bytes, array.ready()) }.map_err(refused)?;
         let result = call(slots);
         if !slots.take_back(COPIES_END_WITHIN) {
             std::mem::forget(self.0.swap_remove(at));
@@ -70,6 +79,87 @@ impl Stages {
     /// In a fork, where the driver does not work.
     pub(crate) fn forget(&mut self) {
         std::mem::forget(std::mem::take(&mut self.0));
+    }
+}
+
+/// Slots of arrays that were lent to transfers, by the number of the GPU, for the next ones.
+static SPARE: Mutex<Vec<(u32, StagedArray)>> = Mutex::new(Vec::new());
+/// As many are kept.
+const SPARE_MAX: usize = 8;
+
+/// An array of the program that a transfer uses, until this is dropped.
+pub(crate) struct Lent {
+    /// None while it is dropped.
+    slots: Option<StagedArray>,
+    gpu: u32,
+    /// Keeps the memory allocated.
+    owner: Option<Py<PyAny>>,
+}
+
+/// Lends an array to a transfer. The error is one sentence.
+pub(crate) fn lent(array: GpuArray) -> Result<Lent, String> {
+    let gpu = gpu_at(array.address, None).map_err(|error| error.to_string())?;
+    let mut spare = lock(&SPARE);
+    let kept = spare.iter().position(|(of, _)| *of == gpu).map(|at| spare.swap_remove(at).1);
+    drop(spare);
+    let mut slots = match kept {
+        Some(slots) => slots,
+        None => Gpu::open_for_copies(gpu, None)
+            .and_then(|gpu| StagedArray::slots(gpu, accelerator::SLOTS, accelerator::SLOT_BYTES))
+            .map_err(|error| error.to_string())?,
+    };
+    // SAFETY: `owner` keeps the memory until the copies have ended, or is leaked. The documentation forbids any other use
+    // meanwhile, and asks for a stream and an event that exist.
+    #[allow(unsafe_code)]
+    unsafe { slots.lend(array.address, array.bytes, array.ready()) }
+        .map_err(|error| error.to_string())?;
+    Ok(Lent { slots: Some(slots), gpu, owner: Some(array.owner) })
+}
+
+impl Lent {
+    fn slots(&mut self) -> &mut StagedArray {
+        self.slots.as_mut().expect("only drop takes them")
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let Some(mut slots) = self.slots.take() else { return };
+        if !slots.take_back(COPIES_END_WITHIN) {
+            std::mem::forget((slots, self.owner.take()));
+            return;
+        }
+        let mut spare = lock(&SPARE);
+        if spare.len() < SPARE_MAX {
+            spare.push((self.gpu, slots));
+        }
+    }
+}
+
+impl Staging for Lent {
+    fn bytes(&self) -> usize {
+        self.slots.as_ref().map_or(0, Staging::bytes)
+    }
+
+    fn slot_bytes(&self) -> usize {
+        accelerator::SLOT_BYTES
+    }
+
+    fn begin(
+        &mut self,
+        direction: Direction,
+        slot: usize,
+        range: std::ops::Range<usize>,
+    ) -> Result<(), CopyFailed> {
+        self.slots().begin(direction, slot, range)
+    }
+
+    fn is_done(&mut self, slot: usize) -> Result<bool, CopyFailed> {
+        self.slots().is_done(slot)
+    }
+
+    fn slot(&mut self, slot: usize) -> &mut [u8] {
+        self.slots().slot(slot)
     }
 }
 

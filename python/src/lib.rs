@@ -6,6 +6,8 @@
 //!
 //! [`ring::Ring`] reads what a function on the path of messages delivers to this process.
 //!
+//! [`transfer::Transfers`] starts transfers and reports their ends.
+//!
 //! [`collective::Group`] is a rank of a group whose calls run on the calling thread, without the interpreter's lock.
 
 #![deny(unsafe_code)]
@@ -13,6 +15,7 @@
 mod collective;
 mod gpu;
 mod ring;
+mod transfer;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -377,4 +380,6 @@ mod _native {
     use super::collective::{Group, GroupError, Listener};
     #[pymodule_export]
     use super::ring::Ring;
+    #[pymodule_export]
+    use super::transfer::{TransferRefused, Transfers};
 }

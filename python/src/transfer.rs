@@ -1,0 +1,400 @@
+//! Transfers of Python programs: an engine in this process, or the connection to one in another.
+//!
+//! The thread that starts a transfer touches none of its bytes, and the interpreter's lock is not held while they move. Ends
+//! arrive in [`Transfers::next`], which one thread of the Python package calls.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd as _, BorrowedFd, RawFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use pyo3::exceptions::{PyException, PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use sys::local::{WakeFd, wait_readable};
+use transfer::message::Answer;
+use transfer::{
+    AcceleratorMemory, Cipher, Client, ClientError, Command, DigestKind, Engine, Existing,
+    ExpandLimits, Format, Key, Limits, NewFile, Place, RemoteError, Report, SearchKind, SearchSpec,
+    StageSpec, Submitted, TransferError as Error,
+};
+
+use zeroize::Zeroizing;
+
+use crate::gpu::{GpuArray, lent};
+use crate::lock;
+
+pyo3::create_exception!(
+    serval._native,
+    TransferRefused,
+    PyException,
+    "What a transfer is refused with: reason, error number, text."
+);
+
+/// See the module's text.
+#[pyclass(frozen, module = "serval._native")]
+pub(crate) struct Transfers {
+    /// The process that made it. After a fork its threads and its connection belong to this process.
+    process: u32,
+    /// `None` after `close`.
+    open: Mutex<Option<Arc<Open>>>,
+}
+
+struct Open {
+    engine: Where,
+    flights: Arc<Flights>,
+}
+
+enum Where {
+    /// In this process.
+    Here(Engine),
+    /// In another one.
+    There(Mutex<Client>),
+}
+
+/// Apart from the engine, whose threads have it as well.
+struct Flights {
+    state: Mutex<State>,
+    /// Something has ended, or `next` is to return.
+    wake: WakeFd,
+}
+
+#[derive(Default)]
+struct State {
+    last: u64,
+    in_flight: HashMap<u64, Flight>,
+    ended: VecDeque<End>,
+}
+
+/// A transfer's number, its result, and what it did.
+type End = (u64, Result<(), RemoteError>, Report);
+
+/// A transfer in flight.
+#[derive(Default)]
+struct Flight {
+    /// None while it is being submitted, and of an engine in another process.
+    submitted: Option<Submitted>,
+    file: Option<Naming>,
+}
+
+/// A file that gets its name if its transfer succeeds.
+struct Naming {
+    file: NewFile,
+    existing: Existing,
+    sync: bool,
+}
+
+/// A source or a sink as Python describes it.
+#[derive(FromPyObject)]
+enum GivenPlace {
+    /// An array in the memory of a GPU.
+    Gpu(GpuArray),
+    /// A descriptor, whether it is a socket, and the first byte.
+    Descriptor((RawFd, bool, u64)),
+    /// The path of a new file.
+    Path(PathBuf),
+}
+
+/// The name of a stage and what it needs: an algorithm, a key, a pattern, and two numbers.
+type GivenStage = (String, String, Vec<u8>, u64, u64);
+
+/// A stage's name, bytes in, bytes out, whether it finished, its digest, and what it found.
+type StageResult<'py> =
+    (&'static str, u64, u64, bool, Option<Bound<'py, PyBytes>>, Option<(u64, Vec<u64>)>);
+/// A transfer's number, its error (reason, error number, text), bytes read and written, and its stages.
+type Ended<'py> = (u64, Option<(&'static str, i32, String)>, u64, u64, Vec<StageResult<'py>>);
+
+#[pymethods]
+impl Transfers {
+    /// With the engine that listens at `path`, or with one of its own.
+    #[new]
+    fn new(
+        py: Python<'_>,
+        path: Option<PathBuf>,
+        in_flight: u32,
+        memory_mib: u32,
+    ) -> PyResult<Self> {
+        let engine = match path {
+            None => Where::Here(Engine::start(Limits { in_flight, memory_mib })?),
+            Some(path) => {
+                let client = py.detach(|| Client::connect(&path));
+                Where::There(Mutex::new(client.map_err(failed)?))
+            }
+        };
+        let flights = Arc::new(Flights { state: Mutex::default(), wake: WakeFd::new()? });
+        let open = Open { engine, flights };
+        Ok(Self { process: std::process::id(), open: Mutex::new(Some(Arc::new(open))) })
+    }
+
+    /// Starts a transfer and returns its number. The descriptors stay the caller's.
+    #[allow(clippy::too_many_arguments)]
+    fn start(
+        &self,
+        py: Python<'_>,
+        source: GivenPlace,
+        sink: GivenPlace,
+        bytes: Option<u64>,
+        stages: Vec<GivenStage>,
+        stall: Option<f64>,
+        deadline: Option<f64>,
+        sync: bool,
+        replace: bool,
+    ) -> PyResult<u64> {
+        let open = self.open()?;
+        let ((source, _), (sink, file)) = (source.open()?, sink.open()?);
+        let stages = stages.into_iter().map(stage).collect::<PyResult<Vec<_>>>()?;
+        let mut command = Command::new(source, bytes, stages, sink);
+        if let Some(stall) = stall {
+            command = command.stall(seconds(stall)?);
+        }
+        if let Some(deadline) = deadline {
+            command = command.deadline(seconds(deadline)?);
+        }
+        if sync {
+            command = command.sync();
+        }
+        let existing = if replace { Existing::Replace } else { Existing::Keep };
+        let file = file.map(|file| Naming { file, existing, sync });
+        py.detach(|| open.start(command, file))
+    }
+
+    /// The end of a transfer; `None` if none ends within `limit` seconds, or after `wake`.
+    fn next<'py>(&self, py: Python<'py>, limit: f64) -> PyResult<Option<Ended<'py>>> {
+        let open = self.open()?;
+        let limit = seconds(limit)?;
+        let ended = py.detach(|| open.next(limit)).map_err(PyRuntimeError::new_err)?;
+        let Some((id, result, report)) = ended else { return Ok(None) };
+        let error = result.err().map(|error| (error.name(), error.errno, error.text));
+        let stage = |stage: transfer::StageReport| {
+            let digest = stage.digest.map(|digest| PyBytes::new(py, digest.bytes()));
+            let found = stage.found.map(|found| (found.count, found.offsets));
+            (stage.kind.name(), stage.bytes, stage.made, stage.finished, digest, found)
+        };
+        let stages = report.stages.into_iter().map(stage).collect();
+        Ok(Some((id, error, report.read, report.written, stages)))
+    }
+
+    /// Ends a transfer; its end arrives as every other.
+    fn cancel(&self, py: Python<'_>, id: u64) -> PyResult<()> {
+        let open = self.open()?;
+        py.detach(|| open.cancel(id)).map_err(PyRuntimeError::new_err)
+    }
+
+    /// Bytes read and written so far; `None` of a transfer that has ended, or of an engine in another process.
+    fn progress(&self, id: u64) -> PyResult<Option<(u64, u64)>> {
+        let open = self.open()?;
+        let state = lock(&open.flights.state);
+        let submitted = state.in_flight.get(&id).and_then(|flight| flight.submitted.as_ref());
+        Ok(submitted.map(|submitted| (submitted.progress().read(), submitted.progress().written())))
+    }
+
+    /// Lets `next` return.
+    fn wake(&self) -> PyResult<()> {
+        self.open()?.flights.wake.wake();
+        Ok(())
+    }
+
+    /// Cancels what is in flight, and ends the engine or the connection.
+    fn close(&self, py: Python<'_>) {
+        let open = lock(&self.open).take();
+        if self.process == std::process::id() {
+            py.detach(|| drop(open));
+        } else {
+            // The threads that would be waited for are those of the parent.
+            std::mem::forget(open);
+        }
+    }
+}
+
+impl Transfers {
+    fn open(&self) -> PyResult<Arc<Open>> {
+        if self.process != std::process::id() {
+            return Err(PyRuntimeError::new_err(
+                "the transfers belong to the parent of this process: make new ones after a fork",
+            ));
+        }
+        lock(&self.open).clone().ok_or_else(|| PyRuntimeError::new_err("the transfers are closed"))
+    }
+}
+
+impl Open {
+    fn start(&self, command: Command, file: Option<Naming>) -> PyResult<u64> {
+        let engine = match &self.engine {
+            Where::Here(engine) => engine,
+            Where::There(client) => return self.start_there(&mut lock(client), command, file),
+        };
+        let id = {
+            let mut state = self.state();
+            state.last += 1;
+            let id = state.last;
+            state.in_flight.insert(id, Flight { submitted: None, file });
+            id
+        };
+        let flights = self.flights.clone();
+        let submitted = engine.submit_with(command, move |outcome| {
+            let result = outcome.result.map_err(|error| RemoteError::from(&error));
+            lock(&flights.state).ended.push_back((id, result, outcome.report));
+            flights.wake.wake();
+        });
+        let mut state = self.state();
+        match submitted {
+            Ok(submitted) => {
+                // It may have ended already.
+                if let Some(flight) = state.in_flight.get_mut(&id) {
+                    flight.submitted = Some(submitted);
+                }
+                Ok(id)
+            }
+            Err(error) => {
+                state.in_flight.remove(&id);
+                Err(refused(&RemoteError::from(&error)))
+            }
+        }
+    }
+
+    fn start_there(
+        &self,
+        client: &mut Client,
+        command: Command,
+        file: Option<Naming>,
+    ) -> PyResult<u64> {
+        // `next` reads no answer before the number is known: it needs the client for that.
+        let id = client.submit(command).map_err(failed)?;
+        self.state().in_flight.insert(id, Flight { submitted: None, file });
+        Ok(id)
+    }
+
+    fn cancel(&self, id: u64) -> Result<(), String> {
+        match &self.engine {
+            Where::Here(_) => {
+                let submitted =
+                    self.state().in_flight.get(&id).and_then(|flight| flight.submitted.clone());
+                if let Some(submitted) = submitted {
+                    submitted.cancel();
+                }
+                Ok(())
+            }
+            Where::There(client) => lock(client).cancel(id).map_err(|error| error.to_string()),
+        }
+    }
+
+    fn next(&self, limit: Duration) -> Result<Option<End>, String> {
+        let ended = match self.take()? {
+            Some(ended) => Some(ended),
+            None => {
+                match &self.engine {
+                    Where::Here(_) => wait_readable(&[self.flights.wake.as_fd()], Some(limit)),
+                    Where::There(client) => {
+                        let client = lock(client).as_fd().try_clone_to_owned();
+                        let client = client.map_err(|error| error.to_string())?;
+                        wait_readable(&[self.flights.wake.as_fd(), client.as_fd()], Some(limit))
+                    }
+                };
+                self.flights.wake.clear();
+                self.take()?
+            }
+        };
+        let Some((id, mut result, report)) = ended else { return Ok(None) };
+        let flight = self.state().in_flight.remove(&id).unwrap_or_default();
+        if let (Ok(()), Some(Naming { file, existing, sync })) = (&result, flight.file) {
+            let named = file.commit(existing, sync);
+            result = named.map_err(|error| {
+                let errno = error.raw_os_error().unwrap_or(5);
+                let error = Error::Host { what: "naming the new file", errno };
+                RemoteError::from(&error)
+            });
+        }
+        Ok(Some((id, result, report)))
+    }
+
+    /// An end that has arrived.
+    fn take(&self) -> Result<Option<End>, String> {
+        let client = match &self.engine {
+            Where::Here(_) => return Ok(self.state().ended.pop_front()),
+            Where::There(client) => client,
+        };
+        loop {
+            match lock(client).next(Duration::ZERO).map_err(|error| error.to_string())? {
+                Some(Answer::Ended { id, result, report }) => {
+                    return Ok(Some((id, result, report)));
+                }
+                // Nobody has asked for another one.
+                Some(_) => {}
+                None => return Ok(None),
+            }
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.flights.state)
+    }
+}
+
+impl GivenPlace {
+    /// The place, and the file that it becomes if it is new.
+    fn open(self) -> PyResult<(Place, Option<NewFile>)> {
+        match self {
+            Self::Gpu(array) => {
+                let memory = lent(array).map_err(PyValueError::new_err)?;
+                Ok((Place::Accelerator(AcceleratorMemory::new(memory), 0), None))
+            }
+            Self::Descriptor((descriptor, is_socket, offset)) => {
+                if descriptor < 0 {
+                    return Err(PyValueError::new_err("a descriptor is at least 0"));
+                }
+                // SAFETY: it is used for a copy only, and an invalid one is an error of the host kernel.
+                #[allow(unsafe_code)]
+                let owned = unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned()?;
+                let place =
+                    if is_socket { Place::Socket(owned) } else { Place::File(owned, offset) };
+                Ok((place, None))
+            }
+            Self::Path(path) => {
+                let file = NewFile::create(&path)?;
+                Ok((Place::File(file.file()?.into(), 0), Some(file)))
+            }
+        }
+    }
+}
+
+fn stage((name, option, bytes, first, second): GivenStage) -> PyResult<StageSpec> {
+    let bytes = Zeroizing::new(bytes);
+    let unknown = || PyValueError::new_err(format!("there is no stage {name} with {option}"));
+    let key = || {
+        let why = "a key has 32 bytes";
+        Key::of(&bytes).ok_or_else(|| PyValueError::new_err(why))
+    };
+    let format = || Format::named(&option).ok_or_else(unknown);
+    let cipher = || Cipher::named(&option).ok_or_else(unknown);
+    Ok(match name.as_str() {
+        "digest" => StageSpec::Digest(DigestKind::named(&option).ok_or_else(unknown)?),
+        "open" => StageSpec::Open(cipher()?, key()?),
+        "seal" => StageSpec::Seal(cipher()?, key()?),
+        "compress" => StageSpec::Compress(format()?),
+        "expand" => {
+            let ratio = u32::try_from(second).unwrap_or(u32::MAX);
+            StageSpec::Expand(format()?, ExpandLimits { bytes: first, ratio })
+        }
+        "find" | "grep" => {
+            let kind = if name == "find" { SearchKind::Text } else { SearchKind::Lines };
+            let offsets = u16::try_from(first).unwrap_or(u16::MAX);
+            StageSpec::Search(SearchSpec { kind, pattern: bytes.to_vec(), offsets })
+        }
+        _ => return Err(unknown()),
+    })
+}
+
+fn seconds(given: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(given)
+        .map_err(|_| PyValueError::new_err(format!("{given} is no time: give seconds above zero")))
+}
+
+fn refused(error: &RemoteError) -> PyErr {
+    TransferRefused::new_err((error.name(), error.errno, error.text.clone()))
+}
+
+/// The connection to an engine in another process failed.
+fn failed(error: ClientError) -> PyErr {
+    TransferRefused::new_err(("engine", 5, error.to_string()))
+}

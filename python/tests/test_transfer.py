@@ -1,0 +1,220 @@
+"""Transfers: files, sockets, memory, stages, awaiting, failures, forks and the end of the interpreter."""
+
+import asyncio
+import gzip
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+from conftest import eventually
+
+import serval
+from serval.transfer import Compress, Digest, Expand, Find, Grep, Open, Seal, TransferError, Transfers
+
+KEY = bytes(range(32))
+
+
+def content(size, seed=0):
+    return hashlib.shake_128(bytes([seed])).digest(size)
+
+
+@pytest.fixture
+def plain(tmp_path):
+    path = tmp_path / "plain"
+    path.write_bytes(content(1_500_001))
+    return path
+
+
+def received(connection, into):
+    while piece := connection.recv(1 << 16):
+        into += piece
+
+
+def test_a_file_is_digested_on_its_way_through_a_socket(plain):
+    ours, theirs = socket.socketpair()
+    got = bytearray()
+    reader = threading.Thread(target=received, args=(theirs, got))
+    reader.start()
+    with ours, theirs, Transfers() as transfers:
+        result = transfers.run(plain, ours, Digest("sha256"), Digest("md5"), offset=5, bytes=1_000_000)
+        ours.close()
+        reader.join()
+    expected = plain.read_bytes()[5:1_000_005]
+    assert got == expected
+    assert (result.read, result.written) == (1_000_000, 1_000_000)
+    assert result.digest == hashlib.sha256(expected).digest()
+    assert [stage.digest for stage in result.stages] == [hashlib.sha256(expected).digest(), hashlib.md5(expected).digest()]
+    assert all(stage.finished for stage in result.stages)
+
+
+def test_what_is_sealed_and_compressed_opens_and_expands(plain, tmp_path):
+    sealed, back = tmp_path / "sealed", tmp_path / "back"
+    with Transfers() as transfers:
+        transfers.run(plain, sealed, Compress("gzip"), Seal(KEY))
+        assert sealed.read_bytes().startswith(b"SERVSEAL")
+        transfers.run(sealed, back, Open(KEY), Expand("gzip"), sync=True)
+        assert back.read_bytes() == plain.read_bytes()
+        packed = tmp_path / "packed"
+        transfers.run(plain, packed, Compress("gzip"))
+        assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
+        with pytest.raises(TransferError) as wrong:
+            transfers.run(sealed, tmp_path / "wrong", Open(b"x" * 32))
+        assert wrong.value.reason == "not_verified"
+        assert isinstance(wrong.value, OSError) and isinstance(wrong.value, serval.Error)
+    assert not (tmp_path / "wrong").exists(), "a file is whole, or absent"
+
+
+def test_a_path_is_replaced_only_if_it_may_be(plain, tmp_path):
+    sink = tmp_path / "sink"
+    sink.write_bytes(b"old")
+    with Transfers() as transfers:
+        with pytest.raises(TransferError, match="File exists"):
+            transfers.run(plain, sink, replace=False)
+        assert sink.read_bytes() == b"old"
+        transfers.run(plain, sink)
+    assert sink.read_bytes() == plain.read_bytes()
+
+
+def test_searches_and_shared_memory(tmp_path):
+    memory = os.memfd_create("text")
+    os.write(memory, b"one\ntwo one\nthree\n" * 1000)
+    with Transfers() as transfers, open("/dev/null", "r+b") as null:
+        with pytest.raises(TransferError) as refused:
+            transfers.run(memory, null)
+        assert refused.value.reason == "wrong_kind"
+        result = transfers.run(memory, tmp_path / "copy", Find(b"one", offsets=2), Grep("^t.*e", offsets=1))
+    os.close(memory)
+    found, lines = result.stages
+    assert (found.found, found.offsets) == (2000, (0, 8))
+    assert (lines.found, lines.offsets) == (2000, (4,))
+
+
+def test_many_are_awaited_together(plain, tmp_path):
+    async def run():
+        with Transfers() as transfers:
+            started = [transfers.start(plain, tmp_path / f"copy-{n}", Digest("crc32c")) for n in range(20)]
+            return await asyncio.gather(*started)
+
+    results = asyncio.run(run())
+    assert len({result.digest for result in results}) == 1
+    for n in range(20):
+        assert (tmp_path / f"copy-{n}").read_bytes() == plain.read_bytes()
+
+
+def test_a_cancelled_await_cancels_the_transfer():
+    ours, theirs = socket.socketpair()
+
+    async def run(transfers, sink):
+        transfer = transfers.start(theirs, sink)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(transfer, 0.05)
+        return transfer
+
+    sink = os.memfd_create("sink")
+    with ours, theirs, Transfers() as transfers:
+        transfer = asyncio.run(run(transfers, sink))
+        with pytest.raises(TransferError) as cancelled:
+            transfer.wait(30)
+    os.close(sink)
+    assert cancelled.value.reason == "cancelled"
+
+
+def test_progress_and_counts_of_a_transfer_that_fails():
+    ours, theirs = socket.socketpair()
+    sink = os.memfd_create("sink")
+    with theirs, Transfers() as transfers:
+        transfer = transfers.start(theirs, sink, bytes=10_000)
+        ours.sendall(content(4000))
+        eventually("4000 bytes are written", lambda: transfer.progress() == (4000, 4000))
+        assert not transfer.done()
+        with pytest.raises(TimeoutError):
+            transfer.wait(0)
+        ours.close()
+        with pytest.raises(TransferError) as closed:
+            transfer.wait(30)
+    assert closed.value.reason == "closed"
+    assert (closed.value.result.read, closed.value.result.written) == (4000, 4000)
+    assert transfer.progress() == (4000, 4000)
+    assert os.pread(sink, 10_000, 0) == content(4000)
+    os.close(sink)
+
+
+def test_wrong_arguments_are_one_sentence_and_leak_nothing(plain, tmp_path):
+    sink = tmp_path / "sink"
+    with Transfers() as transfers:
+        for wrong in [
+            lambda: transfers.start(plain, sink, Seal(32)),
+            lambda: transfers.start(plain, sink, Seal(b"short")),
+            lambda: transfers.start(plain, sink, Digest("md4")),
+            lambda: transfers.start(plain, sink, offset=-1),
+            lambda: transfers.start(plain, sink, bytes=1 << 64),
+            lambda: transfers.start(plain, sink, stall=-1),
+            lambda: transfers.start(object(), sink),
+            lambda: transfers.start(plain, sink, sink_offset=3),
+            lambda: transfers.start(-1, sink),
+        ]:
+            with pytest.raises((ValueError, OSError)):
+                wrong()
+        with pytest.raises(TransferError) as order:
+            transfers.start(plain, sink, Seal(KEY), Digest("md5"))
+        assert order.value.reason == "order"
+        with pytest.raises(FileNotFoundError):
+            transfers.start(tmp_path / "absent", sink)
+    assert not sink.exists()
+    with pytest.raises(ValueError, match="closed"):
+        transfers.start(plain, sink)
+    assert KEY.hex() not in repr(Seal(KEY)) and repr(KEY) not in repr(Seal(KEY))
+
+
+def test_an_engine_in_another_process(plain, tmp_path):
+    path = tmp_path / "engine"
+    configuration = (
+        f'schema = 1\n[transfer]\nsocket = "{path}"\n[[service]]\nname = "echo"\nlisten = "udp://127.0.0.1:0"\nkernel = "echo"\n'
+    )
+    with serval.Engine(configuration):
+        with Transfers(path) as transfers:
+            result = transfers.run(plain, tmp_path / "copy", Digest("sha256"))
+            assert result.digest == hashlib.sha256(plain.read_bytes()).digest()
+            assert (tmp_path / "copy").read_bytes() == plain.read_bytes()
+
+            async def several():
+                return await asyncio.gather(*(transfers.start(plain, tmp_path / f"copy-{n}") for n in range(5)))
+
+            assert [result.written for result in asyncio.run(several())] == [1_500_001] * 5
+            ours, theirs = socket.socketpair()
+            waits = transfers.start(theirs, tmp_path / "never")
+    with ours, theirs:
+        with pytest.raises(TransferError) as ended:
+            waits.wait(30)
+        assert ended.value.reason in ("cancelled", "engine")
+    assert not (tmp_path / "never").exists()
+    with pytest.raises(TransferError, match="no transfer engine answers"):
+        Transfers(tmp_path / "absent")
+
+
+def test_a_fork_and_the_end_of_the_interpreter():
+    program = """
+import os, socket
+from serval.transfer import Transfers
+transfers = Transfers()
+ours, theirs = socket.socketpair()
+sink = os.memfd_create("sink")
+waits = transfers.start(theirs, sink)
+child = os.fork()
+if child == 0:
+    try:
+        transfers.start(theirs, sink)
+    except RuntimeError as error:
+        assert "fork" in str(error), error
+        transfers.close()
+        os._exit(7)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+print("ends")
+"""
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "ends\n", "")
