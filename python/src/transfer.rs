@@ -4,7 +4,7 @@
 //! arrive in [`Transfers::next`], which one thread of the Python package calls.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd as _, BorrowedFd, RawFd};
+use std::os::fd::{AsFd as _, RawFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -12,6 +12,7 @@ use std::time::Duration;
 use pyo3::exceptions::{PyException, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use sys::descriptors::duplicate;
 use sys::local::{WakeFd, wait_readable};
 use transfer::message::Answer;
 use transfer::{
@@ -340,12 +341,7 @@ impl GivenPlace {
                 Ok((Place::Accelerator(AcceleratorMemory::new(memory), 0), None))
             }
             Self::Descriptor((descriptor, is_socket, offset)) => {
-                if descriptor < 0 {
-                    return Err(PyValueError::new_err("a descriptor is at least 0"));
-                }
-                // SAFETY: it is used for a copy only, and an invalid one is an error of the host kernel.
-                #[allow(unsafe_code)]
-                let owned = unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned()?;
+                let owned = duplicate(descriptor)?;
                 let place =
                     if is_socket { Place::Socket(owned) } else { Place::File(owned, offset) };
                 Ok((place, None))

@@ -9,7 +9,7 @@ use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
@@ -57,6 +57,12 @@ pub struct Descriptor {
     pub writable: bool,
     /// Device and inode: the same for every descriptor of one file or socket.
     pub identity: (u64, u64),
+}
+
+/// A copy of the descriptor with this number, which the caller keeps; an error if the number is none.
+pub fn duplicate(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: no pointers, and the host kernel knows which numbers are descriptors.
+    own(unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 0) })
 }
 
 /// Looks at a descriptor. Does not wait for the server of a network file system: length and kind are those that the host kernel knows.
