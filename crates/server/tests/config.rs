@@ -215,6 +215,7 @@ udp_privileged_sources = true
 [transfer]
 socket = "off"
 in_flight = 256
+threads = 2
 memory_mib = 1024
 per_client = 64
 clients = 256

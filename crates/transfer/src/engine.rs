@@ -1,11 +1,12 @@
 //! The threads that execute the steps of transfers.
 //!
-//! There are two, because there are two kinds of devices; both take steps from the scoreboard. A lone transfer stays on one
+//! They take steps from the scoreboard, [`Limits::threads`] at a time. A lone transfer stays on one
 //! thread, chunk by chunk, and its bytes in one core's cache; with several transfers one thread can read a file while the
-//! other sends. A thread without work sleeps until a socket is ready, a transfer is submitted or a time is over.
+//! other sends. A thread without work sleeps until a socket is ready, a transfer is submitted or a time is over. There is one more
+//! than steps at a time: it watches the time while all others are busy.
 //!
 //! A file can hang: FUSE, a network file system without its server, a broken disk. A thread in a slow step is replaced until it
-//! returns, and its transfer ends without it when its time is over. So two threads at least serve the other transfers.
+//! returns, and its transfer ends without it when its time is over.
 
 use std::collections::HashSet;
 use std::io;
@@ -28,21 +29,21 @@ use crate::stage::{StageKind, StageSpec};
 const EXPIRY_INTERVAL: Duration = Duration::from_millis(200);
 /// How long dropping an engine waits for its threads and for descriptors to close. Either can hang in the host kernel.
 const END_LIMIT: Duration = Duration::from_secs(1);
-/// Threads of an engine, and a further one for each slow step.
-const THREADS: usize = 2;
 
 /// What an engine may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Transfers in flight.
     pub in_flight: u32,
+    /// Threads that move bytes at a time.
+    pub threads: u32,
     /// Memory of all of them, by what each holds at most. Buffers that threads keep for the next step come on top: 4 MiB of each.
     pub memory_mib: u32,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { in_flight: 256, memory_mib: 1024 }
+        Self { in_flight: 256, threads: 2, memory_mib: 1024 }
     }
 }
 
@@ -135,7 +136,7 @@ impl Engine {
     /// Starts the threads.
     pub fn start(limits: Limits) -> io::Result<Self> {
         let board = Board {
-            entries: Scoreboard::new(limits.in_flight as usize),
+            entries: Scoreboard::new(limits.in_flight as usize, limits.threads.max(1) as usize),
             sockets: HashSet::new(),
             threads: 0,
             sleepers: 0,
@@ -146,6 +147,8 @@ impl Engine {
         let shared = Arc::new(Shared {
             board: Mutex::new(board),
             ended: Condvar::new(),
+            watch: Condvar::new(),
+            threads: limits.threads.max(1) as usize + 1,
             readiness: Readiness::new()?,
             counters: Arc::default(),
             reaper: Reaper::default(),
@@ -204,6 +207,7 @@ impl Drop for Engine {
             self.shared.end(work, Err(TransferError::Stopping), &mut Buffers::default());
         }
         self.shared.readiness.wake();
+        self.shared.watch.notify_all();
         let deadline = Instant::now() + END_LIMIT;
         let run = |board: &mut Board| board.threads > 0;
         let waited = self.shared.ended.wait_timeout_while(self.shared.board(), END_LIMIT, run);
@@ -360,6 +364,10 @@ struct Shared {
     board: Mutex<Board>,
     /// A thread has ended.
     ended: Condvar,
+    /// The engine stops.
+    watch: Condvar,
+    /// Those that run, without those in slow steps.
+    threads: usize,
     readiness: Readiness,
     counters: Arc<Counters>,
     reaper: Reaper,
@@ -471,7 +479,7 @@ impl Shared {
 
     /// Starts threads that are missing. An error if none runs.
     fn add_threads(self: &Arc<Self>, board: &mut Board) -> io::Result<()> {
-        while board.threads < THREADS + board.entries.slow_steps() {
+        while board.threads < self.threads + board.entries.slow_steps() {
             let shared = self.clone();
             let builder = std::thread::Builder::new().name("serval-transfer".into());
             match builder.spawn(move || shared.run()) {
@@ -490,7 +498,7 @@ impl Shared {
         let mut last = None;
         let mut board = self.board();
         loop {
-            if board.stops || board.threads > THREADS + board.entries.slow_steps() {
+            if board.stops || board.threads > self.threads + board.entries.slow_steps() {
                 board.threads -= 1;
                 // The next thread.
                 self.readiness.wake();
@@ -501,7 +509,13 @@ impl Shared {
                 board = self.expire(board, &mut buffers);
             }
             let Some((id, end, job)) = board.entries.take(last.take(), self.now_ns()) else {
-                board = self.sleep(board);
+                board = match board.entries.is_busy() {
+                    false => self.sleep(board),
+                    true => {
+                        let waited = self.watch.wait_timeout(board, EXPIRY_INTERVAL);
+                        waited.unwrap_or_else(PoisonError::into_inner).0
+                    }
+                };
                 continue;
             };
             if job.device(end).has_positions()
@@ -729,7 +743,7 @@ mod tests {
         };
         let largest = plan(stages).memory_bytes();
         assert!(largest > 30 << 20 && largest <= u64::from(SMALLEST_MIB) << 20, "{largest}");
-        let Limits { in_flight, memory_mib } = Limits::default();
+        let Limits { in_flight, memory_mib, .. } = Limits::default();
         assert!(
             plan(Vec::new()).memory_bytes() * u64::from(in_flight) <= u64::from(memory_mib) << 20
         );

@@ -5,8 +5,8 @@
 //! chunk that has just been made by one device goes on to the other at once, while it is in the cache of the thread's
 //! core ([`Scoreboard::take`]).
 //!
-//! One step on files runs at a time, and one on accelerators, so that a thread is left for the sockets. A step that takes longer than [`SLOW_NS`] is
-//! *slow*: its file may hang (FUSE, a network file system without its server), or the accelerator, so the next step of its kind runs beside it, up to
+//! As many steps run at a time as there are threads. A step on a file or an accelerator that takes longer than [`SLOW_NS`] is
+//! *slow*: its file may hang (FUSE, a network file system without its server), or the accelerator, so another step runs beside it, up to
 //! [`SLOW_MAX`] slow ones. When the time of its transfer is over, the transfer is *abandoned*: its caller gets the
 //! answer, and what the step returns later is dropped. Steps on sockets do not block and are never abandoned, so
 //! counts stay exact.
@@ -192,24 +192,26 @@ pub struct Scoreboard<T: Work> {
     generation: u32,
     /// Of each kind of device.
     queues: [VecDeque<EntryId>; Device::ALL.len()],
-    /// The step that runs and is not slow, of each kind of device with positions.
-    steps: [Option<EntryId>; Device::ALL.len()],
+    /// Steps that run and are not slow.
+    steps: Vec<EntryId>,
     /// Slow steps, also those of abandoned transfers.
     slow: Vec<EntryId>,
     entries_max: usize,
+    steps_max: usize,
 }
 
 impl<T: Work> Scoreboard<T> {
-    /// Room for `entries_max` transfers.
-    pub fn new(entries_max: usize) -> Self {
+    /// Room for `entries_max` transfers, and `steps_max` steps at a time.
+    pub fn new(entries_max: usize, steps_max: usize) -> Self {
         Self {
             slots: Vec::new(),
             free: Vec::new(),
             generation: 0,
             queues: Default::default(),
-            steps: Default::default(),
+            steps: Vec::new(),
             slow: Vec::new(),
             entries_max,
+            steps_max,
         }
     }
 
@@ -273,9 +275,7 @@ impl<T: Work> Scoreboard<T> {
         let device = ORDER.into_iter().filter(|device| self.may_start(*device));
         let device = device.clone().find(is_fresh).or_else(|| device.clone().next())?;
         let id = self.queue(device).pop_front()?;
-        if device.has_positions() {
-            self.steps[device as usize] = Some(id);
-        }
+        self.steps.push(id);
         let entry = self.entry(id).expect("queues have live entries");
         let State::Queued(_, end) = entry.state else { unreachable!("it is in a queue") };
         entry.state = State::Running(device, end);
@@ -289,6 +289,11 @@ impl<T: Work> Scoreboard<T> {
         ORDER.into_iter().any(|device| self.may_start(device))
     }
 
+    /// Whether as many steps run as may.
+    pub fn is_busy(&self) -> bool {
+        self.steps.len() >= self.steps_max
+    }
+
     /// Steps that are slow; each has a thread.
     pub fn slow_steps(&self) -> usize {
         self.slow.len()
@@ -296,8 +301,8 @@ impl<T: Work> Scoreboard<T> {
 
     /// Whether a step is queued for this kind of device that can start.
     fn may_start(&self, device: Device) -> bool {
-        let is_free = self.steps[device as usize].is_none() && self.slow.len() < SLOW_MAX;
-        !self.queues[device as usize].is_empty() && (is_free || !device.has_positions())
+        let may_hang = device.has_positions() && self.slow.len() >= SLOW_MAX;
+        !self.queues[device as usize].is_empty() && !may_hang && !self.is_busy()
     }
 
     /// Ends a step whose transfer goes on. `blocked`: the socket of its end is not ready, and the caller has asked for its readiness before.
@@ -374,13 +379,18 @@ impl<T: Work> Scoreboard<T> {
     /// Removes the entries whose time is over, and notes which steps are slow. An entry that runs is removed if its file or accelerator
     /// does not answer; others that run are asked again when they have been given back.
     pub fn expire(&mut self, now_ns: u64) -> Vec<Expired<T>> {
-        for device in Device::ALL {
-            let Some(id) = self.steps[device as usize] else { continue };
-            if self.entry(id).is_none_or(|entry| now_ns.saturating_sub(entry.step_ns) >= SLOW_NS) {
-                self.steps[device as usize] = None;
-                self.slow.push(id);
+        let slots = &self.slots;
+        let is_slow = |id: &EntryId| match &slots[id.slot()] {
+            Some(entry) if entry.id == *id => {
+                matches!(entry.state, State::Running(device, _) if device.has_positions())
+                    && now_ns.saturating_sub(entry.step_ns) >= SLOW_NS
             }
-        }
+            // It has been abandoned.
+            _ => true,
+        };
+        let (slow, others): (Vec<_>, Vec<_>) = self.steps.iter().partition(|id| is_slow(id));
+        self.steps = others;
+        self.slow.extend(slow);
         let all_hang = self.slow.len() >= SLOW_MAX;
         let over = |entry: &Entry<T>| Some((entry.id, entry.expired(now_ns, all_hang)?));
         let over: Vec<_> = self.slots.iter().flatten().filter_map(over).collect();
@@ -422,9 +432,7 @@ impl<T: Work> Scoreboard<T> {
     }
 
     fn end_step(&mut self, id: EntryId) {
-        if let Some(step) = self.steps.iter_mut().find(|step| **step == Some(id)) {
-            *step = None;
-        }
+        self.steps.retain(|step| *step != id);
         self.slow.retain(|slow| *slow != id);
     }
 

@@ -31,6 +31,8 @@ const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
 pub struct ServiceLimits {
     /// Transfers in flight.
     pub in_flight: u32,
+    /// Threads that move bytes at a time.
+    pub threads: u32,
     /// Memory of all transfers in flight.
     pub memory_mib: u32,
     /// Transfers in flight of one process.
@@ -41,8 +43,8 @@ pub struct ServiceLimits {
 
 impl Default for ServiceLimits {
     fn default() -> Self {
-        let Limits { in_flight, memory_mib } = Limits::default();
-        Self { in_flight, memory_mib, per_client: 64, clients: 256 }
+        let Limits { in_flight, threads, memory_mib } = Limits::default();
+        Self { in_flight, threads, memory_mib, per_client: 64, clients: 256 }
     }
 }
 
@@ -59,6 +61,7 @@ impl Service {
     pub fn start(listener: LocalListener, limits: ServiceLimits) -> io::Result<Self> {
         let engine = Arc::new(Engine::start(Limits {
             in_flight: limits.in_flight,
+            threads: limits.threads,
             memory_mib: limits.memory_mib,
         })?);
         let wake_fd = Arc::new(WakeFd::new()?);

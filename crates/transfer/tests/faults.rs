@@ -329,7 +329,7 @@ fn case() -> impl Strategy<Value = Case> {
 
 /// Runs all cases at once on one scoreboard, until all have ended.
 fn run(cases: &[Case]) -> Vec<Ended> {
-    let mut board = Scoreboard::new(cases.len());
+    let mut board = Scoreboard::new(cases.len(), 1);
     let mut ends: Vec<Option<Ended>> = cases.iter().map(|_| None).collect();
     let mut buffers = Buffers::default();
     let mut ids: Vec<Option<EntryId>> = Vec::new();
@@ -589,7 +589,7 @@ fn transfers_take_turns_by_chunk() {
             if end == End::Source { Device::File } else { Device::Socket }
         }
     }
-    let mut board = Scoreboard::new(3);
+    let mut board = Scoreboard::new(3, 1);
     let patience = Patience { stall_ns: STALL_NS, deadline_ns: None };
     for _ in 0..3 {
         board.insert(Chunks(0), patience, 0).ok().unwrap();
@@ -610,7 +610,7 @@ fn transfers_take_turns_by_chunk() {
 }
 
 #[test]
-fn one_file_step_runs_at_a_time() {
+fn as_many_steps_run_as_there_are_threads() {
     struct Reader;
     impl Work for Reader {
         type Handle = ();
@@ -622,7 +622,7 @@ fn one_file_step_runs_at_a_time() {
             if end == End::Source { Device::File } else { Device::Socket }
         }
     }
-    let mut board = Scoreboard::new(2);
+    let mut board = Scoreboard::new(2, 1);
     let patience = Patience { stall_ns: STALL_NS, deadline_ns: Some(2 * STALL_NS) };
     let patient = Patience { stall_ns: 9 * STALL_NS, deadline_ns: None };
     board.insert(Reader, patient, 0).ok().unwrap();
@@ -660,7 +660,7 @@ impl Work for Named {
 #[test]
 fn a_file_step_that_hangs_is_passed_by_and_abandoned() {
     let count = SLOW_MAX + 2;
-    let mut board = Scoreboard::new(count);
+    let mut board = Scoreboard::new(count, 1);
     let patience = Patience { stall_ns: STALL_NS, deadline_ns: None };
     let ids: Vec<_> =
         (0..count).map(|name| board.insert(Named(name), patience, 0).ok().unwrap()).collect();
@@ -719,7 +719,7 @@ fn a_file_step_that_hangs_is_passed_by_and_abandoned() {
 #[test]
 fn a_byte_now_and_then_is_no_progress() {
     let ends = |bytes: u64| {
-        let mut board = Scoreboard::new(1);
+        let mut board = Scoreboard::new(1, 1);
         let patience = Patience { stall_ns: 30 * STALL_NS, deadline_ns: None };
         let id = board.insert(Named(0), patience, 0).ok().unwrap();
         let mut now_ns = 0;

@@ -489,6 +489,8 @@ const COMMON: &[(&str, &[Key])] = &[
                  `off`: the server moves no files.";
             in_flight: transfers(number("transfers", 1..=4096, |t| Number::U32(&mut t.in_flight))), "",
                 "Transfers in flight; more are refused as `too_many`.";
+            threads: transfers(number("threads", 1..=64, |t| Number::U32(&mut t.threads))), "",
+                "Threads that move bytes at a time; another one waits.";
             memory_mib: transfers(number("MiB", 64..=1 << 20, |t| Number::U32(&mut t.memory_mib))), "",
                 "Memory of all transfers in flight; one that needs more than is left is refused as `too_much_memory`. A transfer counts \
                  with what it may hold: 1 MiB, 0.5 MiB for each stage that changes bytes, and what stages need: 8.5 MiB to expand \
