@@ -5,6 +5,7 @@
 //! * [`socket_nic`]: one worker's network over kernel sockets, in batches.
 //! * [`local`]: Unix sockets that pass descriptors, and wake-ups between processes.
 //! * [`descriptors`]: files and stream sockets of other programs, for transfers.
+//! * [`digests`]: MD5 and SHA-256 of several streams at a time.
 //! * [`isolation`]: what a process that runs foreign kernels may ask the host kernel for.
 //! * [`tap`]: records the traffic of that network as a pcap file.
 //! * [`probe`]: what this host supports, for `serval doctor`.
@@ -26,6 +27,7 @@ pub mod affinity;
 #[cfg(feature = "allocation-trap")]
 pub mod allocation;
 pub mod descriptors;
+pub mod digests;
 pub mod futex;
 pub mod isolation;
 pub mod local;
