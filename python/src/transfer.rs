@@ -117,7 +117,9 @@ impl Transfers {
         memory_mib: u32,
     ) -> PyResult<Self> {
         let engine = match path {
-            None => Where::Here(Engine::start(Limits { in_flight, memory_mib })?),
+            None => {
+                Where::Here(Engine::start(Limits { in_flight, memory_mib, ..Limits::default() })?)
+            }
             Some(path) => {
                 let client = py.detach(|| Client::connect(&path));
                 Where::There(Mutex::new(client.map_err(failed)?))
