@@ -10,7 +10,7 @@ SERVAL := $(BUILT)/release/serval
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-.PHONY: help demo demo-faces install uninstall deb absolute-prefix cuda-kernels cuda-kernels-or-not gpu-carry test-gpu bench-gpu test soak bench bench-quick bench-build microbench ci fuzz fuzz-quick seeds litmus miri gpu-there setup setup-memcached setup-test setup-ci setup-miri build clean
+.PHONY: help demo demo-faces install uninstall deb absolute-prefix cuda-kernels cuda-kernels-or-not gpu-carry test-gpu bench-gpu test soak bench bench-quick bench-functions bench-build microbench ci fuzz fuzz-quick seeds litmus miri gpu-there setup setup-memcached setup-test setup-ci setup-miri build clean
 .DEFAULT_GOAL := help
 
 help:
@@ -206,6 +206,12 @@ bench: bench-build
 
 bench-quick: bench-build
 	@$(SERVAL) compare --suite benches/speed.toml --quick
+
+# Functions on the path against servers without them: needs four cores, libcoap3-dev, libssl-dev and Node.js.
+bench-functions: bench-build
+	@$(MAKE) --no-print-directory --silent -C benches/baselines coap
+	@$(CARGO) build --release --quiet --package serval-bench --example cache_rate
+	@$(SERVAL) compare --suite benches/functions.toml --server-core 0,2 --client-core 1; status=$$?; $(CARGO) xtask benchmarks && exit $$status
 
 bench-build: build setup-memcached
 	@$(MAKE) --no-print-directory --silent -C benches/baselines

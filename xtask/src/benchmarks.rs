@@ -17,7 +17,8 @@ use crate::files::root;
 const PAGE: &str = "docs/benchmarks.md";
 const RECORDS: &str = "docs/benchmarks";
 /// The suites, in the order of the page.
-const SUITES: [&str; 3] = ["benches/speed.toml", "benches/tenants.toml", "benches/gpu.toml"];
+const SUITES: [&str; 4] =
+    ["benches/speed.toml", "benches/functions.toml", "benches/tenants.toml", "benches/gpu.toml"];
 /// Documents with figures that are taken from records.
 const DOCUMENTS: [&str; 2] = ["README.md", "docs/gpu.md"];
 const BEGIN: &str = "<!-- record: ";

@@ -56,8 +56,9 @@ impl Memcached {
 
     fn start_on(program: &std::path::Path, address: SocketAddr) -> Result<Self, MemcachedError> {
         let mut command = Command::new(program);
-        command.args(["-l", "127.0.0.1", "-U", "0", "-m", "64", "-t", "1", "-p"]);
-        command.arg(address.port().to_string());
+        command.args(["-l", "127.0.0.1", "-m", "64", "-t", "1"]);
+        let port = address.port().to_string();
+        command.args(["-p", &port, "-U", &port]);
         if sys::process::user() == 0 {
             // It refuses to run as root.
             command.args(["-u", "nobody"]);

@@ -12,7 +12,7 @@ use wire::framing::{Delimits, Framing, SOCKPERF_HEADER_BYTES};
 use wire::nic::UDP_PAYLOAD_MAX;
 
 use crate::client::workload::{
-    Custom, Digit, Digits, Faces, Memcached, Pictures, Sealed, Sockperf, Vectors,
+    Coap, Custom, Digit, Digits, Faces, Memcached, Pictures, Sealed, Sockperf, Vectors,
 };
 use crate::client::{BURST_WINDOW_MAX, Echo, WINDOW_MAX, Workload};
 use crate::function::KernelFunction;
@@ -140,10 +140,18 @@ impl Plan {
 
     /// Rejects contradictions.
     pub fn check(&self) -> Result<(), PlanError> {
-        if self.work.is_memcached()
-            && (!matches!(self.target, Target::Tcp(_)) || self.framing() != Framing::Memcached)
-        {
-            return Err(PlanError::MemcachedOverTcp(self.work.clone()));
+        let over_udp = matches!(self.target, Target::Udp(_));
+        match self.work {
+            Work::Memcached { udp: true, .. } if !over_udp => {
+                return Err(PlanError::MemcachedOverUdp(self.work.clone()));
+            }
+            Work::Memcached { udp: false, .. } | Work::FacesDatabase
+                if !matches!(self.target, Target::Tcp(_))
+                    || self.framing() != Framing::Memcached =>
+            {
+                return Err(PlanError::MemcachedOverTcp(self.work.clone()));
+            }
+            _ => {}
         }
         let shares = self.class() == Class::T2 || self.connections.is_some();
         match (&self.target, self.class()) {
@@ -321,11 +329,18 @@ pub enum Work {
         value_bytes: usize,
         /// Percentage of gets.
         gets_percent: u8,
+        /// In UDP frames.
+        udp: bool,
     },
     /// The requests of a service of the workload `faces` to its memcached.
     FacesDatabase,
     /// Sealed numbers for `examples/10_secure_multiply`, with the key of measurements.
     SecureMultiply,
+    /// CoAP requests with a token.
+    Coap {
+        /// Whether their signatures are wrong.
+        forged: bool,
+    },
     /// A message of the user.
     Custom(Arc<Custom>),
 }
@@ -349,6 +364,7 @@ impl Work {
             Self::Memcached { value_bytes, .. } => Memcached::message_bytes(value_bytes),
             Self::FacesDatabase => Memcached::message_bytes(Faces::PICTURE_BYTES),
             Self::SecureMultiply => Sealed::REQUEST_BYTES,
+            Self::Coap { .. } => Coap::REQUEST_BYTES,
         }
     }
 
@@ -374,13 +390,16 @@ impl Work {
         match *self {
             Self::Echo { bytes } => Echo::new(bytes).has_identity(),
             Self::Scale { numbers } => Vectors::new(numbers).has_identity(),
-            Self::Sockperf { .. } | Self::NumberedLenet | Self::SecureMultiply => true,
+            Self::Sockperf { .. }
+            | Self::NumberedLenet
+            | Self::SecureMultiply
+            | Self::Coap { .. } => true,
             Self::Lenet
             | Self::Faces
             | Self::FacesKnown
-            | Self::Memcached { .. }
             | Self::FacesDatabase
             | Self::Custom(_) => false,
+            Self::Memcached { udp, .. } => udp,
         }
     }
 }
@@ -395,11 +414,14 @@ impl fmt::Display for Work {
             Self::NumberedLenet => f.write_str("lenet-numbered"),
             Self::Faces => f.write_str("faces"),
             Self::FacesKnown => f.write_str("faces-known"),
-            Self::Memcached { value_bytes, gets_percent } => {
-                write!(f, "memcached:{value_bytes}:{gets_percent}")
+            Self::Memcached { value_bytes, gets_percent, udp } => {
+                let name = if *udp { "memcached-udp" } else { "memcached" };
+                write!(f, "{name}:{value_bytes}:{gets_percent}")
             }
             Self::FacesDatabase => f.write_str("faces-database"),
             Self::SecureMultiply => f.write_str("secure-multiply"),
+            Self::Coap { forged: false } => f.write_str("coap"),
+            Self::Coap { forged: true } => f.write_str("coap-forged"),
             Self::Custom(custom) => write!(f, "a payload of {} bytes", custom.payload.len()),
         }
     }
@@ -412,7 +434,9 @@ impl FromStr for Work {
         let wrong = || PlanError::Work(text.to_owned());
         // `memcached:BYTES:GETS`.
         let (text, gets) = match text.rsplit_once(':') {
-            Some((rest, gets)) if rest.starts_with("memcached:") => (rest, Some(gets)),
+            Some((rest, gets)) if rest.starts_with("memcached") && rest.contains(':') => {
+                (rest, Some(gets))
+            }
             _ => (text, None),
         };
         let gets_percent =
@@ -433,13 +457,17 @@ impl FromStr for Work {
             ("lenet-numbered", None) => Ok(Self::NumberedLenet),
             ("faces", None) => Ok(Self::Faces),
             ("faces-known", None) => Ok(Self::FacesKnown),
-            ("memcached", size) => {
+            ("memcached" | "memcached-udp", size) => {
                 let value_bytes = size.unwrap_or(1024);
                 let sound = value_bytes <= Memcached::VALUE_BYTES_MAX && gets_percent <= 100;
-                sound.then_some(Self::Memcached { value_bytes, gets_percent }).ok_or_else(wrong)
+                let udp = name == "memcached-udp";
+                let found = Self::Memcached { value_bytes, gets_percent, udp };
+                sound.then_some(found).ok_or_else(wrong)
             }
             ("faces-database", None) => Ok(Self::FacesDatabase),
             ("secure-multiply", None) => Ok(Self::SecureMultiply),
+            ("coap", None) => Ok(Self::Coap { forged: false }),
+            ("coap-forged", None) => Ok(Self::Coap { forged: true }),
             _ => Err(wrong()),
         }
     }
@@ -485,10 +513,14 @@ impl Material {
         match self {
             Self::Simple(Work::Sockperf { bytes }) => Box::new(Sockperf::new(*bytes)),
             Self::Simple(Work::Scale { numbers }) => Box::new(Vectors::new(*numbers)),
-            Self::Simple(Work::Memcached { value_bytes, gets_percent }) => {
+            Self::Simple(Work::Memcached { value_bytes, gets_percent, udp: false }) => {
                 Box::new(Memcached::new(*value_bytes, *gets_percent))
             }
             Self::Simple(Work::SecureMultiply) => Box::new(Sealed::new()),
+            Self::Simple(Work::Memcached { value_bytes, gets_percent, udp: true }) => {
+                Box::new(Memcached::new(*value_bytes, *gets_percent).framed())
+            }
+            Self::Simple(Work::Coap { forged }) => Box::new(Coap::new(*forged)),
             Self::Simple(work) => Box::new(Echo::new(work.request_bytes())),
             Self::Digits { digits, expected, is_numbered: false } => {
                 Box::new(Digits::new(digits, Some(expected)))
@@ -506,8 +538,9 @@ impl Material {
     /// The requests that store values before the run.
     pub(super) fn stores(&self) -> Option<Memcached<'_>> {
         match self {
-            Self::Simple(Work::Memcached { value_bytes, gets_percent }) => {
-                Some(Memcached::new(*value_bytes, *gets_percent).stores())
+            Self::Simple(Work::Memcached { value_bytes, gets_percent, udp }) => {
+                let stores = Memcached::new(*value_bytes, *gets_percent).stores();
+                Some(if *udp { stores.framed() } else { stores })
             }
             Self::FacesDatabase(pictures) => Some(Memcached::faces(&pictures.people).stores()),
             _ => None,
@@ -525,7 +558,7 @@ pub enum PlanError {
     Target(String),
     /// No such workload.
     #[error(
-        "`{0}` is not a workload: write echo:BYTES, sockperf:BYTES, scale:NUMBERS, lenet, faces, memcached:BYTES:GETS (values of BYTES bytes, at most 1000000; GETS gets per 100 requests), faces-database or secure-multiply"
+        "`{0}` is not a workload: write echo:BYTES, sockperf:BYTES, scale:NUMBERS, lenet, faces, memcached:BYTES:GETS (values of BYTES bytes, at most 1000000; GETS gets per 100 requests), memcached-udp:BYTES:GETS, faces-database, secure-multiply, coap or coap-forged"
     )]
     Work(String),
     /// memcached needs TCP connections.
@@ -533,6 +566,9 @@ pub enum PlanError {
         "the workload `{0}` is memcached's text protocol over TCP: give a tcp:// server, and no other framing"
     )]
     MemcachedOverTcp(Work),
+    /// It needs datagrams.
+    #[error("the workload `{0}` is memcached's protocol in UDP frames: give a udp:// server")]
+    MemcachedOverUdp(Work),
     /// Shared memory has its own class.
     #[error("class T3 is the one of shm:// servers, and the only one they have")]
     SharedMemory,
@@ -599,14 +635,27 @@ mod tests {
         {
             assert!(matches!(text.parse::<Target>(), Err(PlanError::Target(_))), "{text}");
         }
-        let works =
-            ["echo:64", "echo:0", "sockperf:14", "scale:8", "lenet", "faces", "faces-known"];
-        for text in works.into_iter().chain(["memcached:0:0", "memcached:100:95", "faces-database"])
-        {
+        let works = [
+            "echo:64",
+            "echo:0",
+            "sockperf:14",
+            "scale:8",
+            "lenet",
+            "faces",
+            "faces-known",
+            "coap",
+        ];
+        for text in works.into_iter().chain([
+            "memcached:0:0",
+            "memcached-udp:100:95",
+            "faces-database",
+            "coap-forged",
+        ]) {
             assert_eq!(text.parse::<Work>().unwrap().to_string(), text);
         }
         assert_eq!("echo".parse(), Ok(Work::Echo { bytes: 64 }));
-        let memcached = |value_bytes| Ok(Work::Memcached { value_bytes, gets_percent: 90 });
+        let memcached =
+            |value_bytes| Ok(Work::Memcached { value_bytes, gets_percent: 90, udp: false });
         assert_eq!("memcached".parse(), memcached(1024));
         assert_eq!("memcached:7".parse(), memcached(7));
         for text in [
@@ -655,6 +704,7 @@ mod tests {
             ),
             (Plan { class: Some(Class::T0), ..plan("shm:///run/a", "echo") }, "shm:// servers"),
             (plan("udp://127.0.0.1:1", "memcached"), "give a tcp:// server"),
+            (plan("tcp://127.0.0.1:1", "memcached-udp:16:100"), "give a udp:// server"),
             (
                 Plan { framing: Some(Framing::Raw), ..plan("tcp://127.0.0.1:1", "memcached") },
                 "no other framing",

@@ -63,6 +63,12 @@ fn a_project_is_made_and_tested(language: &str, source: &str) {
     let measured = says(&at, &["bench", "mine", "--milliseconds", "10", "--json"], 0, "\"ns\"");
     let measured: serde_json::Value = serde_json::from_str(&measured).unwrap();
     assert!(measured["functions"][0]["ns"].as_f64().unwrap() > 0.0, "{measured}");
+    let built_in = ["bench", "threshold", "--bytes", "64", "--milliseconds", "10", "--json"];
+    let built_in: serde_json::Value =
+        serde_json::from_str(&says(&at, &built_in, 0, "\"rate\"")).unwrap();
+    let figure = |name: &str| built_in[name].as_f64().unwrap();
+    assert!(figure("ns") > 0.0 && figure("failures") == 0.0, "{built_in}");
+    assert!((figure("rate") * figure("path_ns") - 1e9).abs() < 1e3, "{built_in}");
     let text = fs::read_to_string(mine.join(source)).unwrap();
     assert!(text.contains("pong"));
     fs::write(mine.join(source), text.replace("pong", "gnop")).unwrap();
@@ -143,6 +149,7 @@ fn what_is_wrong_with_a_project_is_said_in_one_sentence() {
     says(&at, &["test", "not.wasm"], 1, "messages.txt cannot be read");
     says(&at, &["bench", "not.wasm", "--bytes", "64"], 1, "it is no WebAssembly module");
     says(&at, &["bench", "mine", "--bytes", "64", "--native", "none"], 2, "no built-in function");
+    says(&at, &["bench", "coap-auth", "--bytes", "64"], 1, "coap-auth cannot be read");
 }
 
 /// A pcap file of datagrams from one port to another.

@@ -217,6 +217,24 @@ fn the_committed_modules_are_made_from_their_sources() {
     );
 }
 
+/// The committed module of benches/coap.
+#[test]
+fn the_application_of_the_coap_benchmark_answers_requests() {
+    let module = std::fs::read(folder().join("../benches/coap/answer.wasm")).unwrap();
+    let request = |first: u8| vec![first, 2, 0x12, 0x34, 7, 8, 0xff, 1];
+    let messages = [request(0x42), request(0x52), request(0x62), vec![0x49; 20], vec![0x42; 5]];
+    let mut batch = batch(&messages);
+    instance(&module, &[]).decide(Direction::Requests, &mut batch).unwrap();
+    let answers = [&b"\x62\x45\x12\x34\x07\x08\xffdone"[..], b"\x52\x45\x12\x34\x07\x08\xffdone"];
+    for (index, answer) in answers.into_iter().enumerate() {
+        assert_eq!((batch.outcome(index), batch.bytes(index)), (Outcome::Reply, answer));
+    }
+    // An acknowledgement, a token that is too long, and one that is not there.
+    for index in 2..messages.len() {
+        assert_eq!(batch.outcome(index), Outcome::Drop(DropReason::FunctionDrop));
+    }
+}
+
 /// A module with these parts and what every module has.
 fn module(parts: &str) -> Vec<u8> {
     let abi = r#"(func (export "serval_abi") (result i32) (i32.const 1))"#;

@@ -1,5 +1,6 @@
 //! Workloads: requests, and their correct answers.
 
+pub mod coap;
 mod custom;
 mod digits;
 mod faces;
@@ -8,6 +9,7 @@ mod sealed;
 mod sockperf;
 mod vectors;
 
+pub use coap::Coap;
 pub use custom::{Custom, Expect};
 pub use digits::{Digit, Digits};
 pub use faces::{Faces, Person, Pictures, Question};

@@ -483,7 +483,7 @@ mod tests {
     fn the_suites_of_this_repository_are_sound() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         Suite::load(&root.join("benches/gpu.toml")).unwrap();
-        let suites = ["benches/speed.toml", "benches/tenants.toml"]
+        let suites = ["benches/speed.toml", "benches/functions.toml", "benches/tenants.toml"]
             .map(|suite| Suite::load(&root.join(suite)).unwrap());
         for row in suites.iter().flat_map(|suite| &suite.rows) {
             for side in std::iter::once(&row.a).chain(&row.b) {

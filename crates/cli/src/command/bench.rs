@@ -44,9 +44,9 @@ that contradict Little's law (requests in flight = rate x mean latency). Then th
 correct replies: a file or --expect-hex (these bytes), echo (the payload itself), any (every reply;
 they are counted, not compared), any:BYTES (every reply of this length).
 
-memcached is measured with its text protocol over TCP. The values are stored first: 10,000 keys, or
-fewer for long values, under serval:..., and for faces-database the pictures under the keys of a
-faces service, face: and 24 hex digits. Existing values of these keys are overwritten, so use a
+memcached is measured with its text protocol over TCP or, as memcached-udp, in UDP frames. The
+values are stored first: 10,000 keys, or fewer for long values, under serval:..., and for
+faces-database the pictures under the keys of a faces service, face: and 24 hex digits. Existing values of these keys are overwritten, so use a
 server without valuable data. A get without a value is a correct answer and lowers the hit ratio.
 
 Examples:
@@ -79,8 +79,9 @@ pub(super) struct Options {
     batch: usize,
 
     /// The workload: echo:BYTES, sockperf:BYTES, scale:NUMBERS, lenet, lenet-numbered, faces, faces-known (without
-    /// unknown labels), memcached:BYTES:GETS (values of BYTES bytes, GETS gets per 100 requests, default 90), faces-database (the
-    /// requests of a faces service to its memcached) or secure-multiply (examples/10_secure_multiply with the key of measurements)
+    /// unknown labels), memcached:BYTES:GETS (values of BYTES bytes, GETS gets per 100 requests, default 90), memcached-udp:BYTES:GETS (the
+    /// same in UDP frames), faces-database (the requests of a faces service to its memcached), secure-multiply (examples/10_secure_multiply
+    /// with the key of measurements), coap or coap-forged (a server behind coap-auth that answers "done")
     #[arg(long, value_name = "WORKLOAD", default_value = "echo:64")]
     workload: Work,
 

@@ -8,13 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bench::client::workload::coap;
 use bench::client::{self, Load, Outcome, Pace, Workload};
 use engine::topology::Service;
 use serde_json::json;
 use server::{FunctionError, Server};
 use wire::framing::Framing;
 
-use super::coap::{self, KeyFile};
+use super::coap::KeyFile;
 use super::{DemoError, Report, Stage, accounts};
 use crate::screen::{Table, Tone};
 
@@ -74,7 +75,7 @@ struct Legitimate {
 
 impl Workload for Legitimate {
     fn request(&mut self, index: u64, into: &mut Vec<u8>) {
-        coap::request(index, false, b"on", into);
+        coap::write_request(index, false, b"on", into);
     }
 
     fn accepts(&mut self, index: u64, reply: &[u8]) -> bool {
@@ -104,7 +105,7 @@ fn flood(to: SocketAddr, rate: f64, stop: &AtomicBool) -> std::io::Result<u64> {
         let due = (begin.elapsed().as_secs_f64() * rate) as u64;
         while sent < due {
             request.clear();
-            coap::request(sent, true, b"on", &mut request);
+            coap::write_request(sent, true, b"on", &mut request);
             // What finds no room is lost, as in a network.
             sent += u64::from(socket.send(&request).is_ok());
             if stop.load(Ordering::Relaxed) {

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use bench::client::workload::{Faces, Pictures};
+use bench::client::workload::{Faces, Pictures, coap};
 use bench::client::{self, Load, Outcome, Workload};
 use bench::memcached::Memcached;
 use bench::units::per_second;
@@ -18,7 +18,7 @@ use server::{Caller, FunctionError, Server, TracedMessage};
 use wire::framing::Framing;
 use wire::nic::Transport;
 
-use super::coap::{self, KeyFile};
+use super::coap::KeyFile;
 use super::{DemoError, Report, Stage, accounts};
 use crate::screen::{Table, Tone};
 
@@ -48,7 +48,7 @@ impl Workload for Guarded<'_> {
     fn request(&mut self, index: u64, into: &mut Vec<u8>) {
         self.face.clear();
         self.faces.request(index / FORGED, &mut self.face);
-        coap::request(index, index % FORGED == 0, &self.face, into);
+        coap::write_request(index, index % FORGED == 0, &self.face, into);
     }
 
     fn accepts(&mut self, index: u64, reply: &[u8]) -> bool {

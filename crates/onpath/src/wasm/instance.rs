@@ -3,7 +3,7 @@
 use wasmtime::{Memory, Store, StoreLimits, StoreLimitsBuilder, Trap, TypedFunc};
 use wire::DropReason;
 
-use super::descriptor::{DESCRIPTOR_BYTES, Decision, read_descriptor, write_descriptor};
+use super::descriptor::{DESCRIPTOR_BYTES, Decision, all_pass, read_descriptor, write_descriptor};
 use super::spares::Spares;
 use super::{ABI_VERSION, Compiled, Module, one_line, printable};
 use crate::function::{Direction, Failure, Function, Merge, Register};
@@ -75,7 +75,7 @@ pub struct Instance {
     running: Option<Running>,
     /// The messages of a call, by their places in the batch.
     shown: Vec<u32>,
-    /// The descriptors that a call has left.
+    /// The descriptors that a call has left, unless all messages pass.
     left: Vec<u8>,
 }
 
@@ -318,7 +318,7 @@ impl Running {
         read_state(self.memory.data(&self.store), address as usize).map_err(Failure)
     }
 
-    /// Shows a batch to the module and copies out the descriptors that it leaves.
+    /// Shows a batch to the module and copies out the descriptors that it leaves; none if all messages pass.
     fn call(
         &mut self,
         direction: Direction,
@@ -362,7 +362,11 @@ impl Running {
             return Err(Failure(format!("it returned {done}")));
         }
         left.clear();
-        left.extend_from_slice(&memory.data(&*store)[*window..][..shown.len() * DESCRIPTOR_BYTES]);
+        let descriptors = &memory.data(&*store)[*window..][..shown.len() * DESCRIPTOR_BYTES];
+        // What most calls leave.
+        if !all_pass(descriptors) {
+            left.extend_from_slice(descriptors);
+        }
         Ok(())
     }
 }

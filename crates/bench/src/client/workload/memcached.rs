@@ -1,7 +1,9 @@
-//! Gets and sets of memcached's text protocol.
+//! Gets and sets of memcached's text protocol, over TCP and in UDP frames.
 
 use std::fmt;
 use std::io::Write as _;
+
+use wire::framing::UdpHeader;
 
 use super::{Person, Workload};
 
@@ -26,6 +28,10 @@ pub struct Memcached<'a> {
     items: Items<'a>,
     /// Stores everything, each key once, instead of requesting it.
     stores: bool,
+    /// Each message has a UDP frame.
+    is_framed: bool,
+    /// The number of the latest request.
+    latest: u64,
     expected: Vec<u8>,
     lookups: Lookups,
 }
@@ -67,6 +73,16 @@ fn mixed(number: u64) -> u64 {
     word ^ (word >> 31)
 }
 
+/// The last `DIGITS` decimal digits: formatting takes longer than the rest of a request.
+fn write_digits<const DIGITS: usize>(mut number: u64, into: &mut Vec<u8>) {
+    let mut digits = [b'0'; DIGITS];
+    for digit in digits.iter_mut().rev() {
+        *digit += (number % 10) as u8;
+        number /= 10;
+    }
+    into.extend_from_slice(&digits);
+}
+
 fn print(into: &mut Vec<u8>, text: fmt::Arguments<'_>) {
     into.write_fmt(text).expect("writing to a vector cannot fail");
 }
@@ -86,7 +102,20 @@ impl<'a> Memcached<'a> {
     }
 
     fn of(items: Items<'a>) -> Self {
-        Self { items, stores: false, expected: Vec::new(), lookups: Lookups::default() }
+        let (stores, is_framed) = (false, false);
+        Self {
+            items,
+            stores,
+            is_framed,
+            latest: 0,
+            expected: Vec::new(),
+            lookups: Lookups::default(),
+        }
+    }
+
+    /// The same in UDP frames, whose 16 bits of a number identify the request: fewer than 65 536 are in flight.
+    pub fn framed(self) -> Self {
+        Self { is_framed: true, ..self }
     }
 
     /// The requests that store all values; there are [`Self::keys`] of them.
@@ -129,7 +158,10 @@ impl<'a> Memcached<'a> {
 
     fn write_key(&self, key: u64, into: &mut Vec<u8>) {
         match self.items {
-            Items::Own { .. } => print(into, format_args!("serval:{key:08}")),
+            Items::Own { .. } => {
+                into.extend_from_slice(b"serval:");
+                write_digits::<9>(key, into);
+            }
             Items::Faces(people) => {
                 let person = &people[key as usize % people.len()];
                 let unknown: Vec<u8>;
@@ -186,6 +218,15 @@ impl<'a> Memcached<'a> {
         }
     }
 
+    /// What is in the frame of a reply to this request, if there is one.
+    fn unframed<'r>(&self, index: u64, reply: &'r [u8]) -> Option<&'r [u8]> {
+        if !self.is_framed {
+            return Some(reply);
+        }
+        let (header, body) = UdpHeader::split(reply)?;
+        (header == UdpHeader::request(index as u16)).then_some(body)
+    }
+
     /// Whether `reply` reports that `key` has no value.
     fn is_miss(&self, key: u64, reply: &[u8]) -> bool {
         if matches!(self.items, Items::Own { .. }) {
@@ -202,6 +243,10 @@ impl<'a> Memcached<'a> {
 impl Workload for Memcached<'_> {
     fn request(&mut self, index: u64, into: &mut Vec<u8>) {
         let Question { key, sets } = self.question(index);
+        self.latest = index;
+        if self.is_framed {
+            into.extend_from_slice(&UdpHeader::request(index as u16).bytes());
+        }
         let meta = matches!(self.items, Items::Faces(_)) && !sets;
         into.extend_from_slice(match (sets, meta) {
             (true, _) => b"set ",
@@ -220,6 +265,7 @@ impl Workload for Memcached<'_> {
 
     fn accepts(&mut self, index: u64, reply: &[u8]) -> bool {
         let Question { key, sets } = self.question(index);
+        let Some(reply) = self.unframed(index, reply) else { return false };
         if sets {
             return reply == b"STORED\r\n";
         }
@@ -239,6 +285,16 @@ impl Workload for Memcached<'_> {
         right
     }
 
+    fn has_identity(&self) -> bool {
+        self.is_framed
+    }
+
+    fn identify(&self, reply: &[u8]) -> Option<u64> {
+        let (header, _) = UdpHeader::split(reply)?;
+        let before = (self.latest as u16).wrapping_sub(header.id);
+        self.latest.checked_sub(before.into())
+    }
+
     fn lookups(&self) -> Lookups {
         self.lookups
     }
@@ -247,6 +303,7 @@ impl Workload for Memcached<'_> {
 #[cfg(test)]
 mod tests {
     use super::super::Pictures;
+    use super::super::tests::identity_survives;
     use super::*;
     use std::collections::{HashMap, HashSet};
 
@@ -322,6 +379,26 @@ mod tests {
             assert_eq!(workload.lookups().misses, 0);
             assert_eq!(workload.lookups().hit_ratio(), Some(1.0));
         }
+    }
+
+    #[test]
+    fn frames_have_the_number_of_their_request() {
+        let mut workload = Memcached::new(16, 100).framed();
+        let mut store = filled(&Memcached::new(16, 100));
+        for index in [0, 1, 65_535, 65_536, 200_000] {
+            let request = asked(&mut workload, index);
+            let (header, body) = UdpHeader::split(&request).unwrap();
+            let reply = [&header.bytes()[..], &answer(&mut store, body)].concat();
+            identity_survives(&mut workload, index, &reply);
+        }
+        // The latest one is 200 000.
+        for index in [200_000 - 65_535, 150_000, 199_999] {
+            let reply = UdpHeader::request(index as u16).bytes();
+            assert_eq!(workload.identify(&reply), Some(index));
+        }
+        assert_eq!(Memcached::new(16, 100).framed().identify(&[0, 1, 0, 0, 0, 1, 0, 0]), None);
+        let two = UdpHeader { id: 3, sequence: 0, total: 2 }.bytes();
+        assert!(!workload.accepts(3, &two) && !workload.accepts(3, b"END\r\n"));
     }
 
     #[test]

@@ -55,12 +55,15 @@ Examples:
 Exit codes: 0 as expected, 1 not as expected, or the function failed.";
 
 pub(super) const BENCH_HELP: &str = "\
-The messages are those of the project's messages.txt, of --messages, or of one length (--bytes). The
-time is that of a call divided by its messages, in the best tenth of the measurement.
+The messages are those of the project's messages.txt, of --messages, or different ones of one length
+(--bytes). The time is that of a call divided by its messages, in the best tenth of the measurement; the rate is
+that of one core, with the copy of the messages into their batch.
+Instead of a module, the name of a built-in function without a file can be given, with --bytes.
 
 Examples:
   serval fn bench
-  serval fn bench mine.wasm --bytes 64 --batch 32 --native threshold";
+  serval fn bench mine.wasm --bytes 64 --batch 32 --native threshold
+  serval fn bench threshold --bytes 64 --json";
 
 #[derive(Args, Debug)]
 pub(crate) struct New {
@@ -169,18 +172,28 @@ impl Module {
     /// The function with its module.
     fn open(&self) -> Result<(Spec, Vec<u8>, PathBuf), Failure> {
         let (path, bytes) = sdk::module_of(&self.module).map_err(Failure::Run)?;
-        let mut spec = Spec::new("test", &path.to_string_lossy());
+        let spec = self.spec(&path.to_string_lossy());
         if !spec.is_module() {
             let why = format!("{} is no module: its name ends in .wasm", path.display());
             return Err(Failure::Run(why));
         }
+        let messages = self.messages(&path);
+        Ok((spec, bytes, messages))
+    }
+
+    /// The function `function`, as the command line wants it.
+    fn spec(&self, function: &str) -> Spec {
+        let mut spec = Spec::new("test", function);
         spec.params.clone_from(&self.params);
         spec.memory_mib = self.memory_mib;
         // Tests are about what a function does; the machine may be busy.
         spec.deadline_us = DEADLINE_US_MAX;
-        let messages = self.messages.clone();
-        let messages = messages.unwrap_or_else(|| path.with_file_name(sdk::MESSAGES));
-        Ok((spec, bytes, messages))
+        spec
+    }
+
+    /// The file of test messages of the module at `path`.
+    fn messages(&self, path: &std::path::Path) -> PathBuf {
+        self.messages.clone().unwrap_or_else(|| path.with_file_name(sdk::MESSAGES))
     }
 }
 
@@ -294,9 +307,15 @@ impl Test {
 
 impl Bench {
     pub(super) fn run(&self, screen: &Screen) -> Result<(), Failure> {
-        let (spec, bytes, path) = self.module.open()?;
+        let is_native = self.module.module.to_str().is_some_and(is_measurable);
+        let (spec, bytes, path) = if is_native && !self.module.module.exists() {
+            let name = self.module.module.to_string_lossy();
+            (self.module.spec(&name), Vec::new(), self.module.messages(&self.module.module))
+        } else {
+            self.module.open()?
+        };
         let messages = match self.bytes {
-            Some(bytes) => vec![vec![0; bytes as usize]],
+            Some(bytes) => different(bytes as usize),
             None => requests(read_script(&path)?),
         };
         if messages.is_empty() {
@@ -309,16 +328,42 @@ impl Bench {
         };
         let mut rows = vec![(spec.function.clone(), run(&spec, &bytes)?)];
         if let Some(native) = &self.native {
-            if builtin(native).is_none_or(|found| found.file.is_some()) {
+            if !is_measurable(native) {
                 let why = format!("there is no built-in function {native:?} without a file");
                 return Err(Failure::Usage(why));
             }
             let native = Spec { function: native.clone(), ..spec.clone() };
             rows.push((native.function.clone(), run(&native, &[])?));
         }
-        screen.show(|| table(screen, &rows), || json!({ "batch": self.batch, "functions": rows.iter().map(row).collect::<Vec<_>>() }));
+        screen.show(
+            || table(screen, &rows),
+            || {
+                let functions = rows.iter().map(row).collect::<Vec<_>>();
+                // The figures of the first one, for `serval compare`.
+                let Measured { ns, path_ns, failures, .. } = &rows[0].1;
+                json!({
+                    "batch": self.batch, "ns": ns, "path_ns": path_ns, "rate": 1e9 / path_ns,
+                    "failures": failures, "functions": functions,
+                })
+            },
+        );
         Ok(())
     }
+}
+
+/// Whether it is a built-in function that needs no file.
+fn is_measurable(name: &str) -> bool {
+    builtin(name).is_some_and(|found| found.file.is_none())
+}
+
+/// Messages of one length, each with other bytes.
+fn different(bytes: usize) -> Vec<Vec<u8>> {
+    let mut word = 1_u64;
+    let mut next = || {
+        word = word.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        (word >> 56) as u8
+    };
+    (0..MESSAGES_MAX).map(|_| (0..bytes).map(|_| next()).collect()).collect()
 }
 
 /// The requests of test messages.
@@ -331,17 +376,25 @@ fn requests(script: script::Script) -> Vec<Vec<u8>> {
 }
 
 fn row((function, measured): &(String, Measured)) -> serde_json::Value {
-    let Measured { messages, ns, failures, last_failure } = measured;
-    json!({ "function": function, "messages": messages, "ns": ns, "failures": failures, "last_failure": last_failure })
+    let Measured { messages, ns, path_ns, failures, last_failure } = measured;
+    json!({ "function": function, "messages": messages, "ns": ns, "path_ns": path_ns, "failures": failures, "last_failure": last_failure })
 }
 
 fn table(screen: &Screen, rows: &[(String, Measured)]) -> String {
-    let mut table = Table::new(&["function", ">ns a message", ">M/s", ">messages", ">failures"]);
+    let mut table = Table::new(&[
+        "function",
+        ">ns a message",
+        ">with its copy",
+        ">M/s",
+        ">messages",
+        ">failures",
+    ]);
     for (function, measured) in rows {
         table.row([
             function.clone(),
             format!("{:.1}", measured.ns),
-            format!("{:.2}", 1e3 / measured.ns),
+            format!("{:.1}", measured.path_ns),
+            format!("{:.2}", 1e3 / measured.path_ns),
             measured.messages.to_string(),
             measured.failures.to_string(),
         ]);
