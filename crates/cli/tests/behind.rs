@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use bench::client::workload::coap;
 use common::running::Running;
 use common::*;
 use onpath::Spec;
@@ -52,12 +53,17 @@ struct Front {
 
 impl Front {
     fn new(name: &str, framing: &str, knows_clients: bool, functions: &str) -> Self {
+        Self::at(name, "127.0.0.1", framing, knows_clients, functions)
+    }
+
+    /// The same at this address.
+    fn at(name: &str, host: &str, framing: &str, knows_clients: bool, functions: &str) -> Self {
         let (port, upstream) = (free_port(), free_port());
         let engine = Running::start(
             &format!("behind-{name}-{knows_clients}"),
             &format!(
                 "[[service]]\nname = \"front\"\nframing = \"{framing}\"\nrequest_timeout_ms = 60000\n\
-                 listen = [\"udp://127.0.0.1:{port}\", \"tcp://127.0.0.1:{port}\"]\n\
+                 listen = [\"udp://{host}:{port}\", \"tcp://{host}:{port}\"]\n\
                  upstream = \"127.0.0.1:{upstream}\"\nproxy_protocol = {knows_clients}\n{functions}"
             ),
         );
@@ -213,6 +219,52 @@ fn a_socket_has_the_name_that_was_asked_for_and_its_clients_have_theirs() {
 }
 
 #[test]
+fn a_connection_goes_on_in_the_program_that_a_server_executes() {
+    for knows in [false, true] {
+        let (front, _server) = plain("later", || Front::new("later", "line", knows, ""));
+        // The proxy may find nothing at `upstream` at first.
+        assert_eq!(front.call(b"a\n", b"\n").0, b"a\n");
+        let mut stream = TcpStream::connect(front.at).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut ask = |line: &str| {
+            stream.write_all(line.as_bytes()).unwrap();
+            let mut answer = Vec::new();
+            let mut byte = [0];
+            while !answer.ends_with(b"\n") {
+                stream.read_exact(&mut byte).unwrap();
+                answer.push(byte[0]);
+            }
+            String::from_utf8(answer).unwrap()
+        };
+        assert_eq!(ask("before\n"), "before\n");
+        assert_eq!(ask("!\n"), "again\n", "the connection is another program's");
+        assert_eq!(ask("after\n"), "after\n");
+        let own = format!("127.0.0.1:{} ", front.port());
+        let text = ask("?\n");
+        assert!(text.starts_with(&own), "{text} {own}");
+        assert_eq!(front.ask(&front.udp(), b"datagram"), b"datagram");
+        let (text, address) = front.call(b"?\n", b"\n");
+        let text = String::from_utf8(text).unwrap();
+        assert!(text.starts_with(&own), "{text}");
+        assert_eq!(text.trim_end().ends_with(&address.to_string()), knows, "{text}");
+    }
+}
+
+#[test]
+fn a_server_sees_the_address_to_which_a_datagram_was_sent_and_answers_from_it() {
+    let new = || Front::at("pktinfo", "0.0.0.0", "line", true, "");
+    let (front, _server) = plain("pktinfo", new);
+    for host in ["127.0.0.1", "127.0.0.5", "127.9.8.7"] {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        // A connected socket gets nothing from another address.
+        socket.connect((host, front.at.port())).unwrap();
+        socket.set_read_timeout(Some(WAIT)).unwrap();
+        assert_eq!(front.ask(&socket, b"?"), format!("{host}\n").as_bytes());
+        assert_eq!(front.ask(&socket, b"hello"), b"hello");
+    }
+}
+
+#[test]
 fn what_does_not_come_from_the_proxy_is_not_served() {
     let (front, _server) = plain("plain", || Front::new("strangers", "line", true, ""));
     assert_eq!(front.ask(&front.udp(), b"known"), b"known");
@@ -292,6 +344,67 @@ fn memcached_is_unmodified_behind_its_cache() {
         let answer = front.ask(&front.udp(), &[&header[..], b"get key\r\n"].concat());
         assert_eq!(answer, [&header[..], value].concat());
     }
+}
+
+fn example(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(path)
+}
+
+#[test]
+fn a_small_server_in_c_gets_a_cache() {
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("behind-store");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program);
+    let compiled = compiler.arg(example("11_behind/store.c")).output().unwrap();
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    for knows in [false, true] {
+        let cache = function(
+            "hot",
+            "memcached-cache",
+            "params = { memory_mib = 1, grace_ms = 1, sample = 0 }",
+        );
+        let front = Front::new("store", "memcached", knows, &cache);
+        let _server = front.run(&program, &[&front.port()]);
+        assert_eq!(front.call(b"set key 0 0 5\r\nvalue\r\n", b"\r\n").0, b"STORED\r\n");
+        eventually("the cache answers", || {
+            let value = b"VALUE key 0 5\r\nvalue\r\nEND\r\n";
+            assert_eq!(front.call(b"get key\r\n", b"END\r\n").0, value);
+            front.register("hot", "hits") > 0
+        });
+        assert_eq!(front.call(b"set key 0 0 3\r\nnew\r\n", b"\r\n").0, b"STORED\r\n");
+        let value = b"VALUE key 0 3\r\nnew\r\nEND\r\n";
+        assert_eq!(front.call(b"get key\r\n", b"END\r\n").0, value, "not the one before");
+        assert_eq!(front.call(b"delete key\r\n", b"\r\n").0, b"DELETED\r\n");
+        assert_eq!(front.call(b"get key\r\n", b"END\r\n").0, b"END\r\n");
+    }
+}
+
+/// The whole of what puts the function in front of the example's server are the lines of its configuration: NICA's authors changed 20 lines of
+/// their server in Node.js.
+#[test]
+fn the_coap_server_of_the_example_is_attached_with_less_than_20_lines() {
+    let text = std::fs::read_to_string(example("09_coap_auth/attached.toml")).unwrap();
+    let is_code = |line: &&str| !line.is_empty() && !line.starts_with('#');
+    assert_eq!(text.lines().filter(is_code).count(), 10);
+    let keys = Path::new(env!("CARGO_TARGET_TMPDIR")).join("behind.keys");
+    std::fs::write(&keys, format!("demo {}\n", coap::KEY)).unwrap();
+    let params = format!("params = {{ keys = \"{}\", refuse = \"answer\" }}", keys.display());
+    let server = example("09_coap_auth/server.js").to_str().unwrap().to_owned();
+    let request = |index: u64, forged: bool| {
+        let mut request = Vec::new();
+        coap::write_request(index, forged, b"on", &mut request);
+        request
+    };
+    let new = || Front::new("coap", "length:u32", true, &function("auth", "coap-auth", &params));
+    let arguments = |port: &str| vec![server.clone(), port.to_owned()];
+    let (front, _server) = Front::with(new, &request(1, false), Path::new("node"), arguments);
+    let udp = front.udp();
+    let answer = front.ask(&udp, &request(2, true));
+    let refused = |answer: &[u8]| coap::answers(2, coap::UNAUTHORIZED, b"", answer);
+    assert!(refused(&answer), "{answer:?}");
+    let answer = front.ask(&front.udp(), &request(3, false));
+    assert!(coap::answers(3, coap::CONTENT, b"done", &answer), "{answer:?}");
+    assert!(front.register("auth", "passed") >= 2 && front.register("auth", "bad_signature") >= 1);
 }
 
 #[test]
