@@ -276,13 +276,13 @@ class Transfers:
     """Starts transfers. Use it in a ``with`` block, or call :meth:`close`, which cancels what is in flight.
 
     ``engine`` is the path of the socket of an engine in another process (``transfer.socket`` of a server). Without it the engine is in
-    this process: ``in_flight`` transfers at a time, with ``memory_mib`` MiB of memory.
+    this process: ``threads`` threads move bytes (2 by default), of ``in_flight`` transfers at a time, with ``memory_mib`` MiB of memory.
     """
 
-    def __init__(self, engine: str | os.PathLike[str] | None = None, *, in_flight: int = 256, memory_mib: int = 1024) -> None:
+    def __init__(self, engine: str | os.PathLike[str] | None = None, *, threads: int = 2, in_flight: int = 256, memory_mib: int = 1024) -> None:
         path = None if engine is None else os.fspath(engine)
         try:
-            self._native = _native.Transfers(path, in_flight, memory_mib)
+            self._native = _native.Transfers(path, threads, in_flight, memory_mib)
         except _native.TransferRefused as error:
             raise _raised(error) from None
         self._is_own = engine is None

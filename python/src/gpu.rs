@@ -85,9 +85,12 @@ impl Stages {
 /// Slots of arrays that were lent to transfers, by the number of the GPU, for the next ones.
 static SPARE: Mutex<Vec<(u32, StagedArray)>> = Mutex::new(Vec::new());
 /// As many are kept.
-const SPARE_MAX: usize = 8;
+const SPARE_MAX: usize = 2 * LANES_MAX;
+/// Lanes of a transfer at most, and the length of the shortest array that has several.
+const LANES_MAX: usize = 8;
+const LANES_FROM: usize = 8 << 20;
 
-/// An array of the program that a transfer uses, until this is dropped.
+/// An array of the program that a transfer uses, until this is dropped: one lane of it.
 pub(crate) struct Lent {
     /// None while it is dropped.
     slots: Option<StagedArray>,
@@ -96,24 +99,29 @@ pub(crate) struct Lent {
     owner: Option<Py<PyAny>>,
 }
 
-/// Lends an array to a transfer. The error is one sentence.
-pub(crate) fn lent(array: GpuArray) -> Result<Lent, String> {
+/// Lends an array to a transfer, with up to `most` lanes. The error is one sentence.
+pub(crate) fn lent(py: Python<'_>, array: &GpuArray, most: usize) -> Result<Vec<Lent>, String> {
     let gpu = gpu_at(array.address, None).map_err(|error| error.to_string())?;
-    let mut spare = lock(&SPARE);
-    let kept = spare.iter().position(|(of, _)| *of == gpu).map(|at| spare.swap_remove(at).1);
-    drop(spare);
-    let mut slots = match kept {
-        Some(slots) => slots,
-        None => Gpu::open_for_copies(gpu, None)
-            .and_then(|gpu| StagedArray::slots(gpu, accelerator::SLOTS, accelerator::SLOT_BYTES))
-            .map_err(|error| error.to_string())?,
+    let lanes = if array.bytes < LANES_FROM { 1 } else { most.clamp(1, LANES_MAX) };
+    let lane = |_| {
+        let mut spare = lock(&SPARE);
+        let kept = spare.iter().position(|(of, _)| *of == gpu).map(|at| spare.swap_remove(at).1);
+        drop(spare);
+        let slots = match kept {
+            Some(slots) => slots,
+            None => Gpu::open_for_copies(gpu, None).and_then(|gpu| {
+                StagedArray::slots(gpu, accelerator::SLOTS, accelerator::SLOT_BYTES)
+            })?,
+        };
+        let mut lane = Lent { slots: Some(slots), gpu, owner: Some(array.owner.clone_ref(py)) };
+        // SAFETY: `owner` keeps the memory until the copies have ended, or is leaked. The documentation forbids any other use
+        // meanwhile, and asks for a stream and an event that exist.
+        #[allow(unsafe_code)]
+        unsafe { lane.slots().lend(array.address, array.bytes, array.ready()) }?;
+        Ok(lane)
     };
-    // SAFETY: `owner` keeps the memory until the copies have ended, or is leaked. The documentation forbids any other use
-    // meanwhile, and asks for a stream and an event that exist.
-    #[allow(unsafe_code)]
-    unsafe { slots.lend(array.address, array.bytes, array.ready()) }
-        .map_err(|error| error.to_string())?;
-    Ok(Lent { slots: Some(slots), gpu, owner: Some(array.owner) })
+    let lanes: Result<_, LentError> = (0..lanes).map(lane).collect();
+    lanes.map_err(|error| error.to_string())
 }
 
 impl Lent {

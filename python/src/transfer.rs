@@ -44,6 +44,8 @@ pub(crate) struct Transfers {
 
 struct Open {
     engine: Where,
+    /// That move bytes in this process.
+    threads: usize,
     flights: Arc<Flights>,
 }
 
@@ -113,20 +115,19 @@ impl Transfers {
     fn new(
         py: Python<'_>,
         path: Option<PathBuf>,
+        threads: u32,
         in_flight: u32,
         memory_mib: u32,
     ) -> PyResult<Self> {
         let engine = match path {
-            None => {
-                Where::Here(Engine::start(Limits { in_flight, memory_mib, ..Limits::default() })?)
-            }
+            None => Where::Here(Engine::start(Limits { in_flight, threads, memory_mib })?),
             Some(path) => {
                 let client = py.detach(|| Client::connect(&path));
                 Where::There(Mutex::new(client.map_err(failed)?))
             }
         };
         let flights = Arc::new(Flights { state: Mutex::default(), wake: WakeFd::new()? });
-        let open = Open { engine, flights };
+        let open = Open { engine, threads: threads as usize, flights };
         Ok(Self { process: std::process::id(), open: Mutex::new(Some(Arc::new(open))) })
     }
 
@@ -145,7 +146,8 @@ impl Transfers {
         replace: bool,
     ) -> PyResult<u64> {
         let open = self.open()?;
-        let ((source, _), (sink, file)) = (source.open()?, sink.open()?);
+        let threads = open.threads;
+        let ((source, _), (sink, file)) = (source.open(py, threads)?, sink.open(py, threads)?);
         let stages = stages.into_iter().map(stage).collect::<PyResult<Vec<_>>>()?;
         let mut command = Command::new(source, bytes, stages, sink);
         if let Some(stall) = stall {
@@ -336,11 +338,11 @@ impl Open {
 
 impl GivenPlace {
     /// The place, and the file that it becomes if it is new.
-    fn open(self) -> PyResult<(Place, Option<NewFile>)> {
+    fn open(self, py: Python<'_>, threads: usize) -> PyResult<(Place, Option<NewFile>)> {
         match self {
             Self::Gpu(array) => {
-                let memory = lent(array).map_err(PyValueError::new_err)?;
-                Ok((Place::Accelerator(AcceleratorMemory::new(memory), 0), None))
+                let lanes = lent(py, &array, threads).map_err(PyValueError::new_err)?;
+                Ok((Place::Accelerator(AcceleratorMemory::with_lanes(lanes), 0), None))
             }
             Self::Descriptor((descriptor, is_socket, offset)) => {
                 let owned = duplicate(descriptor)?;

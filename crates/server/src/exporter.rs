@@ -26,7 +26,7 @@ use engine::metrics::Metrics;
 use sys::socket_nic::OpenError;
 use sys::time::monotonic_ns;
 use sys::{PortSpec, SocketNic, SocketOptions, Waker};
-use transfer::engine::Counters;
+use transfer::Counters;
 use wire::nic::{Close, Event, Nic, Read, Transport, Written};
 
 pub use http::REQUEST_BYTES_MAX;

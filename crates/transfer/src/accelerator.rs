@@ -2,7 +2,8 @@
 //!
 //! Bytes pass through two slots of host memory, which the copy engines of the accelerator access. While one slot is copied into the
 //! accelerator, the next chunk is read from the source. Out of the accelerator, the copy of the next part begins before the
-//! part that has arrived goes on. No code runs on the accelerator for it.
+//! part that has arrived goes on. No code runs on the accelerator for it. A *lane* is a pair of slots: a long transfer without stages uses
+//! several at a time, each for a part of its range.
 
 use std::fmt;
 use std::io::{self, IoSliceMut};
@@ -15,7 +16,7 @@ use mqueue::staging::{CopyFailed, Direction, Staging};
 
 use crate::flow::CHUNK_BYTES;
 
-/// Slots that a transfer uses.
+/// Slots of a lane.
 pub const SLOTS: usize = 2;
 /// A good size of a slot. Slots may be smaller or larger.
 pub const SLOT_BYTES: usize = CHUNK_BYTES;
@@ -31,20 +32,30 @@ const PAUSE: Duration = Duration::from_micros(50);
 pub struct AcceleratorMemory(Arc<Shared>);
 
 struct Shared {
-    staging: Mutex<Box<dyn Staging + Send>>,
+    lanes: Vec<Mutex<Box<dyn Staging + Send>>>,
     bytes: u64,
     slot_bytes: usize,
     /// A transfer uses it.
-    leased: AtomicBool,
+    is_used: AtomicBool,
 }
 
 impl AcceleratorMemory {
-    /// With [`SLOTS`] slots at least.
+    /// With one lane, of [`SLOTS`] slots at least.
     pub fn new(staging: impl Staging + Send + 'static) -> Self {
-        let (bytes, slot_bytes) = (staging.bytes() as u64, staging.slot_bytes());
+        Self::with_lanes(vec![staging])
+    }
+
+    /// With a lane for each of these, which are slots for one memory. They have the same sizes.
+    pub fn with_lanes<S: Staging + Send + 'static>(lanes: Vec<S>) -> Self {
+        let first = lanes.first().expect("there is a lane");
+        let (bytes, slot_bytes) = (first.bytes(), first.slot_bytes());
         assert!(slot_bytes > 0, "slots hold something");
-        let staging: Mutex<Box<dyn Staging + Send>> = Mutex::new(Box::new(staging));
-        Self(Arc::new(Shared { staging, bytes, slot_bytes, leased: AtomicBool::new(false) }))
+        let is_same = |lane: &S| (lane.bytes(), lane.slot_bytes()) == (bytes, slot_bytes);
+        assert!(lanes.iter().all(is_same), "they are slots for one memory");
+        let boxed = |lane| Mutex::new(Box::new(lane) as Box<dyn Staging + Send>);
+        let lanes = lanes.into_iter().map(boxed).collect();
+        let is_used = AtomicBool::new(false);
+        Self(Arc::new(Shared { lanes, bytes: bytes as u64, slot_bytes, is_used }))
     }
 
     /// Its size.
@@ -52,27 +63,35 @@ impl AcceleratorMemory {
         self.0.bytes
     }
 
-    /// Whether a transfer uses it. False from the end of a transfer that succeeded; after another end, when its copies have ended.
-    pub fn is_busy(&self) -> bool {
-        self.0.leased.load(Ordering::Acquire)
+    /// How many lanes it has.
+    pub fn lanes(&self) -> usize {
+        self.0.lanes.len()
     }
 
-    /// For one transfer, which reads up to `end` if it is a source; `None`: another one uses it.
-    pub(crate) fn lease(&self, end: u64) -> Option<Lease> {
-        let free = !self.0.leased.swap(true, Ordering::Acquire);
-        let end = end.min(self.0.bytes);
-        free.then(|| Lease {
-            memory: self.0.clone(),
-            end,
-            copies: [Copy::None, Copy::None],
-            next: 0,
-        })
+    /// Whether a transfer uses it. False from the end of a transfer that succeeded; after another end, when its copies have ended.
+    pub fn is_busy(&self) -> bool {
+        self.0.is_used.load(Ordering::Acquire)
+    }
+
+    /// For one transfer; `None`: another one uses it.
+    pub(crate) fn take(&self) -> Option<Arc<Use>> {
+        let is_free = !self.0.is_used.swap(true, Ordering::Acquire);
+        is_free.then(|| Arc::new(Use(self.0.clone())))
     }
 }
 
 impl fmt::Debug for AcceleratorMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AcceleratorMemory").field("bytes", &self.0.bytes).finish_non_exhaustive()
+    }
+}
+
+/// The use of a memory by one transfer.
+pub(crate) struct Use(Arc<Shared>);
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.0.is_used.store(false, Ordering::Release);
     }
 }
 
@@ -86,10 +105,13 @@ enum Copy {
     Here(Range<u64>),
 }
 
-/// The use of an accelerator's memory by a transfer. Dropping it waits for its copies, so it is dropped where that
+/// The use of a lane by a transfer, or by a part of one. Dropping it waits for its copies, so it is dropped where that
 /// delays no other transfer.
 pub(crate) struct Lease {
+    /// Taken only if it is never given back.
+    used: Option<Arc<Use>>,
     memory: Arc<Shared>,
+    lane: usize,
     /// The end of what a source is read for.
     end: u64,
     copies: [Copy; SLOTS],
@@ -98,47 +120,86 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
+    /// Of a lane that nothing else uses; a source is read up to `end`.
+    pub(crate) fn new(used: Arc<Use>, lane: usize, end: u64) -> Self {
+        let memory = used.0.clone();
+        assert!(lane < memory.lanes.len(), "the lane exists");
+        let end = end.min(memory.bytes);
+        let copies = [Copy::None, Copy::None];
+        Self { used: Some(used), memory, lane, end, copies, next: 0 }
+    }
+
+    /// Lets `fill` read up to `most` bytes into a slot, and starts to copy them to `offset`. Returns how many they are; they
+    /// have arrived after [`Self::settle`]. The inner error is that of `fill`.
+    pub(crate) fn fill_at(
+        &mut self,
+        offset: u64,
+        most: usize,
+        fill: impl FnOnce(&mut [u8]) -> io::Result<usize>,
+    ) -> Result<io::Result<usize>, CopyFailed> {
+        let slot = self.next;
+        self.wait(slot)?;
+        let len = most.min(self.memory.slot_bytes);
+        let filled = fill(&mut self.staging().slot(slot)[..len]);
+        let filled = filled.map(|filled| filled.min(len));
+        if let Ok(filled @ 1..) = filled {
+            self.begin(Direction::In, offset..offset + filled as u64)?;
+        }
+        Ok(filled)
+    }
+
+    /// Gives up to `most` bytes that the memory has at `offset` to `put`, which says how many it took. The inner error is that
+    /// of `put`.
+    pub(crate) fn put_at(
+        &mut self,
+        offset: u64,
+        most: usize,
+        put: impl FnOnce(&[u8]) -> io::Result<usize>,
+    ) -> Result<io::Result<usize>, CopyFailed> {
+        let Some((slot, range)) = self.load(offset)? else { return Ok(Ok(0)) };
+        let mut staging = self.staging();
+        let there = &staging.slot(slot)[range];
+        let len = most.min(there.len());
+        Ok(put(&there[..len]).map(|taken| taken.min(len)))
+    }
+
     /// Reads into the parts what the memory has at `offset`. Returns how much; 0 is the end.
     pub(crate) fn read_at(
         &mut self,
         parts: &mut [IoSliceMut<'_>],
         offset: u64,
     ) -> io::Result<usize> {
-        let Some(slot) = self.load(offset)? else { return Ok(0) };
-        let Copy::Here(range) = self.copies[slot].clone() else { unreachable!("it was loaded") };
-        let mut staging = self.memory.staging();
-        let (from, to) = ((offset - range.start) as usize, (range.end - range.start) as usize);
-        let mut rest = &staging.slot(slot)[from..to];
-        let mut read = 0;
-        for part in parts {
-            let len = part.len().min(rest.len());
-            let (first, later) = rest.split_at(len);
-            part[..len].copy_from_slice(first);
-            (rest, read) = (later, read + len);
-        }
-        Ok(read)
+        let read = self.put_at(offset, usize::MAX, |mut rest| {
+            let mut read = 0;
+            for part in parts {
+                let len = part.len().min(rest.len());
+                let (first, later) = rest.split_at(len);
+                part[..len].copy_from_slice(first);
+                (rest, read) = (later, read + len);
+            }
+            Ok(read)
+        });
+        read.map_err(failed)?
     }
 
     /// Writes bytes to the memory at `offset`. Returns how many were taken; they have arrived after [`Self::settle`].
     pub(crate) fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<usize> {
         let room = self.memory.bytes.saturating_sub(offset);
-        let len = room.min(bytes.len().min(self.memory.slot_bytes) as u64) as usize;
-        if len == 0 {
+        let most = room.min(bytes.len() as u64) as usize;
+        if most == 0 {
             // Checked before the start for a transfer whose length is known.
             return Err(io::ErrorKind::StorageFull.into());
         }
-        let slot = self.next;
-        self.wait(slot)?;
-        let mut staging = self.memory.staging();
-        staging.slot(slot)[..len].copy_from_slice(&bytes[..len]);
-        drop(staging);
-        self.begin(Direction::In, offset..offset + len as u64)?;
-        Ok(len)
+        let written = self.fill_at(offset, most, |slot| {
+            slot.copy_from_slice(&bytes[..slot.len()]);
+            Ok(slot.len())
+        });
+        written.map_err(failed)?
     }
 
     /// Waits until the accelerator has everything that was written.
     pub(crate) fn settle(&mut self) -> io::Result<()> {
-        (0..SLOTS).try_for_each(|slot| self.wait(slot))
+        (0..SLOTS).try_for_each(|slot| self.wait(slot)).map_err(failed)
     }
 
     /// Whether no copy is in progress, as far as is known without waiting.
@@ -146,8 +207,8 @@ impl Lease {
         self.copies.iter().all(|copy| !matches!(copy, Copy::Started(..)))
     }
 
-    /// The slot that has what is at `offset`; the copy of what comes after it has begun. `None`: nothing is there.
-    fn load(&mut self, offset: u64) -> io::Result<Option<usize>> {
+    /// The slot that has what is at `offset`, and its part from there on; the copy of what follows has begun. `None`: nothing is there.
+    fn load(&mut self, offset: u64) -> Result<Option<(usize, Range<usize>)>, CopyFailed> {
         if offset >= self.end {
             return Ok(None);
         }
@@ -160,20 +221,20 @@ impl Lease {
             None => self.begin(Direction::Out, self.part_at(offset))?,
         };
         self.wait(slot)?;
-        let ahead = match &self.copies[slot] {
-            Copy::Here(range) => range.end,
-            Copy::None | Copy::Started(..) => unreachable!("it was waited for"),
+        let Copy::Here(range) = self.copies[slot].clone() else {
+            unreachable!("it was waited for")
         };
         let other = 1 - slot;
         let is_ahead = match &self.copies[other] {
             Copy::None => false,
-            Copy::Started(_, range) | Copy::Here(range) => range.start == ahead,
+            Copy::Started(_, ahead) | Copy::Here(ahead) => ahead.start == range.end,
         };
-        if ahead < self.end && !is_ahead {
+        if range.end < self.end && !is_ahead {
             self.next = other;
-            self.begin(Direction::Out, self.part_at(ahead))?;
+            self.begin(Direction::Out, self.part_at(range.end))?;
         }
-        Ok(Some(slot))
+        let (from, to) = (offset - range.start, range.end - range.start);
+        Ok(Some((slot, from as usize..to as usize)))
     }
 
     /// What one copy brings from `offset` on.
@@ -182,24 +243,24 @@ impl Lease {
     }
 
     /// Starts a copy in the next slot, and returns the slot.
-    fn begin(&mut self, direction: Direction, range: Range<u64>) -> io::Result<usize> {
+    fn begin(&mut self, direction: Direction, range: Range<u64>) -> Result<usize, CopyFailed> {
         let slot = self.next;
         self.wait(slot)?;
         let of_memory = range.start as usize..range.end as usize;
-        self.memory.staging().begin(direction, slot, of_memory).map_err(failed)?;
+        self.staging().begin(direction, slot, of_memory)?;
         self.copies[slot] = Copy::Started(direction, range);
         self.next = 1 - slot;
         Ok(slot)
     }
 
-    /// Waits until no copy of a slot is in progress.
-    fn wait(&mut self, slot: usize) -> io::Result<()> {
+    /// Waits until no copy of a slot is in progress, also one of an earlier transfer.
+    fn wait(&mut self, slot: usize) -> Result<(), CopyFailed> {
         let started = Instant::now();
-        while !self.memory.staging().is_done(slot).map_err(failed)? {
+        while !self.staging().is_done(slot)? {
             let waited = started.elapsed();
             if waited > COPY_LIMIT {
                 let why = format!("a copy has not ended within {} s", COPY_LIMIT.as_secs());
-                return Err(failed(CopyFailed(why)));
+                return Err(CopyFailed(why));
             }
             if waited > SPIN {
                 std::thread::sleep(PAUSE);
@@ -213,21 +274,19 @@ impl Lease {
         };
         Ok(())
     }
+
+    /// A panic of a runtime leaves nothing half-done here.
+    fn staging(&self) -> MutexGuard<'_, Box<dyn Staging + Send>> {
+        self.memory.lanes[self.lane].lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
         // After a failure the accelerator may still use the slots: the memory stays in use.
-        if self.settle().is_ok() {
-            self.memory.leased.store(false, Ordering::Release);
+        if self.settle().is_err() {
+            std::mem::forget(self.used.take());
         }
-    }
-}
-
-impl Shared {
-    /// A panic of a runtime leaves nothing half-done here.
-    fn staging(&self) -> MutexGuard<'_, Box<dyn Staging + Send>> {
-        self.staging.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

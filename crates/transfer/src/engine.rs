@@ -17,9 +17,11 @@ use std::time::{Duration, Instant};
 
 use sys::descriptors::{Interest, Readiness};
 
+use crate::counters::Counters;
 use crate::error::TransferError;
 use crate::flow::{Blocked, Buffers, Device, End, Flow, Progress, Report};
 use crate::held::{Checked, Descriptors, Socket, SocketUse, check};
+use crate::parts::{Next, Whole};
 use crate::pipeline::Command;
 use crate::reaper::Reaper;
 use crate::scoreboard::{Activity, EntryId, Expired, GivenBack, Patience, Scoreboard, Work};
@@ -54,77 +56,6 @@ pub struct Outcome {
     pub result: Result<(), TransferError>,
     /// What it did.
     pub report: Report,
-}
-
-/// What an engine has counted.
-#[derive(Debug)]
-pub struct Counters {
-    started: AtomicU64,
-    succeeded: AtomicU64,
-    failed: [AtomicU64; TransferError::NAMES.len()],
-    read: AtomicU64,
-    written: AtomicU64,
-}
-
-impl Default for Counters {
-    fn default() -> Self {
-        Self {
-            started: AtomicU64::default(),
-            succeeded: AtomicU64::default(),
-            failed: [const { AtomicU64::new(0) }; TransferError::NAMES.len()],
-            read: AtomicU64::default(),
-            written: AtomicU64::default(),
-        }
-    }
-}
-
-impl Counters {
-    /// Transfers that were asked for.
-    pub fn started(&self) -> u64 {
-        self.started.load(Ordering::Relaxed)
-    }
-
-    /// Transfers that moved their whole range.
-    pub fn succeeded(&self) -> u64 {
-        self.succeeded.load(Ordering::Relaxed)
-    }
-
-    /// Transfers that ended early or were refused, by reason.
-    pub fn failed(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let counts = self.failed.iter().map(|count| count.load(Ordering::Relaxed));
-        TransferError::NAMES.into_iter().zip(counts)
-    }
-
-    /// Bytes taken from sources by transfers that have ended.
-    pub fn read(&self) -> u64 {
-        self.read.load(Ordering::Relaxed)
-    }
-
-    /// Bytes that sinks got from transfers that have ended.
-    pub fn written(&self) -> u64 {
-        self.written.load(Ordering::Relaxed)
-    }
-
-    /// Counts a refusal.
-    pub(crate) fn refuse(&self, error: &TransferError) {
-        self.started.fetch_add(1, Ordering::Relaxed);
-        self.count_error(error);
-    }
-
-    fn count_error(&self, error: &TransferError) {
-        self.failed[usize::from(error.code()) - 1].fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn end(&self, outcome: &Outcome) {
-        self.read.fetch_add(outcome.report.read, Ordering::Relaxed);
-        self.written.fetch_add(outcome.report.written, Ordering::Relaxed);
-        match &outcome.result {
-            Ok(()) => {
-                self.succeeded.fetch_add(1, Ordering::Relaxed);
-            }
-            Err(error) => self.count_error(error),
-        }
-    }
 }
 
 /// Executes transfers. Dropping it cancels those in flight.
@@ -224,7 +155,8 @@ impl Drop for Engine {
 #[derive(Clone)]
 pub struct Submitted {
     shared: Arc<Shared>,
-    id: EntryId,
+    /// One for each of its parts; none if there was nothing to do.
+    entries: Arc<[EntryId]>,
     progress: Arc<Progress>,
     shape: Arc<Shape>,
 }
@@ -241,7 +173,9 @@ pub(crate) struct Shape {
 impl Submitted {
     /// What it does; `None`: it has ended.
     pub fn activity(&self) -> Option<Activity> {
-        self.shared.board().entries.activity(self.id)
+        let board = self.shared.board();
+        let found = self.entries.iter().filter_map(|id| board.entries.activity(*id));
+        found.max_by_key(|activity| *activity == Activity::Running)
     }
 
     pub(crate) fn shape(&self) -> &Shape {
@@ -250,10 +184,7 @@ impl Submitted {
 
     /// Ends the transfer, with what it has done so far.
     pub fn cancel(&self) {
-        let cancelled = self.shared.board().entries.cancel(self.id);
-        if let Some(work) = cancelled {
-            self.shared.end(work, Err(TransferError::Cancelled), &mut Buffers::default());
-        }
+        self.entries.iter().for_each(|id| self.shared.cancel(*id));
     }
 
     /// How far it is.
@@ -310,7 +241,7 @@ impl Arrival {
     }
 }
 
-type Done = Box<dyn FnOnce(Outcome) + Send>;
+pub(crate) type Done = Box<dyn FnOnce(Outcome) + Send>;
 
 /// The work of an entry.
 struct Job {
@@ -326,6 +257,12 @@ struct Ending {
     progress: Arc<Progress>,
     /// Taken by the thread that answers the caller.
     done: Mutex<Option<Done>>,
+}
+
+impl Job {
+    fn uses(&self) -> impl Iterator<Item = SocketUse> {
+        self.ending.sockets.iter().map(|(used, _)| *used)
+    }
 }
 
 impl Work for Job {
@@ -400,14 +337,16 @@ impl Shared {
     }
 
     fn submit(self: &Arc<Self>, command: Command, done: Done) -> Result<Submitted, TransferError> {
-        let Checked { plan, uses, parts } = match check(&command) {
+        let Checked { plan, uses, files, lanes } = match check(&command) {
             Ok(checked) => checked,
             Err(error) => {
                 self.reaper.discard(command);
                 return Err(error);
             }
         };
-        let reserved = match self.reserve(plan.memory_bytes()) {
+        let parts = plan.parts(lanes.min(self.threads - 1));
+        let reserved = parts.iter().map(|part| self.reserve(part.memory_bytes()));
+        let reserved: Vec<Reserved> = match reserved.collect() {
             Ok(reserved) => reserved,
             Err(error) => {
                 self.reaper.discard(command);
@@ -420,16 +359,16 @@ impl Shared {
         let stages = plan.stages.iter().map(StageSpec::kind).collect();
         let (source, sink) = (plan.source, plan.sink);
         let shape = Arc::new(Shape { source, sink, stages, started: Instant::now() });
-        let descriptors = Descriptors::new(command, parts, &plan, &self.reaper)?;
-        let sockets = descriptors.sockets();
-        let sockets: Vec<_> = uses.into_iter().zip(sockets).collect();
-        let flow = Flow::new(&plan, descriptors)?;
-        let progress = flow.progress();
-        let nothing_to_do = flow.ended();
-        let done = Mutex::new(Some(done));
-        let ending = Arc::new(Ending { sockets, progress: progress.clone(), done });
-        let uses: Vec<SocketUse> = ending.sockets.iter().map(|(used, _)| *used).collect();
-        let job = Job { flow, ending, reserved };
+        let descriptors = Descriptors::of_parts(command, files, &parts, &self.reaper)?;
+        let flows = parts.iter().zip(descriptors);
+        let flows = flows.map(|(part, descriptors)| Flow::new(part, descriptors));
+        let flows = flows.collect::<Result<Vec<_>, _>>()?;
+        let (jobs, whole, progress) = self.jobs(flows, reserved, uses, done);
+        let uses: Vec<SocketUse> = jobs.iter().flat_map(Job::uses).collect();
+        let submitted = |entries: Vec<EntryId>| {
+            let entries = entries.into();
+            Submitted { shared: self.clone(), entries, progress: progress.clone(), shape }
+        };
         let mut board = self.board();
         if board.stops {
             return Err(TransferError::Stopping);
@@ -438,23 +377,74 @@ impl Shared {
             return Err(TransferError::Busy);
         }
         board.sockets.extend(&uses);
-        let id = match nothing_to_do {
-            None => board.entries.insert(job, patience, self.now_ns()),
-            Some(result) => {
-                drop(board);
-                self.counters.started.fetch_add(1, Ordering::Relaxed);
-                self.end(job, result, &mut Buffers::default());
-                let id = EntryId::from_bits(0);
-                return Ok(Submitted { shared: self.clone(), id, progress, shape });
-            }
-        };
-        let Ok(id) = id else {
+        let mut jobs = jobs.into_iter();
+        let first = jobs.next().expect("a transfer has a part");
+        if let Some(result) = first.flow.ended() {
+            drop(board);
+            self.counters.start();
+            self.end(first, result, &mut Buffers::default());
+            return Ok(submitted(Vec::new()));
+        }
+        let now_ns = self.now_ns();
+        let Ok(first) = board.entries.insert(first, patience, now_ns) else {
             uses.iter().for_each(|used| _ = board.sockets.remove(used));
             return Err(TransferError::TooMany(self.in_flight_max));
         };
-        self.counters.started.fetch_add(1, Ordering::Relaxed);
+        let mut entries = vec![first];
+        entries.extend(jobs.map(|job| board.entries.insert_part(job, patience, now_ns)));
+        if let Some(whole) = whole {
+            whole.begin(&entries);
+        }
+        self.counters.start();
         self.wake_one(&board);
-        Ok(Submitted { shared: self.clone(), id, progress, shape })
+        Ok(submitted(entries))
+    }
+
+    /// The jobs of a transfer, what its parts have in common if there are several, and how far it is.
+    fn jobs(
+        self: &Arc<Self>,
+        flows: Vec<Flow<Descriptors>>,
+        reserved: Vec<Reserved>,
+        uses: Vec<SocketUse>,
+        done: Done,
+    ) -> (Vec<Job>, Option<Arc<Whole>>, Arc<Progress>) {
+        let counters = self.counters.clone();
+        let done: Done = Box::new(move |outcome| {
+            counters.end(&outcome);
+            done(outcome);
+        });
+        let job = |flow: Flow<Descriptors>, reserved, uses: Vec<SocketUse>, done: Done| {
+            let sockets = uses.into_iter().zip(flow.devices().sockets()).collect();
+            let (progress, done) = (flow.progress(), Mutex::new(Some(done)));
+            Job { flow, ending: Arc::new(Ending { sockets, progress, done }), reserved }
+        };
+        let mut parts = flows.into_iter().zip(reserved);
+        if parts.len() == 1 {
+            let job = parts.next().map(|(flow, reserved)| job(flow, reserved, uses, done));
+            let job = job.expect("there is one");
+            let progress = job.ending.progress.clone();
+            return (vec![job], None, progress);
+        }
+        let progress = Arc::<Progress>::default();
+        let whole = Arc::new(Whole::new(parts.len(), done));
+        let jobs = parts.enumerate().map(|(part, (mut flow, reserved))| {
+            flow.part_of(progress.clone());
+            let (shared, whole) = (self.clone(), whole.clone());
+            let done = move |outcome| match whole.end(part, outcome) {
+                Next::Nothing => {}
+                Next::Cancel(entries) => entries.into_iter().for_each(|id| shared.cancel(id)),
+                Next::Answer(done, outcome) => done(outcome),
+            };
+            job(flow, reserved, Vec::new(), Box::new(done))
+        });
+        (jobs.collect(), Some(whole), progress)
+    }
+
+    fn cancel(&self, id: EntryId) {
+        let cancelled = self.board().entries.cancel(id);
+        if let Some(job) = cancelled {
+            self.end(job, Err(TransferError::Cancelled), &mut Buffers::default());
+        }
     }
 
     /// Memory for a job; counted before any of it is taken.
@@ -659,7 +649,6 @@ impl Shared {
         let mut board = self.board();
         ending.sockets.iter().for_each(|(used, _)| _ = board.sockets.remove(used));
         drop(board);
-        self.counters.end(&outcome);
         let done = ending.done.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(done) = done {
             done(outcome);

@@ -21,6 +21,8 @@ use crate::stage::{Cipher, DigestValue, StageKind, StageSpec};
 pub const CHUNK_BYTES: usize = 512 << 10;
 /// Chunks of a transfer at a time.
 pub const CHUNKS_MAX: usize = 2;
+/// A part of a transfer has as many bytes at least, so that its thread does not only start and end.
+const PART_BYTES_MIN: u64 = 4 << 20;
 /// Bytes of a buffer.
 const BUFFER_BYTES: usize = CHUNK_BYTES + HEADER_BYTES;
 /// Free buffers that are kept.
@@ -34,6 +36,12 @@ pub trait Devices {
     fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<usize>;
     /// Waits until what was written to the sink is on the file's disk, or in the accelerator's memory.
     fn sync(&mut self) -> io::Result<()>;
+    /// Moves up to `most` bytes from the source at `from` to the sink at `to`, neither of which is a socket, without a buffer of the
+    /// transfer. Returns how many; 0 is the end of the source. `None`: these devices cannot do that.
+    fn move_at(&mut self, from: u64, to: u64, most: usize) -> Option<Result<usize, TransferError>> {
+        let _ = (from, to, most);
+        None
+    }
     /// Sends what the sink, a socket, takes now.
     fn send(&mut self, bytes: &[u8]) -> io::Result<usize>;
     /// Receives what has arrived at the source, a socket; 0 is the end of the stream.
@@ -182,9 +190,27 @@ impl Report {
 pub struct Progress {
     read: AtomicU64,
     written: AtomicU64,
+    /// That of the transfer of which this is a part.
+    whole: Option<Arc<Self>>,
 }
 
 impl Progress {
+    /// Of a part of a transfer.
+    pub(crate) fn of_part(whole: Arc<Self>) -> Self {
+        Self { whole: Some(whole), ..Self::default() }
+    }
+
+    /// Called by the thread that has the flow.
+    fn set(&self, read: u64, written: u64) {
+        let (more_read, more_written) = (read - self.read(), written - self.written());
+        self.read.store(read, Ordering::Relaxed);
+        self.written.store(written, Ordering::Relaxed);
+        if let Some(whole) = &self.whole {
+            whole.read.fetch_add(more_read, Ordering::Relaxed);
+            whole.written.fetch_add(more_written, Ordering::Relaxed);
+        }
+    }
+
     /// Bytes taken from the source so far.
     pub fn read(&self) -> u64 {
         self.read.load(Ordering::Relaxed)
@@ -237,6 +263,29 @@ impl Plan {
 }
 
 impl Plan {
+    /// Parts of a plain transfer that can be done at the same time: `most` at most, and fewer of a short one.
+    pub(crate) fn parts(&self, most: usize) -> Vec<Self> {
+        let Some(bytes) = self.bytes.filter(|_| self.is_plain()) else { return vec![self.clone()] };
+        let count = (bytes / PART_BYTES_MIN).clamp(1, most.max(1) as u64);
+        let size = bytes.div_ceil(count).next_multiple_of(CHUNK_BYTES as u64);
+        let part = |at: u64| Self {
+            from: self.from + at,
+            to: self.to + at,
+            bytes: Some(size.min(bytes - at)),
+            ..self.clone()
+        };
+        if bytes == 0 {
+            return vec![self.clone()];
+        }
+        (0..bytes.div_ceil(size)).map(|index| part(index * size)).collect()
+    }
+
+    /// Whether it has no stages, both ends have positions, and its length is known.
+    pub(crate) fn is_plain(&self) -> bool {
+        let have_positions = self.source.has_positions() && self.sink.has_positions();
+        self.stages.is_empty() && have_positions && self.bytes.is_some()
+    }
+
     /// Memory that the transfer holds at most.
     pub fn memory_bytes(&self) -> u64 {
         let transforms = self.stages.iter().filter(|stage| stage.transforms()).count();
@@ -263,6 +312,8 @@ pub struct Flow<D> {
     direct: Option<(Sealer, u64, u64)>,
     /// Chunks for the sink.
     ready: VecDeque<Chunk>,
+    /// Without stages, between devices with positions, and of known length.
+    is_plain: bool,
     /// The sink is still to be synced.
     sync: bool,
     /// Nothing more comes from the source, and with what result.
@@ -297,6 +348,7 @@ impl<D: Devices> Flow<D> {
             chain,
             direct,
             ready: VecDeque::with_capacity(CHUNKS_MAX),
+            is_plain: plan.is_plain(),
             sync: plan.sync,
             source_end: None,
             progress: Arc::default(),
@@ -318,6 +370,11 @@ impl<D: Devices> Flow<D> {
             End::Source => self.source,
             End::Sink => self.sink,
         }
+    }
+
+    /// Counts it as a part of a transfer.
+    pub(crate) fn part_of(&mut self, whole: Arc<Progress>) {
+        self.progress = Arc::new(Progress::of_part(whole));
     }
 
     /// How far it is.
@@ -358,8 +415,7 @@ impl<D: Devices> Flow<D> {
             }
             (End::Sink, device) => self.put_chunk(device, buffers),
         };
-        self.progress.read.store(self.read, Ordering::Relaxed);
-        self.progress.written.store(self.written, Ordering::Relaxed);
+        self.progress.set(self.read, self.written);
         let (blocked, ended) = match result {
             Err(error) => (false, Some(Err(error))),
             Ok(true) if self.when_blocked == WhenBlocked::Return && self.waits_for(end) => {
@@ -398,6 +454,9 @@ impl<D: Devices> Flow<D> {
     /// Reads the next chunk of the file and runs the stages on it. A file that is too short or cannot be read ends the source: what
     /// was read goes on first.
     fn read_chunk(&mut self, buffers: &mut Buffers) -> Result<(), TransferError> {
+        if self.is_plain && self.move_chunk()? {
+            return Ok(());
+        }
         let mut buffer = buffers.take();
         let layout = match &self.direct {
             Some((sealer, ..)) if self.read == 0 => {
@@ -435,6 +494,23 @@ impl<D: Devices> Flow<D> {
         }
         self.run_stages(CHUNKS_MAX, buffers);
         Ok(())
+    }
+
+    /// Moves a chunk without a buffer. Returns whether the devices can do that.
+    fn move_chunk(&mut self) -> Result<bool, TransferError> {
+        let left = self.range.map_or(u64::MAX, |range| range - self.read);
+        let most = left.min(CHUNK_BYTES as u64) as usize;
+        let (from, to) = (self.from + self.read, self.to + self.written);
+        let Some(moved) = self.devices.move_at(from, to, most) else { return Ok(false) };
+        let moved = moved? as u64;
+        (self.read, self.written) = (self.read + moved, self.written + moved);
+        if moved == 0 {
+            let end = self.from + self.range.unwrap_or(0);
+            self.end_source(Err(TransferError::FileEnded { at: from, end }));
+        } else if self.range == Some(self.read) {
+            self.end_source(Ok(()));
+        }
+        Ok(true)
     }
 
     /// Reads `want` bytes to their places; returns how many there were, and why not all.
@@ -567,7 +643,7 @@ impl<D: Devices> Flow<D> {
                     chunk.done += put;
                     self.written += put as u64;
                     // The next write may not return.
-                    self.progress.written.store(self.written, Ordering::Relaxed);
+                    self.progress.set(self.progress.read(), self.written);
                 }
                 Err(error)
                     if device == Device::Socket && error.kind() == io::ErrorKind::WouldBlock =>

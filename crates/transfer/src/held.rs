@@ -4,6 +4,7 @@ use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use mqueue::staging::CopyFailed;
 use sys::descriptors::{self, Descriptor, DescriptorKind, describe, receive_now, send_now};
 
 use crate::accelerator::Lease;
@@ -51,11 +52,35 @@ impl Drop for Socket {
 /// The descriptor of a source or of a sink.
 enum Held {
     /// `None` only while it is dropped.
-    File(Option<OwnedFd>),
+    File(Option<Arc<OwnedFd>>),
     Files(Vec<Part>),
     Socket(Arc<Socket>),
     /// `None` only while it is dropped.
     Accelerator(Option<Lease>),
+}
+
+impl Held {
+    /// What each part uses of a place.
+    fn of_parts(place: Place, parts: &[Plan], reaper: &Reaper) -> Result<Vec<Self>, TransferError> {
+        Ok(match place {
+            Place::File(file, _) => {
+                let file = Arc::new(file);
+                parts.iter().map(|_| Self::File(Some(file.clone()))).collect()
+            }
+            Place::Socket(socket) => {
+                let held = Mutex::new(Some(socket));
+                vec![Self::Socket(Arc::new(Socket { held, reaper: reaper.clone() }))]
+            }
+            Place::Accelerator(memory, _) => {
+                let used = memory.take().ok_or(TransferError::Busy)?;
+                let lease = |(lane, part): (usize, &Plan)| {
+                    let end = part.from + part.bytes.unwrap_or(0);
+                    Self::Accelerator(Some(Lease::new(used.clone(), lane, end)))
+                };
+                parts.iter().enumerate().map(lease).collect()
+            }
+        })
+    }
 }
 
 /// A range of one file of several.
@@ -80,48 +105,33 @@ pub(crate) struct Descriptors {
 }
 
 impl Descriptors {
-    /// `parts`: the ranges of a source of several files.
-    /// `plan`: what the command was checked to be. Fails with [`TransferError::Busy`] if another transfer uses memory of an accelerator.
-    pub(crate) fn new(
+    /// One for each part of a transfer. `files`: the ranges of a source of several files. Fails with [`TransferError::Busy`] if another
+    /// transfer uses the memory of an accelerator.
+    pub(crate) fn of_parts(
         command: Command,
-        parts: Vec<PartRange>,
-        plan: &Plan,
+        files: Vec<PartRange>,
+        parts: &[Plan],
         reaper: &Reaper,
-    ) -> Result<Self, TransferError> {
+    ) -> Result<Vec<Self>, TransferError> {
         let Command { source, more, sink, .. } = command;
-        let held = |place: Place| match place {
-            Place::File(file, _) => Ok(Held::File(Some(file))),
-            Place::Socket(socket) => {
-                let held = Mutex::new(Some(socket));
-                Ok(Held::Socket(Arc::new(Socket { held, reaper: reaper.clone() })))
-            }
-            Place::Accelerator(memory, offset) => {
-                let end = offset + plan.bytes.unwrap_or(0);
-                memory.lease(end).map(|lease| Held::Accelerator(Some(lease)))
-            }
-            .ok_or(TransferError::Busy),
-        };
-        // From here on it drops what it has where that may take its time.
-        let mut taken = Self {
-            source: Held::Files(Vec::new()),
-            sink: Held::Files(Vec::new()),
-            reaper: reaper.clone(),
-        };
-        match source {
+        let of = |source| Self { source, sink: Held::Files(Vec::new()), reaper: reaper.clone() };
+        let mut taken: Vec<Self> = match source {
             Place::File(file, _) if !more.is_empty() => {
-                let files = [file].into_iter().chain(more.into_iter().map(|range| range.file));
-                let files = files.zip(parts).map(|(file, range)| Part { file, range });
-                taken.source = Held::Files(files.collect());
+                let all = [file].into_iter().chain(more.into_iter().map(|range| range.file));
+                let all = all.zip(files).map(|(file, range)| Part { file, range });
+                vec![of(Held::Files(all.collect()))]
             }
-            source => match held(source) {
-                Ok(source) => taken.source = source,
+            source => match Held::of_parts(source, parts, reaper) {
+                Ok(held) => held.into_iter().map(of).collect(),
                 Err(error) => {
                     reaper.discard(sink);
                     return Err(error);
                 }
             },
+        };
+        for (part, sink) in taken.iter_mut().zip(Held::of_parts(sink, parts, reaper)?) {
+            part.sink = sink;
         }
-        taken.sink = held(sink)?;
         Ok(taken)
     }
 
@@ -153,10 +163,10 @@ impl Descriptors {
 
 impl Drop for Descriptors {
     fn drop(&mut self) {
-        let (mut taken, mut leases) = (Vec::new(), Vec::new());
+        let (mut files, mut taken, mut leases) = (Vec::new(), Vec::new(), Vec::new());
         for held in [&mut self.source, &mut self.sink] {
             match held {
-                Held::File(file) => taken.extend(file.take()),
+                Held::File(file) => files.extend(file.take()),
                 Held::Accelerator(lease) => leases.extend(lease.take()),
                 Held::Files(parts) => taken.extend(parts.drain(..).map(|part| part.file)),
                 Held::Socket(socket) => {
@@ -165,7 +175,7 @@ impl Drop for Descriptors {
             }
         }
         // One value for one thread of the reaper.
-        self.reaper.discard(taken);
+        self.reaper.discard((files, taken));
         // At the end of a transfer that succeeded, its copies have ended: then the memory is free when the caller gets the answer.
         leases.retain(|lease| !lease.is_settled());
         if !leases.is_empty() {
@@ -213,6 +223,33 @@ impl Devices for Descriptors {
         }
     }
 
+    fn move_at(&mut self, from: u64, to: u64, most: usize) -> Option<Result<usize, TransferError>> {
+        let (what, moved) = match (&mut self.source, &mut self.sink) {
+            (Held::File(file), Held::Accelerator(lease)) => {
+                let moved = used(lease).fill_at(to, most, |slot| {
+                    descriptors::read_at(open(file), &mut [IoSliceMut::new(slot)], from)
+                });
+                ("reading the file", moved)
+            }
+            (Held::Accelerator(lease), Held::File(file)) => {
+                let put = |bytes: &[u8]| match descriptors::write_at(open(file), bytes, to) {
+                    // A file system that writes nothing and says nothing has no room.
+                    Ok(0) => Err(io::ErrorKind::StorageFull.into()),
+                    written => written,
+                };
+                ("writing the file", used(lease).put_at(from, most, put))
+            }
+            _ => return None,
+        };
+        Some(match moved {
+            Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {
+                return self.move_at(from, to, most);
+            }
+            Ok(moved) => moved.map_err(|error| TransferError::of_host(what, &error)),
+            Err(CopyFailed(why)) => Err(TransferError::CopyFailed(why)),
+        })
+    }
+
     fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.socket(End::Sink).with(|socket| send_now(socket, bytes))
     }
@@ -222,7 +259,7 @@ impl Devices for Descriptors {
     }
 }
 
-fn open(file: &Option<OwnedFd>) -> BorrowedFd<'_> {
+fn open(file: &Option<Arc<OwnedFd>>) -> BorrowedFd<'_> {
     file.as_ref().expect("only drop takes it").as_fd()
 }
 
@@ -236,7 +273,9 @@ pub(crate) struct Checked {
     /// The uses of its sockets, that of the source first.
     pub(crate) uses: Vec<SocketUse>,
     /// The ranges of a source of several files.
-    pub(crate) parts: Vec<PartRange>,
+    pub(crate) files: Vec<PartRange>,
+    /// Parts in which it can be done at a time.
+    pub(crate) lanes: usize,
 }
 
 /// Checks the stages, the descriptors and the ranges of a command.
@@ -309,7 +348,15 @@ pub(crate) fn check(command: &Command) -> Result<Checked, TransferError> {
         sink,
         bytes.filter(|_| !plan.stages.iter().any(StageSpec::transforms)).unwrap_or(0),
     )?;
-    Ok(Checked { plan, uses, parts })
+    // Without an accelerator one thread does a transfer, so that transfers share the threads evenly.
+    let lanes = match (source, sink) {
+        (Place::Accelerator(from, _), Place::Accelerator(to, _)) => from.lanes().min(to.lanes()),
+        (Place::Accelerator(memory, _), Place::File(..))
+        | (Place::File(..), Place::Accelerator(memory, _)) => memory.lanes(),
+        _ => 1,
+    };
+    let lanes = if plan.is_plain() && parts.is_empty() { lanes } else { 1 };
+    Ok(Checked { plan, uses, files: parts, lanes })
 }
 
 /// The places of ranges that follow one another; of each its offset, the length that is asked for, and that of its file.

@@ -19,6 +19,7 @@
 //! * [`scoreboard`]: the entries and the two queues; which step is next.
 //! * [`engine`]: [`Engine`], the threads that execute steps; `held` has their descriptors,
 //!   and `reaper` closes them, because `close` can block.
+//! * `parts`: a transfer whose parts are done at the same time.
 //! * [`NewFile`]: a sink that is whole, or absent.
 //! * [`service`], [`client`], [`message`]: an engine for other processes, which pass descriptors to it.
 //!
@@ -30,12 +31,14 @@ pub mod accelerator;
 mod chain;
 pub mod client;
 pub mod compress;
+mod counters;
 pub mod engine;
 mod error;
 pub mod flow;
 mod held;
 pub mod message;
 mod new_file;
+mod parts;
 pub mod pipeline;
 mod reaper;
 pub mod scoreboard;
@@ -48,6 +51,7 @@ pub use accelerator::AcceleratorMemory;
 pub use chain::Ran;
 pub use client::{Client, ClientError};
 pub use compress::{ExpandLimits, Format};
+pub use counters::Counters;
 pub use engine::{Engine, Limits, Outcome, Submitted, Transfer};
 pub use error::TransferError;
 pub use flow::{Device, Devices, Report, StageReport};

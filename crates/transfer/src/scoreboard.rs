@@ -129,6 +129,8 @@ enum State {
 
 struct Entry<T: Work> {
     id: EntryId,
+    /// Of a transfer that has an entry already.
+    is_part: bool,
     handle: T::Handle,
     state: State,
     /// Not while it runs.
@@ -198,6 +200,8 @@ pub struct Scoreboard<T: Work> {
     slow: Vec<EntryId>,
     entries_max: usize,
     steps_max: usize,
+    /// Entries that are further parts of transfers.
+    parts: usize,
 }
 
 impl<T: Work> Scoreboard<T> {
@@ -212,6 +216,7 @@ impl<T: Work> Scoreboard<T> {
             slow: Vec::new(),
             entries_max,
             steps_max,
+            parts: 0,
         }
     }
 
@@ -225,9 +230,9 @@ impl<T: Work> Scoreboard<T> {
         })
     }
 
-    /// Transfers in flight.
+    /// Transfers in flight. Further parts of one do not count.
     pub fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.len() - self.free.len() - self.parts
     }
 
     /// Whether there are none.
@@ -240,6 +245,16 @@ impl<T: Work> Scoreboard<T> {
         if self.len() >= self.entries_max {
             return Err(work);
         }
+        Ok(self.add(work, patience, now_ns, false))
+    }
+
+    /// Adds a further part of a transfer.
+    pub fn insert_part(&mut self, work: T, patience: Patience, now_ns: u64) -> EntryId {
+        self.parts += 1;
+        self.add(work, patience, now_ns, true)
+    }
+
+    fn add(&mut self, work: T, patience: Patience, now_ns: u64, is_part: bool) -> EntryId {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() - 1
@@ -250,6 +265,7 @@ impl<T: Work> Scoreboard<T> {
         let (first, handle) = (work.device(end), work.handle());
         self.slots[slot] = Some(Entry {
             id,
+            is_part,
             handle,
             state: State::Queued(first, end),
             work: Some(work),
@@ -263,7 +279,7 @@ impl<T: Work> Scoreboard<T> {
             step_ns: now_ns,
         });
         self.queue(first).push_back(id);
-        Ok(id)
+        id
     }
 
     /// The next step: the second half of a chunk that the thread has just made (`last`), else a step on a socket,
@@ -447,6 +463,7 @@ impl<T: Work> Scoreboard<T> {
     fn remove(&mut self, id: EntryId) -> Option<T> {
         let entry = self.slots.get_mut(id.slot())?.take_if(|entry| entry.id == id)?;
         self.free.push(id.slot());
+        self.parts -= usize::from(entry.is_part);
         if let State::Queued(device, _) = entry.state {
             self.queue(device).retain(|queued| *queued != id);
         }

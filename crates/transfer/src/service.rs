@@ -15,7 +15,8 @@ use std::time::Duration;
 use sys::local::{LocalListener, LocalSocket, WakeFd, wait_readable};
 use zeroize::Zeroizing;
 
-use crate::engine::{Counters, Engine, Limits, Submitted};
+use crate::counters::Counters;
+use crate::engine::{Engine, Limits, Submitted};
 use crate::error::TransferError;
 use crate::flow::Report;
 use crate::message::{Answer, LISTED_MAX, Listed, Order, REQUEST_BYTES_MAX, RemoteError, Request};

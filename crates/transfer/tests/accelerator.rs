@@ -43,10 +43,16 @@ struct Started {
 
 impl Late {
     fn new(array: Vec<u8>, slot_bytes: usize) -> (Self, Arc<Mutex<Device>>) {
+        let (mut lanes, device) = Self::lanes(array, slot_bytes, 1);
+        (lanes.remove(0), device)
+    }
+
+    fn lanes(array: Vec<u8>, slot_bytes: usize, count: usize) -> (Vec<Self>, Arc<Mutex<Device>>) {
         let device = Device { array, good: usize::MAX, ..Device::default() };
         let device = Arc::new(Mutex::new(device));
-        let slots = (0..2).map(|_| (vec![0; slot_bytes], None)).collect();
-        (Self { device: device.clone(), slots }, device)
+        let slots = || (0..2).map(|_| (vec![0; slot_bytes], None)).collect();
+        let lane = |_| Self { device: device.clone(), slots: slots() };
+        ((0..count).map(lane).collect(), device.clone())
     }
 }
 
@@ -177,6 +183,66 @@ proptest! {
             prop_assert_eq!(device.lock().unwrap().together, 2);
         }
     }
+}
+
+#[test]
+fn a_long_plain_transfer_uses_lanes_at_the_same_time() {
+    let bytes = 9_500_003;
+    let plain = content(bytes, 3);
+    let (lanes, device) = Late::lanes(vec![0; bytes + 10], 1 << 18, 3);
+    let memory = AcceleratorMemory::with_lanes(lanes);
+    assert_eq!(memory.lanes(), 3);
+    let engine = engine();
+    let into = Source::file(file_of(&plain), 0, None).accelerator(memory.clone(), 10);
+    let into = engine.submit(into).unwrap();
+    let outcome = into.wait_for(PATIENCE).unwrap();
+    assert_eq!((outcome.result, outcome.report.written), (Ok(()), bytes as u64));
+    assert_eq!(into.progress().written(), bytes as u64);
+    assert!(device.lock().unwrap().array[10..] == plain);
+    assert!(!memory.is_busy());
+    let sink = empty();
+    let from = Source::accelerator(memory, 10, None).file(sink.try_clone().unwrap(), 7);
+    assert_eq!(engine.submit(from).unwrap().wait().result, Ok(()));
+    assert!(read_all(&sink)[7..] == plain);
+    let counters = engine.counters();
+    let counted = (counters.started(), counters.succeeded(), counters.written());
+    assert_eq!(counted, (2, 2, 2 * bytes as u64), "parts are not transfers");
+    assert_eq!(engine.in_flight(), 0);
+}
+
+#[test]
+fn a_part_that_fails_ends_the_others_and_a_cancelled_whole_ends_once() {
+    let bytes = 40 << 20;
+    let file = file_of(&content(bytes, 4));
+    let start = |engine: &Engine| {
+        let (lanes, device) = Late::lanes(vec![0; bytes], 1 << 18, 2);
+        let memory = AcceleratorMemory::with_lanes(lanes);
+        let source = Source::file(file.try_clone().unwrap(), 0, None);
+        device.lock().unwrap().hangs = true;
+        (engine.submit(source.accelerator(memory.clone(), 0)).unwrap(), memory, device)
+    };
+    let engine = engine();
+    let (fails, _memory, device) = start(&engine);
+    device.lock().unwrap().good = 20;
+    device.lock().unwrap().hangs = false;
+    let outcome = fails.wait();
+    assert_eq!(outcome.result, Err(TransferError::CopyFailed("it is broken".into())));
+    let array = device.lock().unwrap().array.clone();
+    let written = outcome.report.written as usize;
+    assert!(written < bytes && array[..written] == content(bytes, 4)[..written]);
+
+    let (cancelled, memory, device) = start(&engine);
+    assert_eq!(engine.in_flight(), 1);
+    cancelled.cancel();
+    device.lock().unwrap().hangs = false;
+    assert_eq!(cancelled.wait().result, Err(TransferError::Cancelled));
+    let deadline = Instant::now() + PATIENCE;
+    while memory.is_busy() || engine.in_flight() > 0 {
+        assert!(Instant::now() < deadline, "it has ended");
+        std::thread::yield_now();
+    }
+    let failed: Vec<_> = engine.counters().failed().filter(|(_, count)| *count > 0).collect();
+    assert_eq!(failed, [("cancelled", 1), ("copy_failed", 1)]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! An array in a GPU's memory, and pinned host memory through which its pieces pass: what a collective over a GPU's memory needs.
+//! An array in a GPU's memory, and pinned host memory through which its pieces pass: what a collective or a transfer over a GPU's memory needs.
 //!
 //! Copies are the copy engines' work, on a stream for each slot: pieces go out and in at the same time, and no code runs on the GPU. So
 //! they go on while blocks of a service, in another process, occupy it.
@@ -9,6 +9,7 @@
 use std::alloc::{self, Layout};
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mqueue::staging::{CopyFailed, Direction, Staging};
@@ -27,7 +28,7 @@ const PAUSE: Duration = Duration::from_micros(20);
 /// An array in a GPU's memory with slots of pinned host memory.
 pub struct StagedArray {
     /// None after its release.
-    gpu: Option<Gpu>,
+    gpu: Option<Arc<Gpu>>,
     driver: &'static Driver,
     array: Array,
     pinned: Option<Pinned>,
@@ -36,11 +37,44 @@ pub struct StagedArray {
 }
 
 /// The memory that is copied.
-#[derive(Clone, Copy)]
 enum Array {
     None,
-    Own(DeviceAddress, usize),
+    Own(Arc<Allocation>),
     Lent(DeviceAddress, usize),
+}
+
+impl Array {
+    /// Its address and its size.
+    fn range(&self) -> (DeviceAddress, usize) {
+        match self {
+            Self::None => (0, 0),
+            Self::Own(allocation) => (allocation.address, allocation.bytes),
+            Self::Lent(address, bytes) => (*address, *bytes),
+        }
+    }
+}
+
+/// Memory of a GPU, freed with this.
+struct Allocation {
+    gpu: Arc<Gpu>,
+    address: DeviceAddress,
+    bytes: usize,
+}
+
+impl Allocation {
+    fn new(gpu: Arc<Gpu>, bytes: usize) -> Result<Self, CudaError> {
+        let _bound = gpu.driver.bind_for_now(gpu.context)?;
+        let address = gpu.driver.allocate(bytes.max(1))?;
+        Ok(Self { gpu, address, bytes })
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        if let Ok(_bound) = self.gpu.driver.bind_for_now(self.gpu.context) {
+            self.gpu.driver.free(self.address);
+        }
+    }
 }
 
 struct Slot {
@@ -63,19 +97,36 @@ pub enum Ready {
 impl StagedArray {
     /// An array of `bytes` on the GPU, with undefined content, and `slots` slots of `slot_bytes` each.
     pub fn new(gpu: Gpu, bytes: usize, slots: usize, slot_bytes: usize) -> Result<Self, CudaError> {
-        let driver = gpu.driver;
-        let bound = driver.bind_for_now(gpu.context)?;
-        let address = driver.allocate(bytes.max(1))?;
-        drop(bound);
-        Self::over(gpu, Array::Own(address, bytes), slots, slot_bytes)
+        let gpu = Arc::new(gpu);
+        let array = Array::Own(Arc::new(Allocation::new(gpu.clone(), bytes)?));
+        Self::over(gpu, array, slots, slot_bytes)
+    }
+
+    /// The same array several times, each with slots and streams of its own.
+    pub fn lanes(
+        gpu: Gpu,
+        bytes: usize,
+        lanes: usize,
+        slots: usize,
+        slot_bytes: usize,
+    ) -> Result<Vec<Self>, CudaError> {
+        let gpu = Arc::new(gpu);
+        let array = Arc::new(Allocation::new(gpu.clone(), bytes)?);
+        let lane = |_| Self::over(gpu.clone(), Array::Own(array.clone()), slots, slot_bytes);
+        (0..lanes).map(lane).collect()
     }
 
     /// Slots for memory that [`Self::lend`] names.
     pub fn slots(gpu: Gpu, slots: usize, slot_bytes: usize) -> Result<Self, CudaError> {
-        Self::over(gpu, Array::None, slots, slot_bytes)
+        Self::over(Arc::new(gpu), Array::None, slots, slot_bytes)
     }
 
-    fn over(gpu: Gpu, array: Array, slots: usize, slot_bytes: usize) -> Result<Self, CudaError> {
+    fn over(
+        gpu: Arc<Gpu>,
+        array: Array,
+        slots: usize,
+        slot_bytes: usize,
+    ) -> Result<Self, CudaError> {
         assert!(slots > 0 && slot_bytes > 0, "it needs slots");
         let driver = gpu.driver;
         let (gpu, slots_of) = (Some(gpu), Vec::with_capacity(slots));
@@ -153,10 +204,7 @@ impl StagedArray {
         range: Range<usize>,
     ) -> Result<(), CudaError> {
         let bytes = range.len();
-        let (base, size) = match self.array {
-            Array::Own(base, size) | Array::Lent(base, size) => (base, size),
-            Array::None => (0, 0),
-        };
+        let (base, size) = self.array.range();
         assert!(range.end <= size && bytes <= self.slot_bytes, "the copy is out of range");
         let _bound = self.bind()?;
         let near = self.slot_memory(slot);
@@ -241,10 +289,7 @@ impl StagedArray {
 
 impl Staging for StagedArray {
     fn bytes(&self) -> usize {
-        match self.array {
-            Array::Own(_, bytes) | Array::Lent(_, bytes) => bytes,
-            Array::None => 0,
-        }
+        self.array.range().1
     }
 
     fn slot_bytes(&self) -> usize {
@@ -282,16 +327,15 @@ impl Drop for StagedArray {
             // A copy may still use all of it.
             std::mem::forget(self.pinned.take());
             std::mem::forget(self.gpu.take());
+            std::mem::forget(std::mem::replace(&mut self.array, Array::None));
             return;
         };
         for slot in &self.slots {
             self.driver.destroy_stream(slot.stream);
         }
         drop(self.pinned.take());
-        if let Array::Own(address, _) = self.array {
-            self.driver.free(address);
-        }
         drop(bound);
+        self.array = Array::None;
         // The context goes last.
         drop(self.gpu.take());
     }

@@ -20,7 +20,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use sockets::End;
-use transfer::engine::Counters;
+use transfer::Counters;
 use wire::DropReason;
 
 use super::{Health, RELOAD_RESULTS};

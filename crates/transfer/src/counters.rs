@@ -1,0 +1,82 @@
+//! What an engine counts, over all of its transfers.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::engine::Outcome;
+use crate::error::TransferError;
+
+/// What an engine has counted.
+#[derive(Debug)]
+pub struct Counters {
+    started: AtomicU64,
+    succeeded: AtomicU64,
+    failed: [AtomicU64; TransferError::NAMES.len()],
+    read: AtomicU64,
+    written: AtomicU64,
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self {
+            started: AtomicU64::default(),
+            succeeded: AtomicU64::default(),
+            failed: [const { AtomicU64::new(0) }; TransferError::NAMES.len()],
+            read: AtomicU64::default(),
+            written: AtomicU64::default(),
+        }
+    }
+}
+
+impl Counters {
+    /// Transfers that were asked for.
+    pub fn started(&self) -> u64 {
+        self.started.load(Ordering::Relaxed)
+    }
+
+    /// Transfers that moved their whole range.
+    pub fn succeeded(&self) -> u64 {
+        self.succeeded.load(Ordering::Relaxed)
+    }
+
+    /// Transfers that ended early or were refused, by reason.
+    pub fn failed(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let counts = self.failed.iter().map(|count| count.load(Ordering::Relaxed));
+        TransferError::NAMES.into_iter().zip(counts)
+    }
+
+    /// Bytes taken from sources by transfers that have ended.
+    pub fn read(&self) -> u64 {
+        self.read.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that sinks got from transfers that have ended.
+    pub fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    /// Counts a transfer that was asked for.
+    pub(crate) fn start(&self) {
+        self.started.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a refusal.
+    pub(crate) fn refuse(&self, error: &TransferError) {
+        self.started.fetch_add(1, Ordering::Relaxed);
+        self.count_error(error);
+    }
+
+    fn count_error(&self, error: &TransferError) {
+        self.failed[usize::from(error.code()) - 1].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn end(&self, outcome: &Outcome) {
+        self.read.fetch_add(outcome.report.read, Ordering::Relaxed);
+        self.written.fetch_add(outcome.report.written, Ordering::Relaxed);
+        match &outcome.result {
+            Ok(()) => {
+                self.succeeded.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(error) => self.count_error(error),
+        }
+    }
+}

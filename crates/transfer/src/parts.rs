@@ -1,0 +1,106 @@
+//! A transfer that is done in parts, each of which is an entry of the scoreboard.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::engine::{Done, Outcome};
+use crate::error::TransferError;
+use crate::flow::Report;
+use crate::scoreboard::EntryId;
+
+/// The parts of one transfer.
+pub(crate) struct Whole(Mutex<State>);
+
+struct State {
+    entries: Vec<EntryId>,
+    outcomes: Vec<Option<Outcome>>,
+    /// Taken by the last part.
+    done: Option<Done>,
+    has_failed: bool,
+}
+
+/// What follows the end of a part.
+pub(crate) enum Next {
+    /// Others are in flight.
+    Nothing,
+    /// It is the first one that failed: the others are cancelled.
+    Cancel(Vec<EntryId>),
+    /// It was the last one: the caller gets this.
+    Answer(Done, Outcome),
+}
+
+impl Whole {
+    /// Of this many parts.
+    pub(crate) fn new(parts: usize, done: Done) -> Self {
+        let outcomes = (0..parts).map(|_| None).collect();
+        let state = State { entries: Vec::new(), outcomes, done: Some(done), has_failed: false };
+        Self(Mutex::new(state))
+    }
+
+    /// Names the entries, before any of them runs.
+    pub(crate) fn begin(&self, entries: &[EntryId]) {
+        self.state().entries = entries.to_vec();
+    }
+
+    /// A part has ended.
+    pub(crate) fn end(&self, part: usize, outcome: Outcome) -> Next {
+        let mut state = self.state();
+        let is_first_failure = outcome.result.is_err() && !state.has_failed;
+        state.has_failed |= outcome.result.is_err();
+        state.outcomes[part] = Some(outcome);
+        if state.outcomes.iter().all(Option::is_some)
+            && let Some(done) = state.done.take()
+        {
+            let outcomes: Vec<Outcome> = state.outcomes.drain(..).flatten().collect();
+            return Next::Answer(done, joined(&outcomes));
+        }
+        if is_first_failure { Next::Cancel(state.entries.clone()) } else { Next::Nothing }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The outcome of the whole: it failed as its first part did that failed by itself. Its counts are those of the
+/// bytes up to the first one that was not moved.
+fn joined(outcomes: &[Outcome]) -> Outcome {
+    let errors = || outcomes.iter().filter_map(|outcome| outcome.result.as_ref().err());
+    let error = errors().find(|error| **error != TransferError::Cancelled).or(errors().next());
+    let whole = outcomes.iter().take_while(|outcome| outcome.result.is_ok()).count();
+    let counted = &outcomes[..outcomes.len().min(whole + 1)];
+    let report = Report {
+        read: counted.iter().map(|outcome| outcome.report.read).sum(),
+        written: counted.iter().map(|outcome| outcome.report.written).sum(),
+        stages: Vec::new(),
+    };
+    Outcome { result: error.map_or(Ok(()), |error| Err(error.clone())), report }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(result: Result<(), TransferError>, bytes: u64) -> Outcome {
+        Outcome { result, report: Report { read: bytes + 1, written: bytes, ..Report::default() } }
+    }
+
+    #[test]
+    fn counts_end_at_the_first_byte_that_was_not_moved() {
+        let whole = joined(&[outcome(Ok(()), 10), outcome(Ok(()), 20)]);
+        assert_eq!((whole.result, whole.report.read, whole.report.written), (Ok(()), 32, 30));
+        let failed = [
+            outcome(Ok(()), 10),
+            outcome(Err(TransferError::Cancelled), 3),
+            outcome(Ok(()), 30),
+            outcome(Err(TransferError::DiskFull), 5),
+        ];
+        let whole = joined(&failed);
+        assert_eq!((whole.result, whole.report.written), (Err(TransferError::DiskFull), 13));
+        let cancelled = || outcome(Err(TransferError::Cancelled), 7);
+        let cancelled = joined(&[cancelled(), cancelled()]);
+        assert_eq!(
+            (cancelled.result, cancelled.report.written),
+            (Err(TransferError::Cancelled), 7)
+        );
+    }
+}
