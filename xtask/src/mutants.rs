@@ -139,7 +139,10 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "split_single_state",
         "several workers each have a part of a state that there is once",
-        &["crates/onpath/src/state.rs::only_a_state_that_can_be_merged_fits_several_workers"],
+        &[
+            "crates/sim/tests/owners.rs::one_worker_sees_all_requests_and_their_replies",
+            "crates/sim/tests/owners.rs::requests_with_the_same_key_meet_the_same_state",
+        ],
     ),
     mutant(
         "limit_each_worker",

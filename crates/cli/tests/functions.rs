@@ -114,27 +114,39 @@ fn a_state_that_several_workers_would_split_is_refused() {
         std::fs::write(file(kind), manifest.put(&module).unwrap()).unwrap();
     }
     for workers in [1, 2] {
-        let port = free_port();
+        let (port, other) = (free_port(), free_port());
         let engine = format!("workers = {workers}\n");
-        let services = table("echo", port, "echo", "");
+        let proxy = format!(
+            "[[service]]\nname = \"web\"\nlisten = \"tcp://127.0.0.1:{other}\"\nupstream = \"127.0.0.1:9\"\n"
+        );
+        let services = table("echo", port, "echo", "") + &proxy;
         let server = Running::start(&format!("fn-state-{workers}"), &(engine.clone() + &services));
         for (kind, _) in kinds {
             let path = file(kind);
-            let attach = ["attach", "echo", kind, path.to_str().unwrap()];
+            let attach = |service| ["attach", service, kind, path.to_str().unwrap()];
+            // Requests are handed over to the worker that has their state.
+            done(&server, &attach("echo"), "attached");
             if workers == 1 || kind == "mergeable" {
-                done(&server, &attach, "attached");
+                done(&server, &attach("web"), "attached");
                 continue;
             }
             let expected = format!(
-                "is `{kind}`, as its manifest says, and each of 2 workers would have a part of it: set engine.workers = 1"
+                "is `{kind}`, as its manifest says, and each of 2 workers would have a part of it on the path to a backend or through a proxy over TCP: set engine.workers = 1"
             );
-            refused(&server, &attach, &expected);
+            refused(&server, &attach("web"), &expected);
             // A configuration is refused before anything changes.
             let function = format!("[[service.function]]\nname = \"f\"\nfunction = {path:?}\n");
             server.write(&engine, &(services.clone() + &function));
             let (code, _, why) = server.reload();
             assert!(code != 0 && why.contains("engine.workers = 1"), "{code} {why}");
         }
+        // Sockets of different flows, some for each worker.
+        for _ in 0..16 {
+            let client = udp_client(([127, 0, 0, 1], port).into());
+            assert_eq!(ask(&client, &[7; 20]), [7; 20]);
+        }
+        let read = ["command", "echo", "single", "read"];
+        assert_eq!(value(&server, &read, &["count"]), 16, "{workers} workers");
         assert_eq!(server.end(), 0);
     }
 }

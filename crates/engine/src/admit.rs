@@ -4,7 +4,6 @@
 //! The batch counts messages and losses; the endpoint gets the result of each message and reports it to the client.
 //!
 //! If a chain of functions is attached to the service, it sees the messages here. [`Batch`] is compiled for both
-//! cases, and an endpoint chooses once per batch ([`crate::service::chain::Hooks`]). An endpoint that knows the messages
 //! of a batch before it admits them shows them to the chain together ([`Batch::show`], [`Batch::decide`]). Any other
 //! message is shown alone, when it is admitted.
 
@@ -15,10 +14,10 @@ use wire::nic::Nic;
 
 use crate::endpoint::peer::links::Envelope;
 use crate::schedule::{Kind, Schedule, Taken};
-use crate::service::arrival::{ANY, Arrival, Message, Refusal, Seen, seen};
+use crate::service::arrival::{ANY, ANY_SHOWN, Arrival, Message, Refusal, Seen, seen};
 use crate::service::bundle_table::NoBundle;
 use crate::service::bundles::{Datagrams, Messages};
-use crate::service::chain::{Hooks, NoHooks};
+use crate::service::chain::{Attached, Hooks, NoHooks};
 use crate::service::dispatch::Route;
 use crate::service::share::ServiceShare;
 use crate::turn::Turn;
@@ -76,6 +75,13 @@ impl Batch<NoHooks> {
     /// Messages that another worker received and counted; its chain has seen them.
     pub(crate) fn handed_over(service: usize) -> Self {
         Self { handed_over: true, ..Self::of_clients(service, NoHooks) }
+    }
+}
+
+impl Batch<Box<Attached>> {
+    /// Messages that another worker received and counted, which this worker's chain sees.
+    pub(crate) fn handed_to_owner(service: usize, chain: Box<Attached>) -> Self {
+        Self { handed_over: true, ..Self::of_clients(service, chain) }
     }
 }
 
@@ -218,13 +224,21 @@ impl<H: Hooks> Batch<H> {
         waits: Waits,
     ) -> (Admitted, Arrival) {
         let chain = self.hooks.attached().expect("only a chain is shown messages");
-        let arrival = chain.arrival(index);
+        let mut arrival = chain.arrival(index);
         let len = chain.messages().shown_len(index);
         let bytes = chain.messages().bytes(index);
         let mut message = Seen { bytes, received_len: len };
+        if chain.is_owned() {
+            // Its functions see the reply on this worker.
+            arrival.target = Some(ANY);
+        }
+        let there = chain.elsewhere(index);
         let submitted = match chain.messages().outcome(index) {
-            Outcome::Pass => turn.submit(self.service, &arrival, &mut message, false),
-            Outcome::Steer(to) => turn.submit_to(self.service, &arrival, &mut message, to),
+            _ if there.is_some() => turn.hand_to_owner(self.service, &arrival, &message, there),
+            Outcome::Pass => turn.submit(self.service, &arrival, &mut message, self.handed_over),
+            Outcome::Steer(to) => {
+                turn.submit_to(self.service, &arrival, &mut message, to, self.handed_over)
+            }
             Outcome::Drop(reason) => Err(Refusal::Drop(reason)),
             Outcome::Deliver => {
                 chain.set_done(index);
@@ -396,20 +410,57 @@ impl<N: Nic> Turn<N> {
         arrival: &Arrival,
         message: &mut impl Message,
         mqueue: u32,
+        handed_over: bool,
     ) -> Result<(), Refusal> {
         let share = &self.services[service];
         if message.len() >= share.takes_below
-            && let Some(refusal) = share.takes_not(message.len(), false)
+            && let Some(refusal) = share.takes_not(message.len(), handed_over)
         {
             return Err(refusal);
         }
-        match share.dispatcher.locate(mqueue) {
+        let located = share.dispatcher.locate(mqueue);
+        let is_here = located.is_some_and(|(worker, _)| worker == u32::from(self.index));
+        match located {
             None => Err(Refusal::Drop(DropReason::MqueueDead)),
+            // The reply of another worker's mqueue would miss the functions.
+            Some(_) if arrival.target.is_some() && !is_here => {
+                Err(Refusal::Drop(DropReason::MqueueDead))
+            }
             Some((worker, mqueue)) if worker == u32::from(self.index) => {
                 let arrival = Arrival { target: Some(mqueue), ..*arrival };
-                self.submit(service, &arrival, message, false)
+                self.submit(service, &arrival, message, handed_over)
             }
             Some(there) => self.hand_over(service, arrival, &seen(message), there),
+        }
+    }
+
+    /// Hands a message over to the worker that has the state of the functions.
+    #[cold]
+    fn hand_to_owner(
+        &mut self,
+        service: usize,
+        arrival: &Arrival,
+        message: &Seen<'_>,
+        owner: Option<u16>,
+    ) -> Result<(), Refusal> {
+        let share = &self.services[service];
+        if message.bytes.len() >= share.takes_below
+            && let Some(refusal) = share.takes_not(message.bytes.len(), false)
+        {
+            return Err(refusal);
+        }
+        let Arrival { expects, origin, number, .. } = *arrival;
+        let (slot, received_len) = (service as u16, message.received_len as u32);
+        let envelope =
+            Envelope { service: slot, mqueue: ANY_SHOWN, expects, origin, number, received_len };
+        let owner = owner.unwrap_or(self.index);
+        match self.outbound.request(owner, &envelope, arrival.received_ns, message.bytes) {
+            Ok(()) => {
+                self.services[service].counters.handed_out.one();
+                Ok(())
+            }
+            Err(LoanError::Full) => Err(Refusal::Retry(DropReason::HandoverFull)),
+            Err(_) => Err(Refusal::Drop(DropReason::TooLong)),
         }
     }
 

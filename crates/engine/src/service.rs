@@ -14,6 +14,7 @@ pub(crate) mod ends;
 mod in_place;
 pub(crate) mod mqueues;
 mod notices;
+mod owners;
 mod path;
 mod pool_memory;
 pub(crate) mod received;

@@ -18,6 +18,7 @@ use crate::function::{
     Command, CommandError, Direction, Failure, Function, Merge, Notice, Reading, RequestId,
 };
 use crate::messages::{Messages, Tally};
+use crate::state::{Owner, StateKind};
 use crate::trace::Trace;
 
 /// The shortest and the longest time for which a failing function is not called.
@@ -141,6 +142,7 @@ pub struct Link {
     policy: Policy,
     counters: Arc<Counters>,
     sink: Option<SharedSink>,
+    state: StateKind,
     /// Until when it is not called, and then not before it is restarted; `None` if it works.
     failing_until_ns: Option<u64>,
     /// The pause after the next restart that fails.
@@ -170,6 +172,7 @@ impl Link {
             policy,
             counters,
             sink: None,
+            state: StateKind::Mergeable,
             failing_until_ns: None,
             back_off_ns: PAUSE_NS_MIN,
             allowance_ns,
@@ -182,6 +185,11 @@ impl Link {
     /// The same with a ring of an application.
     pub fn with_sink(self, sink: Option<SharedSink>) -> Self {
         Self { sink, ..self }
+    }
+
+    /// The same with a state of another kind.
+    pub fn with_state(self, state: StateKind) -> Self {
+        Self { state, ..self }
     }
 
     fn decide(&mut self, direction: Direction, messages: &mut Messages, clock: &dyn Fn() -> u64) {
@@ -476,6 +484,11 @@ impl Chain {
     #[inline]
     pub fn wants_notices(&self) -> bool {
         self.wants_notices
+    }
+
+    /// Which worker's functions see a request.
+    pub fn owner(&self) -> Owner {
+        Owner::of(self.links.iter().map(|link| link.state))
     }
 
     /// Time in calls of its functions since the last time that this was asked.

@@ -26,5 +26,5 @@ pub use function::{
 };
 pub use library::{Code, LibraryError, Param, Sizes, Spec};
 pub use messages::{MESSAGES_MAX, Messages, Outcome, SHOWN_BYTES_MIN, Tally};
-pub use state::{Key, StateKind};
+pub use state::{Key, Owner, StateKind};
 pub use trace::{Step, TRACED_MAX, Trace, Traced, Verdict};

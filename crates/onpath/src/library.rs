@@ -418,7 +418,7 @@ pub enum LibraryError {
     },
     /// Several workers would each have a part of its state.
     #[error(
-        "the state of {function} is `{state}`, as its manifest says, and each of {workers} workers would have a part of it: set engine.workers = 1"
+        "the state of {function} is `{state}`, as its manifest says, and each of {workers} workers would have a part of it on the path to a backend or through a proxy over TCP: set engine.workers = 1"
     )]
     Workers {
         /// The function.
@@ -491,10 +491,15 @@ impl Code {
         }
     }
 
-    /// Whether an engine with this number of workers keeps its state together.
-    pub fn check_workers(&self, spec: &Spec, workers: usize) -> Result<(), LibraryError> {
+    /// Whether this number of workers keeps its state together, see [`StateKind::fits`].
+    pub fn check_workers(
+        &self,
+        spec: &Spec,
+        workers: usize,
+        hands_over: bool,
+    ) -> Result<(), LibraryError> {
         let (state, function) = (self.state(), spec.function.clone());
-        match state.fits(workers) {
+        match state.fits(workers, hands_over) {
             true => Ok(()),
             false => Err(LibraryError::Workers { function, state, workers }),
         }

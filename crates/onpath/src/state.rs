@@ -45,9 +45,34 @@ impl fmt::Display for StateKind {
 }
 
 impl StateKind {
-    /// Whether this number of workers keeps it: each worker has an instance of its own, and sees the messages that it receives.
-    pub fn fits(self, workers: usize) -> bool {
-        self == Self::Mergeable || workers <= 1 || mutants::on("split_single_state")
+    /// Whether this number of workers keeps it together. `hands_over`: each message reaches the worker that has its state.
+    pub fn fits(self, workers: usize, hands_over: bool) -> bool {
+        self == Self::Mergeable || workers <= 1 || hands_over
+    }
+}
+
+/// Which worker's functions see a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Owner {
+    /// Those of the worker that receives it.
+    #[default]
+    Receiver,
+    /// Those of one worker see all requests.
+    One,
+    /// Those of one worker see all requests with the same key.
+    OfKey(Key),
+}
+
+impl Owner {
+    /// Of a chain of functions with these states: all of them see a request on the same worker.
+    pub fn of(states: impl IntoIterator<Item = StateKind>) -> Self {
+        states.into_iter().fold(Self::Receiver, |owner, state| match (owner, state) {
+            (_, StateKind::Mergeable) => owner,
+            (Self::Receiver, StateKind::ByKey(key)) => Self::OfKey(key),
+            (Self::OfKey(before), StateKind::ByKey(key)) if before == key => owner,
+            // The functions of one worker see those of each key together as well.
+            (_, StateKind::Single | StateKind::ByKey(_)) => Self::One,
+        })
     }
 }
 
@@ -65,13 +90,28 @@ mod tests {
     }
 
     #[test]
-    fn only_a_state_that_can_be_merged_fits_several_workers() {
+    fn only_a_state_that_can_be_merged_fits_several_workers_without_hand_over() {
         let by_key = StateKind::ByKey(Key { offset: 0, length: 8 });
         for (state, fits) in
             [(StateKind::Mergeable, true), (StateKind::Single, false), (by_key, false)]
         {
-            assert!(state.fits(1));
-            assert_eq!(state.fits(2), fits, "{state}");
+            assert!(state.fits(1, false) && state.fits(2, true));
+            assert_eq!(state.fits(2, false), fits, "{state}");
+        }
+    }
+
+    #[test]
+    fn the_functions_of_a_chain_have_one_owner() {
+        let key = |offset| Key { offset, length: 4 };
+        let (single, merged) = (StateKind::Single, StateKind::Mergeable);
+        let by = |offset| StateKind::ByKey(key(offset));
+        let of = |states: &[StateKind]| Owner::of(states.iter().copied());
+        assert_eq!(of(&[]), Owner::Receiver);
+        assert_eq!(of(&[merged, merged]), Owner::Receiver);
+        assert_eq!(of(&[merged, single]), Owner::One);
+        assert_eq!(of(&[by(0), merged, by(0)]), Owner::OfKey(key(0)));
+        for one in [[by(0), by(4)], [by(0), single], [single, by(0)]] {
+            assert_eq!(of(&one), Owner::One);
         }
     }
 }

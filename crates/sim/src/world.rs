@@ -22,7 +22,7 @@ use engine::{
     ShmClient, Switch, Worker,
 };
 use mqueue::{MappedMemory, Words};
-use onpath::{Arranged, Counters, Function, Link, OnFailure, Policy};
+use onpath::{Arranged, Counters, Function, Link, OnFailure, Policy, StateKind};
 use wire::DropReason;
 use wire::framing::Framing;
 use wire::nic::{Nic, Transport};
@@ -566,11 +566,23 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
         (service, backend): (usize, Option<u16>),
         functions: Vec<(Box<dyn Function>, OnFailure)>,
     ) -> Vec<Arc<Counters>> {
+        self.set_functions_with(worker, (service, backend), StateKind::Mergeable, functions)
+    }
+
+    /// The same, with states of this kind.
+    pub fn set_functions_with(
+        &self,
+        worker: usize,
+        (service, backend): (usize, Option<u16>),
+        state: StateKind,
+        functions: Vec<(Box<dyn Function>, OnFailure)>,
+    ) -> Vec<Arc<Counters>> {
         let counters: Vec<_> = functions.iter().map(|_| Arc::<Counters>::default()).collect();
         let links = functions.into_iter().zip(&counters).zip(0..);
         let order = links.map(|(((function, on_failure), counters), id)| {
             let policy = Policy { on_failure, deadline_ns: 1_000_000_000 };
-            Arranged::New(Link::new(id, function, policy, Arc::clone(counters)))
+            let link = Link::new(id, function, policy, Arc::clone(counters));
+            Arranged::New(link.with_state(state))
         });
         self.ask_chain(worker, (service, backend), ChainRequest::Arrange(order.collect()));
         counters

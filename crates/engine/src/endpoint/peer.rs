@@ -6,6 +6,8 @@
 
 pub(crate) mod links;
 
+use std::ops::Range;
+
 use mqueue::{LoanError, abi};
 use wire::DropReason;
 use wire::nic::Nic;
@@ -16,13 +18,16 @@ use crate::admit::{Admitted, Batch, Waits};
 use crate::endpoint::Endpoint;
 use crate::endpoint::run::{Next, Run};
 use crate::schedule::{Kind, Schedule};
-use crate::service::arrival::{ANY, Arrival, Awaited, RETRY_BYTES, RETRY_NS, Seen};
+use crate::service::arrival::{ANY, ANY_SHOWN, Arrival, Awaited, RETRY_BYTES, RETRY_NS, Seen};
 use crate::turn::Turn;
 
 /// The rings from the other workers to this one.
 pub(crate) struct Peers {
     /// By worker and service; none from itself.
     links: Vec<Vec<Option<LinkIn>>>,
+    /// Answers of functions to datagrams that were handed over to this worker: the request, and where the answer is in `answer_bytes`.
+    answers: Vec<(Origin, u32, Range<usize>)>,
+    answer_bytes: Vec<u8>,
 }
 
 /// A reply, or the reason of its loss, for a client of this worker.
@@ -34,7 +39,8 @@ pub(crate) struct HandedBack<'a> {
 
 impl Peers {
     pub(crate) fn new(workers: usize) -> Self {
-        Self { links: (0..workers).map(|_| Vec::new()).collect() }
+        let links = (0..workers).map(|_| Vec::new()).collect();
+        Self { links, answers: Vec::new(), answer_bytes: Vec::new() }
     }
 
     /// Sets or removes the link of one service to one worker.
@@ -113,11 +119,13 @@ impl Peers {
 
     /// Takes the requests of one service that one worker handed over.
     fn take_requests<N: Nic>(
+        &mut self,
         turn: &mut Turn<N>,
         schedule: &mut Schedule,
-        link: &mut LinkIn,
+        worker: usize,
         service: usize,
     ) {
+        let Some(mut link) = self.links[worker][service].take() else { return };
         let mut message = std::mem::take(&mut turn.scratch);
         let mut batch = Batch::handed_over(service);
         let mut took = false;
@@ -132,7 +140,7 @@ impl Peers {
             let (envelope, bytes) = bytes.split_at(ENVELOPE_BYTES);
             let envelope = Envelope::decode(envelope.try_into().expect("split there"));
             let mut message = Seen { bytes, received_len: envelope.received_len as usize };
-            let arrival = Arrival {
+            let mut arrival = Arrival {
                 origin: envelope.origin,
                 number: envelope.number,
                 expects: envelope.expects,
@@ -141,7 +149,13 @@ impl Peers {
                 target: Some(envelope.mqueue),
             };
             let waits = Self::waits(turn, service, &arrival);
-            match batch.admit(turn, &arrival, &mut message, waits) {
+            let admitted = if envelope.mqueue == ANY_SHOWN {
+                arrival.target = Some(ANY);
+                self.admit_to_chain(turn, schedule, service, (&arrival, &mut message), waits)
+            } else {
+                batch.admit(turn, &arrival, &mut message, waits)
+            };
+            match admitted {
                 Admitted::Held => {
                     if header.len > RETRY_BYTES {
                         link.retry_ns = turn.now_ns + RETRY_NS;
@@ -161,6 +175,65 @@ impl Peers {
             Self::taken_over(turn, service);
             link.release();
         }
+        self.links[worker][service] = Some(link);
+    }
+
+    /// Admits a request whose state this worker has: its functions see it first. They may have been detached meanwhile.
+    #[cold]
+    fn admit_to_chain<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        schedule: &mut Schedule,
+        service: usize,
+        (arrival, message): (&Arrival, &mut Seen<'_>),
+        waits: Waits,
+    ) -> Admitted {
+        let Some(chain) = turn.services[service].chain.take() else {
+            let mut batch = Batch::handed_over(service);
+            let admitted = batch.admit(turn, arrival, message, waits);
+            batch.end(turn, schedule, Kind::Peer);
+            return admitted;
+        };
+        let mut batch = Batch::handed_to_owner(service, chain);
+        let admitted = batch.admit(turn, arrival, message, waits);
+        let is_answered = turn.services[service].is_answered(arrival.expects);
+        match (admitted, arrival.origin) {
+            (Admitted::Answered, Origin::Client(_)) if !is_answered => {
+                turn.services[service].count_consumed(1);
+            }
+            (Admitted::Answered, Origin::Client(to)) => {
+                let awaited = Awaited { to, number: arrival.number, expects: arrival.expects };
+                self.settle(turn, service, &awaited, Ok(batch.reply()));
+            }
+            (Admitted::Answered, origin @ Origin::Datagram { .. }) => {
+                let from = self.answer_bytes.len();
+                self.answer_bytes.extend_from_slice(batch.reply());
+                let to = from..self.answer_bytes.len();
+                self.answers.push((origin, message.received_len as u32, to));
+            }
+            // Its client gets no reply; one over TCP does not wait for it.
+            (Admitted::Consumed, Origin::Client(to)) if is_answered => {
+                let awaited = Awaited { to, number: arrival.number, expects: arrival.expects };
+                self.settle(turn, service, &awaited, Err(DropReason::FunctionDrop));
+            }
+            _ => {}
+        }
+        batch.end(turn, schedule, Kind::Peer);
+        admitted
+    }
+
+    /// Answers of functions to datagrams that were handed over, one by one.
+    pub(crate) fn take_answers(&mut self, mut answer: impl FnMut(&Origin, u32, &[u8])) {
+        for (origin, len, bytes) in self.answers.drain(..) {
+            answer(&origin, len, &self.answer_bytes[bytes]);
+        }
+        self.answer_bytes.clear();
+    }
+
+    /// Whether there are some.
+    #[inline]
+    pub(crate) fn has_answers(&self) -> bool {
+        !self.answers.is_empty()
     }
 
     /// Tells the worker that received a request that it was lost, if its client waits for a reply.
@@ -224,10 +297,10 @@ impl<N: Nic> Endpoint<N> for Peers {
         }
         let first = schedule.round() % count;
         for worker in (first..count).chain(0..first) {
-            for (service, link) in self.links[worker].iter_mut().enumerate() {
-                let Some(link) = link else { continue };
+            for service in 0..self.links[worker].len() {
+                let Some(link) = &self.links[worker][service] else { continue };
                 if link.requests.hinted() && schedule.allows(service as u16, Kind::Peer) {
-                    Self::take_requests(turn, schedule, link, service);
+                    self.take_requests(turn, schedule, worker, service);
                 }
             }
         }

@@ -74,6 +74,16 @@ impl Endpoints {
                 _ => self.tcp.receive(turn, schedule),
             }
         }
+        if self.peers.has_answers() {
+            self.answer_for_peers(turn);
+        }
+    }
+
+    /// Sends the answers of functions to datagrams that other workers have received.
+    #[cold]
+    fn answer_for_peers<N: Nic>(&mut self, turn: &mut Turn<N>) {
+        let Self { udp, peers, .. } = self;
+        peers.take_answers(|origin, len, bytes| _ = udp.answer(turn, origin, len, bytes));
     }
 
     /// Delivers the replies of a run, from the next one. Returns the message behind them.

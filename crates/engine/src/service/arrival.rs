@@ -9,6 +9,9 @@ use wire::session::{Origin, ReplyTo};
 /// "Any mqueue of the service": the target of a request without a fixed mqueue.
 pub(crate) const ANY: u32 = u32::MAX;
 
+/// The same for a request that functions of the worker that takes it over see first.
+pub(crate) const ANY_SHOWN: u32 = u32::MAX - 1;
+
 /// An incoming message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival {

@@ -1,7 +1,7 @@
 //! Functions on the path of a service's messages: the seam that a chain of them is attached to.
 //!
-//! Each worker has a chain of its own for a service, or none. A chain sees a request once, on the worker that received it, before it is
-//! dispatched; and a reply once, on the worker that owns the mqueue, before it is delivered. It sees batches: the requests of one
+//! Each worker has a chain of its own for a service, or none. A chain sees a request once, on the worker that received it or on the one that has
+//! the state of its functions (`owners.rs`), before it is dispatched; and a reply once, on the worker that owns the mqueue, before it is delivered. It sees batches: the requests of one
 //! receive call, and the replies that one turn gathers. A request on a stream that waits after the chain has decided about it is
 //! not shown again. One that waits in a shared-memory ring is: its client may have rewritten it meanwhile, so requests in such
 //! rings are batches of one.
@@ -18,6 +18,7 @@ use onpath::{
 use wire::session::{EndpointKind, Origin, ReplyTo, Request};
 
 use crate::service::arrival::Arrival;
+use crate::service::owners::Owners;
 
 /// Which chain of one worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -66,6 +67,8 @@ struct Shown {
     written: Option<Box<[u8]>>,
     /// It was acted on.
     done: bool,
+    /// The worker whose functions see it, if that is another one.
+    elsewhere: Option<u16>,
 }
 
 /// A reply that the chain is about to see. Its request has ended.
@@ -98,6 +101,7 @@ pub(crate) struct Attached {
     replies: Vec<ShownReply>,
     held: HashMap<(ReplyTo, u64), Held>,
     held_bytes: usize,
+    owners: Owners,
 }
 
 impl Attached {
@@ -114,7 +118,18 @@ impl Attached {
             // Nothing grows later: a map that is at most half full reuses the places of removed entries.
             held: HashMap::with_capacity(2 * HELD_MAX),
             held_bytes: 0,
+            owners: Owners::default(),
         }
+    }
+
+    /// The functions have changed: which of these workers have the states of requests, where this is `worker`.
+    pub(crate) fn set_owners(&mut self, owners: Vec<u16>, worker: u16) {
+        self.owners = Owners::new(self.chain.owner(), owners, worker);
+    }
+
+    /// Whether requests stay on the worker that has their state.
+    pub(crate) fn is_owned(&self) -> bool {
+        self.owners.are_used()
     }
 
     pub(crate) fn chain(&mut self) -> &mut Chain {
@@ -131,9 +146,13 @@ impl Attached {
         if !self.messages.has_room(request.len()) {
             return false;
         }
+        let elsewhere = self.owners.elsewhere(arrival, request);
         let mut kept = None;
         let id = RequestId { origin: arrival.origin, number: arrival.number };
         match self.take_held(arrival) {
+            _ if elsewhere.is_some() => {
+                self.messages.push_decided(&id, request, Outcome::Pass, request.len(), false);
+            }
             None => self.messages.push_of(&id, request),
             Some(Held { outcome, written }) => {
                 let bytes = written.as_deref().unwrap_or(request);
@@ -145,7 +164,7 @@ impl Attached {
                 kept = written;
             }
         }
-        self.shown.push(Shown { arrival: *arrival, written: kept, done: false });
+        self.shown.push(Shown { arrival: *arrival, written: kept, done: false, elsewhere });
         true
     }
 
@@ -162,6 +181,11 @@ impl Attached {
     /// One of them.
     pub(crate) fn arrival(&self, index: usize) -> Arrival {
         self.shown[index].arrival
+    }
+
+    /// The worker whose functions see a request of the batch, if that is another one.
+    pub(crate) fn elsewhere(&self, index: usize) -> Option<u16> {
+        self.shown[index].elsewhere
     }
 
     /// The place of a request in the batch. One that is not in it becomes a batch of its own.
@@ -214,8 +238,8 @@ impl Attached {
     /// The batch ends. Requests of streams that were not acted on wait where they are, and are not shown again.
     pub(crate) fn clear(&mut self) {
         for index in 0..self.shown.len() {
-            let Shown { arrival, ref mut written, done } = self.shown[index];
-            if !done {
+            let Shown { arrival, ref mut written, done, elsewhere } = self.shown[index];
+            if !done && elsewhere.is_none() {
                 let bytes = self.messages.bytes(index);
                 let outcome = self.messages.outcome(index);
                 // Of one that waits again these are the same bytes.

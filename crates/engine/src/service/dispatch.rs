@@ -210,6 +210,20 @@ impl Dispatcher {
         (global < self.owner.total()).then(|| self.owner.locate(global))
     }
 
+    /// This worker.
+    pub(crate) fn worker(&self) -> u16 {
+        self.worker as u16
+    }
+
+    /// The workers that own mqueues of the service, by number.
+    pub(crate) fn owners(&self) -> Vec<u16> {
+        let mut owners: Vec<_> =
+            (0..self.owner.total()).map(|mqueue| self.owner.locate(mqueue).0 as u16).collect();
+        owners.sort_unstable();
+        owners.dedup();
+        owners
+    }
+
     /// Whether [`Self::route`] uses its `flow` argument.
     pub(crate) fn needs_flow(&self) -> bool {
         self.policy == Dispatch::FlowHash

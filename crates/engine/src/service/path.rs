@@ -21,6 +21,12 @@ impl ServiceShare {
             Box::new(Attached::new(chunk.max(message), chunk.max(reply)))
         });
         let former = attached.chain().arrange(order);
+        // A proxy has no mqueues: each worker has its sockets.
+        let mut owners = self.dispatcher.owners();
+        if self.upstream.is_some() {
+            owners = (0..self.other_credit.len() as u16).collect();
+        }
+        attached.set_owners(owners, self.dispatcher.worker());
         self.notices.wanted = attached.chain().wants_notices();
         if attached.chain().is_empty() {
             self.chain = None;

@@ -1,6 +1,7 @@
-//! Proxies that pass byte streams on.
+//! What functions of a service can see, and on which workers.
 
 use wire::framing::Delimits;
+use wire::nic::Transport;
 
 use super::Service;
 
@@ -15,6 +16,13 @@ impl Service {
             message_bytes: chunk.max(self.max_message_bytes as usize),
             reply_bytes: chunk.max(self.max_reply_bytes as usize),
         }
+    }
+
+    /// Whether its requests reach the worker that has the state of its functions. The connection of a client to a server belongs to the worker that
+    /// has the client's.
+    pub fn hands_over_for_functions(&self) -> bool {
+        let streams = self.listen.iter().any(|listen| listen.transport == Transport::Tcp);
+        self.upstream.is_none() || !streams
     }
 
     /// Whether it is a proxy that passes the bytes of TCP connections on, without messages in them.

@@ -20,13 +20,14 @@ const FUNCTION_USERS_MAX: usize = 64;
 /// Keys that may sign modules, at most.
 const FUNCTION_KEYS_MAX: usize = 64;
 
-/// Reads the functions of a service or a backend, whose messages have these sizes. Paths are relative to `base`, the configuration file's folder.
+/// Reads the functions of a service or a backend, whose messages have these sizes. With the engine comes whether messages there reach the
+/// worker that has their state. Paths are relative to `base`, the configuration file's folder.
 pub(super) fn read_functions(
     report: &mut Report<'_>,
     section: &mut Section<'_>,
     base: &Path,
     sizes: Sizes,
-    engine: &EngineSettings,
+    engine: (&EngineSettings, bool),
 ) -> Vec<Spec> {
     let of_backend = section.path.contains(".backend");
     let header = if of_backend { "[[service.backend.function]]" } else { "[[service.function]]" };
@@ -123,7 +124,7 @@ fn read_function(
     index: usize,
     path: &str,
     taken: &mut Vec<String>,
-    (base, engine): (&Path, &EngineSettings),
+    (base, engine): (&Path, (&EngineSettings, bool)),
     sizes: Sizes,
 ) -> Spec {
     let (mut section, name) = named_section(report, table, "function", path, index, taken);
@@ -242,7 +243,7 @@ fn check(
     section: &Section<'_>,
     spec: &Spec,
     sizes: Sizes,
-    engine: &EngineSettings,
+    (engine, hands_over): (&EngineSettings, bool),
 ) {
     let file = spec.file();
     if (file.is_some() || spec.pin().is_some()) && report.inspect.is_none() {
@@ -272,7 +273,7 @@ fn check(
         },
     };
     let made = Code::open(spec, &content).and_then(|code| {
-        code.check_workers(spec, engine.workers)?;
+        code.check_workers(spec, engine.workers, hands_over)?;
         code.instance(spec, sizes).map(drop)
     });
     let Err(error) = made else { return };

@@ -62,8 +62,9 @@ pub(super) fn read(
     service.framing = read_framing(report, at);
     if at.entry("upstream").is_some() {
         let mut service = proxy::read(report, at, service, context.tenants);
+        let engine = (context.engine, service.hands_over_for_functions());
         service.functions =
-            read_functions(report, at, context.base, service.message_sizes(), context.engine);
+            read_functions(report, at, context.base, service.message_sizes(), engine);
         service.function_users = read_users(report, at, "function_users");
         return (service, (section.finish(report), Vec::new()));
     }
@@ -105,8 +106,8 @@ pub(super) fn read(
     if let Some(builtin) = kernel {
         check_messages(report, at, &service, builtin);
     }
-    service.functions =
-        read_functions(report, at, context.base, service.message_sizes(), context.engine);
+    let engine = (context.engine, service.hands_over_for_functions());
+    service.functions = read_functions(report, at, context.base, service.message_sizes(), engine);
     service.function_users = read_users(report, at, "function_users");
     service.sockets = read_sockets(report, at);
     check_sockets(report, at, &service, kernel);
@@ -580,7 +581,7 @@ fn read_backend(
     }
     let longest = backend.max_message_bytes as usize;
     let sizes = Sizes { message_bytes: longest, reply_bytes: longest };
-    backend.functions = read_functions(report, at, base, sizes, engine);
+    backend.functions = read_functions(report, at, base, sizes, (engine, false));
     (backend, section.finish(report))
 }
 

@@ -125,7 +125,8 @@ impl Server {
     ) -> Result<NewFunction, FunctionError> {
         let code = self.open_code(&object.spec, &object.content)?;
         let workers = self.fabric.workers();
-        code.check_workers(&object.spec, workers)?;
+        let hands_over = backend.is_none() && service.hands_over_for_functions();
+        code.check_workers(&object.spec, workers, hands_over)?;
         let name = || object.spec.name.clone();
         let metrics = metrics.unwrap_or_else(|| {
             Arc::new(FunctionMetrics::new(path::name(service, backend), name(), workers))
@@ -146,7 +147,7 @@ impl Server {
             }
             let sink = object.ring.as_ref().map(|ring| ring.sink(worker));
             let new = Link::new(link, function, policy, metrics.of_worker(worker));
-            links.push(new.with_sink(sink));
+            links.push(new.with_sink(sink).with_state(code.state()));
         }
         object.written.retain(|(setting, _)| setting_of(&registers, setting).is_some());
         let sampling = Sampling::default();
