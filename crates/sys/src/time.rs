@@ -19,6 +19,16 @@ pub fn process_cpu_ns() -> u64 {
     read(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 
+/// The same of another process; `None`: there is none.
+pub fn cpu_ns_of(process: u32) -> Option<u64> {
+    let mut clock = 0;
+    // SAFETY: `clock` outlives the call.
+    if unsafe { libc::clock_getcpuclockid(process as libc::pid_t, &raw mut clock) } != 0 {
+        return None;
+    }
+    ThreadClock(clock).read().map(|time| time.as_nanos() as u64)
+}
+
 /// The same for the calling thread.
 pub fn thread_cpu_ns() -> u64 {
     read(libc::CLOCK_THREAD_CPUTIME_ID)

@@ -47,7 +47,7 @@ enum Work {
     Seal(StreamSealer),
 }
 
-struct Stage {
+pub(crate) struct Stage {
     kind: StageKind,
     work: Work,
     taken: u64,
@@ -59,7 +59,7 @@ struct Stage {
 }
 
 impl Stage {
-    fn new(spec: &StageSpec) -> Result<Self, TransferError> {
+    pub(crate) fn new(spec: &StageSpec) -> Result<Self, TransferError> {
         let work = match spec {
             StageSpec::Digest(kind) => Work::Digest(Digester::new(*kind)),
             StageSpec::Search(search) => Work::Search(Box::new(Searcher::new(search)?)),
@@ -78,7 +78,7 @@ impl Stage {
     }
 
     /// Shows bytes to a stage that observes.
-    fn observe(&mut self, bytes: &[u8]) -> Result<(), TransferError> {
+    pub(crate) fn observe(&mut self, bytes: &[u8]) -> Result<(), TransferError> {
         match &mut self.work {
             Work::Digest(digester) => digester.update(bytes),
             Work::Search(searcher) => searcher.update(bytes)?,
@@ -87,6 +87,24 @@ impl Stage {
         self.taken += bytes.len() as u64;
         self.made = self.taken;
         Ok(())
+    }
+
+    /// As [`Self::observe`], but for a digest that the caller shows the bytes, together with those of other streams.
+    pub(crate) fn observe_together(
+        &mut self,
+        bytes: &[u8],
+    ) -> Result<Option<&mut Digester>, TransferError> {
+        if !self.takes_blocks() {
+            return self.observe(bytes).map(|()| None);
+        }
+        self.taken += bytes.len() as u64;
+        self.made = self.taken;
+        let Work::Digest(digester) = &mut self.work else { unreachable!("it takes blocks") };
+        Ok(Some(digester))
+    }
+
+    fn takes_blocks(&self) -> bool {
+        matches!(&self.work, Work::Digest(digester) if digester.takes_blocks())
     }
 
     /// Transforms a part of the input; `last`: nothing comes after it.
@@ -108,7 +126,7 @@ impl Stage {
         Ok(ran)
     }
 
-    fn report(self, succeeded: bool) -> StageReport {
+    pub(crate) fn report(self, succeeded: bool) -> StageReport {
         let mut report = StageReport {
             kind: self.kind,
             bytes: self.taken,
@@ -139,6 +157,19 @@ impl Chain {
     pub(crate) fn new(specs: &[StageSpec]) -> Result<Self, TransferError> {
         let stages = specs.iter().map(Stage::new).collect::<Result<_, _>>()?;
         Ok(Self { stages, raw: VecDeque::new(), source_ended: false })
+    }
+
+    /// Whether a stage before the first that transforms is a digest that several streams take together.
+    pub(crate) fn batches(&self) -> bool {
+        let observers = self.stages.iter().take_while(|stage| !stage.transforms());
+        observers.into_iter().any(Stage::takes_blocks)
+    }
+
+    /// The stages before the first that transforms, and the others.
+    pub(crate) fn split_observers(mut self) -> (Vec<Stage>, Self) {
+        let transforms = self.stages.iter().position(Stage::transforms);
+        let others = self.stages.split_off(transforms.unwrap_or(self.stages.len()));
+        (std::mem::replace(&mut self.stages, others), self)
     }
 
     /// Gives it a chunk of the source.

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use sys::descriptors::{Interest, Readiness};
 
+use crate::apart::{Apart, run_together};
 use crate::counters::Counters;
 use crate::error::TransferError;
 use crate::flow::{Blocked, Buffers, Device, End, Flow, Progress, Report};
@@ -39,7 +40,7 @@ pub struct Limits {
     pub in_flight: u32,
     /// Threads that move bytes at a time.
     pub threads: u32,
-    /// Memory of all of them, by what each holds at most. Buffers that threads keep for the next step come on top: 4 MiB of each.
+    /// Memory of all of them, by what each holds at most. Buffers that threads keep for the next step come on top: 12 MiB of each.
     pub memory_mib: u32,
 }
 
@@ -279,6 +280,26 @@ impl Work for Job {
     fn device(&self, end: End) -> Device {
         self.flow.device(end)
     }
+
+    fn batches(&self) -> bool {
+        self.flow.batches()
+    }
+
+    fn has_fresh(&self) -> bool {
+        self.flow.has_fresh()
+    }
+
+    fn part_for_stages(&mut self) -> Option<Apart> {
+        self.flow.part_for_stages()
+    }
+
+    fn join(&mut self, apart: Apart, buffers: &mut Buffers) -> u64 {
+        self.flow.join(apart, buffers)
+    }
+
+    fn ended(&self) -> Option<Result<(), TransferError>> {
+        self.flow.ended()
+    }
 }
 
 /// What the threads share under a lock, which is held for no system call but a wake-up.
@@ -485,7 +506,8 @@ impl Shared {
     /// The loop of a thread.
     fn run(self: &Arc<Self>) {
         let mut buffers = Buffers::default();
-        let mut last = None;
+        // Whether this thread has just looked which sockets are ready.
+        let (mut last, mut looked) = (None, false);
         let mut board = self.board();
         loop {
             if board.stops || board.threads > self.threads + board.entries.slow_steps() {
@@ -498,8 +520,19 @@ impl Shared {
             if self.now_ns() >= board.expired_ns + EXPIRY_INTERVAL.as_nanos() as u64 {
                 board = self.expire(board, &mut buffers);
             }
-            let Some((id, end, job)) = board.entries.take(last.take(), self.now_ns()) else {
+            let parts = board.entries.take_parts(looked);
+            if !parts.is_empty() {
+                looked = false;
+                self.wake_one(&board);
+                drop(board);
+                board = self.run_stages(parts, &mut buffers);
+                continue;
+            }
+            let Some((id, end, mut job)) = board.entries.take(last.take(), self.now_ns()) else {
+                let look = board.entries.has_parts() && !looked;
+                looked = look;
                 board = match board.entries.is_busy() {
+                    false if look => self.look(board, Some(Duration::ZERO)),
                     false => self.sleep(board),
                     true => {
                         let waited = self.watch.wait_timeout(board, EXPIRY_INTERVAL);
@@ -508,6 +541,7 @@ impl Shared {
                 };
                 continue;
             };
+            looked = false;
             if job.device(end).has_positions()
                 && board.sleepers > 0
                 && board.sleepers == board.unlimited
@@ -517,10 +551,84 @@ impl Shared {
             } else {
                 self.wake_one(&board);
             }
-            drop(board);
-            board = self.step(id, end, job, &mut buffers);
+            let part = self.part_for_socket(&board, end, &mut job);
+            if let Some(part) = part {
+                board.entries.begin_part(id);
+                let sockets = job.ending.sockets.iter();
+                let mut sinks = sockets.filter(|((_, end), _)| *end == End::Sink);
+                let socket = sinks.next().expect("it is sent").1.clone();
+                let now_ns = self.now_ns();
+                // Nothing has come back that could end it.
+                board.entries.give_back(id, job, false, 0, &mut buffers, now_ns);
+                self.wake_one(&board);
+                drop(board);
+                board = self.send_apart(id, part, &socket, &mut buffers);
+            } else {
+                drop(board);
+                board = self.step(id, end, job, &mut buffers);
+            }
             last = Some(id);
         }
+    }
+
+    /// A chunk that this thread sends while another one reads the source: if one has nothing else to do.
+    fn part_for_socket(&self, board: &Board, end: End, job: &mut Job) -> Option<Apart> {
+        let is_alone = board.sleepers > 0 && !board.entries.has_work();
+        if end != End::Sink || !is_alone { None } else { job.flow.part_for_socket() }
+    }
+
+    fn send_apart(
+        &self,
+        id: EntryId,
+        mut part: Apart,
+        socket: &Socket,
+        buffers: &mut Buffers,
+    ) -> MutexGuard<'_, Board> {
+        let Apart::Send(send) = &mut part else { unreachable!("it is sent") };
+        let blocked = send.run();
+        if blocked {
+            let key = id.key(End::Sink);
+            let arm = |socket: BorrowedFd<'_>| self.readiness.arm(socket, key, Interest::Send);
+            if let Err(error) = socket.with(arm) {
+                send.fail(TransferError::of_host("waiting for the socket", &error));
+            }
+        }
+        self.give_parts_back(vec![(id, part, blocked)], buffers)
+    }
+
+    /// Chunks of several transfers go through their stages.
+    fn run_stages(
+        &self,
+        mut parts: Vec<(EntryId, Apart)>,
+        buffers: &mut Buffers,
+    ) -> MutexGuard<'_, Board> {
+        let stages = parts.iter_mut().filter_map(|(_, part)| match part {
+            Apart::Stages(stages) => Some(stages),
+            Apart::Send(_) => None,
+        });
+        run_together(&mut stages.collect::<Vec<_>>());
+        self.give_parts_back(
+            parts.into_iter().map(|(id, part)| (id, part, false)).collect(),
+            buffers,
+        )
+    }
+
+    fn give_parts_back(
+        &self,
+        parts: Vec<(EntryId, Apart, bool)>,
+        buffers: &mut Buffers,
+    ) -> MutexGuard<'_, Board> {
+        let now_ns = self.now_ns();
+        let mut board = self.board();
+        let ended = board.entries.give_parts_back(parts, buffers, now_ns);
+        if ended.is_empty() {
+            return board;
+        }
+        drop(board);
+        for (job, result) in ended {
+            self.end(job, result, buffers);
+        }
+        self.board()
     }
 
     fn step(
@@ -546,11 +654,14 @@ impl Shared {
         let now_ns = self.now_ns();
         let mut board = self.board();
         let (job, result) = match ended {
-            None => match board.entries.give_back(id, job, step.blocked, step.moved, now_ns) {
-                GivenBack::Kept => return board,
-                GivenBack::Ended(job, error) => (job, Some(Err(error))),
-                GivenBack::Abandoned(job) => (job, None),
-            },
+            None => {
+                let (blocked, moved) = (step.blocked, step.moved);
+                match board.entries.give_back(id, job, blocked, moved, buffers, now_ns) {
+                    GivenBack::Kept => return board,
+                    GivenBack::Ended(job, result) => (job, Some(result)),
+                    GivenBack::Abandoned(job) => (job, None),
+                }
+            }
             Some(result) => {
                 let stayed = board.entries.finish(id);
                 (job, stayed.then_some(result))
@@ -576,19 +687,29 @@ impl Shared {
         let unlimited = usize::from(timeout.is_none());
         board.sleepers += 1;
         board.unlimited += unlimited;
+        let mut board = self.look(board, timeout);
+        board.sleepers -= 1;
+        board.unlimited -= unlimited;
+        if timeout.is_some() {
+            // The loop looks for transfers whose time is over.
+            board.expired_ns = 0;
+        }
+        board
+    }
+
+    /// Queues what has become ready, or becomes ready within this time.
+    fn look<'s>(
+        &'s self,
+        board: MutexGuard<'s, Board>,
+        timeout: Option<Duration>,
+    ) -> MutexGuard<'s, Board> {
         drop(board);
         let mut ready = Vec::new();
         self.readiness.wait(&mut ready, timeout);
         let mut board = self.board();
-        board.sleepers -= 1;
-        board.unlimited -= unlimited;
         for key in ready {
             let (id, end) = EntryId::of_key(key);
             board.entries.ready(id, end);
-        }
-        if timeout.is_some() {
-            // The loop looks for transfers whose time is over.
-            board.expired_ns = 0;
         }
         board
     }

@@ -1,20 +1,22 @@
 //! The steps of one transfer. A step reads or receives a chunk at the source, or writes or sends one at the sink. Stages run in
 //! the step that has the chunk in its core's cache: after a file was read, or before a received chunk goes on.
 //!
-//! A transfer holds at most [`CHUNKS_MAX`] chunks, and one for each stage that transforms: while the sink takes nothing, the next
+//! A transfer holds at most [`CHUNKS_MAX`] chunks, or [`SMALL_CHUNKS_MAX`] small ones, and one for each stage that transforms: while the sink takes nothing, the next
 //! chunk is prepared. All I/O goes through [`Devices`], so tests run transfers on devices that fail in every way.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::chain::{Chain, Chunk};
+use crate::apart::{self, Apart, Fresh, SendApart, StagesApart, seal_in_place};
+pub use crate::buffer::Buffers;
+use crate::buffer::{BUFFER_BYTES, Layout};
+use crate::chain::{Chain, Chunk, Stage};
 use crate::error::TransferError;
 use crate::pipeline::{Command, WhenBlocked};
-use crate::seal::{HEADER_BYTES, PAYLOAD_BYTES, RECORD_BYTES, Sealer, TAG_BYTES};
-use crate::search::Found;
-use crate::stage::{Cipher, DigestValue, StageKind, StageSpec};
+pub use crate::report::{Progress, Report, StageReport};
+use crate::seal::{HEADER_BYTES, PAYLOAD_BYTES, RECORD_BYTES, Sealer};
+use crate::stage::{Cipher, StageKind, StageSpec};
 
 /// Bytes of a chunk, but for the header of a sealed stream. 512 KiB stay in a core's second-level cache
 /// between the stages, and amortise two system calls and the choice of the next step.
@@ -23,10 +25,10 @@ pub const CHUNK_BYTES: usize = 512 << 10;
 pub const CHUNKS_MAX: usize = 2;
 /// A part of a transfer has as many bytes at least, so that its thread does not only start and end.
 const PART_BYTES_MIN: u64 = 4 << 20;
-/// Bytes of a buffer.
-const BUFFER_BYTES: usize = CHUNK_BYTES + HEADER_BYTES;
-/// Free buffers that are kept.
-const SPARE_BUFFERS: usize = 8;
+/// Bytes of a chunk that goes through digests together with those of other transfers: all of them have to stay in the cache.
+pub const SMALL_CHUNK_BYTES: usize = 128 << 10;
+/// Such chunks of a transfer at a time.
+pub const SMALL_CHUNKS_MAX: usize = 4;
 
 /// The source and the sink of a transfer. No call waits for a socket: it fails with `WouldBlock` instead.
 pub trait Devices {
@@ -44,6 +46,10 @@ pub trait Devices {
     }
     /// Sends what the sink, a socket, takes now.
     fn send(&mut self, bytes: &[u8]) -> io::Result<usize>;
+    /// Sends as [`Self::send`], apart from the other devices. `None`: they cannot be apart.
+    fn sender(&self) -> Option<Arc<apart::Send>> {
+        None
+    }
     /// Receives what has arrived at the source, a socket; 0 is the end of the stream.
     fn receive(&mut self, into: &mut [u8]) -> io::Result<usize>;
 }
@@ -131,97 +137,6 @@ pub struct Step {
     pub ended: Option<Result<(), TransferError>>,
 }
 
-/// Buffers that are reused.
-#[derive(Default)]
-pub struct Buffers {
-    spare: Vec<Vec<u8>>,
-}
-
-impl Buffers {
-    pub(crate) fn take(&mut self) -> Vec<u8> {
-        self.spare.pop().unwrap_or_else(|| vec![0; BUFFER_BYTES])
-    }
-
-    pub(crate) fn put(&mut self, buffer: Vec<u8>) {
-        if self.spare.len() < SPARE_BUFFERS {
-            self.spare.push(buffer);
-        }
-    }
-}
-
-/// What one stage of a transfer did.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StageReport {
-    /// Which stage it is.
-    pub kind: StageKind,
-    /// Bytes that went into it.
-    pub bytes: u64,
-    /// Bytes that came out of it.
-    pub made: u64,
-    /// All bytes of the transfer went through it.
-    pub finished: bool,
-    /// The digest, of a stage that computes one and has finished.
-    pub digest: Option<DigestValue>,
-    /// What a search has found that has finished.
-    pub found: Option<Found>,
-}
-
-/// What a transfer did until its end.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
-    /// Bytes taken from the source.
-    pub read: u64,
-    /// Bytes that the sink has: those that the socket accepted (of a sealed stream with header and tags), or that were written to
-    /// the file. Exact, also after an error.
-    pub written: u64,
-    /// The stages in their order.
-    pub stages: Vec<StageReport>,
-}
-
-impl Report {
-    /// The first digest, if one was asked for and the transfer succeeded.
-    pub fn digest(&self) -> Option<DigestValue> {
-        self.stages.iter().find_map(|stage| stage.digest)
-    }
-}
-
-/// How far a transfer is; other threads read it.
-#[derive(Debug, Default)]
-pub struct Progress {
-    read: AtomicU64,
-    written: AtomicU64,
-    /// That of the transfer of which this is a part.
-    whole: Option<Arc<Self>>,
-}
-
-impl Progress {
-    /// Of a part of a transfer.
-    pub(crate) fn of_part(whole: Arc<Self>) -> Self {
-        Self { whole: Some(whole), ..Self::default() }
-    }
-
-    /// Called by the thread that has the flow.
-    fn set(&self, read: u64, written: u64) {
-        let (more_read, more_written) = (read - self.read(), written - self.written());
-        self.read.store(read, Ordering::Relaxed);
-        self.written.store(written, Ordering::Relaxed);
-        if let Some(whole) = &self.whole {
-            whole.read.fetch_add(more_read, Ordering::Relaxed);
-            whole.written.fetch_add(more_written, Ordering::Relaxed);
-        }
-    }
-
-    /// Bytes taken from the source so far.
-    pub fn read(&self) -> u64 {
-        self.read.load(Ordering::Relaxed)
-    }
-
-    /// Bytes that the sink has so far.
-    pub fn written(&self) -> u64 {
-        self.written.load(Ordering::Relaxed)
-    }
-}
-
 /// The part of a [`Command`] that says what to do.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -306,6 +221,20 @@ pub struct Flow<D> {
     range: Option<u64>,
     read: u64,
     written: u64,
+    /// Observers that see chunks apart from the transfer, before the chain. Empty while they are away, and if there are none.
+    observers: Vec<Stage>,
+    /// Whether chunks go to them.
+    batches: bool,
+    /// Whether chunks are sealed in the buffer that they were read to.
+    seals: bool,
+    /// Chunks for them.
+    fresh: VecDeque<Fresh>,
+    /// Chunks that are away: in stages, and in the socket of the sink.
+    in_stages: bool,
+    in_socket: bool,
+    sender: Option<Arc<apart::Send>>,
+    /// Why it ends when nothing is away.
+    failed: Option<TransferError>,
     chain: Chain,
     /// The seal of what a file has, in the buffer that the file was read to; with the bytes that went in and came out. Before it,
     /// the chain has only stages that observe.
@@ -334,6 +263,12 @@ impl<D: Devices> Flow<D> {
             }
             _ => (Chain::new(&plan.stages)?, None),
         };
+        let (observers, chain) = match chain.batches() {
+            true => chain.split_observers(),
+            false => (Vec::new(), chain),
+        };
+        // A transfer that reports what it did when a socket is full has nothing away then.
+        let sender = (plan.when_blocked == WhenBlocked::Wait).then(|| devices.sender()).flatten();
         let is_empty = plan.bytes == Some(0) && direct.is_none();
         let mut flow = Self {
             devices,
@@ -345,6 +280,14 @@ impl<D: Devices> Flow<D> {
             range: plan.bytes,
             read: 0,
             written: 0,
+            batches: !observers.is_empty(),
+            seals: direct.is_some(),
+            observers,
+            fresh: VecDeque::new(),
+            in_stages: false,
+            in_socket: false,
+            sender,
+            failed: None,
             chain,
             direct,
             ready: VecDeque::with_capacity(CHUNKS_MAX),
@@ -384,29 +327,124 @@ impl<D: Devices> Flow<D> {
 
     /// How it ended, if everything has been done.
     pub fn ended(&self) -> Option<Result<(), TransferError>> {
-        self.source_end.clone().filter(|_| !self.has_output())
+        if self.in_stages || self.in_socket {
+            return None;
+        }
+        if let Some(error) = &self.failed {
+            return Some(Err(error.clone()));
+        }
+        let is_done = !self.has_output() && self.fresh.is_empty();
+        self.source_end.clone().filter(|_| is_done)
+    }
+
+    /// Whether its chunks go through stages apart.
+    pub fn batches(&self) -> bool {
+        self.batches
+    }
+
+    /// Whether a chunk waits for them.
+    pub fn has_fresh(&self) -> bool {
+        !self.fresh.is_empty() && !self.in_stages && self.failed.is_none()
+    }
+
+    /// A chunk for stages apart from the transfer; [`Self::join`] takes it back.
+    pub fn part_for_stages(&mut self) -> Option<Apart> {
+        if !self.has_fresh() {
+            return None;
+        }
+        let fresh = self.fresh.pop_front()?;
+        self.in_stages = true;
+        let (observers, direct) = (std::mem::take(&mut self.observers), self.direct.take());
+        Some(Apart::Stages(StagesApart { fresh, observers, direct, result: Ok(0) }))
+    }
+
+    /// A chunk to be sent apart from the transfer, if the source can be read meanwhile.
+    pub fn part_for_socket(&mut self) -> Option<Apart> {
+        let send = self.sender.clone()?;
+        if self.in_socket || self.source_end.is_some() || self.ready.is_empty() {
+            return None;
+        }
+        let chunk = self.ready.pop_front()?;
+        self.in_socket = true;
+        let (progress, before) = (self.progress.clone(), self.written);
+        let (sent, error) = (0, None);
+        Some(Apart::Send(SendApart { chunk, send, progress, before, sent, error }))
+    }
+
+    /// Takes back what was away. Returns the bytes that moved.
+    pub fn join(&mut self, apart: Apart, buffers: &mut Buffers) -> u64 {
+        match apart {
+            Apart::Stages(StagesApart { fresh, observers, direct, result }) => {
+                self.in_stages = false;
+                self.observers = observers;
+                self.direct = direct;
+                match result {
+                    Ok(0) => buffers.put(fresh.buffer),
+                    Ok(len) => self.push(Chunk { buffer: fresh.buffer, len, done: 0 }),
+                    Err(error) => {
+                        buffers.put(fresh.buffer);
+                        self.fresh.drain(..).for_each(|fresh| buffers.put(fresh.buffer));
+                        self.chain.clear(buffers);
+                        self.source_end = Some(Err(error));
+                    }
+                }
+                self.settle_source();
+                0
+            }
+            Apart::Send(part) => {
+                self.in_socket = false;
+                self.written += part.sent;
+                if part.chunk.done < part.chunk.len {
+                    self.ready.push_front(part.chunk);
+                } else {
+                    buffers.put(part.chunk.buffer);
+                }
+                self.failed = self.failed.take().or(part.error);
+                part.sent
+            }
+        }
+    }
+
+    /// A chunk that the observers have seen: for the sink if it is sealed, else for the chain.
+    fn push(&mut self, chunk: Chunk) {
+        match self.seals {
+            true => self.ready.push_back(chunk),
+            false => self.chain.push(chunk),
+        }
     }
 
     /// Whether there is something for the sink, or for the stages.
     fn has_output(&self) -> bool {
         !self.ready.is_empty()
             || self.chain.has_work()
-            || (self.sync && self.source_end == Some(Ok(())))
+            || (self.sync
+                && self.source_end == Some(Ok(()))
+                && !self.in_stages
+                && self.fresh.is_empty())
     }
 
     /// The end of the step that comes next: the sink first, and the source while the sink waits and there is room.
     /// `None`: nothing can be done until a socket is ready.
     pub fn next(&self, blocked: Blocked) -> Option<End> {
-        if self.has_output() && !blocked.sink {
+        if self.failed.is_some() {
+            return None;
+        }
+        if self.has_output() && !blocked.sink && !self.in_socket {
             return Some(End::Sink);
         }
-        let has_room =
-            self.source_end.is_none() && self.ready.len() + self.chain.held() < CHUNKS_MAX;
+        let away = usize::from(self.in_stages) + usize::from(self.in_socket);
+        let held = self.fresh.len() + self.ready.len() + self.chain.held() + away;
+        let most = if self.batches { SMALL_CHUNKS_MAX } else { CHUNKS_MAX };
+        let has_room = self.source_end.is_none() && held < most;
         (has_room && !blocked.source).then_some(End::Source)
     }
 
     /// Does one step.
     pub fn step(&mut self, end: End, buffers: &mut Buffers) -> Step {
+        if end == End::Source && (self.source_end.is_some() || self.failed.is_some()) {
+            // It has ended since the step was queued.
+            return Step { moved: 0, blocked: false, ended: self.ended() };
+        }
         let before = self.read + self.written;
         let result = match (end, self.device(end)) {
             (End::Source, Device::Socket) => Ok(self.receive_chunk(buffers)),
@@ -415,9 +453,15 @@ impl<D: Devices> Flow<D> {
             }
             (End::Sink, device) => self.put_chunk(device, buffers),
         };
-        self.progress.set(self.read, self.written);
+        self.progress.set_read(self.read);
+        if !self.in_socket {
+            self.progress.set_written(self.written);
+        }
         let (blocked, ended) = match result {
-            Err(error) => (false, Some(Err(error))),
+            Err(error) => {
+                self.failed = Some(error);
+                (false, self.ended())
+            }
             Ok(true) if self.when_blocked == WhenBlocked::Return && self.waits_for(end) => {
                 (false, Some(Ok(())))
             }
@@ -435,7 +479,10 @@ impl<D: Devices> Flow<D> {
     pub fn report(mut self, ended: &Result<(), TransferError>, buffers: &mut Buffers) -> Report {
         self.chain.clear(buffers);
         self.ready.drain(..).for_each(|chunk| buffers.put(chunk.buffer));
-        let mut stages = self.chain.reports(ended.is_ok());
+        self.fresh.drain(..).for_each(|fresh| buffers.put(fresh.buffer));
+        let observed = self.observers.into_iter().map(|stage| stage.report(ended.is_ok()));
+        let mut stages: Vec<StageReport> = observed.collect();
+        stages.extend(self.chain.reports(ended.is_ok()));
         if let Some((_, bytes, made)) = self.direct {
             let kind = StageKind::Seal(Cipher::Aes256Gcm);
             let finished = ended.is_ok();
@@ -445,10 +492,15 @@ impl<D: Devices> Flow<D> {
     }
 
     fn end_source(&mut self, result: Result<(), TransferError>) {
-        if result.is_ok() {
+        self.source_end = Some(result);
+        self.settle_source();
+    }
+
+    /// The chain ends when it has got the last chunk.
+    fn settle_source(&mut self) {
+        if self.source_end == Some(Ok(())) && self.fresh.is_empty() && !self.in_stages {
             self.chain.end_source();
         }
-        self.source_end = Some(result);
     }
 
     /// Reads the next chunk of the file and runs the stages on it. A file that is too short or cannot be read ends the source: what
@@ -457,17 +509,18 @@ impl<D: Devices> Flow<D> {
         if self.is_plain && self.move_chunk()? {
             return Ok(());
         }
-        let mut buffer = buffers.take();
+        let mut buffer = self.take_buffer(buffers);
+        let room = self.chunk_bytes();
         let layout = match &self.direct {
             Some((sealer, ..)) if self.read == 0 => {
                 buffer[..HEADER_BYTES].copy_from_slice(sealer.header());
                 Layout { start: HEADER_BYTES, payload: PAYLOAD_BYTES, record: RECORD_BYTES }
             }
-            Some(_) => Layout { start: 0, payload: PAYLOAD_BYTES, record: RECORD_BYTES },
-            None => Layout { start: 0, payload: CHUNK_BYTES, record: CHUNK_BYTES },
+            _ if self.seals => Layout { start: 0, payload: PAYLOAD_BYTES, record: RECORD_BYTES },
+            _ => Layout { start: 0, payload: room, record: room },
         };
         let left = self.range.map_or(u64::MAX, |range| range - self.read);
-        let want = left.min(layout.capacity() as u64) as usize;
+        let want = left.min((room / layout.record * layout.payload) as u64) as usize;
         let (got, mut ended) = self.fill(&mut buffer, &layout, want);
         // Where a file of unknown length ends, it ends well.
         let at_end = self.range.is_none() && matches!(ended, Some(TransferError::FileEnded { .. }));
@@ -475,17 +528,28 @@ impl<D: Devices> Flow<D> {
             ended = None;
         }
         // A record that is not the last one is always full.
-        let kept =
-            if ended.is_some() && self.direct.is_some() { got - got % PAYLOAD_BYTES } else { got };
+        let kept = if ended.is_some() && self.seals { got - got % PAYLOAD_BYTES } else { got };
         self.read += kept as u64;
         let last = ended.is_none() && (at_end || self.range == Some(self.read));
-        let len = self.seal_in_place(&mut buffer, &layout, kept, last)?;
-        if len == 0 {
-            buffers.put(buffer);
-        } else if self.direct.is_some() {
-            self.ready.push_back(Chunk { buffer, len, done: 0 });
+        if self.batches {
+            if kept > 0 || last {
+                self.fresh.push_back(Fresh { buffer, layout, plain: kept, last });
+            } else {
+                buffers.put(buffer);
+            }
         } else {
-            self.chain.push(Chunk { buffer, len, done: 0 });
+            let chain = &mut self.chain;
+            let len = match &mut self.direct {
+                Some(direct) => seal_in_place(direct, &mut buffer, &layout, kept, last, |plain| {
+                    chain.observe(plain)
+                })?,
+                None => kept,
+            };
+            if len == 0 {
+                buffers.put(buffer);
+            } else {
+                self.push(Chunk { buffer, len, done: 0 });
+            }
         }
         if let Some(error) = ended {
             self.end_source(Err(error));
@@ -539,32 +603,6 @@ impl<D: Devices> Flow<D> {
         (got, None)
     }
 
-    /// Shows each record of plain bytes to the digests and seals it. Returns the bytes of the chunk.
-    fn seal_in_place(
-        &mut self,
-        buffer: &mut [u8],
-        layout: &Layout,
-        plain: usize,
-        last: bool,
-    ) -> Result<usize, TransferError> {
-        let Some((sealer, sealed, made)) = &mut self.direct else { return Ok(plain) };
-        let mut at = layout.start;
-        let mut left = plain;
-        // An empty stream has one record, and so has one whose last chunk is empty.
-        while left > 0 || (last && at == layout.start) {
-            let payload = left.min(layout.payload);
-            left -= payload;
-            self.chain.observe(&buffer[at..at + payload])?;
-            let end = at + payload + TAG_BYTES;
-            sealer.seal(&mut buffer[at..end], last && left == 0)?;
-            *sealed += payload as u64;
-            at = end;
-        }
-        let len = if at == layout.start { 0 } else { at };
-        *made += len as u64;
-        Ok(len)
-    }
-
     /// Makes chunks for the sink until there are `count`, or none can be made. A stage that fails ends the source: what came out
     /// before goes on first.
     fn run_stages(&mut self, count: usize, buffers: &mut Buffers) {
@@ -581,12 +619,24 @@ impl<D: Devices> Flow<D> {
         }
     }
 
+    /// Bytes of a chunk of the source.
+    fn chunk_bytes(&self) -> usize {
+        if self.batches { SMALL_CHUNK_BYTES } else { CHUNK_BYTES }
+    }
+
+    fn take_buffer(&self, buffers: &mut Buffers) -> Vec<u8> {
+        if self.batches { buffers.take_small() } else { buffers.take() }
+    }
+
     /// Returns whether nothing more has arrived. An error ends the source: what was received goes on first.
     fn receive_chunk(&mut self, buffers: &mut Buffers) -> bool {
         let left = self.range.map_or(u64::MAX, |range| range - self.read);
-        let room = left.min(CHUNK_BYTES as u64) as usize;
-        let mut buffer = buffers.take();
-        let (mut len, mut blocked, mut ended) = (0, false, None);
+        // What waits for stages has room for more.
+        let begun = self.fresh.pop_back_if(|fresh| fresh.plain < SMALL_CHUNK_BYTES / 2);
+        let (mut buffer, start) = begun
+            .map_or_else(|| (self.take_buffer(buffers), 0), |fresh| (fresh.buffer, fresh.plain));
+        let room = start + left.min((self.chunk_bytes() - start) as u64) as usize;
+        let (mut len, mut blocked, mut ended) = (start, false, None);
         while len < room && ended.is_none() && !blocked {
             match self.devices.receive(&mut buffer[len..room]) {
                 Ok(0) if self.range.is_none() => ended = Some(Ok(())),
@@ -597,9 +647,13 @@ impl<D: Devices> Flow<D> {
                 Err(error) => ended = Some(Err(TransferError::of_host("receiving", &error))),
             }
         }
-        self.read += len as u64;
+        self.read += (len - start) as u64;
         if len == 0 {
             buffers.put(buffer);
+        } else if self.batches {
+            let chunk = self.chunk_bytes();
+            let layout = Layout { start: 0, payload: chunk, record: chunk };
+            self.fresh.push_back(Fresh { buffer, layout, plain: len, last: false });
         } else {
             self.chain.push(Chunk { buffer, len, done: 0 });
         }
@@ -643,7 +697,7 @@ impl<D: Devices> Flow<D> {
                     chunk.done += put;
                     self.written += put as u64;
                     // The next write may not return.
-                    self.progress.set(self.progress.read(), self.written);
+                    self.progress.set_written(self.written);
                 }
                 Err(error)
                     if device == Device::Socket && error.kind() == io::ErrorKind::WouldBlock =>
@@ -664,37 +718,5 @@ impl<D: Devices> Flow<D> {
             buffers.put(chunk.buffer);
         }
         Ok(false)
-    }
-}
-
-/// Where the plain bytes of a chunk are in its buffer: records one after the other, each with its tag.
-struct Layout {
-    start: usize,
-    /// Plain bytes of a record.
-    payload: usize,
-    /// Bytes of a record.
-    record: usize,
-}
-
-impl Layout {
-    fn capacity(&self) -> usize {
-        CHUNK_BYTES / self.record * self.payload
-    }
-
-    /// The places of plain bytes `from` to `to`.
-    fn parts<'b>(&self, buffer: &'b mut [u8], from: usize, to: usize) -> Vec<IoSliceMut<'b>> {
-        let mut parts = Vec::with_capacity(CHUNK_BYTES / RECORD_BYTES);
-        let (mut rest, mut at) = (&mut buffer[self.start..], 0);
-        while at < to {
-            let (record, later) = rest.split_at_mut(self.record.min(rest.len()));
-            rest = later;
-            let len = self.payload.min(to - at);
-            let skipped = from.saturating_sub(at).min(len);
-            if skipped < len {
-                parts.push(IoSliceMut::new(&mut record[skipped..len]));
-            }
-            at += len;
-        }
-        parts
     }
 }

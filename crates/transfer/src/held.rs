@@ -8,6 +8,7 @@ use mqueue::staging::CopyFailed;
 use sys::descriptors::{self, Descriptor, DescriptorKind, describe, receive_now, send_now};
 
 use crate::accelerator::Lease;
+use crate::apart;
 use crate::error::TransferError;
 use crate::flow::{Device, Devices, End, Plan};
 use crate::pipeline::{Command, FILES_MAX, Place};
@@ -252,6 +253,12 @@ impl Devices for Descriptors {
 
     fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.socket(End::Sink).with(|socket| send_now(socket, bytes))
+    }
+
+    fn sender(&self) -> Option<Arc<apart::Send>> {
+        let Held::Socket(socket) = &self.sink else { return None };
+        let socket = socket.clone();
+        Some(Arc::new(move |bytes| socket.with(|socket| send_now(socket, bytes))))
     }
 
     fn receive(&mut self, into: &mut [u8]) -> io::Result<usize> {

@@ -15,6 +15,7 @@
 //! * [`search`]: a text, or lines that match an expression.
 //! * [`accelerator`]: memory of an accelerator as a source or a sink.
 //! * `chain`: the stages of a transfer at work, chunk by chunk.
+//! * [`apart`]: what threads do of a transfer while others go on with it.
 //! * [`flow`]: the steps of one transfer over [`Devices`], without threads or a clock.
 //! * [`scoreboard`]: the entries and the two queues; which step is next.
 //! * [`engine`]: [`Engine`], the threads that execute steps; `held` has their descriptors,
@@ -28,6 +29,8 @@
 #![forbid(unsafe_code)]
 
 pub mod accelerator;
+pub mod apart;
+mod buffer;
 mod chain;
 pub mod client;
 pub mod compress;
@@ -41,6 +44,7 @@ mod new_file;
 mod parts;
 pub mod pipeline;
 mod reaper;
+mod report;
 pub mod scoreboard;
 pub mod seal;
 pub mod search;

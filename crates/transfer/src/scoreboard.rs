@@ -15,8 +15,9 @@
 
 use std::collections::VecDeque;
 
+use crate::apart::{Apart, TOGETHER_MAX};
 use crate::error::TransferError;
-use crate::flow::{Blocked, Device, End};
+use crate::flow::{Blocked, Buffers, Device, End};
 
 /// A file step that takes longer than this is slow.
 pub const SLOW_NS: u64 = 100_000_000;
@@ -24,6 +25,8 @@ pub const SLOW_NS: u64 = 100_000_000;
 pub const SLOW_MAX: usize = 16;
 /// A transfer whose file step is younger than this is not abandoned: the step may be about to return.
 pub const ABANDON_NS: u64 = 500_000_000;
+/// Steps on devices that go before a chunk for stages apart.
+const PASSED_MAX: usize = 2 * TOGETHER_MAX;
 /// Bytes per second that a transfer has to move. Fewer in the whole stall time are no progress, so a peer that takes a
 /// byte now and then does not hold an entry indefinitely.
 pub const RATE_MIN: u64 = 128;
@@ -87,6 +90,26 @@ pub trait Work {
     fn next(&self, blocked: Blocked) -> Option<End>;
     /// The kind of the device at an end.
     fn device(&self, end: End) -> Device;
+    /// Whether its chunks go through stages apart.
+    fn batches(&self) -> bool {
+        false
+    }
+    /// Whether a chunk waits for them.
+    fn has_fresh(&self) -> bool {
+        false
+    }
+    /// That chunk.
+    fn part_for_stages(&mut self) -> Option<Apart> {
+        None
+    }
+    /// Takes back what was apart. Returns the bytes that moved.
+    fn join(&mut self, _: Apart, _: &mut Buffers) -> u64 {
+        0
+    }
+    /// How it ended, if everything has been done.
+    fn ended(&self) -> Option<Result<(), TransferError>> {
+        None
+    }
 }
 
 /// What became of an entry that was given back.
@@ -94,8 +117,8 @@ pub trait Work {
 pub enum GivenBack<T> {
     /// It goes on.
     Kept,
-    /// It was cancelled while it ran.
-    Ended(T, TransferError),
+    /// It has ended, or it was cancelled while it ran.
+    Ended(T, Result<(), TransferError>),
     /// It was abandoned while it ran: its caller has been answered.
     Abandoned(T),
 }
@@ -136,6 +159,12 @@ struct Entry<T: Work> {
     /// Not while it runs.
     work: Option<T>,
     cancelled: bool,
+    /// It is in the queue for stages.
+    in_stages_queue: bool,
+    batches: bool,
+    /// Parts that are apart, and those that came back while it ran, each with whether the socket of the sink was full.
+    apart: usize,
+    back: Vec<(Apart, bool)>,
     /// Sockets that are not ready.
     blocked: Blocked,
     /// Sockets that became ready during the step.
@@ -163,6 +192,10 @@ impl<T: Work> Entry<T> {
     fn expired(&self, now_ns: u64, all_hang: bool) -> Option<TransferError> {
         let ms = |ns: u64| ns / 1_000_000;
         let runs = self.work.is_none();
+        // Parts come back soon, and with them the last counts.
+        if self.apart > self.back.len() {
+            return None;
+        }
         if runs
             && (!matches!(self.state, State::Running(device, _) if device.has_positions())
                 || now_ns.saturating_sub(self.step_ns) < ABANDON_NS)
@@ -194,8 +227,18 @@ pub struct Scoreboard<T: Work> {
     generation: u32,
     /// Of each kind of device.
     queues: [VecDeque<EntryId>; Device::ALL.len()],
+    /// Those with chunks for stages apart.
+    stages: VecDeque<EntryId>,
+    /// Steps that went before them.
+    passed: usize,
+    /// Transfers whose chunks go there.
+    batching: usize,
+    /// Threads that have some.
+    stage_groups: usize,
     /// Steps that run and are not slow.
     steps: Vec<EntryId>,
+    /// Threads that do something apart.
+    groups: usize,
     /// Slow steps, also those of abandoned transfers.
     slow: Vec<EntryId>,
     entries_max: usize,
@@ -212,7 +255,12 @@ impl<T: Work> Scoreboard<T> {
             free: Vec::new(),
             generation: 0,
             queues: Default::default(),
+            stages: VecDeque::new(),
+            passed: 0,
+            batching: 0,
+            stage_groups: 0,
             steps: Vec::new(),
+            groups: 0,
             slow: Vec::new(),
             entries_max,
             steps_max,
@@ -224,6 +272,7 @@ impl<T: Work> Scoreboard<T> {
     pub fn activity(&self, id: EntryId) -> Option<Activity> {
         let entry = self.slots.get(id.slot())?.as_ref().filter(|entry| entry.id == id)?;
         Some(match entry.state {
+            _ if entry.apart > 0 => Activity::Running,
             State::Queued(..) => Activity::Queued,
             State::Running(..) => Activity::Running,
             State::Waiting => Activity::Waiting,
@@ -262,7 +311,8 @@ impl<T: Work> Scoreboard<T> {
         self.generation = self.generation.wrapping_add(1);
         let id = EntryId(u64::from(self.generation) << 32 | slot as u64);
         let end = work.next(Blocked::default()).unwrap_or(End::Source);
-        let (first, handle) = (work.device(end), work.handle());
+        let (first, handle, batches) = (work.device(end), work.handle(), work.batches());
+        self.batching += usize::from(batches);
         self.slots[slot] = Some(Entry {
             id,
             is_part,
@@ -270,6 +320,10 @@ impl<T: Work> Scoreboard<T> {
             state: State::Queued(first, end),
             work: Some(work),
             cancelled: false,
+            in_stages_queue: false,
+            batches,
+            apart: 0,
+            back: Vec::new(),
             blocked: Blocked::default(),
             ready: Blocked::default(),
             patience,
@@ -302,12 +356,88 @@ impl<T: Work> Scoreboard<T> {
 
     /// Whether [`Self::take`] would return something.
     pub fn has_work(&self) -> bool {
+        self.may_start_any() || (!self.is_busy() && self.is_gathered())
+    }
+
+    /// Whether chunks wait for stages apart, and no thread looks for more of them.
+    pub fn has_parts(&self) -> bool {
+        !self.is_busy() && !self.stages.is_empty() && self.stage_groups == 0
+    }
+
+    /// Whether as many chunks wait for stages apart as can be expected to come together.
+    fn is_gathered(&self) -> bool {
+        self.stages.len() >= self.batching.div_ceil(2).clamp(1, TOGETHER_MAX)
+    }
+
+    fn may_start_any(&self) -> bool {
         ORDER.into_iter().any(|device| self.may_start(device))
+    }
+
+    /// Chunks of transfers for stages apart; empty: there are none, or steps on devices come first, so that more chunks come together.
+    /// `looked`: the caller has just seen which sockets are ready. [`Self::give_parts_back`] ends it.
+    pub fn take_parts(&mut self, looked: bool) -> Vec<(EntryId, Apart)> {
+        let mut parts = Vec::new();
+        let may_wait = self.stages.len() < TOGETHER_MAX
+            && self.passed < PASSED_MAX
+            && (self.may_start_any() || (!self.is_gathered() && !looked));
+        // The thread that has others takes these afterwards.
+        let others_come_first = self.stage_groups > 0 && !self.is_gathered();
+        if self.stages.is_empty() || self.is_busy() || may_wait || others_come_first {
+            self.passed += usize::from(!self.stages.is_empty());
+            return parts;
+        }
+        self.passed = 0;
+        while parts.len() < TOGETHER_MAX
+            && let Some(id) = self.stages.pop_front()
+        {
+            let Some(entry) = self.entry(id) else { continue };
+            entry.in_stages_queue = false;
+            // One that runs is queued again when it is given back.
+            let part = entry.work.as_mut().and_then(T::part_for_stages);
+            if let Some(part) = part {
+                entry.apart += 1;
+                parts.push((id, part));
+            }
+        }
+        self.groups += usize::from(!parts.is_empty());
+        self.stage_groups += usize::from(!parts.is_empty());
+        parts
+    }
+
+    /// Notes that a part of a transfer that a step has taken is apart.
+    pub fn begin_part(&mut self, id: EntryId) {
+        let entry = self.entry(id).expect("it runs");
+        entry.apart += 1;
+        self.groups += 1;
+    }
+
+    /// Ends what a thread did apart; with whether the socket of the sink is full, as of [`Self::give_back`]. Returns the
+    /// transfers that have ended, and what was apart of abandoned ones.
+    pub fn give_parts_back(
+        &mut self,
+        parts: Vec<(EntryId, Apart, bool)>,
+        buffers: &mut Buffers,
+        now_ns: u64,
+    ) -> Vec<(T, Result<(), TransferError>)> {
+        self.groups -= 1;
+        self.stage_groups -=
+            usize::from(parts.iter().any(|(_, part, _)| matches!(part, Apart::Stages(_))));
+        let mut ended = Vec::new();
+        for (id, part, blocked) in parts {
+            let Some(entry) = self.entry(id) else { continue };
+            entry.back.push((part, blocked));
+            if entry.work.is_some()
+                && let GivenBack::Ended(work, result) = self.settle(id, None, buffers, now_ns)
+            {
+                ended.push((work, result));
+            }
+        }
+        ended
     }
 
     /// Whether as many steps run as may.
     pub fn is_busy(&self) -> bool {
-        self.steps.len() >= self.steps_max
+        self.steps.len() + self.groups >= self.steps_max
     }
 
     /// Steps that are slow; each has a thread.
@@ -329,28 +459,66 @@ impl<T: Work> Scoreboard<T> {
         work: T,
         blocked: bool,
         moved: u64,
+        buffers: &mut Buffers,
         now_ns: u64,
     ) -> GivenBack<T> {
         self.end_step(id);
         let Some(entry) = self.entry(id) else { return GivenBack::Abandoned(work) };
         let State::Running(_, end) = entry.state else { unreachable!("it runs") };
-        if entry.cancelled {
-            self.remove(id);
-            return GivenBack::Ended(work, TransferError::Cancelled);
-        }
         entry.moved(moved, now_ns);
         *entry.blocked.of(end) |= blocked;
-        let ready = std::mem::take(&mut entry.ready);
+        entry.work = Some(work);
+        entry.state = State::Waiting;
+        self.settle(id, Some(end), buffers, now_ns)
+    }
+
+    /// Joins what came back, and queues the next step of an entry that does not run. `step`: the end at which it has just done a step.
+    fn settle(
+        &mut self,
+        id: EntryId,
+        step: Option<End>,
+        buffers: &mut Buffers,
+        now_ns: u64,
+    ) -> GivenBack<T> {
+        let entry = self.entry(id).expect("the caller has looked");
+        let mut work = entry.work.take().expect("it does not run");
+        for (part, blocked) in std::mem::take(&mut entry.back) {
+            entry.apart -= 1;
+            let moved = work.join(part, buffers);
+            entry.moved(moved, now_ns);
+            entry.blocked.sink |= blocked;
+        }
+        // An event may have come before the step or the part that asked for it was given back.
+        let ready = entry.ready;
         entry.blocked.source &= !ready.source;
         entry.blocked.sink &= !ready.sink;
-        let next = work.next(entry.blocked).map(|end| (work.device(end), end));
-        let has_made_chunk = end == End::Source;
+        if entry.apart == 0 {
+            entry.ready = Blocked::default();
+            let cancelled = entry.cancelled.then_some(Err(TransferError::Cancelled));
+            if let Some(result) = cancelled.or_else(|| work.ended()) {
+                self.remove(id);
+                return GivenBack::Ended(work, result);
+            }
+        }
+        let cancelled = entry.cancelled;
+        let next = match entry.state {
+            State::Waiting if !cancelled => {
+                work.next(entry.blocked).map(|end| (work.device(end), end))
+            }
+            _ => None,
+        };
+        let is_fresh = work.has_fresh() && !cancelled && !entry.in_stages_queue;
+        entry.in_stages_queue |= is_fresh;
         entry.work = Some(work);
-        entry.state = next.map_or(State::Waiting, |(device, end)| State::Queued(device, end));
-        match next {
-            Some((device, End::Sink)) if has_made_chunk => self.queue(device).push_front(id),
-            Some((device, _)) => self.queue(device).push_back(id),
-            None => {}
+        if let Some((device, end)) = next {
+            entry.state = State::Queued(device, end);
+            match (step, end) {
+                (Some(End::Source), End::Sink) => self.queue(device).push_front(id),
+                _ => self.queue(device).push_back(id),
+            }
+        }
+        if is_fresh {
+            self.stages.push_back(id);
         }
         GivenBack::Kept
     }
@@ -367,6 +535,10 @@ impl<T: Work> Scoreboard<T> {
     pub fn ready(&mut self, id: EntryId, end: End) {
         let Some(entry) = self.entry(id) else { return };
         *entry.blocked.of(end) = false;
+        *entry.ready.of(end) |= entry.apart > 0;
+        if entry.cancelled {
+            return;
+        }
         match entry.state {
             State::Waiting => {
                 let Some(work) = &entry.work else { return };
@@ -385,11 +557,17 @@ impl<T: Work> Scoreboard<T> {
     /// [`Self::expire`] abandons it) or has ended.
     pub fn cancel(&mut self, id: EntryId) -> Option<T> {
         let entry = self.entry(id)?;
-        if let State::Running(..) = entry.state {
-            entry.cancelled = true;
-            return None;
+        match entry.state {
+            State::Running(..) => {}
+            _ if entry.apart == 0 => return self.remove(id),
+            State::Queued(device, _) => {
+                entry.state = State::Waiting;
+                self.queue(device).retain(|queued| *queued != id);
+            }
+            State::Waiting => {}
         }
-        self.remove(id)
+        self.entry(id)?.cancelled = true;
+        None
     }
 
     /// Removes the entries whose time is over, and notes which steps are slow. An entry that runs is removed if its file or accelerator
@@ -464,6 +642,10 @@ impl<T: Work> Scoreboard<T> {
         let entry = self.slots.get_mut(id.slot())?.take_if(|entry| entry.id == id)?;
         self.free.push(id.slot());
         self.parts -= usize::from(entry.is_part);
+        self.batching -= usize::from(entry.batches);
+        if entry.in_stages_queue {
+            self.stages.retain(|queued| *queued != id);
+        }
         if let State::Queued(device, _) = entry.state {
             self.queue(device).retain(|queued| *queued != id);
         }

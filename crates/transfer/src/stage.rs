@@ -312,21 +312,19 @@ impl<const WORDS: usize> Blocks<WORDS> {
     }
 }
 
-/// Shows bytes to digests that take blocks, several at a time. Returns how many others there were, which have seen nothing.
-pub(crate) fn update_together<'u>(
-    updates: impl Iterator<Item = (&'u mut Digester, &'u [u8])>,
-) -> usize {
-    let (mut md5, mut sha256, mut others) = (Vec::new(), Vec::new(), 0);
+/// Shows bytes to digests, several at a time.
+pub(crate) fn update_together<'u>(updates: impl Iterator<Item = (&'u mut Digester, &'u [u8])>) {
+    let (mut md5, mut sha256) = (Vec::new(), Vec::new());
     for (digester, bytes) in updates {
         match digester {
             Digester::Md5(blocks) => md5.push(blocks.take(bytes, &md5_ways()[0])),
             Digester::Sha256(blocks) => sha256.push(blocks.take(bytes, &sha256_ways()[0])),
-            Digester::Sha(..) | Digester::Crc32c(_) => others += 1,
+            Digester::Sha(_, state) => state.update(bytes),
+            Digester::Crc32c(state) => *state = crc32c::crc32c_append(*state, bytes),
         }
     }
     md5_ways()[0].run(&mut md5);
     sha256_ways()[0].run(&mut sha256);
-    others
 }
 
 impl Digester {
@@ -351,14 +349,13 @@ impl Digester {
         }
     }
 
+    /// Whether [`update_together`] takes it.
+    pub(crate) fn takes_blocks(&self) -> bool {
+        matches!(self, Self::Md5(_) | Self::Sha256(_))
+    }
+
     pub(crate) fn update(&mut self, bytes: &[u8]) {
-        match self {
-            Self::Md5(_) | Self::Sha256(_) => {
-                update_together(std::iter::once((self, bytes)));
-            }
-            Self::Sha(_, state) => state.update(bytes),
-            Self::Crc32c(state) => *state = crc32c::crc32c_append(*state, bytes),
-        }
+        update_together(std::iter::once((self, bytes)));
     }
 
     pub(crate) fn finish(self) -> DigestValue {

@@ -4,14 +4,15 @@
 
 mod common;
 
+use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use proptest::prelude::*;
+use transfer::apart::{Apart, run_together};
 use transfer::flow::{Blocked, Buffers, CHUNK_BYTES, Device, Devices, End, Flow, Plan, Report};
 use transfer::pipeline::WhenBlocked;
-use transfer::scoreboard::{
-    ABANDON_NS, EntryId, Expired, GivenBack, Patience, SLOW_MAX, SLOW_NS, Scoreboard, Work,
-};
+use transfer::scoreboard::{EntryId, Expired, GivenBack, Patience, Scoreboard, Work};
 use transfer::{
     Cipher, DigestKind, ExpandLimits, Format, Key, SearchKind, SearchSpec, StageKind, StageSpec,
     TransferError,
@@ -39,8 +40,45 @@ enum Fault {
     Changed(usize),
 }
 
-/// A file and a socket. `turns` says how much each call may move; 0 is an interruption or a socket that is not ready.
-struct Sim {
+/// A file and a socket, which a part of a transfer that is sent apart has, too.
+#[derive(Clone)]
+struct Sim(Arc<Mutex<SimState>>);
+
+impl Sim {
+    fn state(&self) -> MutexGuard<'_, SimState> {
+        self.0.lock().unwrap()
+    }
+}
+
+impl Devices for Sim {
+    fn read_at(&mut self, parts: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<usize> {
+        self.state().read_at(parts, offset)
+    }
+
+    fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<usize> {
+        self.state().write_at(bytes, offset)
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.state().sync()
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.state().send(bytes)
+    }
+
+    fn sender(&self) -> Option<Arc<transfer::apart::Send>> {
+        let shared = self.clone();
+        Some(Arc::new(move |bytes| shared.state().send(bytes)))
+    }
+
+    fn receive(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.state().receive(into)
+    }
+}
+
+/// `turns` says how much each call may move; 0 is an interruption or a socket that is not ready.
+struct SimState {
     source: Vec<u8>,
     fault: Fault,
     turns: Vec<usize>,
@@ -53,14 +91,12 @@ struct Sim {
     synced: bool,
 }
 
-impl Sim {
+impl SimState {
     fn turn(&mut self) -> usize {
         self.at += 1;
         self.turns[self.at % self.turns.len()]
     }
-}
 
-impl Devices for Sim {
     fn read_at(&mut self, parts: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<usize> {
         let offset = offset as usize;
         let room: usize = parts.iter().map(|part| part.len()).sum();
@@ -166,6 +202,59 @@ impl Work for Job {
 
     fn device(&self, end: End) -> Device {
         self.flow.device(end)
+    }
+
+    fn batches(&self) -> bool {
+        self.flow.batches()
+    }
+
+    fn has_fresh(&self) -> bool {
+        self.flow.has_fresh()
+    }
+
+    fn part_for_stages(&mut self) -> Option<Apart> {
+        self.flow.part_for_stages()
+    }
+
+    fn join(&mut self, apart: Apart, buffers: &mut Buffers) -> u64 {
+        self.flow.join(apart, buffers)
+    }
+
+    fn ended(&self) -> Option<Result<(), TransferError>> {
+        self.flow.ended()
+    }
+}
+
+/// What threads have apart, oldest first.
+#[derive(Default)]
+struct Away(VecDeque<Vec<(EntryId, Apart)>>);
+
+impl Away {
+    /// The oldest of them come back.
+    fn give_back(
+        &mut self,
+        board: &mut Scoreboard<Job>,
+        ends: &mut [Option<Ended>],
+        buffers: &mut Buffers,
+        now_ns: u64,
+    ) {
+        let Some(mut parts) = self.0.pop_front() else { return };
+        let stages = parts.iter_mut().filter_map(|(_, part)| match part {
+            Apart::Stages(stages) => Some(stages),
+            Apart::Send(_) => None,
+        });
+        run_together(&mut stages.collect::<Vec<_>>());
+        let mut back = Vec::new();
+        for (id, mut part) in parts {
+            let blocked = match &mut part {
+                Apart::Send(send) => send.run(),
+                Apart::Stages(_) => false,
+            };
+            back.push((id, part, blocked));
+        }
+        for (job, result) in board.give_parts_back(back, buffers, now_ns) {
+            end(ends, job, result, buffers);
+        }
     }
 }
 
@@ -328,15 +417,15 @@ fn case() -> impl Strategy<Value = Case> {
 }
 
 /// Runs all cases at once on one scoreboard, until all have ended.
-fn run(cases: &[Case]) -> Vec<Ended> {
-    let mut board = Scoreboard::new(cases.len(), 1);
+fn run(cases: &[Case], threads: usize) -> Vec<Ended> {
+    let mut board = Scoreboard::new(cases.len(), threads);
     let mut ends: Vec<Option<Ended>> = cases.iter().map(|_| None).collect();
     let mut buffers = Buffers::default();
     let mut ids: Vec<Option<EntryId>> = Vec::new();
     let mut now_ns = 0;
     let patience = Patience { stall_ns: STALL_NS, deadline_ns: None };
     for (index, case) in cases.iter().enumerate() {
-        let sim = Sim {
+        let sim = SimState {
             source: case.content(index),
             fault: case.fault,
             turns: case.turns.clone(),
@@ -358,7 +447,7 @@ fn run(cases: &[Case]) -> Vec<Ended> {
             when_blocked: WhenBlocked::Wait,
             sync: case.sync && case.sink == Device::File,
         };
-        let flow = Flow::new(&plan, sim).unwrap();
+        let flow = Flow::new(&plan, Sim(Arc::new(Mutex::new(sim)))).unwrap();
         let ended = flow.ended();
         let job = Job { index, flow };
         match ended {
@@ -370,7 +459,7 @@ fn run(cases: &[Case]) -> Vec<Ended> {
         }
     }
     assert_eq!(board.len(), ids.iter().flatten().count());
-    let mut last = None;
+    let (mut last, mut away) = (None, Away::default());
     for turn in 0..1_000_000 {
         now_ns += 1000;
         for (case, id) in cases.iter().zip(&ids) {
@@ -381,7 +470,19 @@ fn run(cases: &[Case]) -> Vec<Ended> {
                 end(&mut ends, job, Err(TransferError::Cancelled), &mut buffers);
             }
         }
+        let parts = board.take_parts(turn % 2 == 0);
+        if !parts.is_empty() {
+            away.0.push_back(parts);
+            continue;
+        }
+        if turn % 3 == 0 {
+            away.give_back(&mut board, &mut ends, &mut buffers, now_ns);
+        }
         let Some((id, at, mut job)) = board.take(last.take(), now_ns) else {
+            if !away.0.is_empty() {
+                away.give_back(&mut board, &mut ends, &mut buffers, now_ns);
+                continue;
+            }
             if board.is_empty() {
                 break;
             }
@@ -412,6 +513,18 @@ fn run(cases: &[Case]) -> Vec<Ended> {
             }
             continue;
         };
+        let apart = if at == End::Sink && job.flow.device(at) == Device::Socket && turn % 2 == 0 {
+            job.flow.part_for_socket()
+        } else {
+            None
+        };
+        if let Some(apart) = apart {
+            board.begin_part(id);
+            let given = board.give_back(id, job, false, 0, &mut buffers, now_ns);
+            assert!(matches!(given, GivenBack::Kept), "a part of it is away");
+            away.0.push_back(vec![(id, apart)]);
+            continue;
+        }
         let step = job.flow.step(at, &mut buffers);
         match step.ended {
             Some(result) => {
@@ -419,11 +532,12 @@ fn run(cases: &[Case]) -> Vec<Ended> {
                 end(&mut ends, job, result, &mut buffers);
             }
             None => {
-                let given = board.give_back(id, job, step.blocked, step.moved, now_ns);
+                let given =
+                    board.give_back(id, job, step.blocked, step.moved, &mut buffers, now_ns);
                 match given {
                     GivenBack::Kept => {}
-                    GivenBack::Ended(job, error) => {
-                        end(&mut ends, job, Err(error), &mut buffers);
+                    GivenBack::Ended(job, result) => {
+                        end(&mut ends, job, result, &mut buffers);
                     }
                     GivenBack::Abandoned(_) => panic!("no step is slow"),
                 }
@@ -443,8 +557,9 @@ fn end(
     result: Result<(), TransferError>,
     buffers: &mut Buffers,
 ) {
-    let sim = job.flow.devices();
+    let sim = job.flow.devices().state();
     let (sink, source, synced) = (sim.sink.clone(), sim.source.clone(), sim.synced);
+    drop(sim);
     let report = job.flow.report(&result, buffers);
     assert!(ends[job.index].is_none(), "it ends once");
     ends[job.index] = Some(Ended { synced, result, report, sink, source });
@@ -568,174 +683,15 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_transfer_ends_with_exact_counts(cases in prop::collection::vec(case(), 1..6)) {
-        let ends = run(&cases);
+    fn every_transfer_ends_with_exact_counts(
+        cases in prop::collection::vec(case(), 1..6),
+        threads in 1..4usize,
+    ) {
+        let ends = run(&cases, threads);
         for (index, (case, ended)) in cases.iter().zip(&ends).enumerate() {
             check(case, index, ended);
         }
     }
-}
-
-#[test]
-fn transfers_take_turns_by_chunk() {
-    struct Chunks(usize);
-    impl Work for Chunks {
-        type Handle = ();
-        fn handle(&self) {}
-        fn next(&self, _: Blocked) -> Option<End> {
-            Some(if self.0.is_multiple_of(2) { End::Source } else { End::Sink })
-        }
-        fn device(&self, end: End) -> Device {
-            if end == End::Source { Device::File } else { Device::Socket }
-        }
-    }
-    let mut board = Scoreboard::new(3, 1);
-    let patience = Patience { stall_ns: STALL_NS, deadline_ns: None };
-    for _ in 0..3 {
-        board.insert(Chunks(0), patience, 0).ok().unwrap();
-    }
-    assert!(board.insert(Chunks(0), patience, 0).is_err(), "it is full");
-    let mut last = None;
-    let mut order = Vec::new();
-    for _ in 0..12 {
-        let (id, end, mut work) = board.take(last, 0).unwrap();
-        order.push((id.to_bits() as u32, end));
-        work.0 += 1;
-        board.give_back(id, work, false, 1000, 0);
-        last = Some(id);
-    }
-    let round = [0, 0, 1, 1, 2, 2];
-    assert_eq!(order.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [round, round].concat());
-    assert!(order.chunks(2).all(|pair| pair[0].1 == End::Source && pair[1].1 == End::Sink));
-}
-
-#[test]
-fn as_many_steps_run_as_there_are_threads() {
-    struct Reader;
-    impl Work for Reader {
-        type Handle = ();
-        fn handle(&self) {}
-        fn next(&self, _: Blocked) -> Option<End> {
-            Some(End::Source)
-        }
-        fn device(&self, end: End) -> Device {
-            if end == End::Source { Device::File } else { Device::Socket }
-        }
-    }
-    let mut board = Scoreboard::new(2, 1);
-    let patience = Patience { stall_ns: STALL_NS, deadline_ns: Some(2 * STALL_NS) };
-    let patient = Patience { stall_ns: 9 * STALL_NS, deadline_ns: None };
-    board.insert(Reader, patient, 0).ok().unwrap();
-    let second = board.insert(Reader, patience, 0).ok().unwrap();
-    let (first, _, work) = board.take(None, 0).unwrap();
-    assert!(board.take(None, 0).is_none() && !board.has_work());
-    // The second waits for the file queue no longer than its time.
-    assert_eq!(board.next_deadline_ns(), Some(STALL_NS));
-    assert_eq!(board.expire(STALL_NS).len(), 1);
-    assert!(board.cancel(second).is_none());
-    assert!(board.cancel(first).is_none(), "it runs");
-    assert!(matches!(
-        board.give_back(first, work, false, 1000, 0),
-        GivenBack::Ended(_, TransferError::Cancelled)
-    ));
-    assert!(board.is_empty());
-}
-
-/// A transfer that reads its file unless its sink is not ready, and its name as handle.
-struct Named(usize);
-
-impl Work for Named {
-    type Handle = usize;
-    fn handle(&self) -> usize {
-        self.0
-    }
-    fn next(&self, blocked: Blocked) -> Option<End> {
-        (blocked == Blocked::default()).then_some(End::Source)
-    }
-    fn device(&self, end: End) -> Device {
-        if end == End::Source { Device::File } else { Device::Socket }
-    }
-}
-
-#[test]
-fn a_file_step_that_hangs_is_passed_by_and_abandoned() {
-    let count = SLOW_MAX + 2;
-    let mut board = Scoreboard::new(count, 1);
-    let patience = Patience { stall_ns: STALL_NS, deadline_ns: None };
-    let ids: Vec<_> =
-        (0..count).map(|name| board.insert(Named(name), patience, 0).ok().unwrap()).collect();
-    let mut taken = Vec::new();
-    // One file step hangs after the other: the next one starts when that is known, up to a limit.
-    for (at, expected) in ids.iter().enumerate().take(SLOW_MAX) {
-        let (id, end, work) = board.take(None, 0).unwrap();
-        assert_eq!((id, end), (*expected, End::Source));
-        taken.push(work);
-        assert!(!board.has_work());
-        assert!(board.expire(SLOW_NS - 1).is_empty());
-        assert!(!board.has_work() && board.slow_steps() == at);
-        assert!(board.expire(SLOW_NS).is_empty());
-        assert_eq!(board.slow_steps(), at + 1);
-    }
-    assert!(board.take(None, 0).is_none() && !board.has_work());
-    // One returns in time, and is as any other.
-    let first = taken.remove(0);
-    assert!(matches!(board.give_back(ids[0], first, true, 1000, SLOW_NS), GivenBack::Kept));
-    let (id, _, last) = board.take(None, SLOW_NS).unwrap();
-    assert_eq!(id, ids[SLOW_MAX]);
-    board.give_back(id, last, true, 1000, SLOW_NS);
-    let (id, _, late) = board.take(None, STALL_NS - 1).unwrap();
-    // The others are abandoned, but for the step that has just begun.
-    assert!(board.cancel(ids[1]).is_none(), "it runs");
-    let mut abandoned: Vec<_> = board
-        .expire(STALL_NS)
-        .into_iter()
-        .map(|expired| match expired {
-            Expired::Abandoned(name, error) => (name, error),
-            Expired::Ended(Named(name), error) => panic!("{name} did not run: {error}"),
-        })
-        .collect();
-    assert_eq!(abandoned.remove(0), (1, TransferError::Cancelled));
-    let stalled = (2..SLOW_MAX).map(|name| (name, TransferError::FileStalled(1000)));
-    assert!(abandoned.into_iter().eq(stalled));
-    assert_eq!(board.len(), 3);
-    assert!(matches!(board.give_back(id, late, true, 1000, STALL_NS), GivenBack::Kept));
-    // What comes back is dropped.
-    assert_eq!(board.slow_steps(), SLOW_MAX - 1);
-    for (work, id) in taken.into_iter().zip(&ids[1..]) {
-        assert!(matches!(
-            board.give_back(*id, work, false, 1000, STALL_NS),
-            GivenBack::Abandoned(_)
-        ));
-    }
-    assert_eq!((board.slow_steps(), board.len()), (0, 3));
-    // A step that hangs when everything ends.
-    board.ready(ids[0], End::Source);
-    let (running, _, _) = board.take(None, STALL_NS).unwrap();
-    assert_eq!((running, board.clear().len()), (ids[0], 2));
-    assert_eq!(board.abandon(), [0]);
-    assert!(!board.finish(running) && board.is_empty());
-}
-
-#[test]
-fn a_byte_now_and_then_is_no_progress() {
-    let ends = |bytes: u64| {
-        let mut board = Scoreboard::new(1, 1);
-        let patience = Patience { stall_ns: 30 * STALL_NS, deadline_ns: None };
-        let id = board.insert(Named(0), patience, 0).ok().unwrap();
-        let mut now_ns = 0;
-        for _ in 0..10 {
-            let (_, _, work) = board.take(None, now_ns).unwrap();
-            now_ns += 29 * STALL_NS;
-            board.give_back(id, work, true, bytes, now_ns);
-            if !board.expire(now_ns).is_empty() {
-                return true;
-            }
-            board.ready(id, End::Source);
-        }
-        false
-    };
-    assert!(ends(1) && ends(100) && !ends(4000));
-    assert_eq!(ABANDON_NS.max(SLOW_NS), ABANDON_NS, "only slow steps are abandoned");
 }
 
 #[test]
@@ -757,7 +713,7 @@ fn members_without_content_take_several_steps_and_end_with_a_reason() {
                 when_blocked: WhenBlocked::Wait,
                 sync: false,
             };
-            let sim = Sim {
+            let sim = SimState {
                 source: data,
                 fault: Fault::None,
                 turns: vec![usize::MAX],
@@ -767,14 +723,15 @@ fn members_without_content_take_several_steps_and_end_with_a_reason() {
                 blocked: false,
                 synced: false,
             };
-            let (mut flow, mut buffers) = (Flow::new(&plan, sim).unwrap(), Buffers::default());
+            let (mut flow, mut buffers) =
+                (Flow::new(&plan, Sim(Arc::new(Mutex::new(sim)))).unwrap(), Buffers::default());
             // Steps that are not the last one, and move nothing.
             let mut still = 0;
             loop {
                 let end = flow.next(Blocked::default()).expect("no socket is full");
                 let step = flow.step(end, &mut buffers);
                 if let Some(result) = step.ended {
-                    return (still, result, flow.devices().sink.clone());
+                    return (still, result, flow.devices().state().sink.clone());
                 }
                 still += usize::from(step.moved == 0);
             }

@@ -108,7 +108,11 @@ impl Lanes for __m512i {
     unsafe fn block(places: &[*const u8; LANES_MAX]) -> [Self; 16] {
         // SAFETY: the caller enables the features, and the places have the bytes.
         unsafe {
-            let rows = places.map(|place| _mm512_loadu_si512(place.cast()));
+            // No closure: it would not have the features, and its instructions would be calls.
+            let mut rows = [_mm512_setzero_si512(); 16];
+            for (row, place) in rows.iter_mut().zip(places) {
+                *row = _mm512_loadu_si512(place.cast());
+            }
             let mut pairs = rows;
             for n in 0..8 {
                 pairs[2 * n] = _mm512_unpacklo_epi32(rows[2 * n], rows[2 * n + 1]);
@@ -212,9 +216,10 @@ impl Lanes for __m256i {
         unsafe {
             let mut words = [_mm256_setzero_si256(); 16];
             for half in 0..2 {
-                let row = |n: usize| _mm256_loadu_si256(places[n].add(32 * half).cast());
-                let rows: [Self; 8] =
-                    [row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7)];
+                let mut rows = [_mm256_setzero_si256(); 8];
+                for (row, place) in rows.iter_mut().zip(places) {
+                    *row = _mm256_loadu_si256(place.add(32 * half).cast());
+                }
                 let mut pairs = rows;
                 for n in 0..4 {
                     pairs[2 * n] = _mm256_unpacklo_epi32(rows[2 * n], rows[2 * n + 1]);

@@ -72,8 +72,9 @@ pub(crate) struct Bench {
 type Row = fn(&mut Bench);
 
 pub(crate) const ROWS: &[(&str, Row)] = &[
-    ("seal-tcp", |bench| seal_tcp(bench, false)),
-    ("seal-tcp-cold", |bench| seal_tcp(bench, true)),
+    ("seal-tcp", |bench| seal_tcp(bench, 2, false)),
+    ("seal-tcp-1", |bench| seal_tcp(bench, 1, false)),
+    ("seal-tcp-cold", |bench| seal_tcp(bench, 2, true)),
     ("seal-shm", seal_shm),
     ("seal-4k", seal_4k),
     ("recv-md5-1", |bench| receive(bench, "recv-md5-1", DigestKind::Md5, 1, [1.2, 1.3])),
@@ -200,9 +201,15 @@ impl Bench {
         String::from_utf8(output.stdout).unwrap().lines().map(Sample::parse).collect()
     }
 
-    /// The cores that are not the sides'.
-    fn other_cores(&self) -> Vec<usize> {
-        allowed_cores().unwrap().into_iter().filter(|core| *core != self.core).collect()
+    /// The cores of a side: any for one stream, and one for several, which shows what a core does.
+    fn cores_of(&self, streams: usize) -> Vec<usize> {
+        if streams == 1 { Vec::new() } else { vec![self.core] }
+    }
+
+    /// The cores of the peers.
+    fn peers_of(&self, streams: usize) -> Vec<usize> {
+        let others = |core: &usize| streams == 1 || *core != self.core;
+        allowed_cores().unwrap().into_iter().filter(others).collect()
     }
 }
 
@@ -271,10 +278,10 @@ fn drop_from_cache(file: &Path) {
     assert!(status.unwrap().success());
 }
 
-/// 64 MiB through AES-256-GCM to a loopback TCP socket.
-fn seal_tcp(bench: &mut Bench, cold: bool) {
+/// 64 MiB through AES-256-GCM to a loopback TCP socket. One thread seals and sends in turn; of two, one sends what the other has sealed.
+fn seal_tcp(bench: &mut Bench, threads: u32, cold: bool) {
     let file = bench.source("source", bench.bytes);
-    let (receiver, mut caller) = (Role::own(&["role-receive"], &[]), bench.engine(2, &[]));
+    let (receiver, mut caller) = (Role::own(&["role-receive"], &[]), bench.engine(threads, &[]));
     let (port, path) = (receiver.line.clone(), file.to_str().unwrap().to_owned());
     let number: u16 = port.parse().unwrap();
     check_sealed(&mut caller, &file);
@@ -320,9 +327,14 @@ fn seal_tcp(bench: &mut Bench, cold: bool) {
     };
     let (bytes, mut shown) = (bench.bytes, bench.view());
     let cache = if cold { "cold" } else { "warm" };
-    let row = if cold { "seal-tcp-cold" } else { "seal-tcp" };
+    let row = match (cold, threads) {
+        (true, _) => "seal-tcp-cold",
+        (false, 1) => "seal-tcp-1",
+        (false, _) => "seal-tcp",
+    };
     let mut show = |other: &str, rate, cpu, with: &mut dyn FnMut() -> Sample| {
-        let what = format!("encrypted sendfile to TCP, cache {cache}, against {other}");
+        let what =
+            format!("encrypted sendfile to TCP, {threads} threads, cache {cache}, against {other}");
         let comparison = Comparison { row, what: &what, bytes, rate, cpu };
         shown.compare(&comparison, &mut with_engine, with);
     };
@@ -439,14 +451,14 @@ struct Receiver {
 
 impl Receiver {
     fn new(bench: &Bench, streams: usize, bytes: usize, rounds: usize) -> Self {
-        let caller = bench.engine(2, &[bench.core]);
+        let caller = bench.engine(2, &bench.cores_of(streams));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port().to_string();
         let numbers = [streams, bytes, rounds].map(|number| number.to_string());
         let arguments = ["role-send", &port, &numbers[0], &numbers[1], &numbers[2]];
         let mut own = Command::new(std::env::current_exe().unwrap());
         own.args(arguments);
-        let sender = Role::start(own, &bench.other_cores(), false);
+        let sender = Role::start(own, &bench.peers_of(streams), false);
         let sinks = (0..streams).map(|n| bench.sink(&format!("engine.{n}"), bytes)).collect();
         Self { caller, listener, sender, sinks, bytes }
     }
@@ -527,10 +539,10 @@ fn receive(bench: &mut Bench, row: &str, kind: DigestKind, streams: usize, rate:
         &numbers[2],
         &numbers[3],
     ]);
-    let mut theirs = Role::start(command, &[bench.core], true);
+    let mut theirs = Role::start(command, &bench.cores_of(streams), true);
     let mut own = Command::new(std::env::current_exe().unwrap());
     own.args(["role-send", &theirs.line, &numbers[0], &numbers[1], &numbers[3]]);
-    let _sender = Role::start(own, &bench.other_cores(), false);
+    let _sender = Role::start(own, &bench.peers_of(streams), false);
     let mut with_loop = || {
         let line = theirs.next_line();
         let mut words = line.splitn(3, ' ');
@@ -544,8 +556,8 @@ fn receive(bench: &mut Bench, row: &str, kind: DigestKind, streams: usize, rate:
         assert_eq!(digests, expected, "the engine's digests");
         sample
     };
-    let name = kind.name();
-    let what = format!("{streams} x recv + {name} + file, one core, against a loop with OpenSSL");
+    let (name, on) = (kind.name(), if streams == 1 { "any cores" } else { "one core" });
+    let what = format!("{streams} x recv + {name} + file, {on}, against a loop with OpenSSL");
     let comparison = Comparison { row, what: &what, bytes: streams * bytes, rate, cpu: None };
     bench.compare(&comparison, &mut with_engine, &mut with_loop);
     ours.check_files();
@@ -563,7 +575,7 @@ fn crc32c_tax(bench: &mut Bench) {
         assert_eq!(digests[0], expected);
         sample
     };
-    let what = "recv + CRC32C + file, one core, against recv + file (tax at most 15 %)";
+    let what = "recv + CRC32C + file against recv + file (tax at most 15 %)";
     let (row, rate) = ("recv-crc32c", [0.87, 0.91]);
     let comparison = Comparison { row, what, bytes, rate, cpu: None };
     bench.compare(&comparison, &mut with_crc, &mut || without.round(None).0);

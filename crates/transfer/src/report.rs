@@ -1,0 +1,85 @@
+//! What a transfer did, and how far it is.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::search::Found;
+use crate::stage::{DigestValue, StageKind};
+
+/// What one stage of a transfer did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StageReport {
+    /// Which stage it is.
+    pub kind: StageKind,
+    /// Bytes that went into it.
+    pub bytes: u64,
+    /// Bytes that came out of it.
+    pub made: u64,
+    /// All bytes of the transfer went through it.
+    pub finished: bool,
+    /// The digest, of a stage that computes one and has finished.
+    pub digest: Option<DigestValue>,
+    /// What a search has found that has finished.
+    pub found: Option<Found>,
+}
+
+/// What a transfer did until its end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Bytes taken from the source.
+    pub read: u64,
+    /// Bytes that the sink has: those that the socket accepted (of a sealed stream with header and tags), or that were written to
+    /// the file. Exact, also after an error.
+    pub written: u64,
+    /// The stages in their order.
+    pub stages: Vec<StageReport>,
+}
+
+impl Report {
+    /// The first digest, if one was asked for and the transfer succeeded.
+    pub fn digest(&self) -> Option<DigestValue> {
+        self.stages.iter().find_map(|stage| stage.digest)
+    }
+}
+
+/// How far a transfer is; other threads read it.
+#[derive(Debug, Default)]
+pub struct Progress {
+    read: AtomicU64,
+    written: AtomicU64,
+    /// That of the transfer of which this is a part.
+    whole: Option<Arc<Self>>,
+}
+
+impl Progress {
+    /// Of a part of a transfer.
+    pub(crate) fn of_part(whole: Arc<Self>) -> Self {
+        Self { whole: Some(whole), ..Self::default() }
+    }
+
+    /// Called by the thread that has the source.
+    pub(crate) fn set_read(&self, read: u64) {
+        let before = self.read.swap(read, Ordering::Relaxed);
+        if let Some(whole) = &self.whole {
+            whole.read.fetch_add(read - before, Ordering::Relaxed);
+        }
+    }
+
+    /// Called by the thread that has the sink.
+    pub(crate) fn set_written(&self, written: u64) {
+        let before = self.written.swap(written, Ordering::Relaxed);
+        if let Some(whole) = &self.whole {
+            whole.written.fetch_add(written - before, Ordering::Relaxed);
+        }
+    }
+
+    /// Bytes taken from the source so far.
+    pub fn read(&self) -> u64 {
+        self.read.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that the sink has so far.
+    pub fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+}
