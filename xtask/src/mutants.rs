@@ -436,6 +436,11 @@ const MUTANTS: &[Mutant] = &[
         ],
     ),
     mutant(
+        "tenant_turn_overshoots",
+        "a tenant below its limit of messages in flight takes all that has come in a turn",
+        &["crates/sim/tests/tenants.rs::messages_in_flight_stay_below_their_limit"],
+    ),
+    mutant(
         "tenant_limits_twice",
         "a worker refuses what another one has received below a tenant's limits and handed over",
         &["crates/sim/tests/tenants.rs::what_is_handed_over_is_not_limited_again"],

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use bench::client::shm::{Client, Options, ShmError};
 use bench::client::{self, Echo, Load};
 use common::*;
-use engine::topology::{Dispatch, Replies, Service};
+use engine::topology::{Dispatch, Replies, Service, Tenant, Topology};
 use mqueue::abi::{ABI_VERSION, RingEntry, kind};
 use mqueue::{Head, MappedMemory, Memory, Region};
 use server::Server;
@@ -512,6 +512,33 @@ fn a_refused_client_gets_the_reason() {
     let silent = LocalSocket::connect(&path).unwrap();
     let mut bytes = [0; 8];
     eventually("it is sent away", || matches!(silent.receive(&mut bytes), Ok(Some(0))));
+    assert!(server.shutdown().is_clean());
+}
+
+/// Clients over shared memory count as connections of the tenant.
+#[test]
+fn a_tenant_has_as_many_clients_as_its_quota_says() {
+    let path = port("quota");
+    let mut service = echo(&path);
+    service.tenant = "few".into();
+    let tenants = vec![Tenant { connections: 1, ..Tenant::new("few") }];
+    let server = start(Topology { tenants, ..topology(vec![service]) });
+    let mut first = connect(&path, 4);
+    assert_eq!(ask_once(&mut first, 1, b"one"), b"one");
+    let lost = || server.metrics().service(0).dropped(DropReason::TenantConnections);
+    let second = Client::connect(&path, &Options { depth: 4, ..Options::default() });
+    eventually("the second one is counted", || lost() == 1);
+    assert_eq!(ask_once(&mut first, 2, b"two"), b"two");
+    drop((first, second));
+    eventually("there is room again", || {
+        let Ok(mut next) = Client::connect(&path, &Options { depth: 4, ..Options::default() })
+        else {
+            return false;
+        };
+        let mut reply = vec![0; next.reply_bytes_max()];
+        next.send(3, b"three", PATIENCE).is_ok()
+            && next.receive(&mut reply, PATIENCE).is_ok_and(|answer| answer.is_some())
+    });
     assert!(server.shutdown().is_clean());
 }
 

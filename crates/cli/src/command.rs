@@ -289,39 +289,15 @@ pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let screen = Screen::new(arguments.json);
     sys::signal::ignore_file_size_signal();
+    // Before the log starts a thread.
+    let entered = match &arguments.verb {
+        Verb::Attach(options) => options.enter_namespaces(),
+        _ => Ok(()),
+    };
     start_log(arguments.log, arguments.verb.is_monitored());
     // This link starts the running program even if its file has been replaced.
     set_trial_program("/proc/self/exe".into());
-    let result = match &arguments.verb {
-        Verb::Serve(options) => serve::run(&screen, options),
-        Verb::Attach(options) => attach::run(options),
-        Verb::Demo(options) => demo::run(&screen, options),
-        Verb::Compare(options) => compare::run(&screen, options),
-        Verb::Ask(options) => ask::run(&screen, options),
-        Verb::Bench(options) => bench::run(&screen, options),
-        Verb::CheckConfig(file) => check::run(&screen, file),
-        Verb::Reload(options) => reload::run(&screen, options),
-        Verb::Doctor(options) => doctor::run(&screen, options),
-        Verb::Top(options) => top::run(&screen, options),
-        Verb::Transfer(options) => transfer::run(&screen, options),
-        Verb::Allreduce(options) => allreduce::run(&screen, options),
-        Verb::Kernel(verb) => kernel::run(&screen, verb),
-        Verb::Function(verb) => function::run(&screen, verb),
-        Verb::Tenant(verb) => tenant::run(&screen, verb),
-        Verb::DropReasons => {
-            tables::drop_reasons(&screen);
-            Ok(())
-        }
-        Verb::Man(options) => pages::man(&screen, options),
-        Verb::Completions(options) => {
-            pages::completions(options);
-            Ok(())
-        }
-        Verb::Version => {
-            tables::version(&screen);
-            Ok(())
-        }
-    };
+    let result = entered.and_then(|()| run(&screen, &arguments.verb));
     let code = match &result {
         Ok(()) => 0,
         Err(failure) => {
@@ -335,6 +311,39 @@ pub fn main() -> ExitCode {
         sys::process::exit_now(code.into());
     }
     ExitCode::from(code)
+}
+
+fn run(screen: &Screen, verb: &Verb) -> Result<(), Failure> {
+    match verb {
+        Verb::Serve(options) => serve::run(screen, options),
+        Verb::Attach(options) => attach::run(options),
+        Verb::Demo(options) => demo::run(screen, options),
+        Verb::Compare(options) => compare::run(screen, options),
+        Verb::Ask(options) => ask::run(screen, options),
+        Verb::Bench(options) => bench::run(screen, options),
+        Verb::CheckConfig(file) => check::run(screen, file),
+        Verb::Reload(options) => reload::run(screen, options),
+        Verb::Doctor(options) => doctor::run(screen, options),
+        Verb::Top(options) => top::run(screen, options),
+        Verb::Transfer(options) => transfer::run(screen, options),
+        Verb::Allreduce(options) => allreduce::run(screen, options),
+        Verb::Kernel(verb) => kernel::run(screen, verb),
+        Verb::Function(verb) => function::run(screen, verb),
+        Verb::Tenant(verb) => tenant::run(screen, verb),
+        Verb::DropReasons => {
+            tables::drop_reasons(screen);
+            Ok(())
+        }
+        Verb::Man(options) => pages::man(screen, options),
+        Verb::Completions(options) => {
+            pages::completions(options);
+            Ok(())
+        }
+        Verb::Version => {
+            tables::version(screen);
+            Ok(())
+        }
+    }
 }
 
 /// The first signal ends a verb in order, so that everything it started is stopped too.

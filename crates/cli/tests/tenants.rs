@@ -87,3 +87,106 @@ fn kernels_of_tenants_run_in_isolated_processes() {
     }
     assert_eq!(server.end(), 0);
 }
+
+/// `benches/tenants/measure`, the program of the rows about tenants: each part ends with its figures, and replies were checked.
+#[test]
+fn the_program_that_measures_tenants_prints_figures() {
+    let measure =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../benches/tenants/measure");
+    for (part, figure) in [
+        ("shares --weights 1,2,3", "jain"),
+        ("alternating", "busy_ns"),
+        ("alternating --alone", "busy_ns"),
+        ("configured --configured 30 --ports", "busy_ns"),
+        ("scale --workers 2 --tenants 2", "rate_each"),
+        ("module --does trap", "rate"),
+        ("module --does reload", "replaced"),
+        ("flood --alone", "p99_ns"),
+    ] {
+        let mut said = String::new();
+        // A machine that is busy may keep a client from its replies for as long as it measures.
+        eventually(part, || {
+            let mut command = Command::new(&measure);
+            command.args(part.split(' ')).args(["--seconds", "0.5"]);
+            command.args(["--serval", env!("CARGO_BIN_EXE_serval")]);
+            let output = command.output().expect("python3 is installed");
+            said = String::from_utf8_lossy(&output.stderr).into_owned();
+            if !output.status.success() {
+                assert!(said.starts_with("measure: "), "{part}: {said}");
+                println!("{part}: {said}");
+                return false;
+            }
+            let figures: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert!(figures[figure].as_f64().is_some_and(|value| value > 0.0), "{part}: {figures}");
+            true
+        });
+    }
+}
+
+/// The namespaces of a process, by kind.
+fn namespace(process: u32, kind: &str) -> std::path::PathBuf {
+    std::fs::read_link(format!("/proc/{process}/ns/{kind}")).unwrap()
+}
+
+/// Kernels of a tenant with namespaces of its own answer there, are restarted there, and end with the engine.
+#[test]
+fn isolated_processes_have_the_namespaces_and_the_user_of_their_tenant() {
+    let may = Command::new("unshare").args(["--user", "true"]).status();
+    if !may.is_ok_and(|status| status.success()) {
+        println!("SKIPPED: user namespaces are refused here (unshare --user)");
+        return;
+    }
+    let port = free_port();
+    let is_root = sys::process::user() == 0;
+    let user = if is_root { "user = 65534\n" } else { "" };
+    let text = format!(
+        "[[tenant]]\nname = \"a\"\n{user}namespaces = [\"pid\", \"mount\", \"ipc\"]\n[[accelerator]]\nname = \"own\"\nkind = \"process\"\n\
+         [[service]]\nname = \"of-a\"\nlisten = \"udp://127.0.0.1:{port}\"\naccelerator = \"own\"\nkernel = \"echo\"\ntenant = \"a\"\n"
+    );
+    let server = Running::start("namespaces", &text);
+    let client = udp_client(([127, 0, 0, 1], port).into());
+    assert_eq!(ask(&client, b"one"), b"one");
+    let engine = server.process.0.id();
+    let runtime = || {
+        let [waits] = children(engine)[..] else { return None };
+        let [runs] = children(waits)[..] else { return None };
+        Some((waits, runs))
+    };
+    let (waits, runs) = runtime().expect("a process that waits for another one");
+    for kind in ["user", "pid", "mnt", "ipc"] {
+        assert_ne!(namespace(runs, kind), namespace(engine, kind), "{kind}");
+    }
+    let status = std::fs::read_to_string(format!("/proc/{runs}/status")).unwrap();
+    let first = status.lines().find(|line| line.starts_with("NSpid:")).unwrap();
+    assert!(first.ends_with("\t1"), "{status}");
+    assert!(
+        status.contains("Seccomp:\t2") && status.contains("CapEff:\t0000000000000000"),
+        "{status}"
+    );
+    if is_root {
+        assert!(status.contains("Uid:\t65534\t65534\t65534\t65534"), "{status}");
+        assert!(status.contains("Gid:\t65534\t65534\t65534\t65534"), "{status}");
+    } else {
+        println!("SKIPPED: processes of another user, which only root can start");
+    }
+    let mounts = std::fs::read_to_string(format!("/proc/{runs}/mounts")).unwrap();
+    let writable = |line: &str| line.split(' ').nth(3).is_some_and(|o| o.starts_with("rw"));
+    assert!(mounts.lines().count() > 0 && !mounts.lines().any(writable), "{mounts}");
+    // The process that runs the kernel ends: so does the one that waits for it, and both are started again.
+    let killed = Command::new("kill").args(["-9", &runs.to_string()]).status().unwrap();
+    assert!(killed.success());
+    eventually("they are started again", || runtime().is_some_and(|(_, other)| other != runs));
+    eventually("it answers again", || {
+        client.send(b"two").unwrap();
+        let mut reply = [0; 16];
+        client.set_read_timeout(Some(std::time::Duration::from_millis(100))).unwrap();
+        client.recv(&mut reply).is_ok_and(|bytes| &reply[..bytes] == b"two")
+    });
+    assert!(!std::path::Path::new(&format!("/proc/{waits}")).exists());
+    let (waits, runs) = runtime().unwrap();
+    assert_eq!(server.end(), 0);
+    for process in [waits, runs] {
+        let path = format!("/proc/{process}");
+        eventually("it has ended", || !std::path::Path::new(&path).exists());
+    }
+}

@@ -347,7 +347,7 @@ impl<N: Nic> Turn<N> {
         let share = &mut self.services[service];
         let len = message.len();
         if len >= share.takes_below
-            && let Some(refusal) = share.takes_not(len, handed_over)
+            && let Some(refusal) = share.takes_not(self.index, len, handed_over)
         {
             return Err(refusal);
         }
@@ -412,24 +412,24 @@ impl<N: Nic> Turn<N> {
         mqueue: u32,
         handed_over: bool,
     ) -> Result<(), Refusal> {
-        let share = &self.services[service];
+        let share = &mut self.services[service];
+        let located = share.dispatcher.locate(mqueue);
+        // It is asked about there.
+        if let Some((worker, mqueue)) = located
+            && worker == u32::from(self.index)
+        {
+            let arrival = Arrival { target: Some(mqueue), ..*arrival };
+            return self.submit(service, &arrival, message, handed_over);
+        }
         if message.len() >= share.takes_below
-            && let Some(refusal) = share.takes_not(message.len(), handed_over)
+            && let Some(refusal) = share.takes_not(self.index, message.len(), handed_over)
         {
             return Err(refusal);
         }
-        let located = share.dispatcher.locate(mqueue);
-        let is_here = located.is_some_and(|(worker, _)| worker == u32::from(self.index));
         match located {
             None => Err(Refusal::Drop(DropReason::MqueueDead)),
             // The reply of another worker's mqueue would miss the functions.
-            Some(_) if arrival.target.is_some() && !is_here => {
-                Err(Refusal::Drop(DropReason::MqueueDead))
-            }
-            Some((worker, mqueue)) if worker == u32::from(self.index) => {
-                let arrival = Arrival { target: Some(mqueue), ..*arrival };
-                self.submit(service, &arrival, message, handed_over)
-            }
+            Some(_) if arrival.target.is_some() => Err(Refusal::Drop(DropReason::MqueueDead)),
             Some(there) => self.hand_over(service, arrival, &seen(message), there),
         }
     }
@@ -443,9 +443,9 @@ impl<N: Nic> Turn<N> {
         message: &Seen<'_>,
         owner: Option<u16>,
     ) -> Result<(), Refusal> {
-        let share = &self.services[service];
+        let share = &mut self.services[service];
         if message.bytes.len() >= share.takes_below
-            && let Some(refusal) = share.takes_not(message.bytes.len(), false)
+            && let Some(refusal) = share.takes_not(self.index, message.bytes.len(), false)
         {
             return Err(refusal);
         }

@@ -188,6 +188,8 @@ struct Placed {
     is_watched: bool,
     /// A limit keeps it from taking requests in this turn.
     shed: bool,
+    /// Its services ask about each message.
+    is_counted: bool,
 }
 
 /// See the module documentation.
@@ -243,6 +245,7 @@ impl Schedule {
             is_limited: false,
             is_watched: false,
             shed: false,
+            is_counted: false,
         };
         if number == self.placed.len() {
             self.placed.push(placed);
@@ -291,7 +294,7 @@ impl Schedule {
         self.watched.clear();
         for (number, placed) in self.placed.iter_mut().enumerate() {
             placed.is_limited = is_present(placed) && placed.state.has_limits();
-            placed.is_watched = placed.is_limited || placed.shed;
+            placed.is_watched = placed.is_limited || placed.shed || placed.is_counted;
             self.has_limits |= placed.is_limited;
             if placed.is_watched {
                 self.watched.push(number);
@@ -300,7 +303,8 @@ impl Schedule {
                 self.tenants.set_quantum(number, (QUANTUM * weight(placed) / heaviest).max(1));
             }
         }
-        self.is_plain = count <= 1 && !self.has_limits && self.shed.is_empty();
+        self.is_plain =
+            count <= 1 && !self.has_limits && self.shed.is_empty() && self.watched.is_empty();
         if self.is_plain {
             self.batch = u32::MAX;
         }
@@ -317,7 +321,7 @@ impl Schedule {
         if !self.is_plain {
             self.now_ns = now_ns;
             self.begin_shared_turn();
-            if self.has_limits || !self.shed.is_empty() {
+            if self.has_limits || !self.shed.is_empty() || !self.watched.is_empty() {
                 self.apply_limits(shares);
             }
         }
@@ -368,6 +372,17 @@ impl Schedule {
             let outstanding = placed.services.iter().map(in_flight).sum();
             let refused = placed.state.refuses(*worker, outstanding, *now_ns);
             placed.shed = refused.is_some();
+            let counts = placed.state.limits_outstanding();
+            // A service that was full in the last turn may take messages again.
+            let did_count = std::mem::replace(&mut placed.is_counted, counts);
+            if counts || did_count {
+                for service in &placed.services {
+                    if let Some(share) = shares.get_mut(*service) {
+                        share.set_shed(None);
+                        share.set_counted(counts);
+                    }
+                }
+            }
             if let Some((reason, until_ns)) = refused {
                 let until_ns = if until_ns > *now_ns { until_ns } else { *now_ns + AGAIN_NS };
                 *shed_until_ns = until_ns.min(*shed_until_ns);

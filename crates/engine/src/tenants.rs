@@ -22,6 +22,8 @@ const DEBT_NS_MAX: u64 = 60 * S;
 #[repr(align(64))]
 struct Cell {
     outstanding: Counter,
+    /// Messages that the worker may still take in this turn, if there is a limit on those in flight.
+    room: Counter,
     /// What it was charged, in bytes; see `schedule.rs`.
     charged: Counter,
     /// Function time, in nanoseconds.
@@ -102,9 +104,9 @@ pub struct TenantState {
 pub struct TenantUse {
     /// Messages in flight, as of each worker's last turn with a limit on them.
     pub outstanding: u64,
-    /// Open TCP connections.
+    /// Open TCP connections and clients over shared memory.
     pub connections: u64,
-    /// TCP connections refused because it has as many as it may.
+    /// Those refused because it has as many as it may.
     pub refused_connections: u64,
     /// What it was charged while it shared workers with others or had a limit: bytes, 64 for each message, and one for two
     /// nanoseconds of functions.
@@ -169,7 +171,10 @@ impl TenantState {
         let burst_ns = self.burst_ns.load(Ordering::Relaxed);
         let most = self.outstanding_max.load(Ordering::Relaxed);
         let below_ns = |rate: &Rate| rate.below_ns(now_ns, burst_ns);
-        let refused = if most > 0 && self.outstanding() >= most {
+        // Workers that ask at the same moment divide what is left.
+        let left = most.saturating_sub(if most > 0 { self.outstanding() } else { 0 });
+        cell.room.set(left.div_ceil(self.cells.len() as u64));
+        let refused = if most > 0 && left == 0 {
             Some((DropReason::TenantOutstanding, now_ns))
         } else {
             let until_ns = below_ns(&self.messages).max(below_ns(&self.bytes));
@@ -177,6 +182,19 @@ impl TenantState {
         };
         cell.limited.add(u64::from(refused.is_some()));
         refused.filter(|_| !mutants::on("tenant_without_limits"))
+    }
+
+    /// Whether messages in flight have a limit, so that a worker must ask [`Self::take_room`] for each.
+    pub(crate) fn limits_outstanding(&self) -> bool {
+        self.outstanding_max.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether the worker may take one more message in this turn; it is counted.
+    pub(crate) fn take_room(&self, worker: u16) -> bool {
+        let room = &self.cells[usize::from(worker)].room;
+        let left = room.value();
+        room.set(left.saturating_sub(1));
+        left > 0 || mutants::on("tenant_turn_overshoots")
     }
 
     /// Counts messages that it has taken against its rates.
@@ -198,7 +216,7 @@ impl TenantState {
         self.cells[usize::from(worker)].skipped.add(1);
     }
 
-    /// A TCP connection was accepted for it; false if it has as many as it may, which is counted.
+    /// A client connected to it, over TCP or shared memory; false if it has as many as it may, which is counted.
     pub(crate) fn take_connection(&self) -> bool {
         let most = self.connections_max.load(Ordering::Relaxed);
         let take = |open: u64| (most == 0 || open < most).then_some(open + 1);
@@ -356,6 +374,7 @@ mod tests {
         tenants.set(&[Tenant { bytes_per_s: 1000, outstanding: 10, ..tenant("a") }], |_| false);
         let state = tenants.named("a");
         assert_eq!(state.refuses(0, 9, 0), None);
+        assert_eq!([0, 1].map(|_| state.take_room(0)), [true, false], "10 are one more than 9");
         assert_eq!(state.refuses(1, 1, 0), Some((DropReason::TenantOutstanding, 0)));
         assert_eq!(state.refuses(1, 0, 0), None);
         state.charge_rates(0, 1, 101);

@@ -29,7 +29,7 @@ pub use self::accelerator::{
 };
 pub use self::check::TopologyError;
 pub use self::streams::CHUNK_BYTES;
-pub use self::tenant::{DEFAULT_TENANT, TENANTS_MAX, Tenant, WEIGHT_MAX};
+pub use self::tenant::{Confinement, DEFAULT_TENANT, NAMESPACES, TENANTS_MAX, Tenant, WEIGHT_MAX};
 use crate::commands::{COMMANDS_IN_FLIGHT, WINDOW_BYTES};
 
 /// Maximum number of workers of an engine.

@@ -105,6 +105,9 @@ pub struct Spec {
     pub memory_mib: u32,
 }
 
+/// Default of `memory_mib` of a cache.
+pub(crate) const CACHE_MEMORY_MIB: u64 = 16;
+
 impl Spec {
     /// A function with every optional field at its default.
     pub fn new(name: &str, function: &str) -> Self {
@@ -121,6 +124,18 @@ impl Spec {
     /// Whether it is a module.
     pub fn is_module(&self) -> bool {
         self.function.ends_with(MODULE_SUFFIX) || self.pin().is_some()
+    }
+
+    /// The memory that an instance may use, in bytes, as far as it is limited by a setting: that of a module, or of a cache.
+    pub fn memory_max_bytes(&self) -> u64 {
+        let given = self.params.iter().find(|(name, _)| name == "memory_mib");
+        let mib = match (self.is_module(), given) {
+            (true, _) => self.memory_mib.into(),
+            (false, Some((_, Param::Integer(mib)))) => *mib,
+            (false, _) if self.function == "memcached-cache" => CACHE_MEMORY_MIB,
+            (false, _) => 0,
+        };
+        mib << 20
     }
 
     /// Its name in the directory of functions, if it is there.

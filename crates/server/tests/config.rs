@@ -230,6 +230,9 @@ connections = 0
 mqueues = 0
 memory_mib = 0
 users = []
+netns = ""
+user = 0
+namespaces = []
 [[accelerator]]
 name = "acc0"
 kind = "cpu"

@@ -249,3 +249,130 @@ fn an_attacking_tenant_reaches_nothing_of_others() {
     assert!(askers.finish() > 0, "every request of the victim's clients was answered");
     assert_eq!(server.metrics().service(1).dropped_requests(), 0);
 }
+
+/// Users that a tenant loses lose what they have at its services, and their rings.
+#[test]
+fn what_users_have_ends_when_their_tenant_loses_them() {
+    let _alone = alone();
+    let mut server = engine();
+    let operator = Caller::engine();
+    let [a, b] = users();
+    let passthrough = |name: &str| spec(name, "passthrough");
+    server.attach_new(a, "of-a", &passthrough("own"), None, &Place::Default).unwrap();
+    server.attach_new(b, "of-b", &passthrough("other"), None, &Place::Default).unwrap();
+    server.attach_new(operator, "of-a", &passthrough("of-all"), None, &Place::Default).unwrap();
+    let [attached, detached] = ["attached", "detached"].map(|name| {
+        let id = server.create_function(a, &passthrough(name), None, false).unwrap();
+        server.make_ring(a, id, 8, 64).unwrap();
+        id
+    });
+    server.attach_created(a, attached, "of-a", &Place::Default).unwrap();
+    // Another change of the tenant ends nothing.
+    let heavier = Tenant { weight: 2, ..tenants().remove(0) };
+    assert_eq!(server.put_tenant(operator, heavier, false).unwrap(), 0);
+    let mut without = tenants().remove(0);
+    without.users.clear();
+    // Two are detached, and both that were created are destroyed.
+    assert_eq!(server.put_tenant(operator, without, false).unwrap(), 4);
+    assert_eq!(server.functions_of(a).len(), 0);
+    assert!(server.destroy_function(operator, detached).is_err(), "it is gone");
+    let mut left: Vec<String> =
+        server.functions_of(operator).into_iter().map(|view| view.spec.name).collect();
+    left.sort();
+    assert_eq!(left, ["of-all", "other"]);
+    // UDP ports; those between are of TCP.
+    for at in [0, 2] {
+        assert_eq!(ask(&udp_client(address(&server, at)), b"still"), b"still");
+    }
+}
+
+/// Regions, modules and rings count together.
+#[test]
+fn the_memory_of_a_tenant_has_one_limit() {
+    let _alone = alone();
+    let mut server = engine();
+    let [a, _] = users();
+    let regions = server.topology().region_bytes_of("a").div_ceil(1 << 20);
+    let limited = Tenant { memory_mib: regions + 8, ..tenants().remove(0) };
+    server.put_tenant(Caller::engine(), limited, false).unwrap();
+    let module = |name: &str, memory_mib: u32| Spec { memory_mib, ..spec(name, "threshold.wasm") };
+    let attach = |server: &mut Server, name: &str, memory_mib: u32| {
+        let spec = module(name, memory_mib);
+        server.attach_new(a, "of-a", &spec, Some(wasm()), &Place::Default).map(drop)
+    };
+    let refused = attach(&mut server, "large", 9).unwrap_err().to_string();
+    assert!(refused.contains("may use") && refused.contains("memory_mib"), "{refused}");
+    attach(&mut server, "first", 5).unwrap();
+    attach(&mut server, "second", 4).unwrap_err();
+    attach(&mut server, "second", 2).unwrap();
+    let larger = Replacement { memory_mib: Some(5), ..Replacement::default() };
+    let second = named("of-a", "second");
+    server.replace_function(a, &second, &larger, None).unwrap_err();
+    // A ring of 2 MiB finds no room, and a small one does.
+    let id = server.create_function(a, &spec("rings", "passthrough"), None, false).unwrap();
+    assert!(server.make_ring(a, id, 512, 4096).is_err());
+    server.make_ring(a, id, 8, 64).unwrap();
+    server.detach(a, &named("of-a", "first")).unwrap();
+    server.make_ring(a, id, 512, 4096).unwrap();
+    server.replace_function(a, &second, &larger, None).unwrap();
+    assert_eq!(ask(&udp_client(address(&server, 0)), &[0; 18]), [0; 18]);
+}
+
+/// A network namespace with a loopback device that is up, for as long as this exists.
+struct Network(Peer);
+
+impl Network {
+    fn new() -> Option<Self> {
+        use std::io::Read as _;
+        let mut command = std::process::Command::new("unshare");
+        let script = "ip link set lo up && echo up && exec sleep 600";
+        command.args(["--net", "sh", "-c", script]).stdout(std::process::Stdio::piped());
+        let mut network = Self(Peer(command.spawn().ok()?));
+        let mut said = String::new();
+        let mut output = network.0.0.stdout.take().unwrap().take(3);
+        output.read_to_string(&mut said).unwrap();
+        (said == "up\n").then_some(network)
+    }
+
+    fn path(&self) -> std::path::PathBuf {
+        format!("/proc/{}/ns/net", self.0.0.id()).into()
+    }
+}
+
+/// Ports of a tenant are in its network namespace, with addresses that another tenant has outside.
+#[test]
+fn ports_are_opened_in_the_network_namespace_of_their_tenant() {
+    let _alone = alone();
+    let Some(network) = Network::new() else {
+        println!("SKIPPED: network namespaces are refused here (unshare --net), or there is no ip");
+        return;
+    };
+    let path = network.path();
+    let mut tenants = tenants();
+    tenants[1].confinement.netns = Some(path.clone());
+    let mut all = services();
+    // A port that is free in the new namespace, where nothing else is, and taken outside.
+    let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let there = taken.local_addr().unwrap();
+    for listen in &mut all[1].listen {
+        listen.address = there;
+    }
+    let topology = Topology { tenants, ..topology(all) };
+    let mut server = start(topology.clone());
+    assert_eq!(address(&server, 2), there);
+    let client = sys::netns::within(&path, || udp_client(there)).unwrap();
+    assert_eq!(ask(&client, b"inside"), b"inside");
+    assert_eq!(ask(&udp_client(address(&server, 0)), b"outside"), b"outside");
+    assert_eq!(server.metrics().service(1).replied, 1);
+    // The namespace cannot change under the ports.
+    let mut elsewhere = topology;
+    elsewhere.tenants[1].confinement.netns = None;
+    let why = server.change(elsewhere.clone(), &never).unwrap_err().to_string();
+    assert!(why.contains("netns") && why.contains("restart"), "{why}");
+    // One that is not there is named.
+    drop(server);
+    elsewhere.tenants[1].confinement.netns = Some("/run/netns/not-there".into());
+    let why = Server::start(elsewhere).err().expect("it is refused").to_string();
+    assert!(why.contains("not-there") && why.contains("ip netns add"), "{why}");
+    assert_eq!(why.lines().count(), 1);
+}

@@ -3,8 +3,10 @@
 use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
+use std::{fs, ptr};
 
 use crate::os::check;
+use crate::process::end_with_parent;
 
 /// `struct seccomp_data`: the number of the call, the architecture, and the low halves of its arguments.
 const NUMBER: u32 = 0;
@@ -167,13 +169,119 @@ pub fn forbid_inspection() -> io::Result<()> {
 }
 
 /// The command's process starts without the rights of root over other processes and the machine, and cannot gain any: root keeps its own files only.
-pub fn start_without_rights(command: &mut Command) {
-    let drop = || {
+/// With a `user` it is that user's, and in no group but the one with the same number; only root can start it.
+pub fn start_without_rights(command: &mut Command, user: Option<u32>) {
+    let drop = move || {
+        user.map_or(Ok(()), become_user)?;
         drop_capabilities()?;
         gain_nothing()
     };
-    // SAFETY: between fork and exec it makes two system calls and allocates nothing.
+    // SAFETY: between fork and exec it makes a few system calls and allocates nothing.
     unsafe { command.pre_exec(drop) };
+}
+
+fn become_user(user: u32) -> io::Result<()> {
+    // SAFETY: an empty list of groups.
+    check(unsafe { libc::setgroups(0, ptr::null()) })?;
+    // SAFETY: no pointers.
+    check(unsafe { libc::setresgid(user, user, user) })?;
+    // SAFETY: no pointers.
+    check(unsafe { libc::setresuid(user, user, user) }).map(drop)
+}
+
+/// Namespaces that a process has of its own, besides that of users.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Namespaces {
+    /// No other process exists for it.
+    pub pid: bool,
+    /// It writes no file.
+    pub mount: bool,
+    /// It shares no memory by name.
+    pub ipc: bool,
+}
+
+/// Moves this process, which must have one thread, into namespaces of its own, where it has no rights that others do not have. With `pid` the
+/// calling process only waits for a child, which returns: it ends as the child does, and the child ends with it.
+pub fn enter_namespaces(own: Namespaces) -> io::Result<()> {
+    // SAFETY: no pointers; neither can fail.
+    let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
+    let chosen = [
+        (own.pid, libc::CLONE_NEWPID),
+        (own.mount, libc::CLONE_NEWNS),
+        (own.ipc, libc::CLONE_NEWIPC),
+    ];
+    let flags = chosen.iter().filter(|(chosen, _)| *chosen).map(|(_, flag)| flag);
+    let flags = flags.fold(libc::CLONE_NEWUSER, |all, flag| all | flag);
+    // SAFETY: no pointers.
+    check(unsafe { libc::unshare(flags) })?;
+    fs::write("/proc/self/setgroups", "deny")?;
+    fs::write("/proc/self/uid_map", format!("{user} {user} 1"))?;
+    fs::write("/proc/self/gid_map", format!("{group} {group} 1"))?;
+    if own.mount {
+        mount_read_only()?;
+    }
+    if own.pid {
+        go_on_as_child()?;
+    }
+    drop_capabilities()
+}
+
+/// All file systems become read-only, and what is mounted elsewhere does not appear.
+fn mount_read_only() -> io::Result<()> {
+    #[repr(C)]
+    struct Attributes {
+        set: u64,
+        clear: u64,
+        propagation: u64,
+        user_namespace: u64,
+    }
+    const READ_ONLY: u64 = 1;
+    let attributes =
+        Attributes { set: READ_ONLY, clear: 0, propagation: libc::MS_PRIVATE, user_namespace: 0 };
+    // SAFETY: a path with its end, and a structure with its length; both outlive the call.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            libc::AT_FDCWD,
+            c"/".as_ptr(),
+            libc::AT_RECURSIVE,
+            &raw const attributes,
+            size_of::<Attributes>(),
+        )
+    };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Returns in a child, which is the first process of its namespace.
+fn go_on_as_child() -> io::Result<()> {
+    // SAFETY: the process has one thread, so the child may do what this one may.
+    let child = check(unsafe { libc::fork() })?;
+    if child == 0 {
+        return end_with_parent();
+    }
+    end_with_parent()?;
+    // Signals of a terminal are the engine's, which ends the child in order.
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: no handler is set.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+    // The other end of the child's connection must see that the child closes it.
+    // SAFETY: nothing uses a descriptor afterwards.
+    unsafe { libc::syscall(libc::SYS_close_range, 0, u32::MAX, 0) };
+    let mut status = 0;
+    // SAFETY: `status` outlives the calls.
+    while unsafe { libc::waitpid(child, &raw mut status, 0) } != child {}
+    // SAFETY: no pointers. The process ends here, as its child has.
+    unsafe {
+        if libc::WIFSIGNALED(status) {
+            let signal = libc::WTERMSIG(status);
+            let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
+            libc::signal(signal, libc::SIG_DFL);
+            libc::raise(signal);
+        }
+        libc::_exit(libc::WEXITSTATUS(status))
+    }
 }
 
 /// Programs that this process starts get no rights that it does not have.

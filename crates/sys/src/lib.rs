@@ -32,6 +32,7 @@ pub mod futex;
 pub mod isolation;
 pub mod local;
 pub mod memory;
+pub mod netns;
 pub mod private_file;
 pub mod probe;
 pub mod process;

@@ -13,6 +13,7 @@ use clap::Args;
 use engine::topology::{
     DeviceSpec, HANG_MS, HANG_MS_MAX, HANG_MS_MIN, STACK_KIB, STACK_KIB_MAX, STACK_KIB_MIN,
 };
+use sys::isolation::Namespaces;
 use sys::local::LocalSocket;
 use sys::signal::Signals;
 
@@ -107,6 +108,10 @@ pub(super) struct Options {
     /// The kernels are those of a tenant: this process isolates itself before it takes any
     #[arg(long, hide = true, requires = "inherited")]
     isolated: bool,
+
+    /// Namespaces that this process has of its own
+    #[arg(long, hide = true, requires = "isolated", value_delimiter = ',')]
+    namespaces: Vec<String>,
 }
 
 /// `KEY=VALUE`.
@@ -162,6 +167,21 @@ impl Options {
             hang: Duration::from_millis(self.hang_ms),
         };
         outcome(far::listen(greeter, &terms, cancel))
+    }
+
+    /// Moves this process into namespaces of its own. It has one thread at that time, and may be another process afterwards.
+    pub(super) fn enter_namespaces(&self) -> Result<(), Failure> {
+        let own = |name: &str| self.namespaces.iter().any(|namespace| namespace == name);
+        if self.namespaces.is_empty() {
+            return Ok(());
+        }
+        let own = Namespaces { pid: own("pid"), mount: own("mount"), ipc: own("ipc") };
+        sys::isolation::enter_namespaces(own).map_err(|error| {
+            Failure::Run(format!(
+                "this process cannot have namespaces of its own: {error}; the host kernel needs user namespaces for this user \
+                 (user.max_user_namespaces), and version 5.12 for \"mount\""
+            ))
+        })
     }
 
     /// An engine reports the end of the processes that it started.

@@ -23,6 +23,8 @@
 //! worker reads the head word of each of its clients once a turn; before it sleeps it sets a flag in every client's
 //! region (edge PARK), and clients then wake it through the network's readiness call.
 
+mod arrivals;
+
 use mqueue::abi::{SlotHeader, kind, stop};
 use mqueue::{Consumer, Head, LoanError, MappedMemory, Producer, RingError, Words};
 use wire::DropReason;
@@ -40,7 +42,6 @@ use crate::service::bundle_table::{Completion, NoBundle};
 use crate::service::bundles::Slots;
 use crate::service::chain::{Hooks, NoHooks};
 use crate::service::share::ServiceShare;
-use crate::topology::Replies;
 use crate::turn::Turn;
 
 /// Requests taken from one client in a turn, one by one, and if they can go as bundles.
@@ -343,33 +344,6 @@ enum Stop {
 }
 
 impl ShmClients {
-    /// The client with this id is gone.
-    pub(crate) fn remove_client<N: Nic>(&mut self, turn: &mut Turn<N>, id: u64) {
-        let of_id = |index: &&u32| {
-            let entry = &self.entries[**index as usize];
-            entry.active.as_ref().is_some_and(|s| s.client.id == id)
-        };
-        if let Some(index) = self.open.iter().find(of_id).copied() {
-            self.close(turn, index);
-        }
-    }
-
-    pub(crate) fn adopt<N: Nic>(&mut self, turn: &mut Turn<N>, client: ShmClient) {
-        let share = turn.services.get(usize::from(client.service));
-        let Some(share) = share.filter(|share| !share.is_vacant()) else {
-            // The service has left. Dropping the client closes its connection.
-            return turn.shared.release_connection(turn.index);
-        };
-        let goes = turn.draining || share.leaving.is_some();
-        share.counters.connections_accepted.one();
-        let answers = share.replies == Replies::One;
-        let index = self.insert(client, answers);
-        if goes {
-            self.drain(turn, index);
-        }
-        turn.busy();
-    }
-
     fn visit<N: Nic>(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule, index: u32) {
         let Entry { generation, active } = &mut self.entries[index as usize];
         let Some(active) = active.as_deref_mut() else { return };
@@ -391,13 +365,6 @@ impl ShmClients {
             turn.services[service].count_lost(DropReason::BadFraming, 1);
             self.close(turn, index);
         }
-    }
-
-    fn close<N: Nic>(&mut self, turn: &mut Turn<N>, index: u32) {
-        self.publish();
-        let Some(active) = self.remove(index) else { return };
-        turn.shared.release_connection(turn.index);
-        turn.services[active.client.service as usize].counters.connections_closed.one();
     }
 
     /// Closes a client of a removed port: every request in its ring gets an outcome, as far as there is room.

@@ -70,6 +70,8 @@ pub(crate) struct ServiceShare {
     pub(crate) takes_below: usize,
     /// The limit of its tenant for which it takes no requests.
     shed: Option<DropReason>,
+    /// Its tenant's messages in flight have a limit, so that each message is asked about.
+    is_counted: bool,
     pub(crate) max_reply_bytes: usize,
     pub(crate) timeout_ns: u64,
     queue_ns_max: u64,
@@ -194,6 +196,7 @@ impl ServiceShare {
             max_message_bytes: service.max_message_bytes as usize,
             takes_below: service.max_message_bytes as usize + 1,
             shed: None,
+            is_counted: false,
             max_reply_bytes: service.max_reply_bytes as usize,
             timeout_ns: service.request_timeout_ms * 1_000_000,
             queue_ns_max,
@@ -223,7 +226,7 @@ impl ServiceShare {
         }
     }
 
-    /// A TCP connection of it is closed.
+    /// A client of it is gone.
     pub(crate) fn end_connection(&self) {
         if let Some(owner) = &self.owner {
             owner.end_connection();
@@ -232,8 +235,15 @@ impl ServiceShare {
 
     /// Takes no requests for this reason, or takes them again.
     pub(crate) fn set_shed(&mut self, reason: Option<DropReason>) {
-        self.takes_below = if reason.is_some() { 0 } else { self.max_message_bytes + 1 };
+        self.takes_below =
+            if reason.is_some() || self.is_counted { 0 } else { self.max_message_bytes + 1 };
         self.shed = reason;
+    }
+
+    /// Asks about each message, or no longer. Such messages do not travel as bundles.
+    pub(crate) fn set_counted(&mut self, is_counted: bool) {
+        self.is_counted = is_counted;
+        self.set_shed(self.shed);
     }
 
     /// Whether it takes no requests of clients because of a limit of its tenant.
@@ -249,12 +259,24 @@ impl ServiceShare {
     /// Why a request of this length that is not below [`Self::takes_below`] is refused. Limits of the tenant do not hold for one that
     /// another worker has received: it was counted there.
     #[cold]
-    pub(crate) fn takes_not(&self, len: usize, handed_over: bool) -> Option<Refusal> {
+    pub(crate) fn takes_not(
+        &mut self,
+        worker: u16,
+        len: usize,
+        handed_over: bool,
+    ) -> Option<Refusal> {
         if len > self.max_message_bytes {
             return Some(Refusal::Drop(DropReason::TooLong));
         }
-        let limits = !handed_over || mutants::on("tenant_limits_twice");
-        self.shed.filter(|_| limits).map(Refusal::Retry)
+        if handed_over && !mutants::on("tenant_limits_twice") {
+            return None;
+        }
+        let owner = self.owner.as_ref().filter(|_| self.is_counted && self.shed.is_none());
+        if owner.is_some_and(|owner| !owner.take_room(worker)) {
+            // Until the next turn.
+            self.set_shed(Some(DropReason::TenantOutstanding));
+        }
+        self.shed.map(Refusal::Retry)
     }
 
     /// The blocked mqueues become the retried ones; the list of blocked ones is empty again.

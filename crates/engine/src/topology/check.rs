@@ -84,14 +84,23 @@ impl Topology {
                     ),
                 );
             }
-            let bytes: u64 = services().map(|service| self.region_bytes(service)).sum();
-            let mib = bytes.div_ceil(1 << 20);
-            if tenant.memory_mib > 0 && mib > tenant.memory_mib {
+            let regions = self.region_bytes_of(&tenant.name).div_ceil(1 << 20);
+            let functions = self.function_bytes_of(&tenant.name).div_ceil(1 << 20);
+            if tenant.memory_mib > 0 && regions + functions > tenant.memory_mib {
                 let most = tenant.memory_mib;
+                let (needed, fewer) = match functions {
+                    0 => (format!("regions of its services need {regions} MiB"), ""),
+                    _ => (
+                        format!(
+                            "regions of its services need {regions} MiB and functions {functions} MiB"
+                        ),
+                        "give functions less memory, ",
+                    ),
+                };
                 wrong(
                     "memory_mib",
                     format!(
-                        "is {most}, but regions of its services need {mib} MiB: use fewer mqueues or slots, or raise it"
+                        "is {most}, but {needed}: {fewer}use fewer mqueues or slots, or raise it"
                     ),
                 );
             }
@@ -100,7 +109,7 @@ impl Topology {
     }
 
     /// Size of the regions of a service; 0 if they cannot be laid out, which is another problem.
-    fn region_bytes(&self, service: &Service) -> u64 {
+    pub(super) fn region_bytes(&self, service: &Service) -> u64 {
         let regions = service.accelerators.iter().enumerate().filter_map(|(place, index)| {
             let kind = &self.accelerators.get(*index)?.kind;
             service.region_plan(place, kind, 1, self.engine.workers).bytes().ok()
@@ -297,7 +306,7 @@ impl Topology {
 
     /// Checks that no two services listen on the same address (port 0 never collides).
     fn check_ports(&self, problems: &mut Vec<TopologyError>) {
-        let mut seen: Vec<(&str, Listen)> = Vec::new();
+        let mut seen: Vec<(&str, Listen, Option<PathBuf>)> = Vec::new();
         let mut paths: Vec<(&str, &Path)> = Vec::new();
         for (index, service) in self.services.iter().enumerate() {
             let taken_by = |what: String, by: &str| TopologyError {
@@ -315,8 +324,12 @@ impl Topology {
                 }
                 paths.push((&service.name, path));
             }
+            let netns = self.confinement_of(&service.tenant).netns;
             for (listen, socket) in service.ports() {
-                if let Some((by, other)) = seen.iter().find(|(_, other)| other.collides(&listen)) {
+                let collides = |(_, other, of): &&(&str, Listen, Option<PathBuf>)| {
+                    *of == netns && other.collides(&listen)
+                };
+                if let Some((by, other, _)) = seen.iter().find(collides) {
                     let mut error = taken_by(listen.address.to_string(), by);
                     error.field = if socket.is_some() { "socket" } else { "listen" };
                     if *other != listen {
@@ -324,7 +337,7 @@ impl Topology {
                     }
                     problems.push(error);
                 }
-                seen.push((&service.name, listen));
+                seen.push((&service.name, listen, netns.clone()));
             }
         }
     }

@@ -1,5 +1,7 @@
 //! Tenants: who owns services, which part of the workers they get, and what they may use.
 
+use std::path::PathBuf;
+
 use super::Topology;
 
 /// The name of the tenant that owns what names no other.
@@ -8,6 +10,20 @@ pub const DEFAULT_TENANT: &str = "default";
 pub const WEIGHT_MAX: u32 = 1000;
 /// Most tenants of an engine: metrics have a label for each.
 pub const TENANTS_MAX: usize = 4096;
+
+/// Namespaces, besides that of users, that a tenant's processes can have of their own.
+pub const NAMESPACES: [&str; 3] = ["ipc", "mount", "pid"];
+
+/// What of a tenant is apart from the engine's surroundings. It cannot change while the tenant owns services.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Confinement {
+    /// The network namespace in which its ports are opened; `None`: the engine's.
+    pub netns: Option<PathBuf>,
+    /// The user of its isolated processes, by number; `None`: the engine's.
+    pub user: Option<u32>,
+    /// Namespaces that its isolated processes have of their own, of [`NAMESPACES`].
+    pub namespaces: Vec<&'static str>,
+}
 
 /// `[[tenant]]`. A limit of 0 is none.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,20 +40,44 @@ pub struct Tenant {
     pub burst_ms: u64,
     /// Messages in flight.
     pub outstanding: u64,
-    /// Open TCP connections.
+    /// Open TCP connections and clients over shared memory.
     pub connections: u64,
     /// Mqueues of its services.
     pub mqueues: u64,
-    /// Memory of the regions of its services, in MiB.
+    /// Memory of the regions of its services, of their functions and of rings, in MiB.
     pub memory_mib: u64,
     /// Users, by number, whose processes may make requests about its services and functions.
     pub users: Vec<u32>,
+    /// What is apart from the engine's surroundings.
+    pub confinement: Confinement,
 }
 
 impl Topology {
     /// Whether a tenant owns services.
     pub fn has_services_of(&self, tenant: &str) -> bool {
         self.services.iter().any(|service| service.tenant == tenant)
+    }
+
+    /// See [`Confinement`]; of a tenant without settings: nothing.
+    pub fn confinement_of(&self, tenant: &str) -> Confinement {
+        let found = self.tenants.iter().find(|of| of.name == tenant);
+        found.map_or_else(Confinement::default, |of| of.confinement.clone())
+    }
+
+    /// Memory of the regions of a tenant's services, in bytes.
+    pub fn region_bytes_of(&self, tenant: &str) -> u64 {
+        let own = self.services.iter().filter(|service| service.tenant == tenant);
+        own.map(|service| self.region_bytes(service)).sum()
+    }
+
+    /// What the functions of the configuration on the paths of a tenant's services may use, in bytes.
+    pub(super) fn function_bytes_of(&self, tenant: &str) -> u64 {
+        let own = self.services.iter().filter(|service| service.tenant == tenant);
+        let specs = own.flat_map(|service| {
+            let of_backends = service.backends.iter().flat_map(|backend| &backend.functions);
+            service.functions.iter().chain(of_backends)
+        });
+        specs.map(|spec| spec.memory_max_bytes() * self.engine.workers as u64).sum()
     }
 }
 
@@ -55,6 +95,7 @@ impl Tenant {
             mqueues: 0,
             memory_mib: 0,
             users: Vec::new(),
+            confinement: Confinement::default(),
         }
     }
 }

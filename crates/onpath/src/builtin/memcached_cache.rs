@@ -98,7 +98,7 @@ registers! {
 
 /// Settings with their first values and what they may be.
 const SETTINGS: [(&str, u64, u64, u64); 5] = [
-    ("memory_mib", 16, 1, 4096),
+    ("memory_mib", crate::library::CACHE_MEMORY_MIB, 1, 4096),
     ("age_ms", 60_000, 0, 86_400_000),
     ("sample", 64, 0, 1_000_000),
     ("grace_ms", 2_000, 1, 600_000),

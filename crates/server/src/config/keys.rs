@@ -515,17 +515,25 @@ const COMMON: &[(&str, &[Key])] = &[
             burst_ms: tenants(number("ms", 1..=60_000, |t| Number::U64(&mut t.burst_ms))), "",
                 "After a pause it may send what its rates allow in this time at once.";
             outstanding: tenants(number("messages", 0..=1 << 40, |t| Number::U64(&mut t.outstanding))), "",
-                "Messages in flight. More datagrams are dropped as `tenant_outstanding`, other requests wait. Checked once per turn of a worker, so \
-                 that a burst of one turn may exceed it. 0: no limit.";
+                "Messages in flight. More datagrams are dropped as `tenant_outstanding`, other requests wait. Workers \
+                 that take messages at the same moment divide what is left. 0: no limit.";
             connections: tenants(number("connections", 0..=1_000_000, |t| Number::U64(&mut t.connections))), "",
-                "Open TCP connections at `listen` ports; more are refused as `tenant_connections`. 0: only `limits.connections`.";
+                "Open TCP connections at `listen` ports and clients over shared memory; more are refused as `tenant_connections`. 0: only `limits.connections`.";
             mqueues: tenants(number("mqueues", 0..=1 << 32, |t| Number::U64(&mut t.mqueues))), "",
                 "Mqueues of all its services. 0: no limit.";
             memory_mib: tenants(number("MiB", 0..=1 << 30, |t| Number::U64(&mut t.memory_mib))), "",
-                "Memory of the regions of all its services. 0: no limit.";
+                "Memory of the regions of all its services, of modules and caches on their paths, for each worker, and of rings of its users. 0: no limit.";
             users: Other("list of integers"), "`[]`",
                 "Users, by number, whose processes may make requests about functions of the tenant's services over the control socket, and no others \
                  ([tenants.md](tenants.md)).";
+            netns: Other("string"), "the engine's",
+                "The network namespace in which the ports of its services are opened: a name of `ip netns`, or an absolute path such as `/proc/PID/ns/net`. \
+                 The engine needs CAP_SYS_ADMIN.";
+            user: Other("integer: 0 to 4 294 967 294"), "the engine's",
+                "The user, by number, of the isolated processes of its kernels; their group has the same number. The engine has to run as root.";
+            namespaces: Other("list of `\"ipc\"`, `\"mount\"`, `\"pid\"`"), "`[]`",
+                "What those processes have namespaces of their own for, in a user namespace of their own. With `\"mount\"` they write no file, with `\"pid\"` \
+                 no other process exists for them.";
         },
     ),
     (

@@ -1,13 +1,17 @@
 //! `[[tenant]]`, and the tenants that services name.
 
-use engine::topology::{AcceleratorKind, DEFAULT_TENANT, TENANTS_MAX, Tenant};
+use std::path::{Path, PathBuf};
+
+use engine::topology::{
+    AcceleratorKind, Confinement, DEFAULT_TENANT, NAMESPACES, TENANTS_MAX, Tenant,
+};
 
 use super::diagnostic::Problem;
 use super::function::read_users;
 use super::keys::read_fields;
-use super::reader::{Places, Report, Section, nearest};
+use super::reader::{Places, Report, Section, nearest, text_of, wrong_type};
 use super::sections::named_section;
-use super::tree::Table;
+use super::tree::{Table, Value};
 
 /// The tenants of the file, and their places.
 pub(super) fn read_tenants(
@@ -26,6 +30,12 @@ pub(super) fn read_tenants(
             let right = "remove `users`, or give these users another tenant";
             report.problem(Problem::new(section.place("users"), what, right));
         }
+        tenant.confinement = read_confinement(report, &mut section);
+        if name == DEFAULT_TENANT && tenant.confinement != Confinement::default() {
+            let what = format!("the tenant \"{DEFAULT_TENANT}\" is in the engine's surroundings");
+            let right = "remove `netns`, `user` and `namespaces`";
+            report.problem(Problem::new(section.header(), what, right));
+        }
         (tenant, section.finish(report))
     };
     let read = tables.iter().enumerate().map(read).unzip();
@@ -34,6 +44,50 @@ pub(super) fn read_tenants(
         report.problem(Problem::new(tables[TENANTS_MAX].span, what, "remove some"));
     }
     read
+}
+
+/// Network namespaces with a name: where `ip netns add` puts them.
+const NETNS_FOLDER: &str = "/run/netns";
+
+fn read_confinement(report: &mut Report<'_>, section: &mut Section<'_>) -> Confinement {
+    let given = section.text(report, "netns", "\"blue\"").filter(|(text, _)| !text.is_empty());
+    let netns = given.and_then(|(text, span)| {
+        let is_name = !matches!(&*text, "." | "..") && !text.contains(['/', '\0']);
+        if !is_name && !Path::new(&text).is_absolute() {
+            let what = format!("{text:?} is no network namespace");
+            report.problem(Problem::new(span, what, "write its name, or an absolute path"));
+            return None;
+        }
+        Some(if is_name { Path::new(NETNS_FOLDER).join(text) } else { PathBuf::from(text) })
+    });
+    let shown = netns.as_ref().map_or(String::new(), |path| path.display().to_string());
+    section.record(report, "netns", shown);
+    let user = section.integer(report, "user", 0..=u64::from(u32::MAX) - 1, 0) as u32;
+    let mut namespaces = Vec::new();
+    if let Some(entry) = section.entry("namespaces") {
+        match &entry.node.value {
+            Value::Array(items) => {
+                for item in items {
+                    let Some((text, span)) = text_of(report, "namespaces", item, "\"pid\"") else {
+                        continue;
+                    };
+                    match NAMESPACES.iter().find(|known| **known == text) {
+                        Some(known) => namespaces.push(*known),
+                        None => {
+                            let what = format!("{text:?} is no namespace of a process");
+                            let right = format!("there are {}", NAMESPACES.join(", "));
+                            report.problem(Problem::new(span, what, right));
+                        }
+                    }
+                }
+            }
+            _ => wrong_type(report, "namespaces", &entry.node, "a list such as [\"pid\"]"),
+        }
+    }
+    namespaces.sort_unstable();
+    namespaces.dedup();
+    section.record(report, "namespaces", namespaces.clone());
+    Confinement { netns, user: (user > 0).then_some(user), namespaces }
 }
 
 pub(crate) fn is_tenant_name(text: &str) -> bool {

@@ -139,8 +139,10 @@ fn done(server: &mut Server, caller: Caller, request: &TenantRequest) -> Result<
             if let Some(users) = &change.users {
                 tenant.users.clone_from(users);
             }
-            server.put_tenant(caller, tenant, is_new).map_err(|error| error.to_string())?;
-            Ok(json!({ "result": if is_new { "added" } else { "set" }, "note": note }))
+            let ended = server.put_tenant(caller, tenant, is_new);
+            let ended = ended.map_err(|error| error.to_string())?;
+            let result = if is_new { "added" } else { "set" };
+            Ok(json!({ "result": result, "note": note, "ended": ended }))
         }
         TenantRequest::Remove(name) => {
             server.remove_tenant(caller, name).map_err(|error| error.to_string())?;

@@ -80,9 +80,17 @@ impl Server {
                         known.unwrap_or_else(|| RuntimeMetrics::new(&service.name, name).into());
                     let accelerator = accelerator.clone();
                     let file = files[position].clone();
-                    let spec = {
-                        let service = service.clone();
-                        RuntimeSpec { slot, position, service, accelerator, workers, file, metrics }
+                    let confinement = topology.confinement_of(&service.tenant);
+                    let service_of = service.clone();
+                    let spec = RuntimeSpec {
+                        slot,
+                        position,
+                        service: service_of,
+                        accelerator,
+                        workers,
+                        file,
+                        metrics,
+                        confinement,
                     };
                     let made = PreparedRuntime::make(spec, &self.heartbeat_writer);
                     let (runtime, shares) = made.map_err(|source| ServerError::Memory {

@@ -16,6 +16,19 @@ pub enum ServerError {
     /// A port cannot be opened.
     #[error(transparent)]
     Open(#[from] sys::OpenError),
+    /// A tenant's network namespace cannot be entered.
+    #[error(
+        "tenant {tenant:?}: ports cannot be opened in the network namespace {netns:?}: {source}; it has to exist (`ip netns add`), and the \
+         engine needs CAP_SYS_ADMIN to enter it"
+    )]
+    Namespace {
+        /// The tenant.
+        tenant: String,
+        /// The file of the namespace.
+        netns: std::path::PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
     /// A shared-memory port, or the path of an accelerator, cannot be opened.
     #[error(transparent)]
     MemoryPort(#[from] sys::local::LocalError),

@@ -14,6 +14,7 @@ mod chains;
 mod error;
 mod objects;
 mod path;
+mod quota;
 mod ring;
 mod sample;
 mod trace;
@@ -254,6 +255,7 @@ impl Server {
             }
             _ => left,
         };
+        let left = left.min(self.ring_bytes_left(id, &self.functions.detached[at]));
         let workers = self.fabric.workers();
         let ring = ApplicationRing::new(&name, workers, entries, message_bytes, left);
         let ring = ring.inspect_err(|_| self.functions.counters.count_refused(Refused::Limit))?;
@@ -348,6 +350,7 @@ impl Server {
     ) -> Result<(), FunctionError> {
         let topology = self.topology.clone();
         let service = &topology.services[chain.service];
+        self.check_memory(service, &object, &object.spec)?;
         let of_chain = || path::name(service, chain.backend);
         let mut order: Vec<(u64, &str)> =
             self.functions_on(chain).map(|f| (f.link, &*f.object.spec.name)).collect();
@@ -453,6 +456,14 @@ impl Server {
         }
         if function.is_some() || object.spec.file() != before.spec.file() {
             object.content = self.content_of(caller, &object.spec, content)?.into();
+        }
+        match found {
+            Found::Attached(index, _)
+                if object.spec.memory_max_bytes() > before.spec.memory_max_bytes() =>
+            {
+                self.check_memory(&self.topology.services[index], &before, &object.spec)?;
+            }
+            _ => {}
         }
         match found {
             Found::Detached(at) => {

@@ -75,7 +75,7 @@ impl Plan {
         services.extend(gone.map(|service| (service.name.clone(), ServiceAction::Removed)));
         for (name, _) in services.iter().filter(|(_, action)| *action != ServiceAction::Unchanged) {
             let service = named(wanted, name);
-            let refused = |s| taken(running, s).or_else(|| overlaps(running, s));
+            let refused = |s| taken(running, wanted, s).or_else(|| overlaps(running, wanted, s));
             refusals.extend(service.and_then(|s| refused(s).or_else(|| changes_use(running, s))));
         }
         refusals.dedup();
@@ -164,6 +164,14 @@ fn settings(
     let (from, to) = (&running.limits, &wanted.limits);
     let why = "connection tables are allocated at the start";
     refuse(from.connections == to.connections, "limits.connections", why);
+    for service in &running.services {
+        let tenant = &service.tenant;
+        if wanted.has_services_of(tenant) {
+            let same = running.confinement_of(tenant) == wanted.confinement_of(tenant);
+            let what = format!("netns, user or namespaces of tenant {tenant:?}");
+            refuse(same, &what, "its ports and processes are in them");
+        }
+    }
     // Those with their own message above are rejected.
     let refused = ["engine.workers", "engine.unsigned_functions", "limits.connections"];
     let fields = [differences(old, new), differences(from, to)].concat();
@@ -183,11 +191,14 @@ fn settings(
 
 /// Whether another service uses an address or a path that this one wants. The other one needs it until its last reply
 /// has been sent.
-fn taken(running: &Topology, service: &Service) -> Option<Refusal> {
+fn taken(running: &Topology, wanted: &Topology, service: &Service) -> Option<Refusal> {
+    let netns = |of: &Topology, service: &Service| of.confinement_of(&service.tenant).netns;
+    let near = |other: &&Service| netns(running, other) == netns(wanted, service);
     let others = || running.services.iter().filter(|other| other.name != service.name);
     let sockets = service.ports().map(|(listen, _)| listen).filter(|l| l.address.port() != 0);
     let sockets = sockets.filter_map(|listen| {
-        let holder = others().find(|other| other.ports().any(|(held, _)| held == listen))?;
+        let mut near = others().filter(near);
+        let holder = near.find(|other| other.ports().any(|(held, _)| held == listen))?;
         Some((holder, crate::config::url(listen.transport, listen.address)))
     });
     let memory = |of: &Service, path: &Path| of.memory_ports.iter().any(|held| held == path);
@@ -218,12 +229,16 @@ fn taken(running: &Topology, service: &Service) -> Option<Refusal> {
 
 /// Whether an address that the service wants cannot be bound while another one is in use, also by its own previous
 /// version.
-fn overlaps(running: &Topology, service: &Service) -> Option<Refusal> {
+fn overlaps(running: &Topology, wanted: &Topology, service: &Service) -> Option<Refusal> {
+    let netns = |of: &Topology, service: &Service| of.confinement_of(&service.tenant).netns;
+    let near = |other: &&Service| netns(running, other) == netns(wanted, service);
+
     let before = named(running, &service.name);
     let had = |listen: &Listen| before.is_some_and(|b| b.ports().any(|(held, _)| held == *listen));
     let new = service.ports().map(|(listen, _)| listen).filter(|listen| !had(listen));
     let held = |listen: &Listen| {
-        let mut all = running.services.iter().flat_map(|s| s.ports().map(move |(l, _)| (s, l)));
+        let near = running.services.iter().filter(near);
+        let mut all = near.flat_map(|s| s.ports().map(move |(l, _)| (s, l)));
         all.find(|(_, held)| held != listen && held.collides(listen))
     };
     let (listen, (holder, held)) = new.filter_map(|l| Some((l, held(&l)?))).next()?;

@@ -106,13 +106,13 @@ impl Server {
         if plain { Arc::default() } else { tenants.into_iter().map(metrics).collect() }
     }
 
-    /// Adds a tenant, or changes one.
+    /// Adds a tenant, or changes one. Functions of users that it has no longer end; returns how many.
     pub fn put_tenant(
         &mut self,
         caller: Caller,
         tenant: Tenant,
         is_new: bool,
-    ) -> Result<(), TenantError> {
+    ) -> Result<usize, TenantError> {
         if !caller.is_operator() {
             return Err(TenantError::NotOperator(caller.user));
         }
@@ -129,7 +129,8 @@ impl Server {
             None if tenants.len() >= TENANTS_MAX => return Err(TenantError::TooMany),
             None => tenants.push(tenant),
         }
-        self.set_tenants(tenants)
+        self.set_tenants(tenants)?;
+        Ok(self.end_strangers())
     }
 
     /// Removes a tenant without services.

@@ -118,7 +118,7 @@ impl Server {
         };
         let (functions, links) = self.first_functions(service, &wanted.tenants)?;
         let Ports { ports, unix_ports, kept, opened } =
-            self.open_ports(service, before, workers, others)?;
+            self.open_ports(wanted, service, before, others)?;
         let runtime_metrics =
             before.map_or(Vec::new(), |before| self.service_slots[before].runtime_metrics.clone());
         let attached = match self.attach(slot, wanted, service, &files, &runtime_metrics) {
@@ -165,11 +165,18 @@ impl Server {
     /// Takes over the ports that the previous version has, and opens the others.
     fn open_ports(
         &self,
+        wanted: &Topology,
         service: &Service,
         before: Option<usize>,
-        workers: usize,
         others: &[PreparedService],
     ) -> Result<Ports, ServerError> {
+        let workers = wanted.engine.workers;
+        let netns = wanted.confinement_of(&service.tenant).netns;
+        // Ports of another namespace cannot be taken over.
+        let before = before.filter(|before| {
+            let tenant = &self.topology.services[*before].tenant;
+            self.topology.confinement_of(tenant).netns == netns
+        });
         let mut old: Vec<((Listen, bool), (PortIndex, SocketAddr))> = Vec::new();
         let mut old_unix: Vec<(&Path, PortIndex)> = Vec::new();
         if let Some(before) = before {
@@ -198,10 +205,17 @@ impl Server {
                 continue;
             }
             let spec = PortSpec { transport: listen.transport, address: listen.address };
-            let open = match socket {
-                None => OpenPort::open_all(spec, workers, &options)?,
+            let open = || match socket {
+                None => OpenPort::open_all(spec, workers, &options),
                 // A connection goes to whichever worker has a block for it.
-                Some(_) => OpenPort::open_shared(spec, workers, &options)?,
+                Some(_) => OpenPort::open_shared(spec, workers, &options),
+            };
+            let open = match &netns {
+                None => open()?,
+                Some(path) => sys::netns::within(path, open).map_err(|source| {
+                    let (tenant, netns) = (service.tenant.clone(), path.clone());
+                    ServerError::Namespace { tenant, netns, source }
+                })??,
             };
             let index = new_index();
             found.ports.push((index, open[0].address()));

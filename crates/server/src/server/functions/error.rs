@@ -51,6 +51,18 @@ pub enum FunctionError {
     /// The caller has created a function with this name.
     #[error("user {1} has created a function {0:?} already: destroy it first, or use another name")]
     NameTaken(String, u32),
+    /// The tenant's memory is used up.
+    #[error(
+        "tenant {tenant:?} may use {most} MiB and would use {mib} MiB with this function: give functions less memory, detach some, or raise its `memory_mib`"
+    )]
+    TenantMemory {
+        /// The tenant.
+        tenant: String,
+        /// Its limit.
+        most: u64,
+        /// What it would use.
+        mib: u64,
+    },
     /// Another function of the chain has this name.
     #[error(
         "service {service:?} has another function {name:?}: detach that one first, or create this one with another name"

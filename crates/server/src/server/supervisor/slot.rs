@@ -1,6 +1,7 @@
 //! Runtime slots, the regions of their generations, and the processes that the engine starts for them.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
@@ -13,7 +14,8 @@ use accel::process::{RemoteBlocks, RemoteLink};
 use accel::reason_name;
 use engine::metrics::RuntimeMetrics;
 use engine::topology::{
-    Accelerator, AcceleratorKind, DEFAULT_TENANT, DeviceSpec, Launch, STACK_KIB, Service, Topology,
+    Accelerator, AcceleratorKind, Confinement, DEFAULT_TENANT, DeviceSpec, Launch, STACK_KIB,
+    Service, Topology,
 };
 use engine::{Attachment, BlockEnds, DrainBarrier};
 use mqueue::abi::{reason, stop};
@@ -70,6 +72,8 @@ pub(in crate::server) struct RuntimeSpec {
     /// Its kernel file, if it has one on this machine.
     pub(in crate::server) file: Option<Arc<KernelFile>>,
     pub(in crate::server) metrics: Arc<RuntimeMetrics>,
+    /// Of the service's tenant.
+    pub(in crate::server) confinement: Confinement,
 }
 
 impl RuntimeSpec {
@@ -356,7 +360,11 @@ impl RuntimeSlot {
             sys::isolation::forbid_inspection()?;
             if device.kind == DeviceSpec::host().kind {
                 command.arg("--isolated");
-                sys::isolation::start_without_rights(&mut command);
+                let Confinement { user, namespaces, .. } = &self.spec.confinement;
+                if !namespaces.is_empty() {
+                    command.args(["--namespaces", &namespaces.join(",")]);
+                }
+                sys::isolation::start_without_rights(&mut command, *user);
             }
         }
         if *threads > 0 {
@@ -377,7 +385,13 @@ impl RuntimeSlot {
             command.args(["--stack-kib", &stack_kib.to_string()]);
         }
         command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null());
-        self.child = Some(command.spawn()?);
+        self.child = Some(command.spawn().map_err(|error| match self.spec.confinement.user {
+            Some(user) if error.kind() == ErrorKind::PermissionDenied => {
+                let why = "only an engine that runs as root can start processes of other users";
+                std::io::Error::new(error.kind(), format!("as user {user}: {error}; {why}"))
+            }
+            _ => error,
+        })?);
         Ok(ours)
     }
 
