@@ -21,7 +21,9 @@ typedef unsigned char serval_u8;
 typedef unsigned int serval_u32;
 typedef unsigned long long serval_u64;
 
-#define SERVAL_FUNCTION_ABI 1
+// The version of this interface: the major one, and the minor one shifted by 16 bits. A module of version X.Y works with engines of
+// versions X.Y and X.(Y+1).
+#define SERVAL_FUNCTION_ABI (1 | 1 << 16)
 
 // What becomes of a message.
 enum serval_verdict {
@@ -33,7 +35,8 @@ enum serval_verdict {
   SERVAL_DELIVER = 5,  // a request goes into the ring of the application that made the function (serval/ik.h); a reply passes
 };
 
-// The descriptor of a message. The function writes all fields but `payload` and `length`, which it may read.
+// The descriptor of a message. The function writes all fields but `payload` and `length`, which it may read. Before that `argument`
+// and `written_length` are for serval_connection.
 struct serval_message {
   const serval_u8* payload;
   serval_u32 length;  // bytes
@@ -95,6 +98,12 @@ int serval_merge(const serval_u8* state, serval_u32 length);
 #ifdef __cplusplus
 }
 #endif
+
+// The connection of a message that is a chunk of a byte stream: a number that no other connection of this worker has. 0: it is no chunk. Before the
+// function writes the descriptor. Since 1.1.
+static inline serval_u64 serval_connection(const struct serval_message* message) {
+  return message->argument | (serval_u64)message->written_length << 32;
+}
 
 // The number in the bytes at `at`, most significant byte first.
 static inline serval_u32 serval_big_endian(const serval_u8* at) {

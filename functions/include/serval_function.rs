@@ -55,6 +55,14 @@ impl Batch<'_> {
         unsafe { std::slice::from_raw_parts(message.payload, message.length as usize) }
     }
 
+    /// The connection of a message that is a chunk of a byte stream, before anything is decided about it: a number that no other connection of this
+    /// worker has.
+    pub fn connection(&self, index: usize) -> Option<u64> {
+        let message = &self.messages[index];
+        let number = u64::from(message.argument) | u64::from(message.written_length) << 32;
+        (number != 0).then_some(number)
+    }
+
     /// It is dropped as `function_drop`.
     pub fn drop(&mut self, index: usize) {
         self.messages[index].verdict = 1;
@@ -182,7 +190,7 @@ macro_rules! serval_function {
 
         #[unsafe(no_mangle)]
         extern "C" fn serval_abi() -> i32 {
-            1
+            1 | 1 << 16
         }
 
         $crate::serval_function!(@batches serval_requests, requests);

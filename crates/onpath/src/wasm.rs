@@ -30,8 +30,9 @@ use wasmtime::{ExternType, FuncType};
 use host::Host;
 use spares::Maker;
 
-/// Version of the binary interface.
-pub const ABI_VERSION: i32 = 1;
+/// Version of the binary interface: major and minor. A module of version X.Y works with programs of versions X.Y and X.(Y+1), so what was there in a
+/// minor version keeps its meaning in the next one.
+pub const ABI_VERSION: (u16, u16) = (1, 1);
 
 /// A compiled module whose imports and exports have been checked.
 #[derive(Clone)]

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use onpath::wasm::Module;
 use onpath::{
     Chain, Code, Command, CommandError, Counters, Direction, Function, Link, Messages, OnFailure,
-    Outcome, Policy, Sizes, Spec,
+    Outcome, Policy, RequestId, Sizes, Spec,
 };
 use proptest::prelude::*;
 use wire::DropReason;
+use wire::session::{EndpointKind, Origin, ReplyTo};
 
 const SIZES: Sizes = Sizes { message_bytes: 256, reply_bytes: 256 };
 
@@ -232,6 +233,63 @@ fn the_application_of_the_coap_benchmark_answers_requests() {
     // An acknowledgement, a token that is too long, and one that is not there.
     for index in 2..messages.len() {
         assert_eq!(batch.outcome(index), Outcome::Drop(DropReason::FunctionDrop));
+    }
+}
+
+/// A module with these parts for a version of the interface.
+fn of_version(version: u32, parts: &str) -> Vec<u8> {
+    let memory = r#"(memory (export "memory") 1)"#;
+    let abi = format!(r#"(func (export "serval_abi") (result i32) (i32.const {version}))"#);
+    wat::parse_str(format!("(module {memory} {abi} {parts})")).unwrap()
+}
+
+/// Modules that were compiled for the former minor version of the interface, from `functions/`.
+#[test]
+fn modules_of_the_former_minor_version_work() {
+    let former = |name: &str| {
+        let file = format!("tests/abi/{name}-1.0.wasm");
+        std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap()
+    };
+    let batches: [Vec<Vec<u8>>; 1] = [(0..40).map(|i| vec![0, 0, 0, i, i, i, i, 3 * i]).collect()];
+    let params = [("offset", 0), ("low", 5), ("high", 9)];
+    let (old, new) = (former("threshold"), threshold());
+    assert!(old != new, "they differ at least in their version");
+    compare(&mut *builtin(&params), &mut *instance(&old, &params), &batches);
+    compare(&mut *instance(&new, &params), &mut *instance(&old, &params), &batches);
+    let params = [("precision", 9), ("item_bytes", 4)];
+    let old = former("hyperloglog");
+    let (mut native, mut module) = (sketch(&params), instance(&old, &params));
+    compare(&mut *instance(&hyperloglog(), &params), &mut *instance(&old, &params), &batches);
+    outcomes(&mut *native, &batches[0]);
+    outcomes(&mut *module, &batches[0]);
+    assert_eq!(native.state(), module.state());
+}
+
+/// A module of version 1.1 gets the number of a chunk's connection, one of version 1.0 zeros, and messages have none.
+#[test]
+fn chunks_have_the_number_of_their_connection() {
+    // It answers with the words that it finds there.
+    let body = r#"(func (export "serval_requests") (param $m i32) (param $count i32) (param $scratch i32) (param $bytes i32) (result i32)
+        (i32.store (local.get $scratch) (i32.load offset=12 (local.get $m)))
+        (i32.store offset=4 (local.get $scratch) (i32.load offset=20 (local.get $m)))
+        (i32.store offset=8 (local.get $m) (i32.const 3))
+        (i32.store offset=16 (local.get $m) (local.get $scratch))
+        (i32.store offset=20 (local.get $m) (i32.const 8))
+        (i32.const 0))"#;
+    let to = ReplyTo { endpoint: EndpointKind::Tcp, worker: 0, key: 6, generation: 3 };
+    let request = RequestId { origin: Origin::Client(to), number: 9 };
+    for (version, chunks, expected) in
+        [(1 | 1 << 16, true, [7, 3]), (1 | 1 << 16, false, [0, 0]), (1, true, [0, 0])]
+    {
+        let mut batch = Messages::new(SIZES.message_bytes, SIZES.reply_bytes);
+        batch.push_of(&request, b"a chunk");
+        if chunks {
+            batch.set_chunks();
+        }
+        let module = of_version(version, body);
+        instance(&module, &[]).decide(Direction::Requests, &mut batch).unwrap();
+        let words = expected.map(u32::to_le_bytes).concat();
+        assert_eq!(batch.bytes(0), words, "version {version:#x}, chunks: {chunks}");
     }
 }
 
@@ -531,8 +589,13 @@ fn modules_that_cannot_be_functions_are_refused_in_one_sentence() {
             wat(&format!(
                 r#"(module (memory (export "memory") 1) {whole} (func (export "serval_abi") (result i32) (i32.const 2)))"#
             )),
-            "it is for version 2 of the interface, and this program has version 1",
+            "it is for version 2.0 of the interface, and this program has version 1.1: compile it with",
         ),
+        (
+            of_version(1 | 2 << 16, whole),
+            "it is for version 1.2 of the interface, and this program has version 1.1: use a newer Serval, or compile it with",
+        ),
+        (of_version(1 << 16, whole), "it is for version 0.1 of the interface, and this"),
         (with("(func $s unreachable) (start $s)"), "it trapped"),
         (with("(func $s (loop $l (br $l))) (start $s)"), "it exceeded its deadline"),
         (with(r#"(func (export "_initialize") unreachable)"#), "_initialize failed: it trapped"),

@@ -284,7 +284,7 @@ fn nothing_is_lost_or_seen_twice_in_a_storm() {
             scene.run(1 + rng.below(60) as usize);
         }
         scene.faults(Faults::default());
-        scene.wait_ms(800);
+        scene.wait_ms(2000);
         let mut once = HashSet::new();
         for (_, direction, request, _) in &*seen.lock().unwrap() {
             if matches!(request.origin, Origin::Client(_)) {

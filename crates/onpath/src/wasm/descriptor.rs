@@ -28,12 +28,20 @@ pub enum Decision {
     Deliver,
 }
 
-/// The descriptor of a message that is at these bytes of the module's memory.
-pub(super) fn write_descriptor(to: &mut [u8; DESCRIPTOR_BYTES], address: u32, len: u32) {
+/// The descriptor of a message that is at these bytes of the module's memory, and of the connection with this number if it is a chunk.
+pub(super) fn write_descriptor(
+    to: &mut [u8; DESCRIPTOR_BYTES],
+    address: u32,
+    len: u32,
+    connection: u64,
+) {
     // Two words at a time; the verdict is PASS.
     let first = u64::from(address) | u64::from(len) << 32;
+    // In the argument, and in the length of what is written.
+    let second = u64::from(PASS) | connection << 32;
+    let third = connection >> 32 << 32;
     let (words, _) = to.as_chunks_mut::<8>();
-    for (bytes, word) in words.iter_mut().zip([first, PASS.into(), 0]) {
+    for (bytes, word) in words.iter_mut().zip([first, second, third]) {
         *bytes = word.to_le_bytes();
     }
 }

@@ -2,14 +2,17 @@
 
 use wasmtime::{Memory, Store, StoreLimits, StoreLimitsBuilder, Trap, TypedFunc};
 use wire::DropReason;
+use wire::session::{Origin, ReplyTo};
 
 use super::descriptor::{DESCRIPTOR_BYTES, Decision, all_pass, read_descriptor, write_descriptor};
 use super::spares::Spares;
 use super::{ABI_VERSION, Compiled, Module, one_line, printable};
-use crate::function::{Direction, Failure, Function, Merge, Register};
+use crate::function::{Direction, Failure, Function, Merge, Register, RequestId};
 use crate::library::Sizes;
 use crate::messages::{MESSAGES_MAX, Messages};
 
+/// The minor version since which modules get the number of a chunk's connection.
+const CONNECTIONS_SINCE: u16 = 1;
 const PAGE_BYTES: usize = 64 << 10;
 /// Room for what a module writes in a batch.
 const SCRATCH_BYTES: usize = 256 << 10;
@@ -40,6 +43,8 @@ type Batch = TypedFunc<(u32, u32, u32, u32), i32>;
 pub(super) struct Running {
     store: Store<StoreLimits>,
     memory: Memory,
+    /// The minor version of the interface for which it was compiled.
+    minor: u16,
     requests: Batch,
     replies: Option<Batch>,
     read: Option<TypedFunc<u32, u64>>,
@@ -195,12 +200,7 @@ impl Start {
             done.map_err(|error| format!("_initialize failed: {}", why(&error)))?;
         }
         let version = abi.call(&mut store, ()).map_err(|error| why(&error))?;
-        if version != ABI_VERSION {
-            return Err(format!(
-                "it is for version {version} of the interface, and this program has version {ABI_VERSION}: \
-                 compile it with the serval_function.h of this version"
-            ));
-        }
+        let minor = check_version(version)?;
         let registers: Option<TypedFunc<(), u32>> = export!("serval_registers").ok();
         let registers = match registers {
             None => Vec::new(),
@@ -231,13 +231,52 @@ impl Start {
         if state.is_none() && registers.iter().any(|register| register.merge == Merge::State) {
             return Err("it has registers of its state and does not export serval_state".to_owned());
         }
-        let running =
-            Running { store, memory, requests, replies, read, write, reset, state, merge, window };
+        let running = Running {
+            store,
+            memory,
+            minor,
+            requests,
+            replies,
+            read,
+            write,
+            reset,
+            state,
+            merge,
+            window,
+        };
         Ok((running, registers))
     }
 
     fn window_bytes(&self) -> usize {
         MESSAGES_MAX * DESCRIPTOR_BYTES + self.messages_bytes + SCRATCH_BYTES
+    }
+}
+
+/// The minor version of a module, from what its `serval_abi` returns. The error says what is wrong and what would be right.
+fn check_version(version: i32) -> Result<u16, String> {
+    let (major, minor) = (version as u16, (version >> 16) as u16);
+    let (our_major, our_minor) = ABI_VERSION;
+    let of = format!(
+        "it is for version {major}.{minor} of the interface, and this program has version {our_major}.{our_minor}"
+    );
+    match () {
+        () if major != our_major => {
+            Err(format!("{of}: compile it with the serval_function.h of this version"))
+        }
+        () if minor > our_minor => Err(format!(
+            "{of}: use a newer Serval, or compile it with the serval_function.h of this version"
+        )),
+        () => Ok(minor),
+    }
+}
+
+/// The number of the connection of a chunk, for a module; not 0.
+fn connection_of(request: &RequestId) -> u64 {
+    match request.origin {
+        Origin::Client(ReplyTo { key, generation, .. }) => {
+            (u64::from(key) + 1) | u64::from(generation) << 32
+        }
+        Origin::Datagram { .. } => 0,
     }
 }
 
@@ -326,7 +365,8 @@ impl Running {
         shown: &mut Vec<u32>,
         left: &mut Vec<u8>,
     ) -> Result<(), Failure> {
-        let Self { store, memory, requests, replies, window, .. } = self;
+        let Self { store, memory, minor, requests, replies, window, .. } = self;
+        let chunks = *minor >= CONNECTIONS_SINCE && messages.are_chunks();
         let Some(function) = (match direction {
             Direction::Requests => Some(requests),
             Direction::Replies => replies.as_mut(),
@@ -347,7 +387,8 @@ impl Running {
             if messages.is_open(index) {
                 let (start, len) = messages.place(index);
                 let descriptor = &mut descriptors[shown.len()];
-                write_descriptor(descriptor, payloads as u32 + start, len);
+                let connection = if chunks { connection_of(messages.request(index)) } else { 0 };
+                write_descriptor(descriptor, payloads as u32 + start, len, connection);
                 if copied == 0 {
                     let place = start as usize..(start + len) as usize;
                     payload[place.clone()].copy_from_slice(&bytes[place]);
