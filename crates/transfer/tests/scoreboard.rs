@@ -175,3 +175,28 @@ fn a_byte_now_and_then_is_no_progress() {
     assert!(ends(1) && ends(100) && !ends(4000));
     assert_eq!(ABANDON_NS.max(SLOW_NS), ABANDON_NS, "only slow steps are abandoned");
 }
+
+/// Ten thousand transfers take turns: none gets a second chunk before all have had one, and any of them can be cancelled.
+#[test]
+fn ten_thousand_entries_take_turns() {
+    const COUNT: usize = 10_000;
+    let (mut board, mut buffers) = (Scoreboard::new(COUNT, 1), Buffers::default());
+    let patience = Patience { stall_ns: STALL_NS, deadline_ns: None };
+    let ids: Vec<_> =
+        (0..COUNT).map(|name| board.insert(Named(name), patience, 0).ok().unwrap()).collect();
+    assert!(board.insert(Named(COUNT), patience, 0).is_err());
+    for _ in 0..2 {
+        for expected in &ids {
+            let (id, _, work) = board.take(None, 0).unwrap();
+            assert_eq!(id, *expected);
+            board.give_back(id, work, false, 4096, &mut buffers, 0);
+        }
+    }
+    for id in ids.iter().step_by(2) {
+        assert!(board.cancel(*id).is_some());
+    }
+    let (id, ..) = board.take(None, 0).unwrap();
+    assert_eq!((id, board.len()), (ids[1], COUNT / 2));
+    // All end when their time is over, also the one that runs and does not come back.
+    assert_eq!(board.expire(STALL_NS).len(), COUNT / 2);
+}
