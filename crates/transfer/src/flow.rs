@@ -413,14 +413,14 @@ impl<D: Devices> Flow<D> {
         }
     }
 
+    /// Whether the source has ended well, and the chain has got all of it.
+    fn is_all_made(&self) -> bool {
+        self.source_end == Some(Ok(())) && !self.in_stages && self.fresh.is_empty()
+    }
+
     /// Whether there is something for the sink, or for the stages.
     fn has_output(&self) -> bool {
-        !self.ready.is_empty()
-            || self.chain.has_work()
-            || (self.sync
-                && self.source_end == Some(Ok(()))
-                && !self.in_stages
-                && self.fresh.is_empty())
+        !self.ready.is_empty() || self.chain.has_work() || (self.sync && self.is_all_made())
     }
 
     /// The end of the step that comes next: the sink first, and the source while the sink waits and there is room.
@@ -498,7 +498,7 @@ impl<D: Devices> Flow<D> {
 
     /// The chain ends when it has got the last chunk.
     fn settle_source(&mut self) {
-        if self.source_end == Some(Ok(())) && self.fresh.is_empty() && !self.in_stages {
+        if self.is_all_made() {
             self.chain.end_source();
         }
     }
@@ -673,7 +673,7 @@ impl<D: Devices> Flow<D> {
             self.run_stages(1, buffers);
         }
         let Some(chunk) = self.ready.front_mut() else {
-            if self.sync && self.source_end == Some(Ok(())) && !self.chain.has_work() {
+            if self.sync && self.is_all_made() && !self.chain.has_work() {
                 let synced = self.devices.sync();
                 synced.map_err(|error| device.error("syncing the file", &error))?;
                 self.sync = false;

@@ -125,7 +125,7 @@ fn a_file_that_is_closed_removed_and_made_unreadable_arrives() {
     let sent = engine.submit(Source::file(copy, 0, None).digest(DigestKind::Md5).socket(to));
     let sent = sent.unwrap();
     drop(source);
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0)).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).unwrap();
     std::fs::remove_file(&path).unwrap();
     let reader = thread::spawn(move || {
         let mut arrived = Vec::new();

@@ -694,6 +694,31 @@ proptest! {
     }
 }
 
+/// The sink is synced after the last chunk has come back from its digest, and not when those before it are written.
+#[test]
+fn a_file_is_synced_when_all_of_it_is_there() {
+    let key = Key::new(KEY);
+    let stages = vec![
+        StageSpec::Digest(DigestKind::Md5),
+        StageSpec::Compress(Format::Zstd),
+        StageSpec::Seal(Cipher::Aes256Gcm, key),
+    ];
+    let case = |len, stages, sync| Case {
+        source: Device::File,
+        sink: Device::File,
+        len,
+        stages,
+        fault: Fault::None,
+        turns: vec![0, 70_000],
+        cancel_after: None,
+        sync,
+    };
+    let cases = [case(0, Vec::new(), false), case(524_160, stages, true)];
+    for (index, ended) in run(&cases, 1).iter().enumerate() {
+        check(&cases[index], index, ended);
+    }
+}
+
 #[test]
 fn members_without_content_take_several_steps_and_end_with_a_reason() {
     for (format, source) in
