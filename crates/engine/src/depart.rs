@@ -38,6 +38,7 @@ impl Endpoints {
             let shown = turn.services[service].shown(mqueue);
             self.gather_replies(turn, service, mqueue, shown);
         }
+        gather_backend_requests(turn, service);
         for index in 0..turn.services[service].backends.retried().len() {
             let client = turn.services[service].backends.retried()[index];
             take_backend_requests(turn, service, client);
@@ -367,6 +368,28 @@ fn reason_of(how: u8) -> DropReason {
 /// an outcome, also one that was dropped.
 fn may_be_silent(origin: &Origin) -> bool {
     !matches!(origin, Origin::Client(to) if to.endpoint == EndpointKind::Shm)
+}
+
+/// Shows the first request of each client mqueue to the functions of its backend, all at a time.
+fn gather_backend_requests<N: Nic>(turn: &mut Turn<N>, service: usize) {
+    let Turn { services, now_ns, clock, .. } = turn;
+    let share = &mut services[service];
+    if !share.backends.has_paths() {
+        return;
+    }
+    let clock_ns = || clock.as_ref().map_or(*now_ns, |clock| clock());
+    for index in 0..share.backends.retried().len() {
+        let client = share.backends.retried()[index];
+        share.backends.gather_request(client, &clock_ns);
+    }
+    for drive in 0..share.accelerators.len() {
+        for index in 0..share.accelerators[drive].tx_pending.len() {
+            if let ShareMqueue::Client(client) = share.tx_pending(drive, index) {
+                share.backends.gather_request(client, &clock_ns);
+            }
+        }
+    }
+    share.backends.show_gathered(&clock_ns);
 }
 
 fn take_backend_requests<N: Nic>(turn: &mut Turn<N>, service: usize, client: u32) {

@@ -11,7 +11,7 @@ use common::faces::{LABELS, MATCH, Memcached, NO_MATCH, UNKNOWN, UNKNOWN_LABEL, 
 use common::*;
 use engine::topology::{Backend, Service, Topology};
 use mqueue::abi::status;
-use onpath::Spec;
+use onpath::{Direction, Spec};
 use server::{Caller, Origin, RegisterAction, Server, Target};
 use wire::DropReason;
 use wire::framing::Framing;
@@ -201,6 +201,40 @@ fn values_change_under_many_blocks_and_no_block_gets_an_old_one() {
         }
     });
     assert!(counted(&server, "hits") > 0 && counted(&server, "writes") == 800);
+    finish(server);
+}
+
+#[test]
+fn functions_see_the_requests_of_several_blocks_at_a_time() {
+    let memcached = Memcached::start();
+    let mut wanted = relay(Transport::Tcp, memcached.address(), vec![cache(&[])]);
+    wanted.engine.workers = 1;
+    wanted.services[0].mqueues = 16;
+    let mut server = start(wanted);
+    let clients: Vec<UdpSocket> = (0..16).map(|_| udp_client(address(&server, 0))).collect();
+    for (number, client) in clients.iter().enumerate() {
+        let set = format!("set k{number} 0 0 1\r\nv\r\n");
+        assert_eq!(answered(client, &set), "STORED\r\n");
+    }
+    let mut largest = [0; 2];
+    eventually("requests and answers come in batches", || {
+        server.begin_trace(Caller::engine(), "relay/db", 64).unwrap();
+        // Misses, so that there are answers: each key is written before.
+        for (number, client) in clients.iter().enumerate() {
+            client.send(format!("mg k{number} v t\r\n").as_bytes()).unwrap();
+        }
+        for client in &clients {
+            let mut answer = [0; 64];
+            let len = client.recv(&mut answer).unwrap();
+            assert_eq!(answer[..len], *b"\0VA 1 t-1\r\nv\r\n", "{:?}", &answer[..len]);
+        }
+        let traced = server.end_trace(Caller::engine(), "relay/db", true).unwrap().unwrap();
+        for message in traced {
+            let largest = &mut largest[usize::from(message.traced.direction == Direction::Replies)];
+            *largest = (*largest).max(message.traced.steps[0].batch);
+        }
+        largest.iter().all(|batch| *batch > 1)
+    });
     finish(server);
 }
 

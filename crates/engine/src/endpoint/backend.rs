@@ -37,7 +37,7 @@ use wire::matching::MatchId;
 use wire::nic::{Nic, StreamKey, Transport};
 
 use self::datagram::DatagramSocket;
-use self::path::{BackendPath, Decided, Waiting};
+use self::path::{BackendPath, Decided, Gathered, Waiting};
 use self::stream::BackendConnection;
 use crate::metrics::ServiceCounters;
 use crate::service::ends::MqueueEnds;
@@ -311,7 +311,8 @@ impl Backends {
                 continue;
             }
             let Ok(room) = entry.rx.room() else { return self.corrupt_client(client) };
-            let pool = &self.pools[entry.backend as usize];
+            let backend = entry.backend as usize;
+            let pool = &self.pools[backend];
             let overdue = entry.is_overdue(now_ns, pool.timeout_ns);
             // Requests that wait for a place are tried every turn: nothing is copied for that. Functions may answer one that has no place.
             let waits = (pool.is_full_for(&entry.datagram) || pool.is_full()) && !overdue;
@@ -320,14 +321,23 @@ impl Backends {
             let copies = !entry.waiting.is_one;
             if waits && !shows
                 || room <= entry.in_flight
-                || copies && !entry.tx.copy_out(&header, payload)
+                || copies && !shows && !entry.tx.copy_out(&header, payload)
             {
                 return self.block_client(client, now_ns);
             }
-            let taken = if shows {
-                self.show_request(client, header.tag, payload, clock)
-                    || !waits && self.send_waiting(nic, client, header.tag, now_ns, overdue)
-            } else if copies {
+            if shows {
+                // It ends, or waits: it is looked at again.
+                match self.gather_request(client, clock) {
+                    Gathering::Done => self.show_requests(backend, clock),
+                    Gathering::Later => return self.block_client(client, now_ns),
+                    Gathering::TooLong => {
+                        self.take_decision(client, header.tag, &Decided::Dropped);
+                        self.clients[client as usize].tx.advance();
+                    }
+                }
+                continue;
+            }
+            let taken = if copies {
                 self.send_or_fail(nic, client, header.tag, payload, now_ns, overdue)
             } else {
                 self.send_waiting(nic, client, header.tag, now_ns, overdue)
@@ -342,44 +352,86 @@ impl Backends {
         self.clients[client as usize].tx.release();
     }
 
-    /// Shows a request to the functions of its backend. Whether that was its end; otherwise it is the one that waits.
-    fn show_request(
-        &mut self,
-        client: u32,
-        tag: u64,
-        payload: &[u8],
-        clock: &dyn Fn() -> u64,
-    ) -> bool {
+    /// Whether functions are on the path to a backend.
+    pub(crate) fn has_paths(&self) -> bool {
+        self.pools.iter().any(|pool| pool.path.is_some())
+    }
+
+    /// The request at the head of a client mqueue's TX ring joins the batch of its backend's functions. What is no request is left there, and one
+    /// without room for its answer.
+    pub(crate) fn gather_request(&mut self, client: u32, clock: &dyn Fn() -> u64) -> Gathering {
         let entry = &mut self.clients[client as usize];
-        let (of, backend) = ((client, entry.generation), entry.backend as usize);
-        let Some(mut path) = self.pools[backend].path.take() else { return false };
-        entry.shown += 1;
-        let number = entry.shown;
-        let decided = path.show(Direction::Requests, of, number, payload, clock);
-        let ended = match decided {
+        let backend = entry.backend as usize;
+        if !entry.alive || entry.waiting.is_one || entry.waiting.is_gathered {
+            return Gathering::Later;
+        }
+        let (Ok(Some(header)), Ok(room)) = (entry.tx.peek(), entry.rx.room()) else {
+            return Gathering::Later;
+        };
+        if header.kind != abi::kind::MESSAGE || room <= entry.in_flight {
+            return Gathering::Later;
+        }
+        let len = header.len as usize;
+        if self.pools[backend].path.as_ref().is_some_and(|path| !path.has_room(len)) {
+            self.show_requests(backend, clock);
+        }
+        let entry = &mut self.clients[client as usize];
+        let Some(path) = &mut self.pools[backend].path else { return Gathering::Later };
+        if !path.has_room(len) {
+            return Gathering::TooLong;
+        }
+        let number = entry.shown + 1;
+        let message = Gathered { client: (client, entry.generation), number, tag: header.tag };
+        if !path.gather(message, len, |into| entry.tx.copy_out(&header, into)) {
+            return Gathering::Later;
+        }
+        entry.shown = number;
+        entry.waiting.is_gathered = true;
+        Gathering::Done
+    }
+
+    /// Shows the requests that were gathered, for all backends.
+    pub(crate) fn show_gathered(&mut self, clock: &dyn Fn() -> u64) {
+        (0..self.pools.len()).for_each(|backend| self.show_requests(backend, clock));
+    }
+
+    /// Shows the requests that were gathered for a backend. Each of them either ends, or is the one of its mqueue that waits.
+    fn show_requests(&mut self, backend: usize, clock: &dyn Fn() -> u64) {
+        let Some(mut path) = self.pools[backend].path.take() else { return };
+        for at in 0..path.show(Direction::Requests, clock) {
+            let (message, decided) = path.decided(Direction::Requests, at);
+            let client = message.client.0;
+            self.clients[client as usize].waiting.is_gathered = false;
+            if self.take_decision(client, message.tag, &decided) {
+                let entry = &mut self.clients[client as usize];
+                entry.blocked_since_ns = 0;
+                entry.tx.advance();
+                path.decided_alone(message.client, message.number);
+            }
+        }
+        path.clear();
+        self.pools[backend].path = Some(path);
+    }
+
+    /// What functions have decided about a request. Whether that is its end; otherwise it is the one that waits.
+    fn take_decision(&mut self, client: u32, tag: u64, decided: &Decided<'_>) -> bool {
+        let entry = &mut self.clients[client as usize];
+        let (status, answer) = match *decided {
             Decided::Passed(bytes) => {
                 entry.waiting.is_one = true;
                 entry.waiting.bytes.clear();
                 entry.waiting.bytes.extend_from_slice(bytes);
-                false
+                return false;
             }
-            Decided::Answered(bytes) => {
-                entry.in_flight += 1;
-                self.answer(client, tag, status::OK, bytes);
-                true
-            }
+            Decided::Answered(bytes) => (status::OK, bytes),
             Decided::Dropped => {
-                entry.in_flight += 1;
                 self.counters.drop_one(DropReason::BackendFunction);
-                self.answer(client, tag, status::REFUSED, &[]);
-                true
+                (status::REFUSED, &b""[..])
             }
         };
-        if ended {
-            path.decided_alone(of, number);
-        }
-        self.pools[backend].path = Some(path);
-        ended
+        entry.in_flight += 1;
+        self.answer(client, tag, status, answer);
+        true
     }
 
     /// Sends the request that functions have let pass, as they have left it. Whether it was taken.
@@ -437,8 +489,8 @@ impl Backends {
         }
     }
 
-    /// The answer of a backend to a request: functions see it first.
-    fn answer_shown(
+    /// The answer of a backend to a request: functions see it first, with those that [`Self::show_answers`] shows.
+    fn gather_answer(
         &mut self,
         (client, number, tag): (u32, u64, u64),
         payload: &[u8],
@@ -446,18 +498,39 @@ impl Backends {
     ) {
         let entry = &self.clients[client as usize];
         let (of, backend) = ((client, entry.generation), entry.backend as usize);
-        let Some(mut path) = self.pools[backend].path.take() else {
+        if self.pools[backend].path.as_ref().is_some_and(|path| !path.has_room(payload.len())) {
+            self.show_answers(backend, clock);
+        }
+        let Some(path) = &mut self.pools[backend].path else {
             return self.answer(client, tag, status::OK, payload);
         };
-        match path.show(Direction::Replies, of, number, payload, clock) {
-            Decided::Passed(bytes) | Decided::Answered(bytes) => {
-                self.answer(client, tag, status::OK, bytes);
-            }
-            Decided::Dropped => {
-                self.counters.drop_one(DropReason::BackendFunction);
-                self.answer(client, tag, status::PROTOCOL, &[]);
+        if !path.has_room(payload.len()) {
+            self.counters.drop_one(DropReason::BackendFunction);
+            return self.answer(client, tag, status::PROTOCOL, &[]);
+        }
+        path.gather(Gathered { client: of, number, tag }, payload.len(), |into| {
+            into.copy_from_slice(payload);
+            true
+        });
+    }
+
+    /// Shows the answers that were gathered from a backend, and delivers them.
+    fn show_answers(&mut self, backend: usize, clock: &dyn Fn() -> u64) {
+        let Some(mut path) = self.pools[backend].path.take() else { return };
+        for at in 0..path.show(Direction::Replies, clock) {
+            let (message, decided) = path.decided(Direction::Replies, at);
+            let client = message.client.0;
+            match decided {
+                Decided::Passed(bytes) | Decided::Answered(bytes) => {
+                    self.answer(client, message.tag, status::OK, bytes);
+                }
+                Decided::Dropped => {
+                    self.counters.drop_one(DropReason::BackendFunction);
+                    self.answer(client, message.tag, status::PROTOCOL, &[]);
+                }
             }
         }
+        path.clear();
         self.pools[backend].path = Some(path);
     }
 
@@ -577,6 +650,16 @@ impl Backends {
 fn refusal(error: FramingError) -> Sending {
     let too_long = error == FramingError::TooLong;
     Sending::Failed(if too_long { status::TOO_LONG } else { status::PROTOCOL })
+}
+
+/// Whether a request has joined a batch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Gathering {
+    Done,
+    /// There is none that can be taken now.
+    Later,
+    /// No batch has room for it.
+    TooLong,
 }
 
 /// The result of sending a request to a backend.

@@ -265,7 +265,10 @@ impl Backends {
         }
         let request = (client, asked.number, asked.tag);
         match judged {
-            Ok(()) => self.answer_shown(request, payload.unwrap_or_default(), clock),
+            Ok(()) => {
+                self.gather_answer(request, payload.unwrap_or_default(), clock);
+                self.show_answers(usize::from(self.clients[client as usize].backend), clock);
+            }
             Err(reason) => {
                 self.counters.drop_one(reason);
                 let too_long = reason == DropReason::BackendTooLong;

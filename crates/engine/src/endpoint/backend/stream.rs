@@ -231,9 +231,21 @@ impl Backends {
         }
     }
 
-    /// Parses the bytes that were read and answers the blocks. Returns the number of parsed bytes, or `Err` if the
-    /// connection must be closed.
+    /// Parses the bytes that were read and answers the blocks; functions see all of the answers at a time. Returns the number of parsed
+    /// bytes, or `Err` if the connection must be closed.
     fn take_backend_answers(
+        &mut self,
+        pool: usize,
+        number: usize,
+        input: &[u8],
+        clock: &dyn Fn() -> u64,
+    ) -> Result<usize, (u8, DropReason)> {
+        let taken = self.parse_backend_answers(pool, number, input, clock);
+        self.show_answers(pool, clock);
+        taken
+    }
+
+    fn parse_backend_answers(
         &mut self,
         pool: usize,
         number: usize,
@@ -275,7 +287,7 @@ impl Backends {
             if place.given_up && !mutants::on("answer_backend_twice") {
                 self.counters.drop_one(DropReason::BackendLate);
             } else {
-                self.answer_shown(place.request(), payload, clock);
+                self.gather_answer(place.request(), payload, clock);
             }
             let connection = &mut self.pools[pool].connections[number];
             connection.served = true;
