@@ -207,6 +207,11 @@ const MUTANTS: &[Mutant] = &[
             "crates/onpath/tests/cache.rs::nothing_is_served_while_a_worker_does_not_see_its_messages",
         ],
     ),
+    mutant(
+        "cache_absent_unchecked",
+        "that a key is not there is served though it was written since",
+        &[HISTORY],
+    ),
     mutant("cache_base64_as_text", "a key in base64 is taken for another one", &[HISTORY]),
     // Tokens.
     mutant(

@@ -307,6 +307,10 @@ pub const BUILTINS: &[Builtin] = &[
               milliseconds (2000)",
             ),
             ("udp_writes", "0: datagrams that may change keys are dropped (1)"),
+            (
+                "absent_ms",
+                "for how long it is served that the server does not have a key, in milliseconds; 0: not at all (0)",
+            ),
         ],
         texts: &[],
         file: None,

@@ -188,6 +188,39 @@ fn values_are_served_for_their_time_and_one_hit_in_some_is_forwarded() {
 }
 
 #[test]
+fn that_a_key_is_not_there_is_served_until_it_is_written_or_for_its_time() {
+    let mut caches = Caches::attached(2, &[("sample", 0), ("absent_ms", 500)]);
+    let misses = |caches: &mut Caches, form: &str, end: &str| {
+        let (request, outcome, question) = caches.ask(0, form);
+        if outcome == Outcome::Reply {
+            assert_eq!(question, end);
+            return false;
+        }
+        let answer = format!("EN {}\r\n", mark(&question).unwrap());
+        assert_eq!(caches.answer(0, &request, &answer), end);
+        true
+    };
+    assert!(misses(&mut caches, "get a\r\n", "END\r\n"));
+    assert!(!misses(&mut caches, "get a\r\n", "END\r\n"));
+    assert!(!misses(&mut caches, "gets a\r\n", "END\r\n"));
+    assert!(!misses(&mut caches, "mg a v\r\n", "EN\r\n"));
+    // Versions of memcached differ in what they answer to this.
+    assert_eq!(caches.ask(0, "mg a k v\r\n").1, Outcome::Pass);
+    caches.pass_ms(500);
+    assert!(misses(&mut caches, "get a\r\n", "END\r\n"), "it is too old");
+    assert!(!misses(&mut caches, "get a\r\n", "END\r\n"));
+    let (write, ..) = caches.ask(1, "add a 0 0 5\r\nhello\r\n");
+    assert!(misses(&mut caches, "get a\r\n", "END\r\n"), "it may be there");
+    assert!(misses(&mut caches, "get a\r\n", "END\r\n"), "nothing is kept meanwhile");
+    caches.answer(1, &write, "STORED\r\n");
+    assert!(!caches.hits(0, "a") && caches.hits(0, "a"));
+    assert_eq!((caches.counted(0, "absences"), caches.counted(0, "hits")), (4, 1));
+    let mut caches = Caches::attached(1, &[("sample", 0)]);
+    assert!(misses(&mut caches, "get a\r\n", "END\r\n"));
+    assert!(misses(&mut caches, "get a\r\n", "END\r\n"), "not by default");
+}
+
+#[test]
 fn a_connection_sees_what_it_writes() {
     let mut caches = Caches::attached(2, &[("sample", 0)]);
     assert!(!caches.hits(0, "a") && !caches.hits(1, "a"));

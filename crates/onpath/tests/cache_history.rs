@@ -300,6 +300,9 @@ impl World {
         let mut spec = Spec::new("hot", "memcached-cache");
         let params = [("memory_mib", 1), ("grace_ms", GRACE_MS), ("sample", 7), ("age_ms", 0)];
         spec.params = params.map(|(name, value)| (name.to_owned(), Param::Integer(value))).to_vec();
+        // Every other world keeps what is not there.
+        let absent_ms = if seed % 2 == 0 { 0 } else { 10_000 };
+        spec.params.push(("absent_ms".to_owned(), Param::Integer(absent_ms)));
         let code = Code::open(&spec, &[]).unwrap();
         let policy = Policy { on_failure: OnFailure::Open, deadline_ns: u64::MAX / 8 };
         let link = |_| {
@@ -422,7 +425,8 @@ impl World {
         let skip = if is_stream { 0 } else { frame.len() };
         match bytes {
             (Outcome::Reply, reply) => {
-                self.count("hits");
+                let absent = matches!(&reply[skip..], b"END\r\n" | b"EN\r\n");
+                self.count(if absent { "absences" } else { "hits" });
                 self.hear(&asked, &reply[skip..], &[]);
             }
             (Outcome::Pass, bytes) => {
@@ -656,7 +660,9 @@ fn nothing_that_was_overwritten_is_served() {
             *seen.entry(what).or_default() += count;
         }
     }
-    for what in ["hits", "fences", "late answers", "orphans", "datagrams lost", "answers lost"] {
+    for what in
+        ["hits", "absences", "fences", "late answers", "orphans", "datagrams lost", "answers lost"]
+    {
         assert!(seen.get(what).is_some_and(|count| *count > 20), "{what}: {seen:?}");
     }
 }

@@ -45,6 +45,7 @@ macro_rules! fails {
 mod books;
 mod bundles;
 mod bytes;
+mod epochs;
 mod rings;
 mod sleep;
 mod sockets;

@@ -12,6 +12,8 @@
 //! *Time.* An entry is served for a second less than the server said it would live, counted from when it was asked, and at most for
 //! `age_ms`. Every `sample`-th hit is forwarded, so that the server knows which keys are in use.
 //!
+//! *Absence.* With `absent_ms` it is also kept that the server does not have a key, under the same rules: a command that creates the key is a write.
+//!
 //! *Order.* A request on a connection is not answered from the cache while a write of the same connection is in progress, so a
 //! client sees what it wrote. Pipelined reads may be answered from different moments.
 //!
@@ -21,13 +23,16 @@
 mod answer;
 mod command;
 mod epochs;
+#[cfg(test)]
+mod epochs_tests;
 mod flight;
+mod settings;
 mod store;
 
 use std::hash::{BuildHasher, RandomState};
 use std::hint::black_box;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{self, AtomicBool, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use wire::DropReason;
@@ -41,6 +46,9 @@ use self::answer::{
 use self::command::{Command, FlushAt, Form, KEY_BYTES_MAX, Key, decode_key, plain_get, sort};
 use self::epochs::{Epochs, Scope};
 use self::flight::{Flight, Purpose, Read, Secret, Sent};
+use self::settings::{
+    AT_ABSENT, AT_AGE, AT_GRACE, AT_MEMORY, AT_SAMPLE, AT_UDP_WRITES, COUNTS, Counts, SETTINGS,
+};
 use self::store::{About, Store};
 use crate::function::{Direction, End, Failure, Function, Merge, Notice, Register, RequestId};
 use crate::library::Instances;
@@ -55,69 +63,15 @@ const SECOND: u64 = 1_000_000_000;
 const FLUSH_EARLY_S: u64 = 2;
 const FLUSH_LATE_S: u64 = 1;
 
-macro_rules! registers {
-    ($( $name:ident, )+) => {
-        /// What one instance has counted.
-        #[derive(Clone, Copy, Default)]
-        struct Counts { $( $name: u64, )+ }
-
-        const COUNTS: &[&str] = &[$( stringify!($name), )+];
-
-        impl Counts {
-            fn values(&self) -> Vec<u64> {
-                vec![$( self.$name, )+]
-            }
-        }
-    };
-}
-
-registers! {
-    // Requests that it answered.
-    hits,
-    // Reads of one key that were forwarded, because the key was not there.
-    misses,
-    // ... because their entry was written, or too old, or its key is being written.
-    invalid,
-    // ... so that the server knows that the key is in use.
-    sampled,
-    // ... because a write of the same connection is in progress.
-    ordered,
-    // ... as they are, because there was no room or the server has stale keys: their answers are not kept.
-    unasked,
-    // Values that were kept.
-    fills,
-    // ... and not, because they expire soon, are stale, or too long.
-    unkept,
-    // Values that made room for others.
-    evictions,
-    // Commands that may change keys.
-    writes,
-    // Messages that were dropped: no command, or no room to follow it.
-    refused,
-}
-
-/// Settings with their first values and what they may be.
-const SETTINGS: [(&str, u64, u64, u64); 5] = [
-    ("memory_mib", crate::library::CACHE_MEMORY_MIB, 1, 4096),
-    ("age_ms", 60_000, 0, 86_400_000),
-    ("sample", 64, 0, 1_000_000),
-    ("grace_ms", 2_000, 1, 600_000),
-    ("udp_writes", 1, 0, 1),
-];
-const AT_MEMORY: usize = 0;
-const AT_AGE: usize = 1;
-const AT_SAMPLE: usize = 2;
-const AT_GRACE: usize = 3;
-const AT_UDP_WRITES: usize = 4;
-
 /// What the instances of all workers share.
 struct Shared {
     epochs: Epochs,
     secret: Secret,
     /// The server may have stale keys, which `mg` changes: `get` is not forwarded as `mg` any more.
     has_stale: AtomicBool,
-    /// Of all instances.
+    /// Of all instances: values that they served, and keys of which they said that they are not there.
     hits: AtomicU64,
+    absences: AtomicU64,
 }
 
 /// A pending write of all keys, which says that an instance does not see the messages of its worker. It is counted once.
@@ -181,6 +135,7 @@ pub(crate) fn instances() -> Instances {
         secret,
         has_stale: AtomicBool::new(false),
         hits: AtomicU64::new(0),
+        absences: AtomicU64::new(0),
     });
     Arc::new(move || Box::new(MemcachedCache::new(Arc::clone(&shared))))
 }
@@ -344,15 +299,17 @@ impl MemcachedCache {
             None => counts.misses += 1,
             Some(entry) => {
                 let (about, len) = store.about(entry);
-                let About { words, asked_ns, until_ns, flags, cas: number, plain } = *about;
+                let About { words, asked_ns, until_ns, flags, cas: number, plain, absent } = *about;
                 let waits =
                     matches!(&asked.sent, Sent::Stream { client, .. } if flight.writes_of(client));
-                if asked.now_ns >= until_ns || !epochs.is_valid(slot, &words, asked_ns) {
+                let is_valid = epochs.is_valid(slot, &words, asked_ns)
+                    || absent && mutants::on("cache_absent_unchecked");
+                if asked.now_ns >= until_ns || !is_valid {
                     store.remove(entry);
                     counts.invalid += 1;
                 } else if waits {
                     counts.ordered += 1;
-                } else if form == (Form::Meta { key: true }) && !plain {
+                } else if form == (Form::Meta { key: true }) && (absent || !plain) {
                     counts.misses += 1;
                 } else if self.settings[AT_SAMPLE] != 0 && self.hits_until_sample == 0 {
                     self.hits_until_sample = self.settings[AT_SAMPLE] - 1;
@@ -365,6 +322,8 @@ impl MemcachedCache {
                         out.extend_from_slice(&UdpHeader::request(id).bytes());
                     }
                     let behind: &[u8] = match form {
+                        Form::Text { .. } if absent => b"END\r\n",
+                        Form::Meta { .. } if absent => b"EN\r\n",
                         Form::Text { cas } => {
                             let cas = cas.then_some(number);
                             ValueReply { key, flags, len, cas }.write_line(out);
@@ -378,7 +337,8 @@ impl MemcachedCache {
                     let head = out.len();
                     let whole = head + len + behind.len();
                     if whole <= messages.room() {
-                        counts.hits += 1;
+                        let count = if absent { &mut counts.absences } else { &mut counts.hits };
+                        *count += 1;
                         messages.reply_with(asked.index, whole, |reply| {
                             reply[..head].copy_from_slice(out);
                             store.copy_value(entry, &mut reply[head..head + len]);
@@ -468,9 +428,10 @@ impl MemcachedCache {
                 match flight.end_stream(&client, number, &self.shared.epochs, now_ns) {
                     Some(Purpose::Read(read)) => self.answer(messages, index, &read, None),
                     Some(Purpose::Stats) => {
-                        let hits = self.shared.hits.load(Ordering::Relaxed);
+                        let [hits, absences] = [&self.shared.hits, &self.shared.absences]
+                            .map(|count| count.load(Ordering::Relaxed));
                         self.scratch.clear();
-                        write_stats(messages.bytes(index), hits, &mut self.scratch);
+                        write_stats(messages.bytes(index), hits, absences, &mut self.scratch);
                         messages.rewrite(index, &self.scratch);
                     }
                     Some(Purpose::Write { .. } | Purpose::Flush { .. }) => {}
@@ -559,6 +520,9 @@ impl MemcachedCache {
                 if let Form::Meta { .. } = read.form {
                     write_meta(body, out);
                 }
+                if total == 1 && messages.is_open(index) {
+                    keep_absence(store, &mut self.counts, &self.settings, key, &read);
+                }
             }
             (0, Some(Answer::Value { head, .. })) => {
                 let Head { line, len, flags, cas, .. } = head;
@@ -617,8 +581,36 @@ fn keep(
     let kept = read.words.filter(|_| !head.odd && left_ns > 0).and_then(|words| {
         let until_ns = read.asked_ns.saturating_add(left_ns.min(age_ns));
         let Head { cas, flags, plain, .. } = *head;
-        let about = About { words, asked_ns: read.asked_ns, until_ns, cas, flags, plain };
+        let (asked_ns, absent) = (read.asked_ns, false);
+        let about = About { words, asked_ns, until_ns, cas, flags, plain, absent };
         store.insert(read.hash, key, value, &about)
+    });
+    match kept {
+        Some(evicted) => {
+            counts.fills += 1;
+            counts.evictions += evicted;
+        }
+        None => counts.unkept += 1,
+    }
+}
+
+/// Keeps that a key is not there, if that is wanted.
+fn keep_absence(
+    store: &mut Store,
+    counts: &mut Counts,
+    settings: &[u64; SETTINGS.len()],
+    key: &[u8],
+    read: &Read,
+) {
+    let absent_ms = settings[AT_ABSENT];
+    if absent_ms == 0 {
+        return;
+    }
+    let kept = read.words.and_then(|words| {
+        let until_ns = read.asked_ns.saturating_add(absent_ms * MS);
+        let (asked_ns, absent) = (read.asked_ns, true);
+        let about = About { words, asked_ns, until_ns, absent, ..About::default() };
+        store.insert(read.hash, key, b"", &about)
     });
     match kept {
         Some(evicted) => {
@@ -665,7 +657,7 @@ impl Function for MemcachedCache {
     fn decide(&mut self, direction: Direction, messages: &mut Messages) -> Result<(), Failure> {
         self.now_ns = messages.now_ns();
         self.begin(self.now_ns);
-        let before = self.counts.hits;
+        let before = self.counts;
         if direction == Direction::Requests && messages.len() >= PREPARED_MIN {
             self.prepare(messages);
         }
@@ -681,8 +673,13 @@ impl Function for MemcachedCache {
             }
         }
         watch.panicked = false;
-        if self.counts.hits != before {
-            self.shared.hits.fetch_add(self.counts.hits - before, Ordering::Relaxed);
+        for (shared, now, before) in [
+            (&self.shared.hits, self.counts.hits, before.hits),
+            (&self.shared.absences, self.counts.absences, before.absences),
+        ] {
+            if now != before {
+                shared.fetch_add(now - before, Ordering::Relaxed);
+            }
         }
         Ok(())
     }
@@ -807,6 +804,7 @@ mod tests {
             secret: Secret([random.hash_one(1), random.hash_one(2)]),
             has_stale: AtomicBool::new(false),
             hits: AtomicU64::new(0),
+            absences: AtomicU64::new(0),
         };
         let mut cache = MemcachedCache::new(Arc::new(shared));
         assert!(cache.store.is_none() && cache.flight.is_none());

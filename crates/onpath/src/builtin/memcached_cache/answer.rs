@@ -181,12 +181,17 @@ pub(super) fn write_meta_hit(key: Option<&[u8]>, len: usize, out: &mut Vec<u8>) 
     out.extend_from_slice(b"\r\n");
 }
 
-/// Writes the answer to `stats` with these hits, which the server has not seen.
-pub(super) fn write_stats(answer: &[u8], hits: u64, out: &mut Vec<u8>) {
+/// Writes the answer to `stats` with these hits and misses, which the server has not seen.
+pub(super) fn write_stats(answer: &[u8], hits: u64, misses: u64, out: &mut Vec<u8>) {
+    let counts = [
+        (&b"STAT cmd_get "[..], hits.saturating_add(misses)),
+        (b"STAT get_hits ", hits),
+        (b"STAT get_misses ", misses),
+    ];
     for line in answer.split_inclusive(|byte| *byte == b'\n') {
-        let counted = [&b"STAT cmd_get "[..], b"STAT get_hits "].into_iter().find_map(|name| {
+        let counted = counts.into_iter().find_map(|(name, more)| {
             let count = line.strip_prefix(name)?.strip_suffix(b"\r\n")?;
-            Some((name, number(count)?.saturating_add(hits)))
+            Some((name, number(count)?.saturating_add(more)))
         });
         match counted {
             None => out.extend_from_slice(line),
@@ -280,14 +285,14 @@ mod tests {
     #[test]
     fn hits_are_added_to_what_the_server_counted() {
         let answer =
-            b"STAT pid 7\r\nSTAT cmd_get 10\r\nSTAT cmd_set 3\r\nSTAT get_hits 6\r\nEND\r\n";
+            b"STAT pid 7\r\nSTAT cmd_get 10\r\nSTAT cmd_set 3\r\nSTAT get_hits 6\r\nSTAT get_misses 4\r\nEND\r\n";
         let mut out = Vec::new();
-        write_stats(answer, 5, &mut out);
+        write_stats(answer, 5, 2, &mut out);
         let expected =
-            b"STAT pid 7\r\nSTAT cmd_get 15\r\nSTAT cmd_set 3\r\nSTAT get_hits 11\r\nEND\r\n";
+            b"STAT pid 7\r\nSTAT cmd_get 17\r\nSTAT cmd_set 3\r\nSTAT get_hits 11\r\nSTAT get_misses 6\r\nEND\r\n";
         assert_eq!(out, expected);
         out.clear();
-        write_stats(b"SERVER_ERROR busy\r\n", 5, &mut out);
+        write_stats(b"SERVER_ERROR busy\r\n", 5, 2, &mut out);
         assert_eq!(out, b"SERVER_ERROR busy\r\n");
     }
 

@@ -18,14 +18,15 @@
 //! entries whose question was forwarded up to then are not served. A `flush_all` with a delay has a *window*; when it begins the floor
 //! rises to its end.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+// Of the standard library, or loom's where crates/mqueue-loom includes this file.
+use super::atomic::{AtomicU64, Ordering};
 
 /// Bits of the pending writes in a word.
 const PENDING_BITS: u32 = 24;
-const PENDING_MASK: u64 = (1 << PENDING_BITS) - 1;
+pub(super) const PENDING_MASK: u64 = (1 << PENDING_BITS) - 1;
 const EPOCH: u64 = 1 << PENDING_BITS;
 /// Flushes with a delay that are known at a time. More than these take effect at once, and until their end.
-const WINDOWS: usize = 8;
+pub(super) const WINDOWS: usize = 8;
 const NEVER: u64 = u64::MAX;
 
 /// What an entry was filled under.
@@ -51,7 +52,7 @@ struct Window {
 
 /// See the module's text.
 pub(super) struct Epochs {
-    slots: Box<[AtomicU64]>,
+    pub(super) slots: Box<[AtomicU64]>,
     whole: AtomicU64,
     floor_ns: AtomicU64,
     /// The first window begins then.
@@ -90,6 +91,7 @@ impl Epochs {
     /// A write is about to be forwarded.
     pub(super) fn begin(&self, scope: Scope) {
         if !mutants::on("cache_write_unseen") {
+            // EDGE EPOCHS (release half): a message that tells of the write comes after this.
             self.word(scope).fetch_add(EPOCH + 1, Ordering::AcqRel);
         }
     }
@@ -97,6 +99,7 @@ impl Epochs {
     /// The reply to a write has come, whatever it says, and is about to be released; or the server cannot do it any more.
     pub(super) fn end(&self, scope: Scope) {
         let step = if mutants::on("cache_write_unseen") { EPOCH } else { EPOCH - 1 };
+        // EDGE EPOCHS (release half): what the server has answered, and the window of a flush, come before this.
         self.word(scope).fetch_add(step, Ordering::AcqRel);
     }
 
@@ -116,6 +119,7 @@ impl Epochs {
 
     #[inline]
     fn load(&self, slot: u32) -> Words {
+        // EDGE EPOCHS (acquire half)
         let whole = self.whole.load(Ordering::Acquire);
         Words { slot: self.slots[slot as usize].load(Ordering::Acquire), whole }
     }
@@ -192,67 +196,5 @@ impl Epochs {
                 self.next_window_ns.fetch_min(begin_ns, Ordering::AcqRel);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_entry_is_valid_until_a_write_of_its_slot_begins() {
-        let epochs = Epochs::new(4);
-        let words = epochs.words(3).unwrap();
-        assert!(epochs.is_valid(3, &words, 1));
-        epochs.begin(Scope::Slot(3));
-        assert!(epochs.words(3).is_none() && !epochs.is_valid(3, &words, 1));
-        assert!(epochs.words(4).is_some(), "another slot");
-        epochs.begin(Scope::Slot(3));
-        epochs.end(Scope::Slot(3));
-        assert!(epochs.words(3).is_none(), "one of two is pending");
-        epochs.end(Scope::Slot(3));
-        let next = epochs.words(3).unwrap();
-        assert!(next != words && !epochs.is_valid(3, &words, 1) && epochs.is_valid(3, &next, 1));
-        epochs.begin(Scope::Whole);
-        assert!((0..16).all(|slot| epochs.words(slot).is_none()));
-        epochs.end(Scope::Whole);
-        assert!(!epochs.is_valid(3, &next, 1) && epochs.words(3).is_some());
-    }
-
-    #[test]
-    fn the_word_of_a_slot_survives_the_end_of_its_epochs() {
-        let epochs = Epochs::new(0);
-        epochs.slots[0].store(!PENDING_MASK, Ordering::Relaxed);
-        let words = epochs.words(0).unwrap();
-        epochs.begin(Scope::Slot(0));
-        assert!(epochs.words(0).is_none());
-        epochs.end(Scope::Slot(0));
-        assert!(epochs.words(0).is_some_and(|next| next != words));
-    }
-
-    #[test]
-    fn a_window_that_begins_raises_the_floor_to_its_end() {
-        let epochs = Epochs::new(0);
-        let words = epochs.words(0).unwrap();
-        epochs.add_window(0, 50, 80);
-        epochs.add_window(0, 20, 30);
-        let valid = |now_ns, asked_ns| {
-            epochs.open_windows(now_ns);
-            epochs.is_valid(0, &words, asked_ns)
-        };
-        assert!(valid(19, 1));
-        assert!(!valid(20, 1) && !valid(20, 30) && valid(31, 31));
-        assert!(valid(49, 31) && !valid(50, 31) && !valid(50, 80) && valid(81, 81));
-        epochs.add_window(90, 90, 100);
-        assert!(!valid(90, 100) && valid(101, 101), "one that has begun");
-        for _ in 0..WINDOWS {
-            epochs.add_window(100, 200, 210);
-        }
-        assert!(valid(199, 101));
-        epochs.add_window(100, 300, 310);
-        assert!(!valid(199, 101), "there are too many");
-        assert!(valid(400, 311) && valid(400, 400));
-        epochs.add_window(400, 500, 510);
-        assert!(valid(499, 400) && !valid(500, 400), "those that have passed make room");
     }
 }

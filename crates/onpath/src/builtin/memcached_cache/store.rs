@@ -12,6 +12,8 @@ use super::epochs::Words;
 const BLOCK_BYTES: usize = 64;
 /// Entries for so many blocks.
 const BLOCKS_PER_ENTRY: usize = 2;
+/// The part of the entries that keys without a value may have, which clients can ask for without end.
+const ABSENT_PART: usize = 4;
 /// The part of the memory that one value may take.
 const VALUE_PART: usize = 8;
 const NIL: u32 = u32::MAX;
@@ -29,6 +31,8 @@ pub(super) struct About {
     pub(super) flags: u32,
     /// The server keeps its key as it is, not in base64.
     pub(super) plain: bool,
+    /// The server does not have the key.
+    pub(super) absent: bool,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -61,6 +65,8 @@ pub(super) struct Store {
     hand: u32,
     len: usize,
     bytes: usize,
+    /// Entries of keys that the server does not have.
+    absent: usize,
 }
 
 /// A list of these, or an error where `collect` would end the process.
@@ -100,6 +106,7 @@ impl Store {
             hand: NIL,
             len: 0,
             bytes: 0,
+            absent: 0,
         })
     }
 
@@ -181,7 +188,8 @@ impl Store {
         }
     }
 
-    /// Keeps a value, in the place of the one that its key had. Returns how many others were evicted; `None`: it is too long.
+    /// Keeps a value, in the place of the one that its key had. Returns how many others were evicted; `None`: it is too long, or
+    /// there are too many keys without a value.
     pub(super) fn insert(
         &mut self,
         hash: u64,
@@ -194,9 +202,11 @@ impl Store {
         }
         let needed = (key.len() + value.len()).div_ceil(BLOCK_BYTES);
         let key_len = u8::try_from(key.len()).ok()?;
-        if needed > self.chain.len() / VALUE_PART {
+        let is_over = about.absent && self.absent >= self.entries.len() / ABSENT_PART;
+        if needed > self.chain.len() / VALUE_PART || is_over {
             return None;
         }
+        self.absent += usize::from(about.absent);
         let mut evicted = 0;
         while self.free_entry == NIL || self.free_blocks < needed {
             self.evict();
@@ -261,8 +271,9 @@ impl Store {
 
     /// Forgets an entry.
     pub(super) fn remove(&mut self, at: u32) {
-        let Entry { hash, value_len, first, next, older, newer, key_len, .. } =
+        let Entry { hash, value_len, first, next, older, newer, key_len, about, .. } =
             self.entries[at as usize];
+        self.absent -= usize::from(about.absent);
         let bucket = self.bucket(hash);
         if self.buckets[bucket] == at {
             self.buckets[bucket] = next;
@@ -380,6 +391,26 @@ mod tests {
             (free, at) = (free + 1, store.entries[at as usize].next);
         }
         assert_eq!(free, entries);
+    }
+
+    #[test]
+    fn keys_without_a_value_have_a_quarter_of_the_entries() {
+        let mut store = Store::new(64 << 10).unwrap();
+        let most = store.entries.len() / ABSENT_PART;
+        let absent = About { absent: true, ..About::default() };
+        let key = |at: usize| (at as u32).to_le_bytes();
+        for at in 0..2 * most {
+            let kept = store.insert(at as u64, &key(at), b"", &absent).is_some();
+            assert_eq!(kept, at < most, "{at}");
+        }
+        // A value in the place of one makes room for another.
+        store.insert(0, &key(0), b"value", &About::default()).unwrap();
+        assert!(store.insert(9999, b"new", b"", &absent).is_some());
+        assert!(store.insert(9998, b"newer", b"", &absent).is_none());
+        while store.oldest != NIL {
+            store.remove(store.oldest);
+        }
+        assert_eq!(store.absent, 0);
     }
 
     #[test]
