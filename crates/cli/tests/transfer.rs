@@ -103,6 +103,41 @@ fn a_file_goes_from_one_command_to_the_other() {
     assert_eq!(folder.names(), ["sink", "source"]);
 }
 
+/// Through a Unix socket, whose path is free afterwards, and to nowhere.
+#[test]
+fn a_file_goes_through_a_unix_socket_and_is_discarded() {
+    let folder = Folder::new("unix");
+    let content: Vec<u8> = (0..300_000u32).flat_map(|n| n.to_le_bytes()).collect();
+    let (source, sink) = (folder.file("source", &content), folder.path("sink"));
+    let socket = folder.path("socket");
+    let listens = format!("unix-listen://{socket}");
+    let mut receiver = serval(&[&listens, &sink, "--json", "--digest", "md5"]).spawn().unwrap();
+    let mut lines = BufReader::new(receiver.stdout.take().unwrap());
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+    assert!(line.contains("listening") && line.contains(&socket), "{line}");
+    // The path is in use.
+    let (code, said) = failure(&[&listens, &folder.path("other")]);
+    assert!(code == Some(1) && said.contains("remove it if no program uses it"), "{said}");
+    let sent = serval(&[&source, &format!("unix://{socket}"), "--json"]).output().unwrap();
+    assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+    assert!(receiver.wait().unwrap().success());
+    assert!(fs::read(&sink).unwrap() == content);
+    let received: Json = serde_json::from_str(&line).unwrap();
+    let counted = serval(&[&source, "discard://", "--json", "--digest", "md5"]).output().unwrap();
+    assert!(counted.status.success(), "{}", String::from_utf8_lossy(&counted.stderr));
+    let counted: Json = serde_json::from_slice(&counted.stdout).unwrap();
+    assert_eq!(counted["digest"], received["digest"]);
+    assert_eq!(counted["written_bytes"], content.len());
+    let (code, said) = failure(&["discard://", &sink]);
+    assert!(code == Some(2) && said.contains("can only be the SINK"), "{said}");
+    let (code, said) = failure(&[&source, &format!("unix://{socket}")]);
+    assert!(code == Some(1) && said.contains("cannot connect to unix://"), "{said}");
+    assert_eq!(folder.names(), ["sink", "source"]);
+}
+
 #[test]
 fn a_peer_that_sends_nothing_destroys_no_file() {
     let folder = Folder::new("nothing");
@@ -276,7 +311,11 @@ fn mistakes_get_one_sentence_and_their_exit_code() {
         (&["listen://127.0.0.1:0", &link, "--offset", "1"], 1, "it is a symbolic link, not a file"),
         (&["tcp://127.0.0.1:1", "tcp://127.0.0.1:1"], 1, "cannot connect to tcp://127.0.0.1:1"),
         (&[&source, "tcp://127.0.0.1:1", "--cipher", "des"], 2, "must be aes-256-gcm or"),
-        (&[&source, "udp://127.0.0.1:1"], 2, "udp:// is not tcp:// or listen://"),
+        (
+            &[&source, "udp://127.0.0.1:1"],
+            2,
+            "udp:// is not tcp://, listen://, unix://, unix-listen:// or discard://",
+        ),
         (&[&source, "tcp://127.0.0.1:1", "--digest", "sha3"], 2, "must be md5, sha1, sha256 or"),
         (&[&source, "tcp://127.0.0.1:1", "--seal", &key], 2, "has to contain 32 bytes"),
         (&[&nothing, "tcp://127.0.0.1:1"], 1, "cannot read"),

@@ -1,23 +1,22 @@
 //! `serval transfer SOURCE SINK`.
 
 mod list;
+mod place;
 mod sink;
 
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use place::Place;
 use serde_json::json;
 use sink::Sink;
 use sys::descriptors::reset_on_close;
-use sys::local::wait_readable;
 use sys::private_file::open_regular;
 use transfer::message::Answer;
 use transfer::{
@@ -31,8 +30,9 @@ use crate::screen::Screen;
 use server::config::bytes_for_people;
 
 pub(super) const HELP: &str = "\
-SOURCE and SINK are files or TCP connections. tcp://HOST:PORT connects; listen://IP:PORT
-accepts one connection (port 0: a free one, which is printed). The bytes go through the stages
+SOURCE and SINK are files or connections. tcp://HOST:PORT and unix://PATH connect;
+listen://IP:PORT and unix-listen://PATH accept one connection (port 0: a free one, which is
+printed). As SINK, discard:// drops the bytes. The bytes go through the stages
 in one pass: --open decrypts what SOURCE has, --expand expands it, --digest prints a digest of
 the plain bytes (give it again for another one), --find and --grep search them, --compress
 compresses and --seal encrypts what SINK gets. --open and --seal use AES-256-GCM, or the
@@ -47,6 +47,7 @@ Examples:
   serval transfer listen://0.0.0.0:9000 copy.iso --open key
   serval transfer image.iso tcp://backup:9000 --offset 4096 --bytes 1048576 --json
   serval transfer image.iso tcp://backup:9000 --engine /run/serval/transfer
+  serval transfer image.iso discard:// --digest md5 --digest sha256
   serval transfer ls --engine /run/serval/transfer
 
 Exit codes: 0 all bytes were transferred, 1 not all (the numbers are printed), 2 the command line
@@ -63,11 +64,11 @@ pub(super) struct Options {
     #[command(subcommand)]
     verb: Option<Verb>,
 
-    /// Where the bytes come from: a file, tcp://HOST:PORT or listen://IP:PORT
+    /// Where the bytes come from: a file, or a connection as below
     #[arg(value_name = "SOURCE", required = true)]
     source: Option<Place>,
 
-    /// Where they go: a file, tcp://HOST:PORT or listen://IP:PORT
+    /// Where they go: a file, a connection as below, or discard://
     #[arg(value_name = "SINK", required = true)]
     sink: Option<Place>,
 
@@ -147,35 +148,6 @@ enum Verb {
     Ls(list::Options),
 }
 
-/// A source or a sink.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
-    File(PathBuf),
-    Connect(String),
-    Listen(SocketAddr),
-}
-
-impl FromStr for Place {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if let Some(address) = text.strip_prefix("tcp://") {
-            return Ok(Self::Connect(address.to_owned()));
-        }
-        if let Some(address) = text.strip_prefix("listen://") {
-            let parsed = address.parse().map(Self::Listen);
-            return parsed.map_err(|_| {
-                "the address has to be an IP address with a port, such as listen://127.0.0.1:9000"
-                    .to_owned()
-            });
-        }
-        match text.split_once("://") {
-            Some((scheme, _)) => Err(format!("{scheme}:// is not tcp:// or listen://")),
-            None => Ok(Self::File(text.into())),
-        }
-    }
-}
-
 fn digest(text: &str) -> Result<DigestKind, String> {
     DigestKind::named(text).ok_or_else(|| "must be md5, sha1, sha256 or crc32c".to_owned())
 }
@@ -214,9 +186,12 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     if let Place::File(path) = sink_place {
         kept = Some(Sink::open(path, sink_offset)?);
     }
-    let open = |place| open_socket(screen, place, options.stall, &cancel);
+    let open = |place: &Place| place.open(screen, options.stall, &cancel);
     let source = match source_file {
         Some(file) => transfer::Place::File(file.into(), options.offset),
+        None if *source_place == Place::Discard => {
+            return Err(Failure::Usage("discard:// can only be the SINK".to_owned()));
+        }
         None => transfer::Place::Socket(open(source_place)?.into()),
     };
     let mut socket = None;
@@ -228,7 +203,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
             reset_on_close(opened.as_fd(), true).map_err(Failure::run)?;
             let copy = opened.try_clone().map_err(Failure::run)?;
             socket = Some(opened);
-            transfer::Place::Socket(copy.into())
+            transfer::Place::Socket(copy)
         }
     };
     let command = Command::new(source, options.bytes, stages, sink).followed_by(further);
@@ -247,7 +222,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     if let Some(socket) = socket {
         reset_on_close(socket.as_fd(), false).map_err(Failure::run)?;
         // The peer reads the end of the stream. It may have closed by now.
-        let _ = socket.shutdown(Shutdown::Write);
+        socket.end();
     }
     kept.map_or(Ok(()), |sink| sink.finish(options.sync))?;
     report(screen, &outcome.report, began.elapsed());
@@ -429,78 +404,4 @@ pub(super) fn read_key(path: &Path) -> Result<Key, Failure> {
     let key = Key::read(file).map_err(|error| unusable(format!("cannot be read: {error}")))?;
     let wrong = || unusable("has to contain 32 bytes, or 64 hexadecimal digits".to_owned());
     key.ok_or_else(wrong)
-}
-
-fn open_socket(
-    screen: &Screen,
-    place: &Place,
-    patience: Duration,
-    cancel: &AtomicBool,
-) -> Result<TcpStream, Failure> {
-    match place {
-        Place::Connect(address) => connect(address, patience),
-        Place::Listen(address) => accept(screen, *address, patience, cancel),
-        Place::File(_) => unreachable!("a file is opened by its own code"),
-    }
-}
-
-fn connect(address: &str, patience: Duration) -> Result<TcpStream, Failure> {
-    let failed = |why: String| Failure::Run(format!("cannot connect to tcp://{address}: {why}"));
-    let found = address.to_socket_addrs().map_err(|error| failed(error.to_string()))?;
-    let mut why = "the name has no address".to_owned();
-    for address in found {
-        match TcpStream::connect_timeout(&address, patience) {
-            Ok(socket) => return Ok(socket),
-            Err(error) => why = error.to_string(),
-        }
-    }
-    Err(failed(why))
-}
-
-/// Accepts one connection.
-fn accept(
-    screen: &Screen,
-    address: SocketAddr,
-    patience: Duration,
-    cancel: &AtomicBool,
-) -> Result<TcpStream, Failure> {
-    let failed = |error| Failure::Run(format!("cannot listen at {address}: {error}"));
-    let listener = TcpListener::bind(address).map_err(failed)?;
-    listener.set_nonblocking(true).map_err(failed)?;
-    let at = listener.local_addr().map_err(failed)?;
-    screen.show(
-        || format!("listening at {at}\n"),
-        || json!({ "event": "listening", "address": at.to_string() }),
-    );
-    let deadline = Instant::now() + patience;
-    loop {
-        match listener.accept() {
-            Ok((socket, _)) => return Ok(socket),
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(failed(error)),
-        }
-        if Instant::now() >= deadline {
-            let seconds = patience.as_secs_f64();
-            return Err(Failure::Run(format!("no peer connected to {at} within {seconds} s")));
-        }
-        if cancel.load(Ordering::Relaxed) {
-            return Err(Failure::Run("interrupted".to_owned()));
-        }
-        wait_readable(&[listener.as_fd()], Some(TICK));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn places_are_files_or_addresses() {
-        let place = |text: &str| text.parse::<Place>();
-        assert_eq!(place("a/b"), Ok(Place::File("a/b".into())));
-        assert_eq!(place("tcp://host:1"), Ok(Place::Connect("host:1".to_owned())));
-        assert_eq!(place("listen://[::1]:0"), Ok(Place::Listen("[::1]:0".parse().unwrap())));
-        assert!(place("listen://host:1").unwrap_err().contains("an IP address"));
-        assert_eq!(place("udp://host:1"), Err("udp:// is not tcp:// or listen://".to_owned()));
-    }
 }
