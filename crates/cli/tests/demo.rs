@@ -248,6 +248,7 @@ fn the_books_of_a_chain_are_closed_and_a_spoiled_byte_is_found() {
     assert_eq!((&shown["wrong"], &shown["lost"]), (&0.into(), &0.into()), "{shown}");
     assert!(shown["checked"].as_u64().unwrap() > 400, "{shown}");
     assert!(shown["hits_percent"].as_f64().unwrap() > 10.0, "{shown}");
+    assert!(shown["share"]["limited"].as_u64().unwrap() > 0, "{shown}");
     for balance in shown["books"].as_array().unwrap() {
         assert_eq!(balance["left"], balance["right"], "{shown}");
         assert!(balance["left"].as_u64().unwrap() > 0, "{shown}");
@@ -264,6 +265,7 @@ fn the_books_of_a_chain_are_closed_and_a_spoiled_byte_is_found() {
         })
         .collect();
     for expected in [
+        r#""faces" "request" "tenant faces" "charges""#,
         r#""faces" "request" "auth" "answers""#,
         r#""faces" "request" "auth" "rewrites""#,
         r#""faces/db" "request" "hot" "answers""#,

@@ -436,6 +436,52 @@ fn many_connections_of_a_tenant_get_a_part_of_a_turn() {
     assert!((16..=256).contains(&most), "{most} in a turn");
 }
 
+/// A thousand connections of a tenant that is over its rate wait in the order in which they came: each gets its turn, none is lost, and a turn
+/// looks at a few of them.
+#[test]
+fn each_of_a_thousand_connections_over_a_rate_gets_its_turn() {
+    const CONNECTIONS: u32 = 1000;
+    let mut script = script(Framing::LengthU16);
+    script.limits().connections = 2 * CONNECTIONS;
+    script.service().tenant = "many".into();
+    script.service().slots = 1024;
+    let tenant = Tenant { messages_per_s: 5_000, burst_ms: 1, ..Tenant::new("many") };
+    script.setup.topology.tenants = vec![tenant];
+    let mut scene = script.play();
+    let callers: Vec<_> = (0..CONNECTIONS).map(|_| scene.connect()).collect();
+    scene.run(200);
+    // The first one brings the tenant over its rate, before the others ask.
+    const FIRST: u32 = 50;
+    for sequence in 0..FIRST {
+        scene.call(callers[0], request(sequence));
+    }
+    scene.run(5);
+    for caller in &callers[1..] {
+        scene.call(*caller, request(0));
+    }
+    // 1000 at 5000 a second are 200 ms.
+    scene.wait_ms(100);
+    let half = scene.world.metrics.service(0).replied;
+    assert!((200..800).contains(&half), "{half}");
+    scene.wait_ms(250);
+    let counted = scene.world.metrics.service(0);
+    let all = u64::from(CONNECTIONS + FIRST - 1);
+    assert_eq!((counted.replied, counted.dropped_requests()), (all, 0));
+    // Those that close while they wait are closed here as well.
+    for sequence in FIRST..2 * FIRST {
+        scene.call(callers[0], request(sequence));
+    }
+    scene.run(5);
+    for caller in &callers[1..] {
+        scene.call(*caller, request(1));
+        lock(&scene.world.net).peer_close(caller.conn, wire::nic::Close::Reset);
+    }
+    scene.wait_ms(300);
+    let counted = scene.world.metrics.service(0);
+    assert_eq!(counted.connections_closed, u64::from(CONNECTIONS) - 1, "{counted:?}");
+    assert!(counted.replied >= all + u64::from(FIRST), "the first one was answered");
+}
+
 /// Adds the time that it takes to a clock.
 struct Slow(Arc<AtomicU64>);
 

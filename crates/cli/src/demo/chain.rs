@@ -1,17 +1,19 @@
-//! `serval demo chain`: a request meets a function, a kernel, and a function between the kernel and its database.
+//! `serval demo chain`: a request meets the share of its tenant, a function, a kernel, and a function between the kernel and its database.
 //!
 //! Clients send CoAP requests with a token and a face. `coap-auth` refuses forged ones and gives the kernel the payload of the others. The kernel
-//! asks memcached for the stored picture, and `memcached-cache` answers most of that. The books of all of them must agree.
+//! asks memcached for the stored picture, and `memcached-cache` answers most of that. The books of all of them must agree. The service belongs to a
+//! tenant, whose requests wait over TCP while it is over its rate.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use bench::client::workload::{Faces, Pictures, coap};
-use bench::client::{self, Load, Outcome, Workload};
+use bench::client::{self, Load, Outcome, Stream, Workload};
 use bench::memcached::Memcached;
 use bench::units::per_second;
-use engine::topology::{Backend, Service};
+use engine::tenants::TenantUse;
+use engine::topology::{Backend, Service, Tenant};
 use onpath::{Direction, Spec, Verdict};
 use serde_json::{Value as Json, json};
 use server::{Caller, FunctionError, Server, TracedMessage};
@@ -32,6 +34,11 @@ const FORGED: u64 = 4;
 const AROUND_BYTES: usize = 256;
 /// A server that is this late has failed.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// The tenant of the service.
+const TENANT: &str = "faces";
+/// Requests a second of its share in the last part, and how many are asked then.
+const SHARE: u64 = 100;
+const SHARED: u64 = 40;
 /// The chains, by name.
 const CLIENTS: &str = "faces";
 const BACKEND: &str = "faces/db";
@@ -104,12 +111,12 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     memcached.store(pictures.people.iter().map(|person| (person.database_key(), person.stored)))?;
     let keys = KeyFile::write()?;
     let service = service(stage, &memcached, &keys);
-    let (mut server, udp, _) = stage.serve(service)?;
+    let (mut server, udp, tcp) = stage.serve(service)?;
     let faces = Faces::new(&pictures.people);
     let asking = Guarded { faces, face: Vec::new(), forged: 0, spoil: stage.options.corrupt };
     let mut demo = Demo { stage, udp, asking, checked: 0, wrong: 0, lost: 0, refused: 0 };
 
-    let bar = stage.progress("asking for faces", 3);
+    let bar = stage.progress("asking for faces", 4);
     let deadline = Instant::now() + PATIENCE;
     while Registers::of(&server, BACKEND, "hot")?.hits() == 0 {
         demo.ask(WINDOW, Some(4 * FORGED))?;
@@ -123,8 +130,16 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     for chain in [CLIENTS, BACKEND] {
         server.begin_trace(Caller::engine(), chain, 8).map_err(failed)?;
     }
+    let share = Tenant { weight: 2, messages_per_s: SHARE, burst_ms: 50, ..Tenant::new(TENANT) };
+    let set = server.put_tenant(Caller::engine(), share, false);
+    set.map_err(|error| DemoError::Wrong(error.to_string()))?;
+    let before = used(&server);
     demo.ask(1, Some(FORGED))?;
+    let charged = used(&server).charged - before.charged;
     let trace = traced(&mut server)?;
+    bar.inc(1);
+    demo.ask_beyond_the_share(tcp)?;
+    let share = Share { charged, limited: used(&server).limited };
     bar.finish_and_clear();
 
     let balances = balances(&server, &demo)?;
@@ -133,11 +148,27 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     if !server.shutdown().is_clean() {
         return Err(DemoError::Wrong("the server did not end cleanly".to_owned()));
     }
-    Ok(report(stage, &demo, &many, (&trace, &balances), &cache, &accounts))
+    Ok(report(stage, &demo, &many, (&trace, &share, &balances), &cache, &accounts))
+}
+
+/// What the tenant has used.
+fn used(server: &Server) -> TenantUse {
+    let tenants = server.tenants(Caller::engine());
+    let own = tenants.iter().find(|of| of.tenant.name == TENANT);
+    own.map(|of| of.used).unwrap_or_default()
+}
+
+/// What its share has meant for the tenant.
+struct Share {
+    /// For the requests that were traced, in bytes.
+    charged: u64,
+    /// Turns of workers in which it had to wait.
+    limited: u64,
 }
 
 fn service(stage: &Stage<'_>, memcached: &Memcached, keys: &KeyFile) -> Service {
     let mut service = Service::new("faces", Vec::new(), "faces");
+    service.tenant = TENANT.into();
     service.max_message_bytes = (Faces::REQUEST_BYTES + AROUND_BYTES) as u32;
     service.max_reply_bytes = service.max_message_bytes;
     service.framing = Framing::LengthU16;
@@ -178,6 +209,22 @@ impl Demo<'_> {
         };
         self.asking.forged = 0;
         let outcome = client::udp(self.udp, &load, &mut self.asking)?;
+        self.note(outcome)
+    }
+
+    /// Asks over TCP, for more than the share of the tenant.
+    fn ask_beyond_the_share(&mut self, tcp: SocketAddr) -> Result<Outcome, DemoError> {
+        let (framing, reply_framing) = (Framing::LengthU16, Framing::LengthU16);
+        let stream = Stream { connections: 1, framing, reply_framing };
+        let cancel = self.stage.options.cancel.clone();
+        let load =
+            Load { window: WINDOW, requests: SHARED, timeout: PATIENCE, cancel, ..Load::default() };
+        self.asking.forged = 0;
+        let outcome = client::tcp(tcp, &stream, &load, &mut self.asking)?;
+        self.note(outcome)
+    }
+
+    fn note(&mut self, outcome: Outcome) -> Result<Outcome, DemoError> {
         self.stage.check_interrupted()?;
         self.refused += self.asking.forged;
         self.checked += outcome.replied + outcome.wrong;
@@ -229,11 +276,19 @@ fn verdict(verdict: Verdict) -> String {
 }
 
 /// The trace as a table and as JSON.
-fn show(stage: &Stage<'_>, trace: &[(&str, TracedMessage)]) -> (String, Vec<Json>) {
+fn show(stage: &Stage<'_>, trace: &[(&str, TracedMessage)], share: &Share) -> (String, Vec<Json>) {
     let mut table =
         Table::new(&[">at", "on the path of", "message", ">bytes", "function", ">took"]);
     let begin_ns = trace.first().map_or(0, |(_, message)| message.traced.at_ns);
-    let mut rows = Vec::new();
+    // Before any function sees them.
+    let tenant = format!("tenant {TENANT}");
+    let did = format!("charges {} bytes for {FORGED} requests", share.charged);
+    let first = ["0.0 us", CLIENTS, "request", ""].map(str::to_owned);
+    table.row(first.into_iter().chain([format!("{tenant} {did}"), String::new()]));
+    let mut rows = vec![json!({
+        "at_us": 0.0, "chain": CLIENTS, "message": "request", "bytes": share.charged,
+        "function": tenant, "verdict": "charges", "took_us": 0.0,
+    })];
     for (chain, message) in trace {
         let traced = &message.traced;
         let at_us = (traced.at_ns - begin_ns) as f64 / 1000.0;
@@ -264,17 +319,17 @@ fn report(
     stage: &Stage<'_>,
     demo: &Demo<'_>,
     many: &Outcome,
-    (trace, balances): (&[(&str, TracedMessage)], &[Balance]),
+    (trace, share, balances): (&[(&str, TracedMessage)], &Share, &[Balance]),
     cache: &Registers,
     accounts: &str,
 ) -> Report {
     let screen = &stage.options.screen;
     let Demo { checked, wrong, lost, refused, .. } = demo;
-    let (table, steps) = show(stage, trace);
+    let (table, steps) = show(stage, trace, share);
     let hits = 100.0 * cache.hits() as f64 / (cache.hits() + cache.forwarded()).max(1) as f64;
     let mut text = format!(
         "{}\n\n  {FORGED} requests, one of them forged:\n\n{table}\n",
-        screen.paint(Tone::Bold, "Authentication, faces kernel, cache, memcached"),
+        screen.paint(Tone::Bold, "Tenant's share, authentication, faces kernel, cache, memcached"),
     );
     let _ = writeln!(
         text,
@@ -282,6 +337,11 @@ fn report(
          checked, {wrong} were wrong; {refused} requests were refused. {}.\n",
         per_second(many.rate()),
         stage.cores()
+    );
+    let _ = writeln!(
+        text,
+        "  Over TCP, {SHARED} requests waited for the share of {SHARE} a second in {} turns of the worker; none was lost.\n",
+        share.limited
     );
     let mut open = Vec::new();
     for Balance { what, left, right } in balances {
@@ -298,11 +358,14 @@ fn report(
     let json = json!({
         "demo": "chain", "checked": checked, "wrong": wrong, "lost": lost, "refused": refused,
         "rate": many.rate(), "hits_percent": hits, "trace": steps, "books": books,
+        "share": { "charged": share.charged, "limited": share.limited },
     });
     let failure = if *wrong > 0 {
         Some(format!("{wrong} of the {checked} answers that were checked are wrong"))
     } else if *lost > 0 {
         Some(format!("{lost} requests had no answer"))
+    } else if share.charged == 0 || share.limited == 0 {
+        Some("the share of the tenant did not hold".to_owned())
     } else if !open.is_empty() {
         Some(format!("the books are not closed: {}", open.join("; ")))
     } else {

@@ -10,6 +10,7 @@
 
 mod accept;
 pub(crate) mod connection;
+mod held;
 mod read;
 mod relay;
 mod write;
@@ -19,6 +20,7 @@ use wire::nic::{Close, Nic, PortIndex, StreamKey};
 use wire::session::{EndpointKind, Origin, ReplyTo};
 
 use self::connection::{Connections, Pool, Reading};
+use self::held::Held;
 use crate::endpoint::Endpoint;
 use crate::endpoint::port::Port;
 use crate::endpoint::run::{Next, Run};
@@ -67,8 +69,8 @@ pub(crate) struct TcpConnections {
     limits: TcpLimits,
     /// Connections with data to read or parse, and those with data to write.
     to_read: Vec<StreamKey>,
-    /// How many of them wait because their tenant is over a limit.
-    over_limits: usize,
+    /// Connections that wait for their tenant's next part, or until it is below its limits.
+    held: Held,
     to_write: Vec<StreamKey>,
     /// The next connection that housekeeping checks.
     sweep_at: usize,
@@ -83,7 +85,7 @@ impl TcpConnections {
             pool: Pool::new(),
             limits: TcpLimits::new(limits),
             to_read: Vec::new(),
-            over_limits: 0,
+            held: Held::default(),
             to_write: Vec::new(),
             sweep_at: 0,
         }
@@ -98,10 +100,12 @@ impl TcpConnections {
     /// Makes room for a service with this number.
     pub(crate) fn make_room_for_service(&mut self, service: usize) {
         self.table.make_room_for(service);
+        self.held.make_room_for(service);
     }
 
     /// Moves the connections of one service to another with the same protocol.
     pub(crate) fn move_to(&mut self, from: u16, to: u16) {
+        self.release_held(from);
         self.table.move_to(from, to);
     }
 
@@ -132,6 +136,11 @@ impl TcpConnections {
         if !std::mem::replace(&mut connection.listed, true) {
             self.to_read.push(key);
         }
+    }
+
+    /// Connections of a service are looked at in the next turn, though its tenant may have to wait.
+    fn release_held(&mut self, service: u16) {
+        self.to_read.extend(self.held.take_all(service));
     }
 
     fn list_to_write(&mut self, key: StreamKey) {
@@ -197,7 +206,7 @@ impl<N: Nic> Endpoint<N> for TcpConnections {
         if self.is_accepting {
             self.accept(turn, schedule.round());
         }
-        if !self.to_read.is_empty() {
+        if !self.to_read.is_empty() || !self.held.is_empty() {
             self.read_connections(turn, schedule);
         }
     }
@@ -262,6 +271,7 @@ impl<N: Nic> Endpoint<N> for TcpConnections {
         for (index, port) in self.listeners_mut().filter(|(_, port)| port.is_of(service)) {
             port.pause(turn, index, paused);
         }
+        self.release_held(service);
         if paused {
             return;
         }
@@ -275,6 +285,10 @@ impl<N: Nic> Endpoint<N> for TcpConnections {
     }
 
     fn leave(&mut self, turn: &mut Turn<N>, service: Option<u16>) {
+        match service {
+            Some(service) => self.release_held(service),
+            None => (0..self.held.services()).for_each(|service| self.release_held(service)),
+        }
         self.stop_reading(turn, service);
     }
 
@@ -284,7 +298,8 @@ impl<N: Nic> Endpoint<N> for TcpConnections {
 
     fn wake_at(&self, now_ns: u64) -> u64 {
         let listening = self.listeners.iter().any(Port::is_readable);
-        if listening || self.to_read.len() > self.over_limits || !self.to_write.is_empty() {
+        if listening || !self.to_read.is_empty() || self.held.is_due() || !self.to_write.is_empty()
+        {
             0
         } else if self.table.open_count() > 0 {
             now_ns + SLEEP_NS_MAX

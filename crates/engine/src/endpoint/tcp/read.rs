@@ -18,32 +18,80 @@ use crate::turn::Turn;
 /// Bytes of one read from a stream, at least.
 const READ_BYTES_MIN: usize = 16 << 10;
 
+/// What becomes of a connection that was listed.
+enum Next {
+    /// It stays listed.
+    Again,
+    /// It waits for the tenant of this service; with its generation.
+    Hold(u16, u32),
+    Done,
+}
+
 impl TcpConnections {
     /// One read from every connection that may have data; another try for those that wait.
     pub(super) fn read_connections<N: Nic>(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
         if schedule.is_new_round() && self.to_read.len() > 1 {
             self.to_read.rotate_left(1);
         }
-        self.over_limits = 0;
         let mut listed = std::mem::take(&mut self.to_read);
+        // Of those that were held, as many as may have their turn in this one, in the order in which they came.
+        let others = listed.len();
+        self.held.release(&mut listed, |service| schedule.allows(service, Kind::Tcp));
+        let released = listed.len() - others;
+        listed.rotate_right(released);
         let mut kept = 0;
         for index in 0..listed.len() {
             let key = listed[index];
-            if self.read(turn, schedule, key) {
-                listed[kept] = key;
-                kept += 1;
-            } else if let Some(connection) = self.table.at(key) {
-                connection.listed = false;
+            match self.read(turn, schedule, key) {
+                Next::Again => {
+                    listed[kept] = key;
+                    kept += 1;
+                }
+                Next::Hold(service, generation) => {
+                    let is_open = |key, generation| {
+                        let found = self.table.in_generation(key, generation);
+                        found.is_some_and(|connection| connection.service == service)
+                    };
+                    self.held.hold(service, (key, generation), index < released, is_open);
+                }
+                Next::Done => {
+                    if let Some(connection) = self.table.at(key) {
+                        connection.listed = false;
+                    }
+                }
             }
         }
+        self.held.end_turn(|service| turn.services[usize::from(service)].is_shed());
         listed.truncate(kept);
         // Connections listed meanwhile (none at present) follow.
         listed.append(&mut self.to_read);
         self.to_read = listed;
     }
 
-    /// Returns whether the connection stays listed.
+    /// Reads a connection, unless its tenant has to wait.
     fn read<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        schedule: &mut Schedule,
+        key: StreamKey,
+    ) -> Next {
+        let Some(connection) = self.table.at(key) else { return Next::Done };
+        let service = usize::from(connection.service);
+        if turn.services[service].is_paused() && connection.reading != Reading::Ended {
+            // It is listed again when the pause ends.
+            return Next::Done;
+        }
+        if connection.reading != Reading::Ended && !schedule.allows(connection.service, Kind::Tcp) {
+            return Next::Hold(connection.service, connection.generation);
+        }
+        match self.read_now(turn, schedule, key) {
+            true => Next::Again,
+            false => Next::Done,
+        }
+    }
+
+    /// Returns whether the connection stays listed.
+    fn read_now<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
         schedule: &mut Schedule,
@@ -51,14 +99,6 @@ impl TcpConnections {
     ) -> bool {
         let Some(connection) = self.table.at(key) else { return false };
         let service = usize::from(connection.service);
-        if turn.services[service].is_paused() && connection.reading != Reading::Ended {
-            // It is listed again when the pause ends.
-            return false;
-        }
-        if connection.reading != Reading::Ended && !schedule.allows(connection.service, Kind::Tcp) {
-            self.over_limits += usize::from(turn.services[service].is_shed());
-            return true;
-        }
         if turn.services[service].relays_streams() {
             return self.read_relayed(turn, schedule, key);
         }
