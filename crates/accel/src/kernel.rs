@@ -364,6 +364,7 @@ mod tests {
     fn built_in_kernels_are_found_by_name() {
         let names = Kernel::builtins();
         for name in [
+            "aes256_ctr",
             "echo",
             "scale",
             "spin",

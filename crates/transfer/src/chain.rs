@@ -9,7 +9,8 @@ use std::collections::VecDeque;
 use crate::compress::{Compressor, Expander};
 use crate::error::TransferError;
 use crate::flow::{Buffers, StageReport};
-use crate::seal::{Opener, StreamSealer};
+use crate::kernel::Processor;
+use crate::seal::{Opener, StreamSealer, begin_ctr};
 use crate::search::Searcher;
 use crate::stage::{Digester, StageKind, StageSpec};
 
@@ -44,6 +45,7 @@ enum Work {
     Open(Opener),
     Expand(Box<Expander>),
     Compress(Box<Compressor>),
+    Kernel(Box<Processor>),
     Seal(StreamSealer),
 }
 
@@ -67,6 +69,13 @@ impl Stage {
             StageSpec::Expand(format, limits) => {
                 Work::Expand(Box::new(Expander::new(*format, *limits)?))
             }
+            StageSpec::Kernel(source, context) => {
+                Work::Kernel(Box::new(Processor::new(source, context, None)?))
+            }
+            StageSpec::SealOn(source, key) => {
+                let (header, key) = begin_ctr(key)?;
+                Work::Kernel(Box::new(Processor::new(source, &key, Some(header))?))
+            }
             StageSpec::Compress(format) => Work::Compress(Box::new(Compressor::new(*format)?)),
             StageSpec::Seal(cipher, key) => Work::Seal(StreamSealer::new(*cipher, key)?),
         };
@@ -75,6 +84,11 @@ impl Stage {
 
     fn transforms(&self) -> bool {
         !matches!(self.work, Work::Digest(_) | Work::Search(_))
+    }
+
+    /// Whether it is a kernel that has pieces which have not come out.
+    fn has_pieces(&self) -> bool {
+        matches!(&self.work, Work::Kernel(processor) if processor.has_pieces())
     }
 
     /// Shows bytes to a stage that observes.
@@ -114,6 +128,7 @@ impl Stage {
             Work::Open(opener) => opener.run(input, last, out)?,
             Work::Expand(expander) => expander.run(input, last, out)?,
             Work::Compress(compressor) => compressor.run(input, last, out)?,
+            Work::Kernel(processor) => processor.run(input, last, out)?,
             Work::Seal(sealer) => sealer.run(input, last, out)?,
             Work::Digest(_) | Work::Search(_) => unreachable!("it observes"),
         };
@@ -192,9 +207,21 @@ impl Chain {
         self.raw.len() + self.stages.iter().filter(|stage| stage.input.is_some()).count()
     }
 
+    /// Whether a kernel has pieces that have not come out.
+    fn has_pieces(&self) -> bool {
+        self.stages.iter().any(Stage::has_pieces)
+    }
+
+    /// Whether there is nothing to do but to wait for a kernel.
+    pub(crate) fn waits(&self) -> bool {
+        self.held() == 0 && self.has_pieces()
+    }
+
     /// Whether [`Self::pull`] may return a chunk, or finish a stage.
     pub(crate) fn has_work(&self) -> bool {
-        self.held() > 0 || (self.source_ended && !self.is_done(self.stages.len()))
+        self.held() > 0
+            || self.has_pieces()
+            || (self.source_ended && !self.is_done(self.stages.len()))
     }
 
     /// Forgets what it holds.
@@ -241,7 +268,7 @@ impl Chain {
             }
             let last = self.is_done(at);
             let stage = &mut self.stages[at];
-            if stage.input.is_none() && !last {
+            if stage.input.is_none() && !last && !stage.has_pieces() {
                 return Ok(None);
             }
             let mut buffer = buffers.take();
@@ -259,8 +286,8 @@ impl Chain {
                 return Ok(Some(Chunk { buffer, len: ran.made, done: 0 }));
             }
             buffers.put(buffer);
-            if stage.input.is_some() {
-                // It has made nothing of what it took, and leaves the rest for the next step.
+            if stage.input.is_some() || (ran.taken == 0 && !ran.done) {
+                // It has made nothing of what it took, and leaves the rest for the next step; or it waits.
                 return Ok(None);
             }
         }

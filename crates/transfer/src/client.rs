@@ -10,7 +10,7 @@ use zeroize::Zeroize as _;
 
 use crate::message::{ANSWER_BYTES_MAX, Answer, MessageError, Order, RemoteError, Request};
 use crate::pipeline::{Command, FILES_MAX};
-use crate::stage::check_order;
+use crate::stage::{StageSpec, check_order};
 
 /// How long connecting may take, and the time between two attempts.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -35,9 +35,9 @@ pub enum ClientError {
     /// The stages are in an order that makes no sense.
     #[error("the order of the stages is wrong: {0}")]
     Order(String),
-    /// A source or sink is memory of an accelerator, which only an engine in the same process reaches.
+    /// A source or sink is memory of an accelerator, or a stage a kernel, which only an engine in the same process reaches.
     #[error(
-        "an engine in another process does not reach this memory of an accelerator: use transfer::Engine"
+        "an engine in another process reaches neither this memory of an accelerator nor a kernel: use an engine in this process"
     )]
     Accelerator,
     /// The engine closed the connection.
@@ -90,6 +90,13 @@ impl Client {
             return Err(ClientError::Order(format!("a source has at most {FILES_MAX} files")));
         }
         let request = Request::Start { id, order: Order::of(&command) };
+        if command
+            .stages
+            .iter()
+            .any(|stage| matches!(stage, StageSpec::Kernel(..) | StageSpec::SealOn(..)))
+        {
+            return Err(ClientError::Accelerator);
+        }
         let (Some(source), Some(sink)) = (command.source.descriptor(), command.sink.descriptor())
         else {
             return Err(ClientError::Accelerator);

@@ -142,6 +142,9 @@ pub enum TransferError {
     /// A copy from or to the memory of an accelerator failed.
     #[error("the accelerator did not copy: {0}")]
     CopyFailed(String),
+    /// A kernel that is a stage failed.
+    #[error("the kernel did not do its part: {0}")]
+    Kernel(String),
     /// The scoreboard, or the caller's share of it, is full.
     #[error("{0} transfers are in flight, which is the limit: wait until one has ended")]
     TooMany(u32),
@@ -173,7 +176,7 @@ pub enum TransferError {
 
 impl TransferError {
     /// The names of all reasons, in the order of [`Self::code`] from 1.
-    pub const NAMES: [&'static str; 35] = [
+    pub const NAMES: [&'static str; 36] = [
         "cancelled",
         "stalled",
         "deadline",
@@ -209,6 +212,7 @@ impl TransferError {
         "too_much_memory",
         "outside_memory",
         "copy_failed",
+        "kernel",
     ];
 
     /// A stable number of the reason, from 1.
@@ -249,6 +253,7 @@ impl TransferError {
             Self::TooMuchMemory { .. } => 33,
             Self::OutsideMemory(_) => 34,
             Self::CopyFailed(_) => 35,
+            Self::Kernel(_) => 36,
         }
     }
 
@@ -290,7 +295,7 @@ impl TransferError {
             Self::Access { .. } | Self::Appends | Self::Invalid { .. } => 9,
             Self::Busy | Self::TooMany(_) | Self::TooManyClients(_) => 16,
             Self::Stopping => 108,
-            Self::CopyFailed(_) => 5,
+            Self::CopyFailed(_) | Self::Kernel(_) => 5,
         }
     }
 

@@ -429,13 +429,15 @@ impl<D: Devices> Flow<D> {
         if self.failed.is_some() {
             return None;
         }
-        if self.has_output() && !blocked.sink && !self.in_socket {
-            return Some(End::Sink);
-        }
         let away = usize::from(self.in_stages) + usize::from(self.in_socket);
         let held = self.fresh.len() + self.ready.len() + self.chain.held() + away;
         let most = if self.batches { SMALL_CHUNKS_MAX } else { CHUNKS_MAX };
         let has_room = self.source_end.is_none() && held < most;
+        // While a kernel works, there is time for the source.
+        let waits = self.ready.is_empty() && self.chain.waits() && has_room && !blocked.source;
+        if self.has_output() && !blocked.sink && !self.in_socket && !waits {
+            return Some(End::Sink);
+        }
         (has_room && !blocked.source).then_some(End::Source)
     }
 

@@ -14,6 +14,7 @@
 //! * [`compress`]: gzip and Zstandard, with limits for what comes out.
 //! * [`search`]: a text, or lines that match an expression.
 //! * [`accelerator`]: memory of an accelerator as a source or a sink.
+//! * [`kernel`]: a kernel of an accelerator as a stage.
 //! * `chain`: the stages of a transfer at work, chunk by chunk.
 //! * [`apart`]: what threads do of a transfer while others go on with it.
 //! * [`flow`]: the steps of one transfer over [`Devices`], without threads or a clock.
@@ -39,6 +40,7 @@ pub mod engine;
 mod error;
 pub mod flow;
 mod held;
+pub mod kernel;
 pub mod message;
 mod new_file;
 mod parts;
@@ -59,6 +61,7 @@ pub use counters::Counters;
 pub use engine::{Engine, Limits, Outcome, Submitted, Transfer};
 pub use error::TransferError;
 pub use flow::{Device, Devices, Report, StageReport};
+pub use kernel::{Kernel, KernelSource};
 pub use message::RemoteError;
 pub use new_file::{Existing, NewFile};
 pub use pipeline::{Command, FileRange, Place, Source};

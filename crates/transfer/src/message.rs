@@ -264,6 +264,7 @@ impl<'m> Rest<'m> {
             4 => format().map(StageKind::Compress),
             5 => format().map(StageKind::Expand),
             6 => SearchKind::ALL.get(at).copied().map(StageKind::Search),
+            7 => [StageKind::Kernel, StageKind::SealOn].get(at).copied(),
             _ => None,
         };
         found.ok_or(MessageError::Field("stage"))
@@ -278,6 +279,8 @@ fn kind_codes(kind: StageKind) -> [u8; 2] {
         StageKind::Compress(format) => [4, format as u8 + 1],
         StageKind::Expand(format) => [5, format as u8 + 1],
         StageKind::Search(kind) => [6, kind as u8 + 1],
+        StageKind::Kernel => [7, 1],
+        StageKind::SealOn => [7, 2],
     }
 }
 
@@ -390,6 +393,8 @@ fn decode_stage(rest: &mut Rest<'_>) -> Result<StageSpec, MessageError> {
         StageKind::Digest(_) | StageKind::Compress(_) => 0,
         StageKind::Open(_) | StageKind::Seal(_) => KEY_BYTES,
         StageKind::Expand(_) => LIMITS_BYTES,
+        // Another process has no connection to pass.
+        StageKind::Kernel | StageKind::SealOn => return Err(MessageError::Field("stage")),
     };
     if follows != needed {
         return Err(MessageError::Field("stage"));
@@ -411,6 +416,7 @@ fn decode_stage(rest: &mut Rest<'_>) -> Result<StageSpec, MessageError> {
             let limits = ExpandLimits { bytes: follows.u64()?, ratio: follows.u32()? };
             StageSpec::Expand(format, limits)
         }
+        StageKind::Kernel | StageKind::SealOn => unreachable!("they were refused above"),
     })
 }
 
@@ -441,6 +447,8 @@ fn encode_order(order: &Order, bytes: &mut Vec<u8>) {
             StageSpec::Expand(_, limits) => {
                 follow(&[&limits.bytes.to_le_bytes(), &limits.ratio.to_le_bytes()]);
             }
+            // The client refuses them before, and the engine would.
+            StageSpec::Kernel(..) | StageSpec::SealOn(..) => follow(&[]),
         }
     }
     for (offset, len) in &order.more {

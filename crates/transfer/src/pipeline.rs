@@ -46,6 +46,7 @@ use std::time::Duration;
 use crate::accelerator::AcceleratorMemory;
 use crate::compress::{ExpandLimits, Format};
 use crate::flow::Device;
+use crate::kernel::{CONTEXT_BYTES, KernelSource};
 use crate::search::SearchSpec;
 use crate::stage::{Cipher, DigestKind, Key, StageSpec};
 
@@ -192,6 +193,9 @@ pub enum Plain {}
 /// The bytes have been expanded.
 #[derive(Debug)]
 pub enum Expanded {}
+/// A kernel has made these bytes.
+#[derive(Debug)]
+pub enum Processed {}
 /// The bytes are compressed.
 #[derive(Debug)]
 pub enum Compressed {}
@@ -232,7 +236,7 @@ impl Source {
     }
 }
 
-/// A transfer without its sink, so far. `State` says what its bytes are: [`Raw`], [`Plain`], [`Expanded`],
+/// A transfer without its sink, so far. `State` says what its bytes are: [`Raw`], [`Plain`], [`Expanded`], [`Processed`],
 /// [`Compressed`] or [`Sealed`].
 #[derive(Debug)]
 pub struct Pipeline<State> {
@@ -257,6 +261,9 @@ impl Unsealed for Plain {
 impl Unsealed for Expanded {
     type Digested = Self;
 }
+impl Unsealed for Processed {
+    type Digested = Self;
+}
 impl Unsealed for Compressed {
     type Digested = Self;
 }
@@ -266,6 +273,13 @@ pub trait Compressible {}
 impl Compressible for Raw {}
 impl Compressible for Plain {}
 impl Compressible for Expanded {}
+impl Compressible for Processed {}
+
+/// A state in which a kernel can follow.
+pub trait Processable {}
+impl Processable for Raw {}
+impl Processable for Plain {}
+impl Processable for Expanded {}
 
 /// A state in which an expansion can follow.
 pub trait Expandable {}
@@ -295,6 +309,11 @@ impl<State: Unsealed> Pipeline<State> {
         self.seal_with(Cipher::Aes256Gcm, key)
     }
 
+    /// Encrypts the bytes with AES-256-CTR by a kernel such as `aes256_ctr`; see [`crate::kernel`].
+    pub fn seal_on(self, kernel: KernelSource, key: Key) -> Pipeline<Sealed> {
+        self.then(StageSpec::SealOn(kernel, key))
+    }
+
     /// Encrypts the bytes with this cipher.
     pub fn seal_with(self, cipher: Cipher, key: Key) -> Pipeline<Sealed> {
         self.then(StageSpec::Seal(cipher, key))
@@ -305,6 +324,13 @@ impl<State: Expandable> Pipeline<State> {
     /// Expands compressed data, up to these limits; see [`crate::compress`].
     pub fn expand(self, format: Format, limits: ExpandLimits) -> Pipeline<Expanded> {
         self.then(StageSpec::Expand(format, limits))
+    }
+}
+
+impl<State: Processable> Pipeline<State> {
+    /// Gives the bytes to a kernel, piece by piece, with this context; see [`crate::kernel`].
+    pub fn kernel(self, kernel: KernelSource, context: [u8; CONTEXT_BYTES]) -> Pipeline<Processed> {
+        self.then(StageSpec::Kernel(kernel, context))
     }
 }
 

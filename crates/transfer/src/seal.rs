@@ -52,6 +52,12 @@ const CTR_SLACK: usize = 15;
 
 type Header = [u8; HEADER_BYTES];
 
+/// The begin of a stream of AES-256-CTR that is encrypted elsewhere: its header, and the key of its blocks.
+pub(crate) fn begin_ctr(key: &Key) -> Result<(Header, Zeroizing<[u8; 32]>), TransferError> {
+    let header = new_header(Cipher::Aes256Ctr)?;
+    Ok((header, stream_key(key, &header)))
+}
+
 /// The part of a header before its salt.
 fn fixed(cipher: Cipher) -> [u8; FIXED_BYTES] {
     let (code, record): (u16, u32) = match cipher {

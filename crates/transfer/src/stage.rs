@@ -10,6 +10,7 @@ use sys::digests::{
 use zeroize::{Zeroize as _, Zeroizing};
 
 use crate::compress::{ExpandLimits, Format};
+use crate::kernel::{CONTEXT_BYTES, KERNEL_MEMORY_BYTES, KernelSource};
 use crate::seal::RECORD_BYTES;
 use crate::search::{SearchKind, SearchSpec};
 
@@ -142,10 +143,14 @@ pub enum StageKind {
     Open(Cipher),
     /// Expands compressed data.
     Expand(Format),
+    /// What a kernel of an accelerator makes of the bytes.
+    Kernel,
     /// Compresses.
     Compress(Format),
     /// Encrypts.
     Seal(Cipher),
+    /// Encrypts with AES-256-CTR on an accelerator.
+    SealOn,
 }
 
 impl StageKind {
@@ -159,8 +164,10 @@ impl StageKind {
             Self::Open(Cipher::Aes256Ctr) => "open-aes-256-ctr",
             Self::Expand(Format::Gzip) => "expand-gzip",
             Self::Expand(Format::Zstd) => "expand-zstd",
+            Self::Kernel => "kernel",
             Self::Compress(format) => format.name(),
             Self::Seal(cipher) => cipher.name(),
+            Self::SealOn => "aes-256-ctr-kernel",
         }
     }
 
@@ -170,8 +177,9 @@ impl StageKind {
             Self::Digest(_) | Self::Search(_) => None,
             Self::Open(_) => Some(1),
             Self::Expand(_) => Some(2),
-            Self::Compress(_) => Some(3),
-            Self::Seal(_) => Some(4),
+            Self::Kernel => Some(3),
+            Self::Compress(_) => Some(4),
+            Self::Seal(_) | Self::SealOn => Some(5),
         }
     }
 }
@@ -189,8 +197,12 @@ pub enum StageSpec {
     Expand(Format, ExpandLimits),
     /// Compresses.
     Compress(Format),
+    /// What a kernel makes of the bytes, piece by piece; each piece comes with this context. Only of an engine in this process.
+    Kernel(KernelSource, [u8; CONTEXT_BYTES]),
     /// Encrypts with this key.
     Seal(Cipher, Key),
+    /// Encrypts with AES-256-CTR and this key by a kernel such as `aes256_ctr`. Only of an engine in this process.
+    SealOn(KernelSource, Key),
 }
 
 impl StageSpec {
@@ -202,7 +214,9 @@ impl StageSpec {
             Self::Open(cipher, _) => StageKind::Open(*cipher),
             Self::Expand(format, _) => StageKind::Expand(*format),
             Self::Compress(format) => StageKind::Compress(*format),
+            Self::Kernel(..) => StageKind::Kernel,
             Self::Seal(cipher, _) => StageKind::Seal(*cipher),
+            Self::SealOn(..) => StageKind::SealOn,
         }
     }
 
@@ -220,6 +234,7 @@ impl StageSpec {
             Self::Open(..) | Self::Seal(..) => 2 * RECORD_BYTES as u64,
             Self::Expand(format, _) => format.expand_bytes(),
             Self::Compress(format) => format.compress_bytes(),
+            Self::Kernel(..) | Self::SealOn(..) => KERNEL_MEMORY_BYTES,
         }
     }
 }
@@ -235,7 +250,7 @@ pub fn check_order(stages: &[StageSpec]) -> Result<(), String> {
         let before = stages[at.saturating_sub(1)].kind();
         let falls = |changed: &StageKind| stage.rank().is_some() && stage.rank() <= changed.rank();
         let why = match (changed, stage) {
-            (Some(StageKind::Seal(_)), _) => {
+            (Some(StageKind::Seal(_) | StageKind::SealOn), _) => {
                 "only the sink can follow a seal: move the other stage before it"
             }
             (_, StageKind::Open(_)) if at > 0 => {
@@ -245,7 +260,7 @@ pub fn check_order(stages: &[StageSpec]) -> Result<(), String> {
                 "compressed bytes have no text: move the search before the compression"
             }
             (Some(changed), _) if falls(&changed) => {
-                "bytes are expanded once at most, then compressed once at most"
+                "bytes are expanded once at most, then go to a kernel once at most, then are compressed once at most"
             }
             _ => {
                 changed = stage.rank().map(|_| stage).or(changed);
@@ -502,7 +517,7 @@ mod tests {
         assert!(refused(&[&md5, &open]).starts_with(opening));
         let sealed = "`md5` cannot follow `aes-256-ctr`: only the sink can follow a seal";
         assert!(refused(&[&zip, &seal, &md5]).starts_with(sealed));
-        let once = "bytes are expanded once at most, then compressed once at most";
+        let once = "bytes are expanded once at most, then go to a kernel once at most, then are compressed once at most";
         let packed = "`search-text` cannot follow `gzip`: compressed bytes have no text";
         assert!(refused(&[&StageSpec::Compress(Format::Gzip), &search]).starts_with(packed));
         for (stages, names) in [
