@@ -537,3 +537,49 @@ fn a_file_that_hangs_stops_neither_other_transfers_nor_the_server() {
         other => assert!(matches!(other, Err(transfer::ClientError::Closed)), "{other:?}"),
     }
 }
+
+#[test]
+fn a_kernel_seals_and_any_service_can_be_a_stage() {
+    let folder = Folder::new("kernel");
+    let (aes, scale) = (folder.path("aes"), folder.path("scale"));
+    let services = format!(
+        "[[service]]\nname = \"aes\"\nlisten = \"shm://{aes}\"\nkernel = \"aes256_ctr\"\n\
+         mqueues = 4\nmax_message_bytes = 16432\nmax_reply_bytes = 16384\n\
+         [[service]]\nname = \"scale\"\nlisten = \"shm://{scale}\"\nkernel = \"echo\"\n"
+    );
+    let _served = Served::start("transfer-kernel", "", &services);
+    let plain: Vec<u8> =
+        (0..700_001_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 9) as u8).collect();
+    let source = folder.file("plain", &plain);
+    let key = folder.secret("key", &[7; 32]);
+    let (sealed, opened) = (folder.path("sealed"), folder.path("opened"));
+    let seal_on = format!("shm://{aes}");
+    let run = |arguments: &[&str]| {
+        let done = Command::new(env!("CARGO_BIN_EXE_serval"))
+            .arg("transfer")
+            .args(arguments)
+            .output()
+            .unwrap();
+        (done.status.code(), String::from_utf8_lossy(&done.stderr).into_owned())
+    };
+    let (code, said) =
+        run(&[&source, &sealed, "--seal", &key, "--cipher", "aes-256-ctr", "--seal-on", &seal_on]);
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(fs::read(&sealed).unwrap().len(), plain.len() + 48);
+    let (code, said) = run(&[&sealed, &opened, "--open", &key, "--cipher", "aes-256-ctr"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(fs::read(&opened).unwrap() == plain);
+
+    // An echo returns the messages, so each piece comes back behind its header.
+    let echoed = folder.path("echoed");
+    let (code, said) = run(&[&source, &echoed, "--kernel", &format!("shm://{scale}")]);
+    assert_eq!(code, Some(0), "{said}");
+    let echoed = fs::read(&echoed).unwrap();
+    assert_eq!(echoed[16..48], [0; 32]);
+    assert_eq!(echoed[48..1000], plain[..952]);
+
+    let (code, said) = run(&[&source, &sealed, "--seal", &key, "--seal-on", &seal_on]);
+    assert!(code == Some(2) && said.contains("--cipher aes-256-ctr"), "{said}");
+    let (code, said) = run(&[&source, &sealed, "--kernel", "shm:///nowhere/at-all"]);
+    assert!(code == Some(1) && said.contains("no server listens"), "{said}");
+}

@@ -1,5 +1,6 @@
 //! `serval transfer SOURCE SINK`.
 
+mod kernel;
 mod list;
 mod place;
 mod sink;
@@ -48,6 +49,8 @@ Examples:
   serval transfer image.iso tcp://backup:9000 --offset 4096 --bytes 1048576 --json
   serval transfer image.iso tcp://backup:9000 --engine /run/serval/transfer
   serval transfer image.iso discard:// --digest md5 --digest sha256
+  serval transfer image.iso tcp://backup:9000 --seal key --cipher aes-256-ctr \
+    --seal-on shm:///run/serval/aes
   serval transfer ls --engine /run/serval/transfer
 
 Exit codes: 0 all bytes were transferred, 1 not all (the numbers are printed), 2 the command line
@@ -104,6 +107,10 @@ pub(super) struct Options {
     #[arg(long, value_name = "N", default_value_t = 0)]
     matches: u16,
 
+    /// Give the plain bytes to a service, piece by piece: the shm:///PATH of its port (docs/transfer.md has the messages)
+    #[arg(long, value_name = "URL", value_parser = shared_memory, conflicts_with = "engine")]
+    kernel: Option<PathBuf>,
+
     /// Compress what the sink gets: gzip or zstd
     #[arg(long, value_name = "FORMAT", value_parser = format)]
     compress: Option<Format>,
@@ -115,6 +122,10 @@ pub(super) struct Options {
     /// Encrypt what the sink gets with the key of this file
     #[arg(long, value_name = "KEYFILE")]
     seal: Option<PathBuf>,
+
+    /// Let a service encrypt that runs the kernel aes256_ctr: the shm:///PATH of its port
+    #[arg(long, value_name = "URL", value_parser = shared_memory, requires = "seal", conflicts_with = "engine")]
+    seal_on: Option<PathBuf>,
 
     /// The cipher of --open and --seal: aes-256-gcm, or aes-256-ctr, which notices no change
     #[arg(long, value_name = "CIPHER", default_value = "aes-256-gcm", value_parser = cipher)]
@@ -154,6 +165,12 @@ fn digest(text: &str) -> Result<DigestKind, String> {
 
 fn cipher(text: &str) -> Result<Cipher, String> {
     Cipher::named(text).ok_or_else(|| "must be aes-256-gcm or aes-256-ctr".to_owned())
+}
+
+fn shared_memory(text: &str) -> Result<PathBuf, String> {
+    let path = text.strip_prefix("shm://").filter(|path| path.starts_with('/'));
+    path.map(PathBuf::from)
+        .ok_or_else(|| "must be shm:///PATH, as `serval serve` prints it".to_owned())
 }
 
 fn format(text: &str) -> Result<Format, String> {
@@ -248,10 +265,20 @@ fn stages(options: &Options) -> Result<Vec<StageSpec>, Failure> {
     let (open, seal) = (options.open.as_deref(), options.seal.as_deref());
     let [open, seal] = [open.map(read_key).transpose()?, seal.map(read_key).transpose()?];
     let open = open.map(|key| StageSpec::Open(options.cipher, key));
-    let seal = seal.map(|key| StageSpec::Seal(options.cipher, key));
+    let seal_on = options.seal_on.clone().map(kernel::behind);
+    if seal_on.is_some() && options.cipher != Cipher::Aes256Ctr {
+        let why = "--seal-on makes a stream of aes-256-ctr: give --cipher aes-256-ctr as well";
+        return Err(Failure::Usage(why.to_owned()));
+    }
+    let seal = seal.map(|key| match seal_on {
+        Some(kernel) => StageSpec::SealOn(kernel, key),
+        None => StageSpec::Seal(options.cipher, key),
+    });
     let limits = ExpandLimits { bytes: options.expand_bytes, ratio: options.expand_ratio };
     let expand = options.expand.map(|format| StageSpec::Expand(format, limits));
     let digests = options.digest.iter().copied().map(StageSpec::Digest);
+    let kernel =
+        options.kernel.clone().map(|path| StageSpec::Kernel(kernel::behind(path), [0; 32]));
     let compress = options.compress.map(StageSpec::Compress);
     let search = |kind, pattern: &String| {
         let pattern = pattern.clone().into_bytes();
@@ -260,7 +287,7 @@ fn stages(options: &Options) -> Result<Vec<StageSpec>, Failure> {
     let find = options.find.iter().map(|text| search(SearchKind::Text, text));
     let grep = options.grep.iter().map(|expression| search(SearchKind::Lines, expression));
     let plain = open.into_iter().chain(expand).chain(digests).chain(find).chain(grep);
-    let stages: Vec<StageSpec> = plain.chain(compress).chain(seal).collect();
+    let stages: Vec<StageSpec> = plain.chain(kernel).chain(compress).chain(seal).collect();
     check_order(&stages).map_err(Failure::Usage)?;
     Ok(stages)
 }
