@@ -120,6 +120,15 @@ pub const BUILTINS: &[Builtin] = &[
         backends: 0,
         sockets: 1,
     },
+    Builtin {
+        name: "aes256_ctr",
+        summary: "encrypts pieces of streams for transfers: number and offset u64 LE, key of 32 bytes, bytes",
+        params: &[],
+        request_bytes: None,
+        reply_bytes: None,
+        backends: 0,
+        sockets: 0,
+    },
 ];
 
 /// The kernel that `kernel = "..."` selects.
