@@ -78,7 +78,7 @@ impl PartialEq for KernelSource {
 }
 impl Eq for KernelSource {}
 
-/// A stream on its way through a kernel.
+/// A stream that goes through a kernel.
 pub(crate) struct Processor {
     kernel: Box<dyn Kernel>,
     /// Goes before all else.
