@@ -379,7 +379,8 @@ fn a_server_does_the_transfer_and_counts_it() {
         (folder.file("source", &content), folder.path("sink"), folder.path("engine"));
     let config = format!("[transfer]\nsocket = \"{engine}\"\n{ECHO}");
     let served = Served::start("transfer-served", "", &config);
-    let (mut receiver, _lines, address) = listener(&sink, &["--engine", &engine]);
+    let (mut receiver, _lines, address) =
+        listener(&sink, &["--engine", &engine, "--digest", "md5"]);
     let sent = serval(&[&source, &address, "--engine", &engine, "--digest", "crc32c", "--json"]);
     let sent = { sent }.output().unwrap();
     assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
@@ -402,6 +403,13 @@ fn a_server_does_the_transfer_and_counts_it() {
     assert_eq!(served.metric("serval_transfers_succeeded_total"), 2);
     assert_eq!(served.metric("serval_transfers_failed_total{reason=\"file_ended\"}"), 1);
     assert_eq!(served.metric("serval_transfers_written_bytes_total"), 9_000_000);
+    for device in ["file", "socket", "accelerator", "digest"] {
+        let name = format!("serval_transfers_queued{{device=\"{device}\"}}");
+        assert_eq!(served.metric(&name), 0, "{name}");
+    }
+    let [passes, chunks] = ["passes", "chunks"]
+        .map(|what| served.metric(&format!("serval_transfers_digest_{what}_total")));
+    assert!(passes > 0 && passes <= chunks, "{passes} passes, {chunks} chunks");
     assert_eq!(served.drain(), 0);
     assert!(!folder.0.join("engine").exists());
     let (code, said) = failure(&[&source, "tcp://127.0.0.1:1", "--engine", &engine]);

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::engine::Outcome;
 use crate::error::TransferError;
+use crate::flow::Device;
 
 /// What an engine has counted.
 #[derive(Debug)]
@@ -13,6 +14,19 @@ pub struct Counters {
     failed: [AtomicU64; TransferError::NAMES.len()],
     read: AtomicU64,
     written: AtomicU64,
+    queued: [AtomicU64; Device::ALL.len()],
+    queued_for_digests: AtomicU64,
+    digest_passes: AtomicU64,
+    digest_chunks: AtomicU64,
+}
+
+/// Transfers whose next step waits for a thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Queued {
+    /// By the device of the step, as in [`Device::ALL`].
+    pub devices: [usize; Device::ALL.len()],
+    /// For digests that take chunks of several transfers at a time.
+    pub digests: usize,
 }
 
 impl Default for Counters {
@@ -23,6 +37,10 @@ impl Default for Counters {
             failed: [const { AtomicU64::new(0) }; TransferError::NAMES.len()],
             read: AtomicU64::default(),
             written: AtomicU64::default(),
+            queued: Default::default(),
+            queued_for_digests: AtomicU64::default(),
+            digest_passes: AtomicU64::default(),
+            digest_chunks: AtomicU64::default(),
         }
     }
 }
@@ -52,6 +70,39 @@ impl Counters {
     /// Bytes that sinks got from transfers that have ended.
     pub fn written(&self) -> u64 {
         self.written.load(Ordering::Relaxed)
+    }
+
+    /// Transfers whose next step waits for a thread, by the device of the step.
+    pub fn queued(&self) -> impl Iterator<Item = (Device, u64)> {
+        let counts = self.queued.iter().map(|count| count.load(Ordering::Relaxed));
+        Device::ALL.into_iter().zip(counts)
+    }
+
+    /// Transfers with a chunk that waits for digests.
+    pub fn queued_for_digests(&self) -> u64 {
+        self.queued_for_digests.load(Ordering::Relaxed)
+    }
+
+    /// Passes over chunks of one or several transfers for MD5 and SHA-256.
+    pub fn digest_passes(&self) -> u64 {
+        self.digest_passes.load(Ordering::Relaxed)
+    }
+
+    /// Chunks that these passes took. Divided by the passes: how many went together.
+    pub fn digest_chunks(&self) -> u64 {
+        self.digest_chunks.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note_queued(&self, queued: Queued) {
+        for (count, now) in self.queued.iter().zip(queued.devices) {
+            count.store(now as u64, Ordering::Relaxed);
+        }
+        self.queued_for_digests.store(queued.digests as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_pass(&self, chunks: usize) {
+        self.digest_passes.fetch_add(1, Ordering::Relaxed);
+        self.digest_chunks.fetch_add(chunks as u64, Ordering::Relaxed);
     }
 
     /// Counts a transfer that was asked for.

@@ -522,13 +522,16 @@ impl Shared {
             }
             let parts = board.entries.take_parts(looked);
             if !parts.is_empty() {
+                self.counters.note_queued(board.entries.queued());
                 looked = false;
                 self.wake_one(&board);
                 drop(board);
                 board = self.run_stages(parts, &mut buffers);
                 continue;
             }
-            let Some((id, end, mut job)) = board.entries.take(last.take(), self.now_ns()) else {
+            let step = board.entries.take(last.take(), self.now_ns());
+            self.counters.note_queued(board.entries.queued());
+            let Some((id, end, mut job)) = step else {
                 let look = board.entries.has_parts() && !looked;
                 looked = look;
                 board = match board.entries.is_busy() {
@@ -606,7 +609,9 @@ impl Shared {
             Apart::Stages(stages) => Some(stages),
             Apart::Send(_) => None,
         });
-        run_together(&mut stages.collect::<Vec<_>>());
+        let mut stages: Vec<_> = stages.collect();
+        self.counters.count_pass(stages.len());
+        run_together(&mut stages);
         self.give_parts_back(
             parts.into_iter().map(|(id, part)| (id, part, false)).collect(),
             buffers,

@@ -69,6 +69,15 @@ impl Device {
     /// Every kind.
     pub const ALL: [Self; 3] = [Self::File, Self::Socket, Self::Accelerator];
 
+    /// Its name in metrics and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::File => "file",
+            Self::Socket => "socket",
+            Self::Accelerator => "accelerator",
+        }
+    }
+
     /// Whether it has positions, so that a step reads and writes all that it wants. Such a step may take its time; one on a socket
     /// does not wait.
     pub fn has_positions(self) -> bool {

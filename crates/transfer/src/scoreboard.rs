@@ -16,6 +16,7 @@
 use std::collections::VecDeque;
 
 use crate::apart::{Apart, TOGETHER_MAX};
+use crate::counters::Queued;
 use crate::error::TransferError;
 use crate::flow::{Blocked, Buffers, Device, End};
 
@@ -277,6 +278,11 @@ impl<T: Work> Scoreboard<T> {
             State::Running(..) => Activity::Running,
             State::Waiting => Activity::Waiting,
         })
+    }
+
+    /// Entries whose next step waits for a thread.
+    pub fn queued(&self) -> Queued {
+        Queued { devices: self.queues.each_ref().map(VecDeque::len), digests: self.stages.len() }
     }
 
     /// Transfers in flight. Further parts of one do not count.

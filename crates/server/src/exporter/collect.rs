@@ -530,11 +530,21 @@ fn encode_transfers(
     // Ended ones first: a transfer that ends meanwhile is counted in flight, not as ended twice.
     let failed: Vec<_> = transfers.failed().collect();
     let succeeded = transfers.succeeded();
-    let counters: [(&str, &str, u64); 4] = [
+    let counters: [(&str, &str, u64); 6] = [
         ("started", "Transfers that were asked for", transfers.started()),
         ("succeeded", "Transfers that moved their whole range", succeeded),
         ("read_bytes", "Bytes that ended transfers took from their sources", transfers.read()),
         ("written_bytes", "Bytes that the sinks of ended transfers got", transfers.written()),
+        (
+            "digest_passes",
+            "Passes of MD5 and SHA-256 over chunks of one or several transfers",
+            transfers.digest_passes(),
+        ),
+        (
+            "digest_chunks",
+            "Chunks that these passes took; by the passes: how many went together",
+            transfers.digest_chunks(),
+        ),
     ];
     for (name, help, value) in counters {
         let name = format!("serval_transfers_{name}");
@@ -547,6 +557,13 @@ fn encode_transfers(
     let ended: u64 = succeeded + failed.iter().map(|(_, count)| count).sum::<u64>();
     for (reason, count) in failed {
         ConstCounter::new(count).encode(family.encode_family(&[("reason", reason)])?)?;
+    }
+    let name = "serval_transfers_queued";
+    let help = "Transfers whose next step waits for a thread, by the device of the step; digest: of several transfers at a time";
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    let of_devices = transfers.queued().map(|(device, count)| (device.name(), count));
+    for (device, count) in of_devices.chain([("digest", transfers.queued_for_digests())]) {
+        ConstGauge::new(count as i64).encode(family.encode_family(&[("device", device)])?)?;
     }
     let in_flight = ConstGauge::new(transfers.started().saturating_sub(ended) as i64);
     let (name, help) = ("serval_transfers_in_flight", "Transfers in flight");

@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::json;
 use server::config::bytes_for_people;
 use transfer::message::{Answer, Listed};
-use transfer::{Activity, Client, Device};
+use transfer::{Activity, Client};
 
 use super::ENGINE_SILENCE_MAX;
 use crate::command::Failure;
@@ -69,8 +69,8 @@ fn shown(total: u64, entries: &[Listed]) -> serde_json::Value {
     let entry = |entry: &Listed| {
         let stages = entry.stages.iter().map(|stage| stage.name());
         json!({
-            "process": entry.process, "id": entry.id, "source": device(entry.source),
-            "stages": stages.collect::<Vec<_>>(), "sink": device(entry.sink),
+            "process": entry.process, "id": entry.id, "source": entry.source.name(),
+            "stages": stages.collect::<Vec<_>>(), "sink": entry.sink.name(),
             "state": state(entry.activity), "read_bytes": entry.read,
             "written_bytes": entry.written, "age_ms": entry.age_ms,
         })
@@ -81,16 +81,8 @@ fn shown(total: u64, entries: &[Listed]) -> serde_json::Value {
 /// Its source, stages and sink.
 fn way(entry: &Listed) -> String {
     let stages = entry.stages.iter().map(|stage| stage.name());
-    let parts = [device(entry.source)].into_iter().chain(stages).chain([device(entry.sink)]);
+    let parts = [entry.source.name()].into_iter().chain(stages).chain([entry.sink.name()]);
     parts.collect::<Vec<_>>().join(" -> ")
-}
-
-fn device(device: Device) -> &'static str {
-    match device {
-        Device::File => "file",
-        Device::Socket => "socket",
-        Device::Accelerator => "accelerator",
-    }
 }
 
 fn state(activity: Activity) -> &'static str {
