@@ -28,7 +28,7 @@ bool open_answer(sealed::Cipher& cipher, const uint8_t* nonce, const uint8_t* an
 
 int main(int argc, char** argv) {
     const bool change = argc > 4 && strcmp(argv[4], "--change") == 0, replay = argc > 4 && strcmp(argv[4], "--replay") == 0;
-    const char* const* given = argv + (change || replay ? 5 : 4);
+    char** const given = argv + (change || replay ? 5 : 4);
     const long count = argv + argc - given;
     if (count != 1 && count != 2) {
         std::fputs("usage: ask HOST PORT KEYFILE [--change|--replay] A [B]\n", stderr);
