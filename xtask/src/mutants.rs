@@ -208,6 +208,11 @@ const MUTANTS: &[Mutant] = &[
         ],
     ),
     mutant(
+        "cache_many_unchecked",
+        "of several keys one is served that was written since",
+        &["crates/onpath/tests/cache.rs::several_keys_are_answered_if_all_are_known", HISTORY],
+    ),
+    mutant(
         "cache_absent_unchecked",
         "that a key is not there is served though it was written since",
         &[HISTORY],

@@ -290,7 +290,7 @@ pub const BUILTINS: &[Builtin] = &[
     },
     Builtin {
         name: "memcached-cache",
-        summary: "answers `get` and `gets` of one key in front of a memcached, and never with what was overwritten",
+        summary: "answers `get` and `gets` in front of a memcached, and never with what was overwritten",
         settings: &[
             ("memory_mib", "memory for values on each worker, in MiB: 1 to 4096 (16)"),
             (

@@ -188,6 +188,42 @@ fn values_are_served_for_their_time_and_one_hit_in_some_is_forwarded() {
 }
 
 #[test]
+fn several_keys_are_answered_if_all_are_known() {
+    let mut caches = Caches::attached(2, &[("sample", 0), ("absent_ms", 60_000)]);
+    let asks = |caches: &mut Caches, line: &str| {
+        let (_, outcome, text) = caches.ask(0, line);
+        (outcome == Outcome::Reply, text)
+    };
+    let passes = |line: &str| (false, line.to_owned());
+    assert!(!caches.hits(0, "a"));
+    assert_eq!(asks(&mut caches, "get a b\r\n"), passes("get a b\r\n"), "b is not known");
+    assert!(!caches.hits(0, "b"));
+    let value = |key: &str, number: &str| format!("VALUE {key} 0 5{number}\r\nhello\r\n");
+    let both = value("a", "") + &value("b", "") + "END\r\n";
+    assert_eq!(asks(&mut caches, "get a  b \r\n"), (true, both));
+    let twice = value("b", " 9") + &value("b", " 9") + "END\r\n";
+    assert_eq!(asks(&mut caches, "gets b b\r\n"), (true, twice));
+    let (request, _, question) = caches.ask(0, "get c\r\n");
+    caches.answer(0, &request, &format!("EN {}\r\n", mark(&question).unwrap()));
+    let first = value("a", "") + "END\r\n";
+    assert_eq!(asks(&mut caches, "get c a\r\n"), (true, first), "c is not there");
+    assert_eq!(asks(&mut caches, "get c c\r\n"), (true, "END\r\n".to_owned()));
+    // A write of one of them, by another worker.
+    let (write, ..) = caches.ask(1, "delete b\r\n");
+    assert_eq!(asks(&mut caches, "get a b\r\n"), passes("get a b\r\n"));
+    caches.answer(1, &write, "DELETED\r\n");
+    assert_eq!(asks(&mut caches, "get a b\r\n"), passes("get a b\r\n"));
+    // A write of the same connection.
+    let (write, ..) = caches.ask(0, "set d 0 0 1\r\nx\r\n");
+    assert_eq!(asks(&mut caches, "get a a\r\n"), passes("get a a\r\n"));
+    caches.answer(0, &write, "STORED\r\n");
+    assert!(asks(&mut caches, "get a a\r\n").0);
+    // What does not fit an answer is forwarded.
+    let many = format!("get{}\r\n", " a".repeat(300));
+    assert_eq!(asks(&mut caches, &many), passes(&many));
+}
+
+#[test]
 fn that_a_key_is_not_there_is_served_until_it_is_written_or_for_its_time() {
     let mut caches = Caches::attached(2, &[("sample", 0), ("absent_ms", 500)]);
     let misses = |caches: &mut Caches, form: &str, end: &str| {

@@ -1,4 +1,4 @@
-//! A cache in front of an unmodified memcached: it answers `get` and `gets` of one key, and never serves what was overwritten.
+//! A cache in front of an unmodified memcached: it answers `get` and `gets`, and never serves what was overwritten.
 //!
 //! *Answers.* A hit of `get`, `gets`, `mg KEY v` or `mg KEY k v` is answered where it arrives, and the server does not see it. On a miss the request
 //! is forwarded as `mg KEY v f c t`, which brings the flags, the number for `cas` and the remaining time as well, and the client gets the answer in the form in which
@@ -26,6 +26,7 @@ mod epochs;
 #[cfg(test)]
 mod epochs_tests;
 mod flight;
+mod many;
 mod settings;
 mod store;
 
@@ -40,8 +41,8 @@ use wire::framing::{UDP_HEADER_BYTES, UdpHeader};
 use wire::session::Origin;
 
 use self::answer::{
-    Answer, Head, ValueReply, read_answer, write_end, write_meta, write_meta_hit, write_question,
-    write_stats,
+    Answer, Head, ValueReply, ends_write, read_answer, write_end, write_meta, write_meta_hit,
+    write_question, write_stats,
 };
 use self::command::{Command, FlushAt, Form, KEY_BYTES_MAX, Key, decode_key, plain_get, sort};
 use self::epochs::{Epochs, Scope};
@@ -119,6 +120,8 @@ pub struct MemcachedCache {
     hits_until_sample: u64,
     now_ns: u64,
     scratch: Vec<u8>,
+    /// The keys of a request for several.
+    many: Vec<u8>,
     /// For [`Self::prepare`].
     hashes: Vec<u64>,
     places: Vec<u32>,
@@ -169,6 +172,7 @@ impl MemcachedCache {
             hits_until_sample: 0,
             now_ns: 0,
             scratch: Vec::new(),
+            many: Vec::new(),
             hashes: Vec::new(),
             places: Vec::new(),
             registers: counts.chain(used).chain(settings).collect(),
@@ -246,6 +250,10 @@ impl MemcachedCache {
                 copy[..key.len()].copy_from_slice(key);
                 let len = key.len();
                 self.get(messages, &asked, &copy[..len], form);
+            }
+            Command::GetMany { keys, cas } => {
+                let keys = self.copied(keys);
+                self.take_many(messages, &asked, keys, cas);
             }
             Command::Other => self.pass(&asked),
             Command::Stats => self.stats(&asked),
@@ -621,22 +629,6 @@ fn keep_absence(
     }
 }
 
-/// Whether a datagram can only be the answer to a write with a data block, or of one key: reads and other commands are never answered like
-/// this.
-fn ends_write(body: &[u8]) -> bool {
-    match body.strip_suffix(b"\r\n") {
-        Some(b"STORED" | b"NOT_STORED" | b"EXISTS" | b"NOT_FOUND" | b"DELETED" | b"TOUCHED") => {
-            true
-        }
-        // The number after `incr`, which `decr` may pad.
-        Some(number) => {
-            let digits = number.trim_ascii_end();
-            !digits.is_empty() && digits.iter().all(u8::is_ascii_digit)
-        }
-        None => false,
-    }
-}
-
 impl Function for MemcachedCache {
     /// All memory is taken here.
     fn ready(&mut self) -> Result<(), Failure> {
@@ -649,6 +641,7 @@ impl Function for MemcachedCache {
         self.flight = Some(Box::new(Flight::new(&self.shared.secret, grace_ns)));
         self.store = Some(store);
         self.scratch.reserve(64 << 10);
+        self.many.reserve(64 << 10);
         self.hashes.reserve(MESSAGES_MAX);
         self.places.reserve(MESSAGES_MAX);
         Ok(())

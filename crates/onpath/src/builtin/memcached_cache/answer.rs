@@ -204,6 +204,22 @@ pub(super) fn write_stats(answer: &[u8], hits: u64, misses: u64, out: &mut Vec<u
     }
 }
 
+/// Whether a datagram can only be the answer to a write with a data block, or of one key: reads and other commands are never answered like
+/// this.
+pub(super) fn ends_write(body: &[u8]) -> bool {
+    match body.strip_suffix(b"\r\n") {
+        Some(b"STORED" | b"NOT_STORED" | b"EXISTS" | b"NOT_FOUND" | b"DELETED" | b"TOUCHED") => {
+            true
+        }
+        // The number after `incr`, which `decr` may pad.
+        Some(number) => {
+            let digits = number.trim_ascii_end();
+            !digits.is_empty() && digits.iter().all(u8::is_ascii_digit)
+        }
+        None => false,
+    }
+}
+
 /// Writes what is behind the value.
 pub(super) fn write_end(out: &mut Vec<u8>) {
     out.extend_from_slice(END);

@@ -12,6 +12,8 @@ pub(super) const KEY_BYTES_MAX: usize = 250;
 pub(super) enum Command<'a> {
     /// The value of one key.
     Get { key: &'a [u8], form: Form },
+    /// The values of several keys, which are separated by spaces; `gets` has their numbers.
+    GetMany { keys: &'a [u8], cas: bool },
     /// It changes nothing, and its answer is not known here.
     Other,
     /// `stats` without arguments.
@@ -95,9 +97,10 @@ fn sort_any(message: &[u8]) -> Option<Sorted<'_>> {
     let command = match name {
         b"get" | b"gets" => {
             let (key, more) = (words.next()?, words.next());
+            let cas = name == b"gets";
             match more {
-                None => Command::Get { key, form: Form::Text { cas: name == b"gets" } },
-                Some(_) => Command::Other,
+                None => Command::Get { key, form: Form::Text { cas } },
+                Some(_) => Command::GetMany { keys: line.strip_prefix(name)?, cas },
             }
         }
         b"touch" | b"gat" | b"gats" | b"incr" | b"decr" | b"append" | b"prepend" if is_read => {
@@ -209,8 +212,10 @@ mod tests {
         assert_eq!(command("get a\r\n"), get("a", false));
         assert_eq!(command("get  a \n"), get("a", false));
         assert_eq!(command("gets a\r\n"), get("a", true));
-        for other in ["get a b", "gets a b", "version", "stats items", "verbosity 1", "mn", "me a"]
-        {
+        let many = |keys: &'static str, cas| Command::GetMany { keys: keys.as_bytes(), cas };
+        assert_eq!(command("get a b\r\n"), many(" a b", false));
+        assert_eq!(command("gets a  b \r\n"), many(" a  b ", true));
+        for other in ["version", "stats items", "verbosity 1", "mn", "me a"] {
             assert_eq!(command(&format!("{other}\r\n")), Command::Other, "{other}");
         }
         for other in
