@@ -1,6 +1,6 @@
 // The binary interface between Serval and a function on the path of messages (docs/functions.md).
 //
-// A function is a WebAssembly core module without imports, compiled for wasm32:
+// A function is a WebAssembly core module that imports nothing but what is declared here, compiled for wasm32:
 //
 //   clang --target=wasm32 -O2 -nostdlib -Wl,--no-entry -I functions/include -o mine.wasm mine.c
 //
@@ -104,6 +104,26 @@ int serval_merge(const serval_u8* state, serval_u32 length);
 static inline serval_u64 serval_connection(const struct serval_message* message) {
   return message->argument | (serval_u64)message->written_length << 32;
 }
+
+// The dictionary that the function names in the configuration: functions of one owner share it, on all workers, and it stays when they are replaced.
+// Keys have up to 64 bytes, values up to 192. Since 1.1; a module that imports none of these needs no dictionary.
+#ifdef __wasm__
+#define SERVAL_IMPORT(name) __attribute__((import_module("serval"), import_name(#name)))
+#ifdef __cplusplus
+extern "C" {
+#endif
+// The length of the value, of which up to `room` bytes are copied; -1: there is no such key.
+int serval_dictionary_get(const void* key, serval_u32 key_length, void* value, serval_u32 room)
+    SERVAL_IMPORT(dictionary_get);
+// 0; -1: it is full; -2: the key or the value is too long.
+int serval_dictionary_set(const void* key, serval_u32 key_length, const void* value, serval_u32 value_length)
+    SERVAL_IMPORT(dictionary_set);
+// 0; -1: there is no such key.
+int serval_dictionary_delete(const void* key, serval_u32 key_length) SERVAL_IMPORT(dictionary_delete);
+#ifdef __cplusplus
+}
+#endif
+#endif
 
 // The number in the bytes at `at`, most significant byte first.
 static inline serval_u32 serval_big_endian(const serval_u8* at) {

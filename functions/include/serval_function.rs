@@ -99,6 +99,41 @@ impl Batch<'_> {
     }
 }
 
+#[cfg(target_arch = "wasm32")]
+#[link(wasm_import_module = "serval")]
+unsafe extern "C" {
+    fn dictionary_get(key: *const u8, key_length: u32, value: *mut u8, room: u32) -> i32;
+    fn dictionary_set(key: *const u8, key_length: u32, value: *const u8, value_length: u32) -> i32;
+    fn dictionary_delete(key: *const u8, key_length: u32) -> i32;
+}
+
+/// The dictionary that the function names in the configuration: functions of one owner share it, on all workers, and it stays when they are
+/// replaced. Keys have up to 64 bytes, values up to 192.
+#[cfg(target_arch = "wasm32")]
+pub mod dictionary {
+    /// Copies the value of a key, as far as there is room. Its length.
+    pub fn get(key: &[u8], value: &mut [u8]) -> Option<usize> {
+        let room = value.len() as u32;
+        // SAFETY: the host reads and writes inside these slices.
+        let length =
+            unsafe { super::dictionary_get(key.as_ptr(), key.len() as u32, value.as_mut_ptr(), room) };
+        usize::try_from(length).ok()
+    }
+
+    /// Stores a value. False: it is full, or one of the two is too long.
+    pub fn set(key: &[u8], value: &[u8]) -> bool {
+        let (key_length, length) = (key.len() as u32, value.len() as u32);
+        // SAFETY: the host reads inside these slices.
+        unsafe { super::dictionary_set(key.as_ptr(), key_length, value.as_ptr(), length) == 0 }
+    }
+
+    /// Removes a key; whether it was there.
+    pub fn delete(key: &[u8]) -> bool {
+        // SAFETY: the host reads inside this slice.
+        unsafe { super::dictionary_delete(key.as_ptr(), key.len() as u32) == 0 }
+    }
+}
+
 /// A function. Each worker has an instance of its own.
 pub trait Function: Default {
     /// The registers, at most 64: their names, of 1 to 31 lower-case letters, digits and `_`.

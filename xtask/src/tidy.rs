@@ -43,8 +43,8 @@ const LOCKS: &[(&str, usize, &str)] = &[
     ),
     (
         "crates/engine/src/metrics.rs",
-        4,
-        "the list of services; results of accelerator generations; samples of functions for the page of metrics",
+        6,
+        "the list of services; results of accelerator generations; samples and dictionaries of functions for the page of metrics",
     ),
     ("crates/accel/src/cpu/threads.rs", 3, "finished blocks"),
 ];

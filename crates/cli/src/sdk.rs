@@ -243,7 +243,8 @@ fn compiler(variable: &str, usual: &str) -> String {
 /// Whether a module can be a function: it is compiled, started and asked for its registers.
 pub(crate) fn check(file: &Path, bytes: &[u8]) -> Result<(), String> {
     let wrong = |why: String| format!("the module {} cannot be used: {why}", file.display());
-    let spec = onpath::Spec::new("check", "check.wasm");
+    let mut spec = onpath::Spec::new("check", "check.wasm");
+    spec.dictionary = Some("check".to_owned());
     let code = onpath::Code::open(&spec, bytes).map_err(|_| {
         // Its error names a file that there is not.
         wrong(Module::compile(bytes).err().unwrap_or_default())

@@ -7,9 +7,10 @@
 //! reads the ends of all workers before it reads what any of them received (edge BOOKS).
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 pub use mqueue::count::{Counter, EndCounter};
+use onpath::dictionary::Dictionary;
 use sockets::End;
 use wire::DropReason;
 use wire::nic::NicCounters;
@@ -438,6 +439,7 @@ pub struct FunctionMetrics {
     pub name: String,
     workers: Box<[Arc<onpath::Counters>]>,
     sampled: Mutex<Option<FunctionSample>>,
+    dictionary: Mutex<Weak<Dictionary>>,
 }
 
 /// What a function of its own accord counts, as of a while ago.
@@ -453,7 +455,18 @@ impl FunctionMetrics {
     /// Zeroed counters for `workers` workers.
     pub fn new(service: String, name: String, workers: usize) -> Self {
         let workers = (0..workers).map(|_| Arc::default()).collect();
-        Self { service, name, workers, sampled: Mutex::default() }
+        Self { service, name, workers, sampled: Mutex::default(), dictionary: Mutex::default() }
+    }
+
+    /// The function has this dictionary, or none.
+    pub fn set_dictionary(&self, dictionary: Option<&Arc<Dictionary>>) {
+        let mut kept = self.dictionary.lock().unwrap_or_else(PoisonError::into_inner);
+        *kept = dictionary.map(Arc::downgrade).unwrap_or_default();
+    }
+
+    /// Its dictionary, if it has one.
+    pub fn dictionary(&self) -> Option<Arc<Dictionary>> {
+        self.dictionary.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
     }
 
     /// What worker `worker` writes.

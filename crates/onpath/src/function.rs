@@ -1,7 +1,10 @@
 //! What a function is to the chain: something that decides about batches, and has registers.
 
+use std::sync::Arc;
+
 use wire::session::{Origin, ReplyTo};
 
+use crate::dictionary::Dictionary;
 use crate::messages::Messages;
 
 /// Which request a message is, or answers.
@@ -229,6 +232,9 @@ pub trait Function: Send {
     fn configure(&mut self, _param: &str, _value: &[u8]) -> Result<(), Failure> {
         Err(Failure("it has no such parameter".to_owned()))
     }
+
+    /// Gives it the dictionary of its owner that it names, before its first message. Modules get it with their instances.
+    fn use_dictionary(&mut self, _dictionary: Arc<Dictionary>) {}
 
     /// It has all parameters, and gets no message before this. It refuses parameters that do not fit together, and takes the memory that it needs:
     /// later it runs on a worker, which does not wait for memory.

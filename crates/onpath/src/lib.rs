@@ -10,6 +10,7 @@
 
 pub mod builtin;
 mod chain;
+pub mod dictionary;
 mod function;
 pub mod library;
 mod messages;

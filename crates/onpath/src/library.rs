@@ -12,6 +12,7 @@ use crate::builtin::{
     coap_auths, memcached_caches, rate_limiters,
 };
 use crate::chain::OnFailure;
+use crate::dictionary::Dictionary;
 use crate::function::{Failure, Function, Merge, Register};
 use crate::state::StateKind;
 
@@ -41,6 +42,8 @@ pub const DEADLINE_US: u64 = 50_000;
 pub const DEADLINE_US_MAX: u64 = 1_000_000;
 /// Memory of an instance of a module by default and at most, in MiB.
 pub const MEMORY_MIB: u32 = 4;
+/// Default of `dictionary_kib`.
+pub const DICTIONARY_KIB: u32 = 64;
 /// See [`MEMORY_MIB`].
 pub const MEMORY_MIB_MAX: u32 = 1024;
 /// The directory of functions, by default.
@@ -103,6 +106,10 @@ pub struct Spec {
     pub deadline_us: u64,
     /// Memory of an instance of a module, in MiB.
     pub memory_mib: u32,
+    /// The dictionary that it shares with the functions of its owner that name the same one.
+    pub dictionary: Option<String>,
+    /// The size of that, in KiB.
+    pub dictionary_kib: u32,
 }
 
 /// Default of `memory_mib` of a cache.
@@ -118,6 +125,8 @@ impl Spec {
             on_failure: OnFailure::Closed,
             deadline_us: DEADLINE_US,
             memory_mib: MEMORY_MIB,
+            dictionary: None,
+            dictionary_kib: DICTIONARY_KIB,
         }
     }
 
@@ -127,7 +136,7 @@ impl Spec {
     }
 
     /// The memory that an instance may use, in bytes, as far as it is limited by a setting: that of a module, or of a cache.
-    pub fn memory_max_bytes(&self) -> u64 {
+    fn memory_max_bytes(&self) -> u64 {
         let given = self.params.iter().find(|(name, _)| name == "memory_mib");
         let mib = match (self.is_module(), given) {
             (true, _) => self.memory_mib.into(),
@@ -136,6 +145,13 @@ impl Spec {
             (false, _) => 0,
         };
         mib << 20
+    }
+
+    /// What all instances may use, on this number of workers, with the dictionary.
+    pub fn memory_on(&self, workers: usize) -> u64 {
+        let dictionary =
+            self.dictionary.as_ref().map_or(0, |_| u64::from(self.dictionary_kib) << 10);
+        self.memory_max_bytes() * workers as u64 + dictionary
     }
 
     /// Its name in the directory of functions, if it is there.
@@ -524,9 +540,24 @@ impl Code {
         }
     }
 
-    /// An instance, with the parameters of `spec`.
+    /// An instance, with the parameters of `spec` and a dictionary of its own if it names one.
     pub fn instance(&self, spec: &Spec, sizes: Sizes) -> Result<Box<dyn Function>, LibraryError> {
-        let mut function = self.make(spec, sizes)?;
+        let own = spec.dictionary.as_ref();
+        let own = own.map(|_| Arc::new(Dictionary::new(spec.dictionary_kib)));
+        self.instance_with(spec, sizes, own)
+    }
+
+    /// The same with this dictionary.
+    pub fn instance_with(
+        &self,
+        spec: &Spec,
+        sizes: Sizes,
+        dictionary: Option<Arc<Dictionary>>,
+    ) -> Result<Box<dyn Function>, LibraryError> {
+        let mut function = self.make(spec, sizes, dictionary.clone())?;
+        if let Some(dictionary) = dictionary {
+            function.use_dictionary(dictionary);
+        }
         for (param, value) in &spec.params {
             self.set(&mut *function, &spec.function, param, value)?;
         }
@@ -594,10 +625,15 @@ impl Code {
         function.write(register, *integer).map_err(wrong)
     }
 
-    fn make(&self, spec: &Spec, sizes: Sizes) -> Result<Box<dyn Function>, LibraryError> {
+    fn make(
+        &self,
+        spec: &Spec,
+        sizes: Sizes,
+        dictionary: Option<Arc<Dictionary>>,
+    ) -> Result<Box<dyn Function>, LibraryError> {
         match self {
             Self::Builtin(_, _, instances) => {
-                let _ = (spec, sizes);
+                let _ = (spec, sizes, dictionary);
                 Ok(instances())
             }
             #[cfg(feature = "wasm")]
@@ -608,7 +644,7 @@ impl Code {
                     sizes,
                 };
                 let file = || spec.function.clone();
-                match module.instance(limits) {
+                match module.instance(limits, dictionary) {
                     Ok(instance) => Ok(Box::new(instance)),
                     Err(why) => Err(LibraryError::Module { file: file(), why }),
                 }

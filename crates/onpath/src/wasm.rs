@@ -1,6 +1,6 @@
 //! Functions in WebAssembly: one instance of a module for each worker.
 //!
-//! A module is a core module without imports. The host gives it a window at the end of its memory: descriptors of messages, their bytes,
+//! A module is a core module that imports nothing but calls for its dictionary (`imports.rs`). The host gives it a window at the end of its memory: descriptors of messages, their bytes,
 //! and room for what it writes (`functions/include/serval_function.h` describes the binary interface). One call decides about a
 //! batch.
 //!
@@ -14,6 +14,7 @@
 
 mod descriptor;
 mod host;
+mod imports;
 mod instance;
 mod manifest;
 mod spares;
@@ -27,6 +28,7 @@ use std::sync::Arc;
 use wasmtime::ValType::{self, I32, I64};
 use wasmtime::{ExternType, FuncType};
 
+use crate::dictionary::Dictionary;
 use host::Host;
 use spares::Maker;
 
@@ -77,12 +79,15 @@ impl Module {
         let host = Host::get()?;
         let module = wasmtime::Module::from_binary(&host.engine, bytes)
             .map_err(|error| format!("it is no WebAssembly module: {}", one_line(&error)))?;
-        if let Some(import) = module.imports().next() {
-            return Err(format!(
-                "it imports {}.{}, and a function's module has no imports: link it with -nostdlib --no-entry",
-                printable(import.module()),
-                printable(import.name())
-            ));
+        for import in module.imports() {
+            if !imports::is_known(&import) {
+                return Err(format!(
+                    "it imports {}.{}, and a function's module imports nothing but serval.dictionary_get, _set and _delete: link it with -nostdlib \
+                     --no-entry",
+                    printable(import.module()),
+                    printable(import.name())
+                ));
+            }
         }
         match module.get_export("memory") {
             Some(ExternType::Memory(memory)) if !memory.is_64() && !memory.is_shared() => {}
@@ -111,8 +116,12 @@ impl Module {
     }
 
     /// An instance.
-    pub fn instance(&self, limits: Limits) -> Result<Instance, String> {
-        Instance::new(self.clone(), limits)
+    pub fn instance(
+        &self,
+        limits: Limits,
+        dictionary: Option<Arc<Dictionary>>,
+    ) -> Result<Instance, String> {
+        Instance::new(self.clone(), limits, dictionary)
     }
 }
 

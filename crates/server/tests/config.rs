@@ -147,8 +147,8 @@ const NOT_IN_FULL: &[(&str, &[&str])] = &[
     ("[[service.backend]]", &["match", "function"]),
     // A socket has one of `listen` and `connect`.
     ("[[service.socket]]", &["connect"]),
-    // Of modules.
-    ("[[service.function]]", &["memory_mib"]),
+    // Of modules, and not there by default.
+    ("[[service.function]]", &["memory_mib", "dictionary"]),
 ];
 
 #[test]
@@ -276,6 +276,7 @@ function = "threshold"
 params = {}
 on_failure = "closed"
 deadline_us = 50000
+dictionary_kib = 64
 [[service]]
 name = "streams"
 accelerator = "acc0"

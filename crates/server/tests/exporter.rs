@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::metrics::{FunctionMetrics, FunctionSample, Metrics, RuntimeMetrics, ServiceMetrics};
+use onpath::dictionary::Dictionary;
 use server::Stall;
 use server::exporter::page::Page;
 use server::exporter::{CONNECTIONS_MAX, Exporter, Health, REQUEST_BYTES_MAX};
@@ -95,6 +96,9 @@ fn let_everything_happen(metrics: &Metrics, health: &Health) {
         registers: vec![("count".into(), 7), ("high".into(), u64::MAX)],
         state_bytes: 4096,
     });
+    // A function would have it; here it stays until the process ends.
+    let dictionary = Box::leak(Box::new(Arc::new(Dictionary::new(16))));
+    function.set_dictionary(Some(dictionary));
     metrics.set_functions([Arc::new(function)].into());
 }
 

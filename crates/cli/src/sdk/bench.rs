@@ -33,6 +33,7 @@ pub(crate) fn measure(
 ) -> Result<Measured, String> {
     let longest = messages.iter().map(Vec::len).max().unwrap_or_default().max(64);
     let sizes = Sizes { message_bytes: longest, reply_bytes: longest };
+    let spec = &Spec { dictionary: Some("bench".to_owned()), ..spec.clone() };
     let made = Code::open(spec, content).and_then(|code| code.instance(spec, sizes));
     let function = made.map_err(|error| error.to_string())?;
     let counters = Arc::<Counters>::default();

@@ -222,6 +222,7 @@ pub(crate) struct Harness {
 impl Harness {
     /// An instance with the parameters of `spec`.
     pub(crate) fn new(spec: &Spec, module: &[u8]) -> Result<Self, String> {
+        let spec = &Spec { dictionary: Some("test".to_owned()), ..spec.clone() };
         let made = Code::open(spec, module).and_then(|code| code.instance(spec, SIZES));
         let function = made.map_err(|error| error.to_string())?;
         Ok(Self { function, messages: Messages::new(MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX) })

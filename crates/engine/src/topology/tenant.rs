@@ -77,7 +77,7 @@ impl Topology {
             let of_backends = service.backends.iter().flat_map(|backend| &backend.functions);
             service.functions.iter().chain(of_backends)
         });
-        specs.map(|spec| spec.memory_max_bytes() * self.engine.workers as u64).sum()
+        specs.map(|spec| spec.memory_on(self.engine.workers)).sum()
     }
 }
 

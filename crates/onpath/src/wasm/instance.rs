@@ -1,12 +1,16 @@
 //! An instance of a module, as a function of a chain.
 
-use wasmtime::{Memory, Store, StoreLimits, StoreLimitsBuilder, Trap, TypedFunc};
+use std::sync::Arc;
+
+use wasmtime::{Memory, Store, StoreLimitsBuilder, Trap, TypedFunc};
 use wire::DropReason;
 use wire::session::{Origin, ReplyTo};
 
 use super::descriptor::{DESCRIPTOR_BYTES, Decision, all_pass, read_descriptor, write_descriptor};
+use super::imports::{self, Held};
 use super::spares::Spares;
 use super::{ABI_VERSION, Compiled, Module, one_line, printable};
+use crate::dictionary::Dictionary;
 use crate::function::{Direction, Failure, Function, Merge, Register, RequestId};
 use crate::library::Sizes;
 use crate::messages::{MESSAGES_MAX, Messages};
@@ -41,7 +45,7 @@ type Batch = TypedFunc<(u32, u32, u32, u32), i32>;
 
 /// The functions of a running instance.
 pub(super) struct Running {
-    store: Store<StoreLimits>,
+    store: Store<Held>,
     memory: Memory,
     /// The minor version of the interface for which it was compiled.
     minor: u16,
@@ -61,6 +65,7 @@ pub(super) struct Running {
 pub(super) struct Start {
     compiled: Compiled,
     limits: Limits,
+    dictionary: Option<Arc<Dictionary>>,
     /// Bytes of messages in a batch, at most.
     messages_bytes: usize,
     /// Of the first instance: others have the same.
@@ -85,12 +90,16 @@ pub struct Instance {
 }
 
 impl Instance {
-    pub(super) fn new(module: Module, limits: Limits) -> Result<Self, String> {
+    pub(super) fn new(
+        module: Module,
+        limits: Limits,
+        dictionary: Option<Arc<Dictionary>>,
+    ) -> Result<Self, String> {
         let Sizes { message_bytes, reply_bytes } = limits.sizes;
         let longest = message_bytes.max(reply_bytes);
         let messages_bytes = Messages::bytes_max(longest, longest);
         let compiled = module.compiled.clone();
-        let mut start = Start { compiled, limits, messages_bytes, registers: None };
+        let mut start = Start { compiled, limits, dictionary, messages_bytes, registers: None };
         let (running, registers) = start.run(START_TICKS, &[])?;
         start.registers = Some(registers.clone());
         let settings = vec![None; registers.len()];
@@ -161,8 +170,9 @@ impl Start {
             .memories(1)
             .tables(4)
             .build();
-        let mut store = Store::new(&host.engine, bounds);
-        store.limiter(|bounds| bounds);
+        let held = Held { bounds, dictionary: self.dictionary.clone() };
+        let mut store = Store::new(&host.engine, held);
+        store.limiter(|held| &mut held.bounds);
         store.epoch_deadline_trap();
         host.begin_call();
         store.set_epoch_deadline(ticks);
@@ -173,8 +183,12 @@ impl Start {
                 why(error)
             )
         };
-        let instance =
-            wasmtime::Instance::new(&mut store, module, &[]).map_err(|error| too_large(&error))?;
+        if self.dictionary.is_none() && module.imports().len() > 0 {
+            return Err("it uses a dictionary and has none: name one with `dictionary`".to_owned());
+        }
+        let imports = imports::of(&mut store, module);
+        let instance = wasmtime::Instance::new(&mut store, module, &imports);
+        let instance = instance.map_err(|error| too_large(&error))?;
         let memory = instance.get_memory(&mut store, "memory").expect("it was checked");
         let window = memory.data_size(&store);
         let pages = self.window_bytes().div_ceil(PAGE_BYTES) as u64;
@@ -281,7 +295,7 @@ fn connection_of(request: &RequestId) -> u64 {
 }
 
 /// A call begins.
-fn begin(store: &mut Store<StoreLimits>, compiled: &Compiled, limits: &Limits) {
+fn begin(store: &mut Store<Held>, compiled: &Compiled, limits: &Limits) {
     compiled.host.begin_call();
     store.set_epoch_deadline(ticks(limits));
 }

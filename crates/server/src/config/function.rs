@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use engine::topology::EngineSettings;
-use onpath::library::{BUILTINS, Builtin, FUNCTIONS_MAX, Pin, builtin, read_module};
+use onpath::library::{BUILTINS, Builtin, FUNCTIONS_MAX, Pin, builtin, is_name, read_module};
 use onpath::{Code, LibraryError, OnFailure, Param, Sizes, Spec};
 use sys::private_file::open_regular;
 
@@ -134,6 +134,7 @@ fn read_function(
     spec.function = read_name(report, at, base);
     spec.params = read_params(report, at, base, builtin(&spec.function));
     read_fields(report, at, &mut spec);
+    spec.dictionary = read_dictionary(report, at);
     if !spec.is_module() && at.entry("memory_mib").is_some() {
         let what = "`memory_mib` has no meaning for a built-in function";
         report.problem(Problem::new(at.place("memory_mib"), what, "remove it"));
@@ -193,6 +194,22 @@ fn read_name(report: &mut Report<'_>, section: &mut Section<'_>, base: &Path) ->
         }
     }
     path.to_string_lossy().into_owned()
+}
+
+/// Reads the name of the dictionary.
+fn read_dictionary(report: &mut Report<'_>, section: &mut Section<'_>) -> Option<String> {
+    let found = section.text(report, "dictionary", "\"sessions\"");
+    let name = found.and_then(|(name, span)| {
+        if !is_name(&name) {
+            let what = format!("`dictionary` is {name:?}");
+            let right = "1 to 64 letters, digits, `_` and `-`";
+            report.problem(Problem::new(span, what, right));
+            return None;
+        }
+        Some(name.to_string())
+    });
+    section.record(report, "dictionary", name.clone());
+    name
 }
 
 /// Reads the parameters: integers, unless the function says that one is a text or the path of a file.

@@ -17,6 +17,7 @@ use engine::topology::{
 };
 use mqueue::abi::{DEPTH_MAX, MESSAGE_BYTES_MAX, SOCKETS_MAX};
 use onpath::Spec;
+use onpath::dictionary::{KIB_MAX, KIB_MIN};
 use onpath::library::{DEADLINE_US_MAX, MEMORY_MIB_MAX};
 use runtime::kinds::KINDS;
 use transfer::ServiceLimits;
@@ -701,6 +702,10 @@ const COMMON: &[(&str, &[Key])] = &[
                  this time, in whole milliseconds and at least one. A built-in function is not.";
             memory_mib ("modules" in "service.digits.function.limits"): function(number("MiB", 1..=MEMORY_MIB_MAX as u64, |f| Number::U32(&mut f.memory_mib))), "",
                 "Memory of each instance of a module; each worker has one, and two in reserve. About 1 MiB of it holds the messages of a batch.";
+            dictionary: Other("string: 1 to 64 letters, digits, `_`, `-`"), "none",
+                "The dictionary of the tenant that the function uses ([functions.md](functions.md#dictionaries)). Functions that name the same one share it.";
+            dictionary_kib: function(number("KiB", KIB_MIN as u64..=KIB_MAX as u64, |f| Number::U32(&mut f.dictionary_kib))), "",
+                "The size of that. With another size a new one begins.";
         },
     ),
 ];

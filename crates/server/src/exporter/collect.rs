@@ -9,7 +9,9 @@ use std::fmt::Error;
 use std::sync::Arc;
 
 use engine::commands::Refused;
-use engine::metrics::{Metrics, RuntimeMetrics, ServiceSnapshot, TenantMetrics, WorkerCounters};
+use engine::metrics::{
+    FunctionMetrics, Metrics, RuntimeMetrics, ServiceSnapshot, TenantMetrics, WorkerCounters,
+};
 use engine::stages::{BOUNDS_NS, HistogramSnapshot, ObservationSnapshot, Stage};
 use engine::tenants::TenantUse;
 use onpath::Snapshot;
@@ -312,6 +314,37 @@ impl Engine {
         Ok(())
     }
 
+    /// Dictionaries of functions.
+    fn encode_dictionaries(
+        encoder: &mut DescriptorEncoder<'_>,
+        functions: &[Arc<FunctionMetrics>],
+    ) -> Result<(), Error> {
+        let of_functions = functions.iter().filter_map(|of| Some((of, of.dictionary()?)));
+        let found: Vec<_> =
+            of_functions.map(|(of, found)| (of, found.used(), found.refused())).collect();
+        let helps = [
+            ("entries", "Entries of the dictionary that a function uses"),
+            ("bytes", "Bytes of the keys and values of the dictionary that a function uses"),
+        ];
+        for (at, (what, help)) in helps.into_iter().enumerate() {
+            let name = format!("serval_function_dictionary_{what}");
+            let mut family = encoder.encode_descriptor(&name, help, None, MetricType::Gauge)?;
+            for (function, used, _) in &found {
+                let labels = [("service", &*function.service), ("function", &*function.name)];
+                let value = [used.0, used.1][at];
+                ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        let help = "Values that the dictionary that a function uses has refused: it was full, or they were too long";
+        let name = "serval_function_dictionary_refused";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (function, _, refused) in &found {
+            let labels = [("service", &*function.service), ("function", &*function.name)];
+            ConstCounter::new(*refused).encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+
     /// Functions on the path of services.
     fn encode_functions(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
         let functions = self.metrics.functions();
@@ -355,6 +388,7 @@ impl Engine {
             let labels = [("service", &*function.service), ("function", &*function.name)];
             ConstGauge::new(sample.state_bytes).encode(family.encode_family(&labels)?)?;
         }
+        Self::encode_dictionaries(encoder, &functions)?;
         let Some(requests) = self.health.functions() else { return Ok(()) };
         let help = "Functions that could not be used: their file was not read or is no module (load), or an instance did not start or did not \
                     take its parameters (init)";

@@ -321,10 +321,15 @@ impl Server {
             Some(object) => (Some(object.id), object.origin),
             None => (None, Origin::Attached(caller.user)),
         };
+        let dictionary = former.map(|of| (of.spec.dictionary.clone(), of.spec.dictionary_kib));
         let content = self.content_of(caller, spec, content)?.into();
         let replaced = id.is_some();
         let id = id.unwrap_or_else(|| self.functions.next_id());
-        let (spec, written) = (spec.clone(), Vec::new());
+        let (mut spec, written) = (spec.clone(), Vec::new());
+        if let Some(former) = dictionary.filter(|_| spec.dictionary.is_none()) {
+            // It stays when the function is replaced.
+            (spec.dictionary, spec.dictionary_kib) = former;
+        }
         self.insert(chain, Object { id, origin, spec, written, content, ring }, place)?;
         Ok(Attachment { id, replaced })
     }
@@ -458,9 +463,7 @@ impl Server {
             object.content = self.content_of(caller, &object.spec, content)?.into();
         }
         match found {
-            Found::Attached(index, _)
-                if object.spec.memory_max_bytes() > before.spec.memory_max_bytes() =>
-            {
+            Found::Attached(index, _) if object.spec.memory_on(1) > before.spec.memory_on(1) => {
                 self.check_memory(&self.topology.services[index], &before, &object.spec)?;
             }
             _ => {}
@@ -481,7 +484,7 @@ impl Server {
                 }
                 let chain = self.functions_on(ChainOf { service: index, backend });
                 let places = chain.map(|function| match function.link == link {
-                    true => Next::Configured(link, object.clone(), settings.clone()),
+                    true => Next::Configured(link, Box::new(object.clone()), settings.clone()),
                     false => Next::Kept(function.link),
                 });
                 let places = places.collect();

@@ -34,7 +34,7 @@ pub(super) enum Next {
     /// The one with this link stays as it is.
     Kept(u64),
     /// It stays, with other settings and another policy. It becomes what the object says.
-    Configured(u64, Object, Vec<(usize, u64)>),
+    Configured(u64, Box<Object>, Vec<(usize, u64)>),
     /// Another one.
     New(Box<NewFunction>),
 }
@@ -136,8 +136,13 @@ impl Server {
         let mut registers = Vec::new();
         let mut links = Vec::with_capacity(workers);
         let link = self.functions.next_link();
+        let dictionary = self.functions.dictionary(&service.tenant, spec);
+        metrics.set_dictionary(dictionary.as_ref());
+        let sizes = path::sizes(service, backend);
         for worker in 0..workers {
-            let mut function = self.instance(&code, spec, path::sizes(service, backend))?;
+            let instance = code.instance_with(spec, sizes, dictionary.clone());
+            let instance = instance.inspect_err(|_| self.functions.counters.count_init_error());
+            let mut function = instance?;
             registers = function.registers().to_vec();
             for (setting, value) in &object.written {
                 if let Some(register) = setting_of(&registers, setting) {
@@ -197,7 +202,9 @@ impl Server {
                 }
                 Next::Configured(link, object, settings) => {
                     let on_failure: OnFailure = object.spec.on_failure;
-                    functions.extend(keep(link).map(|kept| AttachedFunction { object, ..kept }));
+                    functions.extend(
+                        keep(link).map(|kept| AttachedFunction { object: *object, ..kept }),
+                    );
                     for order in &mut orders {
                         order.push(Arranged::Configured(link, settings.clone(), on_failure));
                     }
@@ -437,7 +444,7 @@ impl Server {
             }
             // What was tried at run time is in the file: it stays as it is.
             let object = Object { origin: Origin::File, ..kept.object.clone() };
-            return Ok(Next::Configured(link, object, Vec::new()));
+            return Ok(Next::Configured(link, Box::new(object), Vec::new()));
         }
         let object = Object {
             origin: Origin::File,
@@ -446,7 +453,7 @@ impl Server {
             ..kept.object.clone()
         };
         let settings = self.settings_of(&object, path::sizes(service, backend))?;
-        Ok(Next::Configured(link, object, settings))
+        Ok(Next::Configured(link, Box::new(object), settings))
     }
 
     /// After the switch: the chains that change get their functions. A worker that a kernel holds up gets them when it returns.

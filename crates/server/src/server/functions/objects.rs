@@ -1,11 +1,13 @@
 //! Functions as objects: who made one, and what it is made of. One that is created and not attached is the content of its file and nothing else.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::ring::ApplicationRing;
 use super::trace::Tracing;
+use onpath::dictionary::Dictionary;
 use onpath::library::builtin;
 use onpath::{Param, Spec};
 
@@ -90,7 +92,8 @@ impl Object {
 
     /// What it is made of is the same, and only its policy or settings differ that instances take while they run.
     pub(super) fn has_code_of(&self, spec: &Spec, content: &[u8]) -> bool {
-        let limits = |spec: &Spec| (spec.deadline_us, spec.memory_mib);
+        let dictionary = |spec: &Spec| (spec.dictionary.clone(), spec.dictionary_kib);
+        let limits = |spec: &Spec| (spec.deadline_us, spec.memory_mib, dictionary(spec));
         let fixed = |spec: &Spec| -> Vec<(String, Param)> {
             let texts = builtin(&spec.function).map_or(&[][..], |builtin| builtin.texts);
             let is_text = |(name, value): &&(String, Param)| {
@@ -172,6 +175,8 @@ pub(in super::super) struct Functions {
     pub(super) detached: Vec<Object>,
     pub(super) counters: Arc<FunctionCounters>,
     pub(super) traces: Vec<Tracing>,
+    /// By tenant and name: those that functions use.
+    dictionaries: HashMap<(String, String), Weak<Dictionary>>,
     last_id: u64,
     last_link: u64,
 }
@@ -185,9 +190,22 @@ impl Functions {
             detached: Vec::new(),
             counters: Arc::default(),
             traces: Vec::new(),
+            dictionaries: HashMap::new(),
             last_id,
             last_link: 0,
         }
+    }
+
+    /// The dictionary of a tenant that a function names. It is there as long as a function uses it: those that replace others are made before
+    /// those end.
+    pub(super) fn dictionary(&mut self, tenant: &str, spec: &Spec) -> Option<Arc<Dictionary>> {
+        self.dictionaries.retain(|_, dictionary| dictionary.strong_count() > 0);
+        let key = (tenant.to_owned(), spec.dictionary.clone()?);
+        let found = self.dictionaries.get(&key).and_then(Weak::upgrade);
+        let found = found.filter(|dictionary| dictionary.kib() == spec.dictionary_kib);
+        let dictionary = found.unwrap_or_else(|| Arc::new(Dictionary::new(spec.dictionary_kib)));
+        self.dictionaries.insert(key, Arc::downgrade(&dictionary));
+        Some(dictionary)
     }
 
     pub(super) fn next_id(&mut self) -> u64 {

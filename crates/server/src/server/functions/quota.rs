@@ -18,7 +18,7 @@ fn user_of(object: &Object) -> Option<u32> {
 }
 
 impl Server {
-    /// Memory of a tenant: regions of its services, what modules and caches on their paths may use on all workers, rings of those functions, and
+    /// Memory of a tenant: regions of its services, what modules and caches on their paths may use on all workers, their dictionaries, rings of those functions, and
     /// those of its users' functions that are attached to nothing. Without the function `except`.
     fn memory_of(&self, tenant: &Tenant, except: u64) -> u64 {
         let ring = |object: &Object| object.ring.as_ref().map_or(0, |ring| ring.bytes());
@@ -26,8 +26,8 @@ impl Server {
         let attached = own.filter(|(service, _)| service.tenant == tenant.name);
         let attached = attached.flat_map(|(_, slot)| &slot.functions).map(|f| &f.object);
         let attached = attached.filter(|object| object.id != except);
-        let workers = self.fabric.workers() as u64;
-        let used = attached.map(|object| object.spec.memory_max_bytes() * workers + ring(object));
+        let workers = self.fabric.workers();
+        let used = attached.map(|object| object.spec.memory_on(workers) + ring(object));
         let of_users = self.functions.detached.iter().filter(|object| {
             object.id != except && user_of(object).is_some_and(|user| tenant.users.contains(&user))
         });
@@ -57,7 +57,7 @@ impl Server {
             return Ok(());
         };
         let ring = object.ring.as_ref().map_or(0, |ring| ring.bytes());
-        let more = spec.memory_max_bytes() * self.fabric.workers() as u64 + ring;
+        let more = spec.memory_on(self.fabric.workers()) + ring;
         let mib = (self.memory_of(tenant, object.id) + more).div_ceil(1 << 20);
         if more == 0 || mib <= tenant.memory_mib {
             return Ok(());
