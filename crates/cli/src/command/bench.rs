@@ -46,8 +46,9 @@ they are counted, not compared), any:BYTES (every reply of this length).
 
 memcached is measured with its text protocol over TCP or, as memcached-udp, in UDP frames. The
 values are stored first: 10,000 keys, or fewer for long values, under serval:..., and for
-faces-database the pictures under the keys of a faces service, face: and 24 hex digits. Existing values of these keys are overwritten, so use a
-server without valuable data. A get without a value is a correct answer and lowers the hit ratio.
+faces-database the pictures under the keys of a faces service, face: and 24 hex digits. Existing
+values of these keys are overwritten, so use a server without valuable data. A get without a value
+is a correct answer and lowers the hit ratio.
 
 Examples:
   serval bench udp://127.0.0.1:9000                        echo of 64 bytes, 1 to 256 in flight

@@ -55,10 +55,10 @@ Examples:
 Exit codes: 0 as expected, 1 not as expected, or the function failed.";
 
 pub(super) const BENCH_HELP: &str = "\
-The messages are those of the project's messages.txt, of --messages, or different ones of one length
-(--bytes). The time is that of a call divided by its messages, in the best tenth of the measurement; the rate is
-that of one core, with the copy of the messages into their batch.
-Instead of a module, the name of a built-in function without a file can be given, with --bytes.
+The messages are those of the project's messages.txt, of --messages, or different ones of one
+length (--bytes). The time is that of a call divided by its messages, in the best tenth of the
+measurement; the rate is that of one core, with the copy of the messages into their batch. Instead
+of a module, the name of a built-in function without a file can be given, with --bytes.
 
 Examples:
   serval fn bench
