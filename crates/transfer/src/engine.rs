@@ -11,7 +11,6 @@
 use std::collections::HashSet;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,8 +19,9 @@ use sys::descriptors::{Interest, Readiness};
 use crate::apart::{Apart, run_together};
 use crate::counters::Counters;
 use crate::error::TransferError;
-use crate::flow::{Blocked, Buffers, Device, End, Flow, Progress, Report};
+use crate::flow::{Blocked, Buffers, Device, End, Flow, Plan, Progress, Report};
 use crate::held::{Checked, Descriptors, Socket, SocketUse, check};
+use crate::memory::{Memory, Reserved};
 use crate::parts::{Next, Whole};
 use crate::pipeline::Command;
 use crate::reaper::Reaper;
@@ -86,8 +86,7 @@ impl Engine {
             reaper: Reaper::default(),
             epoch: Instant::now(),
             in_flight_max: limits.in_flight,
-            memory_mib_max: limits.memory_mib,
-            memory: Arc::default(),
+            memory: Memory::new(limits.memory_mib),
         });
         let engine = Self { shared };
         engine.shared.add_threads(&mut engine.shared.board())?;
@@ -108,7 +107,17 @@ impl Engine {
         command: Command,
         done: impl FnOnce(Outcome) + Send + 'static,
     ) -> Result<Submitted, TransferError> {
-        let submitted = self.shared.submit(command, Box::new(done));
+        self.submit_within(command, None, done)
+    }
+
+    /// The same for a caller whose transfers hold `own` bytes of memory; it gets a share of the memory, as of [`Memory::check_share`].
+    pub(crate) fn submit_within(
+        &self,
+        command: Command,
+        own: Option<u64>,
+        done: impl FnOnce(Outcome) + Send + 'static,
+    ) -> Result<Submitted, TransferError> {
+        let submitted = self.shared.submit(command, own, Box::new(done));
         submitted.inspect_err(|error| self.shared.counters.refuse(error))
     }
 
@@ -168,6 +177,8 @@ pub(crate) struct Shape {
     pub(crate) source: Device,
     pub(crate) sink: Device,
     pub(crate) stages: Vec<StageKind>,
+    /// Bytes that it holds at most.
+    pub(crate) memory: u64,
     pub(crate) started: Instant,
 }
 
@@ -331,21 +342,7 @@ struct Shared {
     reaper: Reaper,
     epoch: Instant,
     in_flight_max: u32,
-    memory_mib_max: u32,
-    /// Bytes that jobs hold at most.
-    memory: Arc<AtomicU64>,
-}
-
-/// The memory of a job, until it is dropped.
-struct Reserved {
-    memory: Arc<AtomicU64>,
-    bytes: u64,
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        self.memory.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
+    memory: Memory,
 }
 
 impl Shared {
@@ -357,7 +354,12 @@ impl Shared {
         self.epoch.elapsed().as_nanos() as u64
     }
 
-    fn submit(self: &Arc<Self>, command: Command, done: Done) -> Result<Submitted, TransferError> {
+    fn submit(
+        self: &Arc<Self>,
+        command: Command,
+        own: Option<u64>,
+        done: Done,
+    ) -> Result<Submitted, TransferError> {
         let Checked { plan, uses, files, lanes } = match check(&command) {
             Ok(checked) => checked,
             Err(error) => {
@@ -366,8 +368,10 @@ impl Shared {
             }
         };
         let parts = plan.parts(lanes.min(self.threads - 1));
-        let reserved = parts.iter().map(|part| self.reserve(part.memory_bytes()));
-        let reserved: Vec<Reserved> = match reserved.collect() {
+        let memory: u64 = parts.iter().map(Plan::memory_bytes).sum();
+        let reserved = parts.iter().map(|part| self.memory.reserve(part.memory_bytes()));
+        let reserved = self.memory.check_share(memory, own).and_then(|()| reserved.collect());
+        let reserved: Vec<Reserved> = match reserved {
             Ok(reserved) => reserved,
             Err(error) => {
                 self.reaper.discard(command);
@@ -379,7 +383,8 @@ impl Shared {
         let patience = Patience { stall_ns, deadline_ns: command.deadline.map(ns) };
         let stages = plan.stages.iter().map(StageSpec::kind).collect();
         let (source, sink) = (plan.source, plan.sink);
-        let shape = Arc::new(Shape { source, sink, stages, started: Instant::now() });
+        let started = Instant::now();
+        let shape = Arc::new(Shape { source, sink, stages, memory, started });
         let descriptors = Descriptors::of_parts(command, files, &parts, &self.reaper)?;
         let flows = parts.iter().zip(descriptors);
         let flows = flows.map(|(part, descriptors)| Flow::new(part, descriptors));
@@ -465,19 +470,6 @@ impl Shared {
         let cancelled = self.board().entries.cancel(id);
         if let Some(job) = cancelled {
             self.end(job, Err(TransferError::Cancelled), &mut Buffers::default());
-        }
-    }
-
-    /// Memory for a job; counted before any of it is taken.
-    fn reserve(&self, bytes: u64) -> Result<Reserved, TransferError> {
-        let most = u64::from(self.memory_mib_max) << 20;
-        let add = |held: u64| held.checked_add(bytes).filter(|held| *held <= most);
-        match self.memory.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
-            Ok(_) => Ok(Reserved { memory: self.memory.clone(), bytes }),
-            Err(_) => Err(TransferError::TooMuchMemory {
-                needed_kib: bytes.div_ceil(1 << 10),
-                most_mib: self.memory_mib_max,
-            }),
         }
     }
 
@@ -787,7 +779,6 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
-    use crate::flow::Plan;
     use crate::pipeline::Source;
     use crate::stage::STAGES_MAX;
     use crate::{Cipher, ExpandLimits, Format, Key, SearchKind, SearchSpec};
@@ -827,7 +818,7 @@ mod tests {
             for transfer in transfers {
                 assert_eq!(transfer.wait().result, Err(TransferError::Cancelled));
             }
-            assert_eq!(engine.shared.memory.load(Ordering::Relaxed), 0, "round {round}");
+            assert_eq!(engine.shared.memory.held(), 0, "round {round}");
         }
         let refused = engine.counters().failed().find(|(name, _)| *name == "too_much_memory");
         assert_eq!(refused, Some(("too_much_memory", 6)));

@@ -41,6 +41,7 @@ mod error;
 pub mod flow;
 mod held;
 pub mod kernel;
+mod memory;
 pub mod message;
 mod new_file;
 mod parts;

@@ -288,8 +288,9 @@ impl Client {
         let is_other = |client: &&Arc<Self>| {
             client.process == self.process && client.process != 0 && !Arc::ptr_eq(client, self)
         };
-        let others = acceptor.clients.iter().filter(is_other);
-        let others: usize = others.map(|client| client.transfers().len()).sum();
+        let others: Vec<&Arc<Self>> = acceptor.clients.iter().filter(is_other).collect();
+        let own = self.memory() + others.iter().map(|client| client.memory()).sum::<u64>();
+        let others: usize = others.iter().map(|client| client.transfers().len()).sum();
         let refuse = |error: TransferError| {
             acceptor.engine.counters().refuse(&error);
             self.answer(id, &Err(error), Report::default())
@@ -318,7 +319,7 @@ impl Client {
             transfers.insert(id, None);
         }
         let client = self.clone();
-        let submitted = acceptor.engine.submit_with(command, move |outcome| {
+        let submitted = acceptor.engine.submit_within(command, Some(own), move |outcome| {
             client.transfers().remove(&id);
             client.answer(id, &outcome.result, outcome.report);
         });
@@ -335,6 +336,11 @@ impl Client {
                 self.answer(id, &Err(error), Report::default())
             }
         }
+    }
+
+    /// Memory that its transfers hold at most.
+    fn memory(&self) -> u64 {
+        self.transfers().values().flatten().map(|submitted| submitted.shape().memory).sum()
     }
 
     fn cancel(&self, id: u64) {

@@ -12,7 +12,10 @@ use std::time::Duration;
 
 use sys::local::{LocalListener, LocalSocket, wait_readable};
 use transfer::message::{ANSWER_BYTES_MAX, Answer, Order, REQUEST_BYTES_MAX, Request};
-use transfer::{Client, ClientError, DigestKind, FileRange, Service, ServiceLimits, Source};
+use transfer::{
+    Client, ClientError, DigestKind, ExpandLimits, FileRange, Format, Service, ServiceLimits,
+    Source,
+};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -306,6 +309,50 @@ fn limits_hold_for_each_caller_and_for_all() {
         thread::yield_now();
     }
     setup.works();
+}
+
+/// One process gets half of the memory, on all its connections, and again what it gives back.
+#[test]
+fn a_caller_leaves_memory_for_others() {
+    let setup = Setup::new("share", ServiceLimits { memory_mib: 64, ..Default::default() });
+    let mut clients = [setup.client(), setup.client()];
+    let mut peers = Vec::new();
+    // 10 MiB each: three leave as much as they have. Returns how many are in flight, and whether this one was refused.
+    let mut submit = |client: &mut Client| {
+        let ((from, ours), (to, theirs)) =
+            (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+        peers.push((ours, theirs));
+        let source = Source::socket(from, None);
+        let command = source.expand(Format::Zstd, ExpandLimits::default()).socket(to);
+        let id = client.submit(command).unwrap();
+        client.ask_list().unwrap();
+        let mut refused = false;
+        loop {
+            match answer(client) {
+                Answer::Ended { id: ended, result: Err(error), .. } => {
+                    assert_eq!((ended, error.name()), (id, "too_much_memory"));
+                    refused = true;
+                }
+                Answer::List { total, .. } => return (id, total, refused),
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    let (first, total, refused) = submit(&mut clients[0]);
+    assert_eq!((total, refused), (1, false));
+    for total in 2..=3 {
+        let (_, now, refused) = submit(&mut clients[1]);
+        assert_eq!((now, refused), (total, false));
+    }
+    for client in &mut clients {
+        let (_, total, refused) = submit(client);
+        assert_eq!((total, refused), (3, true));
+    }
+    clients[0].cancel(first).unwrap();
+    let Answer::Ended { id, .. } = answer(&mut clients[0]) else { panic!() };
+    assert_eq!(id, first);
+    let (_, total, refused) = submit(&mut clients[1]);
+    assert_eq!((total, refused), (3, false));
 }
 
 #[test]

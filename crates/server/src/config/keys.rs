@@ -493,7 +493,7 @@ const COMMON: &[(&str, &[Key])] = &[
             threads: transfers(number("threads", 1..=64, |t| Number::U32(&mut t.threads))), "",
                 "Threads that move bytes at a time; another one waits.";
             memory_mib: transfers(number("MiB", 64..=1 << 20, |t| Number::U32(&mut t.memory_mib))), "",
-                "Memory of all transfers in flight; one that needs more than is left is refused as `too_much_memory`. A transfer counts \
+                "Memory of all transfers in flight; one that needs more than is left is refused as `too_much_memory`. One process gets at most as much as all leave free: half of it alone, a third beside another one. A transfer counts \
                  with what it may hold: 1 MiB, 0.5 MiB for each stage that changes bytes, and what stages need: 8.5 MiB to expand \
                  Zstandard, 4 MiB to compress to it, 0.5 MiB for gzip, 4.3 MiB for a search by lines.";
             per_client: transfers(number("transfers", 1..=4096, |t| Number::U32(&mut t.per_client))), "",
