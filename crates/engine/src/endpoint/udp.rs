@@ -75,6 +75,34 @@ pub(crate) struct UdpPort {
     leaving: Vec<Leaving>,
     /// The last turn in which the host kernel had no room: no further send is tried in that turn.
     refused_in: u64,
+    /// While tenants share the worker.
+    window: Window,
+}
+
+/// How many receive buffers a port should fill at a time so that they have a given number of datagrams: with GRO a buffer has up to a
+/// hundred, and a batch of them would be a long wait for other tenants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Window {
+    buffers: u32,
+}
+
+impl Window {
+    const FIRST: Self = Self { buffers: 1 };
+
+    /// After a batch of `datagrams`, where `most` were wanted at most.
+    fn adapt(&mut self, datagrams: usize, most: u32) {
+        let (datagrams, most) = (datagrams as u64, u64::from(most));
+        let buffers = u64::from(self.buffers);
+        let next = if datagrams > most {
+            buffers * most / datagrams
+        } else if datagrams >= buffers && 2 * datagrams <= most {
+            // As many datagrams in each buffer again.
+            2 * buffers
+        } else {
+            buffers
+        };
+        self.buffers = next.clamp(1, most.max(1)) as u32;
+    }
 }
 
 impl UdpPort {
@@ -90,6 +118,7 @@ impl UdpPort {
             kept: 0,
             leaving: Vec::with_capacity(items),
             refused_in: u64::MAX,
+            window: Window::FIRST,
         }
     }
 
@@ -378,6 +407,20 @@ impl UdpPorts {
         }
     }
 
+    /// A batch of about `most` datagrams.
+    #[cold]
+    fn receive_window<N: Nic>(
+        &mut self,
+        turn: &mut Turn<N>,
+        schedule: &mut Schedule,
+        index: usize,
+        most: u32,
+    ) {
+        self.rx.most_buffers = self.ports[index].window.buffers;
+        self.receive_batch(turn, schedule, index);
+        self.ports[index].window.adapt(self.rx.items.len(), most);
+    }
+
     fn receive_batch<N: Nic>(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule, index: usize) {
         if turn.draining && !mutants::on("serve_after_drain") {
             return;
@@ -579,12 +622,17 @@ impl<N: Nic> Endpoint<N> for UdpPorts {
     fn receive(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
         let count = self.ports.len();
         let first = schedule.round() % count.max(1);
-        self.rx.most_buffers = schedule.batch_messages();
+        let most = schedule.batch_messages();
+        self.rx.most_buffers = most;
         for index in (first..count).chain(0..first) {
             let port = &mut self.ports[index].port;
             if port.is_readable() && schedule.allows(port.service, Kind::Udp) {
                 port.ready = false;
-                self.receive_batch(turn, schedule, index);
+                if most == u32::MAX {
+                    self.receive_batch(turn, schedule, index);
+                } else {
+                    self.receive_window(turn, schedule, index, most);
+                }
             }
         }
     }
@@ -672,6 +720,24 @@ impl<N: Nic> Endpoint<N> for UdpPorts {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_window_follows_the_datagrams_of_a_buffer() {
+        let after = |batches: &[usize]| {
+            let mut window = Window::FIRST;
+            batches.iter().for_each(|datagrams| window.adapt(*datagrams, 16));
+            window.buffers
+        };
+        // Single datagrams: as many buffers as datagrams are wanted.
+        assert_eq!([&[1][..], &[1, 2], &[1, 2, 4, 8, 16]].map(after), [2, 4, 16]);
+        assert_eq!(after(&[1, 2, 4, 8, 16, 16, 16]), 16);
+        // Then each buffer has 64: one at a time, at once.
+        assert_eq!(after(&[1, 2, 4, 8, 16, 16 * 64]), 1);
+        assert_eq!(after(&[64, 64, 64]), 1);
+        // Four in each; and a port with few datagrams stays as it is.
+        assert_eq!(after(&[4, 8, 16, 16]), 4);
+        assert_eq!(after(&[1, 2, 0, 1, 0]), 4);
+    }
 
     #[test]
     fn gso_batches_are_built_again_for_replies_that_must_be_sent_and_for_many() {
