@@ -107,7 +107,7 @@ pub(super) struct Options {
     #[arg(long, value_name = "N", default_value_t = 0)]
     matches: u16,
 
-    /// Give the plain bytes to a service, piece by piece: the shm:///PATH of its port (docs/transfer.md has the messages)
+    /// Give the plain bytes to a service, piece by piece: the URL of its port
     #[arg(long, value_name = "URL", value_parser = shared_memory, conflicts_with = "engine")]
     kernel: Option<PathBuf>,
 
@@ -123,7 +123,7 @@ pub(super) struct Options {
     #[arg(long, value_name = "KEYFILE")]
     seal: Option<PathBuf>,
 
-    /// Let a service encrypt that runs the kernel aes256_ctr: the shm:///PATH of its port
+    /// Let a service with the kernel aes256_ctr encrypt: the URL of its port
     #[arg(long, value_name = "URL", value_parser = shared_memory, requires = "seal", conflicts_with = "engine")]
     seal_on: Option<PathBuf>,
 
