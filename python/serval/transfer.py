@@ -22,6 +22,7 @@ import atexit
 import os
 import stat
 import threading
+import time
 import weakref
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ __all__ = [
 
 #: How often the thread that waits for ends looks whether it is to stop, in seconds.
 _LOOK = 1.0
+#: How long the end of cancelled transfers of an engine in another process is waited for, in seconds.
+_CLOSING = 2.0
 _GiB = 1 << 30
 
 
@@ -203,6 +206,7 @@ class Transfer:
 
     def wait(self, timeout: float | None = None) -> Result:
         """Waits for the end. Raises :class:`TransferError` if it failed, and ``TimeoutError`` if it is still in flight after ``timeout`` seconds."""
+        self._owner._check_process()
         if not self._ended.wait(timeout):
             raise TimeoutError(f"the transfer is still in flight after {timeout} s")
         return self.result()
@@ -228,7 +232,7 @@ class Transfer:
 
     def when_done(self, callback: Callable[[Transfer], None]) -> None:
         """Calls ``callback`` with this transfer when it has ended, on the thread that waits for ends, which it must not delay; or at
-        once, if it has ended."""
+        once, if it has ended. What it raises goes to ``threading.excepthook``."""
         with self._lock:
             if not self._ended.is_set():
                 self._callbacks.append(callback)
@@ -269,7 +273,11 @@ class Transfer:
             self._ended.set()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            callback(self)
+            try:
+                callback(self)
+            except Exception as error:  # noqa: BLE001 - other transfers wait for this thread
+                thread = threading.current_thread()
+                threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, thread)))
 
 
 class Transfers:
@@ -325,6 +333,7 @@ class Transfers:
             given_source = self._place(source, _size(offset, "offset"), False, keeps, opened)
             given_sink = self._place(sink, _size(sink_offset, "sink_offset"), True, keeps, opened)
             transfer = Transfer(self, tuple(keeps))
+            self._check_process()
             # The number is known before the end is looked for.
             with self._lock:
                 if self._stops:
@@ -401,6 +410,10 @@ class Transfers:
         keeps.append(given)
         return GpuArray(array.owner, array.address + offset, array.bytes - offset, array.dtype, array.stream, array.event)
 
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            raise RuntimeError("the transfers belong to the parent of this process: make new ones after a fork")
+
     def _progress(self, number: int) -> tuple[int, int] | None:
         try:
             return self._native.progress(number)
@@ -448,6 +461,7 @@ atexit.register(_close_all)
 
 
 def _wait_for_ends(owner: weakref.ref[Transfers], native: _native.Transfers) -> None:
+    stopped: float | None = None
     try:
         while True:
             try:
@@ -462,10 +476,18 @@ def _wait_for_ends(owner: weakref.ref[Transfers], native: _native.Transfers) -> 
                 return
             if ended is not None:
                 transfers._ended(ended)
-            elif transfers._stops and not transfers._in_flight:
-                return
+            if transfers._stops:
+                stopped = stopped or time.monotonic()
+                if not transfers._in_flight:
+                    return
+                if not transfers._is_own and time.monotonic() > stopped + _CLOSING:
+                    # That engine does not answer. It cancels what is in flight when the connection has closed.
+                    return
             del transfers
     finally:
+        transfers = owner()
+        if transfers is not None:
+            transfers._lost("the transfers were closed")
         native.close()
 
 

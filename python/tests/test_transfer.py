@@ -105,6 +105,19 @@ def test_many_are_awaited_together(plain, tmp_path):
         assert (tmp_path / f"copy-{n}").read_bytes() == plain.read_bytes()
 
 
+def test_a_callback_that_raises_hurts_no_other_transfer(plain, tmp_path, monkeypatch):
+    raised = []
+    monkeypatch.setattr(threading, "excepthook", lambda hooked: raised.append(hooked.exc_type))
+    ours, theirs = socket.socketpair()
+    with theirs, Transfers() as transfers:
+        fails = transfers.start(theirs, tmp_path / "never", bytes=10)
+        fails.when_done(lambda ended: ended.result())
+        ours.close()
+        eventually("it has failed", fails.done)
+        assert transfers.run(plain, tmp_path / "copy").written == 1_500_001
+    assert raised == [TransferError]
+
+
 def test_a_cancelled_await_cancels_the_transfer():
     ours, theirs = socket.socketpair()
 

@@ -500,6 +500,8 @@ impl Shared {
         let mut buffers = Buffers::default();
         // Whether this thread has just looked which sockets are ready.
         let (mut last, mut looked) = (None, false);
+        // When this thread has looked for transfers whose time is over. Others that look see what this thread executes as running.
+        let mut own_ns = 0;
         let mut board = self.board();
         loop {
             if board.stops || board.threads > self.threads + board.entries.slow_steps() {
@@ -509,7 +511,9 @@ impl Shared {
                 self.ended.notify_all();
                 return;
             }
-            if self.now_ns() >= board.expired_ns + EXPIRY_INTERVAL.as_nanos() as u64 {
+            let now_ns = self.now_ns();
+            if now_ns >= own_ns.min(board.expired_ns) + EXPIRY_INTERVAL.as_nanos() as u64 {
+                own_ns = now_ns;
                 board = self.expire(board, &mut buffers);
             }
             let parts = board.entries.take_parts(looked);

@@ -83,6 +83,10 @@ pub(crate) struct Processor {
     kernel: Box<dyn Kernel>,
     /// Goes before all else.
     header: Option<[u8; HEADER_BYTES]>,
+    /// Replies have the lengths of their pieces.
+    keeps_length: bool,
+    /// Bytes of the piece that was sent last. Only the last one of all is shorter than the others.
+    last_bytes: usize,
     /// The message of the next piece, as far as it has come.
     message: Zeroizing<Vec<u8>>,
     message_bytes: usize,
@@ -125,6 +129,8 @@ impl Processor {
         message[16..PIECE_HEADER_BYTES].copy_from_slice(context);
         Ok(Self {
             kernel,
+            keeps_length: header.is_some(),
+            last_bytes: 0,
             header,
             message,
             message_bytes,
@@ -188,6 +194,7 @@ impl Processor {
             return Ok(false);
         }
         self.offset += piece as u64;
+        self.last_bytes = piece;
         self.sent += 1;
         self.in_flight += 1;
         self.message.truncate(PIECE_HEADER_BYTES);
@@ -210,6 +217,16 @@ impl Processor {
                 return Err(TransferError::Kernel(why));
             }
             self.in_flight -= 1;
+            let is_last = number + 1 == self.sent;
+            let piece =
+                if is_last { self.last_bytes } else { self.message_bytes - PIECE_HEADER_BYTES };
+            if self.keeps_length && len != piece {
+                // Such as an echo, whose replies have the key.
+                let why = format!(
+                    "its reply to a piece of {piece} bytes has {len}: this service does not encrypt, it needs the kernel aes256_ctr"
+                );
+                return Err(TransferError::Kernel(why));
+            }
             let reply = &self.reply[..len.min(self.reply.len())];
             if number == self.next && out.len() - ran.made >= reply.len() {
                 out[ran.made..ran.made + reply.len()].copy_from_slice(reply);

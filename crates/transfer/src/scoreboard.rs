@@ -290,9 +290,9 @@ impl<T: Work> Scoreboard<T> {
         self.slots.len() - self.free.len() - self.parts
     }
 
-    /// Whether there are none.
+    /// Whether there are no entries: neither transfers nor parts whose first one has ended.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.slots.len() == self.free.len()
     }
 
     /// Adds a transfer, or returns it if there is no room. `patience` counts from `now_ns`.

@@ -25,6 +25,8 @@ struct Device {
     together: usize,
     /// Copies end only while it is false.
     hangs: bool,
+    /// Nor do those of what lies from here on.
+    hangs_from: usize,
     /// Copies that succeed before one fails.
     good: usize,
 }
@@ -48,7 +50,8 @@ impl Late {
     }
 
     fn lanes(array: Vec<u8>, slot_bytes: usize, count: usize) -> (Vec<Self>, Arc<Mutex<Device>>) {
-        let device = Device { array, good: usize::MAX, ..Device::default() };
+        let device =
+            Device { array, good: usize::MAX, hangs_from: usize::MAX, ..Device::default() };
         let device = Arc::new(Mutex::new(device));
         let slots = || (0..2).map(|_| (vec![0; slot_bytes], None)).collect();
         let lane = |_| Self { device: device.clone(), slots: slots() };
@@ -93,7 +96,7 @@ impl Staging for Late {
         let (memory, copy) = &mut self.slots[slot];
         let Some(Started { direction, range, asked }) = copy else { return Ok(true) };
         *asked += 1;
-        if *asked < 3 || device.hangs {
+        if *asked < 3 || device.hangs || range.start >= device.hangs_from {
             return Ok(false);
         }
         let near = &mut memory[..range.len()];
@@ -243,6 +246,22 @@ fn a_part_that_fails_ends_the_others_and_a_cancelled_whole_ends_once() {
     }
     let failed: Vec<_> = engine.counters().failed().filter(|(_, count)| *count > 0).collect();
     assert_eq!(failed, [("cancelled", 1), ("copy_failed", 1)]);
+}
+
+#[test]
+fn a_part_that_hangs_ends_when_its_time_is_over_also_after_the_first_one() {
+    let bytes = 9 << 20;
+    let (lanes, device) = Late::lanes(vec![0; bytes], 1 << 18, 2);
+    let memory = AcceleratorMemory::with_lanes(lanes);
+    // The second part's copies do not end.
+    device.lock().unwrap().hangs_from = bytes / 2 + (1 << 20);
+    let engine = engine();
+    let source = Source::file(file_of(&content(bytes, 5)), 0, None);
+    let command = source.accelerator(memory, 0).stall(Duration::from_secs(2));
+    let outcome = engine.submit(command).unwrap().wait_for(PATIENCE).expect("it ends");
+    // One step reads the file and starts the copy.
+    assert!(matches!(outcome.result, Err(TransferError::FileStalled(2000))), "{outcome:?}");
+    device.lock().unwrap().hangs_from = usize::MAX;
 }
 
 #[test]

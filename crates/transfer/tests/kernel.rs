@@ -196,6 +196,18 @@ fn a_kernel_that_fails_or_hangs_ends_its_transfer_and_no_other() {
     let short = start(source(50, 4, aes), patient).err().unwrap().to_string();
     assert!(short.contains("at most 50 bytes"), "{short}");
 
+    // One that does not encrypt, whose replies have the key.
+    let key = Key::new([5; 32]);
+    let sink = file_of(&[]);
+    let echo = source(1072, 8, |message| Some(message.to_vec()));
+    let command = Source::file(file_of(&plain), 0, None).seal_on(echo, key);
+    let outcome = engine.submit(command.file(sink.try_clone().unwrap(), 0)).unwrap().wait();
+    assert!(
+        matches!(&outcome.result, Err(TransferError::Kernel(why)) if why.contains("does not encrypt")),
+        "{outcome:?}"
+    );
+    assert!(read_all(&sink).len() <= 48, "nothing but the header has left");
+
     // It answers the first pieces only.
     fn silent(message: &[u8]) -> Option<Vec<u8>> {
         let number = u64::from_le_bytes(message[..8].try_into().unwrap());
