@@ -330,6 +330,12 @@ fn a_slow_receiver_holds_its_sender() {
         // Two pipes, and one chunk of what the first one holds.
         assert!((2 * PIPE..=3 * PIPE).contains(&sent.len()), "{} were taken", sent.len());
         assert_eq!(scene.world.in_flight(0), 1);
+        if !to_server {
+            // What waits for a client does not hold what it sends.
+            say(&scene, caller.conn, b"meanwhile");
+            scene.run(5);
+            assert_eq!(hear(&scene, server).0, b"meanwhile");
+        }
         let mut got = Vec::new();
         for _ in 0..100 {
             got.extend(hear(&scene, to).0);
@@ -503,6 +509,101 @@ fn functions_see_every_byte_and_decide_about_chunks() {
         }
     }
     scene.world.check().unwrap();
+}
+
+/// Replies to each chunk with its bytes.
+struct Echo;
+
+impl Function for Echo {
+    fn decide(&mut self, direction: Direction, messages: &mut Messages) -> Result<(), Failure> {
+        for index in 0..messages.len() {
+            if direction == Direction::Requests {
+                let bytes = messages.bytes(index).to_vec();
+                messages.reply(index, &bytes);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn echo(faults: Faults) -> (Scene, Caller, ConnId) {
+    let mut scene = play(relay(1));
+    scene.faults(faults);
+    scene.world.set_functions(0, 0, vec![(Box::new(Echo), OnFailure::Closed)]);
+    scene.run(1);
+    let caller = scene.connect();
+    let server = (0..200).find_map(|_| {
+        scene.run(1);
+        lock(&scene.world.net).take_arrived(0)
+    });
+    (scene, caller, server.expect("the server is asked at once"))
+}
+
+/// A client that does not read replies of a function is not read, and gets all of them when it reads.
+#[test]
+fn replies_of_a_function_hold_their_client() {
+    const PIPE: usize = 10_000;
+    let (mut scene, caller, server) = echo(Faults { pipe_bytes: PIPE, ..Faults::default() });
+    for round in 0..3 {
+        let mut sent = Vec::new();
+        for number in 0..400_u32 {
+            let bytes = [number as u8; 1000];
+            let count = say(&scene, caller.conn, &bytes);
+            sent.extend_from_slice(&bytes[..count]);
+            scene.run(2);
+        }
+        // Two pipes, and what waits for the client: a reply to one chunk, which one pipe held.
+        assert!((2 * PIPE..=3 * PIPE).contains(&sent.len()), "{} were taken", sent.len());
+        assert_eq!(scene.world.in_flight(0), 1);
+        // The server's bytes come behind, and only one chunk of them.
+        let more = vec![b'm'; PIPE];
+        assert_eq!(say(&scene, server, &more), PIPE);
+        scene.run(20);
+        let mut got = Vec::new();
+        for _ in 0..100 {
+            got.extend(hear(&scene, caller.conn).0);
+            scene.run(3);
+        }
+        let whole = sent.len() + PIPE;
+        assert!(got.len() == whole && scene.world.in_flight(0) == 0, "{round}: {}", got.len());
+        // Chunks of the two may come in turns.
+        let marks = got.iter().filter(|byte| **byte == b'm').count();
+        let of_sent = sent.iter().filter(|byte| **byte == b'm').count();
+        assert_eq!(marks, PIPE + of_sent);
+        got.retain(|byte| *byte != b'm');
+        sent.retain(|byte| *byte != b'm');
+        assert!(got == sent, "round {round}");
+    }
+    scene.world.check().unwrap();
+}
+
+/// Whatever reads and writes are short and events late, the client is read again.
+#[test]
+fn a_client_held_by_replies_is_read_again() {
+    for seed in 0..20 {
+        let (mut scene, caller, _) = echo(ROUGH);
+        let mut rng = Rng::new(seed);
+        let (mut sent, mut got) = (Vec::new(), Vec::new());
+        for number in 0..3000_u32 {
+            let bytes = vec![number as u8; 1 + rng.below(900) as usize];
+            let count = say(&scene, caller.conn, &bytes);
+            sent.extend_from_slice(&bytes[..count]);
+            if rng.chance(200) {
+                got.extend(hear(&scene, caller.conn).0);
+            }
+            scene.run(rng.below(4) as usize);
+            let limit = 3 * ROUGH.pipe_bytes;
+            assert!(sent.len() - got.len() <= limit, "seed {seed}: {}", sent.len() - got.len());
+        }
+        lock(&scene.world.net).peer_shutdown(caller.conn);
+        for _ in 0..2000 {
+            got.extend(hear(&scene, caller.conn).0);
+            scene.run(1);
+        }
+        assert!(sent.len() > 50 * ROUGH.pipe_bytes, "seed {seed}: {}", sent.len());
+        assert!(got == sent, "seed {seed}: {} of {}", got.len(), sent.len());
+        scene.world.check().unwrap();
+    }
 }
 
 /// Connections go on through a change of the service that keeps them, and end with one that does not.

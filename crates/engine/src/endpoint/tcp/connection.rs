@@ -36,7 +36,7 @@ pub(crate) enum Outcome {
 pub(crate) enum Reading {
     /// Yes.
     Open,
-    /// A complete message waits for credit or for a place in the window.
+    /// A complete message waits for credit or for a place in the window; of a relayed stream: a function's reply waits for the client.
     Stalled,
     /// Not any more: the peer closed its side, asked to quit, broke the framing, or the engine drains.
     Ended,

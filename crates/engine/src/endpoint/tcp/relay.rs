@@ -26,6 +26,13 @@ impl TcpConnections {
             self.close_finished_relay(turn, key);
             return false;
         }
+        if connection.reading == Reading::Stalled {
+            if !connection.unsent().is_empty() {
+                // The write that empties it lists the connection again.
+                return false;
+            }
+            connection.reading = Reading::Open;
+        }
         let arrival = connection.arrival(turn.index, key, turn.now_ns);
         let Origin::Client(to) = arrival.origin else { return false };
         match turn.begin_relay(service, &to) {
@@ -94,6 +101,7 @@ impl TcpConnections {
                     Outcome::Pass => turn.relay_to_server(service, to.key, bytes),
                     Outcome::Reply => {
                         self.relay_to_client(turn, to, bytes);
+                        self.stall_unsent(to);
                         None
                     }
                     Outcome::Deliver => {
@@ -154,6 +162,15 @@ impl TcpConnections {
         }
         let Self { table, pool, .. } = self;
         table.change(to.key, |c| c.relay(&bytes[taken..], bytes.len() as u32, pool));
+    }
+
+    /// A client whose own chunks are answered is not read while such a reply waits for it: it would fill the memory of the engine. What
+    /// only the server has sent does not hold the client's chunks.
+    fn stall_unsent(&mut self, to: &ReplyTo) {
+        let connection = self.table.in_generation(to.key, to.generation);
+        if let Some(connection) = connection.filter(|connection| !connection.unsent().is_empty()) {
+            connection.reading = Reading::Stalled;
+        }
     }
 
     /// Everything that waited for a client may have been written: its server is read again, or it gets the end that the server has sent.

@@ -13,7 +13,8 @@
 //! | steer, of the client's | `mqueue_dead`, as drop: a proxy has no mqueues |
 //!
 //! *Back-pressure.* A chunk is written at once. What the other side's host does not take waits here, and its sender is not read
-//! before all of it has been taken: at most one chunk waits in each direction.
+//! before all of it has been taken: at most one chunk waits in each direction. While a function's reply to a client waits for that client, the client is
+//! not read either: besides a chunk of the server at most one reply waits.
 //!
 //! *Ends.* When one side ends its sending direction, the other side gets that end behind the last byte, and may go on sending. When
 //! both have ended, both connections are closed. A reset, a time-out, and a chunk that is dropped reset both connections: a
