@@ -39,6 +39,8 @@ pub(crate) struct Pipe {
     pub(crate) ended: bool,
     /// A reset arrived.
     pub(crate) broken: bool,
+    /// A call has reported the reset. As on a host, the next read finds the end of the stream.
+    pub(crate) told_broken: bool,
     /// The reader is gone: arriving data is answered with a reset.
     pub(crate) abandoned: bool,
     /// Nothing may arrive before this.

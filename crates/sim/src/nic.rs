@@ -240,9 +240,10 @@ impl Network {
             conn.readable |= count < into.len() && conn.up.has_input();
             return Read::Bytes(count);
         }
+        let tells = conn.up.broken && !std::mem::replace(&mut conn.up.told_broken, true);
         match () {
-            () if conn.up.broken => Read::Broken,
-            () if conn.up.ended => Read::Closed,
+            () if tells || conn.up.broken && conn.transport == Transport::Udp => Read::Broken,
+            () if conn.up.broken || conn.up.ended => Read::Closed,
             () => Read::Empty,
         }
     }
@@ -252,6 +253,7 @@ impl Network {
         let limit = self.faults.pipe_bytes;
         let conn = &mut self.conns[id];
         if conn.up.broken {
+            conn.up.told_broken = true;
             return Written::Broken;
         }
         if conn.transport == Transport::Udp {

@@ -188,12 +188,13 @@ impl Endpoints {
     ) {
         let Some(stream) = turn.stream(service, client) else { return };
         let (to, key, is_up) = (stream.client, stream.key, stream.state == State::Up);
-        if stream.failed && !is_up {
+        let failed = stream.failed;
+        if failed && !is_up {
             return self.end_relay(turn, service, &to, DropReason::UpstreamRefused);
         }
         if stream.relay.server_ended {
             // Told again, or it broke afterwards.
-            if stream.failed {
+            if failed {
                 self.end_relay(turn, service, &to, DropReason::UpstreamRefused);
             }
             return;
@@ -210,6 +211,10 @@ impl Endpoints {
         match turn.nic.read(key, &mut scratch[..CHUNK_BYTES]) {
             Read::Empty => {}
             Read::Broken => self.end_relay(turn, service, &to, DropReason::UpstreamRefused),
+            // A host reports a reset once. If a write was told of it, reads find only an end.
+            Read::Closed if failed => {
+                self.end_relay(turn, service, &to, DropReason::UpstreamRefused);
+            }
             Read::Closed => {
                 if let Some(stream) = turn.stream(service, client) {
                     stream.relay.server_ended = true;
