@@ -13,6 +13,7 @@ mod functions;
 mod handshake_queue;
 mod heartbeat;
 mod kernel_files;
+mod local_addresses;
 mod plan;
 mod region;
 mod shm_acceptor;
@@ -52,6 +53,7 @@ use attach::OpenRegion;
 use change::{LeakedSlot, ServiceSlot, Timeouts};
 use functions::Functions;
 use heartbeat::HeartbeatWriter;
+use local_addresses::LocalAddresses;
 use shm_acceptor::{MemoryPort, ShmAcceptor};
 use supervisor::Supervisor;
 use watchdog::Watchdog;
@@ -69,6 +71,7 @@ pub struct Server {
     service_slots: Vec<ServiceSlot>,
     leaked: Vec<LeakedSlot>,
     functions: Functions,
+    local_addresses: LocalAddresses,
     timeouts: Timeouts,
     metrics: Metrics,
     fabric: Arc<ServerFabric>,
@@ -84,18 +87,6 @@ pub struct Server {
     wakers: Vec<sys::Waker>,
     /// Accepts shared-memory clients; dropped before the fabric's workers.
     shm_acceptor: Option<ShmAcceptor>,
-}
-
-/// Workers drop datagrams whose source is a port of this server; see `engine/src/endpoint/sources.rs`.
-fn publish_local_addresses(fabric: &ServerFabric) {
-    match sys::addresses::local_addresses() {
-        Ok(addresses) => fabric.set_local_addresses(addresses),
-        Err(error) => tracing::warn!(
-            %error,
-            "cannot list this machine's addresses: datagrams whose source is a port of this server are dropped only \
-             where that port listens on one address, or the source is the address they were sent to"
-        ),
-    }
 }
 
 impl Server {
@@ -142,6 +133,7 @@ impl Server {
             service_slots: Vec::new(),
             leaked: Vec::new(),
             functions: Functions::new(),
+            local_addresses: LocalAddresses::default(),
             timeouts: Timeouts::default(),
             metrics,
             fabric,

@@ -6,6 +6,7 @@ mod common;
 use std::path::Path;
 
 use common::change::{Askers, never, service};
+use common::network::Network;
 use common::*;
 use engine::topology::{Service, Tenant, Topology};
 use onpath::Spec;
@@ -316,27 +317,6 @@ fn the_memory_of_a_tenant_has_one_limit() {
     server.make_ring(a, id, 512, 4096).unwrap();
     server.replace_function(a, &second, &larger, None).unwrap();
     assert_eq!(ask(&udp_client(address(&server, 0)), &[0; 18]), [0; 18]);
-}
-
-/// A network namespace with a loopback device that is up, for as long as this exists.
-struct Network(Peer);
-
-impl Network {
-    fn new() -> Option<Self> {
-        use std::io::Read as _;
-        let mut command = std::process::Command::new("unshare");
-        let script = "ip link set lo up && echo up && exec sleep 600";
-        command.args(["--net", "sh", "-c", script]).stdout(std::process::Stdio::piped());
-        let mut network = Self(Peer(command.spawn().ok()?));
-        let mut said = String::new();
-        let mut output = network.0.0.stdout.take().unwrap().take(3);
-        output.read_to_string(&mut said).unwrap();
-        (said == "up\n").then_some(network)
-    }
-
-    fn path(&self) -> std::path::PathBuf {
-        format!("/proc/{}/ns/net", self.0.0.id()).into()
-    }
 }
 
 /// Ports of a tenant are in its network namespace, with addresses that another tenant has outside.

@@ -3,8 +3,8 @@
 //! The source of a datagram can be forged. If it is a UDP port of this server, the answer is a request to that port,
 //! and two services could answer each other endlessly. Therefore such datagrams are dropped as `looped_source`. A
 //! source is one of this server's ports if a UDP port of it has that number and listens on that address: the address
-//! itself, or any address of this machine. The control side passes the list of those; loopback addresses and the
-//! destination address of the datagram always count as addresses of this machine.
+//! itself, or any address of this machine, in any network namespace with ports. The control side passes the list of
+//! those; loopback addresses and the destination address of the datagram always count as addresses of this machine.
 //!
 //! Ports below 1024 of other machines also belong to programs that answer any datagram. Datagrams from them are
 //! dropped as `privileged_source`, unless the port is configured to serve them.

@@ -4,6 +4,7 @@
 pub(crate) mod change;
 pub(crate) mod crowd;
 pub(crate) mod faces;
+pub(crate) mod network;
 mod receive;
 
 use std::io::{Read, Write};

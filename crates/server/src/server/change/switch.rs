@@ -10,10 +10,10 @@ use runtime::kinds;
 use wire::DropReason;
 use wire::nic::PortIndex;
 
+use super::super::Server;
 use super::super::plan::{Plan, ServiceAction};
 use super::super::shm_acceptor::{Eviction, NewPorts, PausedAcceptor};
 use super::super::supervisor::AttachListeners;
-use super::super::{Server, publish_local_addresses};
 use super::ChangeError;
 use super::departure::DepartingService;
 use super::prepare::{PreparedService, ServiceSlot, pauses_service};
@@ -78,7 +78,7 @@ impl Server {
         let old = std::mem::take(&mut self.service_slots);
         let before = self.topology.clone();
         let (mut departing, mut former) = (Vec::new(), Vec::new());
-        publish_local_addresses(&self.fabric);
+        self.fabric.set_local_addresses(self.local_addresses.refresh(&wanted));
         let mut switch = Switch::new(wanted.limits.clone(), wanted.engine.polling);
         for new in &prepared {
             let slot = new.service_slot.slot;
