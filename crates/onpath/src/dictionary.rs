@@ -1,12 +1,12 @@
 //! A dictionary that functions of one owner share, on all workers, and that outlives them when they are replaced.
 //!
 //! Its memory is fixed when it is made: no entry allocates, and when it is full a new key is refused. It is divided into parts, each with a lock that is
-//! held for one copy of a key and a value; two workers rarely want the same part. It is cleared when nothing uses it any more.
+//! held for one copy of a key and a value; two workers rarely want the same part. The places of keys follow from a
+//! secret that each dictionary has: clients choose keys, and could choose those of one place. It is cleared when nothing uses it any more.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-
-use wire::admission::key_hash;
 
 /// The longest key and the longest value.
 pub const KEY_BYTES_MAX: usize = 64;
@@ -63,6 +63,7 @@ pub enum Refusal {
 /// See the module's text.
 pub struct Dictionary {
     parts: Box<[Mutex<Part>]>,
+    secret: RandomState,
     kib: u32,
     refused: AtomicU64,
 }
@@ -74,7 +75,7 @@ impl Dictionary {
         let each = (bytes / size_of::<Entry>() / PARTS).max(2);
         let part = || Mutex::new(Part { entries: vec![FREE; each].into(), used: 0 });
         let parts = (0..PARTS).map(|_| part()).collect();
-        Self { parts, kib, refused: AtomicU64::new(0) }
+        Self { parts, secret: RandomState::new(), kib, refused: AtomicU64::new(0) }
     }
 
     /// Its size.
@@ -139,14 +140,21 @@ impl Dictionary {
         let Some((part, hash)) = self.part(key) else { return false };
         let mut part = lock(part);
         let Ok(place) = part.find(key, hash) else { return false };
-        part.remove(place);
+        part.remove(place, |key| self.hash(key).1);
         true
     }
 
     fn part(&self, key: &[u8]) -> Option<(&Mutex<Part>, u64)> {
-        let hash = key_hash(key);
-        (key.len() <= KEY_BYTES_MAX)
-            .then(|| (&self.parts[hash as usize % PARTS], hash / PARTS as u64))
+        (key.len() <= KEY_BYTES_MAX).then(|| {
+            let (part, hash) = self.hash(key);
+            (&self.parts[part], hash)
+        })
+    }
+
+    /// The part of a key, and its hash within that part.
+    fn hash(&self, key: &[u8]) -> (usize, u64) {
+        let hash = self.secret.hash_one(key);
+        (hash as usize % PARTS, hash / PARTS as u64)
     }
 }
 
@@ -183,7 +191,7 @@ impl Part {
     }
 
     /// Frees a place, and moves those behind it that were only there because it was taken.
-    fn remove(&mut self, mut free: usize) {
+    fn remove(&mut self, mut free: usize, hash: impl Fn(&[u8]) -> u64) {
         let count = self.entries.len();
         let mut at = free;
         loop {
@@ -191,7 +199,7 @@ impl Part {
             if at == free || self.entries[at].is_free() {
                 break;
             }
-            let home = (key_hash(self.entries[at].key()) / PARTS as u64 % count as u64) as usize;
+            let home = (hash(self.entries[at].key()) % count as u64) as usize;
             // How far it is from where it should be, and how far the free place is before it.
             if (at + count - home) % count >= (at + count - free) % count {
                 self.entries[free] = self.entries[at];
@@ -268,6 +276,13 @@ mod tests {
         assert_eq!(dictionary.used(), (0, 0));
         assert_eq!(dictionary.set(b"again", b""), Ok(()));
         assert_eq!(dictionary.get(b"again", |value| value.len()), Some(0));
+    }
+
+    #[test]
+    fn each_has_places_of_its_own_for_the_same_keys() {
+        let [one, other] = [(); 2].map(|()| Dictionary::new(KIB_MAX));
+        let differs = |key: u32| one.hash(&key.to_le_bytes()) != other.hash(&key.to_le_bytes());
+        assert!((0..64).all(differs));
     }
 
     #[test]
