@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn addresses_of_all_namespaces_with_ports_are_listed() {
         let [blue, red] = ["/run/netns/blue", "/run/netns/red"].map(Path::new);
-        let refused = || Err(io::Error::from(io::ErrorKind::NotFound));
+        let refused = || io::Error::from(io::ErrorKind::NotFound);
         let mut known = LocalAddresses::default();
         let list = |path: &Path| match path == blue {
             true => Ok((1, ips("127.0.0.1 10.1.0.1 10.1.0.2"))),
@@ -107,7 +107,7 @@ mod tests {
         let all = ips("10.1.0.1 10.1.0.2 10.9.0.1 127.0.0.1 fd00::1");
         assert_eq!(known.collect(&[blue, red], own(), list), all);
         // What cannot be listed keeps its addresses.
-        assert_eq!(known.collect(&[blue, red], refused(), |_| refused()), all);
+        assert_eq!(known.collect(&[blue, red], Err(refused()), |_| Err(refused())), all);
         // Addresses that are gone, and a namespace without ports.
         let fewer = |_: &Path| Ok((1, ips("10.1.0.2")));
         assert_eq!(known.collect(&[blue], own(), fewer), ips("10.1.0.2 10.9.0.1 127.0.0.1"));
