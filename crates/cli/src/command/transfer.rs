@@ -49,8 +49,7 @@ Examples:
   serval transfer image.iso tcp://backup:9000 --offset 4096 --bytes 1048576 --json
   serval transfer image.iso tcp://backup:9000 --engine /run/serval/transfer
   serval transfer image.iso discard:// --digest md5 --digest sha256
-  serval transfer image.iso tcp://backup:9000 --seal key --cipher aes-256-ctr \
-    --seal-on shm:///run/serval/aes
+  serval transfer image.iso sealed --seal key --cipher aes-256-ctr --seal-on shm:///run/aes
   serval transfer ls --engine /run/serval/transfer
 
 Exit codes: 0 all bytes were transferred, 1 not all (the numbers are printed), 2 the command line
