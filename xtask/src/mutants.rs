@@ -124,7 +124,7 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "floor_too_high",
         "words whose rank is just above the least register are left out",
-        &["crates/onpath/tests/sketch.rs::words_are_items"],
+        &["crates/onpath/tests/sketch.rs::all_instructions_do_the_same_with_high_registers"],
     ),
     mutant(
         "merge_by_sum",

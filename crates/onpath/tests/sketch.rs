@@ -142,6 +142,24 @@ fn all_instructions_do_the_same() {
     }
 }
 
+/// Sketches whose registers are all high, where most words change nothing, up to ones that only rare hashes raise.
+#[test]
+fn all_instructions_do_the_same_with_high_registers() {
+    let bytes: Vec<u8> = (0..60_000u64).flat_map(|n| finish64(n).to_le_bytes()).collect();
+    for (precision, rank) in [(4, 9), (6, 3), (9, 1), (12, 21), (12, 22), (12, 40), (4, 61)] {
+        let settings = settings(precision, true, 8);
+        let least = [&sketch(settings).state()[..12], &vec![rank; 1 << precision]].concat();
+        let mut expected = textbook(settings, &bytes);
+        expected.iter_mut().for_each(|register| *register = rank.max(*register));
+        for instructions in Instructions::all() {
+            let mut sketch = HyperLogLog::new(settings, instructions);
+            sketch.merge(&least).unwrap();
+            bytes.chunks(4096).for_each(|part| sketch.add_words(part));
+            assert!(sketch.registers() == expected, "{precision} {rank} {instructions:?}");
+        }
+    }
+}
+
 /// Registers from the definition, one word after another.
 fn textbook(settings: Settings, bytes: &[u8]) -> Vec<u8> {
     let mut registers = vec![0u8; 1 << settings.precision];

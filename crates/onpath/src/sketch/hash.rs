@@ -6,14 +6,25 @@ const C2: u64 = 0x4cf5_ad43_2745_937f;
 const C1_32: u32 = 0xcc9e_2d51;
 const C2_32: u32 = 0x1b87_3593;
 
+/// Factors of the finalizer for 64 bits.
+pub(super) const FINISH64: [u64; 2] = [0xff51_afd7_ed55_8ccd, 0xc4ce_b9fe_1a85_ec53];
+/// Its shift: each step changes bits that are below the first `FINISH64_KEPT` ones by bits above.
+pub(super) const FINISH64_SHIFT: u32 = 33;
+pub(super) const FINISH64_KEPT: u32 = FINISH64_SHIFT;
+
 /// The finalizer for 64 bits: each bit of the result depends on each bit of the argument.
 #[inline(always)]
 pub fn finish64(mut h: u64) -> u64 {
-    h ^= h >> 33;
-    h = h.wrapping_mul(0xff51_afd7_ed55_8ccd);
-    h ^= h >> 33;
-    h = h.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-    h ^ (h >> 33)
+    for factor in FINISH64 {
+        h = (h ^ h >> FINISH64_SHIFT).wrapping_mul(factor);
+    }
+    finish64_last(h)
+}
+
+/// Its last step, which leaves the first [`FINISH64_KEPT`] bits as they are.
+#[inline(always)]
+pub(super) fn finish64_last(h: u64) -> u64 {
+    h ^ h >> FINISH64_SHIFT
 }
 
 /// The finalizer for 32 bits.

@@ -6,7 +6,9 @@
 //! of the rest. Sketches with the same [`Settings`] are merged by the maximum of each register: the result is the sketch of all items of both.
 
 use super::Instructions;
-use super::hash::{finish32, finish64, murmur3_32, murmur3_128, word32};
+use super::hash::{
+    FINISH64_KEPT, finish32, finish64, finish64_last, murmur3_32, murmur3_128, word32,
+};
 
 /// Least and greatest precision.
 pub const PRECISION_MIN: u8 = 4;
@@ -20,6 +22,9 @@ const HEADER_BYTES: usize = 12;
 
 /// Words whose hashes are calculated together.
 const BLOCK: usize = 32;
+
+/// Bytes of words for each register until the least register is looked for again.
+const FLOOR_BYTES: usize = 16;
 
 /// What items are, and how they are hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +73,15 @@ impl Words {
         Self { precision: precision.into(), wide, eight, key }
     }
 
+    /// How to find the words that may change a register, if none is less than `floor` and that makes a difference.
+    pub(super) fn wanted(self, floor: u8) -> Option<Wanted> {
+        let Self { precision, wide, eight, key } = self;
+        let known = precision + u32::from(floor);
+        let is_one = wide && eight && floor > 0 && known <= FINISH64_KEPT;
+        let zeros = ((1 << floor) - 1) << (64 - known.min(FINISH64_KEPT));
+        is_one.then_some(Wanted { precision, key, zeros })
+    }
+
     /// Adds all whole words.
     #[inline(always)]
     pub(super) fn add(self, bytes: &[u8], registers: &mut [u8], floor: u8) {
@@ -90,10 +104,31 @@ impl Words {
     }
 }
 
+/// Words of eight bytes with 64-bit hashes, of which only those are wanted that may change a register: see [`Words::wanted`].
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
+    precision: u32,
+    /// What hashes begin with.
+    pub(super) key: u64,
+    /// The bits that are zero in the hash of a wanted word. They are the same before the last step of the hash, which changes only the others.
+    pub(super) zeros: u64,
+}
+
+impl Wanted {
+    /// Raises the register of a hash without its last step.
+    #[inline(always)]
+    pub(super) fn raise(self, begun: u64, registers: &mut [u8]) {
+        raise(registers, finish64_last(begun).place(self.precision));
+    }
+}
+
 /// A hash of 32 or 64 bits.
 trait Hash: Copy + Default {
     /// The register, and the value that it has at least.
     fn place(self, precision: u32) -> (u32, u8);
+
+    /// Whether that value is above `floor`.
+    fn is_above(self, precision: u32, floor: u8) -> bool;
 }
 
 impl Hash for u64 {
@@ -103,6 +138,11 @@ impl Hash for u64 {
         let rest = self << precision | 1 << (precision - 1);
         ((self >> (64 - precision)) as u32, rest.leading_zeros() as u8 + 1)
     }
+
+    #[inline(always)]
+    fn is_above(self, precision: u32, floor: u8) -> bool {
+        self << precision | 1 << (precision - 1) <= Self::MAX >> floor
+    }
 }
 
 impl Hash for u32 {
@@ -110,6 +150,11 @@ impl Hash for u32 {
     fn place(self, precision: u32) -> (u32, u8) {
         let rest = self << precision | 1 << (precision - 1);
         (self >> (32 - precision), rest.leading_zeros() as u8 + 1)
+    }
+
+    #[inline(always)]
+    fn is_above(self, precision: u32, floor: u8) -> bool {
+        self << precision | 1 << (precision - 1) <= Self::MAX >> floor
     }
 }
 
@@ -127,8 +172,7 @@ fn add_all<const N: usize, H: Hash>(
         add_block(block, registers, precision, floor, &hash);
     }
     for word in rest {
-        let (index, rank) = hash(word).place(precision);
-        raise(registers, index, rank);
+        raise(registers, hash(word).place(precision));
     }
 }
 
@@ -142,15 +186,14 @@ fn add_block<const N: usize, H: Hash>(
     floor: u8,
     hash: impl Fn(&[u8; N]) -> H,
 ) {
-    let mut places = [0u32; BLOCK];
+    let mut hashes = [H::default(); BLOCK];
     let mut flags = [0u8; BLOCK];
-    for ((place, flag), word) in places.iter_mut().zip(&mut flags).zip(block) {
-        let (index, rank) = hash(word).place(precision);
-        *place = index << 8 | u32::from(rank);
-        *flag = (rank > floor).into();
+    for ((kept, flag), word) in hashes.iter_mut().zip(&mut flags).zip(block) {
+        *kept = hash(word);
+        *flag = kept.is_above(precision, floor).into();
     }
     if floor == 0 {
-        return places.iter().for_each(|place| raise(registers, place >> 8, *place as u8));
+        return hashes.iter().for_each(|hash| raise(registers, hash.place(precision)));
     }
     // A bit for each flag: the product moves those of eight bytes into the highest one.
     let mut above = 0u32;
@@ -159,14 +202,13 @@ fn add_block<const N: usize, H: Hash>(
         above |= (bits as u32) << (8 * n);
     }
     while above != 0 {
-        let place = places[above.trailing_zeros() as usize];
-        raise(registers, place >> 8, place as u8);
+        raise(registers, hashes[above.trailing_zeros() as usize].place(precision));
         above &= above - 1;
     }
 }
 
 #[inline(always)]
-fn raise(registers: &mut [u8], index: u32, rank: u8) {
+fn raise(registers: &mut [u8], (index, rank): (u32, u8)) {
     let register = &mut registers[index as usize];
     if rank > *register {
         *register = rank;
@@ -220,19 +262,19 @@ impl HyperLogLog {
     /// Adds one item, a text.
     pub fn add(&mut self, item: &[u8]) {
         let precision = self.settings.precision.into();
-        let (index, rank) = if self.settings.wide {
+        let place = if self.settings.wide {
             murmur3_128(item, self.settings.seed).0.place(precision)
         } else {
             murmur3_32(item, self.settings.seed).place(precision)
         };
-        raise(&mut self.registers, index, rank);
+        raise(&mut self.registers, place);
     }
 
     /// Adds each whole word of `bytes`.
     pub fn add_words(&mut self, bytes: &[u8]) {
         self.instructions.add(self.words, bytes, &mut self.registers, self.floor);
         self.unchecked += bytes.len();
-        if self.unchecked >= 4 * self.registers.len() {
+        if self.unchecked >= FLOOR_BYTES * self.registers.len() {
             self.unchecked = 0;
             let least = self.registers.iter().copied().min().unwrap_or(0);
             self.floor = least + u8::from(mutants::on("floor_too_high"));
