@@ -33,8 +33,10 @@
 enum { BYTES_MIN = 64 << 10 };
 /* After a failure the engine is looked for again after this time. */
 enum { RETRY_MS = 1000 };
-/* On a non-blocking socket: the time after which a transfer is cancelled, and again after which the engine is given up. */
+/* On a non-blocking socket: the time after which a transfer is cancelled. */
 enum { NO_WAIT_MS = 250 };
+/* The time after which an engine is given up that does not end a cancelled transfer. The end of its process is seen at once. */
+enum { CANCEL_MS = 10000 };
 /* As Linux: sendfile transfers at most this number of bytes. */
 #define BYTES_MAX ((size_t)0x7ffff000)
 
@@ -215,7 +217,7 @@ static ssize_t through_engine(struct connection *connection, int out, int in, of
     bool interrupted = false, signalled = false;
     int silent = 0;
     for (;;) {
-        status = sv_transfers_next(connection->transfers, no_wait ? NO_WAIT_MS : 10000, &result);
+        status = sv_transfers_next(connection->transfers, no_wait && !interrupted ? NO_WAIT_MS : CANCEL_MS, &result);
         if (status == 0 && result.id == id) break;
         if (status == 0) continue;
         if (status == -EINTR) {

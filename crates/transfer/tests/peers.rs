@@ -1,109 +1,20 @@
-//! nginx and vsftpd, unmodified, serve files through a transfer engine: the library for LD_PRELOAD replaces their sendfile.
+//! nginx, vsftpd and proftpd, unmodified, serve files through a transfer engine: the library for LD_PRELOAD replaces their sendfile.
 //! Contents are compared, clients leave in the middle, and the engine's counters show that it did the work.
 
-use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::LazyLock;
-use std::thread;
-use std::time::{Duration, Instant};
+#[path = "common/preloaded.rs"]
+mod preloaded;
 
+use std::fs;
+use std::io::Read as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use preloaded::{Ftp, Setup, body, free_address, get};
 use sys::local::LocalListener;
 use transfer::{Service, ServiceLimits};
-
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// The library: built once.
-static LIBRARY: LazyLock<PathBuf> = LazyLock::new(|| {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("transfer-preload");
-    let output = Command::new("make")
-        .args(["--no-print-directory", "-C"])
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../transfer"))
-        .arg("all")
-        .arg(format!("BUILD={}", folder.display()))
-        .output()
-        .expect("make has to be installed");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    folder.join("libserval_transfer_preload.so")
-});
-
-/// An engine, and a server that uses it, in a folder that goes away.
-struct Setup {
-    service: Service,
-    folder: PathBuf,
-    server: Option<Child>,
-}
-
-impl Setup {
-    fn new(name: &str) -> Self {
-        let name = format!("serval-transfer-{name}-{}", std::process::id());
-        let folder = std::env::temp_dir().join(name);
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(folder.join("files")).unwrap();
-        let listener = LocalListener::bind(&folder.join("engine")).unwrap();
-        let service = Service::start(listener, ServiceLimits::default()).unwrap();
-        Self { service, folder, server: None }
-    }
-
-    fn file(&self, name: &str, bytes: usize) -> Vec<u8> {
-        let content: Vec<u8> =
-            (0..bytes).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-        fs::write(self.folder.join("files").join(name), &content).unwrap();
-        content
-    }
-
-    fn start(&mut self, command: &mut Command, address: SocketAddr) {
-        let log = fs::File::create(self.folder.join("log")).unwrap();
-        command
-            .env("LD_PRELOAD", LIBRARY.as_path())
-            .env("SERVAL_TRANSFER_SOCKET", self.folder.join("engine"))
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().unwrap())
-            .stderr(log);
-        // Debian installs servers where only root looks.
-        command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
-        self.server = Some(command.spawn().expect("`make setup-test` installs it"));
-        let deadline = Instant::now() + PATIENCE;
-        while TcpStream::connect(address).is_err() {
-            let log = fs::read_to_string(self.folder.join("log")).unwrap();
-            assert!(Instant::now() < deadline, "the server does not listen: {log}");
-            thread::sleep(Duration::from_millis(10));
-        }
-    }
-}
-
-impl Drop for Setup {
-    fn drop(&mut self) {
-        if let Some(server) = &mut self.server {
-            let _ = server.kill();
-            let _ = server.wait();
-        }
-        let _ = fs::remove_dir_all(&self.folder);
-    }
-}
-
-fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
-
-fn get(address: SocketAddr, path: &str) -> TcpStream {
-    let mut socket = TcpStream::connect(address).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
-    write!(socket, "GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").unwrap();
-    socket
-}
-
-/// The body of an answer.
-fn body(mut socket: TcpStream) -> Vec<u8> {
-    let mut answer = Vec::new();
-    socket.read_to_end(&mut answer).unwrap();
-    assert!(answer.starts_with(b"HTTP/1.1 200 "));
-    let end = answer.windows(4).position(|part| part == b"\r\n\r\n").unwrap();
-    answer.split_off(end + 4)
-}
 
 #[test]
 fn nginx_serves_through_the_engine() {
@@ -152,44 +63,6 @@ fn nginx_serves_through_the_engine() {
     assert_eq!(log.matches("serval: transfers are done by libc").count(), 1, "{log}");
 }
 
-/// A control connection of FTP.
-struct Ftp(BufReader<TcpStream>);
-
-impl Ftp {
-    fn connect(address: SocketAddr) -> Self {
-        let socket = TcpStream::connect(address).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut ftp = Self(BufReader::new(socket));
-        ftp.expect("220");
-        ftp.tell("USER anonymous", "331");
-        ftp.tell("PASS test", "230");
-        ftp.tell("TYPE I", "200");
-        ftp
-    }
-
-    fn expect(&mut self, code: &str) -> String {
-        let mut line = String::new();
-        self.0.read_line(&mut line).unwrap();
-        assert!(line.starts_with(code), "{line}");
-        line
-    }
-
-    fn tell(&mut self, command: &str, code: &str) -> String {
-        write!(self.0.get_mut(), "{command}\r\n").unwrap();
-        self.expect(code)
-    }
-
-    /// Starts to retrieve a file.
-    fn retrieve(&mut self, name: &str) -> TcpStream {
-        let line = self.tell("EPSV", "229");
-        let port = line.split('|').nth(3).unwrap().parse().unwrap();
-        let data = TcpStream::connect(SocketAddr::from(([127, 0, 0, 1], port))).unwrap();
-        data.set_read_timeout(Some(PATIENCE)).unwrap();
-        self.tell(&format!("RETR {name}"), "150");
-        data
-    }
-}
-
 #[test]
 fn vsftpd_serves_through_the_engine() {
     let mut setup = Setup::new("vsftpd");
@@ -209,19 +82,76 @@ fn vsftpd_serves_through_the_engine() {
     let path = setup.folder.join("vsftpd.conf");
     fs::write(&path, config).unwrap();
     setup.start(Command::new("vsftpd").arg(path), address);
-    let mut ftp = Ftp::connect(address);
+    let mut ftp = Ftp::connect(address, "anonymous");
     let mut got = Vec::new();
     ftp.retrieve("large").read_to_end(&mut got).unwrap();
     ftp.expect("226");
     assert!(got == large);
     // A client that leaves in the middle; the next one is served by another process.
-    let mut leaves = Ftp::connect(address);
+    let mut leaves = Ftp::connect(address, "anonymous");
     leaves.retrieve("large").read_exact(&mut [0; 100_000]).unwrap();
     leaves.expect("426");
     drop(leaves);
     let mut got = Vec::new();
-    Ftp::connect(address).retrieve("large").read_to_end(&mut got).unwrap();
+    Ftp::connect(address, "anonymous").retrieve("large").read_to_end(&mut got).unwrap();
     assert!(got == large);
     let counters = setup.service.counters();
     assert!(counters.written() >= 2 * large.len() as u64, "{}", counters.written());
+}
+
+#[test]
+fn proftpd_serves_through_the_engine() {
+    let mut setup = Setup::new("proftpd");
+    let address = free_address();
+    let large = setup.file("large", 20 << 20);
+    let folder = setup.folder.display().to_string();
+    // A user of the password file that has this process's user.
+    let owner = fs::metadata(&setup.folder).unwrap();
+    let password = Command::new("openssl").args(["passwd", "-1", "test"]).output().unwrap();
+    let password = String::from_utf8(password.stdout).unwrap();
+    let (user, group) = (owner.uid(), owner.gid());
+    let name = |option| {
+        let output = Command::new("id").arg(option).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    };
+    let line = format!("test:{}:{user}:{group}::{folder}/files:/bin/sh\n", password.trim());
+    fs::write(setup.folder.join("users"), line).unwrap();
+    fs::set_permissions(setup.folder.join("users"), fs::Permissions::from_mode(0o600)).unwrap();
+    let config = format!(
+        "ServerType standalone\nServerName test\nPort {}\nDefaultAddress 127.0.0.1\nSocketBindTight on\nUseIPv6 off\n\
+         AuthOrder mod_auth_file.c\nAuthUserFile {folder}/users\nRequireValidShell off\nRootLogin on\nWtmpLog off\n\
+         UseReverseDNS off\nPidFile {folder}/pid\nScoreboardFile {folder}/scoreboard\nDelayEngine off\n\
+         TransferLog NONE\nUseSendfile on\nUseFtpUsers off\nUser {}\nGroup {}\n",
+        address.port(),
+        name("-un"),
+        name("-gn")
+    );
+    let path = setup.folder.join("proftpd.conf");
+    fs::write(&path, config).unwrap();
+    let program = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let program = program.join("../../target/packages/proftpd/usr/sbin/proftpd");
+    setup.start(Command::new(program).arg("-n").arg("-c").arg(path), address);
+    let mut ftp = Ftp::connect(address, "test");
+    for _ in 0..2 {
+        let mut got = Vec::new();
+        ftp.retrieve("large").read_to_end(&mut got).unwrap();
+        ftp.expect("226");
+        assert!(got == large);
+    }
+    // From a place on.
+    ftp.tell("REST 1000001", "350");
+    let mut got = Vec::new();
+    ftp.retrieve("large").read_to_end(&mut got).unwrap();
+    ftp.expect("226");
+    assert!(got == large[1_000_001..]);
+    // A client that leaves in the middle.
+    let mut leaves = Ftp::connect(address, "test");
+    leaves.retrieve("large").read_exact(&mut [0; 100_000]).unwrap();
+    leaves.expect("426");
+    drop(leaves);
+    let mut got = Vec::new();
+    Ftp::connect(address, "test").retrieve("large").read_to_end(&mut got).unwrap();
+    assert!(got == large);
+    let counters = setup.service.counters();
+    assert!(counters.written() >= 4 * large.len() as u64 - 1_000_001, "{}", counters.written());
 }
