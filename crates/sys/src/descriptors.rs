@@ -100,6 +100,38 @@ pub fn describe(descriptor: BorrowedFd<'_>) -> io::Result<Descriptor> {
     })
 }
 
+/// File systems of this machine's own disks and memory, by the magic numbers of `statfs`: ext2 to ext4, XFS, Btrfs, F2FS, ZFS, bcachefs, EROFS,
+/// squashfs, overlayfs, tmpfs and ramfs.
+const LOCAL_FILE_SYSTEMS: [u32; 11] = [
+    0xEF53,
+    0x5846_5342,
+    0x9123_683E,
+    0xF2F5_2010,
+    0x2FC1_2FC1,
+    0xCA45_1A4E,
+    0xE0F5_E1E2,
+    0x7371_7368,
+    0x794C_7630,
+    0x0102_1994,
+    0x8584_58F6,
+];
+
+/// Whether a read of the file waits for no other program and no other machine: not for FUSE, and not for the server of a network file
+/// system. False of a file system that is not known.
+pub fn reads_locally(file: BorrowedFd<'_>) -> bool {
+    // SAFETY: integers, for which zero is a value.
+    let mut found: libc::statfs = unsafe { zeroed() };
+    // SAFETY: `found` outlives the call.
+    let known = check(unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut found) });
+    known.is_ok() && LOCAL_FILE_SYSTEMS.contains(&(found.f_type as u32))
+}
+
+/// Whether it is a stream socket, with a peer or without: the quick answer. [`describe`] knows more.
+pub fn is_stream(socket: BorrowedFd<'_>) -> bool {
+    let kind = int_option(socket, libc::SOL_SOCKET, libc::SO_TYPE);
+    kind.is_ok_and(|kind| kind == libc::SOCK_STREAM)
+}
+
 fn socket_kind(socket: BorrowedFd<'_>) -> io::Result<DescriptorKind> {
     let option = |name| int_option(socket, libc::SOL_SOCKET, name);
     if option(libc::SO_TYPE)? != libc::SOCK_STREAM {
@@ -337,12 +369,16 @@ mod tests {
         let kind = |descriptor: BorrowedFd<'_>| describe(descriptor).unwrap().kind;
         let (stream, _other) = UnixStream::pair().unwrap();
         assert_eq!(kind(stream.as_fd()), DescriptorKind::Stream);
+        assert!(is_stream(stream.as_fd()));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         assert_eq!(kind(listener.as_fd()), DescriptorKind::Unconnected);
         let connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         assert_eq!(kind(connected.as_fd()), DescriptorKind::Stream);
+        assert!(is_stream(connected.as_fd()));
+        assert!(!is_stream(File::open("/").unwrap().as_fd()));
         let (datagrams, _other) = UnixDatagram::pair().unwrap();
         assert!(matches!(kind(datagrams.as_fd()), DescriptorKind::Other(_)));
+        assert!(!is_stream(datagrams.as_fd()));
         assert_eq!(kind(File::open("/").unwrap().as_fd()), DescriptorKind::Other("a folder"));
         let null = describe(File::open("/dev/null").unwrap().as_fd()).unwrap();
         assert_eq!(null.kind, DescriptorKind::Other("a device"));
@@ -351,6 +387,14 @@ mod tests {
         let again = own.try_clone().unwrap();
         let [one, two] = [own, again].map(|file| describe(file.as_fd()).unwrap().identity);
         assert_eq!(one, two);
+    }
+
+    #[test]
+    fn files_of_memory_are_local_and_those_of_the_host_kernel_are_not_known() {
+        assert!(reads_locally(File::open("/dev/shm").unwrap().as_fd()));
+        assert!(!reads_locally(File::open("/proc/self/stat").unwrap().as_fd()));
+        let (socket, _other) = UnixStream::pair().unwrap();
+        assert!(!reads_locally(socket.as_fd()));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! A program's connection to a transfer engine in another process.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -8,13 +9,19 @@ use std::time::{Duration, Instant};
 use sys::local::{LocalSocket, wait_readable};
 use zeroize::Zeroize as _;
 
+use crate::engine::Outcome;
 use crate::message::{ANSWER_BYTES_MAX, Answer, MessageError, Order, RemoteError, Request};
-use crate::pipeline::{Command, FILES_MAX};
+use crate::pipeline::{Command, FILES_MAX, Pipeline, Place, WhenBlocked};
+use crate::report::Report;
+use crate::scoreboard::Patience;
+use crate::small::{Piece, Small};
 use crate::stage::{StageSpec, check_order};
 
 /// How long connecting may take, and the time between two attempts.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const CONNECT_PAUSE: Duration = Duration::from_millis(5);
+/// How long an engine may be silent before it is asked for progress, and again before it is given up.
+const SILENCE: Duration = Duration::from_secs(10);
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +50,9 @@ pub enum ClientError {
     /// The engine closed the connection.
     #[error("the transfer engine closed the connection")]
     Closed,
+    /// It is stopped, or its machine is overloaded.
+    #[error("the transfer engine does not answer")]
+    Silent,
     /// The engine refused the connection or a message.
     #[error("the transfer engine refused: {0}")]
     Refused(RemoteError),
@@ -54,10 +64,24 @@ pub enum ClientError {
     Host(#[from] io::Error),
 }
 
+/// How a transfer of [`Client::run`] ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// Why it ended early, if it did.
+    pub result: Result<(), RemoteError>,
+    /// What it did.
+    pub report: Report,
+}
+
 /// A connection. Closing it cancels its transfers. Its descriptor becomes readable when an answer has arrived.
 pub struct Client {
     socket: LocalSocket,
     last_id: u64,
+    /// Transfers of which no answer has come.
+    in_flight: usize,
+    /// Answers that came while [`Self::run`] waited for another one.
+    early: VecDeque<Answer>,
+    small: Small,
 }
 
 impl Client {
@@ -66,7 +90,10 @@ impl Client {
         let deadline = Instant::now() + CONNECT_TIMEOUT;
         loop {
             match LocalSocket::connect(path) {
-                Ok(socket) => return Ok(Self { socket, last_id: 0 }),
+                Ok(socket) => {
+                    let (early, small) = (VecDeque::new(), Small::default());
+                    return Ok(Self { socket, last_id: 0, in_flight: 0, early, small });
+                }
                 // Many others connect at the moment.
                 Err(error)
                     if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline =>
@@ -104,33 +131,117 @@ impl Client {
         let mut descriptors = vec![source];
         descriptors.extend(command.more.iter().map(|range| range.file.as_fd()));
         descriptors.push(sink);
-        match self.send(&request, &descriptors) {
+        match self.request(&request, &descriptors) {
             Err(ClientError::Host(error)) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Err(ClientError::Full(Box::new(command)));
             }
             sent => sent?,
         }
         self.last_id = id;
+        self.in_flight += 1;
         Ok(id)
+    }
+
+    /// Executes a transfer and waits for its end. A file of at most [`crate::SMALL_BYTES_MAX`] that goes to a socket, through nothing but digests and a
+    /// seal, is read, sealed and sent by this thread, without the engine: the hop to it would take longer. For that its file system
+    /// has to be one of this machine's disks or memory, and no other transfer of this connection may be in flight.
+    pub fn run(&mut self, command: Command) -> Result<Ended, ClientError> {
+        if let (Place::File(file, from), Place::Socket(socket)) = (&command.source, &command.sink)
+            && command.more.is_empty()
+            && command.when_blocked == WhenBlocked::Wait
+        {
+            let piece = Piece {
+                file: file.as_fd(),
+                from: *from,
+                bytes: command.bytes,
+                stages: &command.stages,
+                socket: socket.as_fd(),
+                patience: Patience::of(&command),
+            };
+            if let Some(ended) = self.run_small(&piece) {
+                return Ok(ended);
+            }
+        }
+        self.run_there(command)
+    }
+
+    /// As [`Self::run`], to a stream socket that the caller keeps. A small transfer copies no descriptor.
+    pub fn send<State>(
+        &mut self,
+        source: Pipeline<State>,
+        socket: impl AsFd,
+    ) -> Result<Ended, ClientError> {
+        let socket = socket.as_fd();
+        if let (Place::File(file, from), true) = (&source.source, source.more.is_empty()) {
+            let piece = Piece {
+                file: file.as_fd(),
+                from: *from,
+                bytes: source.bytes,
+                stages: &source.stages,
+                socket,
+                patience: Patience::default(),
+            };
+            if let Some(ended) = self.run_small(&piece) {
+                return Ok(ended);
+            }
+        }
+        let command = source.socket(socket.try_clone_to_owned()?);
+        self.run_there(command)
+    }
+
+    /// In this thread, if that can be done.
+    fn run_small(&mut self, piece: &Piece<'_>) -> Option<Ended> {
+        if self.in_flight > 0 {
+            return None;
+        }
+        let Outcome { result, report } = self.small.run(piece)?;
+        Some(Ended { result: result.map_err(|error| RemoteError::from(&error)), report })
+    }
+
+    fn run_there(&mut self, command: Command) -> Result<Ended, ClientError> {
+        let id = self.submit(command)?;
+        let mut asked = false;
+        loop {
+            match self.receive(SILENCE)? {
+                Some(Answer::Ended { id: ended, result, report }) if ended == id => {
+                    return Ok(Ended { result, report });
+                }
+                Some(Answer::Progress { id: of, .. }) if of == id => asked = false,
+                Some(other) => self.early.push_back(other),
+                None if asked => return Err(ClientError::Silent),
+                None => {
+                    self.ask_progress(id)?;
+                    asked = true;
+                }
+            }
+        }
     }
 
     /// Ends a transfer; its answer says what it did.
     pub fn cancel(&mut self, id: u64) -> Result<(), ClientError> {
-        self.send(&Request::Cancel(id), &[])
+        self.request(&Request::Cancel(id), &[])
     }
 
     /// Asks how far a transfer is.
     pub fn ask_progress(&mut self, id: u64) -> Result<(), ClientError> {
-        self.send(&Request::Progress(id), &[])
+        self.request(&Request::Progress(id), &[])
     }
 
     /// Asks for the transfers in flight of all callers.
     pub fn ask_list(&mut self) -> Result<(), ClientError> {
-        self.send(&Request::List, &[])
+        self.request(&Request::List, &[])
     }
 
-    /// The next answer, in the order in which transfers end; `None`: none came within `timeout`.
+    /// The next answer, in the order in which transfers end; `None`: none came within `timeout`. Answers that came during [`Self::run`]
+    /// are here, though the descriptor is not readable for them.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Answer>, ClientError> {
+        match self.early.pop_front() {
+            Some(answer) => Ok(Some(answer)),
+            None => self.receive(timeout),
+        }
+    }
+
+    fn receive(&mut self, timeout: Duration) -> Result<Option<Answer>, ClientError> {
         let deadline = Instant::now() + timeout;
         loop {
             let mut bytes = vec![0; ANSWER_BYTES_MAX + 1];
@@ -141,7 +252,11 @@ impl Client {
                         Answer::Ended { id: 0, result: Err(error), .. } => {
                             Err(ClientError::Refused(error))
                         }
-                        answer => Ok(Some(answer)),
+                        answer => {
+                            let ended = matches!(answer, Answer::Ended { .. });
+                            self.in_flight -= usize::from(ended && self.in_flight > 0);
+                            Ok(Some(answer))
+                        }
                     };
                 }
                 Ok(None) => {}
@@ -158,7 +273,11 @@ impl Client {
         }
     }
 
-    fn send(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
+    fn request(
+        &self,
+        request: &Request,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), ClientError> {
         let mut bytes = request.encode();
         let sent = self.socket.send(&bytes, descriptors);
         // It may hold a key.

@@ -378,9 +378,7 @@ impl Shared {
                 return Err(error);
             }
         };
-        let ns = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
-        let stall_ns = ns(command.stall);
-        let patience = Patience { stall_ns, deadline_ns: command.deadline.map(ns) };
+        let patience = Patience::of(&command);
         let stages = plan.stages.iter().map(StageSpec::kind).collect();
         let (source, sink) = (plan.source, plan.sink);
         let started = Instant::now();

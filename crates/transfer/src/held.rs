@@ -396,7 +396,7 @@ fn check_memory(place: &Place, bytes: u64) -> Result<(), TransferError> {
     }
 }
 
-fn check_socket(found: &Descriptor, role: &'static str) -> Result<(), TransferError> {
+pub(crate) fn check_socket(found: &Descriptor, role: &'static str) -> Result<(), TransferError> {
     let needed = "a connected stream socket (TCP or Unix)";
     let wrong = |found| Err(TransferError::WrongKind { role, found, needed });
     match found.kind {

@@ -24,6 +24,7 @@
 //! * `parts`: a transfer whose parts are done at the same time.
 //! * [`NewFile`]: a sink that is whole, or absent.
 //! * [`service`], [`client`], [`message`]: an engine for other processes, which pass descriptors to it.
+//! * `small`: short transfers that the calling thread does itself.
 //!
 //! A chunk (512 KiB) stays in a core's cache while all stages of it run.
 
@@ -52,11 +53,12 @@ pub mod scoreboard;
 pub mod seal;
 pub mod search;
 pub mod service;
+mod small;
 mod stage;
 
 pub use accelerator::AcceleratorMemory;
 pub use chain::Ran;
-pub use client::{Client, ClientError};
+pub use client::{Client, ClientError, Ended};
 pub use compress::{ExpandLimits, Format};
 pub use counters::Counters;
 pub use engine::{Engine, Limits, Outcome, Submitted, Transfer};
@@ -69,6 +71,7 @@ pub use pipeline::{Command, FileRange, Place, Source};
 pub use scoreboard::Activity;
 pub use search::{Found, SearchKind, SearchSpec};
 pub use service::{Service, ServiceLimits};
+pub use small::SMALL_BYTES_MAX;
 pub use stage::{
     Cipher, DigestKind, DigestValue, Key, STAGES_MAX, StageKind, StageSpec, check_order,
 };

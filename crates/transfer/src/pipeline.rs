@@ -240,10 +240,10 @@ impl Source {
 /// [`Compressed`] or [`Sealed`].
 #[derive(Debug)]
 pub struct Pipeline<State> {
-    source: Place,
-    more: Vec<FileRange>,
-    bytes: Option<u64>,
-    stages: Vec<StageSpec>,
+    pub(crate) source: Place,
+    pub(crate) more: Vec<FileRange>,
+    pub(crate) bytes: Option<u64>,
+    pub(crate) stages: Vec<StageSpec>,
     state: PhantomData<State>,
 }
 

@@ -14,11 +14,13 @@
 //! Pure: time is an argument (nanoseconds), and `T` is whatever the steps need.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use crate::apart::{Apart, TOGETHER_MAX};
 use crate::counters::Queued;
 use crate::error::TransferError;
 use crate::flow::{Blocked, Buffers, Device, End};
+use crate::pipeline::{Command, STALL_DEFAULT};
 
 /// A file step that takes longer than this is slow.
 pub const SLOW_NS: u64 = 100_000_000;
@@ -79,6 +81,62 @@ pub struct Patience {
     pub stall_ns: u64,
     /// In all.
     pub deadline_ns: Option<u64>,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { stall_ns: STALL_DEFAULT.as_nanos() as u64, deadline_ns: None }
+    }
+}
+
+impl Patience {
+    /// That of a command.
+    pub(crate) fn of(command: &Command) -> Self {
+        let ns = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+        Self { stall_ns: ns(command.stall), deadline_ns: command.deadline.map(ns) }
+    }
+}
+
+/// Whether enough moves.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pace {
+    /// When enough had moved last, and the bytes since.
+    moved_ns: u64,
+    moved_bytes: u64,
+}
+
+impl Pace {
+    pub(crate) fn moved(&mut self, bytes: u64, now_ns: u64, stall_ns: u64) {
+        self.moved_bytes = self.moved_bytes.saturating_add(bytes);
+        let enough = u128::from(stall_ns) * u128::from(RATE_MIN) / 1_000_000_000;
+        if self.moved_bytes > 0 && u128::from(self.moved_bytes) >= enough {
+            self.moved_bytes = 0;
+            self.moved_ns = now_ns;
+        }
+    }
+
+    /// How much time is left of a transfer that began at `started_ns`, or which limit is over.
+    pub(crate) fn left(
+        &self,
+        now_ns: u64,
+        started_ns: u64,
+        patience: Patience,
+    ) -> Result<Duration, TransferError> {
+        let ms = |ns: u64| ns / 1_000_000;
+        let total = patience.deadline_ns.map(|total| (total, now_ns.saturating_sub(started_ns)));
+        if let Some((total, taken)) = total
+            && taken >= total
+        {
+            return Err(TransferError::Deadline(ms(total)));
+        }
+        let stall = patience.stall_ns;
+        let still = now_ns.saturating_sub(self.moved_ns);
+        if still >= stall {
+            return Err(TransferError::Stalled(ms(stall)));
+        }
+        let left = total.map_or(u64::MAX, |(total, taken)| total - taken).min(stall - still);
+        Ok(Duration::from_nanos(left))
+    }
 }
 
 /// What the scoreboard asks the work of an entry.
@@ -172,26 +230,18 @@ struct Entry<T: Work> {
     ready: Blocked,
     patience: Patience,
     started_ns: u64,
-    /// When enough had moved last, and the bytes since.
-    moved_ns: u64,
-    moved_bytes: u64,
+    pace: Pace,
     /// When the step began that runs.
     step_ns: u64,
 }
 
 impl<T: Work> Entry<T> {
     fn moved(&mut self, bytes: u64, now_ns: u64) {
-        self.moved_bytes = self.moved_bytes.saturating_add(bytes);
-        let enough = u128::from(self.patience.stall_ns) * u128::from(RATE_MIN) / 1_000_000_000;
-        if self.moved_bytes > 0 && u128::from(self.moved_bytes) >= enough {
-            self.moved_bytes = 0;
-            self.moved_ns = now_ns;
-        }
+        self.pace.moved(bytes, now_ns, self.patience.stall_ns);
     }
 
     /// Why its time is over, if it is. `all_hang`: no further step on a file or an accelerator can start.
     fn expired(&self, now_ns: u64, all_hang: bool) -> Option<TransferError> {
-        let ms = |ns: u64| ns / 1_000_000;
         let runs = self.work.is_none();
         // Parts come back soon, and with them the last counts.
         if self.apart > self.back.len() {
@@ -203,21 +253,19 @@ impl<T: Work> Entry<T> {
         {
             return None;
         }
-        let (stall, total) = (self.patience.stall_ns, self.patience.deadline_ns);
-        match total {
-            _ if runs && self.cancelled => Some(TransferError::Cancelled),
-            Some(total) if now_ns.saturating_sub(self.started_ns) >= total => {
-                Some(TransferError::Deadline(ms(total)))
-            }
-            _ if now_ns.saturating_sub(self.moved_ns) < stall => None,
-            _ => match self.state {
-                State::Running(device, _) if runs => Some(device.stalled(ms(stall))),
-                State::Queued(device, _) if all_hang && device.has_positions() => {
-                    Some(device.stalled(ms(stall)))
-                }
-                _ => Some(TransferError::Stalled(ms(stall))),
-            },
+        if runs && self.cancelled {
+            return Some(TransferError::Cancelled);
         }
+        let over = self.pace.left(now_ns, self.started_ns, self.patience).err()?;
+        Some(match (over, self.state) {
+            (TransferError::Stalled(ms), State::Running(device, _)) if runs => device.stalled(ms),
+            (TransferError::Stalled(ms), State::Queued(device, _))
+                if all_hang && device.has_positions() =>
+            {
+                device.stalled(ms)
+            }
+            (over, _) => over,
+        })
     }
 }
 
@@ -334,8 +382,7 @@ impl<T: Work> Scoreboard<T> {
             ready: Blocked::default(),
             patience,
             started_ns: now_ns,
-            moved_ns: now_ns,
-            moved_bytes: 0,
+            pace: Pace { moved_ns: now_ns, moved_bytes: 0 },
             step_ns: now_ns,
         });
         self.queue(first).push_back(id);
@@ -607,7 +654,7 @@ impl<T: Work> Scoreboard<T> {
     /// When [`Self::expire`] has something to do at the earliest.
     pub fn next_deadline_ns(&self) -> Option<u64> {
         let of = |entry: &Entry<T>| {
-            let stall = entry.moved_ns.saturating_add(entry.patience.stall_ns);
+            let stall = entry.pace.moved_ns.saturating_add(entry.patience.stall_ns);
             let total = entry.patience.deadline_ns.map(|ns| entry.started_ns.saturating_add(ns));
             total.map_or(stall, |total| total.min(stall))
         };
