@@ -27,14 +27,26 @@ const MESSAGE_BYTES: usize = 64;
 const DEPTH: u32 = 4096;
 const IN_FLIGHT: u64 = 1024;
 const BATCH: usize = 256;
+/// Messages whose slots are fetched from the other core's cache ahead of their use.
+const AHEAD: u64 = 8;
 const SLICES: usize = 11;
 const SLICE: Duration = Duration::from_millis(100);
 
 type Out = Producer<MappedMemory>;
 type In = Consumer<MappedMemory>;
 
+/// A key's answer and request, which all keys have of the same length: a client reads three lines of its processor's cache for both.
+#[repr(align(64))]
+struct Pair {
+    answer: [u8; ANSWER_BYTES],
+    request: [u8; REQUEST_BYTES],
+}
+
+const REQUEST_BYTES: usize = b"get serval:123456789\r\n".len();
+const ANSWER_BYTES: usize = b"VALUE serval:123456789 0 16\r\n0123456789abcdef\r\nEND\r\n".len();
+
 /// The requests and answers of all keys.
-struct Table(Vec<(Vec<u8>, Vec<u8>)>);
+struct Table(Vec<Pair>);
 
 impl Table {
     fn new() -> Self {
@@ -42,7 +54,11 @@ impl Table {
             let value = format!("{:016x}", key.wrapping_mul(0x9e37_79b9_7f4a_7c15));
             let request = format!("get serval:{key:09}\r\n");
             let answer = format!("VALUE serval:{key:09} 0 16\r\n{value}\r\nEND\r\n");
-            (request.into_bytes(), answer.into_bytes())
+            let exact = "all have one length";
+            Pair {
+                answer: answer.into_bytes().try_into().expect(exact),
+                request: request.into_bytes().try_into().expect(exact),
+            }
         };
         Self((0..KEYS).map(entry).collect())
     }
@@ -50,7 +66,7 @@ impl Table {
     /// Those of request number `index`, with a key that looks random.
     fn of(&self, index: u64) -> (&[u8], &[u8]) {
         let random = index.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        let (request, answer) = &self.0[((random * KEYS) >> 32) as usize];
+        let Pair { request, answer } = &self.0[((random * KEYS) >> 32) as usize];
         (request, answer)
     }
 }
@@ -80,7 +96,7 @@ impl Server {
             server.chain.notify(&Notice::Tick { now_ns: server.now_ns() });
             std::thread::sleep(Duration::from_millis(5));
         }
-        for (request, answer) in &table.0 {
+        for Pair { request, answer } in &table.0 {
             server.fill(request, answer);
         }
         server
@@ -132,6 +148,7 @@ impl Server {
                 .messages
                 .push_with(&id, header.len as usize, |into| rx.copy_out(&header, into));
             assert!(whole, "a whole message");
+            rx.prefetch(AHEAD, MESSAGE_BYTES as u64);
             tokens.push(header.token);
             rx.advance();
         }
@@ -145,6 +162,7 @@ impl Server {
             let head = Head { token: *token, tag: 0, kind: kind::MESSAGE, status: 0 };
             // The window of the client is shorter than the ring.
             tx.push(head, self.messages.bytes(at)).expect("room");
+            tx.prefetch(AHEAD, MESSAGE_BYTES as u64);
         }
         tx.publish();
         tokens.len()
@@ -194,6 +212,7 @@ fn client(table: &Table, (mut tx, mut rx): (Out, In), stop: &AtomicBool, receive
         while let Some(header) = rx.peek().expect("an honest peer") {
             let answer = &mut bytes[..header.len as usize];
             assert!(rx.copy_out(&header, answer) && header.token == answered, "answer {answered}");
+            rx.prefetch(AHEAD, MESSAGE_BYTES as u64);
             assert!(answer == table.of(answered).1, "answer {answered}: {answer:?}");
             rx.advance();
             answered += 1;

@@ -212,7 +212,7 @@ pub fn run_watched(plan: &Plan, watch: &mut dyn FnMut(f64)) -> Result<Report, Be
     plan.check()?;
     let prepared = Prepared::new(plan)?;
     let material = Material::new(&plan.work).map_err(BenchError::Material)?;
-    let stored = material.stores().map_or(Ok(()), |mut stores| prepared.store(&mut stores));
+    let stored = material.stores().map_or(Ok(()), |stores| prepared.store(stores));
     let called = stored.and_then(|()| prepared.call(&mut *material.workload()));
     if plan.cancel.load(Ordering::Relaxed) {
         // Missing values or answers are then not the server's fault.
@@ -339,9 +339,11 @@ impl<'p> Prepared<'p> {
         Ok(Outcome { lookups: workload.lookups(), ..outcome })
     }
 
-    /// Stores the values of the workload, and checks them.
-    fn store(&self, stores: &mut Memcached<'_>) -> Result<(), BenchError> {
-        let keys = stores.keys();
+    /// Stores the values of the workload, and reads them once: a cache in front of the memcached knows them then. Otherwise all of the
+    /// first requests go to the memcached, whose host drops datagrams of a large window.
+    fn store(&self, workload: Memcached<'_>) -> Result<(), BenchError> {
+        let keys = workload.keys();
+        let (mut stores, mut reads) = (workload.clone().stores(), workload.reads());
         let load = Load {
             pace: Pace::Closed,
             warmup: Duration::ZERO,
@@ -351,11 +353,14 @@ impl<'p> Prepared<'p> {
         };
         let client = self.client.on_one_connection();
         // A server that is not a memcached is detected at once.
-        for (requests, window, duration) in
-            [(CALLS, 1, CALL_TIME), (keys, STORE_WINDOW, STORE_TIME)]
-        {
+        for (is_read, requests, window, duration) in [
+            (false, CALLS, 1, CALL_TIME),
+            (false, keys, STORE_WINDOW, STORE_TIME),
+            (true, keys, STORE_WINDOW, STORE_TIME),
+        ] {
+            let pass = if is_read { &mut reads } else { &mut stores };
             let load = Load { requests: requests.min(keys), window, duration, ..load.clone() };
-            match client.run(&load, stores) {
+            match client.run(&load, pass) {
                 Err(ClientError::Refused(_)) => return Err(self.unreachable()),
                 Err(error) => return Err(error.into()),
                 Ok(stored) if stored.replied == load.requests => {}

@@ -535,14 +535,14 @@ impl Material {
         }
     }
 
-    /// The requests that store values before the run.
+    /// The workload whose values are stored before the run.
     pub(super) fn stores(&self) -> Option<Memcached<'_>> {
         match self {
             Self::Simple(Work::Memcached { value_bytes, gets_percent, udp }) => {
-                let stores = Memcached::new(*value_bytes, *gets_percent).stores();
-                Some(if *udp { stores.framed() } else { stores })
+                let workload = Memcached::new(*value_bytes, *gets_percent);
+                Some(if *udp { workload.framed() } else { workload })
             }
-            Self::FacesDatabase(pictures) => Some(Memcached::faces(&pictures.people).stores()),
+            Self::FacesDatabase(pictures) => Some(Memcached::faces(&pictures.people)),
             _ => None,
         }
     }

@@ -16,7 +16,7 @@ const FILLED_MIN: f64 = 0.7;
 const FILLED_MAX: f64 = 1.05;
 /// Maximum share of lost requests in a closed loop: lost requests were not served, and a client that waits for them
 /// loads the server less than it reports.
-const LOST_MAX: f64 = 0.001;
+pub(crate) const LOST_MAX: f64 = 0.001;
 /// Maximum share of an open loop's arrivals that may be unsent.
 const UNSENT_MAX: f64 = 0.01;
 /// Maximum share of silence at the end of the measured part, if requests were lost.

@@ -75,15 +75,16 @@ struct Entry {
 /// A batch before a call.
 #[derive(Clone, Copy, Default)]
 struct Mark {
-    bytes: usize,
+    used: usize,
     open: usize,
     tally: Tally,
 }
 
 /// The messages of a batch. Indices count from 0, in the order of arrival. All memory is reserved when it is made.
 pub struct Messages {
-    bytes: Vec<u8>,
-    bytes_max: usize,
+    /// All of the memory. What is behind the used part is of earlier batches.
+    bytes: Box<[u8]>,
+    used: usize,
     entries: Vec<Entry>,
     /// Of each entry.
     requests: Vec<RequestId>,
@@ -107,8 +108,8 @@ impl Messages {
     pub fn new(message_bytes: usize, written_bytes: usize) -> Self {
         let shown_bytes_max = SHOWN_BYTES_MIN.max(message_bytes);
         Self {
-            bytes: Vec::with_capacity(Self::bytes_max(message_bytes, written_bytes)),
-            bytes_max: Self::bytes_max(message_bytes, written_bytes),
+            bytes: vec![0; Self::bytes_max(message_bytes, written_bytes)].into(),
+            used: 0,
             entries: Vec::with_capacity(MESSAGES_MAX),
             requests: Vec::with_capacity(MESSAGES_MAX),
             now_ns: 0,
@@ -143,10 +144,10 @@ impl Messages {
     pub fn has_room(&self, len: usize) -> bool {
         self.entries.len() < MESSAGES_MAX
             && self.shown_bytes + len <= self.shown_bytes_max
-            && self.bytes.len() + len <= self.bytes_max
+            && self.used + len <= self.bytes.len()
     }
 
-    /// Adds a message of `len` bytes that `fill` writes, unless it returns false. There must be room.
+    /// Adds a message of `len` bytes, all of which `fill` writes, unless it returns false. There must be room.
     pub fn push_with(
         &mut self,
         request: &RequestId,
@@ -154,13 +155,11 @@ impl Messages {
         fill: impl FnOnce(&mut [u8]) -> bool,
     ) -> bool {
         assert!(self.has_room(len), "the caller asks first");
-        let start = self.bytes.len();
-        self.bytes.resize(start + len, 0);
-        if !fill(&mut self.bytes[start..]) {
-            self.bytes.truncate(start);
+        let start = self.used;
+        if !fill(&mut self.bytes[start..start + len]) {
             return false;
         }
-        self.add(request, start, len, Outcome::Pass, true);
+        self.add(request, len, Outcome::Pass, true);
         true
     }
 
@@ -172,9 +171,8 @@ impl Messages {
     /// Adds a message that is this request, or answers it. There must be room.
     pub fn push_of(&mut self, request: &RequestId, message: &[u8]) {
         assert!(self.has_room(message.len()), "the caller asks first");
-        let start = self.bytes.len();
-        self.bytes.extend_from_slice(message);
-        self.add(request, start, message.len(), Outcome::Pass, true);
+        self.bytes[self.used..][..message.len()].copy_from_slice(message);
+        self.add(request, message.len(), Outcome::Pass, true);
     }
 
     /// Adds a message about which functions have decided before: they are not asked again. It came with `shown_len` bytes; `written`
@@ -188,16 +186,17 @@ impl Messages {
         written: bool,
     ) {
         assert!(self.has_room(bytes.len()), "the caller asks first");
-        let start = self.bytes.len();
-        self.bytes.extend_from_slice(bytes);
-        self.add(request, start, bytes.len(), outcome, false);
+        self.bytes[self.used..][..bytes.len()].copy_from_slice(bytes);
+        self.add(request, bytes.len(), outcome, false);
         let entry = self.entries.last_mut().expect("it was added");
         (entry.shown_len, entry.written) = (shown_len as u32, written);
     }
 
-    fn add(&mut self, request: &RequestId, start: usize, len: usize, outcome: Outcome, open: bool) {
+    /// A message whose bytes are the next ones of the memory.
+    fn add(&mut self, request: &RequestId, len: usize, outcome: Outcome, open: bool) {
         self.requests.push(*request);
-        let (start, len) = (start as u32, len as u32);
+        let (start, len) = (self.used as u32, len as u32);
+        self.used += len as usize;
         let (shown_len, call) = (len, self.call);
         let (written, aside) = (false, false);
         self.entries.push(Entry { start, len, shown_len, outcome, open, written, aside, call });
@@ -207,7 +206,7 @@ impl Messages {
 
     /// Forgets all messages.
     pub fn clear(&mut self) {
-        self.bytes.clear();
+        self.used = 0;
         self.entries.clear();
         self.requests.clear();
         self.shown_bytes = 0;
@@ -221,7 +220,7 @@ impl Messages {
         self.now_ns = now_ns;
         self.changed.clear();
         self.call += 1;
-        self.mark = Mark { bytes: self.bytes.len(), open: self.open, tally: self.tally };
+        self.mark = Mark { used: self.used, open: self.open, tally: self.tally };
     }
 
     /// The call failed: nothing that it decided has an effect.
@@ -229,8 +228,7 @@ impl Messages {
         for (index, before) in self.changed.drain(..) {
             self.entries[index as usize] = before;
         }
-        self.bytes.truncate(self.mark.bytes);
-        (self.open, self.tally) = (self.mark.open, self.mark.tally);
+        (self.used, self.open, self.tally) = (self.mark.used, self.mark.open, self.mark.tally);
     }
 
     /// An open message is not shown until [`Self::bring_back`].
@@ -325,7 +323,7 @@ impl Messages {
 
     /// The bytes of all messages, and what functions have written, without gaps.
     pub fn memory(&self) -> &[u8] {
-        &self.bytes
+        &self.bytes[..self.used]
     }
 
     /// Decisions so far.
@@ -374,11 +372,11 @@ impl Messages {
 
     /// Answers an open request with these bytes. If there is no room for them it is dropped as `reply_too_long` or `reply_memory`.
     pub fn reply(&mut self, index: usize, reply: &[u8]) {
-        self.reply_with(index, reply.len(), |bytes| bytes.copy_from_slice(reply));
+        self.reply_with(index, reply.len(), |_, bytes| bytes.copy_from_slice(reply));
     }
 
-    /// The same with a reply of `len` bytes that `fill` writes.
-    pub fn reply_with(&mut self, index: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
+    /// The same with a reply of `len` bytes, all of which `fill` writes. It gets the request as well.
+    pub fn reply_with(&mut self, index: usize, len: usize, fill: impl FnOnce(&[u8], &mut [u8])) {
         if self.is_open(index) && self.write(index, len, fill) {
             self.close(index, Outcome::Reply);
             self.tally.replied += 1;
@@ -387,7 +385,7 @@ impl Messages {
 
     /// How many bytes a function may write for one message at present.
     pub fn room(&self) -> usize {
-        self.written_len_max.min(self.bytes_max - self.bytes.len())
+        self.written_len_max.min(self.bytes.len() - self.used)
     }
 
     /// Answers an open request with the bytes that it has. If a reply must not have so many it is dropped as `reply_too_long`.
@@ -402,12 +400,8 @@ impl Messages {
     /// Replaces the bytes of an open message, which stays open. If there is no room for them it is dropped as
     /// `reply_too_long` or `reply_memory`.
     pub fn rewrite(&mut self, index: usize, bytes: &[u8]) {
-        self.rewrite_with(index, bytes.len(), |into| into.copy_from_slice(bytes));
-    }
-
-    /// The same with `len` bytes that `fill` writes.
-    pub fn rewrite_with(&mut self, index: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
-        if self.is_open(index) && self.write(index, len, fill) {
+        let fill = |_: &[u8], into: &mut [u8]| into.copy_from_slice(bytes);
+        if self.is_open(index) && self.write(index, bytes.len(), fill) {
             self.tally.rewritten += 1;
         }
     }
@@ -420,19 +414,21 @@ impl Messages {
         }
     }
 
-    fn write(&mut self, index: usize, len: usize, fill: impl FnOnce(&mut [u8])) -> bool {
-        let start = self.bytes.len();
-        let room = self.bytes_max - start;
+    fn write(&mut self, index: usize, len: usize, fill: impl FnOnce(&[u8], &mut [u8])) -> bool {
+        let room = self.bytes.len() - self.used;
         if len > self.written_len_max || len > room {
             let long = len > self.written_len_max;
             let reason = if long { DropReason::ReplyTooLong } else { DropReason::ReplyMemory };
             self.drop(index, reason);
             return false;
         }
-        self.bytes.resize(start + len, 0);
-        fill(&mut self.bytes[start..]);
+        let Entry { start: former, len: former_len, .. } = self.entries[index];
+        let (before, free) = self.bytes.split_at_mut(self.used);
+        fill(&before[former as usize..][..former_len as usize], &mut free[..len]);
+        let start = self.used as u32;
+        self.used += len;
         let entry = self.change(index);
-        (entry.start, entry.len, entry.written) = (start as u32, len as u32, true);
+        (entry.start, entry.len, entry.written) = (start, len as u32, true);
         true
     }
 }

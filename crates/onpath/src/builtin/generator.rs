@@ -34,7 +34,7 @@ impl Function for Generator {
                 continue;
             }
             let (number, byte) = (self.generated.to_be_bytes(), self.byte);
-            messages.reply_with(index, self.length, |reply| {
+            messages.reply_with(index, self.length, |_, reply| {
                 let (head, rest) = reply.split_at_mut(number.len().min(reply.len()));
                 head.copy_from_slice(&number[number.len() - head.len()..]);
                 rest.fill(byte);

@@ -26,12 +26,12 @@ mod epochs;
 #[cfg(test)]
 mod epochs_tests;
 mod flight;
+mod hits;
 mod many;
 mod settings;
 mod store;
 
 use std::hash::{BuildHasher, RandomState};
-use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{self, AtomicBool, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -41,14 +41,15 @@ use wire::framing::{UDP_HEADER_BYTES, UdpHeader};
 use wire::session::Origin;
 
 use self::answer::{
-    Answer, Head, ValueReply, ends_write, read_answer, write_end, write_meta, write_meta_hit,
-    write_question, write_stats,
+    Answer, FirstLine, Head, ends_write, read_answer, write_end, write_meta, write_question,
+    write_stats,
 };
-use self::command::{Command, FlushAt, Form, KEY_BYTES_MAX, Key, decode_key, plain_get, sort};
+use self::command::{Command, FlushAt, Form, KEY_BYTES_MAX, Key, decode_key, sort};
 use self::epochs::{Epochs, Scope};
 use self::flight::{Flight, Purpose, Read, Secret, Sent};
+use self::hits::{Asks, split};
 use self::settings::{
-    AT_ABSENT, AT_AGE, AT_GRACE, AT_MEMORY, AT_SAMPLE, AT_UDP_WRITES, COUNTS, Counts, SETTINGS,
+    AT_ABSENT, AT_AGE, AT_GRACE, AT_MEMORY, AT_UDP_WRITES, COUNTS, Counts, SETTINGS,
 };
 use self::store::{About, Store};
 use crate::function::{Direction, End, Failure, Function, Merge, Notice, Register, RequestId};
@@ -122,7 +123,8 @@ pub struct MemcachedCache {
     scratch: Vec<u8>,
     /// The keys of a request for several.
     many: Vec<u8>,
-    /// For [`Self::prepare`].
+    /// What [`Self::prepare`] has found out about the requests of this batch, from the first on, and memory for that.
+    plain: Vec<Option<Asks>>,
     hashes: Vec<u64>,
     places: Vec<u32>,
     registers: Vec<Register>,
@@ -173,6 +175,7 @@ impl MemcachedCache {
             now_ns: 0,
             scratch: Vec::new(),
             many: Vec::new(),
+            plain: Vec::new(),
             hashes: Vec::new(),
             places: Vec::new(),
             registers: counts.chain(used).chain(settings).collect(),
@@ -206,50 +209,40 @@ impl MemcachedCache {
         epochs.open_windows(now_ns);
     }
 
-    /// Reads the memory that the requests of a batch need, for all of them at once.
-    fn prepare(&mut self, messages: &Messages) {
-        let Self { shared, store: Some(store), hashes, places, .. } = self else { return };
-        hashes.clear();
-        for index in 0..messages.len() {
-            let skip = match messages.request(index).origin {
-                Origin::Client(_) => 0,
-                Origin::Datagram { .. } => UDP_HEADER_BYTES,
-            };
-            let key = messages.bytes(index).get(skip..).and_then(plain_get);
-            hashes.extend(key.map(|key| shared.secret.hash(key)));
-        }
-        black_box((store.touch(hashes, places), shared.epochs.touch(hashes)));
-    }
-
     fn refuse(&mut self, messages: &mut Messages, index: usize) {
         self.counts.refused += 1;
         messages.drop(index, DropReason::FunctionDrop);
     }
 
     fn take_request(&mut self, messages: &mut Messages, index: usize) {
+        let plain = self.plain.get(index).copied().flatten();
+        if plain.is_some_and(|asks| self.hit(messages, index, &asks)) {
+            return;
+        }
         let RequestId { origin, number } = *messages.request(index);
         let now_ns = messages.now_ns();
         let message = messages.bytes(index);
-        let (sent, skip) = match origin {
-            Origin::Client(client) => (Sent::Stream { client, number }, 0),
-            Origin::Datagram { .. } => match UdpHeader::split(message) {
-                Some((UdpHeader { id, sequence: 0, total: 1 }, _)) => {
-                    (Sent::Datagram { client: origin, id }, UDP_HEADER_BYTES)
-                }
-                _ => return self.refuse(messages, index),
-            },
+        let (sent, body) = match (split(&origin, message), origin) {
+            (Some((None, body)), Origin::Client(client)) => (Sent::Stream { client, number }, body),
+            (Some((Some(UdpHeader { id, .. }), body)), client) => {
+                (Sent::Datagram { client, id }, body)
+            }
+            _ => return self.refuse(messages, index),
         };
         let asked = Asked { index, sent, now_ns };
-        let Some(sorted) = sort(&message[skip..]) else { return self.refuse(messages, index) };
+        if let Some(asks) = plain {
+            return self.miss(messages, &asked, &asks);
+        }
+        let Some(sorted) = sort(body) else { return self.refuse(messages, index) };
         if sorted.makes_stale {
             self.shared.has_stale.store(true, Ordering::Release);
         }
         match sorted.command {
             Command::Get { key, form } => {
-                let mut copy = [0; KEY_BYTES_MAX];
-                copy[..key.len()].copy_from_slice(key);
-                let len = key.len();
-                self.get(messages, &asked, &copy[..len], form);
+                let asks = Asks::new(message, key, self.shared.secret.hash(key), form);
+                if !self.hit(messages, index, &asks) {
+                    self.miss(messages, &asked, &asks);
+                }
             }
             Command::GetMany { keys, cas } => {
                 let keys = self.copied(keys);
@@ -295,70 +288,6 @@ impl MemcachedCache {
             }
             _ => self.pass(asked),
         }
-    }
-
-    fn get(&mut self, messages: &mut Messages, asked: &Asked, key: &[u8], form: Form) {
-        let Shared { epochs, secret, .. } = &*self.shared;
-        let (Some(flight), Some(store)) = (&mut self.flight, &mut self.store) else { return };
-        let hash = secret.hash(key);
-        let slot = epochs.slot_of(hash);
-        let counts = &mut self.counts;
-        match store.find(hash, key) {
-            None => counts.misses += 1,
-            Some(entry) => {
-                let (about, len) = store.about(entry);
-                let About { words, asked_ns, until_ns, flags, cas: number, plain, absent } = *about;
-                let waits =
-                    matches!(&asked.sent, Sent::Stream { client, .. } if flight.writes_of(client));
-                let is_valid = epochs.is_valid(slot, &words, asked_ns)
-                    || absent && mutants::on("cache_absent_unchecked");
-                if asked.now_ns >= until_ns || !is_valid {
-                    store.remove(entry);
-                    counts.invalid += 1;
-                } else if waits {
-                    counts.ordered += 1;
-                } else if form == (Form::Meta { key: true }) && (absent || !plain) {
-                    counts.misses += 1;
-                } else if self.settings[AT_SAMPLE] != 0 && self.hits_until_sample == 0 {
-                    self.hits_until_sample = self.settings[AT_SAMPLE] - 1;
-                    counts.sampled += 1;
-                } else {
-                    self.hits_until_sample = self.hits_until_sample.saturating_sub(1);
-                    let out = &mut self.scratch;
-                    out.clear();
-                    if let Sent::Datagram { id, .. } = asked.sent {
-                        out.extend_from_slice(&UdpHeader::request(id).bytes());
-                    }
-                    let behind: &[u8] = match form {
-                        Form::Text { .. } if absent => b"END\r\n",
-                        Form::Meta { .. } if absent => b"EN\r\n",
-                        Form::Text { cas } => {
-                            let cas = cas.then_some(number);
-                            ValueReply { key, flags, len, cas }.write_line(out);
-                            b"\r\nEND\r\n"
-                        }
-                        Form::Meta { key: with } => {
-                            write_meta_hit(with.then_some(key), len, out);
-                            b"\r\n"
-                        }
-                    };
-                    let head = out.len();
-                    let whole = head + len + behind.len();
-                    if whole <= messages.room() {
-                        let count = if absent { &mut counts.absences } else { &mut counts.hits };
-                        *count += 1;
-                        messages.reply_with(asked.index, whole, |reply| {
-                            reply[..head].copy_from_slice(out);
-                            store.copy_value(entry, &mut reply[head..head + len]);
-                            reply[head + len..].copy_from_slice(behind);
-                        });
-                        return;
-                    }
-                    counts.unasked += 1;
-                }
-            }
-        }
-        self.ask(messages, asked, key, hash, form);
     }
 
     /// Forwards a read as a question of the cache's own.
@@ -537,7 +466,7 @@ impl MemcachedCache {
                 match read.form {
                     Form::Text { cas: with } => {
                         let cas = with.then_some(cas);
-                        ValueReply { key, flags, len, cas }.write_line(out);
+                        FirstLine::Text { flags, len, cas }.append(key, out);
                     }
                     Form::Meta { .. } => write_meta(body, out),
                 }
@@ -642,6 +571,7 @@ impl Function for MemcachedCache {
         self.store = Some(store);
         self.scratch.reserve(64 << 10);
         self.many.reserve(64 << 10);
+        self.plain.reserve(MESSAGES_MAX);
         self.hashes.reserve(MESSAGES_MAX);
         self.places.reserve(MESSAGES_MAX);
         Ok(())
@@ -651,6 +581,7 @@ impl Function for MemcachedCache {
         self.now_ns = messages.now_ns();
         self.begin(self.now_ns);
         let before = self.counts;
+        self.plain.clear();
         if direction == Direction::Requests && messages.len() >= PREPARED_MIN {
             self.prepare(messages);
         }

@@ -21,13 +21,23 @@ enum Items<'a> {
     Faces(&'a [Person<'a>]),
 }
 
+/// What is requested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pass {
+    /// What the workload is.
+    Load,
+    /// Each key is stored once.
+    Stores,
+    /// Each key is read once.
+    Reads,
+}
+
 /// Sends requests to a memcached, and compares every value byte for byte. A get without a value is correct, and
 /// counted.
 #[derive(Clone, Debug)]
 pub struct Memcached<'a> {
     items: Items<'a>,
-    /// Stores everything, each key once, instead of requesting it.
-    stores: bool,
+    pass: Pass,
     /// Each message has a UDP frame.
     is_framed: bool,
     /// The number of the latest request.
@@ -102,11 +112,10 @@ impl<'a> Memcached<'a> {
     }
 
     fn of(items: Items<'a>) -> Self {
-        let (stores, is_framed) = (false, false);
         Self {
             items,
-            stores,
-            is_framed,
+            pass: Pass::Load,
+            is_framed: false,
             latest: 0,
             expected: Vec::new(),
             lookups: Lookups::default(),
@@ -120,7 +129,12 @@ impl<'a> Memcached<'a> {
 
     /// The requests that store all values; there are [`Self::keys`] of them.
     pub fn stores(self) -> Self {
-        Self { stores: true, ..self }
+        Self { pass: Pass::Stores, ..self }
+    }
+
+    /// The requests that read all values once; there are [`Self::keys`] of them.
+    pub fn reads(self) -> Self {
+        Self { pass: Pass::Reads, ..self }
     }
 
     /// Number of different keys with a value.
@@ -140,7 +154,9 @@ impl<'a> Memcached<'a> {
 
     fn question(&self, index: u64) -> Question {
         match self.items {
-            _ if self.stores => Question { key: index % self.keys(), sets: true },
+            _ if self.pass != Pass::Load => {
+                Question { key: index % self.keys(), sets: self.pass == Pass::Stores }
+            }
             Items::Own { gets_percent, .. } => {
                 let random = mixed(index);
                 let sets = random % 100 >= u64::from(gets_percent);
@@ -354,6 +370,20 @@ mod tests {
         }
         assert_eq!(store.len() as u64, workload.keys());
         store
+    }
+
+    #[test]
+    fn all_values_are_read_once() {
+        let mut reads = Memcached::new(16, 0).reads();
+        let mut store = filled(&reads);
+        let keys = reads.keys();
+        let requests: HashSet<_> = (0..keys).map(|index| asked(&mut reads, index)).collect();
+        assert_eq!(requests.len() as u64, keys);
+        for index in 0..keys {
+            let reply = answer(&mut store, &asked(&mut reads, index));
+            assert!(reads.accepts(index, &reply));
+        }
+        assert_eq!(reads.lookups().hit_ratio(), Some(1.0));
     }
 
     #[test]

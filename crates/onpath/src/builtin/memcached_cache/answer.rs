@@ -105,53 +105,101 @@ fn number(digits: &[u8]) -> Option<u64> {
     })
 }
 
-/// A decimal number without an allocation.
-pub(super) struct Decimal {
-    digits: [u8; 20],
-    begin: usize,
+/// Digits of a decimal number.
+#[inline(always)]
+fn digits(value: u64) -> usize {
+    value.checked_ilog10().unwrap_or(0) as usize + 1
 }
 
-impl Decimal {
-    pub(super) fn of(mut value: u64) -> Self {
-        let (mut digits, mut begin) = ([b'0'; 20], 20);
-        loop {
-            begin -= 1;
-            digits[begin] = b'0' + (value % 10) as u8;
+/// Writes into memory of the right length from the front.
+pub(super) struct Writer<'a> {
+    into: &'a mut [u8],
+    at: usize,
+}
+
+impl<'a> Writer<'a> {
+    pub(super) fn new(into: &'a mut [u8]) -> Self {
+        Self { into, at: 0 }
+    }
+
+    #[inline(always)]
+    pub(super) fn put(&mut self, bytes: &[u8]) {
+        self.next(bytes.len()).copy_from_slice(bytes);
+    }
+
+    /// The next bytes, for someone else to write.
+    #[inline(always)]
+    pub(super) fn next(&mut self, len: usize) -> &mut [u8] {
+        let from = self.at;
+        self.at += len;
+        &mut self.into[from..from + len]
+    }
+
+    /// Digit by digit where they belong: a copy of bytes that were just written one by one waits for them.
+    #[inline(always)]
+    fn put_number(&mut self, mut value: u64) {
+        for digit in self.next(digits(value)).iter_mut().rev() {
+            *digit = b'0' + (value % 10) as u8;
             value /= 10;
-            if value == 0 {
-                return Self { digits, begin };
+        }
+    }
+}
+
+/// The first line of an answer with a value, whose key is known where it is written.
+pub(super) enum FirstLine {
+    /// `VALUE KEY FLAGS BYTES [CAS]`
+    Text { flags: u32, len: usize, cas: Option<u64> },
+    /// `VA BYTES [kKEY]`
+    Meta { len: usize, key: bool },
+}
+
+impl FirstLine {
+    /// Bytes of the line with a key of this length.
+    #[inline]
+    pub(super) fn bytes(&self, key_len: usize) -> usize {
+        match self {
+            Self::Text { flags, len, cas } => {
+                let numbers = digits(u64::from(*flags)) + digits(*len as u64);
+                b"VALUE   \r\n".len() + key_len + numbers + cas.map_or(0, |cas| 1 + digits(cas))
+            }
+            Self::Meta { len, key } => {
+                b"VA \r\n".len() + digits(*len as u64) + if *key { 2 + key_len } else { 0 }
             }
         }
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
-        &self.digits[self.begin..]
-    }
-}
-
-/// The parts of `VALUE KEY FLAGS BYTES [CAS]` in front of a value, and what is behind it.
-pub(super) struct ValueReply<'a> {
-    pub(super) key: &'a [u8],
-    pub(super) flags: u32,
-    pub(super) len: usize,
-    /// For `gets`.
-    pub(super) cas: Option<u64>,
-}
-
-impl ValueReply<'_> {
-    /// Writes the line.
-    pub(super) fn write_line(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(b"VALUE ");
-        out.extend_from_slice(self.key);
-        out.push(b' ');
-        out.extend_from_slice(Decimal::of(self.flags.into()).bytes());
-        out.push(b' ');
-        out.extend_from_slice(Decimal::of(self.len as u64).bytes());
-        if let Some(cas) = self.cas {
-            out.push(b' ');
-            out.extend_from_slice(Decimal::of(cas).bytes());
+    #[inline]
+    pub(super) fn write(&self, key: &[u8], into: &mut Writer<'_>) {
+        match self {
+            Self::Text { flags, len, cas } => {
+                into.put(b"VALUE ");
+                into.put(key);
+                into.put(b" ");
+                into.put_number((*flags).into());
+                into.put(b" ");
+                into.put_number(*len as u64);
+                if let Some(cas) = cas {
+                    into.put(b" ");
+                    into.put_number(*cas);
+                }
+            }
+            Self::Meta { len, key: with } => {
+                into.put(b"VA ");
+                into.put_number(*len as u64);
+                if *with {
+                    into.put(b" k");
+                    into.put(key);
+                }
+            }
         }
-        out.extend_from_slice(b"\r\n");
+        into.put(b"\r\n");
+    }
+
+    /// Appends it.
+    pub(super) fn append(&self, key: &[u8], out: &mut Vec<u8>) {
+        let from = out.len();
+        out.resize(from + self.bytes(key.len()), 0);
+        self.write(key, &mut Writer::new(&mut out[from..]));
     }
 }
 
@@ -170,15 +218,10 @@ pub(super) fn write_meta(answer: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// The first line of such an answer from the cache.
-pub(super) fn write_meta_hit(key: Option<&[u8]>, len: usize, out: &mut Vec<u8>) {
-    out.extend_from_slice(b"VA ");
-    out.extend_from_slice(Decimal::of(len as u64).bytes());
-    if let Some(key) = key {
-        out.extend_from_slice(b" k");
-        out.extend_from_slice(key);
-    }
-    out.extend_from_slice(b"\r\n");
+fn append_number(value: u64, out: &mut Vec<u8>) {
+    let from = out.len();
+    out.resize(from + digits(value), 0);
+    Writer::new(&mut out[from..]).put_number(value);
 }
 
 /// Writes the answer to `stats` with these hits and misses, which the server has not seen.
@@ -197,7 +240,7 @@ pub(super) fn write_stats(answer: &[u8], hits: u64, misses: u64, out: &mut Vec<u
             None => out.extend_from_slice(line),
             Some((name, count)) => {
                 out.extend_from_slice(name);
-                out.extend_from_slice(Decimal::of(count).bytes());
+                append_number(count, out);
                 out.extend_from_slice(b"\r\n");
             }
         }
@@ -271,9 +314,35 @@ mod tests {
             assert_eq!(String::from_utf8(out).unwrap(), expected);
         }
         let mut out = Vec::new();
-        write_meta_hit(Some(b"foo"), 5, &mut out);
-        write_meta_hit(None, 10, &mut out);
+        FirstLine::Meta { len: 5, key: true }.append(b"foo", &mut out);
+        FirstLine::Meta { len: 10, key: false }.append(b"foo", &mut out);
         assert_eq!(out, b"VA 5 kfoo\r\nVA 10\r\n");
+    }
+
+    #[test]
+    fn a_first_line_has_as_many_bytes_as_it_says() {
+        for key in [&b"k"[..], &[b'k'; 250]] {
+            for (line, expected) in [
+                (
+                    FirstLine::Text { flags: 0, len: 16, cas: None },
+                    format!("VALUE {} 0 16\r\n", key.escape_ascii()),
+                ),
+                (
+                    FirstLine::Text { flags: u32::MAX, len: 1 << 20, cas: Some(u64::MAX) },
+                    format!("VALUE {} {} 1048576 {}\r\n", key.escape_ascii(), u32::MAX, u64::MAX),
+                ),
+                (FirstLine::Meta { len: 0, key: false }, "VA 0\r\n".to_owned()),
+                (
+                    FirstLine::Meta { len: 100, key: true },
+                    format!("VA 100 k{}\r\n", key.escape_ascii()),
+                ),
+            ] {
+                let mut out = Vec::new();
+                line.append(key, &mut out);
+                assert_eq!(String::from_utf8(out).unwrap(), expected);
+                assert_eq!(line.bytes(key.len()), expected.len());
+            }
+        }
     }
 
     #[test]
@@ -314,8 +383,10 @@ mod tests {
 
     #[test]
     fn numbers_are_written_in_decimal() {
-        for value in [0, 7, 10, 4_294_967_295, u64::MAX] {
-            assert_eq!(Decimal::of(value).bytes(), value.to_string().as_bytes());
+        for value in [0, 7, 9, 10, 99, 100, 4_294_967_295, u64::MAX] {
+            let mut out = Vec::new();
+            append_number(value, &mut out);
+            assert_eq!(String::from_utf8(out).unwrap(), value.to_string());
         }
     }
 }

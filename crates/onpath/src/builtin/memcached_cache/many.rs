@@ -1,7 +1,7 @@
 //! `get` and `gets` of several keys on a connection: answered if all of them are known. Otherwise the server is asked as the client asks, and nothing of its
 //! answer is kept: it does not say for how long values live.
 
-use super::answer::{ValueReply, write_end};
+use super::answer::{FirstLine, write_end};
 use super::flight::Sent;
 use super::settings::AT_SAMPLE;
 use super::store::About;
@@ -64,7 +64,7 @@ impl MemcachedCache {
                 return false;
             };
             let (about, len) = store.about(entry);
-            let About { words, asked_ns, until_ns, flags, cas: number, absent, .. } = *about;
+            let About { words, asked_ns, until_ns, flags, cas: number, absent, .. } = about;
             let is_valid = self.shared.epochs.is_valid(slot, &words, asked_ns)
                 || mutants::on("cache_many_unchecked");
             if asked.now_ns >= until_ns || !is_valid {
@@ -77,7 +77,8 @@ impl MemcachedCache {
                 continue;
             }
             hits += 1;
-            ValueReply { key, flags, len, cas: cas.then_some(number) }.write_line(out);
+            let cas = cas.then_some(number);
+            FirstLine::Text { flags, len, cas }.append(key, out);
             let head = out.len();
             // The end of the line, of the value, and of the answer.
             if head + len + 16 > room.min(out.capacity()) {

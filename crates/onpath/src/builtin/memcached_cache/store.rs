@@ -35,25 +35,42 @@ pub(super) struct About {
     pub(super) absent: bool,
 }
 
+/// What a hit reads: a line of the processor's cache.
 #[derive(Clone, Copy, Default)]
+#[repr(align(64))]
 struct Entry {
-    hash: u64,
-    about: About,
+    words: Words,
+    asked_ns: u64,
+    until_ns: u64,
+    cas: u64,
+    flags: u32,
+    /// The lower half of the hash: the bucket is chosen by it.
+    hash: u32,
     value_len: u32,
     first: u32,
     /// In its bucket, or the next free one.
     next: u32,
-    /// In the order of arrival.
+    key_len: u8,
+    plain: bool,
+    absent: bool,
+    served: bool,
+}
+
+const _: () = assert!(size_of::<Entry>() == 64);
+
+/// The entries that arrived before and after one.
+#[derive(Clone, Copy, Default)]
+struct Neighbours {
     older: u32,
     newer: u32,
-    key_len: u8,
-    served: bool,
 }
 
 /// See the module's text.
 pub(super) struct Store {
     buckets: Vec<u32>,
     entries: Vec<Entry>,
+    /// Of each entry.
+    order: Vec<Neighbours>,
     free_entry: u32,
     blocks: Vec<u8>,
     /// Behind each block: the next one of its chain, or the next free one.
@@ -82,12 +99,15 @@ impl Store {
     pub(super) fn new(memory_bytes: usize) -> Result<Self, TryReserveError> {
         let cost = BLOCKS_PER_ENTRY * (BLOCK_BYTES + size_of::<u32>())
             + size_of::<Entry>()
+            + size_of::<Neighbours>()
             + 2 * size_of::<u32>();
         let entries = (memory_bytes / cost).max(VALUE_PART);
         let blocks = BLOCKS_PER_ENTRY * entries;
         // At most as many buckets as fit.
         let buckets = (entries + entries / 2).next_power_of_two();
         let buckets = if buckets > 2 * entries { buckets / 2 } else { buckets };
+        // Half a hash chooses one.
+        let buckets = buckets.min(1 << 31);
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(blocks * BLOCK_BYTES)?;
         bytes.resize(blocks * BLOCK_BYTES, 0);
@@ -96,6 +116,7 @@ impl Store {
         Ok(Self {
             buckets: filled((0..buckets).map(|_| NIL))?,
             entries: filled((0..entries).map(entry))?,
+            order: filled((0..entries).map(|_| Neighbours::default()))?,
             free_entry: 0,
             blocks: bytes,
             chain: filled((0..blocks).map(|at| after(at, blocks)))?,
@@ -126,7 +147,7 @@ impl Store {
         let mut at = self.buckets[self.bucket(hash)];
         while at != NIL {
             let entry = &self.entries[at as usize];
-            if entry.hash == hash && self.has_key(entry, key) {
+            if entry.hash == hash as u32 && self.has_key(entry, key) {
                 return Some(at);
             }
             at = entry.next;
@@ -161,9 +182,10 @@ impl Store {
 
     /// What is known of a value, and its length.
     #[inline]
-    pub(super) fn about(&self, entry: u32) -> (&About, usize) {
-        let entry = &self.entries[entry as usize];
-        (&entry.about, entry.value_len as usize)
+    pub(super) fn about(&self, entry: u32) -> (About, usize) {
+        let Entry { words, asked_ns, until_ns, cas, flags, plain, absent, value_len, .. } =
+            self.entries[entry as usize];
+        (About { words, asked_ns, until_ns, cas, flags, plain, absent }, value_len as usize)
     }
 
     /// The value is served.
@@ -219,12 +241,27 @@ impl Store {
         let entry = &mut self.entries[at as usize];
         self.free_entry = entry.next;
         let value_len = value.len() as u32;
-        let (newer, served, about) = (NIL, false, *about);
-        *entry = Entry { hash, about, value_len, first, next, older, newer, key_len, served };
+        let About { words, asked_ns, until_ns, cas, flags, plain, absent } = *about;
+        *entry = Entry {
+            words,
+            asked_ns,
+            until_ns,
+            cas,
+            flags,
+            hash: hash as u32,
+            value_len,
+            first,
+            next,
+            key_len,
+            plain,
+            absent,
+            served: false,
+        };
+        self.order[at as usize] = Neighbours { older, newer: NIL };
         self.buckets[bucket] = at;
         match older {
             NIL => self.oldest = at,
-            older => self.entries[older as usize].newer = at,
+            older => self.order[older as usize].newer = at,
         }
         self.newest = at;
         self.len += 1;
@@ -262,7 +299,8 @@ impl Store {
             if !std::mem::take(&mut entry.served) {
                 break;
             }
-            at = if entry.newer == NIL { self.oldest } else { entry.newer };
+            let Neighbours { newer, .. } = self.order[at as usize];
+            at = if newer == NIL { self.oldest } else { newer };
         }
         self.hand = at;
         // Moves the hand on.
@@ -271,10 +309,10 @@ impl Store {
 
     /// Forgets an entry.
     pub(super) fn remove(&mut self, at: u32) {
-        let Entry { hash, value_len, first, next, older, newer, key_len, about, .. } =
-            self.entries[at as usize];
-        self.absent -= usize::from(about.absent);
-        let bucket = self.bucket(hash);
+        let Entry { absent, hash, value_len, first, next, key_len, .. } = self.entries[at as usize];
+        let Neighbours { older, newer } = self.order[at as usize];
+        self.absent -= usize::from(absent);
+        let bucket = self.bucket(hash.into());
         if self.buckets[bucket] == at {
             self.buckets[bucket] = next;
         } else {
@@ -286,11 +324,11 @@ impl Store {
         }
         match older {
             NIL => self.oldest = newer,
-            older => self.entries[older as usize].newer = newer,
+            older => self.order[older as usize].newer = newer,
         }
         match newer {
             NIL => self.newest = older,
-            newer => self.entries[newer as usize].older = older,
+            newer => self.order[newer as usize].older = older,
         }
         if self.hand == at {
             self.hand = newer;
