@@ -8,6 +8,7 @@ use onpath::{
     Arranged, Chain, Code, Command, Counters, Direction, Function, Link, Messages, Notice,
     OnFailure, Outcome, Policy, RequestId, Sizes, Spec,
 };
+use wire::DropReason;
 use wire::framing::UdpHeader;
 use wire::session::{EndpointKind, Origin, ReplyTo};
 
@@ -277,6 +278,66 @@ fn stale_keys_end_questions_because_they_would_take_the_place_of_a_client() {
     assert_eq!((outcome, &*command), (Outcome::Pass, "md b I T30\r\n"));
     caches.answer(0, &request, "HD\r\n");
     assert_eq!(caches.ask(0, "get c\r\n").2, "get c\r\n");
+}
+
+#[test]
+fn requests_of_a_batch_are_decided_in_their_order() {
+    let mut caches = Caches::attached(1, &[("sample", 0)]);
+    for key in ["a", "b", "longer-than-eight-bytes"] {
+        assert!(!caches.hits(0, key));
+    }
+    let (endpoint, generation) = (EndpointKind::Tcp, 1);
+    let to = ReplyTo { endpoint, worker: 0, key: 7, generation };
+    let other = RequestId { origin: Origin::Client(to), number: 1 };
+    let peer = ([127, 0, 0, 1], 9).into();
+    let datagram = RequestId { origin: Origin::Datagram { port: 0, peer, local: None }, number: 0 };
+    let framed = |id: u16, total: u16, text: &str| {
+        [&UdpHeader { id, sequence: 0, total }.bytes()[..], text.as_bytes()].concat()
+    };
+    let short = framed(5, 1, "")[..5].to_vec();
+    let value = |key: &str| format!("VALUE {key} 0 5\r\nhello\r\nEND\r\n").into_bytes();
+    let [a, b, long] = ["a", "b", "longer-than-eight-bytes"].map(value);
+    let text = |text: &str| text.as_bytes().to_vec();
+    // A request; and its answer, if it has one from the cache.
+    type Expected = Result<Vec<u8>, Outcome>;
+    let batch: Vec<(RequestId, Vec<u8>, Expected)> = vec![
+        (caches.stream(0), text("get a\r\n"), Ok(a.clone())),
+        (caches.stream(0), text("get longer-than-eight-bytes\r\n"), Ok(long)),
+        (caches.stream(0), text("get  a\r\n"), Ok(a.clone())),
+        (caches.stream(0), text("gets a\r\n"), Ok(text("VALUE a 0 5 9\r\nhello\r\nEND\r\n"))),
+        (datagram, framed(5, 1, "get a\r\n"), Ok([&framed(5, 1, "")[..], &a].concat())),
+        (datagram, framed(5, 2, "get a\r\n"), Err(Outcome::Drop(DropReason::FunctionDrop))),
+        (datagram, short, Err(Outcome::Drop(DropReason::FunctionDrop))),
+        (caches.stream(0), text("mg a v\r\n"), Ok(text("VA 5\r\nhello\r\n"))),
+        // From here on the key may be another one.
+        (other, text("set a 0 0 1\r\nx\r\n"), Err(Outcome::Pass)),
+        (caches.stream(0), text("get a\r\n"), Err(Outcome::Pass)),
+        (datagram, framed(6, 1, "get a\r\n"), Err(Outcome::Pass)),
+        (caches.stream(0), text("get b\r\n"), Ok(b)),
+        (caches.stream(0), text("get unknown\r\n"), Err(Outcome::Pass)),
+        (caches.stream(0), text("bogus\r\n"), Err(Outcome::Drop(DropReason::FunctionDrop))),
+    ];
+    caches.messages.clear();
+    batch.iter().for_each(|(id, request, _)| caches.messages.push_of(id, request));
+    let now_ns = caches.now_ns;
+    caches.chains[0].decide(Direction::Requests, &mut caches.messages, &|| now_ns);
+    for (at, (_, request, expected)) in batch.iter().enumerate() {
+        let shown = String::from_utf8_lossy(request);
+        match expected {
+            Ok(answer) => {
+                assert_eq!(caches.messages.outcome(at), Outcome::Reply, "{at}: {shown}");
+                assert_eq!(caches.messages.bytes(at), answer, "{at}: {shown}");
+            }
+            Err(outcome) => assert_eq!(caches.messages.outcome(at), *outcome, "{at}: {shown}"),
+        }
+    }
+    // What is forwarded of a read is the question for its key.
+    let question =
+        |at: usize, skip: usize| String::from_utf8_lossy(&caches.messages.bytes(at)[skip..]);
+    for (at, skip, key) in [(9, 0, "a"), (10, 8, "a"), (12, 0, "unknown")] {
+        let question = question(at, skip);
+        assert!(question.starts_with(&format!("mg {key} v f c t O")), "{question}");
+    }
 }
 
 #[test]

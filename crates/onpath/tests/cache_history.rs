@@ -279,6 +279,8 @@ impl Client {
 
 struct World {
     rng: Rng,
+    /// Requests of nobody, which fill batches.
+    others: u64,
     now_ns: u64,
     chains: Vec<Chain>,
     messages: Messages,
@@ -312,6 +314,7 @@ impl World {
         let links: Vec<Link> = (0..WORKERS).map(link).collect();
         let mut world = Self {
             rng: Rng(seed),
+            others: 0,
             now_ns: SECOND,
             chains: links.into_iter().map(|link| Chain::new(vec![link])).collect(),
             messages: Messages::new(4096, 4096),
@@ -457,10 +460,27 @@ impl World {
         message: &[u8],
     ) -> (Outcome, Vec<u8>) {
         self.messages.clear();
+        // Batches are prepared, and single requests are not.
+        let (before, behind) = match direction {
+            Direction::Requests if self.rng.one_in(2) => (self.rng.below(5), self.rng.below(9)),
+            Direction::Requests | Direction::Replies => (0, 0),
+        };
+        let (endpoint, generation) = (EndpointKind::Tcp, 1);
+        let to = ReplyTo { endpoint, worker: worker as u16, key: u32::MAX, generation };
+        let mut others = |messages: &mut Messages, count| {
+            for _ in 0..count {
+                self.others += 1;
+                let id = RequestId { origin: Origin::Client(to), number: self.others };
+                messages.push_of(&id, b"version\r\n");
+            }
+        };
+        others(&mut self.messages, before);
         self.messages.push_of(request, message);
+        others(&mut self.messages, behind);
         let now = Cell::new(self.now_ns);
         self.chains[worker].decide(direction, &mut self.messages, &|| now.get());
-        (self.messages.outcome(0), self.messages.bytes(0).to_vec())
+        let at = before as usize;
+        (self.messages.outcome(at), self.messages.bytes(at).to_vec())
     }
 
     /// How long the server takes at most for what is not answered.
