@@ -14,8 +14,8 @@
 //! # What a poll costs
 //!
 //! A spinning worker (`sleep_ns == 0`) makes as few system calls as possible: every UDP port is
-//! reported on every poll, since receiving *is* the readiness check, and the epoll set is polled
-//! every time only while streams are active. After they have been quiet it is polled once per
+//! reported on every poll, since receiving *is* the readiness check, unless there are several and it is
+//! quiet (`socket_nic/watched.rs`). The epoll set is polled every time only while streams are active or ports are quiet. After they have been quiet it is polled once per
 //! [`QUIET_WORK_MAX`] units of other work, so that an idle TCP listener costs a busy UDP service
 //! about one percent. A sleep ends on a datagram, a stream event, a new connection or a [`Waker`].
 //!
@@ -34,6 +34,7 @@ mod streams;
 mod udp_port;
 mod udp_receive;
 mod udp_send;
+mod watched;
 
 use std::fmt;
 use std::io;
@@ -60,6 +61,7 @@ use streams::{Streams, reset_on_close};
 use udp_port::{RECEIVE_TRIES_MAX, UdpPort};
 use udp_receive::{Receiver, SLOTS, slots_after};
 use udp_send::Sender;
+use watched::WatchedPorts;
 
 /// Polls after the last stream event during which the epoll set is consulted every time.
 const ACTIVE_POLLS: u32 = 256;
@@ -228,8 +230,8 @@ pub struct SocketNic {
     specs: Vec<PortSpec>,
     options: Arc<SocketOptions>,
     poller: Poller,
-    /// Port of each socket the poller watches while sleeping.
-    sleeping_ports: Vec<PortIndex>,
+    /// Its sockets are those that the poller watches while sleeping.
+    watched: WatchedPorts,
     streams: Streams,
     receiver: Receiver,
     sender: Sender,
@@ -283,7 +285,7 @@ impl SocketNic {
             specs: Vec::with_capacity(specs.len()),
             options,
             poller,
-            sleeping_ports: Vec::new(),
+            watched: WatchedPorts::default(),
             streams: Streams::default(),
             receiver: Receiver::new(),
             sender: Sender::new(),
@@ -307,7 +309,7 @@ impl SocketNic {
         let port = match spec.transport {
             Transport::Udp => {
                 self.poller.watch_sleeping(socket.as_fd());
-                self.sleeping_ports.push(index);
+                self.watched.add(index);
                 Port::Udp(UdpPort::new(socket, &self.options))
             }
             Transport::Tcp => {
@@ -329,8 +331,10 @@ impl SocketNic {
 
     /// Stops reporting a UDP port and removes it from the sleep set.
     fn stop_watching(&mut self, index: PortIndex) {
-        if let Some(position) = self.sleeping_ports.iter().position(|port| *port == index) {
-            self.sleeping_ports.remove(position);
+        if let Some(Port::Udp(udp)) = self.ports.get_mut(usize::from(index)) {
+            udp.watch_no_more(&self.poller);
+        }
+        if let Some(position) = self.watched.remove(index) {
             self.poller.forget_sleeping(position);
         }
     }
@@ -345,7 +349,7 @@ impl SocketNic {
         if self.streams.open == 0 && !self.listening {
             return false;
         }
-        if self.active_polls > 0 || self.sleeping_ports.is_empty() {
+        if self.active_polls > 0 || self.watched.is_empty() {
             self.active_polls = self.active_polls.saturating_sub(1);
             return true;
         }
@@ -366,6 +370,8 @@ impl SocketNic {
                     self.stream_events(key, bits, events)
                 }
                 (Source::Listener(_), _) => listeners += 1,
+                // A sleep reports it as well, and another poll reports it below.
+                (Source::Datagrams(port), _) => self.watched.set_asked(port),
                 (Source::Waker, _) if slept => self.poller.consume_wake(),
                 (Source::Waker | Source::WakeFd, _) => {}
             }
@@ -510,17 +516,17 @@ impl Nic for SocketNic {
             let spins = stalled && mutants::on("spin_without_descriptors");
             let stalled_ns = if spins { 0 } else { STALLED_NS };
             let sleep_ns = if stalled { sleep_ns.min(stalled_ns) } else { sleep_ns };
-            let ports = &self.sleeping_ports;
+            let ports = self.watched.all();
             let count = self.poller.sleep(sleep_ns, |position| {
                 events.push(Event::Datagrams(ports[position]));
             });
             self.translate(count, true, events);
         } else {
-            if self.streams_due() {
+            if self.watched.has_quiet() || self.streams_due() {
                 let count = self.poller.collect();
                 self.translate(count, false, events);
             }
-            events.extend(self.sleeping_ports.iter().map(|&port| Event::Datagrams(port)));
+            events.extend(self.watched.asked().iter().map(|&port| Event::Datagrams(port)));
         }
         self.retry_stalled(slept, events);
     }
@@ -537,6 +543,7 @@ impl Nic for SocketNic {
         let asked = udp.slots;
         let used = udp.receive(&mut self.receiver, batch);
         udp.slots = slots_after(used, batch.items.len());
+        udp.note_received(used, (port, &mut self.watched, &self.poller), batch);
         self.quiet_work = self.quiet_work.saturating_add(used as u32 * WORK_PER_BUFFER);
         used == asked
     }
@@ -676,9 +683,9 @@ impl Nic for SocketNic {
         let Some(Port::Udp(udp)) = self.ports.get(usize::from(index)) else { return };
         if paused || udp.stopped {
             self.stop_watching(index);
-        } else if !self.sleeping_ports.contains(&index) {
+        } else if !self.watched.contains(index) {
             self.poller.watch_sleeping(udp.socket.as_fd());
-            self.sleeping_ports.push(index);
+            self.watched.add(index);
         }
     }
 

@@ -21,6 +21,8 @@ pub(super) enum Source {
     /// A UDP stream: that it can be written is no news. Each datagram that leaves would be an edge.
     DatagramStream(u32),
     Listener(u16),
+    /// A quiet UDP port.
+    Datagrams(u16),
     Waker,
     /// A wake-up from another process: it ends a sleep and carries no other information.
     WakeFd,
@@ -32,6 +34,7 @@ impl Source {
             Self::Stream(key) => u64::from(key),
             Self::DatagramStream(key) => 4 << 32 | u64::from(key),
             Self::Listener(port) => 1 << 32 | u64::from(port),
+            Self::Datagrams(port) => 5 << 32 | u64::from(port),
             Self::Waker => 2 << 32,
             Self::WakeFd => 3 << 32,
         }
@@ -41,6 +44,7 @@ impl Source {
         match word >> 32 {
             0 => Self::Stream(word as u32),
             1 => Self::Listener(word as u16),
+            5 => Self::Datagrams(word as u16),
             2 => Self::Waker,
             4 => Self::DatagramStream(word as u32),
             _ => Self::WakeFd,
@@ -83,13 +87,17 @@ impl Waker {
 
     /// Removes a wake-up descriptor. Closing it is not enough while another process holds it.
     pub fn forget(&self, wake_fd: &WakeFd) {
+        self.forget_file(wake_fd.as_fd());
+    }
+
+    fn forget_file(&self, file: BorrowedFd<'_>) {
         // Fails only for a descriptor that was never added.
         // SAFETY: a deletion ignores the event.
         let _ = check(unsafe {
             libc::epoll_ctl(
                 self.shared.epoll.as_raw_fd(),
                 libc::EPOLL_CTL_DEL,
-                wake_fd.as_fd().as_raw_fd(),
+                file.as_raw_fd(),
                 ptr::null_mut(),
             )
         });
@@ -149,14 +157,33 @@ impl Poller {
     pub(super) fn watch(&self, socket: BorrowedFd<'_>, source: Source) -> io::Result<()> {
         let interest = match source {
             Source::Stream(_) => libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP,
-            Source::DatagramStream(_) | Source::Listener(_) | Source::Waker | Source::WakeFd => {
-                libc::EPOLLIN
-            }
+            Source::DatagramStream(_)
+            | Source::Listener(_)
+            | Source::Datagrams(_)
+            | Source::Waker
+            | Source::WakeFd => libc::EPOLLIN,
         };
         self.add(socket, source, interest | libc::EPOLLET)
     }
 
-    /// Lets a datagram on `socket` end a sleep. Such a socket is not in the epoll set: while the
+    /// Reports one event of `socket`: the next one, or that there is something now. `has_entry`: it was watched before.
+    pub(super) fn watch_once(
+        &self,
+        socket: BorrowedFd<'_>,
+        source: Source,
+        has_entry: bool,
+    ) -> io::Result<()> {
+        let operation = if has_entry { libc::EPOLL_CTL_MOD } else { libc::EPOLL_CTL_ADD };
+        let epoll = &self.waker.shared.epoll;
+        control(epoll, operation, socket, source, libc::EPOLLIN | libc::EPOLLONESHOT)
+    }
+
+    /// Removes the entry of a socket from the epoll set.
+    pub(super) fn forget(&self, socket: BorrowedFd<'_>) {
+        self.waker.forget_file(socket);
+    }
+
+    /// Lets a datagram on `socket` end a sleep. Such a socket is not in the epoll set, unless it is quiet: while the
     /// worker spins, senders then pay no epoll book-keeping per datagram.
     pub(super) fn watch_sleeping(&mut self, socket: BorrowedFd<'_>) {
         self.sleepers.push(pollfd(socket));
@@ -271,10 +298,20 @@ unsafe fn epoll_pwait2(
 }
 
 fn add(epoll: &OwnedFd, file: BorrowedFd<'_>, source: Source, events: c_int) -> io::Result<()> {
+    control(epoll, libc::EPOLL_CTL_ADD, file, source, events)
+}
+
+fn control(
+    epoll: &OwnedFd,
+    operation: c_int,
+    file: BorrowedFd<'_>,
+    source: Source,
+    events: c_int,
+) -> io::Result<()> {
     let mut event = epoll_event { events: events as u32, u64: source.pack() };
     // SAFETY: `event` outlives the call.
     check(unsafe {
-        libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, file.as_raw_fd(), &raw mut event)
+        libc::epoll_ctl(epoll.as_raw_fd(), operation, file.as_raw_fd(), &raw mut event)
     })?;
     Ok(())
 }

@@ -31,6 +31,72 @@ fn spinning_reports_every_udp_port_and_sleeping_only_ready_ones() {
     assert_eq!(events, [Event::Datagrams(1)]);
 }
 
+/// Polls and receives as a worker does, `turns` times; the ports that were reported in the last turn, and the datagrams by port.
+fn spin(nic: &mut SocketNic, turns: u32) -> (Vec<u16>, Vec<u16>) {
+    let (mut events, mut rx) = (Vec::new(), rx());
+    let (mut asked, mut got) = (Vec::new(), Vec::new());
+    for _ in 0..turns {
+        nic.poll(0, &mut events);
+        asked.clear();
+        for event in &events {
+            let Event::Datagrams(port) = *event else { panic!("{event:?}") };
+            asked.push(port);
+            nic.recv(port, &mut rx);
+            got.extend(rx.items.iter().map(|_| port));
+        }
+    }
+    (asked, got)
+}
+
+#[test]
+fn of_several_ports_only_those_with_datagrams_are_asked_in_each_poll() {
+    let (mut nic, addresses) = open(&[udp("127.0.0.1:0"); 4]);
+    assert_eq!(spin(&mut nic, 1), (vec![0, 1, 2, 3], vec![]));
+    let (asked, got) = spin(&mut nic, 100);
+    assert_eq!((asked, got), (vec![], vec![]), "all are quiet");
+    let clients: Vec<_> = addresses.iter().map(|address| udp_client(*address)).collect();
+    for _ in 0..3 {
+        // Each of them wakes up with the first datagram, and is asked while it has some.
+        for (port, client) in (0..).zip(&clients) {
+            client.send(b"x").unwrap();
+            let found = until(|| Some(spin(&mut nic, 1)).filter(|(_, got)| !got.is_empty()));
+            assert_eq!(found, (vec![port], vec![port]));
+            assert_eq!(spin(&mut nic, 1).0, [port], "it is asked again");
+            client.send(b"y").unwrap();
+            until(|| Some(spin(&mut nic, 1)).filter(|(_, got)| got == &[port]));
+            assert_eq!(spin(&mut nic, 100), (vec![], vec![]));
+        }
+    }
+    // One that was filled while it was quiet is reported by a sleep as well.
+    clients[2].send(b"x").unwrap();
+    let mut events = Vec::new();
+    nic.poll(LONG_NS, &mut events);
+    assert_eq!(events, [Event::Datagrams(2)]);
+    assert_eq!(spin(&mut nic, 1), (vec![2], vec![2]));
+}
+
+#[test]
+fn a_quiet_port_is_paused_resumed_and_stopped() {
+    let (mut nic, addresses) = open(&[udp("127.0.0.1:0"); 3]);
+    assert_eq!(spin(&mut nic, 100).0, []);
+    let mut events = Vec::new();
+    let held = udp_client(addresses[0]);
+    nic.pause_port(0, true);
+    held.send(b"waits").unwrap();
+    nic.poll(1_000_000, &mut events);
+    assert_eq!(events, [], "a pending datagram of a paused port ends no sleep");
+    assert_eq!(spin(&mut nic, 100), (vec![], vec![]));
+    nic.pause_port(0, false);
+    until(|| Some(spin(&mut nic, 1).1).filter(|got| got == &[0]));
+    assert_eq!(spin(&mut nic, 100), (vec![], vec![]), "it is quiet again");
+    nic.stop_port(0);
+    held.send(b"is not read").unwrap();
+    nic.poll(1_000_000, &mut events);
+    assert_eq!(events, []);
+    // With two ports left both are asked always.
+    assert_eq!(spin(&mut nic, 1).1, []);
+}
+
 #[test]
 fn a_paused_port_ends_no_sleep_until_it_is_resumed() {
     let (mut nic, addresses) = open(&[udp("127.0.0.1:0"), udp("127.0.0.1:0")]);
