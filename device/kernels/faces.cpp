@@ -90,7 +90,7 @@ inline SERVAL_DEVICE void reply_with(serval::Block& block, serval::Mqueue& q, co
 
 SERVAL_KERNEL(faces) (serval::Block& block, serval::Mqueue& q) {
     using namespace serval_faces_kernel;
-    SERVAL_SCRATCH serval_faces::Scratch scratch;
+    SERVAL_SHARED serval_faces::Scratch scratch;
     SERVAL_SHARED Place places[AHEAD];
     const float threshold = static_cast<float>(block.param("threshold", serval_faces::DEFAULT_THRESHOLD));
     serval::Message asked[AHEAD];  // the request for each entry of `places`; empty if the entry is free

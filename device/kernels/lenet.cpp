@@ -9,7 +9,7 @@
 constexpr unsigned MESSAGES = 4;
 
 SERVAL_KERNEL(lenet) (serval::Block& block, serval::Mqueue& q) {
-    SERVAL_SCRATCH serval_lenet::Scratch scratch;
+    SERVAL_SHARED serval_lenet::Scratch scratch;
     while (auto batch = q.recv_many(block, MESSAGES, serval_lenet::OUTPUT_BYTES + serval_lenet::NUMBER_BYTES)) {
         const bool is_numbered = batch.len() == serval_lenet::INPUT_BYTES + serval_lenet::NUMBER_BYTES;
         if (batch.len() != serval_lenet::INPUT_BYTES && !is_numbered) {

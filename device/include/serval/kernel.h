@@ -25,7 +25,7 @@
 //
 // A kernel that needs at most a warp per message uses SERVAL_WARP_KERNEL instead. On the host it is the same; on CUDA
 // each warp is a block, with an mqueue of its own (`block.size() == 32`), and up to SERVAL_WARPS_MAX of them share a CUDA block, so
-// that more mqueues fit on a GPU. It has no SERVAL_SHARED or SERVAL_SCRATCH variables, which all warps would share, and at most
+// that more mqueues fit on a GPU. It has no SERVAL_SHARED variables, which all warps would share, and at most
 // SERVAL_WARP_BACKENDS_MAX backends. There is no form for single threads: one thread needs eight loads to fetch what a warp fetches in
 // one, and 32 mqueues of one warp would wait for each other.
 //

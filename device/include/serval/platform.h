@@ -24,9 +24,6 @@
 #define SERVAL_DEVICE __device__
 // Marks a variable inside a kernel that all threads of the block share (trivial types only).
 #define SERVAL_SHARED __shared__
-// The same for memory that needs no initialisation and is used only between two calls of the library. On the host all blocks of a thread have the
-// same, which stays in the processor's cache.
-#define SERVAL_SCRATCH __shared__
 #define SERVAL_INLINE __device__ __forceinline__
 // The body of a receive or a send: inline on the host, where it takes a few nanoseconds; one copy on CUDA, where it takes a trip over
 // the bus and the instruction cache matters more.
@@ -40,7 +37,6 @@
 #define SERVAL_CUDA 0
 #define SERVAL_DEVICE
 #define SERVAL_SHARED
-#define SERVAL_SCRATCH static thread_local
 #define SERVAL_INLINE inline __attribute__((always_inline))
 #define SERVAL_CALL inline __attribute__((always_inline))
 #define SERVAL_RARE __attribute__((noinline, cold))
