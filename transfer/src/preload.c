@@ -3,13 +3,14 @@
  *
  * The call is synchronous: it returns when the engine has put the bytes into the socket, or when a non-blocking socket is full. So what the
  * program writes, shuts down or closes afterwards comes after them, and epoll reports the program's own socket as always. These
- * calls go to libc: fewer than 64 KiB, sockets with SO_SNDTIMEO, other descriptors than a regular file and a stream socket, and everything while
+ * calls go to libc: short ones, those on non-blocking sockets if the settings say so, sockets with SO_SNDTIMEO, other descriptors than a regular file and a stream socket, and everything while
  * no engine answers. splice, tee and copy_file_range are not replaced.
  *
- * SERVAL_TRANSFER_SOCKET is the path of the engine's socket. Every thread has a connection of its own. A process that was forked closes those of its
+ * preload_settings.c says which engine a program has, if any. Every thread has a connection of its own. A process that was forked closes those of its
  * parent, so that the parent's end ends the parent's transfers, and opens new ones.
  */
 #define _GNU_SOURCE
+#include "preload_settings.h"
 #include "serval/transfer.h"
 
 #include <dlfcn.h>
@@ -29,8 +30,6 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Shorter calls are faster without the way to another process. */
-enum { BYTES_MIN = 64 << 10 };
 /* After a failure the engine is looked for again after this time. */
 enum { RETRY_MS = 1000 };
 /* On a non-blocking socket: the time after which a transfer is cancelled. */
@@ -58,8 +57,8 @@ static pthread_key_t key;
 static bool has_key;
 static sendfile_function *next_sendfile;
 static atomic_bool warned;
-/* Copied when the library is loaded: programs such as nginx replace their environment. */
-static char *engine_path;
+/* Read when the library is loaded: programs such as nginx replace their environment, and others their root. */
+static struct settings settings;
 
 /* Whether a handler of the program ends calls with EINTR. Which handler has run is not known, so one such handler is enough: a program
  * that has it expects EINTR. */
@@ -102,9 +101,10 @@ static void after_fork_in_child(void) {
     pthread_mutex_unlock(&connections_lock);
 }
 
-__attribute__((constructor)) static void read_environment(void) {
-    const char *path = getenv("SERVAL_TRANSFER_SOCKET");
-    if (path) engine_path = strdup(path);
+__attribute__((constructor)) static void load(void) {
+    int before = errno;
+    settings_load(&settings);
+    errno = before;
 }
 
 static void prepare(void) {
@@ -121,8 +121,13 @@ static int64_t now_ms(void) {
 
 static void warn(const char *what, int error) {
     if (atomic_exchange(&warned, true)) return;
-    fprintf(stderr, "serval: transfers are done by libc: %s (%s): %s\n", what,
-            engine_path ? engine_path : "SERVAL_TRANSFER_SOCKET is not set", strerror(error));
+    fprintf(stderr, "serval: transfers are done by libc: %s (%s): %s\n", what, settings.engine, strerror(error));
+}
+
+/* At the first call that an engine could do. */
+static void warn_of_settings(void) {
+    if (atomic_exchange(&warned, true)) return;
+    fprintf(stderr, "serval: transfers are done by libc: %s\n", settings.error);
 }
 
 /* Whether the descriptor is still the connection. */
@@ -161,7 +166,7 @@ static struct connection *connection(void) {
     if (found->transfers) return found;
     int64_t now = now_ms();
     if (now < found->retry_at_ms) return NULL;
-    int status = engine_path ? sv_transfers_open(engine_path, &found->transfers) : -ENOENT;
+    int status = sv_transfers_open(settings.engine, &found->transfers);
     struct stat socket;
     if (status < 0 || fstat(sv_transfers_fd(found->transfers), &socket) < 0) {
         warn("no engine answers", status < 0 ? -status : errno);
@@ -176,7 +181,10 @@ static struct connection *connection(void) {
 
 /* What a call is for the engine: the length of its range, or 0 if it is for libc. */
 static size_t range(int out, int in, const off_t *offset, size_t count, off_t *from, bool *no_wait) {
-    if (count < BYTES_MIN) return 0;
+    if (count < settings.bytes_min) return 0;
+    int flags = fcntl(out, F_GETFL);
+    *no_wait = flags & O_NONBLOCK;
+    if (flags < 0 || (*no_wait && !settings.nonblocking)) return 0;
     struct stat file, socket;
     if (fstat(in, &file) < 0 || !S_ISREG(file.st_mode) || fstat(out, &socket) < 0 || !S_ISSOCK(socket.st_mode)) return 0;
     *from = offset ? *offset : lseek(in, 0, SEEK_CUR);
@@ -184,16 +192,13 @@ static size_t range(int out, int in, const off_t *offset, size_t count, off_t *f
     size_t left = (size_t)(file.st_size - *from);
     if (count > left) count = left;
     if (count > BYTES_MAX) count = BYTES_MAX;
-    if (count < BYTES_MIN) return 0;
+    if (count < settings.bytes_min) return 0;
     int type = 0;
     socklen_t len = sizeof type;
     if (getsockopt(out, SOL_SOCKET, SO_TYPE, &type, &len) < 0 || type != SOCK_STREAM) return 0;
     struct timeval limit = {0, 0};
     len = sizeof limit;
     if (getsockopt(out, SOL_SOCKET, SO_SNDTIMEO, &limit, &len) < 0 || limit.tv_sec || limit.tv_usec) return 0;
-    int flags = fcntl(out, F_GETFL);
-    if (flags < 0) return 0;
-    *no_wait = flags & O_NONBLOCK;
     return count;
 }
 
@@ -276,6 +281,11 @@ static ssize_t replaced(int out, int in, off_t *offset, size_t count) {
         return -1;
     }
     int before = errno;
+    if (!settings.on) {
+        if (settings.error[0] && count >= SETTINGS_BYTES_DEFAULT) warn_of_settings();
+        errno = before;
+        return next_sendfile(out, in, offset, count);
+    }
     off_t from;
     bool no_wait;
     size_t bytes = range(out, in, offset, count, &from, &no_wait);

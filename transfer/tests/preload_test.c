@@ -1,12 +1,14 @@
 /*
  * What sendfile promises, checked through libserval_transfer_preload.so: `preload_test FOLDER`. The same program passes without
- * the library. `preload_test FOLDER orphan` waits in a call until it is killed.
+ * the library. `preload_test FOLDER orphan` waits in a call until it is killed; `preload_test FOLDER once` sends the file through a
+ * blocking socket, and through one that does not block.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -233,8 +235,14 @@ int main(int argc, char **argv) {
     snprintf(path, sizeof path, "%s/source", argv[1]);
     int file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
     CHECK(file >= 0 && write(file, content, BYTES) == BYTES);
-    if (argc == 3) leaves_an_orphan(file);
+    bool is_once = argc == 3 && strcmp(argv[2], "once") == 0;
+    if (argc == 3 && !is_once) leaves_an_orphan(file);
     sends_in_order(file);
+    if (is_once) {
+        does_not_block(file);
+        printf("ok\n");
+        return 0;
+    }
     moves_the_position(file);
     does_not_block(file);
     is_interrupted(file, 0);

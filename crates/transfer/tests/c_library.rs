@@ -2,6 +2,7 @@
 //! the address and undefined behaviour sanitizers.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
@@ -97,6 +98,61 @@ fn sendfile_keeps_its_promises_through_the_preloaded_library() {
     assert!(counters.succeeded() > 7, "{}", counters.succeeded());
     assert!(counters.written() >= 7 * 3_000_001);
     assert_eq!(setup.service.in_flight(), 0);
+}
+
+#[test]
+fn a_file_names_the_programs_that_use_an_engine() {
+    assert_eq!(
+        said(&mut Command::new(PROGRAMS.join("settings_test.san"))),
+        ("ok\n".to_owned(), String::new())
+    );
+    let setup = Setup::new("settings");
+    let file = setup.folder.join("transfer.toml");
+    let program = fs::canonicalize(PROGRAMS.join("preload_test")).unwrap();
+    let engine = setup.socket();
+    let named = |program: &Path, more: &str| {
+        let (program, engine) = (program.display(), engine.display());
+        format!("[[program]]\npath = \"{program}\"\nengine = \"{engine}\"\n{more}")
+    };
+    // Returns what the engine has sent, and the warning.
+    let run = |text: &str, mode: u32| {
+        let _ = fs::remove_file(&file);
+        fs::write(&file, text).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+        let before = setup.service.counters().written();
+        let mut command = Command::new(&program);
+        command.arg(&setup.folder).arg("once").env_remove("SERVAL_TRANSFER_SOCKET");
+        command.env("LD_PRELOAD", PROGRAMS.join("libserval_transfer_preload.so"));
+        let (said, warning) = said(command.env("SERVAL_TRANSFER_CONFIG", &file));
+        assert_eq!(said, "ok\n");
+        (setup.service.counters().written() - before, warning)
+    };
+    let bytes = 3_000_001;
+    assert_eq!(run(&named(&program, ""), 0o600), (bytes, String::new()));
+    let (written, warning) = run(&named(&program, "nonblocking = true\n"), 0o644);
+    assert!(written > bytes && warning.is_empty(), "{written} {warning}");
+    for silent in [
+        named(&program, "min_bytes = 3000002\n"),
+        named(Path::new("/usr/sbin/nginx"), ""),
+        String::new(),
+    ] {
+        assert_eq!(run(&silent, 0o600), (0, String::new()), "{silent}");
+    }
+    // What cannot be used: libc sends, and one line says why.
+    let warned =
+        |why: &str| (0, format!("serval: transfers are done by libc: {}: {why}\n", file.display()));
+    let expected = warned("line 4: nonblocking is true or false");
+    assert_eq!(run(&named(&program, "nonblocking = 1\n"), 0o600), expected);
+    let expected = warned("only root or this user may own and write it");
+    assert_eq!(run(&named(&program, ""), 0o620), expected);
+    assert_eq!(run(&"#".repeat(70_000), 0o600), warned("it is too long"));
+    assert_eq!(run("\0", 0o600), warned("it has a zero byte"));
+    let mut command = Command::new(&program);
+    command.arg(&setup.folder).arg("once").env_remove("SERVAL_TRANSFER_SOCKET");
+    command.env("LD_PRELOAD", PROGRAMS.join("libserval_transfer_preload.so"));
+    let (said, warning) = said(command.env("SERVAL_TRANSFER_CONFIG", "/nowhere/file"));
+    let expected = "serval: transfers are done by libc: /nowhere/file: No such file or directory\n";
+    assert_eq!((said.as_str(), warning.as_str()), ("ok\n", expected));
 }
 
 #[test]

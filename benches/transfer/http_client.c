@@ -1,0 +1,133 @@
+/*
+ * Asks a server of HTTP for one file again and again, on several connections that stay open, and compares every byte:
+ * `http_client PORT NAME FILE CONNECTIONS SECONDS`. FILE has the bytes that NAME is to have. Prints a line of JSON.
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <fcntl.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { CONNECTIONS_MAX = 256, ROOM = 256 << 10, HEAD_MAX = 4096, TIMES_MAX = 1 << 20 };
+
+static const uint8_t *expected;
+static size_t bytes;
+static char request[512];
+static int port;
+static uint64_t end_ns;
+
+struct connection {
+    pthread_t thread;
+    uint64_t count, times;
+    uint64_t *took;
+};
+
+static void fail(const char *what) {
+    fprintf(stderr, "http_client: ");
+    perror(what);
+    exit(1);
+}
+
+static uint64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+/* The answer to one request: its head, and exactly the expected bytes. */
+static void take_answer(int socket, uint8_t *room) {
+    size_t len = 0, head = 0;
+    while (!head) {
+        ssize_t now = recv(socket, room + len, ROOM - 1 - len, 0);
+        if (now <= 0) fail("the head of an answer");
+        len += (size_t)now;
+        uint8_t *found = memmem(room, len, "\r\n\r\n", 4);
+        if (found) head = (size_t)(found - room) + 4;
+        else if (len > HEAD_MAX) fail("the head of an answer is too long");
+    }
+    room[head - 1] = '\0';
+    const char *length = strcasestr((char *)room, "\nContent-Length:");
+    if (strncmp((char *)room, "HTTP/1.1 200 ", 13) != 0 || !length || strtoull(length + 16, NULL, 10) != bytes) fail("not the file's length");
+    size_t done = len - head;
+    if (done > bytes || memcmp(room + head, expected, done) != 0) fail("other bytes than the file's");
+    while (done < bytes) {
+        size_t want = bytes - done < ROOM ? bytes - done : ROOM;
+        ssize_t now = recv(socket, room, want, 0);
+        if (now <= 0) fail("the body of an answer");
+        if (memcmp(room, expected + done, (size_t)now) != 0) fail("other bytes than the file's");
+        done += (size_t)now;
+    }
+}
+
+static void *run(void *argument) {
+    struct connection *connection = argument;
+    int one = 1, made = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    if (made < 0 || connect(made, (struct sockaddr *)&address, sizeof address) < 0) fail("connecting");
+    setsockopt(made, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    uint8_t *room = malloc(ROOM);
+    connection->took = malloc(TIMES_MAX * sizeof *connection->took);
+    if (!room || !connection->took) fail("memory");
+    /* One at least, however late the thread starts. */
+    uint64_t began = now_ns();
+    do {
+        if (send(made, request, strlen(request), MSG_NOSIGNAL) != (ssize_t)strlen(request)) fail("sending a request");
+        take_answer(made, room);
+        uint64_t ended = now_ns();
+        if (connection->times < TIMES_MAX) connection->took[connection->times++] = ended - began;
+        connection->count++;
+        began = ended;
+    } while (began < end_ns);
+    close(made);
+    free(room);
+    return NULL;
+}
+
+static int in_order(const void *a, const void *b) {
+    uint64_t left = *(const uint64_t *)a, right = *(const uint64_t *)b;
+    return left < right ? -1 : left > right;
+}
+
+int main(int argc, char **argv) {
+    if (argc != 6) return fprintf(stderr, "usage: http_client PORT NAME FILE CONNECTIONS SECONDS\n"), 2;
+    port = atoi(argv[1]);
+    int count = atoi(argv[4]);
+    if (count < 1 || count > CONNECTIONS_MAX) return fprintf(stderr, "1 to %d connections\n", CONNECTIONS_MAX), 2;
+    snprintf(request, sizeof request, "GET /%s HTTP/1.1\r\nHost: test\r\n\r\n", argv[2]);
+    struct stat found;
+    int file = open(argv[3], O_RDONLY | O_CLOEXEC);
+    if (file < 0 || fstat(file, &found) < 0 || found.st_size == 0) fail(argv[3]);
+    bytes = (size_t)found.st_size;
+    expected = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE | MAP_POPULATE, file, 0);
+    if (expected == MAP_FAILED) fail("mmap");
+    static struct connection connections[CONNECTIONS_MAX];
+    uint64_t began = now_ns();
+    end_ns = began + (uint64_t)(atof(argv[5]) * 1e9);
+    for (int i = 0; i < count; i++)
+        if (pthread_create(&connections[i].thread, NULL, run, &connections[i]) != 0) fail("a thread");
+    uint64_t requests = 0, times = 0;
+    for (int i = 0; i < count; i++) {
+        pthread_join(connections[i].thread, NULL);
+        requests += connections[i].count;
+        times += connections[i].times;
+    }
+    double seconds = (double)(now_ns() - began) / 1e9;
+    uint64_t *took = malloc(times * sizeof *took + 1), at = 0;
+    if (!took) fail("memory");
+    for (int i = 0; i < count; i++)
+        for (uint64_t j = 0; j < connections[i].times; j++) took[at++] = connections[i].took[j];
+    qsort(took, times, sizeof *took, in_order);
+    printf("{\"requests\":%llu,\"seconds\":%.6f,\"p50_us\":%.1f,\"p99_us\":%.1f}\n", (unsigned long long)requests, seconds,
+           (double)took[times / 2] / 1e3, (double)took[times - 1 - times / 100] / 1e3);
+    return 0;
+}
