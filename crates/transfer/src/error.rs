@@ -324,5 +324,7 @@ mod tests {
         let full = io::Error::from_raw_os_error(28);
         assert_eq!(TransferError::of_host("pwrite", &full), TransferError::DiskFull);
         assert_eq!(TransferError::DiskFull.errno(), 28);
+        let quota = io::Error::from_raw_os_error(122);
+        assert_eq!(TransferError::of_host("pwrite", &quota), TransferError::DiskFull);
     }
 }
