@@ -27,14 +27,15 @@ pub enum Apart {
     Send(SendApart),
 }
 
-/// A chunk that goes through stages that observe, and a seal.
+/// Chunks of one transfer that go through stages that observe, and a seal.
 pub struct StagesApart {
-    pub(crate) fresh: Fresh,
+    pub(crate) fresh: Vec<Fresh>,
     pub(crate) observers: Vec<Stage>,
     /// The seal, with the bytes that went in and came out.
     pub(crate) direct: Option<(Sealer, u64, u64)>,
-    /// The bytes of the chunk afterwards.
-    pub(crate) result: Result<usize, TransferError>,
+    /// The bytes of each chunk afterwards; without those from the one on that failed.
+    pub(crate) made: Vec<usize>,
+    pub(crate) error: Option<TransferError>,
 }
 
 /// A chunk of plain bytes as the source gave it.
@@ -47,44 +48,56 @@ pub(crate) struct Fresh {
     pub(crate) last: bool,
 }
 
-/// Takes all chunks through their stages.
+/// Takes all chunks through their stages: the first one of each transfer, then the second ones.
 pub fn run_together(parts: &mut [&mut StagesApart]) {
+    let chunks = parts.iter().map(|part| part.fresh.len()).max();
+    for chunk in 0..chunks.unwrap_or(0) {
+        run_chunks(parts, chunk);
+    }
+}
+
+/// Takes the chunk with this number of each transfer through its stages.
+fn run_chunks(parts: &mut [&mut StagesApart], chunk: usize) {
     // Pieces of plain bytes between which tags will be: those of all chunks at a time.
-    let pieces = parts.iter().map(|part| part.fresh.layout.pieces(part.fresh.plain)).max();
+    let fresh = parts.iter().filter_map(|part| part.fresh.get(chunk));
+    let pieces = fresh.map(|fresh| fresh.layout.pieces(fresh.plain)).max();
     for piece in 0..pieces.unwrap_or(0) {
         let mut updates = Vec::with_capacity(parts.len());
         for part in &mut *parts {
-            let StagesApart { fresh, observers, result, .. } = &mut **part;
+            let StagesApart { fresh, observers, error, .. } = &mut **part;
+            let Some(fresh) = fresh.get(chunk) else { continue };
             let Some(range) = fresh.layout.piece(piece, fresh.plain) else { continue };
             let bytes = &fresh.buffer[range];
             for stage in observers {
-                if result.is_err() {
+                if error.is_some() {
                     break;
                 }
                 match stage.observe_together(bytes) {
                     Ok(None) => {}
                     Ok(Some(digester)) => updates.push((digester, bytes)),
-                    Err(error) => *result = Err(error),
+                    Err(failed) => *error = Some(failed),
                 }
             }
         }
         update_together(updates.into_iter());
     }
     for part in parts {
-        part.seal();
+        part.seal(chunk);
     }
 }
 
 impl StagesApart {
-    fn seal(&mut self) {
-        if self.result.is_err() {
-            return;
-        }
-        let Fresh { buffer, layout, plain, last } = &mut self.fresh;
-        self.result = match &mut self.direct {
+    fn seal(&mut self, chunk: usize) {
+        let (Some(fresh), None) = (self.fresh.get_mut(chunk), &self.error) else { return };
+        let Fresh { buffer, layout, plain, last } = fresh;
+        let made = match &mut self.direct {
             Some(direct) => seal_in_place(direct, buffer, layout, *plain, *last, |_| Ok(())),
             None => Ok(*plain),
         };
+        match made {
+            Ok(made) => self.made.push(made),
+            Err(error) => self.error = Some(error),
+        }
     }
 }
 

@@ -300,8 +300,8 @@ impl Work for Job {
         self.flow.has_fresh()
     }
 
-    fn part_for_stages(&mut self) -> Option<Apart> {
-        self.flow.part_for_stages()
+    fn part_for_stages(&mut self, most: usize) -> Option<Apart> {
+        self.flow.part_for_stages(most)
     }
 
     fn join(&mut self, apart: Apart, buffers: &mut Buffers) -> u64 {
@@ -367,7 +367,16 @@ impl Shared {
                 return Err(error);
             }
         };
-        let parts = plan.parts(lanes.min(self.threads - 1));
+        // Beside other transfers it gets no more threads than they do.
+        let has_others = plan.only_seals() && !self.board().entries.is_empty();
+        let lanes = if has_others { 1 } else { lanes.min(self.threads - 1) };
+        let parts = match plan.parts(lanes) {
+            Ok(parts) => parts,
+            Err(error) => {
+                self.reaper.discard(command);
+                return Err(error);
+            }
+        };
         let memory: u64 = parts.iter().map(Plan::memory_bytes).sum();
         let reserved = parts.iter().map(|part| self.memory.reserve(part.memory_bytes()));
         let reserved = self.memory.check_share(memory, own).and_then(|()| reserved.collect());
@@ -848,6 +857,7 @@ mod tests {
             stages,
             when_blocked: crate::pipeline::WhenBlocked::Wait,
             sync: false,
+            part: None,
         };
         let largest = plan(stages).memory_bytes();
         assert!(largest > 30 << 20 && largest <= u64::from(SMALLEST_MIB) << 20, "{largest}");

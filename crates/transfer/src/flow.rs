@@ -15,20 +15,22 @@ use crate::chain::{Chain, Chunk, Stage};
 use crate::error::TransferError;
 use crate::pipeline::{Command, WhenBlocked};
 pub use crate::report::{Progress, Report, StageReport};
-use crate::seal::{HEADER_BYTES, PAYLOAD_BYTES, RECORD_BYTES, Sealer};
+use crate::seal::{HEADER_BYTES, Header, PAYLOAD_BYTES, RECORD_BYTES, Sealer, begin_gcm};
 use crate::stage::{Cipher, StageKind, StageSpec};
 
 /// Bytes of a chunk, but for the header of a sealed stream. 512 KiB stay in a core's second-level cache
 /// between the stages, and amortise two system calls and the choice of the next step.
 pub const CHUNK_BYTES: usize = 512 << 10;
+/// Plain bytes of a chunk that is sealed in place.
+const SEALED_CHUNK_PLAIN: usize = CHUNK_BYTES / RECORD_BYTES * PAYLOAD_BYTES;
 /// Chunks of a transfer at a time.
 pub const CHUNKS_MAX: usize = 2;
 /// A part of a transfer has as many bytes at least, so that its thread does not only start and end.
 const PART_BYTES_MIN: u64 = 4 << 20;
 /// Bytes of a chunk that goes through digests together with those of other transfers: all of them have to stay in the cache.
 pub const SMALL_CHUNK_BYTES: usize = 128 << 10;
-/// Such chunks of a transfer at a time.
-pub const SMALL_CHUNKS_MAX: usize = 4;
+/// Such chunks of a transfer at a time: no more memory than [`CHUNKS_MAX`] others.
+pub const SMALL_CHUNKS_MAX: usize = 7;
 
 /// The source and the sink of a transfer. No call waits for a socket: it fails with `WouldBlock` instead.
 pub trait Devices {
@@ -165,6 +167,19 @@ pub struct Plan {
     pub when_blocked: WhenBlocked,
     /// Whether [`Devices::sync`] is called at the end.
     pub sync: bool,
+    /// Which part of a sealed stream it makes; `None`: all of it.
+    pub part: Option<StreamPart>,
+}
+
+/// A part of a sealed stream.
+#[derive(Clone, Debug)]
+pub struct StreamPart {
+    /// That of the stream; only the first part has it.
+    header: Header,
+    /// The number of its first record.
+    record: u64,
+    /// It has the last record.
+    ends: bool,
 }
 
 impl Plan {
@@ -182,26 +197,42 @@ impl Plan {
             when_blocked: command.when_blocked,
             // Copies into an accelerator are asynchronous.
             sync: command.sync || command.sink.device() == Device::Accelerator,
+            part: None,
         }
     }
 }
 
 impl Plan {
-    /// Parts of a plain transfer that can be done at the same time: `most` at most, and fewer of a short one.
-    pub(crate) fn parts(&self, most: usize) -> Vec<Self> {
-        let Some(bytes) = self.bytes.filter(|_| self.is_plain()) else { return vec![self.clone()] };
+    /// Parts of a transfer that can be done at the same time: `most` at most, and fewer of a short one.
+    pub(crate) fn parts(&self, most: usize) -> Result<Vec<Self>, TransferError> {
+        let may_be_parted = self.is_plain() || self.only_seals();
+        let bytes = self.bytes.filter(|_| may_be_parted).unwrap_or(0);
         let count = (bytes / PART_BYTES_MIN).clamp(1, most.max(1) as u64);
-        let size = bytes.div_ceil(count).next_multiple_of(CHUNK_BYTES as u64);
-        let part = |at: u64| Self {
-            from: self.from + at,
-            to: self.to + at,
-            bytes: Some(size.min(bytes - at)),
-            ..self.clone()
-        };
-        if bytes == 0 {
-            return vec![self.clone()];
+        if count == 1 {
+            return Ok(vec![self.clone()]);
         }
-        (0..bytes.div_ceil(size)).map(|index| part(index * size)).collect()
+        let chunk = if self.only_seals() { SEALED_CHUNK_PLAIN } else { CHUNK_BYTES };
+        let size = bytes.div_ceil(count).next_multiple_of(chunk as u64);
+        let starts = (0..bytes.div_ceil(size)).map(|index| index * size);
+        let header = if self.only_seals() { Some(begin_gcm()?) } else { None };
+        let part = |at: u64| {
+            let record = at / PAYLOAD_BYTES as u64;
+            let part = header.map(|header| StreamPart { header, record, ends: bytes - at <= size });
+            let to = match (&part, at) {
+                (Some(_), 1..) => HEADER_BYTES as u64 + record * RECORD_BYTES as u64,
+                _ => at,
+            };
+            let bytes = Some(size.min(bytes - at));
+            Self { from: self.from + at, to: self.to + to, bytes, part, ..self.clone() }
+        };
+        Ok(starts.map(part).collect())
+    }
+
+    /// Whether a file goes to a file through a seal in records alone, and its length is known: each record has its place there.
+    pub(crate) fn only_seals(&self) -> bool {
+        matches!(self.stages.as_slice(), [StageSpec::Seal(Cipher::Aes256Gcm, _)])
+            && [self.source, self.sink] == [Device::File; 2]
+            && self.bytes.is_some()
     }
 
     /// Whether it has no stages, both ends have positions, and its length is known.
@@ -236,10 +267,12 @@ pub struct Flow<D> {
     batches: bool,
     /// Whether chunks are sealed in the buffer that they were read to.
     seals: bool,
+    /// Whether the last of them has the last record of the stream.
+    ends_stream: bool,
     /// Chunks for them.
     fresh: VecDeque<Fresh>,
     /// Chunks that are away: in stages, and in the socket of the sink.
-    in_stages: bool,
+    in_stages: usize,
     in_socket: bool,
     sender: Option<Arc<apart::Send>>,
     /// Why it ends when nothing is away.
@@ -268,7 +301,11 @@ impl<D: Devices> Flow<D> {
             Some((StageSpec::Seal(Cipher::Aes256Gcm, key), before))
                 if plan.source.has_positions() && before.iter().all(observes) =>
             {
-                (Chain::new(before)?, Some((Sealer::new(key)?, 0, 0)))
+                let sealer = match &plan.part {
+                    Some(part) => Sealer::at(key, part.header, part.record),
+                    None => Sealer::new(key)?,
+                };
+                (Chain::new(before)?, Some((sealer, 0, 0)))
             }
             _ => (Chain::new(&plan.stages)?, None),
         };
@@ -291,9 +328,10 @@ impl<D: Devices> Flow<D> {
             written: 0,
             batches: !observers.is_empty(),
             seals: direct.is_some(),
+            ends_stream: plan.part.as_ref().is_none_or(|part| part.ends),
             observers,
             fresh: VecDeque::new(),
-            in_stages: false,
+            in_stages: 0,
             in_socket: false,
             sender,
             failed: None,
@@ -336,7 +374,7 @@ impl<D: Devices> Flow<D> {
 
     /// How it ended, if everything has been done.
     pub fn ended(&self) -> Option<Result<(), TransferError>> {
-        if self.in_stages || self.in_socket {
+        if self.in_stages > 0 || self.in_socket {
             return None;
         }
         if let Some(error) = &self.failed {
@@ -353,18 +391,19 @@ impl<D: Devices> Flow<D> {
 
     /// Whether a chunk waits for them.
     pub fn has_fresh(&self) -> bool {
-        !self.fresh.is_empty() && !self.in_stages && self.failed.is_none()
+        !self.fresh.is_empty() && self.in_stages == 0 && self.failed.is_none()
     }
 
-    /// A chunk for stages apart from the transfer; [`Self::join`] takes it back.
-    pub fn part_for_stages(&mut self) -> Option<Apart> {
+    /// Up to `most` chunks for stages apart from the transfer; [`Self::join`] takes them back.
+    pub fn part_for_stages(&mut self, most: usize) -> Option<Apart> {
         if !self.has_fresh() {
             return None;
         }
-        let fresh = self.fresh.pop_front()?;
-        self.in_stages = true;
+        let fresh: Vec<Fresh> = self.fresh.drain(..most.min(self.fresh.len())).collect();
+        self.in_stages = fresh.len();
         let (observers, direct) = (std::mem::take(&mut self.observers), self.direct.take());
-        Some(Apart::Stages(StagesApart { fresh, observers, direct, result: Ok(0) }))
+        let made = Vec::with_capacity(fresh.len());
+        Some(Apart::Stages(StagesApart { fresh, observers, direct, made, error: None }))
     }
 
     /// A chunk to be sent apart from the transfer, if the source can be read meanwhile.
@@ -383,19 +422,21 @@ impl<D: Devices> Flow<D> {
     /// Takes back what was away. Returns the bytes that moved.
     pub fn join(&mut self, apart: Apart, buffers: &mut Buffers) -> u64 {
         match apart {
-            Apart::Stages(StagesApart { fresh, observers, direct, result }) => {
-                self.in_stages = false;
+            Apart::Stages(StagesApart { fresh, observers, direct, made, error }) => {
+                self.in_stages = 0;
                 self.observers = observers;
                 self.direct = direct;
-                match result {
-                    Ok(0) => buffers.put(fresh.buffer),
-                    Ok(len) => self.push(Chunk { buffer: fresh.buffer, len, done: 0 }),
-                    Err(error) => {
-                        buffers.put(fresh.buffer);
-                        self.fresh.drain(..).for_each(|fresh| buffers.put(fresh.buffer));
-                        self.chain.clear(buffers);
-                        self.source_end = Some(Err(error));
+                let mut made = made.into_iter();
+                for Fresh { buffer, .. } in fresh {
+                    match made.next() {
+                        Some(len @ 1..) => self.push(Chunk { buffer, len, done: 0 }),
+                        _ => buffers.put(buffer),
                     }
+                }
+                if let Some(error) = error {
+                    self.fresh.drain(..).for_each(|fresh| buffers.put(fresh.buffer));
+                    self.chain.clear(buffers);
+                    self.source_end = Some(Err(error));
                 }
                 self.settle_source();
                 0
@@ -424,7 +465,7 @@ impl<D: Devices> Flow<D> {
 
     /// Whether the source has ended well, and the chain has got all of it.
     fn is_all_made(&self) -> bool {
-        self.source_end == Some(Ok(())) && !self.in_stages && self.fresh.is_empty()
+        self.source_end == Some(Ok(())) && self.in_stages == 0 && self.fresh.is_empty()
     }
 
     /// Whether there is something for the sink, or for the stages.
@@ -438,7 +479,7 @@ impl<D: Devices> Flow<D> {
         if self.failed.is_some() {
             return None;
         }
-        let away = usize::from(self.in_stages) + usize::from(self.in_socket);
+        let away = self.in_stages + usize::from(self.in_socket);
         let held = self.fresh.len() + self.ready.len() + self.chain.held() + away;
         let most = if self.batches { SMALL_CHUNKS_MAX } else { CHUNKS_MAX };
         let has_room = self.source_end.is_none() && held < most;
@@ -523,7 +564,7 @@ impl<D: Devices> Flow<D> {
         let mut buffer = self.take_buffer(buffers);
         let room = self.chunk_bytes();
         let layout = match &self.direct {
-            Some((sealer, ..)) if self.read == 0 => {
+            Some((sealer, ..)) if self.read == 0 && sealer.begins() => {
                 buffer[..HEADER_BYTES].copy_from_slice(sealer.header());
                 Layout { start: HEADER_BYTES, payload: PAYLOAD_BYTES, record: RECORD_BYTES }
             }
@@ -550,8 +591,9 @@ impl<D: Devices> Flow<D> {
             }
         } else {
             let chain = &mut self.chain;
+            let ends = last && self.ends_stream;
             let len = match &mut self.direct {
-                Some(direct) => seal_in_place(direct, &mut buffer, &layout, kept, last, |plain| {
+                Some(direct) => seal_in_place(direct, &mut buffer, &layout, kept, ends, |plain| {
                     chain.observe(plain)
                 })?,
                 None => kept,

@@ -355,14 +355,16 @@ pub(crate) fn check(command: &Command) -> Result<Checked, TransferError> {
         sink,
         bytes.filter(|_| !plan.stages.iter().any(StageSpec::transforms)).unwrap_or(0),
     )?;
-    // Without an accelerator one thread does a transfer, so that transfers share the threads evenly.
+    // Of others one thread does a transfer, so that transfers share the threads evenly.
     let lanes = match (source, sink) {
         (Place::Accelerator(from, _), Place::Accelerator(to, _)) => from.lanes().min(to.lanes()),
         (Place::Accelerator(memory, _), Place::File(..))
         | (Place::File(..), Place::Accelerator(memory, _)) => memory.lanes(),
+        (Place::File(..), Place::File(..)) if plan.only_seals() => usize::MAX,
         _ => 1,
     };
-    let lanes = if plan.is_plain() && parts.is_empty() { lanes } else { 1 };
+    let may_be_parted = parts.is_empty() && (plan.is_plain() || plan.only_seals());
+    let lanes = if may_be_parted { lanes } else { 1 };
     Ok(Checked { plan, uses, files: parts, lanes })
 }
 

@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::engine::{Done, Outcome};
 use crate::error::TransferError;
-use crate::flow::Report;
+use crate::flow::{Report, StageReport};
 use crate::scoreboard::EntryId;
 
 /// The parts of one transfer.
@@ -15,14 +15,15 @@ struct State {
     outcomes: Vec<Option<Outcome>>,
     /// Taken by the last part.
     done: Option<Done>,
-    has_failed: bool,
+    /// The first part that has failed; without one, how many there are.
+    failed: usize,
 }
 
 /// What follows the end of a part.
 pub(crate) enum Next {
     /// Others are in flight.
     Nothing,
-    /// It is the first one that failed: the others are cancelled.
+    /// It has failed: those behind it are cancelled. Those before it go on, so that all bytes before the failure are moved.
     Cancel(Vec<EntryId>),
     /// It was the last one: the caller gets this.
     Answer(Done, Outcome),
@@ -32,7 +33,7 @@ impl Whole {
     /// Of this many parts.
     pub(crate) fn new(parts: usize, done: Done) -> Self {
         let outcomes = (0..parts).map(|_| None).collect();
-        let state = State { entries: Vec::new(), outcomes, done: Some(done), has_failed: false };
+        let state = State { entries: Vec::new(), outcomes, done: Some(done), failed: parts };
         Self(Mutex::new(state))
     }
 
@@ -44,8 +45,12 @@ impl Whole {
     /// A part has ended.
     pub(crate) fn end(&self, part: usize, outcome: Outcome) -> Next {
         let mut state = self.state();
-        let is_first_failure = outcome.result.is_err() && !state.has_failed;
-        state.has_failed |= outcome.result.is_err();
+        let mut behind = Vec::new();
+        if outcome.result.is_err() && part < state.failed {
+            // Empty if a part ends before the others have been named: they see their own failures.
+            behind.extend(state.entries.iter().take(state.failed).skip(part + 1));
+            state.failed = part;
+        }
         state.outcomes[part] = Some(outcome);
         if state.outcomes.iter().all(Option::is_some)
             && let Some(done) = state.done.take()
@@ -53,7 +58,7 @@ impl Whole {
             let outcomes: Vec<Outcome> = state.outcomes.drain(..).flatten().collect();
             return Next::Answer(done, joined(&outcomes));
         }
-        if is_first_failure { Next::Cancel(state.entries.clone()) } else { Next::Nothing }
+        if behind.is_empty() { Next::Nothing } else { Next::Cancel(behind) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -71,9 +76,25 @@ fn joined(outcomes: &[Outcome]) -> Outcome {
     let report = Report {
         read: counted.iter().map(|outcome| outcome.report.read).sum(),
         written: counted.iter().map(|outcome| outcome.report.written).sum(),
-        stages: Vec::new(),
+        stages: stages(counted),
     };
     Outcome { result: error.map_or(Ok(()), |error| Err(error.clone())), report }
+}
+
+/// What the stages of all parts did.
+fn stages(outcomes: &[Outcome]) -> Vec<StageReport> {
+    let mut sums: Vec<StageReport> = Vec::new();
+    for Outcome { report, .. } in outcomes {
+        if sums.is_empty() {
+            sums.clone_from(&report.stages);
+            continue;
+        }
+        for (sum, part) in sums.iter_mut().zip(&report.stages) {
+            (sum.bytes, sum.made) = (sum.bytes + part.bytes, sum.made + part.made);
+            sum.finished &= part.finished;
+        }
+    }
+    sums
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use std::time::Duration;
 use crate::apart::{Apart, TOGETHER_MAX};
 use crate::counters::Queued;
 use crate::error::TransferError;
-use crate::flow::{Blocked, Buffers, Device, End};
+use crate::flow::{Blocked, Buffers, Device, End, SMALL_CHUNKS_MAX};
 use crate::pipeline::{Command, STALL_DEFAULT};
 
 /// A file step that takes longer than this is slow.
@@ -157,8 +157,9 @@ pub trait Work {
     fn has_fresh(&self) -> bool {
         false
     }
-    /// That chunk.
-    fn part_for_stages(&mut self) -> Option<Apart> {
+    /// Up to `most` chunks.
+    fn part_for_stages(&mut self, most: usize) -> Option<Apart> {
+        let _ = most;
         None
     }
     /// Takes back what was apart. Returns the bytes that moved.
@@ -430,7 +431,11 @@ impl<T: Work> Scoreboard<T> {
     /// `looked`: the caller has just seen which sockets are ready. [`Self::give_parts_back`] ends it.
     pub fn take_parts(&mut self, looked: bool) -> Vec<(EntryId, Apart)> {
         let mut parts = Vec::new();
-        let may_wait = self.stages.len() < TOGETHER_MAX
+        // The chunks of one transfer follow one another, and no other chunks come: nothing is gained by waiting.
+        let is_alone = self.batching == 1;
+        let most = if is_alone { SMALL_CHUNKS_MAX } else { 1 };
+        let may_wait = !is_alone
+            && self.stages.len() < TOGETHER_MAX
             && self.passed < PASSED_MAX
             && (self.may_start_any() || (!self.is_gathered() && !looked));
         // The thread that has others takes these afterwards.
@@ -446,7 +451,7 @@ impl<T: Work> Scoreboard<T> {
             let Some(entry) = self.entry(id) else { continue };
             entry.in_stages_queue = false;
             // One that runs is queued again when it is given back.
-            let part = entry.work.as_mut().and_then(T::part_for_stages);
+            let part = entry.work.as_mut().and_then(|work| work.part_for_stages(most));
             if let Some(part) = part {
                 entry.apart += 1;
                 parts.push((id, part));

@@ -50,12 +50,17 @@ const FIXED_BYTES: usize = 16;
 /// Room that the library wants beyond the bytes that it makes.
 const CTR_SLACK: usize = 15;
 
-type Header = [u8; HEADER_BYTES];
+pub(crate) type Header = [u8; HEADER_BYTES];
 
 /// The begin of a stream of AES-256-CTR that is encrypted elsewhere: its header, and the key of its blocks.
 pub(crate) fn begin_ctr(key: &Key) -> Result<(Header, Zeroizing<[u8; 32]>), TransferError> {
     let header = new_header(Cipher::Aes256Ctr)?;
     Ok((header, stream_key(key, &header)))
+}
+
+/// The header of a stream of AES-256-GCM whose parts are sealed at the same time.
+pub(crate) fn begin_gcm() -> Result<Header, TransferError> {
+    new_header(Cipher::Aes256Gcm)
 }
 
 /// The part of a header before its salt.
@@ -131,7 +136,17 @@ impl Sealer {
     /// A stream of its own, with a new salt.
     pub fn new(key: &Key) -> Result<Self, TransferError> {
         let header = new_header(Cipher::Aes256Gcm)?;
-        Ok(Self { key: gcm_key(key, &header), header, records: 0 })
+        Ok(Self::at(key, header, 0))
+    }
+
+    /// From this record on of the stream with this header. No other sealer of the stream may have the same records.
+    pub(crate) fn at(key: &Key, header: Header, records: u64) -> Self {
+        Self { key: gcm_key(key, &header), header, records }
+    }
+
+    /// Whether the next record is the first one of the stream.
+    pub(crate) fn begins(&self) -> bool {
+        self.records == 0
     }
 
     /// What precedes the first record.

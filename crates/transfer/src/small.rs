@@ -95,6 +95,7 @@ impl Small {
             stages: piece.stages.to_vec(),
             when_blocked: WhenBlocked::Wait,
             sync: false,
+            part: None,
         };
         let mut flow = Flow::new(&plan, Ends { file: piece.file, socket: piece.socket })?;
         let mut result = self.finish(&mut flow, piece.patience, began);
@@ -118,7 +119,7 @@ impl Small {
             if let Some(result) = flow.ended() {
                 return result;
             }
-            if let Some(mut apart) = flow.part_for_stages() {
+            if let Some(mut apart) = flow.part_for_stages(usize::MAX) {
                 if let Apart::Stages(part) = &mut apart {
                     run_together(&mut [part]);
                 }

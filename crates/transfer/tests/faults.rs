@@ -212,8 +212,8 @@ impl Work for Job {
         self.flow.has_fresh()
     }
 
-    fn part_for_stages(&mut self) -> Option<Apart> {
-        self.flow.part_for_stages()
+    fn part_for_stages(&mut self, most: usize) -> Option<Apart> {
+        self.flow.part_for_stages(most)
     }
 
     fn join(&mut self, apart: Apart, buffers: &mut Buffers) -> u64 {
@@ -446,6 +446,7 @@ fn run(cases: &[Case], threads: usize) -> Vec<Ended> {
             stages: case.stages.clone(),
             when_blocked: WhenBlocked::Wait,
             sync: case.sync && case.sink == Device::File,
+            part: None,
         };
         let flow = Flow::new(&plan, Sim(Arc::new(Mutex::new(sim)))).unwrap();
         let ended = flow.ended();
@@ -738,6 +739,7 @@ fn members_without_content_take_several_steps_and_end_with_a_reason() {
                 stages: vec![StageSpec::Expand(format, ExpandLimits::default())],
                 when_blocked: WhenBlocked::Wait,
                 sync: false,
+                part: None,
             };
             let sim = SimState {
                 source: data,

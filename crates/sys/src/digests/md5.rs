@@ -49,6 +49,21 @@ pub(super) fn scalar(state: &mut [u32; 4], blocks: &[u8]) {
     fn i(b: u32, c: u32, d: u32) -> u32 {
         c ^ (b | !d)
     }
+    /// A sum that does not wait for the step before. The compiler must not add its parts later: that makes the chain of dependent steps longer
+    /// (measured: 0.75 instead of 0.91 GB/s).
+    #[inline(always)]
+    fn early(sum: u32) -> u32 {
+        #[cfg(target_arch = "x86_64")]
+        let sum = {
+            let mut sum = sum;
+            // SAFETY: it has no instruction; it names a register that it does not change.
+            unsafe {
+                core::arch::asm!("/* {0:e} */", inout(reg) sum, options(pure, nomem, nostack, preserves_flags));
+            }
+            sum
+        };
+        sum
+    }
     let [mut a, mut b, mut c, mut d] = *state;
     for block in blocks.chunks_exact(BLOCK_BYTES) {
         let word = |at: usize| {
@@ -58,11 +73,12 @@ pub(super) fn scalar(state: &mut [u32; 4], blocks: &[u8]) {
         macro_rules! step {
             // The halves of `g` have no bit in common: the late word is added last.
             (g $a:ident $b:ident $c:ident $d:ident $k:expr, $m:literal, $s:literal) => {
-                $a = $a.wrapping_add(word($m)).wrapping_add(K[$k]).wrapping_add($c & !$d);
+                $a = early($a.wrapping_add(word($m)).wrapping_add(K[$k]).wrapping_add($c & !$d));
                 $a = $a.wrapping_add($b & $d).rotate_left($s).wrapping_add($b);
             };
             ($f:ident $a:ident $b:ident $c:ident $d:ident $k:expr, $m:literal, $s:literal) => {
-                $a = $a.wrapping_add(word($m)).wrapping_add(K[$k]).wrapping_add($f($b, $c, $d));
+                $a = early($a.wrapping_add(word($m)).wrapping_add(K[$k]));
+                $a = $a.wrapping_add($f($b, $c, $d));
                 $a = $a.rotate_left($s).wrapping_add($b);
             };
         }

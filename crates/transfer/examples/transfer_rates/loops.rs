@@ -12,7 +12,7 @@ use sys::descriptors::{read_at, write_at};
 use sys::time::process_cpu_ns;
 use transfer::seal::{HEADER_BYTES, TAG_BYTES};
 
-use crate::rows::Sample;
+use crate::rows::{STREAMS, Sample};
 
 pub(crate) fn connect(port: u16) -> TcpStream {
     let socket = TcpStream::connect(("127.0.0.1", port)).unwrap();
@@ -59,6 +59,22 @@ pub(crate) fn seal_to_socket(path: &Path, bytes: usize, port: u16, buffer_bytes:
         start = 0;
     }
     end(&socket);
+    Sample::since(began, cpu)
+}
+
+/// 16 streams of a file, each by the loop, on threads that have a part of them.
+pub(crate) fn seal_streams(path: &Path, bytes: usize, port: u16, threads: usize) -> Sample {
+    const BUFFER_BYTES: usize = 512 << 10;
+    let (began, cpu) = (Instant::now(), process_cpu_ns());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                for _ in 0..STREAMS / threads {
+                    seal_to_socket(path, bytes, port, BUFFER_BYTES);
+                }
+            });
+        }
+    });
     Sample::since(began, cpu)
 }
 

@@ -23,7 +23,7 @@ const TRANSFERS: usize = 5;
 /// Buffers that the loops try.
 const BUFFERS: [usize; 5] = [64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
 const SMALL_BYTES: usize = 4096;
-const STREAMS: usize = 16;
+pub(crate) const STREAMS: usize = 16;
 
 /// Seconds and CPU seconds of one transfer.
 #[derive(Clone, Copy, Debug)]
@@ -99,13 +99,13 @@ struct Comparison<'c> {
 }
 
 impl Bench {
-    /// Interleaved pairs; the order changes with each.
+    /// Interleaved pairs; the order changes with each. Returns the ratio of the rates.
     fn compare(
         &mut self,
         comparison: &Comparison<'_>,
         engine: &mut dyn FnMut() -> Sample,
         other: &mut dyn FnMut() -> Sample,
-    ) {
+    ) -> f64 {
         engine();
         other();
         let mut pairs = Vec::new();
@@ -155,6 +155,7 @@ impl Bench {
              \"rate\":{rates:.4?},\"rate_bounds\":{rate:?},\"cpu\":{costs:.4?},\"cpu_bounds\":{bounds},\"meets\":{meets}}}",
             self.pairs, a.seconds, b.seconds, a.cpu, b.cpu,
         ));
+        rates[0]
     }
 
     /// A file with content; in the page cache.
@@ -357,9 +358,10 @@ fn seal_shm(bench: &mut Bench) {
     let sealed = HEADER_BYTES + bench.bytes + (bench.bytes / 65520 + 1) * TAG_BYTES;
     let (ours, theirs) = (bench.sink("a", sealed), bench.sink("b", sealed + bench.bytes / 64));
     let (receiver, mut caller) = (Role::own(&["role-receive"], &[]), bench.engine(2, &[]));
+    let mut four = bench.engine(4, &[]);
     let (port, path) = (receiver.line.clone(), file.to_str().unwrap().to_owned());
     let bytes = bench.bytes;
-    let mut with_engine = || {
+    let of_engine = |caller: &mut Caller| {
         let mut run = || {
             let (file, sink) =
                 (File::open(&file).unwrap(), File::options().write(true).open(&ours).unwrap());
@@ -372,6 +374,7 @@ fn seal_shm(bench: &mut Bench) {
         };
         Sample::median((0..TRANSFERS).map(|_| run()))
     };
+    let mut with_engine = || of_engine(&mut caller);
     with_engine();
     check_stream(
         &fs::read(&ours).unwrap()[..HEADER_BYTES + bytes + bytes.div_ceil(65520) * TAG_BYTES],
@@ -388,6 +391,10 @@ fn seal_shm(bench: &mut Bench) {
     let what = "encrypted file to shared memory against read + OpenSSL + write to TCP";
     let comparison = Comparison { row: "seal-shm", what, bytes, rate: [3.0, 4.0], cpu: None };
     shown.compare(&comparison, &mut with_engine, &mut || of(&view, "seal", &port, best_tcp));
+    let what = "the same with four threads of the engine";
+    let comparison = Comparison { row: "seal-shm", what, bytes, rate: [0.0, 0.0], cpu: None };
+    let mut with_four = || of_engine(&mut four);
+    shown.compare(&comparison, &mut with_four, &mut || of(&view, "seal", &port, best_tcp));
     let what = "the same against read + OpenSSL + write to shared memory";
     let comparison = Comparison { row: "seal-shm", what, bytes, rate: [1.0, 1.0], cpu: None };
     shown.compare(&comparison, &mut with_engine, &mut || of(&view, "seal-file", &to, best_file));
@@ -636,7 +643,8 @@ fn fused(bench: &mut Bench) {
     }
 }
 
-/// 16 encrypted streams: an engine of four threads against one of one thread.
+/// 16 encrypted streams: an engine of two or four threads against one of one thread, and threads that share nothing but the machine: each
+/// with the loop of its own streams. What those do not gain, memory and the host kernel limit.
 fn threads(bench: &mut Bench) {
     let bytes = bench.bytes / 4;
     let file = bench.source("shared", bytes);
@@ -663,6 +671,16 @@ fn threads(bench: &mut Bench) {
         let what = format!("16 encrypted streams: {count} threads against one");
         let bytes = STREAMS * bytes;
         let comparison = Comparison { row: "threads", what: &what, bytes, rate, cpu: None };
-        bench.compare(&comparison, &mut || round(&mut many), &mut || round(&mut one));
+        let engine = bench.compare(&comparison, &mut || round(&mut many), &mut || round(&mut one));
+        let what = format!("16 encrypted streams, loops with aws-lc: {count} threads against one");
+        let comparison =
+            Comparison { row: "threads", what: &what, bytes, rate: [0.0, 0.0], cpu: None };
+        let loops = |threads: usize| loops::seal_streams(&file, bytes / STREAMS, port, threads);
+        let loops = bench.compare(&comparison, &mut || loops(count as usize), &mut || loops(1));
+        println!("# {count} threads: the engine gains {:.3} of what loops gain", engine / loops);
+        bench.lines.push(format!(
+            "{{\"row\":\"threads\",\"what\":\"{count} threads: gain of the engine / gain of loops\",\"ratio\":{:.4}}}",
+            engine / loops
+        ));
     }
 }
