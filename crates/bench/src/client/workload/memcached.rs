@@ -127,6 +127,11 @@ impl<'a> Memcached<'a> {
         Self { is_framed: true, ..self }
     }
 
+    /// Whether its messages are in UDP frames.
+    pub fn is_framed(&self) -> bool {
+        self.is_framed
+    }
+
     /// The requests that store all values; there are [`Self::keys`] of them.
     pub fn stores(self) -> Self {
         Self { pass: Pass::Stores, ..self }
