@@ -451,6 +451,11 @@ const MUTANTS: &[Mutant] = &[
         &["crates/sim/tests/tenants.rs::messages_in_flight_stay_below_their_limit"],
     ),
     mutant(
+        "tenant_handover_unseen",
+        "messages between two workers do not count against the limit of messages in flight",
+        &["crates/sim/tests/tenant_limits.rs::requests_that_are_handed_over_are_in_flight"],
+    ),
+    mutant(
         "tenant_limits_twice",
         "a worker refuses what another one has received below a tenant's limits and handed over",
         &["crates/sim/tests/tenants.rs::what_is_handed_over_is_not_limited_again"],

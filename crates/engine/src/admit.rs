@@ -456,7 +456,7 @@ impl<N: Nic> Turn<N> {
         let owner = owner.unwrap_or(self.index);
         match self.outbound.request(owner, &envelope, arrival.received_ns, message.bytes) {
             Ok(()) => {
-                self.services[service].counters.handed_out.one();
+                self.services[service].count_handed_out(self.index);
                 Ok(())
             }
             Err(LoanError::Full) => Err(Refusal::Retry(DropReason::HandoverFull)),
@@ -479,7 +479,7 @@ impl<N: Nic> Turn<N> {
         match self.outbound.request(worker as u16, &envelope, arrival.received_ns, message.bytes) {
             Ok(()) => {
                 let share = &mut self.services[service];
-                share.counters.handed_out.one();
+                share.count_handed_out(self.index);
                 let credit = &mut share.other_credit[worker as usize];
                 *credit = credit.saturating_sub(1);
                 Ok(())
@@ -487,5 +487,27 @@ impl<N: Nic> Turn<N> {
             Err(LoanError::Full) => Err(Refusal::Retry(DropReason::HandoverFull)),
             Err(_) => Err(Refusal::Drop(DropReason::TooLong)),
         }
+    }
+}
+
+impl ServiceShare {
+    /// A request is in the ring to another worker.
+    pub(crate) fn count_handed_out(&self, worker: u16) {
+        self.counters.handed_out.one();
+        if let Some(owner) = &self.owner {
+            owner.count_handed_out(worker);
+        }
+    }
+
+    /// A request was taken out of a ring to this worker.
+    pub(crate) fn count_taken_over(&self, worker: u16) {
+        if let Some(owner) = &self.owner {
+            owner.count_taken_over(worker);
+        }
+    }
+
+    /// Whether no chunk of a byte stream may be taken in this turn, because the tenant has as many messages in flight as it may.
+    pub(crate) fn refuses_chunk(&mut self, worker: u16) -> bool {
+        self.takes_below == 0 && self.takes_not(worker, 0, false).is_some()
     }
 }

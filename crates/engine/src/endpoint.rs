@@ -13,6 +13,7 @@
 //! [`set::Endpoints`] holds one of each and is the worker's interface to them.
 
 pub(crate) mod backend;
+mod held;
 pub(crate) mod peer;
 mod pipeline;
 pub(crate) mod port;

@@ -192,6 +192,12 @@ struct Placed {
     is_counted: bool,
 }
 
+/// What this worker has in flight for a tenant.
+fn in_flight_of(placed: &Placed, shares: &[ServiceShare]) -> u64 {
+    let in_flight = |slot: &usize| shares.get(*slot).map_or(0, ServiceShare::in_flight);
+    placed.services.iter().map(in_flight).sum()
+}
+
 /// See the module documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Schedule {
@@ -368,8 +374,7 @@ impl Schedule {
         let Self { worker, now_ns, placed, watched, shed, shed_until_ns, .. } = self;
         watched.retain(|tenant| {
             let placed = &mut placed[*tenant];
-            let in_flight = |slot: &usize| shares.get(*slot).map_or(0, ServiceShare::in_flight);
-            let outstanding = placed.services.iter().map(in_flight).sum();
+            let outstanding = in_flight_of(placed, shares);
             let refused = placed.state.refuses(*worker, outstanding, *now_ns);
             placed.shed = refused.is_some();
             let counts = placed.state.limits_outstanding();
@@ -401,9 +406,22 @@ impl Schedule {
         }
     }
 
-    /// When a tenant that is over a limit may take requests again.
-    pub(crate) fn wake_at(&self) -> u64 {
-        self.shed_until_ns
+    /// Whether the tenant of a service takes no requests before [`Self::wake_at`].
+    pub(crate) fn is_shed(&self, service: u16) -> bool {
+        let entry = self.entries.get(usize::from(service)).and_then(Option::as_ref);
+        entry.is_some_and(|entry| self.placed[entry.tenant].shed)
+    }
+
+    /// When a tenant that is over a limit may take requests again: at once, if some of those in flight have ended since the turn began.
+    pub(crate) fn wake_at(&self, shares: &[ServiceShare]) -> u64 {
+        if self.shed_until_ns == u64::MAX {
+            return u64::MAX;
+        }
+        let has_room = |placed: &Placed| {
+            let counted = placed.shed && placed.state.limits_outstanding();
+            counted && in_flight_of(placed, shares) < placed.state.reported(self.worker)
+        };
+        if self.placed.iter().any(has_room) { 0 } else { self.shed_until_ns }
     }
 
     /// Index of the endpoint that is first in this turn.

@@ -22,6 +22,9 @@ const DEBT_NS_MAX: u64 = 60 * S;
 #[repr(align(64))]
 struct Cell {
     outstanding: Counter,
+    /// Messages that it has handed over to other workers, and those that it has taken over: the difference over all workers is on the way.
+    handed_out: Counter,
+    taken_over: Counter,
     /// Messages that the worker may still take in this turn, if there is a limit on those in flight.
     room: Counter,
     /// What it was charged, in bytes; see `schedule.rs`.
@@ -184,6 +187,11 @@ impl TenantState {
         refused.filter(|_| !mutants::on("tenant_without_limits"))
     }
 
+    /// What a worker had in flight when it asked.
+    pub(crate) fn reported(&self, worker: u16) -> u64 {
+        self.cells[usize::from(worker)].outstanding.value()
+    }
+
     /// Whether messages in flight have a limit, so that a worker must ask [`Self::take_room`] for each.
     pub(crate) fn limits_outstanding(&self) -> bool {
         self.outstanding_max.load(Ordering::Relaxed) > 0
@@ -195,6 +203,22 @@ impl TenantState {
         let left = room.value();
         room.set(left.saturating_sub(1));
         left > 0 || mutants::on("tenant_turn_overshoots")
+    }
+
+    /// A worker hands a message over to another one: it is in flight from then on.
+    pub(crate) fn count_handed_out(&self, worker: u16) {
+        if !mutants::on("tenant_handover_unseen") {
+            self.cells[usize::from(worker)].handed_out.one();
+        }
+    }
+
+    /// A worker has taken a message over, and asks about its tenant in the next turn.
+    pub(crate) fn count_taken_over(&self, worker: u16) {
+        if !mutants::on("tenant_handover_unseen") {
+            let cell = &self.cells[usize::from(worker)];
+            cell.outstanding.add(u64::from(self.limits_outstanding()));
+            cell.taken_over.one();
+        }
     }
 
     /// Counts messages that it has taken against its rates.
@@ -233,7 +257,13 @@ impl TenantState {
     }
 
     fn outstanding(&self) -> u64 {
-        self.cells.iter().map(|cell| cell.outstanding.value()).sum()
+        let sum = |of: fn(&Cell) -> &Counter| -> u64 {
+            self.cells.iter().map(|cell| of(cell).value()).sum()
+        };
+        // What was taken over was handed out before: read in this order the difference is not too small.
+        let taken_over = sum(|cell| &cell.taken_over);
+        let on_the_way = sum(|cell| &cell.handed_out).saturating_sub(taken_over);
+        sum(|cell| &cell.outstanding) + on_the_way
     }
 
     /// What it has used.
@@ -381,6 +411,17 @@ mod tests {
         assert_eq!(state.refuses(0, 0, 0), Some((DropReason::TenantRate, 1_000_000)));
         assert_eq!(state.refuses(0, 0, 1_000_000), None, "1 ms is one byte");
         state.charge_rates(0, 1, u64::MAX);
+        // What one worker has handed over and another one has not taken is in flight.
+        let handed = tenants.named("a");
+        (0..9).for_each(|_| handed.count_handed_out(0));
+        assert_eq!(handed.used().outstanding, 9);
+        (0..4).for_each(|_| handed.count_taken_over(1));
+        assert_eq!(handed.used().outstanding, 9, "the other one has some of them");
+        assert!(handed.refuses(1, 3, 1_000_000).is_none(), "one of them has ended");
+        assert_eq!(handed.used().outstanding, 8);
+        (0..5).for_each(|_| handed.count_taken_over(1));
+        assert!(handed.refuses(1, 0, 1_000_000).is_none());
+        assert_eq!(handed.used().outstanding, 0);
         let over = Some((DropReason::TenantRate, DEBT_NS_MAX));
         assert_eq!(state.refuses(0, 0, DEBT_NS_MAX - 1), over, "no overflow");
         assert_eq!(state.refuses(0, 0, DEBT_NS_MAX), None, "a debt has a limit");

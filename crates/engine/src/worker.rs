@@ -290,7 +290,8 @@ impl<N: Nic> Worker<N> {
         {
             return 0;
         }
-        let endpoints_ns = self.endpoints.wake_at::<N>(now_ns).min(self.schedule.wake_at());
+        let shed_ns = self.schedule.wake_at(&turn.services);
+        let endpoints_ns = self.endpoints.wake_at::<N>(now_ns).min(shed_ns);
         // A client that takes what waits for it ends no sleep of its own.
         let waits = turn.upstream.waits_for_clients();
         let endpoints_ns = if waits { endpoints_ns.min(now_ns + POLL_NS) } else { endpoints_ns };

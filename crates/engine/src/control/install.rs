@@ -86,7 +86,7 @@ impl<N: Nic> Worker<N> {
             turn.outbound.replace(worker, slot, link_out);
         }
         if let Some(upstream) = &share.upstream {
-            turn.upstream.reserve(upstream.flows_max());
+            turn.upstream.reserve(slot, upstream.flows_max());
         }
         if let Some(sockets) = &mut share.sockets {
             for (block, slot, key) in sockets.keys_mut() {

@@ -166,6 +166,7 @@ impl Peers {
                 Admitted::Accepted | Admitted::Answered | Admitted::Consumed => {}
             }
             link.requests.advance();
+            turn.services[service].count_taken_over(turn.index);
             took = true;
             left -= 1;
         }
@@ -278,7 +279,10 @@ impl Peers {
                     match (replies, header.kind) {
                         (true, abi::kind::DROP) => continue,
                         (true, _) => share.counters.replies_handed_in.one(),
-                        (false, _) => share.counters.handed_in.one(),
+                        (false, _) => {
+                            share.counters.handed_in.one();
+                            share.count_taken_over(turn.index);
+                        }
                     }
                     share.count_lost(DropReason::DrainTimeout, 1);
                 }

@@ -10,7 +10,6 @@
 
 mod accept;
 pub(crate) mod connection;
-mod held;
 mod read;
 mod relay;
 mod write;
@@ -20,8 +19,8 @@ use wire::nic::{Close, Nic, PortIndex, StreamKey};
 use wire::session::{EndpointKind, Origin, ReplyTo};
 
 use self::connection::{Connections, Pool, Reading};
-use self::held::Held;
 use crate::endpoint::Endpoint;
+use crate::endpoint::held::{Held, Waiter};
 use crate::endpoint::port::Port;
 use crate::endpoint::run::{Next, Run};
 use crate::schedule::Schedule;
@@ -67,8 +66,8 @@ pub(crate) struct TcpConnections {
     table: Connections,
     pool: Pool,
     limits: TcpLimits,
-    /// Connections with data to read or parse, and those with data to write.
-    to_read: Vec<StreamKey>,
+    /// Connections with data to read or parse, each once, and those with data to write.
+    to_read: Vec<Waiter>,
     /// Connections that wait for their tenant's next part, or until it is below its limits.
     held: Held,
     to_write: Vec<StreamKey>,
@@ -134,7 +133,7 @@ impl TcpConnections {
     fn list_to_read(&mut self, key: StreamKey) {
         let Some(connection) = self.table.at(key) else { return };
         if !std::mem::replace(&mut connection.listed, true) {
-            self.to_read.push(key);
+            self.to_read.push((key, connection.generation));
         }
     }
 

@@ -49,6 +49,7 @@ use wire::session::Origin;
 
 use self::flows::Flows;
 use self::streams::{Stream, Streams};
+use crate::endpoint::held::Held;
 use crate::topology::{CHUNK_BYTES, Limits, Service};
 
 /// Datagrams and bytes that are collected before they are sent.
@@ -141,6 +142,8 @@ pub(crate) struct UpstreamBatch {
     ready_streams: Vec<(u16, u32)>,
     waiting: Vec<(u16, u32)>,
     spare_streams: Vec<(u16, u32)>,
+    /// Those that may be read, but whose tenants have to wait.
+    held: Held,
     /// Connections of all services.
     streams: usize,
     /// Clients that may be read again.
@@ -167,6 +170,7 @@ impl UpstreamBatch {
             ready_streams: Vec::new(),
             waiting: Vec::new(),
             spare_streams: Vec::new(),
+            held: Held::default(),
             streams: 0,
             resumed: Vec::new(),
             ends: Vec::new(),
@@ -176,9 +180,10 @@ impl UpstreamBatch {
         }
     }
 
-    /// A proxy comes, with at most this many flows.
-    pub(crate) fn reserve(&mut self, flows: u32) {
+    /// A proxy comes, in this slot and with at most this many flows.
+    pub(crate) fn reserve(&mut self, slot: usize, flows: u32) {
         self.is_used = true;
+        self.held.make_room_for(slot);
         if self.sorted.capacity() == 0 {
             self.tx = TxBatch::new(TX_ITEMS, TX_BYTES);
             self.to.reserve(TX_ITEMS);
@@ -207,10 +212,18 @@ impl UpstreamBatch {
         self.is_used
     }
 
-    /// Whether a socket may be read.
+    /// Whether a socket may be read, unless its tenant has to wait.
+    #[inline]
+    fn has_some(&self) -> bool {
+        let is_ready = !self.ready.is_empty() || !self.ready_streams.is_empty();
+        is_ready || !self.resumed.is_empty() || !self.held.is_empty()
+    }
+
+    /// Whether the next turn may read one without an event.
     #[inline]
     pub(crate) fn is_ready(&self) -> bool {
-        !self.ready.is_empty() || !self.ready_streams.is_empty() || !self.resumed.is_empty()
+        let is_ready = !self.ready.is_empty() || !self.ready_streams.is_empty();
+        is_ready || !self.resumed.is_empty() || self.held.is_due()
     }
 
     /// Whether servers are not read because their clients have too much to read.
@@ -239,10 +252,6 @@ impl UpstreamBatch {
         if !std::mem::replace(&mut stream.is_ready, true) {
             self.ready_streams.push((service, client));
         }
-    }
-
-    fn take_ready_streams(&mut self) -> Vec<(u16, u32)> {
-        std::mem::replace(&mut self.ready_streams, std::mem::take(&mut self.spare_streams))
     }
 
     /// Requests end that may not be counted as received yet.

@@ -8,6 +8,7 @@ use wire::session::{BUNDLE_MAX, Origin};
 use super::TcpConnections;
 use super::connection::{Outcome, Reading};
 use crate::admit::{Admitted, Batch, Waits};
+use crate::endpoint::held::Waiter;
 use crate::schedule::{Kind, Schedule};
 use crate::service::arrival::{Arrival, Awaited};
 use crate::service::bundle_table::NoBundle;
@@ -19,12 +20,18 @@ use crate::turn::Turn;
 const READ_BYTES_MIN: usize = 16 << 10;
 
 /// What becomes of a connection that was listed.
-enum Next {
+pub(super) enum Next {
     /// It stays listed.
     Again,
-    /// It waits for the tenant of this service; with its generation.
-    Hold(u16, u32),
+    /// It waits for the tenant of this service.
+    Hold(u16),
     Done,
+}
+
+impl Next {
+    pub(super) fn again_if(stays: bool) -> Self {
+        if stays { Self::Again } else { Self::Done }
+    }
 }
 
 impl TcpConnections {
@@ -36,32 +43,34 @@ impl TcpConnections {
         let mut listed = std::mem::take(&mut self.to_read);
         // Of those that were held, as many as may have their turn in this one, in the order in which they came.
         let others = listed.len();
-        self.held.release(&mut listed, |service| schedule.allows(service, Kind::Tcp));
+        let allows = |service| schedule.allows(service, Kind::Tcp);
+        self.held.release(allows, |_, waiter| listed.push(waiter));
         let released = listed.len() - others;
         listed.rotate_right(released);
         let mut kept = 0;
         for index in 0..listed.len() {
-            let key = listed[index];
-            match self.read(turn, schedule, key) {
+            let waiter = listed[index];
+            match self.read(turn, schedule, waiter) {
                 Next::Again => {
-                    listed[kept] = key;
+                    listed[kept] = waiter;
                     kept += 1;
                 }
-                Next::Hold(service, generation) => {
-                    let is_open = |key, generation| {
+                Next::Hold(service) => {
+                    let is_open = |(key, generation)| {
                         let found = self.table.in_generation(key, generation);
                         found.is_some_and(|connection| connection.service == service)
                     };
-                    self.held.hold(service, (key, generation), index < released, is_open);
+                    self.held.hold(service, waiter, index < released, is_open);
                 }
                 Next::Done => {
-                    if let Some(connection) = self.table.at(key) {
+                    // Not the next client's with this key, which is listed for itself.
+                    if let Some(connection) = self.table.in_generation(waiter.0, waiter.1) {
                         connection.listed = false;
                     }
                 }
             }
         }
-        self.held.end_turn(|service| turn.services[usize::from(service)].is_shed());
+        self.held.end_turn(|service| schedule.is_shed(service));
         listed.truncate(kept);
         // Connections listed meanwhile (none at present) follow.
         listed.append(&mut self.to_read);
@@ -73,21 +82,23 @@ impl TcpConnections {
         &mut self,
         turn: &mut Turn<N>,
         schedule: &mut Schedule,
-        key: StreamKey,
+        (key, generation): Waiter,
     ) -> Next {
-        let Some(connection) = self.table.at(key) else { return Next::Done };
+        let Some(connection) = self.table.in_generation(key, generation) else {
+            return Next::Done;
+        };
         let service = usize::from(connection.service);
         if turn.services[service].is_paused() && connection.reading != Reading::Ended {
             // It is listed again when the pause ends.
             return Next::Done;
         }
         if connection.reading != Reading::Ended && !schedule.allows(connection.service, Kind::Tcp) {
-            return Next::Hold(connection.service, connection.generation);
+            return Next::Hold(connection.service);
         }
-        match self.read_now(turn, schedule, key) {
-            true => Next::Again,
-            false => Next::Done,
+        if turn.services[service].relays_streams() {
+            return self.read_relayed(turn, schedule, key);
         }
+        Next::again_if(self.read_now(turn, schedule, key))
     }
 
     /// Returns whether the connection stays listed.
@@ -99,9 +110,6 @@ impl TcpConnections {
     ) -> bool {
         let Some(connection) = self.table.at(key) else { return false };
         let service = usize::from(connection.service);
-        if turn.services[service].relays_streams() {
-            return self.read_relayed(turn, schedule, key);
-        }
         if connection.reading == Reading::Stalled {
             connection.reading = Reading::Open;
             let input = std::mem::take(&mut connection.input);

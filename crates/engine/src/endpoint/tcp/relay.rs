@@ -7,45 +7,49 @@ use wire::session::{Origin, ReplyTo};
 
 use super::TcpConnections;
 use super::connection::Reading;
+use super::read::Next;
 use crate::endpoint::upstream::relay::Relayed;
 use crate::schedule::{Kind, Schedule, Taken};
 use crate::topology::CHUNK_BYTES;
 use crate::turn::Turn;
 
 impl TcpConnections {
-    /// Reads a connection once. Returns whether it stays listed.
+    /// Reads a connection once.
     pub(super) fn read_relayed<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
         schedule: &mut Schedule,
         key: StreamKey,
-    ) -> bool {
-        let Some(connection) = self.table.at(key) else { return false };
+    ) -> Next {
+        let Some(connection) = self.table.at(key) else { return Next::Done };
         let service = usize::from(connection.service);
         if connection.reading == Reading::Ended {
             self.close_finished_relay(turn, key);
-            return false;
+            return Next::Done;
         }
         if connection.reading == Reading::Stalled {
             if !connection.unsent().is_empty() {
                 // The write that empties it lists the connection again.
-                return false;
+                return Next::Done;
             }
             connection.reading = Reading::Open;
         }
         let arrival = connection.arrival(turn.index, key, turn.now_ns);
-        let Origin::Client(to) = arrival.origin else { return false };
+        let Origin::Client(to) = arrival.origin else { return Next::Done };
         match turn.begin_relay(service, &to) {
             Relayed::Ready => {}
-            Relayed::Waits => return false,
+            Relayed::Waits => return Next::Done,
             Relayed::Refused => {
                 self.close_connection(turn, key, Close::Reset);
-                return false;
+                return Next::Done;
             }
         }
-        let Some(connection) = self.table.at(key) else { return false };
+        let Some(connection) = self.table.at(key) else { return Next::Done };
         if !connection.readable {
-            return false;
+            return Next::Done;
+        }
+        if turn.services[service].refuses_chunk(turn.index) {
+            return Next::Hold(connection.service);
         }
         let mut scratch = std::mem::take(&mut turn.scratch);
         let stays = match turn.nic.read(key, &mut scratch[..CHUNK_BYTES]) {
@@ -76,7 +80,7 @@ impl TcpConnections {
             }
         };
         turn.scratch = scratch;
-        stays
+        Next::again_if(stays)
     }
 
     /// Shows the chain a chunk of the client, and passes it on. False: the connection is closed.

@@ -23,7 +23,7 @@ impl Endpoints {
     ) {
         turn.send_upstream();
         self.resume_streams(turn);
-        if turn.upstream.is_ready() {
+        if turn.upstream.has_some() {
             self.gather_datagrams(turn, schedule);
             self.gather_streams(turn, schedule);
         }

@@ -156,6 +156,8 @@ impl<N: Nic> Turn<N> {
             return;
         }
         let Some(mut next) = services[usize::from(to)].upstream.take() else { return };
+        // They are listed again below.
+        batch.held.take_all(from).for_each(drop);
         let former = services[usize::from(from)].upstream.as_deref_mut();
         let former = former.map(|upstream| &mut upstream.streams);
         let moved: Vec<Box<Stream>> = former.map_or_else(Vec::new, |streams| {
@@ -178,12 +180,12 @@ impl<N: Nic> Turn<N> {
 }
 
 impl Endpoints {
-    /// Reads a connection to an upstream server, and passes what it brings on to the client.
+    /// Reads a connection to an upstream server, and passes what it brings on to the client. `was_released`: it has waited for its tenant.
     pub(super) fn gather_relay<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
         schedule: &mut Schedule,
-        (service, client): (usize, StreamKey),
+        (service, client, was_released): (usize, StreamKey, bool),
         scratch: &mut [u8],
     ) {
         let Some(stream) = turn.stream(service, client) else { return };
@@ -205,7 +207,11 @@ impl Endpoints {
         }
         if !schedule.allows(service as u16, Kind::Tcp) {
             stream.is_ready = true;
-            turn.upstream.waiting.push((service as u16, client));
+            let Turn { services, upstream: batch, .. } = turn;
+            let streams = services[service].upstream.as_deref_mut();
+            let Some(streams) = streams.map(|upstream| &mut upstream.streams) else { return };
+            let is_held = |waiter| streams.is_held(waiter);
+            batch.held.hold(service as u16, (client, to.generation), was_released, is_held);
             return;
         }
         match turn.nic.read(key, &mut scratch[..CHUNK_BYTES]) {

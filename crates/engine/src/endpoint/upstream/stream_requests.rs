@@ -10,7 +10,7 @@ use super::streams::{OUTPUT_MAX, Place, State, Stream};
 use crate::endpoint::pipeline::patience_ns;
 use crate::endpoint::set::Endpoints;
 use crate::endpoint::stream_keys::StreamOwner;
-use crate::schedule::Schedule;
+use crate::schedule::{Kind, Schedule};
 use crate::service::arrival::{Arrival, Awaited, Refusal};
 use crate::turn::Turn;
 
@@ -63,6 +63,25 @@ impl<N: Nic> Turn<N> {
         }
         share.counters.accepted.one();
         Ok(())
+    }
+
+    /// Connections to upstream servers that may be read: first those that have waited for their tenant, as many as may have their turn in this
+    /// one, and how many these are.
+    fn take_ready_streams(&mut self, schedule: &mut Schedule) -> (Vec<(u16, u32)>, usize) {
+        let Self { services, upstream: batch, .. } = self;
+        let spare = std::mem::take(&mut batch.spare_streams);
+        let mut ready = std::mem::replace(&mut batch.ready_streams, spare);
+        let others = ready.len();
+        let allows = |service| schedule.allows(service, Kind::Tcp);
+        batch.held.release(allows, |service, waiter| {
+            let upstream = services[usize::from(service)].upstream.as_deref_mut();
+            if upstream.is_some_and(|upstream| upstream.streams.is_held(waiter)) {
+                ready.push((service, waiter.0));
+            }
+        });
+        let released = ready.len() - others;
+        ready.rotate_right(released);
+        (ready, released)
     }
 
     /// The connection to the upstream server that belongs to a client's connection.
@@ -221,9 +240,9 @@ impl Endpoints {
             self.tcp.readable_again(turn.upstream.resumed[index]);
         }
         turn.upstream.resumed.clear();
-        let mut ready = turn.upstream.take_ready_streams();
+        let (mut ready, released) = turn.take_ready_streams(schedule);
         let mut scratch = std::mem::take(&mut turn.scratch);
-        for (service, client) in ready.iter().copied() {
+        for (index, (service, client)) in ready.iter().copied().enumerate() {
             let slot = usize::from(service);
             let Some(stream) = turn.stream(slot, client) else { continue };
             if !std::mem::take(&mut stream.is_ready) {
@@ -232,7 +251,8 @@ impl Endpoints {
             }
             let (to, key) = (stream.client, stream.key);
             if turn.services[slot].relays_streams() {
-                self.gather_relay(turn, schedule, (slot, client), &mut scratch);
+                let relay = (slot, client, index < released);
+                self.gather_relay(turn, schedule, relay, &mut scratch);
                 continue;
             }
             let Some(stream) = turn.stream(slot, client) else { continue };
@@ -271,6 +291,7 @@ impl Endpoints {
         }
         ready.clear();
         turn.upstream.spare_streams = ready;
+        turn.upstream.held.end_turn(|service| schedule.is_shed(service));
     }
 
     /// Servers whose clients have taken enough of what waited for them are read again.

@@ -18,6 +18,7 @@ use wire::framing::Expects;
 use wire::nic::StreamKey;
 use wire::session::{Origin, ReplyTo, Request};
 
+use crate::endpoint::held::Waiter;
 use crate::endpoint::pipeline::{BackOff, Pipeline};
 
 /// Bytes that wait for the server, or for the client, before the other side is no longer read.
@@ -166,6 +167,12 @@ impl Streams {
 
     pub(super) fn get(&mut self, client: u32) -> Option<&mut Stream> {
         self.by_client.get_mut(client as usize)?.as_deref_mut()
+    }
+
+    /// Whether a connection of this client is listed as one that may be read.
+    pub(super) fn is_held(&mut self, (client, generation): Waiter) -> bool {
+        let stream = self.get(client).filter(|stream| stream.client.generation == generation);
+        stream.is_some_and(|stream| stream.is_ready)
     }
 
     /// A connection, and the number of requests in flight on all of them.

@@ -1,4 +1,5 @@
-//! Connections whose tenant has spent its part of a round, or is over a limit. A turn looks at a few of them, however many there are.
+//! Connections whose tenant has spent its part of a round, or is over a limit: those of clients, and those of proxies to their servers. A turn
+//! looks at a few of them, however many there are.
 
 use std::collections::VecDeque;
 
@@ -7,15 +8,18 @@ use wire::nic::StreamKey;
 /// Connections of a service that may have their turn in one turn of the worker.
 const RELEASED_MAX: usize = 64;
 
+/// The key of a client's connection and its generation: another client may get the key.
+pub(super) type Waiter = (StreamKey, u32);
+
 /// See the module documentation.
 #[derive(Debug, Default)]
 pub(super) struct Held {
     /// By service, in the order in which they came, with their generations.
-    by_service: Vec<VecDeque<(StreamKey, u32)>>,
+    by_service: Vec<VecDeque<Waiter>>,
     /// Services with some.
     waiting: Vec<u16>,
     /// Connections that were released in this turn and have to wait again, of one service after the other.
-    returned: Vec<(u16, (StreamKey, u32))>,
+    returned: Vec<(u16, Waiter)>,
     /// Some wait for nothing but another turn.
     is_due: bool,
 }
@@ -41,17 +45,18 @@ impl Held {
         self.is_due
     }
 
-    /// Moves connections behind `listed`: a few of each service whose tenant need not wait.
+    /// Takes connections out, in the order in which they came: a few of each service whose tenant need not wait.
     pub(super) fn release(
         &mut self,
-        listed: &mut Vec<StreamKey>,
         mut allows: impl FnMut(u16) -> bool,
+        mut take: impl FnMut(u16, Waiter),
     ) {
         let Self { by_service, waiting, .. } = self;
         waiting.retain(|service| {
             let held = &mut by_service[usize::from(*service)];
             if allows(*service) {
-                listed.extend(held.drain(..held.len().min(RELEASED_MAX)).map(|(key, _)| key));
+                let count = held.len().min(RELEASED_MAX);
+                held.drain(..count).for_each(|waiter| take(*service, waiter));
             }
             !held.is_empty()
         });
@@ -61,12 +66,12 @@ impl Held {
     pub(super) fn hold(
         &mut self,
         service: u16,
-        key: (StreamKey, u32),
+        waiter: Waiter,
         was_released: bool,
-        mut is_open: impl FnMut(StreamKey, u32) -> bool,
+        mut is_open: impl FnMut(Waiter) -> bool,
     ) {
         if was_released {
-            return self.returned.push((service, key));
+            return self.returned.push((service, waiter));
         }
         let held = &mut self.by_service[usize::from(service)];
         if held.is_empty() && !self.waiting.contains(&service) {
@@ -74,31 +79,27 @@ impl Held {
         }
         if held.len() == held.capacity() {
             // Connections that were closed meanwhile.
-            held.retain(|(key, generation)| is_open(*key, *generation));
+            held.retain(|waiter| is_open(*waiter));
         }
-        held.push_back(key);
+        held.push_back(waiter);
     }
 
     /// Puts back what was released. `is_shed`: the tenant of a service is over a limit, and the schedule knows until when.
     pub(super) fn end_turn(&mut self, is_shed: impl Fn(u16) -> bool) {
-        while let Some((service, key)) = self.returned.pop() {
+        while let Some((service, waiter)) = self.returned.pop() {
             let held = &mut self.by_service[usize::from(service)];
             if !self.waiting.contains(&service) {
                 self.waiting.push(service);
             }
-            held.push_front(key);
+            held.push_front(waiter);
         }
         self.is_due = self.waiting.iter().any(|service| !is_shed(*service));
     }
 
     /// Takes all of a service.
-    pub(super) fn take_all(&mut self, service: u16) -> impl Iterator<Item = StreamKey> + '_ {
+    pub(super) fn take_all(&mut self, service: u16) -> impl Iterator<Item = Waiter> + '_ {
         self.waiting.retain(|other| *other != service);
-        self.by_service
-            .get_mut(usize::from(service))
-            .into_iter()
-            .flat_map(|held| held.drain(..))
-            .map(|(key, _)| key)
+        self.by_service.get_mut(usize::from(service)).into_iter().flat_map(|held| held.drain(..))
     }
 }
 
@@ -106,31 +107,34 @@ impl Held {
 mod tests {
     use super::*;
 
+    /// Releases what may have its turn, and lists it.
+    fn released(held: &mut Held, allows: impl FnMut(u16) -> bool) -> Vec<StreamKey> {
+        let mut listed = Vec::new();
+        held.release(allows, |_, (key, _)| listed.push(key));
+        listed
+    }
+
     #[test]
     fn a_turn_releases_a_few_and_keeps_their_order() {
         let mut held = Held::default();
         held.make_room_for(1);
         for key in 0..200 {
-            held.hold(1, (key, 0), false, |_, _| true);
+            held.hold(1, (key, 0), false, |_| true);
         }
         held.end_turn(|_| false);
         assert!(held.is_due() && !held.is_empty());
-        let mut listed = vec![1000];
-        held.release(&mut listed, |_| false);
-        assert_eq!(listed, [1000], "the tenant waits");
-        held.release(&mut listed, |service| service == 1);
-        assert_eq!((listed[1], listed.len()), (0, 1 + RELEASED_MAX));
+        assert!(released(&mut held, |_| false).is_empty(), "the tenant waits");
+        let listed = released(&mut held, |service| service == 1);
+        assert_eq!((listed[0], listed.len()), (0, RELEASED_MAX));
         // Ten have their turn; the others come first in the next one.
-        listed[11..].iter().for_each(|key| held.hold(1, (*key, 0), true, |_, _| true));
+        listed[10..].iter().for_each(|key| held.hold(1, (*key, 0), true, |_| true));
         held.end_turn(|_| true);
         assert!(!held.is_due(), "it waits for its limit");
-        listed.clear();
-        held.release(&mut listed, |_| true);
+        let listed = released(&mut held, |_| true);
         assert_eq!((listed[0], listed[RELEASED_MAX - 1]), (10, 73));
-        assert_eq!(held.take_all(1).collect::<Vec<_>>(), (74..200).collect::<Vec<_>>());
-        assert!(held.is_empty());
-        held.release(&mut listed, |_| true);
-        assert_eq!(listed.len(), RELEASED_MAX);
+        let rest: Vec<_> = held.take_all(1).map(|(key, _)| key).collect();
+        assert_eq!(rest, (74..200).collect::<Vec<_>>());
+        assert!(held.is_empty() && released(&mut held, |_| true).is_empty());
     }
 
     #[test]
@@ -138,7 +142,7 @@ mod tests {
         let mut held = Held::default();
         held.make_room_for(0);
         for key in 0..10_000 {
-            held.hold(0, (key % 8, key), false, |_, generation| generation + 8 > key);
+            held.hold(0, (key % 8, key), false, |(_, generation)| generation + 8 > key);
         }
         assert!(held.take_all(0).count() < 100, "closed ones are forgotten");
     }
