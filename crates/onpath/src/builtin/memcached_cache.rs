@@ -550,10 +550,7 @@ fn keep_absence(
         store.insert(read.hash, key, b"", &about)
     });
     match kept {
-        Some(evicted) => {
-            counts.fills += 1;
-            counts.evictions += evicted;
-        }
+        Some(_) => counts.fills += 1,
         None => counts.unkept += 1,
     }
 }

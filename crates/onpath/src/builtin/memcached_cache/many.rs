@@ -73,6 +73,7 @@ impl MemcachedCache {
                 return false;
             }
             if absent {
+                store.copy_value(entry, &mut []);
                 absences += 1;
                 continue;
             }

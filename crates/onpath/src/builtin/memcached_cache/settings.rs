@@ -33,7 +33,7 @@ registers! {
     unasked,
     // Values that were kept, and keys of which it is known that they are not there.
     fills,
-    // ... and not, because they expire soon, are stale, or too long, or because there are too many keys that are not there.
+    // ... and not, because they expire soon, are stale, or too long.
     unkept,
     // Values that made room for others.
     evictions,

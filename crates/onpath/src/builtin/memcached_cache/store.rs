@@ -1,8 +1,9 @@
-//! The values that one instance keeps, in memory that is reserved once.
+//! What one instance keeps, in memory that is reserved once: values, and in a part of the memory keys that the server does not have.
 //!
 //! Keys and values lie in blocks of [`BLOCK_BYTES`], chained for longer ones. An entry is found by the hash of its key. When there is no
 //! room, entries are evicted in the order of SIEVE (Zhang et al., NSDI 2024): a hand goes over the entries from the oldest to the newest,
-//! skips those that were served since it last came by, and evicts the first other one.
+//! skips those that were served since it last came by, and evicts the first other one. Clients can ask without end for keys that are not there: these
+//! make room for each other, and never take that of a value.
 
 use std::collections::TryReserveError;
 
@@ -10,10 +11,12 @@ use super::epochs::Words;
 
 /// Bytes of a block.
 const BLOCK_BYTES: usize = 64;
-/// Entries for so many blocks.
+/// An entry for so many blocks.
 const BLOCKS_PER_ENTRY: usize = 2;
-/// The part of the entries that keys without a value may have, which clients can ask for without end.
-const ABSENT_PART: usize = 4;
+/// … of keys without a value.
+const BLOCKS_PER_ABSENT: usize = 1;
+/// The part of the memory for keys without a value.
+const ABSENT_PART: usize = 16;
 /// The part of the memory that one value may take.
 const VALUE_PART: usize = 8;
 const NIL: u32 = u32::MAX;
@@ -65,8 +68,96 @@ struct Neighbours {
     newer: u32,
 }
 
+/// Where something is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    at: u32,
+    absent: bool,
+}
+
 /// See the module's text.
 pub(super) struct Store {
+    values: Table,
+    absent: Table,
+}
+
+impl Store {
+    /// With at most this much memory, with all that it needs.
+    pub(super) fn new(memory_bytes: usize) -> Result<Self, TryReserveError> {
+        let of_absent = memory_bytes / ABSENT_PART;
+        Ok(Self {
+            values: Table::new(memory_bytes - of_absent, BLOCKS_PER_ENTRY)?,
+            absent: Table::new(of_absent, BLOCKS_PER_ABSENT)?,
+        })
+    }
+
+    /// Entries, and bytes of their keys and values.
+    pub(super) fn used(&self) -> (usize, usize) {
+        let Self { values, absent } = self;
+        (values.len + absent.len, values.bytes + absent.bytes)
+    }
+
+    /// Where a key is.
+    #[inline]
+    pub(super) fn find(&self, hash: u64, key: &[u8]) -> Option<Place> {
+        if let Some(at) = self.values.find(hash, key) {
+            return Some(Place { at, absent: false });
+        }
+        if self.absent.len == 0 {
+            return None;
+        }
+        self.absent.find(hash, key).map(|at| Place { at, absent: true })
+    }
+
+    /// Reads what [`Self::find`] will read for each of these hashes, as a preparation. Returns nothing that matters.
+    pub(super) fn touch(&self, hashes: &[u64], places: &mut Vec<u32>) -> u8 {
+        self.values.touch(hashes, places)
+    }
+
+    fn table(&self, place: Place) -> &Table {
+        if place.absent { &self.absent } else { &self.values }
+    }
+
+    fn table_mut(&mut self, place: Place) -> &mut Table {
+        if place.absent { &mut self.absent } else { &mut self.values }
+    }
+
+    /// What is known of a value, and its length.
+    #[inline]
+    pub(super) fn about(&self, place: Place) -> (About, usize) {
+        self.table(place).about(place.at)
+    }
+
+    /// The value is served.
+    #[inline]
+    pub(super) fn copy_value(&mut self, place: Place, into: &mut [u8]) {
+        self.table_mut(place).copy_value(place.at, into);
+    }
+
+    /// Keeps a value, or that there is none, in the place of what was kept of its key. Returns how many others were evicted; `None`: it is too
+    /// long.
+    pub(super) fn insert(
+        &mut self,
+        hash: u64,
+        key: &[u8],
+        value: &[u8],
+        about: &About,
+    ) -> Option<u64> {
+        if let Some(former) = self.find(hash, key) {
+            self.remove(former);
+        }
+        let table = if about.absent { &mut self.absent } else { &mut self.values };
+        table.insert(hash, key, value, about)
+    }
+
+    /// Forgets a key.
+    pub(super) fn remove(&mut self, place: Place) {
+        self.table_mut(place).remove(place.at);
+    }
+}
+
+/// Entries of one kind.
+struct Table {
     buckets: Vec<u32>,
     entries: Vec<Entry>,
     /// Of each entry.
@@ -82,8 +173,6 @@ pub(super) struct Store {
     hand: u32,
     len: usize,
     bytes: usize,
-    /// Entries of keys that the server does not have.
-    absent: usize,
 }
 
 /// A list of these, or an error where `collect` would end the process.
@@ -94,15 +183,15 @@ fn filled<T>(values: impl ExactSizeIterator<Item = T>) -> Result<Vec<T>, TryRese
     Ok(list)
 }
 
-impl Store {
+impl Table {
     /// With at most this much memory, with all that it needs. It is written once here, so that no page is missing later.
-    pub(super) fn new(memory_bytes: usize) -> Result<Self, TryReserveError> {
-        let cost = BLOCKS_PER_ENTRY * (BLOCK_BYTES + size_of::<u32>())
+    fn new(memory_bytes: usize, blocks_per_entry: usize) -> Result<Self, TryReserveError> {
+        let cost = blocks_per_entry * (BLOCK_BYTES + size_of::<u32>())
             + size_of::<Entry>()
             + size_of::<Neighbours>()
             + 2 * size_of::<u32>();
         let entries = (memory_bytes / cost).max(VALUE_PART);
-        let blocks = BLOCKS_PER_ENTRY * entries;
+        let blocks = blocks_per_entry * entries;
         // At most as many buckets as fit.
         let buckets = (entries + entries / 2).next_power_of_two();
         let buckets = if buckets > 2 * entries { buckets / 2 } else { buckets };
@@ -127,13 +216,7 @@ impl Store {
             hand: NIL,
             len: 0,
             bytes: 0,
-            absent: 0,
         })
-    }
-
-    /// Entries, and bytes of their keys and values.
-    pub(super) fn used(&self) -> (usize, usize) {
-        (self.len, self.bytes)
     }
 
     #[inline]
@@ -143,7 +226,7 @@ impl Store {
 
     /// The entry of a key.
     #[inline]
-    pub(super) fn find(&self, hash: u64, key: &[u8]) -> Option<u32> {
+    fn find(&self, hash: u64, key: &[u8]) -> Option<u32> {
         let mut at = self.buckets[self.bucket(hash)];
         while at != NIL {
             let entry = &self.entries[at as usize];
@@ -157,7 +240,7 @@ impl Store {
 
     /// Reads what [`Self::find`] will read for each of these hashes, step by step for all of them: the processor then waits for the memory of many
     /// at once. `places` is memory for that. Returns nothing that matters.
-    pub(super) fn touch(&self, hashes: &[u64], places: &mut Vec<u32>) -> u8 {
+    fn touch(&self, hashes: &[u64], places: &mut Vec<u32>) -> u8 {
         places.clear();
         places.extend(hashes.iter().map(|hash| self.buckets[self.bucket(*hash)]));
         for place in places.iter_mut() {
@@ -180,17 +263,15 @@ impl Store {
         })
     }
 
-    /// What is known of a value, and its length.
     #[inline]
-    pub(super) fn about(&self, entry: u32) -> (About, usize) {
+    fn about(&self, entry: u32) -> (About, usize) {
         let Entry { words, asked_ns, until_ns, cas, flags, plain, absent, value_len, .. } =
             self.entries[entry as usize];
         (About { words, asked_ns, until_ns, cas, flags, plain, absent }, value_len as usize)
     }
 
-    /// The value is served.
     #[inline]
-    pub(super) fn copy_value(&mut self, entry: u32, into: &mut [u8]) {
+    fn copy_value(&mut self, entry: u32, into: &mut [u8]) {
         let entry = &mut self.entries[entry as usize];
         entry.served = true;
         let mut skip = usize::from(entry.key_len);
@@ -210,25 +291,13 @@ impl Store {
         }
     }
 
-    /// Keeps a value, in the place of the one that its key had. Returns how many others were evicted; `None`: it is too long, or
-    /// there are too many keys without a value.
-    pub(super) fn insert(
-        &mut self,
-        hash: u64,
-        key: &[u8],
-        value: &[u8],
-        about: &About,
-    ) -> Option<u64> {
-        if let Some(former) = self.find(hash, key) {
-            self.remove(former);
-        }
+    /// Keeps a value of a key that has no entry. Returns how many others were evicted; `None`: it is too long.
+    fn insert(&mut self, hash: u64, key: &[u8], value: &[u8], about: &About) -> Option<u64> {
         let needed = (key.len() + value.len()).div_ceil(BLOCK_BYTES);
         let key_len = u8::try_from(key.len()).ok()?;
-        let is_over = about.absent && self.absent >= self.entries.len() / ABSENT_PART;
-        if needed > self.chain.len() / VALUE_PART || is_over {
+        if needed > self.chain.len() / VALUE_PART {
             return None;
         }
-        self.absent += usize::from(about.absent);
         let mut evicted = 0;
         while self.free_entry == NIL || self.free_blocks < needed {
             self.evict();
@@ -307,11 +376,9 @@ impl Store {
         self.remove(at);
     }
 
-    /// Forgets an entry.
-    pub(super) fn remove(&mut self, at: u32) {
-        let Entry { absent, hash, value_len, first, next, key_len, .. } = self.entries[at as usize];
+    fn remove(&mut self, at: u32) {
+        let Entry { hash, value_len, first, next, key_len, .. } = self.entries[at as usize];
         let Neighbours { older, newer } = self.order[at as usize];
-        self.absent -= usize::from(absent);
         let bucket = self.bucket(hash.into());
         if self.buckets[bucket] == at {
             self.buckets[bucket] = next;
@@ -384,7 +451,7 @@ mod tests {
     #[test]
     fn what_is_found_is_what_was_last_kept_and_memory_is_never_lost() {
         let mut store = Store::new(64 << 10).unwrap();
-        let (entries, blocks) = (store.entries.len(), store.chain.len());
+        let (entries, blocks) = (store.values.entries.len(), store.values.chain.len());
         let mut kept: HashMap<Vec<u8>, Vec<u8>> = HashMap::new();
         let mut numbers = Numbers(1);
         let (mut evicted, mut found) = (0, 0);
@@ -419,42 +486,55 @@ mod tests {
             kept.iter().filter(|(key, _)| store.find(hash(key), key).is_some()).collect();
         assert_eq!(there.len(), len);
         assert_eq!(there.iter().map(|(k, v)| k.len() + v.len()).sum::<usize>(), bytes);
-        while store.oldest != NIL {
-            store.remove(store.oldest);
+        let Store { mut values, absent } = store;
+        while values.oldest != NIL {
+            values.remove(values.oldest);
         }
-        assert_eq!((store.used(), store.free_blocks), ((0, 0), blocks));
+        assert_eq!((values.len, values.bytes, values.free_blocks), (0, 0, blocks));
+        assert_eq!(absent.len, 0);
         let mut free = 0;
-        let mut at = store.free_entry;
+        let mut at = values.free_entry;
         while at != NIL {
-            (free, at) = (free + 1, store.entries[at as usize].next);
+            (free, at) = (free + 1, values.entries[at as usize].next);
         }
         assert_eq!(free, entries);
     }
 
     #[test]
-    fn keys_without_a_value_have_a_quarter_of_the_entries() {
-        let mut store = Store::new(64 << 10).unwrap();
-        let most = store.entries.len() / ABSENT_PART;
+    fn keys_without_a_value_make_room_for_each_other_and_never_take_that_of_a_value() {
+        let mut store = Store::new(256 << 10).unwrap();
+        let (values, most) = (store.values.entries.len(), store.absent.entries.len());
         let absent = About { absent: true, ..About::default() };
         let key = |at: usize| (at as u32).to_le_bytes();
-        for at in 0..2 * most {
-            let kept = store.insert(at as u64, &key(at), b"", &absent).is_some();
-            assert_eq!(kept, at < most, "{at}");
+        let find = |store: &Store, at: usize| store.find(at as u64, &key(at));
+        for at in 0..values {
+            assert_eq!(store.insert(at as u64, &key(at), b"value", &About::default()), Some(0));
         }
-        // A value in the place of one makes room for another.
-        store.insert(0, &key(0), b"value", &About::default()).unwrap();
-        assert!(store.insert(9999, b"new", b"", &absent).is_some());
-        assert!(store.insert(9998, b"newer", b"", &absent).is_none());
-        while store.oldest != NIL {
-            store.remove(store.oldest);
+        // One that clients ask for again and again, and a scan of others.
+        let (often, scan) = (values, values + 1..values + 1 + 10 * most);
+        store.insert(often as u64, &key(often), b"", &absent).unwrap();
+        for at in scan.clone() {
+            assert!(store.insert(at as u64, &key(at), b"", &absent).is_some());
+            let place = find(&store, often).expect("it is in use");
+            store.copy_value(place, &mut []);
         }
-        assert_eq!(store.absent, 0);
+        assert_eq!(store.used().0, values + most);
+        assert!((0..values).all(|at| find(&store, at).is_some()), "all values are there");
+        let last = scan.end - 1;
+        assert!(find(&store, last).is_some_and(|place| store.about(place).0.absent));
+        assert_eq!(find(&store, scan.start), None, "the first ones have made room");
+        // A key is a value or absent.
+        store.insert(last as u64, &key(last), b"value", &About::default()).unwrap();
+        assert!(find(&store, last).is_some_and(|place| !store.about(place).0.absent));
+        store.insert(last as u64, &key(last), b"", &absent).unwrap();
+        assert!(find(&store, last).is_some_and(|place| store.about(place).0.absent));
+        assert_eq!(store.used().0, values - 1 + most);
     }
 
     #[test]
     fn a_value_of_an_eighth_of_the_memory_is_too_long() {
         let mut store = Store::new(16 << 10).unwrap();
-        let most = store.chain.len() / VALUE_PART * BLOCK_BYTES - 1;
+        let most = store.values.chain.len() / VALUE_PART * BLOCK_BYTES - 1;
         assert!(store.insert(1, b"k", &vec![1; most], &About::default()).is_some());
         assert!(store.insert(1, b"k", &vec![1; most + 64], &About::default()).is_none());
         assert!(store.find(1, b"k").is_none(), "the former value is gone");
@@ -462,12 +542,14 @@ mod tests {
 
     #[test]
     fn the_memory_is_what_was_given() {
-        for memory in [16 << 10, 1 << 20, 5_000_000] {
+        for memory in [64 << 10, 1 << 20, 5_000_000] {
             let store = Store::new(memory).unwrap();
-            let used = store.buckets.len() * 4
-                + store.entries.len() * size_of::<Entry>()
-                + store.blocks.len()
-                + store.chain.len() * 4;
+            let used = |of: &Table| {
+                let entries = of.buckets.len() * 4 + of.entries.len() * size_of::<Entry>();
+                let order = of.order.len() * size_of::<Neighbours>();
+                entries + order + of.blocks.len() + of.chain.len() * 4
+            };
+            let used = used(&store.values) + used(&store.absent);
             assert!(used <= memory && 10 * used > 8 * memory, "{used} of {memory}");
         }
     }
@@ -482,7 +564,7 @@ mod tests {
     fn as_many_are_found_as_with_the_least_recently_used_order() {
         const KEYS: usize = 16_384;
         let mut store = Store::new((KEYS / 16) * 248).unwrap();
-        let room = store.entries.len().min(store.chain.len());
+        let room = store.values.entries.len().min(store.values.chain.len());
         let mut weights = Vec::with_capacity(KEYS);
         let mut sum = 0.0;
         for rank in 1..=KEYS {
