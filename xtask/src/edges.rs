@@ -87,6 +87,7 @@ const EDGES: &[Edge] = &[
     Edge { name: "BYTES_RELEASE", halves: STREAM_HALVES },
     Edge { name: "BOOKS", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
     Edge { name: "EPOCHS", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
+    Edge { name: "DICTIONARY", halves: &[(RELEASE, Rust), (ACQUIRE, Rust)] },
 ];
 
 /// One name in a marker.

@@ -1,8 +1,7 @@
 //! EPOCHS: what a cache has kept is not served once a client can know that it was overwritten, whichever workers saw the write, filled the
 //! entry and serve it. The code is that of the function `memcached-cache`.
 
-use std::cell::Cell;
-
+use super::orders::{self as atomic, Relaxed};
 use super::*;
 
 #[expect(
@@ -14,78 +13,6 @@ mod table;
 
 use table::{Epochs, Scope, Words};
 
-/// The accesses that are made relaxed.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Relaxed {
-    Nothing,
-    Stores,
-    Loads,
-}
-
-thread_local! {
-    /// Of the model that runs: loom runs all its threads on the thread of the test.
-    static RELAXED: Cell<Relaxed> = const { Cell::new(Relaxed::Nothing) };
-}
-
-/// What `table` takes for the atomics of the standard library.
-mod atomic {
-    pub(super) use std::sync::atomic::Ordering;
-
-    use super::{RELAXED, Relaxed};
-
-    pub(super) struct AtomicU64(loom::sync::atomic::AtomicU64);
-
-    fn load_order(order: Ordering) -> Ordering {
-        if RELAXED.get() == Relaxed::Loads { Ordering::Relaxed } else { order }
-    }
-
-    /// Of what stores, or does both.
-    fn store_order(order: Ordering) -> Ordering {
-        match (RELAXED.get(), order) {
-            (Relaxed::Stores, Ordering::AcqRel) => Ordering::Acquire,
-            (Relaxed::Stores, _) => Ordering::Relaxed,
-            (Relaxed::Loads, Ordering::AcqRel) => Ordering::Release,
-            (_, order) => order,
-        }
-    }
-
-    impl AtomicU64 {
-        pub(super) fn new(value: u64) -> Self {
-            Self(loom::sync::atomic::AtomicU64::new(value))
-        }
-
-        pub(super) fn load(&self, order: Ordering) -> u64 {
-            self.0.load(load_order(order))
-        }
-
-        pub(super) fn store(&self, value: u64, order: Ordering) {
-            self.0.store(value, store_order(order));
-        }
-
-        pub(super) fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
-            self.0.fetch_add(value, store_order(order))
-        }
-
-        pub(super) fn fetch_max(&self, value: u64, order: Ordering) -> u64 {
-            self.0.fetch_max(value, store_order(order))
-        }
-
-        pub(super) fn fetch_min(&self, value: u64, order: Ordering) -> u64 {
-            self.0.fetch_min(value, store_order(order))
-        }
-
-        pub(super) fn compare_exchange(
-            &self,
-            current: u64,
-            new: u64,
-            done: Ordering,
-            failed: Ordering,
-        ) -> Result<u64, u64> {
-            self.0.compare_exchange(current, new, store_order(done), load_order(failed))
-        }
-    }
-}
-
 /// A server with one value, and what clients tell each other.
 struct World {
     epochs: Epochs,
@@ -95,7 +22,7 @@ struct World {
 
 impl World {
     fn new(relaxed: Relaxed) -> Rc<Self> {
-        RELAXED.set(relaxed);
+        atomic::begin(relaxed);
         let (value, told) = (AtomicU64::new(0), AtomicU64::new(0));
         Rc::new(Self { epochs: Epochs::new(0), value, told })
     }

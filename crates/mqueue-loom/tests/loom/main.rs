@@ -45,7 +45,9 @@ macro_rules! fails {
 mod books;
 mod bundles;
 mod bytes;
+mod dictionary;
 mod epochs;
+mod orders;
 mod rings;
 mod sleep;
 mod sockets;

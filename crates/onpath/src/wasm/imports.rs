@@ -18,6 +18,8 @@ const DELETE: &str = "dictionary_delete";
 const ABSENT: i32 = -1;
 const FULL: i32 = -1;
 const TOO_LONG: i32 = -2;
+/// What it returns if another worker was interrupted while it wrote at the same place.
+const BUSY: i32 = -3;
 
 /// What belongs to an instance.
 pub(super) struct Held {
@@ -102,11 +104,15 @@ fn set(
         Ok(()) => 0,
         Err(Refusal::Full) => FULL,
         Err(Refusal::TooLong) => TOO_LONG,
+        Err(Refusal::Busy) => BUSY,
     })
 }
 
 fn delete(mut caller: Caller<'_, Held>, key: u32, key_len: u32) -> Result<i32, Error> {
     let (memory, dictionary) = parts(&mut caller)?;
-    let removed = dictionary.delete(range(memory, key, key_len)?);
-    Ok(if removed { 0 } else { ABSENT })
+    Ok(match dictionary.delete(range(memory, key, key_len)?) {
+        Ok(true) => 0,
+        Ok(false) => ABSENT,
+        Err(_) => BUSY,
+    })
 }
