@@ -1,5 +1,5 @@
 // Estimates how many different items requests have had: the built-in function `hyperloglog` as a module, with hashes of 64 bits only. The states of
-// both are the same.
+// both are the same. On a byte stream all items have one length, and go on from one chunk to the next; a worker may have CONNECTIONS_MAX connections.
 //
 // Flajolet et al., 2007; the estimator is algorithm 6 of Ertl, arXiv:1702.01284; the hash is MurmurHash3 (Appleby, public domain).
 #include "serval_function.h"
@@ -23,6 +23,16 @@ static struct {
   serval_u8 header[12];
   serval_u8 ranks[1 << 18];
 } sketch;
+
+enum { ITEM_BYTES_MAX = 64, CONNECTIONS_MAX = 8192 };
+
+// What is kept of a connection between two chunks.
+static struct rest {
+  serval_u64 connection;  // 0: none
+  serval_u32 to_skip;     // bytes at its beginning that are still to be skipped
+  serval_u32 length;
+  serval_u8 bytes[ITEM_BYTES_MAX];
+} rests[CONNECTIONS_MAX];
 
 static serval_u64 finish(serval_u64 h) {
   h ^= h >> 33;
@@ -69,26 +79,78 @@ static void add(serval_u64 hash) {
   if (found > *rank) *rank = found;
 }
 
+// Adds items of one length, or words.
+static void add_items(const serval_u8* at, serval_u32 bytes, serval_u32 item) {
+  serval_u32 word = (serval_u32)values[ITEM_BYTES];
+  serval_u64 key = finish(values[SEED] | (serval_u64)word << 32);
+  for (; bytes >= item; bytes -= item, at += item, values[ITEMS]++)
+    add(word ? finish(number(at, word) + key) : murmur(at, item, values[SEED]));
+}
+
+static void keep(struct rest* rest, const serval_u8* at, serval_u32 bytes) {
+  // Without a library there is no memcpy, which the compiler would make of this loop.
+  volatile serval_u8* to = rest->bytes + rest->length;
+  for (serval_u32 i = 0; i < bytes; i++) to[i] = at[i];
+  rest->length += bytes;
+}
+
+static void add_chunk(serval_u64 connection, const serval_u8* at, serval_u32 bytes) {
+  serval_u64 item = values[ITEM_BYTES] ? values[ITEM_BYTES] : values[LENGTH];
+  // The lower half of the number is that of a place, which a worker uses again when a connection is closed.
+  serval_u32 place = (serval_u32)connection - 1;
+  if (item < 1 || item > ITEM_BYTES_MAX || place >= CONNECTIONS_MAX) {
+    values[SHORT]++;
+    return;
+  }
+  struct rest* rest = &rests[place];
+  if (rest->connection != connection) {
+    rest->connection = connection;
+    rest->to_skip = (serval_u32)values[OFFSET];
+    rest->length = 0;
+  }
+  serval_u32 skipped = bytes < rest->to_skip ? bytes : rest->to_skip;
+  rest->to_skip -= skipped;
+  at += skipped;
+  bytes -= skipped;
+  if (rest->length) {
+    serval_u32 missing = (serval_u32)item - rest->length;
+    serval_u32 taken = bytes < missing ? bytes : missing;
+    keep(rest, at, taken);
+    at += taken;
+    bytes -= taken;
+    if (rest->length < item) return;
+    add_items(rest->bytes, (serval_u32)item, (serval_u32)item);
+    rest->length = 0;
+  }
+  serval_u32 whole = bytes / (serval_u32)item * (serval_u32)item;
+  add_items(at, whole, (serval_u32)item);
+  keep(rest, at + whole, bytes - whole);
+}
+
 int SERVAL_EXPORT(serval_requests)(struct serval_message* messages, serval_u32 count,
                                    serval_u8* scratch, serval_u32 scratch_bytes) {
   (void)scratch;
   (void)scratch_bytes;
   serval_u64 offset = values[OFFSET], length = values[LENGTH];
   serval_u32 word = (serval_u32)values[ITEM_BYTES];
-  serval_u64 key = finish(values[SEED] | (serval_u64)word << 32);
   for (serval_u32 i = 0; i < count; i++) {
+    serval_u64 connection = serval_connection(&messages[i]);
+    if (connection) {
+      add_chunk(connection, messages[i].payload, messages[i].length);
+      continue;
+    }
     if (messages[i].length < offset + length) {
       values[SHORT]++;
       continue;
     }
     const serval_u8* at = messages[i].payload + offset;
     serval_u32 bytes = length ? (serval_u32)length : messages[i].length - (serval_u32)offset;
-    if (!word) {
-      add(murmur(at, bytes, values[SEED]));
-      values[ITEMS]++;
+    if (word) {
+      add_items(at, bytes, word);
+      continue;
     }
-    for (; word && bytes >= word; bytes -= word, at += word, values[ITEMS]++)
-      add(finish(number(at, word) + key));
+    add(murmur(at, bytes, values[SEED]));
+    values[ITEMS]++;
   }
   return 0;
 }
@@ -160,6 +222,8 @@ int SERVAL_EXPORT(serval_write)(serval_u32 index, serval_u64 value) {
   if (values[index] == value) return 0;
   values[index] = value;
   serval_reset();
+  // The next chunk of each connection begins with an item, behind what is skipped.
+  for (serval_u32 i = 0; i < CONNECTIONS_MAX; i++) *(volatile serval_u64*)&rests[i].connection = 0;
   return 0;
 }
 

@@ -149,6 +149,52 @@ proptest! {
     }
 }
 
+/// A chunk of a client's connection.
+fn show_chunk(function: &mut dyn Function, (key, generation): (u32, u32), bytes: &[u8]) {
+    let client = ReplyTo { endpoint: EndpointKind::Tcp, worker: 0, key, generation };
+    let request = RequestId { origin: Origin::Client(client), number: 0 };
+    let mut chunk = Messages::new(SIZES.message_bytes, SIZES.reply_bytes);
+    chunk.set_chunks();
+    let filled = chunk.push_with(&request, bytes.len(), |to| {
+        to.copy_from_slice(bytes);
+        true
+    });
+    assert!(filled);
+    function.decide(Direction::Requests, &mut chunk).unwrap();
+    assert_eq!(chunk.outcome(0), Outcome::Pass);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..Default::default() })]
+    /// On byte streams the module counts the items that chunks cut, as the built-in function does.
+    #[test]
+    fn the_hyperloglog_module_continues_items_of_byte_streams(
+        item_bytes in prop::sample::select(vec![0u64, 4, 8]),
+        (offset, length) in (0u64..20, 0u64..70),
+        chunks in prop::collection::vec(
+            ((0u32..5, 0u32..2), prop::collection::vec(any::<u8>(), 0..150)), 1..40,
+        ),
+    ) {
+        let params = [("item_bytes", item_bytes), ("offset", offset), ("length", length)];
+        let (mut native, mut module) = (sketch(&params), instance(&hyperloglog(), &params));
+        for (at, ((key, closes), bytes)) in chunks.iter().enumerate() {
+            // Some are chunks of another connection with the same key.
+            let connection = (*key, 1 + at as u32 / 16 * closes);
+            show_chunk(&mut *native, connection, bytes);
+            show_chunk(&mut *module, connection, bytes);
+            prop_assert_eq!(native.read(), module.read());
+        }
+        prop_assert!(native.state() == module.state());
+        // Other settings begin with a whole item.
+        for function in [&mut native, &mut module] {
+            function.write(6, offset + 1).unwrap();
+            show_chunk(&mut **function, (0, 1), &[7; 200]);
+        }
+        prop_assert_eq!(native.read(), module.read());
+        prop_assert!(native.state() == module.state());
+    }
+}
+
 #[test]
 fn a_state_is_inside_the_memory() {
     let whole =
