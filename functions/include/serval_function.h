@@ -115,10 +115,10 @@ extern "C" {
 // The length of the value, of which up to `room` bytes are copied; -1: there is no such key.
 int serval_dictionary_get(const void* key, serval_u32 key_length, void* value, serval_u32 room)
     SERVAL_IMPORT(dictionary_get);
-// 0; -1: it is full; -2: the key or the value is too long.
+// 0; -1: it is full; -2: the key or the value is too long; -3: another worker was interrupted while it wrote at the same place.
 int serval_dictionary_set(const void* key, serval_u32 key_length, const void* value, serval_u32 value_length)
     SERVAL_IMPORT(dictionary_set);
-// 0; -1: there is no such key.
+// 0; -1: there is no such key; -3: as for set.
 int serval_dictionary_delete(const void* key, serval_u32 key_length) SERVAL_IMPORT(dictionary_delete);
 #ifdef __cplusplus
 }

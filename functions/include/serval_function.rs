@@ -120,7 +120,7 @@ pub mod dictionary {
         usize::try_from(length).ok()
     }
 
-    /// Stores a value. False: it is full, or one of the two is too long.
+    /// Stores a value. False: it is full, one of the two is too long, or another worker was interrupted while it wrote at the same place.
     pub fn set(key: &[u8], value: &[u8]) -> bool {
         let (key_length, length) = (key.len() as u32, value.len() as u32);
         // SAFETY: the host reads inside these slices.

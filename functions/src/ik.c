@@ -249,11 +249,13 @@ static int create(struct ik* ik, const char* function, const char* name,
   size_t length = strlen(function);
   int is_module = length > 5 && strcmp(function + length - 5, ".wasm") == 0;
   int file = is_module ? sealed_copy(function) : -1;
-  char more[96] = "";
+  char more[160 + TEXT_BYTES_MAX] = "";
   int result, at = 0;
   if (is_module && file < 0) return file;
   if (attrs->deadline_us) at = sprintf(more, ",\"deadline_us\":%u", attrs->deadline_us);
-  if (attrs->memory_mib) sprintf(more + at, ",\"memory_mib\":%u", attrs->memory_mib);
+  if (attrs->memory_mib) at += sprintf(more + at, ",\"memory_mib\":%u", attrs->memory_mib);
+  if (attrs->dictionary) at += sprintf(more + at, ",\"dictionary\":\"%s\"", attrs->dictionary);
+  if (attrs->dictionary_kib) sprintf(more + at, ",\"dictionary_kib\":%u", attrs->dictionary_kib);
   ik->fd = attrs->keep ? -1 : connect_to(&ik->server);
   result = attrs->keep || ik->fd >= 0 ? 0 : ik->fd;
   if (result == 0)
@@ -274,6 +276,7 @@ int ik_create(const char* server, const char* function, const char* name,
   int result;
   create_error[0] = '\0';
   if (!ik || !is_text(function, PATH_BYTES_MAX) || !is_text(name, TEXT_BYTES_MAX)) return -EINVAL;
+  if (attrs && attrs->dictionary && !is_text(attrs->dictionary, TEXT_BYTES_MAX)) return -EINVAL;
   if (!server || !*server || strlen(server) >= sizeof(made->server.sun_path)) return -EINVAL;
   made = calloc(1, sizeof(*made));
   if (made) made->answer = malloc(ANSWER_BYTES_MAX + 1);

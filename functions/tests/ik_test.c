@@ -31,6 +31,13 @@ static void calls(const char* server, const char* service, const char* function)
   check("no module", ik_create(server, "/nowhere/f.wasm", "f", NULL, &ik) == -ENOENT);
   check("unknown function", ik_create(server, "nothing", "f", NULL, &ik) == -EREMOTEIO);
   check("a sentence", strstr(ik_error(NULL), "no built-in function \"nothing\"") != NULL);
+  attrs.dictionary = "a b";
+  check("no name", ik_create(server, function, "f", &attrs, &ik) == -EREMOTEIO);
+  check("a sentence", strstr(ik_error(NULL), "is no name") != NULL);
+  attrs.dictionary = "a\"";
+  check("a name without quotes", ik_create(server, function, "f", &attrs, &ik) == -EINVAL);
+  attrs.dictionary = "known";
+  attrs.dictionary_kib = 32;
   check("create", ik_create(server, function, "f", &attrs, &ik) == 0);
   check("no sentence", !*ik_error(NULL) && !*ik_error(ik));
   check("the name is taken", ik_create(server, function, "f", &attrs, &other) == -EREMOTEIO);

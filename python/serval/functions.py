@@ -41,12 +41,15 @@ def create(
     on_failure: str = "closed",
     deadline_us: int | None = None,
     memory_mib: int | None = None,
+    dictionary: str | None = None,
+    dictionary_kib: int | None = None,
     keep: bool = False,
 ) -> Function:
     """Creates a function in a running server: a built-in one, or the path of a WebAssembly module, which ends in ``.wasm``.
 
     ``server`` is an :class:`serval.Engine`, or the path of a control socket. The function is attached to nothing; its name is one that no other function
-    has that this user has created.
+    has that this user has created. A module that uses a dictionary needs its name: functions of this user on services of one tenant that name the same
+    ``dictionary`` share it, and all give the same ``dictionary_kib``.
     """
     function = os.fspath(function)
     is_module = function.endswith(".wasm")
@@ -61,6 +64,10 @@ def create(
         request["deadline_us"] = deadline_us
     if memory_mib is not None:
         request["memory_mib"] = memory_mib
+    if dictionary is not None:
+        request["dictionary"] = dictionary
+    if dictionary_kib is not None:
+        request["dictionary_kib"] = dictionary_kib
     connection = _Connection(_path(server), lasting=not keep)
     try:
         answer = connection.ask("create", request, function if is_module else None)

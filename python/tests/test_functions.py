@@ -113,3 +113,12 @@ def test_a_ring_has_what_the_function_delivers(engine):
                 function.ring()
         with pytest.raises(serval.EngineError, match="closed"):
             ring.read()
+
+
+def test_a_function_names_a_dictionary(engine):
+    with functions.create(engine, MODULE, "known", dictionary="sessions", dictionary_kib=32) as function:
+        with function.attach("echo"):
+            found = [found for found in functions.list_functions(engine) if found["name"] == "known"]
+            assert [(of["dictionary"], of["dictionary_kib"]) for of in found] == [("sessions", 32)]
+    with pytest.raises(serval.EngineError, match="is no name"):
+        functions.create(engine, MODULE, "known", dictionary="a b")

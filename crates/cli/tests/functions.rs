@@ -169,6 +169,10 @@ fn functions_of_a_running_server_are_managed_from_a_shell() {
             "offset=0",
             "--deadline-us",
             "1000000",
+            "--dictionary",
+            "known",
+            "--dictionary-kib",
+            "32",
         ];
         done(&server, &attach, result);
         done(&server, &["list"], function);
@@ -186,6 +190,13 @@ fn functions_of_a_running_server_are_managed_from_a_shell() {
     }
     let line = "serval_function_dropped_total{service=\"echo\",function=\"limits\"} 1";
     server.wait_for_line(line);
+    let line = "serval_function_dictionary_entries{service=\"echo\",function=\"limits\"} 0";
+    server.wait_for_line(line);
+    refused(
+        &server,
+        &["attach", "echo", "f", "threshold", "--dictionary", "a b"],
+        "\"dictionary\" is no name",
+    );
     refused(
         &server,
         &["attach", "echo", "f", "nothing"],

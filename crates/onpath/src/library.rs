@@ -112,6 +112,8 @@ pub struct Spec {
     pub dictionary_kib: u32,
 }
 
+/// Instances of a module that a worker may have: the one that works, and two in reserve.
+pub(crate) const INSTANCES: usize = 3;
 /// Default of `memory_mib` of a cache.
 pub(crate) const CACHE_MEMORY_MIB: u64 = 16;
 
@@ -135,11 +137,11 @@ impl Spec {
         self.function.ends_with(MODULE_SUFFIX) || self.pin().is_some()
     }
 
-    /// The memory that an instance may use, in bytes, as far as it is limited by a setting: that of a module, or of a cache.
+    /// The memory that a worker's instances may use, in bytes, as far as it is limited by a setting: that of a module, or of a cache.
     fn memory_max_bytes(&self) -> u64 {
         let given = self.params.iter().find(|(name, _)| name == "memory_mib");
         let mib = match (self.is_module(), given) {
-            (true, _) => self.memory_mib.into(),
+            (true, _) => u64::from(self.memory_mib) * INSTANCES as u64,
             (false, Some((_, Param::Integer(mib)))) => *mib,
             (false, _) if self.function == "memcached-cache" => CACHE_MEMORY_MIB,
             (false, _) => 0,

@@ -116,13 +116,37 @@ fn a_dictionary_counts_as_memory_of_the_tenant() {
     of.tenant = "small".into();
     let bytes = topology(vec![of.clone()]).region_bytes_of("small");
     let mut tenant = Tenant::new("small");
-    // The region, and two instances' memory.
-    tenant.memory_mib = bytes.div_ceil(1 << 20) + 5;
+    // The region, and the memory of three instances of 4 MiB.
+    tenant.memory_mib = bytes.div_ceil(1 << 20) + 13;
     let mut server = start(Topology { tenants: vec![tenant], ..topology(vec![of]) });
     let mut large = spec(Some("d"));
     large.dictionary_kib = 4 << 10;
     let refused = attach(&mut server, "a", &large, b'1').unwrap_err();
     assert!(refused.contains("small") && refused.contains("memory_mib"), "{refused}");
     attach(&mut server, "a", &spec(Some("d")), b'1').unwrap();
+    assert!(server.shutdown().is_clean());
+}
+
+/// A user who may attach functions does not see what the operator's functions of the same tenant know.
+#[test]
+fn users_have_dictionaries_of_their_own() {
+    let user = |more: u32| Caller { user: Caller::engine().user + more, connection: Some(1) };
+    let mut services: Vec<_> =
+        ["a", "b", "c"].map(|name| service(name, vec![udp()], "echo")).into();
+    services.iter_mut().for_each(|of| of.tenant = "shared".into());
+    let tenant = Tenant { users: vec![user(1).user], ..Tenant::new("shared") };
+    let mut server = start(Topology { tenants: vec![tenant], ..topology(services) });
+    let attach_as = |server: &mut Server, caller, service: &str, mark| {
+        let module = Some(module(mark));
+        server.attach_new(caller, service, &spec(Some("d")), module, &Place::Default).unwrap();
+    };
+    attach_as(&mut server, Caller::engine(), "a", b'1');
+    attach_as(&mut server, user(1), "b", b'2');
+    assert_eq!(asked(&server, 0, b"key"), b"key");
+    assert_eq!(asked(&server, 0, b"key"), b"1key");
+    assert_eq!(asked(&server, 1, b"key"), b"key", "it is not there for the user");
+    // Another function of that user finds what its first one has stored.
+    attach_as(&mut server, user(1), "c", b'3');
+    assert_eq!(asked(&server, 2, b"key"), b"3key");
     assert!(server.shutdown().is_clean());
 }

@@ -294,14 +294,15 @@ fn the_memory_of_a_tenant_has_one_limit() {
     let mut server = engine();
     let [a, _] = users();
     let regions = server.topology().region_bytes_of("a").div_ceil(1 << 20);
-    let limited = Tenant { memory_mib: regions + 8, ..tenants().remove(0) };
+    // A module has three instances on the worker.
+    let limited = Tenant { memory_mib: regions + 22, ..tenants().remove(0) };
     server.put_tenant(Caller::engine(), limited, false).unwrap();
     let module = |name: &str, memory_mib: u32| Spec { memory_mib, ..spec(name, "threshold.wasm") };
     let attach = |server: &mut Server, name: &str, memory_mib: u32| {
         let spec = module(name, memory_mib);
         server.attach_new(a, "of-a", &spec, Some(wasm()), &Place::Default).map(drop)
     };
-    let refused = attach(&mut server, "large", 9).unwrap_err().to_string();
+    let refused = attach(&mut server, "large", 8).unwrap_err().to_string();
     assert!(refused.contains("may use") && refused.contains("memory_mib"), "{refused}");
     attach(&mut server, "first", 5).unwrap();
     attach(&mut server, "second", 4).unwrap_err();

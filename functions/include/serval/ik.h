@@ -34,6 +34,8 @@ struct ik_attrs {
   uint32_t deadline_us;  // 1 to 1000000
   uint32_t memory_mib;   // 1 to 1024; of a module
   int keep;              // 1: it stays when the process ends, until it is destroyed (`serval fn destroy NAME`)
+  const char* dictionary;   // the dictionary of a module: functions of this user that name the same one share it; a null pointer: none
+  uint32_t dictionary_kib;  // 16 to 65536
 };
 
 // Creates a function: a built-in one, or the absolute path of a module, which ends in .wasm and is read here. It is attached to nothing, and costs

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use onpath::library::{DEADLINE_US, DEADLINE_US_MAX, MEMORY_MIB, MEMORY_MIB_MAX};
+use onpath::dictionary::{KIB_MAX, KIB_MIN};
+use onpath::library::{DEADLINE_US, DEADLINE_US_MAX, DICTIONARY_KIB, MEMORY_MIB, MEMORY_MIB_MAX};
 use onpath::{OnFailure, Param, Spec};
 use serde_json::{Map, Value as Json, json};
 use server::control::client::FunctionClient;
@@ -71,6 +72,14 @@ struct Made {
     /// Memory of each instance of a module, in MiB [default: 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MEMORY_MIB_MAX)))]
     memory_mib: Option<u32>,
+
+    /// The dictionary of the tenant that a module uses: functions that name the same one share it [default: none]
+    #[arg(long, value_name = "NAME")]
+    dictionary: Option<String>,
+
+    /// The size of that dictionary, in KiB [default: 64]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(i64::from(KIB_MIN)..=i64::from(KIB_MAX)))]
+    dictionary_kib: Option<u32>,
 }
 
 #[derive(Args, Debug)]
@@ -445,9 +454,16 @@ impl Attach {
 
 impl Made {
     fn is_given(&self) -> bool {
-        let Self { params, on_failure, deadline_us, memory_mib } = self;
-        let given = (on_failure.is_some(), deadline_us.is_some(), memory_mib.is_some());
-        !params.is_empty() || given != (false, false, false)
+        let Self { params, on_failure, deadline_us, memory_mib, dictionary, dictionary_kib } = self;
+        let given = [
+            !params.is_empty(),
+            on_failure.is_some(),
+            deadline_us.is_some(),
+            memory_mib.is_some(),
+            dictionary.is_some(),
+            dictionary_kib.is_some(),
+        ];
+        given.contains(&true)
     }
 
     fn spec(&self, name: &str, function: &str) -> Result<Spec, Failure> {
@@ -469,12 +485,15 @@ impl Made {
         spec.on_failure = self.on_failure.unwrap_or(FailurePolicy::Closed).into();
         spec.deadline_us = self.deadline_us.unwrap_or(DEADLINE_US);
         spec.memory_mib = self.memory_mib.unwrap_or(MEMORY_MIB);
+        spec.dictionary.clone_from(&self.dictionary);
+        spec.dictionary_kib = self.dictionary_kib.unwrap_or(DICTIONARY_KIB);
         Ok(spec)
     }
 
     fn replacement(&self, function: Option<&str>) -> Result<Replacement, Failure> {
         if function.is_none() && !self.is_given() {
-            let why = "nothing is replaced: give FUNCTION, --param, --on-failure, --deadline-us or --memory-mib";
+            let why = "nothing is replaced: give FUNCTION, --param, --on-failure, --deadline-us, --memory-mib, --dictionary or \
+                       --dictionary-kib";
             return Err(Failure::Usage(why.to_owned()));
         }
         // Without a function it is not known which parameter is a file.
@@ -485,6 +504,8 @@ impl Made {
             on_failure: self.on_failure.map(OnFailure::from),
             deadline_us: self.deadline_us,
             memory_mib: self.memory_mib,
+            dictionary: self.dictionary.clone(),
+            dictionary_kib: self.dictionary_kib,
         })
     }
 }

@@ -7,9 +7,10 @@ use std::thread::JoinHandle;
 
 use super::instance::{Running, START_TICKS, Start};
 use crate::function::Failure;
+use crate::library::INSTANCES;
 
 /// Spares of an instance: one for the other messages of a batch that failed, and one for those behind the message that made it fail.
-const SPARES: usize = 2;
+const SPARES: usize = INSTANCES - 1;
 /// The version of the settings of an instance that is gone.
 const GONE: u64 = u64::MAX;
 

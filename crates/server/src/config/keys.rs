@@ -523,7 +523,7 @@ const COMMON: &[(&str, &[Key])] = &[
             mqueues: tenants(number("mqueues", 0..=1 << 32, |t| Number::U64(&mut t.mqueues))), "",
                 "Mqueues of all its services. 0: no limit.";
             memory_mib: tenants(number("MiB", 0..=1 << 30, |t| Number::U64(&mut t.memory_mib))), "",
-                "Memory of the regions of all its services, of modules and caches on their paths, for each worker, and of rings of its users. 0: no limit.";
+                "Memory of the regions of all its services, of modules (three instances of each) and caches on their paths, for each worker, of dictionaries, and of rings of its users. 0: no limit.";
             users: Other("list of integers"), "`[]`",
                 "Users, by number, whose processes may make requests about functions of the tenant's services over the control socket, and no others \
                  ([tenants.md](tenants.md)).";

@@ -348,9 +348,11 @@ fn parse_replacement(request: &Json) -> Result<Replacement, String> {
         on_failure: given("on_failure").then_some(spec.on_failure),
         deadline_us: given("deadline_us").then_some(spec.deadline_us),
         memory_mib: given("memory_mib").then_some(spec.memory_mib),
+        dictionary_kib: given("dictionary_kib").then_some(spec.dictionary_kib),
+        dictionary: spec.dictionary,
     };
     if replacement == Replacement::default() {
-        return Err("the request replaces nothing: give \"function\", \"params\", \"on_failure\", \"deadline_us\" or \"memory_mib\"".to_owned());
+        return Err("the request replaces nothing: give \"function\", \"params\", \"on_failure\", \"deadline_us\", \"memory_mib\", \"dictionary\" or \"dictionary_kib\"".to_owned());
     }
     Ok(replacement)
 }
@@ -375,10 +377,19 @@ fn replacement_json(request: &mut Json, by: &Replacement) {
     if let Some(memory_mib) = by.memory_mib {
         request["memory_mib"] = memory_mib.into();
     }
+    if let Some(dictionary) = &by.dictionary {
+        request["dictionary"] = dictionary.as_str().into();
+    }
+    if let Some(dictionary_kib) = by.dictionary_kib {
+        request["dictionary_kib"] = dictionary_kib.into();
+    }
 }
 
 fn parse_spec(request: &Json) -> Result<Spec, String> {
-    use onpath::library::{DEADLINE_US, DEADLINE_US_MAX, MEMORY_MIB, MEMORY_MIB_MAX};
+    use onpath::dictionary::{KIB_MAX, KIB_MIN};
+    use onpath::library::{
+        DEADLINE_US, DEADLINE_US_MAX, DICTIONARY_KIB, MEMORY_MIB, MEMORY_MIB_MAX, is_name,
+    };
     let mut spec = Spec::new(
         &text(request, "name", TEXT_BYTES_MAX)?,
         &text(request, "function", PATH_BYTES_MAX)?,
@@ -418,6 +429,17 @@ fn parse_spec(request: &Json) -> Result<Spec, String> {
     spec.deadline_us = number(request, "deadline_us", DEADLINE_US_MAX, DEADLINE_US)?.max(1);
     let memory_mib = number(request, "memory_mib", MEMORY_MIB_MAX.into(), MEMORY_MIB.into())?;
     spec.memory_mib = (memory_mib as u32).max(1);
+    if request.get("dictionary").is_some_and(|name| !name.is_null()) {
+        let name = text(request, "dictionary", TEXT_BYTES_MAX)?;
+        if !is_name(&name) {
+            return Err(
+                "\"dictionary\" is no name: 1 to 64 letters, digits, `_` and `-`".to_owned()
+            );
+        }
+        spec.dictionary = Some(name);
+    }
+    let kib = number(request, "dictionary_kib", KIB_MAX.into(), DICTIONARY_KIB.into())?;
+    spec.dictionary_kib = (kib as u32).max(KIB_MIN);
     Ok(spec)
 }
 
@@ -437,10 +459,15 @@ pub fn spec_json(spec: &Spec) -> Json {
         OnFailure::Open => "open",
         OnFailure::Closed => "closed",
     };
-    json!({
+    let mut shown = json!({
         "name": spec.name, "function": spec.function, "params": params, "on_failure": on_failure,
         "deadline_us": spec.deadline_us, "memory_mib": spec.memory_mib,
-    })
+    });
+    if let Some(dictionary) = &spec.dictionary {
+        shown["dictionary"] = dictionary.as_str().into();
+        shown["dictionary_kib"] = spec.dictionary_kib.into();
+    }
+    shown
 }
 
 /// Reads an answer: an object whose texts cannot control a terminal. Control characters in them are replaced by `?`,
@@ -489,6 +516,7 @@ mod tests {
         let mut spec = Spec::new("f", "/lib/f.wasm");
         spec.params = vec![("low".into(), u64::MAX.into()), ("key".into(), "a b".into())];
         (spec.on_failure, spec.deadline_us, spec.memory_mib) = (OnFailure::Open, 7, 9);
+        (spec.dictionary, spec.dictionary_kib) = (Some("known".into()), 64);
         let named = || Target::Named { service: service.clone(), name: name.clone() };
         let registers = |action| FunctionRequest::Registers(named(), action);
         let attach =
@@ -504,6 +532,8 @@ mod tests {
             on_failure: Some(OnFailure::Closed),
             deadline_us: Some(1),
             memory_mib: Some(1),
+            dictionary: Some("known".into()),
+            dictionary_kib: Some(16),
         };
         let params = Replacement { params: Some(Vec::new()), ..Replacement::default() };
         for request in [

@@ -114,6 +114,10 @@ pub struct Replacement {
     pub deadline_us: Option<u64>,
     /// See [`Spec::memory_mib`].
     pub memory_mib: Option<u32>,
+    /// See [`Spec::dictionary`].
+    pub dictionary: Option<String>,
+    /// See [`Spec::dictionary_kib`].
+    pub dictionary_kib: Option<u32>,
 }
 
 /// What is done with registers before they are read.
@@ -449,8 +453,12 @@ impl Server {
         };
         let mut object = object.clone();
         let (before, origin) = (object.clone(), object.origin);
-        let Replacement { function, params, on_failure, deadline_us, memory_mib } = by;
+        let Replacement { function, params, on_failure, deadline_us, memory_mib, .. } = by;
         let spec = &mut object.spec;
+        if by.dictionary.is_some() {
+            spec.dictionary.clone_from(&by.dictionary);
+        }
+        put(&mut spec.dictionary_kib, &by.dictionary_kib);
         put(&mut spec.function, function);
         put(&mut spec.params, params);
         put(&mut spec.on_failure, on_failure);

@@ -19,6 +19,7 @@ use super::super::plan::{Plan, ServiceAction};
 use super::super::tenants::is_user_of;
 use super::super::{ChangeError, Server, ServerError};
 use super::objects::{Caller, Object, Origin};
+use super::quota::user_of;
 use super::sample::Sampling;
 use super::{AttachedFunction, FunctionError, path};
 use crate::directory::Directory;
@@ -136,7 +137,7 @@ impl Server {
         let mut registers = Vec::new();
         let mut links = Vec::with_capacity(workers);
         let link = self.functions.next_link();
-        let dictionary = self.functions.dictionary(&service.tenant, spec);
+        let dictionary = self.functions.dictionary(&service.tenant, user_of(&object), spec);
         metrics.set_dictionary(dictionary.as_ref());
         let sizes = path::sizes(service, backend);
         for worker in 0..workers {

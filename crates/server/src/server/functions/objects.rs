@@ -175,8 +175,8 @@ pub(in super::super) struct Functions {
     pub(super) detached: Vec<Object>,
     pub(super) counters: Arc<FunctionCounters>,
     pub(super) traces: Vec<Tracing>,
-    /// By tenant and name: those that functions use.
-    dictionaries: HashMap<(String, String), Weak<Dictionary>>,
+    /// By tenant, user unless it is the operator, and name: those that functions use.
+    dictionaries: HashMap<(String, Option<u32>, String), Weak<Dictionary>>,
     last_id: u64,
     last_link: u64,
 }
@@ -197,10 +197,15 @@ impl Functions {
     }
 
     /// The dictionary of a tenant that a function names. It is there as long as a function uses it: those that replace others are made before
-    /// those end.
-    pub(super) fn dictionary(&mut self, tenant: &str, spec: &Spec) -> Option<Arc<Dictionary>> {
+    /// those end. Functions of a user who is not the operator share those of this user only: it may not see what other services know.
+    pub(super) fn dictionary(
+        &mut self,
+        tenant: &str,
+        user: Option<u32>,
+        spec: &Spec,
+    ) -> Option<Arc<Dictionary>> {
         self.dictionaries.retain(|_, dictionary| dictionary.strong_count() > 0);
-        let key = (tenant.to_owned(), spec.dictionary.clone()?);
+        let key = (tenant.to_owned(), user, spec.dictionary.clone()?);
         let found = self.dictionaries.get(&key).and_then(Weak::upgrade);
         let found = found.filter(|dictionary| dictionary.kib() == spec.dictionary_kib);
         let dictionary = found.unwrap_or_else(|| Arc::new(Dictionary::new(spec.dictionary_kib)));

@@ -9,7 +9,7 @@ use super::objects::{Caller, Object, Origin, Refused};
 use super::{FunctionError, Target};
 
 /// The user at whose request a function exists, unless it is the operator.
-fn user_of(object: &Object) -> Option<u32> {
+pub(super) fn user_of(object: &Object) -> Option<u32> {
     let user = match object.origin {
         Origin::File => None,
         Origin::Attached(user) | Origin::Created { user, .. } => Some(user),
