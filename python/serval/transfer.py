@@ -95,12 +95,14 @@ class Seal:
 
 @dataclass(frozen=True)
 class Compress:
-    """Compresses: ``"gzip"`` or ``"zstd"``."""
+    """Compresses: ``"gzip"`` or ``"zstd"``, with a level from 1 to 9, or 1 for gzip and 3 for zstd."""
 
     format: str
+    level: int | None = None
 
     def _given(self) -> _Given:
-        return ("compress", self.format, b"", 0, 0)
+        option = self.format if self.level is None else f"{self.format}:{_size(self.level, 'level')}"
+        return ("compress", option, b"", 0, 0)
 
 
 @dataclass(frozen=True)

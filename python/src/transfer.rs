@@ -371,7 +371,7 @@ fn stage((name, option, bytes, first, second): GivenStage) -> PyResult<StageSpec
         "digest" => StageSpec::Digest(DigestKind::named(&option).ok_or_else(unknown)?),
         "open" => StageSpec::Open(cipher()?, key()?),
         "seal" => StageSpec::Seal(cipher()?, key()?),
-        "compress" => StageSpec::Compress(format()?),
+        "compress" => StageSpec::Compress(option.parse().map_err(PyValueError::new_err)?),
         "expand" => {
             let ratio = u32::try_from(second).unwrap_or(u32::MAX);
             StageSpec::Expand(format()?, ExpandLimits { bytes: first, ratio })

@@ -59,7 +59,9 @@ def test_what_is_sealed_and_compressed_opens_and_expands(plain, tmp_path):
         transfers.run(sealed, back, Open(KEY), Expand("gzip"), sync=True)
         assert back.read_bytes() == plain.read_bytes()
         packed = tmp_path / "packed"
-        transfers.run(plain, packed, Compress("gzip"))
+        with pytest.raises(ValueError, match="levels of gzip are 1 to 9"):
+            transfers.run(plain, packed, Compress("gzip", 10))
+        transfers.run(plain, packed, Compress("gzip", 9))
         assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
         with pytest.raises(TransferError) as wrong:
             transfers.run(sealed, tmp_path / "wrong", Open(b"x" * 32))

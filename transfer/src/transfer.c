@@ -117,6 +117,7 @@ static int check_stage(const sv_stage *stage) {
     uint32_t most = keyed ? SV_CIPHER_AES_256_CTR : stage->kind == SV_STAGE_DIGEST ? SV_DIGEST_SHA1 : SV_FORMAT_ZSTD;
     bool known = stage->kind >= SV_STAGE_DIGEST && stage->kind <= SV_STAGE_SEARCH;
     bool searches = stage->kind == SV_STAGE_SEARCH;
+    if (stage->level > (stage->kind == SV_STAGE_COMPRESS ? SV_LEVEL_MAX : 0)) return -EINVAL;
     if (searches != (stage->pattern != NULL)) return -EINVAL;
     if (searches && (stage->pattern_bytes == 0 || stage->pattern_bytes > PATTERN_BYTES_MAX)) return -EINVAL;
     return known && stage->option >= 1 && stage->option <= most && keyed == (stage->key != NULL) ? 0 : -EINVAL;
@@ -127,6 +128,8 @@ static size_t put_stage(uint8_t *at, const sv_stage *stage) {
     size_t follows = 0;
     at[0] = (uint8_t)stage->kind;
     at[1] = (uint8_t)stage->option;
+    if (stage->kind == SV_STAGE_COMPRESS)
+        at[4] = (uint8_t)(stage->level ? stage->level : stage->option == SV_FORMAT_GZIP ? 1 : 3);
     if (stage->key) {
         follows = KEY_BYTES;
         memcpy(at + STAGE_BYTES, stage->key, KEY_BYTES);
@@ -345,6 +348,18 @@ int sv_transfers_next(sv_transfers *transfers, int timeout_ms, sv_transfer_resul
         int64_t left = timeout_ms > 0 ? end - now_ms() : timeout_ms;
         status = wait_readable(transfers, timeout_ms > 0 && left < 0 ? 0 : (int)left);
         if (status < 0) return status;
+    }
+}
+
+int sv_transfers_dispatch(sv_transfers *transfers, int timeout_ms, sv_transfer_done done, void *user) {
+    sv_transfer_result result;
+    int count = 0;
+    for (;;) {
+        int status = sv_transfers_next(transfers, count ? 0 : timeout_ms, &result);
+        /* An error after a result comes again with the next call. */
+        if (status != 0) return count ? count : status;
+        done(user, &result);
+        count++;
     }
 }
 

@@ -212,6 +212,44 @@ static void makes_whole_files(sv_transfers *transfers, const char *folder) {
     close(source);
 }
 
+struct called {
+    unsigned times;
+    uint64_t id;
+    int error;
+};
+
+static void note_result(void *user, const sv_transfer_result *result) {
+    struct called *called = user;
+    called->times++;
+    called->id = result->id;
+    called->error = result->error;
+}
+
+/* A higher level is shorter, and expands to the same. */
+static void compresses_at_levels(sv_transfers *transfers, const char *folder) {
+    int file = make_file(folder, "source", BYTES), packed = make_file(folder, "packed", 0), back = make_file(folder, "back", 0);
+    uint64_t bytes[2];
+    sv_transfer transfer = SV_TRANSFER_DEFAULTS;
+    sv_transfer_result result;
+    sv_stage stage = {.kind = SV_STAGE_COMPRESS, .option = SV_FORMAT_ZSTD};
+    for (unsigned i = 0; i < 2; i++) {
+        stage.level = i ? SV_LEVEL_MAX : 0;
+        CHECK(sv_pipeline(transfers, file, packed, &transfer, &stage, 1, &result) == 0 && result.error == 0);
+        bytes[i] = result.written;
+    }
+    CHECK(bytes[1] <= bytes[0]);
+    transfer.bytes = bytes[1];
+    sv_stage expand = {.kind = SV_STAGE_EXPAND, .option = SV_FORMAT_ZSTD, .ratio_max = 100000};
+    CHECK(sv_pipeline(transfers, packed, back, &transfer, &expand, 1, &result) == 0 && result.error == 0 && result.written == BYTES);
+    stage.level = SV_LEVEL_MAX + 1;
+    CHECK(sv_pipeline(transfers, file, packed, &transfer, &stage, 1, &result) == -EINVAL);
+    expand.level = 1;
+    CHECK(sv_pipeline(transfers, packed, back, &transfer, &expand, 1, &result) == -EINVAL);
+    close(file);
+    close(packed);
+    close(back);
+}
+
 /* Two transfers at once: one ends, the other one waits for its peer until it is cancelled. */
 static void runs_asynchronously(sv_transfers *transfers, const char *folder) {
     int file = make_file(folder, "source", BYTES), sink = make_file(folder, "sink", 0);
@@ -226,7 +264,10 @@ static void runs_asynchronously(sv_transfers *transfers, const char *folder) {
     sv_transfer_result result;
     struct pollfd entry = {sv_transfers_fd(transfers), POLLIN, 0};
     CHECK(poll(&entry, 1, -1) == 1);
-    CHECK(sv_transfers_next(transfers, 0, &result) == 0 && result.id == sends && result.error == 0);
+    struct called called = {0, 0, -1};
+    CHECK(sv_transfers_dispatch(transfers, 0, note_result, &called) == 1);
+    CHECK(called.times == 1 && called.id == sends && called.error == 0);
+    CHECK(sv_transfers_dispatch(transfers, 0, note_result, &called) == -EAGAIN && called.times == 1);
     CHECK(sv_transfers_next(transfers, 0, &result) == -EAGAIN);
     /* A blocking call keeps the result of the other transfer. */
     unsigned char got[10];
@@ -301,6 +342,7 @@ int main(int argc, char **argv) {
     pipes(transfers, argv[2]);
     makes_whole_files(transfers, argv[2]);
     runs_asynchronously(transfers, argv[2]);
+    compresses_at_levels(transfers, argv[2]);
     refuses(transfers, argv[2]);
     sv_transfers_close(transfers);
     leaves_nothing(argv[1], argv[2]);

@@ -139,6 +139,23 @@ pub struct TenantSample {
     pub waited: f64,
 }
 
+/// Activity of one kind of device in transfers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TransferSample {
+    /// `file`, `socket` or `accelerator`.
+    pub device: String,
+    /// Transfers whose next step waits for it.
+    pub queued: f64,
+    /// Steps that run.
+    pub running: f64,
+    /// Bytes of the chunks of both.
+    pub bytes_in_flight: f64,
+    /// Bytes per second taken from such sources, …
+    pub taken: f64,
+    /// … and given to such sinks.
+    pub given: f64,
+}
+
 /// Activity of a server between two reads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
@@ -152,6 +169,8 @@ pub struct Sample {
     pub functions: Vec<FunctionSample>,
     /// The tenants; none if there is only the operator.
     pub tenants: Vec<TenantSample>,
+    /// The devices of transfers; none if the server does no transfers.
+    pub transfers: Vec<TransferSample>,
     /// Services of which a removed version did not end.
     pub left_behind: Vec<String>,
     /// Services with a kernel on a worker's core that does not return: their workers serve nothing.
@@ -174,6 +193,7 @@ impl Sample {
                 .collect(),
             functions: change.functions(),
             tenants: change.tenants(),
+            transfers: change.transfers(),
             left_behind: after
                 .labels("serval_service_left_behind", "service")
                 .map(str::to_owned)
@@ -222,6 +242,12 @@ impl Sample {
                 "shed": t.shed, "outstanding": t.outstanding, "waited": t.waited,
             })
         };
+        let transfer = |t: &TransferSample| {
+            json!({
+                "device": t.device, "queued": t.queued, "running": t.running,
+                "bytes_in_flight": t.bytes_in_flight, "source_bytes": t.taken, "sink_bytes": t.given,
+            })
+        };
         let worker = |w: &WorkerSample| {
             json!({
                 "worker": w.worker, "busy": w.busy, "idle": w.idle, "asleep": w.asleep,
@@ -234,6 +260,7 @@ impl Sample {
             "services": self.services.iter().map(service).collect::<Vec<_>>(),
             "functions": self.functions.iter().map(function).collect::<Vec<_>>(),
             "tenants": self.tenants.iter().map(tenant).collect::<Vec<_>>(),
+            "transfers": self.transfers.iter().map(transfer).collect::<Vec<_>>(),
             "workers": self.workers.iter().map(worker).collect::<Vec<_>>(),
         })
     }
@@ -307,6 +334,22 @@ impl Change<'_> {
             }
         }
         functions
+    }
+
+    fn transfers(&self) -> Vec<TransferSample> {
+        let device = |name: &str| {
+            let of = [("device", name)];
+            let now = |metric: &str| self.after.value(metric, &of).unwrap_or(0.0);
+            TransferSample {
+                device: name.to_owned(),
+                queued: now("serval_transfers_queued"),
+                running: now("serval_transfers_running"),
+                bytes_in_flight: now("serval_transfer_bytes_in_flight"),
+                taken: self.rate("serval_transfers_source_bytes_total", &of),
+                given: self.rate("serval_transfers_sink_bytes_total", &of),
+            }
+        };
+        self.after.labels("serval_transfer_bytes_in_flight", "device").map(device).collect()
     }
 
     fn tenants(&self) -> Vec<TenantSample> {

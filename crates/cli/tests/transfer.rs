@@ -280,8 +280,8 @@ fn a_bomb_replaces_no_file() {
     let source = folder.path("source");
     fs::File::create(&source).unwrap().set_len(64 << 20).unwrap();
     let (packed, sink) = (folder.path("packed"), folder.file("sink", b"before"));
-    for format in ["gzip", "zstd"] {
-        let made = serval(&[&source, &packed, "--compress", format, "--digest", "md5", "--json"]);
+    for (format, level) in [("gzip", "gzip:9"), ("zstd", "zstd:9")] {
+        let made = serval(&[&source, &packed, "--compress", level, "--digest", "md5", "--json"]);
         let made: Json = serde_json::from_slice(&{ made }.output().unwrap().stdout).unwrap();
         let expand = [&packed, &sink, "--expand", format];
         let (code, said) = failure(&expand.map(|text: &str| text));
@@ -407,6 +407,11 @@ fn a_server_does_the_transfer_and_counts_it() {
         let name = format!("serval_transfers_queued{{device=\"{device}\"}}");
         assert_eq!(served.metric(&name), 0, "{name}");
     }
+    for metric in ["source_bytes_total{device=\"file\"}", "sink_bytes_total{device=\"socket\"}"] {
+        assert_eq!(served.metric(&format!("serval_transfers_{metric}")), 9_000_000, "{metric}");
+    }
+    let in_flight = || served.metric("serval_transfer_bytes_in_flight{device=\"file\"}");
+    common::eventually("nothing is in flight", || in_flight() == 0);
     let [passes, chunks] = ["passes", "chunks"]
         .map(|what| served.metric(&format!("serval_transfers_digest_{what}_total")));
     assert!(passes > 0 && passes <= chunks, "{passes} passes, {chunks} chunks");

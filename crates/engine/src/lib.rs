@@ -17,6 +17,7 @@ mod shared;
 pub mod stages;
 pub mod tenants;
 pub mod topology;
+pub mod transfers;
 mod turn;
 mod worker;
 

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use mqueue::abi::{
     BACKENDS_MAX, BLOCKS_MAX, Bundle, DEPTH_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, POOL_ALIGN,
-    protocol,
+    TransferCommand, TransferDone, protocol,
 };
 use mqueue::{MqueuePlan, PoolPlan, RegionPlan, RingPlan};
 use wire::admission::KeyRange;
@@ -213,6 +213,66 @@ pub struct Service {
     pub sockets_per_block: u32,
     /// Size of the ring of each socket and direction: a power of two in [[`SOCKET_BYTES_MIN`], [`SOCKET_BYTES_MAX`]].
     pub socket_bytes: u64,
+    /// What transfers of its blocks may use; at most [`FILE_SPECS_MAX`].
+    pub files: Vec<FileSpec>,
+}
+
+/// Most entries of [`Service::files`].
+pub const FILE_SPECS_MAX: usize = 16;
+/// Smallest [`Backend::memory_bytes`] of a backend that does transfers.
+pub const MEMORY_BYTES_MIN: u64 = 4096;
+/// Largest [`Backend::memory_bytes`].
+pub const MEMORY_BYTES_MAX: u64 = 64 << 20;
+
+/// `[[service.file]]`: a file or a peer that transfers of blocks may use, which they name by its index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileSpec {
+    /// Where.
+    pub at: FileAt,
+    /// The file with the key with which streams to it are sealed, and streams from it are opened.
+    pub key: Option<PathBuf>,
+}
+
+/// What a transfer of a block may use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FileAt {
+    /// A regular file.
+    File {
+        /// Its path.
+        path: PathBuf,
+        /// What transfers may do with it.
+        access: FileAccess,
+    },
+    /// Each transfer makes a connection of its own to this address.
+    Connection(SocketAt),
+}
+
+/// What transfers may do with a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileAccess {
+    /// Read it.
+    Read,
+    /// Read and write it.
+    Write,
+    /// The same; it is created if it does not exist.
+    Create,
+}
+
+impl FileSpec {
+    /// A file, without a key.
+    pub fn file(path: impl Into<PathBuf>, access: FileAccess) -> Self {
+        Self { at: FileAt::File { path: path.into(), access }, key: None }
+    }
+
+    /// A peer, without a key.
+    pub fn connection(at: impl Into<SocketAt>) -> Self {
+        Self { at: FileAt::Connection(at.into()), key: None }
+    }
+
+    /// Whether bytes may go to it.
+    pub fn is_writable(&self) -> bool {
+        !matches!(self.at, FileAt::File { access: FileAccess::Read, .. })
+    }
 }
 
 /// Most entries of [`Service::sockets`].
@@ -309,6 +369,7 @@ impl Service {
             sockets: Vec::new(),
             sockets_per_block: 4,
             socket_bytes: 64 << 10,
+            files: Vec::new(),
         }
     }
 
@@ -426,6 +487,8 @@ pub struct Backend {
     pub in_flight: u32,
     /// Longest request and answer in bytes.
     pub max_message_bytes: u32,
+    /// Memory of each block that transfers may name, in [[`MEMORY_BYTES_MIN`], [`MEMORY_BYTES_MAX`]]: the backend does transfers. 0: it is a server.
+    pub memory_bytes: u64,
     /// Position of the id that requests and answers share; not with framing `memcached`, which has its own matching.
     pub matching: Option<MatchId>,
     /// What requests share.
@@ -455,10 +518,29 @@ impl Backend {
             timeout_ms: 100,
             in_flight: 256,
             max_message_bytes: 2048,
+            memory_bytes: 0,
             matching: None,
             sockets: Sockets::Persistent,
             functions: Vec::new(),
         }
+    }
+
+    /// A backend that does transfers, with memory of this size for each block.
+    pub fn transfers(name: &str, memory_bytes: u64) -> Self {
+        let nowhere = (std::net::Ipv4Addr::UNSPECIFIED, 0).into();
+        let messages = size_of::<TransferCommand>().max(size_of::<TransferDone>()) as u32;
+        Self {
+            timeout_ms: 30_000,
+            in_flight: 4,
+            max_message_bytes: messages,
+            memory_bytes,
+            ..Self::new(name, Transport::Tcp, nowhere, Framing::Raw)
+        }
+    }
+
+    /// Whether it does transfers, and is no server.
+    pub fn does_transfers(&self) -> bool {
+        self.memory_bytes > 0
     }
 }
 
@@ -595,6 +677,9 @@ impl Service {
         let has_pools = workers <= mqueue::abi::POOLS_MAX as usize;
         if self.may_bundle() && kind.takes_bundles() && has_pools {
             plan = plan.with_pools(workers as u32, self.pool_bytes(place, workers));
+        }
+        for (backend, spec) in (0..).zip(&self.backends) {
+            plan = plan.with_memory(backend, spec.memory_bytes);
         }
         if !self.sockets.is_empty() {
             // Commands in flight: an accept for each socket, and two for each slot.

@@ -114,6 +114,9 @@ impl<N: Nic> Turn<N> {
     pub(crate) fn drive(&mut self) {
         let Self { services, clock, now_ns, worked, .. } = self;
         for share in services {
+            if share.backends.has_transfers() {
+                share.backends.end_transfers();
+            }
             if share.backends.has_rung() {
                 share.ring_clients();
             }

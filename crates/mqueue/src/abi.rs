@@ -373,6 +373,74 @@ pub mod stream_word {
     pub const DATA: u64 = 512;
 }
 
+/// Values of [`TransferCommand::source`] and [`TransferCommand::sink`].
+pub mod transfer_place {
+    /// A file of the service.
+    pub const FILE: u8 = 1;
+    /// The window of the mqueue.
+    pub const MEMORY: u8 = 2;
+    /// A new connection to a peer among the files of the service.
+    pub const CONNECTION: u8 = 3;
+}
+
+/// Values of [`TransferCommand::digest`].
+pub mod transfer_digest {
+    /// None.
+    pub const NONE: u8 = 0;
+    /// 16 bytes.
+    pub const MD5: u8 = 1;
+    /// 20 bytes.
+    pub const SHA1: u8 = 2;
+    /// 32 bytes.
+    pub const SHA256: u8 = 3;
+    /// 4 bytes, big-endian.
+    pub const CRC32C: u8 = 4;
+}
+
+/// Bits of [`TransferCommand::stages`], in the order of the stages. The digest comes before the compression.
+pub mod transfer_stage {
+    /// Open a sealed stream of AES-256-GCM, with the key of the source.
+    pub const OPEN: u8 = 1;
+    /// Expand gzip.
+    pub const EXPAND_GZIP: u8 = 2;
+    /// Expand Zstandard.
+    pub const EXPAND_ZSTD: u8 = 4;
+    /// Compress with gzip.
+    pub const COMPRESS_GZIP: u8 = 8;
+    /// Compress with Zstandard.
+    pub const COMPRESS_ZSTD: u8 = 16;
+    /// Seal with AES-256-GCM and the key of the sink.
+    pub const SEAL: u8 = 32;
+}
+
+/// Values of [`TransferDone::status`].
+pub mod transfer_status {
+    /// All bytes were moved.
+    pub const OK: u32 = 0;
+    /// The command is malformed: another length, an unknown value, or an order of stages that makes no sense.
+    pub const BAD_COMMAND: u32 = 1;
+    /// No such file of the service, or it does not allow this direction, or it has no key.
+    pub const NOT_ALLOWED: u32 = 2;
+    /// A range is outside the memory, or ends after 2^63 - 1.
+    pub const RANGE: u32 = 3;
+    /// The engine has too many transfers in flight, or too little memory for one more.
+    pub const EXHAUSTED: u32 = 4;
+    /// The file ends before the range does.
+    pub const FILE_ENDED: u32 = 5;
+    /// The peer of a connection could not be reached.
+    pub const REFUSED: u32 = 6;
+    /// The peer of a connection reset or closed it before the end.
+    pub const CLOSED: u32 = 7;
+    /// It took too long, or almost nothing moved for too long.
+    pub const TIMEOUT: u32 = 8;
+    /// What was to be opened or expanded is not what it has to be.
+    pub const CORRUPT: u32 = 9;
+    /// No space, or a limit of the file system.
+    pub const DISK_FULL: u32 = 10;
+    /// Another error, which the log of the server names.
+    pub const FAILED: u32 = 11;
+}
+
 /// What a slot of a command ring holds: [`SlotHeader::kind`].
 pub mod command {
     /// COMMANDS: copy bytes between the window and a buffer of the accelerator.

@@ -122,7 +122,7 @@ macro_rules! payloads {
     )+ };
 }
 
-payloads!(CopyCommand DescribeCommand BufferRange SocketMessage Bundle BundleReply);
+payloads!(CopyCommand DescribeCommand BufferRange SocketMessage Bundle BundleReply TransferCommand TransferDone);
 
 const ENTRY_WORDS: usize = size_of::<DirectoryEntry>() / 8;
 const HEADER_WORDS: usize = size_of::<RegionHeader>() / 8;

@@ -14,6 +14,9 @@ pub enum NotMirrored {
     /// The blocks have sockets.
     #[error("stream sockets of kernels do not cross a link")]
     Sockets,
+    /// The blocks have memory for transfers.
+    #[error("memory for transfers of kernels does not cross a link")]
+    Memory,
 }
 
 fn shape_of(region: &Region<MappedMemory>, mqueue: u32) -> MqueueShape {
@@ -42,6 +45,10 @@ pub fn engine_side(region: &mut Region<MappedMemory>) -> Result<(Shape, Vec<Ends
         }
         if !region.streams_of(block).is_empty() {
             return Err(NotMirrored::Sockets);
+        }
+        let has_window = |mqueue: &u32| region.rings_of(*mqueue)[1].window_bytes > 0;
+        if region.mqueues_of(block).iter().any(has_window) {
+            return Err(NotMirrored::Memory);
         }
         for (mqueue, shape) in region.mqueues_of(block).to_vec().into_iter().zip(&mqueues) {
             let (source, sink) = region.accelerator_ends(mqueue);

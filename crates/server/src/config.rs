@@ -16,6 +16,7 @@
 
 mod address;
 mod diagnostic;
+mod file;
 mod function;
 mod kernel;
 mod keys;

@@ -393,6 +393,9 @@ impl Owner {
             Err(outcome) => outcome,
         };
         let result = outcome["result"].as_str().unwrap_or("failed").to_owned();
+        if let Some(counters) = self.server.transfer_counters() {
+            self.health.watch_transfers(counters);
+        }
         self.health.count_reload(&result);
         let generation = self.health.generation();
         if let Some(message) = outcome["message"].as_str() {
@@ -487,6 +490,10 @@ impl Owner {
         if let Some(path) = self.socket.get() {
             admit_users(path, !users.is_empty());
         }
+        if let Some(transfer) = &self.config.transfer {
+            let has_users = topology.tenants.iter().any(|tenant| !tenant.users.is_empty());
+            admit_users(&transfer.socket, has_users);
+        }
         let shown = ShownServices { services, users };
         *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = shown;
     }
@@ -506,7 +513,7 @@ fn audit(caller: Caller, request: &str, tenant: &str, answer: &Json) {
 fn admit_users(path: &Path, users: bool) {
     let mode = if users { 0o666 } else { 0o600 };
     if let Err(error) = std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)) {
-        tracing::warn!("the mode of the control socket {path:?} cannot be set: {error}");
+        tracing::warn!("the mode of the socket {path:?} cannot be set: {error}");
     }
 }
 

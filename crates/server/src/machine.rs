@@ -115,6 +115,8 @@ fn own_descriptors(topology: &Topology) -> u64 {
         // Each worker has its own pool.
         let of_workers = |sockets: u32| topology.engine.workers as u64 * u64::from(sockets);
         let sockets = |backend: &Backend| match (backend.transport, backend.sockets) {
+            // The two ends of each.
+            _ if backend.does_transfers() => 2 * blocks * u64::from(backend.in_flight),
             (Transport::Tcp, Sockets::Persistent) => of_workers(backend.connections),
             (Transport::Tcp, Sockets::PerRequest) => of_workers(backend.in_flight),
             // A client mqueue has one socket at a time, also with one socket per request.

@@ -22,6 +22,7 @@ mod supervisor;
 mod tenants;
 #[cfg(test)]
 mod tests;
+mod transfers;
 mod watchdog;
 mod worker;
 
@@ -31,7 +32,7 @@ use std::thread::JoinHandle;
 
 use accel::cpu::CpuAccelerator;
 use engine::metrics::Metrics;
-use engine::topology::{Listen, Topology};
+use engine::topology::{Backend, Listen, Service, Tenant, Topology};
 use engine::{ControlMessage, Fabric};
 use sys::socket_nic::AcceptedSocket;
 use sys::tap::TapFile;
@@ -56,6 +57,7 @@ use heartbeat::HeartbeatWriter;
 use local_addresses::LocalAddresses;
 use shm_acceptor::{MemoryPort, ShmAcceptor};
 use supervisor::Supervisor;
+use transfers::ServiceTransfers;
 use watchdog::Watchdog;
 
 /// Number of services besides those of the start for which there is room. During a change both versions count.
@@ -87,24 +89,29 @@ pub struct Server {
     wakers: Vec<sys::Waker>,
     /// Accepts shared-memory clients; dropped before the fabric's workers.
     shm_acceptor: Option<ShmAcceptor>,
+    /// Does transfers of kernels; started when the first service asks for it.
+    transfers: Option<Arc<transfer::Engine>>,
 }
 
 impl Server {
     /// Starts everything; see the module documentation.
     pub fn start(topology: Topology) -> Result<Self, ServerError> {
-        Self::start_unless(topology, None, &mut || false)
+        Self::start_unless(topology, None, None, &mut || false)
     }
 
-    /// The same, with an optional tap on every worker's network. Runtimes in other processes may take long to start:
+    /// The same, with an optional tap on every worker's network, and the engine that does transfers of kernels, if it exists already. Runtimes in other processes may take long to start:
     /// meanwhile `cancelled` is called many times a second; if it returns true, the start is given up.
     pub fn start_unless(
         topology: Topology,
         tap: Option<&TapFile>,
+        transfers: Option<&Arc<transfer::Engine>>,
         cancelled: &mut dyn FnMut() -> bool,
     ) -> Result<Self, ServerError> {
         match tap {
-            Some(tap) => Self::start_on(topology, |nic| tap.attach(nic, Vec::new()), cancelled),
-            None => Self::start_on(topology, |nic| nic, cancelled),
+            Some(tap) => {
+                Self::start_on(topology, |nic| tap.attach(nic, Vec::new()), transfers, cancelled)
+            }
+            None => Self::start_on(topology, |nic| nic, transfers, cancelled),
         }
     }
 
@@ -112,6 +119,7 @@ impl Server {
     fn start_on<N: Nic<Socket = AcceptedSocket, Port = OpenPort> + Send + 'static>(
         topology: Topology,
         wrap: impl Fn(SocketNic) -> N,
+        transfers: Option<&Arc<transfer::Engine>>,
         cancelled: &mut dyn FnMut() -> bool,
     ) -> Result<Self, ServerError> {
         topology.check()?;
@@ -147,6 +155,7 @@ impl Server {
             supervisor: None,
             wakers: nic_wakers,
             shm_acceptor: None,
+            transfers: transfers.cloned(),
         };
         // From here on dropping `server` stops everything started so far.
         server.spawn_workers(nics.into_iter().map(wrap).collect())?;
@@ -161,6 +170,27 @@ impl Server {
             self.supervisor = Some(started.map_err(ServerError::no_thread("runtimes"))?);
         }
         Ok(self.supervisor.as_ref().expect("it is started above"))
+    }
+
+    /// What does the transfers of a service's kernels, if they ask for any.
+    fn transfers_of(
+        &mut self,
+        service: &Service,
+    ) -> Result<Option<Arc<ServiceTransfers>>, ServerError> {
+        if !service.backends.iter().any(Backend::does_transfers) {
+            return Ok(None);
+        }
+        if self.transfers.is_none() {
+            let started = transfer::Engine::start(transfer::Limits::default());
+            self.transfers = Some(Arc::new(started.map_err(ServerError::no_thread("transfer"))?));
+        }
+        let engine = self.transfers.as_ref().expect("it is started above");
+        ServiceTransfers::start(service, engine).map(Some)
+    }
+
+    /// The counters of transfers of kernels, if one was ever asked for.
+    pub fn transfer_counters(&self) -> Option<Arc<transfer::Counters>> {
+        self.transfers.as_ref().map(|engine| engine.counters())
     }
 
     /// The acceptor of shared-memory clients, which is started with the first port.
@@ -200,6 +230,18 @@ impl Server {
         );
         self.metrics.set_functions(self.function_metrics());
         self.metrics.set_tenants(self.tenant_metrics());
+        self.tell_tenants();
+    }
+
+    /// The transfer engine knows the current tenants.
+    fn tell_tenants(&self) {
+        let Some(engine) = &self.transfers else { return };
+        let share = |tenant: &Tenant| transfer::TenantShare {
+            name: tenant.name.clone(),
+            weight: tenant.weight,
+            users: tenant.users.clone(),
+        };
+        engine.set_tenants(self.topology.tenants.iter().map(share).collect());
     }
 
     /// The current topology.

@@ -144,9 +144,12 @@ const NOT_IN_FULL: &[(&str, &[&str])] = &[
     // Of other placements and kinds.
     ("[[accelerator]]", &["threads", "cores", "attach", "heartbeat_ms", "hang_ms"]),
     ("[[service]]", &["key", "upstream", "upstream_flows", "proxy_protocol"]),
-    ("[[service.backend]]", &["match", "function"]),
+    // `memory_bytes` is for backends that do transfers.
+    ("[[service.backend]]", &["match", "function", "memory_bytes"]),
     // A socket has one of `listen` and `connect`.
     ("[[service.socket]]", &["connect"]),
+    // A file has one of `path` and `connect`.
+    ("[[service.file]]", &["connect", "key"]),
     // Of modules, and not there by default.
     ("[[service.function]]", &["memory_mib", "dictionary"]),
 ];
@@ -285,6 +288,18 @@ kernel = "stream_echo"
 name = "peers"
 listen = "tcp://127.0.0.1:9003"
 idle_ms = 0
+[[service]]
+name = "files"
+listen = "udp://127.0.0.1:9004"
+accelerator = "acc0"
+kernel = "echo"
+[[service.backend]]
+name = "disk"
+connect = "transfer"
+[[service.file]]
+name = "model"
+path = "model.bin"
+access = "read"
 "#;
 
 #[test]
@@ -298,6 +313,7 @@ fn the_documented_file_is_accepted_and_its_values_are_the_defaults() {
         "framing",
         "accelerator",
         "kernel",
+        "path",
         "connect",
         "function",
         "udp_reply_ratio",

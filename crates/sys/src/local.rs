@@ -129,7 +129,7 @@ pub(crate) fn listen(
 }
 
 /// A stream socket, connected to the listener at a path. Non-blocking: a full queue of the listener is `WouldBlock`.
-pub(crate) fn connect_stream(path: &Path) -> io::Result<OwnedFd> {
+pub fn connect_stream(path: &Path) -> io::Result<OwnedFd> {
     connect(&Address::new(path).ok_or(io::ErrorKind::InvalidInput)?, libc::SOCK_STREAM)
 }
 

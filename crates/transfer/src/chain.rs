@@ -76,7 +76,7 @@ impl Stage {
                 let (header, key) = begin_ctr(key)?;
                 Work::Kernel(Box::new(Processor::new(source, &key, Some(header))?))
             }
-            StageSpec::Compress(format) => Work::Compress(Box::new(Compressor::new(*format)?)),
+            StageSpec::Compress(how) => Work::Compress(Box::new(Compressor::new(*how)?)),
             StageSpec::Seal(cipher, key) => Work::Seal(StreamSealer::new(*cipher, key)?),
         };
         Ok(Self { kind: spec.kind(), work, taken: 0, made: 0, input: None, done: false })

@@ -9,8 +9,10 @@
 //! expand to nothing are refused: they would keep a transfer busy without anything for its sink.
 
 use std::fmt;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
 
-use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
+use flate2::{Compress, Decompress, FlushCompress, FlushDecompress, Status};
 use zstd::stream::raw::{CParameter, DParameter, Decoder, Encoder, InBuffer, Operation, OutBuffer};
 
 use crate::chain::Ran;
@@ -25,17 +27,20 @@ pub const MEMBERS_OF_RUN_MAX: u32 = 1024;
 pub const EMPTY_MEMBERS_MAX: u32 = 4096;
 /// Bytes that may come out before their ratio is looked at.
 const RATIO_FREE_BYTES: u64 = 1 << 20;
-/// Level 1 of gzip, as web servers use it: the next ones take twice the time for a few percent.
-const GZIP_LEVEL: u32 = 1;
-/// The default of `zstd`.
-const ZSTD_LEVEL: i32 = 3;
+/// Default level of gzip, as web servers use it: the next ones take twice the time for a few percent.
+const GZIP_LEVEL: u8 = 1;
+/// Default level of Zstandard, as of `zstd`.
+const ZSTD_LEVEL: u8 = 3;
 /// log2 of the window of gzip.
 const GZIP_WINDOW_LOG: u8 = 15;
 
 /// What zlib keeps: the window and the tables of a state, both with room.
 const GZIP_BYTES: u64 = 512 << 10;
-/// Compression of Zstandard at [`ZSTD_LEVEL`]: a window of 2 MiB, tables and a block.
-const ZSTD_COMPRESS_BYTES: u64 = 4 << 20;
+/// Compression of Zstandard: a window of 2 or 4 MiB, tables and a block. By level, from 1.
+const ZSTD_COMPRESS_BYTES: [u64; 9] = {
+    const MIB: u64 = 1 << 20;
+    [4 * MIB, 4 * MIB, 4 * MIB, 8 * MIB, 8 * MIB, 8 * MIB, 12 * MIB, 12 * MIB, 24 * MIB]
+};
 /// Expansion of Zstandard: the largest window, blocks and tables.
 const ZSTD_EXPAND_BYTES: u64 = (1 << WINDOW_LOG_MAX) + (512 << 10);
 
@@ -65,11 +70,11 @@ impl Format {
         Self::ALL.into_iter().find(|format| format.name() == name)
     }
 
-    /// Memory that a [`Compressor`] has at most.
-    pub(crate) fn compress_bytes(self) -> u64 {
+    /// Levels of compression. Those of Zstandard above 9 take tens of MiB for each stream.
+    pub fn levels(self) -> RangeInclusive<u8> {
         match self {
-            Self::Gzip => GZIP_BYTES,
-            Self::Zstd => ZSTD_COMPRESS_BYTES,
+            Self::Gzip => 1..=9,
+            Self::Zstd => 1..=ZSTD_COMPRESS_BYTES.len() as u8,
         }
     }
 
@@ -85,6 +90,68 @@ impl Format {
 impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+/// How bytes are compressed. A [`Format`] is one with its default level: 1 of gzip, 3 of Zstandard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Compression {
+    format: Format,
+    level: u8,
+}
+
+impl Compression {
+    /// With a level of [`Format::levels`]; `None`: it is another one.
+    pub fn new(format: Format, level: u8) -> Option<Self> {
+        format.levels().contains(&level).then_some(Self { format, level })
+    }
+
+    /// What comes out.
+    pub fn format(self) -> Format {
+        self.format
+    }
+
+    /// How much time it takes to make that short.
+    pub fn level(self) -> u8 {
+        self.level
+    }
+
+    /// Memory that a [`Compressor`] has at most.
+    pub(crate) fn memory_bytes(self) -> u64 {
+        match self.format {
+            Format::Gzip => GZIP_BYTES,
+            Format::Zstd => ZSTD_COMPRESS_BYTES[usize::from(self.level - 1)],
+        }
+    }
+}
+
+impl From<Format> for Compression {
+    fn from(format: Format) -> Self {
+        let level = match format {
+            Format::Gzip => GZIP_LEVEL,
+            Format::Zstd => ZSTD_LEVEL,
+        };
+        Self { format, level }
+    }
+}
+
+/// `gzip` or `zstd`, or with a level as in `zstd:9`.
+impl FromStr for Compression {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, level) = match text.split_once(':') {
+            Some((name, level)) => (name, Some(level)),
+            None => (text, None),
+        };
+        let wrong = || format!("{text:?} is not gzip or zstd, which may have a level as in zstd:9");
+        let format = Format::named(name).ok_or_else(wrong)?;
+        let Some(level) = level else { return Ok(format.into()) };
+        let level = level.parse().ok().and_then(|level| Self::new(format, level));
+        level.ok_or_else(|| {
+            let levels = format.levels();
+            format!("levels of {format} are {} to {}", levels.start(), levels.end())
+        })
     }
 }
 
@@ -116,13 +183,15 @@ enum Compressing {
 
 impl Compressor {
     /// For one stream.
-    pub fn new(format: Format) -> Result<Self, TransferError> {
-        Ok(Self(match format {
+    pub fn new(how: Compression) -> Result<Self, TransferError> {
+        let level = how.level;
+        Ok(Self(match how.format {
             Format::Gzip => {
-                Compressing::Gzip(Compress::new_gzip(Compression::new(GZIP_LEVEL), GZIP_WINDOW_LOG))
+                let level = flate2::Compression::new(level.into());
+                Compressing::Gzip(Compress::new_gzip(level, GZIP_WINDOW_LOG))
             }
             Format::Zstd => {
-                let mut encoder = Encoder::new(ZSTD_LEVEL).map_err(|_| NO_MEMORY)?;
+                let mut encoder = Encoder::new(level.into()).map_err(|_| NO_MEMORY)?;
                 let set = encoder.set_parameter(CParameter::ChecksumFlag(true));
                 set.map_err(|_| NO_MEMORY)?;
                 Compressing::Zstd(encoder)
@@ -323,8 +392,64 @@ mod tests {
         }
     }
 
+    #[test]
+    fn every_level_expands_again_and_levels_differ() {
+        let text = (0..20_000)
+            .flat_map(|n: u32| format!("line {} of {}\n", n * n % 7919, n / 3).into_bytes());
+        let plain: Vec<u8> = text.collect();
+        for format in Format::ALL {
+            let lengths = format.levels().map(|level| {
+                let mut compressor =
+                    Compressor::new(Compression::new(format, level).unwrap()).unwrap();
+                let run: Run<'_> = &mut |input, last, out| compressor.run(input, last, out);
+                let packed = pass(&plain, 70_000, 9_000, run).unwrap();
+                assert_eq!(expand(format, &packed, 1 << 20).unwrap(), plain, "{format} {level}");
+                packed.len()
+            });
+            let lengths: Vec<usize> = lengths.collect();
+            let different: std::collections::HashSet<_> = lengths.iter().collect();
+            assert!(different.len() > 3, "{format}: {lengths:?}");
+        }
+    }
+
+    #[test]
+    fn memory_of_levels_is_within_what_is_reserved() {
+        use zstd::zstd_safe::{CCtx, CParameter as P, InBuffer, OutBuffer};
+        // Incompressible, and longer than the largest window.
+        let mut state = 1u64;
+        let plain: Vec<u8> = (0..9 << 20)
+            .map(|_| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (state >> 56) as u8
+            })
+            .collect();
+        for level in Format::Zstd.levels() {
+            let mut context = CCtx::create();
+            context.set_parameter(P::CompressionLevel(level.into())).unwrap();
+            let (mut out, mut from) = (vec![0; 1 << 20], InBuffer::around(&plain));
+            while from.pos() < plain.len() {
+                context.compress_stream(&mut OutBuffer::around(&mut out), &mut from).unwrap();
+            }
+            let reserved = Compression::new(Format::Zstd, level).unwrap().memory_bytes();
+            let held = context.sizeof() as u64;
+            assert!(held <= reserved && reserved <= 4 * held, "{level}: {held}");
+        }
+    }
+
+    #[test]
+    fn levels_are_written_behind_a_colon() {
+        let read = |text: &str| text.parse::<Compression>();
+        assert_eq!(read("gzip"), Ok(Compression::new(Format::Gzip, 1).unwrap()));
+        assert_eq!(read("zstd"), Ok(Compression::new(Format::Zstd, 3).unwrap()));
+        assert_eq!(read("zstd:9").map(Compression::level), Ok(9));
+        assert_eq!(read("gzip:10"), Err("levels of gzip are 1 to 9".to_owned()));
+        assert_eq!(read("zstd:0"), Err("levels of zstd are 1 to 9".to_owned()));
+        assert!(read("zstd:").is_err() && read("zstd:-1").is_err() && read("gzip:256").is_err());
+        assert!(read("lz4:1").unwrap_err().contains("is not gzip or zstd"));
+    }
+
     fn compress(format: Format, plain: &[u8], part: usize, room: usize) -> Vec<u8> {
-        let mut compressor = Compressor::new(format).unwrap();
+        let mut compressor = Compressor::new(format.into()).unwrap();
         pass(plain, part, room, &mut |input, last, out| compressor.run(input, last, out)).unwrap()
     }
 

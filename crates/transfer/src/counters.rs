@@ -1,10 +1,13 @@
 //! What an engine counts, over all of its transfers.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::engine::Outcome;
 use crate::error::TransferError;
 use crate::flow::Device;
+use crate::scoreboard::InFlight;
+use crate::tenants::{TenantCounters, Tenants};
 
 /// What an engine has counted.
 #[derive(Debug)]
@@ -18,6 +21,35 @@ pub struct Counters {
     queued_for_digests: AtomicU64,
     digest_passes: AtomicU64,
     digest_chunks: AtomicU64,
+    /// As in [`Device::ALL`].
+    devices: [DeviceCounters; Device::ALL.len()],
+    pub(crate) tenants: Tenants,
+}
+
+/// What is counted of one kind of device.
+#[derive(Debug, Default)]
+struct DeviceCounters {
+    running: AtomicU64,
+    in_flight: AtomicU64,
+    taken: AtomicU64,
+    given: AtomicU64,
+}
+
+/// What one kind of device does and has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceLoad {
+    /// Which.
+    pub device: Device,
+    /// Transfers whose next step there waits for a thread.
+    pub queued: u64,
+    /// Steps there that run.
+    pub running: u64,
+    /// Bytes of the chunks of both.
+    pub bytes_in_flight: u64,
+    /// Bytes taken from such sources so far.
+    pub taken: u64,
+    /// Bytes that such sinks got so far.
+    pub given: u64,
 }
 
 /// Transfers whose next step waits for a thread.
@@ -41,6 +73,8 @@ impl Default for Counters {
             queued_for_digests: AtomicU64::default(),
             digest_passes: AtomicU64::default(),
             digest_chunks: AtomicU64::default(),
+            devices: Default::default(),
+            tenants: Tenants::default(),
         }
     }
 }
@@ -91,6 +125,42 @@ impl Counters {
     /// Chunks that these passes took. Divided by the passes: how many went together.
     pub fn digest_chunks(&self) -> u64 {
         self.digest_chunks.load(Ordering::Relaxed)
+    }
+
+    /// What each kind of device does.
+    pub fn devices(&self) -> [DeviceLoad; Device::ALL.len()] {
+        let load = |of: &AtomicU64| of.load(Ordering::Relaxed);
+        Device::ALL.map(|device| {
+            let of = &self.devices[device as usize];
+            DeviceLoad {
+                device,
+                queued: load(&self.queued[device as usize]),
+                running: load(&of.running),
+                bytes_in_flight: load(&of.in_flight),
+                taken: load(&of.taken),
+                given: load(&of.given),
+            }
+        })
+    }
+
+    /// Every tenant that has asked for a transfer, with what it has had.
+    pub fn tenants(&self) -> Vec<(String, Arc<TenantCounters>)> {
+        self.tenants.counters()
+    }
+
+    pub(crate) fn count_taken(&self, device: Device, bytes: u64) {
+        self.devices[device as usize].taken.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_given(&self, device: Device, bytes: u64) {
+        self.devices[device as usize].given.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn note_in_flight(&self, all: [InFlight; Device::ALL.len()]) {
+        for (of, now) in self.devices.iter().zip(all) {
+            of.running.store(now.running, Ordering::Relaxed);
+            of.in_flight.store(now.bytes, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn note_queued(&self, queued: Queued) {

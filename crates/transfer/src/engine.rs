@@ -8,6 +8,8 @@
 //! A file can hang: FUSE, a network file system without its server, a broken disk. A thread in a slow step is replaced until it
 //! returns, and its transfer ends without it when its time is over.
 
+mod handle;
+
 use std::collections::HashSet;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -25,8 +27,11 @@ use crate::memory::{Memory, Reserved};
 use crate::parts::{Next, Whole};
 use crate::pipeline::Command;
 use crate::reaper::Reaper;
-use crate::scoreboard::{Activity, EntryId, Expired, GivenBack, Patience, Scoreboard, Work};
-use crate::stage::{StageKind, StageSpec};
+use crate::scoreboard::{EntryId, Expired, GivenBack, Patience, Scoreboard, Share, Work};
+use crate::stage::StageSpec;
+use crate::tenants::{Account, TenantShare};
+use handle::{Arrival, Shape};
+pub use handle::{Submitted, Transfer};
 
 /// How often transfers whose time is over are looked for at least, also while all threads are busy.
 const EXPIRY_INTERVAL: Duration = Duration::from_millis(200);
@@ -98,7 +103,7 @@ impl Engine {
         let end = Arc::new(Arrival::default());
         let of_callback = end.clone();
         let submitted = self.submit_with(command, move |outcome| of_callback.set(outcome))?;
-        Ok(Transfer { end, submitted })
+        Ok(Transfer::new(end, submitted))
     }
 
     /// The same; `done` is called once, on a thread of the engine, and must not wait.
@@ -107,23 +112,48 @@ impl Engine {
         command: Command,
         done: impl FnOnce(Outcome) + Send + 'static,
     ) -> Result<Submitted, TransferError> {
-        self.submit_within(command, None, done)
+        self.submit_within(command, Caller::default(), done)
     }
 
-    /// The same for a caller whose transfers hold `own` bytes of memory; it gets a share of the memory, as of [`Memory::check_share`].
+    /// The same for a tenant: its transfers get turns and memory by its weight, and are counted as its own.
+    pub fn submit_for(
+        &self,
+        tenant: &Account,
+        command: Command,
+        done: impl FnOnce(Outcome) + Send + 'static,
+    ) -> Result<Submitted, TransferError> {
+        let caller = Caller { tenant: Some(tenant.clone()), own: None };
+        self.submit_within(command, caller, done)
+    }
+
     pub(crate) fn submit_within(
         &self,
         command: Command,
-        own: Option<u64>,
+        caller: Caller,
         done: impl FnOnce(Outcome) + Send + 'static,
     ) -> Result<Submitted, TransferError> {
-        let submitted = self.shared.submit(command, own, Box::new(done));
+        let submitted = self.shared.submit(command, caller, Box::new(done));
         submitted.inspect_err(|error| self.shared.counters.refuse(error))
     }
 
     /// Transfers in flight.
     pub fn in_flight(&self) -> usize {
         self.shared.board().entries.len()
+    }
+
+    /// The tenants that there are from now on.
+    pub fn set_tenants(&self, tenants: Vec<TenantShare>) {
+        self.shared.counters.tenants.set(tenants);
+    }
+
+    /// The account of a tenant.
+    pub fn tenant(&self, name: &str) -> Account {
+        self.shared.counters.tenants.named(name)
+    }
+
+    /// That of the tenant to which a user belongs.
+    pub(crate) fn tenant_of(&self, user: u32) -> Option<Account> {
+        self.shared.counters.tenants.of_user(user)
     }
 
     /// What has been counted.
@@ -161,96 +191,12 @@ impl Drop for Engine {
     }
 }
 
-/// A transfer in flight, or one that has ended.
-#[derive(Clone)]
-pub struct Submitted {
-    shared: Arc<Shared>,
-    /// One for each of its parts; none if there was nothing to do.
-    entries: Arc<[EntryId]>,
-    progress: Arc<Progress>,
-    shape: Arc<Shape>,
-}
-
-/// What a transfer is made of.
-#[derive(Debug)]
-pub(crate) struct Shape {
-    pub(crate) source: Device,
-    pub(crate) sink: Device,
-    pub(crate) stages: Vec<StageKind>,
-    /// Bytes that it holds at most.
-    pub(crate) memory: u64,
-    pub(crate) started: Instant,
-}
-
-impl Submitted {
-    /// What it does; `None`: it has ended.
-    pub fn activity(&self) -> Option<Activity> {
-        let board = self.shared.board();
-        let found = self.entries.iter().filter_map(|id| board.entries.activity(*id));
-        found.max_by_key(|activity| *activity == Activity::Running)
-    }
-
-    pub(crate) fn shape(&self) -> &Shape {
-        &self.shape
-    }
-
-    /// Ends the transfer, with what it has done so far.
-    pub fn cancel(&self) {
-        self.entries.iter().for_each(|id| self.shared.cancel(*id));
-    }
-
-    /// How far it is.
-    pub fn progress(&self) -> &Progress {
-        &self.progress
-    }
-}
-
-/// A transfer whose end its owner waits for. Dropping it does not cancel.
-pub struct Transfer {
-    end: Arc<Arrival>,
-    submitted: Submitted,
-}
-
-impl Transfer {
-    /// Waits for the end. [`Command::stall`] limits how long almost nothing may move.
-    pub fn wait(self) -> Outcome {
-        loop {
-            if let Some(outcome) = self.wait_for(Duration::from_secs(3600)) {
-                return outcome;
-            }
-        }
-    }
-
-    /// Waits at most this long; `None`: it is still in flight.
-    pub fn wait_for(&self, timeout: Duration) -> Option<Outcome> {
-        let outcome = self.end.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.end.changed.wait_timeout_while(outcome, timeout, |end| end.is_none());
-        waited.unwrap_or_else(PoisonError::into_inner).0.clone()
-    }
-
-    /// Ends it, with what it has done so far.
-    pub fn cancel(&self) {
-        self.submitted.cancel();
-    }
-
-    /// How far it is.
-    pub fn progress(&self) -> &Progress {
-        self.submitted.progress()
-    }
-}
-
-/// Where the outcome of a [`Transfer`] arrives.
-#[derive(Default)]
-struct Arrival {
-    outcome: Mutex<Option<Outcome>>,
-    changed: Condvar,
-}
-
-impl Arrival {
-    fn set(&self, outcome: Outcome) {
-        *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
-        self.changed.notify_all();
-    }
+/// Who asks for a transfer.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Caller {
+    pub(crate) tenant: Option<Account>,
+    /// Bytes of memory that the transfers of its process hold: it gets a share, as of [`Memory::check_share`].
+    pub(crate) own: Option<u64>,
 }
 
 pub(crate) type Done = Box<dyn FnOnce(Outcome) + Send>;
@@ -260,6 +206,7 @@ struct Job {
     flow: Flow<Descriptors>,
     ending: Arc<Ending>,
     reserved: Reserved,
+    share: Share,
 }
 
 /// What the end of a transfer needs, also while a thread has its job.
@@ -294,6 +241,14 @@ impl Work for Job {
 
     fn batches(&self) -> bool {
         self.flow.batches()
+    }
+
+    fn share(&self) -> Share {
+        self.share
+    }
+
+    fn chunk_bytes(&self) -> usize {
+        self.flow.chunk_bytes()
     }
 
     fn has_fresh(&self) -> bool {
@@ -357,7 +312,7 @@ impl Shared {
     fn submit(
         self: &Arc<Self>,
         command: Command,
-        own: Option<u64>,
+        caller: Caller,
         done: Done,
     ) -> Result<Submitted, TransferError> {
         let Checked { plan, uses, files, lanes } = match check(&command) {
@@ -379,7 +334,7 @@ impl Shared {
         };
         let memory: u64 = parts.iter().map(Plan::memory_bytes).sum();
         let reserved = parts.iter().map(|part| self.memory.reserve(part.memory_bytes()));
-        let reserved = self.memory.check_share(memory, own).and_then(|()| reserved.collect());
+        let reserved = self.check_shares(memory, &caller).and_then(|()| reserved.collect());
         let reserved: Vec<Reserved> = match reserved {
             Ok(reserved) => reserved,
             Err(error) => {
@@ -396,7 +351,10 @@ impl Shared {
         let flows = parts.iter().zip(descriptors);
         let flows = flows.map(|(part, descriptors)| Flow::new(part, descriptors));
         let flows = flows.collect::<Result<Vec<_>, _>>()?;
-        let (jobs, whole, progress) = self.jobs(flows, reserved, uses, done);
+        let account = caller.tenant;
+        let done = Account::closing(account.as_ref(), memory, done);
+        let share = account.as_ref().map_or(Share::default(), |account| account.share);
+        let (jobs, whole, progress) = self.jobs(flows, reserved, (uses, share), done);
         let uses: Vec<SocketUse> = jobs.iter().flat_map(Job::uses).collect();
         let submitted = |entries: Vec<EntryId>| {
             let entries = entries.into();
@@ -415,6 +373,7 @@ impl Shared {
         if let Some(result) = first.flow.ended() {
             drop(board);
             self.counters.start();
+            Account::open(account.as_ref(), memory);
             self.end(first, result, &mut Buffers::default());
             return Ok(submitted(Vec::new()));
         }
@@ -429,8 +388,18 @@ impl Shared {
             whole.begin(&entries);
         }
         self.counters.start();
+        Account::open(account.as_ref(), memory);
         self.wake_one(&board);
         Ok(submitted(entries))
+    }
+
+    /// Whether the caller's process and its tenant may hold that much more.
+    fn check_shares(&self, bytes: u64, caller: &Caller) -> Result<(), TransferError> {
+        if let Some(own) = caller.own {
+            self.memory.check_share(bytes, own, 1)?;
+        }
+        let Some(Account { share, counters }) = &caller.tenant else { return Ok(()) };
+        self.memory.check_share(bytes, counters.held(), share.weight)
     }
 
     /// The jobs of a transfer, what its parts have in common if there are several, and how far it is.
@@ -438,7 +407,7 @@ impl Shared {
         self: &Arc<Self>,
         flows: Vec<Flow<Descriptors>>,
         reserved: Vec<Reserved>,
-        uses: Vec<SocketUse>,
+        (uses, share): (Vec<SocketUse>, Share),
         done: Done,
     ) -> (Vec<Job>, Option<Arc<Whole>>, Arc<Progress>) {
         let counters = self.counters.clone();
@@ -449,11 +418,14 @@ impl Shared {
         let job = |flow: Flow<Descriptors>, reserved, uses: Vec<SocketUse>, done: Done| {
             let sockets = uses.into_iter().zip(flow.devices().sockets()).collect();
             let (progress, done) = (flow.progress(), Mutex::new(Some(done)));
-            Job { flow, ending: Arc::new(Ending { sockets, progress, done }), reserved }
+            Job { flow, ending: Arc::new(Ending { sockets, progress, done }), reserved, share }
         };
         let mut parts = flows.into_iter().zip(reserved);
         if parts.len() == 1 {
-            let job = parts.next().map(|(flow, reserved)| job(flow, reserved, uses, done));
+            let job = parts.next().map(|(mut flow, reserved)| {
+                flow.count_in(self.counters.clone(), None);
+                job(flow, reserved, uses, done)
+            });
             let job = job.expect("there is one");
             let progress = job.ending.progress.clone();
             return (vec![job], None, progress);
@@ -461,7 +433,7 @@ impl Shared {
         let progress = Arc::<Progress>::default();
         let whole = Arc::new(Whole::new(parts.len(), done));
         let jobs = parts.enumerate().map(|(part, (mut flow, reserved))| {
-            flow.part_of(progress.clone());
+            flow.count_in(self.counters.clone(), Some(progress.clone()));
             let (shared, whole) = (self.clone(), whole.clone());
             let done = move |outcome| match whole.end(part, outcome) {
                 Next::Nothing => {}
@@ -521,6 +493,7 @@ impl Shared {
             let now_ns = self.now_ns();
             if now_ns >= own_ns.min(board.expired_ns) + EXPIRY_INTERVAL.as_nanos() as u64 {
                 own_ns = now_ns;
+                self.counters.note_in_flight(board.entries.in_flight());
                 board = self.expire(board, &mut buffers);
             }
             let parts = board.entries.take_parts(looked);
@@ -693,6 +666,7 @@ impl Shared {
         });
         let timeout = timeout.or((!board.entries.is_empty()).then_some(EXPIRY_INTERVAL));
         let unlimited = usize::from(timeout.is_none());
+        self.counters.note_in_flight(board.entries.in_flight());
         board.sleepers += 1;
         board.unlimited += unlimited;
         let mut board = self.look(board, timeout);
@@ -748,7 +722,7 @@ impl Shared {
 
     /// Hands over the descriptors to be closed, gives the memory back, then answers the caller.
     fn end(&self, job: Job, result: Result<(), TransferError>, buffers: &mut Buffers) {
-        let Job { flow, ending, reserved } = job;
+        let Job { flow, ending, reserved, .. } = job;
         self.forget(&ending);
         let report = flow.report(&result, buffers);
         drop(reserved);
@@ -786,84 +760,4 @@ impl Shared {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::net::UnixStream;
-
-    use super::*;
-    use crate::pipeline::Source;
-    use crate::stage::STAGES_MAX;
-    use crate::{Cipher, ExpandLimits, Format, Key, SearchKind, SearchSpec};
-
-    /// The smallest limit that a configuration can set.
-    const SMALLEST_MIB: u32 = 64;
-
-    #[test]
-    fn memory_of_transfers_is_limited_and_given_back() {
-        let engine =
-            Engine::start(Limits { memory_mib: SMALLEST_MIB, ..Limits::default() }).unwrap();
-        let mut peers = Vec::new();
-        let mut submit = || {
-            let ((from, ours), (to, theirs)) =
-                (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
-            peers.push((ours, theirs));
-            let source = Source::socket(from, None);
-            engine.submit(source.expand(Format::Zstd, ExpandLimits::default()).socket(to))
-        };
-        for round in 0..3 {
-            // Two chunks, one for the stage, and the largest window: 10 MiB.
-            let mut transfers: Vec<_> = (0..6).map(|_| submit().unwrap()).collect();
-            let error = submit().err().unwrap();
-            assert_eq!((error.name(), error.errno()), ("too_much_memory", 12));
-            let text = error.to_string();
-            assert!(
-                text.ends_with("KiB of memory are not left of the 64 MiB of all transfers: wait until one has ended, or raise transfer.memory_mib"),
-                "{text}"
-            );
-            // One that ends makes room for one.
-            let one = transfers.remove(0);
-            one.cancel();
-            assert_eq!(one.wait().result, Err(TransferError::Cancelled));
-            transfers.push(submit().unwrap());
-            assert!(submit().is_err());
-            transfers.iter().for_each(Transfer::cancel);
-            for transfer in transfers {
-                assert_eq!(transfer.wait().result, Err(TransferError::Cancelled));
-            }
-            assert_eq!(engine.shared.memory.held(), 0, "round {round}");
-        }
-        let refused = engine.counters().failed().find(|(name, _)| *name == "too_much_memory");
-        assert_eq!(refused, Some(("too_much_memory", 6)));
-    }
-
-    #[test]
-    fn every_transfer_fits_the_smallest_limit_and_many_plain_ones_the_default() {
-        let lines = SearchSpec { kind: SearchKind::Lines, pattern: b"a".to_vec(), offsets: 1024 };
-        let key = || Key::new([1; 32]);
-        let mut stages = vec![
-            StageSpec::Open(Cipher::Aes256Gcm, key()),
-            StageSpec::Expand(Format::Zstd, ExpandLimits::default()),
-            StageSpec::Compress(Format::Zstd),
-            StageSpec::Seal(Cipher::Aes256Gcm, key()),
-        ];
-        while stages.len() < STAGES_MAX {
-            stages.insert(2, StageSpec::Search(lines.clone()));
-        }
-        let plan = |stages| Plan {
-            source: Device::Socket,
-            sink: Device::Socket,
-            from: 0,
-            bytes: None,
-            to: 0,
-            stages,
-            when_blocked: crate::pipeline::WhenBlocked::Wait,
-            sync: false,
-            part: None,
-        };
-        let largest = plan(stages).memory_bytes();
-        assert!(largest > 30 << 20 && largest <= u64::from(SMALLEST_MIB) << 20, "{largest}");
-        let Limits { in_flight, memory_mib, .. } = Limits::default();
-        assert!(
-            plan(Vec::new()).memory_bytes() * u64::from(in_flight) <= u64::from(memory_mib) << 20
-        );
-    }
-}
+mod tests;

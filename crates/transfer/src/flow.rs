@@ -12,6 +12,7 @@ use crate::apart::{self, Apart, Fresh, SendApart, StagesApart, seal_in_place};
 pub use crate::buffer::Buffers;
 use crate::buffer::{BUFFER_BYTES, Layout};
 use crate::chain::{Chain, Chunk, Stage};
+use crate::counters::Counters;
 use crate::error::TransferError;
 use crate::pipeline::{Command, WhenBlocked};
 pub use crate::report::{Progress, Report, StageReport};
@@ -362,9 +363,10 @@ impl<D: Devices> Flow<D> {
         }
     }
 
-    /// Counts it as a part of a transfer.
-    pub(crate) fn part_of(&mut self, whole: Arc<Progress>) {
-        self.progress = Arc::new(Progress::of_part(whole));
+    /// Counts its bytes as they move, and as those of a part of a transfer if it is one.
+    pub(crate) fn count_in(&mut self, counters: Arc<Counters>, whole: Option<Arc<Progress>>) {
+        let ends = [self.source, self.sink];
+        self.progress = Arc::new(Progress::counted(counters, ends, whole));
     }
 
     /// How far it is.
@@ -673,7 +675,7 @@ impl<D: Devices> Flow<D> {
     }
 
     /// Bytes of a chunk of the source.
-    fn chunk_bytes(&self) -> usize {
+    pub(crate) fn chunk_bytes(&self) -> usize {
         if self.batches { SMALL_CHUNK_BYTES } else { CHUNK_BYTES }
     }
 

@@ -55,12 +55,13 @@ pub mod search;
 pub mod service;
 mod small;
 mod stage;
+mod tenants;
 
 pub use accelerator::AcceleratorMemory;
 pub use chain::Ran;
 pub use client::{Client, ClientError, Ended};
-pub use compress::{ExpandLimits, Format};
-pub use counters::Counters;
+pub use compress::{Compression, ExpandLimits, Format};
+pub use counters::{Counters, DeviceLoad};
 pub use engine::{Engine, Limits, Outcome, Submitted, Transfer};
 pub use error::TransferError;
 pub use flow::{Device, Devices, Report, StageReport};
@@ -75,3 +76,4 @@ pub use small::SMALL_BYTES_MAX;
 pub use stage::{
     Cipher, DigestKind, DigestValue, Key, STAGES_MAX, StageKind, StageSpec, check_order,
 };
+pub use tenants::{Account, TenantCounters, TenantShare};

@@ -46,12 +46,17 @@ impl Memory {
     }
 
     /// Whether a caller whose transfers hold `own` bytes may hold `bytes` more; see [`is_within_share`].
-    pub(crate) fn check_share(&self, bytes: u64, own: Option<u64>) -> Result<(), TransferError> {
+    pub(crate) fn check_share(
+        &self,
+        bytes: u64,
+        own: u64,
+        weight: u32,
+    ) -> Result<(), TransferError> {
         let most = u64::from(self.mib_max) << 20;
         let held = self.held.load(Ordering::Relaxed);
-        match own {
-            Some(own) if !is_within_share(bytes, own, held, most) => Err(self.too_much(bytes)),
-            _ => Ok(()),
+        match is_within_share(bytes, own, held, most, weight) {
+            true => Ok(()),
+            false => Err(self.too_much(bytes)),
         }
     }
 
@@ -63,9 +68,9 @@ impl Memory {
 
 /// Whether a caller may hold `bytes` more beside its `own`: no more than what all callers together leave free of `most`, of which they hold
 /// `held`. So one caller gets half of the memory, each of two a third, each of *n* one part of *n* + 1, and a part is free for
-/// the next one (dynamic thresholds: Choudhury and Hahne, 1998).
-fn is_within_share(bytes: u64, own: u64, held: u64, most: u64) -> bool {
-    own.saturating_add(bytes) <= most.saturating_sub(held)
+/// the next one (dynamic thresholds: Choudhury and Hahne, 1998). One of a higher weight gets as many times of what is free.
+fn is_within_share(bytes: u64, own: u64, held: u64, most: u64, weight: u32) -> bool {
+    own.saturating_add(bytes) <= most.saturating_sub(held).saturating_mul(u64::from(weight.max(1)))
 }
 
 #[cfg(test)]
@@ -79,7 +84,7 @@ mod tests {
                 let most = 1 << 30;
                 let mut held = vec![0; callers as usize];
                 // The first takes all that it can before the others come.
-                while is_within_share(bytes, held[0], held.iter().sum(), most) {
+                while is_within_share(bytes, held[0], held.iter().sum(), most, 1) {
                     held[0] += bytes;
                 }
                 assert!(held[0] <= most / 2 && held[0] + bytes > most / 2 - bytes);
@@ -87,7 +92,7 @@ mod tests {
                 for _ in 0..10_000 {
                     for at in 0..held.len() {
                         let all = held.iter().sum();
-                        if is_within_share(bytes, held[at], all, most) {
+                        if is_within_share(bytes, held[at], all, most, 1) {
                             held[at] += bytes;
                         } else if held[at] > most / (callers + 1) {
                             held[at] -= bytes;
@@ -100,5 +105,27 @@ mod tests {
                 assert!(most - held.iter().sum::<u64>() + 2 * callers * bytes >= fair);
             }
         }
+    }
+
+    #[test]
+    fn memory_is_divided_by_weights() {
+        let (most, bytes) = (1u64 << 30, 1 << 20);
+        let weights = [3u32, 1];
+        let mut held = [0u64; 2];
+        for _ in 0..10_000 {
+            for (at, weight) in weights.into_iter().enumerate() {
+                let all = held.iter().sum();
+                if is_within_share(bytes, held[at], all, most, weight) {
+                    held[at] += bytes;
+                } else if held[at] > u64::from(weight) * (most - all) {
+                    // Its transfers end.
+                    held[at] -= bytes;
+                }
+            }
+        }
+        // What is free is 1 part, and they have 3 and 1.
+        let part = most / 5;
+        let near = |have: u64, parts: u64| have.abs_diff(parts * part) <= 8 * bytes;
+        assert!(near(held[0], 3) && near(held[1], 1), "{held:?}");
     }
 }

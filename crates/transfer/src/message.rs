@@ -31,7 +31,8 @@
 //!         2 AES-256-CTR; format: 1 gzip, 2 zstd;   4 u16  offsets that follow
 //!         search: 1 text, 2 lines                  6      reserved (2 bytes)
 //!  2 u16  bytes that follow                        8 u64  bytes that went in
-//!  4      reserved (4 bytes)                      16 u64  bytes that came out
+//!  4 u8   level of a compression, else 0          16 u64  bytes that came out
+//!  5      reserved (3 bytes)
 //!  8      open and seal: the key (32 bytes);      24      digest, or u64 how often; zeros (to 32 bytes)
 //!         expand: u64 bytes and u32 ratio at      56 u64  search: an offset, and so on
 //!         most; search: u16 offsets at most,
@@ -56,7 +57,7 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use crate::compress::{ExpandLimits, Format};
+use crate::compress::{Compression, ExpandLimits, Format};
 use crate::error::TransferError;
 use crate::flow::{Device, Report, StageReport};
 use crate::pipeline::{Command, FILES_MAX, FileRange, Place, STALL_DEFAULT, WhenBlocked};
@@ -387,7 +388,11 @@ fn decode_order(mut rest: Rest<'_>, flags: u16) -> Result<Order, MessageError> {
 
 fn decode_stage(rest: &mut Rest<'_>) -> Result<StageSpec, MessageError> {
     let (kind, follows) = (rest.kind()?, usize::from(rest.u16()?));
-    rest.reserved(4)?;
+    let level = rest.u8()?;
+    rest.reserved(3)?;
+    if level != 0 && !matches!(kind, StageKind::Compress(_)) {
+        return Err(MessageError::Field("level"));
+    }
     let needed = match kind {
         StageKind::Search(_) => follows.clamp(3, 2 + PATTERN_BYTES_MAX),
         StageKind::Digest(_) | StageKind::Compress(_) => 0,
@@ -402,7 +407,10 @@ fn decode_stage(rest: &mut Rest<'_>) -> Result<StageSpec, MessageError> {
     let mut follows = Rest(rest.bytes(follows)?);
     Ok(match kind {
         StageKind::Digest(kind) => StageSpec::Digest(kind),
-        StageKind::Compress(format) => StageSpec::Compress(format),
+        StageKind::Compress(format) => {
+            let how = Compression::new(format, level).ok_or(MessageError::Field("level"))?;
+            StageSpec::Compress(how)
+        }
         StageKind::Open(cipher) => StageSpec::Open(cipher, follows.key()?),
         StageKind::Seal(cipher) => StageSpec::Seal(cipher, follows.key()?),
         StageKind::Search(kind) => {
@@ -435,7 +443,8 @@ fn encode_order(order: &Order, bytes: &mut Vec<u8>) {
         let mut follow = |parts: &[&[u8]]| {
             let len: usize = parts.iter().map(|part| part.len()).sum();
             bytes.extend((len as u16).to_le_bytes());
-            bytes.extend([0; 4]);
+            let level = if let StageSpec::Compress(how) = stage { how.level() } else { 0 };
+            bytes.extend([level, 0, 0, 0]);
             parts.iter().for_each(|part| bytes.extend(*part));
         };
         match stage {
@@ -739,7 +748,9 @@ mod tests {
                 .prop_map(|(kind, pattern, offsets)| {
                     StageSpec::Search(SearchSpec { kind, pattern, offsets })
                 }),
-            format().prop_map(StageSpec::Compress),
+            (format(), 1..=9u8).prop_map(|(format, level)| {
+                StageSpec::Compress(Compression::new(format, level).unwrap())
+            }),
             (format(), any::<u64>(), any::<u32>()).prop_map(|(format, bytes, ratio)| {
                 StageSpec::Expand(format, ExpandLimits { bytes, ratio })
             }),

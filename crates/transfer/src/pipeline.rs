@@ -44,7 +44,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use crate::accelerator::AcceleratorMemory;
-use crate::compress::{ExpandLimits, Format};
+use crate::compress::{Compression, ExpandLimits, Format};
 use crate::flow::Device;
 use crate::kernel::{CONTEXT_BYTES, KernelSource};
 use crate::search::SearchSpec;
@@ -340,9 +340,9 @@ impl<State: Compressible + Unsealed> Pipeline<State> {
         self.then(StageSpec::Search(search))
     }
 
-    /// Compresses the bytes.
-    pub fn compress(self, format: Format) -> Pipeline<Compressed> {
-        self.then(StageSpec::Compress(format))
+    /// Compresses the bytes: a [`Format`], or a [`Compression`] with a level.
+    pub fn compress(self, how: impl Into<Compression>) -> Pipeline<Compressed> {
+        self.then(StageSpec::Compress(how.into()))
     }
 }
 

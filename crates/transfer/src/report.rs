@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::counters::Counters;
+use crate::flow::Device;
 use crate::search::Found;
 use crate::stage::{DigestValue, StageKind};
 
@@ -49,12 +51,18 @@ pub struct Progress {
     written: AtomicU64,
     /// That of the transfer of which this is a part.
     whole: Option<Arc<Self>>,
+    /// Where the bytes are counted as they move, with the devices of source and sink.
+    counted: Option<(Arc<Counters>, [Device; 2])>,
 }
 
 impl Progress {
-    /// Of a part of a transfer.
-    pub(crate) fn of_part(whole: Arc<Self>) -> Self {
-        Self { whole: Some(whole), ..Self::default() }
+    /// Of a transfer between these devices, or of a part of one.
+    pub(crate) fn counted(
+        counters: Arc<Counters>,
+        ends: [Device; 2],
+        whole: Option<Arc<Self>>,
+    ) -> Self {
+        Self { whole, counted: Some((counters, ends)), ..Self::default() }
     }
 
     /// Called by the thread that has the source.
@@ -63,6 +71,9 @@ impl Progress {
         if let Some(whole) = &self.whole {
             whole.read.fetch_add(read - before, Ordering::Relaxed);
         }
+        if let Some((counters, [source, _])) = &self.counted {
+            counters.count_taken(*source, read - before);
+        }
     }
 
     /// Called by the thread that has the sink.
@@ -70,6 +81,9 @@ impl Progress {
         let before = self.written.swap(written, Ordering::Relaxed);
         if let Some(whole) = &self.whole {
             whole.written.fetch_add(written - before, Ordering::Relaxed);
+        }
+        if let Some((counters, [_, sink])) = &self.counted {
+            counters.count_given(*sink, written - before);
         }
     }
 

@@ -1,7 +1,8 @@
 //! The scoreboard: an entry for every transfer, and a queue of steps for each kind of device.
 //!
 //! An entry is in one state at a time: queued for a step on a file, on a socket or on an accelerator's memory, running (one thread has
-//! it), or waiting for a socket. Queues are first in, first out, and a step is one chunk, so transfers take turns by chunk. A
+//! it), or waiting for a socket. Queues of the transfers of one tenant are first in, first out, and a step is one chunk, so they take turns by chunk; tenants take
+//! turns by their weights (`scoreboard/turns.rs`). A
 //! chunk that has just been made by one device goes on to the other at once, while it is in the cache of the thread's
 //! core ([`Scoreboard::take`]).
 //!
@@ -13,6 +14,8 @@
 //!
 //! Pure: time is an argument (nanoseconds), and `T` is whatever the steps need.
 
+mod turns;
+
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -21,6 +24,8 @@ use crate::counters::Queued;
 use crate::error::TransferError;
 use crate::flow::{Blocked, Buffers, Device, End, SMALL_CHUNKS_MAX};
 use crate::pipeline::{Command, STALL_DEFAULT};
+pub use turns::Share;
+use turns::Turns;
 
 /// A file step that takes longer than this is slow.
 pub const SLOW_NS: u64 = 100_000_000;
@@ -153,6 +158,14 @@ pub trait Work {
     fn batches(&self) -> bool {
         false
     }
+    /// Whose turns it takes.
+    fn share(&self) -> Share {
+        Share::default()
+    }
+    /// Bytes that a step moves at most.
+    fn chunk_bytes(&self) -> usize {
+        0
+    }
     /// Whether a chunk waits for them.
     fn has_fresh(&self) -> bool {
         false
@@ -192,6 +205,15 @@ pub enum Expired<T: Work> {
     Abandoned(T::Handle, TransferError),
 }
 
+/// What a device has to do at a moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InFlight {
+    /// Bytes of the chunks whose steps wait for a thread or run.
+    pub bytes: u64,
+    /// Steps that run.
+    pub running: u64,
+}
+
 /// What an entry does at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activity {
@@ -215,6 +237,8 @@ struct Entry<T: Work> {
     /// Of a transfer that has an entry already.
     is_part: bool,
     handle: T::Handle,
+    share: Share,
+    chunk_bytes: usize,
     state: State,
     /// Not while it runs.
     work: Option<T>,
@@ -276,7 +300,7 @@ pub struct Scoreboard<T: Work> {
     free: Vec<usize>,
     generation: u32,
     /// Of each kind of device.
-    queues: [VecDeque<EntryId>; Device::ALL.len()],
+    queues: [Turns; Device::ALL.len()],
     /// Those with chunks for stages apart.
     stages: VecDeque<EntryId>,
     /// Steps that went before them.
@@ -331,7 +355,23 @@ impl<T: Work> Scoreboard<T> {
 
     /// Entries whose next step waits for a thread.
     pub fn queued(&self) -> Queued {
-        Queued { devices: self.queues.each_ref().map(VecDeque::len), digests: self.stages.len() }
+        Queued { devices: self.queues.each_ref().map(Turns::len), digests: self.stages.len() }
+    }
+
+    /// Bytes of the chunks whose steps are queued or run, by the device of the step, and how many run.
+    pub fn in_flight(&self) -> [InFlight; Device::ALL.len()] {
+        let mut all = [InFlight::default(); Device::ALL.len()];
+        for entry in self.slots.iter().flatten() {
+            let (device, running) = match entry.state {
+                State::Queued(device, _) => (device, 0),
+                State::Running(device, _) => (device, 1),
+                State::Waiting => continue,
+            };
+            let of = &mut all[device as usize];
+            of.bytes += entry.chunk_bytes as u64;
+            of.running += running;
+        }
+        all
     }
 
     /// Transfers in flight. Further parts of one do not count.
@@ -367,11 +407,14 @@ impl<T: Work> Scoreboard<T> {
         let id = EntryId(u64::from(self.generation) << 32 | slot as u64);
         let end = work.next(Blocked::default()).unwrap_or(End::Source);
         let (first, handle, batches) = (work.device(end), work.handle(), work.batches());
+        let (share, chunk_bytes) = (work.share(), work.chunk_bytes());
         self.batching += usize::from(batches);
         self.slots[slot] = Some(Entry {
             id,
             is_part,
             handle,
+            share,
+            chunk_bytes,
             state: State::Queued(first, end),
             work: Some(work),
             cancelled: false,
@@ -386,7 +429,7 @@ impl<T: Work> Scoreboard<T> {
             pace: Pace { moved_ns: now_ns, moved_bytes: 0 },
             step_ns: now_ns,
         });
-        self.queue(first).push_back(id);
+        self.queue(first).push_back(id, share);
         id
     }
 
@@ -394,7 +437,7 @@ impl<T: Work> Scoreboard<T> {
     /// else one on another device. [`Self::give_back`] ends it.
     pub fn take(&mut self, last: Option<EntryId>, now_ns: u64) -> Option<(EntryId, End, T)> {
         let is_fresh = |device: &Device| {
-            last.is_some() && self.queues[*device as usize].front() == last.as_ref()
+            last.is_some() && self.queues[*device as usize].fresh() == last.as_ref()
         };
         let device = ORDER.into_iter().filter(|device| self.may_start(*device));
         let device = device.clone().find(is_fresh).or_else(|| device.clone().next())?;
@@ -565,6 +608,7 @@ impl<T: Work> Scoreboard<T> {
             }
             _ => None,
         };
+        let share = entry.share;
         let is_fresh = work.has_fresh() && !cancelled && !entry.in_stages_queue;
         entry.in_stages_queue |= is_fresh;
         entry.work = Some(work);
@@ -572,7 +616,7 @@ impl<T: Work> Scoreboard<T> {
             entry.state = State::Queued(device, end);
             match (step, end) {
                 (Some(End::Source), End::Sink) => self.queue(device).push_front(id),
-                _ => self.queue(device).push_back(id),
+                _ => self.queue(device).push_back(id, share),
             }
         }
         if is_fresh {
@@ -604,7 +648,8 @@ impl<T: Work> Scoreboard<T> {
                 let Some(end) = work.next(entry.blocked) else { return };
                 let device = work.device(end);
                 entry.state = State::Queued(device, end);
-                self.queue(device).push_back(id);
+                let share = entry.share;
+                self.queue(device).push_back(id, share);
             }
             State::Running(..) => *entry.ready.of(end) = true,
             State::Queued(..) => {}
@@ -620,7 +665,7 @@ impl<T: Work> Scoreboard<T> {
             _ if entry.apart == 0 => return self.remove(id),
             State::Queued(device, _) => {
                 entry.state = State::Waiting;
-                self.queue(device).retain(|queued| *queued != id);
+                self.queue(device).remove(id);
             }
             State::Waiting => {}
         }
@@ -688,7 +733,7 @@ impl<T: Work> Scoreboard<T> {
         self.slow.retain(|slow| *slow != id);
     }
 
-    fn queue(&mut self, device: Device) -> &mut VecDeque<EntryId> {
+    fn queue(&mut self, device: Device) -> &mut Turns {
         &mut self.queues[device as usize]
     }
 
@@ -705,7 +750,7 @@ impl<T: Work> Scoreboard<T> {
             self.stages.retain(|queued| *queued != id);
         }
         if let State::Queued(device, _) = entry.state {
-            self.queue(device).retain(|queued| *queued != id);
+            self.queue(device).remove(id);
         }
         entry.work
     }

@@ -16,11 +16,12 @@ use sys::local::{LocalListener, LocalSocket, WakeFd, wait_readable};
 use zeroize::Zeroizing;
 
 use crate::counters::Counters;
-use crate::engine::{Engine, Limits, Submitted};
+use crate::engine::{Caller, Engine, Limits, Submitted};
 use crate::error::TransferError;
 use crate::flow::Report;
 use crate::message::{Answer, LISTED_MAX, Listed, Order, REQUEST_BYTES_MAX, RemoteError, Request};
 use crate::reaper::Reaper;
+use crate::tenants::Account;
 
 /// Connections that are accepted between two looks at requests.
 const ACCEPTS_MAX: usize = 16;
@@ -49,6 +50,14 @@ impl Default for ServiceLimits {
     }
 }
 
+impl ServiceLimits {
+    /// Those of the engine.
+    pub fn of_engine(&self) -> Limits {
+        let Self { in_flight, threads, memory_mib, .. } = *self;
+        Limits { in_flight, threads, memory_mib }
+    }
+}
+
 /// A running service; ends when dropped, and cancels what is in flight.
 pub struct Service {
     engine: Arc<Engine>,
@@ -60,11 +69,16 @@ pub struct Service {
 impl Service {
     /// Serves the callers of `listener`.
     pub fn start(listener: LocalListener, limits: ServiceLimits) -> io::Result<Self> {
-        let engine = Arc::new(Engine::start(Limits {
-            in_flight: limits.in_flight,
-            threads: limits.threads,
-            memory_mib: limits.memory_mib,
-        })?);
+        let engine = Arc::new(Engine::start(limits.of_engine())?);
+        Self::over(listener, limits, engine)
+    }
+
+    /// The same with an engine that others use as well.
+    pub fn over(
+        listener: LocalListener,
+        limits: ServiceLimits,
+        engine: Arc<Engine>,
+    ) -> io::Result<Self> {
         let wake_fd = Arc::new(WakeFd::new()?);
         let stop = Arc::new(AtomicBool::new(false));
         let mut acceptor = Acceptor {
@@ -184,8 +198,9 @@ impl Acceptor {
     fn accept(&mut self, socket: LocalSocket) {
         let own = sys::process::user();
         let peer = socket.peer().ok();
-        let is_admitted = peer.is_some_and(|peer| peer.user == own || peer.user == 0);
-        let refusal = if !is_admitted {
+        let tenant = peer.and_then(|peer| self.engine.tenant_of(peer.user));
+        let is_own = peer.is_some_and(|peer| peer.user == own || peer.user == 0);
+        let refusal = if !is_own && tenant.is_none() {
             TransferError::NotAdmitted
         } else if self.clients.len() >= self.limits.clients as usize {
             TransferError::TooManyClients(self.limits.clients)
@@ -196,6 +211,7 @@ impl Acceptor {
             self.clients.push(Arc::new(Client {
                 socket: Some(socket),
                 process,
+                tenant,
                 transfers,
                 reaper,
             }));
@@ -254,6 +270,8 @@ struct Client {
     socket: Option<LocalSocket>,
     /// The process that connected; 0: of another container, which cannot be told.
     process: u32,
+    /// Of its user, if that has one.
+    tenant: Option<Account>,
     reaper: Reaper,
     /// By the caller's number; `None` while it is being submitted.
     transfers: Mutex<HashMap<u64, Option<Submitted>>>,
@@ -319,7 +337,8 @@ impl Client {
             transfers.insert(id, None);
         }
         let client = self.clone();
-        let submitted = acceptor.engine.submit_within(command, Some(own), move |outcome| {
+        let caller = Caller { tenant: self.tenant.clone(), own: Some(own) };
+        let submitted = acceptor.engine.submit_within(command, caller, move |outcome| {
             client.transfers().remove(&id);
             client.answer(id, &outcome.result, outcome.report);
         });

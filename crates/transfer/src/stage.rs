@@ -9,7 +9,7 @@ use sys::digests::{
 };
 use zeroize::{Zeroize as _, Zeroizing};
 
-use crate::compress::{ExpandLimits, Format};
+use crate::compress::{Compression, ExpandLimits, Format};
 use crate::kernel::{CONTEXT_BYTES, KERNEL_MEMORY_BYTES, KernelSource};
 use crate::seal::RECORD_BYTES;
 use crate::search::{SearchKind, SearchSpec};
@@ -196,7 +196,7 @@ pub enum StageSpec {
     /// Expands compressed data, up to these limits.
     Expand(Format, ExpandLimits),
     /// Compresses.
-    Compress(Format),
+    Compress(Compression),
     /// What a kernel makes of the bytes, piece by piece; each piece comes with this context. Only of an engine in this process.
     Kernel(KernelSource, [u8; CONTEXT_BYTES]),
     /// Encrypts with this key.
@@ -213,7 +213,7 @@ impl StageSpec {
             Self::Search(search) => StageKind::Search(search.kind),
             Self::Open(cipher, _) => StageKind::Open(*cipher),
             Self::Expand(format, _) => StageKind::Expand(*format),
-            Self::Compress(format) => StageKind::Compress(*format),
+            Self::Compress(how) => StageKind::Compress(how.format()),
             Self::Kernel(..) => StageKind::Kernel,
             Self::Seal(cipher, _) => StageKind::Seal(*cipher),
             Self::SealOn(..) => StageKind::SealOn,
@@ -233,7 +233,7 @@ impl StageSpec {
             // A record, in a vector that grows by doubling.
             Self::Open(..) | Self::Seal(..) => 2 * RECORD_BYTES as u64,
             Self::Expand(format, _) => format.expand_bytes(),
-            Self::Compress(format) => format.compress_bytes(),
+            Self::Compress(how) => how.memory_bytes(),
             Self::Kernel(..) | Self::SealOn(..) => KERNEL_MEMORY_BYTES,
         }
     }
@@ -498,7 +498,7 @@ mod tests {
             (StageSpec::Digest(DigestKind::Md5), StageSpec::Open(Cipher::Aes256Gcm, key()));
         let expand = StageSpec::Expand(Format::Gzip, ExpandLimits::default());
         let (zip, seal) =
-            (StageSpec::Compress(Format::Zstd), StageSpec::Seal(Cipher::Aes256Ctr, key()));
+            (StageSpec::Compress(Format::Zstd.into()), StageSpec::Seal(Cipher::Aes256Ctr, key()));
         let search = SearchSpec { kind: SearchKind::Text, pattern: vec![b'a'], offsets: 0 };
         let search = StageSpec::Search(search);
         let all = [&open, &md5, &expand, &search, &zip, &md5, &seal];
@@ -519,7 +519,7 @@ mod tests {
         assert!(refused(&[&zip, &seal, &md5]).starts_with(sealed));
         let once = "bytes are expanded once at most, then go to a kernel once at most, then are compressed once at most";
         let packed = "`search-text` cannot follow `gzip`: compressed bytes have no text";
-        assert!(refused(&[&StageSpec::Compress(Format::Gzip), &search]).starts_with(packed));
+        assert!(refused(&[&StageSpec::Compress(Format::Gzip.into()), &search]).starts_with(packed));
         for (stages, names) in [
             ([&zip, &md5, &expand], "`expand-gzip` cannot follow `md5`"),
             ([&md5, &expand, &expand], "`expand-gzip` cannot follow `expand-gzip`"),

@@ -287,7 +287,7 @@ impl Case {
 
     fn compresses(&self) -> Option<Format> {
         self.stages.iter().find_map(|stage| match stage {
-            StageSpec::Compress(format) => Some(*format),
+            StageSpec::Compress(how) => Some(how.format()),
             _ => None,
         })
     }
@@ -332,7 +332,7 @@ impl Case {
 }
 
 fn compress(format: Format, plain: &[u8]) -> Vec<u8> {
-    let (mut state, mut made, mut at) = (Compressor::new(format).unwrap(), Vec::new(), 0);
+    let (mut state, mut made, mut at) = (Compressor::new(format.into()).unwrap(), Vec::new(), 0);
     let mut out = vec![0; 1 << 16];
     loop {
         let ran = state.run(&plain[at..], true, &mut out).unwrap();
@@ -397,7 +397,7 @@ fn case() -> impl Strategy<Value = Case> {
         let open = opens.map(|cipher| StageSpec::Open(cipher, Key::new(KEY)));
         let seal = seals.map(|cipher| StageSpec::Seal(cipher, Key::new(KEY)));
         let expand = expands.map(|format| StageSpec::Expand(format, ExpandLimits::default()));
-        let compress = compresses.map(StageSpec::Compress);
+        let compress = compresses.map(|format| StageSpec::Compress(format.into()));
         let plain = open.into_iter().chain(expand).chain(digests);
         plain.chain(compress).chain(seal).collect::<Vec<_>>()
     });
@@ -702,7 +702,7 @@ fn a_file_is_synced_when_all_of_it_is_there() {
     let key = Key::new(KEY);
     let stages = vec![
         StageSpec::Digest(DigestKind::Md5),
-        StageSpec::Compress(Format::Zstd),
+        StageSpec::Compress(Format::Zstd.into()),
         StageSpec::Seal(Cipher::Aes256Gcm, key),
     ];
     let case = |len, stages, sync| Case {

@@ -98,6 +98,32 @@
 #define SERVAL_SOCKET_EVENT 2u
 #define SERVAL_SOCKET_CLOSE_ORDERLY 0u
 #define SERVAL_SOCKET_CLOSE_RESET 1u
+#define SERVAL_TRANSFER_FILE 1u
+#define SERVAL_TRANSFER_MEMORY 2u
+#define SERVAL_TRANSFER_CONNECTION 3u
+#define SERVAL_TRANSFER_NO_DIGEST 0u
+#define SERVAL_TRANSFER_MD5 1u
+#define SERVAL_TRANSFER_SHA1 2u
+#define SERVAL_TRANSFER_SHA256 3u
+#define SERVAL_TRANSFER_CRC32C 4u
+#define SERVAL_TRANSFER_OPEN 1u
+#define SERVAL_TRANSFER_EXPAND_GZIP 2u
+#define SERVAL_TRANSFER_EXPAND_ZSTD 4u
+#define SERVAL_TRANSFER_COMPRESS_GZIP 8u
+#define SERVAL_TRANSFER_COMPRESS_ZSTD 16u
+#define SERVAL_TRANSFER_SEAL 32u
+#define SERVAL_TRANSFER_OK 0u
+#define SERVAL_TRANSFER_BAD_COMMAND 1u
+#define SERVAL_TRANSFER_NOT_ALLOWED 2u
+#define SERVAL_TRANSFER_RANGE 3u
+#define SERVAL_TRANSFER_EXHAUSTED 4u
+#define SERVAL_TRANSFER_FILE_ENDED 5u
+#define SERVAL_TRANSFER_REFUSED 6u
+#define SERVAL_TRANSFER_CLOSED 7u
+#define SERVAL_TRANSFER_TIMEOUT 8u
+#define SERVAL_TRANSFER_CORRUPT 9u
+#define SERVAL_TRANSFER_DISK_FULL 10u
+#define SERVAL_TRANSFER_FAILED 11u
 #define SERVAL_STREAM_HEAD 0u
 #define SERVAL_STREAM_HEAD_END 8u
 #define SERVAL_STREAM_TAIL 128u
@@ -198,8 +224,8 @@ struct serval_ring_entry {
   uint64_t tail_offset; /* 72: Offset of the tail word: slots released. */
   uint64_t arena_offset; /* 80: Offset of the arena; 0 without one. */
   uint64_t arena_bytes; /* 88: Size of the arena; 0 without one, else a multiple of 8. */
-  uint64_t window_offset; /* 96: COMMANDS: offset of the window; 0 without one. */
-  uint64_t window_bytes; /* 104: COMMANDS: size of the window; 0 without one. */
+  uint64_t window_offset; /* 96: COMMANDS, and CLIENT_TX to a backend that does transfers: offset of the window; 0 without one. */
+  uint64_t window_bytes; /* 104: The same: size of the window; 0 without one. */
   uint64_t reserved[2]; /* 112: Zero. */
 };
 
@@ -254,6 +280,30 @@ struct serval_socket_message {
   uint32_t slot; /* 4: Slot of the connection. */
   uint32_t generation; /* 8: Lease of the slot, from 1. */
   uint32_t value; /* 12: Depends on op. */
+};
+
+/* A request to a backend that does transfers. Every number is checked by the engine. */
+struct serval_transfer_command {
+  uint8_t source; /* 0: FILE, MEMORY or CONNECTION. */
+  uint8_t sink; /* 1: FILE, MEMORY or CONNECTION. */
+  uint8_t digest; /* 2: Digest of the plain bytes: NONE, MD5, SHA1, SHA256 or CRC32C. */
+  uint8_t stages; /* 3: Bits of transfer_stage. */
+  uint16_t source_file; /* 4: FILE and CONNECTION: its number among the files of the service. MEMORY: 0. */
+  uint16_t sink_file; /* 6: The same of the sink. */
+  uint64_t source_offset; /* 8: The first byte at the source; 0 of a connection. */
+  uint64_t sink_offset; /* 16: The first byte at the sink; 0 of a connection. */
+  uint64_t bytes; /* 24: Bytes to take from the source; u64::MAX: to the end of the file or of the stream. */
+  uint64_t reserved[4]; /* 32: Zero. */
+};
+
+/* The answer to a TransferCommand: how it ended. */
+struct serval_transfer_done {
+  uint32_t status; /* 0: A transfer_status. */
+  uint32_t digest_bytes; /* 4: Bytes of the digest; 0 without one, or if the transfer did not succeed. */
+  uint64_t read; /* 8: Bytes that the source has given. */
+  uint64_t written; /* 16: Bytes that the sink has got. */
+  uint8_t digest[32]; /* 24: The digest. */
+  uint64_t reserved; /* 56: Zero. */
 };
 
 /* Payload of a COPY command. Every number is checked by the runtime. Offsets and bytes are multiples of 8. */
@@ -436,6 +486,24 @@ SERVAL_ASSERT_LAYOUT(offsetof(struct serval_socket_message, op) == 0);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_socket_message, slot) == 4);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_socket_message, generation) == 8);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_socket_message, value) == 12);
+SERVAL_ASSERT_LAYOUT(sizeof(struct serval_transfer_command) == 64);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_command, source) == 0);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_command, sink) == 1);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_command, digest) == 2);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_command, stages) == 3);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_command, source_file) == 4);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_command, sink_file) == 6);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_command, source_offset) == 8);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_command, sink_offset) == 16);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_command, bytes) == 24);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_command, reserved) == 32);
+SERVAL_ASSERT_LAYOUT(sizeof(struct serval_transfer_done) == 64);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_done, status) == 0);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_done, digest_bytes) == 4);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_done, read) == 8);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_done, written) == 16);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_done, digest) == 24);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_done, reserved) == 56);
 SERVAL_ASSERT_LAYOUT(sizeof(struct serval_copy_command) == 32);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_copy_command, window_offset) == 0);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_copy_command, buffer_offset) == 8);

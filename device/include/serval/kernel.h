@@ -80,6 +80,7 @@ constexpr uint64_t NO_DEADLINE = SERVAL_NO_DEADLINE;
 class Block;
 class Mqueue;
 class Backend;
+class Transfers;  // transfers.h
 class Sockets;  // sockets.h
 class Listener;
 class Socket;
@@ -395,8 +396,12 @@ class Backend {
 
   private:
     friend class Mqueue;
+    friend class Transfers;
     detail::Channel channel_;
     uint64_t outstanding_;
+    // Of a backend that does transfers: memory that they may name.
+    uint8_t* memory_;
+    uint64_t memory_bytes_;
 };
 
 // A server mqueue: the requests of many clients, and the replies to them.

@@ -53,6 +53,9 @@ enum sv_search { SV_SEARCH_TEXT = 1, SV_SEARCH_LINES = 2 };
 /* Offsets that the result of a search has at most. */
 #define SV_OFFSETS_MAX 32
 
+/* Highest level of a compression. Those of Zstandard from 4 on take up to 24 MiB of transfer.memory_mib for each transfer. */
+#define SV_LEVEL_MAX 9
+
 /* One stage of sv_pipeline. */
 typedef struct sv_stage {
     uint32_t kind;      /* enum sv_stage_kind */
@@ -62,6 +65,7 @@ typedef struct sv_stage {
     size_t pattern_bytes;
     uint64_t bytes_max; /* SV_STAGE_EXPAND: bytes that may come out; 0: 64 GiB */
     uint32_t ratio_max; /* SV_STAGE_EXPAND: bytes out for each byte in, once a MiB has come out; 0: 100 */
+    uint32_t level;     /* SV_STAGE_COMPRESS: 1 to SV_LEVEL_MAX; 0: 1 of gzip, 3 of Zstandard */
 } sv_stage;
 
 /* The range reaches to the end of the file, or of the stream. */
@@ -149,6 +153,15 @@ SV_TRANSFER_API int sv_pipeline_start(sv_transfers *transfers, int source, int s
  * refused the connection (result->text says why).
  */
 SV_TRANSFER_API int sv_transfers_next(sv_transfers *transfers, int timeout_ms, sv_transfer_result *result);
+
+/* Called with a result, which it may keep a copy of. It may start and cancel transfers, and must not close the connection. */
+typedef void (*sv_transfer_done)(void *user, const sv_transfer_result *result);
+
+/*
+ * Calls `done` for each result that is there, after waiting for the first one as sv_transfers_next does: with sv_transfers_fd in an event loop
+ * (timeout_ms 0), or in a loop of its own (-1). Returns how many results there were, or the error number of sv_transfers_next if there was none.
+ */
+SV_TRANSFER_API int sv_transfers_dispatch(sv_transfers *transfers, int timeout_ms, sv_transfer_done done, void *user);
 
 /* Ends a transfer early. Its result says how many bytes it moved. */
 SV_TRANSFER_API int sv_transfers_cancel(sv_transfers *transfers, uint64_t id);

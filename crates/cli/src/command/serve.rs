@@ -112,7 +112,8 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
             Ok(None) | Err(_) => return false,
         }
     };
-    let started = Server::start_unless(topology, tap.as_ref(), &mut ended);
+    let engine = transfer_engine(&config)?;
+    let started = Server::start_unless(topology, tap.as_ref(), engine.as_ref(), &mut ended);
     let server = started.map_err(Failure::run)?;
     let health = Arc::new(Health::default());
     let exporter = match config.metrics {
@@ -122,9 +123,10 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
         }
         None => None,
     };
-    let transfers = start_transfers(&config)?;
-    if let Some(transfers) = &transfers {
-        health.watch_transfers(transfers.counters());
+    let transfers = start_transfers(&config, engine)?;
+    // Those of kernels are counted there as well.
+    if let Some(counters) = server.transfer_counters() {
+        health.watch_transfers(counters);
     }
     health.watch(server.stalls());
     health.set_ready();
@@ -172,12 +174,24 @@ fn stop_on_eof() -> std::io::Result<()> {
 }
 
 /// The transfer engine, if the configuration has one.
-fn start_transfers(config: &Config) -> Result<Option<transfer::Service>, Failure> {
+fn transfer_engine(config: &Config) -> Result<Option<Arc<transfer::Engine>>, Failure> {
     let Some(settings) = &config.transfer else { return Ok(None) };
+    let started = transfer::Engine::start(settings.limits.of_engine());
+    let failed =
+        |error| Failure::Run(format!("transfer.threads: a thread cannot be started: {error}"));
+    started.map(|engine| Some(Arc::new(engine))).map_err(failed)
+}
+
+/// Serves other programs with it.
+fn start_transfers(
+    config: &Config,
+    engine: Option<Arc<transfer::Engine>>,
+) -> Result<Option<transfer::Service>, Failure> {
+    let (Some(settings), Some(engine)) = (&config.transfer, engine) else { return Ok(None) };
     let failed = |why: String| Failure::Run(format!("transfer.socket: {why}"));
     let listener =
         LocalListener::bind(&settings.socket).map_err(|error| failed(error.to_string()))?;
-    let started = transfer::Service::start(listener, settings.limits);
+    let started = transfer::Service::over(listener, settings.limits, engine);
     started.map(Some).map_err(|error| failed(format!("a thread cannot be started: {error}")))
 }
 

@@ -21,8 +21,8 @@ use sys::descriptors::reset_on_close;
 use sys::private_file::open_regular;
 use transfer::message::Answer;
 use transfer::{
-    Cipher, Client, Command, DigestKind, Engine, ExpandLimits, FileRange, Format, Key, Limits,
-    SearchKind, SearchSpec, StageSpec, check_order,
+    Cipher, Client, Command, Compression, DigestKind, Engine, ExpandLimits, FileRange, Format, Key,
+    Limits, SearchKind, SearchSpec, StageSpec, check_order,
 };
 
 use super::bench::time;
@@ -110,9 +110,9 @@ pub(super) struct Options {
     #[arg(long, value_name = "URL", value_parser = shared_memory, conflicts_with = "engine")]
     kernel: Option<PathBuf>,
 
-    /// Compress what the sink gets: gzip or zstd
-    #[arg(long, value_name = "FORMAT", value_parser = format)]
-    compress: Option<Format>,
+    /// Compress what the sink gets: gzip or zstd, with a level from 1 to 9 as in zstd:9
+    #[arg(long, value_name = "FORMAT")]
+    compress: Option<Compression>,
 
     /// Print a digest of the plain bytes: md5, sha1, sha256 or crc32c
     #[arg(long, value_name = "KIND", value_parser = digest)]

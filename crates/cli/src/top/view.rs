@@ -25,11 +25,14 @@ const GAP: usize = 2;
 const CUT: usize = 10;
 
 impl Grid {
-    /// The tables of services, stages and workers, and of tenants and functions if there are any.
+    /// The tables of services, stages and workers, and of tenants, transfers and functions if there are any.
     pub fn of(sample: &Sample) -> Vec<Self> {
         let mut grids = vec![services(sample), stages(sample), workers(sample)];
         if !sample.tenants.is_empty() {
             grids.push(tenants(sample));
+        }
+        if !sample.transfers.is_empty() {
+            grids.push(transfers(sample));
         }
         if !sample.functions.is_empty() {
             grids.push(functions(sample));
@@ -224,6 +227,23 @@ fn tenants(sample: &Sample) -> Grid {
         ]
     });
     Grid { columns, rows: rows.collect(), spare: &[6, 5, 1] }
+}
+
+/// The scoreboard of transfers.
+fn transfers(sample: &Sample) -> Grid {
+    let columns =
+        vec!["transfers", ">queued", ">running", ">bytes in flight", ">source B/s", ">sink B/s"];
+    let rows = sample.transfers.iter().map(|t| {
+        vec![
+            t.device.clone(),
+            number(t.queued),
+            number(t.running),
+            number(t.bytes_in_flight),
+            number(t.taken),
+            number(t.given),
+        ]
+    });
+    Grid { columns, rows: rows.collect(), spare: &[3, 2] }
 }
 
 fn workers(sample: &Sample) -> Grid {

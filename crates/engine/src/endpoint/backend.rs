@@ -23,6 +23,7 @@
 mod datagram;
 mod path;
 mod stream;
+mod transfers;
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -39,9 +40,10 @@ use wire::nic::{Nic, StreamKey, Transport};
 use self::datagram::DatagramSocket;
 use self::path::{BackendPath, Decided, Gathered, Waiting};
 use self::stream::BackendConnection;
+use self::transfers::BlockTransfers;
 use crate::metrics::ServiceCounters;
 use crate::service::ends::MqueueEnds;
-use crate::topology::{Backend, Sockets};
+use crate::topology::{Backend, FileSpec, Service, Sockets};
 
 /// Key before the service is installed, which issues the keys.
 const NO_KEY: StreamKey = StreamKey::MAX;
@@ -65,6 +67,8 @@ pub(crate) struct ClientMqueue {
     pub(crate) is_listed: bool,
     pub(crate) key: StreamKey,
     datagram: DatagramSocket,
+    /// Of a backend that does transfers.
+    transfers: Option<BlockTransfers>,
     /// How often the block of this mqueue has ended, and how many requests it has shown.
     generation: u32,
     shown: u64,
@@ -86,6 +90,7 @@ impl ClientMqueue {
             is_listed: false,
             key: NO_KEY,
             datagram: DatagramSocket::default(),
+            transfers: ends.transfers.map(BlockTransfers::new),
             generation: 0,
             shown: 0,
             waiting: Waiting::default(),
@@ -96,6 +101,7 @@ impl ClientMqueue {
     pub(crate) fn replace_rings(&mut self, ends: MqueueEnds) {
         self.region_mqueue = ends.mqueue;
         (self.rx, self.tx) = (ends.rx, ends.tx);
+        self.transfers = ends.transfers.map(BlockTransfers::new);
         (self.rx_pending, self.alive) = (false, true);
         (self.in_flight, self.blocked_since_ns) = (0, 0);
         self.waiting.is_one = false;
@@ -128,6 +134,8 @@ pub(crate) struct BackendPool {
     timeout_ns: u64,
     in_flight_max: usize,
     max_message_bytes: usize,
+    /// Memory of each block for transfers; 0: it is a server.
+    memory_bytes: u64,
     pub(crate) connections: Vec<BackendConnection>,
     dirty: Vec<u16>,
     /// Datagram sockets that are open.
@@ -142,6 +150,7 @@ impl BackendPool {
     pub(crate) fn new(backend: &Backend) -> Self {
         let per_request = backend.sockets == Sockets::PerRequest;
         let (count, places) = match (backend.transport, per_request) {
+            _ if backend.does_transfers() => (0, 0),
             (Transport::Udp, _) => (0, 0),
             (Transport::Tcp, false) => (backend.connections, backend.in_flight),
             (Transport::Tcp, true) => (backend.in_flight, 1),
@@ -155,6 +164,7 @@ impl BackendPool {
             timeout_ns: backend.timeout_ms * 1_000_000,
             in_flight_max: backend.in_flight as usize,
             max_message_bytes: backend.max_message_bytes as usize,
+            memory_bytes: backend.memory_bytes,
             connections: (0..count).map(|_| BackendConnection::new(places as usize)).collect(),
             dirty: Vec::with_capacity(count as usize),
             sockets: 0,
@@ -175,6 +185,10 @@ pub(crate) struct Backends {
     counters: Arc<ServiceCounters>,
     pub(crate) clients: Vec<ClientMqueue>,
     pub(crate) pools: Vec<BackendPool>,
+    /// What transfers may use.
+    files: Box<[FileSpec]>,
+    /// Client mqueues with transfers in flight.
+    transferring: Vec<u32>,
     /// Client mqueues whose TX ring could not be emptied this turn, and those of the last turn.
     blocked: Vec<u32>,
     retried: Vec<u32>,
@@ -187,14 +201,16 @@ pub(crate) struct Backends {
 impl Backends {
     pub(crate) fn new(
         worker: u16,
-        backends: &[Backend],
+        service: &Service,
         clients: Vec<ClientMqueue>,
         counters: Arc<ServiceCounters>,
     ) -> Self {
         Self {
             worker,
             counters,
-            pools: backends.iter().map(BackendPool::new).collect(),
+            pools: service.backends.iter().map(BackendPool::new).collect(),
+            files: service.files.clone().into(),
+            transferring: Vec::with_capacity(clients.len()),
             blocked: Vec::with_capacity(clients.len()),
             retried: Vec::with_capacity(clients.len()),
             rung: Vec::with_capacity(clients.len()),
@@ -315,7 +331,11 @@ impl Backends {
             let pool = &self.pools[backend];
             let overdue = entry.is_overdue(now_ns, pool.timeout_ns);
             // Requests that wait for a place are tried every turn: nothing is copied for that. Functions may answer one that has no place.
-            let waits = (pool.is_full_for(&entry.datagram) || pool.is_full()) && !overdue;
+            let is_full = match pool.memory_bytes {
+                0 => pool.is_full_for(&entry.datagram) || pool.is_full(),
+                _ => entry.in_flight as usize >= pool.in_flight_max,
+            };
+            let waits = is_full && !overdue;
             let shows = pool.path.is_some() && !entry.waiting.is_one;
             let payload = &mut scratch[..header.len as usize];
             let copies = !entry.waiting.is_one;
@@ -462,6 +482,12 @@ impl Backends {
         now_ns: u64,
         overdue: bool,
     ) -> bool {
+        let entry = &self.clients[client as usize];
+        let pool = &self.pools[usize::from(entry.backend)];
+        if pool.memory_bytes > 0 && (entry.in_flight as usize) < pool.in_flight_max {
+            self.take_transfer(client, tag, payload);
+            return true;
+        }
         let status = match self.send_to_backend(nic, client, tag, payload, now_ns) {
             Sending::Sent => {
                 self.counters.backend_sent.one();
@@ -568,6 +594,9 @@ impl Backends {
     ) -> Sending {
         let entry = &mut self.clients[client as usize];
         let pool = &mut self.pools[entry.backend as usize];
+        if pool.memory_bytes > 0 {
+            return Sending::Busy;
+        }
         let Some(id) = pool.id_of(payload) else { return Sending::Failed(status::PROTOCOL) };
         let number = entry.shown;
         let sent = match pool.transport {
@@ -608,10 +637,13 @@ impl Backends {
     pub(crate) fn drop_backend_requests<N: Nic>(&mut self, nic: &mut N, clients: Range<u32>) {
         self.rung.retain(|client| !clients.contains(client));
         self.corrupt.retain(|client| !clients.contains(client));
+        self.transferring.retain(|client| !clients.contains(client));
         for number in clients.clone() {
             let entry = &mut self.clients[number as usize];
             entry.alive = false;
             entry.in_flight = 0;
+            // Its next generation gets another one.
+            entry.transfers = None;
             entry.waiting.is_one = false;
             let pool = &mut self.pools[entry.backend as usize];
             pool.close_datagrams(nic, entry);

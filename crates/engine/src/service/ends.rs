@@ -4,6 +4,7 @@
 use mqueue::{ByteReader, ByteWriter, Consumer, MappedMemory, Pool, Producer, Region, Role};
 
 use crate::accelerator::Blocks;
+use crate::transfers::Transfers;
 
 /// The engine's ends of one mqueue.
 pub struct MqueueEnds {
@@ -13,6 +14,10 @@ pub struct MqueueEnds {
     pub rx: Producer<MappedMemory>,
     /// Block to engine.
     pub tx: Consumer<MappedMemory>,
+    /// The block's memory that transfers may name: offset in the region, and size.
+    pub window: (u64, u64),
+    /// Of a client mqueue to a backend that does transfers: who does them.
+    pub transfers: Option<Box<dyn Transfers>>,
 }
 
 /// The engine's ends of the sockets of one block.
@@ -42,7 +47,9 @@ impl BlockEnds {
         let (mut server, mut clients, mut sockets) = (None, Vec::new(), None);
         for mqueue in mqueues {
             let (rx, tx) = region.engine_ends(mqueue);
-            let ends = MqueueEnds { mqueue, rx, tx };
+            let [_, entry] = region.rings_of(mqueue);
+            let window = (entry.window_offset, entry.window_bytes);
+            let ends = MqueueEnds { mqueue, rx, tx, window, transfers: None };
             match region.role(mqueue).1 {
                 Role::Server => server = Some(ends),
                 Role::Client(_) => clients.push(ends),

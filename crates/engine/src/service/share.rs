@@ -181,7 +181,7 @@ impl ServiceShare {
         };
         let off_thread = accelerators.iter().any(|drive| drive.blocks.runs_off_thread());
         let capacity = mqueues.len() as u32 * service.slots;
-        let backends = Backends::new(worker as u16, &service.backends, clients, counters.clone());
+        let backends = Backends::new(worker as u16, service, clients, counters.clone());
         let sockets = Sockets::new(service, socket_ends, counters.clone());
         let kernels = (0..service.accelerators.len()).map(|place| service.kernel_on(place).into());
         Self {

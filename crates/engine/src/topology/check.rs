@@ -207,6 +207,11 @@ impl Topology {
         let timeout = outside(service.request_timeout_ms, 1, 3_600_000);
         found("request_timeout_ms", timeout.or_else(|| self.too_late(service)));
         found("backend", outside(service.backends.len() as u64, 0, BACKENDS_MAX.into()));
+        found("file", outside(service.files.len() as u64, 0, FILE_SPECS_MAX as u64));
+        let idle =
+            !service.files.is_empty() && !service.backends.iter().any(Backend::does_transfers);
+        let why = "has files, but no backend with connect = \"transfer\", which would use them";
+        found("file", idle.then(|| why.to_owned()));
         for (sub, backend) in service.backends.iter().enumerate() {
             let mut found = |field, message: Option<String>| {
                 problems.extend(message.map(|message| TopologyError {
@@ -220,6 +225,13 @@ impl Topology {
             found("timeout_ms", outside(backend.timeout_ms, 1, 3_600_000));
             found("in_flight", outside(backend.in_flight.into(), 1, 65_536));
             found("max_message_bytes", outside(backend.max_message_bytes.into(), 1, most));
+            if backend.does_transfers() {
+                let (min, max) = (MEMORY_BYTES_MIN, MEMORY_BYTES_MAX);
+                found("memory_bytes", outside(backend.memory_bytes, min, max));
+                let functions = "has functions, which see no transfers; remove them".to_owned();
+                found("function", (!backend.functions.is_empty()).then_some(functions));
+                continue;
+            }
             let max = backend.max_message_bytes as usize;
             let framed = backend.framing.check_backend(max, max);
             found("framing", framed.err().map(|error| error.to_string()));

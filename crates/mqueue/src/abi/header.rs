@@ -2,6 +2,35 @@
 
 use super::*;
 
+const TRANSFER_VALUES: [(&str, u32); 26] = [
+    ("FILE", transfer_place::FILE as u32),
+    ("MEMORY", transfer_place::MEMORY as u32),
+    ("CONNECTION", transfer_place::CONNECTION as u32),
+    ("NO_DIGEST", transfer_digest::NONE as u32),
+    ("MD5", transfer_digest::MD5 as u32),
+    ("SHA1", transfer_digest::SHA1 as u32),
+    ("SHA256", transfer_digest::SHA256 as u32),
+    ("CRC32C", transfer_digest::CRC32C as u32),
+    ("OPEN", transfer_stage::OPEN as u32),
+    ("EXPAND_GZIP", transfer_stage::EXPAND_GZIP as u32),
+    ("EXPAND_ZSTD", transfer_stage::EXPAND_ZSTD as u32),
+    ("COMPRESS_GZIP", transfer_stage::COMPRESS_GZIP as u32),
+    ("COMPRESS_ZSTD", transfer_stage::COMPRESS_ZSTD as u32),
+    ("SEAL", transfer_stage::SEAL as u32),
+    ("OK", transfer_status::OK),
+    ("BAD_COMMAND", transfer_status::BAD_COMMAND),
+    ("NOT_ALLOWED", transfer_status::NOT_ALLOWED),
+    ("RANGE", transfer_status::RANGE),
+    ("EXHAUSTED", transfer_status::EXHAUSTED),
+    ("FILE_ENDED", transfer_status::FILE_ENDED),
+    ("REFUSED", transfer_status::REFUSED),
+    ("CLOSED", transfer_status::CLOSED),
+    ("TIMEOUT", transfer_status::TIMEOUT),
+    ("CORRUPT", transfer_status::CORRUPT),
+    ("DISK_FULL", transfer_status::DISK_FULL),
+    ("FAILED", transfer_status::FAILED),
+];
+
 /// The C header that describes this layout (`device/include/serval/abi.h`).
 pub fn c_header() -> String {
     use std::fmt::Write;
@@ -106,6 +135,9 @@ pub fn c_header() -> String {
     define("SOCKET_EVENT", socket_event::EVENT.into());
     define("SOCKET_CLOSE_ORDERLY", socket_close::ORDERLY.into());
     define("SOCKET_CLOSE_RESET", socket_close::RESET.into());
+    for (name, value) in TRANSFER_VALUES {
+        define(&format!("TRANSFER_{name}"), value.into());
+    }
     define("STREAM_HEAD", stream_word::HEAD);
     define("STREAM_HEAD_END", stream_word::HEAD_END);
     define("STREAM_TAIL", stream_word::TAIL);

@@ -198,9 +198,9 @@ shared_structs! {
         arena_offset: u64,
         /// Size of the arena; 0 without one, else a multiple of 8.
         arena_bytes: u64,
-        /// COMMANDS: offset of the window; 0 without one.
+        /// COMMANDS, and CLIENT_TX to a backend that does transfers: offset of the window; 0 without one.
         window_offset: u64,
-        /// COMMANDS: size of the window; 0 without one.
+        /// The same: size of the window; 0 without one.
         window_bytes: u64,
         /// Zero.
         reserved: [u64; 2],
@@ -290,6 +290,46 @@ shared_structs! {
         generation: u32,
         /// Depends on op.
         value: u32,
+    }
+
+    /// A request to a backend that does transfers. Every number is checked by the engine.
+    struct TransferCommand as "serval_transfer_command", size 64 {
+        /// FILE, MEMORY or CONNECTION.
+        source: u8,
+        /// FILE, MEMORY or CONNECTION.
+        sink: u8,
+        /// Digest of the plain bytes: NONE, MD5, SHA1, SHA256 or CRC32C.
+        digest: u8,
+        /// Bits of transfer_stage.
+        stages: u8,
+        /// FILE and CONNECTION: its number among the files of the service. MEMORY: 0.
+        source_file: u16,
+        /// The same of the sink.
+        sink_file: u16,
+        /// The first byte at the source; 0 of a connection.
+        source_offset: u64,
+        /// The first byte at the sink; 0 of a connection.
+        sink_offset: u64,
+        /// Bytes to take from the source; u64::MAX: to the end of the file or of the stream.
+        bytes: u64,
+        /// Zero.
+        reserved: [u64; 4],
+    }
+
+    /// The answer to a TransferCommand: how it ended.
+    struct TransferDone as "serval_transfer_done", size 64 {
+        /// A transfer_status.
+        status: u32,
+        /// Bytes of the digest; 0 without one, or if the transfer did not succeed.
+        digest_bytes: u32,
+        /// Bytes that the source has given.
+        read: u64,
+        /// Bytes that the sink has got.
+        written: u64,
+        /// The digest.
+        digest: [u8; 32],
+        /// Zero.
+        reserved: u64,
     }
 
     /// Payload of a COPY command. Every number is checked by the runtime. Offsets and bytes are multiples of 8.

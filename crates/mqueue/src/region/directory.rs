@@ -538,8 +538,22 @@ fn check_mqueue_ring(entry: &RingEntry, header: &RegionHeader) -> Result<(), &'s
     all(&[
         (entry.head_offset == heads + 8 * mqueue, "head word"),
         (entry.tail_offset == tails + 8 * mqueue, "tail word"),
-        ((entry.window_offset, entry.window_bytes) == (0, 0), "window"),
+        (window_fits(entry, header), "window"),
     ])
+}
+
+/// Only the CLIENT_TX ring of an mqueue can have a window, which shares no memory with its slots and its arena.
+fn window_fits(entry: &RingEntry, header: &RegionHeader) -> bool {
+    let (offset, bytes) = (entry.window_offset, entry.window_bytes);
+    if bytes == 0 {
+        return offset == 0;
+    }
+    let is_apart = |at: u64, count: u64| at + count <= offset || offset + bytes <= at;
+    entry.kind == ring_kind::CLIENT_TX
+        && bytes <= ARENA_BYTES_MAX
+        && is_within(offset, bytes, entry, header)
+        && is_apart(entry.slots_offset, slots_bytes(entry))
+        && (entry.arena_bytes == 0 || is_apart(entry.arena_offset, entry.arena_bytes))
 }
 
 /// Checks the entry of a command ring, whose memory was checked. Words, slots and window must not overlap, because

@@ -83,7 +83,7 @@ pub struct RingSpec {
     pub depth: u32,
     /// The message format of its slots.
     pub messages: RingPlan,
-    /// Of COMMANDS: bytes of the window, at most ARENA_BYTES_MAX; else 0.
+    /// Of COMMANDS, and of CLIENT_TX to a backend that does transfers: bytes of the window, at most ARENA_BYTES_MAX; else 0.
     pub window_bytes: u64,
 }
 
@@ -266,6 +266,14 @@ impl RegionPlan {
         };
         let completions = RingSpec { kind: ring_kind::COMPLETIONS, window_bytes: 0, ..commands };
         self.rings.extend([commands, completions]);
+        self
+    }
+
+    /// The same with memory of `bytes` for each block, which transfers that it asks this backend for may name: the window of its CLIENT_TX ring.
+    pub fn with_memory(mut self, backend: u32, bytes: u64) -> Self {
+        let is_meant =
+            |ring: &&mut RingSpec| ring.kind == ring_kind::CLIENT_TX && ring.index == backend;
+        self.rings.iter_mut().filter(is_meant).for_each(|ring| ring.window_bytes = bytes);
         self
     }
 

@@ -359,6 +359,7 @@ fn table_of(path: &str) -> &'static Table {
         ["service", _, "backend", ..] => "[[service.backend]]",
         ["service", _, "function", ..] => "[[service.function]]",
         ["service", _, "socket", ..] => "[[service.socket]]",
+        ["service", _, "file", ..] => "[[service.file]]",
         ["service", ..] => "[[service]]",
         ["tenant", ..] => "[[tenant]]",
         _ => "the top of the file",
@@ -640,6 +641,7 @@ const COMMON: &[(&str, &[Key])] = &[
                 "Users, by number, that may attach functions to this service besides the engine's user and root. They see and change its \
                  messages. With such users the control socket accepts processes of all users and refuses those that no service names; give \
                  `engine.control` a path in a folder that they may enter ([functions.md](functions.md)).";
+            file: Other("list of tables"), "none", "`[[service.file]]`, below.";
             socket: Other("list of tables"), "none", "`[[service.socket]]`, below. A service with sockets needs no `listen`.";
             sockets_per_block: service(number("sockets", 1..=SOCKETS_MAX as u64, |s| Number::U32(&mut s.sockets_per_block))), "",
                 "Stream sockets of each block: the connections that a kernel may have at a time. Only with `[[service.socket]]`.";
@@ -652,8 +654,11 @@ const COMMON: &[(&str, &[Key])] = &[
         keys! { "service.digits.backend.db":
             name: Other("string: 1 to 64 letters, digits, `_`, `-`"), "required",
                 "The name in metrics and log messages. Kernels address backends by their order.";
-            connect: Other("string: `tcp://HOST:PORT`, `udp://HOST:PORT`"), "required",
-                "Its address. A host name is resolved once, at start.";
+            connect: Other("string: `tcp://HOST:PORT`, `udp://HOST:PORT`, `transfer`"), "required",
+                "Its address. A host name is resolved once, at start. `transfer`: it is no server, and moves bytes between `[[service.file]]` and memory \
+                 of the blocks ([transfer.md](transfer.md#from-a-kernel)); with `memory_bytes`, `in_flight` (4) and `timeout_ms` (30 000) of each block, and no other key.";
+            memory_bytes ("`connect = \"transfer\"`" in "service.files.backend.disk"): Other("integer, bytes: 4096 to 67 108 864"), "1 048 576",
+                "Memory of each block for transfers.";
             framing: Other("as of a service"), "",
                 "How answers are delimited on a TCP connection. `memcached` also over UDP: the engine writes and reads its frame header.";
             connections: backend(number("connections of each worker", 1..=64, |b| Number::U32(&mut b.connections))), "", "TCP connections. Raise it if one core of the backend is not enough.";
@@ -684,6 +689,21 @@ const COMMON: &[(&str, &[Key])] = &[
             idle_ms: Other("integer, ms: 0 to 86 400 000"), "0",
                 "A connection without a byte in either direction for this long is reset (`idle`). 0: never, since only the kernel knows how long \
                  an answer takes.";
+        },
+    ),
+    (
+        "[[service.file]]",
+        keys! { "service.files.file.model":
+            name: Other("string: 1 to 64 letters, digits, `_`, `-`"), "required",
+                "The name in messages. Kernels address files by their order.";
+            path: Other("string"), "none",
+                "A regular file that transfers of kernels may use, relative to the file's folder. Opened when the service starts. Either this or `connect`.";
+            access: Word, "",
+                "What they may do with it. `write`: also write; `create`: the same, and it is created if it does not exist.";
+            connect: Other("string: `tcp://HOST:PORT` or `unix:///PATH`"), "none",
+                "A peer to which each transfer makes a connection of its own.";
+            key: Other("string"), "none",
+                "A key file: streams to this place can be sealed, and streams from it opened.";
         },
     ),
     (

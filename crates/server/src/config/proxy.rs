@@ -27,6 +27,7 @@ const OF_KERNELS: &[&str] = &[
     "rings",
     "backend",
     "socket",
+    "file",
     "sockets_per_block",
     "socket_bytes",
 ];

@@ -64,6 +64,17 @@ function = "threshold"
 [[service.socket]]
   name = "peers"
   listen = "tcp://127.0.0.1:9003"
+[[service]]
+  name = "files"
+  listen = "udp://127.0.0.1:9004"
+  accelerator = "worker"
+  kernel = "echo"
+[[service.backend]]
+  name = "disk"
+  connect = "transfer"
+[[service.file]]
+  name = "model"
+  path = "model.bin"
 "#;
 
 /// A word that is not valid for any key.

@@ -16,6 +16,7 @@ use wire::nic::{Transport, UDP_PAYLOAD_MAX};
 
 use super::address;
 use super::diagnostic::Problem;
+use super::file::{self, read_files};
 use super::function::{read_functions, read_users};
 use super::kernel::{self, BUILTINS, Builtin, Kernel};
 use super::keys::{read_fields, read_some};
@@ -110,6 +111,7 @@ pub(super) fn read(
     service.functions = read_functions(report, at, context.base, service.message_sizes(), engine);
     service.function_users = read_users(report, at, "function_users");
     service.sockets = read_sockets(report, at);
+    service.files = read_files(report, at, context.base);
     check_sockets(report, at, &service, kernel);
     check_kinds(report, at, &service, &kinds);
     (service, (section.finish(report), backend_places))
@@ -566,6 +568,10 @@ fn read_backend(
 ) -> (Backend, Places) {
     let path = format!("{service_path}.backend");
     let (mut section, name) = named_section(report, table, "backend", &path, index, taken);
+    if file::does_transfers(&mut section) {
+        let backend = file::read_backend(report, &mut section, &name);
+        return (backend, section.finish(report));
+    }
     let connect = read_connect(report, &mut section);
     let (transport, address) =
         connect.unwrap_or((Transport::Tcp, (std::net::Ipv4Addr::LOCALHOST, 1).into()));
@@ -578,6 +584,11 @@ fn read_backend(
         let what = "`connections` is not valid with sockets = \"per-request\"";
         let right = "remove it; `in_flight` limits the sockets";
         report.problem(Problem::new(at.place("connections"), what, right));
+    }
+    if at.entry("memory_bytes").is_some() {
+        let what = "`memory_bytes` is not valid for a server";
+        let right = "remove it, or write connect = \"transfer\"";
+        report.problem(Problem::new(at.place("memory_bytes"), what, right));
     }
     let longest = backend.max_message_bytes as usize;
     let sizes = Sizes { message_bytes: longest, reply_bytes: longest };

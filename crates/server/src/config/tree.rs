@@ -195,7 +195,7 @@ pub(super) fn apply(root: &mut Table, sources: &[Source], over: &Override) -> Re
             let service = named(root, "service", name, over)?;
             section_of(service, "params", over).put(entry(key));
         }
-        ["service", service, list @ ("backend" | "function" | "socket"), name, key] => {
+        ["service", service, list @ ("backend" | "function" | "socket" | "file"), name, key] => {
             let service = named(root, "service", service, over)?;
             named(service, list, name, over)?.put(entry(key));
         }
@@ -211,7 +211,7 @@ pub(super) fn apply(root: &mut Table, sources: &[Source], over: &Override) -> Re
                 format!("no key has the path `{}`", over.path.join(".")),
                 "write engine.KEY, limits.KEY, transfer.KEY, tenant.NAME.KEY, accelerator.NAME.KEY or service.NAME.KEY",
             )
-            .help("also service.NAME.params.KEY, service.NAME.backend.NAME.KEY, service.NAME.function.NAME.KEY and service.NAME.socket.NAME.KEY"));
+            .help("also service.NAME.params.KEY, service.NAME.backend.NAME.KEY, service.NAME.function.NAME.KEY, service.NAME.socket.NAME.KEY and service.NAME.file.NAME.KEY"));
         }
     }
     Ok(())

@@ -22,7 +22,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use sockets::End;
-use transfer::Counters;
+use transfer::{Counters, DeviceLoad};
 use wire::DropReason;
 
 use super::{Health, RELOAD_RESULTS};
@@ -599,9 +599,82 @@ fn encode_transfers(
     for (device, count) in of_devices.chain([("digest", transfers.queued_for_digests())]) {
         ConstGauge::new(count as i64).encode(family.encode_family(&[("device", device)])?)?;
     }
+    encode_devices(encoder, transfers)?;
+    encode_tenants_of_transfers(encoder, transfers)?;
     let in_flight = ConstGauge::new(transfers.started().saturating_sub(ended) as i64);
     let (name, help) = ("serval_transfers_in_flight", "Transfers in flight");
     in_flight.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)
+}
+
+/// What each kind of device does for transfers.
+fn encode_devices(encoder: &mut DescriptorEncoder<'_>, transfers: &Counters) -> Result<(), Error> {
+    type Value = fn(&DeviceLoad) -> u64;
+    let gauges: [(&str, &str, Value); 2] = [
+        (
+            "serval_transfer_bytes_in_flight",
+            "Bytes of the chunks whose step waits for a thread or runs, by the device of the step",
+            |load| load.bytes_in_flight,
+        ),
+        ("serval_transfers_running", "Steps that run, by the device of the step", |load| {
+            load.running
+        }),
+    ];
+    for (name, help, value) in gauges {
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for load in transfers.devices() {
+            let device = [("device", load.device.name())];
+            ConstGauge::new(value(&load) as i64).encode(family.encode_family(&device)?)?;
+        }
+    }
+    let counters: [(&str, &str, Value); 2] = [
+        (
+            "serval_transfers_source_bytes",
+            "Bytes taken from sources as they move, by the kind of device",
+            |load| load.taken,
+        ),
+        (
+            "serval_transfers_sink_bytes",
+            "Bytes that sinks got as they move, by the kind of device",
+            |load| load.given,
+        ),
+    ];
+    for (name, help, value) in counters {
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for load in transfers.devices() {
+            let device = [("device", load.device.name())];
+            ConstCounter::new(value(&load)).encode(family.encode_family(&device)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// What the transfers of each tenant have had.
+fn encode_tenants_of_transfers(
+    encoder: &mut DescriptorEncoder<'_>,
+    transfers: &Counters,
+) -> Result<(), Error> {
+    let tenants = transfers.tenants();
+    let (name, help) = ("serval_tenant_transfers", "Transfers that a tenant has started");
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for (tenant, of) in &tenants {
+        let tenant = [("tenant", tenant.as_str())];
+        ConstCounter::new(of.started()).encode(family.encode_family(&tenant)?)?;
+    }
+    let name = "serval_tenant_transfer_bytes";
+    let help = "Bytes that the sinks of its ended transfers got";
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for (tenant, of) in &tenants {
+        let tenant = [("tenant", tenant.as_str())];
+        ConstCounter::new(of.written()).encode(family.encode_family(&tenant)?)?;
+    }
+    let name = "serval_tenant_transfer_memory_bytes";
+    let help = "Memory that its transfers in flight hold at most";
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for (tenant, of) in &tenants {
+        let tenant = [("tenant", tenant.as_str())];
+        ConstGauge::new(of.held() as i64).encode(family.encode_family(&tenant)?)?;
+    }
+    Ok(())
 }
 
 /// The encoder adds the final full stop of the help itself.

@@ -20,6 +20,7 @@ use super::kernel_files::KernelFiles;
 use super::region::{MadeRegion, make_region};
 use super::shutdown::BLOCKS_TIMEOUT;
 use super::supervisor::{PreparedRuntime, RuntimeSpec};
+use super::transfers::ServiceTransfers;
 use super::{Server, ServerError};
 
 /// A region of a `cpu` accelerator.
@@ -60,6 +61,7 @@ impl Server {
         runtime_metrics: &[Arc<RuntimeMetrics>],
     ) -> Result<Attached, ServerError> {
         let workers = topology.engine.workers;
+        let transfers = self.transfers_of(service)?;
         let of_workers = (0..workers).map(|_| Vec::new()).collect();
         let mut attached = Attached { of_workers, runtimes: Vec::new() };
         for (position, index) in service.accelerators.iter().enumerate() {
@@ -72,6 +74,7 @@ impl Server {
                     (position, accelerator),
                     files[position].as_deref(),
                     (placement, *stack_kib),
+                    transfers.as_deref(),
                 )?,
                 AcceleratorKind::Process { .. } => {
                     let of_it = |known: &&Arc<RuntimeMetrics>| known.accelerator == *name;
@@ -91,6 +94,7 @@ impl Server {
                         file,
                         metrics,
                         confinement,
+                        transfers: transfers.clone(),
                     };
                     let made = PreparedRuntime::make(spec, &self.heartbeat_writer);
                     let (runtime, shares) = made.map_err(|source| ServerError::Memory {
@@ -117,6 +121,7 @@ impl Server {
         (position, accelerator): (usize, &Accelerator),
         file: Option<&KernelFile>,
         (placement, stack_kib): (&CpuPlacement, usize),
+        transfers: Option<&ServiceTransfers>,
     ) -> Result<Vec<Attachment>, ServerError> {
         let accelerator_error =
             |source| ServerError::Accelerator { service: service.name.clone(), source };
@@ -127,7 +132,7 @@ impl Server {
         };
         let kernel = kernel.map_err(|e| accelerator_error(e.into()))?;
         let workers = self.topology.engine.workers;
-        let made = make_region(service, (position, accelerator), 1, workers);
+        let made = make_region(service, (position, accelerator), 1, workers, transfers);
         let MadeRegion { memory, words, ends, pools, commands: _ } =
             made.map_err(|source| ServerError::Memory { service: service.name.clone(), source })?;
         let heartbeat = self.heartbeat_writer.add(words.clone());

@@ -40,6 +40,14 @@ pub enum ServerError {
         /// Why.
         source: sys::MemoryError,
     },
+    /// A file that transfers of a service's kernels use cannot be used.
+    #[error("service {service:?}: {why}")]
+    File {
+        /// The service.
+        service: String,
+        /// Why.
+        why: String,
+    },
     /// A kernel cannot be used, or an accelerator did not start.
     #[error("service {service:?}: {source}")]
     Accelerator {

@@ -8,6 +8,8 @@ use engine::{BlockEnds, take_pools};
 use mqueue::{MappedMemory, Pool, Region, Words};
 use sys::{RegionOptions, SharedMemory};
 
+use super::transfers::ServiceTransfers;
+
 /// A region that was created and formatted.
 pub(super) struct MadeRegion {
     pub(super) memory: Arc<SharedMemory>,
@@ -21,12 +23,13 @@ pub(super) struct MadeRegion {
 }
 
 /// Creates and formats the region of one (service, accelerator, generation); `position` is the accelerator's in
-/// the service's list.
+/// the service's list. `transfers` does those of its blocks, if they ask for any.
 pub(super) fn make_region(
     service: &Service,
     (position, accelerator): (usize, &Accelerator),
     generation: u64,
     workers: usize,
+    transfers: Option<&ServiceTransfers>,
 ) -> Result<MadeRegion, sys::MemoryError> {
     let plan = service.region_plan(position, &accelerator.kind, generation, workers);
     let bytes = plan.bytes().expect("the topology was checked") as usize;
@@ -36,7 +39,11 @@ pub(super) fn make_region(
     let mut region = Region::format(mapped, &plan).expect("memory of the planned size");
     let mut ends: Vec<Vec<BlockEnds>> = (0..workers).map(|_| Vec::new()).collect();
     for block in 0..plan.block_count {
-        ends[block as usize % workers].push(BlockEnds::take(&mut region, block));
+        let mut of_block = BlockEnds::take(&mut region, block);
+        if let Some(transfers) = transfers {
+            transfers.equip(&mut of_block, &memory);
+        }
+        ends[block as usize % workers].push(of_block);
     }
     let commands =
         (region.command_rings() > 0).then(|| (CommandRings::take(&mut region), region.window(0).0));

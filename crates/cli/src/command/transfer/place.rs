@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use sys::local::wait_readable;
+use sys::local::{connect_stream, wait_readable};
 
 use super::TICK;
 use crate::command::Failure;
@@ -102,11 +102,7 @@ impl Place {
     ) -> Result<Opened, Failure> {
         match self {
             Self::Connect(address) => connect(address, patience).map(Opened::Tcp),
-            Self::ConnectUnix(path) => {
-                UnixStream::connect(path).map(Opened::Unix).map_err(|error| {
-                    Failure::Run(format!("cannot connect to unix://{}: {error}", path.display()))
-                })
-            }
+            Self::ConnectUnix(path) => connect_unix(path, patience, cancel).map(Opened::Unix),
             Self::Listen(address) => listen(screen, *address, patience, cancel).map(Opened::Tcp),
             Self::ListenUnix(path) => listen_unix(screen, path, patience, cancel).map(Opened::Unix),
             Self::Discard => discard().map(Opened::Unix).map_err(Failure::run),
@@ -126,6 +122,35 @@ fn connect(address: &str, patience: Duration) -> Result<TcpStream, Failure> {
         }
     }
     Err(failed(why))
+}
+
+/// The same to a Unix socket. A peer that accepts nothing keeps its queue full.
+fn connect_unix(
+    path: &Path,
+    patience: Duration,
+    cancel: &AtomicBool,
+) -> Result<UnixStream, Failure> {
+    let failed =
+        |why: String| Failure::Run(format!("cannot connect to unix://{}: {why}", path.display()));
+    let deadline = Instant::now() + patience;
+    loop {
+        match connect_stream(path).map(UnixStream::from) {
+            Ok(socket) => {
+                socket.set_nonblocking(false).map_err(|error| failed(error.to_string()))?;
+                return Ok(socket);
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(failed(error.to_string())),
+        }
+        if Instant::now() >= deadline {
+            let seconds = patience.as_secs_f64();
+            return Err(failed(format!("its queue of connections was full for {seconds} s")));
+        }
+        if cancel.load(Ordering::Relaxed) {
+            return Err(Failure::Run("interrupted".to_owned()));
+        }
+        std::thread::sleep(TICK);
+    }
 }
 
 /// Accepts one connection.
@@ -208,6 +233,30 @@ fn discard() -> io::Result<UnixStream> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_unix_peer_that_accepts_nothing_is_given_up() {
+        let folder = std::env::temp_dir().join(format!("serval-place-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("peer");
+        let _listener = UnixListener::bind(&path).unwrap();
+        // The queue is full when a connection has no room.
+        let mut waiting = Vec::new();
+        while let Ok(socket) = connect_stream(&path) {
+            waiting.push(socket);
+        }
+        let (cancelled, goes_on) = (AtomicBool::new(true), AtomicBool::new(false));
+        let why = |patience, cancel| match connect_unix(&path, patience, cancel) {
+            Err(Failure::Run(why)) => why,
+            other => panic!("it is not given up: {}", other.is_ok()),
+        };
+        assert_eq!(why(Duration::from_secs(3600), &cancelled), "interrupted");
+        let full = why(Duration::from_millis(1), &goes_on);
+        assert!(full.ends_with("its queue of connections was full for 0.001 s"), "{full}");
+        let missing = connect_unix(&folder.join("none"), Duration::ZERO, &goes_on);
+        assert!(matches!(missing, Err(Failure::Run(why)) if why.contains("No such file")));
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn places_are_files_or_addresses() {

@@ -30,6 +30,7 @@ use super::copy_probe::CopyProbe;
 use super::{POLL_INTERVAL, STOP_TIMEOUT};
 use crate::server::heartbeat::{HeartbeatGuard, HeartbeatWriter};
 use crate::server::region::{MadeRegion, make_region};
+use crate::server::transfers::ServiceTransfers;
 use runtime::HeartbeatMonitor;
 use runtime::kernel_file::KernelFile;
 use runtime::kinds::{self, Kind};
@@ -74,6 +75,8 @@ pub(in crate::server) struct RuntimeSpec {
     pub(in crate::server) metrics: Arc<RuntimeMetrics>,
     /// Of the service's tenant.
     pub(in crate::server) confinement: Confinement,
+    /// Does the transfers of its blocks, if they ask for any.
+    pub(in crate::server) transfers: Option<Arc<ServiceTransfers>>,
 }
 
 impl RuntimeSpec {
@@ -135,9 +138,14 @@ impl RuntimeRegion {
         generation: u64,
         heartbeat_writer: &HeartbeatWriter,
     ) -> Result<(Self, Vec<Attachment>), sys::MemoryError> {
-        let RuntimeSpec { service, position, accelerator, workers, metrics, .. } = spec;
-        let MadeRegion { memory, words, ends, pools, commands } =
-            make_region(service, (*position, accelerator), generation, *workers)?;
+        let RuntimeSpec { service, position, accelerator, workers, metrics, transfers, .. } = spec;
+        let MadeRegion { memory, words, ends, pools, commands } = make_region(
+            service,
+            (*position, accelerator),
+            generation,
+            *workers,
+            transfers.as_deref(),
+        )?;
         let mapped = MappedMemory::new(memory.clone());
         let probe = commands.map(|(rings, window)| {
             CopyProbe::new(rings.counted_in(metrics.copies.clone()), mapped, window)

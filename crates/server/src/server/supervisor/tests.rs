@@ -67,6 +67,7 @@ fn runtime(state: &mut SupervisorState, topology: &Topology, slot: u16) {
         file: None,
         metrics: Arc::new(RuntimeMetrics::new("s", "own")),
         confinement: engine::topology::Confinement::default(),
+        transfers: None,
     };
     let (start, _) = PreparedRuntime::make(spec, &state.heartbeat_writer).unwrap();
     command(state, Command::Add(vec![(start, mpsc::channel().0)], false));
