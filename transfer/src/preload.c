@@ -282,7 +282,9 @@ static ssize_t replaced(int out, int in, off_t *offset, size_t count) {
     }
     int before = errno;
     if (!settings.on) {
-        if (settings.error[0] && count >= SETTINGS_BYTES_DEFAULT) warn_of_settings();
+        off_t from;
+        bool no_wait;
+        if (settings.error[0] && !atomic_load(&warned) && range(out, in, offset, count, &from, &no_wait)) warn_of_settings();
         errno = before;
         return next_sendfile(out, in, offset, count);
     }

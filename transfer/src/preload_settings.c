@@ -188,6 +188,8 @@ void settings_load(struct settings *settings) {
         return;
     }
     const char *name = secure_getenv("SERVAL_TRANSFER_CONFIG");
+    /* A library that is preloaded for all programs affects none where there is no file. */
+    if (!name && access(DEFAULT_FILE, F_OK) < 0 && errno == ENOENT) return;
     if (!name) name = DEFAULT_FILE;
     char program[PATH_MAX];
     ssize_t len = readlink("/proc/self/exe", program, sizeof program - 1);
@@ -198,6 +200,11 @@ void settings_load(struct settings *settings) {
     } else {
         program[len] = '\0';
         settings_parse(settings, name, text, program);
+    }
+    if (settings->error[0]) {
+        /* The calls before which the error is reported. */
+        settings->bytes_min = SETTINGS_BYTES_DEFAULT;
+        settings->nonblocking = true;
     }
     free(text);
 }

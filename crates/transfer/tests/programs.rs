@@ -10,6 +10,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
+use std::time::Instant;
 
 use preloaded::{LIBRARY, PATIENCE, Setup, body, free_address, get};
 
@@ -32,8 +33,10 @@ fn start(setup: &Setup, with: With, runtime: &str, program: &str, arguments: &[&
     if with != With::Nothing {
         command.env("LD_PRELOAD", LIBRARY.as_path());
     }
-    if with == With::Engine {
-        command.env("SERVAL_TRANSFER_SOCKET", setup.folder.join("engine"));
+    match with {
+        With::Nothing => {}
+        With::Library => drop(command.env("SERVAL_TRANSFER_SOCKET", setup.folder.join("nothing"))),
+        With::Engine => drop(command.env("SERVAL_TRANSFER_SOCKET", setup.folder.join("engine"))),
     }
     command.spawn().expect("`make setup-test` installs it")
 }
@@ -176,7 +179,9 @@ fn java_transfers_in_order_with_other_writes() {
     let counters = setup.service.counters();
     // Blocking calls wait for the engine, others not for long.
     assert!(counters.written() >= 3_000_001 + 1_000_000, "{}", counters.written());
+    let end = Instant::now() + PATIENCE;
     while setup.service.in_flight() > 0 {
+        assert!(Instant::now() < end, "{} transfers are in flight", setup.service.in_flight());
         thread::yield_now();
     }
 }
