@@ -209,7 +209,7 @@ class Transfer:
     def wait(self, timeout: float | None = None) -> Result:
         """Waits for the end. Raises :class:`TransferError` if it failed, and ``TimeoutError`` if it is still in flight after ``timeout`` seconds."""
         self._owner._check_process()
-        if not self._ended.wait(timeout):
+        if not self._owner._wait(self._ended, timeout):
             raise TimeoutError(f"the transfer is still in flight after {timeout} s")
         return self.result()
 
@@ -287,9 +287,12 @@ class Transfers:
 
     ``engine`` is the path of the socket of an engine in another process (``transfer.socket`` of a server). Without it the engine is in
     this process: ``threads`` threads move bytes (2 by default), of ``in_flight`` transfers at a time, with ``memory_mib`` MiB of memory.
+
+    A thread waits for ends. With ``waits=False`` there is none, for programs with a loop of their own, such as eventlet: they call :meth:`reap` when
+    the descriptor :meth:`fileno` is readable, or :meth:`Transfer.wait`.
     """
 
-    def __init__(self, engine: str | os.PathLike[str] | None = None, *, threads: int = 2, in_flight: int = 256, memory_mib: int = 1024) -> None:
+    def __init__(self, engine: str | os.PathLike[str] | None = None, *, threads: int = 2, in_flight: int = 256, memory_mib: int = 1024, waits: bool = True) -> None:
         path = None if engine is None else os.fspath(engine)
         try:
             self._native = _native.Transfers(path, threads, in_flight, memory_mib)
@@ -300,9 +303,11 @@ class Transfers:
         self._lock = threading.Lock()
         self._in_flight: dict[int, Transfer] = {}
         self._stops = False
-        # It has a weak reference, so that transfers that nobody closes end with their owner.
-        self._thread = threading.Thread(target=_wait_for_ends, args=(weakref.ref(self), self._native), name="serval-transfers", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        if waits:
+            # It has a weak reference, so that transfers that nobody closes end with their owner.
+            self._thread = threading.Thread(target=_wait_for_ends, args=(weakref.ref(self), self._native), name="serval-transfers", daemon=True)
+            self._thread.start()
         _OPEN.add(self)
 
     def start(
@@ -317,13 +322,15 @@ class Transfers:
         deadline: float | None = None,
         sync: bool = False,
         replace: bool = True,
+        head: bytes = b"",
     ) -> Transfer:
         """Starts a transfer and returns at once.
 
         ``source`` and ``sink``: a path, a file or socket object or its descriptor, or an array in the memory of a GPU. Files and sockets may be
         closed as soon as this returns. An array is the transfer's until its end. ``offset`` and ``bytes`` choose a part of the source,
         ``sink_offset`` says where it goes in a file. ``stall``: seconds in which almost nothing may move (30 by default); ``deadline``: seconds in all.
-        ``sync``: it succeeds when the bytes are on the disk. ``replace``: a sink that is a path may replace a file. Raises :class:`TransferError`
+        ``sync``: it succeeds when the bytes are on the disk. ``replace``: a sink that is a path may replace a file.
+        ``head``: what the program has received from a source that is a socket before, at most 16 KiB; it goes first, and is not counted as read. Raises :class:`TransferError`
         if it cannot start.
         """
         keeps: list[Any] = []
@@ -340,7 +347,7 @@ class Transfers:
             with self._lock:
                 if self._stops:
                     raise ConfigError("these transfers are closed")
-                transfer._id = self._native.start(given_source, given_sink, bytes, given, stall, deadline, sync, replace)
+                transfer._id = self._native.start(given_source, given_sink, bytes, given, stall, deadline, sync, replace, _octets(head, "what was received before"))
                 self._in_flight[transfer._id] = transfer
         except _native.TransferRefused as error:
             raise _raised(error) from None
@@ -370,9 +377,30 @@ class Transfers:
             self._stops = True
         for transfer in list(self._in_flight.values()):
             self._cancel(transfer._id)
-        self._native.wake()
+        if self._thread is None:
+            self._close()
+            return
+        try:
+            self._native.wake()
+        except RuntimeError:
+            # The thread has seen it already.
+            pass
         if threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when a transfer may have ended; for ``waits=False``."""
+        return self._native.fileno()
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be started any more: they were closed, or the connection to the engine has failed."""
+        return self._stops
+
+    def reap(self) -> None:
+        """Ends the transfers that have ended, and calls what :meth:`Transfer.when_done` was given. Waits for none; for ``waits=False``."""
+        while self._next(0.0):
+            pass
 
     def __enter__(self) -> Transfers:
         return self
@@ -411,6 +439,36 @@ class Transfers:
             raise ConfigError(f"the array ends before byte {offset}: it has {array.bytes} bytes")
         keeps.append(given)
         return GpuArray(array.owner, array.address + offset, array.bytes - offset, array.dtype, array.stream, array.event)
+
+    def _wait(self, ended: threading.Event, timeout: float | None) -> bool:
+        if self._thread is not None:
+            return ended.wait(timeout)
+        limit = None if timeout is None else time.monotonic() + timeout
+        while not ended.is_set():
+            left = _LOOK if limit is None else limit - time.monotonic()
+            if left <= 0:
+                return False
+            self._next(min(left, _LOOK))
+        return True
+
+    def _next(self, limit: float) -> bool:
+        """Whether a transfer has ended within ``limit`` seconds. Then it is told so."""
+        try:
+            ended = self._native.next(limit)
+        except RuntimeError as error:
+            self._lost(str(error))
+            return False
+        if ended is not None:
+            self._ended(ended)
+        return ended is not None
+
+    def _close(self) -> None:
+        """Waits for the cancelled transfers, without a thread."""
+        limit = time.monotonic() + _CLOSING
+        while self._in_flight and (self._is_own or time.monotonic() < limit):
+            self._next(_LOOK)
+        self._lost("the transfers were closed")
+        self._native.close()
 
     def _check_process(self) -> None:
         if self._process != os.getpid():

@@ -4,7 +4,7 @@
 //! arrive in [`Transfers::next`], which one thread of the Python package calls.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd as _, RawFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -144,12 +144,13 @@ impl Transfers {
         deadline: Option<f64>,
         sync: bool,
         replace: bool,
+        head: &[u8],
     ) -> PyResult<u64> {
         let open = self.open()?;
         let threads = open.threads;
         let ((source, _), (sink, file)) = (source.open(py, threads)?, sink.open(py, threads)?);
         let stages = stages.into_iter().map(stage).collect::<PyResult<Vec<_>>>()?;
-        let mut command = Command::new(source, bytes, stages, sink);
+        let mut command = Command::new(source, bytes, stages, sink).after(head.to_vec());
         if let Some(stall) = stall {
             command = command.stall(seconds(stall)?);
         }
@@ -192,6 +193,15 @@ impl Transfers {
         let state = lock(&open.flights.state);
         let submitted = state.in_flight.get(&id).and_then(|flight| flight.submitted.as_ref());
         Ok(submitted.map(|submitted| (submitted.progress().read(), submitted.progress().written())))
+    }
+
+    /// A descriptor that is readable when a transfer may have ended, until `next` finds none.
+    fn fileno(&self) -> PyResult<RawFd> {
+        let open = self.open()?;
+        Ok(match &open.engine {
+            Where::Here(_) => open.flights.wake.as_fd().as_raw_fd(),
+            Where::There(client) => lock(client).as_fd().as_raw_fd(),
+        })
     }
 
     /// Lets `next` return.

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import hashlib
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -84,10 +85,11 @@ def test_a_path_is_replaced_only_if_it_may_be(plain, tmp_path):
 def test_searches_and_shared_memory(tmp_path):
     memory = os.memfd_create("text")
     os.write(memory, b"one\ntwo one\nthree\n" * 1000)
-    with Transfers() as transfers, open("/dev/null", "r+b") as null:
+    with Transfers() as transfers, open("/dev/zero", "r+b") as zero, open("/dev/null", "wb") as null:
         with pytest.raises(TransferError) as refused:
-            transfers.run(memory, null)
+            transfers.run(memory, zero)
         assert refused.value.reason == "wrong_kind"
+        assert transfers.run(memory, null, Find(b"one")).stages[0].found == 2000
         result = transfers.run(memory, tmp_path / "copy", Find(b"one", offsets=2), Grep("^t.*e", offsets=1))
     os.close(memory)
     found, lines = result.stages
@@ -233,3 +235,41 @@ print("ends")
 """
     ended = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "ends\n", "")
+
+
+def test_what_was_received_before_comes_first(plain, tmp_path):
+    content, sink = plain.read_bytes(), tmp_path / "sink"
+    ours, theirs = socket.socketpair()
+    sender = threading.Thread(target=ours.sendall, args=(content[5000:900_000],))
+    sender.start()
+    with ours, theirs, Transfers() as transfers:
+        result = transfers.run(theirs, sink, Digest("md5"), head=content[:5000], bytes=895_000)
+        sender.join()
+        with pytest.raises(TransferError, match="only a socket"):
+            transfers.run(plain, tmp_path / "never", head=b"a")
+    assert sink.read_bytes() == content[:900_000]
+    assert (result.read, result.written) == (895_000, 900_000)
+    assert result.digest == hashlib.md5(content[:900_000]).digest()
+
+
+def test_a_loop_of_the_program_can_wait(plain, tmp_path):
+    ended = []
+    with Transfers(waits=False) as transfers:
+        started = [transfers.start(plain, tmp_path / f"copy-{n}", Digest("crc32c")) for n in range(3)]
+        for transfer in started:
+            transfer.when_done(ended.append)
+        while len(ended) < 3:
+            select.select([transfers.fileno()], [], [], 20)
+            transfers.reap()
+        assert {transfer.result().digest for transfer in ended} == {started[0].result().digest}
+        # Without the loop, and one that never ends by itself.
+        assert transfers.run(plain, tmp_path / "copy").written == 1_500_001
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            never = transfers.start(theirs, tmp_path / "never", bytes=10)
+            with pytest.raises(TimeoutError):
+                never.wait(0.01)
+            transfers.close()
+    assert never.done() and transfers.closed
+    with pytest.raises(TransferError):
+        never.result()

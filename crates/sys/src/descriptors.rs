@@ -42,6 +42,8 @@ pub enum DescriptorKind {
     Stream,
     /// A socket without a peer, that listens or never connected.
     Unconnected,
+    /// `/dev/null`, which drops what is written to it.
+    Null,
     /// Anything else; its name for people.
     Other(&'static str),
 }
@@ -89,6 +91,9 @@ pub fn describe(descriptor: BorrowedFd<'_>) -> io::Result<Descriptor> {
         libc::S_IFSOCK => DescriptorKind::Other("the path of a socket"),
         libc::S_IFDIR => DescriptorKind::Other("a folder"),
         libc::S_IFIFO => DescriptorKind::Other("a pipe"),
+        libc::S_IFCHR if (found.stx_rdev_major, found.stx_rdev_minor) == (1, 3) => {
+            DescriptorKind::Null
+        }
         libc::S_IFCHR | libc::S_IFBLK => DescriptorKind::Other("a device"),
         _ => DescriptorKind::Other("neither a file nor a socket"),
     };

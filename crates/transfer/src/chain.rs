@@ -174,6 +174,15 @@ impl Chain {
         Ok(Self { stages, raw: VecDeque::new(), source_ended: false })
     }
 
+    /// Searches a range of the stream beside others, as all stages do then.
+    pub(crate) fn of_range(&mut self, start: u64, is_last: bool) {
+        for stage in &mut self.stages {
+            if let Work::Search(searcher) = &mut stage.work {
+                searcher.of_range(start, is_last);
+            }
+        }
+    }
+
     /// Whether a stage before the first that transforms is a digest that several streams take together.
     pub(crate) fn batches(&self) -> bool {
         let observers = self.stages.iter().take_while(|stage| !stage.transforms());

@@ -10,6 +10,7 @@ use sys::local::{LocalSocket, wait_readable};
 use zeroize::Zeroize as _;
 
 use crate::engine::Outcome;
+use crate::held::check_head;
 use crate::message::{ANSWER_BYTES_MAX, Answer, MessageError, Order, RemoteError, Request};
 use crate::pipeline::{Command, FILES_MAX, Pipeline, Place, WhenBlocked};
 use crate::report::Report;
@@ -111,7 +112,7 @@ impl Client {
     /// Starts a transfer and returns its number, from 1. The engine gets copies of the descriptors; the command's own are closed, unless the
     /// error is [`ClientError::Full`].
     pub fn submit(&mut self, command: Command) -> Result<u64, ClientError> {
-        check_order(&command.stages).map_err(ClientError::Order)?;
+        check_order(&command.stages).and(check_head(&command)).map_err(ClientError::Order)?;
         let id = self.last_id + 1;
         if command.more.len() >= FILES_MAX {
             return Err(ClientError::Order(format!("a source has at most {FILES_MAX} files")));
@@ -148,6 +149,7 @@ impl Client {
     pub fn run(&mut self, command: Command) -> Result<Ended, ClientError> {
         if let (Place::File(file, from), Place::Socket(socket)) = (&command.source, &command.sink)
             && command.more.is_empty()
+            && command.head.is_empty()
             && command.when_blocked == WhenBlocked::Wait
         {
             let piece = Piece {

@@ -21,7 +21,7 @@ use sys::descriptors::{Interest, Readiness};
 use crate::apart::{Apart, run_together};
 use crate::counters::Counters;
 use crate::error::TransferError;
-use crate::flow::{Blocked, Buffers, Device, End, Flow, Plan, Progress, Report};
+use crate::flow::{Blocked, Buffers, Cut, Device, End, Flow, Plan, Progress, Report};
 use crate::held::{Checked, Descriptors, Socket, SocketUse, check};
 use crate::memory::{Memory, Reserved};
 use crate::parts::{Next, Whole};
@@ -323,19 +323,29 @@ impl Shared {
             }
         };
         // Beside other transfers it gets no more threads than they do.
-        let has_others = plan.only_seals() && !self.board().entries.is_empty();
+        let takes_all = plan.only_seals() || plan.cut == Cut::Can;
+        let has_others = takes_all && !self.board().entries.is_empty();
         let lanes = if has_others { 1 } else { lanes.min(self.threads - 1) };
-        let parts = match plan.parts(lanes) {
+        let mut parts = match plan.parts(lanes) {
             Ok(parts) => parts,
             Err(error) => {
                 self.reaper.discard(command);
                 return Err(error);
             }
         };
-        let memory: u64 = parts.iter().map(Plan::memory_bytes).sum();
-        let reserved = parts.iter().map(|part| self.memory.reserve(part.memory_bytes()));
-        let reserved = self.check_shares(memory, &caller).and_then(|()| reserved.collect());
-        let reserved: Vec<Reserved> = match reserved {
+        let reserve = |parts: &[Plan]| -> Result<(u64, Vec<Reserved>), TransferError> {
+            let memory: u64 = parts.iter().map(Plan::memory_bytes).sum();
+            self.check_shares(memory, &caller)?;
+            let reserved = parts.iter().map(|part| self.memory.reserve(part.memory_bytes()));
+            Ok((memory, reserved.collect::<Result<_, _>>()?))
+        };
+        let mut reserved = reserve(&parts);
+        if reserved.is_err() && takes_all && parts.len() > 1 {
+            // One thread needs less.
+            parts = vec![plan.clone()];
+            reserved = reserve(&parts);
+        }
+        let (memory, reserved) = match reserved {
             Ok(reserved) => reserved,
             Err(error) => {
                 self.reaper.discard(command);
@@ -343,7 +353,8 @@ impl Shared {
             }
         };
         let patience = Patience::of(&command);
-        let stages = plan.stages.iter().map(StageSpec::kind).collect();
+        let specs = plan.stages.clone();
+        let stages = specs.iter().map(StageSpec::kind).collect();
         let (source, sink) = (plan.source, plan.sink);
         let started = Instant::now();
         let shape = Arc::new(Shape { source, sink, stages, memory, started });
@@ -354,7 +365,7 @@ impl Shared {
         let account = caller.tenant;
         let done = Account::closing(account.as_ref(), memory, done);
         let share = account.as_ref().map_or(Share::default(), |account| account.share);
-        let (jobs, whole, progress) = self.jobs(flows, reserved, (uses, share), done);
+        let (jobs, whole, progress) = self.jobs(flows, reserved, (uses, share), specs, done);
         let uses: Vec<SocketUse> = jobs.iter().flat_map(Job::uses).collect();
         let submitted = |entries: Vec<EntryId>| {
             let entries = entries.into();
@@ -408,6 +419,7 @@ impl Shared {
         flows: Vec<Flow<Descriptors>>,
         reserved: Vec<Reserved>,
         (uses, share): (Vec<SocketUse>, Share),
+        stages: Vec<StageSpec>,
         done: Done,
     ) -> (Vec<Job>, Option<Arc<Whole>>, Arc<Progress>) {
         let counters = self.counters.clone();
@@ -431,7 +443,7 @@ impl Shared {
             return (vec![job], None, progress);
         }
         let progress = Arc::<Progress>::default();
-        let whole = Arc::new(Whole::new(parts.len(), done));
+        let whole = Arc::new(Whole::new(parts.len(), stages, done));
         let jobs = parts.enumerate().map(|(part, (mut flow, reserved))| {
             flow.count_in(self.counters.clone(), Some(progress.clone()));
             let (shared, whole) = (self.clone(), whole.clone());

@@ -10,24 +10,21 @@ use std::sync::Arc;
 
 use crate::apart::{self, Apart, Fresh, SendApart, StagesApart, seal_in_place};
 pub use crate::buffer::Buffers;
-use crate::buffer::{BUFFER_BYTES, Layout};
+use crate::buffer::Layout;
 use crate::chain::{Chain, Chunk, Stage};
 use crate::counters::Counters;
 use crate::error::TransferError;
-use crate::pipeline::{Command, WhenBlocked};
+use crate::pipeline::WhenBlocked;
+pub use crate::plan::{Cut, Plan, StreamPart};
 pub use crate::report::{Progress, Report, StageReport};
-use crate::seal::{HEADER_BYTES, Header, PAYLOAD_BYTES, RECORD_BYTES, Sealer, begin_gcm};
+use crate::seal::{HEADER_BYTES, PAYLOAD_BYTES, RECORD_BYTES, Sealer};
 use crate::stage::{Cipher, StageKind, StageSpec};
 
 /// Bytes of a chunk, but for the header of a sealed stream. 512 KiB stay in a core's second-level cache
 /// between the stages, and amortise two system calls and the choice of the next step.
 pub const CHUNK_BYTES: usize = 512 << 10;
-/// Plain bytes of a chunk that is sealed in place.
-const SEALED_CHUNK_PLAIN: usize = CHUNK_BYTES / RECORD_BYTES * PAYLOAD_BYTES;
 /// Chunks of a transfer at a time.
 pub const CHUNKS_MAX: usize = 2;
-/// A part of a transfer has as many bytes at least, so that its thread does not only start and end.
-const PART_BYTES_MIN: u64 = 4 << 20;
 /// Bytes of a chunk that goes through digests together with those of other transfers: all of them have to stay in the cache.
 pub const SMALL_CHUNK_BYTES: usize = 128 << 10;
 /// Such chunks of a transfer at a time: no more memory than [`CHUNKS_MAX`] others.
@@ -149,107 +146,6 @@ pub struct Step {
     pub ended: Option<Result<(), TransferError>>,
 }
 
-/// The part of a [`Command`] that says what to do.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// The kind of the source.
-    pub source: Device,
-    /// The kind of the sink.
-    pub sink: Device,
-    /// The first byte of the range in the source, if that is not a socket.
-    pub from: u64,
-    /// Length of the range. `None`: all that the socket receives, or to the end of a file whose length is not known.
-    pub bytes: Option<u64>,
-    /// Where the first byte goes in the sink, if that is not a socket.
-    pub to: u64,
-    /// The stages in their order.
-    pub stages: Vec<StageSpec>,
-    /// Whether it waits for sockets.
-    pub when_blocked: WhenBlocked,
-    /// Whether [`Devices::sync`] is called at the end.
-    pub sync: bool,
-    /// Which part of a sealed stream it makes; `None`: all of it.
-    pub part: Option<StreamPart>,
-}
-
-/// A part of a sealed stream.
-#[derive(Clone, Debug)]
-pub struct StreamPart {
-    /// That of the stream; only the first part has it.
-    header: Header,
-    /// The number of its first record.
-    record: u64,
-    /// It has the last record.
-    ends: bool,
-}
-
-impl Plan {
-    /// Of a command, whose length has been made definite.
-    pub(crate) fn of(command: &Command, bytes: Option<u64>) -> Self {
-        // Offsets in several files count from the first byte of the first range.
-        let from = if command.more.is_empty() { command.source.offset() } else { 0 };
-        Self {
-            source: command.source.device(),
-            sink: command.sink.device(),
-            from,
-            bytes,
-            to: command.sink.offset(),
-            stages: command.stages.clone(),
-            when_blocked: command.when_blocked,
-            // Copies into an accelerator are asynchronous.
-            sync: command.sync || command.sink.device() == Device::Accelerator,
-            part: None,
-        }
-    }
-}
-
-impl Plan {
-    /// Parts of a transfer that can be done at the same time: `most` at most, and fewer of a short one.
-    pub(crate) fn parts(&self, most: usize) -> Result<Vec<Self>, TransferError> {
-        let may_be_parted = self.is_plain() || self.only_seals();
-        let bytes = self.bytes.filter(|_| may_be_parted).unwrap_or(0);
-        let count = (bytes / PART_BYTES_MIN).clamp(1, most.max(1) as u64);
-        if count == 1 {
-            return Ok(vec![self.clone()]);
-        }
-        let chunk = if self.only_seals() { SEALED_CHUNK_PLAIN } else { CHUNK_BYTES };
-        let size = bytes.div_ceil(count).next_multiple_of(chunk as u64);
-        let starts = (0..bytes.div_ceil(size)).map(|index| index * size);
-        let header = if self.only_seals() { Some(begin_gcm()?) } else { None };
-        let part = |at: u64| {
-            let record = at / PAYLOAD_BYTES as u64;
-            let part = header.map(|header| StreamPart { header, record, ends: bytes - at <= size });
-            let to = match (&part, at) {
-                (Some(_), 1..) => HEADER_BYTES as u64 + record * RECORD_BYTES as u64,
-                _ => at,
-            };
-            let bytes = Some(size.min(bytes - at));
-            Self { from: self.from + at, to: self.to + to, bytes, part, ..self.clone() }
-        };
-        Ok(starts.map(part).collect())
-    }
-
-    /// Whether a file goes to a file through a seal in records alone, and its length is known: each record has its place there.
-    pub(crate) fn only_seals(&self) -> bool {
-        matches!(self.stages.as_slice(), [StageSpec::Seal(Cipher::Aes256Gcm, _)])
-            && [self.source, self.sink] == [Device::File; 2]
-            && self.bytes.is_some()
-    }
-
-    /// Whether it has no stages, both ends have positions, and its length is known.
-    pub(crate) fn is_plain(&self) -> bool {
-        let have_positions = self.source.has_positions() && self.sink.has_positions();
-        self.stages.is_empty() && have_positions && self.bytes.is_some()
-    }
-
-    /// Memory that the transfer holds at most.
-    pub fn memory_bytes(&self) -> u64 {
-        let transforms = self.stages.iter().filter(|stage| stage.transforms()).count();
-        let chunks = ((CHUNKS_MAX + transforms) * BUFFER_BYTES) as u64;
-        chunks + self.stages.iter().map(StageSpec::memory_bytes).sum::<u64>()
-    }
-}
-
 /// One transfer.
 pub struct Flow<D> {
     devices: D,
@@ -298,7 +194,7 @@ impl<D: Devices> Flow<D> {
     pub fn new(plan: &Plan, devices: D) -> Result<Self, TransferError> {
         let observes =
             |stage: &StageSpec| matches!(stage, StageSpec::Digest(_) | StageSpec::Search(_));
-        let (chain, direct) = match plan.stages.split_last() {
+        let (mut chain, direct) = match plan.stages.split_last() {
             Some((StageSpec::Seal(Cipher::Aes256Gcm, key), before))
                 if plan.source.has_positions() && before.iter().all(observes) =>
             {
@@ -310,6 +206,9 @@ impl<D: Devices> Flow<D> {
             }
             _ => (Chain::new(&plan.stages)?, None),
         };
+        if let Cut::Range { start, is_last } = plan.cut {
+            chain.of_range(start, is_last);
+        }
         let (observers, chain) = match chain.batches() {
             true => chain.split_observers(),
             false => (Vec::new(), chain),
@@ -344,10 +243,20 @@ impl<D: Devices> Flow<D> {
             source_end: None,
             progress: Arc::default(),
         };
+        if !plan.head.is_empty() {
+            flow.begin_with(&plan.head);
+        }
         if is_empty {
             flow.end_source(Ok(()));
         }
         Ok(flow)
+    }
+
+    /// A chunk of what was received from the source, a socket, before.
+    fn begin_with(&mut self, head: &[u8]) {
+        let mut buffer = self.take_buffer(&mut Buffers::default());
+        buffer[..head.len()].copy_from_slice(head);
+        self.take_received(buffer, head.len());
     }
 
     /// Its devices.
@@ -705,12 +614,8 @@ impl<D: Devices> Flow<D> {
         self.read += (len - start) as u64;
         if len == 0 {
             buffers.put(buffer);
-        } else if self.batches {
-            let chunk = self.chunk_bytes();
-            let layout = Layout { start: 0, payload: chunk, record: chunk };
-            self.fresh.push_back(Fresh { buffer, layout, plain: len, last: false });
         } else {
-            self.chain.push(Chunk { buffer, len, done: 0 });
+            self.take_received(buffer, len);
         }
         let returns = blocked && self.when_blocked == WhenBlocked::Return && len > 0;
         if self.range == Some(self.read) || returns {
@@ -720,6 +625,17 @@ impl<D: Devices> Flow<D> {
             self.end_source(result);
         }
         blocked
+    }
+
+    /// A chunk of a socket is for the stages.
+    fn take_received(&mut self, buffer: Vec<u8>, len: usize) {
+        if self.batches {
+            let chunk = self.chunk_bytes();
+            let layout = Layout { start: 0, payload: chunk, record: chunk };
+            self.fresh.push_back(Fresh { buffer, layout, plain: len, last: false });
+        } else {
+            self.chain.push(Chunk { buffer, len, done: 0 });
+        }
     }
 
     /// Gives a chunk to the sink. Returns whether the socket is full.

@@ -10,9 +10,10 @@ use sys::descriptors::{self, Descriptor, DescriptorKind, describe, receive_now, 
 use crate::accelerator::Lease;
 use crate::apart;
 use crate::error::TransferError;
-use crate::flow::{Device, Devices, End, Plan};
-use crate::pipeline::{Command, FILES_MAX, Place};
+use crate::flow::{Cut, Device, Devices, End, Plan};
+use crate::pipeline::{Command, FILES_MAX, HEAD_MAX, Place, WhenBlocked};
 use crate::reaper::Reaper;
+use crate::search::can_be_ranges;
 use crate::stage::{StageSpec, check_order};
 
 /// A socket in one direction: as source or as sink.
@@ -291,6 +292,7 @@ pub(crate) fn check(command: &Command) -> Result<Checked, TransferError> {
     if command.more.len() >= FILES_MAX {
         return Err(TransferError::Order(format!("a source has at most {FILES_MAX} files")));
     }
+    check_head(command).map_err(TransferError::Order)?;
     let found =
         |role, descriptor| describe(descriptor).map_err(|_| TransferError::Invalid { role });
     let [source, sink] = [&command.source, &command.sink];
@@ -308,6 +310,7 @@ pub(crate) fn check(command: &Command) -> Result<Checked, TransferError> {
         }
         Place::Accelerator(memory, _) => length = Some(memory.bytes()),
     }
+    let (mut sync, mut drops) = (command.sync, false);
     let mut parts = Vec::new();
     if !command.more.is_empty() {
         let first = (source.offset(), command.bytes, length.unwrap_or(0));
@@ -329,6 +332,9 @@ pub(crate) fn check(command: &Command) -> Result<Checked, TransferError> {
         Place::File(file, _) => {
             let file = found("sink", file.as_fd())?;
             check_file(&file, "sink", End::Sink)?;
+            // There is nothing to be synced, and the host kernel would say so.
+            drops = file.kind == DescriptorKind::Null;
+            sync &= !drops;
             if sources.contains(&file.identity) {
                 return Err(TransferError::SameFile);
             }
@@ -345,7 +351,8 @@ pub(crate) fn check(command: &Command) -> Result<Checked, TransferError> {
             Some(command.bytes.unwrap_or_else(|| length.saturating_sub(source.offset())))
         }
     };
-    let plan = Plan::of(command, bytes);
+    let mut plan = Plan::of(command, bytes);
+    plan.sync &= sync || plan.sink == Device::Accelerator;
     for from in [plan.from, plan.to] {
         check_end(from, bytes.unwrap_or(0))?;
     }
@@ -363,9 +370,35 @@ pub(crate) fn check(command: &Command) -> Result<Checked, TransferError> {
         (Place::File(..), Place::File(..)) if plan.only_seals() => usize::MAX,
         _ => 1,
     };
-    let may_be_parted = parts.is_empty() && (plan.is_plain() || plan.only_seals());
-    let lanes = if may_be_parted { lanes } else { 1 };
+    let search =
+        |stage: &StageSpec| matches!(stage, StageSpec::Search(search) if can_be_ranges(search));
+    if drops && source.device() == Device::File && plan.stages.iter().all(search) {
+        plan.cut = if parts.is_empty() { Cut::Can } else { Cut::No };
+    }
+    let lanes = match plan.cut {
+        Cut::Can => usize::MAX,
+        _ if parts.is_empty() && (plan.is_plain() || plan.only_seals()) => lanes,
+        _ => 1,
+    };
     Ok(Checked { plan, uses, files: parts, lanes })
+}
+
+/// Whether the source can have been read from before.
+pub(crate) fn check_head(command: &Command) -> Result<(), String> {
+    match command.head.len() {
+        0 => Ok(()),
+        _ if command.source.device() != Device::Socket => {
+            Err("only a socket can have bytes that were received before".to_owned())
+        }
+        _ if command.when_blocked == WhenBlocked::Return => {
+            Err("after bytes that were received before, a transfer waits for its sockets"
+                .to_owned())
+        }
+        len if len > HEAD_MAX => {
+            Err(format!("{len} bytes were received before, and {HEAD_MAX} is the limit"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The places of ranges that follow one another; of each its offset, the length that is asked for, and that of its file.
@@ -405,6 +438,7 @@ pub(crate) fn check_socket(found: &Descriptor, role: &'static str) -> Result<(),
         DescriptorKind::Stream => Ok(()),
         DescriptorKind::Unconnected => wrong("a socket without a peer"),
         DescriptorKind::File { .. } => wrong("a file"),
+        DescriptorKind::Null => wrong("a device"),
         DescriptorKind::Other(found) => wrong(found),
     }
 }
@@ -415,6 +449,10 @@ fn check_file(found: &Descriptor, role: &'static str, end: End) -> Result<u64, T
     let (bytes, appends) = match found.kind {
         DescriptorKind::File { direct: true, .. } => return Err(TransferError::Direct { role }),
         DescriptorKind::File { bytes, appends, .. } => (bytes, appends),
+        DescriptorKind::Null if end == End::Sink => (0, false),
+        DescriptorKind::Null => {
+            return Err(TransferError::WrongKind { role, found: "a device", needed });
+        }
         DescriptorKind::Stream | DescriptorKind::Unconnected => {
             return Err(TransferError::WrongKind { role, found: "a socket", needed });
         }

@@ -21,7 +21,7 @@
 //! * [`scoreboard`]: the entries and the two queues; which step is next.
 //! * [`engine`]: [`Engine`], the threads that execute steps; `held` has their descriptors,
 //!   and `reaper` closes them, because `close` can block.
-//! * `parts`: a transfer whose parts are done at the same time.
+//! * `plan`: what a transfer does, and its parts; `parts`: a transfer whose parts are done at the same time.
 //! * [`NewFile`]: a sink that is whole, or absent.
 //! * [`service`], [`client`], [`message`]: an engine for other processes, which pass descriptors to it.
 //! * `small`: short transfers that the calling thread does itself.
@@ -47,6 +47,7 @@ pub mod message;
 mod new_file;
 mod parts;
 pub mod pipeline;
+mod plan;
 mod reaper;
 mod report;
 pub mod scoreboard;
@@ -68,7 +69,7 @@ pub use flow::{Device, Devices, Report, StageReport};
 pub use kernel::{Kernel, KernelSource};
 pub use message::RemoteError;
 pub use new_file::{Existing, NewFile};
-pub use pipeline::{Command, FileRange, Place, Source};
+pub use pipeline::{Command, FileRange, HEAD_MAX, Place, Source};
 pub use scoreboard::Activity;
 pub use search::{Found, SearchKind, SearchSpec};
 pub use service::{Service, ServiceLimits};

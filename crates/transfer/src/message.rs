@@ -19,9 +19,11 @@
 //! 49 u8   sink: 1 file, 2 socket                  40      stages, then the text (UTF-8)
 //! 50 u8   number of stages, at most 8
 //! 51 u8   further source files, at most 7
-//! 52      reserved (4 bytes)
+//! 52 u16  bytes received before, at most 16384
+//! 54      reserved (2 bytes)
 //! 56      stages; then u64 offset and u64 bytes
-//!         of each further file
+//!         of each further file; then the bytes
+//!         that were received before
 //!
 //! stage of a request (8 bytes, and what follows)  stage of an answer (56 bytes, and what follows)
 //!  0 u8   kind: 1 digest, 2 open, 3 seal,          0 u8   kind, as in the request
@@ -60,14 +62,16 @@ use std::time::Duration;
 use crate::compress::{Compression, ExpandLimits, Format};
 use crate::error::TransferError;
 use crate::flow::{Device, Report, StageReport};
-use crate::pipeline::{Command, FILES_MAX, FileRange, Place, STALL_DEFAULT, WhenBlocked};
+use crate::pipeline::{Command, FILES_MAX, FileRange, HEAD_MAX, Place, STALL_DEFAULT, WhenBlocked};
 use crate::scoreboard::Activity;
 use crate::search::{Found, OFFSETS_MAX, PATTERN_BYTES_MAX, SearchKind, SearchSpec};
 use crate::stage::{Cipher, DigestKind, DigestValue, Key, STAGES_MAX, StageKind, StageSpec};
 
 /// Bytes of the longest request.
-pub const REQUEST_BYTES_MAX: usize =
-    START_BYTES + STAGES_MAX * (STAGE_BYTES + 2 + PATTERN_BYTES_MAX) + (FILES_MAX - 1) * 16;
+pub const REQUEST_BYTES_MAX: usize = START_BYTES
+    + STAGES_MAX * (STAGE_BYTES + 2 + PATTERN_BYTES_MAX)
+    + (FILES_MAX - 1) * 16
+    + HEAD_MAX;
 /// Bytes of the longest answer.
 pub const ANSWER_BYTES_MAX: usize =
     ENDED_BYTES + STAGES_MAX * (REPORT_BYTES + 8 * OFFSETS_MAX as usize) + TEXT_BYTES_MAX;
@@ -120,6 +124,8 @@ pub struct Order {
     pub bytes: Option<u64>,
     /// Offset and length of each file that follows the source.
     pub more: Vec<(u64, Option<u64>)>,
+    /// What has been received from the source before.
+    pub head: Vec<u8>,
     /// Where the first byte goes in the sink; 0 of a socket.
     pub to: u64,
     /// The stages; their order has not been checked.
@@ -144,6 +150,7 @@ impl Order {
             from: command.source.offset(),
             bytes: command.bytes.filter(|bytes| *bytes != TO_THE_END),
             more: command.more.iter().map(|range| (range.offset, range.bytes)).collect(),
+            head: command.head.clone(),
             to: command.sink.offset(),
             stages: command.stages.clone(),
             stall_ms: if command.stall == STALL_DEFAULT { 0 } else { ms(command.stall) },
@@ -172,6 +179,7 @@ impl Order {
         Ok(Command {
             source,
             more,
+            head: self.head,
             sink: place(self.sink, next(), self.to),
             bytes: self.bytes,
             stages: self.stages,
@@ -351,12 +359,16 @@ fn decode_order(mut rest: Rest<'_>, flags: u16) -> Result<Order, MessageError> {
     let (stall_ms, deadline_ms) = (rest.u32()?, rest.u32()?);
     let (source, sink) = (rest.device("source")?, rest.device("sink")?);
     let (count, more) = (usize::from(rest.u8()?), usize::from(rest.u8()?));
-    rest.reserved(4)?;
+    let head = usize::from(rest.u16()?);
+    rest.reserved(2)?;
     if more >= FILES_MAX || (more > 0 && source == Device::Socket) {
         return Err(MessageError::Field("files"));
     }
     if (source == Device::Socket && from != 0) || (sink == Device::Socket && to != 0) {
         return Err(MessageError::Field("offset"));
+    }
+    if head > HEAD_MAX || (head > 0 && (source != Device::Socket || returns)) {
+        return Err(MessageError::Field("head"));
     }
     if count > STAGES_MAX {
         return Err(MessageError::Field("stages"));
@@ -368,6 +380,7 @@ fn decode_order(mut rest: Rest<'_>, flags: u16) -> Result<Order, MessageError> {
     let definite = |bytes| Some(bytes).filter(|bytes| *bytes != TO_THE_END);
     let range = |_| Ok((rest.u64()?, definite(rest.u64()?)));
     let more = (0..more).map(range).collect::<Result<_, _>>()?;
+    let head = rest.bytes(head)?.to_vec();
     rest.end()?;
     let bytes = definite(bytes);
     let order = Order {
@@ -376,6 +389,7 @@ fn decode_order(mut rest: Rest<'_>, flags: u16) -> Result<Order, MessageError> {
         from,
         bytes,
         more,
+        head,
         to,
         stages,
         stall_ms,
@@ -437,7 +451,10 @@ fn encode_order(order: &Order, bytes: &mut Vec<u8>) {
     let stages = &order.stages;
     debug_assert!(stages.len() <= STAGES_MAX, "the client has checked them");
     bytes.extend([device_code(order.source), device_code(order.sink), stages.len() as u8]);
-    bytes.extend([order.more.len() as u8, 0, 0, 0, 0]);
+    debug_assert!(order.head.len() <= HEAD_MAX, "the client has checked it");
+    bytes.extend([order.more.len() as u8]);
+    bytes.extend((order.head.len() as u16).to_le_bytes());
+    bytes.extend([0; 2]);
     for stage in stages {
         bytes.extend(kind_codes(stage.kind()));
         let mut follow = |parts: &[&[u8]]| {
@@ -464,6 +481,7 @@ fn encode_order(order: &Order, bytes: &mut Vec<u8>) {
         bytes.extend(offset.to_le_bytes());
         bytes.extend(len.unwrap_or(TO_THE_END).to_le_bytes());
     }
+    bytes.extend(&order.head);
 }
 
 /// An answer.
@@ -697,7 +715,7 @@ fn decode_report(rest: &mut Rest<'_>) -> Result<StageReport, MessageError> {
             let count = value.u64()?;
             value.reserved(24)?;
             let offsets = (0..offsets).map(|_| rest.u64()).collect::<Result<_, _>>()?;
-            found = Some(Found { count, offsets });
+            found = Some(Found { count, offsets, edges: None });
         }
         _ if value == [0; 32] && offsets == 0 => {}
         _ => return Err(MessageError::Field("digest")),
@@ -764,12 +782,13 @@ mod tests {
         let range = (any::<u64>(), prop::option::of(0..u64::MAX), any::<u64>());
         let length = || prop::option::of(0..u64::MAX);
         let more = prop::collection::vec((any::<u64>(), length()), 0..FILES_MAX);
-        (device(), device(), range, more, stages, limits).prop_map(
+        let head = prop_oneof![Just(0), 0..100usize, Just(HEAD_MAX)];
+        (device(), device(), range, (more, head), stages, limits).prop_map(
             |(
                 source,
                 sink,
                 (from, bytes, to),
-                mut more,
+                (mut more, head),
                 stages,
                 (stall_ms, deadline_ms, returns, sync),
             )| {
@@ -781,6 +800,7 @@ mod tests {
                     from: if source == Device::File { from } else { 0 },
                     bytes,
                     more,
+                    head: vec![7; if source == Device::Socket && !returns { head } else { 0 }],
                     to: if sink == Device::File { to } else { 0 },
                     stages,
                     stall_ms,
@@ -840,7 +860,7 @@ mod tests {
         let offsets = (0..u64::from(OFFSETS_MAX)).collect();
         stages[1] = StageReport {
             finished: true,
-            found: Some(Found { count: 5000, offsets }),
+            found: Some(Found { count: 5000, offsets, edges: None }),
             ..stage(StageKind::Search(SearchKind::Lines), None)
         };
         let ended = Answer::Ended { id: 4, result: Ok(()), report: Report { stages, ..report } };

@@ -6,6 +6,8 @@ use crate::engine::{Done, Outcome};
 use crate::error::TransferError;
 use crate::flow::{Report, StageReport};
 use crate::scoreboard::EntryId;
+use crate::search::join;
+use crate::stage::StageSpec;
 
 /// The parts of one transfer.
 pub(crate) struct Whole(Mutex<State>);
@@ -13,6 +15,8 @@ pub(crate) struct Whole(Mutex<State>);
 struct State {
     entries: Vec<EntryId>,
     outcomes: Vec<Option<Outcome>>,
+    /// What each part does, if anything.
+    stages: Vec<StageSpec>,
     /// Taken by the last part.
     done: Option<Done>,
     /// The first part that has failed; without one, how many there are.
@@ -31,10 +35,10 @@ pub(crate) enum Next {
 
 impl Whole {
     /// Of this many parts.
-    pub(crate) fn new(parts: usize, done: Done) -> Self {
+    pub(crate) fn new(parts: usize, stages: Vec<StageSpec>, done: Done) -> Self {
         let outcomes = (0..parts).map(|_| None).collect();
-        let state = State { entries: Vec::new(), outcomes, done: Some(done), failed: parts };
-        Self(Mutex::new(state))
+        let (entries, done, failed) = (Vec::new(), Some(done), parts);
+        Self(Mutex::new(State { entries, outcomes, stages, done, failed }))
     }
 
     /// Names the entries, before any of them runs.
@@ -56,7 +60,7 @@ impl Whole {
             && let Some(done) = state.done.take()
         {
             let outcomes: Vec<Outcome> = state.outcomes.drain(..).flatten().collect();
-            return Next::Answer(done, joined(&outcomes));
+            return Next::Answer(done, joined(&outcomes, &state.stages));
         }
         if behind.is_empty() { Next::Nothing } else { Next::Cancel(behind) }
     }
@@ -68,21 +72,39 @@ impl Whole {
 
 /// The outcome of the whole: it failed as its first part did that failed by itself. Its counts are those of the
 /// bytes up to the first one that was not moved.
-fn joined(outcomes: &[Outcome]) -> Outcome {
+fn joined(outcomes: &[Outcome], stages: &[StageSpec]) -> Outcome {
     let errors = || outcomes.iter().filter_map(|outcome| outcome.result.as_ref().err());
     let error = errors().find(|error| **error != TransferError::Cancelled).or(errors().next());
+    let result = error.map_or(Ok(()), |error| Err(error.clone()));
     let whole = outcomes.iter().take_while(|outcome| outcome.result.is_ok()).count();
     let counted = &outcomes[..outcomes.len().min(whole + 1)];
-    let report = Report {
+    let mut report = Report {
         read: counted.iter().map(|outcome| outcome.report.read).sum(),
         written: counted.iter().map(|outcome| outcome.report.written).sum(),
-        stages: stages(counted),
+        stages: sums(counted),
     };
-    Outcome { result: error.map_or(Ok(()), |error| Err(error.clone())), report }
+    let result = result.and_then(|()| join_searches(outcomes, stages, &mut report.stages));
+    Outcome { result, report }
+}
+
+/// What the searches of all parts have found, if all have ended well.
+fn join_searches(
+    outcomes: &[Outcome],
+    specs: &[StageSpec],
+    reports: &mut [StageReport],
+) -> Result<(), TransferError> {
+    for (index, (spec, report)) in specs.iter().zip(reports).enumerate() {
+        if let StageSpec::Search(search) = spec {
+            let parts = outcomes.iter().filter_map(|outcome| outcome.report.stages.get(index));
+            report.found =
+                Some(join(search, parts.filter_map(|part| part.found.clone()).collect())?);
+        }
+    }
+    Ok(())
 }
 
 /// What the stages of all parts did.
-fn stages(outcomes: &[Outcome]) -> Vec<StageReport> {
+fn sums(outcomes: &[Outcome]) -> Vec<StageReport> {
     let mut sums: Vec<StageReport> = Vec::new();
     for Outcome { report, .. } in outcomes {
         if sums.is_empty() {
@@ -94,12 +116,17 @@ fn stages(outcomes: &[Outcome]) -> Vec<StageReport> {
             sum.finished &= part.finished;
         }
     }
+    // Those of the first part alone.
+    sums.iter_mut().for_each(|sum| sum.found = None);
     sums
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::{Engine, Limits};
+    use crate::pipeline::{Command, Place};
+    use crate::search::{SearchKind, SearchSpec};
 
     fn outcome(result: Result<(), TransferError>, bytes: u64) -> Outcome {
         Outcome { result, report: Report { read: bytes + 1, written: bytes, ..Report::default() } }
@@ -107,7 +134,7 @@ mod tests {
 
     #[test]
     fn counts_end_at_the_first_byte_that_was_not_moved() {
-        let whole = joined(&[outcome(Ok(()), 10), outcome(Ok(()), 20)]);
+        let whole = joined(&[outcome(Ok(()), 10), outcome(Ok(()), 20)], &[]);
         assert_eq!((whole.result, whole.report.read, whole.report.written), (Ok(()), 32, 30));
         let failed = [
             outcome(Ok(()), 10),
@@ -115,13 +142,44 @@ mod tests {
             outcome(Ok(()), 30),
             outcome(Err(TransferError::DiskFull), 5),
         ];
-        let whole = joined(&failed);
+        let whole = joined(&failed, &[]);
         assert_eq!((whole.result, whole.report.written), (Err(TransferError::DiskFull), 13));
         let cancelled = || outcome(Err(TransferError::Cancelled), 7);
-        let cancelled = joined(&[cancelled(), cancelled()]);
+        let cancelled = joined(&[cancelled(), cancelled()], &[]);
         assert_eq!(
             (cancelled.result, cancelled.report.written),
             (Err(TransferError::Cancelled), 7)
         );
+    }
+
+    #[test]
+    fn a_search_takes_all_threads_or_as_much_memory_as_there_is() {
+        let lines = SearchSpec { kind: SearchKind::Lines, pattern: b"b$".to_vec(), offsets: 3 };
+        let path = std::env::temp_dir().join(format!("serval-search-{}", std::process::id()));
+        let text = b"a line\nand one with b\n".repeat(1 << 20);
+        std::fs::write(&path, &text).unwrap();
+        for (threads, searches, parts) in [(1, 1, 1), (3, 1, 3), (64, 4, 1)] {
+            let limits = Limits { threads, memory_mib: 64, ..Limits::default() };
+            let engine = Engine::start(limits).unwrap();
+            let null = std::fs::File::options().write(true).open("/dev/null").unwrap();
+            let file = std::fs::File::open(&path).unwrap();
+            let stages = vec![StageSpec::Search(lines.clone()); searches];
+            let (source, sink) = (Place::File(file.into(), 7), Place::File(null.into(), 0));
+            let transfer = engine.submit(Command::new(source, None, stages, sink)).unwrap();
+            // The last search finds no memory for the five parts of 4 MiB that there could be.
+            assert_eq!(transfer.submitted.entries.len(), parts);
+            let outcome = transfer.wait();
+            assert_eq!(outcome.result, Ok(()));
+            assert_eq!(outcome.report.stages.len(), searches);
+            for stage in &outcome.report.stages {
+                let found = stage.found.as_ref().unwrap();
+                assert_eq!((found.count, &found.offsets[..]), (1 << 20, &[0, 22, 44][..]));
+                assert_eq!(
+                    (stage.bytes, outcome.report.written),
+                    (text.len() as u64 - 7, stage.made)
+                );
+            }
+        }
+        std::fs::remove_file(path).unwrap();
     }
 }

@@ -104,6 +104,9 @@ impl Place {
 /// Files of one transfer.
 pub const FILES_MAX: usize = 8;
 
+/// Bytes of a [`Command::after`] at most.
+pub const HEAD_MAX: usize = 16 << 10;
+
 /// A part of a file or of shared memory.
 #[derive(Debug)]
 pub struct FileRange {
@@ -121,6 +124,8 @@ pub struct Command {
     pub(crate) source: Place,
     /// Files that follow the source, which is a file.
     pub(crate) more: Vec<FileRange>,
+    /// What has been received from the source, a socket, before.
+    pub(crate) head: Vec<u8>,
     pub(crate) sink: Place,
     /// Length of the range; `None`: to the end of the file, or of the stream.
     pub(crate) bytes: Option<u64>,
@@ -137,6 +142,7 @@ impl Command {
         Self {
             source,
             more: Vec::new(),
+            head: Vec::new(),
             sink,
             bytes,
             stages,
@@ -158,6 +164,13 @@ impl Command {
         if self.source.device() == Device::File {
             self.more = more;
         }
+        self
+    }
+
+    /// After bytes that its caller has received from the source, a socket, before: they go first through the stages and to the sink, as a
+    /// program needs that reads the headers of a request with a buffer. At most [`HEAD_MAX`]; they do not count as read from the source.
+    pub fn after(mut self, head: Vec<u8>) -> Self {
+        self.head = head;
         self
     }
 

@@ -6,6 +6,9 @@
 //!
 //! The parts of a stream make no difference. For that a search holds the begin of an occurrence, or of a line, which may have
 //! [`LINE_BYTES_MAX`].
+//!
+//! Ranges of a file can be searched at the same time. What a range has at its ends, which may belong to a line or an occurrence of two
+//! of them, is searched by [`join`].
 
 use memchr::{memchr, memmem, memrchr};
 use regex::bytes::{Regex, RegexBuilder};
@@ -68,6 +71,18 @@ pub struct Found {
     pub count: u64,
     /// Where the first ones begin: the first byte of an occurrence, or of a line.
     pub offsets: Vec<u64>,
+    /// Of a range that is searched beside others.
+    pub(crate) edges: Option<Box<Edges>>,
+}
+
+/// What a range has at its ends.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Edges {
+    /// The end of a line, with the byte that ends it unless the stream ends; or the bytes in which an occurrence may end.
+    head: Vec<u8>,
+    /// The begin of a line or an occurrence, and where that is.
+    tail: Vec<u8>,
+    tail_at: u64,
 }
 
 impl Found {
@@ -88,6 +103,16 @@ pub struct Searcher {
     carry: Vec<u8>,
     /// Bytes before the carry.
     passed: u64,
+    /// Of a range that is searched beside others.
+    range: Option<Range>,
+}
+
+struct Range {
+    /// What [`Edges::head`] becomes.
+    head: Vec<u8>,
+    /// More of it may come.
+    head_goes_on: bool,
+    is_last: bool,
 }
 
 enum State {
@@ -120,11 +145,19 @@ impl Searcher {
             }
         };
         let (found, carry) = (Found::default(), Vec::new());
-        Ok(Self { state, offsets_max: spec.offsets, found, carry, passed: 0 })
+        let range = None;
+        Ok(Self { state, offsets_max: spec.offsets, found, carry, passed: 0, range })
+    }
+
+    /// For a range of the stream that begins with its byte `start`, while others search the other ranges.
+    pub(crate) fn of_range(&mut self, start: u64, is_last: bool) {
+        self.passed = start;
+        self.range = Some(Range { head: Vec::new(), head_goes_on: start > 0, is_last });
     }
 
     /// Looks at a part of the stream.
     pub fn update(&mut self, bytes: &[u8]) -> Result<(), TransferError> {
+        let bytes = self.take_head(bytes)?;
         match &self.state {
             State::Text(finder) => {
                 let keep = finder.needle().len() - 1;
@@ -159,6 +192,32 @@ impl Searcher {
                 Ok(())
             }
             State::Lines { .. } => self.update_lines(bytes),
+        }
+    }
+
+    /// Keeps what the range before may need, and returns what is searched here.
+    fn take_head<'b>(&mut self, bytes: &'b [u8]) -> Result<&'b [u8], TransferError> {
+        let Some(range) = self.range.as_mut().filter(|range| range.head_goes_on) else {
+            return Ok(bytes);
+        };
+        match &self.state {
+            State::Text(finder) => {
+                let left = finder.needle().len() - 1 - range.head.len();
+                range.head.extend_from_slice(&bytes[..left.min(bytes.len())]);
+                range.head_goes_on = left > bytes.len();
+                Ok(bytes)
+            }
+            State::Lines { .. } => {
+                let end = memchr(b'\n', bytes).map(|at| at + 1);
+                let (head, rest) = bytes.split_at(end.unwrap_or(bytes.len()));
+                if range.head.len() + head.len() > LINE_BYTES_MAX + 1 {
+                    return Err(TransferError::LineTooLong);
+                }
+                range.head.extend_from_slice(head);
+                range.head_goes_on = end.is_none();
+                self.passed += head.len() as u64;
+                Ok(rest)
+            }
         }
     }
 
@@ -198,9 +257,10 @@ impl Searcher {
         while at < lines.len() {
             let mut from = at;
             if !one_by_one {
-                // The next match in all lines: matches pass no end of a line, so nothing is looked at twice.
-                let Some(found) = regex.find_at(lines, at) else { break };
-                from = found.start();
+                // A place in the next match in all lines: matches pass no end of a line, so nothing is looked at twice. Where the match
+                // begins does not matter, and to know it takes another pass.
+                let Some(end) = regex.shortest_match_at(lines, at) else { break };
+                from = end;
                 if from == lines.len() && lines.ends_with(b"\n") {
                     break;
                 }
@@ -217,12 +277,58 @@ impl Searcher {
 
     /// The stream has ended.
     pub fn finish(mut self) -> Found {
+        let (line, range) = (std::mem::take(&mut self.carry), self.range.take());
+        let is_last = range.as_ref().is_none_or(|range| range.is_last);
+        let head = range.map(|range| range.head);
+        if !is_last {
+            let (head, tail_at) = (head.unwrap_or_default(), self.passed);
+            self.found.edges = Some(Box::new(Edges { head, tail: line, tail_at }));
+            return self.found;
+        }
         if matches!(self.state, State::Lines { .. }) {
-            let line = std::mem::take(&mut self.carry);
             self.search_lines(&line);
         }
+        self.found.edges = head.map(|head| Box::new(Edges { head, ..Edges::default() }));
         self.found
     }
+}
+
+/// Whether ranges can be searched at the same time: a text whose begin is its end, too, can occur twice in the same bytes, and which of
+/// them counts depends on all that is before.
+pub(crate) fn can_be_ranges(spec: &SearchSpec) -> bool {
+    let text = &spec.pattern;
+    let repeats = (1..text.len()).any(|len| text[..len] == text[text.len() - len..]);
+    spec.kind == SearchKind::Lines || !repeats
+}
+
+/// What all ranges have, in their order.
+pub(crate) fn join(spec: &SearchSpec, ranges: Vec<Found>) -> Result<Found, TransferError> {
+    let mut all = Found::default();
+    let (mut before, last) = (Edges::default(), ranges.len().saturating_sub(1));
+    for (index, range) in ranges.into_iter().enumerate() {
+        let edges = range.edges.map_or_else(Edges::default, |edges| *edges);
+        let goes_on = index > 0 && index < last && !edges.head.ends_with(b"\n");
+        if goes_on && spec.kind == SearchKind::Lines {
+            // All of the range is within one line.
+            before.tail.extend(edges.head);
+            continue;
+        }
+        let mut between = Found::default();
+        if index > 0 {
+            let mut searcher = Searcher::new(spec)?;
+            searcher.passed = before.tail_at;
+            searcher.update(&before.tail)?;
+            searcher.update(&edges.head)?;
+            between = searcher.finish();
+        }
+        for found in [between, Found { edges: None, ..range }] {
+            all.count += found.count;
+            let room = usize::from(spec.offsets) - all.offsets.len();
+            all.offsets.extend(found.offsets.into_iter().take(room));
+        }
+        before = edges;
+    }
+    Ok(all)
 }
 
 fn compile(text: &str) -> Result<State, TransferError> {
@@ -327,6 +433,37 @@ mod tests {
         }
 
         #[test]
+        fn ranges_make_no_difference(
+            text in prop::collection::vec(prop::sample::select(&b"ab\n"[..]), 0..200),
+            search in prop::sample::select(vec![
+                (SearchKind::Text, "ab"), (SearchKind::Text, "b"), (SearchKind::Text, "aab"), (SearchKind::Text, "a\nb"),
+                (SearchKind::Lines, "a"), (SearchKind::Lines, "^$"), (SearchKind::Lines, "^b"), (SearchKind::Lines, "ab*a$"),
+            ]),
+            cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..10),
+            offsets in 0..20u16,
+        ) {
+            let spec = SearchSpec { kind: search.0, pattern: search.1.into(), offsets };
+            prop_assert!(can_be_ranges(&spec));
+            let mut ranges = cut(&text, &cuts);
+            // An occurrence lies in two ranges at most.
+            ranges.retain(|range| range.len() > 2);
+            let text = ranges.concat();
+            let (mut at, mut found) = (0, Vec::new());
+            for (index, range) in ranges.iter().enumerate() {
+                let mut searcher = Searcher::new(&spec).unwrap();
+                searcher.of_range(at, index + 1 == ranges.len());
+                let (begin, end) = range.split_at(range.len() / 3);
+                searcher.update(begin).unwrap();
+                searcher.update(end).unwrap();
+                found.push(searcher.finish());
+                at += range.len() as u64;
+            }
+            let mut whole = Searcher::new(&spec).unwrap();
+            whole.update(&text).unwrap();
+            prop_assert_eq!(join(&spec, found).unwrap(), whole.finish());
+        }
+
+        #[test]
         fn parts_of_lines_make_no_difference(
             text in prop::collection::vec(prop::sample::select(&b"ab \n\n\xff"[..]), 0..200),
             pattern in prop::sample::select(vec![
@@ -352,6 +489,41 @@ mod tests {
             text("((a{99}){99}){99}")
         );
         assert!(text("").contains("1 to 512 bytes"));
+    }
+
+    #[test]
+    fn a_text_that_overlaps_itself_is_searched_in_one_go() {
+        let spec = |pattern: &[u8]| SearchSpec {
+            kind: SearchKind::Text,
+            pattern: pattern.to_vec(),
+            offsets: 0,
+        };
+        for (pattern, can) in [("a", true), ("abc", true), ("aa", false), ("abcab", false)] {
+            assert_eq!(can_be_ranges(&spec(pattern.as_bytes())), can, "{pattern}");
+        }
+    }
+
+    #[test]
+    fn a_line_of_two_ranges_may_be_long_but_not_endless() {
+        let spec = SearchSpec { kind: SearchKind::Lines, pattern: b"a".to_vec(), offsets: 1 };
+        let of = |len: usize| {
+            let ranges = [0, len as u64].map(|start| {
+                let mut searcher = Searcher::new(&spec).unwrap();
+                searcher.of_range(start, start > 0);
+                searcher.update(&vec![b'a'; len]).unwrap();
+                searcher.finish()
+            });
+            join(&spec, ranges.to_vec())
+        };
+        let found = Found { count: 1, offsets: vec![0], edges: None };
+        assert_eq!(of(LINE_BYTES_MAX / 2), Ok(found));
+        assert_eq!(of(LINE_BYTES_MAX / 2 + 1), Err(TransferError::LineTooLong));
+        let mut endless = Searcher::new(&spec).unwrap();
+        endless.of_range(1, true);
+        assert_eq!(
+            endless.update(&vec![b'a'; LINE_BYTES_MAX + 2]),
+            Err(TransferError::LineTooLong)
+        );
     }
 
     /// Engines that backtrack take years for it.

@@ -15,7 +15,7 @@ use sys::descriptors::{
 use crate::apart::{Apart, run_together};
 use crate::engine::Outcome;
 use crate::error::TransferError;
-use crate::flow::{Blocked, Buffers, Device, Devices, Flow, Plan};
+use crate::flow::{Blocked, Buffers, Cut, Device, Devices, Flow, Plan};
 use crate::held::check_socket;
 use crate::pipeline::WhenBlocked;
 use crate::scoreboard::{Pace, Patience};
@@ -92,10 +92,12 @@ impl Small {
             from: piece.from,
             bytes: Some(bytes),
             to: 0,
+            head: Vec::new(),
             stages: piece.stages.to_vec(),
             when_blocked: WhenBlocked::Wait,
             sync: false,
             part: None,
+            cut: Cut::No,
         };
         let mut flow = Flow::new(&plan, Ends { file: piece.file, socket: piece.socket })?;
         let mut result = self.finish(&mut flow, piece.patience, began);

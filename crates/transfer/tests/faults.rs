@@ -10,12 +10,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use proptest::prelude::*;
 use transfer::apart::{Apart, run_together};
-use transfer::flow::{Blocked, Buffers, CHUNK_BYTES, Device, Devices, End, Flow, Plan, Report};
+use transfer::flow::{
+    Blocked, Buffers, CHUNK_BYTES, Cut, Device, Devices, End, Flow, Plan, Report,
+};
 use transfer::pipeline::WhenBlocked;
 use transfer::scoreboard::{EntryId, Expired, GivenBack, Patience, Scoreboard, Work};
 use transfer::{
-    Cipher, DigestKind, ExpandLimits, Format, Key, SearchKind, SearchSpec, StageKind, StageSpec,
-    TransferError,
+    Cipher, DigestKind, ExpandLimits, Format, HEAD_MAX, Key, SearchKind, SearchSpec, StageKind,
+    StageSpec, TransferError,
     compress::{Compressor, EMPTY_MEMBERS_MAX, Expander, MEMBERS_OF_RUN_MAX},
 };
 
@@ -299,6 +301,16 @@ impl Case {
         }
     }
 
+    /// Bytes of a source of this length that its caller has received before.
+    fn head(&self, source: usize) -> usize {
+        match (self.source, self.fault) {
+            (Device::Socket, Fault::None | Fault::Full(_)) => {
+                self.turns[0].min(source).min(HEAD_MAX)
+            }
+            _ => 0,
+        }
+    }
+
     fn plain(&self, index: usize) -> Vec<u8> {
         (0..self.len).map(|at| (at.wrapping_mul(31) ^ (at >> 8) ^ index) as u8).collect()
     }
@@ -425,8 +437,10 @@ fn run(cases: &[Case], threads: usize) -> Vec<Ended> {
     let mut now_ns = 0;
     let patience = Patience { stall_ns: STALL_NS, deadline_ns: None };
     for (index, case) in cases.iter().enumerate() {
+        let mut head = case.content(index);
+        let source = head.split_off(case.head(head.len()));
         let sim = SimState {
-            source: case.content(index),
+            source,
             fault: case.fault,
             turns: case.turns.clone(),
             at: 0,
@@ -443,10 +457,12 @@ fn run(cases: &[Case], threads: usize) -> Vec<Ended> {
             from: 0,
             bytes: known.then_some(sim.source.len() as u64),
             to: 0,
+            head,
             stages: case.stages.clone(),
             when_blocked: WhenBlocked::Wait,
             sync: case.sync && case.sink == Device::File,
             part: None,
+            cut: Cut::No,
         };
         let flow = Flow::new(&plan, Sim(Arc::new(Mutex::new(sim)))).unwrap();
         let ended = flow.ended();
@@ -594,6 +610,8 @@ fn check(case: &Case, index: usize, ended: &Ended) {
         *synced == (syncs && result.is_ok()) || matches!(result, Err(TransferError::Cancelled))
     );
     let plain = case.plain(index);
+    let content = case.content(index).len();
+    let head = case.head(content) as u64;
     assert_eq!(report.written, sink.len() as u64, "the count is what the sink got");
     let opened = match case.seals() {
         None => Some(sink.clone()),
@@ -604,7 +622,7 @@ fn check(case: &Case, index: usize, ended: &Ended) {
         assert!(plain.starts_with(opened), "the sink has a prefix of the plain bytes");
     }
     if !case.transforms() {
-        assert!(report.read >= report.written);
+        assert!(head + report.read >= report.written);
     }
     match result {
         Ok(()) => {
@@ -615,10 +633,13 @@ fn check(case: &Case, index: usize, ended: &Ended) {
             };
             assert!(expanded == plain, "the sink has all");
             let packed = case.packed(index).len();
-            assert_eq!(report.read, source.len() as u64);
+            assert_eq!(
+                (report.read, source.len()),
+                (content as u64 - head, content - head as usize)
+            );
             for stage in &report.stages {
                 let (taken, made) = match stage.kind {
-                    StageKind::Open(_) => (source.len(), packed),
+                    StageKind::Open(_) => (content, packed),
                     StageKind::Expand(_) => (packed, plain.len()),
                     StageKind::Digest(_) | StageKind::Search(_) => (plain.len(), plain.len()),
                     StageKind::Compress(_) => (plain.len(), opened.len()),
@@ -736,10 +757,12 @@ fn members_without_content_take_several_steps_and_end_with_a_reason() {
                 from: 0,
                 bytes: Some(data.len() as u64),
                 to: 0,
+                head: Vec::new(),
                 stages: vec![StageSpec::Expand(format, ExpandLimits::default())],
                 when_blocked: WhenBlocked::Wait,
                 sync: false,
                 part: None,
+                cut: Cut::No,
             };
             let sim = SimState {
                 source: data,

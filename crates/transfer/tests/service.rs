@@ -13,8 +13,8 @@ use std::time::Duration;
 use sys::local::{LocalListener, LocalSocket, wait_readable};
 use transfer::message::{ANSWER_BYTES_MAX, Answer, Order, REQUEST_BYTES_MAX, Request};
 use transfer::{
-    Client, ClientError, DigestKind, ExpandLimits, FileRange, Format, Service, ServiceLimits,
-    Source,
+    Cipher, Client, ClientError, Command, DigestKind, Engine, ExpandLimits, FileRange, Format,
+    HEAD_MAX, Key, Limits, Place, Service, ServiceLimits, Source, StageSpec,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -407,4 +407,74 @@ fn a_command_that_finds_no_room_comes_back() {
     let Err(ClientError::Full(command)) = submitted else { panic!("{submitted:?}") };
     while engine.receive(&mut [0; REQUEST_BYTES_MAX]).unwrap().is_some() {}
     assert_eq!(client.submit(*command).unwrap(), 1);
+}
+
+/// What a caller has received from a socket before goes first through all stages, once.
+#[test]
+fn bytes_that_were_received_before_come_first() {
+    let setup = Setup::new("head", ServiceLimits::default());
+    let content: Vec<u8> = (0..400_000u32).map(|at| (at % 251) as u8).collect();
+    let key = || Key::new([7; 32]);
+    let digests = [DigestKind::Md5, DigestKind::Crc32c].map(StageSpec::Digest).to_vec();
+    let seal = vec![digests[0].clone(), StageSpec::Seal(Cipher::Aes256Gcm, key())];
+    for (head, rest) in [(1, None), (100, Some(0)), (HEAD_MAX, Some(300_000)), (0, Some(7))] {
+        let total = head + rest.unwrap_or(content.len() - head);
+        for stages in [Vec::new(), digests.clone(), seal.clone()] {
+            let (mut ours, theirs) = UnixStream::pair().unwrap();
+            let sent = content[head..].to_vec();
+            // Not all of it is received.
+            let writer = thread::spawn(move || _ = ours.write_all(&sent));
+            let (source, sink) =
+                (Place::Socket(theirs.into()), Place::File(setup.sink().into(), 0));
+            let command = Command::new(source, rest.map(|rest| rest as u64), stages.clone(), sink);
+            let mut client = setup.client();
+            client.submit(command.after(content[..head].to_vec())).unwrap();
+            let Answer::Ended { result, report, .. } = answer(&mut client) else { panic!() };
+            assert_eq!((result, report.read), (Ok(()), (total - head) as u64));
+            writer.join().unwrap();
+            if let Some(digest) = report.digest() {
+                use md5::Digest as _;
+                assert_eq!(digest.bytes(), md5::Md5::digest(&content[..total]).as_slice());
+            }
+            let opened = setup.folder.join("opened");
+            let sealed = File::open(setup.folder.join("sink")).unwrap();
+            let engine = Engine::start(Limits::default()).unwrap();
+            let source = Source::file(sealed, 0, None);
+            let command = match stages == seal {
+                true => source.open(key()).file(File::create(&opened).unwrap(), 0),
+                false => source.file(File::create(&opened).unwrap(), 0),
+            };
+            assert_eq!(engine.submit(command).unwrap().wait().result, Ok(()));
+            assert!(fs::read(opened).unwrap() == content[..total], "{head} and {rest:?}");
+        }
+    }
+    let refused = |command: Command, head: usize| {
+        let mut client = setup.client();
+        let error = client.submit(command.after(vec![1; head])).unwrap_err();
+        assert!(matches!(error, ClientError::Order(_)));
+        error.to_string()
+    };
+    let stream = || UnixStream::pair().unwrap().0;
+    let file = Source::file(setup.file(b"content"), 0, None).socket(stream());
+    assert!(refused(file, 1).ends_with("only a socket can have bytes that were received before"));
+    let long = Source::socket(stream(), None).file(setup.sink(), 0);
+    assert!(
+        refused(long, HEAD_MAX + 1)
+            .ends_with("16385 bytes were received before, and 16384 is the limit")
+    );
+}
+
+#[test]
+fn the_null_device_drops_what_it_gets() {
+    let setup = Setup::new("null", ServiceLimits::default());
+    let null = File::options().write(true).open("/dev/null").unwrap();
+    let mut client = setup.client();
+    let source = Source::file(setup.file(&[5; 700_000]), 0, None).digest(DigestKind::Crc32c);
+    client.submit(source.file(null, 0).sync()).unwrap();
+    let Answer::Ended { result, report, .. } = answer(&mut client) else { panic!() };
+    assert_eq!((result, report.written), (Ok(()), 700_000));
+    let source = Source::file(File::open("/dev/null").unwrap(), 0, None);
+    client.submit(source.socket(UnixStream::pair().unwrap().0)).unwrap();
+    let Answer::Ended { result, .. } = answer(&mut client) else { panic!() };
+    assert_eq!(result.unwrap_err().text, "the source is a device: it has to be a file");
 }

@@ -5,6 +5,7 @@ mod list;
 mod place;
 mod sink;
 
+use std::fs::File;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -213,6 +214,10 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let mut socket = None;
     let sink = match &kept {
         Some(sink) => transfer::Place::File(sink.file()?.into(), sink_offset),
+        None if *sink_place == Place::Discard => {
+            let null = File::options().write(true).open("/dev/null").map_err(Failure::run)?;
+            transfer::Place::File(null.into(), 0)
+        }
         None => {
             let opened = open(sink_place)?;
             // If this program ends before all is sent, the peer gets a reset and not the end of a stream.

@@ -16,7 +16,7 @@ use crate::stage::StageKind;
 pub struct Submitted {
     pub(super) shared: Arc<Shared>,
     /// One for each of its parts; none if there was nothing to do.
-    pub(super) entries: Arc<[EntryId]>,
+    pub(crate) entries: Arc<[EntryId]>,
     pub(super) progress: Arc<Progress>,
     pub(super) shape: Arc<Shape>,
 }
@@ -68,7 +68,7 @@ impl Submitted {
 /// ```
 pub struct Transfer {
     end: Arc<Arrival>,
-    submitted: Submitted,
+    pub(crate) submitted: Submitted,
 }
 
 impl Future for Transfer {

@@ -64,10 +64,12 @@ fn every_transfer_fits_the_smallest_limit_and_many_plain_ones_the_default() {
         from: 0,
         bytes: None,
         to: 0,
+        head: Vec::new(),
         stages,
         when_blocked: crate::pipeline::WhenBlocked::Wait,
         sync: false,
         part: None,
+        cut: Cut::No,
     };
     let largest = plan(stages).memory_bytes();
     assert!(largest > 30 << 20 && largest <= u64::from(SMALLEST_MIB) << 20, "{largest}");

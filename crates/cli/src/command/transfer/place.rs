@@ -105,8 +105,7 @@ impl Place {
             Self::ConnectUnix(path) => connect_unix(path, patience, cancel).map(Opened::Unix),
             Self::Listen(address) => listen(screen, *address, patience, cancel).map(Opened::Tcp),
             Self::ListenUnix(path) => listen_unix(screen, path, patience, cancel).map(Opened::Unix),
-            Self::Discard => discard().map(Opened::Unix).map_err(Failure::run),
-            Self::File(_) => unreachable!("a file is opened by its own code"),
+            Self::File(_) | Self::Discard => unreachable!("a file is opened by its own code"),
         }
     }
 }
@@ -221,13 +220,6 @@ fn accept<Socket>(
         }
         wait_readable(&[listener], Some(TICK));
     }
-}
-
-/// A socket whose peer, a thread, reads everything and keeps nothing.
-fn discard() -> io::Result<UnixStream> {
-    let (socket, mut peer) = UnixStream::pair()?;
-    std::thread::spawn(move || io::copy(&mut peer, &mut io::sink()));
-    Ok(socket)
 }
 
 #[cfg(test)]
