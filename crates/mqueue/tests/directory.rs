@@ -626,3 +626,50 @@ proptest! {
         }
     }
 }
+
+/// Two blocks with a backend each, to which they have memory of 4096 bytes: entry 3 is the ring of the first block that has it.
+fn with_memory() -> RegionPlan {
+    RegionPlan::of_blocks(2, &[MQUEUE; 2], 1).with_memory(0, 4096)
+}
+
+#[test]
+fn memory_of_a_backend_is_in_the_ring_of_its_requests_and_shares_nothing() {
+    let memory = HeapMapping::memory(with_memory().bytes().unwrap() as usize);
+    let region = Region::format(memory.clone(), &with_memory()).unwrap();
+    let windows = (0..4).map(|mqueue| {
+        let [rx, tx] = region.rings_of(mqueue);
+        assert_eq!((rx.window_offset, rx.window_bytes), (0, 0));
+        (tx.window_offset, tx.window_bytes)
+    });
+    let windows: Vec<_> = windows.collect();
+    assert_eq!((windows[0], windows[2]), ((0, 0), (0, 0)), "server mqueues have none");
+    let [(first, 4096), (second, 4096)] = [windows[1], windows[3]] else { panic!("{windows:?}") };
+    assert!(first.abs_diff(second) >= 4096);
+    every_ring_works(&memory);
+
+    let with = |entry: usize, change: &dyn Fn(&mut RingEntry)| {
+        let mut bench = Bench::new(&with_memory());
+        let mut ring = RingEntry::from(bench.entries[entry]);
+        change(&mut ring);
+        bench.entries[entry] = ring.into();
+        match bench.error() {
+            JoinError::Ring { ring, what } => (ring, what),
+            other => panic!("{other}"),
+        }
+    };
+    assert_eq!(with(3, &|ring| ring.window_offset = 0), (3, "window"));
+    assert_eq!(with(3, &|ring| ring.window_offset = u64::MAX - 127), (3, "window"));
+    assert_eq!(with(3, &|ring| ring.window_offset += 8), (3, "window"));
+    assert_eq!(with(3, &|ring| ring.window_bytes = 0), (3, "window"));
+    assert_eq!(with(3, &|ring| ring.window_bytes = u64::MAX), (3, "window"));
+    assert_eq!(with(3, &|ring| ring.window_bytes += 128), (3, "window"));
+    // The slots of its own ring, and memory of another one.
+    assert_eq!(with(3, &|ring| ring.window_offset = ring.slots_offset), (3, "window"));
+    assert_eq!(with(3, &|ring| ring.window_offset = second), (3, "window"));
+    // A ring of another kind.
+    let of_answers = |ring: &mut RingEntry| {
+        (ring.window_offset, ring.window_bytes) = (ring.slots_offset, 8);
+    };
+    assert_eq!(with(2, &of_answers), (2, "window"));
+    assert_eq!(with(1, &of_answers), (1, "window"));
+}

@@ -288,3 +288,35 @@ fn a_file_that_cannot_be_used_ends_the_start_with_a_sentence() {
         refused(FileSpec { key: Some(path.clone()), ..FileSpec::file(path, FileAccess::Read) });
     assert!(key.contains("can be read by other users"), "{key}");
 }
+
+#[test]
+fn a_transfer_in_flight_ends_with_its_block_and_a_stalled_peer_holds_back_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, _) = sample(folder.path(), "small", 1000);
+    let large = folder.path().join("large");
+    std::fs::File::create(&large).unwrap().set_len(256 << 20).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let files = vec![
+        FileSpec::file(&path, FileAccess::Read),
+        FileSpec::file(&large, FileAccess::Read),
+        FileSpec::connection(listener.local_addr().unwrap()),
+    ];
+    let server = start(topology(vec![Service {
+        mqueues: 2,
+        ..service("tests/kernels/transfer_raw.cpp", files)
+    }]));
+    let [stalls, other] = [0, 1].map(|_| udp_client(address(&server, 0)));
+    // One block waits for the peer, which takes nothing; round-robin gives the next ones to the other block in turn.
+    stalls.send(&command(file(1, 0), peer(2), ALL).to_bytes()).unwrap();
+    let (mut socket, _) = listener.accept().unwrap();
+    assert_eq!(run(&other, command(file(0, 0), memory(0), 1000)).status, status::OK);
+    let counters = server.transfer_counters().unwrap();
+    let in_flight = || counters.tenants().iter().map(|(_, of)| of.in_flight()).sum::<u64>();
+    assert_eq!(in_flight(), 1);
+    drop(server);
+    common::eventually("the transfer is cancelled", || in_flight() == 0);
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    // The end, or a reset.
+    let got = std::io::copy(&mut socket, &mut std::io::sink()).unwrap_or(0);
+    assert!(got < 256 << 20, "{got}");
+}
