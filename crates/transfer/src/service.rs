@@ -21,7 +21,6 @@ use crate::error::TransferError;
 use crate::flow::Report;
 use crate::message::{Answer, LISTED_MAX, Listed, Order, REQUEST_BYTES_MAX, RemoteError, Request};
 use crate::reaper::Reaper;
-use crate::tenants::Account;
 
 /// Connections that are accepted between two looks at requests.
 const ACCEPTS_MAX: usize = 16;
@@ -198,9 +197,10 @@ impl Acceptor {
     fn accept(&mut self, socket: LocalSocket) {
         let own = sys::process::user();
         let peer = socket.peer().ok();
-        let tenant = peer.and_then(|peer| self.engine.tenant_of(peer.user));
-        let is_own = peer.is_some_and(|peer| peer.user == own || peer.user == 0);
-        let refusal = if !is_own && tenant.is_none() {
+        let user = peer.map(|peer| peer.user);
+        let is_own = user.is_some_and(|user| user == own || user == 0);
+        let has_tenant = user.is_some_and(|user| self.engine.tenant_of(user).is_some());
+        let refusal = if !is_own && !has_tenant {
             TransferError::NotAdmitted
         } else if self.clients.len() >= self.limits.clients as usize {
             TransferError::TooManyClients(self.limits.clients)
@@ -211,7 +211,8 @@ impl Acceptor {
             self.clients.push(Arc::new(Client {
                 socket: Some(socket),
                 process,
-                tenant,
+                user,
+                is_own,
                 transfers,
                 reaper,
             }));
@@ -270,8 +271,9 @@ struct Client {
     socket: Option<LocalSocket>,
     /// The process that connected; 0: of another container, which cannot be told.
     process: u32,
-    /// Of its user, if that has one.
-    tenant: Option<Account>,
+    user: Option<u32>,
+    /// It is the engine's user, or root.
+    is_own: bool,
     reaper: Reaper,
     /// By the caller's number; `None` while it is being submitted.
     transfers: Mutex<HashMap<u64, Option<Submitted>>>,
@@ -313,6 +315,12 @@ impl Client {
             acceptor.engine.counters().refuse(&error);
             self.answer(id, &Err(error), Report::default())
         };
+        // It may have lost its tenant since it connected.
+        let tenant = self.user.and_then(|user| acceptor.engine.tenant_of(user));
+        if !self.is_own && tenant.is_none() {
+            acceptor.engine.reaper().discard(descriptors);
+            return refuse(TransferError::NotAdmitted);
+        }
         let command = match order.command(descriptors) {
             Ok(command) => command,
             Err(others) => {
@@ -337,7 +345,7 @@ impl Client {
             transfers.insert(id, None);
         }
         let client = self.clone();
-        let caller = Caller { tenant: self.tenant.clone(), own: Some(own) };
+        let caller = Caller { tenant, own: Some(own) };
         let submitted = acceptor.engine.submit_within(command, caller, move |outcome| {
             client.transfers().remove(&id);
             client.answer(id, &outcome.result, outcome.report);

@@ -92,7 +92,7 @@ impl Account {
     }
 }
 
-/// All tenants that were ever known; their numbers are places in the list.
+/// All tenants that were ever known. Their numbers are places in the list, from 1: 0 is for callers without a tenant.
 #[derive(Debug, Default)]
 pub(crate) struct Tenants {
     known: Mutex<Vec<(TenantShare, Arc<TenantCounters>)>>,
@@ -143,6 +143,6 @@ impl Tenants {
 
 fn account(known: &[(TenantShare, Arc<TenantCounters>)], place: usize) -> Account {
     let (of, counters) = &known[place];
-    let share = Share { tenant: place as u32, weight: of.weight };
+    let share = Share { tenant: place as u32 + 1, weight: of.weight };
     Account { share, counters: counters.clone() }
 }

@@ -53,7 +53,7 @@ impl ServiceTransfers {
         let mut couriers = Vec::new();
         for _ in 0..=files.peers() {
             let (sender, orders) = sync_channel(ORDERS_MAX);
-            let (engine, tenant) = (engine.clone(), engine.tenant(&service.tenant));
+            let (engine, tenant) = (engine.clone(), service.tenant.clone());
             let builder = std::thread::Builder::new().name("serval-orders".into());
             let started = builder.spawn(move || carry(&engine, &tenant, &orders));
             started.map_err(super::ServerError::no_thread("orders"))?;
@@ -136,10 +136,13 @@ impl Drop for Executor {
 }
 
 /// The loop of a courier. It ends when the service and its blocks are gone.
-fn carry(engine: &Engine, tenant: &Account, orders: &Receiver<Message>) {
+fn carry(engine: &Engine, tenant: &str, orders: &Receiver<Message>) {
     while let Ok(message) = orders.recv() {
         match message {
-            Message::Start(block, number, order) => block.start(engine, tenant, number, &order),
+            // Its weight may have changed.
+            Message::Start(block, number, order) => {
+                block.start(engine, &engine.tenant(tenant), number, &order)
+            }
             Message::Cancel(block) => block.cancel(),
         }
     }
@@ -292,7 +295,8 @@ fn status_of(error: &TransferError) -> u32 {
         E::Range => status::RANGE,
         E::TooMany(_) | E::TooMuchMemory { .. } | E::Busy => status::EXHAUSTED,
         other => {
-            tracing::warn!("a transfer of a kernel failed: {other}");
+            // A kernel can make any number of them.
+            tracing::debug!("a transfer of a kernel failed: {other}");
             status::FAILED
         }
     }
