@@ -1,6 +1,7 @@
 /*
  * The baselines of transfers: loops of pread, OpenSSL and send, and of recv, OpenSSL and pwrite, as a careful server does it. One
- * context for each stream, in place, the key set once; records and nonces as in docs/transfer.md, and a buffer of BYTES for each record.
+ * context for each stream, in place, the key set once; records as in docs/transfer.md, and a buffer of BYTES for each record. The key is that of
+ * all streams, so the nonces of each stream begin at a random number: a key and a nonce must not be used twice.
  *
  *   seal FILE PORT BYTES ROUNDS              the file through AES-256-GCM to a socket
  *   seal-file FILE SINK BYTES ROUNDS         the same to a file or to shared memory, which is overwritten
@@ -15,6 +16,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <openssl/evp.h>
+#include <openssl/rand.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -73,14 +75,15 @@ static void seal(int file, int sink, int is_file, unsigned char *buffer, size_t 
     EVP_CIPHER_CTX *context = cipher();
     size_t start = HEADER;
     off_t written = 0;
-    uint64_t record = 0;
-    for (off_t at = 0; at < found.st_size; record++) {
+    unsigned char nonce[12];
+    CHECK(RAND_bytes(nonce, sizeof nonce) == 1);
+    memcpy(buffer + HEADER - sizeof nonce, nonce, sizeof nonce);
+    for (off_t at = 0; at < found.st_size;) {
         size_t want = (size_t)(found.st_size - at) < payload ? (size_t)(found.st_size - at) : payload;
         ssize_t got = pread(file, buffer + start, want, at);
         CHECK(got > 0);
         at += got;
-        unsigned char nonce[12] = {0, 0, 0, at == found.st_size};
-        for (int i = 0; i < 8; i++) nonce[4 + i] = (unsigned char)(record >> (56 - 8 * i));
+        for (int i = 11; i >= 4 && ++nonce[i] == 0; i--) continue;
         int len;
         CHECK(EVP_EncryptInit_ex(context, NULL, NULL, NULL, nonce) == 1);
         CHECK(EVP_EncryptUpdate(context, buffer + start, &len, buffer + start, (int)got) == 1);

@@ -30,7 +30,7 @@ StageResult = tuple[str, int, int, bool, bytes | None, tuple[int, list[int]] | N
 Ended = tuple[int, tuple[str, int, str] | None, int, int, list[StageResult]]
 
 class Transfers:
-    def __new__(cls, path: str | None, threads: int, in_flight: int, memory_mib: int) -> Transfers: ...
+    def __new__(cls, path: str | None, threads: int, in_flight: int, memory_mib: int, slot_kib: int | None) -> Transfers: ...
     def start(
         self,
         source: Any,

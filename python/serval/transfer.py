@@ -287,15 +287,28 @@ class Transfers:
 
     ``engine`` is the path of the socket of an engine in another process (``transfer.socket`` of a server). Without it the engine is in
     this process: ``threads`` threads move bytes (2 by default), of ``in_flight`` transfers at a time, with ``memory_mib`` MiB of memory.
+    A plain transfer to or from a GPU has two slots of pinned memory for each thread that it uses, of ``slot_kib`` KiB (64 to 65536) or of a size that
+    suits the array.
 
     A thread waits for ends. With ``waits=False`` there is none, for programs with a loop of their own, such as eventlet: they call :meth:`reap` when
     the descriptor :meth:`fileno` is readable, or :meth:`Transfer.wait`.
     """
 
-    def __init__(self, engine: str | os.PathLike[str] | None = None, *, threads: int = 2, in_flight: int = 256, memory_mib: int = 1024, waits: bool = True) -> None:
+    def __init__(
+        self,
+        engine: str | os.PathLike[str] | None = None,
+        *,
+        threads: int = 2,
+        in_flight: int = 256,
+        memory_mib: int = 1024,
+        waits: bool = True,
+        slot_kib: int | None = None,
+    ) -> None:
+        if slot_kib is not None and not 64 <= slot_kib <= 65536:
+            raise ValueError(f"slot_kib is {slot_kib}: it has to be 64 to 65536")
         path = None if engine is None else os.fspath(engine)
         try:
-            self._native = _native.Transfers(path, threads, in_flight, memory_mib)
+            self._native = _native.Transfers(path, threads, in_flight, memory_mib, slot_kib)
         except _native.TransferRefused as error:
             raise _raised(error) from None
         self._is_own = engine is None

@@ -82,8 +82,10 @@ impl Stages {
     }
 }
 
-/// Slots of arrays that were lent to transfers, by the number of the GPU, for the next ones.
-static SPARE: Mutex<Vec<(u32, StagedArray)>> = Mutex::new(Vec::new());
+/// Slots of arrays that were lent to transfers, for the next ones.
+static SPARE: Mutex<Vec<(Kind, StagedArray)>> = Mutex::new(Vec::new());
+/// The number of a GPU, and the size of slots.
+type Kind = (u32, usize);
 /// As many are kept.
 const SPARE_MAX: usize = 2 * LANES_MAX;
 /// Lanes of a transfer at most, and the length of the shortest array that has several.
@@ -94,26 +96,32 @@ const LANES_FROM: usize = 8 << 20;
 pub(crate) struct Lent {
     /// None while it is dropped.
     slots: Option<StagedArray>,
-    gpu: u32,
+    kind: Kind,
     /// Keeps the memory allocated.
     owner: Option<Py<PyAny>>,
 }
 
-/// Lends an array to a transfer, with up to `most` lanes. The error is one sentence.
-pub(crate) fn lent(py: Python<'_>, array: &GpuArray, most: usize) -> Result<Vec<Lent>, String> {
+/// Lends an array to a transfer, with up to `most` lanes and slots of this size; `None`: a good one. The error is one sentence.
+pub(crate) fn lent(
+    py: Python<'_>,
+    array: &GpuArray,
+    most: usize,
+    slot_bytes: Option<usize>,
+) -> Result<Vec<Lent>, String> {
     let gpu = gpu_at(array.address, None).map_err(|error| error.to_string())?;
     let lanes = if array.bytes < LANES_FROM { 1 } else { most.clamp(1, LANES_MAX) };
+    let good = || accelerator::good_slot_bytes(array.bytes, lanes);
+    let kind = (gpu, slot_bytes.unwrap_or_else(good));
     let lane = |_| {
         let mut spare = lock(&SPARE);
-        let kept = spare.iter().position(|(of, _)| *of == gpu).map(|at| spare.swap_remove(at).1);
+        let kept = spare.iter().position(|(of, _)| *of == kind).map(|at| spare.swap_remove(at).1);
         drop(spare);
         let slots = match kept {
             Some(slots) => slots,
-            None => Gpu::open_for_copies(gpu, None).and_then(|gpu| {
-                StagedArray::slots(gpu, accelerator::SLOTS, accelerator::SLOT_BYTES)
-            })?,
+            None => Gpu::open_for_copies(gpu, None)
+                .and_then(|gpu| StagedArray::slots(gpu, accelerator::SLOTS, kind.1))?,
         };
-        let mut lane = Lent { slots: Some(slots), gpu, owner: Some(array.owner.clone_ref(py)) };
+        let mut lane = Lent { slots: Some(slots), kind, owner: Some(array.owner.clone_ref(py)) };
         // SAFETY: `owner` keeps the memory until the copies have ended, or is leaked. The documentation forbids any other use
         // meanwhile, and asks for a stream and an event that exist.
         #[allow(unsafe_code)]
@@ -139,7 +147,7 @@ impl Drop for Lent {
         }
         let mut spare = lock(&SPARE);
         if spare.len() < SPARE_MAX {
-            spare.push((self.gpu, slots));
+            spare.push((self.kind, slots));
         }
     }
 }
@@ -150,7 +158,7 @@ impl Staging for Lent {
     }
 
     fn slot_bytes(&self) -> usize {
-        accelerator::SLOT_BYTES
+        self.kind.1
     }
 
     fn begin(

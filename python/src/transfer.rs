@@ -45,7 +45,7 @@ pub(crate) struct Transfers {
 struct Open {
     engine: Where,
     /// That move bytes in this process.
-    threads: usize,
+    lanes: Lanes,
     flights: Arc<Flights>,
 }
 
@@ -54,6 +54,13 @@ enum Where {
     Here(Engine),
     /// In another one.
     There(Mutex<Client>),
+}
+
+/// How arrays of a GPU are lent.
+struct Lanes {
+    threads: usize,
+    /// `None`: as it is good for the array.
+    slot_bytes: Option<usize>,
 }
 
 /// Apart from the engine, whose threads have it as well.
@@ -118,6 +125,7 @@ impl Transfers {
         threads: u32,
         in_flight: u32,
         memory_mib: u32,
+        slot_kib: Option<u32>,
     ) -> PyResult<Self> {
         let engine = match path {
             None => Where::Here(Engine::start(Limits { in_flight, threads, memory_mib })?),
@@ -127,7 +135,8 @@ impl Transfers {
             }
         };
         let flights = Arc::new(Flights { state: Mutex::default(), wake: WakeFd::new()? });
-        let open = Open { engine, threads: threads as usize, flights };
+        let slot_bytes = slot_kib.map(|kib| (kib as usize) << 10);
+        let open = Open { engine, lanes: Lanes { threads: threads as usize, slot_bytes }, flights };
         Ok(Self { process: std::process::id(), open: Mutex::new(Some(Arc::new(open))) })
     }
 
@@ -147,8 +156,8 @@ impl Transfers {
         head: &[u8],
     ) -> PyResult<u64> {
         let open = self.open()?;
-        let threads = open.threads;
-        let ((source, _), (sink, file)) = (source.open(py, threads)?, sink.open(py, threads)?);
+        let ((source, _), (sink, file)) =
+            (source.open(py, &open.lanes)?, sink.open(py, &open.lanes)?);
         let stages = stages.into_iter().map(stage).collect::<PyResult<Vec<_>>>()?;
         let mut command = Command::new(source, bytes, stages, sink).after(head.to_vec());
         if let Some(stall) = stall {
@@ -348,10 +357,11 @@ impl Open {
 
 impl GivenPlace {
     /// The place, and the file that it becomes if it is new.
-    fn open(self, py: Python<'_>, threads: usize) -> PyResult<(Place, Option<NewFile>)> {
+    fn open(self, py: Python<'_>, with: &Lanes) -> PyResult<(Place, Option<NewFile>)> {
         match self {
             Self::Gpu(array) => {
-                let lanes = lent(py, &array, threads).map_err(PyValueError::new_err)?;
+                let lanes = lent(py, &array, with.threads, with.slot_bytes);
+                let lanes = lanes.map_err(PyValueError::new_err)?;
                 Ok((Place::Accelerator(AcceleratorMemory::with_lanes(lanes), 0), None))
             }
             Self::Descriptor((descriptor, is_socket, offset)) => {

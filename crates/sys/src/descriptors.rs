@@ -105,6 +105,16 @@ pub fn describe(descriptor: BorrowedFd<'_>) -> io::Result<Descriptor> {
     })
 }
 
+/// The length of a regular file, as the host kernel knows it, and its device; `None`: it is none. [`describe`] knows more.
+pub fn length_and_device(file: BorrowedFd<'_>) -> Option<(u64, u64)> {
+    // SAFETY: integers, for which zero is a value.
+    let mut found: libc::stat = unsafe { zeroed() };
+    // SAFETY: `found` outlives the call.
+    check(unsafe { libc::fstat(file.as_raw_fd(), &raw mut found) }).ok()?;
+    let is_file = found.st_mode & libc::S_IFMT == libc::S_IFREG;
+    is_file.then_some((u64::try_from(found.st_size).ok()?, found.st_dev))
+}
+
 /// File systems of this machine's own disks and memory, by the magic numbers of `statfs`: ext2 to ext4, XFS, Btrfs, F2FS, ZFS, bcachefs, EROFS,
 /// squashfs, overlayfs, tmpfs and ramfs.
 const LOCAL_FILE_SYSTEMS: [u32; 11] = [
@@ -389,6 +399,9 @@ mod tests {
         assert_eq!(null.kind, DescriptorKind::Other("a device"));
         assert!(null.readable && !null.writable);
         let own = File::open("/proc/self/exe").unwrap();
+        let length = own.metadata().unwrap().len();
+        assert_eq!(length_and_device(own.as_fd()).unwrap().0, length);
+        assert_eq!(length_and_device(connected.as_fd()), None);
         let again = own.try_clone().unwrap();
         let [one, two] = [own, again].map(|file| describe(file.as_fd()).unwrap().identity);
         assert_eq!(one, two);

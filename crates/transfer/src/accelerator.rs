@@ -14,12 +14,22 @@ use std::time::{Duration, Instant};
 
 use mqueue::staging::{CopyFailed, Direction, Staging};
 
-use crate::flow::CHUNK_BYTES;
+use crate::flow::{CHUNK_BYTES, MOVED_MAX};
 
 /// Slots of a lane.
 pub const SLOTS: usize = 2;
-/// A good size of a slot. Slots may be smaller or larger.
+/// A good size of a slot, which stays in a core's cache. Slots may be smaller or larger.
 pub const SLOT_BYTES: usize = CHUNK_BYTES;
+
+/// A good size of the slots for a memory with as many lanes. More than two threads do not get more bytes out of their caches than the bus takes, and each copy costs a
+/// call of the driver, which they do one at a time: a few copies are cheaper than many.
+pub fn good_slot_bytes(bytes: usize, lanes: usize) -> usize {
+    match lanes {
+        0..=2 => SLOT_BYTES,
+        // A lane with fewer than eight copies would wait for its first and its last one.
+        _ => (bytes / lanes / 8).next_power_of_two().clamp(SLOT_BYTES, MOVED_MAX),
+    }
+}
 /// A copy that takes longer than this has failed: the accelerator or its driver hangs.
 const COPY_LIMIT: Duration = Duration::from_secs(10);
 /// A thread that waits for a copy polls without pauses for this time, ...

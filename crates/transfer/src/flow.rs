@@ -25,6 +25,8 @@ use crate::stage::{Cipher, StageKind, StageSpec};
 pub const CHUNK_BYTES: usize = 512 << 10;
 /// Chunks of a transfer at a time.
 pub const CHUNKS_MAX: usize = 2;
+/// Bytes of a step that moves them without a buffer of the transfer, if the devices take as many.
+pub const MOVED_MAX: usize = 4 << 20;
 /// Bytes of a chunk that goes through digests together with those of other transfers: all of them have to stay in the cache.
 pub const SMALL_CHUNK_BYTES: usize = 128 << 10;
 /// Such chunks of a transfer at a time: no more memory than [`CHUNKS_MAX`] others.
@@ -527,7 +529,7 @@ impl<D: Devices> Flow<D> {
     /// Moves a chunk without a buffer. Returns whether the devices can do that.
     fn move_chunk(&mut self) -> Result<bool, TransferError> {
         let left = self.range.map_or(u64::MAX, |range| range - self.read);
-        let most = left.min(CHUNK_BYTES as u64) as usize;
+        let most = left.min(MOVED_MAX as u64) as usize;
         let (from, to) = (self.from + self.read, self.to + self.written);
         let Some(moved) = self.devices.move_at(from, to, most) else { return Ok(false) };
         let moved = moved? as u64;

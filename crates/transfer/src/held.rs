@@ -431,7 +431,7 @@ fn check_memory(place: &Place, bytes: u64) -> Result<(), TransferError> {
     }
 }
 
-pub(crate) fn check_socket(found: &Descriptor, role: &'static str) -> Result<(), TransferError> {
+fn check_socket(found: &Descriptor, role: &'static str) -> Result<(), TransferError> {
     let needed = "a connected stream socket (TCP or Unix)";
     let wrong = |found| Err(TransferError::WrongKind { role, found, needed });
     match found.kind {

@@ -8,15 +8,13 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use sys::descriptors::{
-    self, Descriptor, DescriptorKind, Interest, Readiness, describe, is_stream, reads_locally,
-    send_now,
+    self, Interest, Readiness, is_stream, length_and_device, reads_locally, send_now,
 };
 
 use crate::apart::{Apart, run_together};
 use crate::engine::Outcome;
 use crate::error::TransferError;
 use crate::flow::{Blocked, Buffers, Cut, Device, Devices, Flow, Plan};
-use crate::held::check_socket;
 use crate::pipeline::WhenBlocked;
 use crate::scoreboard::{Pace, Patience};
 use crate::stage::{StageSpec, check_order};
@@ -47,8 +45,12 @@ impl Small {
     /// Does a small transfer; `None`: it is not small, or not usual, and an engine does it or says what is wrong.
     pub(crate) fn run(&mut self, piece: &Piece<'_>) -> Option<Outcome> {
         let bytes = self.length_of_small(piece)?;
-        let failed = |error| Outcome { result: Err(error), report: Default::default() };
-        Some(self.run_small(piece, bytes).unwrap_or_else(failed))
+        let outcome = self.run_small(piece, bytes).ok()?;
+        match (&outcome.result, outcome.report.written) {
+            // Nothing has left. What is wrong with a descriptor, an engine finds out by more looks than a short transfer can afford.
+            (Err(TransferError::Host { .. } | TransferError::Closed), 0) => None,
+            _ => Some(outcome),
+        }
     }
 
     /// The bytes of the range, if it is a short one of a file that no server can make the thread wait for.
@@ -64,15 +66,7 @@ impl Small {
             return None;
         }
         // Files of /proc have content and no length.
-        let Descriptor {
-            kind: DescriptorKind::File { bytes: length @ 1.., direct: false, .. },
-            readable: true,
-            identity: (device, _),
-            ..
-        } = describe(piece.file).ok()?
-        else {
-            return None;
-        };
+        let (length @ 1.., device) = length_and_device(piece.file)? else { return None };
         let bytes = piece.bytes.unwrap_or_else(|| length.saturating_sub(piece.from));
         let ends = piece.from.checked_add(bytes).is_some_and(|end| i64::try_from(end).is_ok());
         if !is_short(&bytes) || !ends || !is_stream(piece.socket) {
@@ -100,13 +94,8 @@ impl Small {
             cut: Cut::No,
         };
         let mut flow = Flow::new(&plan, Ends { file: piece.file, socket: piece.socket })?;
-        let mut result = self.finish(&mut flow, piece.patience, began);
+        let result = self.finish(&mut flow, piece.patience, began);
         let report = flow.report(&result, &mut self.buffers);
-        if result.is_err() && report.written == 0 {
-            // A socket without a peer, or of another kind, has a reason of its own.
-            let found = describe(piece.socket).map_err(|_| TransferError::Invalid { role: "sink" });
-            result = found.and_then(|found| check_socket(&found, "sink")).and(result);
-        }
         Ok(Outcome { result, report })
     }
 

@@ -214,6 +214,31 @@ fn a_long_plain_transfer_uses_lanes_at_the_same_time() {
 }
 
 #[test]
+fn large_slots_are_filled_and_several_threads_get_them() {
+    use transfer::accelerator::{SLOT_BYTES, good_slot_bytes};
+    use transfer::flow::MOVED_MAX;
+    assert_eq!([1, 2].map(|lanes| good_slot_bytes(1 << 30, lanes)), [SLOT_BYTES; 2]);
+    assert_eq!([4, 8].map(|lanes| good_slot_bytes(1 << 30, lanes)), [MOVED_MAX; 2]);
+    assert_eq!(good_slot_bytes(8 << 20, 8), SLOT_BYTES);
+    assert_eq!(good_slot_bytes(64 << 20, 8), 1 << 20);
+    let plain = content(3 * MOVED_MAX, 5);
+    let (memory, device) = Late::new(vec![0; plain.len()], 2 << 20);
+    let memory = AcceleratorMemory::new(memory);
+    let engine = engine();
+    let good = device.lock().unwrap().good;
+    let into = Source::file(file_of(&plain), 0, None).accelerator(memory.clone(), 0);
+    assert_eq!(engine.submit(into).unwrap().wait().result, Ok(()));
+    assert!(device.lock().unwrap().array == plain);
+    // A copy for each slot that was full.
+    assert_eq!(good - device.lock().unwrap().good, 6);
+    let sink = empty();
+    let from = Source::accelerator(memory, 0, None).file(sink.try_clone().unwrap(), 0);
+    assert_eq!(engine.submit(from).unwrap().wait().result, Ok(()));
+    assert!(read_all(&sink) == plain);
+    assert_eq!(good - device.lock().unwrap().good, 12);
+}
+
+#[test]
 fn a_part_that_fails_ends_the_others_and_a_cancelled_whole_ends_once() {
     let bytes = 40 << 20;
     let file = file_of(&content(bytes, 4));
@@ -225,11 +250,17 @@ fn a_part_that_fails_ends_the_others_and_a_cancelled_whole_ends_once() {
         (engine.submit(source.accelerator(memory.clone(), 0)).unwrap(), memory, device)
     };
     let engine = engine();
-    let (fails, _memory, device) = start(&engine);
+    let (fails, memory, device) = start(&engine);
     device.lock().unwrap().good = 20;
     device.lock().unwrap().hangs = false;
     let outcome = fails.wait();
     assert_eq!(outcome.result, Err(TransferError::CopyFailed("it is broken".into())));
+    // Copies of what was counted may not have ended.
+    let deadline = Instant::now() + PATIENCE;
+    while memory.is_busy() {
+        assert!(Instant::now() < deadline, "its copies have ended");
+        std::thread::yield_now();
+    }
     let array = device.lock().unwrap().array.clone();
     let written = outcome.report.written as usize;
     assert!(written < bytes && array[..written] == content(bytes, 4)[..written]);
