@@ -641,7 +641,8 @@ impl Shared {
             // The event may come before the entry is given back.
             let arm = |socket: BorrowedFd<'_>| self.readiness.arm(socket, id.key(end), interest);
             if let Err(error) = job.flow.devices().socket(end).with(arm) {
-                ended = Some(Err(TransferError::of_host("waiting for the socket", &error)));
+                job.flow.fail(TransferError::of_host("waiting for the socket", &error));
+                ended = job.flow.ended();
             }
         }
         let now_ns = self.now_ns();

@@ -297,6 +297,11 @@ impl<D: Devices> Flow<D> {
         self.source_end.clone().filter(|_| is_done)
     }
 
+    /// Ends it when nothing is away, so that its counts are the last ones.
+    pub fn fail(&mut self, error: TransferError) {
+        self.failed = self.failed.take().or(Some(error));
+    }
+
     /// Whether its chunks go through stages apart.
     pub fn batches(&self) -> bool {
         self.batches
@@ -424,7 +429,7 @@ impl<D: Devices> Flow<D> {
         }
         let (blocked, ended) = match result {
             Err(error) => {
-                self.failed = Some(error);
+                self.fail(error);
                 (false, self.ended())
             }
             Ok(true) if self.when_blocked == WhenBlocked::Return && self.waits_for(end) => {

@@ -16,6 +16,9 @@ use crate::reaper::Reaper;
 use crate::search::can_be_ranges;
 use crate::stage::{StageSpec, check_order};
 
+/// Parts of a file that is sealed to a file, at most: the memory of all of them fits the smallest limit.
+const SEALED_PARTS_MAX: usize = 8;
+
 /// A socket in one direction: as source or as sink.
 pub(crate) type SocketUse = ((u64, u64), End);
 
@@ -367,7 +370,7 @@ pub(crate) fn check(command: &Command) -> Result<Checked, TransferError> {
         (Place::Accelerator(from, _), Place::Accelerator(to, _)) => from.lanes().min(to.lanes()),
         (Place::Accelerator(memory, _), Place::File(..))
         | (Place::File(..), Place::Accelerator(memory, _)) => memory.lanes(),
-        (Place::File(..), Place::File(..)) if plan.only_seals() => usize::MAX,
+        (Place::File(..), Place::File(..)) if plan.only_seals() => SEALED_PARTS_MAX,
         _ => 1,
     };
     let search =
