@@ -583,8 +583,12 @@ impl<T: Work> Scoreboard<T> {
     ) -> GivenBack<T> {
         let entry = self.entry(id).expect("the caller has looked");
         let mut work = entry.work.take().expect("it does not run");
+        // The end that has just been tried: an event that came before is used up.
+        let mut tried =
+            Blocked { source: step == Some(End::Source), sink: step == Some(End::Sink) };
         for (part, blocked) in std::mem::take(&mut entry.back) {
             entry.apart -= 1;
+            tried.sink |= matches!(part, Apart::Send(_));
             let moved = work.join(part, buffers);
             entry.moved(moved, now_ns);
             entry.blocked.sink |= blocked;
@@ -593,6 +597,8 @@ impl<T: Work> Scoreboard<T> {
         let ready = entry.ready;
         entry.blocked.source &= !ready.source;
         entry.blocked.sink &= !ready.sink;
+        entry.ready.source &= !tried.source;
+        entry.ready.sink &= !tried.sink;
         if entry.apart == 0 {
             entry.ready = Blocked::default();
             let cancelled = entry.cancelled.then_some(Err(TransferError::Cancelled));

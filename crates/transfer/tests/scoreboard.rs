@@ -42,6 +42,40 @@ fn transfers_take_turns_by_chunk() {
 }
 
 #[test]
+fn a_socket_that_was_ready_once_is_not_tried_again_and_again() {
+    struct Sender;
+    impl Work for Sender {
+        type Handle = ();
+        fn handle(&self) {}
+        fn next(&self, blocked: Blocked) -> Option<End> {
+            (!blocked.sink).then_some(End::Sink)
+        }
+        fn device(&self, _: End) -> Device {
+            Device::Socket
+        }
+    }
+    let mut board = Scoreboard::new(1, 4);
+    let patience = Patience { stall_ns: STALL_NS, deadline_ns: None };
+    board.insert(Sender, patience, 0).ok().unwrap();
+    let mut buffers = Buffers::default();
+    let (id, end, work) = board.take(None, 0).unwrap();
+    // A chunk is in its stages all the time.
+    board.begin_part(id);
+    board.give_back(id, work, true, 0, &mut buffers, 0);
+    for _ in 0..3 {
+        assert!(board.take(None, 0).is_none(), "the socket is full");
+        board.ready(id, end);
+        let mut tries = 0;
+        while let Some((id, _, work)) = board.take(None, 0) {
+            tries += 1;
+            assert!(tries <= 2, "its event is used up");
+            board.give_back(id, work, true, 0, &mut buffers, 0);
+        }
+        assert!(tries > 0, "it was ready");
+    }
+}
+
+#[test]
 fn as_many_steps_run_as_there_are_threads() {
     struct Reader;
     impl Work for Reader {
