@@ -205,7 +205,7 @@ pub(crate) type Done = Box<dyn FnOnce(Outcome) + Send>;
 struct Job {
     flow: Flow<Descriptors>,
     ending: Arc<Ending>,
-    reserved: Reserved,
+    reserved: Arc<[Reserved]>,
     share: Share,
 }
 
@@ -365,6 +365,11 @@ impl Shared {
         let account = caller.tenant;
         let done = Account::closing(account.as_ref(), memory, done);
         let share = account.as_ref().map_or(Share::default(), |account| account.share);
+        // What searches have at the ends of their ranges is held until all have ended.
+        let reserved: Vec<Arc<[Reserved]>> = match plan.cut {
+            Cut::Can => vec![reserved.into(); parts.len()],
+            _ => reserved.into_iter().map(|part| [part].into()).collect(),
+        };
         let (jobs, whole, progress) = self.jobs(flows, reserved, (uses, share), specs, done);
         let uses: Vec<SocketUse> = jobs.iter().flat_map(Job::uses).collect();
         let submitted = |entries: Vec<EntryId>| {
@@ -417,7 +422,7 @@ impl Shared {
     fn jobs(
         self: &Arc<Self>,
         flows: Vec<Flow<Descriptors>>,
-        reserved: Vec<Reserved>,
+        reserved: Vec<Arc<[Reserved]>>,
         (uses, share): (Vec<SocketUse>, Share),
         stages: Vec<StageSpec>,
         done: Done,

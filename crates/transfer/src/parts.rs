@@ -60,7 +60,7 @@ impl Whole {
             && let Some(done) = state.done.take()
         {
             let outcomes: Vec<Outcome> = state.outcomes.drain(..).flatten().collect();
-            return Next::Answer(done, joined(&outcomes, &state.stages));
+            return Next::Answer(done, joined(outcomes, &state.stages));
         }
         if behind.is_empty() { Next::Nothing } else { Next::Cancel(behind) }
     }
@@ -72,7 +72,7 @@ impl Whole {
 
 /// The outcome of the whole: it failed as its first part did that failed by itself. Its counts are those of the
 /// bytes up to the first one that was not moved.
-fn joined(outcomes: &[Outcome], stages: &[StageSpec]) -> Outcome {
+fn joined(mut outcomes: Vec<Outcome>, stages: &[StageSpec]) -> Outcome {
     let errors = || outcomes.iter().filter_map(|outcome| outcome.result.as_ref().err());
     let error = errors().find(|error| **error != TransferError::Cancelled).or(errors().next());
     let result = error.map_or(Ok(()), |error| Err(error.clone()));
@@ -83,21 +83,21 @@ fn joined(outcomes: &[Outcome], stages: &[StageSpec]) -> Outcome {
         written: counted.iter().map(|outcome| outcome.report.written).sum(),
         stages: sums(counted),
     };
-    let result = result.and_then(|()| join_searches(outcomes, stages, &mut report.stages));
+    let result = result.and_then(|()| join_searches(&mut outcomes, stages, &mut report.stages));
     Outcome { result, report }
 }
 
 /// What the searches of all parts have found, if all have ended well.
 fn join_searches(
-    outcomes: &[Outcome],
+    outcomes: &mut [Outcome],
     specs: &[StageSpec],
     reports: &mut [StageReport],
 ) -> Result<(), TransferError> {
     for (index, (spec, report)) in specs.iter().zip(reports).enumerate() {
         if let StageSpec::Search(search) = spec {
-            let parts = outcomes.iter().filter_map(|outcome| outcome.report.stages.get(index));
+            let parts = outcomes.iter_mut().filter_map(|part| part.report.stages.get_mut(index));
             report.found =
-                Some(join(search, parts.filter_map(|part| part.found.clone()).collect())?);
+                Some(join(search, parts.filter_map(|part| part.found.take()).collect())?);
         }
     }
     Ok(())
@@ -108,7 +108,8 @@ fn sums(outcomes: &[Outcome]) -> Vec<StageReport> {
     let mut sums: Vec<StageReport> = Vec::new();
     for Outcome { report, .. } in outcomes {
         if sums.is_empty() {
-            sums.clone_from(&report.stages);
+            let all = report.stages.iter();
+            sums = all.map(StageReport::without_found).collect();
             continue;
         }
         for (sum, part) in sums.iter_mut().zip(&report.stages) {
@@ -116,8 +117,6 @@ fn sums(outcomes: &[Outcome]) -> Vec<StageReport> {
             sum.finished &= part.finished;
         }
     }
-    // Those of the first part alone.
-    sums.iter_mut().for_each(|sum| sum.found = None);
     sums
 }
 
@@ -134,18 +133,18 @@ mod tests {
 
     #[test]
     fn counts_end_at_the_first_byte_that_was_not_moved() {
-        let whole = joined(&[outcome(Ok(()), 10), outcome(Ok(()), 20)], &[]);
+        let whole = joined(vec![outcome(Ok(()), 10), outcome(Ok(()), 20)], &[]);
         assert_eq!((whole.result, whole.report.read, whole.report.written), (Ok(()), 32, 30));
-        let failed = [
+        let failed = vec![
             outcome(Ok(()), 10),
             outcome(Err(TransferError::Cancelled), 3),
             outcome(Ok(()), 30),
             outcome(Err(TransferError::DiskFull), 5),
         ];
-        let whole = joined(&failed, &[]);
+        let whole = joined(failed, &[]);
         assert_eq!((whole.result, whole.report.written), (Err(TransferError::DiskFull), 13));
         let cancelled = || outcome(Err(TransferError::Cancelled), 7);
-        let cancelled = joined(&[cancelled(), cancelled()], &[]);
+        let cancelled = joined(vec![cancelled(), cancelled()], &[]);
         assert_eq!(
             (cancelled.result, cancelled.report.written),
             (Err(TransferError::Cancelled), 7)

@@ -25,6 +25,20 @@ pub struct StageReport {
     pub found: Option<Found>,
 }
 
+impl StageReport {
+    pub(crate) fn without_found(&self) -> Self {
+        let Self { kind, bytes, made, finished, digest, found: _ } = self;
+        Self {
+            kind: *kind,
+            bytes: *bytes,
+            made: *made,
+            finished: *finished,
+            digest: *digest,
+            found: None,
+        }
+    }
+}
+
 /// What a transfer did until its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {

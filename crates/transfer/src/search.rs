@@ -115,6 +115,7 @@ struct Range {
     is_last: bool,
 }
 
+#[derive(Clone)]
 enum State {
     Text(Box<memmem::Finder<'static>>),
     /// `one_by_one`: a match could pass the end of a line.
@@ -144,9 +145,12 @@ impl Searcher {
                 compile(text)?
             }
         };
+        Ok(Self::with(state, spec.offsets))
+    }
+
+    fn with(state: State, offsets_max: u16) -> Self {
         let (found, carry) = (Found::default(), Vec::new());
-        let range = None;
-        Ok(Self { state, offsets_max: spec.offsets, found, carry, passed: 0, range })
+        Self { state, offsets_max, found, carry, passed: 0, range: None }
     }
 
     /// For a range of the stream that begins with its byte `start`, while others search the other ranges.
@@ -305,6 +309,8 @@ pub(crate) fn can_be_ranges(spec: &SearchSpec) -> bool {
 pub(crate) fn join(spec: &SearchSpec, ranges: Vec<Found>) -> Result<Found, TransferError> {
     let mut all = Found::default();
     let (mut before, last) = (Edges::default(), ranges.len().saturating_sub(1));
+    // Compiled once for all borders.
+    let state = Searcher::new(spec)?.state;
     for (index, range) in ranges.into_iter().enumerate() {
         let edges = range.edges.map_or_else(Edges::default, |edges| *edges);
         let goes_on = index > 0 && index < last && !edges.head.ends_with(b"\n");
@@ -315,7 +321,7 @@ pub(crate) fn join(spec: &SearchSpec, ranges: Vec<Found>) -> Result<Found, Trans
         }
         let mut between = Found::default();
         if index > 0 {
-            let mut searcher = Searcher::new(spec)?;
+            let mut searcher = Searcher::with(state.clone(), spec.offsets);
             searcher.passed = before.tail_at;
             searcher.update(&before.tail)?;
             searcher.update(&edges.head)?;
