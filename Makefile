@@ -132,7 +132,7 @@ gpu-carry: setup cuda-kernels
 	@$(CC) -O2 -pthread -o $(CARRY)/peer benches/sockets/peer.c
 	@cp examples/07_sockets/client.py $(CARRY)
 	@cp $(BUILT)/release/serval $(BUILT)/release/examples/gpu $(CACHE)/device/gpu_test $(CACHE)/device/gpu_hog $(CACHE)/device/*.$(GPU).cubin \
-		tools/measure-sockets benches/sockets/cublas_server.py tools/gpu/sockets tools/gpu/check tools/gpu/allreduce tools/gpu/beside tools/gpu/compare-builds tools/gpu/freed tools/gpu/hazards tools/gpu/idle tools/gpu/loads tools/gpu/map tools/gpu/ingest tools/gpu/tensors tools/gpu/together tools/gpu/transfer $(CARRY)
+		tools/measure-sockets benches/sockets/cublas_server.py tools/gpu/sockets tools/gpu/check tools/gpu/allreduce tools/gpu/beside tools/gpu/compare-builds tools/gpu/freed tools/gpu/hazards tools/gpu/idle tools/gpu/loads tools/gpu/map tools/gpu/ingest tools/gpu/tensors tools/gpu/together tools/gpu/transfer tools/gpu/download $(CARRY)
 	@rm -f $(CARRY)/serval_engine-*.whl
 	@cp python/tests/gpu_rank.py $(CARRY)
 	@cp python/tests_torch/gpu_rank.py $(CARRY)/torch_gpu_rank.py
