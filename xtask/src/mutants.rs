@@ -471,6 +471,11 @@ const MUTANTS: &[Mutant] = &[
         &["crates/sim/tests/tenants.rs::a_worker_sleeps_while_a_tenant_is_over_its_rate"],
     ),
     mutant(
+        "servers_wait_for_clients",
+        "the bytes of servers wait until chunks that their servers have not taken are fewer than their tenant's limit",
+        &["crates/sim/tests/tenant_limits.rs::servers_that_write_before_they_read_are_read"],
+    ),
+    mutant(
         "keep_rate_debt",
         "a tenant pays at its new rate for what it took at the former one",
         &["crates/sim/tests/tenants.rs::a_raised_rate_holds_at_once"],

@@ -24,6 +24,8 @@
 
 use std::sync::Arc;
 
+use wire::DropReason;
+
 use crate::service::share::ServiceShare;
 use crate::tenants::{TenantState, Tenants};
 
@@ -36,10 +38,20 @@ pub(crate) enum Kind {
     Peer,
     /// Bytes of the connections of kernels, in both directions.
     Sockets,
+    /// Chunks of servers, which proxies of byte streams pass on to clients.
+    Servers,
 }
 
 impl Kind {
-    const COUNT: usize = 5;
+    const COUNT: usize = 6;
+
+    /// Whether it waits for a limit with this reason to end. Messages in flight may end only after bytes of these kinds were moved, which are not in flight.
+    fn waits_for(self, limit: DropReason) -> bool {
+        let ends_some = matches!(self, Self::Sockets | Self::Servers);
+        !ends_some
+            || limit != DropReason::TenantOutstanding
+            || mutants::on("servers_wait_for_clients")
+    }
 }
 
 /// Endpoints that take turns in being the first; connections of kernels have their own place in a turn.
@@ -186,8 +198,8 @@ struct Placed {
     is_limited: bool,
     /// It is asked about when the next turn begins.
     is_watched: bool,
-    /// A limit keeps it from taking requests in this turn.
-    shed: bool,
+    /// The limit that keeps it from taking requests in this turn.
+    shed: Option<DropReason>,
     /// Its services ask about each message.
     is_counted: bool,
 }
@@ -250,7 +262,7 @@ impl Schedule {
             skipped: false,
             is_limited: false,
             is_watched: false,
-            shed: false,
+            shed: None,
             is_counted: false,
         };
         if number == self.placed.len() {
@@ -300,7 +312,7 @@ impl Schedule {
         self.watched.clear();
         for (number, placed) in self.placed.iter_mut().enumerate() {
             placed.is_limited = is_present(placed) && placed.state.has_limits();
-            placed.is_watched = placed.is_limited || placed.shed || placed.is_counted;
+            placed.is_watched = placed.is_limited || placed.shed.is_some() || placed.is_counted;
             self.has_limits |= placed.is_limited;
             if placed.is_watched {
                 self.watched.push(number);
@@ -376,7 +388,7 @@ impl Schedule {
             let placed = &mut placed[*tenant];
             let outstanding = in_flight_of(placed, shares);
             let refused = placed.state.refuses(*worker, outstanding, *now_ns);
-            placed.shed = refused.is_some();
+            placed.shed = refused.map(|(reason, _)| reason);
             let counts = placed.state.limits_outstanding();
             // A service that was full in the last turn may take messages again.
             let did_count = std::mem::replace(&mut placed.is_counted, counts);
@@ -398,7 +410,7 @@ impl Schedule {
                     }
                 }
             }
-            placed.is_watched = placed.shed || outstanding > 0;
+            placed.is_watched = placed.shed.is_some() || outstanding > 0;
             placed.is_watched
         });
         if !self.has_limits {
@@ -406,10 +418,11 @@ impl Schedule {
         }
     }
 
-    /// Whether the tenant of a service takes no requests before [`Self::wake_at`].
-    pub(crate) fn is_shed(&self, service: u16) -> bool {
+    /// Whether the tenant of a service takes nothing of an endpoint before [`Self::wake_at`].
+    pub(crate) fn is_shed(&self, service: u16, from: Kind) -> bool {
         let entry = self.entries.get(usize::from(service)).and_then(Option::as_ref);
-        entry.is_some_and(|entry| self.placed[entry.tenant].shed)
+        let shed = entry.and_then(|entry| self.placed[entry.tenant].shed);
+        shed.is_some_and(|limit| from.waits_for(limit))
     }
 
     /// When a tenant that is over a limit may take requests again: at once, if some of those in flight have ended since the turn began.
@@ -418,7 +431,7 @@ impl Schedule {
             return u64::MAX;
         }
         let has_room = |placed: &Placed| {
-            let counted = placed.shed && placed.state.limits_outstanding();
+            let counted = placed.shed.is_some() && placed.state.limits_outstanding();
             counted && in_flight_of(placed, shares) < placed.state.reported(self.worker)
         };
         if self.placed.iter().any(has_room) { 0 } else { self.shed_until_ns }
@@ -460,13 +473,14 @@ impl Schedule {
             true => from == Kind::Sockets,
             false => !matches!(from, Kind::Udp | Kind::Peer),
         };
-        if placed.shed && waits {
+        if waits && placed.shed.is_some_and(|limit| from.waits_for(limit)) {
             return false;
         }
         if placed.is_limited && !placed.is_watched {
             placed.is_watched = true;
             self.watched.push(entry.tenant);
-            let is_over = placed.state.refuses(self.worker, 0, self.now_ns).is_some();
+            let over = placed.state.refuses(self.worker, 0, self.now_ns);
+            let is_over = over.is_some_and(|(limit, _)| from.waits_for(limit));
             if is_over && from != Kind::Peer {
                 return false;
             }
@@ -522,7 +536,8 @@ impl Schedule {
         let placed = &self.placed[entry.tenant];
         placed.state.count_charged(self.worker, cost, function_ns);
         // Other workers have charged what they hand over. What is dropped for a limit does not count against it.
-        if from.is_some_and(|from| from != Kind::Peer) && !placed.shed {
+        let is_taken = |from: Kind| !placed.shed.is_some_and(|limit| from.waits_for(limit));
+        if from.is_some_and(|from| from != Kind::Peer && is_taken(from)) {
             placed.state.charge_rates(self.now_ns, messages, bytes);
         }
         self.charge_levels(service, from, i64::try_from(cost).unwrap_or(i64::MAX));

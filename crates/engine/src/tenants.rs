@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use mqueue::count::Counter;
+use mqueue::count::{Counter, EndCounter};
 use wire::DropReason;
 
 use crate::topology::Tenant;
@@ -24,7 +24,7 @@ struct Cell {
     outstanding: Counter,
     /// Messages that it has handed over to other workers, and those that it has taken over: the difference over all workers is on the way.
     handed_out: Counter,
-    taken_over: Counter,
+    taken_over: EndCounter,
     /// Messages that the worker may still take in this turn, if there is a limit on those in flight.
     room: Counter,
     /// What it was charged, in bytes; see `schedule.rs`.
@@ -177,11 +177,12 @@ impl TenantState {
         // Workers that ask at the same moment divide what is left.
         let left = most.saturating_sub(if most > 0 { self.outstanding() } else { 0 });
         cell.room.set(left.div_ceil(self.cells.len() as u64));
-        let refused = if most > 0 && left == 0 {
-            Some((DropReason::TenantOutstanding, now_ns))
+        // The rates come first: some of what is taken waits for them and for no other limit.
+        let until_ns = below_ns(&self.messages).max(below_ns(&self.bytes));
+        let refused = if until_ns > now_ns {
+            Some((DropReason::TenantRate, until_ns))
         } else {
-            let until_ns = below_ns(&self.messages).max(below_ns(&self.bytes));
-            (until_ns > now_ns).then_some((DropReason::TenantRate, until_ns))
+            (most > 0 && left == 0).then_some((DropReason::TenantOutstanding, now_ns))
         };
         cell.limited.add(u64::from(refused.is_some()));
         refused.filter(|_| !mutants::on("tenant_without_limits"))
@@ -260,8 +261,9 @@ impl TenantState {
         let sum = |of: fn(&Cell) -> &Counter| -> u64 {
             self.cells.iter().map(|cell| of(cell).value()).sum()
         };
-        // What was taken over was handed out before: read in this order the difference is not too small.
-        let taken_over = sum(|cell| &cell.taken_over);
+        // As edge BOOKS has it: what was taken over was handed out before, and is in flight where it was taken over. Read in this order
+        // the difference is not too small.
+        let taken_over: u64 = self.cells.iter().map(|cell| cell.taken_over.value()).sum();
         let on_the_way = sum(|cell| &cell.handed_out).saturating_sub(taken_over);
         sum(|cell| &cell.outstanding) + on_the_way
     }

@@ -203,3 +203,59 @@ fn chunks_that_wait_for_a_server_are_in_flight() {
     assert!(got.iter().all(|bytes| *bytes >= 200), "{got:?}");
     assert_eq!(scene.world.in_flight(0), 0);
 }
+
+/// A server that reads nothing while its output is full is read also when its tenant has as many messages in flight as it may: they wait for just that.
+#[test]
+fn servers_that_write_before_they_read_are_read() {
+    const MOST: u64 = 4;
+    const BYTES: usize = 5000;
+    let mut script = script(Framing::Raw);
+    script.upstream(Transport::Tcp);
+    script.service().tenant = "limited".into();
+    let tenant = Tenant { outstanding: MOST, ..Tenant::new("limited") };
+    script.setup.topology.tenants = vec![tenant];
+    let mut scene = script.play();
+    scene.backend = None;
+    scene.faults(Faults { pipe_bytes: 100, ..Faults::default() });
+    let callers: Vec<_> = (0..MOST).map(|_| scene.connect()).collect();
+    scene.run(50);
+    let servers: Vec<_> = {
+        let mut net = lock(&scene.world.net);
+        callers.iter().map(|_| net.take_arrived(0).expect("each client has one")).collect()
+    };
+    let bulk: Vec<u8> = (0..BYTES).map(|at| at as u8).collect();
+    let mut said = vec![0; callers.len()];
+    let mut heard = vec![Vec::new(); callers.len()];
+    let mut echo = vec![Vec::new(); callers.len()];
+    let mut most = 0;
+    for round in 0..4000 {
+        for index in 0..callers.len() {
+            let conn = callers[index].conn;
+            let mut net = lock(&scene.world.net);
+            said[index] += net.peer_write(conn, &bulk[said[index]..]);
+            let written = net.peer_write(servers[index], &echo[index]);
+            echo[index].drain(..written);
+            if echo[index].is_empty()
+                && let PeerRead::Bytes(bytes) = net.peer_read(servers[index], 1000)
+            {
+                echo[index] = bytes;
+            }
+        }
+        scene.run(1);
+        most = most.max(scene.world.tenants().named("limited").used().outstanding);
+        // Clients write until nothing moves, and read then.
+        if round >= 100 {
+            for (caller, heard) in callers.iter().zip(&mut heard) {
+                if let PeerRead::Bytes(bytes) = lock(&scene.world.net).peer_read(caller.conn, 50) {
+                    heard.extend(bytes);
+                }
+            }
+        }
+        scene.wait_ms(1);
+    }
+    assert_eq!(most, MOST, "the limit was reached");
+    for heard in heard {
+        assert!(heard == bulk, "{} of {BYTES} came back", heard.len());
+    }
+    assert_eq!(scene.world.in_flight(0), 0);
+}

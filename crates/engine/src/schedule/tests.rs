@@ -41,7 +41,7 @@ struct Flood {
 }
 
 fn flood() -> impl Strategy<Value = Flood> {
-    let from = [Kind::Udp, Kind::Tcp, Kind::Shm, Kind::Peer, Kind::Sockets];
+    let from = [Kind::Udp, Kind::Tcp, Kind::Shm, Kind::Peer, Kind::Sockets, Kind::Servers];
     let from = prop::sample::select(from.to_vec());
     (64u64..1024, 0u64..1500, from).prop_map(|(messages, bytes, from)| Flood {
         messages,
@@ -325,6 +325,38 @@ fn idle_tenants_with_limits_are_not_asked_about() {
     play.tenants.named("t7").charge_rates(play.now_ns, 30, 0);
     assert!(!play.allows(7, Kind::Udp) && play.schedule.watched == [7]);
     assert!(play.allows(7, Kind::Peer), "they were counted when they were received");
+}
+
+/// Messages in flight may wait for bytes of kernels' connections, and of servers: those wait for rates only.
+#[test]
+fn what_messages_in_flight_wait_for_does_not_wait_for_them() {
+    let mut play = Play::new();
+    let limited = Tenant { outstanding: 2, ..tenant("limited", 1) };
+    play.tenants.set(std::slice::from_ref(&limited), |_| false);
+    play.place(0, "limited");
+    let state = play.tenants.named("limited");
+    (0..2).for_each(|_| state.count_handed_out(0));
+    play.begin_turn();
+    for (from, goes_on) in
+        [(Kind::Tcp, false), (Kind::Shm, false), (Kind::Sockets, true), (Kind::Servers, true)]
+    {
+        assert_eq!(
+            (play.allows(0, from), play.schedule.is_shed(0, from)),
+            (goes_on, !goes_on),
+            "{from:?}"
+        );
+    }
+    let slow = Tenant { messages_per_s: 10, burst_ms: 0, ..limited };
+    play.tenants.set(&[slow], |_| false);
+    play.begin_turn();
+    play.charge(0, Kind::Tcp, 1, 0);
+    play.begin_turn();
+    assert!(play.allows(0, Kind::Servers), "what is not taken is not charged");
+    play.charge(0, Kind::Servers, 1, 0);
+    play.begin_turn();
+    for from in [Kind::Tcp, Kind::Sockets, Kind::Servers] {
+        assert!(!play.allows(0, from) && play.schedule.is_shed(0, from), "{from:?}");
+    }
 }
 
 #[test]

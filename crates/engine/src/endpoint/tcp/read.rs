@@ -70,7 +70,7 @@ impl TcpConnections {
                 }
             }
         }
-        self.held.end_turn(|service| schedule.is_shed(service));
+        self.held.end_turn(|service| schedule.is_shed(service, Kind::Tcp));
         listed.truncate(kept);
         // Connections listed meanwhile (none at present) follow.
         listed.append(&mut self.to_read);

@@ -205,7 +205,7 @@ impl Endpoints {
             stream.relay.holds_server = true;
             return;
         }
-        if !schedule.allows(service as u16, Kind::Tcp) {
+        if !schedule.allows(service as u16, Kind::Servers) {
             stream.is_ready = true;
             let Turn { services, upstream: batch, .. } = turn;
             let streams = services[service].upstream.as_deref_mut();
@@ -254,7 +254,7 @@ impl Endpoints {
         share.count_received(1);
         let Some(mut chain) = share.chain.take() else {
             let taken = Taken { messages: 1, bytes: chunk.len() as u64, function_ns: 0 };
-            schedule.charge(service, Kind::Tcp, taken);
+            schedule.charge(service, Kind::Servers, taken);
             return self.tcp.relay_to_client(turn, to, chunk);
         };
         let request = RequestId { origin: Origin::Client(*to), number };
@@ -272,7 +272,7 @@ impl Endpoints {
         share.chain = Some(chain);
         let function_ns = share.take_function_ns();
         let taken = Taken { messages: 1, bytes: chunk.len() as u64, function_ns };
-        schedule.charge(service, Kind::Tcp, taken);
+        schedule.charge(service, Kind::Servers, taken);
         if let Some(reason) = lost {
             share.count_lost(reason, 1);
             self.tcp.close_connection(turn, to.key, Close::Reset);

@@ -72,7 +72,7 @@ impl<N: Nic> Turn<N> {
         let spare = std::mem::take(&mut batch.spare_streams);
         let mut ready = std::mem::replace(&mut batch.ready_streams, spare);
         let others = ready.len();
-        let allows = |service| schedule.allows(service, Kind::Tcp);
+        let allows = |service| schedule.allows(service, Kind::Servers);
         batch.held.release(allows, |service, waiter| {
             let upstream = services[usize::from(service)].upstream.as_deref_mut();
             if upstream.is_some_and(|upstream| upstream.streams.is_held(waiter)) {
@@ -291,7 +291,7 @@ impl Endpoints {
         }
         ready.clear();
         turn.upstream.spare_streams = ready;
-        turn.upstream.held.end_turn(|service| schedule.is_shed(service));
+        turn.upstream.held.end_turn(|service| schedule.is_shed(service, Kind::Servers));
     }
 
     /// Servers whose clients have taken enough of what waited for them are read again.
