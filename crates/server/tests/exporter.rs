@@ -1,6 +1,7 @@
 //! The metrics endpoint over raw sockets: what well-behaved and other clients get.
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use onpath::dictionary::Dictionary;
 use server::Stall;
 use server::exporter::page::Page;
 use server::exporter::{CONNECTIONS_MAX, Exporter, Health, REQUEST_BYTES_MAX};
+use transfer::{Command, Place};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -70,7 +72,13 @@ fn counters_are_served_as_they_are_now() {
 
 /// What is exported only once it has happened.
 fn let_everything_happen(metrics: &Metrics, health: &Health) {
-    health.watch_transfers(Arc::default());
+    let transfers = transfer::Engine::start(transfer::Limits::default()).unwrap();
+    let this = File::open(std::env::current_exe().unwrap()).unwrap();
+    let null = File::options().write(true).open("/dev/null").unwrap();
+    let (source, sink) = (Place::File(this.into(), 0), Place::File(null.into(), 0));
+    let command = Command::new(source, None, Vec::new(), sink);
+    transfers.submit_for(&transfers.tenant("red"), command, drop).unwrap();
+    health.watch_transfers(transfers.counters());
     health.watch_functions(Arc::default());
     let lives = RuntimeMetrics::new("digits", "gpu0");
     lives.end(1, "lost");
@@ -148,7 +156,8 @@ fn the_page_of_all_metrics_matches_the_exporter() {
         let kind = format!("# TYPE {family} ");
         let kind = answer.lines().find_map(|line| line.strip_prefix(&kind)).unwrap();
         let name = if kind == "counter" { format!("{family}_total") } else { family.to_owned() };
-        let sample = answer.lines().find(|l| !l.starts_with('#') && l.starts_with(&name)).unwrap();
+        let sample = answer.lines().find(|l| !l.starts_with('#') && l.starts_with(&name));
+        let sample = sample.unwrap_or_else(|| panic!("{name} has no sample"));
         let labels = sample.split_once('{').map_or("", |(_, rest)| rest.split_once('}').unwrap().0);
         let labels = labels.split("\",").filter_map(|label| label.split_once('='));
         let labels: Vec<&str> = labels.map(|(label, _)| label).filter(|l| *l != "le").collect();
