@@ -105,40 +105,57 @@ pub fn describe(descriptor: BorrowedFd<'_>) -> io::Result<Descriptor> {
     })
 }
 
-/// The length of a regular file, as the host kernel knows it, and its device; `None`: it is none. [`describe`] knows more.
-pub fn length_and_device(file: BorrowedFd<'_>) -> Option<(u64, u64)> {
-    // SAFETY: integers, for which zero is a value.
-    let mut found: libc::stat = unsafe { zeroed() };
-    // SAFETY: `found` outlives the call.
-    check(unsafe { libc::fstat(file.as_raw_fd(), &raw mut found) }).ok()?;
-    let is_file = found.st_mode & libc::S_IFMT == libc::S_IFREG;
-    is_file.then_some((u64::try_from(found.st_size).ok()?, found.st_dev))
+/// The mount of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mount {
+    /// Its number, which Linux 6.8 and later give to no other mount, before or after it.
+    id: u64,
+    device: (u32, u32),
 }
 
-/// File systems of this machine's own disks and memory, by the magic numbers of `statfs`: ext2 to ext4, XFS, Btrfs, F2FS, ZFS, bcachefs, EROFS,
-/// squashfs, overlayfs, tmpfs and ramfs.
-const LOCAL_FILE_SYSTEMS: [u32; 11] = [
-    0xEF53,
-    0x5846_5342,
-    0x9123_683E,
-    0xF2F5_2010,
-    0x2FC1_2FC1,
-    0xCA45_1A4E,
-    0xE0F5_E1E2,
-    0x7371_7368,
-    0x794C_7630,
-    0x0102_1994,
-    0x8584_58F6,
+/// The length of a regular file, as the host kernel knows it, and its mount; `None`: it is none, or its mount is not known. Waits for
+/// no server of the file system. [`describe`] knows more.
+pub fn length_and_mount(file: BorrowedFd<'_>) -> Option<(u64, Mount)> {
+    let found = look(file, libc::STATX_MNT_ID | libc::STATX_MNT_ID_UNIQUE)?;
+    let is_file = u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFREG;
+    let device = (found.stx_dev_major, found.stx_dev_minor);
+    is_file.then_some((found.stx_size, Mount { id: found.stx_mnt_id, device }))
+}
+
+/// What the host kernel knows of a file without a request to the server of its file system, with the number of its mount.
+fn look(file: BorrowedFd<'_>, mount: u32) -> Option<libc::statx> {
+    // SAFETY: integers, for which zero is a value.
+    let mut found: libc::statx = unsafe { zeroed() };
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    let wanted = libc::STATX_TYPE | libc::STATX_SIZE | mount;
+    // SAFETY: the path is a string, and `found` outlives the call.
+    let looked = check(unsafe {
+        libc::statx(file.as_raw_fd(), c"".as_ptr(), flags, wanted, &raw mut found)
+    });
+    (looked.is_ok() && found.stx_mask & mount != 0).then_some(found)
+}
+
+/// File systems of this machine's own disks and memory. Not overlayfs: its layers can be of any file system.
+const LOCAL_FILE_SYSTEMS: [&str; 12] = [
+    "ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "erofs", "squashfs",
+    "tmpfs", "ramfs",
 ];
 
 /// Whether a read of the file waits for no other program and no other machine: not for FUSE, and not for the server of a network file
-/// system. False of a file system that is not known.
+/// system. False of a file system that is not known. Asks no server itself, as `fstatfs` would.
 pub fn reads_locally(file: BorrowedFd<'_>) -> bool {
-    // SAFETY: integers, for which zero is a value.
-    let mut found: libc::statfs = unsafe { zeroed() };
-    // SAFETY: `found` outlives the call.
-    let known = check(unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut found) });
-    known.is_ok() && LOCAL_FILE_SYSTEMS.contains(&(found.f_type as u32))
+    let Some(found) = look(file, libc::STATX_MNT_ID) else { return false };
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    file_system(&mounts, found.stx_mnt_id).is_some_and(|name| LOCAL_FILE_SYSTEMS.contains(&name))
+}
+
+/// The type of the file system of a mount, in the text of `/proc/self/mountinfo`: it follows a field `-`, which no field before it can be.
+fn file_system(mounts: &str, id: u64) -> Option<&str> {
+    let mut lines = mounts.lines().map(|line| line.split(' '));
+    let mut fields =
+        lines.find(|fields| fields.clone().next().and_then(|of| of.parse().ok()) == Some(id))?;
+    fields.find(|field| *field == "-")?;
+    fields.next()
 }
 
 /// Whether it is a stream socket, with a peer or without: the quick answer. [`describe`] knows more.
@@ -400,8 +417,8 @@ mod tests {
         assert!(null.readable && !null.writable);
         let own = File::open("/proc/self/exe").unwrap();
         let length = own.metadata().unwrap().len();
-        assert_eq!(length_and_device(own.as_fd()).unwrap().0, length);
-        assert_eq!(length_and_device(connected.as_fd()), None);
+        assert_eq!(length_and_mount(own.as_fd()).unwrap().0, length);
+        assert_eq!(length_and_mount(connected.as_fd()), None);
         let again = own.try_clone().unwrap();
         let [one, two] = [own, again].map(|file| describe(file.as_fd()).unwrap().identity);
         assert_eq!(one, two);
@@ -413,6 +430,20 @@ mod tests {
         assert!(!reads_locally(File::open("/proc/self/stat").unwrap().as_fd()));
         let (socket, _other) = UnixStream::pair().unwrap();
         assert!(!reads_locally(socket.as_fd()));
+    }
+
+    #[test]
+    fn the_file_system_of_a_mount_is_found_by_its_number() {
+        let mounts = "\
+25 24 0:23 / /dev/shm rw,relatime - tmpfs tmpfs rw,size=24683656k
+2 25 0:40 / /mnt/a\\040- rw shared:1 master:2 - fuse.sshfs host:/ext4 rw
+251 1 0:41 / / rw - overlay overlay rw,lowerdir=/l
+7 1 0:42 / /cut rw
+";
+        let of = |id| file_system(mounts, id);
+        assert_eq!([25, 2, 251].map(of), ["tmpfs", "fuse.sshfs", "overlay"].map(Some));
+        assert_eq!([7, 5, 0].map(of), [None; 3]);
+        assert!(!LOCAL_FILE_SYSTEMS.contains(&"overlay"));
     }
 
     #[test]

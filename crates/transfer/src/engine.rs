@@ -23,7 +23,7 @@ use crate::counters::Counters;
 use crate::error::TransferError;
 use crate::flow::{Blocked, Buffers, Cut, Device, End, Flow, Plan, Progress, Report};
 use crate::held::{Checked, Descriptors, Socket, SocketUse, check};
-use crate::memory::{Memory, Reserved};
+use crate::memory::{Memory, Reserved, is_within_share};
 use crate::parts::{Next, Whole};
 use crate::pipeline::Command;
 use crate::reaper::Reaper;
@@ -340,7 +340,7 @@ impl Shared {
             Ok((memory, reserved.collect::<Result<_, _>>()?))
         };
         let mut reserved = reserve(&parts);
-        if reserved.is_err() && takes_all && parts.len() > 1 {
+        if reserved.is_err() && parts.len() > 1 {
             // One thread needs less.
             parts = vec![plan.clone()];
             reserved = reserve(&parts);
@@ -394,10 +394,13 @@ impl Shared {
             return Ok(submitted(Vec::new()));
         }
         let now_ns = self.now_ns();
-        let Ok(first) = board.entries.insert(first, patience, now_ns) else {
+        let too_many = |_| TransferError::TooMany(self.in_flight_max);
+        let first = self
+            .check_entries(&board, account.as_ref())
+            .and_then(|()| board.entries.insert(first, patience, now_ns).map_err(too_many));
+        let first = first.inspect_err(|_| {
             uses.iter().for_each(|used| _ = board.sockets.remove(used));
-            return Err(TransferError::TooMany(self.in_flight_max));
-        };
+        })?;
         let mut entries = vec![first];
         entries.extend(jobs.map(|job| board.entries.insert_part(job, patience, now_ns)));
         if let Some(whole) = whole {
@@ -416,6 +419,18 @@ impl Shared {
         }
         let Some(Account { share, counters }) = &caller.tenant else { return Ok(()) };
         self.memory.check_share(bytes, counters.held(), share.weight)
+    }
+
+    /// Whether a tenant may have one more transfer in flight.
+    fn check_entries(&self, board: &Board, tenant: Option<&Account>) -> Result<(), TransferError> {
+        let Some(Account { share, counters }) = tenant else { return Ok(()) };
+        let (own, all) = (counters.in_flight(), board.entries.len() as u64);
+        let most = u64::from(self.in_flight_max);
+        // A full board refuses it with its own number.
+        match all >= most || is_within_share(1, own, all, most, share.weight) {
+            true => Ok(()),
+            false => Err(TransferError::TooMany(own as u32)),
+        }
     }
 
     /// The jobs of a transfer, what its parts have in common if there are several, and how far it is.

@@ -84,6 +84,12 @@ fn joined(mut outcomes: Vec<Outcome>, stages: &[StageSpec]) -> Outcome {
         stages: sums(counted),
     };
     let result = result.and_then(|()| join_searches(&mut outcomes, stages, &mut report.stages));
+    if result.is_err() {
+        // Not all parts have stages to report: one that is given up has none.
+        for stage in &mut report.stages {
+            (stage.finished, stage.found) = (false, None);
+        }
+    }
     Outcome { result, report }
 }
 
@@ -126,6 +132,7 @@ mod tests {
     use crate::engine::{Engine, Limits};
     use crate::pipeline::{Command, Place};
     use crate::search::{SearchKind, SearchSpec};
+    use crate::stage::StageKind;
 
     fn outcome(result: Result<(), TransferError>, bytes: u64) -> Outcome {
         Outcome { result, report: Report { read: bytes + 1, written: bytes, ..Report::default() } }
@@ -149,6 +156,26 @@ mod tests {
             (cancelled.result, cancelled.report.written),
             (Err(TransferError::Cancelled), 7)
         );
+    }
+
+    #[test]
+    fn no_stage_has_finished_if_a_part_failed() {
+        let kind = StageKind::Seal(crate::Cipher::Aes256Gcm);
+        let with_seal = |finished| {
+            let stage =
+                StageReport { kind, bytes: 5, made: 6, finished, digest: None, found: None };
+            let mut outcome = outcome(Ok(()), 6);
+            outcome.report.stages = vec![stage];
+            outcome
+        };
+        let whole = joined(vec![with_seal(true), with_seal(true)], &[]);
+        assert_eq!((whole.result, whole.report.stages[0].finished), (Ok(()), true));
+        // The second part is given up, so it reports no stage.
+        let stalled = TransferError::FileStalled(1000);
+        let failed = joined(vec![with_seal(true), outcome(Err(stalled.clone()), 3)], &[]);
+        assert_eq!(failed.result, Err(stalled));
+        let [stage] = &failed.report.stages[..] else { panic!("{:?}", failed.report) };
+        assert_eq!((stage.bytes, stage.made, stage.finished), (5, 6, false));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use sys::descriptors::{
-    self, Interest, Readiness, is_stream, length_and_device, reads_locally, send_now,
+    self, Interest, Mount, Readiness, is_stream, length_and_mount, reads_locally, send_now,
 };
 
 use crate::apart::{Apart, run_together};
@@ -26,8 +26,8 @@ pub const SMALL_BYTES_MAX: u64 = 64 << 10;
 #[derive(Default)]
 pub(crate) struct Small {
     buffers: Buffers,
-    /// The device of the last file that was read, if its file system is local.
-    local: Option<u64>,
+    /// The mount of the last file that was read, if its file system is local.
+    local: Option<Mount>,
 }
 
 /// A range of a file that goes to a socket.
@@ -66,14 +66,14 @@ impl Small {
             return None;
         }
         // Files of /proc have content and no length.
-        let (length @ 1.., device) = length_and_device(piece.file)? else { return None };
+        let (length @ 1.., mount) = length_and_mount(piece.file)? else { return None };
         let bytes = piece.bytes.unwrap_or_else(|| length.saturating_sub(piece.from));
         let ends = piece.from.checked_add(bytes).is_some_and(|end| i64::try_from(end).is_ok());
         if !is_short(&bytes) || !ends || !is_stream(piece.socket) {
             return None;
         }
-        if self.local != Some(device) {
-            self.local = reads_locally(piece.file).then_some(device);
+        if self.local != Some(mount) {
+            self.local = reads_locally(piece.file).then_some(mount);
         }
         self.local.map(|_| bytes)
     }

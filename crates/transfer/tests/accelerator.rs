@@ -434,3 +434,20 @@ fn a_command_for_another_process_names_no_accelerator() {
     assert!(matches!(error, transfer::ClientError::Accelerator), "{error}");
     std::fs::remove_dir_all(directory).unwrap();
 }
+
+#[test]
+fn lanes_whose_buffers_do_not_fit_the_memory_of_a_tenant_become_one() {
+    const LANES: usize = 40;
+    let limits = Limits { threads: LANES as u32, memory_mib: 64, ..Limits::default() };
+    let engine = Engine::start(limits).unwrap();
+    let bytes = content(LANES * (4 << 20), 5);
+    let (lanes, device) = Late::lanes(vec![0; bytes.len()], 512 << 10, LANES);
+    let memory = AcceleratorMemory::with_lanes(lanes);
+    let (ended, outcome) = std::sync::mpsc::channel();
+    let copy = Source::file(file_of(&bytes), 0, None).accelerator(memory, 0);
+    let done = move |outcome| ended.send(outcome).unwrap();
+    // A tenant gets half of the memory, and each lane needs 1 MiB.
+    engine.submit_for(&engine.tenant("one"), copy, done).unwrap();
+    assert_eq!(outcome.recv_timeout(PATIENCE).unwrap().result, Ok(()));
+    assert!(device.lock().unwrap().array == bytes);
+}

@@ -490,7 +490,7 @@ const COMMON: &[(&str, &[Key])] = &[
                 "A Unix socket where programs on this machine ask for transfers (transfer.md). The engine's user and root may use it. \
                  `off`: the server moves no files.";
             in_flight: transfers(number("transfers", 1..=4096, |t| Number::U32(&mut t.in_flight))), "",
-                "Transfers in flight; more are refused as `too_many`.";
+                "Transfers in flight; more are refused as `too_many`. A tenant gets at most as many as all leave free, times its weight.";
             threads: transfers(number("threads", 1..=64, |t| Number::U32(&mut t.threads))), "",
                 "Threads that move bytes at a time; another one waits.";
             memory_mib: transfers(number("MiB", 64..=1 << 20, |t| Number::U32(&mut t.memory_mib))), "",

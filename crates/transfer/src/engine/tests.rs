@@ -160,3 +160,50 @@ fn transfers_of_a_tenant_are_counted_as_its_own_and_leave_memory_to_others() {
     let counted: Vec<_> = counted.iter().map(|(name, of)| (&**name, of.started())).collect();
     assert_eq!(counted, [("light", few.len() as u64), ("heavy", many.len() as u64)]);
 }
+
+#[test]
+fn a_tenant_leaves_places_in_flight_to_others() {
+    let engine = Engine::start(Limits { in_flight: 8, ..Limits::default() }).unwrap();
+    let tenants = [("light", 1), ("heavy", 3)].map(|(name, weight)| TenantShare {
+        name: name.to_owned(),
+        weight,
+        users: Vec::new(),
+    });
+    engine.set_tenants(tenants.into());
+    let mut peers = Vec::new();
+    let mut command = || {
+        let ((from, ours), (to, theirs)) =
+            (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+        peers.push((ours, theirs));
+        Source::socket(from, None).socket(to)
+    };
+    let [light, heavy] = ["light", "heavy"].map(|name| engine.tenant(name));
+    let mut submitted = Vec::new();
+    // Half; then three times what is free of the other half.
+    for (tenant, places) in [(&light, 4), (&heavy, 3)] {
+        for _ in 0..places {
+            submitted.push(engine.submit_for(tenant, command(), drop).unwrap());
+        }
+        let refused = engine.submit_for(tenant, command(), drop).err();
+        assert_eq!(refused, Some(TransferError::TooMany(places)));
+    }
+    // The last place is for the next one.
+    let next = engine.submit(command()).unwrap();
+    for tenant in [None, Some(&light)] {
+        let caller = Caller { tenant: tenant.cloned(), own: None };
+        let refused = engine.submit_within(command(), caller, drop).err();
+        assert_eq!(refused, Some(TransferError::TooMany(8)));
+    }
+    assert_eq!(engine.in_flight(), 8);
+    // What was refused holds nothing: one that ends makes room for one.
+    next.cancel();
+    assert_eq!(next.wait().result, Err(TransferError::Cancelled));
+    submitted.pop().unwrap().cancel();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while heavy.counters.in_flight() > 2 {
+        assert!(Instant::now() < deadline, "it ends");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    engine.submit_for(&heavy, command(), drop).unwrap();
+    assert_eq!(engine.in_flight(), 7);
+}
