@@ -120,17 +120,37 @@ pub mod dictionary {
         usize::try_from(length).ok()
     }
 
-    /// Stores a value. False: it is full, one of the two is too long, or another worker was interrupted while it wrote at the same place.
-    pub fn set(key: &[u8], value: &[u8]) -> bool {
-        let (key_length, length) = (key.len() as u32, value.len() as u32);
-        // SAFETY: the host reads inside these slices.
-        unsafe { super::dictionary_set(key.as_ptr(), key_length, value.as_ptr(), length) == 0 }
+    /// Why a value is not stored, or a key not removed.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Refusal {
+        /// There is no room for another key.
+        Full,
+        /// The key or the value is too long.
+        TooLong,
+        /// Another worker was interrupted while it wrote at the same place: the call may be tried again, with a later message.
+        Busy,
     }
 
-    /// Removes a key; whether it was there.
-    pub fn delete(key: &[u8]) -> bool {
+    /// Stores a value.
+    pub fn set(key: &[u8], value: &[u8]) -> Result<(), Refusal> {
+        let (key_length, length) = (key.len() as u32, value.len() as u32);
+        // SAFETY: the host reads inside these slices.
+        match unsafe { super::dictionary_set(key.as_ptr(), key_length, value.as_ptr(), length) } {
+            0 => Ok(()),
+            -1 => Err(Refusal::Full),
+            -2 => Err(Refusal::TooLong),
+            _ => Err(Refusal::Busy),
+        }
+    }
+
+    /// Removes a key; whether it was there. It is refused as busy only.
+    pub fn delete(key: &[u8]) -> Result<bool, Refusal> {
         // SAFETY: the host reads inside this slice.
-        unsafe { super::dictionary_delete(key.as_ptr(), key.len() as u32) == 0 }
+        match unsafe { super::dictionary_delete(key.as_ptr(), key.len() as u32) } {
+            0 => Ok(true),
+            -1 => Ok(false),
+            _ => Err(Refusal::Busy),
+        }
     }
 }
 

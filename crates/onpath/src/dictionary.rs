@@ -30,7 +30,7 @@ const WORD_BYTES: usize = 8;
 const KEY_WORDS: usize = KEY_BYTES_MAX / WORD_BYTES;
 const VALUE_WORDS: usize = VALUE_BYTES_MAX / WORD_BYTES;
 type Entries = Table<{ 1 + KEY_WORDS + VALUE_WORDS }>;
-/// Workers that may write at the same moment.
+/// Workers that may write to a full dictionary at the same moment without waiting for each other.
 const SPARE: usize = 16;
 /// How often a writer looks whether another one is done: some 0.1 ms.
 const PATIENCE: u32 = 4096;
@@ -265,6 +265,24 @@ mod tests {
             }
         });
         assert_eq!(dictionary.used(), (4 * 500 + 1, 4 * 500 * 8 + 103));
+    }
+
+    #[test]
+    fn a_writer_waits_for_a_free_entry() {
+        let words = |bytes: &[u8]| Words::<KEY_WORDS>::of(bytes).unwrap();
+        let (key, value) = (words(b"key"), words(b"value"));
+        let set = |entries: &Entries| entries.set(1, &key.bytes(), &value.bytes());
+        let impatient = Entries::new(1, 1, 3);
+        (0..2).for_each(|_| assert!(impatient.take_free().is_some()));
+        assert_eq!(set(&impatient), Err(Unstored::Busy));
+        let entries = Entries::new(1, 1, u32::MAX);
+        let (one, _other) = (entries.take_free().unwrap(), entries.take_free().unwrap());
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| set(&entries));
+            std::thread::yield_now();
+            entries.give_free(one);
+            assert_eq!(writer.join().unwrap(), Ok(()));
+        });
     }
 
     #[test]

@@ -14,8 +14,8 @@
 //! # What a poll costs
 //!
 //! A spinning worker (`sleep_ns == 0`) makes as few system calls as possible: every UDP port is
-//! reported on every poll, since receiving *is* the readiness check, unless there are several and it is
-//! quiet (`socket_nic/watched.rs`). The epoll set is polled every time only while streams are active or ports are quiet. After they have been quiet it is polled once per
+//! reported on every poll, since receiving *is* the readiness check, unless there are more than two and it is
+//! quiet (`socket_nic/watched.rs`). The epoll set is polled every time while a port is quiet or streams are active. Otherwise it is polled once per
 //! [`QUIET_WORK_MAX`] units of other work, so that an idle TCP listener costs a busy UDP service
 //! about one percent. A sleep ends on a datagram, a stream event, a new connection or a [`Waker`].
 //!

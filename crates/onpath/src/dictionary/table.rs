@@ -6,10 +6,11 @@
 //!
 //! *Readers* load the head, walk the chain, copy what they find, and load the head again. With the same version nothing that was in the chain has
 //! been cleared or used again meanwhile: what was copied is one value that the key had. Otherwise they begin again. While a writer
-//! holds the bit the chain is whole at each moment, so readers need not wait for it.
+//! holds the bit the chain is whole at each moment, so readers need not wait for it. A reader begins again only after a write of its chain has
+//! ended meanwhile: there is no bound but the pace of the writers, each of which takes longer than a look at the chain.
 //!
-//! *Writers* of one chain wait for each other, for as long as copies of two entries take. One that has tried [`Table::patience`] times gives up: the
-//! other one was interrupted.
+//! *Writers* of one chain wait for each other, for as long as copies of two entries take, and so do those that find no free entry. One that has
+//! tried [`Table::patience`] times gives up: the other one was interrupted.
 //!
 //! *Why a reader that sees a changed entry sees another version.* All words are stored with release order and loaded with acquire order. An entry
 //! changes after it was freed, and it is freed after the new version was stored, by the same thread or by one whose free entry it took
@@ -276,19 +277,25 @@ impl<const WORDS: usize> Table<WORDS> {
         self.bytes.fetch_sub(removed as u64, Ordering::Relaxed);
     }
 
-    fn take_free(&self) -> Option<u64> {
+    /// A free entry. If there is none, more writers than there are spare entries are between two steps: one of them gives its entry back.
+    pub(super) fn take_free(&self) -> Option<u64> {
+        let mut patience = self.patience;
         loop {
             let free = self.free.load(Ordering::Acquire);
             let at = free & INDEX_MASK;
-            let next = self.entries.get(at as usize)?.next.load(Ordering::Acquire);
-            if self.change_free(free, next) {
+            let Some(entry) = self.entries.get(at as usize) else {
+                patience = patience.checked_sub(1)?;
+                spin_loop();
+                continue;
+            };
+            if self.change_free(free, entry.next.load(Ordering::Acquire)) {
                 return Some(at);
             }
         }
     }
 
     /// Clears an entry and puts it into the list. Returns the bytes of its key and value.
-    fn give_free(&self, at: u64) -> usize {
+    pub(super) fn give_free(&self, at: u64) -> usize {
         let entry = &self.entries[at as usize];
         let removed = entry.clear();
         loop {

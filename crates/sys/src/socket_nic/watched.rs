@@ -24,14 +24,20 @@ pub(super) struct WatchedPorts {
 impl WatchedPorts {
     pub(super) fn add(&mut self, port: PortIndex) {
         self.all.push(port);
+        // For all of them, so that a turn that wakes a quiet one up allocates nothing.
+        self.asked.reserve(self.all.len() - self.asked.len());
         self.asked.push(port);
     }
 
-    /// Returns where it was in the sleep set; later ones move up.
+    /// Returns where it was in the sleep set; later ones move up. If no port may be quiet any more, all are asked again.
     pub(super) fn remove(&mut self, port: PortIndex) -> Option<usize> {
         self.asked.retain(|asked| *asked != port);
         let position = self.all.iter().position(|watched| *watched == port)?;
         self.all.remove(position);
+        if !self.may_be_quiet() {
+            self.asked.clear();
+            self.asked.extend_from_slice(&self.all);
+        }
         Some(position)
     }
 
@@ -74,5 +80,31 @@ impl WatchedPorts {
         if self.contains(port) && !self.asked.contains(&port) {
             self.asked.push(port);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_ports_are_never_quiet_and_waking_up_allocates_nothing() {
+        let mut watched = WatchedPorts::default();
+        (0..5).for_each(|port| watched.add(port));
+        let room = watched.asked.capacity();
+        for _ in 0..2 {
+            (0..5).for_each(|port| watched.set_quiet(port));
+            assert!(watched.has_quiet() && watched.asked().is_empty());
+            (0..5).for_each(|port| watched.set_asked(port));
+        }
+        assert_eq!((watched.asked(), watched.asked.capacity()), (&[0, 1, 2, 3, 4][..], room));
+        (0..5).for_each(|port| watched.set_quiet(port));
+        (0..2).for_each(|port| assert_eq!(watched.remove(port), Some(0)));
+        assert!(watched.has_quiet(), "three are left");
+        assert_eq!(watched.remove(3), Some(1));
+        assert_eq!((watched.asked(), watched.has_quiet()), (&[2, 4][..], false));
+        // Its entry in the epoll set may still report it.
+        watched.set_asked(4);
+        assert_eq!((watched.asked(), watched.asked.capacity()), (&[2, 4][..], room));
     }
 }
