@@ -68,7 +68,7 @@ const COMPRESSIONS: u8 = transfer_stage::COMPRESS_GZIP | transfer_stage::COMPRES
 const ALL_STAGES: u8 = transfer_stage::OPEN | EXPANSIONS | COMPRESSIONS | transfer_stage::SEAL;
 
 impl TransferOrder {
-    /// The order that a message of a block is, or the [`transfer_status`] with which it is answered.
+    /// The order that a message of a block is, or the [`transfer_status`](mqueue::abi::transfer_status) with which it is answered.
     pub fn decode(message: &[u8], files: &[FileSpec], memory_bytes: u64) -> Result<Self, u32> {
         let bytes = message.try_into().map_err(|_| status::BAD_COMMAND)?;
         let command = TransferCommand::from_bytes(bytes);

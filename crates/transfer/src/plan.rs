@@ -31,7 +31,7 @@ pub struct Plan {
     pub stages: Vec<StageSpec>,
     /// Whether it waits for sockets.
     pub when_blocked: WhenBlocked,
-    /// Whether [`Devices::sync`] is called at the end.
+    /// Whether [`Devices::sync`](crate::Devices::sync) is called at the end.
     pub sync: bool,
     /// Which part of a sealed stream it makes; `None`: all of it.
     pub part: Option<StreamPart>,

@@ -8,7 +8,7 @@
 //! [`LINE_BYTES_MAX`].
 //!
 //! Ranges of a file can be searched at the same time. What a range has at its ends, which may belong to a line or an occurrence of two
-//! of them, is searched by [`join`].
+//! of them, is searched when all have ended.
 
 use memchr::{memchr, memmem, memrchr};
 use regex::bytes::{Regex, RegexBuilder};

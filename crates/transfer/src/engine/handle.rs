@@ -91,7 +91,7 @@ impl Transfer {
         Self { end, submitted }
     }
 
-    /// Waits for the end. [`Command::stall`] limits how long almost nothing may move.
+    /// Waits for the end. [`Command::stall`](crate::Command::stall) limits how long almost nothing may move.
     pub fn wait(self) -> Outcome {
         loop {
             if let Some(outcome) = self.wait_for(Duration::from_secs(3600)) {
