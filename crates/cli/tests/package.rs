@@ -177,7 +177,7 @@ fn the_package_is_installed_used_and_removed_without_a_trace() {
         "usr/lib/libserval_ik.a",
         "usr/lib/libserval_ik.so.1",
         "usr/lib/libserval_client.so.0",
-        "usr/lib/libserval_transfer.so.0",
+        "usr/lib/libserval_transfer.so.1",
         "usr/lib/libserval_transfer_preload.so",
         "usr/lib/systemd/system/serval.service",
         "usr/share/bash-completion/completions/serval",
