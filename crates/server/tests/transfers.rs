@@ -320,3 +320,43 @@ fn a_transfer_in_flight_ends_with_its_block_and_a_stalled_peer_holds_back_no_oth
     let got = std::io::copy(&mut socket, &mut std::io::sink()).unwrap_or(0);
     assert!(got < 256 << 20, "{got}");
 }
+
+#[test]
+fn the_weight_of_a_tenant_reaches_transfers_of_its_kernels_and_a_change_of_it_too() {
+    use engine::topology::Tenant;
+    let folder = tempfile::tempdir().unwrap();
+    let large = folder.path().join("large");
+    std::fs::File::create(&large).unwrap().set_len(256 << 20).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let files = vec![
+        FileSpec::file(&large, FileAccess::Read),
+        FileSpec::connection(listener.local_addr().unwrap()),
+    ];
+    let limits = transfer::Limits { in_flight: 4, ..transfer::Limits::default() };
+    // The peer takes nothing, so what is in flight stays.
+    let order = command(file(0, 0), peer(1), ALL).to_bytes();
+    let orders = [&b"B\0\0\0\x08\0\0\0"[..], &order[..]].concat();
+    // Of 4 places a tenant with weight 1 gets 2: its third would be more than the 2 that are free. With weight 2 it gets 3.
+    for (weight, places) in [(1, 2), (2, 3)] {
+        let tenant = |weight| Tenant { weight, ..Tenant::new("default") };
+        let services = vec![service("tests/kernels/transfer_raw.cpp", files.clone())];
+        let wanted =
+            engine::topology::Topology { tenants: vec![tenant(weight)], ..topology(services) };
+        let transfers = std::sync::Arc::new(transfer::Engine::start(limits).unwrap());
+        let server = Server::start_unless(wanted, None, Some(&transfers), &mut || false);
+        let mut server = server.unwrap();
+        let counters = transfers.counters();
+        let counts = || {
+            let refused = counters.failed().find(|(name, _)| *name == "too_many").unwrap().1;
+            let tenants = counters.tenants();
+            (tenants.iter().map(|(_, of)| of.in_flight()).sum::<u64>(), refused)
+        };
+        let clients = [0, 1].map(|_| udp_client(address(&server, 0)));
+        clients[0].send(&orders).unwrap();
+        common::eventually("others are refused", || counts() == (places, 8 - places));
+        server.put_tenant(server::Caller::engine(), tenant(2), false).unwrap();
+        // The second block gets them.
+        clients[1].send(&orders).unwrap();
+        common::eventually("it has its part of weight 2", || counts() == (3, 13));
+    }
+}

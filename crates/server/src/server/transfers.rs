@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use engine::BlockEnds;
 use engine::topology::{Backend, Service};
@@ -88,7 +88,8 @@ impl ServiceTransfers {
 
 /// What goes to a courier.
 enum Message {
-    Start(Arc<BlockTransfers>, u64, TransferOrder),
+    /// With when it was asked for: its limit counts from then on.
+    Start(Arc<BlockTransfers>, u64, TransferOrder, Instant),
     /// The block is gone.
     Cancel(Arc<BlockTransfers>),
 }
@@ -116,7 +117,7 @@ struct Executor {
 impl Transfers for Executor {
     fn start(&mut self, number: u64, order: &TransferOrder) -> bool {
         let courier = self.block.files.courier(order);
-        let message = Message::Start(self.block.clone(), number, *order);
+        let message = Message::Start(self.block.clone(), number, *order, Instant::now());
         self.couriers[courier].try_send(message).is_ok()
     }
 
@@ -140,8 +141,8 @@ fn carry(engine: &Engine, tenant: &str, orders: &Receiver<Message>) {
     while let Ok(message) = orders.recv() {
         match message {
             // Its weight may have changed.
-            Message::Start(block, number, order) => {
-                block.start(engine, &engine.tenant(tenant), number, &order)
+            Message::Start(block, number, order, asked) => {
+                block.start(engine, &engine.tenant(tenant), number, &order, asked)
             }
             Message::Cancel(block) => block.cancel(),
         }
@@ -159,11 +160,12 @@ impl BlockTransfers {
         tenant: &Account,
         number: u64,
         order: &TransferOrder,
+        asked: Instant,
     ) {
         if self.is_gone.load(Ordering::Acquire) {
             return;
         }
-        let command = match self.command(order) {
+        let command = match self.command(order, asked) {
             Ok(command) => command,
             Err(status) => return self.answer(number, refused(status)),
         };
@@ -199,14 +201,22 @@ impl BlockTransfers {
         let _ = self.answers.try_send((number, done));
     }
 
-    fn command(&self, order: &TransferOrder) -> Result<Command, u32> {
-        let stages = self.stages(order)?;
-        let (source, sink) = (self.place(order.source)?, self.place(order.sink)?);
-        let command = Command::new(source, order.bytes, stages, sink);
-        Ok(command.stall(self.limit).deadline(self.limit))
+    /// What is left of the limit of an order, if anything: it may have waited behind others whose peer does not answer.
+    fn left(&self, asked: Instant) -> Result<Duration, u32> {
+        let left = self.limit.checked_sub(asked.elapsed());
+        left.filter(|left| !left.is_zero()).ok_or(status::TIMEOUT)
     }
 
-    fn place(&self, at: TransferPlace) -> Result<Place, u32> {
+    fn command(&self, order: &TransferOrder, asked: Instant) -> Result<Command, u32> {
+        let stages = self.stages(order)?;
+        let place = |at| self.place(at, self.left(asked)?);
+        let (source, sink) = (place(order.source)?, place(order.sink)?);
+        let left = self.left(asked)?;
+        let command = Command::new(source, order.bytes, stages, sink);
+        Ok(command.stall(left).deadline(left))
+    }
+
+    fn place(&self, at: TransferPlace, left: Duration) -> Result<Place, u32> {
         let clone = |file: std::io::Result<OwnedFd>| file.map_err(|_| status::EXHAUSTED);
         match at {
             TransferPlace::Memory { offset } => {
@@ -220,7 +230,7 @@ impl BlockTransfers {
                 OpenFile::Peer(..) => Err(status::NOT_ALLOWED),
             },
             TransferPlace::Connection { file } => match self.files.of(file) {
-                OpenFile::Peer(_, peer) => match peer.connect(self.limit, &self.is_gone) {
+                OpenFile::Peer(_, peer) => match peer.connect(left, &self.is_gone) {
                     Ok(socket) => Ok(Place::Socket(socket)),
                     Err(PeerError::Refused) => Err(status::REFUSED),
                     Err(PeerError::TimedOut) => Err(status::TIMEOUT),
@@ -299,5 +309,52 @@ fn status_of(error: &TransferError) -> u32 {
             tracing::debug!("a transfer of a kernel failed: {other}");
             status::FAILED
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+    use std::net::TcpListener;
+
+    use engine::topology::FileSpec;
+
+    use super::*;
+
+    #[test]
+    fn the_limit_of_an_order_counts_from_when_it_was_asked_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let peer = FileSpec::connection(listener.local_addr().unwrap());
+        let memory = SharedMemory::create("serval:test", 4096, &sys::RegionOptions::default());
+        let limit = Duration::from_secs(600);
+        let block = BlockTransfers {
+            files: Arc::new(OpenFiles::open(&[peer]).unwrap()),
+            memory: Arc::new(memory.unwrap()),
+            window: 0,
+            limit,
+            answers: sync_channel(1).0,
+            is_gone: AtomicBool::new(false),
+            in_flight: Mutex::default(),
+        };
+        let order = TransferOrder {
+            source: TransferPlace::Memory { offset: 0 },
+            sink: TransferPlace::Connection { file: 0 },
+            bytes: Some(1),
+            most: u64::MAX,
+            digest: 0,
+            stages: 0,
+        };
+        // It waited in the queue for all of its time.
+        let past = Instant::now().checked_sub(limit).expect("the clock is old enough");
+        assert_eq!(block.command(&order, past).err(), Some(status::TIMEOUT));
+        let accepted = listener.accept().map(drop).map_err(|error| error.kind());
+        assert_eq!(accepted, Err(ErrorKind::WouldBlock), "nothing connects for it");
+        assert!(block.command(&order, Instant::now()).is_ok());
+        let half = Instant::now() - limit / 2;
+        assert!(block.left(half).unwrap() <= limit / 2);
+        // One of those that connected.
+        listener.set_nonblocking(false).unwrap();
+        listener.accept().unwrap();
     }
 }
