@@ -3,7 +3,8 @@
 //! A worker passes a checked order on and goes on: a thread of this module, the *courier*, makes a command of it and submits it, because
 //! a submission takes locks and calls the host kernel. Each peer to which transfers connect has a courier of its own, so one that does not
 //! answer delays no other transfer. The engine's threads put the result into a queue of the block, which its worker looks at. Both queues
-//! are bounded and lock-free, and have room for all that can be in flight.
+//! are bounded and have room for all that can be in flight. Handing over an order wakes a courier that sleeps: for that the worker takes the
+//! lock of the queue's waiters, which is held for no longer than that, and calls the host kernel once.
 //!
 //! When a block ends, its [`Executor`] is dropped, and what it had in flight is cancelled.
 
