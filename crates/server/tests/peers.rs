@@ -108,7 +108,8 @@ fn missing(mode: &str, listener: usize, options: &[&str]) -> (u64, String) {
     assert_accounts(&server);
     let counted = server.metrics().service(0);
     assert!(counted.replied >= found.received, "{counted:?}\n{text}");
-    assert!(server.shutdown().is_clean());
+    let ended = server.shutdown();
+    assert!(ended.is_clean(), "{ended:?}\n{counted:?}\n{text}");
     // The last one may be in flight when it stops.
     let missing = found.dropped.max(found.sent.saturating_sub(found.received + 1));
     (missing, format!("{found:?}\n{text}"))
