@@ -323,7 +323,7 @@ impl Shared {
             }
         };
         // Beside other transfers it gets no more threads than they do.
-        let takes_all = plan.only_seals() || plan.cut == Cut::Can;
+        let takes_all = plan.has_places() || plan.cut == Cut::Can;
         let has_others = takes_all && !self.board().entries.is_empty();
         let lanes = if has_others { 1 } else { lanes.min(self.threads - 1) };
         let mut parts = match plan.parts(lanes) {

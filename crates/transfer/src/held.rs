@@ -16,8 +16,8 @@ use crate::reaper::Reaper;
 use crate::search::can_be_ranges;
 use crate::stage::{StageSpec, check_order};
 
-/// Parts of a file that is sealed to a file, at most: the memory of all of them fits the smallest limit.
-const SEALED_PARTS_MAX: usize = 8;
+/// Parts of a file that goes to a file, at most: the memory of all of them fits the smallest limit.
+const FILE_PARTS_MAX: usize = 8;
 
 /// A socket in one direction: as source or as sink.
 pub(crate) type SocketUse = ((u64, u64), End);
@@ -370,17 +370,20 @@ pub(crate) fn check(command: &Command) -> Result<Checked, TransferError> {
         (Place::Accelerator(from, _), Place::Accelerator(to, _)) => from.lanes().min(to.lanes()),
         (Place::Accelerator(memory, _), Place::File(..))
         | (Place::File(..), Place::Accelerator(memory, _)) => memory.lanes(),
-        (Place::File(..), Place::File(..)) if plan.only_seals() => SEALED_PARTS_MAX,
+        (Place::File(..), Place::File(..)) if plan.has_places() => FILE_PARTS_MAX,
         _ => 1,
     };
-    let search =
-        |stage: &StageSpec| matches!(stage, StageSpec::Search(search) if can_be_ranges(search));
-    if drops && source.device() == Device::File && plan.stages.iter().all(search) {
+    let joins = |stage: &StageSpec| match stage {
+        StageSpec::Search(search) => can_be_ranges(search),
+        StageSpec::Digest(kind) => kind.can_be_joined(),
+        _ => false,
+    };
+    if drops && source.device() == Device::File && plan.stages.iter().all(joins) {
         plan.cut = if parts.is_empty() { Cut::Can } else { Cut::No };
     }
     let lanes = match plan.cut {
         Cut::Can => usize::MAX,
-        _ if parts.is_empty() && (plan.is_plain() || plan.only_seals()) => lanes,
+        _ if parts.is_empty() && (plan.is_plain() || plan.has_places()) => lanes,
         _ => 1,
     };
     Ok(Checked { plan, uses, files: parts, lanes })

@@ -7,7 +7,7 @@ use crate::error::TransferError;
 use crate::flow::{Report, StageReport};
 use crate::scoreboard::EntryId;
 use crate::search::join;
-use crate::stage::StageSpec;
+use crate::stage::{DigestValue, StageSpec};
 
 /// The parts of one transfer.
 pub(crate) struct Whole(Mutex<State>);
@@ -83,27 +83,37 @@ fn joined(mut outcomes: Vec<Outcome>, stages: &[StageSpec]) -> Outcome {
         written: counted.iter().map(|outcome| outcome.report.written).sum(),
         stages: sums(counted),
     };
-    let result = result.and_then(|()| join_searches(&mut outcomes, stages, &mut report.stages));
+    let result = result.and_then(|()| join_stages(&mut outcomes, stages, &mut report.stages));
     if result.is_err() {
         // Not all parts have stages to report: one that is given up has none.
         for stage in &mut report.stages {
-            (stage.finished, stage.found) = (false, None);
+            (stage.finished, stage.digest, stage.found) = (false, None, None);
         }
     }
     Outcome { result, report }
 }
 
-/// What the searches of all parts have found, if all have ended well.
-fn join_searches(
+/// What the digests and searches of all parts have, if all have ended well.
+fn join_stages(
     outcomes: &mut [Outcome],
     specs: &[StageSpec],
     reports: &mut [StageReport],
 ) -> Result<(), TransferError> {
     for (index, (spec, report)) in specs.iter().zip(reports).enumerate() {
-        if let StageSpec::Search(search) = spec {
-            let parts = outcomes.iter_mut().filter_map(|part| part.report.stages.get_mut(index));
-            report.found =
-                Some(join(search, parts.filter_map(|part| part.found.take()).collect())?);
+        let parts = outcomes.iter_mut().filter_map(|part| part.report.stages.get_mut(index));
+        match spec {
+            StageSpec::Search(search) => {
+                let found = parts.filter_map(|part| part.found.take()).collect();
+                report.found = Some(join(search, found)?);
+            }
+            StageSpec::Digest(_) => {
+                let digests = parts.filter_map(|part| Some((part.digest?, part.bytes)));
+                let joined = digests.reduce(|(first, bytes), (next, more)| {
+                    (DigestValue::joined(&first, &next, more), bytes + more)
+                });
+                report.digest = joined.map(|(digest, _)| digest);
+            }
+            _ => {}
         }
     }
     Ok(())
@@ -115,7 +125,7 @@ fn sums(outcomes: &[Outcome]) -> Vec<StageReport> {
     for Outcome { report, .. } in outcomes {
         if sums.is_empty() {
             let all = report.stages.iter();
-            sums = all.map(StageReport::without_found).collect();
+            sums = all.map(StageReport::counts).collect();
             continue;
         }
         for (sum, part) in sums.iter_mut().zip(&report.stages) {
@@ -132,7 +142,7 @@ mod tests {
     use crate::engine::{Engine, Limits};
     use crate::pipeline::{Command, Place};
     use crate::search::{SearchKind, SearchSpec};
-    use crate::stage::StageKind;
+    use crate::stage::{DigestKind, StageKind};
 
     fn outcome(result: Result<(), TransferError>, bytes: u64) -> Outcome {
         Outcome { result, report: Report { read: bytes + 1, written: bytes, ..Report::default() } }
@@ -176,6 +186,32 @@ mod tests {
         assert_eq!(failed.result, Err(stalled));
         let [stage] = &failed.report.stages[..] else { panic!("{:?}", failed.report) };
         assert_eq!((stage.bytes, stage.made, stage.finished), (5, 6, false));
+    }
+
+    #[test]
+    fn crc32c_and_a_seal_take_a_part_for_each_thread_and_other_digests_do_not() {
+        let path = std::env::temp_dir().join(format!("serval-parts-{}", std::process::id()));
+        std::fs::write(&path, vec![7; 24 << 20]).unwrap();
+        let engine = Engine::start(Limits { threads: 3, ..Limits::default() }).unwrap();
+        let [crc, md5] = [DigestKind::Crc32c, DigestKind::Md5].map(StageSpec::Digest);
+        let seal = StageSpec::Seal(crate::Cipher::Aes256Gcm, crate::Key::new([1; 32]));
+        for (stages, parts) in [
+            (vec![crc.clone(), seal.clone()], 3),
+            (vec![crc.clone()], 3),
+            (vec![seal.clone()], 3),
+            (vec![crc, md5.clone(), seal], 1),
+            (vec![md5], 1),
+            (vec![], 1),
+        ] {
+            let file = std::fs::File::open(&path).unwrap();
+            let sink = std::fs::File::create(path.with_extension("sink")).unwrap();
+            let (source, sink) = (Place::File(file.into(), 0), Place::File(sink.into(), 0));
+            let transfer = engine.submit(Command::new(source, None, stages, sink)).unwrap();
+            assert_eq!(transfer.submitted.entries.len(), parts);
+            assert_eq!(transfer.wait().result, Ok(()));
+        }
+        std::fs::remove_file(path.with_extension("sink")).unwrap();
+        std::fs::remove_file(path).unwrap();
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub struct Plan {
     pub sync: bool,
     /// Which part of a sealed stream it makes; `None`: all of it.
     pub part: Option<StreamPart>,
-    /// Whether it searches ranges of the source at the same time.
+    /// Whether ranges of the source go through its stages at the same time.
     pub cut: Cut,
 }
 
@@ -50,13 +50,13 @@ pub struct StreamPart {
     pub(crate) ends: bool,
 }
 
-/// Whether a transfer searches ranges of its source at the same time.
+/// Whether a transfer takes ranges of its source through its stages at the same time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cut {
     /// It does not.
     #[default]
     No,
-    /// It can: it does nothing but search, and its sink drops what it gets.
+    /// It can: it does nothing but search and compute digests that can be joined, and its sink drops what it gets.
     Can,
     /// It is one of these ranges.
     Range {
@@ -65,6 +65,10 @@ pub enum Cut {
         /// No other follows.
         is_last: bool,
     },
+}
+
+fn is_seal_in_records(stage: &StageSpec) -> bool {
+    matches!(stage, StageSpec::Seal(Cipher::Aes256Gcm, _))
 }
 
 impl Plan {
@@ -92,16 +96,17 @@ impl Plan {
 impl Plan {
     /// Parts of a transfer that can be done at the same time: `most` at most, and fewer of a short one.
     pub(crate) fn parts(&self, most: usize) -> Result<Vec<Self>, TransferError> {
-        let may_be_parted = self.is_plain() || self.only_seals() || self.cut == Cut::Can;
+        let may_be_parted = self.is_plain() || self.has_places() || self.cut == Cut::Can;
         let bytes = self.bytes.filter(|_| may_be_parted).unwrap_or(0);
         let count = (bytes / PART_BYTES_MIN).clamp(1, most.max(1) as u64);
         if count == 1 {
             return Ok(vec![self.clone()]);
         }
-        let chunk = if self.only_seals() { SEALED_CHUNK_PLAIN } else { CHUNK_BYTES };
+        let seals = self.stages.last().is_some_and(is_seal_in_records);
+        let chunk = if seals { SEALED_CHUNK_PLAIN } else { CHUNK_BYTES };
         let size = bytes.div_ceil(count).next_multiple_of(chunk as u64);
         let starts = (0..bytes.div_ceil(size)).map(|index| index * size);
-        let header = if self.only_seals() { Some(begin_gcm()?) } else { None };
+        let header = if seals { Some(begin_gcm()?) } else { None };
         let part = |at: u64| {
             let record = at / PAYLOAD_BYTES as u64;
             let part = header.map(|header| StreamPart { header, record, ends: bytes - at <= size });
@@ -119,9 +124,14 @@ impl Plan {
         Ok(starts.map(part).collect())
     }
 
-    /// Whether a file goes to a file through a seal in records alone, and its length is known: each record has its place there.
-    pub(crate) fn only_seals(&self) -> bool {
-        matches!(self.stages.as_slice(), [StageSpec::Seal(Cipher::Aes256Gcm, _)])
+    /// Whether a file goes to a file through nothing but digests that can be joined and a seal in records, and its length is known:
+    /// each chunk has its place there.
+    pub(crate) fn has_places(&self) -> bool {
+        let Some((last, before)) = self.stages.split_last() else { return false };
+        let joins =
+            |stage: &StageSpec| matches!(stage, StageSpec::Digest(kind) if kind.can_be_joined());
+        (joins(last) || is_seal_in_records(last))
+            && before.iter().all(joins)
             && [self.source, self.sink] == [Device::File; 2]
             && self.bytes.is_some()
     }

@@ -26,16 +26,10 @@ pub struct StageReport {
 }
 
 impl StageReport {
-    pub(crate) fn without_found(&self) -> Self {
-        let Self { kind, bytes, made, finished, digest, found: _ } = self;
-        Self {
-            kind: *kind,
-            bytes: *bytes,
-            made: *made,
-            finished: *finished,
-            digest: *digest,
-            found: None,
-        }
+    /// Its counts, without a digest and what it has found.
+    pub(crate) fn counts(&self) -> Self {
+        let Self { kind, bytes, made, finished, .. } = *self;
+        Self { kind, bytes, made, finished, digest: None, found: None }
     }
 }
 

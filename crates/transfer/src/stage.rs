@@ -55,6 +55,11 @@ impl DigestKind {
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
+
+    /// Whether the digests of two ranges say that of both in a row.
+    pub(crate) fn can_be_joined(self) -> bool {
+        self == Self::Crc32c
+    }
 }
 
 /// A digest: 16 (MD5), 20 (SHA-1), 32 (SHA-256) or 4 (CRC32C, big-endian) bytes.
@@ -76,6 +81,16 @@ impl DigestValue {
         let value = Self { kind, bytes };
         let len = value.bytes().len();
         bytes[len..].iter().all(|byte| *byte == 0).then_some(value)
+    }
+
+    /// The digest of two ranges in a row, the second one of which has this many bytes.
+    pub(crate) fn joined(first: &Self, second: &Self, bytes: u64) -> Self {
+        debug_assert!(first.kind == second.kind && first.kind.can_be_joined());
+        let word = |value: &Self| {
+            u32::from_be_bytes([value.bytes[0], value.bytes[1], value.bytes[2], value.bytes[3]])
+        };
+        let joined = crc32c::crc32c_combine(word(first), word(second), bytes as usize);
+        Self::new(first.kind, &joined.to_be_bytes())
     }
 
     /// The algorithm.
@@ -468,6 +483,9 @@ impl fmt::Debug for Key {
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
     use super::*;
 
     fn digest_of(kind: DigestKind, parts: &[&[u8]]) -> String {
@@ -488,6 +506,22 @@ mod tests {
         for kind in DigestKind::ALL {
             assert_eq!(DigestKind::named(kind.name()), Some(kind));
             assert_eq!(digest_of(kind, &[]).len(), 2 * kind.value_bytes());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn crc32c_of_ranges_is_that_of_all(ranges in vec(vec(any::<u8>(), 0..300), 1..8)) {
+            let digest = |bytes: &[u8]| {
+                let mut digester = Digester::new(DigestKind::Crc32c);
+                digester.update(bytes);
+                digester.finish()
+            };
+            let mut all = digest(&[]);
+            for range in &ranges {
+                all = DigestValue::joined(&all, &digest(range), range.len() as u64);
+            }
+            prop_assert_eq!(all, digest(&ranges.concat()));
         }
     }
 

@@ -1,4 +1,4 @@
-//! A file that is sealed to a file in parts at the same time: the stream is one stream, and counts end at the first byte that was not written.
+//! A file that goes to a file in parts at the same time: the stream is one stream, and counts end at the first byte that was not written.
 
 mod common;
 
@@ -7,6 +7,8 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use aws_lc_rs::digest::{SHA1_FOR_LEGACY_USE_ONLY, SHA256, digest};
+use md5::Digest as _;
 use transfer::{Command, DigestKind, Engine, Key, Limits, Outcome, Source, StageKind};
 
 const KEY: [u8; 32] = [5; 32];
@@ -111,15 +113,68 @@ fn a_file_that_is_shortened_ends_all_parts_with_an_exact_count() {
 }
 
 #[test]
-fn a_digest_needs_the_bytes_in_their_order_and_another_transfer_its_thread() {
+fn crc32c_is_that_of_all_parts_and_of_none_if_one_fails() {
+    let folder = Folder::new();
+    for (threads, bytes) in [(2, 2 * PART), (3, 3 * PART + 1), (2, 17 * CHUNK + 1), (1, 2 * PART)] {
+        let plain = content(bytes + 100);
+        let crc = crc32c::crc32c(&plain[100..]).to_be_bytes();
+        let source = || Source::file(folder.source(&plain), 100, None).digest(DigestKind::Crc32c);
+        let sink = || {
+            let sink = folder.file("sink");
+            sink.set_len(0).unwrap();
+            sink
+        };
+        let engine = engine(threads);
+        let counts = |outcome: &Outcome| {
+            assert_eq!(outcome.result, Ok(()));
+            assert_eq!(outcome.report.digest().unwrap().bytes(), crc);
+            let stages = outcome.report.stages.iter();
+            stages.map(|stage| (stage.bytes as usize, stage.finished)).collect::<Vec<_>>()
+        };
+        let sealed = run(&engine, source().seal(Key::new(KEY)).file(sink(), 0));
+        assert_eq!(counts(&sealed), [(bytes, true); 2]);
+        let stream = fs::read(folder.0.join("sink")).unwrap();
+        assert!(common::open(&KEY, &stream).unwrap() == plain[100..]);
+        let copied = run(&engine, source().digest(DigestKind::Crc32c).file(sink(), 0));
+        assert_eq!(counts(&copied), [(bytes, true); 2]);
+        assert!(fs::read(folder.0.join("sink")).unwrap() == plain[100..]);
+        let null = || File::options().write(true).open("/dev/null").unwrap();
+        assert_eq!(counts(&run(&engine, source().file(null(), 0))), [(bytes, true)]);
+        // The whole range is asked for, and the file ends before it, in the last part.
+        let source = Source::file(folder.file("source"), 0, Some(bytes as u64 + 101));
+        let failed = run(&engine, source.digest(DigestKind::Crc32c).file(sink(), 0));
+        assert_eq!(failed.result.unwrap_err().name(), "file_ended");
+        assert_eq!(failed.report.written as usize, plain.len());
+        let [stage] = &failed.report.stages[..] else { panic!("{:?}", failed.report.stages) };
+        assert_eq!((stage.finished, stage.digest), (false, None));
+    }
+}
+
+#[test]
+fn other_digests_need_the_bytes_in_their_order() {
     let folder = Folder::new();
     let (engine, plain) = (engine(2), content(2 * PART));
-    let source = Source::file(folder.source(&plain), 0, None).digest(DigestKind::Crc32c);
-    let outcome = run(&engine, source.seal(Key::new(KEY)).file(folder.file("sink"), 0));
-    assert_eq!(outcome.result, Ok(()));
-    assert_eq!(outcome.report.digest().unwrap().bytes(), crc32c::crc32c(&plain).to_be_bytes());
-    let sealed = fs::read(folder.0.join("sink")).unwrap();
-    assert!(common::open(&KEY, &sealed).unwrap() == plain);
+    for kind in DigestKind::ALL {
+        // CRC32C of another stage changes nothing.
+        let source = Source::file(folder.source(&plain), 0, None).digest(kind);
+        let source = source.digest(DigestKind::Crc32c).seal(Key::new(KEY));
+        let outcome = run(&engine, source.file(folder.file("sink"), 0));
+        assert_eq!(outcome.result, Ok(()));
+        let expected = match kind {
+            DigestKind::Md5 => md5::Md5::digest(&plain).to_vec(),
+            DigestKind::Sha256 => digest(&SHA256, &plain).as_ref().to_vec(),
+            DigestKind::Sha1 => digest(&SHA1_FOR_LEGACY_USE_ONLY, &plain).as_ref().to_vec(),
+            DigestKind::Crc32c => crc32c::crc32c(&plain).to_be_bytes().to_vec(),
+        };
+        assert_eq!(outcome.report.digest().unwrap().bytes(), expected);
+    }
+}
+
+#[test]
+fn another_transfer_keeps_its_thread() {
+    let folder = Folder::new();
+    let (engine, plain) = (engine(2), content(2 * PART));
+    folder.source(&plain);
     // Beside a transfer that waits for its peer.
     let (ours, theirs) = UnixStream::pair().unwrap();
     let waits = engine.submit(Source::socket(ours, None).file(folder.file("other"), 0)).unwrap();
