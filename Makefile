@@ -50,8 +50,7 @@ build: setup $(if $(wildcard /dev/nvidiactl),cuda-kernels-or-not)
 # The installed files work without the source tree: the command, which contains the headers of kernels; the libraries with their headers; the
 # documentation, in the same folders as here, so that links among these pages work. The unit is an example in the documentation, and not in systemd's folders,
 # because it names a user and a file that must exist first.
-PAGES = README.md LICENSE CHANGELOG.md docs/getting-started.md docs/kernels.md docs/python.md docs/configuration.md docs/operations.md docs/proxy.md docs/transfer.md docs/collectives.md docs/sockets.md docs/remote.md docs/functions.md docs/gpu.md \
-	docs/serval.svg docs/demo-gpu.svg docs/grafana.json
+PAGES = README.md LICENSE CHANGELOG.md $(sort $(wildcard docs/*.md)) docs/serval.svg docs/demo-gpu.svg docs/grafana.json
 UNIT = docs/serval.service
 INTO = $(DESTDIR)$(PREFIX)
 DOC = $(INTO)/share/doc/serval
