@@ -7,7 +7,7 @@
 //! | `echo`  | hundreds of mqueues on one core                                                     |
 //! | `scale` | the kernel of the documentation                                                     |
 //! | `faces` | a kernel that sends requests to memcached                                           |
-//! | `transfer` | a file through a transfer engine, checked with other implementations              |
+//! | `transfer` | a file through a transfer engine, checked; a file service beside a loop            |
 //! | `functions` | functions on the path of messages, attached and replaced under load             |
 //! | `cache` | a cache in front of an unmodified memcached                                 |
 //! | `auth`  | CoAP authentication in front of a Node.js server, beside a flood of forged requests |
@@ -70,7 +70,7 @@ pub enum Name {
     Echo,
     /// Multiplies vectors of numbers by 3
     Scale,
-    /// Moves a file through a transfer engine: digests, encryption
+    /// Moves a file through all stages of transfers, and serves it beside a loop
     Transfer,
     /// Functions on the path of messages, replaced while clients are served
     Functions,

@@ -5,6 +5,7 @@ pub mod allreduce;
 pub mod command;
 pub mod demo;
 pub mod doctor;
+mod kernel_stage;
 pub mod screen;
 mod sdk;
 pub mod top;

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -432,11 +433,51 @@ fn the_demo_finds_every_byte_and_a_spoiled_one() {
         let last: Json = serde_json::from_str(text.lines().last().unwrap()).unwrap();
         (output.status.code(), last)
     };
-    let (code, report) = demo(&[]);
+    let folder = Folder::new("demo");
+    let picture = folder.path("picture.svg");
+    let (code, report) = demo(&["--plot", &picture]);
     assert_eq!((code, &report["wrong"]), (Some(0), &Json::from(0)), "{report}");
     assert!(report["checked"].as_u64().unwrap() > 500);
-    assert_eq!(report["rows"].as_array().unwrap().len(), 5);
-    let (code, report) = demo(&["--corrupt"]);
+    let rows = report["rows"].as_array().unwrap();
+    let stages: HashSet<&str> = rows
+        .iter()
+        .flat_map(|row| row["stages"].as_array().unwrap())
+        .map(|stage| stage["stage"].as_str().unwrap())
+        .collect();
+    for kind in [
+        "md5",
+        "sha1",
+        "sha256",
+        "crc32c",
+        "aes-256-gcm",
+        "open-aes-256-gcm",
+        "gzip",
+        "expand-gzip",
+        "zstd",
+        "expand-zstd",
+        "search-text",
+        "search-lines",
+        "aes-256-ctr-kernel",
+    ] {
+        assert!(stages.contains(kind), "{kind} is not in {stages:?}");
+    }
+    for row in rows {
+        assert!(row["checked"].as_u64().unwrap() >= 4 && row["wrong"] == 0, "{row}");
+    }
+    // The engine and the loop, each with 1, 2 and 4 clients.
+    let served = report["file_service"].as_array().unwrap();
+    assert_eq!(served.len(), 6, "{report}");
+    for row in served {
+        for value in ["bytes_per_second", "cpu_seconds_per_gb"] {
+            assert!(row[value].as_f64().unwrap() > 0.0, "{row}");
+        }
+    }
+    assert_eq!(report["plot"], Json::from(picture.as_str()), "{report}");
+    let picture = fs::read_to_string(picture).unwrap();
+    for part in ["loop of read, seal, write", "transfer engine", "bytes a second"] {
+        assert!(picture.contains(part), "{part} is not in {picture}");
+    }
+    let (code, report) = demo(&["--corrupt", "--no-plot"]);
     assert_eq!((code, &report["wrong"]), (Some(1), &Json::from(1)), "{report}");
 }
 

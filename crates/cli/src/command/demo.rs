@@ -26,7 +26,8 @@ Examples:
   serval demo echo --mqueues 240       many mqueues on one core
   serval demo scale --quick            seconds instead of half a minute
   serval demo faces                    a kernel that uses memcached (apt install memcached)
-  serval demo transfer                 a file sent with digests and encryption by an engine
+  serval demo transfer                 a file through a transfer engine, and clients beside a loop
+  serval demo transfer --plot rate.svg --json  the same as JSON, the rate and CPU time as a picture
   serval demo functions                functions on the path, replaced under load
   serval demo cache                    a cache in front of an unmodified memcached
   serval demo auth                     CoAP authentication beside a flood (apt install nodejs)

@@ -1,6 +1,5 @@
 //! `serval transfer SOURCE SINK`.
 
-mod kernel;
 mod list;
 mod place;
 mod sink;
@@ -28,6 +27,7 @@ use transfer::{
 
 use super::bench::time;
 use super::{Failure, cancel_on_signal};
+use crate::kernel_stage;
 use crate::screen::Screen;
 use server::config::bytes_for_people;
 
@@ -269,7 +269,7 @@ fn stages(options: &Options) -> Result<Vec<StageSpec>, Failure> {
     let (open, seal) = (options.open.as_deref(), options.seal.as_deref());
     let [open, seal] = [open.map(read_key).transpose()?, seal.map(read_key).transpose()?];
     let open = open.map(|key| StageSpec::Open(options.cipher, key));
-    let seal_on = options.seal_on.clone().map(kernel::behind);
+    let seal_on = options.seal_on.clone().map(kernel_stage::behind);
     if seal_on.is_some() && options.cipher != Cipher::Aes256Ctr {
         let why = "--seal-on makes a stream of aes-256-ctr: give --cipher aes-256-ctr as well";
         return Err(Failure::Usage(why.to_owned()));
@@ -282,7 +282,7 @@ fn stages(options: &Options) -> Result<Vec<StageSpec>, Failure> {
     let expand = options.expand.map(|format| StageSpec::Expand(format, limits));
     let digests = options.digest.iter().copied().map(StageSpec::Digest);
     let kernel =
-        options.kernel.clone().map(|path| StageSpec::Kernel(kernel::behind(path), [0; 32]));
+        options.kernel.clone().map(|path| StageSpec::Kernel(kernel_stage::behind(path), [0; 32]));
     let compress = options.compress.map(StageSpec::Compress);
     let search = |kind, pattern: &String| {
         let pattern = pattern.clone().into_bytes();

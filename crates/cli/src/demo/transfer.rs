@@ -1,95 +1,53 @@
-//! `serval demo transfer`: a real file goes through a transfer engine in every way, and other implementations of the
-//! digests and of AES-GCM check what arrives.
+//! `serval demo transfer`: a real file goes through a transfer engine in every way, and other implementations check what arrives. Then
+//! it is served to clients, encrypted, by the engine and by the loop that it stands for.
+
+mod file_service;
+mod independent;
+mod ways;
 
 use std::fs::{self, File};
-use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::io::Read as _;
 use std::path::PathBuf;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
-use aes_gcm::aead::{Aead as _, KeyInit as _};
-use aes_gcm::{Aes256Gcm, Nonce};
-use hkdf::Hkdf;
+use engine::topology::{
+    Accelerator, AcceleratorKind, CpuPlacement, EngineSettings, Limits, STACK_KIB,
+    Service as KernelService, Topology,
+};
 use serde_json::{Value as Json, json};
+use server::Server;
 use server::config::bytes_for_people;
 use sha2::{Digest as _, Sha256};
 use sys::local::LocalListener;
-use transfer::message::Answer;
-use transfer::{Client, Command, DigestKind, Key, Report as Moved, Service, ServiceLimits, Source};
+use transfer::{Engine, Service, ServiceLimits};
 
 use super::{DemoError, Report, Stage};
+use crate::kernel_stage;
 use crate::screen::{Table, Tone};
+use file_service::{CLIENTS, FileService, SERVERS};
+use ways::{Checks, Gone, Road};
 
 /// The file: this program, which is large enough and on every machine.
 const FILE: &str = "/proc/self/exe";
 /// Bytes of it that are used at most, and with `--quick`.
-const BYTES_MAX: usize = 64 << 20;
-const QUICK_BYTES_MAX: usize = 8 << 20;
-/// Bytes that are compared at a time: one check.
-const BLOCK_BYTES: usize = 65_520;
+const BYTES_MAX: usize = 32 << 20;
+const QUICK_BYTES_MAX: usize = 4 << 20;
+/// How often each server of files serves, and with `--quick`.
+const ROUNDS: usize = 5;
+const QUICK_ROUNDS: usize = 1;
 /// Longest that a transfer may take.
 const LIMIT: Duration = Duration::from_secs(60);
+/// Longest reply of the kernel, and what comes before the bytes of a message to it.
+const PIECE_BYTES: u32 = 16 << 10;
+const PIECE_HEADER_BYTES: u32 = 48;
 
-/// The ways through the engine.
-const WAYS: [Way; 5] = [
-    Way { name: "file -> socket", digest: None, sealed: false, receives: false },
-    Way {
-        name: "file -> CRC32C -> socket",
-        digest: Some(DigestKind::Crc32c),
-        sealed: false,
-        receives: false,
-    },
-    Way { name: "file -> AES-256-GCM -> socket", digest: None, sealed: true, receives: false },
-    Way {
-        name: "file -> SHA-256 -> AES-256-GCM -> socket",
-        digest: Some(DigestKind::Sha256),
-        sealed: true,
-        receives: false,
-    },
-    Way {
-        name: "socket -> SHA-256 -> file",
-        digest: Some(DigestKind::Sha256),
-        sealed: false,
-        receives: true,
-    },
-];
-
-struct Way {
-    name: &'static str,
-    digest: Option<DigestKind>,
-    sealed: bool,
-    receives: bool,
-}
-
-/// Checks and what they found.
-#[derive(Clone, Copy, Default)]
-struct Checks {
-    checked: u64,
-    wrong: u64,
-}
-
-impl Checks {
-    fn add(&mut self, is_right: bool) {
-        self.checked += 1;
-        self.wrong += u64::from(!is_right);
-    }
-
-    /// Compares block by block.
-    fn compare(&mut self, got: &[u8], expected: &[u8]) {
-        self.add(got.len() == expected.len());
-        for (at, block) in expected.chunks(BLOCK_BYTES).enumerate() {
-            let start = (at * BLOCK_BYTES).min(got.len());
-            self.add(got[start..].starts_with(block));
-        }
-    }
+fn io(what: &str) -> impl FnOnce(std::io::Error) -> DemoError + use<> {
+    let what = what.to_owned();
+    move |error| DemoError::Io { what, error }
 }
 
 pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
-    let io = |what: &str| {
-        let what = what.to_owned();
-        move |error| DemoError::Io { what, error }
-    };
     let folder = Folder::new().map_err(io("make a folder for the engine's socket"))?;
     let limit = if stage.options.quick { QUICK_BYTES_MAX } else { BYTES_MAX };
     let mut content = Vec::new();
@@ -98,35 +56,21 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     let socket = folder.0.join("engine");
     let listener =
         LocalListener::bind(&socket).map_err(|error| DemoError::Wrong(error.to_string()))?;
-    let service = Service::start(listener, ServiceLimits::default())
-        .map_err(io("start a transfer engine"))?;
-    let mut client =
-        Client::connect(&socket).map_err(|error| DemoError::Wrong(error.to_string()))?;
+    // As many threads as the loop has, if there are as many cores.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let most = CLIENTS[CLIENTS.len() - 1];
+    let limits = ServiceLimits { threads: cores.clamp(2, most) as u32, ..ServiceLimits::default() };
+    let engine = Engine::start(limits.of_engine()).map_err(io("start a transfer engine"))?;
+    let engine = Arc::new(engine);
+    let service = Service::over(listener, limits, engine.clone())
+        .map_err(io("start a transfer engine for other programs"))?;
 
-    let bar = stage.progress("transferring", WAYS.len());
-    let mut table = Table::new(&["", ">bytes", ">rate", ">checked", ">wrong"]);
-    let (mut rows, mut total) = (Vec::new(), Checks::default());
     let key: [u8; 32] = Sha256::digest(content.len().to_le_bytes()).into();
-    for way in &WAYS {
-        stage.check_interrupted()?;
-        let corrupt = stage.options.corrupt && way.sealed && way.digest.is_none();
-        let (checks, moved, seconds) = travel(way, &mut client, &folder.0, &content, key, corrupt)
-            .map_err(io("transfer a file"))?;
-        let rate = moved.written as f64 / seconds;
-        let shown =
-            [bytes_for_people(moved.written), format!("{}/s", bytes_for_people(rate as u64))];
-        let counts = [checks.checked.to_string(), checks.wrong.to_string()];
-        table.row([way.name.to_owned()].into_iter().chain(shown).chain(counts));
-        rows.push(json!({
-            "way": way.name, "bytes": moved.written, "bytes_per_second": rate,
-            "digest": moved.digest().map(|digest| digest.to_string()),
-            "checked": checks.checked, "wrong": checks.wrong,
-        }));
-        total.checked += checks.checked;
-        total.wrong += checks.wrong;
-        bar.inc(1);
-    }
-    bar.finish_and_clear();
+    let road = Road { engine: &engine, folder: &folder.0, content: &content, key };
+    let (ways, rows, mut total) = go_all(stage, &road)?;
+    let mut files = FileService::new(&socket, &content, key);
+    serve_all(stage, &mut files)?;
+    total.join(files.checks);
     total.add(service.in_flight() == 0);
 
     let screen = &stage.options.screen;
@@ -135,149 +79,102 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
         bytes_for_people(content.len() as u64)
     );
     let text = format!(
-        "{}\n\n{}\n  Each way is one command; the thread that asked for it touched none of the bytes. Loopback TCP; {}.\n  \
-         {} blocks, digests and lengths were checked with other implementations than the engine's, {} were wrong.\n",
+        "{}\n\n{}\n  Each way is one command; the thread that asked for it touched none of the bytes. Loopback TCP; {}.\n\n\
+         {}\n\n{}\n  The loop is the simple one: read, AES-256-GCM by the engine's library, write, with one buffer and a thread for each client.\n  \
+         The engine has {} threads. CPU time is that of everything but the clients.\n\n  \
+         {} blocks, digests, counts and lengths were checked with other implementations than the engine's, {} were wrong.\n",
         screen.paint(Tone::Bold, &title),
-        table.render(screen),
+        ways.render(screen),
         stage.cores(),
+        screen.paint(Tone::Bold, "The file, encrypted, to clients"),
+        files.table().render(screen),
+        limits.threads,
         total.checked,
         total.wrong
     );
     let json: Json = json!({
         "demo": "transfer", "file_bytes": content.len(), "rows": rows,
+        "file_service": files.json(), "engine_threads": limits.threads,
         "checked": total.checked, "wrong": total.wrong,
     });
     let failure = (total.wrong > 0)
         .then(|| format!("{} of {} checks found wrong bytes", total.wrong, total.checked));
-    Ok(Report { text, json, chart: None, failure })
+    Ok(Report { text, json, chart: Some(files.chart(&stage.cores())), failure })
 }
 
-/// One transfer, with what the other side got and the time it took.
-fn travel(
-    way: &Way,
-    client: &mut Client,
-    folder: &std::path::Path,
-    content: &[u8],
-    key: [u8; 32],
-    corrupt: bool,
-) -> std::io::Result<(Checks, Moved, f64)> {
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    let ours = TcpStream::connect(listener.local_addr()?)?;
-    let (mut theirs, _) = listener.accept()?;
-    theirs.set_read_timeout(Some(LIMIT))?;
-    theirs.set_write_timeout(Some(LIMIT))?;
-    let began = Instant::now();
-    let (moved, mut got) = if way.receives {
-        let mut file = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .open(folder.join("sink"))?;
-        let source = Source::socket(ours, None).digest(way.digest.expect("it has one"));
-        let command = source.file(file.try_clone()?, 0);
-        let moved = thread::scope(|scope| {
-            let sender = scope.spawn(move || theirs.write_all(content));
-            let moved = execute(client, command);
-            sender.join().expect("it does not panic").and(moved)
-        })?;
-        let mut got = Vec::new();
-        file.seek(SeekFrom::Start(0))?;
-        file.read_to_end(&mut got)?;
-        (moved, got)
-    } else {
-        let command = send(way, ours, content.len(), key)?;
-        thread::scope(|scope| {
-            let receiver = scope.spawn(move || {
-                let mut got = Vec::new();
-                theirs.read_to_end(&mut got).map(|_| got)
-            });
-            let moved = execute(client, command);
-            let got = receiver.join().expect("it does not panic");
-            Ok::<_, std::io::Error>((moved?, got?))
-        })?
-    };
-    let seconds = began.elapsed().as_secs_f64();
-    if corrupt {
-        let middle = got.len() / 2;
-        got[middle] ^= 1;
+/// The file goes every way.
+fn go_all(stage: &Stage<'_>, road: &Road<'_>) -> Result<(Table, Vec<Json>, Checks), DemoError> {
+    let port = road.folder.join("aes");
+    let kernel = serve_kernel(port.clone())?;
+    let ways = ways::all(road.key, kernel_stage::behind(port));
+    let bar = stage.progress("transferring", ways.len());
+    let mut table = Table::new(&["", ">bytes", ">rate", ">checked", ">wrong"]);
+    let (mut rows, mut total) = (Vec::new(), Checks::default());
+    for way in &ways {
+        stage.check_interrupted()?;
+        let gone = road.go(way, stage.options.corrupt);
+        let Gone { checks, moved, took } = gone.map_err(io(&format!("transfer: {}", way.name)))?;
+        let rate = moved.read as f64 / took.as_secs_f64();
+        table.row([
+            way.name.to_owned(),
+            bytes_for_people(moved.read),
+            format!("{}/s", bytes_for_people(rate as u64)),
+            checks.checked.to_string(),
+            checks.wrong.to_string(),
+        ]);
+        let stages = moved.stages.iter().map(|stage| {
+            json!({
+                "stage": stage.kind.name(), "bytes": stage.bytes, "made": stage.made,
+                "digest": stage.digest.map(|digest| digest.to_string()),
+                "found": stage.found.as_ref().map(|found| found.count),
+            })
+        });
+        rows.push(json!({
+            "way": way.name, "read_bytes": moved.read, "written_bytes": moved.written,
+            "bytes_per_second": rate, "stages": stages.collect::<Vec<_>>(),
+            "checked": checks.checked, "wrong": checks.wrong,
+        }));
+        total.join(checks);
+        bar.inc(1);
     }
-    let mut checks = Checks::default();
-    checks.add(moved.written == got.len() as u64);
-    if way.sealed {
-        checks.compare(&open(&key, &got), content);
-    } else {
-        checks.compare(&got, content);
+    bar.finish_and_clear();
+    if !kernel.shutdown().is_clean() {
+        return Err(DemoError::Wrong("the kernel's server did not end cleanly".to_owned()));
     }
-    if let Some(digest) = moved.digest() {
-        checks.add(digest.to_string() == other_digest(digest.kind(), content));
-    }
-    Ok((checks, moved, seconds))
+    Ok((table, rows, total))
 }
 
-fn send(way: &Way, to: TcpStream, bytes: usize, key: [u8; 32]) -> std::io::Result<Command> {
-    let source = Source::file(File::open(FILE)?, 0, Some(bytes as u64));
-    let key = Key::new(key);
-    Ok(match (way.digest, way.sealed) {
-        (Some(kind), true) => source.digest(kind).seal(key).socket(to),
-        (Some(kind), false) => source.digest(kind).socket(to),
-        (None, true) => source.seal(key).socket(to),
-        (None, false) => source.socket(to),
-    })
+/// A server whose kernel encrypts with AES-256-CTR, behind a port in shared memory.
+fn serve_kernel(port: PathBuf) -> Result<Server, DemoError> {
+    let mut service = KernelService::new("aes", Vec::new(), "aes256_ctr");
+    service.memory_ports = vec![port];
+    service.max_message_bytes = PIECE_BYTES + PIECE_HEADER_BYTES;
+    service.max_reply_bytes = PIECE_BYTES;
+    let kind = AcceleratorKind::Cpu { placement: CpuPlacement::Worker, stack_kib: STACK_KIB };
+    Ok(Server::start(Topology {
+        engine: EngineSettings::default(),
+        limits: Limits::default(),
+        accelerators: vec![Accelerator { name: "acc0".to_owned(), kind }],
+        services: vec![service],
+        tenants: Vec::new(),
+    })?)
 }
 
-fn execute(client: &mut Client, command: Command) -> std::io::Result<Moved> {
-    let id = client.submit(command).map_err(std::io::Error::other)?;
-    match client.next(LIMIT).map_err(std::io::Error::other)? {
-        Some(Answer::Ended { id: ended, result, report }) if ended == id => {
-            result.map(|()| report).map_err(std::io::Error::other)
-        }
-        _ => Err(std::io::ErrorKind::TimedOut.into()),
-    }
-}
-
-/// Opens a sealed stream without the engine's code. Records that do not open become zeros.
-fn open(key: &[u8; 32], stream: &[u8]) -> Vec<u8> {
-    const HEADER_BYTES: usize = 48;
-    let Some((header, rest)) = stream.split_at_checked(HEADER_BYTES) else { return Vec::new() };
-    let mut stream_key = [0; 32];
-    let derived = Hkdf::<Sha256>::new(Some(&header[16..]), key);
-    derived.expand(&header[..16], &mut stream_key).expect("32 bytes are few enough");
-    let cipher = Aes256Gcm::new(&stream_key.into());
-    let records = rest.chunks(64 << 10);
-    let last = records.len().saturating_sub(1);
-    let mut plain = Vec::with_capacity(rest.len());
-    for (number, record) in records.enumerate() {
-        let mut nonce = [0; 12];
-        nonce[3] = (number == last).into();
-        nonce[4..].copy_from_slice(&(number as u64).to_be_bytes());
-        match cipher.decrypt(Nonce::from_slice(&nonce), record) {
-            Ok(payload) => plain.extend(payload),
-            Err(_) => plain.resize(plain.len() + record.len().saturating_sub(16), 0),
+/// Every server of files serves clients, in turns.
+fn serve_all(stage: &Stage<'_>, files: &mut FileService<'_>) -> Result<(), DemoError> {
+    let rounds = if stage.options.quick { QUICK_ROUNDS } else { ROUNDS };
+    let bar = stage.progress("serving", rounds * CLIENTS.len() * SERVERS.len());
+    for _ in 0..rounds {
+        for clients in CLIENTS {
+            for server in SERVERS {
+                stage.check_interrupted()?;
+                files.serve(server, clients).map_err(io("serve the file"))?;
+                bar.inc(1);
+            }
         }
     }
-    plain
-}
-
-/// The digest without the engine's code.
-fn other_digest(kind: DigestKind, bytes: &[u8]) -> String {
-    match kind {
-        DigestKind::Sha256 => {
-            Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
-        }
-        DigestKind::Crc32c => format!("{:08x}", plain_crc32c(bytes)),
-        DigestKind::Md5 | DigestKind::Sha1 => unreachable!("no way of the demo has it"),
-    }
-}
-
-/// CRC32C by a table, as RFC 3720 describes it.
-fn plain_crc32c(bytes: &[u8]) -> u32 {
-    const REVERSED_POLYNOMIAL: u32 = 0x82f6_3b78;
-    let mut table = [0u32; 256];
-    for (value, entry) in (0u32..).zip(&mut table) {
-        *entry = (0..8).fold(value, |crc, _| (crc >> 1) ^ ((crc & 1) * REVERSED_POLYNOMIAL));
-    }
-    !bytes.iter().fold(!0, |crc: u32, byte| (crc >> 8) ^ table[usize::from((crc as u8) ^ byte)])
+    bar.finish_and_clear();
+    Ok(())
 }
 
 /// A folder that is removed.
@@ -296,15 +193,5 @@ impl Drop for Folder {
     fn drop(&mut self) {
         // What cannot be removed stays in the folder for temporary files.
         let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_other_crc_is_the_published_one() {
-        assert_eq!(plain_crc32c(&[0; 32]), 0x8a91_36aa);
     }
 }

@@ -7,7 +7,7 @@ use bench::client::shm::{Client, Options, ShmError};
 use transfer::{Kernel, KernelSource};
 
 /// The service whose port is at this path.
-pub(super) fn behind(path: PathBuf) -> KernelSource {
+pub(crate) fn behind(path: PathBuf) -> KernelSource {
     KernelSource::new(move || {
         let client = Client::connect(&path, &Options::default());
         let client = client.map_err(|error| error.to_string())?;
