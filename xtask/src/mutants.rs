@@ -375,6 +375,21 @@ const MUTANTS: &[Mutant] = &[
         "a worker without free descriptors retries immediately, without a limit",
         &["crates/cli/tests/limits.rs::a_listener_without_a_descriptor_does_not_spin"],
     ),
+    // UDP ports of a worker that has several.
+    mutant(
+        "watch_ports_for_edges",
+        "a port that was not read, or only in part, is reported once",
+        &[
+            "crates/sys/tests/network/watched.rs::of_several_ports_those_are_reported_that_have_datagrams",
+        ],
+    ),
+    mutant(
+        "keep_few_ports_in_the_set",
+        "of three ports one is removed, and the epoll set is still looked at in each poll",
+        &[
+            "crates/sys/tests/network/watched.rs::a_port_of_several_is_paused_resumed_stopped_and_added",
+        ],
+    ),
     // Stream sockets of blocks.
     mutant(
         "reuse_word",

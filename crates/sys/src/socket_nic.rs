@@ -14,8 +14,8 @@
 //! # What a poll costs
 //!
 //! A spinning worker (`sleep_ns == 0`) makes as few system calls as possible: every UDP port is
-//! reported on every poll, since receiving *is* the readiness check, unless there are more than two and it is
-//! quiet (`socket_nic/watched.rs`). The epoll set is polled every time while a port is quiet or streams are active. Otherwise it is polled once per
+//! reported on every poll, since receiving *is* the readiness check. With more than two, those are in the epoll set that do not have
+//! datagrams nearly every time (`socket_nic/watched.rs`). The set is polled every time while there is such a port or streams are active. Otherwise it is polled once per
 //! [`QUIET_WORK_MAX`] units of other work, so that an idle TCP listener costs a busy UDP service
 //! about one percent. A sleep ends on a datagram, a stream event, a new connection or a [`Waker`].
 //!
@@ -230,7 +230,6 @@ pub struct SocketNic {
     specs: Vec<PortSpec>,
     options: Arc<SocketOptions>,
     poller: Poller,
-    /// Its sockets are those that the poller watches while sleeping.
     watched: WatchedPorts,
     streams: Streams,
     receiver: Receiver,
@@ -307,11 +306,7 @@ impl SocketNic {
     fn install(&mut self, index: PortIndex, port: OpenPort) -> io::Result<()> {
         let OpenPort { socket, spec, file } = port;
         let port = match spec.transport {
-            Transport::Udp => {
-                self.poller.watch_sleeping(socket.as_fd());
-                self.watched.add(index);
-                Port::Udp(UdpPort::new(socket, &self.options))
-            }
+            Transport::Udp => Port::Udp(UdpPort::new(socket, &self.options)),
             Transport::Tcp => {
                 self.poller.watch(socket.as_fd(), Source::Listener(index))?;
                 self.active_polls = ACTIVE_POLLS;
@@ -325,18 +320,9 @@ impl SocketNic {
         }
         self.ports[place] = port;
         self.specs[place] = spec;
+        self.watched.add(index, &mut self.ports, &mut self.poller);
         self.update_listening();
         Ok(())
-    }
-
-    /// Stops reporting a UDP port and removes it from the sleep set.
-    fn stop_watching(&mut self, index: PortIndex) {
-        if let Some(Port::Udp(udp)) = self.ports.get_mut(usize::from(index)) {
-            udp.watch_no_more(&self.poller);
-        }
-        if let Some(position) = self.watched.remove(index) {
-            self.poller.forget_sleeping(position);
-        }
     }
 
     fn update_listening(&mut self) {
@@ -362,16 +348,16 @@ impl SocketNic {
     fn translate(&mut self, count: usize, slept: bool, events: &mut Vec<Event>) {
         self.counters.epoll_calls += 1;
         self.quiet_work = 0;
-        let before = events.len();
-        let mut listeners = 0;
+        let (mut of_streams, mut listeners) = (0, 0);
         for position in 0..count {
             match self.poller.event(position) {
                 (Source::Stream(key) | Source::DatagramStream(key), bits) => {
-                    self.stream_events(key, bits, events)
+                    let before = events.len();
+                    self.stream_events(key, bits, events);
+                    of_streams += events.len() - before;
                 }
                 (Source::Listener(_), _) => listeners += 1,
-                // A sleep reports it as well, and another poll reports it below.
-                (Source::Datagrams(port), _) => self.watched.set_asked(port),
+                (Source::Datagrams(port), _) => events.push(Event::Datagrams(port)),
                 (Source::Waker, _) if slept => self.poller.consume_wake(),
                 (Source::Waker | Source::WakeFd, _) => {}
             }
@@ -383,7 +369,7 @@ impl SocketNic {
                 }
             }
         }
-        if events.len() > before {
+        if of_streams + listeners > 0 {
             self.active_polls = ACTIVE_POLLS;
         }
     }
@@ -512,17 +498,19 @@ impl Nic for SocketNic {
         let slept = sleep_ns > 0 && !self.streams.owes();
         self.streams.take_owed(events);
         if slept {
+            self.watched.begin_sleep();
             let stalled = self.stalled_polls > 0;
             let spins = stalled && mutants::on("spin_without_descriptors");
             let stalled_ns = if spins { 0 } else { STALLED_NS };
             let sleep_ns = if stalled { sleep_ns.min(stalled_ns) } else { sleep_ns };
-            let ports = self.watched.all();
+            let asked = self.watched.asked();
             let count = self.poller.sleep(sleep_ns, |position| {
-                events.push(Event::Datagrams(ports[position]));
+                events.push(Event::Datagrams(asked[position]));
             });
             self.translate(count, true, events);
         } else {
-            if self.watched.has_quiet() || self.streams_due() {
+            self.watched.begin_poll(&self.ports, events);
+            if self.watched.has_set() || self.streams_due() {
                 let count = self.poller.collect();
                 self.translate(count, false, events);
             }
@@ -543,7 +531,11 @@ impl Nic for SocketNic {
         let asked = udp.slots;
         let used = udp.receive(&mut self.receiver, batch);
         udp.slots = slots_after(used, batch.items.len());
-        udp.note_received(used, (port, &mut self.watched, &self.poller), batch);
+        let of = (port, &mut udp.watch, udp.socket.as_fd());
+        let most = asked.min(batch.most_buffers as usize);
+        if self.watched.note_received(of, &mut self.poller, (used, most, batch.items.len())) {
+            udp.check_drops(batch);
+        }
         self.quiet_work = self.quiet_work.saturating_add(used as u32 * WORK_PER_BUFFER);
         used == asked
     }
@@ -674,7 +666,7 @@ impl Nic for SocketNic {
             Some(Port::Tcp(tcp)) => (tcp.listener, tcp.file) = (None, None),
             Some(Port::Closed) | None => return,
         }
-        self.stop_watching(index);
+        self.watched.remove(index, &mut self.ports, &mut self.poller);
         self.update_listening();
     }
 
@@ -682,10 +674,9 @@ impl Nic for SocketNic {
         // A listener's edge is reported once, and the worker remembers it.
         let Some(Port::Udp(udp)) = self.ports.get(usize::from(index)) else { return };
         if paused || udp.stopped {
-            self.stop_watching(index);
-        } else if !self.watched.contains(index) {
-            self.poller.watch_sleeping(udp.socket.as_fd());
-            self.watched.add(index);
+            self.watched.remove(index, &mut self.ports, &mut self.poller);
+        } else {
+            self.watched.add(index, &mut self.ports, &mut self.poller);
         }
     }
 

@@ -21,7 +21,7 @@ pub(super) enum Source {
     /// A UDP stream: that it can be written is no news. Each datagram that leaves would be an edge.
     DatagramStream(u32),
     Listener(u16),
-    /// A quiet UDP port.
+    /// A UDP port (`watched.rs`).
     Datagrams(u16),
     Waker,
     /// A wake-up from another process: it ends a sleep and carries no other information.
@@ -153,29 +153,19 @@ impl Poller {
         self.waker.clone()
     }
 
-    /// Watches `socket` for edges until it is closed.
+    /// Watches `socket` until it is closed: for edges, and a UDP port for as long as it has something.
     pub(super) fn watch(&self, socket: BorrowedFd<'_>, source: Source) -> io::Result<()> {
         let interest = match source {
-            Source::Stream(_) => libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP,
-            Source::DatagramStream(_)
-            | Source::Listener(_)
-            | Source::Datagrams(_)
-            | Source::Waker
-            | Source::WakeFd => libc::EPOLLIN,
+            Source::Stream(_) => libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET,
+            Source::Datagrams(_) if mutants::on("watch_ports_for_edges") => {
+                libc::EPOLLIN | libc::EPOLLET
+            }
+            Source::Datagrams(_) => libc::EPOLLIN,
+            Source::DatagramStream(_) | Source::Listener(_) | Source::Waker | Source::WakeFd => {
+                libc::EPOLLIN | libc::EPOLLET
+            }
         };
-        self.add(socket, source, interest | libc::EPOLLET)
-    }
-
-    /// Reports one event of `socket`: the next one, or that there is something now. `has_entry`: it was watched before.
-    pub(super) fn watch_once(
-        &self,
-        socket: BorrowedFd<'_>,
-        source: Source,
-        has_entry: bool,
-    ) -> io::Result<()> {
-        let operation = if has_entry { libc::EPOLL_CTL_MOD } else { libc::EPOLL_CTL_ADD };
-        let epoll = &self.waker.shared.epoll;
-        control(epoll, operation, socket, source, libc::EPOLLIN | libc::EPOLLONESHOT)
+        self.add(socket, source, interest)
     }
 
     /// Removes the entry of a socket from the epoll set.
@@ -183,15 +173,20 @@ impl Poller {
         self.waker.forget_file(socket);
     }
 
-    /// Lets a datagram on `socket` end a sleep. Such a socket is not in the epoll set, unless it is quiet: while the
-    /// worker spins, senders then pay no epoll book-keeping per datagram.
+    /// Lets a datagram on `socket` end a sleep. Such a socket is not in the epoll set: senders pay nothing for each datagram while the
+    /// worker spins.
     pub(super) fn watch_sleeping(&mut self, socket: BorrowedFd<'_>) {
         self.sleepers.push(pollfd(socket));
     }
 
-    /// Removes the socket at this position among those of [`Self::watch_sleeping`]; later ones move up.
+    /// Removes the socket at this position among those of [`Self::watch_sleeping`]; the last one gets its position.
     pub(super) fn forget_sleeping(&mut self, position: usize) {
-        self.sleepers.remove(1 + position);
+        self.sleepers.swap_remove(1 + position);
+    }
+
+    /// Makes room for this many sockets of [`Self::watch_sleeping`].
+    pub(super) fn reserve_sleepers(&mut self, sockets: usize) {
+        self.sleepers.reserve((1 + sockets).saturating_sub(self.sleepers.len()));
     }
 
     fn add(&self, file: BorrowedFd<'_>, source: Source, events: c_int) -> io::Result<()> {

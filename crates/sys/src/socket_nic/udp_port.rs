@@ -4,14 +4,13 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use libc::c_int;
-use wire::nic::{PortIndex, RxBatch};
+use wire::nic::RxBatch;
 
 use super::SocketOptions;
 use super::listen;
-use super::poller::{Poller, Source};
 use super::udp_receive::{GRO_SLOT_BYTES_MIN, Receiver, SLOTS};
 use super::udp_send::Segmentation;
-use super::watched::{QUIET_AFTER, WatchedPorts};
+use super::watched::Watch;
 use crate::os::set_option;
 
 /// Retries of a receive that returns a pending socket error instead of datagrams.
@@ -31,10 +30,7 @@ pub(super) struct UdpPort {
     /// Number of buffers for the next receive.
     pub(super) slots: usize,
     pub(super) stopped: bool,
-    /// Receives in a row that found nothing.
-    empty_in_row: u32,
-    /// It has an entry in the epoll set.
-    has_entry: bool,
+    pub(super) watch: Watch,
 }
 
 impl UdpPort {
@@ -50,44 +46,7 @@ impl UdpPort {
             empty_receives: 0,
             slots: SLOTS,
             stopped: false,
-            empty_in_row: 0,
-            has_entry: false,
-        }
-    }
-
-    /// After a receive, with the number of buffers it used: whether the port is quiet (`watched.rs`).
-    #[inline]
-    pub(super) fn note_received(
-        &mut self,
-        used: usize,
-        (index, watched, poller): (PortIndex, &mut WatchedPorts, &Poller),
-        batch: &mut RxBatch,
-    ) {
-        if used > 0 {
-            self.empty_in_row = 0;
-            if watched.has_quiet() {
-                watched.set_asked(index);
-            }
-        } else if watched.may_be_quiet() {
-            self.empty_in_row += 1;
-            if self.empty_in_row >= QUIET_AFTER {
-                self.empty_in_row = 0;
-                let source = Source::Datagrams(index);
-                let watch = poller.watch_once(self.socket.as_fd(), source, self.has_entry);
-                // If the epoll set takes no more entries, the port is asked as before.
-                if watch.is_ok() {
-                    self.has_entry = true;
-                    watched.set_quiet(index);
-                }
-                self.check_drops(batch);
-            }
-        }
-    }
-
-    /// The epoll set reports nothing of it any more.
-    pub(super) fn watch_no_more(&mut self, poller: &Poller) {
-        if std::mem::take(&mut self.has_entry) {
-            poller.forget(self.socket.as_fd());
+            watch: Watch::default(),
         }
     }
 
@@ -119,7 +78,7 @@ impl UdpPort {
         0
     }
 
-    fn check_drops(&mut self, batch: &mut RxBatch) {
+    pub(super) fn check_drops(&mut self, batch: &mut RxBatch) {
         self.empty_receives = 0;
         batch.overflowed +=
             listen::drops(self.socket.as_fd()).map_or(0, |drops| self.new_drops(drops));

@@ -7,3 +7,4 @@ mod support;
 mod tap;
 mod tcp;
 mod udp;
+mod watched;
