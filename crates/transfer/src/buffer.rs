@@ -2,6 +2,7 @@
 
 use std::io::IoSliceMut;
 use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::flow::{CHUNK_BYTES, SMALL_CHUNK_BYTES};
 use crate::seal::{HEADER_BYTES, RECORD_BYTES};
@@ -9,35 +10,70 @@ use crate::seal::{HEADER_BYTES, RECORD_BYTES};
 /// Bytes of a buffer.
 pub(crate) const BUFFER_BYTES: usize = CHUNK_BYTES + HEADER_BYTES;
 const SMALL_BUFFER_BYTES: usize = SMALL_CHUNK_BYTES + HEADER_BYTES;
-/// Free buffers that are kept.
-const SPARE_BUFFERS: usize = 8;
-/// As many small ones are two for each of 32 streams.
-const SPARE_SMALL_BUFFERS: usize = 64;
+/// Free buffers that a thread keeps for itself: they are in the caches of its core.
+const SPARE_BUFFERS: usize = 4;
+const SPARE_SMALL_BUFFERS: usize = 32;
+/// Free buffers that all threads share: as many as this number of threads keep.
+const SHARED_THREADS: usize = 4;
 
 /// Buffers that are reused.
 #[derive(Default)]
 pub struct Buffers {
-    spare: Vec<Vec<u8>>,
+    spare: Spare,
+    shared: SharedBuffers,
+}
+
+/// Free buffers of all threads of an engine: one thread reads a chunk and another one sends it, so buffers go from thread to thread.
+#[derive(Clone, Default)]
+pub(crate) struct SharedBuffers(Arc<Mutex<Spare>>);
+
+#[derive(Default)]
+struct Spare {
+    buffers: Vec<Vec<u8>>,
     small: Vec<Vec<u8>>,
+}
+
+impl Spare {
+    /// Returns the buffer if there are enough: `times` as many as a thread keeps.
+    fn put(&mut self, buffer: Vec<u8>, times: usize) -> Option<Vec<u8>> {
+        let (kept, most) = match buffer.len() {
+            SMALL_BUFFER_BYTES => (&mut self.small, SPARE_SMALL_BUFFERS),
+            _ => (&mut self.buffers, SPARE_BUFFERS),
+        };
+        if kept.len() >= most * times {
+            return Some(buffer);
+        }
+        kept.push(buffer);
+        None
+    }
+}
+
+impl SharedBuffers {
+    fn spare(&self) -> MutexGuard<'_, Spare> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The buffers of a thread.
+    pub(crate) fn of_thread(&self) -> Buffers {
+        Buffers { spare: Spare::default(), shared: self.clone() }
+    }
 }
 
 impl Buffers {
     pub(crate) fn take(&mut self) -> Vec<u8> {
-        self.spare.pop().unwrap_or_else(|| vec![0; BUFFER_BYTES])
+        let shared = || self.shared.spare().buffers.pop();
+        self.spare.buffers.pop().or_else(shared).unwrap_or_else(|| vec![0; BUFFER_BYTES])
     }
 
     pub(crate) fn put(&mut self, buffer: Vec<u8>) {
-        if buffer.len() == SMALL_BUFFER_BYTES {
-            if self.small.len() < SPARE_SMALL_BUFFERS {
-                self.small.push(buffer);
-            }
-        } else if self.spare.len() < SPARE_BUFFERS {
-            self.spare.push(buffer);
+        if let Some(buffer) = self.spare.put(buffer, 1) {
+            drop(self.shared.spare().put(buffer, SHARED_THREADS));
         }
     }
 
     pub(crate) fn take_small(&mut self) -> Vec<u8> {
-        self.small.pop().unwrap_or_else(|| vec![0; SMALL_BUFFER_BYTES])
+        let shared = || self.shared.spare().small.pop();
+        self.spare.small.pop().or_else(shared).unwrap_or_else(|| vec![0; SMALL_BUFFER_BYTES])
     }
 }
 
@@ -83,5 +119,34 @@ impl Layout {
             at += len;
         }
         parts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_go_from_thread_to_thread_and_not_all_are_kept() {
+        let shared = SharedBuffers::default();
+        let (mut sends, mut reads) = (shared.of_thread(), shared.of_thread());
+        for (of, kept) in [(BUFFER_BYTES, SPARE_BUFFERS), (SMALL_BUFFER_BYTES, SPARE_SMALL_BUFFERS)]
+        {
+            let all = kept * (1 + SHARED_THREADS);
+            for _ in 0..all + 3 {
+                let mut buffer = vec![0; of];
+                buffer[of - 1] = 1;
+                sends.put(buffer);
+            }
+            let take = |from: &mut Buffers| {
+                let buffer = if of == BUFFER_BYTES { from.take() } else { from.take_small() };
+                assert_eq!(buffer.len(), of);
+                buffer[of - 1] == 1
+            };
+            // What the other thread does not keep, this one gets, and then new ones.
+            let used: Vec<bool> = (0..all).map(|_| take(&mut reads)).collect();
+            assert_eq!(used.iter().filter(|used| **used).count(), kept * SHARED_THREADS);
+            assert!((0..kept).all(|_| take(&mut sends)) && !take(&mut sends));
+        }
     }
 }

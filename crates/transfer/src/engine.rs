@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use sys::descriptors::{Interest, Readiness};
 
 use crate::apart::{Apart, run_together};
+use crate::buffer::SharedBuffers;
 use crate::counters::Counters;
 use crate::error::TransferError;
 use crate::flow::{Blocked, Buffers, Cut, Device, End, Flow, Plan, Progress, Report};
@@ -45,7 +46,7 @@ pub struct Limits {
     pub in_flight: u32,
     /// Threads that move bytes at a time.
     pub threads: u32,
-    /// Memory of all of them, by what each holds at most. Buffers that threads keep for the next step come on top: 12 MiB of each.
+    /// Memory of all of them, by what each holds at most. Buffers that threads keep for the next step come on top: 6 MiB of each, and 24 MiB of all.
     pub memory_mib: u32,
 }
 
@@ -92,6 +93,7 @@ impl Engine {
             epoch: Instant::now(),
             in_flight_max: limits.in_flight,
             memory: Memory::new(limits.memory_mib),
+            buffers: SharedBuffers::default(),
         });
         let engine = Self { shared };
         engine.shared.add_threads(&mut engine.shared.board())?;
@@ -298,6 +300,7 @@ struct Shared {
     epoch: Instant,
     in_flight_max: u32,
     memory: Memory,
+    buffers: SharedBuffers,
 }
 
 impl Shared {
@@ -408,7 +411,7 @@ impl Shared {
         }
         self.counters.start();
         Account::open(account.as_ref(), memory);
-        self.wake_one(&board);
+        self.release(board);
         Ok(submitted(entries))
     }
 
@@ -484,9 +487,11 @@ impl Shared {
         }
     }
 
-    /// A sleeping thread takes what is queued.
-    fn wake_one(&self, board: &Board) {
-        if board.sleepers > 0 && board.entries.has_work() {
+    /// A sleeping thread takes what is queued, when the board is free: a thread that wakes up to a lock that is held sleeps again.
+    fn release(&self, board: MutexGuard<'_, Board>) {
+        let wakes = board.sleepers > 0 && board.entries.has_work();
+        drop(board);
+        if wakes {
             self.readiness.wake();
         }
     }
@@ -508,7 +513,7 @@ impl Shared {
 
     /// The loop of a thread.
     fn run(self: &Arc<Self>) {
-        let mut buffers = Buffers::default();
+        let mut buffers = self.buffers.of_thread();
         // Whether this thread has just looked which sockets are ready.
         let (mut last, mut looked) = (None, false);
         // When this thread has looked for transfers whose time is over. Others that look see what this thread executes as running.
@@ -532,8 +537,7 @@ impl Shared {
             if !parts.is_empty() {
                 self.counters.note_queued(board.entries.queued());
                 looked = false;
-                self.wake_one(&board);
-                drop(board);
+                self.release(board);
                 board = self.run_stages(parts, &mut buffers);
                 continue;
             }
@@ -553,15 +557,6 @@ impl Shared {
                 continue;
             };
             looked = false;
-            if job.device(end).has_positions()
-                && board.sleepers > 0
-                && board.sleepers == board.unlimited
-            {
-                // The file may hang: another thread watches the time.
-                self.readiness.wake();
-            } else {
-                self.wake_one(&board);
-            }
             let part = self.part_for_socket(&board, end, &mut job);
             if let Some(part) = part {
                 board.entries.begin_part(id);
@@ -571,20 +566,28 @@ impl Shared {
                 let now_ns = self.now_ns();
                 // Nothing has come back that could end it.
                 board.entries.give_back(id, job, false, 0, &mut buffers, now_ns);
-                self.wake_one(&board);
-                drop(board);
+                self.release(board);
                 board = self.send_apart(id, part, &socket, &mut buffers);
             } else {
-                drop(board);
+                if job.device(end).has_positions()
+                    && board.sleepers > 0
+                    && board.sleepers == board.unlimited
+                {
+                    // The file may hang: another thread watches the time.
+                    drop(board);
+                    self.readiness.wake();
+                } else {
+                    self.release(board);
+                }
                 board = self.step(id, end, job, &mut buffers);
             }
             last = Some(id);
         }
     }
 
-    /// A chunk that this thread sends while another one reads the source: if one has nothing else to do.
+    /// A chunk that this thread sends while another one reads the source: if one may, and has nothing else to do.
     fn part_for_socket(&self, board: &Board, end: End, job: &mut Job) -> Option<Apart> {
-        let is_alone = board.sleepers > 0 && !board.entries.has_work();
+        let is_alone = board.sleepers > 0 && !board.entries.is_busy() && !board.entries.has_work();
         if end != End::Sink || !is_alone { None } else { job.flow.part_for_socket() }
     }
 

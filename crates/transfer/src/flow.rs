@@ -23,6 +23,9 @@ use crate::stage::{Cipher, StageKind, StageSpec};
 /// Bytes of a chunk, but for the header of a sealed stream. 512 KiB stay in a core's second-level cache
 /// between the stages, and amortise two system calls and the choice of the next step.
 pub const CHUNK_BYTES: usize = 512 << 10;
+/// Bytes of a chunk that is read, sealed and sent: with more of them the copies of the host kernel, out of the page cache and into the socket, displace one
+/// another in that cache (measured: a tenth more CPU time with 512 KiB).
+pub const SENT_CHUNK_BYTES: usize = 256 << 10;
 /// Chunks of a transfer at a time.
 pub const CHUNKS_MAX: usize = 2;
 /// Bytes of a step that moves them without a buffer of the transfer, if the devices take as many.
@@ -592,7 +595,11 @@ impl<D: Devices> Flow<D> {
 
     /// Bytes of a chunk of the source.
     pub(crate) fn chunk_bytes(&self) -> usize {
-        if self.batches { SMALL_CHUNK_BYTES } else { CHUNK_BYTES }
+        match (self.source, self.sink) {
+            _ if self.batches => SMALL_CHUNK_BYTES,
+            (Device::File, Device::Socket) => SENT_CHUNK_BYTES,
+            _ => CHUNK_BYTES,
+        }
     }
 
     fn take_buffer(&self, buffers: &mut Buffers) -> Vec<u8> {

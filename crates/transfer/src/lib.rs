@@ -26,7 +26,7 @@
 //! * [`service`], [`client`], [`message`]: an engine for other processes, which pass descriptors to it.
 //! * `small`: short transfers that the calling thread does itself.
 //!
-//! A chunk (512 KiB) stays in a core's cache while all stages of it run.
+//! A chunk (512 KiB, or 256 KiB from a file to a socket) stays in a core's cache while all stages of it run.
 
 #![forbid(unsafe_code)]
 
