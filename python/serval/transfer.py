@@ -405,6 +405,17 @@ class Transfers:
         """A descriptor that is readable when a transfer may have ended; for ``waits=False``."""
         return self._native.fileno()
 
+    def signal(self, eventfd: int) -> None:
+        """Adds 1 to ``eventfd`` (``os.eventfd(0, os.EFD_NONBLOCK)``) for each transfer that ends, when :meth:`reap` finds it; for
+        ``waits=False``. Several ``Transfers`` may have the same one, so a loop waits for one descriptor. An engine in another process does this for programs
+        of its own user and of root."""
+        if self._thread is not None:
+            raise ConfigError("a thread takes the ends of these transfers: make them with waits=False")
+        try:
+            self._native.signal(eventfd)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+
     @property
     def closed(self) -> bool:
         """Whether nothing can be started any more: they were closed, or the connection to the engine has failed."""

@@ -68,6 +68,8 @@ struct Flights {
     state: Mutex<State>,
     /// Something has ended, or `next` is to return.
     wake: WakeFd,
+    /// The program's, which counts ends.
+    counter: Mutex<Option<WakeFd>>,
 }
 
 #[derive(Default)]
@@ -134,7 +136,8 @@ impl Transfers {
                 Where::There(Mutex::new(client.map_err(failed)?))
             }
         };
-        let flights = Arc::new(Flights { state: Mutex::default(), wake: WakeFd::new()? });
+        let (state, counter) = (Mutex::default(), Mutex::default());
+        let flights = Arc::new(Flights { state, wake: WakeFd::new()?, counter });
         let slot_bytes = slot_kib.map(|kib| (kib as usize) << 10);
         let open = Open { engine, lanes: Lanes { threads: threads as usize, slot_bytes }, flights };
         Ok(Self { process: std::process::id(), open: Mutex::new(Some(Arc::new(open))) })
@@ -213,6 +216,24 @@ impl Transfers {
         })
     }
 
+    /// Adds 1 to this eventfd for each end that `next` has.
+    fn signal(&self, eventfd: RawFd) -> PyResult<()> {
+        let open = self.open()?;
+        let eventfd = duplicate(eventfd)?;
+        match &open.engine {
+            Where::Here(_) => {
+                let counter = WakeFd::counting(eventfd);
+                let counter = counter
+                    .map_err(|_| PyValueError::new_err(ClientError::NoCounter.to_string()))?;
+                *lock(&open.flights.counter) = Some(counter);
+                Ok(())
+            }
+            Where::There(client) => lock(client)
+                .signal(eventfd)
+                .map_err(|error| PyValueError::new_err(error.to_string())),
+        }
+    }
+
     /// Lets `next` return.
     fn wake(&self) -> PyResult<()> {
         self.open()?.flights.wake.wake();
@@ -260,6 +281,9 @@ impl Open {
             let result = outcome.result.map_err(|error| RemoteError::from(&error));
             lock(&flights.state).ended.push_back((id, result, outcome.report));
             flights.wake.wake();
+            if let Some(counter) = &*lock(&flights.counter) {
+                counter.wake();
+            }
         });
         let mut state = self.state();
         match submitted {

@@ -252,6 +252,29 @@ def test_what_was_received_before_comes_first(plain, tmp_path):
     assert result.digest == hashlib.md5(content[:900_000]).digest()
 
 
+def test_one_eventfd_counts_the_ends_of_several(plain, tmp_path):
+    counter = os.eventfd(0, os.EFD_NONBLOCK)
+    with Transfers(waits=False) as first, Transfers(waits=False) as second:
+        first.signal(counter)
+        second.signal(counter)
+        ended = []
+        for n, transfers in enumerate([first, second, second]):
+            transfers.start(plain, tmp_path / f"copy-{n}").when_done(ended.append)
+        counted = 0
+        while counted < 3:
+            assert select.select([counter], [], [], 60)[0]
+            counted += os.eventfd_read(counter)
+        assert counted == 3
+        first.reap()
+        second.reap()
+        assert len(ended) == 3
+        with pytest.raises(ConfigError, match="EFD_NONBLOCK"):
+            first.signal(os.open(plain, os.O_RDONLY))
+    with Transfers() as waits, pytest.raises(ConfigError, match="waits=False"):
+        waits.signal(counter)
+    os.close(counter)
+
+
 def test_a_loop_of_the_program_can_wait(plain, tmp_path):
     ended = []
     with Transfers(waits=False) as transfers:

@@ -22,7 +22,7 @@ enum { RANGE_BYTES = 16, HEAD_BYTES = 16, START_BYTES = 56, STAGE_BYTES = 8, KEY
 enum { REQUEST_BYTES_MAX = START_BYTES + SV_STAGES_MAX * (STAGE_BYTES + 2 + PATTERN_BYTES_MAX) + (SV_FILES_MAX - 1) * RANGE_BYTES };
 enum { ENDED_BYTES = 40, PROGRESS_BYTES = 32, REPORT_BYTES = 56, TEXT_BYTES_MAX = 166, REASON_MAX = 32 };
 enum { ANSWER_BYTES_MAX = ENDED_BYTES + SV_STAGES_MAX * (REPORT_BYTES + 8 * SV_OFFSETS_MAX) + TEXT_BYTES_MAX };
-enum { START = 1, CANCEL = 3, PROGRESS = 4 };
+enum { START = 1, CANCEL = 3, PROGRESS = 4, SIGNAL = 6 };
 enum { ENDED = 1 };
 enum { IS_FILE = 1, IS_SOCKET = 2 };
 
@@ -249,15 +249,35 @@ int sv_pipeline_start(sv_transfers *transfers, int source, int sink, const sv_tr
     return start(transfers, &ends, transfer, stages, count, id);
 }
 
-static int ask(sv_transfers *transfers, int kind, uint64_t id) {
+static int ask(sv_transfers *transfers, int kind, uint64_t id, const int *descriptor) {
     uint8_t request[HEAD_BYTES] = {0};
     put(request + 4, (uint64_t)kind, 2);
     put(request + 8, id, 8);
-    return send_request(transfers, request, sizeof request, NULL, 0);
+    return send_request(transfers, request, sizeof request, descriptor, descriptor ? 1 : 0);
+}
+
+/* Whether a write to it adds to a count and never waits. */
+static bool is_counter(int descriptor) {
+    char own[32], kind[32];
+    snprintf(own, sizeof own, "/proc/self/fd/%d", descriptor);
+    ssize_t len = readlink(own, kind, sizeof kind - 1);
+    if (len < 0) return false;
+    kind[len] = 0;
+    int flags = fcntl(descriptor, F_GETFL);
+    return strcmp(kind, "anon_inode:[eventfd]") == 0 && flags >= 0 && (flags & O_NONBLOCK);
+}
+
+int sv_transfers_signal(sv_transfers *transfers, int eventfd) {
+    if (!is_counter(eventfd)) return -EINVAL;
+    struct ucred engine;
+    socklen_t len = sizeof engine;
+    if (getsockopt(transfers->socket, SOL_SOCKET, SO_PEERCRED, &engine, &len) < 0) return -errno;
+    if (geteuid() != 0 && engine.uid != geteuid()) return -EPERM;
+    return ask(transfers, SIGNAL, 0, &eventfd);
 }
 
 int sv_transfers_cancel(sv_transfers *transfers, uint64_t id) {
-    return ask(transfers, CANCEL, id);
+    return ask(transfers, CANCEL, id, NULL);
 }
 
 /* Reads the report of a stage, which has at most `left` bytes. Returns its bytes, or a negative error number. */
@@ -399,7 +419,7 @@ static int finish(sv_transfers *transfers, uint64_t id, sv_transfer_result *resu
                 return -ETIMEDOUT;
             }
             asked = true;
-            status = ask(transfers, PROGRESS, id);
+            status = ask(transfers, PROGRESS, id, NULL);
         }
         if (status < 0 && status != -EAGAIN) return status;
     }

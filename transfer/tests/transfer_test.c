@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -285,6 +286,36 @@ static void runs_asynchronously(sv_transfers *transfers, const char *folder) {
     close(sink);
 }
 
+/* Two connections count in one eventfd. */
+static void counts(sv_transfers *transfers, const char *path, const char *folder) {
+    int counter = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), waits = eventfd(0, EFD_CLOEXEC);
+    int file = make_file(folder, "source", BYTES), sink = make_file(folder, "sink", 0);
+    CHECK(counter >= 0 && waits >= 0);
+    CHECK(sv_transfers_signal(transfers, waits) == -EINVAL);
+    CHECK(sv_transfers_signal(transfers, file) == -EINVAL);
+    CHECK(sv_transfers_signal(transfers, -1) == -EINVAL);
+    sv_transfers *other;
+    CHECK(sv_transfers_open(path, &other) == 0);
+    CHECK(sv_transfers_signal(transfers, counter) == 0 && sv_transfers_signal(other, counter) == 0);
+    uint64_t id, count, seen = 0;
+    CHECK(sv_pipeline_start(transfers, file, sink, NULL, NULL, 0, &id) == 0);
+    sv_transfer_result result;
+    CHECK(sv_pipeline(other, file, sink, NULL, NULL, 0, &result) == 0 && result.error == 0);
+    while (seen < 2) {
+        struct pollfd entry = {counter, POLLIN, 0};
+        CHECK(poll(&entry, 1, -1) == 1 && read(counter, &count, sizeof count) == sizeof count);
+        seen += count;
+    }
+    CHECK(seen == 2 && sv_transfers_next(transfers, 0, &result) == 0 && result.id == id && result.error == 0);
+    CHECK(sv_transfers_next(other, 0, &result) == -EAGAIN);
+    CHECK(read(counter, &count, sizeof count) < 0 && errno == EAGAIN);
+    sv_transfers_close(other);
+    close(counter);
+    close(waits);
+    close(file);
+    close(sink);
+}
+
 static void refuses(sv_transfers *transfers, const char *folder) {
     int file = make_file(folder, "source", 10);
     int ends[2];
@@ -343,6 +374,7 @@ int main(int argc, char **argv) {
     makes_whole_files(transfers, argv[2]);
     runs_asynchronously(transfers, argv[2]);
     compresses_at_levels(transfers, argv[2]);
+    counts(transfers, argv[1], argv[2]);
     refuses(transfers, argv[2]);
     sv_transfers_close(transfers);
     leaves_nothing(argv[1], argv[2]);

@@ -360,6 +360,11 @@ impl WakeFd {
         Self(descriptor)
     }
 
+    /// An eventfd of a program, if it is one that never blocks. Its holders can change that later: a wake-up of a full counter would wait then.
+    pub fn counting(descriptor: OwnedFd) -> Result<Self, OwnedFd> {
+        if is_counter(descriptor.as_fd()) { Ok(Self(descriptor)) } else { Err(descriptor) }
+    }
+
     /// Wakes the current waiter, or the next one.
     pub fn wake(&self) {
         let one = 1u64.to_ne_bytes();
@@ -378,6 +383,19 @@ impl WakeFd {
         let _ =
             unsafe { libc::read(self.0.as_raw_fd(), pending.as_mut_ptr().cast(), pending.len()) };
     }
+}
+
+/// Whether it is an eventfd with `EFD_NONBLOCK` that can be written.
+pub fn is_counter(descriptor: BorrowedFd<'_>) -> bool {
+    let link = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
+    let is_eventfd =
+        std::fs::read_link(link).is_ok_and(|kind| kind.as_os_str() == "anon_inode:[eventfd]");
+    // SAFETY: no pointers.
+    let flags = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GETFL) };
+    is_eventfd
+        && flags >= 0
+        && flags & libc::O_NONBLOCK != 0
+        && flags & libc::O_ACCMODE == libc::O_RDWR
 }
 
 impl AsFd for WakeFd {

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use sys::local::{LocalSocket, wait_readable};
+use sys::local::{LocalSocket, is_counter, wait_readable};
 use zeroize::Zeroize as _;
 
 use crate::engine::Outcome;
@@ -48,6 +48,16 @@ pub enum ClientError {
         "an engine in another process reaches neither this memory of an accelerator nor a kernel: use an engine in this process"
     )]
     Accelerator,
+    /// What was given to count ends is no eventfd that never blocks.
+    #[error(
+        "ends are counted in an eventfd that was made with EFD_NONBLOCK: this descriptor is another one"
+    )]
+    NoCounter,
+    /// The engine counts ends for programs of its own user and of root only.
+    #[error(
+        "the transfer engine runs as another user: it counts ends in no eventfd of this one, so wait for the descriptor of the connection"
+    )]
+    OtherUser,
     /// The engine closed the connection.
     #[error("the transfer engine closed the connection")]
     Closed,
@@ -232,6 +242,19 @@ impl Client {
     /// Asks for the transfers in flight of all callers.
     pub fn ask_list(&mut self) -> Result<(), ClientError> {
         self.request(&Request::List, &[])
+    }
+
+    /// Lets the engine add 1 to an eventfd for each transfer of this connection that ends, when its answer is there. Several connections, and [`crate::Outcomes`], may
+    /// have the same one. It replaces an earlier one, which may count transfers that have been started before. The eventfd has `EFD_NONBLOCK`, and the program runs as the engine's user or as root.
+    pub fn signal(&mut self, eventfd: impl AsFd) -> Result<(), ClientError> {
+        if !is_counter(eventfd.as_fd()) {
+            return Err(ClientError::NoCounter);
+        }
+        let own = sys::process::user();
+        if own != 0 && self.socket.peer()?.user != own {
+            return Err(ClientError::OtherUser);
+        }
+        self.request(&Request::Signal, &[eventfd.as_fd()])
     }
 
     /// The next answer, in the order in which transfers end; `None`: none came within `timeout`. Answers that came during [`Self::run`]

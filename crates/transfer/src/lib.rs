@@ -22,7 +22,7 @@
 //! * [`engine`]: [`Engine`], the threads that execute steps; `held` has their descriptors,
 //!   and `reaper` closes them, because `close` can block.
 //! * `plan`: what a transfer does, and its parts; `parts`: a transfer whose parts are done at the same time.
-//! * [`NewFile`]: a sink that is whole, or absent.
+//! * [`NewFile`]: a sink that is whole, or absent. [`Outcomes`]: ends that an eventfd counts.
 //! * [`service`], [`client`], [`message`]: an engine for other processes, which pass descriptors to it.
 //! * `small`: short transfers that the calling thread does itself.
 //!
@@ -45,6 +45,7 @@ pub mod kernel;
 mod memory;
 pub mod message;
 mod new_file;
+mod outcomes;
 mod parts;
 pub mod pipeline;
 mod plan;
@@ -69,6 +70,7 @@ pub use flow::{Device, Devices, Report, StageReport};
 pub use kernel::{Kernel, KernelSource};
 pub use message::RemoteError;
 pub use new_file::{Existing, NewFile};
+pub use outcomes::Outcomes;
 pub use pipeline::{Command, FileRange, HEAD_MAX, Place, Source};
 pub use scoreboard::Activity;
 pub use search::{Found, SearchKind, SearchSpec};

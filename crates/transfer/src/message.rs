@@ -7,7 +7,7 @@
 //! request (16 bytes; a start 56 and its stages)   answer (32 bytes; an end 40, its stages, text)
 //!  0 u32  "SVT2"                                   0 u32  "SVT2"
 //!  4 u16  kind: 1 start, 3 cancel, 4 progress,     4 u16  kind: 1 ended, 2 progress, 3 list
-//!         5 list
+//!         5 list, 6 signal
 //!  6 u16  flags: 1 return when blocked, 2 sync     6 u8   reason: 0 success, or a code
 //!  8 u64  id, chosen by the caller                 7 u8   number of stages
 //! 16 u64  offset in the source, if a file          8 u64  id
@@ -54,7 +54,8 @@
 //! A start carries descriptors (SCM_RIGHTS): the source, further files, then the sink. It gets one answer of kind 1, when the
 //! transfer ends. A cancel gets none of its own: its transfer ends. A program that closes the connection cancels its
 //! transfers. A progress request is answered by kind 2, or not at all if its transfer has ended. A list has the transfers of all callers, whose
-//! ids are their own.
+//! ids are their own. A signal has id 0 and carries one descriptor, an eventfd with `EFD_NONBLOCK`, to which the engine adds 1 after each answer of
+//! kind 1; it has no answer, and ends the connection if the program's user is neither the engine's nor root.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -109,6 +110,8 @@ pub enum Request {
     Progress(u64),
     /// Ask for the transfers in flight.
     List,
+    /// Count ends in an eventfd, which comes with it.
+    Signal,
 }
 
 /// A [`Command`] without its descriptors.
@@ -318,6 +321,7 @@ impl Request {
             3 => Ok(Self::Cancel(id)),
             4 => Ok(Self::Progress(id)),
             5 if id == 0 => Ok(Self::List),
+            6 if id == 0 => Ok(Self::Signal),
             _ => Err(MessageError::Field("kind")),
         }
     }
@@ -329,6 +333,7 @@ impl Request {
             Self::Cancel(id) => (3, *id, None),
             Self::Progress(id) => (4, *id, None),
             Self::List => (5, 0, None),
+            Self::Signal => (6, 0, None),
         };
         let flags = order.map_or(0, |order| {
             let returns = order.when_blocked == WhenBlocked::Return;
@@ -822,7 +827,9 @@ mod tests {
             prop_assert!(encoded.len() <= REQUEST_BYTES_MAX);
             prop_assert_eq!(Request::decode(&encoded), Ok(request));
             prop_assert_eq!(Request::decode(&encoded[..encoded.len() - 1]), Err(MessageError::Length));
-            prop_assert_eq!(Request::decode(&Request::Cancel(id).encode()), Ok(Request::Cancel(id)));
+            for request in [Request::Cancel(id), Request::Progress(id), Request::List, Request::Signal] {
+                prop_assert_eq!(Request::decode(&request.encode()), Ok(request));
+            }
         }
 
         #[test]

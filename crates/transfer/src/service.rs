@@ -205,7 +205,7 @@ impl Acceptor {
         } else if self.clients.len() >= self.limits.clients as usize {
             TransferError::TooManyClients(self.limits.clients)
         } else {
-            let transfers = Mutex::default();
+            let (transfers, counter) = (Mutex::default(), Mutex::default());
             let reaper = self.engine.reaper().clone();
             let process = peer.map_or(0, |peer| peer.process);
             self.clients.push(Arc::new(Client {
@@ -214,6 +214,7 @@ impl Acceptor {
                 user,
                 is_own,
                 transfers,
+                counter,
                 reaper,
             }));
             return;
@@ -236,6 +237,7 @@ impl Acceptor {
         };
         let request = match Request::decode(&bytes[..len]) {
             Ok(Request::Start { id, order }) => return client.start(self, id, order, descriptors),
+            Ok(Request::Signal) => return client.count_in(self, descriptors),
             other => {
                 // Those that came with another message.
                 self.engine.reaper().discard(descriptors);
@@ -243,7 +245,7 @@ impl Acceptor {
             }
         };
         match request {
-            Ok(Request::Start { .. }) => unreachable!("it was started above"),
+            Ok(Request::Start { .. } | Request::Signal) => unreachable!("they have returned above"),
             Ok(Request::Cancel(id)) => {
                 client.cancel(id);
                 true
@@ -275,6 +277,8 @@ struct Client {
     /// It is the engine's user, or root.
     is_own: bool,
     reaper: Reaper,
+    /// Counts ends.
+    counter: Mutex<Option<WakeFd>>,
     /// By the caller's number; `None` while it is being submitted.
     transfers: Mutex<HashMap<u64, Option<Submitted>>>,
 }
@@ -370,6 +374,41 @@ impl Client {
         self.transfers().values().flatten().map(|submitted| submitted.shape().memory).sum()
     }
 
+    /// Counts ends in an eventfd from now on. Returns whether the client stays.
+    fn count_in(&self, acceptor: &Acceptor, mut descriptors: Vec<OwnedFd>) -> bool {
+        let counter = match (self.is_own, descriptors.len()) {
+            // Another user could let the engine wait: its programs can change the flags of the eventfd.
+            (false, _) => {
+                Err("ends are counted in an eventfd for programs of the engine's user and of root")
+            }
+            (true, 1) => {
+                let counter = WakeFd::counting(descriptors.remove(0));
+                counter.map_err(|other| {
+                    descriptors.push(other);
+                    "ends are counted in an eventfd that was made with EFD_NONBLOCK"
+                })
+            }
+            (true, _) => Err("ends are counted in one eventfd, which comes with the request"),
+        };
+        match counter {
+            Ok(counter) => {
+                *self.counter() = Some(counter);
+                true
+            }
+            Err(why) => {
+                self.reaper.discard(descriptors);
+                let refusal = TransferError::BadRequest(why.to_owned());
+                acceptor.engine.counters().refuse(&refusal);
+                self.answer(0, &Err(refusal), Report::default());
+                false
+            }
+        }
+    }
+
+    fn counter(&self) -> MutexGuard<'_, Option<WakeFd>> {
+        self.counter.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn cancel(&self, id: u64) {
         let submitted = self.transfers().get(&id).cloned().flatten();
         if let Some(submitted) = submitted {
@@ -386,7 +425,11 @@ impl Client {
 
     /// Returns whether the client stays.
     fn answer(&self, id: u64, result: &Result<(), TransferError>, report: Report) -> bool {
-        self.send(&answer(id, result, report))
+        let sent = self.send(&answer(id, result, report));
+        if let (true, Some(counter)) = (sent, &*self.counter()) {
+            counter.wake();
+        }
+        sent
     }
 
     /// A client that does not read its answers is disconnected.

@@ -2,7 +2,7 @@
 //! costs only its own transfers.
 
 use std::fs::{self, File};
-use std::io::{Read as _, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
@@ -10,11 +10,11 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use sys::local::{LocalListener, LocalSocket, wait_readable};
+use sys::local::{LocalListener, LocalSocket, WakeFd, wait_readable};
 use transfer::message::{ANSWER_BYTES_MAX, Answer, Order, REQUEST_BYTES_MAX, Request};
 use transfer::{
     Cipher, Client, ClientError, Command, DigestKind, Engine, ExpandLimits, FileRange, Format,
-    HEAD_MAX, Key, Limits, Place, Service, ServiceLimits, Source, StageSpec,
+    HEAD_MAX, Key, Limits, Outcomes, Place, Service, ServiceLimits, Source, StageSpec,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -142,6 +142,110 @@ fn a_caller_passes_descriptors_and_gets_the_outcome() {
     assert_eq!((result.unwrap_err().name(), report.written), ("cancelled", 1000));
     assert_eq!(setup.failed("cancelled"), 1);
     drop(theirs);
+    setup.quiet();
+}
+
+/// A count that is read: what has been added since.
+fn counted(eventfd: &WakeFd) -> u64 {
+    let mut count = [0; 8];
+    let mut file = File::from(eventfd.as_fd().try_clone_to_owned().unwrap());
+    match file.read(&mut count) {
+        Ok(_) => u64::from_ne_bytes(count),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn one_eventfd_counts_the_ends_of_several_connections_and_engines() {
+    let setup = Setup::new("signal", ServiceLimits::default());
+    let eventfd = WakeFd::new().unwrap();
+    let (mut first, mut second) = (setup.client(), setup.client());
+    first.signal(&eventfd).unwrap();
+    second.signal(&eventfd).unwrap();
+    let engine = Engine::start(Limits::default()).unwrap();
+    let outcomes = Outcomes::new(eventfd.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    let (source, sink) = (setup.file(&[3; 5000]), setup.sink());
+    let copy = || {
+        let source = Source::file(source.try_clone().unwrap(), 0, None);
+        source.file(sink.try_clone().unwrap(), 0)
+    };
+    // One that does not end, and its progress, count nothing.
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let waits = first.submit(Source::socket(ours, None).file(setup.sink(), 0)).unwrap();
+    first.ask_progress(waits).unwrap();
+    assert!(matches!(answer(&mut first), Answer::Progress { .. }));
+    assert_eq!(counted(&eventfd), 0);
+    let mut expected = 0;
+    for number in 0..4 {
+        first.submit(copy()).unwrap();
+        second.submit(copy()).unwrap();
+        outcomes.submit(&engine, number, copy()).unwrap();
+        expected += 3;
+    }
+    // A refusal of a start is a result as well.
+    second.submit(Source::file(source.try_clone().unwrap(), 0, None).socket(setup.sink())).unwrap();
+    expected += 1;
+    let mut seen = 0;
+    while seen < expected {
+        assert!(wait_readable(&[eventfd.as_fd()], Some(PATIENCE))[0], "{seen} of {expected}");
+        seen += counted(&eventfd);
+    }
+    assert_eq!(seen, expected);
+    // All of them are there without a wait.
+    for (client, results) in [(&mut first, 4), (&mut second, 5)] {
+        for _ in 0..results {
+            let answer = client.next(Duration::ZERO).unwrap();
+            assert!(matches!(answer, Some(Answer::Ended { .. })), "{answer:?}");
+        }
+        assert_eq!(client.next(Duration::ZERO).unwrap(), None);
+    }
+    let mut numbers: Vec<u64> = std::iter::from_fn(|| outcomes.next())
+        .map(|(number, outcome)| {
+            assert_eq!((outcome.result, outcome.report.written), (Ok(()), 5000));
+            number
+        })
+        .collect();
+    numbers.sort_unstable();
+    assert_eq!(numbers, [0, 1, 2, 3]);
+    // Another one takes its place.
+    let other = WakeFd::new().unwrap();
+    first.signal(&other).unwrap();
+    // The engine reads one request after the other.
+    first.ask_progress(waits).unwrap();
+    assert!(matches!(answer(&mut first), Answer::Progress { .. }));
+    theirs.write_all(&[1; 10]).unwrap();
+    drop(theirs);
+    assert!(wait_readable(&[other.as_fd()], Some(PATIENCE))[0]);
+    assert_eq!((counted(&other), counted(&eventfd)), (1, 0));
+    assert!(matches!(answer(&mut first), Answer::Ended { result: Ok(()), .. }));
+    setup.quiet();
+}
+
+#[test]
+fn what_cannot_count_is_refused() {
+    let setup = Setup::new("no-signal", ServiceLimits::default());
+    let mut client = setup.client();
+    let (socket, other) = UnixStream::pair().unwrap();
+    for wrong in [setup.file(&[]).as_fd(), socket.as_fd()] {
+        assert!(matches!(client.signal(wrong), Err(ClientError::NoCounter)));
+    }
+    let file = setup.file(&[]).into();
+    assert!(Outcomes::new(file).is_err());
+    // The engine does not believe a client that says otherwise, and the connection stays open only for what it understands.
+    let eventfd = WakeFd::new().unwrap();
+    for descriptors in [vec![], vec![other.as_fd()], vec![eventfd.as_fd(), eventfd.as_fd()]] {
+        let bare = setup.socket();
+        bare.send(&Request::Signal.encode(), &descriptors).unwrap();
+        assert_eq!(name_of(message(&bare)), "bad_request");
+        assert_eq!(message(&bare), None);
+    }
+    assert_eq!(setup.failed("bad_request"), 3);
+    assert_eq!(counted(&eventfd), 0);
+    // The first client is not affected.
+    client.signal(&eventfd).unwrap();
+    client.submit(Source::file(setup.file(&[1]), 0, None).file(setup.sink(), 0)).unwrap();
+    assert!(wait_readable(&[eventfd.as_fd()], Some(PATIENCE))[0]);
     setup.quiet();
 }
 

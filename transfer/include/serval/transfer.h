@@ -134,6 +134,15 @@ SV_TRANSFER_API void sv_transfers_close(sv_transfers *transfers);
 /* A descriptor to poll for POLLIN: sv_transfers_next has a result. */
 SV_TRANSFER_API int sv_transfers_fd(const sv_transfers *transfers);
 
+/*
+ * Lets the engine add 1 to an eventfd for each result of this connection, when sv_transfers_next has it; also for those that a call below
+ * waits for. A program with a loop of its own can give one eventfd to several connections. It replaces an earlier one, which may count transfers
+ * that have been started before. The caller may close it.
+ * -EINVAL: it is no eventfd, or was made without EFD_NONBLOCK. -EPERM: the engine runs as another user, and this program not as root; then poll
+ * sv_transfers_fd.
+ */
+SV_TRANSFER_API int sv_transfers_signal(sv_transfers *transfers, int eventfd);
+
 /* Start a transfer, and return at once. The result comes from sv_transfers_next. */
 SV_TRANSFER_API int sv_sendfile_start(sv_transfers *transfers, int socket, int file, const sv_transfer *transfer, uint64_t *id);
 SV_TRANSFER_API int sv_encrypted_sendfile_start(sv_transfers *transfers, int socket, int file, const sv_transfer *transfer,
