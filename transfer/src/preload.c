@@ -11,6 +11,7 @@
  */
 #define _GNU_SOURCE
 #include "preload_settings.h"
+#include "preload_tls.h"
 #include "serval/transfer.h"
 
 #include <dlfcn.h>
@@ -104,6 +105,7 @@ static void after_fork_in_child(void) {
 __attribute__((constructor)) static void load(void) {
     int before = errno;
     settings_load(&settings);
+    if (settings.tls) tls_start();
     errno = before;
 }
 
@@ -275,6 +277,8 @@ static ssize_t through_engine(struct connection *connection, int out, int in, of
 }
 
 static ssize_t replaced(int out, int in, off_t *offset, size_t count) {
+    ssize_t sealed;
+    if (tls_sendfile(out, in, offset, count, &sealed)) return sealed;
     pthread_once(&prepared, prepare);
     if (!next_sendfile) {
         errno = ENOSYS;

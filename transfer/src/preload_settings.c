@@ -1,5 +1,6 @@
 /*
- * SERVAL_TRANSFER_SOCKET names an engine for the program that has it in its environment. Without it a file names programs:
+ * SERVAL_TRANSFER_SOCKET names an engine for the program that has it in its environment, and SERVAL_TRANSFER_TLS=1 lets the library make its TLS
+ * records. Without these a file names programs:
  * /etc/serval/transfer.toml, or the one that SERVAL_TRANSFER_CONFIG names. So the library can be preloaded everywhere.
  *
  *     [[program]]
@@ -7,6 +8,7 @@
  *     engine = "/run/serval/transfer"
  *     min_bytes = 65536
  *     nonblocking = false
+ *     tls = false
  *
  * This is a part of TOML: strings have no escapes, and numbers are decimal. A call on a non-blocking socket only fills the socket's buffer, which
  * libc does in less time than the way to another process takes, so such calls are the engine's only where it is asked for.
@@ -29,7 +31,7 @@
 
 /* A table of the file. */
 struct entry {
-    bool has_path, has_engine, has_bytes_min, has_nonblocking, is_own;
+    bool has_path, has_engine, has_bytes_min, has_nonblocking, has_tls, is_own;
     struct settings settings;
 };
 
@@ -41,7 +43,7 @@ struct place {
 };
 
 static bool fail(struct place *at, const char *what) {
-    at->settings->on = false;
+    at->settings->on = at->settings->tls = false;
     snprintf(at->settings->error, sizeof at->settings->error, "%.300s: line %u: %s", at->name, at->line, what);
     return false;
 }
@@ -60,11 +62,11 @@ static bool is_end(char *text) {
 /* The end of a table. */
 static bool close_entry(struct place *at, const struct entry *entry) {
     if (!entry->has_path) return fail(at, "the [[program]] above has no path, the path of an executable file");
-    if (!entry->has_engine) return fail(at, "the [[program]] above has no engine, the path of an engine's socket");
+    if (!entry->has_engine && !entry->settings.tls) return fail(at, "the [[program]] above has no engine, the path of an engine's socket, and no tls = true");
     if (!entry->is_own) return true;
-    if (at->settings->on) return fail(at, "the program of the [[program]] above is named twice");
+    if (at->settings->on || at->settings->tls) return fail(at, "the program of the [[program]] above is named twice");
     *at->settings = entry->settings;
-    at->settings->on = true;
+    at->settings->on = entry->has_engine;
     return true;
 }
 
@@ -75,6 +77,13 @@ static char *take_string(char *value) {
     if (!end || !is_end(end + 1)) return NULL;
     *end = '\0';
     return strchr(value + 1, '\\') ? NULL : value + 1;
+}
+
+static bool take_bool(char *value, bool *result) {
+    size_t len = strcspn(value, " \t\r#");
+    bool yes = len == 4 && strncmp(value, "true", len) == 0, no = len == 5 && strncmp(value, "false", len) == 0;
+    *result = yes;
+    return (yes || no) && is_end(value + len);
 }
 
 static bool take_value(struct place *at, struct entry *entry, const char *key, char *value) {
@@ -104,14 +113,16 @@ static bool take_value(struct place *at, struct entry *entry, const char *key, c
         return true;
     }
     if (strcmp(key, "nonblocking") == 0) {
-        size_t len = strcspn(value, " \t\r#");
-        bool yes = len == 4 && strncmp(value, "true", len) == 0, no = len == 5 && strncmp(value, "false", len) == 0;
-        if ((!yes && !no) || !is_end(value + len) || entry->has_nonblocking) return fail(at, "nonblocking is true or false");
+        if (entry->has_nonblocking || !take_bool(value, &entry->settings.nonblocking)) return fail(at, "nonblocking is true or false");
         entry->has_nonblocking = true;
-        entry->settings.nonblocking = yes;
         return true;
     }
-    return fail(at, "a [[program]] has the keys path, engine, min_bytes and nonblocking");
+    if (strcmp(key, "tls") == 0) {
+        if (entry->has_tls || !take_bool(value, &entry->settings.tls)) return fail(at, "tls is true or false");
+        entry->has_tls = true;
+        return true;
+    }
+    return fail(at, "a [[program]] has the keys path, engine, min_bytes, nonblocking and tls");
 }
 
 static bool take_line(struct place *at, struct entry *entry, bool *in_entry, char *line) {
@@ -178,7 +189,10 @@ static const char *read_file(const char *name, char *text) {
 
 void settings_load(struct settings *settings) {
     memset(settings, 0, sizeof *settings);
-    const char *engine = secure_getenv("SERVAL_TRANSFER_SOCKET");
+    const char *engine = secure_getenv("SERVAL_TRANSFER_SOCKET"), *tls = secure_getenv("SERVAL_TRANSFER_TLS");
+    if (tls && strcmp(tls, "0") == 0) tls = NULL;
+    settings->tls = tls != NULL;
+    if (tls && !engine) return;
     if (engine) {
         settings->on = strlen(engine) < sizeof settings->engine;
         if (settings->on) strcpy(settings->engine, engine);

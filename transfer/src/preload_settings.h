@@ -19,6 +19,8 @@ struct settings {
     size_t bytes_min;
     /* Whether calls on non-blocking sockets go to the engine. */
     bool nonblocking;
+    /* Whether the library makes the TLS records that the program asks the kernel for. */
+    bool tls;
     /* Why the settings cannot be used; empty if they can. */
     char error[512];
 };

@@ -32,6 +32,14 @@ static void finds_its_program(void) {
     CHECK(found.bytes_min == SETTINGS_BYTES_DEFAULT && !found.nonblocking);
     parse(OTHER "min_bytes = 7\nnonblocking = true\n# and\n\n" NGINX "  min_bytes=1000000 # many\r\n\tnonblocking\t=\ttrue#yes\n" OTHER);
     CHECK(found.on && strcmp(found.engine, "/run/engine") == 0 && found.bytes_min == 1000000 && found.nonblocking);
+    CHECK(!found.tls);
+    /* TLS needs no engine. */
+    parse("[[program]]\npath = \"/usr/sbin/nginx\"\ntls = true\n" OTHER);
+    CHECK(!found.on && found.tls && !found.error[0]);
+    parse(NGINX "tls = true\n");
+    CHECK(found.on && found.tls);
+    parse(OTHER "tls = true\n" NGINX "tls = false\n");
+    CHECK(found.on && !found.tls);
     /* Other programs, and a file that names none. */
     for (const char **text = (const char *[]){OTHER, "", "\n# nothing\n", NULL}; *text; text++) {
         parse(*text);
@@ -45,7 +53,7 @@ static void says_what_is_wrong(void) {
     } cases[] = {
         {"path = \"/a\"\n", "file: line 1: a file has tables [[program]], and in them lines of the form key = value"},
         {"[[program]]\nnonsense\n", "file: line 2: a file has tables [[program]], and in them lines of the form key = value"},
-        {"[[program]]\nsize = 1\n", "file: line 2: a [[program]] has the keys path, engine, min_bytes and nonblocking"},
+        {"[[program]]\nsize = 1\n", "file: line 2: a [[program]] has the keys path, engine, min_bytes, nonblocking and tls"},
         {"[[program]]\npath = \"nginx\"\n", "file: line 2: path is the absolute path of an executable file, in quotes"},
         {"[[program]]\npath = \"/a\\n\"\n", "file: line 2: path is the absolute path of an executable file, in quotes"},
         {"[[program]]\npath = \"/a\n", "file: line 2: path is the absolute path of an executable file, in quotes"},
@@ -57,10 +65,14 @@ static void says_what_is_wrong(void) {
         {NGINX "min_bytes = 99999999999999999999\n", "file: line 4: min_bytes is a number of bytes, 1 at least"},
         {NGINX "min_bytes = 64k\n", "file: line 4: min_bytes is a number of bytes, 1 at least"},
         {NGINX "nonblocking = yes\n", "file: line 4: nonblocking is true or false"},
+        {NGINX "tls = 1\n", "file: line 4: tls is true or false"},
+        {NGINX "tls = true\ntls = true\n", "file: line 5: tls is true or false"},
+        {"[[program]]\npath = \"/a\"\ntls = false", "file: line 3: the [[program]] above has no engine, the path of an engine's socket, and no tls = true"},
+        {"[[program]]\npath = \"/usr/sbin/nginx\"\ntls = true\n" NGINX, "file: line 7: the program of the [[program]] above is named twice"},
         {NGINX "nonblocking = true false\n", "file: line 4: nonblocking is true or false"},
         {NGINX NGINX, "file: line 7: the program of the [[program]] above is named twice"},
         {"[[program]]\nengine = \"/e\"\n", "file: line 3: the [[program]] above has no path, the path of an executable file"},
-        {NGINX "[[program]]\npath = \"/a\"\n", "file: line 6: the [[program]] above has no engine, the path of an engine's socket"},
+        {NGINX "[[program]]\npath = \"/a\"\n", "file: line 6: the [[program]] above has no engine, the path of an engine's socket, and no tls = true"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         parse(cases[i].text);

@@ -1,0 +1,241 @@
+"""Calls on the socket of a TLS connection whose records the preloaded library makes: what another end of OpenSSL reads is what was written, or the
+call fails. `tls_calls.py CERTIFICATE FILE VERSION`."""
+
+import ctypes
+import errno
+import fcntl
+import os
+import select
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+
+PATIENCE = 60
+certificate, file_name, version = sys.argv[1:]
+signal.alarm(2 * PATIENCE)
+content = open(file_name, "rb").read()
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def context(kind):
+    made = ssl.SSLContext(kind)
+    made.minimum_version = made.maximum_version = getattr(ssl.TLSVersion, version)
+    return made
+
+
+server_context = context(ssl.PROTOCOL_TLS_SERVER)
+server_context.load_cert_chain(certificate)
+server_context.options |= 1 << 3  # SSL_OP_ENABLE_KTLS
+client_context = context(ssl.PROTOCOL_TLS_CLIENT)
+client_context.check_hostname, client_context.verify_mode = False, ssl.CERT_NONE
+
+
+def pair(send_buffer=0):
+    """The server's end, whose records the library makes, and the client's."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    if send_buffer:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+    client = client_context.wrap_socket(socket.create_connection(listener.getsockname()), do_handshake_on_connect=False)
+    server = server_context.wrap_socket(listener.accept()[0], server_side=True, do_handshake_on_connect=False)
+    # Without a second thread: a process that is forked beside one may find locks of OpenSSL taken.
+    ends = [client, server]
+    for end in ends:
+        end.setblocking(False)
+    limit = time.monotonic() + PATIENCE
+    while ends:
+        assert time.monotonic() < limit
+        try:
+            ends[0].do_handshake()
+            del ends[0]
+        except ssl.SSLWantReadError:
+            ends.reverse()
+    server.setblocking(True)
+    client.settimeout(PATIENCE)
+    return server, client
+
+
+def expect(client, expected):
+    got = bytearray()
+    while len(got) < len(expected):
+        now = client.recv(1 << 20)
+        assert now, (len(got), len(expected))
+        got += now
+    assert bytes(got) == bytes(expected), "other bytes"
+
+
+def fails(number, call, *arguments):
+    try:
+        call(*arguments)
+    except OSError as error:
+        assert error.errno == number, error
+    else:
+        raise AssertionError(call)
+
+
+def beside(work, *arguments):
+    """Reads while the caller writes."""
+    failed = []
+
+    def run():
+        try:
+            work(*arguments)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def wait():
+        thread.join()
+        if failed:
+            raise failed[0]
+
+    return wait
+
+
+def every_call():
+    server, client = pair()
+    fd = server.fileno()
+    server.sendall(b"by OpenSSL")
+    expect(client, b"by OpenSSL")
+    # Not by OpenSSL: plain bytes that the library seals.
+    assert os.write(fd, b"write") == 5
+    assert os.writev(fd, [b"wri", b"", b"tev"]) == 6
+    plain = socket.socket(fileno=os.dup(fd))
+    assert plain.send(b"send", socket.MSG_NOSIGNAL | socket.MSG_MORE) == 4
+    assert plain.sendto(b"sendto", plain.getpeername()) == 6
+    assert plain.sendmsg([b"send", b"msg"]) == 7
+    expect(client, b"writewritevsendsendtosendmsg")
+    with open(file_name, "rb") as source:
+        wait = beside(expect, client, content + content[7:1007] + content[:100])
+        at = 0
+        while at < len(content):
+            at += os.sendfile(fd, source.fileno(), at, len(content))
+        assert os.sendfile(fd, source.fileno(), 7, 1000) == 1000
+        assert os.sendfile(fd, source.fileno(), None, 100) == 100 and source.tell() == 100
+        wait()
+    fails(errno.EOPNOTSUPP, plain.send, b"x", socket.MSG_OOB)
+    read, write = os.pipe()
+    os.write(write, b"x")
+    fails(errno.EOPNOTSUPP, os.splice, read, fd, 1)
+    for call in [libc.dprintf, libc.fdopen]:
+        assert call(fd, b"w") in (-1, 0) and ctypes.get_errno() == errno.EOPNOTSUPP, call
+    server.sendall(b"still")
+    expect(client, b"still")
+    client.sendall(b"back")
+    assert server.recv(100) == b"back"
+    # An alert of OpenSSL, sent as a record of another type.
+    wait = beside(client.unwrap)
+    server.unwrap()
+    wait()
+
+
+def copies():
+    server, client = pair()
+    fd = server.fileno()
+    others = [os.dup(fd), os.dup2(fd, os.open("/dev/null", os.O_RDONLY)), fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 200)]
+    for other in others:
+        os.write(other, b"copy")
+    server.detach()
+    os.close(fd)
+    # The number is now a plain socket's.
+    left, right = socket.socketpair()
+    assert fd in (left.fileno(), right.fileno())
+    os.write(left.fileno(), b"plain")
+    assert right.recv(100) == b"plain"
+    for other in others:
+        os.write(other, b"rest")
+    expect(client, b"copy" * 3 + b"rest" * 3)
+    # A copy becomes something else.
+    os.dup2(left.fileno(), others[0])
+    os.write(others[0], b"plain")
+    assert right.recv(100) == b"plain"
+    # Closed where the library does not see it.
+    number = others[1]
+    system_call = {"x86_64": 292, "aarch64": 24}[os.uname().machine]  # dup3
+    assert libc.syscall(system_call, left.fileno(), number, 0) == number
+    os.write(number, b"plain")
+    assert right.recv(100) == b"plain"
+    os.write(others[2], b"end")
+    os.closerange(others[2], others[2] + 1)
+    expect(client, b"end")
+
+
+def children():
+    server, client = pair()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(PATIENCE)
+        try:
+            fails(errno.EIO, os.write, server.fileno(), b"x")
+            copy = os.dup(server.fileno())
+            fails(errno.EIO, os.write, copy, b"x")
+            # A connection of the child's own.
+            own, peer = pair()
+            os.write(own.fileno(), b"own")
+            expect(peer, b"own")
+            os._exit(7)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    os.write(server.fileno(), b"parent")
+    # Closes all descriptors in a child that shares the memory of this process.
+    subprocess.run(["/bin/true"], check=True, close_fds=True)
+    os.write(server.fileno(), b" after a command")
+    expect(client, b"parent after a command")
+
+
+def threads():
+    server, client = pair()
+    blocks, size = 200, 20011
+
+    def work(letter):
+        for _ in range(blocks):
+            assert os.write(server.fileno(), letter * size) == size
+
+    waits = [beside(work, letter) for letter in (b"a", b"b", b"c", b"d")]
+    got = bytearray()
+    while len(got) < 4 * blocks * size:
+        now = client.recv(1 << 20)
+        assert now
+        got += now
+    for wait in waits:
+        wait()
+    for at in range(0, len(got), size):
+        assert got[at : at + size] == got[at : at + 1] * size, "calls are mixed"
+
+
+def slow_reader():
+    """A small buffer, so that most records are sent in parts."""
+    server, client = pair(send_buffer=4096)
+    server.setblocking(False)
+    fd = server.fileno()
+    # More than all buffers between the ends take.
+    part = content * 4
+    source = os.open(file_name, os.O_RDONLY)
+    poll = select.epoll()
+    poll.register(fd, select.EPOLLOUT | select.EPOLLET)
+    ways = (lambda at: os.write(fd, part[at : at + 500_000]), lambda at: os.sendfile(fd, source, at % len(content), 500_000))
+    for send in ways:
+        at, wait = 0, None
+        while at < len(part):
+            try:
+                at += send(at)
+            except BlockingIOError:
+                # The client does not read before the socket is full.
+                wait = wait or beside(expect, client, part)
+                assert poll.poll(PATIENCE), "no room is reported"
+        assert wait, "the socket has not been full"
+        wait()
+
+
+children()
+every_call()
+copies()
+threads()
+slow_reader()
+print("ok")

@@ -1,0 +1,374 @@
+/*
+ * Kernel TLS without the kernel: OpenSSL asks with setsockopt(TCP_ULP, "tls") and setsockopt(SOL_TLS, TLS_TX) that the kernel seals what it sends,
+ * and gives it version, cipher, key and number of the next record. This library says yes in the kernel's place. From then on OpenSSL writes plain
+ * bytes: data with write, files with sendfile, messages of other types with sendmsg and a control message. Every call that sends is replaced here,
+ * so that these bytes leave the process as records; calls that cannot be replaced so fail on such a connection. What is received stays with OpenSSL.
+ *
+ * A call is taken over only if it comes from a libcrypto 3, whose functions then seal; everything else gets the kernel's own answer.
+ */
+#define _GNU_SOURCE
+#include "preload_tls.h"
+#include "tls_table.h"
+
+#include <aio.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/close_range.h>
+#include <linux/tls.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#ifndef SOL_TLS
+#define SOL_TLS 282
+#endif
+
+#define PUBLIC __attribute__((visibility("default")))
+/* The next definition of a function, which is libc's. */
+#define NEXT(name) \
+    ({ \
+        static _Atomic(void *) next_place_; \
+        void *next_found_ = atomic_load_explicit(&next_place_, memory_order_relaxed); \
+        if (!next_found_) { \
+            next_found_ = dlsym(RTLD_NEXT, #name); \
+            atomic_store_explicit(&next_place_, next_found_, memory_order_relaxed); \
+        } \
+        __typeof__(&name) next_function_; \
+        *(void **)&next_function_ = next_found_; \
+        next_function_; \
+    })
+
+static bool started;
+
+/* The libraries that have asked, which are few and stay. */
+struct library {
+    struct tls_crypto crypto;
+    void *base;
+    struct library *next;
+};
+
+static pthread_mutex_t libraries_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct library *libraries;
+
+void tls_start(void) {
+    started = true;
+}
+
+/* The functions of the libcrypto that has this code; NULL: it is another library. */
+static const struct tls_crypto *crypto_of(void *code) {
+    Dl_info info;
+    if (!dladdr(code, &info) || !info.dli_fname) return NULL;
+    pthread_mutex_lock(&libraries_lock);
+    struct library *found = libraries;
+    while (found && found->base != info.dli_fbase) found = found->next;
+    if (!found) {
+        void *handle = dlopen(info.dli_fname, RTLD_NOLOAD | RTLD_NOW);
+        struct library *made = handle ? calloc(1, sizeof *made) : NULL;
+        if (made && tls_crypto_find(&made->crypto, handle)) {
+            made->base = info.dli_fbase;
+            made->next = libraries;
+            libraries = found = made;
+        } else {
+            free(made);
+            if (handle) dlclose(handle);
+        }
+    }
+    pthread_mutex_unlock(&libraries_lock);
+    return found ? &found->crypto : NULL;
+}
+
+/* Whether it is a connected TCP socket without a protocol of the kernel above it. */
+static bool is_plain_tcp(int fd) {
+    int domain = 0, protocol = 0;
+    socklen_t len = sizeof domain;
+    if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &len) < 0 || (domain != AF_INET && domain != AF_INET6)) return false;
+    len = sizeof protocol;
+    if (getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &len) < 0 || protocol != IPPROTO_TCP) return false;
+    struct sockaddr_storage peer;
+    len = sizeof peer;
+    if (getpeername(fd, (struct sockaddr *)&peer, &len) < 0) return false;
+    char name[16] = "";
+    len = sizeof name;
+    return getsockopt(fd, IPPROTO_TCP, TCP_ULP, name, &len) < 0 || len == 0 || !name[0];
+}
+
+/* Takes the keys of a connection. False: the kernel is to answer. */
+static bool take_over(int fd, const void *info, socklen_t len, const struct tls_crypto *crypto) {
+    struct tls_connection *found = tls_table_find(fd);
+    bool is_new = !found, taken = false;
+    if (is_new) found = tls_connection_new(fd);
+    if (!found) return false;
+    if (tls_connection_is_own(found)) {
+        pthread_mutex_lock(&found->lock);
+        taken = tls_stream_set_keys(&found->stream, crypto, info, len);
+        pthread_mutex_unlock(&found->lock);
+    }
+    if (is_new) taken = taken && tls_table_put(fd, found);
+    tls_table_release(found);
+    return taken;
+}
+
+static int set_option(int fd, int level, int option, const void *value, socklen_t len, void *caller) {
+    bool asks = level == IPPROTO_TCP && option == TCP_ULP, gives = level == SOL_TLS && option == TLS_TX;
+    if (started && (asks || gives) && value) {
+        int before = errno;
+        const struct tls_crypto *crypto = is_plain_tcp(fd) ? crypto_of(caller) : NULL;
+        bool yes = crypto && asks && len >= 3 && memcmp(value, "tls", 3) == 0;
+        if (crypto && gives) yes = take_over(fd, value, len, crypto);
+        errno = before;
+        if (yes) return 0;
+    }
+    return NEXT(setsockopt)(fd, level, option, value, len);
+}
+
+PUBLIC int setsockopt(int fd, int level, int option, const void *value, socklen_t len) {
+    return set_option(fd, level, option, value, len, __builtin_return_address(0));
+}
+
+static ssize_t host_send(int fd, const void *bytes, size_t len, int flags) {
+    return NEXT(send)(fd, bytes, len, flags);
+}
+
+static ssize_t host_preadv(int fd, const struct iovec *parts, int count, off_t offset) {
+    return preadv(fd, parts, count, offset);
+}
+
+static const struct tls_host host = {host_send, host_preadv};
+
+/* Begins a call on a connection. False: it fails. */
+static bool begin(struct tls_connection *connection, int *cancel) {
+    if (!tls_connection_is_own(connection)) {
+        errno = EIO;
+        return false;
+    }
+    /* A thread that is cancelled would keep the lock. */
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, cancel);
+    pthread_mutex_lock(&connection->lock);
+    return true;
+}
+
+static void end(struct tls_connection *connection, const int *cancel) {
+    int error = errno;
+    pthread_mutex_unlock(&connection->lock);
+    pthread_setcancelstate(*cancel, NULL);
+    tls_table_release(connection);
+    errno = error;
+}
+
+static ssize_t refuse(struct tls_connection *connection, int error) {
+    tls_table_release(connection);
+    errno = error;
+    return -1;
+}
+
+/* The flags that kernel TLS knows. */
+static bool are_known(int flags) {
+    return !(flags & ~(MSG_MORE | MSG_DONTWAIT | MSG_NOSIGNAL));
+}
+
+/* Sends parts as data, or as a message of another type. Releases the connection. */
+static ssize_t send_parts(struct tls_connection *connection, int fd, uint8_t type, const struct iovec *parts, size_t count, int flags) {
+    int cancel;
+    if (!are_known(flags)) return refuse(connection, EOPNOTSUPP);
+    if (count > IOV_MAX) return refuse(connection, EMSGSIZE);
+    if (!begin(connection, &cancel)) return refuse(connection, EIO);
+    ssize_t sent = type == TLS_DATA ? tls_stream_write(&connection->stream, &host, fd, parts, count, flags)
+                                    : tls_stream_message(&connection->stream, &host, fd, type, parts, count, flags);
+    end(connection, &cancel);
+    return sent;
+}
+
+static ssize_t send_bytes(struct tls_connection *connection, int fd, const void *bytes, size_t len, int flags) {
+    struct iovec part = {(void *)bytes, len};
+    return send_parts(connection, fd, TLS_DATA, &part, 1, flags);
+}
+
+/* The type of what a message sends. False: the control messages are wrong. */
+static bool type_of(const struct msghdr *message, uint8_t *type) {
+    *type = TLS_DATA;
+    for (struct cmsghdr *each = CMSG_FIRSTHDR(message); each; each = CMSG_NXTHDR((struct msghdr *)message, each)) {
+        if (each->cmsg_level != SOL_TLS) continue;
+        if (each->cmsg_type != TLS_SET_RECORD_TYPE || each->cmsg_len < CMSG_LEN(1)) return false;
+        *type = *CMSG_DATA(each);
+    }
+    return true;
+}
+
+static ssize_t send_message(struct tls_connection *connection, int fd, const struct msghdr *message, int flags) {
+    uint8_t type;
+    if (!type_of(message, &type)) return refuse(connection, EINVAL);
+    return send_parts(connection, fd, type, message->msg_iov, message->msg_iovlen, flags);
+}
+
+bool tls_sendfile(int out, int in, off_t *offset, size_t count, ssize_t *sent) {
+    struct tls_connection *found = tls_table_has(out) ? tls_table_find(out) : NULL;
+    if (!found) return false;
+    int cancel;
+    if (!begin(found, &cancel)) {
+        *sent = refuse(found, EIO);
+        return true;
+    }
+    *sent = tls_stream_sendfile(&found->stream, &host, out, in, offset, count);
+    end(found, &cancel);
+    return true;
+}
+
+/* The connection of a descriptor, for which most calls are not. */
+static inline struct tls_connection *tls(int fd) {
+    return __builtin_expect(tls_table_has(fd), 0) ? tls_table_find(fd) : NULL;
+}
+
+PUBLIC ssize_t write(int fd, const void *bytes, size_t len) {
+    struct tls_connection *found = tls(fd);
+    return found ? send_bytes(found, fd, bytes, len, 0) : NEXT(write)(fd, bytes, len);
+}
+
+PUBLIC ssize_t writev(int fd, const struct iovec *parts, int count) {
+    struct tls_connection *found = tls(fd);
+    if (!found) return NEXT(writev)(fd, parts, count);
+    return count < 0 ? refuse(found, EINVAL) : send_parts(found, fd, TLS_DATA, parts, (size_t)count, 0);
+}
+
+PUBLIC ssize_t send(int fd, const void *bytes, size_t len, int flags) {
+    struct tls_connection *found = tls(fd);
+    return found ? send_bytes(found, fd, bytes, len, flags) : NEXT(send)(fd, bytes, len, flags);
+}
+
+/* A connected TCP socket ignores the address. */
+PUBLIC ssize_t sendto(int fd, const void *bytes, size_t len, int flags, const struct sockaddr *to, socklen_t to_len) {
+    struct tls_connection *found = tls(fd);
+    return found ? send_bytes(found, fd, bytes, len, flags) : NEXT(sendto)(fd, bytes, len, flags, to, to_len);
+}
+
+PUBLIC ssize_t sendmsg(int fd, const struct msghdr *message, int flags) {
+    struct tls_connection *found = tls(fd);
+    return found ? send_message(found, fd, message, flags) : NEXT(sendmsg)(fd, message, flags);
+}
+
+PUBLIC int sendmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags) {
+    struct tls_connection *found = tls(fd);
+    if (!found) return NEXT(sendmmsg)(fd, messages, count, flags);
+    tls_table_release(found);
+    unsigned done = 0;
+    for (; done < count && done < IOV_MAX; done++) {
+        ssize_t sent = sendmsg(fd, &messages[done].msg_hdr, flags);
+        if (sent < 0) return done ? (int)done : -1;
+        messages[done].msg_len = (unsigned)sent;
+    }
+    return (int)done;
+}
+
+/* What follows would put plain bytes into the socket, and no program is known that calls it after OpenSSL's TLS_TX. */
+PUBLIC ssize_t splice(int in, off64_t *in_offset, int out, off64_t *out_offset, size_t len, unsigned flags) {
+    struct tls_connection *found = tls(out);
+    return found ? refuse(found, EOPNOTSUPP) : NEXT(splice)(in, in_offset, out, out_offset, len, flags);
+}
+
+PUBLIC ssize_t pwritev2(int fd, const struct iovec *parts, int count, off_t offset, int flags) {
+    struct tls_connection *found = tls(fd);
+    return found ? refuse(found, EOPNOTSUPP) : NEXT(pwritev2)(fd, parts, count, offset, flags);
+}
+
+PUBLIC ssize_t pwritev64v2(int fd, const struct iovec *parts, int count, off64_t offset, int flags) {
+    struct tls_connection *found = tls(fd);
+    return found ? refuse(found, EOPNOTSUPP) : NEXT(pwritev64v2)(fd, parts, count, offset, flags);
+}
+
+PUBLIC int aio_write(struct aiocb *command) {
+    struct tls_connection *found = tls(command->aio_fildes);
+    return found ? (int)refuse(found, EOPNOTSUPP) : NEXT(aio_write)(command);
+}
+
+PUBLIC int aio_write64(struct aiocb64 *command) {
+    struct tls_connection *found = tls(command->aio_fildes);
+    return found ? (int)refuse(found, EOPNOTSUPP) : NEXT(aio_write64)(command);
+}
+
+PUBLIC FILE *fdopen(int fd, const char *mode) {
+    struct tls_connection *found = tls(fd);
+    if (!found) return NEXT(fdopen)(fd, mode);
+    refuse(found, EOPNOTSUPP);
+    return NULL;
+}
+
+PUBLIC int vdprintf(int fd, const char *format, va_list arguments) {
+    struct tls_connection *found = tls(fd);
+    return found ? (int)refuse(found, EOPNOTSUPP) : NEXT(vdprintf)(fd, format, arguments);
+}
+
+PUBLIC int dprintf(int fd, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    int printed = vdprintf(fd, format, arguments);
+    va_end(arguments);
+    return printed;
+}
+
+PUBLIC int close(int fd) {
+    if (!tls_table_has(fd)) return NEXT(close)(fd);
+    /* The mark goes after the socket, so that no call in between finds a socket without it. */
+    struct tls_connection *found = tls_table_find(fd);
+    int result = NEXT(close)(fd), error = errno;
+    if (found) {
+        tls_table_closed(fd, found);
+        tls_table_release(found);
+    }
+    errno = error;
+    return result;
+}
+
+PUBLIC int close_range(unsigned first, unsigned last, int flags) {
+    int result = NEXT(close_range)(first, last, flags);
+    if (result == 0 && started && !(flags & CLOSE_RANGE_CLOEXEC)) tls_table_closed_range(first, last);
+    return result;
+}
+
+PUBLIC void closefrom(int first) {
+    NEXT(closefrom)(first);
+    if (started) tls_table_closed_range(first < 0 ? 0 : (unsigned)first, UINT_MAX);
+}
+
+/* Marks a copy as what it is a copy of. */
+static int copied(int from, int to) {
+    if (to < 0) return to;
+    int before = errno;
+    if (!tls_table_copy(from, to)) {
+        NEXT(close)(to);
+        errno = ENOMEM;
+        return -1;
+    }
+    errno = before;
+    return to;
+}
+
+PUBLIC int dup(int fd) {
+    return copied(fd, NEXT(dup)(fd));
+}
+
+PUBLIC int dup2(int fd, int to) {
+    return copied(fd, NEXT(dup2)(fd, to));
+}
+
+PUBLIC int dup3(int fd, int to, int flags) {
+    return copied(fd, NEXT(dup3)(fd, to, flags));
+}
+
+#define FCNTL(name) \
+    PUBLIC int name(int fd, int command, ...) { \
+        va_list arguments; \
+        va_start(arguments, command); \
+        void *argument = va_arg(arguments, void *); \
+        va_end(arguments); \
+        int result = NEXT(name)(fd, command, argument); \
+        return command == F_DUPFD || command == F_DUPFD_CLOEXEC ? copied(fd, result) : result; \
+    }
+FCNTL(fcntl)
+FCNTL(fcntl64)

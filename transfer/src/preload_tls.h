@@ -1,0 +1,10 @@
+/* The calls of a program on its TLS connections. */
+#pragma once
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+/* From here on the library takes over what OpenSSL asks of the kernel. */
+void tls_start(void);
+/* sendfile on a TLS connection. False: the descriptor is none. */
+bool tls_sendfile(int out, int in, off_t *offset, size_t count, ssize_t *sent);
