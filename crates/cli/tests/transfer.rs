@@ -508,6 +508,15 @@ fn transfers_in_flight_are_listed() {
     };
     assert_eq!(entry["stages"], serde_json::json!(["sha1"]));
     assert_eq!((&entry["source"], &entry["sink"]), (&"socket".into(), &"file".into()));
+    let devices = list()["devices"].as_array().unwrap().clone();
+    let of = |name: &str| devices.iter().find(|device| device["device"] == name).unwrap();
+    assert_eq!(
+        (&of("file")["given_bytes"], &of("socket")["taken_bytes"]),
+        (&5000.into(), &5000.into())
+    );
+    assert!(of("file")["file_system"].is_string() && of("socket")["file_system"].is_null());
+    assert_eq!((&of("socket")["waiting"], &of("socket")["queued"]), (&1.into(), &0.into()));
+    assert!(of("socket")["taken_bytes_per_second"].is_number());
     let shown = serval(&["ls", "--engine", &engine]).output().unwrap();
     let shown = String::from_utf8(shown.stdout).unwrap();
     assert!(shown.contains("socket -> sha1 -> file"), "{shown}");

@@ -1,7 +1,8 @@
 //! What an engine counts, over all of its transfers.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::engine::Outcome;
 use crate::error::TransferError;
@@ -23,7 +24,29 @@ pub struct Counters {
     digest_chunks: AtomicU64,
     /// As in [`Device::ALL`].
     devices: [DeviceCounters; Device::ALL.len()],
+    /// Of the files of a file system, by its device number.
+    blocks: Mutex<BTreeMap<u64, Arc<BlockCounters>>>,
     pub(crate) tenants: Tenants,
+}
+
+/// File systems that are counted apart.
+const BLOCKS_MAX: usize = 64;
+
+/// What has moved from and to the files of one file system.
+#[derive(Debug, Default)]
+pub(crate) struct BlockCounters {
+    taken: AtomicU64,
+    given: AtomicU64,
+}
+
+impl BlockCounters {
+    pub(crate) fn count_taken(&self, bytes: u64) {
+        self.taken.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_given(&self, bytes: u64) {
+        self.given.fetch_add(bytes, Ordering::Relaxed);
+    }
 }
 
 /// What is counted of one kind of device.
@@ -74,6 +97,7 @@ impl Default for Counters {
             digest_passes: AtomicU64::default(),
             digest_chunks: AtomicU64::default(),
             devices: Default::default(),
+            blocks: Mutex::default(),
             tenants: Tenants::default(),
         }
     }
@@ -141,6 +165,22 @@ impl Counters {
                 given: load(&of.given),
             }
         })
+    }
+
+    /// Bytes taken from the files of each file system, and given to them, by its device number.
+    pub(crate) fn blocks(&self) -> BTreeMap<u64, (u64, u64)> {
+        let blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let load = |of: &AtomicU64| of.load(Ordering::Relaxed);
+        blocks.iter().map(|(block, of)| (*block, (load(&of.taken), load(&of.given)))).collect()
+    }
+
+    /// The counters of a file system; `None`: there are too many.
+    pub(crate) fn block(&self, block: u64) -> Option<Arc<BlockCounters>> {
+        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        if blocks.len() >= BLOCKS_MAX && !blocks.contains_key(&block) {
+            return None;
+        }
+        Some(blocks.entry(block).or_default().clone())
     }
 
     /// Every tenant that has asked for a transfer, with what it has had.

@@ -9,6 +9,8 @@
 //! returns, and its transfer ends without it when its time is over.
 
 mod handle;
+mod job;
+mod queues;
 
 use std::collections::HashSet;
 use std::io;
@@ -22,7 +24,7 @@ use crate::apart::{Apart, run_together};
 use crate::buffer::SharedBuffers;
 use crate::counters::Counters;
 use crate::error::TransferError;
-use crate::flow::{Blocked, Buffers, Cut, Device, End, Flow, Plan, Progress, Report};
+use crate::flow::{Buffers, Cut, End, Flow, Plan, Progress, Report};
 use crate::held::{Checked, Descriptors, Socket, SocketUse, check};
 use crate::memory::{Memory, Reserved, is_within_share};
 use crate::parts::{Next, Whole};
@@ -33,6 +35,8 @@ use crate::stage::StageSpec;
 use crate::tenants::{Account, TenantShare};
 use handle::{Arrival, Shape};
 pub use handle::{Submitted, Transfer};
+use job::{Ending, Job};
+pub use queues::DeviceQueue;
 
 /// How often transfers whose time is over are looked for at least, also while all threads are busy.
 const EXPIRY_INTERVAL: Duration = Duration::from_millis(200);
@@ -202,73 +206,6 @@ pub(crate) struct Caller {
 }
 
 pub(crate) type Done = Box<dyn FnOnce(Outcome) + Send>;
-
-/// The work of an entry.
-struct Job {
-    flow: Flow<Descriptors>,
-    ending: Arc<Ending>,
-    reserved: Arc<[Reserved]>,
-    share: Share,
-}
-
-/// What the end of a transfer needs, also while a thread has its job.
-struct Ending {
-    /// The sockets, with the direction in which they are used.
-    sockets: Vec<(SocketUse, Arc<Socket>)>,
-    progress: Arc<Progress>,
-    /// Taken by the thread that answers the caller.
-    done: Mutex<Option<Done>>,
-}
-
-impl Job {
-    fn uses(&self) -> impl Iterator<Item = SocketUse> {
-        self.ending.sockets.iter().map(|(used, _)| *used)
-    }
-}
-
-impl Work for Job {
-    type Handle = Arc<Ending>;
-
-    fn handle(&self) -> Arc<Ending> {
-        self.ending.clone()
-    }
-
-    fn next(&self, blocked: Blocked) -> Option<End> {
-        self.flow.next(blocked)
-    }
-
-    fn device(&self, end: End) -> Device {
-        self.flow.device(end)
-    }
-
-    fn batches(&self) -> bool {
-        self.flow.batches()
-    }
-
-    fn share(&self) -> Share {
-        self.share
-    }
-
-    fn chunk_bytes(&self) -> usize {
-        self.flow.chunk_bytes()
-    }
-
-    fn has_fresh(&self) -> bool {
-        self.flow.has_fresh()
-    }
-
-    fn part_for_stages(&mut self, most: usize) -> Option<Apart> {
-        self.flow.part_for_stages(most)
-    }
-
-    fn join(&mut self, apart: Apart, buffers: &mut Buffers) -> u64 {
-        self.flow.join(apart, buffers)
-    }
-
-    fn ended(&self) -> Option<Result<(), TransferError>> {
-        self.flow.ended()
-    }
-}
 
 /// What the threads share under a lock, which is held for no system call but a wake-up.
 struct Board {
@@ -458,7 +395,8 @@ impl Shared {
         let mut parts = flows.into_iter().zip(reserved);
         if parts.len() == 1 {
             let job = parts.next().map(|(mut flow, reserved)| {
-                flow.count_in(self.counters.clone(), None);
+                let blocks = flow.devices().blocks();
+                flow.count_in(self.counters.clone(), blocks, None);
                 job(flow, reserved, uses, done)
             });
             let job = job.expect("there is one");
@@ -468,7 +406,8 @@ impl Shared {
         let progress = Arc::<Progress>::default();
         let whole = Arc::new(Whole::new(parts.len(), stages, done));
         let jobs = parts.enumerate().map(|(part, (mut flow, reserved))| {
-            flow.count_in(self.counters.clone(), Some(progress.clone()));
+            let blocks = flow.devices().blocks();
+            flow.count_in(self.counters.clone(), blocks, Some(progress.clone()));
             let (shared, whole) = (self.clone(), whole.clone());
             let done = move |outcome| match whole.end(part, outcome) {
                 Next::Nothing => {}

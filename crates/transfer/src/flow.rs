@@ -60,7 +60,7 @@ pub trait Devices {
 }
 
 /// The kind of a device. Each has a queue of steps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Device {
     /// A file, or shared memory.
     File,
@@ -278,9 +278,15 @@ impl<D: Devices> Flow<D> {
     }
 
     /// Counts its bytes as they move, and as those of a part of a transfer if it is one.
-    pub(crate) fn count_in(&mut self, counters: Arc<Counters>, whole: Option<Arc<Progress>>) {
+    /// `blocks`: those of the files of source and sink.
+    pub(crate) fn count_in(
+        &mut self,
+        counters: Arc<Counters>,
+        blocks: [Option<u64>; 2],
+        whole: Option<Arc<Progress>>,
+    ) {
         let ends = [self.source, self.sink];
-        self.progress = Arc::new(Progress::counted(counters, ends, whole));
+        self.progress = Arc::new(Progress::counted(counters, ends, blocks, whole));
     }
 
     /// How far it is.

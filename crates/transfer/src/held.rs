@@ -106,7 +106,15 @@ pub(crate) struct PartRange {
 pub(crate) struct Descriptors {
     source: Held,
     sink: Held,
+    /// The device numbers of the file systems of source and sink.
+    blocks: [Option<u64>; 2],
     reaper: Reaper,
+}
+
+/// The device number of the file system of a place that is a file.
+fn block_of(place: &Place) -> Option<u64> {
+    let Place::File(file, _) = place else { return None };
+    describe(file.as_fd()).ok().map(|file| file.identity.0)
 }
 
 impl Descriptors {
@@ -119,7 +127,9 @@ impl Descriptors {
         reaper: &Reaper,
     ) -> Result<Vec<Self>, TransferError> {
         let Command { source, more, sink, .. } = command;
-        let of = |source| Self { source, sink: Held::Files(Vec::new()), reaper: reaper.clone() };
+        let blocks = [block_of(&source), block_of(&sink)];
+        let sink_later = || Held::Files(Vec::new());
+        let of = |source| Self { source, sink: sink_later(), blocks, reaper: reaper.clone() };
         let mut taken: Vec<Self> = match source {
             Place::File(file, _) if !more.is_empty() => {
                 let all = [file].into_iter().chain(more.into_iter().map(|range| range.file));
@@ -147,6 +157,11 @@ impl Descriptors {
             Held::Socket(socket) => Some(socket.clone()),
             Held::File(_) | Held::Files(_) | Held::Accelerator(_) => None,
         })
+    }
+
+    /// The device numbers of the file systems of source and sink, if they are files.
+    pub(crate) fn blocks(&self) -> [Option<u64>; 2] {
+        self.blocks
     }
 
     pub(crate) fn socket(&self, end: End) -> &Socket {

@@ -64,7 +64,7 @@ pub use chain::Ran;
 pub use client::{Client, ClientError, Ended};
 pub use compress::{Compression, ExpandLimits, Format};
 pub use counters::{Counters, DeviceLoad};
-pub use engine::{Engine, Limits, Outcome, Submitted, Transfer};
+pub use engine::{DeviceQueue, Engine, Limits, Outcome, Submitted, Transfer};
 pub use error::TransferError;
 pub use flow::{Device, Devices, Report, StageReport};
 pub use kernel::{Kernel, KernelSource};

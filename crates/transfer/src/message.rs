@@ -41,7 +41,7 @@
 //!         then the text or expression
 //! ```
 //!
-//! list (16 bytes, and entries)                     entry (56 bytes)
+//! list (16 bytes, entries, and queues)             entry (56 bytes)
 //!  0 u32  "SVT2"                                   0 u64  id
 //!  4 u16  kind: 3                                  8 u32  process
 //!  6 u16  entries that follow, at most 512        12 u8   source, 13 u8 sink: as in a start
@@ -51,20 +51,33 @@
 //!                                                 32 u64  age in ms
 //!                                                 40      two bytes for each stage: kind, option
 //!
+//! queues (8 bytes, and each)                       queue of a device (64 bytes)
+//!  0 u16  queues that follow, at most 128          0 u8   1 file, 2 socket, 3 accelerator
+//!  2      reserved (6 bytes)                       1      reserved (7 bytes)
+//!                                                  8 u64  device number of a file system; 2^64 - 1: none
+//!                                                 16 u64  steps queued, 24 u64 running
+//!                                                 32 u64  transfers that wait for a socket
+//!                                                 40 u64  bytes of the chunks of queued and running steps
+//!                                                 48 u64  bytes taken so far, 56 u64 bytes given so far
+//!
 //! A start carries descriptors (SCM_RIGHTS): the source, further files, then the sink. It gets one answer of kind 1, when the
 //! transfer ends. A cancel gets none of its own: its transfer ends. A program that closes the connection cancels its
 //! transfers. A progress request is answered by kind 2, or not at all if its transfer has ended. A list has the transfers of all callers, whose
 //! ids are their own. A signal has id 0 and carries one descriptor, an eventfd with `EFD_NONBLOCK`, to which the engine adds 1 after each answer of
 //! kind 1; it has no answer, and ends the connection if the program's user is neither the engine's nor root.
 
+mod list;
+
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+pub use list::{LISTED_MAX, Listed, QUEUES_MAX};
+
 use crate::compress::{Compression, ExpandLimits, Format};
+use crate::engine::DeviceQueue;
 use crate::error::TransferError;
 use crate::flow::{Device, Report, StageReport};
 use crate::pipeline::{Command, FILES_MAX, FileRange, HEAD_MAX, Place, STALL_DEFAULT, WhenBlocked};
-use crate::scoreboard::Activity;
 use crate::search::{Found, OFFSETS_MAX, PATTERN_BYTES_MAX, SearchKind, SearchSpec};
 use crate::stage::{Cipher, DigestKind, DigestValue, Key, STAGES_MAX, StageKind, StageSpec};
 
@@ -87,9 +100,6 @@ const PROGRESS_BYTES: usize = 32;
 const ENDED_BYTES: usize = 40;
 const REPORT_BYTES: usize = 56;
 const TEXT_BYTES_MAX: usize = 166;
-const LISTED_BYTES: usize = 56;
-/// Transfers that a list has.
-pub const LISTED_MAX: usize = 512;
 const RETURN_WHEN_BLOCKED: u16 = 1;
 const SYNC: u16 = 2;
 const TO_THE_END: u64 = u64::MAX;
@@ -516,68 +526,9 @@ pub enum Answer {
         total: u64,
         /// The first of them, at most [`LISTED_MAX`].
         entries: Vec<Listed>,
+        /// What devices do for them, and for transfers of the engine's own process.
+        queues: Vec<DeviceQueue>,
     },
-}
-
-/// A transfer in flight.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
-    /// Its caller's number.
-    pub id: u64,
-    /// Its caller's process; 0: of another container.
-    pub process: u32,
-    /// What the source is.
-    pub source: Device,
-    /// What the sink is.
-    pub sink: Device,
-    /// What it does.
-    pub activity: Activity,
-    /// Bytes read from the source.
-    pub read: u64,
-    /// Bytes that the sink has.
-    pub written: u64,
-    /// How long ago it was started, in milliseconds.
-    pub age_ms: u64,
-    /// The stages in their order.
-    pub stages: Vec<StageKind>,
-}
-
-impl Listed {
-    fn decode(rest: &mut Rest<'_>) -> Result<Self, MessageError> {
-        let (id, process) = (rest.u64()?, rest.u32()?);
-        let (source, sink) = (rest.device("source")?, rest.device("sink")?);
-        let activity = match rest.u8()? {
-            1 => Activity::Queued,
-            2 => Activity::Running,
-            3 => Activity::Waiting,
-            _ => return Err(MessageError::Field("activity")),
-        };
-        let count = usize::from(rest.u8()?);
-        let (read, written, age_ms) = (rest.u64()?, rest.u64()?, rest.u64()?);
-        if count > STAGES_MAX {
-            return Err(MessageError::Field("stages"));
-        }
-        let stages = (0..count).map(|_| rest.kind()).collect::<Result<_, _>>()?;
-        rest.reserved(2 * (STAGES_MAX - count))?;
-        Ok(Self { id, process, source, sink, activity, read, written, age_ms, stages })
-    }
-
-    fn encode(&self, bytes: &mut Vec<u8>) {
-        bytes.extend(self.id.to_le_bytes());
-        bytes.extend(self.process.to_le_bytes());
-        let activity = match self.activity {
-            Activity::Queued => 1,
-            Activity::Running => 2,
-            Activity::Waiting => 3,
-        };
-        let count = self.stages.len() as u8;
-        bytes.extend([device_code(self.source), device_code(self.sink), activity, count]);
-        for value in [self.read, self.written, self.age_ms] {
-            bytes.extend(value.to_le_bytes());
-        }
-        self.stages.iter().for_each(|stage| bytes.extend(kind_codes(*stage)));
-        bytes.extend(std::iter::repeat_n(0, 2 * (STAGES_MAX - self.stages.len())));
-    }
 }
 
 /// A [`TransferError`] of an engine in another process.
@@ -619,8 +570,9 @@ impl Answer {
             }
             let entries =
                 (0..count).map(|_| Listed::decode(&mut rest)).collect::<Result<_, _>>()?;
+            let queues = list::decode_queues(&mut rest)?;
             rest.end()?;
-            return Ok(Self::List { total, entries });
+            return Ok(Self::List { total, entries, queues });
         }
         let (code, count) = (rest.u8()?, usize::from(rest.u8()?));
         let (id, read, written) = (rest.u64()?, rest.u64()?, rest.u64()?);
@@ -657,13 +609,14 @@ impl Answer {
 
     /// Writes it. A text that is too long is cut.
     pub fn encode(&self) -> Vec<u8> {
-        if let Self::List { total, entries } = self {
-            let mut bytes = Vec::with_capacity(HEAD_BYTES + entries.len() * LISTED_BYTES);
+        if let Self::List { total, entries, queues } = self {
+            let mut bytes = Vec::with_capacity(HEAD_BYTES + entries.len() * list::LISTED_BYTES);
             bytes.extend(MAGIC);
             bytes.extend(3u16.to_le_bytes());
             bytes.extend((entries.len() as u16).to_le_bytes());
             bytes.extend(total.to_le_bytes());
             entries.iter().for_each(|entry| entry.encode(&mut bytes));
+            list::encode_queues(queues, &mut bytes);
             return bytes;
         }
         let (kind, code, stages, id, read, written) = match self {
@@ -751,6 +704,8 @@ fn encode_report(stage: &StageReport, bytes: &mut Vec<u8>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::counters::DeviceLoad;
+    use crate::scoreboard::Activity;
     use proptest::prelude::*;
 
     fn stage() -> impl Strategy<Value = StageSpec> {
@@ -885,8 +840,18 @@ mod tests {
             age_ms: 11,
             stages: vec![seal, StageKind::Digest(DigestKind::Sha1)],
         };
-        let list = Answer::List { total: 3, entries: vec![entry; 2] };
-        assert_eq!(list.encode().len(), HEAD_BYTES + 2 * LISTED_BYTES);
+        let load = DeviceLoad {
+            device: Device::File,
+            queued: 1,
+            running: 2,
+            bytes_in_flight: 3,
+            taken: 4,
+            given: 5,
+        };
+        let queue = |block| DeviceQueue { block, load, waiting: 6 };
+        let queues = vec![queue(Some(7)), queue(None)];
+        let list = Answer::List { total: 3, entries: vec![entry; 2], queues };
+        assert_eq!(list.encode().len(), HEAD_BYTES + 2 * 56 + 8 + 2 * 64);
         assert_eq!(Answer::decode(&list.encode()), Ok(list));
         let mut controls = failed.encode();
         *controls.last_mut().unwrap() = 0x1b;

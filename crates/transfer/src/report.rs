@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::counters::Counters;
+use crate::counters::{BlockCounters, Counters};
 use crate::flow::Device;
 use crate::search::Found;
 use crate::stage::{DigestValue, StageKind};
@@ -59,8 +59,16 @@ pub struct Progress {
     written: AtomicU64,
     /// That of the transfer of which this is a part.
     whole: Option<Arc<Self>>,
-    /// Where the bytes are counted as they move, with the devices of source and sink.
-    counted: Option<(Arc<Counters>, [Device; 2])>,
+    /// Where the bytes are counted as they move.
+    counted: Option<Counted>,
+}
+
+#[derive(Debug)]
+struct Counted {
+    counters: Arc<Counters>,
+    /// The devices of source and sink, and what has moved from and to the file systems of files.
+    ends: [Device; 2],
+    blocks: [Option<Arc<BlockCounters>>; 2],
 }
 
 impl Progress {
@@ -68,9 +76,11 @@ impl Progress {
     pub(crate) fn counted(
         counters: Arc<Counters>,
         ends: [Device; 2],
+        blocks: [Option<u64>; 2],
         whole: Option<Arc<Self>>,
     ) -> Self {
-        Self { whole, counted: Some((counters, ends)), ..Self::default() }
+        let blocks = blocks.map(|block| counters.block(block?));
+        Self { whole, counted: Some(Counted { counters, ends, blocks }), ..Self::default() }
     }
 
     /// Called by the thread that has the source.
@@ -79,8 +89,9 @@ impl Progress {
         if let Some(whole) = &self.whole {
             whole.read.fetch_add(read - before, Ordering::Relaxed);
         }
-        if let Some((counters, [source, _])) = &self.counted {
+        if let Some(Counted { counters, ends: [source, _], blocks: [block, _] }) = &self.counted {
             counters.count_taken(*source, read - before);
+            block.iter().for_each(|block| block.count_taken(read - before));
         }
     }
 
@@ -90,8 +101,9 @@ impl Progress {
         if let Some(whole) = &self.whole {
             whole.written.fetch_add(written - before, Ordering::Relaxed);
         }
-        if let Some((counters, [_, sink])) = &self.counted {
+        if let Some(Counted { counters, ends: [_, sink], blocks: [_, block] }) = &self.counted {
             counters.count_given(*sink, written - before);
+            block.iter().for_each(|block| block.count_given(written - before));
         }
     }
 

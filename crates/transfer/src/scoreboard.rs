@@ -14,6 +14,7 @@
 //!
 //! Pure: time is an argument (nanoseconds), and `T` is whatever the steps need.
 
+mod by_device;
 mod turns;
 
 use std::collections::VecDeque;
@@ -24,6 +25,7 @@ use crate::counters::Queued;
 use crate::error::TransferError;
 use crate::flow::{Blocked, Buffers, Device, End, SMALL_CHUNKS_MAX};
 use crate::pipeline::{Command, STALL_DEFAULT};
+pub use by_device::AtWork;
 pub use turns::Share;
 use turns::Turns;
 
@@ -154,6 +156,10 @@ pub trait Work {
     fn next(&self, blocked: Blocked) -> Option<End>;
     /// The kind of the device at an end.
     fn device(&self, end: End) -> Device;
+    /// The device numbers of the file systems of source and sink, if they are files.
+    fn blocks(&self) -> [Option<u64>; 2] {
+        [None; 2]
+    }
     /// Whether its chunks go through stages apart.
     fn batches(&self) -> bool {
         false
@@ -239,6 +245,8 @@ struct Entry<T: Work> {
     handle: T::Handle,
     share: Share,
     chunk_bytes: usize,
+    /// Of the files of source and sink.
+    blocks: [Option<u64>; 2],
     state: State,
     /// Not while it runs.
     work: Option<T>,
@@ -408,6 +416,7 @@ impl<T: Work> Scoreboard<T> {
         let end = work.next(Blocked::default()).unwrap_or(End::Source);
         let (first, handle, batches) = (work.device(end), work.handle(), work.batches());
         let (share, chunk_bytes) = (work.share(), work.chunk_bytes());
+        let blocks = work.blocks();
         self.batching += usize::from(batches);
         self.slots[slot] = Some(Entry {
             id,
@@ -415,6 +424,7 @@ impl<T: Work> Scoreboard<T> {
             handle,
             share,
             chunk_bytes,
+            blocks,
             state: State::Queued(first, end),
             work: Some(work),
             cancelled: false,

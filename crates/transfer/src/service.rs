@@ -19,7 +19,9 @@ use crate::counters::Counters;
 use crate::engine::{Caller, Engine, Limits, Submitted};
 use crate::error::TransferError;
 use crate::flow::Report;
-use crate::message::{Answer, LISTED_MAX, Listed, Order, REQUEST_BYTES_MAX, RemoteError, Request};
+use crate::message::{
+    Answer, LISTED_MAX, Listed, Order, QUEUES_MAX, REQUEST_BYTES_MAX, RemoteError, Request,
+};
 use crate::reaper::Reaper;
 
 /// Connections that are accepted between two looks at requests.
@@ -158,7 +160,9 @@ impl Acceptor {
         let total = entries.len() as u64;
         entries.sort_by_key(|entry| std::cmp::Reverse(entry.age_ms));
         entries.truncate(LISTED_MAX);
-        Answer::List { total, entries }
+        let mut queues = self.engine.queues();
+        queues.truncate(QUEUES_MAX);
+        Answer::List { total, entries, queues }
     }
 
     fn wait_and_dispatch(&mut self) {

@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::thread;
@@ -256,23 +256,23 @@ fn the_transfers_of_all_callers_are_listed() {
     let list = |client: &mut Client| {
         client.ask_list().unwrap();
         match answer(client) {
-            Answer::List { total, entries } => (total, entries),
+            Answer::List { total, entries, queues } => (total, entries, queues),
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(list(&mut two), (0, Vec::new()));
+    assert_eq!(list(&mut two), (0, Vec::new(), Vec::new()));
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let source = Source::socket(ours, None).digest(DigestKind::Md5);
     let id = one.submit(source.file(setup.sink(), 0)).unwrap();
     theirs.write_all(&[1; 1000]).unwrap();
     let deadline = std::time::Instant::now() + PATIENCE;
-    let entry = loop {
-        let (total, mut entries) = list(&mut two);
+    let (entry, queues) = loop {
+        let (total, mut entries, queues) = list(&mut two);
         if let Some(entry) = entries
             .pop_if(|entry| (entry.written, entry.activity) == (1000, transfer::Activity::Waiting))
         {
             assert_eq!(total, 1);
-            break entry;
+            break (entry, queues);
         }
         assert!(std::time::Instant::now() < deadline);
         thread::yield_now();
@@ -280,9 +280,19 @@ fn the_transfers_of_all_callers_are_listed() {
     assert_eq!((entry.id, entry.process, entry.read), (id, std::process::id(), 1000));
     assert_eq!((entry.source, entry.sink), (transfer::Device::Socket, transfer::Device::File));
     assert_eq!(entry.stages, [transfer::StageKind::Digest(DigestKind::Md5)]);
+    // The files of one file system, and the sockets.
+    let file_system = fs::metadata(&setup.folder).unwrap().dev();
+    let [files, sockets] = &queues[..] else { panic!("{queues:?}") };
+    assert_eq!((files.load.device, files.block), (transfer::Device::File, Some(file_system)));
+    assert_eq!((files.load.taken, files.load.given, files.waiting), (0, 1000, 0));
+    assert_eq!((sockets.load.device, sockets.block), (transfer::Device::Socket, None));
+    assert_eq!((sockets.load.taken, sockets.load.given, sockets.waiting), (1000, 0, 1));
+    assert_eq!(sockets.load.queued + sockets.load.running, 0, "it waits");
     drop(theirs);
     assert!(matches!(answer(&mut one), Answer::Ended { result: Ok(()), .. }));
-    assert_eq!(list(&mut two), (0, Vec::new()));
+    let (total, entries, queues) = list(&mut two);
+    assert_eq!((total, entries), (0, Vec::new()));
+    assert!(queues.iter().all(|queue| queue.waiting == 0 && queue.load.bytes_in_flight == 0));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 use std::os::unix::net::UnixStream;
 
 use super::*;
+use crate::flow::Device;
 use crate::pipeline::Source;
 use crate::stage::STAGES_MAX;
 use crate::{Cipher, Compression, ExpandLimits, Format, Key, SearchKind, SearchSpec};

@@ -1,0 +1,82 @@
+//! The work of an entry of the scoreboard, and what its end needs.
+
+use std::sync::{Arc, Mutex};
+
+use super::Done;
+use crate::apart::Apart;
+use crate::error::TransferError;
+use crate::flow::{Blocked, Buffers, Device, End, Flow, Progress};
+use crate::held::{Descriptors, Socket, SocketUse};
+use crate::memory::Reserved;
+use crate::scoreboard::{Share, Work};
+
+/// The work of an entry.
+pub(super) struct Job {
+    pub(super) flow: Flow<Descriptors>,
+    pub(super) ending: Arc<Ending>,
+    pub(super) reserved: Arc<[Reserved]>,
+    pub(super) share: Share,
+}
+
+/// What the end of a transfer needs, also while a thread has its job.
+pub(super) struct Ending {
+    /// The sockets, with the direction in which they are used.
+    pub(super) sockets: Vec<(SocketUse, Arc<Socket>)>,
+    pub(super) progress: Arc<Progress>,
+    /// Taken by the thread that answers the caller.
+    pub(super) done: Mutex<Option<Done>>,
+}
+
+impl Job {
+    pub(super) fn uses(&self) -> impl Iterator<Item = SocketUse> {
+        self.ending.sockets.iter().map(|(used, _)| *used)
+    }
+}
+
+impl Work for Job {
+    type Handle = Arc<Ending>;
+
+    fn handle(&self) -> Arc<Ending> {
+        self.ending.clone()
+    }
+
+    fn next(&self, blocked: Blocked) -> Option<End> {
+        self.flow.next(blocked)
+    }
+
+    fn device(&self, end: End) -> Device {
+        self.flow.device(end)
+    }
+
+    fn blocks(&self) -> [Option<u64>; 2] {
+        self.flow.devices().blocks()
+    }
+
+    fn batches(&self) -> bool {
+        self.flow.batches()
+    }
+
+    fn share(&self) -> Share {
+        self.share
+    }
+
+    fn chunk_bytes(&self) -> usize {
+        self.flow.chunk_bytes()
+    }
+
+    fn has_fresh(&self) -> bool {
+        self.flow.has_fresh()
+    }
+
+    fn part_for_stages(&mut self, most: usize) -> Option<Apart> {
+        self.flow.part_for_stages(most)
+    }
+
+    fn join(&mut self, apart: Apart, buffers: &mut Buffers) -> u64 {
+        self.flow.join(apart, buffers)
+    }
+
+    fn ended(&self) -> Option<Result<(), TransferError>> {
+        self.flow.ended()
+    }
+}
