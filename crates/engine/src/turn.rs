@@ -50,6 +50,8 @@ pub(crate) struct Turn<N: Nic> {
     pub(crate) draining: bool,
     /// The turn found work: the worker stays awake.
     pub(crate) worked: bool,
+    /// Functions of all services may have been called since replies were last gathered; of proxies, only this and their messages call some.
+    pub(crate) ticked: bool,
     /// This worker has reported that it has answered everything.
     settled: bool,
 }
@@ -81,6 +83,7 @@ impl<N: Nic> Turn<N> {
             scratch: vec![0; scratch_bytes],
             draining: false,
             worked: false,
+            ticked: false,
             settled: false,
         }
     }
@@ -113,7 +116,7 @@ impl<N: Nic> Turn<N> {
     #[inline(always)]
     pub(crate) fn drive(&mut self) {
         let Self { services, clock, now_ns, worked, .. } = self;
-        for share in services {
+        for share in services.iter_mut().filter(|share| !share.is_proxy()) {
             if share.backends.has_transfers() {
                 share.backends.end_transfers();
             }
@@ -223,7 +226,7 @@ impl<N: Nic> Turn<N> {
     /// Writes the pending output of connections to backends.
     pub(crate) fn flush_backends(&mut self) {
         let Self { services, nic, now_ns, .. } = self;
-        for share in services {
+        for share in services.iter_mut().filter(|share| !share.is_proxy()) {
             share.backends.flush_backends(nic, *now_ns);
         }
     }

@@ -141,8 +141,11 @@ impl<N: Nic> Worker<N> {
         // Accelerate.
         turn.drive();
         // Exhale.
+        let all = std::mem::take(&mut turn.ticked) || !schedule.is_shared();
         for service in 0..turn.services.len() {
-            endpoints.gather(turn, schedule, service);
+            if all || !turn.services[service].is_proxy() {
+                endpoints.gather(turn, schedule, service);
+            }
         }
         if turn.upstream.is_used() {
             endpoints.exchange_upstream(turn, schedule);
@@ -198,6 +201,7 @@ impl<N: Nic> Worker<N> {
     fn run_housekeeping(&mut self) {
         let Self { turn, endpoints, housekeeping, .. } = self;
         housekeeping.run(turn, endpoints);
+        turn.ticked = true;
         self.check_leaving();
         (0..self.turn.services.len()).for_each(|slot| self.check_paused(slot));
         let Self { turn, endpoints, housekeeping, .. } = self;

@@ -25,6 +25,8 @@ use crate::turn::Turn;
 pub(crate) struct Peers {
     /// By worker and service; none from itself.
     links: Vec<Vec<Option<LinkIn>>>,
+    /// How many there are.
+    present: usize,
     /// Answers of functions to datagrams that were handed over to this worker: the request, and where the answer is in `answer_bytes`.
     answers: Vec<(Origin, u32, Range<usize>)>,
     answer_bytes: Vec<u8>,
@@ -40,7 +42,7 @@ pub(crate) struct HandedBack<'a> {
 impl Peers {
     pub(crate) fn new(workers: usize) -> Self {
         let links = (0..workers).map(|_| Vec::new()).collect();
-        Self { links, answers: Vec::new(), answer_bytes: Vec::new() }
+        Self { links, present: 0, answers: Vec::new(), answer_bytes: Vec::new() }
     }
 
     /// Sets or removes the link of one service to one worker.
@@ -50,7 +52,10 @@ impl Peers {
         service: usize,
         link: Option<LinkIn>,
     ) -> Option<LinkIn> {
-        links::replace(&mut self.links[worker], service, link)
+        self.present += usize::from(link.is_some());
+        let before = links::replace(&mut self.links[worker], service, link);
+        self.present -= usize::from(before.is_some());
+        before
     }
 
     /// Whether the others seem to have sent something to this worker.
@@ -74,13 +79,15 @@ impl Peers {
         turn: &mut Turn<N>,
         mut settle: impl FnMut(&mut Turn<N>, HandedBack<'_>),
     ) {
-        if self.links.len() == 1 {
+        if self.present == 0 {
             return;
         }
         let mut message = std::mem::take(&mut turn.scratch);
         for links in &mut self.links {
             for (service, link) in links.iter_mut().enumerate() {
-                let Some(link) = link else { continue };
+                let Some(link) = link.as_mut().filter(|link| link.replies.hinted()) else {
+                    continue;
+                };
                 let mut took = false;
                 while let Ok(Some(header)) = link.replies.peek() {
                     let bytes = &mut message[..header.len as usize];
@@ -295,10 +302,10 @@ impl Peers {
 impl<N: Nic> Endpoint<N> for Peers {
     /// Takes all handed-over requests that find credit; in each round another worker is the first.
     fn receive(&mut self, turn: &mut Turn<N>, schedule: &mut Schedule) {
-        let count = self.links.len();
-        if count == 1 {
+        if self.present == 0 {
             return;
         }
+        let count = self.links.len();
         let first = schedule.round() % count;
         for worker in (first..count).chain(0..first) {
             for service in 0..self.links[worker].len() {

@@ -289,6 +289,12 @@ impl ServiceShare {
         }
     }
 
+    /// Whether it has a server instead of mqueues: then it has no blocks, no backends and no rings.
+    #[inline]
+    pub(crate) fn is_proxy(&self) -> bool {
+        self.upstream.is_some()
+    }
+
     /// A vacant slot.
     pub(crate) fn vacant(workers: usize) -> Self {
         let vacant = Service { mqueues: 0, slots: 0, ..Service::new("", Vec::new(), "") };

@@ -200,6 +200,8 @@ const PENDING_LOSSES: usize = 256;
 pub(crate) struct Outbound {
     /// By worker and service; none to itself.
     links: Vec<Vec<Option<LinkOut>>>,
+    /// Workers and services of those with unpublished messages.
+    unpublished: Vec<(u16, u16)>,
     /// Losses that found no room: the request, and the reason.
     losses: Vec<(u16, Envelope, DropReason)>,
     /// Buffer for an envelope and its payload.
@@ -210,6 +212,7 @@ impl Outbound {
     pub(crate) fn new(workers: usize, scratch_bytes: usize) -> Self {
         Self {
             links: (0..workers).map(|_| Vec::new()).collect(),
+            unpublished: Vec::new(),
             losses: Vec::with_capacity(PENDING_LOSSES),
             scratch: Vec::with_capacity(scratch_bytes),
         }
@@ -227,11 +230,10 @@ impl Outbound {
         service: usize,
         link: Option<LinkOut>,
     ) -> Option<LinkOut> {
-        replace(&mut self.links[worker], service, link)
-    }
-
-    fn to(&mut self, worker: u16, service: u16) -> Option<&mut LinkOut> {
-        self.links[usize::from(worker)].get_mut(usize::from(service))?.as_mut()
+        let before = replace(&mut self.links[worker], service, link);
+        let links: usize = self.links.iter().map(Vec::len).sum();
+        self.unpublished.reserve(links.saturating_sub(self.unpublished.len()));
+        before
     }
 
     /// Hands a request over. `Full` leaves everything unchanged.
@@ -244,13 +246,15 @@ impl Outbound {
     ) -> Result<(), LoanError> {
         let head = Head { tag: received_ns, kind: abi::kind::MESSAGE, ..Head::default() };
         let mut scratch = std::mem::take(&mut self.scratch);
-        let pushed = match self.to(worker, envelope.service) {
+        let pushed = match link_of(&mut self.links, worker, envelope.service) {
             Some(link) => {
                 let mut pushed = push(&mut link.requests, head, envelope, payload, &mut scratch);
                 if mutants::on("hand_over_twice") && pushed.is_ok() {
                     pushed = push(&mut link.requests, head, envelope, payload, &mut scratch);
                 }
-                link.unpublished |= pushed.is_ok();
+                if pushed.is_ok() && !std::mem::replace(&mut link.unpublished, true) {
+                    self.unpublished.push((worker, envelope.service));
+                }
                 pushed
             }
             None => Err(LoanError::Full),
@@ -272,11 +276,13 @@ impl Outbound {
         };
         let head = Head { kind, status, ..Head::default() };
         let mut scratch = std::mem::take(&mut self.scratch);
-        let pushed = match self.to(worker, envelope.service) {
+        let pushed = match link_of(&mut self.links, worker, envelope.service) {
             Some(link) => {
                 let payload = outcome.unwrap_or(&[]);
                 let pushed = push(&mut link.replies, head, envelope, payload, &mut scratch);
-                link.unpublished |= pushed.is_ok();
+                if pushed.is_ok() && !std::mem::replace(&mut link.unpublished, true) {
+                    self.unpublished.push((worker, envelope.service));
+                }
                 pushed
             }
             None => Err(LoanError::Full),
@@ -297,7 +303,7 @@ impl Outbound {
     pub(crate) fn retry_losses(&mut self) {
         let mut losses = std::mem::take(&mut self.losses);
         losses.retain(|(worker, envelope, reason)| {
-            self.to(*worker, envelope.service).is_some()
+            link_of(&mut self.links, *worker, envelope.service).is_some()
                 && self.reply(*worker, envelope, Err(*reason)).is_err()
         });
         self.losses = losses;
@@ -321,19 +327,16 @@ impl Outbound {
     /// Publishes the messages for the other workers.
     #[inline]
     pub(crate) fn publish(&mut self, wake: impl Fn(u16)) {
-        if self.links.len() == 1 {
-            return;
-        }
-        for (worker, links) in (0..).zip(&mut self.links) {
-            let mut published = false;
-            for link in links.iter_mut().flatten() {
-                published |= link.publish();
-            }
-            if published {
+        for (worker, service) in self.unpublished.drain(..) {
+            if link_of(&mut self.links, worker, service).is_some_and(LinkOut::publish) {
                 wake(worker);
             }
         }
     }
+}
+
+fn link_of(links: &mut [Vec<Option<LinkOut>>], worker: u16, service: u16) -> Option<&mut LinkOut> {
+    links[usize::from(worker)].get_mut(usize::from(service))?.as_mut()
 }
 
 /// Sets a link and returns the previous one.
