@@ -34,7 +34,7 @@ enum Fault {
     Ends(usize),
     /// EIO, or a reset.
     Breaks(usize),
-    /// ENOSPC at this byte.
+    /// No space at this byte: ENOSPC, or EDQUOT if it is odd.
     Full(usize),
     /// The socket is never ready again.
     Stalls(usize),
@@ -130,7 +130,7 @@ impl SimState {
         }
         match self.fault {
             Fault::Full(at) if self.sink.len() >= at => {
-                return Err(io::Error::from_raw_os_error(28));
+                return Err(io::Error::from_raw_os_error(if at % 2 == 0 { 28 } else { 122 }));
             }
             Fault::Full(at) => most = most.min(at - self.sink.len()),
             _ => {}
