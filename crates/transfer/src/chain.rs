@@ -61,10 +61,14 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    pub(crate) fn new(spec: &StageSpec) -> Result<Self, TransferError> {
+    /// `beside`: one that does the same for another range.
+    fn new(spec: &StageSpec, beside: Option<&Self>) -> Result<Self, TransferError> {
         let work = match spec {
             StageSpec::Digest(kind) => Work::Digest(Digester::new(*kind)),
-            StageSpec::Search(search) => Work::Search(Box::new(Searcher::new(search)?)),
+            StageSpec::Search(search) => {
+                let other = beside.and_then(Self::searcher);
+                Work::Search(Box::new(other.map_or_else(|| Searcher::new(search), Ok)?))
+            }
             StageSpec::Open(cipher, key) => Work::Open(Opener::new(*cipher, key)),
             StageSpec::Expand(format, limits) => {
                 Work::Expand(Box::new(Expander::new(*format, *limits)?))
@@ -80,6 +84,14 @@ impl Stage {
             StageSpec::Seal(cipher, key) => Work::Seal(StreamSealer::new(*cipher, key)?),
         };
         Ok(Self { kind: spec.kind(), work, taken: 0, made: 0, input: None, done: false })
+    }
+
+    /// If it searches: another search for the same.
+    fn searcher(&self) -> Option<Searcher> {
+        match &self.work {
+            Work::Search(searcher) => Some(searcher.another()),
+            _ => None,
+        }
     }
 
     fn transforms(&self) -> bool {
@@ -169,9 +181,16 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    pub(crate) fn new(specs: &[StageSpec]) -> Result<Self, TransferError> {
-        let stages = specs.iter().map(Stage::new).collect::<Result<_, _>>()?;
+    /// `beside`: a chain that does the same for another range.
+    pub(crate) fn new(specs: &[StageSpec], beside: Option<&Self>) -> Result<Self, TransferError> {
+        let stage = |(at, spec)| Stage::new(spec, beside.and_then(|chain| chain.stages.get(at)));
+        let stages = specs.iter().enumerate().map(stage).collect::<Result<_, _>>()?;
         Ok(Self { stages, raw: VecDeque::new(), source_ended: false })
+    }
+
+    /// Of each stage, if it searches, another search for the same.
+    pub(crate) fn searchers(&self) -> Vec<Option<Searcher>> {
+        self.stages.iter().map(Stage::searcher).collect()
     }
 
     /// Searches a range of the stream beside others, as all stages do then.

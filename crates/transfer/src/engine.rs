@@ -293,15 +293,15 @@ impl Shared {
             }
         };
         let patience = Patience::of(&command);
-        let specs = plan.stages.clone();
-        let stages = specs.iter().map(StageSpec::kind).collect();
+        let stages = plan.stages.iter().map(StageSpec::kind).collect();
         let (source, sink) = (plan.source, plan.sink);
         let started = Instant::now();
         let shape = Arc::new(Shape { source, sink, stages, memory, started });
         let descriptors = Descriptors::of_parts(command, files, &parts, &self.reaper)?;
-        let flows = parts.iter().zip(descriptors);
-        let flows = flows.map(|(part, descriptors)| Flow::new(part, descriptors));
-        let flows = flows.collect::<Result<Vec<_>, _>>()?;
+        let mut flows: Vec<Flow<Descriptors>> = Vec::with_capacity(parts.len());
+        for (part, descriptors) in parts.iter().zip(descriptors) {
+            flows.push(Flow::beside(part, descriptors, flows.first())?);
+        }
         let account = caller.tenant;
         let done = Account::closing(account.as_ref(), memory, done);
         let share = account.as_ref().map_or(Share::default(), |account| account.share);
@@ -310,7 +310,7 @@ impl Shared {
             Cut::Can => vec![reserved.into(); parts.len()],
             _ => reserved.into_iter().map(|part| [part].into()).collect(),
         };
-        let (jobs, whole, progress) = self.jobs(flows, reserved, (uses, share), specs, done);
+        let (jobs, whole, progress) = self.jobs(flows, reserved, (uses, share), done);
         let uses: Vec<SocketUse> = jobs.iter().flat_map(Job::uses).collect();
         let submitted = |entries: Vec<EntryId>| {
             let entries = entries.into();
@@ -379,7 +379,6 @@ impl Shared {
         flows: Vec<Flow<Descriptors>>,
         reserved: Vec<Arc<[Reserved]>>,
         (uses, share): (Vec<SocketUse>, Share),
-        stages: Vec<StageSpec>,
         done: Done,
     ) -> (Vec<Job>, Option<Arc<Whole>>, Arc<Progress>) {
         let counters = self.counters.clone();
@@ -392,6 +391,7 @@ impl Shared {
             let (progress, done) = (flow.progress(), Mutex::new(Some(done)));
             Job { flow, ending: Arc::new(Ending { sockets, progress, done }), reserved, share }
         };
+        let searchers = flows.first().map_or_else(Vec::new, Flow::searchers);
         let mut parts = flows.into_iter().zip(reserved);
         if parts.len() == 1 {
             let job = parts.next().map(|(mut flow, reserved)| {
@@ -404,7 +404,7 @@ impl Shared {
             return (vec![job], None, progress);
         }
         let progress = Arc::<Progress>::default();
-        let whole = Arc::new(Whole::new(parts.len(), stages, done));
+        let whole = Arc::new(Whole::new(parts.len(), searchers, done));
         let jobs = parts.enumerate().map(|(part, (mut flow, reserved))| {
             let blocks = flow.devices().blocks();
             flow.count_in(self.counters.clone(), blocks, Some(progress.clone()));

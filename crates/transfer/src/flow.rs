@@ -18,6 +18,7 @@ use crate::pipeline::WhenBlocked;
 pub use crate::plan::{Cut, Plan, StreamPart};
 pub use crate::report::{Progress, Report, StageReport};
 use crate::seal::{HEADER_BYTES, PAYLOAD_BYTES, RECORD_BYTES, Sealer};
+use crate::search::Searcher;
 use crate::stage::{Cipher, StageKind, StageSpec};
 
 /// Bytes of a chunk, but for the header of a sealed stream. 512 KiB stay in a core's second-level cache
@@ -197,6 +198,16 @@ pub struct Flow<D> {
 impl<D: Devices> Flow<D> {
     /// A transfer that has moved nothing.
     pub fn new(plan: &Plan, devices: D) -> Result<Self, TransferError> {
+        Self::beside(plan, devices, None)
+    }
+
+    /// A part of a transfer; `other` is another part.
+    pub(crate) fn beside(
+        plan: &Plan,
+        devices: D,
+        other: Option<&Self>,
+    ) -> Result<Self, TransferError> {
+        let other = other.map(|flow| &flow.chain);
         let observes =
             |stage: &StageSpec| matches!(stage, StageSpec::Digest(_) | StageSpec::Search(_));
         let (mut chain, direct) = match plan.stages.split_last() {
@@ -207,9 +218,9 @@ impl<D: Devices> Flow<D> {
                     Some(part) => Sealer::at(key, part.header, part.record),
                     None => Sealer::new(key)?,
                 };
-                (Chain::new(before)?, Some((sealer, 0, 0)))
+                (Chain::new(before, other)?, Some((sealer, 0, 0)))
             }
-            _ => (Chain::new(&plan.stages)?, None),
+            _ => (Chain::new(&plan.stages, other)?, None),
         };
         if let Cut::Range { start, is_last } = plan.cut {
             chain.of_range(start, is_last);
@@ -262,6 +273,11 @@ impl<D: Devices> Flow<D> {
         let mut buffer = self.take_buffer(&mut Buffers::default());
         buffer[..head.len()].copy_from_slice(head);
         self.take_received(buffer, head.len());
+    }
+
+    /// Of each stage before a seal, if it searches, another search for the same.
+    pub(crate) fn searchers(&self) -> Vec<Option<Searcher>> {
+        self.chain.searchers()
     }
 
     /// Its devices.

@@ -6,8 +6,8 @@ use crate::engine::{Done, Outcome};
 use crate::error::TransferError;
 use crate::flow::{Report, StageReport};
 use crate::scoreboard::EntryId;
-use crate::search::join;
-use crate::stage::{DigestValue, StageSpec};
+use crate::search::{Searcher, join};
+use crate::stage::{DigestValue, StageKind};
 
 /// The parts of one transfer.
 pub(crate) struct Whole(Mutex<State>);
@@ -15,8 +15,8 @@ pub(crate) struct Whole(Mutex<State>);
 struct State {
     entries: Vec<EntryId>,
     outcomes: Vec<Option<Outcome>>,
-    /// What each part does, if anything.
-    stages: Vec<StageSpec>,
+    /// Of each stage of the parts, if it searches, a search for the same.
+    searchers: Vec<Option<Searcher>>,
     /// Taken by the last part.
     done: Option<Done>,
     /// The first part that has failed; without one, how many there are.
@@ -35,10 +35,10 @@ pub(crate) enum Next {
 
 impl Whole {
     /// Of this many parts.
-    pub(crate) fn new(parts: usize, stages: Vec<StageSpec>, done: Done) -> Self {
+    pub(crate) fn new(parts: usize, searchers: Vec<Option<Searcher>>, done: Done) -> Self {
         let outcomes = (0..parts).map(|_| None).collect();
         let (entries, done, failed) = (Vec::new(), Some(done), parts);
-        Self(Mutex::new(State { entries, outcomes, stages, done, failed }))
+        Self(Mutex::new(State { entries, outcomes, searchers, done, failed }))
     }
 
     /// Names the entries, before any of them runs.
@@ -60,7 +60,7 @@ impl Whole {
             && let Some(done) = state.done.take()
         {
             let outcomes: Vec<Outcome> = state.outcomes.drain(..).flatten().collect();
-            return Next::Answer(done, joined(outcomes, &state.stages));
+            return Next::Answer(done, joined(outcomes, &state.searchers));
         }
         if behind.is_empty() { Next::Nothing } else { Next::Cancel(behind) }
     }
@@ -72,7 +72,7 @@ impl Whole {
 
 /// The outcome of the whole: it failed as its first part did that failed by itself. Its counts are those of the
 /// bytes up to the first one that was not moved.
-fn joined(mut outcomes: Vec<Outcome>, stages: &[StageSpec]) -> Outcome {
+fn joined(mut outcomes: Vec<Outcome>, searchers: &[Option<Searcher>]) -> Outcome {
     let errors = || outcomes.iter().filter_map(|outcome| outcome.result.as_ref().err());
     let error = errors().find(|error| **error != TransferError::Cancelled).or(errors().next());
     let result = error.map_or(Ok(()), |error| Err(error.clone()));
@@ -83,7 +83,7 @@ fn joined(mut outcomes: Vec<Outcome>, stages: &[StageSpec]) -> Outcome {
         written: counted.iter().map(|outcome| outcome.report.written).sum(),
         stages: sums(counted),
     };
-    let result = result.and_then(|()| join_stages(&mut outcomes, stages, &mut report.stages));
+    let result = result.and_then(|()| join_stages(&mut outcomes, searchers, &mut report.stages));
     if result.is_err() {
         // Not all parts have stages to report: one that is given up has none.
         for stage in &mut report.stages {
@@ -96,17 +96,17 @@ fn joined(mut outcomes: Vec<Outcome>, stages: &[StageSpec]) -> Outcome {
 /// What the digests and searches of all parts have, if all have ended well.
 fn join_stages(
     outcomes: &mut [Outcome],
-    specs: &[StageSpec],
+    searchers: &[Option<Searcher>],
     reports: &mut [StageReport],
 ) -> Result<(), TransferError> {
-    for (index, (spec, report)) in specs.iter().zip(reports).enumerate() {
+    for (index, report) in reports.iter_mut().enumerate() {
         let parts = outcomes.iter_mut().filter_map(|part| part.report.stages.get_mut(index));
-        match spec {
-            StageSpec::Search(search) => {
+        match (report.kind, searchers.get(index)) {
+            (StageKind::Search(_), Some(Some(search))) => {
                 let found = parts.filter_map(|part| part.found.take()).collect();
                 report.found = Some(join(search, found)?);
             }
-            StageSpec::Digest(_) => {
+            (StageKind::Digest(_), _) => {
                 let digests = parts.filter_map(|part| Some((part.digest?, part.bytes)));
                 let joined = digests.reduce(|(first, bytes), (next, more)| {
                     (DigestValue::joined(&first, &next, more), bytes + more)
@@ -141,8 +141,8 @@ mod tests {
     use super::*;
     use crate::engine::{Engine, Limits};
     use crate::pipeline::{Command, Place};
-    use crate::search::{SearchKind, SearchSpec};
-    use crate::stage::{DigestKind, StageKind};
+    use crate::search::{COMPILED, SearchKind, SearchSpec};
+    use crate::stage::{DigestKind, StageSpec};
 
     fn outcome(result: Result<(), TransferError>, bytes: u64) -> Outcome {
         Outcome { result, report: Report { read: bytes + 1, written: bytes, ..Report::default() } }
@@ -227,7 +227,9 @@ mod tests {
             let file = std::fs::File::open(&path).unwrap();
             let stages = vec![StageSpec::Search(lines.clone()); searches];
             let (source, sink) = (Place::File(file.into(), 7), Place::File(null.into(), 0));
+            let compiled = COMPILED.get();
             let transfer = engine.submit(Command::new(source, None, stages, sink)).unwrap();
+            assert_eq!(COMPILED.get() - compiled, searches, "once for all parts");
             // The last search finds no memory for the five parts of 4 MiB that there could be.
             assert_eq!(transfer.submitted.entries.len(), parts);
             let outcome = transfer.wait();

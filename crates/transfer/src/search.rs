@@ -148,6 +148,11 @@ impl Searcher {
         Ok(Self::with(state, spec.offsets))
     }
 
+    /// Another one for the same search, which is not compiled again.
+    pub(crate) fn another(&self) -> Self {
+        Self::with(self.state.clone(), self.offsets_max)
+    }
+
     fn with(state: State, offsets_max: u16) -> Self {
         let (found, carry) = (Found::default(), Vec::new());
         Self { state, offsets_max, found, carry, passed: 0, range: None }
@@ -305,23 +310,21 @@ pub(crate) fn can_be_ranges(spec: &SearchSpec) -> bool {
     spec.kind == SearchKind::Lines || !repeats
 }
 
-/// What all ranges have, in their order.
-pub(crate) fn join(spec: &SearchSpec, ranges: Vec<Found>) -> Result<Found, TransferError> {
+/// What all ranges of this search have, in their order.
+pub(crate) fn join(search: &Searcher, ranges: Vec<Found>) -> Result<Found, TransferError> {
     let mut all = Found::default();
     let (mut before, last) = (Edges::default(), ranges.len().saturating_sub(1));
-    // Compiled once for all borders.
-    let state = Searcher::new(spec)?.state;
     for (index, range) in ranges.into_iter().enumerate() {
         let edges = range.edges.map_or_else(Edges::default, |edges| *edges);
         let goes_on = index > 0 && index < last && !edges.head.ends_with(b"\n");
-        if goes_on && spec.kind == SearchKind::Lines {
+        if goes_on && matches!(search.state, State::Lines { .. }) {
             // All of the range is within one line.
             before.tail.extend(edges.head);
             continue;
         }
         let mut between = Found::default();
         if index > 0 {
-            let mut searcher = Searcher::with(state.clone(), spec.offsets);
+            let mut searcher = search.another();
             searcher.passed = before.tail_at;
             searcher.update(&before.tail)?;
             searcher.update(&edges.head)?;
@@ -329,7 +332,7 @@ pub(crate) fn join(spec: &SearchSpec, ranges: Vec<Found>) -> Result<Found, Trans
         }
         for found in [between, Found { edges: None, ..range }] {
             all.count += found.count;
-            let room = usize::from(spec.offsets) - all.offsets.len();
+            let room = usize::from(search.offsets_max) - all.offsets.len();
             all.offsets.extend(found.offsets.into_iter().take(room));
         }
         before = edges;
@@ -337,7 +340,15 @@ pub(crate) fn join(spec: &SearchSpec, ranges: Vec<Found>) -> Result<Found, Trans
     Ok(all)
 }
 
+#[cfg(test)]
+thread_local! {
+    /// Expressions that this thread has compiled.
+    pub(crate) static COMPILED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 fn compile(text: &str) -> Result<State, TransferError> {
+    #[cfg(test)]
+    COMPILED.set(COMPILED.get() + 1);
     let first_line = |error: &dyn std::fmt::Display| {
         // The last line of the explanation has the reason.
         let text = error.to_string();
@@ -466,7 +477,7 @@ mod tests {
             }
             let mut whole = Searcher::new(&spec).unwrap();
             whole.update(&text).unwrap();
-            prop_assert_eq!(join(&spec, found).unwrap(), whole.finish());
+            prop_assert_eq!(join(&whole.another(), found).unwrap(), whole.finish());
         }
 
         #[test]
@@ -519,7 +530,7 @@ mod tests {
                 searcher.update(&vec![b'a'; len]).unwrap();
                 searcher.finish()
             });
-            join(&spec, ranges.to_vec())
+            join(&Searcher::new(&spec).unwrap(), ranges.to_vec())
         };
         let found = Found { count: 1, offsets: vec![0], edges: None };
         assert_eq!(of(LINE_BYTES_MAX / 2), Ok(found));
