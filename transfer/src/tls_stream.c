@@ -19,7 +19,7 @@
 
 /* A batch is in the caches of a core from the copy out of the page cache to the copy into the socket. The first one of a call is small, because
  * the socket may have little room. */
-enum { BATCH_RECORDS = 8, FIRST_RECORDS = 2 };
+enum { BATCH_RECORDS = 16, FIRST_RECORDS = 2 };
 /* As Linux: a call transfers at most this number of bytes. */
 #define BYTES_MAX ((size_t)0x7ffff000)
 
