@@ -293,7 +293,7 @@ PUBLIC int aio_write64(struct aiocb64 *command) {
 }
 
 PUBLIC FILE *fdopen(int fd, const char *mode) {
-    struct tls_connection *found = tls(fd);
+    struct tls_connection *found = mode[0] == 'r' && !strchr(mode, '+') ? NULL : tls(fd);
     if (!found) return NEXT(fdopen)(fd, mode);
     refuse(found, EOPNOTSUPP);
     return NULL;
@@ -372,3 +372,11 @@ PUBLIC int dup3(int fd, int to, int flags) {
     }
 FCNTL(fcntl)
 FCNTL(fcntl64)
+
+/* Other names that libc has for them. */
+#define ALIAS(name, of, ...) PUBLIC __typeof__(of) name __attribute__((alias(#of), __VA_ARGS__));
+ALIAS(__write, write)
+ALIAS(__send, send)
+ALIAS(__close, close)
+ALIAS(__dup2, dup2, nothrow, leaf)
+ALIAS(__fcntl, fcntl)

@@ -73,6 +73,13 @@ static bool cookie_of(int fd, uint64_t *cookie) {
     return getsockopt(fd, SOL_SOCKET, SO_COOKIE, cookie, &len) == 0 && len == sizeof *cookie;
 }
 
+/* Whether a descriptor is another file than the connection's socket. If the host does not say, it is the socket: plain bytes must not go there. */
+static bool is_other(int fd, const struct tls_connection *connection) {
+    uint64_t cookie;
+    if (cookie_of(fd, &cookie)) return cookie != connection->cookie;
+    return errno == EBADF || errno == ENOTSOCK;
+}
+
 struct tls_connection *tls_connection_new(int fd) {
     pthread_once(&prepared, prepare);
     if (process != getpid()) return NULL;
@@ -133,8 +140,7 @@ struct tls_connection *tls_table_find(int fd) {
     if (found) found->references++;
     pthread_mutex_unlock(&lock);
     if (!found) return NULL;
-    uint64_t cookie;
-    if (!cookie_of(fd, &cookie) || cookie != found->cookie) {
+    if (is_other(fd, found)) {
         /* The number has been closed and used again. */
         tls_table_closed(fd, found);
         tls_table_release(found);
