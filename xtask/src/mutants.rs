@@ -534,6 +534,18 @@ const MUTANTS: &[Mutant] = &[
         &["crates/sim/tests/drops.rs::an_answer_to_another_key_ends_the_connection", SEEDS],
     ),
     mutant(
+        "answer_another_transfer",
+        "the end of a transfer answers the command that waits longest",
+        &[
+            "crates/sim/tests/transfers.rs::every_command_is_answered_once_whatever_kernels_and_executors_do",
+        ],
+    ),
+    mutant(
+        "keep_transfers_of_ended_blocks",
+        "transfers of a block that has ended go on",
+        &["crates/sim/tests/transfers.rs::a_block_that_ends_takes_its_transfers_with_it"],
+    ),
+    mutant(
         "answer_backend_twice",
         "a kernel gets a late answer after it got the time-out",
         &["crates/sim/tests/drops.rs::a_late_answer_of_a_backend_is_passed_over", SEEDS],

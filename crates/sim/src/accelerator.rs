@@ -25,6 +25,7 @@ use crate::message::{
 use crate::net::{SharedNetwork, lock};
 use crate::rng::Rng;
 use crate::socket_block::{SocketBlock, SocketShare};
+use crate::transfers::{Commands, Disk};
 
 /// The properties of the service that the model needs.
 #[derive(Clone, Debug)]
@@ -46,7 +47,7 @@ pub struct Role {
 }
 
 /// A backend as its kernel knows it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct BackendRole {
     /// How messages to it are delimited.
     pub framing: Framing,
@@ -54,6 +55,8 @@ pub struct BackendRole {
     pub max_message_bytes: usize,
     /// Whether kernels get only correct answers: it gives no others, or the engine filters them.
     pub honest: bool,
+    /// It does transfers, and is no server.
+    pub(crate) disk: Option<Disk>,
 }
 
 /// The accelerator's ends of one block's mqueues.
@@ -96,6 +99,8 @@ struct Client {
     next_tag: u64,
     /// Requests without an answer, by tag.
     open: BTreeMap<u64, Body>,
+    /// Of one that does transfers.
+    commands: Commands,
 }
 
 struct Block {
@@ -157,7 +162,10 @@ impl Model {
         shares: Vec<BlockShare>,
         world: (SharedNetwork, SeenTokens, Rng),
     ) -> Self {
-        let client = |(rx, tx)| Client { rx, tx, next_tag: 1, open: BTreeMap::new() };
+        let client = |(rx, tx)| {
+            let (open, commands) = (BTreeMap::new(), Commands::default());
+            Client { rx, tx, next_tag: 1, open, commands }
+        };
         let block = |share: BlockShare| Block {
             index: share.block,
             mqueues: share.mqueues,
@@ -248,7 +256,7 @@ impl Model {
         let wide = self.behaviour.is_wide();
         let mut serving = self.blocks.iter_mut().filter(|b| b.phase == Phase::Serving && !wide);
         let unfinished = serving.find_map(|b| {
-            let open = b.clients.iter().map(|c| c.open.len()).sum::<usize>();
+            let open = b.clients.iter().map(|c| c.open.len() + c.commands.open()).sum::<usize>();
             let (work, unread) = (b.work.len(), b.rx.hinted());
             (work + open > 0 || unread).then_some((b.index, work, open, unread))
         });
@@ -572,7 +580,10 @@ impl Model {
 
     /// Sends a request to the block's first backend; returns its tag, or `None` if there is no room.
     fn ask_backend(&mut self, number: usize, body: &Body) -> Option<u64> {
-        let role = self.role.backends[0];
+        let role = &self.role.backends[0];
+        if role.disk.is_some() {
+            return self.ask_transfer(number, body);
+        }
         let (filler, want) = match role.framing {
             // A fixed backend answers with the same number of bytes.
             Framing::Fixed(bytes) => [bytes - crate::message::BODY_BYTES_MIN as u32; 2].into(),
@@ -593,6 +604,26 @@ impl Model {
         client.tx.push(head, &payload).ok()?;
         client.next_tag += 1;
         client.open.insert(tag, question);
+        Some(tag)
+    }
+
+    /// Sends the command of a transfer, and others beside it; returns its tag, or `None` if there is no room.
+    fn ask_transfer(&mut self, number: usize, body: &Body) -> Option<u64> {
+        let disk = self.role.backends[0].disk.as_ref()?;
+        let key = lock(&self.net).number_question();
+        let right = Commands::right(disk, key, &mut self.rng);
+        let client = &mut self.blocks[number].clients[0];
+        let head = |tag| Head { token: 0, tag, kind: kind::MESSAGE, status: status::OK };
+        let tag = client.next_tag;
+        client.tx.push(head(tag), &right).ok()?;
+        client.next_tag += 1;
+        client.open.insert(tag, Body { key, ..*body });
+        lock(&disk.setup.books).asked += 1;
+        for (tag, message) in client.commands.extras(disk, &right, &mut self.rng) {
+            if client.tx.push(head(tag), &message).is_ok() {
+                client.commands.sent(disk, tag);
+            }
+        }
         Some(tag)
     }
 
@@ -620,9 +651,14 @@ impl Model {
         header: &abi::SlotHeader,
         payload: &[u8],
     ) {
-        let role = self.role.backends[backend];
+        let role = &self.role.backends[backend];
         let block = &mut self.blocks[number];
         let mut net = lock(&self.net);
+        if let Some(disk) = &role.disk
+            && block.clients[backend].commands.takes(disk, header, payload)
+        {
+            return;
+        }
         let Some(question) = block.clients[backend].open.remove(&header.tag) else {
             if self.behaviour.is_wide() {
                 return;
@@ -632,7 +668,9 @@ impl Model {
         };
         net.trace.note(self.now_ns, "answer", &[header.tag, header.status.into()]);
         let judged = header.status == status::OK && role.honest && !self.behaviour.is_wide();
-        if judged && !is_answer_to(role.framing, &question, payload) {
+        if let Some(disk) = &role.disk {
+            Commands::judge(disk, question.key, header, payload);
+        } else if judged && !is_answer_to(role.framing, &question, payload) {
             net.ledger
                 .violate(|| format!("{question:?} is answered by a backend with {payload:02x?}"));
         }

@@ -101,6 +101,8 @@
 //! | `pause` | `run.rs` | sum, cause |
 //! | `early-drain` | `run.rs`, after any turn, worker by worker | sum: nothing is in flight after the end |
 //! | `ring-wrap` | `plan.rs`, first counts of rings | all of them |
+//!
+//! Transfers that kernels ask for are not part of plans: [`transfers`] has their faults, and `tests/transfers.rs` the checks.
 #![forbid(unsafe_code)]
 
 pub mod accelerator;
@@ -138,6 +140,7 @@ mod socket_books;
 pub mod socket_peer;
 pub mod stream_client;
 pub mod trace;
+pub mod transfers;
 pub mod world;
 
 pub use conn::ConnId;

@@ -148,6 +148,7 @@ impl Plan {
             tenants: Vec::new(),
         };
         let setup = Setup {
+            transfers: Vec::new(),
             honest_backends: backend_behaviours
                 .iter()
                 .zip(&topology.services)

@@ -9,6 +9,7 @@ use crate::accelerator::BlockShare;
 use crate::link::AcceleratorLink;
 use crate::rng::Rng;
 use crate::socket_block::SocketShare;
+use crate::transfers::Executor;
 use crate::world::Setup;
 
 /// A region, divided among workers. Behind a link there are two: the engine's, and the blocks'.
@@ -73,7 +74,11 @@ pub(crate) fn prepare_region(
         .collect();
     for block in 0..plan.block_count {
         let part = &mut parts[block as usize % workers];
-        part.ends.push(BlockEnds::take(&mut near, block));
+        let mut ends = BlockEnds::take(&mut near, block);
+        if !linked {
+            place_executors(setup, service, &mut ends, rng);
+        }
+        part.ends.push(ends);
         // Their numbers may differ behind a link.
         let mqueues = near.mqueues_of(block).to_vec();
         let share = BlockShare { mqueues, ..share_of(&mut far, block) };
@@ -87,6 +92,17 @@ pub(crate) fn prepare_region(
     }
     let (entries, pool_entries) = (far.entries().to_vec(), far.pools().to_vec());
     PreparedRegion { words, memory, entries, pool_entries, parts, link }
+}
+
+/// Who does the transfers of a block.
+fn place_executors(setup: &Setup, service: usize, ends: &mut BlockEnds, rng: &mut Rng) {
+    let backends = &setup.topology.services[service].backends;
+    for (client, backend) in ends.clients.iter_mut().zip(backends) {
+        if let Some(disk) = setup.disk(service, backend) {
+            let executor = Executor::new(disk, backend.in_flight as usize, rng.fork());
+            client.transfers = Some(Box::new(executor));
+        }
+    }
 }
 
 /// The accelerator's ends of a block's mqueues.

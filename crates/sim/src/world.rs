@@ -37,6 +37,7 @@ use crate::net::{LOCAL, Network, PortSite, SharedNetwork, lock};
 use crate::nic::{SimNic, SimSocket};
 use crate::region::{Part, prepare_region};
 use crate::rng::Rng;
+use crate::transfers::{Disk, TransferSetup};
 
 /// Slots for services that are added later.
 const SPARE_SLOTS: usize = 8;
@@ -56,6 +57,8 @@ pub struct Setup {
     pub seed: u64,
     /// Accelerators on another machine: service, and index in its list.
     pub links: Vec<(usize, usize)>,
+    /// For each service, its transfers; may be shorter.
+    pub transfers: Vec<TransferSetup>,
 }
 
 impl Setup {
@@ -69,6 +72,7 @@ impl Setup {
             ring_start: 0,
             seed: 1,
             links: Vec::new(),
+            transfers: Vec::new(),
         }
     }
 
@@ -82,6 +86,14 @@ impl Setup {
             streams: service.listen.iter().any(|l| l.transport == Transport::Tcp),
         };
         self.topology.services.iter().enumerate().map(rules).collect()
+    }
+
+    /// What kernels of a service know of a backend that does transfers.
+    pub(crate) fn disk(&self, service: usize, backend: &engine::topology::Backend) -> Option<Disk> {
+        let setup = self.transfers.get(service).cloned().unwrap_or_default();
+        let files = self.topology.services[service].files.clone();
+        let memory_bytes = backend.memory_bytes;
+        backend.does_transfers().then_some(Disk { setup, files, memory_bytes })
     }
 
     /// Backend addresses of all services, in order, with the addresses of upstream servers; then the addresses to which blocks connect.
@@ -352,6 +364,9 @@ impl<N: Nic<Socket = SimSocket, Port = ()>> World<N> {
             if model.is_remote() {
                 model.step(now_ns);
             }
+        }
+        for transfers in &self.setup.transfers {
+            lock(&transfers.books).now_ns = self.now_ns();
         }
     }
 
@@ -746,6 +761,7 @@ fn role(setup: &Setup, service: usize, accelerator: usize) -> Role {
         framing: spec.framing,
         max_message_bytes: spec.max_message_bytes as usize,
         honest: setup.honest_backends[service] || is_matched(spec),
+        disk: setup.disk(service, spec),
     };
     Role {
         service,

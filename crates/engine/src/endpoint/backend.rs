@@ -643,7 +643,9 @@ impl Backends {
             entry.alive = false;
             entry.in_flight = 0;
             // Its next generation gets another one.
-            entry.transfers = None;
+            if !mutants::on("keep_transfers_of_ended_blocks") {
+                entry.transfers = None;
+            }
             entry.waiting.is_one = false;
             let pool = &mut self.pools[entry.backend as usize];
             pool.close_datagrams(nic, entry);

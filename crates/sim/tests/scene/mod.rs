@@ -100,7 +100,8 @@ impl Script {
     }
 
     pub(crate) fn play(self) -> Scene {
-        let spec = self.setup.topology.services[0].backends.first().cloned().or(self.upstream);
+        let mut servers = self.setup.topology.services[0].backends.iter();
+        let spec = servers.find(|spec| !spec.does_transfers()).cloned().or(self.upstream);
         let backend = spec.map(|spec| Backend::new(0, &spec, self.backend_behaviour, Rng::new(2)));
         let framing = self.setup.topology.services[0].framing;
         let world = World::build(&self.setup, |nic| nic);
@@ -178,13 +179,24 @@ impl Scene {
 
     /// A new client of `worker` asks over UDP at a port.
     pub(crate) fn ask_at(&mut self, worker: usize, port: u16, body: Body) -> SocketAddr {
+        self.ask_service_at(0, worker, port, body)
+    }
+
+    /// The same at a port of this service.
+    pub(crate) fn ask_service_at(
+        &mut self,
+        service: usize,
+        worker: usize,
+        port: u16,
+        body: Body,
+    ) -> SocketAddr {
         let peer = self.client_of(worker, port);
         let body = Body { client: self.clients, ..body };
         let payload = request_payload(self.framing, &body, Flavor::Plain);
         let mut net = lock(&self.world.net);
         let local = [127, 0, 0, 1].into();
         let route = net.route(peer, port, local);
-        net.ledger.ask(0, body, Some(route));
+        net.ledger.ask(service, body, Some(route));
         net.send_datagram(peer, port, local, &payload);
         peer
     }
