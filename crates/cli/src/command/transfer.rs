@@ -185,6 +185,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
         return Err(Failure::Usage("a transfer has a SOURCE and a SINK".to_owned()));
     };
     let stages = stages(options)?;
+    let measure = Measure::of(&stages);
     let cancel = Arc::new(AtomicBool::new(false));
     cancel_on_signal(cancel.clone()).map_err(Failure::run)?;
     let mut expected = options.bytes;
@@ -233,8 +234,8 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let command = if options.sync { command.sync() } else { command };
     let bar = progress_bar(screen, expected);
     let outcome = match &options.engine {
-        Some(path) => execute_elsewhere(path, command, &bar, &cancel)?,
-        None => execute_here(command, &bar, &cancel)?,
+        Some(path) => execute_elsewhere(path, command, (&bar, measure), &cancel)?,
+        None => execute_here(command, (&bar, measure), &cancel)?,
     };
     bar.finish_and_clear();
     if let Some(why) = &outcome.why {
@@ -303,6 +304,30 @@ struct Ended {
     report: transfer::Report,
 }
 
+/// What the progress bar shows. Its whole length is that of the source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Measure {
+    /// Bytes that the sink has.
+    Written,
+    /// Bytes that were read, because others are written.
+    Read,
+}
+
+impl Measure {
+    fn of(stages: &[StageSpec]) -> Self {
+        let observes =
+            |stage: &StageSpec| matches!(stage, StageSpec::Digest(_) | StageSpec::Search(_));
+        if stages.iter().all(observes) { Self::Written } else { Self::Read }
+    }
+
+    fn position(self, read: u64, written: u64) -> u64 {
+        match self {
+            Self::Written => written,
+            Self::Read => read,
+        }
+    }
+}
+
 /// A progress bar on a terminal.
 fn progress_bar(screen: &Screen, expected: Option<u64>) -> ProgressBar {
     let target =
@@ -320,7 +345,7 @@ fn progress_bar(screen: &Screen, expected: Option<u64>) -> ProgressBar {
 /// Runs the command on an engine of this process.
 fn execute_here(
     command: Command,
-    bar: &ProgressBar,
+    (bar, measure): (&ProgressBar, Measure),
     cancel: &AtomicBool,
 ) -> Result<Ended, Failure> {
     let engine = Engine::start(Limits::default()).map_err(Failure::run)?;
@@ -330,7 +355,8 @@ fn execute_here(
             let why = outcome.result.err().map(|error| error.to_string());
             return Ok(Ended { why, report: outcome.report });
         }
-        bar.set_position(transfer.progress().written());
+        let progress = transfer.progress();
+        bar.set_position(measure.position(progress.read(), progress.written()));
         if cancel.load(Ordering::Relaxed) {
             transfer.cancel();
         }
@@ -341,7 +367,7 @@ fn execute_here(
 fn execute_elsewhere(
     path: &Path,
     command: Command,
-    bar: &ProgressBar,
+    (bar, measure): (&ProgressBar, Measure),
     cancel: &AtomicBool,
 ) -> Result<Ended, Failure> {
     let mut client = Client::connect(path).map_err(Failure::run)?;
@@ -352,8 +378,8 @@ fn execute_elsewhere(
             Some(Answer::Ended { result, report, .. }) => {
                 return Ok(Ended { why: result.err().map(|error| error.text), report });
             }
-            Some(Answer::Progress { written, .. }) => {
-                bar.set_position(written);
+            Some(Answer::Progress { read, written, .. }) => {
+                bar.set_position(measure.position(read, written));
                 last_answer = Instant::now();
             }
             Some(Answer::List { .. }) => {}
@@ -435,4 +461,25 @@ pub(super) fn read_key(path: &Path) -> Result<Key, Failure> {
     let key = Key::read(file).map_err(|error| unusable(format!("cannot be read: {error}")))?;
     let wrong = || unusable("has to contain 32 bytes, or 64 hexadecimal digits".to_owned());
     key.ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_progress_bar_ends_with_the_source() {
+        let digest = StageSpec::Digest(DigestKind::Md5);
+        let seal = StageSpec::Seal(Cipher::Aes256Gcm, Key::new([0; 32]));
+        let compress = StageSpec::Compress(Format::Zstd.into());
+        for (stages, expected) in [
+            (vec![], 7),
+            (vec![digest.clone()], 7),
+            (vec![digest.clone(), compress], 10),
+            (vec![StageSpec::Expand(Format::Gzip, ExpandLimits::default()), digest], 10),
+            (vec![seal], 10),
+        ] {
+            assert_eq!(Measure::of(&stages).position(10, 7), expected, "{stages:?}");
+        }
+    }
 }
