@@ -8,10 +8,12 @@
  */
 #define _GNU_SOURCE
 #include "preload_tls.h"
+#include "tls_hold.h"
 #include "tls_table.h"
 
+#include "next.h"
+
 #include <aio.h>
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -30,21 +32,6 @@
 #ifndef SOL_TLS
 #define SOL_TLS 282
 #endif
-
-#define PUBLIC __attribute__((visibility("default")))
-/* The next definition of a function, which is libc's. */
-#define NEXT(name) \
-    ({ \
-        static _Atomic(void *) next_place_; \
-        void *next_found_ = atomic_load_explicit(&next_place_, memory_order_relaxed); \
-        if (!next_found_) { \
-            next_found_ = dlsym(RTLD_NEXT, #name); \
-            atomic_store_explicit(&next_place_, next_found_, memory_order_relaxed); \
-        } \
-        __typeof__(&name) next_function_; \
-        *(void **)&next_function_ = next_found_; \
-        next_function_; \
-    })
 
 static bool started;
 
@@ -126,6 +113,7 @@ static int set_option(int fd, int level, int option, const void *value, socklen_
         errno = before;
         if (yes) return 0;
     }
+    if (level == IPPROTO_TCP && option == TCP_CORK && tls_table_has(fd)) tls_hold_never(fd);
     return NEXT(setsockopt)(fd, level, option, value, len);
 }
 
@@ -144,19 +132,21 @@ static ssize_t host_preadv(int fd, const struct iovec *parts, int count, off_t o
 static const struct tls_host host = {host_send, host_preadv};
 
 /* Begins a call on a connection. False: it fails. */
-static bool begin(struct tls_connection *connection, int *cancel) {
+static bool begin(struct tls_connection *connection, int fd, int *cancel) {
     if (!tls_connection_is_own(connection)) {
         errno = EIO;
         return false;
     }
     /* A thread that is cancelled would keep the lock. */
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, cancel);
+    tls_hold_begin(fd);
     pthread_mutex_lock(&connection->lock);
     return true;
 }
 
-static void end(struct tls_connection *connection, const int *cancel) {
+static void end(struct tls_connection *connection, int fd, ssize_t sent, bool waits, const int *cancel) {
     int error = errno;
+    if (sent > 0) tls_hold_end(fd, waits);
     pthread_mutex_unlock(&connection->lock);
     pthread_setcancelstate(*cancel, NULL);
     tls_table_release(connection);
@@ -179,10 +169,13 @@ static ssize_t send_parts(struct tls_connection *connection, int fd, uint8_t typ
     int cancel;
     if (!are_known(flags)) return refuse(connection, EOPNOTSUPP);
     if (count > IOV_MAX) return refuse(connection, EMSGSIZE);
-    if (!begin(connection, &cancel)) return refuse(connection, EIO);
+    if (!begin(connection, fd, &cancel)) return refuse(connection, EIO);
+    size_t bytes = count == 1 ? parts[0].iov_len : SIZE_MAX;
+    bool waits = type == TLS_DATA && tls_hold_may(connection, fd, bytes);
+    if (waits) flags |= MSG_MORE;
     ssize_t sent = type == TLS_DATA ? tls_stream_write(&connection->stream, &host, fd, parts, count, flags)
                                     : tls_stream_message(&connection->stream, &host, fd, type, parts, count, flags);
-    end(connection, &cancel);
+    end(connection, fd, sent, waits, &cancel);
     return sent;
 }
 
@@ -212,12 +205,12 @@ bool tls_sendfile(int out, int in, off_t *offset, size_t count, ssize_t *sent) {
     struct tls_connection *found = tls_table_has(out) ? tls_table_find(out) : NULL;
     if (!found) return false;
     int cancel;
-    if (!begin(found, &cancel)) {
+    if (!begin(found, out, &cancel)) {
         *sent = refuse(found, EIO);
         return true;
     }
     *sent = tls_stream_sendfile(&found->stream, &host, out, in, offset, count);
-    end(found, &cancel);
+    end(found, out, *sent, false, &cancel);
     return true;
 }
 
@@ -316,6 +309,7 @@ PUBLIC int close(int fd) {
     if (!tls_table_has(fd)) return NEXT(close)(fd);
     /* The mark goes after the socket, so that no call in between finds a socket without it. */
     struct tls_connection *found = tls_table_find(fd);
+    tls_hold_closed(fd);
     int result = NEXT(close)(fd), error = errno;
     if (found) {
         tls_table_closed(fd, found);

@@ -9,6 +9,8 @@
 /* Descriptors from here on are left to libcrypto. */
 #define TLS_DESCRIPTORS_MAX (1 << 20)
 
+enum { TLS_HOLD_UNKNOWN, TLS_HOLD_MAY, TLS_HOLD_NEVER };
+
 struct tls_connection {
     struct tls_stream stream;
     pthread_mutex_t lock;
@@ -16,6 +18,8 @@ struct tls_connection {
     unsigned generation;
     /* The socket's identity: the number of a descriptor is used again. */
     uint64_t cookie;
+    /* Whether short data may wait in the kernel for more (tls_hold.c). */
+    atomic_int hold;
     /* Descriptors that are this connection, and calls that use it. */
     unsigned references;
 };

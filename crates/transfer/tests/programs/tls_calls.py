@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import threading
@@ -233,9 +234,64 @@ def slow_reader():
         wait()
 
 
+def waits_for_more():
+    """Short data of a loop of events goes with what follows, or before the loop waits."""
+    (server, client), (other, other_client) = pair(), pair()
+    poll = select.epoll()
+    for end in (server, other):
+        end.setblocking(False)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    poll.poll(0)
+
+    def unsent(end):
+        return struct.unpack("i", fcntl.ioctl(end.fileno(), 0x894B, b"0000"))[0]  # SIOCOUTQNSD
+
+    def rounds(let_go):
+        """Of a number of rounds, those in which the data waited, and those in which it had then gone. The kernel lets it go after 0.2 s."""
+        waited = gone = 0
+        for _ in range(50):
+            assert os.write(server.fileno(), b"short") == 5
+            before = unsent(server)
+            let_go()
+            waited += before > 0
+            gone += before > 0 and unsent(server) == 0
+            expect(client, b"short")
+        return waited, gone
+
+    for let_go in (lambda: poll.poll(0), lambda: select.select([], [], [], 0), lambda: os.write(other.fileno(), b"x")):
+        waited, gone = rounds(let_go)
+        assert waited > 0 and gone > 0, (waited, gone)
+        poll.poll(0)
+    expect(other_client, b"x" * 50)
+    # With what follows.
+    with open(file_name, "rb") as source:
+        for _ in range(20):
+            os.write(server.fileno(), b"head")
+            assert os.sendfile(server.fileno(), source.fileno(), 0, 4096) == 4096
+            expect(client, b"head" + content[:4096])
+        os.write(server.fileno(), b"head")
+        assert os.sendfile(server.fileno(), source.fileno(), len(content), 10) == 0
+        poll.poll(0)
+        expect(client, b"head")
+    # A program that holds back itself is not disturbed.
+    server.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+    waited = 0
+    for _ in range(50):
+        os.write(server.fileno(), b"corked")
+        poll.poll(0)
+        waited += unsent(server) > 0
+    assert waited > 0
+    server.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
+    expect(client, b"corked" * 50)
+    os.write(server.fileno(), b"end")
+    server.close()
+    expect(client, b"end")
+
+
 children()
 every_call()
 copies()
+waits_for_more()
 threads()
 slow_reader()
 print("ok")
