@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
+import select
 import stat
 import threading
 import time
@@ -50,8 +51,10 @@ __all__ = [
 
 #: How often the thread that waits for ends looks whether it is to stop, in seconds.
 _LOOK = 1.0
-#: How long the end of cancelled transfers of an engine in another process is waited for, in seconds.
+#: How long the end of cancelled transfers is waited for, in seconds: of an engine in another process, and of one in this process, whose new files
+#: may be on a file system that does not answer.
 _CLOSING = 2.0
+_CLOSING_OWN = 10.0
 _GiB = 1 << 30
 
 
@@ -312,6 +315,12 @@ class Transfers:
         except _native.TransferRefused as error:
             raise _raised(error) from None
         self._is_own = engine is None
+        #: Ends come from the engine, and from new files that got their names.
+        self._both: select.epoll | None = None
+        if not waits and engine is not None:
+            self._both = select.epoll()
+            self._both.register(self._native.fileno(), select.EPOLLIN)
+            self._both.register(self._native.fileno_of_names(), select.EPOLLIN)
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._in_flight: dict[int, Transfer] = {}
@@ -336,6 +345,7 @@ class Transfers:
         sync: bool = False,
         replace: bool = True,
         head: bytes = b"",
+        _small: bool = False,
     ) -> Transfer:
         """Starts a transfer and returns at once.
 
@@ -356,6 +366,14 @@ class Transfers:
             given_sink = self._place(sink, _size(sink_offset, "sink_offset"), True, keeps, opened)
             transfer = Transfer(self, tuple(keeps))
             self._check_process()
+            with self._lock:
+                if self._stops:
+                    raise ConfigError("these transfers are closed")
+            if _small and not head:
+                ended = self._native.run_small(given_source, given_sink, bytes, given, stall, deadline)
+                if ended is not None:
+                    _end(transfer, ended)
+                    return transfer
             # The number is known before the end is looked for.
             with self._lock:
                 if self._stops:
@@ -371,8 +389,11 @@ class Transfers:
         return transfer
 
     def run(self, source: Any, sink: Any, *stages: Stage, **options: Any) -> Result:
-        """Starts a transfer and waits for its end. The arguments are those of :meth:`start`. An interrupt cancels it."""
-        transfer = self.start(source, sink, *stages, **options)
+        """Starts a transfer and waits for its end. The arguments are those of :meth:`start`. An interrupt cancels it.
+
+        At most 64 KiB of a file on a disk or in the memory of this machine, through nothing but digests and a seal to a socket, are read, sealed and
+        sent by this thread, if no other transfer of these is in flight: the way through an engine takes longer."""
+        transfer = self.start(source, sink, *stages, _small=True, **options)
         try:
             return transfer.wait()
         except BaseException:
@@ -403,12 +424,12 @@ class Transfers:
 
     def fileno(self) -> int:
         """A descriptor that is readable when a transfer may have ended; for ``waits=False``."""
-        return self._native.fileno()
+        return self._native.fileno() if self._both is None else self._both.fileno()
 
     def signal(self, eventfd: int) -> None:
         """Adds 1 to ``eventfd`` (``os.eventfd(0, os.EFD_NONBLOCK)``) for each transfer that ends, when :meth:`reap` finds it; for
         ``waits=False``. Several ``Transfers`` may have the same one, so a loop waits for one descriptor. An engine in another process does this for programs
-        of its own user and of root."""
+        of its own user and of root, and then a transfer to a new file counts twice: when it has ended, and when the file has its name."""
         if self._thread is not None:
             raise ConfigError("a thread takes the ends of these transfers: make them with waits=False")
         try:
@@ -488,11 +509,17 @@ class Transfers:
 
     def _close(self) -> None:
         """Waits for the cancelled transfers, without a thread."""
-        limit = time.monotonic() + _CLOSING
-        while self._in_flight and (self._is_own or time.monotonic() < limit):
+        limit = time.monotonic() + self._closing()
+        while self._in_flight and time.monotonic() < limit:
             self._next(_LOOK)
         self._lost("the transfers were closed")
+        if self._both is not None:
+            self._both.close()
+            self._both = None
         self._native.close()
+
+    def _closing(self) -> float:
+        return _CLOSING_OWN if self._is_own else _CLOSING
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
@@ -512,16 +539,10 @@ class Transfers:
             pass
 
     def _ended(self, ended: _native.Ended) -> None:
-        number, error, read, written, stages = ended
         with self._lock:
-            transfer = self._in_flight.pop(number, None)
-        if transfer is None:
-            return
-        results = []
-        for name, taken, made, finished, digest, found in stages:
-            count, offsets = (None, []) if found is None else found
-            results.append(StageResult(name, taken, made, finished, digest, count, tuple(offsets)))
-        transfer._end(Result(read, written, tuple(results)), error)
+            transfer = self._in_flight.pop(ended[0], None)
+        if transfer is not None:
+            _end(transfer, ended)
 
     def _lost(self, why: str) -> None:
         """The connection has failed: nothing that is in flight will end otherwise."""
@@ -530,6 +551,15 @@ class Transfers:
             self._stops = True
         for transfer in lost:
             transfer._end(Result(0, 0), ("engine", 5, why))
+
+
+def _end(transfer: Transfer, ended: _native.Ended) -> None:
+    _, error, read, written, stages = ended
+    results = []
+    for name, taken, made, finished, digest, found in stages:
+        count, offsets = (None, []) if found is None else found
+        results.append(StageResult(name, taken, made, finished, digest, count, tuple(offsets)))
+    transfer._end(Result(read, written, tuple(results)), error)
 
 
 #: Those of this process. The thread of each leaves the native module before the interpreter ends.
@@ -564,8 +594,8 @@ def _wait_for_ends(owner: weakref.ref[Transfers], native: _native.Transfers) -> 
                 stopped = stopped or time.monotonic()
                 if not transfers._in_flight:
                     return
-                if not transfers._is_own and time.monotonic() > stopped + _CLOSING:
-                    # That engine does not answer. It cancels what is in flight when the connection has closed.
+                if time.monotonic() > stopped + transfers._closing():
+                    # That engine does not answer: it cancels what is in flight when the connection has closed. Or a file system does not.
                     return
             del transfers
     finally:

@@ -17,8 +17,8 @@ use sys::local::{WakeFd, wait_readable};
 use transfer::message::Answer;
 use transfer::{
     AcceleratorMemory, Cipher, Client, ClientError, Command, DigestKind, Engine, Existing,
-    ExpandLimits, Format, Key, Limits, NewFile, Place, RemoteError, Report, SearchKind, SearchSpec,
-    StageSpec, Submitted, TransferError as Error,
+    ExpandLimits, Format, Key, Limits, Namer, NewFile, Outcome, Place, RemoteError, Report,
+    SearchKind, SearchSpec, Small, StageSpec, Submitted, TransferError as Error,
 };
 
 use zeroize::Zeroizing;
@@ -47,6 +47,9 @@ struct Open {
     /// That move bytes in this process.
     lanes: Lanes,
     flights: Arc<Flights>,
+    namer: Namer,
+    /// Those that the engine does not get.
+    small: Mutex<Small>,
 }
 
 enum Where {
@@ -66,7 +69,7 @@ struct Lanes {
 /// Apart from the engine, whose threads have it as well.
 struct Flights {
     state: Mutex<State>,
-    /// Something has ended, or `next` is to return.
+    /// Something has ended in this process, or `next` is to return.
     wake: WakeFd,
     /// The program's, which counts ends.
     counter: Mutex<Option<WakeFd>>,
@@ -76,6 +79,7 @@ struct Flights {
 struct State {
     last: u64,
     in_flight: HashMap<u64, Flight>,
+    /// Ends that come from this process.
     ended: VecDeque<End>,
 }
 
@@ -139,7 +143,9 @@ impl Transfers {
         let (state, counter) = (Mutex::default(), Mutex::default());
         let flights = Arc::new(Flights { state, wake: WakeFd::new()?, counter });
         let slot_bytes = slot_kib.map(|kib| (kib as usize) << 10);
-        let open = Open { engine, lanes: Lanes { threads: threads as usize, slot_bytes }, flights };
+        let lanes = Lanes { threads: threads as usize, slot_bytes };
+        let (namer, small) = (Namer::default(), Mutex::default());
+        let open = Open { engine, lanes, flights, namer, small };
         Ok(Self { process: std::process::id(), open: Mutex::new(Some(Arc::new(open))) })
     }
 
@@ -161,14 +167,8 @@ impl Transfers {
         let open = self.open()?;
         let ((source, _), (sink, file)) =
             (source.open(py, &open.lanes)?, sink.open(py, &open.lanes)?);
-        let stages = stages.into_iter().map(stage).collect::<PyResult<Vec<_>>>()?;
-        let mut command = Command::new(source, bytes, stages, sink).after(head.to_vec());
-        if let Some(stall) = stall {
-            command = command.stall(seconds(stall)?);
-        }
-        if let Some(deadline) = deadline {
-            command = command.deadline(seconds(deadline)?);
-        }
+        let command = command(source, sink, bytes, stages, stall, deadline)?;
+        let mut command = command.after(head.to_vec());
         if sync {
             command = command.sync();
         }
@@ -177,20 +177,45 @@ impl Transfers {
         py.detach(|| open.start(command, file))
     }
 
+    /// Does a small transfer from a file to a socket in this thread; `None`: it is another one, for `start`. A signal whose handler raises
+    /// ends it.
+    #[allow(clippy::too_many_arguments)]
+    fn run_small<'py>(
+        &self,
+        py: Python<'py>,
+        source: GivenPlace,
+        sink: GivenPlace,
+        bytes: Option<u64>,
+        stages: Vec<GivenStage>,
+        stall: Option<f64>,
+        deadline: Option<f64>,
+    ) -> PyResult<Option<Ended<'py>>> {
+        let (GivenPlace::Descriptor((_, false, _)), GivenPlace::Descriptor((_, true, _))) =
+            (&source, &sink)
+        else {
+            return Ok(None);
+        };
+        let open = self.open()?;
+        let ((source, _), (sink, _)) = (source.open(py, &open.lanes)?, sink.open(py, &open.lanes)?);
+        let command = command(source, sink, bytes, stages, stall, deadline)?;
+        let raised = Mutex::new(None);
+        let interrupted = || {
+            let signals = Python::attach(|py| py.check_signals());
+            signals.map_err(|error| *lock(&raised) = Some(error)).is_err()
+        };
+        let ended = py.detach(|| open.run_small(&command, &interrupted));
+        if let Some(error) = lock(&raised).take() {
+            return Err(error);
+        }
+        Ok(ended.map(|(result, report)| shown(py, (0, result, report))))
+    }
+
     /// The end of a transfer; `None` if none ends within `limit` seconds, or after `wake`.
     fn next<'py>(&self, py: Python<'py>, limit: f64) -> PyResult<Option<Ended<'py>>> {
         let open = self.open()?;
         let limit = seconds(limit)?;
         let ended = py.detach(|| open.next(limit)).map_err(PyRuntimeError::new_err)?;
-        let Some((id, result, report)) = ended else { return Ok(None) };
-        let error = result.err().map(|error| (error.name(), error.errno, error.text));
-        let stage = |stage: transfer::StageReport| {
-            let digest = stage.digest.map(|digest| PyBytes::new(py, digest.bytes()));
-            let found = stage.found.map(|found| (found.count, found.offsets));
-            (stage.kind.name(), stage.bytes, stage.made, stage.finished, digest, found)
-        };
-        let stages = report.stages.into_iter().map(stage).collect();
-        Ok(Some((id, error, report.read, report.written, stages)))
+        Ok(ended.map(|ended| shown(py, ended)))
     }
 
     /// Ends a transfer; its end arrives as every other.
@@ -216,22 +241,23 @@ impl Transfers {
         })
     }
 
+    /// Another one, for ends that come from this process though the engine is in another one: of files that got their names.
+    fn fileno_of_names(&self) -> PyResult<RawFd> {
+        Ok(self.open()?.flights.wake.as_fd().as_raw_fd())
+    }
+
     /// Adds 1 to this eventfd for each end that `next` has.
     fn signal(&self, eventfd: RawFd) -> PyResult<()> {
         let open = self.open()?;
-        let eventfd = duplicate(eventfd)?;
-        match &open.engine {
-            Where::Here(_) => {
-                let counter = WakeFd::counting(eventfd);
-                let counter = counter
-                    .map_err(|_| PyValueError::new_err(ClientError::NoCounter.to_string()))?;
-                *lock(&open.flights.counter) = Some(counter);
-                Ok(())
-            }
-            Where::There(client) => lock(client)
-                .signal(eventfd)
-                .map_err(|error| PyValueError::new_err(error.to_string())),
+        let counter = WakeFd::counting(duplicate(eventfd)?);
+        let counter =
+            counter.map_err(|_| PyValueError::new_err(ClientError::NoCounter.to_string()))?;
+        *lock(&open.flights.counter) = Some(counter);
+        if let Where::There(client) = &open.engine {
+            let signals = lock(client).signal(duplicate(eventfd)?);
+            signals.map_err(|error| PyValueError::new_err(error.to_string()))?;
         }
+        Ok(())
     }
 
     /// Lets `next` return.
@@ -276,13 +302,12 @@ impl Open {
             state.in_flight.insert(id, Flight { submitted: None, file });
             id
         };
-        let flights = self.flights.clone();
+        let (flights, namer) = (self.flights.clone(), self.namer.clone());
         let submitted = engine.submit_with(command, move |outcome| {
             let result = outcome.result.map_err(|error| RemoteError::from(&error));
-            lock(&flights.state).ended.push_back((id, result, outcome.report));
-            flights.wake.wake();
-            if let Some(counter) = &*lock(&flights.counter) {
-                counter.wake();
+            match flights.take_file(id) {
+                Some(file) => flights.name(&namer, file, (id, result, outcome.report)),
+                None => flights.end((id, result, outcome.report)),
             }
         });
         let mut state = self.state();
@@ -343,30 +368,38 @@ impl Open {
                 self.take()?
             }
         };
-        let Some((id, mut result, report)) = ended else { return Ok(None) };
-        let flight = self.state().in_flight.remove(&id).unwrap_or_default();
-        if let (Ok(()), Some(Naming { file, existing, sync })) = (&result, flight.file) {
-            let named = file.commit(existing, sync);
-            result = named.map_err(|error| {
-                let errno = error.raw_os_error().unwrap_or(5);
-                let error = Error::Host { what: "naming the new file", errno };
-                RemoteError::from(&error)
-            });
+        if let Some((id, ..)) = &ended {
+            self.state().in_flight.remove(id);
         }
-        Ok(Some((id, result, report)))
+        Ok(ended)
+    }
+
+    /// In this thread, if it is small, no other one is in flight, and no other thread does one.
+    fn run_small(
+        &self,
+        command: &Command,
+        interrupted: &(dyn Fn() -> bool + Sync),
+    ) -> Option<(Result<(), RemoteError>, Report)> {
+        let mut small = self.small.try_lock().ok()?;
+        if !self.state().in_flight.is_empty() {
+            return None;
+        }
+        let Outcome { result, report } = small.run(command, interrupted)?;
+        Some((result.map_err(|error| RemoteError::from(&error)), report))
     }
 
     /// An end that has arrived.
     fn take(&self) -> Result<Option<End>, String> {
-        let client = match &self.engine {
-            Where::Here(_) => return Ok(self.state().ended.pop_front()),
-            Where::There(client) => client,
-        };
+        if let Some(ended) = self.state().ended.pop_front() {
+            return Ok(Some(ended));
+        }
+        let Where::There(client) = &self.engine else { return Ok(None) };
         loop {
             match lock(client).next(Duration::ZERO).map_err(|error| error.to_string())? {
-                Some(Answer::Ended { id, result, report }) => {
-                    return Ok(Some((id, result, report)));
-                }
+                Some(Answer::Ended { id, result, report }) => match self.flights.take_file(id) {
+                    Some(file) => self.flights.name(&self.namer, file, (id, result, report)),
+                    None => return Ok(Some((id, result, report))),
+                },
                 // Nobody has asked for another one.
                 Some(_) => {}
                 None => return Ok(None),
@@ -377,6 +410,71 @@ impl Open {
     fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.flights.state)
     }
+}
+
+impl Flights {
+    /// The new file of a transfer, once.
+    fn take_file(&self, id: u64) -> Option<Naming> {
+        lock(&self.state).in_flight.get_mut(&id)?.file.take()
+    }
+
+    /// Gives a new file its name if its transfer has succeeded, and then ends the transfer. A file system that does not answer holds neither
+    /// the thread that calls this nor other transfers.
+    fn name(self: &Arc<Self>, namer: &Namer, file: Naming, (id, result, report): End) {
+        let Naming { file, existing, sync } = file;
+        if result.is_err() {
+            namer.discard(file);
+            return self.end((id, result, report));
+        }
+        let flights = self.clone();
+        namer.commit(file, existing, sync, move |named| {
+            let named = named.map_err(|error| {
+                let errno = error.raw_os_error().unwrap_or(5);
+                RemoteError::from(&Error::Host { what: "naming the new file", errno })
+            });
+            flights.end((id, named, report));
+        });
+    }
+
+    /// For `next`.
+    fn end(&self, end: End) {
+        lock(&self.state).ended.push_back(end);
+        self.wake.wake();
+        if let Some(counter) = &*lock(&self.counter) {
+            counter.wake();
+        }
+    }
+}
+
+fn command(
+    source: Place,
+    sink: Place,
+    bytes: Option<u64>,
+    stages: Vec<GivenStage>,
+    stall: Option<f64>,
+    deadline: Option<f64>,
+) -> PyResult<Command> {
+    let stages = stages.into_iter().map(stage).collect::<PyResult<Vec<_>>>()?;
+    let mut command = Command::new(source, bytes, stages, sink);
+    if let Some(stall) = stall {
+        command = command.stall(seconds(stall)?);
+    }
+    if let Some(deadline) = deadline {
+        command = command.deadline(seconds(deadline)?);
+    }
+    Ok(command)
+}
+
+/// An end as Python sees it.
+fn shown<'py>(py: Python<'py>, (id, result, report): End) -> Ended<'py> {
+    let error = result.err().map(|error| (error.name(), error.errno, error.text));
+    let stage = |stage: transfer::StageReport| {
+        let digest = stage.digest.map(|digest| PyBytes::new(py, digest.bytes()));
+        let found = stage.found.map(|found| (found.count, found.offsets));
+        (stage.kind.name(), stage.bytes, stage.made, stage.finished, digest, found)
+    };
+    let stages = report.stages.into_iter().map(stage).collect();
+    (id, error, report.read, report.written, stages)
 }
 
 impl GivenPlace {

@@ -5,15 +5,19 @@ import gzip
 import hashlib
 import os
 import select
+import shutil
+import signal
 import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from conftest import eventually
 
 import serval
+from serval import ConfigError
 from serval.transfer import Compress, Digest, Expand, Find, Grep, Open, Seal, TransferError, Transfers
 
 KEY = bytes(range(32))
@@ -268,8 +272,8 @@ def test_one_eventfd_counts_the_ends_of_several(plain, tmp_path):
         first.reap()
         second.reap()
         assert len(ended) == 3
-        with pytest.raises(ConfigError, match="EFD_NONBLOCK"):
-            first.signal(os.open(plain, os.O_RDONLY))
+        with open(plain, "rb") as no_eventfd, pytest.raises(ConfigError, match="EFD_NONBLOCK"):
+            first.signal(no_eventfd.fileno())
     with Transfers() as waits, pytest.raises(ConfigError, match="waits=False"):
         waits.signal(counter)
     os.close(counter)
@@ -296,3 +300,158 @@ def test_a_loop_of_the_program_can_wait(plain, tmp_path):
     assert never.done() and transfers.closed
     with pytest.raises(TransferError):
         never.result()
+
+
+class Counting:
+    """The native transfers, with how many have been started there, and whether a small one has begun."""
+
+    def __init__(self, native):
+        self.native, self.started, self.small = native, 0, threading.Event()
+
+    def __getattr__(self, name):
+        return getattr(self.native, name)
+
+    def start(self, *given):
+        self.started += 1
+        return self.native.start(*given)
+
+    def run_small(self, *given):
+        self.small.set()
+        return self.native.run_small(*given)
+
+
+@pytest.fixture
+def memory():
+    """A file system that is local everywhere."""
+    folder = Path("/dev/shm") / f"serval-test-transfer-{os.getpid()}"
+    folder.mkdir()
+    yield folder
+    shutil.rmtree(folder)
+
+
+def of_another_process(folder):
+    path = folder / "engine"
+    return path, f'schema = 1\n[transfer]\nsocket = "{path}"\n[[service]]\nname = "echo"\nlisten = "udp://127.0.0.1:0"\nkernel = "echo"\n'
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_small_file_is_sent_without_an_engine(memory, there):
+    path, configuration = of_another_process(memory)
+    file = memory / "file"
+    file.write_bytes(content(70_000))
+    with serval.Engine(configuration), Transfers(path if there else None) as transfers:
+        native = transfers._native = Counting(transfers._native)
+        for size, started in [(1, 0), (65_536, 0), (65_537, 1)]:
+            ours, theirs = socket.socketpair()
+            got = bytearray()
+            reader = threading.Thread(target=received, args=(theirs, got))
+            reader.start()
+            with theirs:
+                result = transfers.run(file, ours, Digest("sha256"), Seal(KEY), offset=5, bytes=size)
+                ours.close()
+                reader.join()
+            assert (native.started, result.read, result.written) == (started, size, len(got))
+            assert result.digest == hashlib.sha256(content(70_000)[5 : 5 + size]).digest()
+            sealed, opened = memory / "sealed", memory / "opened"
+            sealed.write_bytes(got)
+            native.started = 0
+            transfers.run(sealed, opened, Open(KEY))
+            assert opened.read_bytes() == content(70_000)[5 : 5 + size]
+            native.started = 0
+        ours, theirs = socket.socketpair()
+        with theirs:
+            with pytest.raises(TransferError) as short:
+                transfers.run(file, ours, offset=69_000, bytes=2000)
+            assert (short.value.reason, short.value.result.written, native.started) == ("file_ended", 1000, 0)
+            # Another transfer is in flight, which may use the same socket.
+            waits = transfers.start(theirs, memory / "sink")
+            assert transfers.run(file, ours, bytes=10).written == 10
+            assert native.started == 2
+            ours.close()
+            assert waits.wait(60).written == 1010
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(ValueError, match="closed"):
+        transfers.run(file, ours)
+
+
+def test_an_interrupt_ends_a_small_transfer(memory):
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(*_):
+        if not done.is_set():
+            done.set()
+            raise Interrupted
+
+    file = memory / "file"
+    file.write_bytes(content(60_000))
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            ours.send(bytes(4096))
+    done = threading.Event()
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    with ours, theirs, Transfers() as transfers:
+        native = transfers._native = Counting(transfers._native)
+
+        def interrupts():
+            native.small.wait(60)
+            while not done.wait(0.05):
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+        thread = threading.Thread(target=interrupts)
+        thread.start()
+        with pytest.raises(Interrupted):
+            transfers.run(file, ours)
+        thread.join()
+        assert native.started == 0
+    signal.signal(signal.SIGUSR1, before)
+
+
+#: `rename` of a file system that does not answer as long as a file exists.
+HANGS = """
+#include <stdlib.h>
+#include <unistd.h>
+#include <sys/syscall.h>
+int rename(const char *from, const char *to) {
+    while (access(getenv("HANGS"), F_OK) == 0) usleep(1000);
+    return (int)syscall(SYS_rename, from, to);
+}
+"""
+
+
+@pytest.mark.parametrize("engine", ["", "engine"])
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_new_file_whose_file_system_hangs_holds_no_other_transfer(plain, tmp_path, engine, waits):
+    library, hangs = tmp_path / "hangs.so", tmp_path / "hangs"
+    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=HANGS, text=True, check=True)
+    hangs.touch()
+    path, configuration = of_another_process(tmp_path)
+    program = f"""
+import contextlib, os, select, serval
+from serval.transfer import Digest, Transfers
+with contextlib.ExitStack() as stack:
+    if {bool(engine)}:
+        stack.enter_context(serval.Engine({configuration!r}))
+    transfers = stack.enter_context(Transfers({str(path)!r} if {bool(engine)} else None, waits={waits}))
+    def ends(transfer):
+        while not transfer.done():
+            if {waits}:
+                transfer.wait(60)
+            else:
+                assert select.select([transfers.fileno()], [], [], 60)[0], "nothing has ended"
+                transfers.reap()
+        return transfer.result()
+    new = transfers.start({str(plain)!r}, {str(tmp_path / "new")!r})
+    for _ in range(3):
+        assert ends(transfers.start({str(plain)!r}, os.memfd_create("sink"), Digest("md5"))).written == 1_500_001
+    assert not new.done() and not os.path.exists({str(tmp_path / "new")!r})
+    os.remove({str(hangs)!r})
+    assert ends(new).written == 1_500_001
+    assert os.path.getsize({str(tmp_path / "new")!r}) == 1_500_001
+print("ends")
+"""
+    environment = {**os.environ, "LD_PRELOAD": str(library), "HANGS": str(hangs)}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300)
+    assert (ended.returncode, ended.stdout) == (0, "ends\n"), ended.stderr

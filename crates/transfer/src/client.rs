@@ -12,7 +12,7 @@ use zeroize::Zeroize as _;
 use crate::engine::Outcome;
 use crate::held::check_head;
 use crate::message::{ANSWER_BYTES_MAX, Answer, MessageError, Order, RemoteError, Request};
-use crate::pipeline::{Command, FILES_MAX, Pipeline, Place, WhenBlocked};
+use crate::pipeline::{Command, FILES_MAX, Pipeline, Place};
 use crate::report::Report;
 use crate::scoreboard::Patience;
 use crate::small::{Piece, Small};
@@ -157,22 +157,9 @@ impl Client {
     /// seal, is read, sealed and sent by this thread, without the engine: the hop to it would take longer. For that its file system
     /// has to be one of this machine's disks or memory, and no other transfer of this connection may be in flight.
     pub fn run(&mut self, command: Command) -> Result<Ended, ClientError> {
-        if let (Place::File(file, from), Place::Socket(socket)) = (&command.source, &command.sink)
-            && command.more.is_empty()
-            && command.head.is_empty()
-            && command.when_blocked == WhenBlocked::Wait
-        {
-            let piece = Piece {
-                file: file.as_fd(),
-                from: *from,
-                bytes: command.bytes,
-                stages: &command.stages,
-                socket: socket.as_fd(),
-                patience: Patience::of(&command),
-            };
-            if let Some(ended) = self.run_small(&piece) {
-                return Ok(ended);
-            }
+        let piece = Piece::of(&command, &|| false);
+        if let Some(ended) = piece.and_then(|piece| self.run_small(&piece)) {
+            return Ok(ended);
         }
         self.run_there(command)
     }
@@ -192,6 +179,7 @@ impl Client {
                 stages: &source.stages,
                 socket,
                 patience: Patience::default(),
+                interrupted: &|| false,
             };
             if let Some(ended) = self.run_small(&piece) {
                 return Ok(ended);
@@ -206,7 +194,7 @@ impl Client {
         if self.in_flight > 0 {
             return None;
         }
-        let Outcome { result, report } = self.small.run(piece)?;
+        let Outcome { result, report } = self.small.run_piece(piece)?;
         Some(Ended { result: result.map_err(|error| RemoteError::from(&error)), report })
     }
 

@@ -69,13 +69,13 @@ pub use error::TransferError;
 pub use flow::{Device, Devices, Report, StageReport};
 pub use kernel::{Kernel, KernelSource};
 pub use message::RemoteError;
-pub use new_file::{Existing, NewFile};
+pub use new_file::{Existing, Namer, NewFile};
 pub use outcomes::Outcomes;
 pub use pipeline::{Command, FileRange, HEAD_MAX, Place, Source};
 pub use scoreboard::Activity;
 pub use search::{Found, SearchKind, SearchSpec};
 pub use service::{Service, ServiceLimits};
-pub use small::SMALL_BYTES_MAX;
+pub use small::{SMALL_BYTES_MAX, Small};
 pub use stage::{
     Cipher, DigestKind, DigestValue, Key, STAGES_MAX, StageKind, StageSpec, check_order,
 };

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 
 use sys::descriptors::{give_name, nameless};
 
+use crate::reaper::Reaper;
+
 /// Attempts to find a name that nothing has.
 const NAMES_MAX: usize = 16;
 
@@ -94,6 +96,35 @@ impl Drop for NewFile {
     }
 }
 
+/// Gives files their names on threads of its own: a file system that does not answer holds such a thread, and not its caller.
+/// A clone shares the threads.
+#[derive(Clone, Default)]
+pub struct Namer(Reaper);
+
+impl Namer {
+    /// Commits a file; `done` gets the result on one of the threads. While 16 commits hang, further ones wait for them.
+    pub fn commit(
+        &self,
+        file: NewFile,
+        existing: Existing,
+        synced: bool,
+        done: impl FnOnce(io::Result<()>) + Send + 'static,
+    ) {
+        self.0.run(move || done(file.commit(existing, synced)));
+    }
+
+    /// Drops a file without a commit.
+    pub fn discard(&self, file: NewFile) {
+        self.0.discard(file);
+    }
+}
+
+impl std::fmt::Debug for Namer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Namer")
+    }
+}
+
 fn folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
@@ -123,6 +154,7 @@ fn with_new_name<T>(
 mod tests {
     use super::*;
     use std::io::Write as _;
+    use std::sync::mpsc;
 
     fn folder_of_test() -> PathBuf {
         let path = std::env::temp_dir().join(format!("serval-new-file-{}", std::process::id()));
@@ -161,6 +193,26 @@ mod tests {
             fs::remove_file(&path).unwrap();
         }
         assert!(NewFile::create(&folder.join("nowhere/file")).is_err());
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_commit_that_hangs_holds_no_other() {
+        let folder = std::env::temp_dir().join(format!("serval-namer-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (namer, (release, hangs)) = (Namer::default(), mpsc::channel::<()>());
+        let file = |name: &str| NewFile::create(&folder.join(name)).unwrap();
+        namer.commit(file("first"), Existing::Keep, false, move |_| _ = hangs.recv());
+        let (done, named) = mpsc::channel();
+        for expected in [None, Some(io::ErrorKind::AlreadyExists)] {
+            let done = done.clone();
+            let answer =
+                move |named: io::Result<()>| done.send(named.map_err(|e| e.kind())).unwrap();
+            namer.commit(file("second"), Existing::Keep, true, answer);
+            assert_eq!(named.recv().unwrap().err(), expected);
+        }
+        assert!(folder.join("second").exists());
+        drop(release);
         fs::remove_dir_all(&folder).unwrap();
     }
 }

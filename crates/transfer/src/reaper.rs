@@ -1,9 +1,9 @@
-//! Closes descriptors of other programs on threads of its own.
+//! Closes descriptors of other programs, and names files, on threads of its own.
 //!
 //! `close` can block: a socket with `SO_LINGER` waits for its peer, a file of a network file system is flushed. The threads that
-//! execute transfers and those that serve callers must not wait for that, so they hand over what they would drop.
+//! execute transfers and those that serve callers must not wait for that, so they hand over what they would drop. A file system that does not
+//! answer holds a thread that gives a file its name, too.
 
-use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,9 +13,9 @@ const THREADS_MAX: usize = 16;
 /// A thread that had nothing to do for this long ends.
 const IDLE_MAX: Duration = Duration::from_secs(10);
 
-type Value = Box<dyn Any + Send>;
+type Task = Box<dyn FnOnce() + Send>;
 
-/// Drops values on other threads. A clone shares the threads.
+/// Does what can block, such as dropping values, on other threads. A clone shares the threads.
 #[derive(Clone, Default)]
 pub(crate) struct Reaper(Arc<Shared>);
 
@@ -27,7 +27,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    values: VecDeque<Value>,
+    tasks: VecDeque<Task>,
     threads: usize,
     idle: usize,
 }
@@ -35,19 +35,24 @@ struct State {
 impl Reaper {
     /// Drops a value soon; does not wait for it.
     pub(crate) fn discard(&self, value: impl Send + 'static) {
+        self.run(move || drop(value));
+    }
+
+    /// Does this soon; does not wait for it.
+    pub(crate) fn run(&self, task: impl FnOnce() + Send + 'static) {
         let mut state = self.0.lock();
-        state.values.push_back(Box::new(value));
-        if state.values.len() > state.idle && state.threads < THREADS_MAX {
+        state.tasks.push_back(Box::new(task));
+        if state.tasks.len() > state.idle && state.threads < THREADS_MAX {
             let shared = self.0.clone();
             let builder = std::thread::Builder::new().name("serval-close".into());
             match builder.spawn(move || shared.run()) {
                 Ok(_) => state.threads += 1,
                 Err(_) if state.threads > 0 => {}
                 Err(_) => {
-                    // Without any thread the value is dropped here, which may block, but leaks nothing.
-                    let values = std::mem::take(&mut state.values);
+                    // Without any thread it is done here, which may block, but leaks nothing.
+                    let tasks = std::mem::take(&mut state.tasks);
                     drop(state);
-                    drop(values);
+                    tasks.into_iter().for_each(|task| task());
                     return;
                 }
             }
@@ -56,9 +61,9 @@ impl Reaper {
         self.0.changed.notify_all();
     }
 
-    /// Waits until everything has been dropped, at most this long.
+    /// Waits until everything has been done, at most this long.
     pub(crate) fn settle(&self, limit: Duration) {
-        let is_busy = |state: &mut State| !state.values.is_empty() || state.idle < state.threads;
+        let is_busy = |state: &mut State| !state.tasks.is_empty() || state.idle < state.threads;
         let waited = self.0.changed.wait_timeout_while(self.0.lock(), limit, is_busy);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
@@ -72,21 +77,21 @@ impl Shared {
     fn run(&self) {
         let mut state = self.lock();
         loop {
-            if let Some(value) = state.values.pop_front() {
+            if let Some(task) = state.tasks.pop_front() {
                 drop(state);
-                drop(value);
+                task();
                 state = self.lock();
                 continue;
             }
             state.idle += 1;
             self.changed.notify_all();
             let began = Instant::now();
-            while state.values.is_empty() && began.elapsed() < IDLE_MAX {
+            while state.tasks.is_empty() && began.elapsed() < IDLE_MAX {
                 let waited = self.changed.wait_timeout(state, IDLE_MAX);
                 state = waited.unwrap_or_else(PoisonError::into_inner).0;
             }
             state.idle -= 1;
-            if state.values.is_empty() {
+            if state.tasks.is_empty() {
                 state.threads -= 1;
                 self.changed.notify_all();
                 return;
@@ -122,6 +127,6 @@ mod tests {
         drop(release);
         reaper.settle(Duration::from_secs(60));
         let state = reaper.0.lock();
-        assert!(state.values.is_empty() && state.idle == state.threads);
+        assert!(state.tasks.is_empty() && state.idle == state.threads);
     }
 }

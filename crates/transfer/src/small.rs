@@ -4,7 +4,7 @@
 //! a small file in the caller's thread, and wake no other. The steps, limits of time and counts are those of an engine.
 
 use std::io::{self, IoSliceMut};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use sys::descriptors::{
@@ -15,16 +15,19 @@ use crate::apart::{Apart, run_together};
 use crate::engine::Outcome;
 use crate::error::TransferError;
 use crate::flow::{Blocked, Buffers, Cut, Device, Devices, Flow, Plan};
-use crate::pipeline::WhenBlocked;
+use crate::pipeline::{Command, Place, WhenBlocked};
 use crate::scoreboard::{Pace, Patience};
 use crate::stage::{StageSpec, check_order};
 
 /// Bytes of the longest range that the calling thread moves itself.
 pub const SMALL_BYTES_MAX: u64 = 64 << 10;
 
-/// What a thread keeps from one small transfer to the next.
+/// How often a thread that waits for a socket asks whether it was interrupted.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Does small transfers in the calling thread, and keeps buffers from one to the next.
 #[derive(Default)]
-pub(crate) struct Small {
+pub struct Small {
     buffers: Buffers,
     /// The mount of the last file that was read, if its file system is local.
     local: Option<Mount>,
@@ -39,11 +42,41 @@ pub(crate) struct Piece<'p> {
     pub(crate) stages: &'p [StageSpec],
     pub(crate) socket: BorrowedFd<'p>,
     pub(crate) patience: Patience,
+    /// Whether the caller gives up; asked after a signal, and from time to time.
+    pub(crate) interrupted: &'p dyn Fn() -> bool,
+}
+
+impl<'p> Piece<'p> {
+    /// Of a command that sends a range of one file.
+    pub(crate) fn of(command: &'p Command, interrupted: &'p dyn Fn() -> bool) -> Option<Self> {
+        let (Place::File(file, from), Place::Socket(socket)) = (&command.source, &command.sink)
+        else {
+            return None;
+        };
+        let is_simple = command.more.is_empty()
+            && command.head.is_empty()
+            && command.when_blocked == WhenBlocked::Wait;
+        is_simple.then(|| Self {
+            file: file.as_fd(),
+            from: *from,
+            bytes: command.bytes,
+            stages: &command.stages,
+            socket: socket.as_fd(),
+            patience: Patience::of(command),
+            interrupted,
+        })
+    }
 }
 
 impl Small {
-    /// Does a small transfer; `None`: it is not small, or not usual, and an engine does it or says what is wrong.
-    pub(crate) fn run(&mut self, piece: &Piece<'_>) -> Option<Outcome> {
+    /// Does a small transfer; `None`: it is not small, or not usual, and an engine does it or says what is wrong. No other transfer to the
+    /// socket may be in flight. `interrupted`: whether the caller gives up, asked while the socket takes nothing; then it ends as
+    /// [`TransferError::Cancelled`].
+    pub fn run(&mut self, command: &Command, interrupted: &dyn Fn() -> bool) -> Option<Outcome> {
+        self.run_piece(&Piece::of(command, interrupted)?)
+    }
+
+    pub(crate) fn run_piece(&mut self, piece: &Piece<'_>) -> Option<Outcome> {
         let bytes = self.length_of_small(piece)?;
         let outcome = self.run_small(piece, bytes).ok()?;
         match (&outcome.result, outcome.report.written) {
@@ -94,7 +127,7 @@ impl Small {
             cut: Cut::No,
         };
         let mut flow = Flow::new(&plan, Ends { file: piece.file, socket: piece.socket })?;
-        let result = self.finish(&mut flow, piece.patience, began);
+        let result = self.finish(&mut flow, piece, began);
         let report = flow.report(&result, &mut self.buffers);
         Ok(Outcome { result, report })
     }
@@ -102,9 +135,10 @@ impl Small {
     fn finish(
         &mut self,
         flow: &mut Flow<Ends<'_>>,
-        patience: Patience,
+        piece: &Piece<'_>,
         began: Instant,
     ) -> Result<(), TransferError> {
+        let patience = piece.patience;
         let (mut blocked, mut pace) = (Blocked::default(), Pace::default());
         loop {
             if let Some(result) = flow.ended() {
@@ -127,9 +161,12 @@ impl Small {
                 *blocked.of(end) |= step.blocked;
                 continue;
             }
-            let left = pace.left(now_ns, 0, patience)?;
+            let left = pace.left(now_ns, 0, patience)?.min(LOOK);
             let waited = wait_for_room(flow.devices().socket, left);
             waited.map_err(|error| TransferError::of_host("waiting for the socket", &error))?;
+            if (piece.interrupted)() {
+                return Err(TransferError::Cancelled);
+            }
             blocked = Blocked::default();
         }
     }

@@ -12,7 +12,10 @@ use std::time::{Duration, Instant};
 
 use sys::local::LocalListener;
 use transfer::message::Answer;
-use transfer::{Client, Command, DigestKind, Key, SMALL_BYTES_MAX, Service, ServiceLimits, Source};
+use transfer::{
+    Client, Command, DigestKind, Key, SMALL_BYTES_MAX, Service, ServiceLimits, Small, Source,
+    TransferError,
+};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const KEY: [u8; 32] = [9; 32];
@@ -214,4 +217,24 @@ fn a_small_transfer_fails_for_the_reasons_of_an_engine() {
     assert_eq!(name(&mut setup, Source::file(unreadable, 0, Some(1)).socket(to)), "access");
     let (file, folder) = (setup.file(b"small"), File::open(&setup.folder).unwrap());
     assert_eq!(name(&mut setup, Source::file(file, 0, None).socket(folder)), "wrong_kind");
+}
+
+#[test]
+fn a_small_transfer_ends_when_its_caller_gives_up() {
+    let setup = Setup::new();
+    let (to, from, filled) = full();
+    let asked = AtomicUsize::new(0);
+    let command = Source::file(setup.file(&content(60_000)), 0, None).socket(to);
+    // It has waited once before the second question.
+    let interrupted = || asked.fetch_add(1, Ordering::Relaxed) > 0;
+    let ended = Small::default().run(&command, &interrupted).unwrap();
+    assert_eq!(ended.result, Err(TransferError::Cancelled));
+    assert_eq!((ended.report.read, ended.report.written), (60_000, 0));
+    drop(command);
+    assert_eq!(all(from).len(), filled);
+    // What is not small is left to the caller.
+    let (to, _from) = UnixStream::pair().unwrap();
+    let file = setup.file(&content(SMALL_BYTES_MAX as usize + 1));
+    let command = Source::file(file, 0, None).socket(to);
+    assert!(Small::default().run(&command, &|| true).is_none());
 }
