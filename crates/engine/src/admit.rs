@@ -11,6 +11,7 @@ use mqueue::LoanError;
 use onpath::{Direction, Outcome};
 use wire::DropReason;
 use wire::nic::Nic;
+use wire::session::Origin;
 
 use crate::endpoint::peer::links::Envelope;
 use crate::schedule::{Kind, Schedule, Taken};
@@ -273,6 +274,24 @@ impl<H: Hooks> Batch<H> {
         (admitted, arrival)
     }
 
+    /// If a message that was shown is answered, and nothing else need be known of that: its origin, how long it was when it came, and
+    /// the answer. [`Self::set_answered`] takes it in.
+    #[inline(always)]
+    pub(crate) fn answer(&mut self, index: usize) -> Option<(&Origin, usize, &[u8])> {
+        let chain: &Attached = self.hooks.attached()?;
+        chain.plain_answer(index)
+    }
+
+    /// An [answer](Self::answer) leaves. It is to be [counted](Self::count_now) before anything is sent.
+    #[inline(always)]
+    pub(crate) fn set_answered(&mut self, index: usize, received: usize) {
+        if let Some(chain) = self.hooks.attached() {
+            chain.set_done(index);
+        }
+        self.messages += 1;
+        self.bytes += received as u64;
+    }
+
     /// The reply to the message that was answered last.
     pub(crate) fn reply(&mut self) -> &[u8] {
         self.hooks.attached().map_or(&[], |chain| chain.answer())
@@ -297,7 +316,7 @@ impl<H: Hooks> Batch<H> {
     /// Counts the messages so far before the end of one of them is counted: no snapshot may show more ends than
     /// requests.
     #[inline(always)]
-    fn count_now<N: Nic>(&mut self, turn: &Turn<N>) {
+    pub(crate) fn count_now<N: Nic>(&mut self, turn: &Turn<N>) {
         if !mutants::on("count_received_last") {
             let messages = std::mem::take(&mut self.messages);
             Self::count(&turn.services[self.service], self.handed_over, messages);

@@ -141,6 +141,7 @@ impl Messages {
     }
 
     /// Whether a message of this length finds room; an empty batch has room for the longest.
+    #[inline]
     pub fn has_room(&self, len: usize) -> bool {
         self.entries.len() < MESSAGES_MAX
             && self.shown_bytes + len <= self.shown_bytes_max
@@ -169,6 +170,7 @@ impl Messages {
     }
 
     /// Adds a message that is this request, or answers it. There must be room.
+    #[inline]
     pub fn push_of(&mut self, request: &RequestId, message: &[u8]) {
         assert!(self.has_room(message.len()), "the caller asks first");
         self.bytes[self.used..][..message.len()].copy_from_slice(message);
@@ -193,6 +195,7 @@ impl Messages {
     }
 
     /// A message whose bytes are the next ones of the memory.
+    #[inline]
     fn add(&mut self, request: &RequestId, len: usize, outcome: Outcome, open: bool) {
         self.requests.push(*request);
         let (start, len) = (self.used as u32, len as u32);
@@ -250,6 +253,7 @@ impl Messages {
     }
 
     /// The running call decides about a message, which is open.
+    #[inline]
     fn change(&mut self, index: usize) -> &mut Entry {
         let entry = &mut self.entries[index];
         if entry.call != self.call {
@@ -281,17 +285,20 @@ impl Messages {
     }
 
     /// Whether functions may still decide about a message.
+    #[inline]
     pub fn is_open(&self, index: usize) -> bool {
         self.entries[index].open
     }
 
     /// The bytes of a message as they are now.
+    #[inline]
     pub fn bytes(&self, index: usize) -> &[u8] {
         let Entry { start, len, .. } = self.entries[index];
         &self.bytes[start as usize..][..len as usize]
     }
 
     /// The request that a message is, or answers.
+    #[inline]
     pub fn request(&self, index: usize) -> &RequestId {
         &self.requests[index]
     }
@@ -307,11 +314,13 @@ impl Messages {
     }
 
     /// How many bytes a message had when it came.
+    #[inline]
     pub fn shown_len(&self, index: usize) -> usize {
         self.entries[index].shown_len as usize
     }
 
     /// What becomes of a message.
+    #[inline]
     pub fn outcome(&self, index: usize) -> Outcome {
         self.entries[index].outcome
     }
@@ -331,6 +340,7 @@ impl Messages {
         self.tally
     }
 
+    #[inline]
     fn close(&mut self, index: usize, outcome: Outcome) -> bool {
         if !self.entries[index].open {
             return false;
@@ -376,6 +386,7 @@ impl Messages {
     }
 
     /// The same with a reply of `len` bytes, all of which `fill` writes. It gets the request as well.
+    #[inline]
     pub fn reply_with(&mut self, index: usize, len: usize, fill: impl FnOnce(&[u8], &mut [u8])) {
         if self.is_open(index) && self.write(index, len, fill) {
             self.close(index, Outcome::Reply);
@@ -414,6 +425,7 @@ impl Messages {
         }
     }
 
+    #[inline]
     fn write(&mut self, index: usize, len: usize, fill: impl FnOnce(&[u8], &mut [u8])) -> bool {
         let room = self.bytes.len() - self.used;
         if len > self.written_len_max || len > room {

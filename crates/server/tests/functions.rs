@@ -9,7 +9,9 @@ use common::*;
 use engine::topology::Topology;
 use onpath::{OnFailure, Spec};
 use server::{Caller, Origin, RegisterAction, Server, Target};
+use sys::{PortSpec, SocketNic, SocketOptions};
 use wire::DropReason;
+use wire::nic::{Nic, Transport, TxBatch};
 
 fn wasm() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../functions/threshold.wasm");
@@ -96,6 +98,45 @@ fn passes(client: &std::net::UdpSocket, server: &Server, number: u32) -> bool {
         answered || dropped(server, 0, DropReason::FunctionDrop) > before
     });
     answered
+}
+
+/// More than a chain is shown at a time, and than one item for the host kernel has; datagrams of several lengths.
+#[test]
+fn a_burst_of_datagrams_is_answered_by_a_function_in_order() {
+    let _alone = alone();
+    let mut server = one(1);
+    server.attach_function("a", &Spec::new("answers", "echo"), None).unwrap();
+    let any = PortSpec { transport: Transport::Udp, address: ([127, 0, 0, 1], 0).into() };
+    let mut client = SocketNic::open(&[any], SocketOptions::default()).unwrap();
+    let (mut tx, mut rx) = (TxBatch::new(1024, 1 << 20), client.rx_batch());
+    let mut asked = 0;
+    for _ in 0..5 {
+        let from = asked;
+        while asked < from + 700 {
+            let len = 4 + (asked / 90 % 3) as usize;
+            tx.push(address(&server, 0), None, len, |bytes| {
+                bytes.fill(1);
+                bytes[..4].copy_from_slice(&u32::to_be_bytes(asked));
+            });
+            asked += 1;
+        }
+        let mut next = from;
+        eventually("all are answered", || {
+            client.send(0, &mut tx);
+            client.recv(0, &mut rx);
+            for answer in &rx.items {
+                let payload = rx.payload(answer);
+                assert_eq!(payload[..4], next.to_be_bytes());
+                assert_eq!(payload[4..], [1, 1][..(next / 90 % 3) as usize]);
+                next += 1;
+            }
+            next == asked
+        });
+    }
+    let a = server.metrics().service(0);
+    assert_eq!((a.received, a.replied, a.accepted), (asked.into(), asked.into(), 0));
+    assert_accounts(&server);
+    assert!(server.shutdown().is_clean());
 }
 
 #[test]

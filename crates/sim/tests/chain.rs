@@ -229,6 +229,44 @@ fn a_function_does_not_change_how_long_a_reply_may_be() {
     }
 }
 
+/// Passes one request in 16, drops one in four, and answers the others.
+struct Mixes;
+
+impl Function for Mixes {
+    fn decide(&mut self, direction: Direction, messages: &mut Messages) -> Result<(), Failure> {
+        for index in 0..messages.len() {
+            if direction == Direction::Requests {
+                let (body, flavor) = decode_request(FRAMING, messages.bytes(index)).unwrap();
+                match body.sequence % 16 {
+                    2 => {}
+                    1 | 5 | 9 | 13 => messages.drop(index, DropReason::BadLength),
+                    _ => messages.reply(index, &reply_payload(FRAMING, &body.reply(), flavor)),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn datagrams_of_one_batch_have_every_outcome() {
+    let mut script = script(FRAMING);
+    script.limits().udp_reply_ratio = Some(3);
+    let mut scene = script.play();
+    scene.world.set_functions(0, 0, vec![(Box::new(Mixes), OnFailure::Closed)]);
+    scene.run(1);
+    for sequence in 0..48 {
+        // Answers of several lengths; one in four is longer than three requests.
+        let want = if sequence % 4 == 3 { 3 * 28 - 28 + 1 } else { sequence / 6 % 3 };
+        scene.ask(Body { want, ..request(sequence) });
+    }
+    scene.run(100);
+    let dropped = [DropReason::BadLength, DropReason::ReplyRatio].map(|why| scene.dropped(why));
+    assert_eq!((scene.replied(), dropped), (24, [12, 12]));
+    assert_eq!(scene.world.in_flight(0), 0);
+    scene.world.check().unwrap();
+}
+
 /// Answers every request, and compares the counters when it sees one.
 struct Audits {
     metrics: Arc<ServiceMetrics>,

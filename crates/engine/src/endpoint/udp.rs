@@ -3,6 +3,7 @@
 //! Replies to clients with more requests in flight may wait for a while, so that more of them are sent as one GSO
 //! batch.
 
+mod answers;
 mod bundles;
 
 use std::net::{IpAddr, SocketAddr};
@@ -32,6 +33,8 @@ use crate::turn::Turn;
 /// Maximum number of items and bytes that wait for one `send`.
 const TX_ITEMS: usize = 1024;
 const TX_BYTES: usize = 1 << 20;
+/// Datagrams that a chain is shown together at most: what is kept of them until they are answered stays in the processor's cache.
+const SHOWN_MAX: usize = 256;
 /// If the socket of a UDP port takes nothing for this long, the waiting replies are dropped.
 const SEND_TIMEOUT_NS: u64 = 100_000_000;
 
@@ -236,7 +239,12 @@ impl UdpPort {
     /// Takes in the datagrams that the chain has been shown.
     fn admit_shown<N: Nic, H: Hooks>(&mut self, turn: &mut Turn<N>, batch: &mut Batch<H>) {
         batch.decide(turn);
-        for index in 0..batch.shown() {
+        let (mut index, shown) = (0, batch.shown());
+        loop {
+            index = self.answer_shown(turn, batch, index);
+            if index == shown {
+                break;
+            }
             let (admitted, arrival) = batch.admit_shown(turn, index, Waits::Nowhere);
             if admitted == Admitted::Answered
                 && let Origin::Datagram { port, peer, local } = arrival.origin
@@ -244,6 +252,7 @@ impl UdpPort {
                 let to = (peer, local, batch.shown_len(index) as u32);
                 self.answer(turn, port, to, batch.reply());
             }
+            index += 1;
         }
         batch.clear();
     }
@@ -470,7 +479,7 @@ impl UdpPorts {
             let Some(arrival) = sender.arrival_or_lost(turn, datagram) else { continue };
             let mut payload = rx.payload(datagram);
             if H::ATTACHED {
-                if !batch.show(arrival, payload) {
+                if batch.shown() == SHOWN_MAX || !batch.show(arrival, payload) {
                     ports[index].admit_shown(turn, &mut batch);
                     batch.show(arrival, payload);
                 }

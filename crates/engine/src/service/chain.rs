@@ -188,6 +188,19 @@ impl Attached {
         self.shown[index].elsewhere
     }
 
+    /// Of a request of the batch that is answered, and whose end no other function is to hear of: its origin, its length when it came,
+    /// and the answer.
+    #[inline(always)]
+    pub(crate) fn plain_answer(&self, index: usize) -> Option<(&Origin, usize, &[u8])> {
+        let shown = self.shown.get(index)?;
+        let heard = self.chain.wants_notices() && self.chain.len() > 1;
+        let plain = shown.elsewhere.is_none() && !heard;
+        (plain && self.messages.outcome(index) == Outcome::Reply).then(|| {
+            let (received, reply) = (self.messages.shown_len(index), self.messages.bytes(index));
+            (&shown.arrival.origin, received, reply)
+        })
+    }
+
     /// The place of a request in the batch. One that is not in it becomes a batch of its own.
     pub(crate) fn find(
         &mut self,

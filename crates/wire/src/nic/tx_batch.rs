@@ -166,6 +166,36 @@ impl TxBatch {
         filled
     }
 
+    /// Appends a datagram, to the last item if it is one more of its kind. The caller has checked [`Self::room_for`].
+    #[inline]
+    pub fn push_alike(&mut self, peer: &SocketAddr, local: &Option<IpAddr>, payload: &[u8]) {
+        let len = payload.len();
+        let bytes_max = self.bytes_max.min(UDP_PAYLOAD_MAX);
+        // Neither one that was looked at, nor one that waits for more.
+        if let Some(last) = self.items[self.sent + self.seen..].last_mut()
+            && last.len as usize == len
+            && len > 0
+            && usize::from(last.count) < GSO_DATAGRAMS_MAX
+            && !last.more
+            && last.lent_at.is_none()
+            && last.offset as usize + last.bytes() == self.used
+            && last.bytes() + len <= bytes_max
+            && last.peer == *peer
+            && last.local == *local
+        {
+            last.count += 1;
+            self.datagrams += 1;
+            let end = self.used + len;
+            if self.bytes.len() < end {
+                self.bytes.resize(end, 0);
+            }
+            self.bytes[self.used..end].copy_from_slice(payload);
+            self.used = end;
+        } else {
+            self.push(*peer, *local, len, |bytes| bytes.copy_from_slice(payload));
+        }
+    }
+
     /// How many datagrams of `len` bytes still fit as one item. Empty datagrams are items of their own.
     #[inline]
     pub fn room_for_many(&self, len: usize) -> usize {
@@ -446,6 +476,45 @@ mod tests {
         assert!(batch.is_empty() && batch.room_for(64));
         assert_eq!(TxBatch::new(8, 1 << 20).room_for_many(1), GSO_DATAGRAMS_MAX);
         assert_eq!(TxBatch::new(8, 1 << 20).room_for_many(30_000), 2, "one message has 64 KiB");
+    }
+
+    #[test]
+    fn a_datagram_like_the_last_one_joins_its_item() {
+        let to = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        let here = Some(IpAddr::from([127, 0, 0, 1]));
+        let mut batch = TxBatch::new(1024, 1 << 20);
+        let mut expected = Vec::new();
+        let mut push = |batch: &mut TxBatch, port: u16, local, len: usize| {
+            let payload = vec![expected.len() as u8; len];
+            batch.push_alike(&to(port), &local, &payload);
+            expected.push((payload, false));
+            batch.waiting().iter().map(|item| item.count).collect::<Vec<_>>()
+        };
+        assert_eq!(push(&mut batch, 1, None, 8), [1]);
+        assert_eq!(push(&mut batch, 1, None, 8), [2]);
+        assert_eq!(push(&mut batch, 1, None, 7), [2, 1], "of another length");
+        assert_eq!(push(&mut batch, 2, None, 7), [2, 1, 1], "to another client");
+        assert_eq!(push(&mut batch, 2, here, 7), [2, 1, 1, 1], "from another address");
+        assert_eq!(push(&mut batch, 2, here, 7), [2, 1, 1, 2]);
+        assert_eq!(batch.see(), 0..4);
+        assert_eq!(push(&mut batch, 2, here, 7), [2, 1, 1, 2, 1], "behind one that was looked at");
+        batch.more_follows();
+        assert_eq!(
+            push(&mut batch, 2, here, 7),
+            [2, 1, 1, 2, 1, 1],
+            "behind one that waits for more"
+        );
+        for _ in 0..GSO_DATAGRAMS_MAX - 1 {
+            push(&mut batch, 2, here, 7);
+        }
+        assert_eq!(push(&mut batch, 2, here, 7), [2, 1, 1, 2, 1, 64, 1], "one message has 64");
+        assert_eq!(push(&mut batch, 3, None, 0)[6..], [1, 1]);
+        assert_eq!(push(&mut batch, 3, None, 0)[6..], [1, 1, 1], "empty");
+        assert_eq!(push(&mut batch, 3, None, 40_000)[8..], [1, 1]);
+        assert_eq!(push(&mut batch, 3, None, 40_000)[8..], [1, 1, 1], "one message has 64 KiB");
+        expected[6].1 = true;
+        assert_eq!(batch.waiting_datagrams(), expected.len());
+        assert_eq!(waiting(&batch), expected);
     }
 
     /// Memory that a test writes.

@@ -108,7 +108,12 @@ fn number(digits: &[u8]) -> Option<u64> {
 /// Digits of a decimal number.
 #[inline(always)]
 fn digits(value: u64) -> usize {
-    value.checked_ilog10().unwrap_or(0) as usize + 1
+    match value {
+        // Most lengths and flags.
+        0..10 => 1,
+        10..100 => 2,
+        _ => value.ilog10() as usize + 1,
+    }
 }
 
 /// Writes into memory of the right length from the front.
@@ -138,6 +143,9 @@ impl<'a> Writer<'a> {
     /// Digit by digit where they belong: a copy of bytes that were just written one by one waits for them.
     #[inline(always)]
     fn put_number(&mut self, mut value: u64) {
+        if value < 10 {
+            return self.put(&[b'0' + value as u8]);
+        }
         for digit in self.next(digits(value)).iter_mut().rev() {
             *digit = b'0' + (value % 10) as u8;
             value /= 10;
