@@ -1,21 +1,32 @@
-/* What the files of the library for LD_PRELOAD that replace functions of libc share. */
+/* The functions of libc that the library replaces. */
 #pragma once
 
-#include <dlfcn.h>
-#include <stdatomic.h>
-#include <stddef.h>
+#include <aio.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #define PUBLIC __attribute__((visibility("default")))
+
+#define NEXT_FUNCTIONS(each) \
+    each(aio_write) each(aio_write64) each(close) each(close_range) each(closefrom) each(dup) each(dup2) each(dup3) each(epoll_pwait) \
+    each(epoll_pwait2) each(epoll_wait) each(fcntl) each(fcntl64) each(fdopen) each(poll) each(ppoll) each(pselect) each(pwritev2) \
+    each(pwritev64v2) each(select) each(send) each(sendmmsg) each(sendmsg) each(sendto) each(setsockopt) each(splice) each(vdprintf) \
+    each(write) each(writev)
+
+struct next {
+#define NEXT_MEMBER(name) __typeof__(&name) name;
+    NEXT_FUNCTIONS(NEXT_MEMBER)
+#undef NEXT_MEMBER
+};
+
+extern struct next next;
+/* Finds them. That takes locks of the dynamic linker, so it is done when the library is loaded, and not in a signal handler or after a fork. */
+void next_find(void);
 /* The next definition of a function, which is libc's. */
-#define NEXT(name) \
-    ({ \
-        static _Atomic(void *) next_place_; \
-        void *next_found_ = atomic_load_explicit(&next_place_, memory_order_relaxed); \
-        if (!next_found_) { \
-            next_found_ = dlsym(RTLD_NEXT, #name); \
-            atomic_store_explicit(&next_place_, next_found_, memory_order_relaxed); \
-        } \
-        __typeof__(&name) next_function_; \
-        *(void **)&next_function_ = next_found_; \
-        next_function_; \
-    })
+#define NEXT(name) (*(__builtin_expect(next.name != NULL, 1) ? next.name : (next_find(), next.name)))

@@ -5,6 +5,7 @@
 mod preloaded;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
@@ -177,10 +178,19 @@ fn every_call_on_a_connection_of_python_is_sealed_or_refused() {
     setup.file("source", 3_000_001);
     let certificate = certificate(&setup.folder);
     let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/tls_calls.py");
-    for version in ["TLSv1_2", "TLSv1_3"] {
-        let mut command = Command::new("/usr/bin/python3");
+    let python = fs::canonicalize("/usr/bin/python3").unwrap();
+    // The file that names programs, and the variable.
+    let settings = setup.folder.join("transfer.toml");
+    let text = format!("[[program]]\npath = \"{}\"\ntls = true\n", python.display());
+    fs::write(&settings, text).unwrap();
+    fs::set_permissions(&settings, fs::Permissions::from_mode(0o600)).unwrap();
+    let settings = settings.to_str().unwrap();
+    for (version, variable, value) in
+        [("TLSv1_2", "SERVAL_TRANSFER_CONFIG", settings), ("TLSv1_3", "SERVAL_TRANSFER_TLS", "1")]
+    {
+        let mut command = Command::new(&python);
         command.arg(&program).arg(&certificate).arg(setup.folder.join("files/source")).arg(version);
-        command.env("LD_PRELOAD", LIBRARY.as_path()).env("SERVAL_TRANSFER_TLS", "1");
+        command.env("LD_PRELOAD", LIBRARY.as_path()).env(variable, value);
         assert_eq!(said(&mut command), "ok\n", "{version}");
     }
 }
