@@ -206,6 +206,14 @@ def test_an_engine_in_another_process(plain, tmp_path):
                 return await asyncio.gather(*(transfers.start(plain, tmp_path / f"copy-{n}") for n in range(5)))
 
             assert [result.written for result in asyncio.run(several())] == [1_500_001] * 5
+            counter = os.eventfd(0, os.EFD_NONBLOCK)
+            with Transfers(path, waits=False) as counted:
+                counted.signal(counter)
+                counted.start(plain, tmp_path / "counted")
+                assert select.select([counter], [], [], 60)[0] and os.eventfd_read(counter) == 1
+                counted.reap()
+            assert (tmp_path / "counted").read_bytes() == plain.read_bytes()
+            os.close(counter)
             ours, theirs = socket.socketpair()
             waits = transfers.start(theirs, tmp_path / "never")
     with ours, theirs:

@@ -1,6 +1,6 @@
 //! The model of what moves bytes for kernels ([`engine::transfers::Transfers`]), and of kernels that ask for it.
 //!
-//! An [`Executor`] takes its time, refuses, fails, repeats an end, ends what nothing has started, and forgets transfers until it is dropped. A kernel sends
+//! An executor takes its time, refuses, fails, repeats an end, ends what nothing has started, and forgets transfers until it is dropped. A kernel sends
 //! commands that are right, and beside them the same once more with the same tag, commands with random fields, and messages that are none. The
 //! key of a command is an offset in it, and comes back with its end, so answers that were exchanged are found.
 
