@@ -537,7 +537,7 @@ impl Nic for SocketNic {
             udp.check_drops(batch);
         }
         self.quiet_work = self.quiet_work.saturating_add(used as u32 * WORK_PER_BUFFER);
-        used == asked
+        used == most
     }
 
     fn send(&mut self, port: PortIndex, batch: &mut TxBatch) -> SendOutcome {

@@ -383,7 +383,7 @@ pub enum Transport {
 /// and reused by the other gets no stale event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A UDP port may have datagrams.
+    /// A UDP port may have datagrams. It may be reported again without new ones, while it has some or now and then.
     Datagrams(PortIndex),
     /// A TCP listener may have connections to accept.
     Connections(PortIndex),

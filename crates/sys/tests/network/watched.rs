@@ -5,7 +5,7 @@ use std::net::UdpSocket;
 
 use proptest::prelude::*;
 use sys::{OpenPort, SocketNic, SocketOptions};
-use wire::nic::{Event, Nic, RxBatch};
+use wire::nic::{Event, Nic, RxBatch, TxBatch};
 
 use crate::support::{PATIENCE, open, rx, tcp, udp, udp_client, until};
 
@@ -220,6 +220,42 @@ fn a_port_of_several_is_paused_resumed_stopped_and_added() {
     client.send(b"is not read").unwrap();
     nic.poll(1_000_000, &mut events);
     assert_eq!(events, []);
+}
+
+#[test]
+fn a_refused_reply_keeps_no_port_reported() {
+    let (mut nic, addresses) = open(&[udp("127.0.0.1:0"); 3]);
+    let client = udp_client(addresses[0]);
+    let gone = udp_client(addresses[0]).local_addr().unwrap();
+    for _ in 0..3 {
+        // The host kernel hears that nothing listens there.
+        let mut tx = TxBatch::new(64, 1 << 20);
+        tx.push(gone, None, 8, |bytes| bytes.fill(1));
+        assert_eq!(nic.send(0, &mut tx).sent, 1);
+        assert_eq!(spin(&mut nic, IDLE), []);
+        assert_eq!(reported_twice(&mut nic), []);
+        client.send(b"x").unwrap();
+        until(|| Some(spin(&mut nic, 1)).filter(|got| got == &[0]));
+    }
+}
+
+/// A receive call that fills as many buffers as it may says that there may be more.
+#[test]
+fn a_short_window_says_whether_more_may_wait() {
+    for ports in [1, 3] {
+        let (mut nic, addresses) = open(&vec![udp("127.0.0.1:0"); ports]);
+        let client = udp_client(addresses[0]);
+        (0..5).for_each(|_| _ = client.send(b"x").unwrap());
+        let mut rx = rx();
+        rx.most_buffers = 2;
+        let mut got = 0;
+        until(|| {
+            let more = nic.recv(0, &mut rx);
+            got += rx.items.len();
+            assert_eq!(more, rx.items.len() == 2, "of two buffers");
+            (got == 5).then_some(())
+        });
+    }
 }
 
 /// What is done to one of the ports.
