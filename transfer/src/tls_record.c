@@ -7,7 +7,6 @@
  */
 #define _GNU_SOURCE
 #include "tls_record.h"
-#include "aes_gcm.h"
 
 #include <dlfcn.h>
 #include <linux/tls.h>
@@ -50,7 +49,6 @@ bool tls_crypto_find(struct tls_crypto *crypto, void *library) {
         if (!found) return false;
         memcpy(wanted[i].place, &found, sizeof found);
     }
-    crypto->has_vectors = aes_gcm_is_here();
     return true;
 }
 
@@ -64,7 +62,6 @@ bool tls_keys_set(struct tls_keys *keys, const struct tls_crypto *crypto, const 
     struct tls_keys made = {.crypto = crypto};
     const void *cipher = NULL;
     const uint8_t *key = NULL, *number = NULL;
-    size_t aes_bytes = 0;
     if (len < sizeof copy.info || len > sizeof copy) return false;
     memcpy(&copy, info, len);
     made.is_13 = copy.info.version == TLS_1_3_VERSION;
@@ -73,7 +70,6 @@ bool tls_keys_set(struct tls_keys *keys, const struct tls_crypto *crypto, const 
     if (copy.info.cipher_type == TLS_CIPHER_AES_GCM_128 && len == sizeof copy.gcm_128) {
         cipher = crypto->aes_128_gcm();
         key = copy.gcm_128.key;
-        aes_bytes = sizeof copy.gcm_128.key;
         number = copy.gcm_128.rec_seq;
         memcpy(made.iv, copy.gcm_128.salt, 4);
         memcpy(made.iv + 4, copy.gcm_128.iv, EXPLICIT);
@@ -81,7 +77,6 @@ bool tls_keys_set(struct tls_keys *keys, const struct tls_crypto *crypto, const 
     } else if (copy.info.cipher_type == TLS_CIPHER_AES_GCM_256 && len == sizeof copy.gcm_256) {
         cipher = crypto->aes_256_gcm();
         key = copy.gcm_256.key;
-        aes_bytes = sizeof copy.gcm_256.key;
         number = copy.gcm_256.rec_seq;
         memcpy(made.iv, copy.gcm_256.salt, 4);
         memcpy(made.iv + 4, copy.gcm_256.iv, EXPLICIT);
@@ -95,10 +90,6 @@ bool tls_keys_set(struct tls_keys *keys, const struct tls_crypto *crypto, const 
     if (!cipher) goto out;
     made.number = get_u64(number);
     if (made.has_explicit_nonce) made.nonce_from = get_u64(made.iv + 4) - made.number;
-    if (aes_bytes > 0 && crypto->has_vectors) {
-        made.vectors = aes_gcm_new(key, aes_bytes);
-        goto out;
-    }
     made.context = crypto->context_new();
     if (made.context && (crypto->init(made.context, cipher, NULL, NULL, NULL) != 1 ||
                          crypto->context_ctrl(made.context, CTRL_SET_IV_BYTES, NONCE, NULL) != 1 ||
@@ -108,7 +99,7 @@ bool tls_keys_set(struct tls_keys *keys, const struct tls_crypto *crypto, const 
     }
 out:
     explicit_bzero(&copy, sizeof copy);
-    if (!made.context && !made.vectors) return false;
+    if (!made.context) return false;
     tls_keys_clear(keys);
     *keys = made;
     explicit_bzero(&made, sizeof made);
@@ -118,7 +109,6 @@ out:
 void tls_keys_clear(struct tls_keys *keys) {
     /* libcrypto overwrites the key. */
     if (keys->context) keys->crypto->context_free(keys->context);
-    aes_gcm_free(keys->vectors);
     explicit_bzero(keys, sizeof *keys);
 }
 
@@ -130,7 +120,7 @@ size_t tls_tail_bytes(const struct tls_keys *keys) {
     return TAG + (keys->is_13 ? 1 : 0);
 }
 
-/* With libcrypto. The tag goes behind the bytes and, in TLS 1.3, their type. */
+/* The tag goes behind the bytes and, in TLS 1.3, their type. */
 static bool seal(struct tls_keys *keys, const uint8_t *nonce, const uint8_t *more, size_t more_len, const uint8_t *type, const uint8_t *plain,
                  size_t len, uint8_t *to) {
     const struct tls_crypto *crypto = keys->crypto;
@@ -145,7 +135,7 @@ static bool seal(struct tls_keys *keys, const uint8_t *nonce, const uint8_t *mor
 
 size_t tls_seal(struct tls_keys *keys, uint8_t type, const uint8_t *plain, size_t len, uint8_t *record) {
     /* A number is used once. The last one is not used, so that none can follow it. */
-    if ((!keys->context && !keys->vectors) || len > TLS_PLAIN_MAX || keys->number == UINT64_MAX) return 0;
+    if (!keys->context || len > TLS_PLAIN_MAX || keys->number == UINT64_MAX) return 0;
     size_t head = tls_head_bytes(keys), body = head - HEADER + len + tls_tail_bytes(keys);
     uint8_t *to = record + head;
     record[0] = keys->is_13 ? TLS_DATA : type;
@@ -170,11 +160,7 @@ size_t tls_seal(struct tls_keys *keys, uint8_t type, const uint8_t *plain, size_
         more[12] = (uint8_t)len;
         more_len = sizeof more;
     }
-    if (keys->vectors) {
-        if (plain != to) memcpy(to, plain, len);
-        if (keys->is_13) to[len] = type;
-        aes_gcm_seal(keys->vectors, nonce, more, more_len, to, len + (keys->is_13 ? 1 : 0));
-    } else if (!seal(keys, nonce, more, more_len, keys->is_13 ? &type : NULL, plain, len, to)) {
+    if (!seal(keys, nonce, more, more_len, keys->is_13 ? &type : NULL, plain, len, to)) {
         explicit_bzero(record, HEADER + body);
         return 0;
     }

@@ -1,7 +1,4 @@
-/*
- * TLS records of one direction of a connection. They are sealed with the libcrypto that the program has loaded, or, with AES on a processor that has
- * the instructions for it, by aes_gcm.c.
- */
+/* TLS records of one direction of a connection. They are sealed with the libcrypto that the program has loaded. */
 #pragma once
 
 #include <stdbool.h>
@@ -26,15 +23,12 @@ struct tls_crypto {
     const void *(*aes_128_gcm)(void);
     const void *(*aes_256_gcm)(void);
     const void *(*chacha20_poly1305)(void);
-    /* Whether AES is done by aes_gcm.c. */
-    bool has_vectors;
 };
 
 struct tls_keys {
     const struct tls_crypto *crypto;
-    /* One of them has the key. */
+    /* Has the key. */
     void *context;
-    struct aes_gcm *vectors;
     bool is_13, has_explicit_nonce;
     uint8_t iv[12];
     /* Of the next record. */
