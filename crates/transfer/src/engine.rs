@@ -37,6 +37,7 @@ use handle::{Arrival, Shape};
 pub use handle::{Submitted, Transfer};
 use job::{Ending, Job};
 pub use queues::DeviceQueue;
+pub(crate) use queues::InFlight;
 
 /// How often transfers whose time is over are looked for at least, also while all threads are busy.
 const EXPIRY_INTERVAL: Duration = Duration::from_millis(200);
@@ -310,7 +311,7 @@ impl Shared {
             Cut::Can => vec![reserved.into(); parts.len()],
             _ => reserved.into_iter().map(|part| [part].into()).collect(),
         };
-        let (jobs, whole, progress) = self.jobs(flows, reserved, (uses, share), done);
+        let (jobs, whole, progress) = self.jobs(flows, reserved, (uses, share), &shape, done);
         let uses: Vec<SocketUse> = jobs.iter().flat_map(Job::uses).collect();
         let submitted = |entries: Vec<EntryId>| {
             let entries = entries.into();
@@ -379,6 +380,7 @@ impl Shared {
         flows: Vec<Flow<Descriptors>>,
         reserved: Vec<Arc<[Reserved]>>,
         (uses, share): (Vec<SocketUse>, Share),
+        shape: &Arc<Shape>,
         done: Done,
     ) -> (Vec<Job>, Option<Arc<Whole>>, Arc<Progress>) {
         let counters = self.counters.clone();
@@ -386,10 +388,12 @@ impl Shared {
             counters.end(&outcome);
             done(outcome);
         });
-        let job = |flow: Flow<Descriptors>, reserved, uses: Vec<SocketUse>, done: Done| {
+        let job = |flow: Flow<Descriptors>, reserved, uses: Vec<SocketUse>, whole, done: Done| {
             let sockets = uses.into_iter().zip(flow.devices().sockets()).collect();
             let (progress, done) = (flow.progress(), Mutex::new(Some(done)));
-            Job { flow, ending: Arc::new(Ending { sockets, progress, done }), reserved, share }
+            let shape = shape.clone();
+            let ending = Arc::new(Ending { sockets, progress, whole, shape, done });
+            Job { flow, ending, reserved, share }
         };
         let searchers = flows.first().map_or_else(Vec::new, Flow::searchers);
         let mut parts = flows.into_iter().zip(reserved);
@@ -397,7 +401,8 @@ impl Shared {
             let job = parts.next().map(|(mut flow, reserved)| {
                 let blocks = flow.devices().blocks();
                 flow.count_in(self.counters.clone(), blocks, None);
-                job(flow, reserved, uses, done)
+                let progress = flow.progress();
+                job(flow, reserved, uses, progress, done)
             });
             let job = job.expect("there is one");
             let progress = job.ending.progress.clone();
@@ -414,7 +419,7 @@ impl Shared {
                 Next::Cancel(entries) => entries.into_iter().for_each(|id| shared.cancel(id)),
                 Next::Answer(done, outcome) => done(outcome),
             };
-            job(flow, reserved, Vec::new(), Box::new(done))
+            job(flow, reserved, Vec::new(), progress.clone(), Box::new(done))
         });
         (jobs.collect(), Some(whole), progress)
     }

@@ -16,7 +16,7 @@ use sys::local::{LocalListener, LocalSocket, WakeFd, wait_readable};
 use zeroize::Zeroizing;
 
 use crate::counters::Counters;
-use crate::engine::{Caller, Engine, Limits, Submitted};
+use crate::engine::{Caller, Engine, InFlight, Limits, Submitted};
 use crate::error::TransferError;
 use crate::flow::Report;
 use crate::message::{
@@ -135,28 +135,31 @@ impl Acceptor {
         self.clients.drain(..).for_each(|client| client.leave());
     }
 
-    /// The transfers in flight, the oldest first.
+    /// The transfers in flight, the oldest first. Those that no program has asked for are this process's, as of its kernels.
     fn list(&self) -> Answer {
-        let mut entries = Vec::new();
+        let mut callers = HashMap::new();
         for client in &self.clients {
-            let transfers = client.transfers();
-            let submitted = transfers.iter().filter_map(|(id, entry)| Some((*id, entry.as_ref()?)));
-            let listed = submitted.filter_map(|(id, submitted)| {
-                let (shape, progress) = (submitted.shape(), submitted.progress());
-                Some(Listed {
-                    id,
-                    process: client.process,
-                    source: shape.source,
-                    sink: shape.sink,
-                    activity: submitted.activity()?,
-                    read: progress.read(),
-                    written: progress.written(),
-                    age_ms: shape.started.elapsed().as_millis() as u64,
-                    stages: shape.stages.clone(),
-                })
-            });
-            entries.extend(listed);
+            for (id, submitted) in client.transfers().iter() {
+                let shape = submitted.as_ref().map(|submitted| Arc::as_ptr(submitted.shape()));
+                callers.extend(shape.map(|shape| (shape, (*id, client.process))));
+            }
         }
+        let own = (0, std::process::id());
+        let listed = |InFlight { shape, progress, activity }: InFlight| {
+            let (id, process) = callers.get(&Arc::as_ptr(&shape)).copied().unwrap_or(own);
+            Listed {
+                id,
+                process,
+                source: shape.source,
+                sink: shape.sink,
+                activity,
+                read: progress.read(),
+                written: progress.written(),
+                age_ms: shape.started.elapsed().as_millis() as u64,
+                stages: shape.stages.clone(),
+            }
+        };
+        let mut entries: Vec<Listed> = self.engine.transfers().into_iter().map(listed).collect();
         let total = entries.len() as u64;
         entries.sort_by_key(|entry| std::cmp::Reverse(entry.age_ms));
         entries.truncate(LISTED_MAX);

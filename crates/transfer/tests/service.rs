@@ -7,6 +7,7 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -27,11 +28,16 @@ struct Setup {
 
 impl Setup {
     fn new(name: &str, limits: ServiceLimits) -> Self {
+        Self::over(name, limits, Arc::new(Engine::start(limits.of_engine()).unwrap()))
+    }
+
+    /// Of an engine that this process uses as well.
+    fn over(name: &str, limits: ServiceLimits, engine: Arc<Engine>) -> Self {
         let name = format!("serval-transfer-service-{name}-{}", std::process::id());
         let folder = std::env::temp_dir().join(name);
         fs::create_dir_all(&folder).unwrap();
         let listener = LocalListener::bind(&folder.join("engine")).unwrap();
-        Self { service: Service::start(listener, limits).unwrap(), folder }
+        Self { service: Service::over(listener, limits, engine).unwrap(), folder }
     }
 
     fn client(&self) -> Client {
@@ -293,6 +299,39 @@ fn the_transfers_of_all_callers_are_listed() {
     let (total, entries, queues) = list(&mut two);
     assert_eq!((total, entries), (0, Vec::new()));
     assert!(queues.iter().all(|queue| queue.waiting == 0 && queue.load.bytes_in_flight == 0));
+}
+
+/// Such as those that kernels of a server ask for.
+#[test]
+fn transfers_of_the_process_of_the_engine_are_listed_as_its_own() {
+    let engine = Arc::new(Engine::start(Limits::default()).unwrap());
+    let setup = Setup::over("own", ServiceLimits::default(), engine.clone());
+    let (mut client, mut waiting) = (setup.client(), Vec::new());
+    let mut receive = || {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        waiting.push(theirs);
+        Source::socket(ours, None).digest(DigestKind::Crc32c).file(setup.sink(), 0)
+    };
+    let id = client.submit(receive()).unwrap();
+    let own = engine.submit(receive()).unwrap();
+    let deadline = std::time::Instant::now() + PATIENCE;
+    let mut listed = loop {
+        client.ask_list().unwrap();
+        match answer(&mut client) {
+            Answer::List { total: 2, entries, .. } => break entries,
+            _ => assert!(std::time::Instant::now() < deadline),
+        }
+    };
+    listed.sort_by_key(|entry| entry.id);
+    assert_eq!(listed.iter().map(|entry| entry.id).collect::<Vec<_>>(), [0, id]);
+    for entry in listed {
+        assert_eq!(entry.process, std::process::id());
+        assert_eq!(entry.stages, [transfer::StageKind::Digest(DigestKind::Crc32c)]);
+    }
+    own.cancel();
+    assert_eq!(own.wait().result, Err(transfer::TransferError::Cancelled));
+    client.ask_list().unwrap();
+    assert!(matches!(answer(&mut client), Answer::List { total: 1, .. }));
 }
 
 #[test]

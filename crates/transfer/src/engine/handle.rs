@@ -40,7 +40,7 @@ impl Submitted {
         found.max_by_key(|activity| *activity == Activity::Running)
     }
 
-    pub(crate) fn shape(&self) -> &Shape {
+    pub(crate) fn shape(&self) -> &Arc<Shape> {
         &self.shape
     }
 

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::Done;
+use super::handle::Shape;
 use crate::apart::Apart;
 use crate::error::TransferError;
 use crate::flow::{Blocked, Buffers, Device, End, Flow, Progress};
@@ -23,6 +24,9 @@ pub(super) struct Ending {
     /// The sockets, with the direction in which they are used.
     pub(super) sockets: Vec<(SocketUse, Arc<Socket>)>,
     pub(super) progress: Arc<Progress>,
+    /// Of the transfer of which this may be a part: how far it is, and what it is made of.
+    pub(super) whole: Arc<Progress>,
+    pub(super) shape: Arc<Shape>,
     /// Taken by the thread that answers the caller.
     pub(super) done: Mutex<Option<Done>>,
 }

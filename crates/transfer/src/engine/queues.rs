@@ -1,11 +1,14 @@
 //! The queues of an engine by device, as they are at a moment.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use super::Engine;
+use super::handle::Shape;
 use crate::counters::DeviceLoad;
 use crate::flow::Device;
-use crate::scoreboard::AtWork;
+use crate::report::Progress;
+use crate::scoreboard::{Activity, AtWork};
 
 /// What the sockets, the accelerators or the files of one block device do for an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +21,32 @@ pub struct DeviceQueue {
     pub waiting: u64,
 }
 
+/// A transfer in flight.
+pub(crate) struct InFlight {
+    pub(crate) shape: Arc<Shape>,
+    pub(crate) progress: Arc<Progress>,
+    pub(crate) activity: Activity,
+}
+
 impl Engine {
+    /// The transfers in flight.
+    pub(crate) fn transfers(&self) -> Vec<InFlight> {
+        let board = self.shared.board();
+        let mut all = HashMap::<*const Shape, InFlight>::new();
+        for (ending, activity) in board.entries.entries() {
+            let (shape, progress) = (&ending.shape, &ending.whole);
+            let known = all.entry(Arc::as_ptr(shape)).or_insert_with(|| InFlight {
+                shape: shape.clone(),
+                progress: progress.clone(),
+                activity,
+            });
+            if activity == Activity::Running {
+                known.activity = activity;
+            }
+        }
+        all.into_values().collect()
+    }
+
     /// The queues of all devices that transfers have used.
     pub fn queues(&self) -> Vec<DeviceQueue> {
         let counters = self.counters();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Scoreboard, State, Work};
+use super::{Activity, Scoreboard, State, Work};
 use crate::flow::{Device, End};
 
 /// Steps on a device at a moment.
@@ -17,6 +17,12 @@ pub struct AtWork {
 }
 
 impl<T: Work> Scoreboard<T> {
+    /// The entries, parts of transfers as well, with what they do.
+    pub fn entries(&self) -> impl Iterator<Item = (&T::Handle, Activity)> {
+        let entries = self.slots.iter().flatten();
+        entries.filter_map(|entry| Some((&entry.handle, self.activity(entry.id)?)))
+    }
+
     /// Steps by their kind of device and, of files, by the device number of their file system; and how many entries wait for a socket.
     pub fn by_device(&self) -> (BTreeMap<(Device, Option<u64>), AtWork>, u64) {
         let (mut all, mut waiting) = (BTreeMap::<_, AtWork>::new(), 0);
