@@ -306,6 +306,19 @@ PUBLIC int dprintf(int fd, const char *format, ...) {
     return printed;
 }
 
+PUBLIC int __vdprintf_chk(int fd, int flag, const char *format, va_list arguments) {
+    struct tls_connection *found = tls(fd);
+    return found ? (int)refuse(found, EOPNOTSUPP) : NEXT(__vdprintf_chk)(fd, flag, format, arguments);
+}
+
+PUBLIC int __dprintf_chk(int fd, int flag, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    int printed = __vdprintf_chk(fd, flag, format, arguments);
+    va_end(arguments);
+    return printed;
+}
+
 PUBLIC int close(int fd) {
     if (!tls_table_has(fd)) return NEXT(close)(fd);
     /* The mark goes after the socket, so that no call in between finds a socket without it. */

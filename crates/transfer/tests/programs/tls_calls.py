@@ -123,8 +123,9 @@ def every_call():
     read, write = os.pipe()
     os.write(write, b"x")
     fails(errno.EOPNOTSUPP, os.splice, read, fd, 1)
-    for call in [libc.dprintf, libc.fdopen]:
-        assert call(fd, b"w") in (-1, 0) and ctypes.get_errno() == errno.EOPNOTSUPP, call
+    for call, *arguments in [(libc.dprintf, b"x"), (libc.fdopen, b"w"), (getattr(libc, "__dprintf_chk"), 1, b"x")]:
+        ctypes.set_errno(0)
+        assert call(fd, *arguments) in (-1, 0) and ctypes.get_errno() == errno.EOPNOTSUPP, call
     server.sendall(b"still")
     expect(client, b"still")
     client.sendall(b"back")
