@@ -133,7 +133,10 @@ static void pipes(sv_transfers *transfers, const char *folder) {
     CHECK(got && pread(memory, got, BYTES, 7) == BYTES && memcmp(got, content, BYTES) == 0);
     free(got);
 
-    CHECK(pwrite(sealed, "x", 1, 100) == 1);
+    unsigned char changed;
+    CHECK(pread(sealed, &changed, 1, 100) == 1);
+    changed ^= 1;
+    CHECK(pwrite(sealed, &changed, 1, 100) == 1);
     CHECK(sv_pipeline(transfers, sealed, memory, &transfer, open, 2, &result) == 0);
     CHECK(result.error == EBADMSG && result.written == 0 && result.digest_bytes == 0 && strstr(result.text, "record 0"));
 
