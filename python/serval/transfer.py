@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-import select
 import stat
 import threading
 import time
@@ -315,12 +314,6 @@ class Transfers:
         except _native.TransferRefused as error:
             raise _raised(error) from None
         self._is_own = engine is None
-        #: Ends come from the engine, and from new files that got their names.
-        self._both: select.epoll | None = None
-        if not waits and engine is not None:
-            self._both = select.epoll()
-            self._both.register(self._native.fileno(), select.EPOLLIN)
-            self._both.register(self._native.fileno_of_names(), select.EPOLLIN)
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._in_flight: dict[int, Transfer] = {}
@@ -424,7 +417,7 @@ class Transfers:
 
     def fileno(self) -> int:
         """A descriptor that is readable when a transfer may have ended; for ``waits=False``."""
-        return self._native.fileno() if self._both is None else self._both.fileno()
+        return self._native.fileno()
 
     def signal(self, eventfd: int) -> None:
         """Adds 1 to ``eventfd`` (``os.eventfd(0, os.EFD_NONBLOCK)``) for each transfer that ends, when :meth:`reap` finds it; for
@@ -513,9 +506,6 @@ class Transfers:
         while self._in_flight and time.monotonic() < limit:
             self._next(_LOOK)
         self._lost("the transfers were closed")
-        if self._both is not None:
-            self._both.close()
-            self._both = None
         self._native.close()
 
     def _closing(self) -> float:

@@ -12,7 +12,7 @@ use std::time::Duration;
 use pyo3::exceptions::{PyException, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use sys::descriptors::duplicate;
+use sys::descriptors::{Interest, Readiness, duplicate};
 use sys::local::{WakeFd, wait_readable};
 use transfer::message::Answer;
 use transfer::{
@@ -55,8 +55,8 @@ struct Open {
 enum Where {
     /// In this process.
     Here(Engine),
-    /// In another one.
-    There(Mutex<Client>),
+    /// In another one. Ends come from there, and from this process, where files get their names: the set watches both.
+    There(Mutex<Client>, Readiness),
 }
 
 /// How arrays of a GPU are lent.
@@ -137,7 +137,7 @@ impl Transfers {
             None => Where::Here(Engine::start(Limits { in_flight, threads, memory_mib })?),
             Some(path) => {
                 let client = py.detach(|| Client::connect(&path));
-                Where::There(Mutex::new(client.map_err(failed)?))
+                Where::There(Mutex::new(client.map_err(failed)?), Readiness::new()?)
             }
         };
         let (state, counter) = (Mutex::default(), Mutex::default());
@@ -146,6 +146,7 @@ impl Transfers {
         let lanes = Lanes { threads: threads as usize, slot_bytes };
         let (namer, small) = (Namer::default(), Mutex::default());
         let open = Open { engine, lanes, flights, namer, small };
+        open.watch()?;
         Ok(Self { process: std::process::id(), open: Mutex::new(Some(Arc::new(open))) })
     }
 
@@ -237,13 +238,8 @@ impl Transfers {
         let open = self.open()?;
         Ok(match &open.engine {
             Where::Here(_) => open.flights.wake.as_fd().as_raw_fd(),
-            Where::There(client) => lock(client).as_fd().as_raw_fd(),
+            Where::There(_, both) => both.as_fd().as_raw_fd(),
         })
-    }
-
-    /// Another one, for ends that come from this process though the engine is in another one: of files that got their names.
-    fn fileno_of_names(&self) -> PyResult<RawFd> {
-        Ok(self.open()?.flights.wake.as_fd().as_raw_fd())
     }
 
     /// Adds 1 to this eventfd for each end that `next` has.
@@ -253,7 +249,7 @@ impl Transfers {
         let counter =
             counter.map_err(|_| PyValueError::new_err(ClientError::NoCounter.to_string()))?;
         *lock(&open.flights.counter) = Some(counter);
-        if let Where::There(client) = &open.engine {
+        if let Where::There(client, _) = &open.engine {
             let signals = lock(client).signal(duplicate(eventfd)?);
             signals.map_err(|error| PyValueError::new_err(error.to_string()))?;
         }
@@ -293,7 +289,7 @@ impl Open {
     fn start(&self, command: Command, file: Option<Naming>) -> PyResult<u64> {
         let engine = match &self.engine {
             Where::Here(engine) => engine,
-            Where::There(client) => return self.start_there(&mut lock(client), command, file),
+            Where::There(client, _) => return self.start_there(&mut lock(client), command, file),
         };
         let id = {
             let mut state = self.state();
@@ -348,7 +344,7 @@ impl Open {
                 }
                 Ok(())
             }
-            Where::There(client) => lock(client).cancel(id).map_err(|error| error.to_string()),
+            Where::There(client, _) => lock(client).cancel(id).map_err(|error| error.to_string()),
         }
     }
 
@@ -358,13 +354,14 @@ impl Open {
             None => {
                 match &self.engine {
                     Where::Here(_) => wait_readable(&[self.flights.wake.as_fd()], Some(limit)),
-                    Where::There(client) => {
+                    Where::There(client, _) => {
                         let client = lock(client).as_fd().try_clone_to_owned();
                         let client = client.map_err(|error| error.to_string())?;
                         wait_readable(&[self.flights.wake.as_fd(), client.as_fd()], Some(limit))
                     }
                 };
                 self.flights.wake.clear();
+                self.watch().map_err(|error| error.to_string())?;
                 self.take()?
             }
         };
@@ -388,12 +385,20 @@ impl Open {
         Some((result.map_err(|error| RemoteError::from(&error)), report))
     }
 
+    /// From now on `fileno` is readable when something comes, or has come.
+    fn watch(&self) -> std::io::Result<()> {
+        let Where::There(client, both) = &self.engine else { return Ok(()) };
+        both.wait(&mut Vec::new(), Some(Duration::ZERO));
+        both.arm(lock(client).as_fd(), 0, Interest::Receive)?;
+        both.arm(self.flights.wake.as_fd(), 1, Interest::Receive)
+    }
+
     /// An end that has arrived.
     fn take(&self) -> Result<Option<End>, String> {
         if let Some(ended) = self.state().ended.pop_front() {
             return Ok(Some(ended));
         }
-        let Where::There(client) = &self.engine else { return Ok(None) };
+        let Where::There(client, _) = &self.engine else { return Ok(None) };
         loop {
             match lock(client).next(Duration::ZERO).map_err(|error| error.to_string())? {
                 Some(Answer::Ended { id, result, report }) => match self.flights.take_file(id) {

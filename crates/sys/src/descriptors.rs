@@ -307,6 +307,13 @@ pub struct Readiness {
     wake_fd: WakeFd,
 }
 
+/// Readable while [`Readiness::wait`] would return at once.
+impl AsFd for Readiness {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
 /// Whether closing the last descriptor of a TCP connection sends RST, and drops what has not been sent.
 pub fn reset_on_close(socket: BorrowedFd<'_>, resets: bool) -> io::Result<()> {
     let linger = libc::linger { l_onoff: resets.into(), l_linger: 0 };
