@@ -4,6 +4,7 @@
 #include <aio.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/epoll.h>
@@ -21,8 +22,8 @@ int __dprintf_chk(int fd, int flag, const char *format, ...);
 #define NEXT_FUNCTIONS(each) \
     each(aio_write) each(aio_write64) each(close) each(close_range) each(closefrom) each(dup) each(dup2) each(dup3) each(epoll_pwait) \
     each(epoll_pwait2) each(epoll_wait) each(fcntl) each(fcntl64) each(fdopen) each(poll) each(ppoll) each(pselect) each(pwritev2) \
-    each(pwritev64v2) each(select) each(send) each(sendmmsg) each(sendmsg) each(sendto) each(setsockopt) each(splice) each(vdprintf) \
-    each(__vdprintf_chk) \
+    each(pwritev64v2) each(select) each(send) each(sendmmsg) each(sendmsg) each(sendto) each(setsockopt) each(splice) each(unshare) \
+    each(vdprintf) each(__vdprintf_chk) \
     each(write) each(writev)
 
 struct next {

@@ -18,6 +18,8 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/close_range.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <dlfcn.h>
 #include <linux/tls.h>
 #include <netinet/in.h>
@@ -43,8 +45,7 @@ struct library {
     struct library *next;
 };
 
-static pthread_mutex_t libraries_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct library *libraries;
+static _Atomic(struct library *) libraries;
 
 void tls_start(void) {
     started = true;
@@ -54,23 +55,20 @@ void tls_start(void) {
 static const struct tls_crypto *crypto_of(void *code) {
     Dl_info info;
     if (!dladdr(code, &info) || !info.dli_fname) return NULL;
-    pthread_mutex_lock(&libraries_lock);
-    struct library *found = libraries;
-    while (found && found->base != info.dli_fbase) found = found->next;
-    if (!found) {
-        void *handle = dlopen(info.dli_fname, RTLD_NOLOAD | RTLD_NOW);
-        struct library *made = handle ? calloc(1, sizeof *made) : NULL;
-        if (made && tls_crypto_find(&made->crypto, handle)) {
-            made->base = info.dli_fbase;
-            made->next = libraries;
-            libraries = found = made;
-        } else {
-            free(made);
-            if (handle) dlclose(handle);
-        }
+    for (struct library *each = libraries; each; each = each->next)
+        if (each->base == info.dli_fbase) return &each->crypto;
+    void *handle = dlopen(info.dli_fname, RTLD_NOLOAD | RTLD_NOW);
+    struct library *made = handle ? calloc(1, sizeof *made) : NULL;
+    if (!made || !tls_crypto_find(&made->crypto, handle, info.dli_fbase)) {
+        free(made);
+        if (handle) dlclose(handle);
+        return NULL;
     }
-    pthread_mutex_unlock(&libraries_lock);
-    return found ? &found->crypto : NULL;
+    /* Without a lock, which another thread could hold when the process is forked. Two threads may both add the library. */
+    made->base = info.dli_fbase;
+    made->next = libraries;
+    while (!atomic_compare_exchange_weak(&libraries, &made->next, made)) continue;
+    return &made->crypto;
 }
 
 /* Whether it is a connected TCP socket without a protocol of the kernel above it. */
@@ -88,20 +86,27 @@ static bool is_plain_tcp(int fd) {
     return getsockopt(fd, IPPROTO_TCP, TCP_ULP, name, &len) < 0 || len == 0 || !name[0];
 }
 
-/* Takes the keys of a connection. False: the kernel is to answer. */
-static bool take_over(int fd, const void *info, socklen_t len, const struct tls_crypto *crypto) {
+/* Takes the keys of a connection. Returns 0, an error of the call, or -1: the kernel is to answer. */
+static int take_over(int fd, const void *info, socklen_t len, const struct tls_crypto *crypto) {
     struct tls_connection *found = tls_table_find(fd);
-    bool is_new = !found, taken = false;
+    bool is_new = !found;
     if (is_new) found = tls_connection_new(fd);
-    if (!found) return false;
+    if (!found) return -1;
+    int error = EBUSY;
+    /* A number is used once with a key, so a connection gets keys again only where TLS asks for new ones. */
     if (tls_connection_is_own(found)) {
+        tls_table_enter();
         pthread_mutex_lock(&found->lock);
-        taken = tls_stream_set_keys(&found->stream, crypto, info, len);
+        if (is_new || found->stream.wants_keys) error = tls_stream_set_keys(&found->stream, crypto, info, len) ? 0 : EINVAL;
         pthread_mutex_unlock(&found->lock);
+        tls_table_leave();
     }
-    if (is_new) taken = taken && tls_table_put(fd, found);
+    if (is_new && error == 0 && (!tls_table_put(fd, found) || !tls_table_mark_copies(fd, found))) {
+        tls_table_closed(fd, found);
+        error = EINVAL;
+    }
     tls_table_release(found);
-    return taken;
+    return is_new && error ? -1 : error;
 }
 
 static int set_option(int fd, int level, int option, const void *value, socklen_t len, void *caller) {
@@ -109,12 +114,20 @@ static int set_option(int fd, int level, int option, const void *value, socklen_
     if (started && (asks || gives) && value) {
         int before = errno;
         const struct tls_crypto *crypto = is_plain_tcp(fd) ? crypto_of(caller) : NULL;
-        bool yes = crypto && asks && len >= 3 && memcmp(value, "tls", 3) == 0;
-        if (crypto && gives) yes = take_over(fd, value, len, crypto);
-        errno = before;
-        if (yes) return 0;
+        if (crypto && asks && len >= 3 && memcmp(value, "tls", 3) == 0) {
+            errno = before;
+            return 0;
+        }
+        int error = crypto && gives ? take_over(fd, value, len, crypto) : -1;
+        /* The kernel has not been asked yet, as this library has answered for it. */
+        if (crypto && gives && error < 0) NEXT(setsockopt)(fd, IPPROTO_TCP, TCP_ULP, "tls", sizeof "tls");
+        errno = error > 0 ? error : before;
+        if (error >= 0) return error ? -1 : 0;
     }
-    if (level == IPPROTO_TCP && option == TCP_CORK && tls_table_has(fd)) tls_hold_never(fd);
+    if (level == IPPROTO_TCP && option == TCP_CORK && tls_table_has(fd)) {
+        tls_hold_never(fd);
+        tls_hold_closed(fd);
+    }
     return NEXT(setsockopt)(fd, level, option, value, len);
 }
 
@@ -134,13 +147,14 @@ static const struct tls_host host = {host_send, host_preadv};
 
 /* Begins a call on a connection. False: it fails. */
 static bool begin(struct tls_connection *connection, int fd, int *cancel) {
-    if (!tls_connection_is_own(connection)) {
-        errno = EIO;
+    if (tls_table_is_nested(connection) || !tls_connection_is_own(connection)) {
+        errno = tls_table_is_nested(connection) ? EDEADLK : EIO;
         return false;
     }
     /* A thread that is cancelled would keep the lock. */
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, cancel);
     tls_hold_begin(fd);
+    tls_table_enter();
     pthread_mutex_lock(&connection->lock);
     return true;
 }
@@ -149,6 +163,7 @@ static void end(struct tls_connection *connection, int fd, ssize_t sent, bool wa
     int error = errno;
     if (sent > 0) tls_hold_end(fd, waits);
     pthread_mutex_unlock(&connection->lock);
+    tls_table_leave();
     pthread_setcancelstate(*cancel, NULL);
     tls_table_release(connection);
     errno = error;
@@ -170,7 +185,7 @@ static ssize_t send_parts(struct tls_connection *connection, int fd, uint8_t typ
     int cancel;
     if (!are_known(flags)) return refuse(connection, EOPNOTSUPP);
     if (count > IOV_MAX) return refuse(connection, EMSGSIZE);
-    if (!begin(connection, fd, &cancel)) return refuse(connection, EIO);
+    if (!begin(connection, fd, &cancel)) return refuse(connection, errno);
     size_t bytes = count == 1 ? parts[0].iov_len : SIZE_MAX;
     bool waits = type == TLS_DATA && tls_hold_may(connection, fd, bytes);
     if (waits) flags |= MSG_MORE;
@@ -207,7 +222,7 @@ bool tls_sendfile(int out, int in, off_t *offset, size_t count, ssize_t *sent) {
     if (!found) return false;
     int cancel;
     if (!begin(found, out, &cancel)) {
-        *sent = refuse(found, EIO);
+        *sent = refuse(found, errno);
         return true;
     }
     *sent = tls_stream_sendfile(&found->stream, &host, out, in, offset, count);
@@ -335,8 +350,15 @@ PUBLIC int close(int fd) {
 
 PUBLIC int close_range(unsigned first, unsigned last, int flags) {
     int result = NEXT(close_range)(first, last, flags);
-    if (result == 0 && started && !(flags & CLOSE_RANGE_CLOEXEC)) tls_table_closed_range(first, last);
+    /* The descriptors of other threads stay open. */
+    if (result == 0 && (flags & CLOSE_RANGE_UNSHARE)) tls_table_keep_marks();
+    if (result == 0 && started && !(flags & (CLOSE_RANGE_CLOEXEC | CLOSE_RANGE_UNSHARE))) tls_table_closed_range(first, last);
     return result;
+}
+
+PUBLIC int unshare(int flags) {
+    if (flags & CLONE_FILES) tls_table_keep_marks();
+    return NEXT(unshare)(flags);
 }
 
 PUBLIC void closefrom(int first) {
@@ -344,9 +366,16 @@ PUBLIC void closefrom(int first) {
     if (started) tls_table_closed_range(first < 0 ? 0 : (unsigned)first, UINT_MAX);
 }
 
+/* Whether a copy may be made, which a process that cannot mark it would fill with plain bytes. */
+static bool may_copy(int fd) {
+    if (tls_table_may_copy(fd)) return true;
+    errno = EOPNOTSUPP;
+    return false;
+}
+
 /* Marks a copy as what it is a copy of. */
 static int copied(int from, int to) {
-    if (to < 0) return to;
+    if (to < 0 || !started) return to;
     int before = errno;
     if (!tls_table_copy(from, to)) {
         NEXT(close)(to);
@@ -358,15 +387,15 @@ static int copied(int from, int to) {
 }
 
 PUBLIC int dup(int fd) {
-    return copied(fd, NEXT(dup)(fd));
+    return may_copy(fd) ? copied(fd, NEXT(dup)(fd)) : -1;
 }
 
 PUBLIC int dup2(int fd, int to) {
-    return copied(fd, NEXT(dup2)(fd, to));
+    return may_copy(fd) ? copied(fd, NEXT(dup2)(fd, to)) : -1;
 }
 
 PUBLIC int dup3(int fd, int to, int flags) {
-    return copied(fd, NEXT(dup3)(fd, to, flags));
+    return may_copy(fd) ? copied(fd, NEXT(dup3)(fd, to, flags)) : -1;
 }
 
 #define FCNTL(name) \
@@ -375,8 +404,10 @@ PUBLIC int dup3(int fd, int to, int flags) {
         va_start(arguments, command); \
         void *argument = va_arg(arguments, void *); \
         va_end(arguments); \
+        bool copies = command == F_DUPFD || command == F_DUPFD_CLOEXEC; \
+        if (copies && !may_copy(fd)) return -1; \
         int result = NEXT(name)(fd, command, argument); \
-        return command == F_DUPFD || command == F_DUPFD_CLOEXEC ? copied(fd, result) : result; \
+        return copies ? copied(fd, result) : result; \
     }
 FCNTL(fcntl)
 FCNTL(fcntl64)

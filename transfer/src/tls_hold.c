@@ -48,7 +48,12 @@ void tls_hold_never(int fd) {
 static void let_go(void) {
     if (held < 0) return;
     int before = errno, off = 0;
-    NEXT(setsockopt)(held, IPPROTO_TCP, TCP_CORK, &off, sizeof off);
+    /* The number may be another file's by this time, and another thread may hold the packets of the connection back. */
+    struct tls_connection *found = tls_table_find(held);
+    if (found) {
+        if (!tls_table_is_nested(found) && found->hold == TLS_HOLD_MAY) NEXT(setsockopt)(held, IPPROTO_TCP, TCP_CORK, &off, sizeof off);
+        tls_table_release(found);
+    }
     held = -1;
     errno = before;
 }

@@ -26,7 +26,7 @@ static uint64_t get_u64(const uint8_t *from) {
     return value;
 }
 
-bool tls_crypto_find(struct tls_crypto *crypto, void *library) {
+bool tls_crypto_find(struct tls_crypto *crypto, void *library, const void *base) {
     struct {
         const char *name;
         void *place;
@@ -46,7 +46,8 @@ bool tls_crypto_find(struct tls_crypto *crypto, void *library) {
     if (!version || version() >> 28 != 3) return false;
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
         void *found = dlsym(library, wanted[i].name);
-        if (!found) return false;
+        Dl_info info;
+        if (!found || !dladdr(found, &info) || info.dli_fbase != base) return false;
         memcpy(wanted[i].place, &found, sizeof found);
     }
     return true;

@@ -37,8 +37,8 @@ struct tls_keys {
     uint64_t nonce_from;
 };
 
-/* Finds the functions in a loaded library (a handle of dlopen). False: it is no libcrypto 3. */
-bool tls_crypto_find(struct tls_crypto *crypto, void *library);
+/* Finds the functions in a loaded library (a handle of dlopen, and its address), and not in those that it needs. False: it is no libcrypto 3. */
+bool tls_crypto_find(struct tls_crypto *crypto, void *library, const void *base);
 /* Takes what setsockopt(SOL_TLS, TLS_TX) gets. False: the version, the cipher or the length is unknown; `keys` is as it was. */
 bool tls_keys_set(struct tls_keys *keys, const struct tls_crypto *crypto, const void *info, size_t len);
 void tls_keys_clear(struct tls_keys *keys);

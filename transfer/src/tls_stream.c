@@ -118,22 +118,32 @@ static void skip(struct source *source, size_t len) {
     }
 }
 
-/* What a short count of send means, where nothing can be reported as sent. */
-static int why_short(int fd, int flags) {
+static bool waits_for_room(int fd, int flags) {
     int now = fcntl(fd, F_GETFL);
-    return (flags & MSG_DONTWAIT) || now < 0 || (now & O_NONBLOCK) ? EAGAIN : EINTR;
+    return !(flags & MSG_DONTWAIT) && now >= 0 && !(now & O_NONBLOCK);
+}
+
+/* Sends bytes, of which a socket that waits for room takes all: a signal or a limit of time cuts a call short, but only a call that sends nothing
+ * reports it. Returns how many were sent, and if not all, errno. */
+static size_t send_all(const struct tls_host *host, int fd, const uint8_t *bytes, size_t len, int flags) {
+    size_t done = 0;
+    while (done < len) {
+        ssize_t sent = host->send(fd, bytes + done, len - done, flags);
+        if (sent < 0) break;
+        done += (size_t)sent;
+        if (done < len && (sent == 0 || !waits_for_room(fd, flags))) {
+            errno = EAGAIN;
+            break;
+        }
+    }
+    return done;
 }
 
 /* Sends what is left of a record. False: errno says why not all of it. */
 static bool send_rest(struct tls_stream *stream, const struct tls_host *host, int fd, int flags) {
     if (!stream->rest) return true;
-    ssize_t sent = host->send(fd, stream->rest + stream->rest_at, stream->rest_bytes - stream->rest_at, flags);
-    if (sent < 0) return false;
-    stream->rest_at += (size_t)sent;
-    if (stream->rest_at < stream->rest_bytes) {
-        errno = why_short(fd, flags);
-        return false;
-    }
+    stream->rest_at += send_all(host, fd, stream->rest + stream->rest_at, stream->rest_bytes - stream->rest_at, flags);
+    if (stream->rest_at < stream->rest_bytes) return false;
     free(stream->rest);
     stream->rest = NULL;
     return true;
@@ -241,8 +251,16 @@ static size_t send_batch(struct tls_stream *stream, const struct tls_host *host,
     ssize_t result = host->send(fd, room, sealed, flags);
     *error = 0;
     if (result >= 0 && (size_t)result == sealed) return bytes;
-    *error = result < 0 ? errno : why_short(fd, flags);
+    *error = result < 0 ? errno : EAGAIN;
     size_t sent = result < 0 ? 0 : (size_t)result, records = (bytes + TLS_PLAIN_MAX - 1) / TLS_PLAIN_MAX, whole = sent / stride;
+    if (sent > whole * stride && waits_for_room(fd, flags)) {
+        /* The call ends here, as the host's has, but behind a record. */
+        size_t end = (whole + 1) * stride < sealed ? (whole + 1) * stride : sealed;
+        sent += send_all(host, fd, room + sent, end - sent, flags);
+        *error = sent < end ? errno : EINTR;
+        if (sent == sealed) return bytes;
+        whole = sent / stride;
+    }
     size_t in_part = sent - whole * stride, done = whole * TLS_PLAIN_MAX;
     /* A number whose record has not left this process is free. */
     stream->keys.number -= records - whole - (in_part > 0);
@@ -332,14 +350,15 @@ ssize_t tls_stream_message(struct tls_stream *stream, const struct tls_host *hos
     ssize_t result = (ssize_t)len;
     if (!is_repeated) {
         size_t sealed = tls_seal(&stream->keys, type, plain, len, room);
-        ssize_t sent = sealed == 0 ? broken(stream) : host->send(fd, room, sealed, flags);
-        if (sent < 0) {
+        size_t sent = sealed == 0 ? 0 : send_all(host, fd, room, sealed, flags);
+        if (sealed == 0) {
+            result = broken(stream);
+        } else if (sent == 0) {
             result = -1;
-            if (sealed > 0) stream->keys.number--;
-        } else if ((size_t)sent < sealed) {
+            stream->keys.number--;
+        } else if (sent < sealed) {
             result = -1;
-            errno = why_short(fd, flags);
-            if (!keep_rest(stream, room + sent, sealed - (size_t)sent)) errno = EIO;
+            if (!keep_rest(stream, room + sent, sealed - sent)) errno = EIO;
             stream->owed_message = plain;
             stream->owed_message_bytes = len;
             stream->owed_type = type;

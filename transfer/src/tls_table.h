@@ -22,6 +22,8 @@ struct tls_connection {
     atomic_int hold;
     /* Descriptors that are this connection, and calls that use it. */
     unsigned references;
+    /* The forking thread has locked it; a thread that is not in this process has left it locked. */
+    bool is_locked_for_fork, is_lost;
 };
 
 /* Whether a descriptor may be one of a TLS connection. */
@@ -31,6 +33,17 @@ struct tls_connection *tls_table_find(int fd);
 void tls_table_release(struct tls_connection *connection);
 /* Makes the connection, or none, that of a descriptor. False: there is no memory, or the number is too high. */
 bool tls_table_put(int fd, struct tls_connection *connection);
+/* Between these a handler of a signal finds connections that it cannot use. */
+void tls_table_enter(void);
+void tls_table_leave(void);
+/* Whether what was found is such a one. */
+bool tls_table_is_nested(const struct tls_connection *connection);
+/* Whether a copy of a descriptor could be marked: not by a child of vfork. */
+bool tls_table_may_copy(int from);
+/* Marks the descriptors that became copies of a connection's socket before it was a connection. False: not all of them can be marked. */
+bool tls_table_mark_copies(int fd, struct tls_connection *connection);
+/* From here on no mark is removed because a descriptor is closed. */
+void tls_table_keep_marks(void);
 /* A descriptor has become a copy of another one. False: it cannot be marked, so it must not be used. */
 bool tls_table_copy(int from, int to);
 /* A descriptor has been closed; `was`, if any, is the connection that it was then. */

@@ -216,6 +216,13 @@ static void refuses(int version, int cipher) {
     CHECK(tls_stream_write(stream, &host, -1, &part, 1, 0) < 0 && errno == EIO);
 }
 
+/* For a caller that has the function. */
+static bool find(void *library, const char *function) {
+    Dl_info info;
+    CHECK(dladdr(dlsym(library, function), &info));
+    return tls_crypto_find(&crypto, library, info.dli_fbase);
+}
+
 int main(int argc, char **argv) {
     CHECK(argc == 6);
     int version = atoi(argv[1]), cipher = atoi(argv[2]);
@@ -223,9 +230,13 @@ int main(int argc, char **argv) {
     is_mixed = number & 1;
     seed = number * 0x9e3779b97f4a7c15 + 1;
     void *library = dlopen("libcrypto.so.3", RTLD_NOW);
-    CHECK(library && tls_crypto_find(&crypto, library));
+    CHECK(library && find(library, "OpenSSL_version_num"));
     void *other = dlopen("libc.so.6", RTLD_NOW);
-    CHECK(other && !tls_crypto_find(&crypto, other) && tls_crypto_find(&crypto, library));
+    CHECK(other && !find(other, "write"));
+    /* A library that needs libcrypto is not libcrypto. */
+    void *user = dlopen("libssl.so.3", RTLD_NOW);
+    CHECK(user && !find(user, "SSL_new") && dlsym(user, "EVP_EncryptUpdate"));
+    CHECK(find(library, "OpenSSL_version_num"));
     file = memfd_create("file", MFD_CLOEXEC);
     for (size_t i = 0; i < FILE_BYTES; i++) content[i] = (uint8_t)below(256);
     CHECK(write(file, content, FILE_BYTES) == FILE_BYTES);

@@ -35,13 +35,14 @@ client_context = context(ssl.PROTOCOL_TLS_CLIENT)
 client_context.check_hostname, client_context.verify_mode = False, ssl.CERT_NONE
 
 
-def pair(send_buffer=0):
+def pair(send_buffer=0, prepare=lambda end: None):
     """The server's end, whose records the library makes, and the client's."""
     listener = socket.create_server(("127.0.0.1", 0))
     if send_buffer:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     client = client_context.wrap_socket(socket.create_connection(listener.getsockname()), do_handshake_on_connect=False)
     server = server_context.wrap_socket(listener.accept()[0], server_side=True, do_handshake_on_connect=False)
+    prepare(server)
     # Without a second thread: a process that is forked beside one may find locks of OpenSSL taken.
     ends = [client, server]
     for end in ends:
@@ -191,6 +192,72 @@ def children():
     expect(client, b"parent after a command")
 
 
+def other_tables():
+    """Descriptors of another thread, of children without handlers of fork, and copies from before the handshake."""
+    server, client = pair()
+    fd = server.fileno()
+
+    def unshares():
+        assert libc.close_range(fd, fd, 2) == 0, ctypes.get_errno()  # CLOSE_RANGE_UNSHARE
+        fails(errno.EBADF, os.write, fd, b"x")
+
+    beside(unshares)()
+    os.write(fd, b"still sealed")
+    expect(client, b"still sealed")
+    buffer = ctypes.create_string_buffer(b"plain")
+    child = libc._Fork()
+    if child == 0:
+        copies = [libc.dup(fd), libc.dup2(fd, 150), libc.fcntl(fd, fcntl.F_DUPFD, 200)]
+        sent = [libc.write(copy, buffer, 5) for copy in copies]
+        os._exit(7 if sent == [-1] * 3 and ctypes.get_errno() == errno.EIO else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    os.write(fd, b"parent")
+    expect(client, b"parent")
+    before = []
+    server, client = pair(prepare=lambda end: before.extend([os.dup(end.fileno()), os.dup2(end.fileno(), 160)]))
+    for copy in before:
+        os.write(copy, b"copy")
+        os.close(copy)
+    server.sendall(b"end")
+    expect(client, b"copycopyend")
+
+
+def signals():
+    """A handler with SA_RESTART runs while a call waits for room."""
+    server, client = pair(send_buffer=4096)
+    ran = []
+    signal.signal(signal.SIGUSR1, lambda *_: ran.append(1))
+    signal.siginterrupt(signal.SIGUSR1, False)
+    main = threading.get_ident()
+    stop = threading.Event()
+
+    def disturb():
+        while not stop.wait(0.002):
+            signal.pthread_kill(main, signal.SIGUSR1)
+
+    def read():
+        got = bytearray()
+        while len(got) < len(content):
+            now = client.recv(1 << 14)
+            assert now
+            got += now
+            time.sleep(0.0005)
+        assert bytes(got) == content
+
+    waits = [beside(disturb), beside(read)]
+    at, source = 0, (ctypes.c_char * len(content)).from_buffer_copy(content)
+    try:
+        while at < len(content):
+            sent = libc.write(server.fileno(), ctypes.byref(source, at), len(content) - at)
+            assert sent > 0, errno.errorcode[ctypes.get_errno()]
+            at += sent
+    finally:
+        stop.set()
+    for wait in waits:
+        wait()
+    assert ran
+
+
 def threads():
     server, client = pair()
     blocks, size = 200, 20011
@@ -275,7 +342,11 @@ def waits_for_more():
         poll.poll(0)
         expect(client, b"head")
     # A program that holds back itself is not disturbed.
+    os.write(server.fileno(), b"short")
     server.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+    poll.poll(0)
+    assert server.getsockopt(socket.IPPROTO_TCP, socket.TCP_CORK) == 1
+    expect(client, b"short")
     waited = 0
     for _ in range(50):
         os.write(server.fileno(), b"corked")
@@ -292,7 +363,9 @@ def waits_for_more():
 children()
 every_call()
 copies()
+other_tables()
 waits_for_more()
 threads()
+signals()
 slow_reader()
 print("ok")
