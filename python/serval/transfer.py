@@ -50,8 +50,8 @@ __all__ = [
 
 #: How often the thread that waits for ends looks whether it is to stop, in seconds.
 _LOOK = 1.0
-#: How long the end of cancelled transfers is waited for, in seconds: of an engine in another process, and of one in this process, whose new files
-#: may be on a file system that does not answer.
+#: How long the end of cancelled transfers is waited for, in seconds: of an engine in another process; and of one in this process, and of new files that
+#: get their names, whose file system may not answer.
 _CLOSING = 2.0
 _CLOSING_OWN = 10.0
 _GiB = 1 << 30
@@ -317,7 +317,9 @@ class Transfers:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._in_flight: dict[int, Transfer] = {}
+        #: Nothing can be started any more, and it was closed.
         self._stops = False
+        self._closes = False
         self._thread: threading.Thread | None = None
         if waits:
             # It has a weak reference, so that transfers that nobody closes end with their owner.
@@ -399,20 +401,19 @@ class Transfers:
             self._native.close()
             return
         with self._lock:
-            if self._stops:
+            if self._closes:
                 return
-            self._stops = True
+            self._stops = self._closes = True
         for transfer in list(self._in_flight.values()):
             self._cancel(transfer._id)
+        try:
+            self._native.stop()
+        except RuntimeError:
+            # The thread has closed it already.
+            pass
         if self._thread is None:
             self._close()
-            return
-        try:
-            self._native.wake()
-        except RuntimeError:
-            # The thread has seen it already.
-            pass
-        if threading.current_thread() is not self._thread:
+        elif threading.current_thread() is not self._thread:
             self._thread.join()
 
     def fileno(self) -> int:
@@ -429,6 +430,8 @@ class Transfers:
             self._native.signal(eventfd)
         except ValueError as error:
             raise ConfigError(str(error)) from None
+        except _native.TransferRefused as error:
+            raise _raised(error) from None
 
     @property
     def closed(self) -> bool:
@@ -494,7 +497,7 @@ class Transfers:
         try:
             ended = self._native.next(limit)
         except RuntimeError as error:
-            self._lost(str(error))
+            self._disconnected(str(error))
             return False
         if ended is not None:
             self._ended(ended)
@@ -502,14 +505,21 @@ class Transfers:
 
     def _close(self) -> None:
         """Waits for the cancelled transfers, without a thread."""
-        limit = time.monotonic() + self._closing()
-        while self._in_flight and time.monotonic() < limit:
+        began = time.monotonic()
+        while self._in_flight and time.monotonic() < began + self._closing():
             self._next(_LOOK)
-        self._lost("the transfers were closed")
+        self._give_up()
         self._native.close()
 
     def _closing(self) -> float:
-        return _CLOSING_OWN if self._is_own else _CLOSING
+        return _CLOSING_OWN if self._is_own or self._ending_here() else _CLOSING
+
+    def _ending_here(self) -> set[int]:
+        """Transfers that will end whatever becomes of the engine in another process: their new files get their names."""
+        try:
+            return set(self._native.ending_here())
+        except RuntimeError:
+            return set()
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
@@ -534,12 +544,21 @@ class Transfers:
         if transfer is not None:
             _end(transfer, ended)
 
-    def _lost(self, why: str) -> None:
-        """The connection has failed: nothing that is in flight will end otherwise."""
+    def _disconnected(self, why: str) -> None:
+        """The connection has failed: nothing will end otherwise, but those whose new files get their names."""
+        self._fail(why, self._ending_here())
+
+    def _give_up(self) -> None:
+        """Nothing that is in flight is waited for any longer."""
+        self._fail("the transfers were closed", self._ending_here())
+        self._fail("the transfers were closed while the new file got its name: it may get it still", set())
+
+    def _fail(self, why: str, others: set[int]) -> None:
+        """Fails all that are in flight but these, and nothing can be started any more."""
         with self._lock:
-            lost, self._in_flight = list(self._in_flight.values()), {}
             self._stops = True
-        for transfer in lost:
+            failed = [self._in_flight.pop(number) for number in list(self._in_flight) if number not in others]
+        for transfer in failed:
             transfer._end(Result(0, 0), ("engine", 5, why))
 
 
@@ -573,17 +592,17 @@ def _wait_for_ends(owner: weakref.ref[Transfers], native: _native.Transfers) -> 
             except RuntimeError as error:
                 transfers = owner()
                 if transfers is not None:
-                    transfers._lost(str(error))
-                return
+                    transfers._disconnected(str(error))
+                ended = None
             transfers = owner()
             if transfers is None:
                 return
             if ended is not None:
                 transfers._ended(ended)
-            if transfers._stops:
+            if transfers._stops and not transfers._in_flight:
+                return
+            if transfers._closes:
                 stopped = stopped or time.monotonic()
-                if not transfers._in_flight:
-                    return
                 if time.monotonic() > stopped + transfers._closing():
                     # That engine does not answer: it cancels what is in flight when the connection has closed. Or a file system does not.
                     return
@@ -591,7 +610,7 @@ def _wait_for_ends(owner: weakref.ref[Transfers], native: _native.Transfers) -> 
     finally:
         transfers = owner()
         if transfers is not None:
-            transfers._lost("the transfers were closed")
+            transfers._give_up()
         native.close()
 
 

@@ -6,6 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -50,6 +51,10 @@ struct Open {
     namer: Namer,
     /// Those that the engine does not get.
     small: Mutex<Small>,
+    /// It is being closed: what calling threads do themselves ends.
+    closes: AtomicBool,
+    /// The connection to the engine has failed.
+    lost: AtomicBool,
 }
 
 enum Where {
@@ -79,6 +84,10 @@ struct Flights {
 struct State {
     last: u64,
     in_flight: HashMap<u64, Flight>,
+    /// Transfers that are being passed to an engine in another process.
+    starting: usize,
+    /// The socket to which a calling thread sends a small transfer itself, by its identity.
+    small: Option<(u64, u64)>,
     /// Ends that come from this process.
     ended: VecDeque<End>,
 }
@@ -92,6 +101,8 @@ struct Flight {
     /// None while it is being submitted, and of an engine in another process.
     submitted: Option<Submitted>,
     file: Option<Naming>,
+    /// Its end comes from this process, also if the engine is in another one: its new file gets its name, or goes away.
+    ends_here: bool,
 }
 
 /// A file that gets its name if its transfer succeeds.
@@ -145,7 +156,8 @@ impl Transfers {
         let slot_bytes = slot_kib.map(|kib| (kib as usize) << 10);
         let lanes = Lanes { threads: threads as usize, slot_bytes };
         let (namer, small) = (Namer::default(), Mutex::default());
-        let open = Open { engine, lanes, flights, namer, small };
+        let (closes, lost) = (AtomicBool::new(false), AtomicBool::new(false));
+        let open = Open { engine, lanes, flights, namer, small, closes, lost };
         open.watch()?;
         Ok(Self { process: std::process::id(), open: Mutex::new(Some(Arc::new(open))) })
     }
@@ -179,7 +191,7 @@ impl Transfers {
     }
 
     /// Does a small transfer from a file to a socket in this thread; `None`: it is another one, for `start`. A signal whose handler raises
-    /// ends it.
+    /// ends it, and so does `stop`.
     #[allow(clippy::too_many_arguments)]
     fn run_small<'py>(
         &self,
@@ -203,6 +215,7 @@ impl Transfers {
         let interrupted = || {
             let signals = Python::attach(|py| py.check_signals());
             signals.map_err(|error| *lock(&raised) = Some(error)).is_err()
+                || open.closes.load(Ordering::Relaxed)
         };
         let ended = py.detach(|| open.run_small(&command, &interrupted));
         if let Some(error) = lock(&raised).take() {
@@ -242,29 +255,44 @@ impl Transfers {
         })
     }
 
-    /// Adds 1 to this eventfd for each end that `next` has.
+    /// Adds 1 to this eventfd for each end that `next` has. After an error an earlier one goes on to count.
     fn signal(&self, eventfd: RawFd) -> PyResult<()> {
         let open = self.open()?;
+        let wrong = |error: ClientError| PyValueError::new_err(error.to_string());
         let counter = WakeFd::counting(duplicate(eventfd)?);
-        let counter =
-            counter.map_err(|_| PyValueError::new_err(ClientError::NoCounter.to_string()))?;
-        *lock(&open.flights.counter) = Some(counter);
+        let counter = counter.map_err(|_| wrong(ClientError::NoCounter))?;
         if let Where::There(client, _) = &open.engine {
-            let signals = lock(client).signal(duplicate(eventfd)?);
-            signals.map_err(|error| PyValueError::new_err(error.to_string()))?;
+            lock(client).signal(duplicate(eventfd)?).map_err(|error| match error {
+                ClientError::NoCounter | ClientError::OtherUser => wrong(error),
+                error => failed(error),
+            })?;
         }
+        *lock(&open.flights.counter) = Some(counter);
         Ok(())
     }
 
-    /// Lets `next` return.
-    fn wake(&self) -> PyResult<()> {
-        self.open()?.flights.wake.wake();
+    /// Transfers whose ends come from this process whatever becomes of an engine in another one: their new files get their names, or go away.
+    fn ending_here(&self) -> PyResult<Vec<u64>> {
+        let open = self.open()?;
+        let state = open.state();
+        let ends = state.in_flight.iter().filter(|(_, flight)| flight.ends_here);
+        Ok(ends.map(|(id, _)| *id).collect())
+    }
+
+    /// Ends what calling threads do themselves, and lets `next` return.
+    fn stop(&self) -> PyResult<()> {
+        let open = self.open()?;
+        open.closes.store(true, Ordering::Relaxed);
+        open.flights.wake.wake();
         Ok(())
     }
 
     /// Cancels what is in flight, and ends the engine or the connection.
     fn close(&self, py: Python<'_>) {
         let open = lock(&self.open).take();
+        if let Some(open) = &open {
+            open.closes.store(true, Ordering::Relaxed);
+        }
         if self.process == std::process::id() {
             py.detach(|| drop(open));
         } else {
@@ -289,13 +317,17 @@ impl Open {
     fn start(&self, command: Command, file: Option<Naming>) -> PyResult<u64> {
         let engine = match &self.engine {
             Where::Here(engine) => engine,
-            Where::There(client, _) => return self.start_there(&mut lock(client), command, file),
+            Where::There(client, _) => return self.start_there(client, command, file),
         };
         let id = {
             let mut state = self.state();
+            if state.is_used(&command) {
+                drop(state);
+                return Err(self.refuse(file, &RemoteError::from(&Error::Busy)));
+            }
             state.last += 1;
             let id = state.last;
-            state.in_flight.insert(id, Flight { submitted: None, file });
+            state.in_flight.insert(id, Flight { file, ..Flight::default() });
             id
         };
         let (flights, namer) = (self.flights.clone(), self.namer.clone());
@@ -306,32 +338,64 @@ impl Open {
                 None => flights.end((id, result, outcome.report)),
             }
         });
-        let mut state = self.state();
         match submitted {
             Ok(submitted) => {
                 // It may have ended already.
-                if let Some(flight) = state.in_flight.get_mut(&id) {
+                if let Some(flight) = self.state().in_flight.get_mut(&id) {
                     flight.submitted = Some(submitted);
                 }
                 Ok(id)
             }
             Err(error) => {
-                state.in_flight.remove(&id);
-                Err(refused(&RemoteError::from(&error)))
+                let flight = self.state().in_flight.remove(&id);
+                let file = flight.and_then(|flight| flight.file);
+                Err(self.refuse(file, &RemoteError::from(&error)))
             }
         }
     }
 
     fn start_there(
         &self,
-        client: &mut Client,
+        client: &Mutex<Client>,
         command: Command,
         file: Option<Naming>,
     ) -> PyResult<u64> {
+        {
+            let mut state = self.state();
+            if state.is_used(&command) {
+                drop(state);
+                return Err(self.refuse(file, &RemoteError::from(&Error::Busy)));
+            }
+            state.starting += 1;
+        }
         // `next` reads no answer before the number is known: it needs the client for that.
-        let id = client.submit(command).map_err(failed)?;
-        self.state().in_flight.insert(id, Flight { submitted: None, file });
-        Ok(id)
+        let mut client = lock(client);
+        let submitted = client.submit(command);
+        let mut state = self.state();
+        state.starting -= 1;
+        match submitted {
+            Ok(id) => {
+                state.in_flight.insert(id, Flight { file, ..Flight::default() });
+                Ok(id)
+            }
+            Err(error) => {
+                drop((state, client));
+                self.discard(file);
+                Err(failed(error))
+            }
+        }
+    }
+
+    /// Of a transfer that does not start. Its new file goes away.
+    fn refuse(&self, file: Option<Naming>, error: &RemoteError) -> PyErr {
+        self.discard(file);
+        refused(error)
+    }
+
+    fn discard(&self, file: Option<Naming>) {
+        if let Some(Naming { file, .. }) = file {
+            self.namer.discard(file, || ());
+        }
     }
 
     fn cancel(&self, id: u64) -> Result<(), String> {
@@ -353,20 +417,25 @@ impl Open {
             Some(ended) => Some(ended),
             None => {
                 match &self.engine {
-                    Where::Here(_) => wait_readable(&[self.flights.wake.as_fd()], Some(limit)),
-                    Where::There(client, _) => {
+                    Where::There(client, _) if !self.is_lost() => {
                         let client = lock(client).as_fd().try_clone_to_owned();
                         let client = client.map_err(|error| error.to_string())?;
                         wait_readable(&[self.flights.wake.as_fd(), client.as_fd()], Some(limit))
                     }
+                    _ => wait_readable(&[self.flights.wake.as_fd()], Some(limit)),
                 };
                 self.flights.wake.clear();
                 self.watch().map_err(|error| error.to_string())?;
                 self.take()?
             }
         };
+        let mut state = self.state();
         if let Some((id, ..)) = &ended {
-            self.state().in_flight.remove(id);
+            state.in_flight.remove(id);
+        }
+        if !state.ended.is_empty() {
+            // The wake-up for them may have been cleared with that for this one.
+            self.flights.wake.wake();
         }
         Ok(ended)
     }
@@ -378,9 +447,15 @@ impl Open {
         interrupted: &(dyn Fn() -> bool + Sync),
     ) -> Option<(Result<(), RemoteError>, Report)> {
         let mut small = self.small.try_lock().ok()?;
-        if !self.state().in_flight.is_empty() {
-            return None;
+        let socket = command.sink_socket()?;
+        {
+            let mut state = self.state();
+            if !state.in_flight.is_empty() || state.starting > 0 {
+                return None;
+            }
+            state.small = Some(socket);
         }
+        let _used = Used(&self.flights);
         let Outcome { result, report } = small.run(command, interrupted)?;
         Some((result.map_err(|error| RemoteError::from(&error)), report))
     }
@@ -389,7 +464,9 @@ impl Open {
     fn watch(&self) -> std::io::Result<()> {
         let Where::There(client, both) = &self.engine else { return Ok(()) };
         both.wait(&mut Vec::new(), Some(Duration::ZERO));
-        both.arm(lock(client).as_fd(), 0, Interest::Receive)?;
+        if !self.is_lost() {
+            both.arm(lock(client).as_fd(), 0, Interest::Receive)?;
+        }
         both.arm(self.flights.wake.as_fd(), 1, Interest::Receive)
     }
 
@@ -399,8 +476,16 @@ impl Open {
             return Ok(Some(ended));
         }
         let Where::There(client, _) = &self.engine else { return Ok(None) };
+        if self.is_lost() {
+            return Ok(None);
+        }
         loop {
-            match lock(client).next(Duration::ZERO).map_err(|error| error.to_string())? {
+            let answer = lock(client).next(Duration::ZERO).or_else(|error| {
+                self.lost.store(true, Ordering::Relaxed);
+                self.watch().map_err(|error| error.to_string())?;
+                Err(error.to_string())
+            });
+            match answer? {
                 Some(Answer::Ended { id, result, report }) => match self.flights.take_file(id) {
                     Some(file) => self.flights.name(&self.namer, file, (id, result, report)),
                     None => return Ok(Some((id, result, report))),
@@ -412,26 +497,49 @@ impl Open {
         }
     }
 
+    fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.flights.state)
+    }
+}
+
+impl State {
+    /// Whether a calling thread sends a small transfer to the sink of this one.
+    fn is_used(&self, command: &Command) -> bool {
+        self.small.is_some() && command.sink_socket() == self.small
+    }
+}
+
+/// A calling thread sends a small transfer until this is dropped.
+struct Used<'f>(&'f Flights);
+
+impl Drop for Used<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.state).small = None;
     }
 }
 
 impl Flights {
     /// The new file of a transfer, once.
     fn take_file(&self, id: u64) -> Option<Naming> {
-        lock(&self.state).in_flight.get_mut(&id)?.file.take()
+        let mut state = lock(&self.state);
+        let flight = state.in_flight.get_mut(&id)?;
+        let file = flight.file.take();
+        flight.ends_here = file.is_some();
+        file
     }
 
-    /// Gives a new file its name if its transfer has succeeded, and then ends the transfer. A file system that does not answer holds neither
+    /// Gives a new file its name if its transfer has succeeded, and removes it otherwise; then ends the transfer. A file system that does not answer holds neither
     /// the thread that calls this nor other transfers.
     fn name(self: &Arc<Self>, namer: &Namer, file: Naming, (id, result, report): End) {
         let Naming { file, existing, sync } = file;
-        if result.is_err() {
-            namer.discard(file);
-            return self.end((id, result, report));
-        }
         let flights = self.clone();
+        if result.is_err() {
+            return namer.discard(file, move || flights.end((id, result, report)));
+        }
         namer.commit(file, existing, sync, move |named| {
             let named = named.map_err(|error| {
                 let errno = error.raw_os_error().unwrap_or(5);

@@ -215,10 +215,14 @@ def test_an_engine_in_another_process(plain, tmp_path):
             assert (tmp_path / "counted").read_bytes() == plain.read_bytes()
             os.close(counter)
             ours, theirs = socket.socketpair()
+            cancelled = transfers.start(theirs, tmp_path / "never")
+            cancelled.cancel()
+            with pytest.raises(TransferError, match="cancelled"):
+                cancelled.wait(60)
             waits = transfers.start(theirs, tmp_path / "never")
     with ours, theirs:
         with pytest.raises(TransferError) as ended:
-            waits.wait(30)
+            waits.wait(60)
         assert ended.value.reason in ("cancelled", "engine")
     assert not (tmp_path / "never").exists()
     with pytest.raises(TransferError, match="no transfer engine answers"):
@@ -282,6 +286,11 @@ def test_one_eventfd_counts_the_ends_of_several(plain, tmp_path):
         assert len(ended) == 3
         with open(plain, "rb") as no_eventfd, pytest.raises(ConfigError, match="EFD_NONBLOCK"):
             first.signal(no_eventfd.fileno())
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            first.signal(-1)
+        # The earlier one counts still.
+        first.start(plain, tmp_path / "copy").wait(60)
+        assert select.select([counter], [], [], 60)[0] and os.eventfd_read(counter) == 1
     with Transfers() as waits, pytest.raises(ConfigError, match="waits=False"):
         waits.signal(counter)
     os.close(counter)
@@ -308,6 +317,35 @@ def test_a_loop_of_the_program_can_wait(plain, tmp_path):
     assert never.done() and transfers.closed
     with pytest.raises(TransferError):
         never.result()
+
+
+def test_the_descriptor_is_readable_while_an_end_is_to_be_taken():
+    counter, count, transfers_at_a_time = os.eventfd(0, os.EFD_NONBLOCK), 0, 8
+    with Transfers(waits=False) as transfers:
+        transfers.signal(counter)
+        for _ in range(100):
+            pairs = [socket.socketpair() for _ in range(transfers_at_a_time)]
+            sink = os.memfd_create("sink")
+            started = [transfers.start(theirs, sink) for _, theirs in pairs]
+            # The first one is waited for while others end.
+            ends = threading.Thread(target=lambda started=started: [transfer.cancel() for transfer in started])
+            ends.start()
+            while not transfers._next(60):
+                pass
+            ends.join()
+            while count < transfers_at_a_time:
+                assert select.select([counter], [], [], 60)[0]
+                count += os.eventfd_read(counter)
+            for _ in range(transfers_at_a_time - 1):
+                assert select.select([transfers.fileno()], [], [], 0)[0]
+                assert transfers._next(0)
+            assert all(transfer.done() for transfer in started)
+            count = 0
+            os.close(sink)
+            for ours, theirs in pairs:
+                ours.close()
+                theirs.close()
+    os.close(counter)
 
 
 class Counting:
@@ -417,6 +455,66 @@ def test_an_interrupt_ends_a_small_transfer(memory):
     signal.signal(signal.SIGUSR1, before)
 
 
+def sends_alone(transfers, file):
+    """A thread that has begun to send a small file, and waits for room in its socket: the two ends, the thread, and what it raises."""
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    raised = []
+
+    def send():
+        try:
+            transfers.run(file, ours)
+        except TransferError as error:
+            raised.append(error)
+
+    native = transfers._native = Counting(transfers._native)
+    thread = threading.Thread(target=send)
+    thread.start()
+    assert select.select([theirs], [], [], 60)[0] and native.started == 0
+    return ours, theirs, thread, raised
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_socket_that_a_small_transfer_uses_is_busy(memory, there):
+    path, configuration = of_another_process(memory)
+    file = memory / "file"
+    file.write_bytes(content(60_000))
+    with serval.Engine(configuration), Transfers(path if there else None) as transfers:
+        ours, theirs, thread, raised = sends_alone(transfers, file)
+        with ours, theirs, ours.dup() as copy:
+            for start in (transfers.start, transfers.run):
+                for sink in (ours, copy):
+                    with pytest.raises(TransferError) as busy:
+                        start(file, sink, bytes=10)
+                    assert busy.value.reason == "busy"
+            # Another socket, and the other direction, are free.
+            other, others = socket.socketpair()
+            with other, others:
+                assert transfers.run(file, other, bytes=10).written == 10
+                assert others.recv(100) == content(60_000)[:10]
+            theirs.sendall(b"back")
+            assert transfers.start(ours, memory / "back", bytes=4).wait(60).written == 4
+            got = b""
+            while len(got) < 60_000:
+                got += theirs.recv(1 << 16)
+            thread.join()
+            assert not raised and got == content(60_000)
+            assert transfers.run(file, ours, bytes=10).written == 10
+            assert theirs.recv(100) == content(60_000)[:10]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_closing_ends_a_small_transfer_of_another_thread(memory, waits):
+    file = memory / "file"
+    file.write_bytes(content(60_000))
+    with Transfers(waits=waits) as transfers:
+        ours, theirs, thread, raised = sends_alone(transfers, file)
+    # Nothing takes from the socket.
+    with ours, theirs:
+        thread.join()
+    assert [error.reason for error in raised] == ["cancelled"]
+
+
 #: `rename` of a file system that does not answer as long as a file exists.
 HANGS = """
 #include <stdlib.h>
@@ -463,3 +561,61 @@ print("ends")
     environment = {**os.environ, "LD_PRELOAD": str(library), "HANGS": str(hangs)}
     ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300)
     assert (ended.returncode, ended.stdout) == (0, "ends\n"), ended.stderr
+
+
+def test_a_file_that_gets_its_name_outlives_the_connection(plain, tmp_path):
+    library, hangs = tmp_path / "hangs.so", tmp_path / "hangs"
+    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=HANGS, text=True, check=True)
+    path, configuration = of_another_process(tmp_path)
+    program = f"""
+import os, select, socket, threading, serval
+from pathlib import Path
+from serval.transfer import TransferError, Transfers
+
+def ended(transfers, transfer):
+    while not transfer.done():
+        assert select.select([transfers.fileno()], [], [], 60)[0], "nothing has ended"
+        transfers.reap()
+
+hangs, folder = Path({str(hangs)!r}), Path({str(tmp_path)!r})
+for waits in (False, True):
+    hangs.touch()
+    ours, theirs = socket.socketpair()
+    with serval.Engine({configuration!r}):
+        transfers = Transfers({str(path)!r}, waits=waits)
+        names = transfers.start({str(plain)!r}, folder / f"named-{{waits}}")
+        closing = transfers.start({str(plain)!r}, folder / f"closing-{{waits}}")
+        moves = transfers.start(theirs, folder / f"never-{{waits}}")
+        while len(transfers._native.ending_here()) < 2:
+            if not waits:
+                assert select.select([transfers.fileno()], [], [], 60)[0]
+                transfers.reap()
+    # The engine has gone.
+    if waits:
+        try:
+            moves.wait(60)
+        except TransferError:
+            pass
+    else:
+        ended(transfers, moves)
+    while not transfers.closed:
+        transfers.reap() if not waits else None
+    assert moves.done() and not names.done()
+    # A loop waits: nothing is there to be taken.
+    assert waits or not select.select([transfers.fileno()], [], [], 0)[0]
+    threading.Timer(4, hangs.unlink).start()
+    if not waits:
+        ended(transfers, names)
+    assert names.wait(60).written == 1_500_001
+    transfers.close()
+    assert closing.result().written == 1_500_001
+    ours.close()
+    theirs.close()
+print("ends")
+"""
+    environment = {**os.environ, "LD_PRELOAD": str(library), "HANGS": str(hangs)}
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", program], env=environment, capture_output=True, text=True, timeout=300)
+    assert (ended.returncode, ended.stdout) == (0, "ends\n"), ended.stderr
+    for waits in (False, True):
+        assert all((tmp_path / f"{name}-{waits}").read_bytes() == plain.read_bytes() for name in ("named", "closing"))
+        assert not (tmp_path / f"never-{waits}").exists()

@@ -8,6 +8,8 @@ use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use sys::descriptors::{give_name, nameless};
 
@@ -15,6 +17,8 @@ use crate::reaper::Reaper;
 
 /// Attempts to find a name that nothing has.
 const NAMES_MAX: usize = 16;
+/// How long the end of a file that was given up is waited for.
+const DISCARD_MAX: Duration = Duration::from_secs(1);
 
 /// See the module's text. Dropping it without a commit removes the file.
 #[derive(Debug)]
@@ -113,9 +117,22 @@ impl Namer {
         self.0.run(move || done(file.commit(existing, synced)));
     }
 
-    /// Drops a file without a commit.
-    pub fn discard(&self, file: NewFile) {
-        self.0.discard(file);
+    /// Drops a file without a commit; `done` is called when it has gone, or a second later if its file system does not answer.
+    pub fn discard(&self, file: NewFile, done: impl FnOnce() + Send + 'static) {
+        if file.temporary.is_none() {
+            // Its end is not seen.
+            self.0.discard(file);
+            return done();
+        }
+        let (gone, waits) = mpsc::channel::<()>();
+        self.0.run(move || {
+            drop(file);
+            drop(gone);
+        });
+        self.0.run(move || {
+            let _ = waits.recv_timeout(DISCARD_MAX);
+            done();
+        });
     }
 }
 
@@ -154,12 +171,20 @@ fn with_new_name<T>(
 mod tests {
     use super::*;
     use std::io::Write as _;
-    use std::sync::mpsc;
 
     fn folder_of_test() -> PathBuf {
         let path = std::env::temp_dir().join(format!("serval-new-file-{}", std::process::id()));
         fs::create_dir_all(&path).unwrap();
         path
+    }
+
+    /// As on a file system without files that have no name.
+    fn with_temporary_name(path: &Path) -> NewFile {
+        let made = with_new_name(path, |name| {
+            OpenOptions::new().read(true).write(true).create_new(true).open(name)
+        });
+        let (file, name) = made.unwrap();
+        NewFile { file, path: path.to_owned(), temporary: Some(name) }
     }
 
     #[test]
@@ -168,15 +193,10 @@ mod tests {
         let names = || fs::read_dir(&folder).unwrap().count();
         let path = folder.join("file");
         let write = |temporary: bool, text: &str| {
-            let mut new = NewFile::create(&path).unwrap();
-            if temporary {
-                // As on a file system without files that have no name.
-                let made = with_new_name(&path, |name| {
-                    OpenOptions::new().read(true).write(true).create_new(true).open(name)
-                });
-                let (file, name) = made.unwrap();
-                new = NewFile { file, path: path.clone(), temporary: Some(name) };
-            }
+            let new = match temporary {
+                true => with_temporary_name(&path),
+                false => NewFile::create(&path).unwrap(),
+            };
             new.file().unwrap().write_all(text.as_bytes()).unwrap();
             new
         };
@@ -193,6 +213,24 @@ mod tests {
             fs::remove_file(&path).unwrap();
         }
         assert!(NewFile::create(&folder.join("nowhere/file")).is_err());
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_is_given_up_has_gone_when_that_is_told() {
+        let folder = std::env::temp_dir().join(format!("serval-given-up-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (namer, path) = (Namer::default(), folder.join("file"));
+        for new in [with_temporary_name, |path: &Path| NewFile::create(path).unwrap()] {
+            // Not the first ones: a thread that has to start gives others time.
+            for _ in 0..20 {
+                let (told, hears) = mpsc::channel();
+                let names = folder.clone();
+                let count = move || told.send(fs::read_dir(names).unwrap().count()).unwrap();
+                namer.discard(new(&path), count);
+                assert_eq!(hears.recv().unwrap(), 0);
+            }
+        }
         fs::remove_dir_all(&folder).unwrap();
     }
 

@@ -43,6 +43,8 @@ use std::marker::PhantomData;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use sys::descriptors::describe;
+
 use crate::accelerator::AcceleratorMemory;
 use crate::compress::{Compression, ExpandLimits, Format};
 use crate::flow::Device;
@@ -137,6 +139,12 @@ pub struct Command {
 }
 
 impl Command {
+    /// Device and inode of its sink, if that is a socket: the same for every descriptor of the socket.
+    pub fn sink_socket(&self) -> Option<(u64, u64)> {
+        let Place::Socket(socket) = &self.sink else { return None };
+        describe(socket.as_fd()).ok().map(|socket| socket.identity)
+    }
+
     /// Of stages whose order is known only when the program runs. [`crate::Engine::submit`] refuses a wrong one.
     pub fn new(source: Place, bytes: Option<u64>, stages: Vec<StageSpec>, sink: Place) -> Self {
         Self {
