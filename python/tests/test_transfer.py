@@ -209,9 +209,10 @@ def test_an_engine_in_another_process(plain, tmp_path):
             counter = os.eventfd(0, os.EFD_NONBLOCK)
             with Transfers(path, waits=False) as counted:
                 counted.signal(counter)
-                counted.start(plain, tmp_path / "counted")
+                moved = counted.start(plain, tmp_path / "counted")
                 assert select.select([counter], [], [], 60)[0] and os.eventfd_read(counter) == 1
                 counted.reap()
+                moved.wait(60)
             assert (tmp_path / "counted").read_bytes() == plain.read_bytes()
             os.close(counter)
             ours, theirs = socket.socketpair()

@@ -190,9 +190,8 @@ static const char *read_file(const char *name, char *text) {
 void settings_load(struct settings *settings) {
     memset(settings, 0, sizeof *settings);
     const char *engine = secure_getenv("SERVAL_TRANSFER_SOCKET"), *tls = secure_getenv("SERVAL_TRANSFER_TLS");
-    if (tls && strcmp(tls, "0") == 0) tls = NULL;
-    settings->tls = tls != NULL;
-    if (tls && !engine) return;
+    settings->tls = tls && strcmp(tls, "1") == 0;
+    if (settings->tls && !engine) return;
     if (engine) {
         settings->on = strlen(engine) < sizeof settings->engine;
         if (settings->on) strcpy(settings->engine, engine);

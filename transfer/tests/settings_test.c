@@ -47,6 +47,16 @@ static void finds_its_program(void) {
     }
 }
 
+/* Only 1 switches it on: 0, false and no are for programs that are not to have it. */
+static void reads_the_environment(void) {
+    setenv("SERVAL_TRANSFER_CONFIG", "/nonexistent", 1);
+    for (const char **value = (const char *[]){"1", "", "0", "false", "no", "11", NULL}; *value; value++) {
+        setenv("SERVAL_TRANSFER_TLS", *value, 1);
+        settings_load(&found);
+        CHECK(found.tls == (strcmp(*value, "1") == 0) && !found.on);
+    }
+}
+
 static void says_what_is_wrong(void) {
     static const struct {
         const char *text, *error;
@@ -109,6 +119,7 @@ static void survives_any_text(void) {
 
 int main(void) {
     finds_its_program();
+    reads_the_environment();
     says_what_is_wrong();
     survives_any_text();
     printf("ok\n");

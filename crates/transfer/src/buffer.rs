@@ -67,7 +67,9 @@ impl Buffers {
 
     pub(crate) fn put(&mut self, buffer: Vec<u8>) {
         if let Some(buffer) = self.spare.put(buffer, 1) {
-            drop(self.shared.spare().put(buffer, SHARED_THREADS));
+            // Freed when the lock is free.
+            let surplus = self.shared.spare().put(buffer, SHARED_THREADS);
+            drop(surplus);
         }
     }
 

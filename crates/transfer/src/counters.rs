@@ -178,7 +178,11 @@ impl Counters {
     pub(crate) fn block(&self, block: u64) -> Option<Arc<BlockCounters>> {
         let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
         if blocks.len() >= BLOCKS_MAX && !blocks.contains_key(&block) {
-            return None;
+            // Numbers of file systems that are mounted now and then would take all places.
+            blocks.retain(|_, of| Arc::strong_count(of) > 1);
+            if blocks.len() >= BLOCKS_MAX {
+                return None;
+            }
         }
         Some(blocks.entry(block).or_default().clone())
     }
@@ -239,5 +243,24 @@ impl Counters {
             }
             Err(error) => self.count_error(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_system_that_nothing_uses_gives_its_place_to_another_one() {
+        let counters = Counters::default();
+        let used: Vec<_> =
+            (1..BLOCKS_MAX as u64).filter_map(|block| counters.block(block)).collect();
+        drop(counters.block(0));
+        assert_eq!(counters.blocks().len(), BLOCKS_MAX);
+        let other = counters.block(1000).expect("the first one is not used");
+        assert!(!counters.blocks().contains_key(&0));
+        assert!(counters.block(1001).is_none(), "all are used");
+        drop((used, other));
+        assert!(counters.block(1001).is_some());
     }
 }

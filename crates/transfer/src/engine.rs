@@ -395,7 +395,8 @@ impl Shared {
             let ending = Arc::new(Ending { sockets, progress, whole, shape, done });
             Job { flow, ending, reserved, share }
         };
-        let searchers = flows.first().map_or_else(Vec::new, Flow::searchers);
+        let first = flows.first();
+        let searchers = if flows.len() > 1 { first.map(Flow::searchers) } else { None };
         let mut parts = flows.into_iter().zip(reserved);
         if parts.len() == 1 {
             let job = parts.next().map(|(mut flow, reserved)| {
@@ -409,7 +410,7 @@ impl Shared {
             return (vec![job], None, progress);
         }
         let progress = Arc::<Progress>::default();
-        let whole = Arc::new(Whole::new(parts.len(), searchers, done));
+        let whole = Arc::new(Whole::new(parts.len(), searchers.unwrap_or_default(), done));
         let jobs = parts.enumerate().map(|(part, (mut flow, reserved))| {
             let blocks = flow.devices().blocks();
             flow.count_in(self.counters.clone(), blocks, Some(progress.clone()));

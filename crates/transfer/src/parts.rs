@@ -107,8 +107,10 @@ fn join_stages(
                 report.found = Some(join(search, found)?);
             }
             (StageKind::Digest(_), _) => {
-                let digests = parts.filter_map(|part| Some((part.digest?, part.bytes)));
-                let joined = digests.reduce(|(first, bytes), (next, more)| {
+                // Of all parts, or none.
+                let digests = parts.map(|part| Some((part.digest?, part.bytes)));
+                let digests = digests.collect::<Option<Vec<_>>>().unwrap_or_default();
+                let joined = digests.into_iter().reduce(|(first, bytes), (next, more)| {
                     (DigestValue::joined(&first, &next, more), bytes + more)
                 });
                 report.digest = joined.map(|(digest, _)| digest);

@@ -5,6 +5,7 @@
 //! answer holds a thread that gives a file its name, too.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -79,7 +80,8 @@ impl Shared {
         loop {
             if let Some(task) = state.tasks.pop_front() {
                 drop(state);
-                task();
+                // A task that panics, which has been reported then, ends no thread: each is counted.
+                let _ = catch_unwind(AssertUnwindSafe(task));
                 state = self.lock();
                 continue;
             }
@@ -112,6 +114,24 @@ mod tests {
         fn drop(&mut self) {
             let _ = self.0.recv();
         }
+    }
+
+    #[test]
+    fn a_task_that_panics_takes_no_thread_along() {
+        let reaper = Reaper::default();
+        for _ in 0..=THREADS_MAX {
+            reaper.run(|| panic!("a task fails, as this test wants it"));
+        }
+        let (kept, dropped) = mpsc::channel::<()>();
+        reaper.discard(kept);
+        assert!(
+            dropped
+                .recv_timeout(Duration::from_secs(60))
+                .is_err_and(|why| why == mpsc::RecvTimeoutError::Disconnected)
+        );
+        reaper.settle(Duration::from_secs(60));
+        let state = reaper.0.lock();
+        assert!(state.tasks.is_empty() && state.idle == state.threads);
     }
 
     #[test]

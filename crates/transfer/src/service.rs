@@ -382,27 +382,13 @@ impl Client {
     }
 
     /// Counts ends in an eventfd from now on. Returns whether the client stays.
-    fn count_in(&self, acceptor: &Acceptor, mut descriptors: Vec<OwnedFd>) -> bool {
-        let counter = match (self.is_own, descriptors.len()) {
-            // Another user could let the engine wait: its programs can change the flags of the eventfd.
-            (false, _) => {
-                Err("ends are counted in an eventfd for programs of the engine's user and of root")
-            }
-            (true, 1) => {
-                let counter = WakeFd::counting(descriptors.remove(0));
-                counter.map_err(|other| {
-                    descriptors.push(other);
-                    "ends are counted in an eventfd that was made with EFD_NONBLOCK"
-                })
-            }
-            (true, _) => Err("ends are counted in one eventfd, which comes with the request"),
-        };
-        match counter {
+    fn count_in(&self, acceptor: &Acceptor, descriptors: Vec<OwnedFd>) -> bool {
+        match counter_of(self.is_own, descriptors) {
             Ok(counter) => {
                 *self.counter() = Some(counter);
                 true
             }
-            Err(why) => {
+            Err((why, descriptors)) => {
                 self.reaper.discard(descriptors);
                 let refusal = TransferError::BadRequest(why.to_owned());
                 acceptor.engine.counters().refuse(&refusal);
@@ -453,5 +439,45 @@ impl Client {
         self.socket().shut_down();
         let submitted: Vec<Submitted> = self.transfers().values().flatten().cloned().collect();
         submitted.iter().for_each(Submitted::cancel);
+    }
+}
+
+/// The eventfd in which ends are counted. Another user could let the engine wait: its programs can change the flags of an eventfd.
+fn counter_of(
+    is_own: bool,
+    mut descriptors: Vec<OwnedFd>,
+) -> Result<WakeFd, (&'static str, Vec<OwnedFd>)> {
+    if !is_own {
+        let why = "ends are counted in an eventfd for programs of the engine's user and of root";
+        return Err((why, descriptors));
+    }
+    if descriptors.len() != 1 {
+        return Err(("ends are counted in one eventfd, which comes with the request", descriptors));
+    }
+    WakeFd::counting(descriptors.remove(0)).map_err(|other| {
+        ("ends are counted in an eventfd that was made with EFD_NONBLOCK", vec![other])
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_are_counted_in_one_eventfd_of_the_engine_s_own_user() {
+        let eventfd = || WakeFd::new().unwrap().as_fd().try_clone_to_owned().unwrap();
+        let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        assert!(counter_of(true, vec![eventfd()]).is_ok());
+        let refused = |is_own, descriptors: Vec<OwnedFd>| {
+            let given = descriptors.len();
+            let Err((why, kept)) = counter_of(is_own, descriptors) else { panic!("it is taken") };
+            assert_eq!(kept.len(), given, "all are closed by the reaper");
+            why
+        };
+        assert!(refused(false, vec![eventfd()]).contains("the engine's user"));
+        assert!(refused(false, vec![]).contains("the engine's user"));
+        assert!(refused(true, vec![]).contains("one eventfd"));
+        assert!(refused(true, vec![eventfd(), eventfd()]).contains("one eventfd"));
+        assert!(refused(true, vec![file()]).contains("EFD_NONBLOCK"));
     }
 }

@@ -26,7 +26,7 @@ use super::{DemoError, Report, Stage};
 use crate::kernel_stage;
 use crate::screen::{Table, Tone};
 use file_service::{CLIENTS, FileService, SERVERS};
-use ways::{Checks, Gone, Road};
+use ways::{Checks, Ran, Runner};
 
 /// The file: this program, which is large enough and on every machine.
 const FILE: &str = "/proc/self/exe";
@@ -56,7 +56,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     let socket = folder.0.join("engine");
     let listener =
         LocalListener::bind(&socket).map_err(|error| DemoError::Wrong(error.to_string()))?;
-    // As many threads as the loop has, if there are as many cores.
+    // As many threads as the loop has with the most clients, if there are as many cores; two at least, as by default.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let most = CLIENTS[CLIENTS.len() - 1];
     let limits = ServiceLimits { threads: cores.clamp(2, most) as u32, ..ServiceLimits::default() };
@@ -66,8 +66,8 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
         .map_err(io("start a transfer engine for other programs"))?;
 
     let key: [u8; 32] = Sha256::digest(content.len().to_le_bytes()).into();
-    let road = Road { engine: &engine, folder: &folder.0, content: &content, key };
-    let (ways, rows, mut total) = go_all(stage, &road)?;
+    let runner = Runner { engine: &engine, folder: &folder.0, content: &content, key };
+    let (ways, rows, mut total) = run_ways(stage, &runner)?;
     let mut files = FileService::new(&socket, &content, key);
     serve_all(stage, &mut files)?;
     total.join(files.checks);
@@ -99,21 +99,24 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     });
     let failure = (total.wrong > 0)
         .then(|| format!("{} of {} checks found wrong bytes", total.wrong, total.checked));
-    Ok(Report { text, json, chart: Some(files.chart(&stage.cores())), failure })
+    Ok(Report { text, json, chart: Some(files.chart(&stage.cores(), limits.threads)), failure })
 }
 
-/// The file goes every way.
-fn go_all(stage: &Stage<'_>, road: &Road<'_>) -> Result<(Table, Vec<Json>, Checks), DemoError> {
-    let port = road.folder.join("aes");
+/// A transfer of each kind.
+fn run_ways(
+    stage: &Stage<'_>,
+    runner: &Runner<'_>,
+) -> Result<(Table, Vec<Json>, Checks), DemoError> {
+    let port = runner.folder.join("aes");
     let kernel = serve_kernel(port.clone())?;
-    let ways = ways::all(road.key, kernel_stage::behind(port));
+    let ways = ways::all(runner.key, kernel_stage::behind(port));
     let bar = stage.progress("transferring", ways.len());
     let mut table = Table::new(&["", ">bytes", ">rate", ">checked", ">wrong"]);
     let (mut rows, mut total) = (Vec::new(), Checks::default());
     for way in &ways {
         stage.check_interrupted()?;
-        let gone = road.go(way, stage.options.corrupt);
-        let Gone { checks, moved, took } = gone.map_err(io(&format!("transfer: {}", way.name)))?;
+        let ran = runner.run(way, stage.options.corrupt);
+        let Ran { checks, moved, took } = ran.map_err(io(&format!("transfer: {}", way.name)))?;
         let rate = moved.read as f64 / took.as_secs_f64();
         table.row([
             way.name.to_owned(),
@@ -164,9 +167,12 @@ fn serve_kernel(port: PathBuf) -> Result<Server, DemoError> {
 fn serve_all(stage: &Stage<'_>, files: &mut FileService<'_>) -> Result<(), DemoError> {
     let rounds = if stage.options.quick { QUICK_ROUNDS } else { ROUNDS };
     let bar = stage.progress("serving", rounds * CLIENTS.len() * SERVERS.len());
-    for _ in 0..rounds {
+    for round in 0..rounds {
         for clients in CLIENTS {
-            for server in SERVERS {
+            // None of them is always the first.
+            let mut servers = SERVERS;
+            servers.rotate_left(round % SERVERS.len());
+            for server in servers {
                 stage.check_interrupted()?;
                 files.serve(server, clients).map_err(io("serve the file"))?;
                 bar.inc(1);

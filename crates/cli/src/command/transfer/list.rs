@@ -99,6 +99,8 @@ fn file_system(block: u64, mounts: &str) -> String {
         let mut fields = before.split(' ').skip(2);
         let is_it = fields.next() == Some(&number);
         let at = fields.nth(1).filter(|_| is_it)?;
+        // Users name mount points of FUSE: nothing of a name may control a terminal.
+        let at: String = at.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
         Some(format!("{} at {at}", after.split(' ').next()?))
     });
     found.unwrap_or(number)
@@ -206,10 +208,12 @@ mod tests {
     #[test]
     fn a_device_number_has_the_name_of_its_file_system() {
         let mounts = "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n\
-                      30 22 259:260 / /data rw - xfs /dev/nvme0n1p4 rw\n";
+                      30 22 259:260 / /data rw - xfs /dev/nvme0n1p4 rw\n\
+                      31 22 0:40 / /media/u/\u{1b}[2J rw - fuse x rw\n";
         assert_eq!(file_system(8 << 8 | 1, mounts), "ext4 at /");
         let high = 259 << 8 | 260 & 0xff | (260 & !0xff) << 12;
         assert_eq!(file_system(high, mounts), "xfs at /data");
         assert_eq!(file_system(1, mounts), "0:1");
+        assert_eq!(file_system(40, mounts), "fuse at /media/u/?[2J");
     }
 }

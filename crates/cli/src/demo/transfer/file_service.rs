@@ -172,7 +172,7 @@ impl<'s> FileService<'s> {
     }
 
     /// The rate over the CPU time, a line for each server.
-    pub(super) fn chart(&self, cores: &str) -> Chart {
+    pub(super) fn chart(&self, cores: &str, threads: u32) -> Chart {
         let axis =
             |label: &str| Axis { label: label.to_owned(), scale: Scale::Linear, unit: Unit::Plain };
         let line = |server: Server| {
@@ -184,7 +184,8 @@ impl<'s> FileService<'s> {
             title: "A file, encrypted, to 1, 2 and 4 clients: rate and CPU time".to_owned(),
             caption: format!(
                 "AES-256-GCM, {} of a file in the page cache, loopback TCP; {cores}. Marks are clients, from 1 on; higher is \
-                 faster, and further left is less CPU time. The loop is the simple one: read, seal, write with one buffer.",
+                 faster, and further left is less CPU time. The loop is the simple one: read, seal, write with one buffer and a thread for \
+                 each client. The engine has {threads} threads.",
                 bytes_for_people(self.content.len() as u64)
             ),
             warning: None,

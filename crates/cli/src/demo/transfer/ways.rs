@@ -212,15 +212,15 @@ impl Checks {
     }
 }
 
-/// What went one way.
-pub(super) struct Gone {
+/// A transfer that has ended, and what was checked.
+pub(super) struct Ran {
     pub(super) checks: Checks,
     pub(super) moved: Moved,
     pub(super) took: Duration,
 }
 
 /// What the ways have in common.
-pub(super) struct Road<'r> {
+pub(super) struct Runner<'r> {
     pub(super) engine: &'r Engine,
     pub(super) folder: &'r Path,
     /// The begin of the file.
@@ -228,9 +228,9 @@ pub(super) struct Road<'r> {
     pub(super) key: [u8; 32],
 }
 
-impl Road<'_> {
+impl Runner<'_> {
     /// One transfer, with what the other side got and the time it took.
-    pub(super) fn go(&self, way: &Way, corrupt: bool) -> io::Result<Gone> {
+    pub(super) fn run(&self, way: &Way, corrupt: bool) -> io::Result<Ran> {
         let plain: Cow<'_, [u8]> = match way.input {
             Input::PackedText => as_text(self.content).into(),
             _ => self.content.into(),
@@ -250,7 +250,7 @@ impl Road<'_> {
             checks.compare(&self.plain_of(way.output, got)?, &plain);
         }
         check_stages(&mut checks, way, &moved, &plain)?;
-        Ok(Gone { checks, moved, took })
+        Ok(Ran { checks, moved, took })
     }
 
     fn command(&self, way: &Way, source: Place, bytes: Option<u64>, sink: Place) -> Command {
