@@ -45,6 +45,8 @@ impl Socket for LocalSocket {
 /// The connections for notices, by rank.
 pub(crate) struct Controls<S> {
     links: Vec<Option<Link<S>>>,
+    /// The end of a rank was seen in the present wait, while bytes could be moved.
+    end_deferred: bool,
 }
 
 struct Link<S> {
@@ -59,7 +61,7 @@ impl<S: Socket> Controls<S> {
     /// `None` for the own rank.
     pub(crate) fn new(sockets: impl Iterator<Item = Option<S>>) -> Self {
         let link = |socket| Link { socket, notice: [0; NOTICE_BYTES], got: 0, has_left: false };
-        Self { links: sockets.map(|socket| socket.map(link)).collect() }
+        Self { links: sockets.map(|socket| socket.map(link)).collect(), end_deferred: false }
     }
 
     /// Whether a rank has left in order.
@@ -84,6 +86,27 @@ impl<S: Socket> Controls<S> {
             }
         }
         ended.map_or(Ok(()), Err)
+    }
+
+    /// Bytes have moved since the last wait.
+    pub(crate) fn begin_wait(&mut self) {
+        self.end_deferred = false;
+    }
+
+    /// [`Self::read`] at the end of a wait. A rank may have sent all that this call needs before it ended, so its end fails a wait
+    /// only if nothing can be moved, or if nothing has moved since the last time: what has arrived may need another rank first.
+    /// `can_move` is asked after the end was seen, and so sees all bytes that were sent before it.
+    pub(crate) fn read_unless(
+        &mut self,
+        can_move: impl FnOnce() -> Result<bool, Loss>,
+    ) -> Result<(), Loss> {
+        match self.read() {
+            Err(Loss::Ended(_)) if !self.end_deferred && can_move()? => {
+                self.end_deferred = true;
+                Ok(())
+            }
+            other => other,
+        }
     }
 
     /// Sends a notice to a rank. One that has ended needs none, and one with a full socket has others to read.

@@ -187,24 +187,28 @@ impl Shared {
             }
         }
     }
+}
 
-    /// Whether something can be moved; fails if what is waited for cannot come.
-    fn can_move(&mut self, wants: &Wants) -> Result<bool, Loss> {
-        for (rank, pair) in self.pairs.iter_mut().enumerate() {
-            let Some(pair) = pair else { continue };
-            let broken = |_: BrokenRing| Loss::Garbage(rank);
-            let (receives, sends) = (wants.receive & 1 << rank != 0, wants.send & 1 << rank != 0);
-            if receives && pair.reader.available().map_err(broken)? > 0
-                || sends && pair.writer.room().map_err(broken)? > 0
-            {
-                return Ok(true);
-            }
-            if (receives || sends) && self.controls.has_left(rank) {
-                return Err(Loss::Left(rank));
-            }
+/// Whether something can be moved; fails if what is waited for cannot come. `has_left`: whether a rank has left in order.
+fn can_move(
+    pairs: &mut [Option<Pair>],
+    wants: &Wants,
+    has_left: impl Fn(usize) -> bool,
+) -> Result<bool, Loss> {
+    for (rank, pair) in pairs.iter_mut().enumerate() {
+        let Some(pair) = pair else { continue };
+        let broken = |_: BrokenRing| Loss::Garbage(rank);
+        let (receives, sends) = (wants.receive & 1 << rank != 0, wants.send & 1 << rank != 0);
+        if receives && pair.reader.available().map_err(broken)? > 0
+            || sends && pair.writer.room().map_err(broken)? > 0
+        {
+            return Ok(true);
         }
-        Ok(false)
+        if (receives || sends) && has_left(rank) {
+            return Err(Loss::Left(rank));
+        }
     }
+    Ok(false)
 }
 
 impl Transport for Shared {
@@ -249,19 +253,23 @@ impl Transport for Shared {
     }
 
     fn wait(&mut self, wants: &Wants, waited: Duration, limit: Duration) -> Result<(), Loss> {
+        if waited.is_zero() {
+            self.controls.begin_wait();
+        }
         if self.spin.spins(waited) {
             return Ok(());
         }
         self.set_sleeping(wants, true);
-        let can_move = self.can_move(wants);
-        if matches!(can_move, Ok(false)) {
+        let movable = can_move(&mut self.pairs, wants, |rank| self.controls.has_left(rank));
+        if matches!(movable, Ok(false)) {
             let files: Vec<_> =
                 self.controls.files().map(|file| (file, Interest::Receive)).collect();
             wait_ready(&files, Some(limit.min(SLEEP_MAX)));
         }
         self.set_sleeping(wants, false);
-        can_move?;
-        self.controls.read()
+        movable?;
+        let Self { pairs, controls, .. } = self;
+        controls.read_unless(|| can_move(pairs, wants, |_| false))
     }
 
     fn end(&mut self, notice: Notice) {
@@ -274,7 +282,7 @@ mod tests {
     use super::*;
 
     /// Rank 0, and what rank 1 has of the pair.
-    fn ends() -> (Shared, ByteReader<MappedMemory>, LocalSocket) {
+    fn ends() -> (Shared, ByteReader<MappedMemory>, LocalSocket, ByteWriter<MappedMemory>) {
         let options = RegionOptions::default();
         let region = SharedMemory::create("test", REGION_BYTES, &options).unwrap();
         let (own, other) = LocalSocket::pair().unwrap();
@@ -288,12 +296,34 @@ mod tests {
             written: 0,
             read: 0,
         };
-        (shared, ByteReader::new(memory, 0, CAPACITY), other)
+        let theirs = ByteWriter::new(memory.clone(), RING_BYTES, CAPACITY);
+        (shared, ByteReader::new(memory, 0, CAPACITY), other, theirs)
+    }
+
+    #[test]
+    fn what_a_rank_sent_before_its_end_is_received() {
+        let (mut shared, _, socket, mut writer) = ends();
+        let wants = Wants { receive: 1 << 1, send: 0 };
+        writer.write(&[1; 8], &[]).unwrap();
+        drop(socket);
+        let wait = |shared: &mut Shared, millis| {
+            shared.wait(&wants, Duration::from_millis(millis), Duration::from_secs(60))
+        };
+        assert_eq!(wait(&mut shared, 0), Ok(()), "it spins");
+        assert_eq!(wait(&mut shared, 1), Ok(()));
+        // A call that cannot take the bytes does not wait for ever.
+        assert_eq!(wait(&mut shared, 2), Err(Loss::Ended(1)));
+        // They move, and the next wait begins.
+        assert_eq!(wait(&mut shared, 0), Ok(()));
+        assert_eq!(wait(&mut shared, 1), Ok(()));
+        assert_eq!(shared.receive(1, &mut [0; 16], false), Ok(8));
+        assert_eq!(wait(&mut shared, 0), Ok(()));
+        assert_eq!(wait(&mut shared, 1), Err(Loss::Ended(1)));
     }
 
     #[test]
     fn a_rank_that_sleeps_is_woken_at_the_end_of_a_call_or_after_many_bytes() {
-        let (mut shared, reader, socket) = ends();
+        let (mut shared, reader, socket, _) = ends();
         let woken = || {
             let got = socket.receive(&mut [0; 64]).unwrap();
             got.is_some()

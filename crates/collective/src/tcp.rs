@@ -210,25 +210,68 @@ impl Transport for Tcp {
     }
 
     fn wait(&mut self, wants: &Wants, waited: Duration, limit: Duration) -> Result<(), Loss> {
+        if waited.is_zero() {
+            self.controls.begin_wait();
+        }
         if self.spin.spins(waited) {
             return Ok(());
         }
-        let controls = self.controls.files().map(|file| (file, Interest::Receive));
-        let mut files: Vec<_> = controls.collect();
+        let mut data = Vec::new();
         for (rank, peer) in self.peers.iter().enumerate() {
             let Some(peer) = peer else { continue };
             if wants.receive & 1 << rank != 0 {
-                files.push((peer.receiving(), Interest::Receive));
+                data.push((peer.receiving(), Interest::Receive));
             }
             if wants.send & 1 << rank != 0 {
-                files.push((peer.sending(), Interest::Send));
+                data.push((peer.sending(), Interest::Send));
             }
         }
+        let controls = self.controls.files().map(|file| (file, Interest::Receive));
+        let files: Vec<_> = controls.chain(data.iter().copied()).collect();
         wait_ready(&files, Some(limit.min(SLEEP_MAX)));
-        self.controls.read()
+        self.controls.read_unless(|| Ok(wait_ready(&data, Some(Duration::ZERO)).contains(&true)))
     }
 
     fn end(&mut self, notice: Notice) {
         self.controls.notify_all(notice);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    #[test]
+    fn what_a_rank_sent_before_its_end_is_received() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let pair = || {
+            let theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            (prepared(listener.accept().unwrap().0).unwrap(), theirs)
+        };
+        let ((control, their_control), (data, mut their_data), (bulk, _their_bulk)) =
+            (pair(), pair(), pair());
+        let peer = Peer { data, bulk, is_lower: false, sends_bulk: false, receives_bulk: false };
+        let mut tcp = Tcp {
+            peers: vec![None, Some(peer)],
+            controls: Controls::new([None, Some(control)].into_iter()),
+            spin: Spin::of(2),
+        };
+        let wants = Wants { receive: 1 << 1, send: 0 };
+        let wait = |tcp: &mut Tcp, millis| {
+            tcp.wait(&wants, Duration::from_millis(millis), Duration::from_secs(60))
+        };
+        their_data.write_all(&[1; 8]).unwrap();
+        drop(their_control);
+        assert_eq!(wait(&mut tcp, 0), Ok(()), "it spins");
+        assert_eq!(wait(&mut tcp, 1), Ok(()));
+        // A call that cannot take the bytes does not wait for ever.
+        assert_eq!(wait(&mut tcp, 2), Err(Loss::Ended(1)));
+        assert_eq!(wait(&mut tcp, 0), Ok(()));
+        assert_eq!(wait(&mut tcp, 1), Ok(()));
+        assert_eq!(tcp.receive(1, &mut [0; 16], false), Ok(8));
+        assert_eq!(wait(&mut tcp, 0), Ok(()));
+        assert_eq!(wait(&mut tcp, 1), Err(Loss::Ended(1)));
     }
 }
