@@ -1,6 +1,6 @@
 /*
- * SERVAL_TRANSFER_SOCKET names an engine for the program that has it in its environment, and SERVAL_TRANSFER_TLS=1 lets the library make its TLS
- * records. Without these a file names programs:
+ * SERVAL_TRANSFER_SOCKET names an engine for the program that has it in its environment, SERVAL_TRANSFER_NONBLOCKING=1 lets that engine do calls on
+ * non-blocking sockets, too, and SERVAL_TRANSFER_TLS=1 lets the library make the program's TLS records. Without socket and TLS a file names programs:
  * /etc/serval/transfer.toml, or the one that SERVAL_TRANSFER_CONFIG names. So the library can be preloaded everywhere.
  *
  *     [[program]]
@@ -190,6 +190,7 @@ static const char *read_file(const char *name, char *text) {
 void settings_load(struct settings *settings) {
     memset(settings, 0, sizeof *settings);
     const char *engine = secure_getenv("SERVAL_TRANSFER_SOCKET"), *tls = secure_getenv("SERVAL_TRANSFER_TLS");
+    const char *nonblocking = secure_getenv("SERVAL_TRANSFER_NONBLOCKING");
     settings->tls = tls && strcmp(tls, "1") == 0;
     if (settings->tls && !engine) return;
     if (engine) {
@@ -197,7 +198,7 @@ void settings_load(struct settings *settings) {
         if (settings->on) strcpy(settings->engine, engine);
         else snprintf(settings->error, sizeof settings->error, "SERVAL_TRANSFER_SOCKET is longer than a socket's path can be");
         settings->bytes_min = SETTINGS_BYTES_DEFAULT;
-        settings->nonblocking = true;
+        settings->nonblocking = nonblocking && strcmp(nonblocking, "1") == 0;
         return;
     }
     const char *name = secure_getenv("SERVAL_TRANSFER_CONFIG");

@@ -55,6 +55,18 @@ static void reads_the_environment(void) {
         settings_load(&found);
         CHECK(found.tls == (strcmp(*value, "1") == 0) && !found.on);
     }
+    unsetenv("SERVAL_TRANSFER_TLS");
+    setenv("SERVAL_TRANSFER_SOCKET", "/run/engine", 1);
+    settings_load(&found);
+    CHECK(found.on && strcmp(found.engine, "/run/engine") == 0 && !found.nonblocking);
+    setenv("SERVAL_TRANSFER_NONBLOCKING", "0", 1);
+    settings_load(&found);
+    CHECK(!found.nonblocking);
+    setenv("SERVAL_TRANSFER_NONBLOCKING", "1", 1);
+    settings_load(&found);
+    CHECK(found.nonblocking);
+    unsetenv("SERVAL_TRANSFER_NONBLOCKING");
+    unsetenv("SERVAL_TRANSFER_SOCKET");
 }
 
 static void says_what_is_wrong(void) {

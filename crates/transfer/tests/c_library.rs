@@ -83,6 +83,7 @@ fn sendfile_keeps_its_promises_through_the_preloaded_library() {
         if preloaded {
             program.env("LD_PRELOAD", PROGRAMS.join("libserval_transfer_preload.so"));
         }
+        program.env("SERVAL_TRANSFER_NONBLOCKING", "1");
         program.envs(socket.map(|path| ("SERVAL_TRANSFER_SOCKET", path)));
         said(&mut program)
     };

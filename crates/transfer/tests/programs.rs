@@ -31,7 +31,7 @@ fn start(setup: &Setup, with: With, runtime: &str, program: &str, arguments: &[&
     command.arg(folder.join(program)).args(arguments).stdin(Stdio::null());
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).env_remove("SERVAL_TRANSFER_SOCKET");
     if with != With::Nothing {
-        command.env("LD_PRELOAD", LIBRARY.as_path());
+        command.env("LD_PRELOAD", LIBRARY.as_path()).env("SERVAL_TRANSFER_NONBLOCKING", "1");
     }
     match with {
         With::Nothing => {}

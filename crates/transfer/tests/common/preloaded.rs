@@ -60,6 +60,7 @@ impl Setup {
         command
             .env("LD_PRELOAD", LIBRARY.as_path())
             .env("SERVAL_TRANSFER_SOCKET", self.folder.join("engine"))
+            .env("SERVAL_TRANSFER_NONBLOCKING", "1")
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log);
