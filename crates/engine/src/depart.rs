@@ -396,4 +396,5 @@ fn take_backend_requests<N: Nic>(turn: &mut Turn<N>, service: usize, client: u32
     let Turn { services, nic, now_ns, clock, scratch, .. } = turn;
     let clock_ns = || clock.as_ref().map_or(*now_ns, |clock| clock());
     services[service].backends.take_backend_requests(nic, client, (*now_ns, &clock_ns), scratch);
+    turn.take_socket_transfers(service as u16);
 }

@@ -2,8 +2,10 @@
 //!
 //! A block sends a [`TransferCommand`] through the client mqueue of a backend that does transfers, and gets a [`TransferDone`] as its
 //! answer. Files and peers are those that the configuration of the service names, by index; memory is the window of the mqueue, which belongs to
-//! this block alone. Everything in a command is a claim of the kernel: [`TransferOrder::decode`] makes an order of a copy of it, or a status, and
+//! this block alone. A sink may also be a connection of the block's own: `endpoint/sockets/lend.rs`. Everything in a command is a claim of the kernel: [`TransferOrder::decode`] makes an order of a copy of it, or a status, and
 //! nothing is touched before. The engine's threads move no bytes: a [`Transfers`] does, on threads of its own.
+
+use std::os::fd::OwnedFd;
 
 use mqueue::abi::transfer_status as status;
 use mqueue::abi::{TransferCommand, TransferDone, transfer_digest, transfer_place, transfer_stage};
@@ -30,6 +32,15 @@ pub enum TransferPlace {
         /// Its index in [`crate::topology::Service::files`].
         file: u16,
     },
+    /// A connection of the block's own, as a sink. The worker checks slot, lease and position before it lends the connection.
+    Socket {
+        /// The slot.
+        slot: u16,
+        /// Its lease.
+        lease: u32,
+        /// Bytes of its ring that are sent before.
+        position: u64,
+    },
 }
 
 /// A command that was checked.
@@ -51,8 +62,8 @@ pub struct TransferOrder {
 
 /// Executes the transfers of one block, without ever making its caller wait. Dropping it cancels those in flight.
 pub trait Transfers: Send {
-    /// Starts a transfer. False: it takes no more now.
-    fn start(&mut self, number: u64, order: &TransferOrder) -> bool;
+    /// Starts a transfer; `socket` is the connection of one whose sink is a [`TransferPlace::Socket`]. False: it takes no more now.
+    fn start(&mut self, number: u64, order: &TransferOrder, socket: Option<OwnedFd>) -> bool;
 
     /// A transfer that has ended: its number, and how. What it has written is visible to the caller.
     fn next(&mut self) -> Option<(u64, TransferDone)>;
@@ -74,7 +85,8 @@ impl TransferOrder {
         let command = TransferCommand::from_bytes(bytes);
         let TransferCommand { digest, stages, .. } = command;
         let is_one_at_most = |of: u8| (stages & of).count_ones() <= 1;
-        if command.reserved != [0; 4]
+        if command.reserved != [0; 3]
+            || (command.lease != 0) != (command.sink == transfer_place::SOCKET)
             || digest > transfer_digest::CRC32C
             || stages & !ALL_STAGES != 0
             || !is_one_at_most(EXPANSIONS)
@@ -85,7 +97,14 @@ impl TransferOrder {
         let all = command.bytes == u64::MAX;
         let source = (command.source, command.source_file, command.source_offset);
         let source = place(source, files)?;
-        let sink = place((command.sink, command.sink_file, command.sink_offset), files)?;
+        let sink = match command.sink {
+            transfer_place::SOCKET => TransferPlace::Socket {
+                slot: command.sink_file,
+                lease: command.lease.try_into().map_err(|_| status::NOT_ALLOWED)?,
+                position: command.sink_offset,
+            },
+            kind => place((kind, command.sink_file, command.sink_offset), files)?,
+        };
         let opens = stages & transfer_stage::OPEN != 0;
         let seals = stages & transfer_stage::SEAL != 0;
         if !may(files, source, opens, |_| true) || !may(files, sink, seals, FileSpec::is_writable) {
@@ -130,10 +149,10 @@ fn place((kind, file, offset): (u8, u16, u64), files: &[FileSpec]) -> Result<Tra
     })
 }
 
-/// Whether a place allows a direction, and has a key if one is needed. The block's memory has none.
+/// Whether a place allows a direction, and has a key if one is needed. The block's memory and its sockets have none.
 fn may(files: &[FileSpec], at: TransferPlace, keyed: bool, allows: fn(&FileSpec) -> bool) -> bool {
     match at {
-        TransferPlace::Memory { .. } => !keyed,
+        TransferPlace::Memory { .. } | TransferPlace::Socket { .. } => !keyed,
         TransferPlace::File { file, .. } | TransferPlace::Connection { file } => {
             let spec = &files[usize::from(file)];
             allows(spec) && (!keyed || spec.key.is_some())

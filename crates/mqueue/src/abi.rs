@@ -381,6 +381,10 @@ pub mod transfer_place {
     pub const MEMORY: u8 = 2;
     /// A new connection to a peer among the files of the service.
     pub const CONNECTION: u8 = 3;
+    /// A socket of the block, as a sink: the slot is [`TransferCommand::sink_file`](super::TransferCommand::sink_file), its lease
+    /// [`TransferCommand::lease`](super::TransferCommand::lease). The offset is the position of the slot's STREAM_TX when the command was made:
+    /// the bytes before it are sent before the transfer, those behind it after it.
+    pub const SOCKET: u8 = 4;
 }
 
 /// Values of [`TransferCommand::digest`].

@@ -69,7 +69,8 @@ fn command(from: (u8, u16, u64), to: (u8, u16, u64), bytes: u64) -> TransferComm
         source_offset: from.2,
         sink_offset: to.2,
         bytes,
-        reserved: [0; 4],
+        lease: 0,
+        reserved: [0; 3],
     }
 }
 
@@ -219,7 +220,7 @@ fn every_hostile_command_is_answered_and_touches_nothing() {
         (TransferCommand { stages: 2 | 4, ..good }, status::BAD_COMMAND),
         (TransferCommand { stages: transfer_stage::SEAL, ..good }, status::NOT_ALLOWED),
         (TransferCommand { stages: transfer_stage::COMPRESS_GZIP, ..good }, status::BAD_COMMAND),
-        (TransferCommand { reserved: [0, 0, 0, 1], ..good }, status::BAD_COMMAND),
+        (TransferCommand { reserved: [0, 0, 1], ..good }, status::BAD_COMMAND),
         (TransferCommand { sink_file: 1, ..good }, status::BAD_COMMAND),
         (command(memory(0), memory(8), 8), status::BAD_COMMAND),
         // Files of others, and another kind of place.

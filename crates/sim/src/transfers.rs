@@ -5,6 +5,7 @@
 //! key of a command is an offset in it, and comes back with its end, so answers that were exchanged are found.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use engine::topology::{FileAt, FileSpec};
@@ -137,7 +138,9 @@ fn key_of(order: &TransferOrder) -> u64 {
     let places = [order.source, order.sink].into_iter();
     let offset = |place| match place {
         TransferPlace::File { offset, .. } => Some(offset),
-        TransferPlace::Memory { .. } | TransferPlace::Connection { .. } => None,
+        TransferPlace::Memory { .. }
+        | TransferPlace::Connection { .. }
+        | TransferPlace::Socket { .. } => None,
     };
     places.filter_map(offset).next().unwrap_or(0)
 }
@@ -156,12 +159,14 @@ fn is_allowed(order: &TransferOrder, disk: &Disk) -> bool {
             .files
             .get(usize::from(file))
             .is_some_and(|spec| !matches!(spec.at, FileAt::File { .. })),
+        // The worker has looked for it.
+        TransferPlace::Socket { .. } => writes,
     };
     has(order.source, false) && has(order.sink, true)
 }
 
 impl Transfers for Executor {
-    fn start(&mut self, number: u64, order: &TransferOrder) -> bool {
+    fn start(&mut self, number: u64, order: &TransferOrder, socket: Option<OwnedFd>) -> bool {
         let behaviour = self.disk.setup.behaviour;
         let in_flight = self.in_flight();
         let mut books = lock(&self.disk.setup.books);
@@ -336,7 +341,8 @@ fn command(source: (u8, u16, u64), sink: (u8, u16, u64), bytes: u64) -> Transfer
         source_offset: source.2,
         sink_offset: sink.2,
         bytes,
-        reserved: [0; 4],
+        lease: 0,
+        reserved: [0; 3],
     }
 }
 
@@ -356,6 +362,7 @@ fn forged(disk: &Disk, rng: &mut Rng) -> Vec<u8> {
     let mut command = command(source, sink, number(rng));
     command.digest = rng.below(6) as u8;
     command.stages = if rng.chance(500) { rng.below(256) as u8 } else { 0 };
-    command.reserved[3] = u64::from(rng.chance(50));
+    command.lease = if rng.chance(100) { rng.below(4) } else { 0 };
+    command.reserved[2] = u64::from(rng.chance(50));
     command.to_bytes().to_vec()
 }

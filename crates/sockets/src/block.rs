@@ -268,6 +268,27 @@ impl<M: Memory> BlockSockets<M> {
         }
     }
 
+    /// Whether a slot has this lease, with a connection that is open, or that is closing.
+    pub fn is_leased_as(&self, slot: u32, lease: u32) -> bool {
+        self.slots.get(slot as usize).is_some_and(|slot| {
+            matches!(slot.state, State::Open | State::Closing)
+                && (slot.generation == lease || mutants::on("lend_to_old_lease"))
+        })
+    }
+
+    /// The lease of a slot.
+    pub fn lease_of(&self, slot: u32) -> u32 {
+        self.slots[slot as usize].generation
+    }
+
+    /// Positions in the bytes that the block writes to a slot: up to the first one they were [sent](Self::sent), up to the second one written.
+    pub fn send_positions(&mut self, slot: u32) -> Result<(u64, u64), BrokenRing> {
+        let entry = &mut self.slots[slot as usize];
+        entry.note_sent()?;
+        let sent = entry.tx.position();
+        Ok((sent, sent + entry.in_ring(crate::Direction::Send)))
+    }
+
     /// Whether the block writes nothing more than what is in the ring.
     pub fn is_shut(&self, slot: u32) -> bool {
         self.slots[slot as usize].tx.writer_end() != 0

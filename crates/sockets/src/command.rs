@@ -68,11 +68,13 @@ pub enum End {
     Idle,
     /// After a close the peer went on sending for `limits.slow_client_ms`.
     UnreadInput,
+    /// A transfer to it failed when it had written a part.
+    TransferFailed,
 }
 
 impl End {
     /// How many there are.
-    pub const COUNT: usize = 12;
+    pub const COUNT: usize = 13;
     /// All of them.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Closed,
@@ -87,6 +89,7 @@ impl End {
         Self::NoDescriptor,
         Self::Idle,
         Self::UnreadInput,
+        Self::TransferFailed,
     ];
 
     /// Its name in metrics.
@@ -104,6 +107,7 @@ impl End {
             Self::NoDescriptor => "no_descriptor",
             Self::Idle => "idle",
             Self::UnreadInput => "unread_input",
+            Self::TransferFailed => "transfer_failed",
         }
     }
 }

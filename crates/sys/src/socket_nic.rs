@@ -649,7 +649,15 @@ impl Nic for SocketNic {
         self.streams.shutdown(key);
     }
 
+    fn lend(&mut self, key: StreamKey) -> Option<OwnedFd> {
+        self.streams.lend(key)
+    }
+
     fn close(&mut self, key: StreamKey, how: Close) {
+        if let Some(socket) = self.streams.lent(key) {
+            // The other descriptor would keep it in the set, and its events would be those of the next stream with this key.
+            self.poller.forget(socket);
+        }
         self.streams.close(key, how);
         // A descriptor is free: retry a listener that lacked one at the next poll.
         self.stalled_polls = self.stalled_polls.min(1);

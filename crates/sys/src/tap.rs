@@ -17,6 +17,7 @@ mod packet;
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
@@ -489,6 +490,11 @@ impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> Nic for Tap<N> {
     fn shutdown(&mut self, key: StreamKey) {
         self.tell(key, From::Here, FIN, b"");
         self.nic.shutdown(key);
+    }
+
+    /// What others write is not seen here.
+    fn lend(&mut self, key: StreamKey) -> Option<OwnedFd> {
+        self.nic.lend(key)
     }
 
     fn close(&mut self, key: StreamKey, how: Close) {

@@ -13,6 +13,7 @@ mod tx_batch;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
@@ -515,6 +516,13 @@ pub trait Nic {
     /// Ends the sending direction of a [`Transport::Tcp`] stream: the peer reads an end after what was written. The stream can
     /// still be read.
     fn shutdown(&mut self, key: StreamKey);
+
+    /// Another descriptor of a [`Transport::Tcp`] stream, for someone else who writes to it; this side writes nothing until that has ended. A
+    /// stream that was lent and is closed with [`Close::Reset`] is reset at once, although the other descriptor is still open. `None`: it
+    /// cannot be lent.
+    fn lend(&mut self, _key: StreamKey) -> Option<OwnedFd> {
+        None
+    }
 
     /// Ends a stream; the key is free afterwards. Unknown keys are ignored.
     fn close(&mut self, key: StreamKey, how: Close);

@@ -101,6 +101,7 @@
 #define SERVAL_TRANSFER_FILE 1u
 #define SERVAL_TRANSFER_MEMORY 2u
 #define SERVAL_TRANSFER_CONNECTION 3u
+#define SERVAL_TRANSFER_SOCKET 4u
 #define SERVAL_TRANSFER_NO_DIGEST 0u
 #define SERVAL_TRANSFER_MD5 1u
 #define SERVAL_TRANSFER_SHA1 2u
@@ -285,15 +286,16 @@ struct serval_socket_message {
 /* A request to a backend that does transfers. Every number is checked by the engine. */
 struct serval_transfer_command {
   uint8_t source; /* 0: FILE, MEMORY or CONNECTION. */
-  uint8_t sink; /* 1: FILE, MEMORY or CONNECTION. */
+  uint8_t sink; /* 1: FILE, MEMORY, CONNECTION or SOCKET. */
   uint8_t digest; /* 2: Digest of the plain bytes: NONE, MD5, SHA1, SHA256 or CRC32C. */
   uint8_t stages; /* 3: Bits of transfer_stage. */
   uint16_t source_file; /* 4: FILE and CONNECTION: its number among the files of the service. MEMORY: 0. */
-  uint16_t sink_file; /* 6: The same of the sink. */
+  uint16_t sink_file; /* 6: The same of the sink. SOCKET: its slot. */
   uint64_t source_offset; /* 8: The first byte at the source; 0 of a connection. */
-  uint64_t sink_offset; /* 16: The first byte at the sink; 0 of a connection. */
+  uint64_t sink_offset; /* 16: The first byte at the sink; 0 of a connection. SOCKET: bytes that the block had written to its STREAM_TX before. */
   uint64_t bytes; /* 24: Bytes to take from the source; u64::MAX: to the end of the file or of the stream. */
-  uint64_t reserved[4]; /* 32: Zero. */
+  uint64_t lease; /* 32: SOCKET: the lease of the slot. Others: 0. */
+  uint64_t reserved[3]; /* 40: Zero. */
 };
 
 /* The answer to a TransferCommand: how it ended. */
@@ -496,7 +498,8 @@ SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_command, sink_file) == 6);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_command, source_offset) == 8);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_command, sink_offset) == 16);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_command, bytes) == 24);
-SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_command, reserved) == 32);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_command, lease) == 32);
+SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_command, reserved) == 40);
 SERVAL_ASSERT_LAYOUT(sizeof(struct serval_transfer_done) == 64);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_done, status) == 0);
 SERVAL_ASSERT_LAYOUT(offsetof(struct serval_transfer_done, digest_bytes) == 4);

@@ -78,6 +78,9 @@ class Socket {
     // Sends all bytes. With another status than OK some may have been sent.
     inline SERVAL_DEVICE Status send_all(Block& block, const void* from, uint64_t bytes, uint64_t deadline_ns = NO_DEADLINE);
 
+    // Bytes that were sent so far: where those of a transfer to this socket begin.
+    inline SERVAL_DEVICE uint64_t position() const;
+
     // Ends the sending direction: the peer reads the end after what was sent. Receiving goes on.
     inline SERVAL_DEVICE Status shutdown(Block& block);
     // Ends the socket without waiting; the engine sends what is left.
@@ -88,6 +91,7 @@ class Socket {
   private:
     friend class Sockets;
     friend class Listener;
+    friend class Transfers;
     Sockets* sockets_;
     uint32_t slot_;
     uint32_t generation_;

@@ -392,6 +392,11 @@ inline SERVAL_DEVICE Status Socket::send_all(Block& block, const void* from, uin
     return OK;
 }
 
+inline SERVAL_DEVICE uint64_t Socket::position() const {
+    const Sockets::Slot* slot = sockets_ ? sockets_->find(*this) : nullptr;
+    return slot ? slot->tx.head : 0;
+}
+
 inline SERVAL_DEVICE Status Socket::shutdown(Block& block) {
     if (!sockets_) return CLOSED;
     Sockets::Slot* slot = sockets_->find(*this);

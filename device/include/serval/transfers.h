@@ -18,6 +18,7 @@
 #define SERVAL_TRANSFERS_H
 
 #include "kernel.h"
+#include "sockets.h"
 
 namespace serval {
 
@@ -28,7 +29,7 @@ struct TransferCommand : serval_transfer_command {
 
     SERVAL_INLINE TransferCommand(uint8_t from, uint16_t from_number, uint64_t from_offset, uint8_t to, uint16_t to_number, uint64_t to_offset,
                                   uint64_t count)
-        : serval_transfer_command{from, to, SERVAL_TRANSFER_NO_DIGEST, 0, from_number, to_number, from_offset, to_offset, count, {0, 0, 0, 0}} {}
+        : serval_transfer_command{from, to, SERVAL_TRANSFER_NO_DIGEST, 0, from_number, to_number, from_offset, to_offset, count, 0, {0, 0, 0}} {}
 
     // With a digest of the plain bytes: SERVAL_TRANSFER_MD5, SHA1, SHA256 or CRC32C.
     SERVAL_INLINE TransferCommand with_digest(uint8_t kind) const {
@@ -76,6 +77,15 @@ class Transfers {
     SERVAL_INLINE TransferCommand send_memory(uint64_t at, uint64_t bytes, uint16_t peer) const {
         return TransferCommand(SERVAL_TRANSFER_MEMORY, 0, at, SERVAL_TRANSFER_CONNECTION, peer, 0, bytes);
     }
+    // From a file, or the memory, to a socket of the block, which stays open. The peer gets what was sent to the socket before, the bytes of the transfer,
+    // and what is sent later, in this order; sending goes on at once. Close or shut the socket when the result is there. A transfer that fails when it
+    // has written a part resets the connection.
+    SERVAL_INLINE TransferCommand send_file(uint16_t file, uint64_t offset, uint64_t bytes, const Socket& socket) const {
+        return to_socket(TransferCommand(SERVAL_TRANSFER_FILE, file, offset, SERVAL_TRANSFER_SOCKET, 0, 0, bytes), socket);
+    }
+    SERVAL_INLINE TransferCommand send_memory(uint64_t at, uint64_t bytes, const Socket& socket) const {
+        return to_socket(TransferCommand(SERVAL_TRANSFER_MEMORY, 0, at, SERVAL_TRANSFER_SOCKET, 0, 0, bytes), socket);
+    }
     SERVAL_INLINE TransferCommand receive(uint16_t peer, uint64_t bytes, uint64_t at = 0) const {
         return TransferCommand(SERVAL_TRANSFER_CONNECTION, peer, 0, SERVAL_TRANSFER_MEMORY, 0, at, bytes);
     }
@@ -104,6 +114,14 @@ class Transfers {
     }
 
   private:
+    SERVAL_INLINE static TransferCommand to_socket(TransferCommand command, const Socket& socket) {
+        command.sink_file = static_cast<uint16_t>(socket.slot_);
+        // No slot has the lease of a socket that there is not: the engine answers CLOSED.
+        command.lease = socket ? socket.generation_ : UINT32_MAX;
+        command.sink_offset = socket.position();
+        return command;
+    }
+
     SERVAL_INLINE static TransferResult result(const Message& answer) {
         TransferResult r{{SERVAL_TRANSFER_FAILED, 0, 0, 0, {}, 0}, answer ? answer.tag() : 0};
         if (!answer) return r;

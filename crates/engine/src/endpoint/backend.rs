@@ -40,7 +40,8 @@ use wire::nic::{Nic, StreamKey, Transport};
 use self::datagram::DatagramSocket;
 use self::path::{BackendPath, Decided, Gathered, Waiting};
 use self::stream::BackendConnection;
-use self::transfers::BlockTransfers;
+pub(crate) use self::transfers::SocketTransfer;
+use self::transfers::{BlockTransfers, EndedTransfer};
 use crate::metrics::ServiceCounters;
 use crate::service::ends::MqueueEnds;
 use crate::topology::{Backend, FileSpec, Service, Sockets};
@@ -189,6 +190,9 @@ pub(crate) struct Backends {
     files: Box<[FileSpec]>,
     /// Client mqueues with transfers in flight.
     transferring: Vec<u32>,
+    /// Commands whose sinks are sockets of their blocks, and ends of such transfers: for the worker.
+    to_sockets: Vec<SocketTransfer>,
+    ended_on_sockets: Vec<EndedTransfer>,
     /// Client mqueues whose TX ring could not be emptied this turn, and those of the last turn.
     blocked: Vec<u32>,
     retried: Vec<u32>,
@@ -211,6 +215,8 @@ impl Backends {
             pools: service.backends.iter().map(BackendPool::new).collect(),
             files: service.files.clone().into(),
             transferring: Vec::with_capacity(clients.len()),
+            to_sockets: Vec::new(),
+            ended_on_sockets: Vec::new(),
             blocked: Vec::with_capacity(clients.len()),
             retried: Vec::with_capacity(clients.len()),
             rung: Vec::with_capacity(clients.len()),
@@ -638,6 +644,7 @@ impl Backends {
         self.rung.retain(|client| !clients.contains(client));
         self.corrupt.retain(|client| !clients.contains(client));
         self.transferring.retain(|client| !clients.contains(client));
+        self.to_sockets.retain(|transfer| !clients.contains(&transfer.client));
         for number in clients.clone() {
             let entry = &mut self.clients[number as usize];
             entry.alive = false;

@@ -11,6 +11,7 @@
 //! | before the blocks are driven: each connection that may have bytes is read once, into its ring | `sockets/stream.rs` |
 //! | after they were driven: what they wrote is sent, one write for each connection | `sockets/stream.rs` |
 //! | once a millisecond: time limits | `sockets/open.rs` |
+//! | connections to which transfers of blocks write | `sockets/lend.rs` |
 //! | the end of connections | `sockets/end.rs`, `sockets/linger.rs` |
 //!
 //! *Back-pressure.* A connection whose ring is full is not read until the block notifies the engine that it has read half of it, so the peer's
@@ -24,6 +25,7 @@
 
 mod commands;
 mod end;
+mod lend;
 mod linger;
 mod open;
 mod stream;
@@ -34,6 +36,7 @@ use mqueue::MappedMemory;
 use sockets::{BlockSockets, Books, Direction, State};
 use wire::nic::{PortIndex, StreamKey};
 
+use self::lend::Loan;
 use crate::metrics::ServiceCounters;
 use crate::service::ends::SocketEnds;
 use crate::topology::{Service, SocketSpec};
@@ -66,6 +69,8 @@ pub(crate) struct Connection {
     active_ns: u64,
     /// It ends when no byte came or went for this long.
     idle_ns: u64,
+    /// A transfer writes to it, or will.
+    loan: Option<Loan>,
 }
 
 /// The sockets of one block.
@@ -112,6 +117,7 @@ impl Connection {
             deadline_ns: u64::MAX,
             active_ns: 0,
             idle_ns: u64::MAX,
+            loan: None,
         }
     }
 
@@ -130,7 +136,7 @@ impl Connection {
 
     /// Whether no byte came or went for too long.
     fn is_idle(&self, now_ns: u64) -> bool {
-        now_ns.saturating_sub(self.active_ns) >= self.idle_ns
+        self.loan.is_none() && now_ns.saturating_sub(self.active_ns) >= self.idle_ns
     }
 }
 

@@ -32,6 +32,7 @@ prop_compose! {
         stages in prop_oneof![3 => Just(0u8), 1 => any::<u8>()],
         (source_file, sink_file) in (0u16..6, 0u16..6),
         (source_offset, sink_offset, bytes) in (number(), number(), number()),
+        lease in prop_oneof![Just(0u64), Just(1), Just(u64::MAX)],
         reserved in prop_oneof![20 => Just(0u64), 1 => Just(1)],
     ) -> TransferCommand {
         TransferCommand {
@@ -44,7 +45,8 @@ prop_compose! {
             source_offset,
             sink_offset,
             bytes,
-            reserved: [0, 0, 0, reserved],
+            lease,
+            reserved: [0, 0, reserved],
         }
     }
 }
@@ -57,6 +59,7 @@ fn is_allowed(at: TransferPlace, writes: bool, bytes: Option<u64>) -> bool {
         }
         TransferPlace::File { file, .. } => file < 2 && (!writes || file == 1),
         TransferPlace::Connection { file } => file == 2 || file == 3,
+        TransferPlace::Socket { lease, .. } => writes && lease != 0,
     }
 }
 
@@ -109,7 +112,8 @@ fn orders_are_what_their_commands_say() {
         source_offset: 7,
         sink_offset: MEMORY - 9,
         bytes: 9,
-        reserved: [0; 4],
+        lease: 0,
+        reserved: [0; 3],
     };
     let order = TransferOrder::decode(&command.to_bytes(), &files(), MEMORY);
     assert_eq!(
@@ -136,4 +140,25 @@ fn orders_are_what_their_commands_say() {
     let order = TransferOrder::decode(&back.to_bytes(), &files(), MEMORY).unwrap();
     assert_eq!(order.sink, TransferPlace::Connection { file: 3 });
     assert_eq!((order.bytes, order.most), (Some(9), u64::MAX));
+    let own = TransferCommand {
+        sink: transfer_place::SOCKET,
+        sink_file: 5,
+        sink_offset: 1 << 40,
+        lease: 6,
+        stages: 0,
+        ..back
+    };
+    let order = TransferOrder::decode(&own.to_bytes(), &files(), MEMORY).unwrap();
+    let socket = TransferPlace::Socket { slot: 5, lease: 6, position: 1 << 40 };
+    assert_eq!((order.sink, order.most), (socket, u64::MAX));
+    for (wrong, why) in [
+        (TransferCommand { lease: 0, ..own }, status::BAD_COMMAND),
+        (TransferCommand { lease: 1 << 32, ..own }, status::NOT_ALLOWED),
+        (TransferCommand { lease: 6, ..back }, status::BAD_COMMAND),
+        (TransferCommand { source: transfer_place::SOCKET, ..own }, status::BAD_COMMAND),
+        (TransferCommand { stages: transfer_stage::SEAL, ..own }, status::NOT_ALLOWED),
+        (TransferCommand { sink_offset: u64::MAX, ..own }, status::RANGE),
+    ] {
+        assert_eq!(TransferOrder::decode(&wrong.to_bytes(), &files(), MEMORY), Err(why));
+    }
 }

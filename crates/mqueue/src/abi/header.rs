@@ -2,10 +2,11 @@
 
 use super::*;
 
-const TRANSFER_VALUES: [(&str, u32); 26] = [
+const TRANSFER_VALUES: [(&str, u32); 27] = [
     ("FILE", transfer_place::FILE as u32),
     ("MEMORY", transfer_place::MEMORY as u32),
     ("CONNECTION", transfer_place::CONNECTION as u32),
+    ("SOCKET", transfer_place::SOCKET as u32),
     ("NO_DIGEST", transfer_digest::NONE as u32),
     ("MD5", transfer_digest::MD5 as u32),
     ("SHA1", transfer_digest::SHA1 as u32),

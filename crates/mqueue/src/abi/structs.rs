@@ -296,7 +296,7 @@ shared_structs! {
     struct TransferCommand as "serval_transfer_command", size 64 {
         /// FILE, MEMORY or CONNECTION.
         source: u8,
-        /// FILE, MEMORY or CONNECTION.
+        /// FILE, MEMORY, CONNECTION or SOCKET.
         sink: u8,
         /// Digest of the plain bytes: NONE, MD5, SHA1, SHA256 or CRC32C.
         digest: u8,
@@ -304,16 +304,18 @@ shared_structs! {
         stages: u8,
         /// FILE and CONNECTION: its number among the files of the service. MEMORY: 0.
         source_file: u16,
-        /// The same of the sink.
+        /// The same of the sink. SOCKET: its slot.
         sink_file: u16,
         /// The first byte at the source; 0 of a connection.
         source_offset: u64,
-        /// The first byte at the sink; 0 of a connection.
+        /// The first byte at the sink; 0 of a connection. SOCKET: bytes that the block had written to its STREAM_TX before.
         sink_offset: u64,
         /// Bytes to take from the source; u64::MAX: to the end of the file or of the stream.
         bytes: u64,
+        /// SOCKET: the lease of the slot. Others: 0.
+        lease: u64,
         /// Zero.
-        reserved: [u64; 4],
+        reserved: [u64; 3],
     }
 
     /// The answer to a TransferCommand: how it ended.

@@ -89,10 +89,19 @@ impl ServiceTransfers {
 
 /// What goes to a courier.
 enum Message {
-    /// With when it was asked for: its limit counts from then on.
-    Start(Arc<BlockTransfers>, u64, TransferOrder, Instant),
+    Start(Arc<BlockTransfers>, Start),
     /// The block is gone.
     Cancel(Arc<BlockTransfers>),
+}
+
+/// A transfer to be started.
+struct Start {
+    number: u64,
+    order: TransferOrder,
+    /// Its sink, if that is a socket of the block.
+    socket: Option<OwnedFd>,
+    /// When it was asked for: its limit counts from then on.
+    asked: Instant,
 }
 
 /// The transfers of one block of one generation.
@@ -116,9 +125,10 @@ struct Executor {
 }
 
 impl Transfers for Executor {
-    fn start(&mut self, number: u64, order: &TransferOrder) -> bool {
+    fn start(&mut self, number: u64, order: &TransferOrder, socket: Option<OwnedFd>) -> bool {
         let courier = self.block.files.courier(order);
-        let message = Message::Start(self.block.clone(), number, *order, Instant::now());
+        let start = Start { number, order: *order, socket, asked: Instant::now() };
+        let message = Message::Start(self.block.clone(), start);
         self.couriers[courier].try_send(message).is_ok()
     }
 
@@ -142,9 +152,7 @@ fn carry(engine: &Engine, tenant: &str, orders: &Receiver<Message>) {
     while let Ok(message) = orders.recv() {
         match message {
             // Its weight may have changed.
-            Message::Start(block, number, order, asked) => {
-                block.start(engine, &engine.tenant(tenant), number, &order, asked)
-            }
+            Message::Start(block, start) => block.start(engine, &engine.tenant(tenant), start),
             Message::Cancel(block) => block.cancel(),
         }
     }
@@ -155,18 +163,12 @@ impl BlockTransfers {
         self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn start(
-        self: &Arc<Self>,
-        engine: &Engine,
-        tenant: &Account,
-        number: u64,
-        order: &TransferOrder,
-        asked: Instant,
-    ) {
+    fn start(self: &Arc<Self>, engine: &Engine, tenant: &Account, start: Start) {
         if self.is_gone.load(Ordering::Acquire) {
             return;
         }
-        let command = match self.command(order, asked) {
+        let number = start.number;
+        let command = match self.command(start) {
             Ok(command) => command,
             Err(status) => return self.answer(number, refused(status)),
         };
@@ -208,10 +210,15 @@ impl BlockTransfers {
         left.filter(|left| !left.is_zero()).ok_or(status::TIMEOUT)
     }
 
-    fn command(&self, order: &TransferOrder, asked: Instant) -> Result<Command, u32> {
-        let stages = self.stages(order)?;
+    fn command(&self, start: Start) -> Result<Command, u32> {
+        let Start { order, socket, asked, .. } = start;
+        let stages = self.stages(&order)?;
         let place = |at| self.place(at, self.left(asked)?);
-        let (source, sink) = (place(order.source)?, place(order.sink)?);
+        let source = place(order.source)?;
+        let sink = match socket {
+            Some(socket) => Place::Socket(socket),
+            None => place(order.sink)?,
+        };
         let left = self.left(asked)?;
         let command = Command::new(source, order.bytes, stages, sink);
         Ok(command.stall(left).deadline(left))
@@ -220,6 +227,7 @@ impl BlockTransfers {
     fn place(&self, at: TransferPlace, left: Duration) -> Result<Place, u32> {
         let clone = |file: std::io::Result<OwnedFd>| file.map_err(|_| status::EXHAUSTED);
         match at {
+            TransferPlace::Socket { .. } => Err(status::NOT_ALLOWED),
             TransferPlace::Memory { offset } => {
                 let memory = clone(self.memory.fd().try_clone_to_owned())?;
                 Ok(Place::File(memory, self.window + offset))
@@ -348,10 +356,11 @@ mod tests {
         };
         // It waited in the queue for all of its time.
         let past = Instant::now().checked_sub(limit).expect("the clock is old enough");
-        assert_eq!(block.command(&order, past).err(), Some(status::TIMEOUT));
+        let start = |asked| Start { number: 1, order, socket: None, asked };
+        assert_eq!(block.command(start(past)).err(), Some(status::TIMEOUT));
         let accepted = listener.accept().map(drop).map_err(|error| error.kind());
         assert_eq!(accepted, Err(ErrorKind::WouldBlock), "nothing connects for it");
-        assert!(block.command(&order, Instant::now()).is_ok());
+        assert!(block.command(start(Instant::now())).is_ok());
         let half = Instant::now() - limit / 2;
         assert!(block.left(half).unwrap() <= limit / 2);
         // One of those that connected.

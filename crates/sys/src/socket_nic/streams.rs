@@ -44,6 +44,8 @@ pub(super) struct Stream {
     owed: bool,
     /// A UDP socket that is read and written in batches.
     batches: Option<Box<Segmentation>>,
+    /// Someone else may have a descriptor of it.
+    lent: bool,
 }
 
 impl Stream {
@@ -171,6 +173,7 @@ impl Streams {
             hung_up: false,
             owed: false,
             batches: None,
+            lent: false,
         };
         self.table[index].insert(stream).socket.as_fd()
     }
@@ -279,6 +282,20 @@ impl Streams {
         }
     }
 
+    /// Another descriptor of a TCP stream.
+    pub(super) fn lend(&mut self, key: StreamKey) -> Option<OwnedFd> {
+        let stream = self.stream_mut(key).filter(|stream| stream.transport == Transport::Tcp)?;
+        let socket = stream.socket.try_clone().ok()?;
+        stream.lent = true;
+        Some(socket)
+    }
+
+    /// A stream of which someone else may have a descriptor.
+    pub(super) fn lent(&self, key: StreamKey) -> Option<BorrowedFd<'_>> {
+        let stream = self.table.get(key as usize)?.as_ref().filter(|stream| stream.lent)?;
+        Some(stream.socket.as_fd())
+    }
+
     /// Closes a stream. The host kernel answers a close with unread input by RST, which can destroy a
     /// reply in flight; so a graceful close first discards the input received so far.
     pub(super) fn close(&mut self, key: StreamKey, how: Close) {
@@ -306,7 +323,12 @@ impl Streams {
                     )
                 };
             }
-            Close::Reset | Close::ReservePort { .. } => reset_on_close(stream.socket.as_fd()),
+            Close::Reset | Close::ReservePort { .. } => {
+                reset_on_close(stream.socket.as_fd());
+                if stream.lent {
+                    descriptors::disconnect(stream.socket.as_fd());
+                }
+            }
         }
     }
 }

@@ -3,17 +3,43 @@
 //! Every command is answered: one that is malformed or not allowed at once, others when the transfer has ended. At most `in_flight` transfers of an
 //! mqueue are executed at a time; further commands wait in its ring. What a block that has ended had asked for is cancelled.
 
-use mqueue::abi::{status, transfer_status};
+use std::os::fd::OwnedFd;
 
-use super::Backends;
-use crate::transfers::{TransferOrder, Transfers, refused};
+use mqueue::abi::{TransferDone, status, transfer_status};
+
+use super::{Backends, ClientMqueue};
+use crate::transfers::{TransferOrder, TransferPlace, Transfers, refused};
 
 /// The transfers of one client mqueue.
 pub(super) struct BlockTransfers {
     executor: Box<dyn Transfers>,
-    /// Those in flight: their numbers, and the tags of their commands.
-    asked: Vec<(u64, u64)>,
+    asked: Vec<Asked>,
     last: u64,
+}
+
+/// A transfer in flight.
+struct Asked {
+    number: u64,
+    /// Of its command.
+    tag: u64,
+    /// Slot and lease of the socket that it writes to, if it is one of the block.
+    socket: Option<(u16, u32)>,
+}
+
+/// A command whose sink is a socket of its block: the worker looks for the connection (`endpoint/sockets/lend.rs`).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SocketTransfer {
+    pub(crate) client: u32,
+    pub(crate) tag: u64,
+    pub(crate) order: TransferOrder,
+}
+
+/// A transfer to a socket of a block that has ended.
+pub(crate) struct EndedTransfer {
+    pub(crate) block: u32,
+    pub(crate) slot: u16,
+    pub(crate) lease: u32,
+    pub(crate) done: TransferDone,
 }
 
 impl BlockTransfers {
@@ -22,12 +48,16 @@ impl BlockTransfers {
     }
 
     /// Starts a transfer, if there is room for one more.
-    fn start(&mut self, tag: u64, order: &TransferOrder) -> bool {
-        if !self.executor.start(self.last + 1, order) {
+    fn start(&mut self, tag: u64, order: &TransferOrder, socket: Option<OwnedFd>) -> bool {
+        if !self.executor.start(self.last + 1, order, socket) {
             return false;
         }
         self.last += 1;
-        self.asked.push((self.last, tag));
+        let socket = match order.sink {
+            TransferPlace::Socket { slot, lease, .. } => Some((slot, lease)),
+            _ => None,
+        };
+        self.asked.push(Asked { number: self.last, tag, socket });
         true
     }
 }
@@ -47,11 +77,11 @@ impl Backends {
             (Ok(_), None) => transfer_status::NOT_ALLOWED,
             (Ok(order), Some(transfers)) => {
                 transfers.asked.reserve(pool.in_flight_max.saturating_sub(transfers.asked.len()));
-                if transfers.start(tag, &order) {
-                    if !self.transferring.contains(&client) {
-                        self.transferring.push(client);
-                    }
-                    return;
+                if matches!(order.sink, TransferPlace::Socket { .. }) {
+                    return self.to_sockets.push(SocketTransfer { client, tag, order });
+                }
+                if transfers.start(tag, &order, None) {
+                    return self.note_transferring(client);
                 }
                 transfer_status::EXHAUSTED
             }
@@ -59,11 +89,65 @@ impl Backends {
         self.answer(client, tag, status::OK, &refused(why).to_bytes());
     }
 
+    fn note_transferring(&mut self, client: u32) {
+        if !self.transferring.contains(&client) {
+            self.transferring.push(client);
+        }
+    }
+
+    /// Commands whose sinks are sockets, since the last call.
+    pub(crate) fn take_socket_transfer(&mut self) -> Option<SocketTransfer> {
+        self.to_sockets.pop()
+    }
+
+    /// A client mqueue, for what its sockets need to know.
+    pub(crate) fn client(&self, client: u32) -> &ClientMqueue {
+        &self.clients[client as usize]
+    }
+
+    /// Whether a command that was asked for at `since_ns` has waited for its socket for too long.
+    pub(crate) fn is_overdue(&self, transfer: &SocketTransfer, since_ns: u64, now_ns: u64) -> bool {
+        let entry = &self.clients[transfer.client as usize];
+        let timeout_ns = self.pools[usize::from(entry.backend)].timeout_ns;
+        now_ns.saturating_sub(since_ns) >= timeout_ns
+    }
+
+    /// Starts a transfer to this connection, or answers that there are too many. Whether it has started.
+    pub(crate) fn start_on_socket(&mut self, transfer: &SocketTransfer, socket: OwnedFd) -> bool {
+        let SocketTransfer { client, tag, order } = transfer;
+        let entry = &mut self.clients[*client as usize];
+        let transfers = entry.transfers.as_mut().filter(|_| entry.alive);
+        if transfers.is_some_and(|transfers| transfers.start(*tag, order, Some(socket))) {
+            self.note_transferring(*client);
+            return true;
+        }
+        self.refuse_on_socket(transfer, transfer_status::EXHAUSTED);
+        false
+    }
+
+    /// Answers a command whose transfer has not started.
+    pub(crate) fn refuse_on_socket(&mut self, transfer: &SocketTransfer, why: u32) {
+        let SocketTransfer { client, tag, .. } = *transfer;
+        // What a block had asked for that is gone is forgotten.
+        if self.clients[client as usize].alive {
+            self.answer(client, tag, status::OK, &refused(why).to_bytes());
+        }
+    }
+
+    /// Transfers to sockets that have ended, since the last call.
+    pub(crate) fn take_ended_on_socket(&mut self) -> Option<EndedTransfer> {
+        self.ended_on_sockets.pop()
+    }
+
     /// Answers the commands whose transfers have ended.
     pub(crate) fn end_transfers(&mut self) {
         for at in (0..self.transferring.len()).rev() {
             let client = self.transferring[at];
-            while let Some((tag, done)) = self.next_done(client) {
+            while let Some((Asked { tag, socket, .. }, done)) = self.next_done(client) {
+                if let Some((slot, lease)) = socket {
+                    let block = self.clients[client as usize].server;
+                    self.ended_on_sockets.push(EndedTransfer { block, slot, lease, done });
+                }
                 self.answer(client, tag, status::OK, &done.to_bytes());
             }
             let transfers = &self.clients[client as usize].transfers;
@@ -73,17 +157,16 @@ impl Backends {
         }
     }
 
-    fn next_done(&mut self, client: u32) -> Option<(u64, mqueue::abi::TransferDone)> {
+    fn next_done(&mut self, client: u32) -> Option<(Asked, TransferDone)> {
         let transfers = self.clients[client as usize].transfers.as_mut()?;
         loop {
             let (number, done) = transfers.executor.next()?;
-            let is_it = |(asked, _): &(u64, u64)| {
-                *asked == number || mutants::on("answer_another_transfer")
-            };
+            let is_it =
+                |asked: &Asked| asked.number == number || mutants::on("answer_another_transfer");
             let found = transfers.asked.iter().position(is_it);
             // An executor that repeats itself is not heard twice.
             if let Some(found) = found {
-                return Some((transfers.asked.swap_remove(found).1, done));
+                return Some((transfers.asked.swap_remove(found), done));
             }
         }
     }

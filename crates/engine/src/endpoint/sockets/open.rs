@@ -145,6 +145,10 @@ impl<N: Nic> Turn<N> {
                 let is_late = connection.deadline_ns <= now_ns;
                 let is_idle = connection.is_idle(now_ns) && !mutants::on("keep_idle_sockets");
                 let id = SlotId { service, block, slot: slot as u16 };
+                if connection.loan.is_some() {
+                    self.expire_loan(id);
+                    continue;
+                }
                 match share.sockets.slots()[slot as usize].state() {
                     State::Connecting { .. } if is_late => {
                         self.end_socket(id, End::ConnectTimeout, Close::Reset, false);

@@ -99,6 +99,7 @@ impl<N: Nic> Turn<N> {
     /// After the blocks were driven: sends what they wrote, with one write for each connection, as the schedule allows.
     pub(crate) fn send_sockets(&mut self, schedule: &mut Schedule) {
         for service in 0..self.services.len() as u16 {
+            self.end_loans(service);
             if let Some(sockets) = self.sockets(service).filter(|sockets| !sockets.owed.is_empty())
             {
                 sockets.send_owed();
@@ -145,11 +146,29 @@ impl<N: Nic> Turn<N> {
         if !matches!(state, State::Open | State::Closing) {
             return 0;
         }
+        // Bytes that go out before a transfer.
+        let mut before = usize::MAX;
+        if let Some(loan) = &connection.loan {
+            if loan.is_lent && !mutants::on("write_while_lent") {
+                return 0;
+            }
+            let Ok((sent, _)) = share.sockets.send_positions(slot) else {
+                self.break_block(id.service, id.block);
+                return 0;
+            };
+            if !loan.is_lent {
+                before = usize::try_from(loan.before(sent)).unwrap_or(usize::MAX);
+            }
+            if before == 0 {
+                self.lend(id);
+                return 0;
+            }
+        }
         // In this order: what was written before the end is in the ring.
         let is_shut = state == State::Closing || share.sockets.is_shut(slot);
         // What cannot be written is counted, and not copied.
         let takes = connection.writable && !connection.shut;
-        let room = if takes { scratch.len() } else { 0 };
+        let room = if takes { scratch.len().min(before) } else { 0 };
         let Ok(count) = share.sockets.peek(slot, &mut scratch[..room]) else {
             self.break_block(id.service, id.block);
             return 0;
@@ -183,7 +202,7 @@ impl<N: Nic> Turn<N> {
                 }
             }
         }
-        let again = left == 0 && count == scratch.len();
+        let again = left == 0 && (count == scratch.len() || connection.loan.is_some());
         if left == 0 && !again && is_shut {
             if state == State::Closing {
                 self.linger(id);

@@ -86,7 +86,7 @@ impl OpenFiles {
 
     pub(super) fn key(&self, at: TransferPlace) -> Option<Key> {
         match at {
-            TransferPlace::Memory { .. } => None,
+            TransferPlace::Memory { .. } | TransferPlace::Socket { .. } => None,
             TransferPlace::File { file, .. } | TransferPlace::Connection { file } => {
                 self.files[usize::from(file)].1.clone()
             }
