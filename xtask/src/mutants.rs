@@ -546,6 +546,16 @@ const MUTANTS: &[Mutant] = &[
         &["crates/sim/tests/transfers.rs::a_block_that_ends_takes_its_transfers_with_it"],
     ),
     mutant(
+        "write_while_lent",
+        "bytes that a block sends behind a transfer to its socket go out while the transfer runs",
+        &["crates/server/tests/transfers_to_sockets.rs::a_file_has_its_place_among_the_bytes_of_a_connection"],
+    ),
+    mutant(
+        "lend_to_old_lease",
+        "a transfer to a socket that was closed writes to the next connection of its slot",
+        &["crates/server/tests/transfers_to_sockets.rs::a_transfer_never_reaches_a_later_connection_of_its_slot"],
+    ),
+    mutant(
         "answer_backend_twice",
         "a kernel gets a late answer after it got the time-out",
         &["crates/sim/tests/drops.rs::a_late_answer_of_a_backend_is_passed_over", SEEDS],

@@ -311,7 +311,7 @@ mod tests {
         };
         assert_eq!(wait(&mut shared, 0), Ok(()), "it spins");
         assert_eq!(wait(&mut shared, 1), Ok(()));
-        // A call that cannot take the bytes does not wait for ever.
+        // A call that cannot take the bytes does not wait without end.
         assert_eq!(wait(&mut shared, 2), Err(Loss::Ended(1)));
         // They move, and the next wait begins.
         assert_eq!(wait(&mut shared, 0), Ok(()));

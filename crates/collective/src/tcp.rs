@@ -266,7 +266,7 @@ mod tests {
         drop(their_control);
         assert_eq!(wait(&mut tcp, 0), Ok(()), "it spins");
         assert_eq!(wait(&mut tcp, 1), Ok(()));
-        // A call that cannot take the bytes does not wait for ever.
+        // A call that cannot take the bytes does not wait without end.
         assert_eq!(wait(&mut tcp, 2), Err(Loss::Ended(1)));
         assert_eq!(wait(&mut tcp, 0), Ok(()));
         assert_eq!(wait(&mut tcp, 1), Ok(()));
