@@ -548,12 +548,19 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "write_while_lent",
         "bytes that a block sends behind a transfer to its socket go out while the transfer runs",
-        &["crates/server/tests/transfers_to_sockets.rs::a_file_has_its_place_among_the_bytes_of_a_connection"],
+        &["crates/sim/tests/socket_transfers.rs::pieces_by_transfers_come_back_in_order"],
+    ),
+    mutant(
+        "overtake_command",
+        "bytes that a block sends behind a command for a transfer to its socket go out before the command is seen",
+        &["crates/sim/tests/socket_transfers.rs::pieces_by_transfers_come_back_in_order"],
     ),
     mutant(
         "lend_to_old_lease",
         "a transfer to a socket that was closed writes to the next connection of its slot",
-        &["crates/server/tests/transfers_to_sockets.rs::a_transfer_never_reaches_a_later_connection_of_its_slot"],
+        &[
+            "crates/server/tests/transfers_to_sockets.rs::a_transfer_never_reaches_a_later_connection_of_its_slot",
+        ],
     ),
     mutant(
         "answer_backend_twice",

@@ -392,7 +392,7 @@ fn gather_backend_requests<N: Nic>(turn: &mut Turn<N>, service: usize) {
     share.backends.show_gathered(&clock_ns);
 }
 
-fn take_backend_requests<N: Nic>(turn: &mut Turn<N>, service: usize, client: u32) {
+pub(crate) fn take_backend_requests<N: Nic>(turn: &mut Turn<N>, service: usize, client: u32) {
     let Turn { services, nic, now_ns, clock, scratch, .. } = turn;
     let clock_ns = || clock.as_ref().map_or(*now_ns, |clock| clock());
     services[service].backends.take_backend_requests(nic, client, (*now_ns, &clock_ns), scratch);

@@ -5,10 +5,9 @@
 //! this block alone. A sink may also be a connection of the block's own: `endpoint/sockets/lend.rs`. Everything in a command is a claim of the kernel: [`TransferOrder::decode`] makes an order of a copy of it, or a status, and
 //! nothing is touched before. The engine's threads move no bytes: a [`Transfers`] does, on threads of its own.
 
-use std::os::fd::OwnedFd;
-
 use mqueue::abi::transfer_status as status;
 use mqueue::abi::{TransferCommand, TransferDone, transfer_digest, transfer_place, transfer_stage};
+use wire::nic::LentStream;
 
 use crate::topology::{FileAt, FileSpec};
 
@@ -63,7 +62,7 @@ pub struct TransferOrder {
 /// Executes the transfers of one block, without ever making its caller wait. Dropping it cancels those in flight.
 pub trait Transfers: Send {
     /// Starts a transfer; `socket` is the connection of one whose sink is a [`TransferPlace::Socket`]. False: it takes no more now.
-    fn start(&mut self, number: u64, order: &TransferOrder, socket: Option<OwnedFd>) -> bool;
+    fn start(&mut self, number: u64, order: &TransferOrder, socket: Option<LentStream>) -> bool;
 
     /// A transfer that has ended: its number, and how. What it has written is visible to the caller.
     fn next(&mut self) -> Option<(u64, TransferDone)>;

@@ -132,7 +132,7 @@ fn a_transfer_never_reaches_a_later_connection_of_its_slot() {
 }
 
 #[test]
-fn a_transfer_that_fails_when_it_has_written_a_part_resets_the_connection() {
+fn a_transfer_that_fails_resets_the_connection() {
     let folder = tempfile::tempdir().unwrap();
     let (path, content) = sample(folder.path());
     let server = start(topology(vec![service(path)]));

@@ -25,7 +25,7 @@ use crate::message::{
 use crate::net::{SharedNetwork, lock};
 use crate::rng::Rng;
 use crate::socket_block::{SocketBlock, SocketShare};
-use crate::transfers::{Commands, Disk};
+use crate::transfers::{Commands, Disk, Piece};
 
 /// The properties of the service that the model needs.
 #[derive(Clone, Debug)]
@@ -58,6 +58,9 @@ pub struct BackendRole {
     /// It does transfers, and is no server.
     pub(crate) disk: Option<Disk>,
 }
+
+/// A bit of the tags of transfers to sockets.
+const TO_SOCKET: u64 = 1 << 61;
 
 /// The accelerator's ends of one block's mqueues.
 pub struct BlockShare {
@@ -342,6 +345,7 @@ impl Model {
         if let Some(sockets) = &mut self.blocks[number].sockets {
             sockets.step(&mut lock(&self.net), &mut self.rng, &behaviour);
         }
+        self.ask_pieces(number);
         while self.read_message(number) {}
         if self.blocks[number].phase != Phase::Serving {
             return;
@@ -627,6 +631,29 @@ impl Model {
         Some(tag)
     }
 
+    /// Sends the commands of transfers to sockets, as far as there is room.
+    fn ask_pieces(&mut self, number: usize) {
+        let Block { sockets: Some(sockets), clients, .. } = &mut self.blocks[number] else {
+            return;
+        };
+        let Some(disk) = self.role.backends.first().and_then(|backend| backend.disk.as_ref())
+        else {
+            return;
+        };
+        while let Some(piece) = sockets.piece() {
+            let key = lock(&self.net).number_question();
+            let client = &mut clients[0];
+            let tag = TO_SOCKET | client.next_tag;
+            let head = Head { token: 0, tag, kind: kind::MESSAGE, status: status::OK };
+            if client.tx.push(head, &piece.command(disk, key)).is_err() {
+                lock(&disk.setup.books).asked -= 1;
+                return;
+            }
+            client.next_tag += 1;
+            sockets.asked(tag);
+        }
+    }
+
     /// Reads answers of backends.
     fn read_answers(&mut self, number: usize) {
         for backend in 0..self.blocks[number].clients.len() {
@@ -653,6 +680,12 @@ impl Model {
     ) {
         let role = &self.role.backends[backend];
         let block = &mut self.blocks[number];
+        let tag = header.tag;
+        if let (Some(disk), Some(sockets)) = (&role.disk, &mut block.sockets)
+            && sockets.take_result(tag, || Piece::is_sent(disk, header, payload))
+        {
+            return;
+        }
         let mut net = lock(&self.net);
         if let Some(disk) = &role.disk
             && block.clients[backend].commands.takes(disk, header, payload)

@@ -5,10 +5,12 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
 
 use wire::nic::{Close, StreamKey, Transport};
 
 use crate::message::ReplyStream;
+use crate::net::lock;
 
 /// Identifier of a connection; never reused.
 pub type ConnId = usize;
@@ -107,6 +109,39 @@ pub(crate) struct Conn {
     pub(crate) closed: Option<Close>,
     /// The peer closed it completely (not only its sending side).
     pub(crate) peer_closed: bool,
+    /// What was written through a handle that was lent.
+    pub(crate) lent: Option<Lent>,
+}
+
+/// A handle of a connection that the engine lends ([`wire::nic::Nic::lend`]). The network takes what was written before it does anything else on
+/// the connection.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lent(Arc<Mutex<LentBytes>>);
+
+#[derive(Debug, Default)]
+struct LentBytes {
+    written: Vec<u8>,
+    /// The connection has ended.
+    broken: bool,
+}
+
+impl Lent {
+    /// Writes; false: the connection has ended.
+    pub(crate) fn write(&self, bytes: &[u8]) -> bool {
+        let mut state = lock(&self.0);
+        if !state.broken {
+            state.written.extend_from_slice(bytes);
+        }
+        !state.broken
+    }
+
+    fn take(&self) -> Vec<u8> {
+        std::mem::take(&mut lock(&self.0).written)
+    }
+
+    fn break_off(&self) {
+        lock(&self.0).broken = true;
+    }
 }
 
 impl Conn {
@@ -126,6 +161,19 @@ impl Conn {
             tail: ReplyStream::default(),
             closed: None,
             peer_closed: false,
+            lent: None,
+        }
+    }
+
+    /// Bytes that were written through a handle.
+    pub(crate) fn take_lent(&mut self) -> Vec<u8> {
+        self.lent.as_ref().map(Lent::take).unwrap_or_default()
+    }
+
+    /// Nothing more can be written through handles.
+    pub(crate) fn break_lent(&mut self) {
+        if let Some(lent) = self.lent.take() {
+            lent.break_off();
         }
     }
 }

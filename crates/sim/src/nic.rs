@@ -8,8 +8,8 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 
 use wire::nic::{
-    Close, Datagram, Event, Nic, NicError, PortIndex, Read, RxBatch, SendOutcome, StreamKey,
-    Transport, TxBatch, TxItem, Written,
+    Close, Datagram, Event, LentStream, Nic, NicError, PortIndex, Read, RxBatch, SendOutcome,
+    StreamKey, Transport, TxBatch, TxItem, Written,
 };
 
 use crate::conn::{ConnId, Phase, Segment, Site};
@@ -248,6 +248,28 @@ impl Network {
         }
     }
 
+    /// Sends what was written through the handle of a connection.
+    fn send_lent(&mut self, id: ConnId) {
+        let conn = &mut self.conns[id];
+        if conn.up.broken || conn.peer_closed {
+            return conn.break_lent();
+        }
+        let bytes = conn.take_lent();
+        if !bytes.is_empty() {
+            self.send_segment(id, false, Segment::Bytes(bytes));
+        }
+    }
+
+    /// The same for all connections of a worker.
+    fn send_all_lent(&mut self, worker: usize) {
+        let streams: Vec<ConnId> = self.workers[worker].streams.values().copied().collect();
+        for id in streams {
+            if self.conns[id].lent.is_some() {
+                self.send_lent(id);
+            }
+        }
+    }
+
     fn write_stream(&mut self, id: ConnId, bytes: &[u8]) -> Written {
         let short = self.rng.chance(self.faults.short_write);
         let limit = self.faults.pipe_bytes;
@@ -319,6 +341,7 @@ impl Nic for SimNic {
         events.clear();
         let mut net = lock(&self.net);
         net.asked_sleep_ns = sleep_ns;
+        net.send_all_lent(self.worker);
         net.collect_events(self.worker, events);
     }
 
@@ -408,6 +431,7 @@ impl Nic for SimNic {
         let Some(id) = net.workers[self.worker].streams.get(&key).copied() else {
             panic!("worker {} writes the unknown stream {key}", self.worker)
         };
+        net.send_lent(id);
         let written = net.write_stream(id, bytes);
         let count = if let Written::Bytes(count) = written { count } else { 0 };
         let now_ns = net.now_ns;
@@ -415,11 +439,28 @@ impl Nic for SimNic {
         written
     }
 
+    fn lend(&mut self, key: StreamKey) -> Option<LentStream> {
+        let mut net = lock(&self.net);
+        if net.exhausted_occurs() {
+            return None;
+        }
+        let id = *net.workers[self.worker].streams.get(&key)?;
+        let now_ns = net.now_ns;
+        net.trace.note(now_ns, "lend", &[id as u64]);
+        net.send_lent(id);
+        let lent = net.conns[id].lent.get_or_insert_default().clone();
+        if net.conns[id].up.broken {
+            net.conns[id].break_lent();
+        }
+        Some(Box::new(lent))
+    }
+
     fn shutdown(&mut self, key: StreamKey) {
         let mut net = lock(&self.net);
         let Some(id) = net.workers[self.worker].streams.get(&key).copied() else { return };
         let now_ns = net.now_ns;
         net.trace.note(now_ns, "shutdown", &[id as u64]);
+        net.send_lent(id);
         net.engine_shutdown(id);
     }
 
@@ -428,6 +469,8 @@ impl Nic for SimNic {
         let Some(id) = net.workers[self.worker].streams.remove(&key) else { return };
         let now_ns = net.now_ns;
         net.trace.note(now_ns, "close", &[id as u64, u64::from(how == Close::Reset)]);
+        net.send_lent(id);
+        net.conns[id].break_lent();
         net.engine_close(id, how);
     }
 

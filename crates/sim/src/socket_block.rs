@@ -15,6 +15,7 @@ use mqueue::{ByteReader, ByteWriter, Consumer, Head, MappedMemory, Memory, Produ
 use crate::fault::Fault;
 use crate::net::Network;
 use crate::rng::Rng;
+use crate::transfers::Piece;
 
 /// Behaviour of a block's sockets. Rates are per mille.
 #[derive(Clone, Copy, Debug, Default)]
@@ -27,6 +28,8 @@ pub struct SocketBehaviour {
     pub close: u32,
     /// It gives up an accept or a connect that is in flight, or is complete meanwhile.
     pub cancel: u32,
+    /// It sends a piece by a transfer instead of its ring.
+    pub transfer: u32,
     /// It also sends a command with a random slot, lease, index or operation.
     pub forge: u32,
     /// It also overwrites a word of a stream ring.
@@ -66,6 +69,8 @@ struct Slot {
     /// An event arrived, or there was more to do.
     signalled: bool,
     read_since_notify: u64,
+    /// A transfer to it has no result.
+    is_lent: bool,
 }
 
 /// See the module's text.
@@ -84,6 +89,9 @@ pub(crate) struct SocketBlock {
     next_token: u64,
     /// Commands for which there was no room.
     unsent: VecDeque<(u64, SocketMessage)>,
+    /// Transfers that are to be asked for, and connections of those without a result, by tag.
+    pieces: VecDeque<Piece>,
+    lent: BTreeMap<u64, (usize, u32)>,
     /// It has lied to the engine: its connections may be gone.
     is_hostile: bool,
 }
@@ -112,6 +120,7 @@ impl SocketBlock {
             finished: false,
             signalled: false,
             read_since_notify: 0,
+            is_lent: false,
         };
         let numbers = |listen| (0..).zip(sockets).filter(move |(_, is)| **is == listen);
         Self {
@@ -126,6 +135,8 @@ impl SocketBlock {
             asked: BTreeMap::new(),
             next_token: 1,
             unsent: VecDeque::new(),
+            pieces: VecDeque::new(),
+            lent: BTreeMap::new(),
             is_hostile,
         }
     }
@@ -134,6 +145,7 @@ impl SocketBlock {
     pub(crate) fn is_idle(&mut self) -> bool {
         !self.events.hinted()
             && self.unsent.is_empty()
+            && self.pieces.is_empty()
             && self.listeners.iter().all(|(_, waits)| *waits)
             && !self.slots.iter().any(|slot| slot.signalled)
     }
@@ -141,6 +153,34 @@ impl SocketBlock {
     /// Connections that it has.
     pub(crate) fn leases(&self) -> usize {
         self.slots.iter().filter(|slot| slot.generation != 0).count()
+    }
+
+    /// The next transfer that it asks for.
+    pub(crate) fn piece(&self) -> Option<&Piece> {
+        self.pieces.front()
+    }
+
+    /// It was asked for, with this tag.
+    pub(crate) fn asked(&mut self, tag: u64) {
+        let piece = self.pieces.pop_front().expect("there is one");
+        self.lent.insert(tag, (piece.slot as usize, piece.lease));
+    }
+
+    /// Whether the answer with this tag is one to such a transfer. A connection without all of its bytes is reset.
+    pub(crate) fn take_result(&mut self, tag: u64, is_sent: impl FnOnce() -> bool) -> bool {
+        let Some((slot, lease)) = self.lent.remove(&tag) else { return false };
+        let is_sent = is_sent();
+        if self.slots[slot].generation == lease {
+            self.slots[slot].is_lent = false;
+            self.slots[slot].signalled = true;
+            if let Some(partner) = self.slots[slot].partner {
+                self.slots[partner].signalled = true;
+            }
+            if !is_sent {
+                self.close_both(slot, socket_close::RESET);
+            }
+        }
+        true
     }
 
     /// Publishes its commands; returns whether there are any.
@@ -292,6 +332,7 @@ impl SocketBlock {
         slot.last_generation = message.generation;
         (slot.partner, slot.finished, slot.signalled) = (None, false, true);
         slot.read_since_notify = 0;
+        slot.is_lent = false;
         match asked {
             None => self.close(number, socket_close::RESET),
             Some(Asked::Accept(_)) => match self.peers.first().copied() {
@@ -338,6 +379,12 @@ impl SocketBlock {
     ) {
         self.slots[slot].signalled = false;
         let Some(partner) = self.slots[slot].partner else { return };
+        let waits = |piece: &Piece| piece.slot as usize == partner;
+        if self.pieces.iter().any(waits) {
+            // Nothing is sent behind a command that was not given yet.
+            self.slots[slot].signalled = true;
+            return;
+        }
         let mut moved = 0;
         loop {
             if net.fault_counts.occurs(rng, Fault::SocketReset, behaviour.reset) {
@@ -361,8 +408,14 @@ impl SocketBlock {
             if count == 0 {
                 break;
             }
-            let written = self.slots[partner].send.write(&[], &bytes[..count]);
             let service = self.service;
+            if !self.slots[partner].is_lent && rng.chance(behaviour.transfer) {
+                self.lend(partner, bytes[..count].to_vec());
+                net.ledger.socket_moved(service, count as u64);
+                self.note_read(slot, count as u64);
+                break;
+            }
+            let written = self.slots[partner].send.write(&[], &bytes[..count]);
             net.ledger.must(written == Ok(count) || self.is_hostile, || {
                 format!("a ring of service {service} with room for {room} takes {written:?} bytes")
             });
@@ -373,7 +426,18 @@ impl SocketBlock {
             self.note_read(slot, moved);
             self.about(partner, socket_op::NOTIFY, 0);
         }
+        if self.pieces.iter().any(waits) {
+            self.slots[slot].signalled = true;
+            return;
+        }
         self.look_for_end(slot, net);
+    }
+
+    fn lend(&mut self, slot: usize, bytes: Vec<u8>) {
+        let entry = &mut self.slots[slot];
+        entry.is_lent = true;
+        let (lease, position) = (entry.generation, entry.send.position());
+        self.pieces.push_back(Piece { slot: slot as u32, lease, position, bytes });
     }
 
     fn note_read(&mut self, slot: usize, count: u64) {

@@ -5,7 +5,6 @@
 //! key of a command is an offset in it, and comes back with its end, so answers that were exchanged are found.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use engine::topology::{FileAt, FileSpec};
@@ -14,7 +13,9 @@ use mqueue::abi::{
     SlotHeader, TransferCommand, TransferDone, status as message_status, transfer_place,
     transfer_status as status,
 };
+use wire::nic::LentStream;
 
+use crate::conn::Lent;
 use crate::net::lock;
 use crate::rng::Rng;
 
@@ -68,6 +69,8 @@ pub struct TransferBooks {
     pub expired: u64,
     /// The first broken promise.
     pub wrong: Option<String>,
+    /// What files have where transfers to sockets begin.
+    pub(crate) contents: BTreeMap<u64, Vec<u8>>,
 }
 
 impl TransferBooks {
@@ -107,6 +110,8 @@ pub(crate) struct Executor {
     rng: Rng,
     /// Number, when it ends (none: it does not by itself), and how.
     running: Vec<(u64, Option<u64>, TransferDone)>,
+    /// Connections of those whose sinks are sockets, by number.
+    lent: BTreeMap<u64, Lent>,
     /// Ends that are to be reported, and whether they are true.
     due: VecDeque<(u64, TransferDone, bool)>,
 }
@@ -114,14 +119,34 @@ pub(crate) struct Executor {
 impl Executor {
     pub(crate) fn new(disk: Disk, in_flight_max: usize, rng: Rng) -> Self {
         lock(&disk.setup.books).executors += 1;
-        Self { disk, in_flight_max, rng, running: Vec::new(), due: VecDeque::new() }
+        Self {
+            disk,
+            in_flight_max,
+            rng,
+            running: Vec::new(),
+            lent: BTreeMap::new(),
+            due: VecDeque::new(),
+        }
     }
 
     fn in_flight(&self) -> usize {
         self.running.len() + self.due.iter().filter(|(.., is_true)| *is_true).count()
     }
 
-    fn end(&mut self, number: u64, done: TransferDone) {
+    /// Writes the content of its file to the connection, or a part of it if it fails.
+    fn write(&mut self, number: u64, done: &mut TransferDone) {
+        let Some(lent) = self.lent.remove(&number) else { return };
+        let content = lock(&self.disk.setup.books).contents.remove(&done.read).unwrap_or_default();
+        let is_whole = done.status == status::OK;
+        let count = if is_whole { content.len() } else { content.len() / 2 };
+        done.written = count as u64;
+        if !lent.write(&content[..count]) {
+            (done.status, done.written) = (status::CLOSED, 0);
+        }
+    }
+
+    fn end(&mut self, number: u64, mut done: TransferDone) {
+        self.write(number, &mut done);
         let TransferBehaviour { repeat, unknown, .. } = self.disk.setup.behaviour;
         self.due.push_back((number, done, true));
         if self.rng.chance(repeat) {
@@ -166,7 +191,7 @@ fn is_allowed(order: &TransferOrder, disk: &Disk) -> bool {
 }
 
 impl Transfers for Executor {
-    fn start(&mut self, number: u64, order: &TransferOrder, socket: Option<OwnedFd>) -> bool {
+    fn start(&mut self, number: u64, order: &TransferOrder, socket: Option<LentStream>) -> bool {
         let behaviour = self.disk.setup.behaviour;
         let in_flight = self.in_flight();
         let mut books = lock(&self.disk.setup.books);
@@ -196,6 +221,8 @@ impl Transfers for Executor {
         let end_ns = now_ns + self.rng.between(least, most);
         let hangs = self.rng.chance(behaviour.hang);
         self.running.push((number, (!hangs).then_some(end_ns), done));
+        let lent = socket.and_then(|socket| socket.downcast::<Lent>().ok());
+        self.lent.extend(lent.map(|lent| (number, *lent)));
         true
     }
 
@@ -328,6 +355,34 @@ fn note(disk: &Disk, head: &SlotHeader, payload: &[u8]) -> Option<TransferDone> 
     books.must(is_end, || format!("{head:?} has {} bytes", payload.len()));
     *books.answers.entry(done.map_or(u32::MAX, |done| done.status)).or_default() += 1;
     done
+}
+
+/// A transfer that a block makes for a piece of its echo.
+#[derive(Clone, Debug)]
+pub(crate) struct Piece {
+    pub(crate) slot: u32,
+    pub(crate) lease: u32,
+    /// Bytes of the ring before it.
+    pub(crate) position: u64,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Piece {
+    /// The command, whose file has the bytes at this offset.
+    pub(crate) fn command(&self, disk: &Disk, key: u32) -> Vec<u8> {
+        let mut books = lock(&disk.setup.books);
+        books.contents.insert(key.into(), self.bytes.clone());
+        books.asked += 1;
+        let source = (transfer_place::FILE, 0, key.into());
+        let sink = (transfer_place::SOCKET, self.slot as u16, self.position);
+        let command = command(source, sink, self.bytes.len() as u64);
+        TransferCommand { lease: self.lease.into(), ..command }.to_bytes().to_vec()
+    }
+
+    /// Whether the answer says that all bytes were sent.
+    pub(crate) fn is_sent(disk: &Disk, head: &SlotHeader, payload: &[u8]) -> bool {
+        note(disk, head, payload).is_some_and(|done| done.status == status::OK)
+    }
 }
 
 fn command(source: (u8, u16, u64), sink: (u8, u16, u64), bytes: u64) -> TransferCommand {

@@ -68,7 +68,7 @@ pub enum End {
     Idle,
     /// After a close the peer went on sending for `limits.slow_client_ms`.
     UnreadInput,
-    /// A transfer to it failed when it had written a part.
+    /// A transfer to it failed.
     TransferFailed,
 }
 

@@ -45,8 +45,8 @@ use std::sync::Arc;
 
 use libc::c_int;
 use wire::nic::{
-    Close, DatagramsRead, Event, Nic, NicCounters, NicError, PortIndex, Read, RxBatch, SendOutcome,
-    StreamKey, Transport, TxBatch, Written,
+    Close, DatagramsRead, Event, LentStream, Nic, NicCounters, NicError, PortIndex, Read, RxBatch,
+    SendOutcome, StreamKey, Transport, TxBatch, Written,
 };
 
 pub use listen::OpenError;
@@ -649,8 +649,8 @@ impl Nic for SocketNic {
         self.streams.shutdown(key);
     }
 
-    fn lend(&mut self, key: StreamKey) -> Option<OwnedFd> {
-        self.streams.lend(key)
+    fn lend(&mut self, key: StreamKey) -> Option<LentStream> {
+        Some(Box::new(self.streams.lend(key)?))
     }
 
     fn close(&mut self, key: StreamKey, how: Close) {

@@ -17,7 +17,6 @@ mod packet;
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
@@ -25,8 +24,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use wire::nic::{
-    Close, Event, Nic, NicCounters, NicError, PortIndex, Read, RxBatch, SendOutcome, StreamKey,
-    Transport, TxBatch, Written,
+    Close, Event, LentStream, Nic, NicCounters, NicError, PortIndex, Read, RxBatch, SendOutcome,
+    StreamKey, Transport, TxBatch, Written,
 };
 
 use crate::socket_nic::{AcceptedSocket, OpenPort};
@@ -493,7 +492,7 @@ impl<N: Nic<Socket = AcceptedSocket, Port = OpenPort>> Nic for Tap<N> {
     }
 
     /// What others write is not seen here.
-    fn lend(&mut self, key: StreamKey) -> Option<OwnedFd> {
+    fn lend(&mut self, key: StreamKey) -> Option<LentStream> {
         self.nic.lend(key)
     }
 

@@ -11,9 +11,9 @@
 
 mod tx_batch;
 
+use std::any::Any;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
@@ -24,6 +24,9 @@ pub use self::tx_batch::{GSO_DATAGRAMS_MAX, SharedBytes, TxBatch, TxItem};
 pub type PortIndex = u16;
 /// The worker's key of a stream: an accepted connection or a connection to a backend.
 pub type StreamKey = u32;
+
+/// A handle of a stream for someone else, see [`Nic::lend`]: an `OwnedFd` of a host kernel, or what stands for it in another network.
+pub type LentStream = Box<dyn Any + Send>;
 
 /// Largest UDP payload over IPv4: 65 535 − 20 (IP) − 8 (UDP) bytes (RFC 768, RFC 791).
 pub const UDP_PAYLOAD_MAX: usize = 65_507;
@@ -517,10 +520,10 @@ pub trait Nic {
     /// still be read.
     fn shutdown(&mut self, key: StreamKey);
 
-    /// Another descriptor of a [`Transport::Tcp`] stream, for someone else who writes to it; this side writes nothing until that has ended. A
-    /// stream that was lent and is closed with [`Close::Reset`] is reset at once, although the other descriptor is still open. `None`: it
-    /// cannot be lent.
-    fn lend(&mut self, _key: StreamKey) -> Option<OwnedFd> {
+    /// Another handle of a [`Transport::Tcp`] stream, for someone else who writes to it; this side writes nothing until that has ended. A
+    /// stream that was lent and is closed with [`Close::Reset`] is reset at once, although the other handle is still open. `None`: it cannot be
+    /// lent now.
+    fn lend(&mut self, _key: StreamKey) -> Option<LentStream> {
         None
     }
 

@@ -78,8 +78,8 @@ class Transfers {
         return TransferCommand(SERVAL_TRANSFER_MEMORY, 0, at, SERVAL_TRANSFER_CONNECTION, peer, 0, bytes);
     }
     // From a file, or the memory, to a socket of the block, which stays open. The peer gets what was sent to the socket before, the bytes of the transfer,
-    // and what is sent later, in this order; sending goes on at once. Close or shut the socket when the result is there. A transfer that fails when it
-    // has written a part resets the connection.
+    // and what is sent later, in this order; sending goes on at once, and a close takes effect behind it. A transfer that fails resets the connection,
+    // unless its command is refused at once: BAD_COMMAND, NOT_ALLOWED, RANGE, CLOSED.
     SERVAL_INLINE TransferCommand send_file(uint16_t file, uint64_t offset, uint64_t bytes, const Socket& socket) const {
         return to_socket(TransferCommand(SERVAL_TRANSFER_FILE, file, offset, SERVAL_TRANSFER_SOCKET, 0, 0, bytes), socket);
     }

@@ -25,6 +25,7 @@ mod path;
 mod stream;
 mod transfers;
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
@@ -191,8 +192,8 @@ pub(crate) struct Backends {
     /// Client mqueues with transfers in flight.
     transferring: Vec<u32>,
     /// Commands whose sinks are sockets of their blocks, and ends of such transfers: for the worker.
-    to_sockets: Vec<SocketTransfer>,
-    ended_on_sockets: Vec<EndedTransfer>,
+    to_sockets: VecDeque<SocketTransfer>,
+    ended_on_sockets: VecDeque<EndedTransfer>,
     /// Client mqueues whose TX ring could not be emptied this turn, and those of the last turn.
     blocked: Vec<u32>,
     retried: Vec<u32>,
@@ -215,8 +216,8 @@ impl Backends {
             pools: service.backends.iter().map(BackendPool::new).collect(),
             files: service.files.clone().into(),
             transferring: Vec::with_capacity(clients.len()),
-            to_sockets: Vec::new(),
-            ended_on_sockets: Vec::new(),
+            to_sockets: VecDeque::new(),
+            ended_on_sockets: VecDeque::new(),
             blocked: Vec::with_capacity(clients.len()),
             retried: Vec::with_capacity(clients.len()),
             rung: Vec::with_capacity(clients.len()),

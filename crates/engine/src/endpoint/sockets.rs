@@ -36,7 +36,7 @@ use mqueue::MappedMemory;
 use sockets::{BlockSockets, Books, Direction, State};
 use wire::nic::{PortIndex, StreamKey};
 
-use self::lend::Loan;
+use self::lend::Loans;
 use crate::metrics::ServiceCounters;
 use crate::service::ends::SocketEnds;
 use crate::topology::{Service, SocketSpec};
@@ -69,8 +69,8 @@ pub(crate) struct Connection {
     active_ns: u64,
     /// It ends when no byte came or went for this long.
     idle_ns: u64,
-    /// A transfer writes to it, or will.
-    loan: Option<Loan>,
+    /// Transfers that write to it, and that will.
+    loans: Loans,
 }
 
 /// The sockets of one block.
@@ -117,7 +117,7 @@ impl Connection {
             deadline_ns: u64::MAX,
             active_ns: 0,
             idle_ns: u64::MAX,
-            loan: None,
+            loans: Loans::default(),
         }
     }
 
@@ -136,7 +136,7 @@ impl Connection {
 
     /// Whether no byte came or went for too long.
     fn is_idle(&self, now_ns: u64) -> bool {
-        self.loan.is_none() && now_ns.saturating_sub(self.active_ns) >= self.idle_ns
+        self.loans.is_empty() && now_ns.saturating_sub(self.active_ns) >= self.idle_ns
     }
 }
 

@@ -27,6 +27,7 @@ use transfer::{
     Account, Cipher, Command, DigestKind, Engine, ExpandLimits, Format, Outcome, Place, StageSpec,
     TransferError,
 };
+use wire::nic::LentStream;
 
 pub(super) use self::files::OpenFiles;
 use self::files::{OpenFile, PeerError};
@@ -99,7 +100,7 @@ struct Start {
     number: u64,
     order: TransferOrder,
     /// Its sink, if that is a socket of the block.
-    socket: Option<OwnedFd>,
+    socket: Option<LentStream>,
     /// When it was asked for: its limit counts from then on.
     asked: Instant,
 }
@@ -125,7 +126,7 @@ struct Executor {
 }
 
 impl Transfers for Executor {
-    fn start(&mut self, number: u64, order: &TransferOrder, socket: Option<OwnedFd>) -> bool {
+    fn start(&mut self, number: u64, order: &TransferOrder, socket: Option<LentStream>) -> bool {
         let courier = self.block.files.courier(order);
         let start = Start { number, order: *order, socket, asked: Instant::now() };
         let message = Message::Start(self.block.clone(), start);
@@ -216,7 +217,10 @@ impl BlockTransfers {
         let place = |at| self.place(at, self.left(asked)?);
         let source = place(order.source)?;
         let sink = match socket {
-            Some(socket) => Place::Socket(socket),
+            Some(socket) => {
+                let socket = socket.downcast::<OwnedFd>().map_err(|_| status::NOT_ALLOWED)?;
+                Place::Socket(*socket)
+            }
             None => place(order.sink)?,
         };
         let left = self.left(asked)?;

@@ -3,9 +3,8 @@
 //! Every command is answered: one that is malformed or not allowed at once, others when the transfer has ended. At most `in_flight` transfers of an
 //! mqueue are executed at a time; further commands wait in its ring. What a block that has ended had asked for is cancelled.
 
-use std::os::fd::OwnedFd;
-
 use mqueue::abi::{TransferDone, status, transfer_status};
+use wire::nic::LentStream;
 
 use super::{Backends, ClientMqueue};
 use crate::transfers::{TransferOrder, TransferPlace, Transfers, refused};
@@ -48,7 +47,7 @@ impl BlockTransfers {
     }
 
     /// Starts a transfer, if there is room for one more.
-    fn start(&mut self, tag: u64, order: &TransferOrder, socket: Option<OwnedFd>) -> bool {
+    fn start(&mut self, tag: u64, order: &TransferOrder, socket: Option<LentStream>) -> bool {
         if !self.executor.start(self.last + 1, order, socket) {
             return false;
         }
@@ -78,7 +77,7 @@ impl Backends {
             (Ok(order), Some(transfers)) => {
                 transfers.asked.reserve(pool.in_flight_max.saturating_sub(transfers.asked.len()));
                 if matches!(order.sink, TransferPlace::Socket { .. }) {
-                    return self.to_sockets.push(SocketTransfer { client, tag, order });
+                    return self.to_sockets.push_back(SocketTransfer { client, tag, order });
                 }
                 if transfers.start(tag, &order, None) {
                     return self.note_transferring(client);
@@ -97,7 +96,22 @@ impl Backends {
 
     /// Commands whose sinks are sockets, since the last call.
     pub(crate) fn take_socket_transfer(&mut self) -> Option<SocketTransfer> {
-        self.to_sockets.pop()
+        self.to_sockets.pop_front()
+    }
+
+    /// Whether there are backends that do transfers.
+    pub(crate) fn have_transfers(&self) -> bool {
+        self.pools.iter().any(|pool| pool.memory_bytes > 0)
+    }
+
+    /// The client mqueues of a block for transfers. What it returns does not borrow from these backends.
+    pub(crate) fn transfers_of(&self, block: u32) -> impl Iterator<Item = u32> + use<> {
+        let count = self.pools.len() as u32;
+        let mut doing = 0u64;
+        for (at, pool) in self.pools.iter().enumerate() {
+            doing |= u64::from(pool.memory_bytes > 0) << at;
+        }
+        (0..count).filter(move |at| doing & 1 << at != 0).map(move |at| block * count + at)
     }
 
     /// A client mqueue, for what its sockets need to know.
@@ -113,7 +127,11 @@ impl Backends {
     }
 
     /// Starts a transfer to this connection, or answers that there are too many. Whether it has started.
-    pub(crate) fn start_on_socket(&mut self, transfer: &SocketTransfer, socket: OwnedFd) -> bool {
+    pub(crate) fn start_on_socket(
+        &mut self,
+        transfer: &SocketTransfer,
+        socket: LentStream,
+    ) -> bool {
         let SocketTransfer { client, tag, order } = transfer;
         let entry = &mut self.clients[*client as usize];
         let transfers = entry.transfers.as_mut().filter(|_| entry.alive);
@@ -136,7 +154,7 @@ impl Backends {
 
     /// Transfers to sockets that have ended, since the last call.
     pub(crate) fn take_ended_on_socket(&mut self) -> Option<EndedTransfer> {
-        self.ended_on_sockets.pop()
+        self.ended_on_sockets.pop_front()
     }
 
     /// Answers the commands whose transfers have ended.
@@ -146,7 +164,7 @@ impl Backends {
             while let Some((Asked { tag, socket, .. }, done)) = self.next_done(client) {
                 if let Some((slot, lease)) = socket {
                     let block = self.clients[client as usize].server;
-                    self.ended_on_sockets.push(EndedTransfer { block, slot, lease, done });
+                    self.ended_on_sockets.push_back(EndedTransfer { block, slot, lease, done });
                 }
                 self.answer(client, tag, status::OK, &done.to_bytes());
             }

@@ -38,7 +38,7 @@ impl<N: Nic> Turn<N> {
 
     /// Ends the connection of a slot. The block keeps the slot until it closes it, unless it has done so or `frees`.
     pub(super) fn end_socket(&mut self, id: SlotId, end: End, how: Close, frees: bool) {
-        self.cancel_loan(id, transfer_status::CLOSED);
+        self.cancel_loans(id, transfer_status::CLOSED);
         let Self { services, nic, .. } = self;
         let Some(sockets) = services[usize::from(id.service)].sockets.as_deref_mut() else {
             return;

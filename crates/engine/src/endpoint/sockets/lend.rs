@@ -1,24 +1,33 @@
 //! Connections of blocks to which transfers write: a block sends a file, or its memory, through a socket of its own.
 //!
 //! The command names a slot, its lease, and how many bytes the block had written to the slot's ring before. The bytes of a connection are then
-//! those of the ring up to that position, those of the transfer, and those of the ring behind the position, whatever the worker sees first
-//! of the two rings. So a connection with a transfer is in one of two states:
+//! those of the ring up to that position, those of the transfer, and those of the ring behind the position. A worker that sees bytes behind the
+//! position sees the command, too, if it looks for it after them: a block publishes them in this order. So it takes the commands of the block
+//! before it sends bytes that it has seen, and sends none while a command waits in its ring ([`Turn::sendable`]).
+//!
+//! A connection with a transfer is in one of two states:
 //!
 //! | state | who writes | until |
 //! |---|---|---|
 //! | waits | the worker, up to the position | everything before it was sent; the command's time is over; the connection ends |
 //! | lent | the transfer, through another descriptor ([`Nic::lend`]) | it has ended |
 //!
-//! Meanwhile the worker reads the connection as always, and a block that closes or shuts the socket ends it behind the transfer. The end of the
-//! connection ends the transfer: the connection is reset for all descriptors. A transfer that fails when it has written a part ends the
-//! connection, because the peer would take what follows for the rest.
+//! Further transfers to it wait behind that one. Meanwhile the worker reads the connection as always, and a block that closes or shuts the socket
+//! ends it behind the transfers. The end of the connection ends the transfer: the connection is reset for all descriptors. A transfer that
+//! fails resets the connection: what the block sends behind it may be in the ring already, and the peer would take it for the rest. A command that is
+//! refused at once leaves the connection alone.
 
+use std::collections::VecDeque;
+
+use mqueue::BrokenRing;
 use mqueue::abi::transfer_status;
 use sockets::{End, State};
 use wire::nic::{Close, Nic};
 
-use super::SlotId;
+use super::{BlockShare, SlotId};
+use crate::depart::take_backend_requests;
 use crate::endpoint::backend::SocketTransfer;
+use crate::service::share::ServiceShare;
 use crate::transfers::TransferPlace;
 use crate::turn::Turn;
 
@@ -28,14 +37,22 @@ pub(super) struct Loan {
     /// Bytes of the ring that are sent before it.
     position: u64,
     /// It has begun.
-    pub(super) is_lent: bool,
+    is_lent: bool,
     since_ns: u64,
 }
 
-impl Loan {
-    /// How many more bytes of the ring are sent first.
-    pub(super) fn before(&self, sent: u64) -> u64 {
-        self.position - sent
+/// The transfers to one connection, in their order.
+#[derive(Default)]
+pub(super) struct Loans(VecDeque<Loan>);
+
+impl Loans {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Those that have not begun.
+    fn waiting(&self) -> impl Iterator<Item = &Loan> {
+        self.0.iter().filter(|loan| !loan.is_lent)
     }
 }
 
@@ -67,78 +84,123 @@ impl<N: Nic> Turn<N> {
         if connection.shut {
             return Err(transfer_status::CLOSED);
         }
-        if connection.loan.is_some() {
-            return Err(transfer_status::EXHAUSTED);
-        }
         let (sent, written) =
             share.sockets.send_positions(slot.into()).map_err(|_| transfer_status::FAILED)?;
-        if !(sent..=written).contains(&position) {
+        let first = connection.loans.0.back().map_or(sent, |last| last.position);
+        if !(first..=written).contains(&position) {
             return Err(transfer_status::RANGE);
         }
-        connection.loan = Some(Loan { transfer, position, is_lent: false, since_ns: *now_ns });
+        let loan = Loan { transfer, position, is_lent: false, since_ns: *now_ns };
+        connection.loans.0.push_back(loan);
         self.list_to_write(SlotId { service, block, slot });
         Ok(())
     }
 
-    /// Everything before a transfer was sent: it begins.
-    pub(super) fn lend(&mut self, id: SlotId) {
+    /// How many bytes of a connection's ring may be sent now; `None`: it is left alone now.
+    pub(super) fn sendable(&mut self, id: SlotId) -> Result<Option<usize>, BrokenRing> {
+        let share = &mut self.services[usize::from(id.service)];
+        if !share.backends.have_transfers() {
+            return Ok(Some(usize::MAX));
+        }
+        let Some(block) = share.block_of(id) else { return Ok(None) };
+        let slot = u32::from(id.slot);
+        if !matches!(block.sockets.slots()[slot as usize].state(), State::Open | State::Closing) {
+            return Ok(None);
+        }
+        let (sent, written) = block.sockets.send_positions(slot)?;
+        let is_behind = !mutants::on("overtake_command") && self.take_transfers_of(id);
+        let Some(block) = self.services[usize::from(id.service)].block_of(id) else {
+            return Ok(None);
+        };
+        let most = match block.connections[usize::from(id.slot)].loans.0.front() {
+            Some(loan) if loan.is_lent && !mutants::on("write_while_lent") => return Ok(None),
+            Some(loan) if !loan.is_lent && loan.position == sent => {
+                self.lend(id);
+                return Ok(None);
+            }
+            Some(loan) if !loan.is_lent => written.min(loan.position),
+            None if is_behind => {
+                self.list_to_write(id);
+                return Ok(None);
+            }
+            _ => written,
+        };
+        Ok(Some((most - sent) as usize))
+    }
+
+    /// Takes what a block has asked of transfers by now. Whether some of it waits in a ring.
+    fn take_transfers_of(&mut self, id: SlotId) -> bool {
+        let mut waits = false;
+        for client in self.services[usize::from(id.service)].backends.transfers_of(id.block) {
+            take_backend_requests(self, id.service.into(), client);
+            waits |= self.services[usize::from(id.service)].backends.client(client).is_listed;
+        }
+        waits
+    }
+
+    /// Everything before the first transfer of a connection was sent: it begins.
+    fn lend(&mut self, id: SlotId) {
         let Self { services, nic, .. } = self;
         let share = &mut services[usize::from(id.service)];
         let Some(sockets) = share.sockets.as_deref_mut() else { return };
         let connection = &mut sockets.blocks[id.block as usize].connections[usize::from(id.slot)];
-        let Some(loan) = &mut connection.loan else { return };
-        let started = match nic.lend(connection.key) {
-            Some(socket) => share.backends.start_on_socket(&loan.transfer, socket),
-            None => {
-                share.backends.refuse_on_socket(&loan.transfer, transfer_status::EXHAUSTED);
-                false
+        let Some(loan) = connection.loans.0.front_mut() else { return };
+        match nic.lend(connection.key) {
+            Some(socket) => {
+                loan.is_lent = share.backends.start_on_socket(&loan.transfer, socket);
             }
-        };
-        loan.is_lent = started;
-        if !started {
-            self.end_loan(id);
+            None => share.backends.refuse_on_socket(&loan.transfer, transfer_status::EXHAUSTED),
+        }
+        if !loan.is_lent {
+            // Its command has an answer.
+            connection.loans.0.pop_front();
+            self.fail_loan(id);
         }
         self.busy();
     }
 
-    /// The worker writes to a connection again.
+    /// A transfer to a connection has ended, and the next one, or the worker, writes.
     fn end_loan(&mut self, id: SlotId) {
-        let deadline_ns = self.now_ns + self.slow_client_ns;
-        let now_ns = self.now_ns;
-        let Some(sockets) = self.sockets(id.service) else { return };
-        let connection = &mut sockets.blocks[id.block as usize].connections[usize::from(id.slot)];
-        connection.loan = None;
-        // Events were not heeded meanwhile.
+        let (now_ns, deadline_ns) = (self.now_ns, self.now_ns + self.slow_client_ns);
+        let Some(block) = self.services[usize::from(id.service)].block_of(id) else { return };
+        let connection = &mut block.connections[usize::from(id.slot)];
+        connection.loans.0.pop_front();
+        // Events were passed over meanwhile.
         (connection.writable, connection.active_ns) = (true, now_ns);
         connection.deadline_ns = deadline_ns;
         self.list_to_write(id);
     }
 
+    /// A transfer to a connection has failed, and its command has an answer.
+    fn fail_loan(&mut self, id: SlotId) {
+        let Some(block) = self.services[usize::from(id.service)].block_of(id) else { return };
+        let state = block.sockets.slots()[usize::from(id.slot)].state();
+        self.end_socket(id, End::TransferFailed, Close::Reset, state == State::Closing);
+    }
+
     /// The connection of a slot ends, and what it was to carry with it. A transfer that has begun ends by itself.
-    pub(super) fn cancel_loan(&mut self, id: SlotId, why: u32) {
+    pub(super) fn cancel_loans(&mut self, id: SlotId, why: u32) {
         let share = &mut self.services[usize::from(id.service)];
         let Some(sockets) = share.sockets.as_deref_mut() else { return };
         let connection = &mut sockets.blocks[id.block as usize].connections[usize::from(id.slot)];
-        if let Some(loan) = connection.loan.take_if(|loan| !loan.is_lent) {
+        let loans = std::mem::take(&mut connection.loans);
+        for loan in loans.waiting() {
             share.backends.refuse_on_socket(&loan.transfer, why);
         }
     }
 
-    /// Gives up a transfer that has waited for its connection for too long. Whether there was one.
-    pub(super) fn expire_loan(&mut self, id: SlotId) {
+    /// Gives up a transfer that has waited for its connection for too long.
+    pub(super) fn expire_loans(&mut self, id: SlotId) {
         let now_ns = self.now_ns;
         let share = &mut self.services[usize::from(id.service)];
         let Some(sockets) = share.sockets.as_deref_mut() else { return };
-        let connection = &mut sockets.blocks[id.block as usize].connections[usize::from(id.slot)];
-        let Some(loan) = connection.loan.as_ref().filter(|loan| !loan.is_lent) else { return };
-        if share.backends.is_overdue(&loan.transfer, loan.since_ns, now_ns) {
-            let writable = connection.writable;
-            self.cancel_loan(id, transfer_status::TIMEOUT);
-            self.end_loan(id);
-            if let Some(sockets) = self.sockets(id.service) {
-                let block = &mut sockets.blocks[id.block as usize];
-                block.connections[usize::from(id.slot)].writable = writable;
-            }
+        let connection = &sockets.blocks[id.block as usize].connections[usize::from(id.slot)];
+        let is_late = |loan: &Loan| {
+            !loan.is_lent && share.backends.is_overdue(&loan.transfer, loan.since_ns, now_ns)
+        };
+        if connection.loans.0.iter().any(is_late) {
+            self.cancel_loans(id, transfer_status::TIMEOUT);
+            self.fail_loan(id);
         }
     }
 
@@ -147,19 +209,23 @@ impl<N: Nic> Turn<N> {
         while let Some(ended) = self.services[usize::from(service)].backends.take_ended_on_socket()
         {
             let id = SlotId { service, block: ended.block, slot: ended.slot };
-            let Some(sockets) = self.sockets(service) else { return };
-            let share = &sockets.blocks[ended.block as usize];
-            let slot = u32::from(ended.slot);
-            if !share.sockets.is_leased_as(slot, ended.lease)
-                || share.connections[usize::from(ended.slot)].loan.is_none()
-            {
+            let Some(block) = self.services[usize::from(service)].block_of(id) else { return };
+            let is_its = block.sockets.is_leased_as(ended.slot.into(), ended.lease);
+            let first = block.connections[usize::from(ended.slot)].loans.0.front();
+            if !is_its || !first.is_some_and(|loan| loan.is_lent) {
                 continue;
             }
-            let frees = share.sockets.slots()[slot as usize].state() == State::Closing;
-            self.end_loan(id);
-            if ended.done.status != transfer_status::OK && ended.done.written > 0 {
-                self.end_socket(id, End::TransferFailed, Close::Reset, frees);
+            match ended.done.status {
+                transfer_status::OK => self.end_loan(id),
+                _ => self.fail_loan(id),
             }
         }
+    }
+}
+
+impl ServiceShare {
+    /// The block of a slot.
+    fn block_of(&mut self, id: SlotId) -> Option<&mut BlockShare> {
+        self.sockets.as_deref_mut()?.blocks.get_mut(id.block as usize)
     }
 }

@@ -145,8 +145,8 @@ impl<N: Nic> Turn<N> {
                 let is_late = connection.deadline_ns <= now_ns;
                 let is_idle = connection.is_idle(now_ns) && !mutants::on("keep_idle_sockets");
                 let id = SlotId { service, block, slot: slot as u16 };
-                if connection.loan.is_some() {
-                    self.expire_loan(id);
+                if !connection.loans.is_empty() {
+                    self.expire_loans(id);
                     continue;
                 }
                 match share.sockets.slots()[slot as usize].state() {

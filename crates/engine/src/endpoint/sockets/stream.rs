@@ -134,6 +134,17 @@ impl<N: Nic> Turn<N> {
 
     /// Returns how many bytes were sent.
     fn send_socket(&mut self, id: SlotId) -> usize {
+        let Some(sockets) = self.sockets(id.service) else { return 0 };
+        let connection = &mut sockets.blocks[id.block as usize].connections[usize::from(id.slot)];
+        connection.listed_to_write = false;
+        let most = match self.sendable(id) {
+            Ok(Some(most)) => most,
+            Ok(None) => return 0,
+            Err(_) => {
+                self.break_block(id.service, id.block);
+                return 0;
+            }
+        };
         let Self { services, nic, now_ns, scratch, slow_client_ns, .. } = self;
         let Some(sockets) = services[usize::from(id.service)].sockets.as_deref_mut() else {
             return 0;
@@ -141,34 +152,15 @@ impl<N: Nic> Turn<N> {
         let share = &mut sockets.blocks[id.block as usize];
         let slot = u32::from(id.slot);
         let connection = &mut share.connections[usize::from(id.slot)];
-        connection.listed_to_write = false;
         let state = share.sockets.slots()[slot as usize].state();
         if !matches!(state, State::Open | State::Closing) {
             return 0;
-        }
-        // Bytes that go out before a transfer.
-        let mut before = usize::MAX;
-        if let Some(loan) = &connection.loan {
-            if loan.is_lent && !mutants::on("write_while_lent") {
-                return 0;
-            }
-            let Ok((sent, _)) = share.sockets.send_positions(slot) else {
-                self.break_block(id.service, id.block);
-                return 0;
-            };
-            if !loan.is_lent {
-                before = usize::try_from(loan.before(sent)).unwrap_or(usize::MAX);
-            }
-            if before == 0 {
-                self.lend(id);
-                return 0;
-            }
         }
         // In this order: what was written before the end is in the ring.
         let is_shut = state == State::Closing || share.sockets.is_shut(slot);
         // What cannot be written is counted, and not copied.
         let takes = connection.writable && !connection.shut;
-        let room = if takes { scratch.len().min(before) } else { 0 };
+        let room = if takes { scratch.len().min(most) } else { 0 };
         let Ok(count) = share.sockets.peek(slot, &mut scratch[..room]) else {
             self.break_block(id.service, id.block);
             return 0;
@@ -202,7 +194,9 @@ impl<N: Nic> Turn<N> {
                 }
             }
         }
-        let again = left == 0 && (count == scratch.len() || connection.loan.is_some());
+        // Bytes that came meanwhile, and what transfers have to be sent before.
+        let is_more = in_ring > count as u64 || !connection.loans.is_empty();
+        let again = left == 0 && (count == scratch.len() || is_more);
         if left == 0 && !again && is_shut {
             if state == State::Closing {
                 self.linger(id);
