@@ -301,6 +301,22 @@ PUBLIC int aio_write64(struct aiocb64 *command) {
     return found ? (int)refuse(found, EOPNOTSUPP) : NEXT(aio_write64)(command);
 }
 
+PUBLIC int lio_listio(int mode, struct aiocb *const commands[], int count, struct sigevent *event) {
+    for (int i = 0; i < count; i++) {
+        struct tls_connection *found = commands[i] && commands[i]->aio_lio_opcode == LIO_WRITE ? tls(commands[i]->aio_fildes) : NULL;
+        if (found) return (int)refuse(found, EOPNOTSUPP);
+    }
+    return NEXT(lio_listio)(mode, commands, count, event);
+}
+
+PUBLIC int lio_listio64(int mode, struct aiocb64 *const commands[], int count, struct sigevent *event) {
+    for (int i = 0; i < count; i++) {
+        struct tls_connection *found = commands[i] && commands[i]->aio_lio_opcode == LIO_WRITE ? tls(commands[i]->aio_fildes) : NULL;
+        if (found) return (int)refuse(found, EOPNOTSUPP);
+    }
+    return NEXT(lio_listio64)(mode, commands, count, event);
+}
+
 PUBLIC FILE *fdopen(int fd, const char *mode) {
     struct tls_connection *found = mode[0] == 'r' && !strchr(mode, '+') ? NULL : tls(fd);
     if (!found) return NEXT(fdopen)(fd, mode);

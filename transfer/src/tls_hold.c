@@ -101,6 +101,16 @@ PUBLIC int ppoll(struct pollfd *descriptors, nfds_t count, const struct timespec
     return NEXT(ppoll)(descriptors, count, limit, mask);
 }
 
+PUBLIC int __poll_chk(struct pollfd *descriptors, nfds_t count, int ms, size_t bytes) {
+    let_go();
+    return NEXT(__poll_chk)(descriptors, count, ms, bytes);
+}
+
+PUBLIC int __ppoll_chk(struct pollfd *descriptors, nfds_t count, const struct timespec *limit, const sigset_t *mask, size_t bytes) {
+    let_go();
+    return NEXT(__ppoll_chk)(descriptors, count, limit, mask, bytes);
+}
+
 PUBLIC int select(int count, fd_set *readable, fd_set *writable, fd_set *other, struct timeval *limit) {
     let_go();
     return NEXT(select)(count, readable, writable, other, limit);

@@ -127,6 +127,34 @@ def every_call():
     for call, *arguments in [(libc.dprintf, b"x"), (libc.fdopen, b"w"), (getattr(libc, "__dprintf_chk"), 1, b"x")]:
         ctypes.set_errno(0)
         assert call(fd, *arguments) in (-1, 0) and ctypes.get_errno() == errno.EOPNOTSUPP, call
+    class Vector(ctypes.Structure):
+        _fields_ = [("base", ctypes.c_void_p), ("bytes", ctypes.c_size_t)]
+
+    class Header(ctypes.Structure):
+        _fields_ = [("name", ctypes.c_void_p), ("name_bytes", ctypes.c_uint), ("parts", ctypes.c_void_p), ("count", ctypes.c_size_t),
+                    ("control", ctypes.c_void_p), ("control_bytes", ctypes.c_size_t), ("flags", ctypes.c_size_t), ("sent", ctypes.c_size_t)]
+
+    class Asynchronous(ctypes.Structure):
+        _fields_ = [("fd", ctypes.c_int), ("operation", ctypes.c_int), ("priority", ctypes.c_int), ("buffer", ctypes.c_void_p),
+                    ("bytes", ctypes.c_size_t), ("rest", ctypes.c_char * 200)]
+
+    text = ctypes.create_string_buffer(b"abc")
+    parts = (Vector * 2)(Vector(ctypes.addressof(text), 1), Vector(ctypes.addressof(text) + 1, 2))
+    at = ctypes.addressof(parts)
+    messages = (Header * 2)(Header(None, 0, at, 1), Header(None, 0, at + ctypes.sizeof(Vector), 1))
+    assert libc.sendmmsg(fd, messages, 2, 0) == 2 and [message.sent for message in messages] == [1, 2]
+    expect(client, b"abc")
+    # LIO_WRITE to the connection, behind a LIO_NOP; LIO_WAIT.
+    nothing, command = Asynchronous(fd, 2), Asynchronous(fd, 1, 0, ctypes.addressof(text), 3)
+    commands = (ctypes.c_void_p * 2)(ctypes.addressof(nothing), ctypes.addressof(command))
+    for call, *arguments in [
+        (libc.pwritev2, fd, parts, 2, ctypes.c_long(-1), 0), (libc.pwritev64v2, fd, parts, 2, ctypes.c_long(-1), 0),
+        (libc.aio_write, ctypes.byref(command)), (libc.aio_write64, ctypes.byref(command)),
+        (libc.lio_listio, 0, commands, 2, None), (libc.lio_listio64, 0, commands, 2, None),
+        (libc.vdprintf, fd, b"x", bytes(32)), (getattr(libc, "__vdprintf_chk"), fd, 1, b"x", bytes(32)),
+    ]:
+        ctypes.set_errno(0)
+        assert call(*arguments) == -1 and ctypes.get_errno() == errno.EOPNOTSUPP, call.__name__
     server.sendall(b"still")
     expect(client, b"still")
     client.sendall(b"back")
@@ -166,6 +194,17 @@ def copies():
     os.write(others[2], b"end")
     os.closerange(others[2], others[2] + 1)
     expect(client, b"end")
+    server, client = pair()
+    assert libc.dup3(server.fileno(), 210, os.O_CLOEXEC) == 210
+    os.write(210, b"copy")
+    if hasattr(libc, "closefrom"):
+        libc.closefrom(205)
+        os.dup2(left.fileno(), 210)
+        os.write(210, b"plain")
+        assert right.recv(100) == b"plain"
+        os.close(210)
+    server.sendall(b"end")
+    expect(client, b"copyend")
 
 
 def children():
@@ -326,7 +365,11 @@ def waits_for_more():
             expect(client, b"short")
         return waited, gone
 
-    for let_go in (lambda: poll.poll(0), lambda: select.select([], [], [], 0), lambda: os.write(other.fileno(), b"x")):
+    zero = bytes(16)
+    ways = [lambda: poll.poll(0), lambda: select.select([], [], [], 0), lambda: select.poll().poll(0), lambda: os.write(other.fileno(), b"x")]
+    # Programs that are compiled with _FORTIFY_SOURCE call these.
+    ways += [lambda: getattr(libc, "__poll_chk")(zero, 0, 0, 16), lambda: getattr(libc, "__ppoll_chk")(zero, 0, zero, None, 16)]
+    for let_go in ways:
         waited, gone = rounds(let_go)
         assert waited > 0 and gone > 0, (waited, gone)
         poll.poll(0)
