@@ -20,8 +20,9 @@ In ``object-server.conf``::
     # Threads of a worker's own engine.
     serval_threads = 2
 
-A PUT whose length is known goes from the socket through MD5 to the file, and a GET of a whole object from the file through MD5 to the socket.
-Everything else is done by Swift's own code: small objects, bodies in chunks, several parts of one object, erasure coding.
+A PUT whose length is known goes from the socket through MD5 to the file, a GET of a whole object from the file through MD5 to the socket, and a GET of
+one range from the file to the socket. Everything else is done by Swift's own code: small objects and ranges, bodies in chunks, several parts of one object,
+erasure coding.
 Files on disk are those of Swift, so the module can be taken out again.
 """
 
@@ -144,9 +145,10 @@ class Filter:
         given = env.get("wsgi.input")
         in_parts = "HTTP_X_BACKEND_OBJ_MULTIPART_MIME_BOUNDARY" in env
         # Not of TLS: a transfer would send plain bytes into its socket.
-        _REQUEST.is_plain = isinstance(given, wsgi.Input) and isinstance(given.get_socket(), GreenSocket)
+        is_plain = isinstance(given, wsgi.Input) and isinstance(given.get_socket(), GreenSocket)
+        _REQUEST.socket = given.get_socket() if is_plain else None
         _REQUEST.body = None
-        if env["REQUEST_METHOD"] == "PUT" and _REQUEST.is_plain and not in_parts:
+        if env["REQUEST_METHOD"] == "PUT" and is_plain and not in_parts:
             if not given.chunked_input and (given.content_length or 0) >= SMALL:
                 env["wsgi.input"] = _REQUEST.body = Body(given)
         return self.app(env, start_response)
@@ -226,24 +228,55 @@ class DiskFileWriter(diskfile.DiskFileWriter):
 
 
 class DiskFileReader(diskfile.DiskFileReader):
-    """Sends a whole object by a transfer."""
+    """Sends a whole object, or one range of it, by a transfer."""
 
     def can_zero_copy_send(self):
-        return self._obj_size >= SMALL and getattr(_REQUEST, "is_plain", False) and self.manager.engine() is not None
+        return self._can_send(self._obj_size)
 
     def zero_copy_send(self, wsockfd):
         self._started_at_0 = True
-        file = self._fp.fileno()
         checks = random.random() < self._etag_validate_frac
-        stages = [Digest("md5")] if checks else []
-        self._dropped = 0
         try:
-            done = self.manager.engine().run(
-                file, wsockfd, *stages, bytes=self._obj_size, stall=self.manager.client_timeout, look=self._forget
-            )
+            done = self._send(wsockfd, 0, self._obj_size, *([Digest("md5")] if checks else []))
             self._bytes_read, self._read_to_eof = done.read, True
             self._md5_of_sent_bytes = done.digest.hex() if checks else None
+        finally:
+            self.close()
+
+    def app_iter_range(self, start, stop):
+        """Swift asks for a range of several in this way, too: their bytes stand between headers of its own."""
+        end = self._obj_size if stop is None else min(stop, self._obj_size)
+        start = start or 0
+        is_whole = start == 0 and end == self._obj_size
+        if self._suppress_file_closing or is_whole or not self._can_send(end - start):
+            return super().app_iter_range(start, stop)
+        return self._send_range(_REQUEST.socket, start, end - start)
+
+    def _send_range(self, client, start, count):
+        from swift.obj.server import EventletPlungerString
+
+        try:
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+            # The headers go first.
+            yield EventletPlungerString()
+            self._send(client.fileno(), start, count)
+            yield b""
+        finally:
+            self.close()
+
+    def _can_send(self, count: int) -> bool:
+        return count >= SMALL and getattr(_REQUEST, "socket", None) is not None and self.manager.engine() is not None
+
+    def _send(self, wsockfd, start, count, *stages):
+        """What was sent leaves the page cache."""
+        file = self._fp.fileno()
+        self._dropped = start
+        try:
+            done = self.manager.engine().run(
+                file, wsockfd, *stages, offset=start, bytes=count, stall=self.manager.client_timeout, look=self._forget(start)
+            )
             _uncork(wsockfd)
+            return done
         except TransferError as error:
             self._bytes_read = error.result.read
             # The file is shorter than its metadata says: then the object is damaged.
@@ -252,14 +285,17 @@ class DiskFileReader(diskfile.DiskFileReader):
                 self._quarantine(str(error))
             raise _of_swift(error) from error
         finally:
-            self._drop_cache(file, self._dropped, self._obj_size - self._dropped)
-            self.close()
+            self._drop_cache(file, self._dropped, start + count - self._dropped)
 
-    def _forget(self, transfer) -> None:
+    def _forget(self, start):
         """What a long transfer has read leaves the page cache while it runs."""
-        read = (transfer.progress() or (0, 0))[0]
-        self._drop_cache(self._fp.fileno(), self._dropped, read - self._dropped)
-        self._dropped = read
+
+        def look(transfer) -> None:
+            read = start + (transfer.progress() or (0, 0))[0]
+            self._drop_cache(self._fp.fileno(), self._dropped, read - self._dropped)
+            self._dropped = read
+
+        return look
 
 
 class DiskFile(diskfile.DiskFile):
