@@ -55,6 +55,9 @@ LOOK = 1.0
 #: Bytes that a transfer can be given that were received before.
 HEAD_MAX = 16 << 10
 
+#: An engine has too much to do for one more transfer.
+REFUSALS = ("too_many", "too_much_memory")
+
 _CHUNK = 64 << 10
 _ENGINES: dict[tuple[int, str | None, int], Engine] = {}
 _REQUEST = corolocal.local()
@@ -192,7 +195,7 @@ class DiskFileWriter(diskfile.DiskFileWriter):
                 deadline=self.manager.max_upload_time, look=self._sync
             )
         except TransferError as error:
-            if error.reason in ("too_many", "too_much_memory") and error.result.read == error.result.written == 0:
+            if error.reason in REFUSALS and error.result.read == error.result.written == 0:
                 return False
             body.given.position += error.result.read
             raise _of_swift(error) from error
@@ -250,29 +253,41 @@ class DiskFileReader(diskfile.DiskFileReader):
         is_whole = start == 0 and end == self._obj_size
         if self._suppress_file_closing or is_whole or not self._can_send(end - start):
             return super().app_iter_range(start, stop)
-        return self._send_range(_REQUEST.socket, start, end - start)
+        return self._send_range(_REQUEST.socket, start, end)
 
-    def _send_range(self, client, start, count):
+    def _send_range(self, client, start, end):
         from swift.obj.server import EventletPlungerString
 
         try:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
             # The headers go first.
             yield EventletPlungerString()
-            self._send(client.fileno(), start, count)
-            yield b""
+            # As Swift has it: a file that is too short for a range from its begin is damaged.
+            self._started_at_0 = start == 0
+            try:
+                self._send(client.fileno(), start, end - start)
+                yield b""
+            except TransferError as error:
+                # The engine is busy, and has sent nothing.
+                if error.reason not in REFUSALS:
+                    raise
+                _uncork(client.fileno())
+                yield from super().app_iter_range(start, end)
         finally:
             self.close()
 
     def _can_send(self, count: int) -> bool:
-        return count >= SMALL and getattr(_REQUEST, "socket", None) is not None and self.manager.engine() is not None
+        if count < SMALL or getattr(_REQUEST, "socket", None) is None:
+            return False
+        self._engine = self.manager.engine()
+        return self._engine is not None
 
     def _send(self, wsockfd, start, count, *stages):
         """What was sent leaves the page cache."""
         file = self._fp.fileno()
         self._dropped = start
         try:
-            done = self.manager.engine().run(
+            done = self._engine.run(
                 file, wsockfd, *stages, offset=start, bytes=count, stall=self.manager.client_timeout, look=self._forget(start)
             )
             _uncork(wsockfd)
