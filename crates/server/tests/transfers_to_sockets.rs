@@ -4,12 +4,15 @@ mod common;
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use accel::compile::{BuildOptions, build_kernel};
-use common::{address, eventually, start, tcp_client, topology, topology_on};
-use engine::topology::{Backend, CpuPlacement, FileAccess, FileSpec, Service, SocketSpec};
+use common::{PATIENCE, address, eventually, start, tcp_client, topology, topology_on};
+use engine::topology::{
+    Backend, CpuPlacement, FileAccess, FileSpec, Service, SocketAt, SocketSpec,
+};
 use mqueue::abi::transfer_status as status;
 use server::Server;
 use sockets::End;
@@ -51,12 +54,16 @@ fn sample(folder: &Path) -> (PathBuf, Vec<u8>) {
     (path, content)
 }
 
-fn ask(client: &mut TcpStream, how: u32, offset: usize, bytes: usize, before: usize) {
+fn request(how: u32, offset: usize, bytes: usize, before: usize) -> Vec<u8> {
     let mut request = [0u32.to_le_bytes(), how.to_le_bytes()].concat();
     for number in [offset, bytes, before] {
         request.extend((number as u64).to_le_bytes());
     }
-    client.write_all(&request).unwrap();
+    request
+}
+
+fn ask(client: &mut TcpStream, how: u32, offset: usize, bytes: usize, before: usize) {
+    client.write_all(&request(how, offset, bytes, before)).unwrap();
 }
 
 /// Reads what the kernel has sent before, the bytes of the transfer, and what it has sent meanwhile.
@@ -173,4 +180,34 @@ fn an_end_of_the_connection_on_either_side_ends_the_transfer() {
     drop(server);
     let error = client.read_to_end(&mut Vec::new()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn a_unix_socket_takes_no_transfer_because_it_has_no_reset() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, _) = sample(folder.path());
+    let mut service = service(path);
+    let at = folder.path().join("clients");
+    service.sockets = vec![SocketSpec::listen(SocketAt::Unix(at.clone()))];
+    let _server = start(topology(vec![service]));
+    let mut client = UnixStream::connect(at).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.write_all(&request(0, 0, 1000, 2)).unwrap();
+    let mut got = [0; 2 + 16 + 16];
+    client.read_exact(&mut got).unwrap();
+    assert_eq!(got[..18], *b"BBAAAAAAAAAAAAAAAA");
+    assert_eq!(got[18..22], status::NOT_ALLOWED.to_le_bytes());
+}
+
+#[test]
+fn a_service_with_sockets_has_one_backend_for_transfers() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, _) = sample(folder.path());
+    let mut service = service(path);
+    service.backends.push(Backend::transfers("other", MEMORY));
+    let refused = topology(vec![service.clone()]).check().unwrap_err().to_string();
+    assert!(refused.contains("keep one"), "{refused}");
+    service.sockets.clear();
+    service.listen = vec![common::udp()];
+    topology(vec![service]).check().unwrap();
 }

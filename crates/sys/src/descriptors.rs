@@ -320,19 +320,14 @@ pub fn reset_on_close(socket: BorrowedFd<'_>, resets: bool) -> io::Result<()> {
     set_option(socket, libc::SOL_SOCKET, libc::SO_LINGER, linger)
 }
 
-/// Resets a TCP connection at once, for all descriptors of it: a close would wait for the last one. A Unix socket has no reset: its peer
-/// reads an end.
+/// Resets a TCP connection at once, for all descriptors of it: a close would wait for the last one.
 pub fn disconnect(socket: BorrowedFd<'_>) {
     let nothing =
         libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
     let bytes = size_of_val(&nothing) as libc::socklen_t;
+    // If this fails the connection has ended, or the last close resets it.
     // SAFETY: pointer and length describe `nothing`, which outlives the call.
-    let reset = check(unsafe { libc::connect(socket.as_raw_fd(), &raw const nothing, bytes) });
-    if reset.is_err() {
-        // If this fails, the connection has ended.
-        // SAFETY: no pointers.
-        let _ = check(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) });
-    }
+    let _ = check(unsafe { libc::connect(socket.as_raw_fd(), &raw const nothing, bytes) });
 }
 
 impl Readiness {

@@ -503,6 +503,10 @@ impl Backends {
             Sending::Failed(status) => status,
             Sending::Busy if overdue => {
                 self.counters.backend_timeouts.one();
+                let does_transfers = self.client_memory_bytes(client) > 0;
+                if does_transfers && self.refuse_late_transfer(client, tag, payload) {
+                    return true;
+                }
                 status::TIMEOUT
             }
             Sending::Busy => return false,
@@ -512,6 +516,11 @@ impl Backends {
         self.clients[client as usize].in_flight += 1;
         self.answer(client, tag, status, &[]);
         true
+    }
+
+    /// Memory of the block for transfers through a client mqueue.
+    fn client_memory_bytes(&self, client: u32) -> u64 {
+        self.pools[usize::from(self.clients[client as usize].backend)].memory_bytes
     }
 
     /// No answer to a request will be shown to functions.

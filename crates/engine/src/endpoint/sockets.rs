@@ -39,7 +39,7 @@ use wire::nic::{PortIndex, StreamKey};
 use self::lend::Loans;
 use crate::metrics::ServiceCounters;
 use crate::service::ends::SocketEnds;
-use crate::topology::{Service, SocketSpec};
+use crate::topology::{Service, SocketAt, SocketSpec};
 
 /// Key before the service is installed, which issues the keys.
 const NO_KEY: StreamKey = StreamKey::MAX;
@@ -71,6 +71,8 @@ pub(crate) struct Connection {
     idle_ns: u64,
     /// Transfers that write to it, and that will.
     loans: Loans,
+    /// A Unix socket, which has no reset.
+    is_local: bool,
 }
 
 /// The sockets of one block.
@@ -118,6 +120,7 @@ impl Connection {
             active_ns: 0,
             idle_ns: u64::MAX,
             loans: Loans::default(),
+            is_local: false,
         }
     }
 
@@ -125,7 +128,9 @@ impl Connection {
     fn begin(&mut self, at: &SocketSpec) {
         let Self { key, listed_to_read, listed_to_write, counted, .. } = *self;
         let idle_ns = if at.idle_ms == 0 { u64::MAX } else { at.idle_ms * 1_000_000 };
-        *self = Self { listed_to_read, listed_to_write, counted, idle_ns, ..Self::new(key) };
+        let is_local = matches!(at.at, SocketAt::Unix(_));
+        *self =
+            Self { listed_to_read, listed_to_write, counted, idle_ns, is_local, ..Self::new(key) };
     }
 
     /// The connection exists.

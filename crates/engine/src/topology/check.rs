@@ -212,6 +212,10 @@ impl Topology {
             !service.files.is_empty() && !service.backends.iter().any(Backend::does_transfers);
         let why = "has files, but no backend with connect = \"transfer\", which would use them";
         found("file", idle.then(|| why.to_owned()));
+        let transfers = service.backends.iter().filter(|backend| backend.does_transfers()).count();
+        let why = "has sockets and several backends with connect = \"transfer\": what goes to a socket has an order through one of them only; keep one";
+        let several = !service.sockets.is_empty() && transfers > 1;
+        found("backend", several.then(|| why.to_owned()));
         for (sub, backend) in service.backends.iter().enumerate() {
             let mut found = |field, message: Option<String>| {
                 problems.extend(message.map(|message| TopologyError {

@@ -312,6 +312,11 @@ impl Streams {
         }
         match how {
             Close::Graceful => {
+                if stream.lent {
+                    // The other descriptor may be closed later.
+                    // SAFETY: no pointers.
+                    let _ = unsafe { libc::shutdown(stream.socket.as_raw_fd(), libc::SHUT_WR) };
+                }
                 // A Unix socket fails instead: there a close with unread input destroys nothing that was sent.
                 // SAFETY: with MSG_TRUNC a TCP receive discards data and never writes to the buffer.
                 let _ = unsafe {

@@ -31,6 +31,8 @@ pub(crate) struct SocketTransfer {
     pub(crate) client: u32,
     pub(crate) tag: u64,
     pub(crate) order: TransferOrder,
+    /// It has waited in its ring until its time was over.
+    pub(crate) is_late: bool,
 }
 
 /// A transfer to a socket of a block that has ended.
@@ -77,7 +79,12 @@ impl Backends {
             (Ok(order), Some(transfers)) => {
                 transfers.asked.reserve(pool.in_flight_max.saturating_sub(transfers.asked.len()));
                 if matches!(order.sink, TransferPlace::Socket { .. }) {
-                    return self.to_sockets.push_back(SocketTransfer { client, tag, order });
+                    return self.to_sockets.push_back(SocketTransfer {
+                        client,
+                        tag,
+                        order,
+                        is_late: false,
+                    });
                 }
                 if transfers.start(tag, &order, None) {
                     return self.note_transferring(client);
@@ -86,6 +93,27 @@ impl Backends {
             }
         };
         self.answer(client, tag, status::OK, &refused(why).to_bytes());
+    }
+
+    /// A command whose time is over in its ring. Whether its sink is a socket: then the worker answers it.
+    pub(super) fn refuse_late_transfer(&mut self, client: u32, tag: u64, message: &[u8]) -> bool {
+        let entry = &mut self.clients[client as usize];
+        let memory_bytes = self.pools[usize::from(entry.backend)].memory_bytes;
+        let order = TransferOrder::decode(message, &self.files, memory_bytes);
+        let to_socket =
+            order.ok().filter(|order| matches!(order.sink, TransferPlace::Socket { .. }));
+        let Some(order) = to_socket else { return false };
+        entry.in_flight += 1;
+        self.to_sockets.push_back(SocketTransfer { client, tag, order, is_late: true });
+        true
+    }
+
+    /// Whether commands of a block have waited for longer than they may.
+    pub(crate) fn is_stuck(&self, block: u32, now_ns: u64) -> bool {
+        self.transfers_of(block).any(|client| {
+            let entry = &self.clients[client as usize];
+            entry.is_overdue(now_ns, self.pools[usize::from(entry.backend)].timeout_ns)
+        })
     }
 
     fn note_transferring(&mut self, client: u32) {
@@ -132,7 +160,7 @@ impl Backends {
         transfer: &SocketTransfer,
         socket: LentStream,
     ) -> bool {
-        let SocketTransfer { client, tag, order } = transfer;
+        let SocketTransfer { client, tag, order, .. } = transfer;
         let entry = &mut self.clients[*client as usize];
         let transfers = entry.transfers.as_mut().filter(|_| entry.alive);
         if transfers.is_some_and(|transfers| transfers.start(*tag, order, Some(socket))) {

@@ -62,9 +62,24 @@ impl<N: Nic> Turn<N> {
         while let Some(transfer) =
             self.services[usize::from(service)].backends.take_socket_transfer()
         {
-            if let Err(why) = self.begin_loan(service, transfer) {
+            if transfer.is_late {
+                self.refuse_late(service, transfer);
+            } else if let Err(why) = self.begin_loan(service, transfer) {
                 self.services[usize::from(service)].backends.refuse_on_socket(&transfer, why);
             }
+        }
+    }
+
+    /// A command waited in its ring until its time was over: what the block has sent behind it must not go out.
+    fn refuse_late(&mut self, service: u16, transfer: SocketTransfer) {
+        let share = &mut self.services[usize::from(service)];
+        let block = share.backends.client(transfer.client).server;
+        share.backends.refuse_on_socket(&transfer, transfer_status::TIMEOUT);
+        let TransferPlace::Socket { slot, lease, .. } = transfer.order.sink else { return };
+        let id = SlotId { service, block, slot };
+        let is_its = |block: &mut BlockShare| block.sockets.is_leased_as(slot.into(), lease);
+        if share.block_of(id).is_some_and(is_its) {
+            self.fail_loan(id);
         }
     }
 
@@ -83,6 +98,10 @@ impl<N: Nic> Turn<N> {
         let connection = &mut share.connections[usize::from(slot)];
         if connection.shut {
             return Err(transfer_status::CLOSED);
+        }
+        if connection.is_local {
+            // Its peer could take a part for the whole.
+            return Err(transfer_status::NOT_ALLOWED);
         }
         let (sent, written) =
             share.sockets.send_positions(slot.into()).map_err(|_| transfer_status::FAILED)?;
@@ -120,12 +139,24 @@ impl<N: Nic> Turn<N> {
             }
             Some(loan) if !loan.is_lent => written.min(loan.position),
             None if is_behind => {
-                self.list_to_write(id);
+                self.hold(id);
                 return Ok(None);
             }
             _ => written,
         };
         Ok(Some((most - sent) as usize))
+    }
+
+    /// A connection waits for commands of its block to be taken. Its own limits of time begin again, unless the block does not read its answers.
+    fn hold(&mut self, id: SlotId) {
+        let (now_ns, deadline_ns) = (self.now_ns, self.now_ns + self.slow_client_ns);
+        let share = &mut self.services[usize::from(id.service)];
+        let is_stuck = share.backends.is_stuck(id.block, now_ns);
+        if let Some(block) = share.block_of(id).filter(|_| !is_stuck) {
+            let connection = &mut block.connections[usize::from(id.slot)];
+            (connection.active_ns, connection.deadline_ns) = (now_ns, deadline_ns);
+        }
+        self.list_to_write(id);
     }
 
     /// Takes what a block has asked of transfers by now. Whether some of it waits in a ring.
@@ -165,6 +196,9 @@ impl<N: Nic> Turn<N> {
         let Some(block) = self.services[usize::from(id.service)].block_of(id) else { return };
         let connection = &mut block.connections[usize::from(id.slot)];
         connection.loans.0.pop_front();
+        if let Some(next) = connection.loans.0.front_mut() {
+            next.since_ns = now_ns;
+        }
         // Events were passed over meanwhile.
         (connection.writable, connection.active_ns) = (true, now_ns);
         connection.deadline_ns = deadline_ns;
@@ -189,7 +223,7 @@ impl<N: Nic> Turn<N> {
         }
     }
 
-    /// Gives up a transfer that has waited for its connection for too long.
+    /// Gives up the first transfer of a connection, if it has waited for too long for the bytes before it to be sent.
     pub(super) fn expire_loans(&mut self, id: SlotId) {
         let now_ns = self.now_ns;
         let share = &mut self.services[usize::from(id.service)];
@@ -198,7 +232,7 @@ impl<N: Nic> Turn<N> {
         let is_late = |loan: &Loan| {
             !loan.is_lent && share.backends.is_overdue(&loan.transfer, loan.since_ns, now_ns)
         };
-        if connection.loans.0.iter().any(is_late) {
+        if connection.loans.0.front().is_some_and(is_late) {
             self.cancel_loans(id, transfer_status::TIMEOUT);
             self.fail_loan(id);
         }

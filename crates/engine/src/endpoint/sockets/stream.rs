@@ -137,6 +137,10 @@ impl<N: Nic> Turn<N> {
         let Some(sockets) = self.sockets(id.service) else { return 0 };
         let connection = &mut sockets.blocks[id.block as usize].connections[usize::from(id.slot)];
         connection.listed_to_write = false;
+        let slot = u32::from(id.slot);
+        let block = &sockets.blocks[id.block as usize].sockets;
+        // In this order: what was written before the end is in the ring, and the commands before it are seen.
+        let is_shut = block.slots()[slot as usize].state() == State::Closing || block.is_shut(slot);
         let most = match self.sendable(id) {
             Ok(Some(most)) => most,
             Ok(None) => return 0,
@@ -150,14 +154,11 @@ impl<N: Nic> Turn<N> {
             return 0;
         };
         let share = &mut sockets.blocks[id.block as usize];
-        let slot = u32::from(id.slot);
         let connection = &mut share.connections[usize::from(id.slot)];
         let state = share.sockets.slots()[slot as usize].state();
         if !matches!(state, State::Open | State::Closing) {
             return 0;
         }
-        // In this order: what was written before the end is in the ring.
-        let is_shut = state == State::Closing || share.sockets.is_shut(slot);
         // What cannot be written is counted, and not copied.
         let takes = connection.writable && !connection.shut;
         let room = if takes { scratch.len().min(most) } else { 0 };
@@ -195,7 +196,7 @@ impl<N: Nic> Turn<N> {
             }
         }
         // Bytes that came meanwhile, and what transfers have to be sent before.
-        let is_more = in_ring > count as u64 || !connection.loans.is_empty();
+        let is_more = takes && in_ring > count as u64 || !connection.loans.is_empty();
         let again = left == 0 && (count == scratch.len() || is_more);
         if left == 0 && !again && is_shut {
             if state == State::Closing {
