@@ -14,6 +14,8 @@ pub mod dictionary;
 mod function;
 pub mod library;
 mod messages;
+#[cfg(any(feature = "compile", feature = "wasm"))]
+pub mod module_settings;
 pub mod sketch;
 mod state;
 mod trace;

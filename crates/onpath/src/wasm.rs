@@ -11,14 +11,20 @@
 //! *Limits.* A call is ended at its deadline, rounded up to whole milliseconds (at least one), by wasmtime's epochs, which one thread counts. Memory, tables and the
 //! stack are limited. Traps are found by checks in the compiled code and not by signals, so that the program's signal handlers stay
 //! its own.
+//!
+//! *The compiler is another program*, `serval-compile` (`compiler.rs`), with the same settings (`module_settings.rs`). What it makes is loaded in `load.rs`,
+//! the only unsafe code here.
 
+mod compiler;
 mod descriptor;
 mod host;
 mod imports;
 mod instance;
+mod load;
 mod manifest;
 mod spares;
 
+pub use compiler::{PROGRAM as COMPILER, program as compiler};
 pub use descriptor::{DESCRIPTOR_BYTES, Decision, read_descriptor};
 pub use instance::{Instance, Limits, read_registers};
 pub use manifest::Manifest;
@@ -77,8 +83,7 @@ impl Module {
             ));
         }
         let host = Host::get()?;
-        let module = wasmtime::Module::from_binary(&host.engine, bytes)
-            .map_err(|error| format!("it is no WebAssembly module: {}", one_line(&error)))?;
+        let module = load::load(&host.engine, &compiler::compile(bytes)?)?;
         for import in module.imports() {
             if !imports::is_known(&import) {
                 return Err(format!(

@@ -24,20 +24,19 @@ mod tenants;
 mod tests;
 mod transfers;
 mod watchdog;
-mod worker;
+mod workers;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use accel::cpu::CpuAccelerator;
+use engine::Fabric;
 use engine::metrics::Metrics;
 use engine::topology::{Backend, Listen, Service, Tenant, Topology};
-use engine::{ControlMessage, Fabric};
-use sys::socket_nic::AcceptedSocket;
 use sys::tap::TapFile;
-use sys::{OpenPort, SocketNic, SocketOptions};
-use wire::nic::Nic;
+use sys::{SocketNic, SocketOptions};
+use worker::{Network, WorkerFabric as ServerFabric};
 
 pub use change::{ChangeError, ChangeReport, ServiceChange};
 pub use error::ServerError;
@@ -64,8 +63,6 @@ use watchdog::Watchdog;
 const SERVICES_SPARE: usize = 256;
 
 /// The fabric of workers over sockets.
-type ServerFabric = Fabric<ControlMessage<AcceptedSocket, OpenPort>>;
-
 /// A running engine. Dropping it stops it without draining.
 pub struct Server {
     topology: Arc<Topology>,
@@ -107,21 +104,6 @@ impl Server {
         transfers: Option<&Arc<transfer::Engine>>,
         cancelled: &mut dyn FnMut() -> bool,
     ) -> Result<Self, ServerError> {
-        match tap {
-            Some(tap) => {
-                Self::start_on(topology, |nic| tap.attach(nic, Vec::new()), transfers, cancelled)
-            }
-            None => Self::start_on(topology, |nic| nic, transfers, cancelled),
-        }
-    }
-
-    /// `wrap` makes a worker's network from its sockets.
-    fn start_on<N: Nic<Socket = AcceptedSocket, Port = OpenPort> + Send + 'static>(
-        topology: Topology,
-        wrap: impl Fn(SocketNic) -> N,
-        transfers: Option<&Arc<transfer::Engine>>,
-        cancelled: &mut dyn FnMut() -> bool,
-    ) -> Result<Self, ServerError> {
         topology.check()?;
         let worker_count = topology.engine.workers;
         let open = |_| SocketNic::open(&[], SocketOptions::default());
@@ -158,7 +140,11 @@ impl Server {
             transfers: transfers.cloned(),
         };
         // From here on dropping `server` stops everything started so far.
-        server.spawn_workers(nics.into_iter().map(wrap).collect())?;
+        let network = |nic| match tap {
+            Some(tap) => Network::Tapped(tap.attach(nic, Vec::new())),
+            None => Network::Sockets(nic),
+        };
+        server.spawn_workers(nics.into_iter().map(network).collect())?;
         server.first_change(topology, cancelled)?;
         Ok(server)
     }

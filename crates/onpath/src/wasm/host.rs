@@ -1,13 +1,10 @@
-//! What all modules of the process share: the compiler's settings, and the thread that counts time.
+//! What all modules of the process share: the engine of wasmtime, and the thread that counts time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::{JoinHandle, Thread};
 use std::time::Duration;
 
-/// How much address space an instance's memory has from the start. A module that may have more is moved when it grows.
-const RESERVED_BYTES: u64 = 4 << 20;
-const STACK_BYTES: usize = 256 << 10;
 const TICK: Duration = Duration::from_millis(1);
 /// After this number of ticks without a call the thread sleeps until the next one: longer than any deadline.
 const IDLE_TICKS: u32 = 3000;
@@ -44,16 +41,8 @@ impl Host {
     }
 
     fn start() -> Result<Self, String> {
-        let mut config = wasmtime::Config::new();
-        config
-            .epoch_interruption(true)
-            .signals_based_traps(false)
-            .memory_reservation(RESERVED_BYTES)
-            .memory_reservation_for_growth(0)
-            .memory_guard_size(0)
-            .memory_init_cow(false)
-            .max_wasm_stack(STACK_BYTES);
-        let engine = wasmtime::Engine::new(&config).map_err(|error| super::one_line(&error))?;
+        let engine = wasmtime::Engine::new(&crate::module_settings::settings())
+            .map_err(|error| super::one_line(&error))?;
         let clock = Arc::<Clock>::default();
         let (counted, counts) = (engine.weak(), clock.clone());
         let builder = std::thread::Builder::new().name("serval-epochs".into());
