@@ -5,6 +5,7 @@ mod abi;
 mod benchmarks;
 mod ci;
 mod claims;
+mod cpu;
 mod cycles;
 mod drop_reasons;
 mod edges;
