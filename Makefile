@@ -7,16 +7,19 @@ CACHE ?= .cache
 # Where cargo puts what it builds.
 BUILT := $(or $(CARGO_TARGET_DIR),target)
 SERVAL := $(BUILT)/release/serval
+# The compiler of modules: beside the command, or where the environment says.
+COMPILER = $(or $(wildcard $(dir $(SERVAL))serval-compile),$(SERVAL_COMPILE))
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-.PHONY: help demo demo-faces install uninstall deb absolute-prefix cuda-kernels cuda-kernels-or-not gpu-carry test-gpu bench-gpu test soak bench bench-quick bench-functions bench-build microbench ci fuzz fuzz-quick seeds litmus miri gpu-there setup setup-memcached setup-test setup-ci setup-miri build clean
+.PHONY: help command build-compiler demo demo-faces install uninstall deb absolute-prefix cuda-kernels cuda-kernels-or-not gpu-carry test-gpu bench-gpu test soak bench bench-quick bench-functions bench-build microbench ci fuzz fuzz-quick seeds litmus miri gpu-there setup setup-memcached setup-test setup-ci setup-miri build clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo        build Serval and watch clients being answered by an accelerator (2 minutes)"
+	@echo "make demo        build Serval and watch clients being answered by an accelerator (6 minutes the first time)"
 	@echo "make demo-faces  the same with a real memcached behind the kernel (installs it)"
 	@echo "make install     builds Serval and installs it in PREFIX=/usr/local; PREFIX=\$$HOME/.local needs no root. make uninstall removes it"
+	@echo "make install DEBUG=1  the same with line tables, for debuggers and profilers"
 	@echo "make deb         a Debian package of the same files, in target/debian"
 	@echo "make cuda-kernels  the kernels for NVIDIA GPUs, for the next build (automatic on a machine with a GPU)"
 	@echo "make test        lints, house rules and tests (under 8 minutes on 2 cores, the first time under 20)"
@@ -32,19 +35,32 @@ help:
 	@echo "make miri        every test of mqueue and wire under Miri (most of an hour)"
 	@echo "make ci          make test and everything else: mutants, Miri, sanitizers, aarch64, nvcc, fuzzing, documents"
 
-demo: build
+demo: command
 	@$(SERVAL) demo
 
-demo-faces: build setup-memcached
+demo-faces: command setup-memcached
 	@$(SERVAL) demo faces
 
 # The commit of the sources, for records; followed by -dirty if the sources differ from it.
 BUILT_FROM = SERVAL_BUILT_FROM="$$(commit=$$(git rev-parse HEAD 2>/dev/null) && [ -n "$$(git status --porcelain -- . ':!docs')" ] && commit=$$commit-dirty; echo "$$commit")"
 
-# On a machine with a GPU the build includes its kernels, if nvcc is installed or can be downloaded.
-build: setup $(if $(wildcard /dev/nvidiactl),cuda-kernels-or-not)
-	@echo "building (the first time takes a few minutes)"
+# DEBUG=1 builds with line tables, for debuggers and profilers.
+ifeq ($(DEBUG),1)
+export CARGO_PROFILE_RELEASE_DEBUG = line-tables-only
+export CARGO_PROFILE_RELEASE_STRIP = none
+endif
+
+# The command alone. On a machine with a GPU it includes kernels for it, if nvcc is installed or can be downloaded.
+command: setup $(if $(wildcard /dev/nvidiactl),cuda-kernels-or-not)
+	@[ -e "$(SERVAL)" ] || echo "building (the first time takes about five minutes on 2 cores)"
 	@$(BUILT_FROM) $(CARGO) build --release --quiet --package serval-cli
+
+# The compiler of WebAssembly modules, which `serval` runs; it lies beside it. Not in one build with the command: cargo would
+# put the compiler into both.
+build-compiler: setup
+	@$(CARGO) build --release --quiet --package serval-compile
+
+build: command build-compiler
 	@for library in client attach transfer functions; do $(MAKE) --no-print-directory --silent -C $$library || exit 1; done
 
 # The installed files work without the source tree: the command, which contains the headers of kernels; the libraries with their headers; the
@@ -68,9 +84,10 @@ PLACE = PREFIX=$(PREFIX) DESTDIR=$(abspath $(DESTDIR))
 # would break the next build.
 BUILT_BEFORE = $(or $(filter command,$(origin SERVAL)),$(SUDO_USER))
 install: absolute-prefix $(if $(BUILT_BEFORE),,build)
-	@[ -x "$(SERVAL)" ] || { echo "there is no $(SERVAL): run make build, as the user who has cargo, then make install again"; exit 1; }
+	@[ -x "$(SERVAL)" ] && [ -x "$(COMPILER)" ] || { echo "there is no $(SERVAL) or no serval-compile beside it: run make build, as the user who has cargo, then make install again"; exit 1; }
 	@install -d $(INTO)/bin $(DOC)/docs
 	@install -m 755 "$(SERVAL)" $(INTO)/bin/serval
+	@install -m 755 "$(COMPILER)" $(INTO)/bin/serval-compile
 	@$(MAKE) --no-print-directory --silent -C client install $(PLACE)
 	@$(MAKE) --no-print-directory --silent -C attach install $(PLACE)
 	@$(MAKE) --no-print-directory --silent -C transfer install $(PLACE)
@@ -86,7 +103,7 @@ install: absolute-prefix $(if $(BUILT_BEFORE),,build)
 
 # Removes files by name, and the folders of Serval if they are empty.
 uninstall: absolute-prefix
-	@rm -f $(INTO)/bin/serval $(PAGES:%=$(DOC)/%) $(DOC)/$(UNIT) $(MANUAL:%=$(INTO)/share/man/man1/%) \
+	@rm -f $(INTO)/bin/serval $(INTO)/bin/serval-compile $(PAGES:%=$(DOC)/%) $(DOC)/$(UNIT) $(MANUAL:%=$(INTO)/share/man/man1/%) \
 		$(BASH_COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)
 	@$(MAKE) --no-print-directory --silent -C client uninstall $(PLACE)
 	@$(MAKE) --no-print-directory --silent -C attach uninstall $(PLACE)
@@ -125,12 +142,13 @@ GPU ?= sm_90
 CARRY_FLAGS ?= -O3 $(if $(filter x86_64,$(shell uname -m)),-march=x86-64-v3)
 gpu-carry: setup cuda-kernels
 	@$(BUILT_FROM) $(CARGO) build --release --quiet --package serval-cli --bin serval
+	@$(CARGO) build --release --quiet --package serval-compile
 	@$(CARGO) build --release --quiet --package serval-accel --example gpu
 	@$(MAKE) --no-print-directory --silent -C device gpu-programs GPU=$(GPU)
 	@mkdir -p $(CARRY)
 	@$(CC) -O2 -pthread -o $(CARRY)/peer benches/sockets/peer.c
 	@cp examples/07_sockets/client.py $(CARRY)
-	@cp $(BUILT)/release/serval $(BUILT)/release/examples/gpu $(CACHE)/device/gpu_test $(CACHE)/device/gpu_hog $(CACHE)/device/*.$(GPU).cubin \
+	@cp $(BUILT)/release/serval $(BUILT)/release/serval-compile $(BUILT)/release/examples/gpu $(CACHE)/device/gpu_test $(CACHE)/device/gpu_hog $(CACHE)/device/*.$(GPU).cubin \
 		tools/measure-sockets benches/sockets/cublas_server.py tools/gpu/sockets tools/gpu/check tools/gpu/allreduce tools/gpu/beside tools/gpu/compare-builds tools/gpu/freed tools/gpu/hazards tools/gpu/idle tools/gpu/loads tools/gpu/map tools/gpu/ingest tools/gpu/tensors tools/gpu/together tools/gpu/transfer tools/gpu/download $(CARRY)
 	@rm -f $(CARRY)/serval_engine-*.whl
 	@cp python/tests/gpu_rank.py $(CARRY)
@@ -227,6 +245,7 @@ microbench: setup
 # The requirements of every build.
 setup:
 	@command -v $(CARGO) >/dev/null || { echo "Serval needs Rust 1.95 or later: install it from https://rustup.rs, then run make again."; exit 1; }
+	@pkg-config --exists libzstd 2>/dev/null || tools/install-packages pkgconf libzstd-dev || { echo "Serval needs pkg-config and libzstd with its headers: install them (apt-get install pkgconf libzstd-dev), then run make again."; exit 1; }
 	@command -v c++ >/dev/null || command -v g++ >/dev/null || tools/install-packages g++ || { echo "Serval needs a C++ compiler for its kernels: install g++ (apt-get install g++), then run make again."; exit 1; }
 
 # The database of the faces demo and of the benchmark rows with faces.
