@@ -4,7 +4,7 @@
 use crate::Findings;
 use crate::files::{self, File};
 
-/// A test, as documents name it: `crates/sim/tests/drops.rs::replies_with_wrong_tokens_are_dropped`.
+/// A test, as documents name it: `crates/sim/tests/scenes/drops.rs::replies_with_wrong_tokens_are_dropped`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TestName<'a> {
     /// The file, from the root.

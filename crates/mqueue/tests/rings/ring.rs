@@ -1,9 +1,8 @@
 //! Rings and plans, one rule at a time.
 
-mod support;
-
 use std::mem::offset_of;
 
+use crate::support::{payload, plan, ring, shapes};
 use mqueue::abi::{
     ARENA_BYTES_MAX, RINGS_MAX, RegionHeader, RingEntry, SlotHeader, kind, protocol,
 };
@@ -12,7 +11,6 @@ use mqueue::{
     Head, HeapMapping, JoinError, LoanError, MappedMemory, MqueuePlan, PlanError, Region,
     RegionPlan, RingError, RingPlan,
 };
-use support::{payload, plan, ring, shapes};
 
 #[test]
 fn every_protocol_carries_every_size() {
@@ -62,8 +60,8 @@ fn memory_that_was_never_written_is_no_message() {
 fn a_loan_that_is_written_and_dropped() {
     for shape in shapes() {
         let mut ring = ring(shape, 4, 0);
-        ring.producer.loan(3).unwrap().write(support::head(1), b"one");
-        ring.producer.push(support::head(2), b"two").unwrap();
+        ring.producer.loan(3).unwrap().write(crate::support::head(1), b"one");
+        ring.producer.push(crate::support::head(2), b"two").unwrap();
         ring.producer.publish();
         let mut messages = Vec::new();
         while let Some(header) = ring.consumer.peek().unwrap() {
@@ -89,15 +87,15 @@ fn a_slot_that_was_not_written_cannot_be_committed() {
 fn a_loan_is_written_once() {
     let mut ring = ring(shapes()[0], 4, 0);
     let mut loan = ring.producer.loan(1).unwrap();
-    loan.write(support::head(0), &[1]);
-    loan.write(support::head(0), &[2]);
+    loan.write(crate::support::head(0), &[1]);
+    loan.write(crate::support::head(0), &[2]);
 }
 
 #[test]
 #[should_panic(expected = "another length")]
 fn a_loan_is_for_one_length() {
     let mut ring = ring(shapes()[0], 4, 0);
-    ring.producer.loan(1).unwrap().write(support::head(0), &[1, 2]);
+    ring.producer.loan(1).unwrap().write(crate::support::head(0), &[1, 2]);
 }
 
 #[test]
@@ -225,7 +223,7 @@ fn a_message_is_copied_from_ring_to_ring() {
                 source.producer.publish();
                 let header = source.consumer.peek().unwrap().expect("published");
                 // A producer that does not pad with zeros.
-                let slot = |ring: &support::Ring, n: u64| {
+                let slot = |ring: &crate::support::Ring, n: u64| {
                     let entry = ring.engine.entries()[0];
                     entry.slots_offset
                         + n % 4 * u64::from(entry.slot_stride)
@@ -271,7 +269,7 @@ fn every_length_arrives_byte_by_byte() {
     const LONGEST: usize = 100;
     let kinds = || {
         let plain = shapes().into_iter().filter(|shape| shape.arena_bytes == 0);
-        plain.map(|shape| support::Shape { message_bytes_max: LONGEST as u32, ..shape })
+        plain.map(|shape| crate::support::Shape { message_bytes_max: LONGEST as u32, ..shape })
     };
     let receive = |consumer: &mqueue::Consumer<_>, header: &SlotHeader| {
         let mut buffer = [0xa5; LONGEST + 32];
@@ -283,7 +281,7 @@ fn every_length_arrives_byte_by_byte() {
     for (from, to) in kinds().flat_map(|from| kinds().map(move |to| (from, to))) {
         let (mut source, mut target) = (ring(from, 4, 0), ring(to, 4, 0));
         for len in (0..=LONGEST).step_by(if cfg!(miri) { 23 } else { 1 }) {
-            let head = Head { kind: kind::MESSAGE, ..support::head(len as u64) };
+            let head = Head { kind: kind::MESSAGE, ..crate::support::head(len as u64) };
             let sent = payload(len as u64, len);
             source.producer.push(head, &sent).unwrap();
             source.producer.publish();
@@ -395,7 +393,7 @@ fn those_with_waiting_messages_are_found_among_many() {
     };
     assert_eq!(found(), []);
     for (n, (_, producer)) in ends.iter_mut().enumerate().filter(|(n, _)| n % 3 == 0) {
-        producer.push(support::head(n as u64), &[]).unwrap();
+        producer.push(crate::support::head(n as u64), &[]).unwrap();
         producer.publish();
     }
     let every_third = || (0..99).rev().filter(|n| n % 3 == 0);

@@ -1,14 +1,12 @@
 //! Proxies: upstream servers that lose, delay, repeat, end and reset, chains on the path, and the books at every step.
 
-mod scene;
-
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
+use crate::scene::{MS, Scene, Script, request, script};
 use engine::{ChainReply, ChainRequest};
 use onpath::builtin::{Passthrough, Threshold};
 use onpath::{Command, Direction, Failure, Function, Messages, Notice, OnFailure, RequestId};
-use scene::{MS, Scene, Script, request, script};
 use sim::backend::BackendBehaviour;
 use sim::net::{Faults, Reachability, lock};
 use sim::rng::Rng;

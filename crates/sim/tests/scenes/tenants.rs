@@ -2,16 +2,14 @@
 //!
 //! Time is that of the simulator: a turn takes 5 us, and half a microsecond for each message in and out; kernels answer after 100 us.
 
-mod scene;
-
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::scene::{Scene, Script, request, script};
 use engine::topology::{Dispatch, Listen, Service, Tenant};
 use onpath::{Direction, Failure, Function, Messages, OnFailure};
-use scene::{Scene, Script, request, script};
 use sim::behaviour::Behaviour;
 use sim::message::{Flavor, request_payload};
 use sim::net::lock;
@@ -278,8 +276,9 @@ fn a_tenants_connections_are_counted() {
     let callers = [0; 4].map(|_| scene.connect());
     scene.run(5);
     assert_eq!(scene.dropped(DropReason::TenantConnections), 2);
-    let open =
-        |scene: &Scene, caller: scene::Caller| lock(&scene.world.net).closed(caller.conn).is_none();
+    let open = |scene: &Scene, caller: crate::scene::Caller| {
+        lock(&scene.world.net).closed(caller.conn).is_none()
+    };
     let alive: Vec<_> = callers.into_iter().filter(|caller| open(&scene, *caller)).collect();
     assert_eq!(alive.len(), 2);
     lock(&scene.world.net).peer_close(alive[0].conn, wire::nic::Close::Graceful);

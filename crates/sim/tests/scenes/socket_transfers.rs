@@ -1,11 +1,9 @@
 //! Transfers to sockets of blocks: blocks that echo send some pieces by transfers, and what peers get is in order whatever executors, networks, peers
 //! and blocks do.
 
-mod scene;
-
+use crate::scene::{MS, Scene, Script, script};
 use engine::topology::{Backend, FileAccess, FileSpec, SocketSpec};
 use mqueue::abi::transfer_status as status;
-use scene::{MS, Scene, Script, script};
 use sim::net::{Faults, lock};
 use sim::rng::Rng;
 use sim::socket_block::SocketBehaviour;

@@ -1,13 +1,11 @@
 //! A chain of functions between kernels and a backend that fails, answers late or not at all.
 
-mod scene;
-
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
+use crate::scene::{MS, Scene, request, script};
 use engine::topology::Sockets;
 use onpath::{Direction, End, Failure, Function, Messages, Notice, OnFailure, RequestId};
-use scene::{MS, Scene, request, script};
 use sim::backend::BackendBehaviour;
 use sim::message::{Ask, Body};
 use wire::DropReason;

@@ -1,13 +1,11 @@
 //! Transfers that kernels ask for: kernels that send anything, executors that refuse, fail, lie and forget, blocks and generations that end, and engines that
 //! drain and stop. Each command is answered once or lost with its block, and nothing is left behind.
 
-mod scene;
-
 use std::sync::{Arc, Mutex};
 
+use crate::scene::{Scene, request, script};
 use engine::topology::{Backend, FileAccess, FileSpec};
 use mqueue::abi::transfer_status as status;
-use scene::{Scene, request, script};
 use sim::behaviour::Behaviour;
 use sim::message::{Ask, Body};
 use sim::net::lock;
@@ -75,7 +73,7 @@ impl Play {
             self.asked += 1;
             let body = Body { ask: Ask::Backend, ..request(self.asked) };
             let workers = self.scene.world.workers.len() as u64;
-            for (service, port) in [(0, scene::UDP), (1, OTHER)] {
+            for (service, port) in [(0, crate::scene::UDP), (1, OTHER)] {
                 let worker = self.rng.below(workers) as usize;
                 self.scene.ask_service_at(service, worker, port, body);
             }

@@ -1,9 +1,7 @@
 //! Promises that random runs found broken, or could only find broken by luck.
 
-mod scene;
-
+use crate::scene::{MS, Scene, Script, request, script};
 use engine::topology::{Dispatch, Polling};
-use scene::{MS, Scene, Script, request, script};
 use sim::behaviour::Behaviour;
 use sim::fault::Fault;
 use sim::message::{Ask, Body, Flavor, request_payload, request_wire};
@@ -528,7 +526,7 @@ fn early_replies_of_a_closed_connection_give_their_memory_back() {
 }
 
 /// Time passes; only workers that have a reason to run do so.
-fn live(scene: &mut scene::Scene, ms: u64) {
+fn live(scene: &mut crate::scene::Scene, ms: u64) {
     for _ in 0..100 * ms {
         scene.world.advance(MS / 100);
         for worker in 0..scene.world.workers.len() {

@@ -1,11 +1,11 @@
 //! Stream rings: any sequence of writes and reads moves every byte once and in order, and a hostile other side affects only
 //! what it sends.
 
-mod support;
-
 use std::collections::VecDeque;
 use std::mem::offset_of;
 
+use crate::support::victims::Fenced;
+use crate::support::{Choose, Numbers};
 use mqueue::abi::{RegionHeader, SocketMessage, socket_op, stream_word};
 use mqueue::memory::{Memory, Ordering};
 use mqueue::{
@@ -13,8 +13,6 @@ use mqueue::{
     byte_ring_bytes,
 };
 use proptest::prelude::*;
-use support::victims::Fenced;
-use support::{Choose, Numbers};
 
 const AT: u64 = 256;
 

@@ -1,11 +1,9 @@
 //! Properties that hold for every framing, for any bytes and any segmentation.
 
-mod support;
-
+use crate::support::{End, Event, Side, check_split, converse};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
-use support::{End, Event, Side, check_split, converse};
 use wire::framing::{Delimits, Expects, Framing, FramingError, ParseState, Parsed};
 
 fn config() -> ProptestConfig {

@@ -1,7 +1,6 @@
 //! Bundles through rings of every protocol, the pool's buffers, and hostile values in descriptors.
 
-mod support;
-
+use crate::support::{Choose, Numbers, Shape, payload, shapes};
 use mqueue::abi::{
     BUNDLE_MAX, Bundle, BundleReply, POOL_ALIGN, PoolEntry, SlotHeader, kind, status,
 };
@@ -12,7 +11,6 @@ use mqueue::{
     MqueuePlan, Pool, Producer, Region, RegionPlan, ReplyArea, RingError, RingPlan,
 };
 use proptest::prelude::*;
-use support::{Choose, Numbers, Shape, payload, shapes};
 
 const CASES: u32 = if cfg!(miri) { 3 } else { 200 };
 const POOL_BYTES: u64 = 256 << 10;

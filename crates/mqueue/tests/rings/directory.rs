@@ -1,8 +1,7 @@
 //! The directory of a region: rings are found by the content of their entries, in any order, and unknown entries
 //! are skipped or refused.
 
-mod support;
-
+use crate::support::{head, payload};
 use mqueue::abi::{
     BACKENDS_MAX, DirectoryEntry, NO_BLOCK, POOL_ALIGN, POOLS_MAX, PoolEntry, RegionHeader,
     RingEntry, SOCKETS_MAX, STREAM_BYTES_MAX, STREAM_BYTES_MIN, StreamEntry, ring_flags, ring_kind,
@@ -14,7 +13,6 @@ use mqueue::{
 };
 use proptest::prelude::*;
 use std::mem::offset_of;
-use support::{head, payload};
 
 const RING: RingPlan =
     RingPlan { protocol: mqueue::abi::protocol::DOORBELL, message_bytes_max: 32, arena_bytes: 0 };
@@ -560,7 +558,7 @@ proptest! {
     /// numbers, and entries of unknown kinds between them.
     #[test]
     fn rings_are_found_by_what_their_entries_say((clients, seed) in layouts()) {
-        use support::{Choose, Numbers};
+        use crate::support::{Choose, Numbers};
         let mut numbers = Numbers(seed | 1);
         let mut blocks: Vec<(u32, Vec<_>)> = (0..).zip(&clients).map(|(block, &clients)| {
             let rings = RegionPlan::of_blocks(1, &vec![MQUEUE; 1 + clients as usize], 1).rings;

@@ -1,7 +1,6 @@
 //! Command rings: what a region with them looks like, and what either end makes of nonsense from the other.
 
-mod support;
-
+use crate::support::{Choose, Numbers};
 use mqueue::abi::{CopyCommand, RingEntry, command, command_status, ring_kind};
 use mqueue::command::{BufferRange, Copy, Direction, Done, Request};
 use mqueue::memory::{Memory, Ordering};
@@ -10,7 +9,6 @@ use mqueue::{
 };
 use proptest::prelude::*;
 use std::mem::offset_of;
-use support::{Choose, Numbers};
 
 const DEPTH: u32 = 4;
 const WINDOW_BYTES: u64 = 1024;

@@ -3,10 +3,8 @@
 //! The scenes run the real engine; the simulator checks every turn, so each of these tests
 //! also checks the accounting while the reason occurs.
 
-mod scene;
-
+use crate::scene::{MS, Scene, Script, UDP, request, script};
 use engine::topology::{Dispatch, Replies};
-use scene::{MS, Scene, Script, UDP, request, script};
 use sim::backend::BackendBehaviour;
 use sim::behaviour::Behaviour;
 use sim::message::{Ask, Body, match_id};

@@ -1,11 +1,9 @@
 //! Every client gets a share of a service's credit, however much others demand.
 
-mod scene;
-
 use std::net::SocketAddr;
 
+use crate::scene::{Caller, Scene, Script, UDP, request, script};
 use engine::topology::{Dispatch, Listen, SocketSpec};
-use scene::{Caller, Scene, Script, UDP, request, script};
 use sim::net::lock;
 use sim::rng::Rng;
 use sim::socket_peer::{Ending, SocketClient};

@@ -5,16 +5,14 @@
 //! credit is the depth minus the outstanding messages, arena payloads that are still needed never overlap, and
 //! a ring that was full is as good as new once everything was released.
 
-mod support;
-
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use crate::support::{Choose, Ring, Shape, fill, head, payload, ring, shapes};
 use mqueue::abi::{INLINE_BYTES_MAX, RESTAMP_LAPS, flags, protocol};
 use mqueue::memory::Memory;
 use mqueue::{LoanError, Region, RingError};
 use proptest::prelude::*;
-use support::{Choose, Ring, Shape, fill, head, payload, ring, shapes};
 
 #[derive(Clone, Copy, Debug)]
 enum Op {
@@ -338,7 +336,7 @@ fn units_in_any_order(shape: Shape, depth: u32, start: u64, lens: &[usize], seed
     let mut near = ring(shape, depth, start);
     let mut far = ring(shape, depth, start);
     let unit_bytes = if shape.protocol == protocol::GRANULE16 { 16 } else { 8 };
-    let mut numbers = support::Numbers(seed);
+    let mut numbers = crate::support::Numbers(seed);
     let entry = near.engine.entries()[0];
     for (i, len) in lens.iter().enumerate() {
         let n = start + i as u64;

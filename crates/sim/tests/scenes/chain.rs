@@ -1,10 +1,9 @@
 //! A chain of functions on the path of a service's messages.
 
-mod scene;
-
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::scene::{Scene, request, script};
 use engine::metrics::ServiceMetrics;
 use engine::topology::{Dispatch, Replies, Tenant};
 use engine::{ChainReply, ChainRequest, ShmClient, ShmPeer};
@@ -16,7 +15,6 @@ use onpath::{
     Arranged, Command, Counters, Direction, Failure, Function, Link, Messages, OnFailure, Policy,
     Reading, RequestId, SharedSink, Sink,
 };
-use scene::{Scene, request, script};
 use sim::behaviour::Behaviour;
 use sim::message::{Body, Flavor, decode_request, reply_payload, request_payload};
 use wire::DropReason;
@@ -160,7 +158,7 @@ fn what_another_worker_takes_over_is_seen_once() {
 #[test]
 fn a_request_that_waits_for_credit_is_seen_once() {
     let mut script = script(FRAMING);
-    let late = (2 * scene::MS, 2 * scene::MS);
+    let late = (2 * crate::scene::MS, 2 * crate::scene::MS);
     *script.behaviour() = Behaviour { remote: true, delay_ns: late, ..Behaviour::default() };
     let mut scene = script.play();
     let chain = Decides { passes: 100, ..Decides::default() };
@@ -337,7 +335,7 @@ fn rewrite(memory: &MappedMemory, old: &[u8], new: &[u8]) {
 fn a_shared_memory_client_cannot_rewrite_what_the_chain_has_passed() {
     let mut script = script(FRAMING);
     script.service().memory_ports.push("/run/memory".into());
-    let late = (2 * scene::MS, 2 * scene::MS);
+    let late = (2 * crate::scene::MS, 2 * crate::scene::MS);
     *script.behaviour() = Behaviour { remote: true, delay_ns: late, ..Behaviour::default() };
     let mut scene = script.play();
     let chain = Decides { passes: 100, drops: 200, ..Decides::default() };

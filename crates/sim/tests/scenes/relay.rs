@@ -1,13 +1,11 @@
 //! Proxies that pass byte streams on: the bytes are those that were sent, whatever the network, slow peers and ends of connections do.
 
-mod scene;
-
 use std::sync::{Arc, Mutex};
 
+use crate::scene::{Caller, MS, Scene, Script, TCP, script};
 use engine::{ChainReply, ChainRequest};
 use onpath::builtin::{CountMinFunction, HyperLogLogFunction};
 use onpath::{Command, Direction, Failure, Function, Messages, OnFailure};
-use scene::{Caller, MS, Scene, Script, TCP, script};
 use sim::ConnId;
 use sim::change::Keeps;
 use sim::net::{Faults, PeerRead, Reachability, lock};

@@ -1,9 +1,7 @@
 //! Connections and byte streams of tenants that are over their limits, and messages on the way between workers.
 
-mod scene;
-
+use crate::scene::{Scene, request, script};
 use engine::topology::{Dispatch, Tenant};
-use scene::{Scene, request, script};
 use sim::message::{Flavor, request_payload, request_wire};
 use sim::net::{Faults, PeerRead, lock};
 use wire::framing::Framing;

@@ -1,7 +1,6 @@
 //! Messages of one length, taken from a ring into a pool and put from a pool into a ring several at a time.
 
-mod support;
-
+use crate::support::{Choose, Numbers, Shape, payload, shapes};
 use mqueue::abi::{PoolEntry, kind, protocol};
 use mqueue::memory::{Memory, Ordering, Rows};
 use mqueue::{
@@ -9,7 +8,6 @@ use mqueue::{
     RegionPlan, RingError, RingPlan,
 };
 use proptest::prelude::*;
-use support::{Choose, Numbers, Shape, payload, shapes};
 
 const CASES: u32 = if cfg!(miri) { 3 } else { 200 };
 const POOL_BYTES: u64 = 64 << 10;
@@ -35,7 +33,7 @@ fn pool() -> Pool<MappedMemory> {
 }
 
 fn bench(shape: Shape, depth: u32, start: u64) -> Bench {
-    let plan = support::plan(shape, depth, start);
+    let plan = crate::support::plan(shape, depth, start);
     let memory = HeapMapping::memory(plan.bytes().unwrap() as usize);
     let mut near = Region::format(memory.clone(), &plan).unwrap();
     let mut far = Region::join(memory.clone()).unwrap();

@@ -1,13 +1,11 @@
 //! Functions whose state is on one worker: each request meets the state that is its own, once and in the order of its client, whichever worker receives
 //! it.
 
-mod scene;
-
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
+use crate::scene::{Caller, MS, Scene, Script, request, script};
 use onpath::{Direction, Failure, Function, Key, Messages, OnFailure, RequestId, StateKind};
-use scene::{Caller, MS, Scene, Script, request, script};
 use sim::message::{decode_request, reply_payload};
 use sim::net::{Faults, lock};
 use sim::rng::Rng;

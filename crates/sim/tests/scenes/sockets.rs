@@ -1,9 +1,7 @@
 //! Sockets of blocks: connections that end in every way, blocks that break every rule, and the books of bytes at every step.
 
-mod scene;
-
+use crate::scene::{MS, Scene, Script, script};
 use engine::topology::SocketSpec;
-use scene::{MS, Scene, Script, script};
 use sim::change::Keeps;
 use sim::net::{Faults, lock};
 use sim::rng::Rng;

@@ -5,10 +5,10 @@
 //! head word and writes its tail; a producer writes its slots, arena and head and reads its tail. The
 //! memory under test checks that on every access. (Debug builds also panic on every overflow.)
 
-mod support;
-
 use std::mem::offset_of;
 
+use crate::support::victims::{Seen, use_words, victims};
+use crate::support::{Choose, Numbers, Ring, Shape, head, payload, ring, shapes};
 use mqueue::abi::{
     ABI_VERSION, INLINE_BYTES_MAX, RINGS_MAX, RegionHeader, RingEntry, kind, protocol,
 };
@@ -16,8 +16,6 @@ use mqueue::memory::{Memory, Ordering};
 use mqueue::{
     HeapMapping, JoinError, MappedMemory, MqueuePlan, Region, RegionPlan, RingError, RingPlan,
 };
-use support::victims::{Seen, use_words, victims};
-use support::{Choose, Numbers, Ring, Shape, head, payload, ring, shapes};
 
 #[test]
 fn random_words_anywhere_at_any_time() {

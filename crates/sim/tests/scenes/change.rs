@@ -1,10 +1,8 @@
 //! Services that are added, changed and removed at any step, while clients use them and others.
 
-mod scene;
-
+use crate::scene::{MS, request, script};
 use engine::PAUSE_NS;
 use engine::topology::{Listen, Replies, Service, Topology};
-use scene::{MS, request, script};
 use sim::ConnId;
 use sim::behaviour::Behaviour;
 use sim::change::Keeps;

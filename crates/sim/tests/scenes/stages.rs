@@ -1,13 +1,11 @@
 //! The time of a request by stage, with a clock that advances within a turn.
 
-mod scene;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::scene::{MS, Scene, request, script};
 use engine::stages::{ObservationSnapshot, Stage};
 use engine::topology::Replies;
-use scene::{MS, Scene, request, script};
 use sim::behaviour::Behaviour;
 use sim::net::lock;
 use wire::DropReason;

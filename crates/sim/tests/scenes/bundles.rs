@@ -1,13 +1,11 @@
 //! Bundles of clients over shared memory and over streams.
 
-mod scene;
-
+use crate::scene::{MS, Scene, Script, request, script};
 use engine::topology::Bundles;
 use engine::{ShmClient, ShmPeer};
 use mqueue::abi::kind;
 use mqueue::memory::Ordering;
 use mqueue::{Consumer, Head, HeapMapping, MappedMemory, Memory, Producer, Region};
-use scene::{MS, Scene, Script, request, script};
 use sim::behaviour::Behaviour;
 use sim::message::{
     Ask, Body, Flavor, decode_reply, reply_payload, request_filler_max, request_payload,

@@ -4,17 +4,15 @@
 //! It can detect tearing, stale payloads, slots overwritten too early, lost or repeated messages. It
 //! cannot detect reorderings that this processor never performs (x86-64 keeps stores in order).
 
-mod support;
-
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use crate::support::{Choose, Numbers, Shape, fill, head, ring, shapes};
 use mqueue::abi::{Bundle, kind, status};
 use mqueue::{
     Buffer, BundleReplies, HeapMapping, LoanError, MqueuePlan, Region, RegionPlan, ReplyArea,
     RingPlan,
 };
-use support::{Choose, Numbers, Shape, fill, head, ring, shapes};
 
 /// Minimum number of messages, however short the time.
 const MESSAGES_MIN: u64 = if cfg!(miri) { 12 } else { 50 };
