@@ -263,7 +263,7 @@ const MUTANTS: &[Mutant] = &[
         "return_received_early",
         "the buffer of a GRO batch that was received in place is free when one of its bundles has ended",
         &[
-            "crates/engine/tests/in_place.rs::messages_arrive_in_the_pool_and_replies_leave_from_there",
+            "crates/worker/tests/in_place.rs::messages_arrive_in_the_pool_and_replies_leave_from_there",
         ],
     ),
     mutant(
