@@ -1,6 +1,8 @@
 //! Repository tasks: `cargo xtask TASK`. Every check of the house rules is one of them, and
 //! `cargo xtask ci` is the only entry point of continuous integration.
 
+#![forbid(unsafe_code)]
+
 mod abi;
 mod benchmarks;
 mod ci;
