@@ -1,7 +1,7 @@
 //! House rules that a tool can check: `cargo xtask tidy`.
 
 use crate::files::{self, File};
-use crate::{Findings, claims, cycles, links, mutants, words};
+use crate::{Findings, cycles, links, mutants, words};
 
 /// Lines of a source file without its tests.
 const LINES_MAX: usize = 800;
@@ -59,9 +59,6 @@ pub(crate) fn check() -> Findings {
     for file in all {
         locks(&file, &mut findings);
         machine_paths(&file, &mut findings);
-        if file.path == "SECURITY.md" {
-            claims::check(&file, &mut findings);
-        }
         if is_source(&file) && !GENERATED.contains(&file.path.as_str()) {
             length(&file, &mut findings);
             left_overs(&file, &mut findings);
