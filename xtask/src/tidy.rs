@@ -56,6 +56,10 @@ pub(crate) fn check() -> Findings {
     let mut findings = mutants::check();
     let all = files::all();
     cycles::check(&all, &mut findings);
+    let installed = links::installed_pages().unwrap_or_else(|error| {
+        findings.push(format!("make installed-pages: {error}"));
+        Vec::new()
+    });
     for file in all {
         locks(&file, &mut findings);
         machine_paths(&file, &mut findings);
@@ -77,6 +81,7 @@ pub(crate) fn check() -> Findings {
         // Notes are parts of docs/benchmarks.md.
         if file.extension() == "md" && !file.path.ends_with("/note.md") {
             links::check(&file, &mut findings);
+            links::check_installed(&file, &installed, &mut findings);
         }
     }
     findings

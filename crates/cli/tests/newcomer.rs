@@ -273,7 +273,10 @@ fn the_installation_works_without_the_checkout_and_can_be_removed() {
         "lib/pkgconfig/serval_client.pc",
         "share/doc/serval/LICENSE",
         "share/doc/serval/README.md",
+        "share/doc/serval/SECURITY.md",
+        "share/doc/serval/docs/benchmarks/udp-echo-1.json",
         "share/doc/serval/docs/configuration.md",
+        "share/doc/serval/examples/11_behind/store.c",
         "share/man/man1/serval.1",
         "share/man/man1/serval-kernel-build.1",
     ] {
