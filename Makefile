@@ -22,7 +22,8 @@ help:
 	@echo "make test        lints, house rules and tests (under 8 minutes on 2 cores, the first time under 20)"
 	@echo "make test-gpu    the cuda accelerator on this machine's GPU (5 minutes)"
 	@echo "make bench-gpu   measures it there, with its baselines (10 minutes)"
-	@echo "make bench       measures every row of docs/benchmarks.md and rewrites it (half an hour on an idle machine)"
+	@echo "make bench       measures the rows of benches/speed.toml, for two cores, and rewrites docs/benchmarks.md (half an hour on an idle machine)"
+	@echo "make bench-functions  the same for functions on the path, on four cores; benches/tenants.toml and benches/gpu.toml have the other rows"
 	@echo "make bench-quick measures each of them briefly (2 minutes; not for publication)"
 	@echo "make microbench  single operations: rings, framings, the dispatcher, the turn"
 	@echo "make soak        a mixed load for MINUTES=60: every reply checked, no memory growth"
@@ -209,7 +210,7 @@ fuzz-quick: setup
 	@$(CARGO) xtask fuzz 30
 	@$(CARGO) xtask fuzz --planted
 
-# Measures every row of the benchmark table, then writes the page, also if a verdict is a failure.
+# Measures the rows for two cores, then writes the page, also if a verdict is a failure. The other suites need more cores or a GPU.
 bench: bench-build
 	@$(SERVAL) compare --suite benches/speed.toml; status=$$?; $(CARGO) xtask benchmarks && exit $$status
 
