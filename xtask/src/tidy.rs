@@ -1,7 +1,7 @@
 //! House rules that a tool can check: `cargo xtask tidy`.
 
 use crate::files::{self, File};
-use crate::{Findings, cycles, links, mutants, words};
+use crate::{Findings, cycles, links, metric_names, mutants, words};
 
 /// Lines of a source file without its tests.
 const LINES_MAX: usize = 800;
@@ -56,6 +56,7 @@ pub(crate) fn check() -> Findings {
     let mut findings = mutants::check();
     let all = files::all();
     cycles::check(&all, &mut findings);
+    metric_names::check(&all, &mut findings);
     let installed = links::installed_pages().unwrap_or_else(|error| {
         findings.push(format!("make installed-pages: {error}"));
         Vec::new()
