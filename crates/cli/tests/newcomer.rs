@@ -601,6 +601,14 @@ fn every_command_of_getting_started_works_as_shown() {
     for command in commands.flat_map(names) {
         follower.shell.done(&format!("{command} --help"));
     }
+    // The row of the demos names those of the command.
+    let row = table.lines().find(|line| line.starts_with("| `serval demo ")).unwrap();
+    let of_page: BTreeSet<&str> =
+        row.split('|').nth(2).unwrap().split('`').skip(1).step_by(2).collect();
+    let help = follower.shell.done("serval demo --help");
+    let values = help.iter().filter_map(|line| line.trim().strip_prefix("- "));
+    let of_command: BTreeSet<&str> = values.filter_map(|value| value.split(':').next()).collect();
+    assert_eq!(of_page, of_command);
 }
 
 // --- examples/04_backend ---
