@@ -53,6 +53,23 @@ pub(crate) fn check(document: &File, findings: &mut Findings) {
     }
 }
 
+/// Pages that link every example.
+const PAGES_OF_EXAMPLES: &[&str] = &["README.md", "docs/getting-started.md"];
+
+/// Findings about examples that no newcomer finds.
+pub(crate) fn check_examples(all: &[File], findings: &mut Findings) {
+    let examples: Vec<&str> = all
+        .iter()
+        .filter_map(|file| file.path.strip_prefix("examples/")?.strip_suffix("/README.md"))
+        .collect();
+    for page in all.iter().filter(|file| PAGES_OF_EXAMPLES.contains(&file.path.as_str())) {
+        let linked = |example: &&&str| page.text.contains(&format!("examples/{example}/)"));
+        for example in examples.iter().filter(|example| !linked(example)) {
+            findings.push(format!("{}: no link to examples/{example}/", page.path));
+        }
+    }
+}
+
 /// Lines outside of fenced blocks.
 fn outside_of_code(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut fenced = false;
@@ -146,6 +163,20 @@ mod tests {
         assert_eq!(found("docs/a.md", "[a](https://example.org) [b](../examples)"), 0);
         assert_eq!(found("docs/a.md", "[a](b.md) [b](../examples/02_c_client/) [c](../crates)"), 3);
         assert_eq!(found("docs/other.md", "[a](b.md)"), 0);
+    }
+
+    #[test]
+    fn every_example_is_linked() {
+        let file = |path: &str, text: &str| File { path: path.to_owned(), text: text.to_owned() };
+        let found = |page: &str| {
+            let all = ["README.md", "examples/01_a/README.md", "examples/02_b/README.md"];
+            let all = all.map(|path| file(path, if path == "README.md" { page } else { "" }));
+            let mut findings = Findings::new();
+            check_examples(&all, &mut findings);
+            findings.len()
+        };
+        assert_eq!(found("[a](examples/01_a/), [b](examples/02_b/)"), 0);
+        assert_eq!(found("[a](examples/01_a/)"), 1);
     }
 
     #[test]

@@ -57,6 +57,7 @@ pub(crate) fn check() -> Findings {
     let all = files::all();
     cycles::check(&all, &mut findings);
     metric_names::check(&all, &mut findings);
+    links::check_examples(&all, &mut findings);
     let installed = links::installed_pages().unwrap_or_else(|error| {
         findings.push(format!("make installed-pages: {error}"));
         Vec::new()
