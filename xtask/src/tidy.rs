@@ -16,6 +16,7 @@ const UNSAFE_PATHS: &[&str] = &[
     "crates/sys/",
     "crates/accel/",
     "crates/onpath/src/sketch/vector.rs",
+    "crates/onpath/src/wasm/load.rs",
     "functions/include/serval_function.rs",
     "python/src/collective.rs",
     "python/src/gpu.rs",

@@ -23,8 +23,7 @@ use server::{Server, ShutdownReport};
 
 pub(super) const HELP: &str = "\
 Prints one line that starts with `ready` once every port is open and every kernel runs, and logs
-to standard error. It does not wait for remote accelerators or for runtimes that attach by
-themselves: until they are there, requests for them are dropped as no_accelerator. SIGTERM or Ctrl-C drains: no new requests are accepted, and accepted ones are
+to standard error. SIGTERM or Ctrl-C drains: no new requests are accepted, and accepted ones are
 answered for up to engine.drain_ms. A second signal ends the process at once, as does one before
 `ready`. SIGHUP, or `serval reload`, reads the file again: services are added, removed and changed
 without losing messages of the others. A change that is impossible while the engine runs is refused
