@@ -12,7 +12,7 @@ COMPILER = $(or $(wildcard $(dir $(SERVAL))serval-compile),$(SERVAL_COMPILE))
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-.PHONY: help command build-compiler demo demo-faces install uninstall deb absolute-prefix cuda-kernels cuda-kernels-or-not gpu-carry test-gpu bench-gpu test soak bench bench-quick bench-functions bench-build microbench ci fuzz fuzz-quick seeds litmus miri gpu-there setup setup-memcached setup-test setup-ci setup-miri build clean
+.PHONY: help command build-compiler demo demo-faces install installed-pages uninstall deb absolute-prefix cuda-kernels cuda-kernels-or-not gpu-carry test-gpu bench-gpu test soak bench bench-quick bench-functions bench-build microbench ci fuzz fuzz-quick seeds litmus miri gpu-there setup setup-memcached setup-test setup-ci setup-miri build clean
 .DEFAULT_GOAL := help
 
 help:
@@ -25,7 +25,8 @@ help:
 	@echo "make test        lints, house rules and tests (under 8 minutes on 2 cores, the first time under 20)"
 	@echo "make test-gpu    the cuda accelerator on this machine's GPU (5 minutes)"
 	@echo "make bench-gpu   measures it there, with its baselines (10 minutes)"
-	@echo "make bench       measures every row of docs/benchmarks.md and rewrites it (half an hour on an idle machine)"
+	@echo "make bench       measures the rows of benches/speed.toml, for two cores, and rewrites docs/benchmarks.md (half an hour on an idle machine)"
+	@echo "make bench-functions  the same for functions on the path, on four cores; benches/tenants.toml and benches/gpu.toml have the other rows"
 	@echo "make bench-quick measures each of them briefly (2 minutes; not for publication)"
 	@echo "make microbench  single operations: rings, framings, the dispatcher, the turn"
 	@echo "make soak        a mixed load for MINUTES=60: every reply checked, no memory growth"
@@ -64,9 +65,14 @@ build: command build-compiler
 	@for library in client attach transfer functions; do $(MAKE) --no-print-directory --silent -C $$library || exit 1; done
 
 # The installed files work without the source tree: the command, which contains the headers of kernels; the libraries with their headers; the
-# documentation, in the same folders as here, so that links among these pages work. The unit is an example in the documentation, and not in systemd's folders,
-# because it names a user and a file that must exist first.
-PAGES = README.md LICENSE CHANGELOG.md $(sort $(wildcard docs/*.md)) docs/serval.svg docs/demo-gpu.svg docs/grafana.json
+# documentation, in the same folders as here, with everything that its links lead to (`cargo xtask tidy` checks that): examples without what they build, the
+# records of benchmarks, and a few sources. The unit is an example in the documentation, and not in systemd's folders, because it names a user and a file that
+# must exist first.
+PAGES = README.md LICENSE CHANGELOG.md ARCHITECTURE.md CONTRIBUTING.md ORDERING.md SECURITY.md \
+	$(sort $(wildcard docs/*.md docs/*.svg docs/*.json docs/benchmarks/*.json docs/benchmarks/*/*.json docs/benchmarks/*/*.svg)) \
+	$(sort $(foreach kind,md toml c cpp cu h js py,$(wildcard examples/*/*.$(kind))) $(wildcard examples/*/Makefile)) \
+	attach/include/serval/attach.h client/include/serval/client.h device/include/serval/kernel.h \
+	$(patsubst %,device/kernels/%.cpp,echo faces lenet scale) benches/speed.toml benches/baselines/README.md
 UNIT = docs/serval.service
 INTO = $(DESTDIR)$(PREFIX)
 DOC = $(INTO)/share/doc/serval
@@ -92,7 +98,7 @@ install: absolute-prefix $(if $(BUILT_BEFORE),,build)
 	@$(MAKE) --no-print-directory --silent -C attach install $(PLACE)
 	@$(MAKE) --no-print-directory --silent -C transfer install $(PLACE)
 	@$(MAKE) --no-print-directory --silent -C functions install $(PLACE)
-	@for page in $(PAGES); do install -m 644 $$page $(DOC)/$$page || exit 1; done
+	@for page in $(PAGES); do install -D -m 644 $$page $(DOC)/$$page || exit 1; done
 	@umask 022; $(INTO)/bin/serval man $(INTO)/share/man/man1 >/dev/null
 	@umask 022; mkdir -p $(dir $(BASH_COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)) && \
 		$(INTO)/bin/serval completions bash >$(BASH_COMPLETION) && $(INTO)/bin/serval completions zsh >$(ZSH_COMPLETION) && \
@@ -100,6 +106,10 @@ install: absolute-prefix $(if $(BUILT_BEFORE),,build)
 	@sed 's|/usr/local/bin/|$(PREFIX)/bin/|' $(UNIT) >$(DOC)/$(UNIT)
 	@chmod 644 $(DOC)/$(UNIT)
 	@echo "installed $(SHOWN)/bin/serval ($(SERVAL) of $$(date -r "$(SERVAL)" '+%F %T')), libraries, headers and documentation"
+
+# The documents that `make install` installs, one in a line.
+installed-pages:
+	@printf '%s\n' $(PAGES) $(UNIT)
 
 # Removes files by name, and the folders of Serval if they are empty.
 uninstall: absolute-prefix
@@ -109,7 +119,8 @@ uninstall: absolute-prefix
 	@$(MAKE) --no-print-directory --silent -C attach uninstall $(PLACE)
 	@$(MAKE) --no-print-directory --silent -C transfer uninstall $(PLACE)
 	@$(MAKE) --no-print-directory --silent -C functions uninstall $(PLACE)
-	@rmdir $(DOC)/docs $(DOC) 2>/dev/null || true
+	@cd $(DOC) 2>/dev/null && rmdir -p $(filter-out ./,$(sort $(dir $(PAGES)))) 2>/dev/null || true
+	@rmdir $(DOC) 2>/dev/null || true
 
 # A relative PREFIX would be a different folder in each Makefile and invalid in serval_client.pc; an unexpanded ~ would
 # be a folder of this name. Other characters have a meaning in make, the shell or sed, so the check uses the environment.
@@ -217,7 +228,7 @@ fuzz-quick: setup
 	@$(CARGO) xtask fuzz 30
 	@$(CARGO) xtask fuzz --planted
 
-# Measures every row of the benchmark table, then writes the page, also if a verdict is a failure.
+# Measures the rows for two cores, then writes the page, also if a verdict is a failure. The other suites need more cores or a GPU.
 bench: bench-build
 	@$(SERVAL) compare --suite benches/speed.toml; status=$$?; $(CARGO) xtask benchmarks && exit $$status
 

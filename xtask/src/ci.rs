@@ -173,10 +173,10 @@ const STEPS: &[Step] = &[
         || found(benchmarks::check()),
     ),
     after_changes(
-        &["docs/proof.md", "crates/"],
+        &["docs/", "README.md", "SECURITY.md", "ORDERING.md", "crates/"],
         "proof",
-        "tests named in docs/proof.md exist",
-        || found(claims::check_document("docs/proof.md")),
+        "tests named in documents exist",
+        || found(claims::check()),
     ),
     // Before the tests that build with the compiler that this fetches.
     after_changes(

@@ -1,6 +1,8 @@
 //! Repository tasks: `cargo xtask TASK`. Every check of the house rules is one of them, and
 //! `cargo xtask ci` is the only entry point of continuous integration.
 
+#![forbid(unsafe_code)]
+
 mod abi;
 mod benchmarks;
 mod ci;
@@ -12,6 +14,7 @@ mod edges;
 mod files;
 mod fuzz;
 mod links;
+mod metric_names;
 mod mutants;
 mod programs;
 mod side_by_side;
@@ -29,7 +32,7 @@ usage: cargo xtask CHORE
                 whether the figures in README.md and docs/gpu.md are those of their records
   configuration writes the tables of docs/configuration.md; with --check says whether they are up to date
   edges         checks that every ordering edge has both halves in the places that ORDERING.md lists
-  tidy          checks file sizes, unsafety outside its crates, names, words, links and left-overs
+  tidy          checks file sizes, unsafety outside its crates, names, words, links, metrics that documents name, and left-overs
   drop-reasons  checks that a test provokes every drop reason
   mutants [NAME...]
                 checks that a test catches every seeded mutant, or the named ones

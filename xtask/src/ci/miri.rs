@@ -194,7 +194,7 @@ mod tests {
             "crates/mqueue/tests/rings/main.rs",
             "crates/mqueue/tests/support/mod.rs",
             "crates/sys/tests/memory.rs",
-            "crates/wire/tests/framing.rs",
+            "crates/wire/tests/formats/framing.rs",
         ];
         let found = programs(&paths.map(str::to_owned));
         let names: Vec<_> =
