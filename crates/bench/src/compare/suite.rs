@@ -234,7 +234,7 @@ impl Suite {
         Self::parse(&text).map_err(|what| SuiteError::Form(path.to_owned(), what))
     }
 
-    fn parse(text: &str) -> Result<Self, String> {
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
         let suite: Self = toml::from_str(text).map_err(|error| error.to_string())?;
         if suite.schema != 1 {
             return Err(format!("schema is {}, this program reads schema 1", suite.schema));

@@ -12,6 +12,7 @@ use serde_json::json;
 use super::bench::{count, list, time};
 use super::{Failure, cancel_on_signal};
 use crate::screen::{Screen, Table, Tone};
+use bench::compare::machine::Machine;
 use bench::compare::pairs::WHOLE_MIN;
 use bench::compare::record::Record;
 use bench::compare::suite::{Load, Row, SideSpec, Suite, Timing, better_of};
@@ -50,7 +51,8 @@ pub(super) struct Options {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["a", "a_program", "b", "b_program"])]
     suite: Option<PathBuf>,
 
-    /// Folder for a suite's results, one file per row (--quick writes none)
+    /// Folder for a suite's results, one file per row, which keeps earlier results in its history
+    /// (--quick writes none)
     #[arg(long, value_name = "FOLDER", default_value = "docs/benchmarks")]
     out: PathBuf,
 
@@ -297,6 +299,9 @@ fn run_suite(
     };
     let pairs = rows.iter().map(|row| schedule(row).pairs).sum();
     let bar = bar(screen, pairs);
+    if let Some(why) = Machine::here().unknown_sources().filter(|_| !options.quick) {
+        tracing::warn!("{why}; `cargo xtask benchmarks` refuses such records");
+    }
     let mut before = 0;
     let mut now = 0;
     let mut current = String::new();
