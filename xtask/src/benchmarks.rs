@@ -125,6 +125,7 @@ struct Page {
 struct Row {
     name: String,
     what: String,
+    metric: String,
     must: Option<f64>,
     aim: Option<f64>,
 }
@@ -253,9 +254,15 @@ fn verdict(record: &Json) -> String {
     parts.join("; ")
 }
 
-/// The targets of a record, if they are no longer those of its row: the verdict is about them.
+/// The figure and targets of a record, if they are no longer those of its row: the verdict is about them.
 fn other_targets(path: &str, row: &Row, record: &Json) -> Option<String> {
     let (must, aim) = (record["must"].as_f64(), record["aim"].as_f64());
+    if record["metric"] != row.metric {
+        return Some(format!(
+            "{RECORDS}/{path}.json: it compares {}, and the row in the suite {}: measure it again",
+            record["metric"], row.metric
+        ));
+    }
     (must != row.must || aim != row.aim).then(|| {
         format!(
             "{RECORDS}/{path}.json: its targets were {must:?} and {aim:?}, those of the suite are {:?} and {:?}: \
@@ -281,6 +288,7 @@ fn rows_of(suite: &str) -> Result<Vec<Row>, String> {
         Some(Row {
             name: text("name")?,
             what: text("what")?,
+            metric: text("metric").unwrap_or_else(|| "rate".to_owned()),
             must: number("must"),
             aim: number("aim"),
         })
@@ -367,7 +375,7 @@ mod tests {
         let mut record = json!({
             "verdict": "no-verdict",
             "shown": { "value": "0.990x [0.985x, 0.995x]", "must": "at least 1.000x", "aim": "at least 1.500x" },
-            "must": 1.0, "aim": 1.5,
+            "metric": "rate", "must": 1.0, "aim": 1.5,
         });
         let shown = |record: &Json, age: usize| {
             let mut page = String::new();
@@ -391,7 +399,9 @@ mod tests {
         assert_eq!(without_ages(&old, false), without_ages(&shown(&record, 300), false));
         assert_eq!(other_targets("echo", &rows[0], &record), None);
         record["aim"] = 1.4.into();
-        assert!(other_targets("echo", &rows[0], &record).is_some());
+        assert!(other_targets("echo", &rows[0], &record).unwrap().contains("its targets"));
+        record["metric"] = "p99_ns".into();
+        assert!(other_targets("echo", &rows[0], &record).unwrap().contains("compares"));
         assert!(rows_of("schema = 1").is_err());
         assert!(rows_of("[[row]]\nwhat = \"x\"").is_err());
     }

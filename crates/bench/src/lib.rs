@@ -299,9 +299,11 @@ impl<'p> Prepared<'p> {
             Mode::Closed { window } => (window, Pace::Closed),
             Mode::Open { rate } => (window_max, Pace::Open { rate, seed: SEED, batch: plan.batch }),
         };
+        let closed = matches!(plan.mode, Mode::Closed { .. });
         let load = Load {
             window,
             pace,
+            train: (closed && plan.batch > 1).then_some(plan.batch),
             warmup: plan.warmup,
             duration: plan.duration,
             timeout: plan.timeout(),
@@ -346,6 +348,7 @@ impl<'p> Prepared<'p> {
         let (mut stores, is_framed) = (workload.clone().stores(), workload.is_framed());
         let load = Load {
             pace: Pace::Closed,
+            train: None,
             warmup: Duration::ZERO,
             timeout: CALL_TIME / 4,
             spin: false,

@@ -29,7 +29,8 @@ pub struct Plan {
     pub class: Option<Class>,
     /// When requests are sent.
     pub mode: Mode,
-    /// Open loop: requests that arrive at the same time, in [1, 1024]. More than one: class T2 over UDP.
+    /// Requests that arrive at the same time (open loop) or are sent together (closed loop; 1: as many as there is room for),
+    /// in [1, 1024]. More than one: class T2 over UDP.
     pub batch: usize,
     /// The workload, with its checks.
     pub work: Work,
@@ -163,8 +164,7 @@ impl Plan {
             }
             _ => {}
         }
-        let batches = matches!(self.mode, Mode::Open { .. }) && self.class() == Class::T2;
-        if self.batch != 1 && !batches {
+        if self.batch != 1 && self.class() != Class::T2 {
             return Err(PlanError::BatchClass);
         }
         // Replies of `raw` and `fixed` services have no delimiter.
@@ -182,7 +182,7 @@ impl Plan {
             Mode::Closed { window } if !(1..=window_max).contains(&window) => {
                 return Err(PlanError::Window(window, window_max));
             }
-            Mode::Open { .. } if !(1..=BATCH_MAX).contains(&self.batch) => {
+            _ if !(1..=BATCH_MAX).contains(&self.batch) => {
                 return Err(PlanError::Batch(self.batch));
             }
             Mode::Open { rate } if !(rate.is_finite() && (1.0..=1e9).contains(&rate)) => {
@@ -587,9 +587,7 @@ pub enum PlanError {
     #[error("{0} requests cannot arrive at the same time: it must be in [1, {BATCH_MAX}]")]
     Batch(usize),
     /// Only clients of class T2 send batches.
-    #[error(
-        "requests arrive in batches only where a client sends them in batches: at a rate, and with class T2"
-    )]
+    #[error("requests are sent in batches only by clients of class T2: give --class T2")]
     BatchClass,
     /// The rate is outside its range.
     #[error("a rate of {0} requests a second is not possible: it must be in [1, 1e9]")]

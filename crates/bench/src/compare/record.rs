@@ -39,6 +39,9 @@ pub struct Record {
     pub must: Option<f64>,
     /// The target value.
     pub aim: Option<f64>,
+    /// The largest allowed value, of a row that compares a server with itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub most: Option<f64>,
     /// The result of the measurements for `must`.
     pub verdict: Verdict,
     /// Whether they prove that the aim is met.
@@ -116,7 +119,7 @@ impl Record {
             show::figures(&side.figures, main)
         };
         let shown = Shown {
-            must: style.threshold(row.must),
+            must: style.range_of(row.must, row.most),
             aim: style.threshold(row.aim),
             value: value.as_ref().map(|value| style.summary(value)).unwrap_or_default(),
             range: value.as_ref().map(|value| style.range(value)).unwrap_or_default(),
@@ -134,6 +137,7 @@ impl Record {
             better: claim.better,
             must: row.must,
             aim: row.aim,
+            most: row.most,
             verdict,
             meets_aim: value.as_ref().and_then(|value| claim.meets_aim(value)),
             reason,

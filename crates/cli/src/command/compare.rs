@@ -76,7 +76,7 @@ pub(super) struct Options {
     #[arg(long, value_name = "COMMAND")]
     b_program: Option<String>,
 
-    /// The figure to compare: rate, p50_ns, p99_ns, mean_ns, busy_ns, server_cpu_ns, client_cpu_ns, or
+    /// The figure to compare: rate, p50_ns, p99_ns, slice_p99_ns (the median over slices of the run), mean_ns, busy_ns, server_cpu_ns, client_cpu_ns, or
     /// one that the programs print
     #[arg(long, value_name = "FIGURE", default_value = "rate")]
     metric: String,
@@ -215,6 +215,7 @@ impl Options {
             combine: None,
             must: self.threshold,
             aim: None,
+            most: None,
             needs: Vec::new(),
             state: None,
             whole: false,
@@ -228,7 +229,7 @@ impl Options {
                 window: self.window,
                 rate: self.rate,
                 times_peak: None,
-                times_peak_of_b: None,
+                times_lower_peak: None,
                 timeout_s: None,
                 shares_core: false,
                 framing: self.framing.clone(),
