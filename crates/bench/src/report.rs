@@ -444,6 +444,7 @@ mod tests {
         outcome.latency.record_n(took_ns, replies).unwrap();
         outcome.sent = replies;
         outcome.replied = replies;
+        outcome.measured = replies;
         outcome.in_flight_ns = replies * took_ns;
         outcome.waiting_ns = u128::from(outcome.in_flight_ns);
         outcome.elapsed = Duration::from_nanos(outcome.in_flight_ns / really);
