@@ -42,8 +42,8 @@ demo: command
 demo-faces: command setup-memcached
 	@$(SERVAL) demo faces
 
-# The commit of the sources, for records; followed by -dirty if the sources differ from it.
-BUILT_FROM = SERVAL_BUILT_FROM="$$(commit=$$(git rev-parse HEAD 2>/dev/null) && [ -n "$$(git status --porcelain -- . ':!docs')" ] && commit=$$commit-dirty; echo "$$commit")"
+# The sources of the build, for records: their last commit and their hash. A commit that changes neither causes no build.
+BUILT_FROM = SERVAL_BUILT_FROM="$$(tools/source-tree)"
 
 # DEBUG=1 builds with line tables, for debuggers and profilers.
 ifeq ($(DEBUG),1)
@@ -160,7 +160,7 @@ gpu-carry: setup cuda-kernels
 	@$(CC) -O2 -pthread -o $(CARRY)/peer benches/sockets/peer.c
 	@cp examples/07_sockets/client.py $(CARRY)
 	@cp $(BUILT)/release/serval $(BUILT)/release/serval-compile $(BUILT)/release/examples/gpu $(CACHE)/device/gpu_test $(CACHE)/device/gpu_hog $(CACHE)/device/*.$(GPU).cubin \
-		tools/measure-sockets benches/sockets/cublas_server.py tools/gpu/sockets tools/gpu/check tools/gpu/allreduce tools/gpu/beside tools/gpu/compare-builds tools/gpu/freed tools/gpu/hazards tools/gpu/idle tools/gpu/loads tools/gpu/map tools/gpu/ingest tools/gpu/tensors tools/gpu/together tools/gpu/transfer tools/gpu/download $(CARRY)
+		tools/measure-sockets benches/sockets/cublas_server.py tools/gpu/sockets tools/gpu/check tools/gpu/allreduce tools/gpu/beside tools/compare-builds tools/gpu/freed tools/gpu/hazards tools/gpu/idle tools/gpu/loads tools/gpu/map tools/gpu/ingest tools/gpu/tensors tools/gpu/together tools/gpu/transfer tools/gpu/download $(CARRY)
 	@rm -f $(CARRY)/serval_engine-*.whl
 	@cp python/tests/gpu_rank.py $(CARRY)
 	@cp python/tests_torch/gpu_rank.py $(CARRY)/torch_gpu_rank.py
