@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -24,8 +25,9 @@ use server::{Server, ShutdownReport};
 pub(super) const HELP: &str = "\
 Prints one line that starts with `ready` once every port is open and every kernel runs, and logs
 to standard error. SIGTERM or Ctrl-C drains: no new requests are accepted, and accepted ones are
-answered for up to engine.drain_ms. A second signal ends the process at once, as does one before
-`ready`. SIGHUP, or `serval reload`, reads the file again: services are added, removed and changed
+answered for up to engine.drain_ms. A second signal ends the drain: requests without an answer are
+dropped, and if there are none the exit code is 0. A third one ends the process at once, as does one
+before `ready`. SIGHUP, or `serval reload`, reads the file again: services are added, removed and changed
 without losing messages of the others. A change that is impossible while the engine runs is refused
 with the reason, and then nothing changes. With --json the last line is an object: messages (replies
 sent), busy_ns (time of turns that found work), cpu_ns (processor time of the process), and more by
@@ -133,8 +135,14 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let drain_ms = config.topology.engine.drain_ms;
     let metrics = exporter.as_ref().map(|e| format!("http://{}/metrics", e.address()));
     let listens = listens(&config, &server);
-    let of_finish = (*screen, output.clone());
-    let finish = Box::new(move |server| finish(&of_finish.0, server, tap, &of_finish.1));
+    let hasten = Arc::new(AtomicBool::new(false));
+    let of_finish = (*screen, output.clone(), hasten.clone());
+    let finish = Box::new(move |server: Server| {
+        let (screen, output, hasten) = of_finish;
+        let metrics = server.metrics();
+        let report = server.shutdown_until(&|| hasten.load(Ordering::Relaxed));
+        finish(&screen, &metrics, report, tap, &output)
+    });
     let control = Control::start(server, config, options.file.source(), health.clone(), finish)?;
     output.push(announcement(screen, &listens, metrics.as_deref()).as_bytes());
     if reload {
@@ -148,7 +156,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
         }
     }
     health.set_draining();
-    tracing::info!(drain_ms, "draining; a second signal ends at once");
+    tracing::info!(drain_ms, "draining; a second signal ends the drain");
     let limit = Duration::from_millis(drain_ms) + END_TIMEOUT;
     control.begin_end();
     // Transfers are not part of the drain: their callers are notified of how far they came. Not on this thread, which has to see signals.
@@ -157,7 +165,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let ending = ending.spawn(move || drop(transfers)).ok();
     let has_ended =
         || control.has_ended() && ending.as_ref().is_none_or(std::thread::JoinHandle::is_finished);
-    wait_for_end(has_ended, &mut signals, limit);
+    wait_for_end(has_ended, &mut signals, limit, &hasten);
     let report = control.end();
     output.flush(LOG_TIMEOUT);
     if report?.is_clean() { Ok(()) } else { Err(Failure::Unfinished) }
@@ -232,15 +240,25 @@ fn announcement(
     )
 }
 
-/// Waits until the server has ended, and ends the process if that takes too long or a second signal arrives. This
-/// thread does nothing else, so the process ends in time whatever hangs.
-fn wait_for_end(has_ended: impl Fn() -> bool, signals: &mut Signals, limit: Duration) {
-    let deadline = Instant::now() + limit;
+/// Waits until the server has ended. A signal ends the drain (`hasten`); one more, or the end of `limit`, ends the
+/// process. This thread does nothing else, so the process ends in time whatever hangs.
+fn wait_for_end(
+    has_ended: impl Fn() -> bool,
+    signals: &mut Signals,
+    limit: Duration,
+    hasten: &AtomicBool,
+) {
+    let mut deadline = Instant::now() + limit;
     while !has_ended() {
         match signals.wait(Some(END_POLL_INTERVAL)) {
             Ok(Some(Signal::Terminate | Signal::Interrupt)) => {
-                tracing::warn!("ended before everything was answered");
-                end_now();
+                if hasten.swap(true, Ordering::Relaxed) {
+                    tracing::warn!("ended by a third signal before everything had stopped");
+                    end_now();
+                }
+                // `timeout` of GNU coreutils sends two signals, so this is no warning.
+                tracing::info!("a second signal: the drain ends now; a third one ends the process");
+                deadline = deadline.min(Instant::now() + END_TIMEOUT);
             }
             Ok(_) => {}
             Err(_) => std::thread::sleep(END_POLL_INTERVAL),
@@ -258,9 +276,14 @@ fn end_now() -> ! {
     sys::process::exit_now(3)
 }
 
-fn finish(screen: &Screen, server: Server, tap: Option<TapFile>, output: &Lines) -> ShutdownReport {
-    let metrics = server.metrics();
-    let report = server.shutdown();
+/// The last lines of the log and of the output, after the server has stopped.
+fn finish(
+    screen: &Screen,
+    metrics: &Metrics,
+    report: ShutdownReport,
+    tap: Option<TapFile>,
+    output: &Lines,
+) -> ShutdownReport {
     let tapped = tap.map(TapFile::finish);
     if let Some(TapReport { packets, dropped, bytes, error }) = &tapped {
         tracing::info!(packets, dropped, bytes, "the tap");
@@ -287,7 +310,7 @@ fn finish(screen: &Screen, server: Server, tap: Option<TapFile>, output: &Lines)
         );
     }
     if screen.json {
-        let words = summary(&metrics, &report, tapped.as_ref());
+        let words = summary(metrics, &report, tapped.as_ref());
         output.push(format!("{words}\n").as_bytes());
     }
     if report.hung {
@@ -296,7 +319,7 @@ fn finish(screen: &Screen, server: Server, tap: Option<TapFile>, output: &Lines)
     if report.unanswered > 0 {
         tracing::error!(
             unanswered = report.unanswered,
-            "requests were not answered within engine.drain_ms or request_timeout_ms"
+            "requests were not answered within engine.drain_ms or request_timeout_ms, or before a second signal"
         );
     }
     report
