@@ -37,8 +37,8 @@ Examples:
   serval demo remote                   digits on local and remote accelerators
   serval demo tenants                  six tenants, of which one floods
 
-Saves a chart of the results and prints its path. Exit code 1 if a reply is wrong or missing,
-or when fewer than 97 % of the digits are read correctly.";
+Saves a chart of the results and prints its path. Exit code 1 if a reply is wrong or missing (as
+with --corrupt), or when fewer than 97 % of the digits are read correctly.";
 
 #[derive(Args, Debug)]
 pub(super) struct Options {
@@ -70,7 +70,7 @@ pub(super) struct Options {
     #[arg(long, value_name = "FILE", conflicts_with = "cpu")]
     cuda_kernels: Option<PathBuf>,
 
-    /// transfer, functions, cache, auth, chain, allreduce, sockets, remote, tenants: change one byte of what arrives; the demo must find it and fail
+    /// Change one byte of what arrives: the demo must find it and fail
     #[arg(long)]
     corrupt: bool,
 
