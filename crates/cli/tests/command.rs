@@ -513,6 +513,32 @@ fn signals_in_a_row_end_an_idle_server_in_order() {
 }
 
 #[test]
+fn connections_of_kernels_are_in_top_and_in_the_last_line() {
+    let folder = Folder::new("sockets");
+    let streams = "schema = 1\n[engine]\nmetrics = \"127.0.0.1:0\"\n[[service]]\nname = \"streams\"\n\
+                   kernel = \"stream_echo\"\n[[service.socket]]\nname = \"clients\"\nlisten = \"tcp://127.0.0.1:0\"\n";
+    let serving = Serving::start(&["--json", &folder.file("a.toml", streams)]);
+    let mut client = TcpStream::connect(serving.address("tcp://")).unwrap();
+    client.write_all(b"good day").unwrap();
+    client.read_exact(&mut [0; 8]).unwrap();
+    let top = ["top", &serving.address("http://"), "--interval", "0.1"];
+    let sample = json(&[&top[..], &["--json"]].concat());
+    let of_service = &sample["sockets"][0];
+    assert_eq!((&of_service["service"], &of_service["open"]), (&"streams".into(), &1.0.into()));
+    assert!(output(&[&top[..], &["--once"]].concat()).contains("sockets of"));
+    drop(client);
+    serving.signal("-TERM");
+    let (code, out, err) = serving.end();
+    assert_eq!(code, Some(0), "{err}");
+    assert!(err.contains("; sockets: 1 connections, 8 bytes from peers, 8 to peers"), "{err}");
+    let stopped: Json = serde_json::from_str(&out).unwrap();
+    let sockets = &stopped["services"][0]["sockets"];
+    for (figure, value) in [("opened", 1), ("received_bytes", 8), ("sent_bytes", 8)] {
+        assert_eq!(sockets[figure], value, "{stopped}");
+    }
+}
+
+#[test]
 fn a_small_arena_is_reported_once_at_the_start() {
     let folder = Folder::new("cramped");
     let long = "max_message_bytes = 60000\nmax_reply_bytes = 60000\n";

@@ -365,12 +365,14 @@ impl Owner {
                 Ok(Task::Functions(task)) => {
                     let FunctionTask { caller, request, content, outcome } = *task;
                     let answer = functions::answer(&mut self.server, caller, &request, content);
-                    audit(caller, request.verb(), "", &answer.answer);
+                    let changes = request.is_audited(&answer.answer);
+                    audit(caller, request.verb(), "", &answer.answer, changes);
                     outcome.set(answer).ok().expect("it is set once");
                 }
                 Ok(Task::Tenants(caller, request, outcome)) => {
                     let answer = tenants::answer(&mut self.server, caller, &request);
-                    audit(caller, request.verb(), request.name(), &answer.answer);
+                    let changes = request != TenantRequest::List;
+                    audit(caller, request.verb(), request.name(), &answer.answer, changes);
                     self.show();
                     outcome.set(answer).ok().expect("it is set once");
                 }
@@ -500,12 +502,12 @@ impl Owner {
 }
 
 /// The audit line of a request that changes something, or was refused. No content, parameter or secret is in it.
-fn audit(caller: Caller, request: &str, tenant: &str, answer: &Json) {
+fn audit(caller: Caller, request: &str, tenant: &str, answer: &Json, changes: bool) {
     let user = caller.user;
     match answer["error"].as_str() {
         Some(_) => tracing::warn!(user, tenant, "audit: {request} was refused"),
-        None if request.ends_with("list") => {}
-        None => tracing::info!(user, tenant, "audit: {request} was done"),
+        None if changes => tracing::info!(user, tenant, "audit: {request} was done"),
+        None => {}
     }
 }
 

@@ -27,11 +27,11 @@ Prints one line that starts with `ready` once every port is open and every kerne
 to standard error. SIGTERM or Ctrl-C drains: no new requests are accepted, and accepted ones are
 answered for up to engine.drain_ms. A second signal ends the drain: requests without an answer are
 dropped, and if there are none the exit code is 0. A third one ends the process at once, as does one
-before `ready`. SIGHUP, or `serval reload`, reads the file again: services are added, removed and changed
-without losing messages of the others. A change that is impossible while the engine runs is refused
-with the reason, and then nothing changes. With --json the last line is an object: messages (replies
-sent), busy_ns (time of turns that found work), cpu_ns (processor time of the process), and more by
-service and worker.
+before `ready`. SIGHUP, or `serval reload`, reads the file again: services are added, removed and
+changed without losing messages of the others. A change that is impossible while the engine runs is
+refused with the reason, and then nothing changes. With --json the last line is an object: messages
+(replies sent), busy_ns (time of turns that found work), cpu_ns (processor time of the process), and
+more by service and worker, with the connections and bytes of kernels' sockets.
 
 Examples:
   serval serve service.toml
@@ -299,13 +299,13 @@ fn finish(
     for service in metrics.services().iter() {
         let s = service.snapshot();
         let dropped = s.dropped_requests();
-        let reasons = drop_reasons(&s);
+        let (reasons, sockets) = (drop_reasons(&s), sockets(&s));
         tracing::info!(
             received = s.received,
             replied = s.replied,
             consumed = s.consumed,
             dropped,
-            "{}{reasons}",
+            "{}{reasons}{sockets}",
             service.name()
         );
     }
@@ -337,6 +337,17 @@ fn drop_reasons(snapshot: &ServiceSnapshot) -> String {
     }
 }
 
+/// `; sockets: 3 connections, 4096 bytes from peers, 512 to peers`, or nothing if kernels had no connections.
+fn sockets(snapshot: &ServiceSnapshot) -> String {
+    if snapshot.sockets_opened == 0 {
+        return String::new();
+    }
+    let ServiceSnapshot { sockets_opened, socket_received_bytes, socket_sent_bytes, .. } = snapshot;
+    format!(
+        "; sockets: {sockets_opened} connections, {socket_received_bytes} bytes from peers, {socket_sent_bytes} to peers"
+    )
+}
+
 /// Totals of the run, for programs that measure: `messages` is replies sent, `busy_ns` the time of turns that found
 /// work, `cpu_ns` the processor time of the process.
 fn summary(metrics: &Metrics, report: &ShutdownReport, tapped: Option<&TapReport>) -> Json {
@@ -347,10 +358,18 @@ fn summary(metrics: &Metrics, report: &ShutdownReport, tapped: Option<&TapReport
         let lost = DropReason::ALL.iter().filter(|r| s.dropped(**r) > 0);
         let drops: serde_json::Map<_, _> =
             lost.map(|r| (r.name().to_owned(), s.dropped(*r).into())).collect();
-        services.push(json!({
+        let mut of_service = json!({
             "name": service.name(), "received": s.received, "replied": s.replied,
             "consumed": s.consumed, "dropped": s.dropped_requests(), "drops": drops,
-        }));
+        });
+        if s.sockets_opened > 0 {
+            of_service["sockets"] = json!({
+                "opened": s.sockets_opened, "received_bytes": s.socket_received_bytes,
+                "read_bytes": s.socket_read_bytes, "written_bytes": s.socket_written_bytes,
+                "sent_bytes": s.socket_sent_bytes,
+            });
+        }
+        services.push(of_service);
     }
     let worker = |w: &WorkerCounters| {
         json!({
