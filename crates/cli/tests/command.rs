@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpStream, UdpSocket};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -627,6 +628,56 @@ fn missing_resources_of_this_machine_are_refused_by_name() {
     let said = text(&refused.stderr);
     assert!(said.contains("engine.control: cannot listen at "), "{said}");
     assert!(said.contains(&format!("the folder {missing:?} does not exist")), "{said}");
+}
+
+/// `check-config` on a file that needs a secret: its exit code and what it says, with the secret readable for its owner, for others, and not there.
+fn secrets_checked(name: &str, secret: &str, config: &str) -> [(Option<i32>, String); 3] {
+    let folder = Folder::new(name);
+    let path = folder.file("secret", secret);
+    fs::write(folder.0.join("data"), "").unwrap();
+    let file = folder.file("a.toml", &format!("schema = 1\n{config}").replace("SECRET", &path));
+    let check = || {
+        let done = run(&["check-config", &file]);
+        (done.status.code(), text(&done.stdout) + &text(&done.stderr))
+    };
+    let with_mode = |mode| {
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        check()
+    };
+    let [private, open] = [0o600, 0o644].map(with_mode);
+    fs::remove_file(&path).unwrap();
+    [private, open, check()]
+}
+
+#[test]
+fn secrets_that_others_can_read_are_refused_as_serve_refuses_them() {
+    let hex = "0123456789abcdef".repeat(4);
+    let link = "[[accelerator]]\nname = \"far\"\nkind = \"remote\"\naddress = \"tcp://127.0.0.1:1\"\n\
+                secret_file = \"SECRET\"\n[[service]]\nname = \"a\"\nlisten = \"udp://127.0.0.1:0\"\n\
+                kernel = \"echo\"\naccelerator = \"far\"\n";
+    let file = "[[service]]\nname = \"a\"\nlisten = \"udp://127.0.0.1:0\"\nkernel = \"echo\"\n\
+                [[service.backend]]\nname = \"disk\"\nconnect = \"transfer\"\n\
+                [[service.file]]\nname = \"data\"\npath = \"data\"\nkey = \"SECRET\"\n[transfer]\n";
+    for (name, config) in [("secret-link", link), ("secret-file", file)] {
+        let [private, open, missing] = secrets_checked(name, &hex, config);
+        assert_eq!(private.0, Some(0), "{}", private.1);
+        assert!(!private.1.contains("would refuse here: the"), "{}", private.1);
+        assert_eq!(open.0, Some(2), "{}", open.1);
+        assert!(open.1.contains("can be read by other users: run chmod 600"), "{}", open.1);
+        assert_eq!(missing.0, Some(0), "it may be on another machine: {}", missing.1);
+        assert!(missing.1.contains("would refuse here: the"), "{}", missing.1);
+    }
+    // A secret that is too short is refused as well.
+    let [short, ..] = secrets_checked("secret-short", "short", link);
+    assert_eq!(short.0, Some(2), "{}", short.1);
+    // `serve` runs with a file of keys that others can read, and both say so.
+    let keys = format!("a {}\n", "A".repeat(64));
+    let function = "[[service]]\nname = \"a\"\nlisten = \"udp://127.0.0.1:0\"\nkernel = \"echo\"\n\
+                    [[service.function]]\nname = \"auth\"\nfunction = \"coap-auth\"\nparams = { keys = \"SECRET\" }\n";
+    let [private, open, _] = secrets_checked("secret-keys", &keys, function);
+    assert_eq!((private.0, open.0), (Some(0), Some(0)), "{}{}", private.1, open.1);
+    let warned = |shown: &str| shown.contains("can be read by other users: run chmod 600");
+    assert!(!warned(&private.1) && warned(&open.1), "{}{}", private.1, open.1);
 }
 
 #[test]

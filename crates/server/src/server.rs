@@ -47,6 +47,7 @@ pub use functions::{
 pub use plan::{Refusal, ServiceAction};
 pub use shutdown::ShutdownReport;
 pub use tenants::{TenantError, TenantView};
+pub(crate) use transfers::read_key;
 pub use watchdog::{Stall, Stalls};
 
 use attach::OpenRegion;

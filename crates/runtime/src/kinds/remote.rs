@@ -82,6 +82,12 @@ impl Kind for Remote {
         Some(format!("remote accelerator at {}", device.text("address")))
     }
 
+    fn secret(&self, device: &DeviceSpec) -> Option<(PathBuf, Result<(), String>)> {
+        let path = PathBuf::from(device.text("secret_file"));
+        let read = Secret::read(&path).map(drop).map_err(|error| error.to_string());
+        Some((path, read))
+    }
+
     fn device(&self, device: &DeviceSpec, _: Options) -> Result<Box<dyn Device>, String> {
         Ok(Box::new(RemoteDevice {
             address: device.text("address").to_owned(),
