@@ -67,6 +67,17 @@ pub enum Control<'a> {
     Beat(u64),
 }
 
+impl std::fmt::Display for Control<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Attach(_) => f.write_str("a message of the attach protocol"),
+            Self::Shape(_) => f.write_str("a second shape"),
+            Self::Stop(word) => write!(f, "the stop word {word}"),
+            Self::Beat(_) => f.write_str("a heartbeat"),
+        }
+    }
+}
+
 /// What a turn moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {

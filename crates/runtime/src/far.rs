@@ -93,7 +93,7 @@ pub fn listen(
                     Err(RuntimeError::Blocks(Failure { reason: reason::CONTRACT, text }))
                 });
                 match &ended {
-                    Ok(end) => tracing::info!(?end, "a link ended"),
+                    Ok(end) => tracing::info!("a link ended: {end}"),
                     Err(error) => tracing::error!("{error}"),
                 }
                 if terms.once || ended.is_err() {
@@ -222,7 +222,7 @@ fn receive_offer(
                 shape = Some(sent);
                 Ok(())
             }
-            other => Err(format!("the engine sent {other:?} before its offer")),
+            other => Err(format!("the engine sent {other} before its offer")),
         });
         turn.map_err(refused)?;
         if let (Some(_), Some(_)) = (&offer, &shape) {
@@ -316,7 +316,7 @@ impl Serving<'_> {
                     asked = Some(u64::from(word));
                     Ok(())
                 }
-                other => Err(format!("the engine sent {other:?} while blocks run")),
+                other => Err(format!("the engine sent {other} while blocks run")),
             });
             if echo.is_some_and(|beat| self.mirror.send_beat(beat)) {
                 echo = None;

@@ -39,7 +39,8 @@ use crate::config::{Config, ConfigError, ControlSocket, Overrides, memory_url, u
 use crate::exporter::{Health, Pages};
 use crate::machine::{MachineError, fit_connections};
 use crate::{
-    Caller, ChangeError, FunctionCounters, Server, ServiceAction, ServiceChange, ShutdownReport,
+    Caller, ChangeError, EntryChange, FunctionCounters, Server, ServiceAction, ServiceChange,
+    ShutdownReport,
 };
 
 /// Requests to the thread that owns the server.
@@ -468,7 +469,14 @@ impl Owner {
             }));
         }
         let result = if report.is_empty() { "unchanged" } else { "changed" };
-        json!({ "result": result, "services": services, "settings": report.settings })
+        let entry = |entry: &EntryChange| {
+            let EntryChange { key, what, action } = entry;
+            json!({ "key": key, "what": what, "fate": action })
+        };
+        let entries: Vec<Json> = report.entries.iter().map(entry).collect();
+        json!({
+            "result": result, "services": services, "settings": report.settings, "entries": entries,
+        })
     }
 
     /// Updates [`ShownServices`].

@@ -38,7 +38,7 @@ use sys::tap::TapFile;
 use sys::{SocketNic, SocketOptions};
 use worker::{Network, WorkerFabric as ServerFabric};
 
-pub use change::{ChangeError, ChangeReport, ServiceChange};
+pub use change::{ChangeError, ChangeReport, EntryChange, ServiceChange};
 pub use error::ServerError;
 pub use functions::{
     Attachment, Caller, FunctionCounters, FunctionError, FunctionView, Origin, Place, REFUSED,

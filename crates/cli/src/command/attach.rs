@@ -212,6 +212,8 @@ fn is_closed_to_us(path: &Path) -> bool {
 }
 
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
+    // Of kernels: the process may be killed.
+    sys::process::print_lines();
     let cancel = Arc::new(AtomicBool::new(false));
     if let Some(address) = &options.listen {
         cancel_on_signal(cancel.clone()).map_err(Failure::run)?;

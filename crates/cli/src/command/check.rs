@@ -132,6 +132,7 @@ fn shown(setting: &Setting) -> String {
 /// A value as in a file, including lists.
 fn plain(value: &Json) -> String {
     match value {
+        Json::Null => "none".to_owned(),
         Json::String(text) if text.is_empty() => "none".to_owned(),
         Json::String(text) => text.clone(),
         Json::Array(items) => items.iter().map(plain).collect::<Vec<_>>().join(", "),
@@ -147,6 +148,13 @@ fn plain(value: &Json) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_given_has_a_word() {
+        for value in [Json::Null, "".into(), serde_json::json!({})] {
+            assert_eq!(plain(&value), "none");
+        }
+    }
 
     #[test]
     fn a_zero_with_a_special_meaning_is_explained() {

@@ -103,7 +103,9 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     fit_connections(&mut config, None)?;
     let tap = options.open_tap()?;
     // As for the log: a pipe without a reader must not block the thread that handles signals.
-    let output = Lines::start("serval-output", std::io::stdout()).map_err(Failure::run)?;
+    // What kernels print must not get between the lines that scripts read.
+    let output = sys::process::divert_output().map_err(Failure::run)?;
+    let output = Lines::start("serval-output", output).map_err(Failure::run)?;
     let output = Arc::new(output);
     let topology = config.topology.clone();
     let mut reload = false;

@@ -219,7 +219,7 @@ fn offer(mirror: &mut Mirror, job: &Job, shape: Shape) -> Result<(), Failure> {
                 answer = Some(FromRuntime::decode(bytes).map_err(|error| error.to_string())?);
                 Ok(())
             }
-            other => Err(format!("it sent {other:?} before its blocks were ready")),
+            other => Err(format!("it sent {other} before its blocks were ready")),
         });
         match answer.take() {
             Some(FromRuntime::Ready(Ready { generation, blocks })) => {
