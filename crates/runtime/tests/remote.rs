@@ -18,7 +18,7 @@ use runtime::{Device, End, Failure, HostDevice, Job, kinds};
 use sys::local::{WakeFd, wait_readable};
 use sys::{RegionOptions, SharedMemory};
 use wire::attach::{Bye, FromEngine, FromRuntime, Offer, Ready};
-use wire::link::{Frame, MessageHead, MqueueShape, RingShape, Shape};
+use wire::link::{DIGEST_BYTES, Frame, MessageHead, MqueueShape, RingShape, Shape};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const SECRET: &str = "a secret of the tests, of at least 32 bytes";
@@ -187,7 +187,7 @@ type Change = fn(&mut Offer, &mut Shape);
 fn offers_that_cannot_be_are_refused_in_one_sentence() {
     let cases: [(&str, Change); 10] = [
         ("no kernel `quantum` is built in", |offer, _| offer.kernel = "quantum".to_owned()),
-        ("with --kernel /tmp/k.so", |offer, _| offer.kernel = "/tmp/k.so".to_owned()),
+        ("with --kernel FILE", |offer, _| offer.kernel = "/tmp/k.so".to_owned()),
         ("differ", |offer, _| offer.blocks = 3),
         ("block_count", |offer, shape| (offer.blocks, shape.blocks) = (0, 0)),
         ("block_count", |offer, shape| (offer.blocks, shape.blocks) = (u32::MAX, u32::MAX)),
@@ -347,8 +347,9 @@ fn an_engine_that_breaks_the_protocol_ends_only_its_link() {
         ("unknown kind", &[Frame::Message(head(0, 0), b"x")]),
         ("never got", &[message.clone(), Frame::Released(1, 2)]),
         ("mqueue 9", &[Frame::Released(9, 0)]),
-        ("Stop(9)", &[Frame::Stop(9)]),
-        ("Shape", &[Frame::Shape(shape())]),
+        ("the stop word 9", &[Frame::Stop(9)]),
+        ("a second shape", &[Frame::Shape(shape())]),
+        ("the digest of a kernel", &[Frame::Kernel([0; DIGEST_BYTES])]),
         // The replies' slots are never released, so the blocks cannot go on.
         ("without a free slot", &flood),
     ];
@@ -453,6 +454,7 @@ fn an_accelerator_that_breaks_the_protocol_is_a_lost_link_and_the_engine_learns_
         ("never got", &send(Frame::Released(0, u64::MAX))),
         ("message of an engine", &send(Frame::Stop(1))),
         ("message of an engine", &send(Frame::Shape(shape()))),
+        ("message of an engine", &send(Frame::Kernel([0; DIGEST_BYTES]))),
         ("may not send now", &|mirror| mirror.send(&Frame::Attach(&ready.encode()))),
         ("of the attach protocol", &send(Frame::Attach(b"SERVALAT but no message"))),
         ("without a free slot", &|mirror| {

@@ -208,6 +208,9 @@ fn offer(mirror: &mut Mirror, job: &Job, shape: Shape) -> Result<(), Failure> {
         kernel: job.kernel.clone(),
         params: job.params.clone(),
     });
+    if let Some(file) = &job.file {
+        mirror.send(&Frame::Kernel(remote::digest_of(file.bytes())));
+    }
     mirror.send(&Frame::Attach(&offer.encode()));
     mirror.send(&Frame::Shape(shape));
     let deadline = Instant::now() + START_MAX;
@@ -298,7 +301,7 @@ impl Link {
                     beat = Some(sent_ns);
                     Ok(())
                 }
-                Control::Shape(_) | Control::Stop(_) => {
+                Control::Shape(_) | Control::Stop(_) | Control::Kernel(_) => {
                     Err("it sent a message of an engine".to_owned())
                 }
             });
