@@ -9,6 +9,7 @@
 mod attach;
 mod change;
 mod error;
+mod first_drops;
 mod functions;
 mod handshake_queue;
 mod heartbeat;
