@@ -24,7 +24,9 @@ use server::{Server, ShutdownReport};
 
 pub(super) const HELP: &str = "\
 Prints one line that starts with `ready` once every port is open and every kernel runs, and logs
-to standard error. SIGTERM or Ctrl-C drains: no new requests are accepted, and accepted ones are
+to standard error, where kernels print, too. Kernels on accelerators of other machines, and in
+runtimes that attach by themselves (launch = \"external\"), are not waited for: until they run, their
+requests are dropped as `no_accelerator`, or go to the service's other accelerators. SIGTERM or Ctrl-C drains: no new requests are accepted, and accepted ones are
 answered for up to engine.drain_ms. A second signal ends the drain: requests without an answer are
 dropped, and if there are none the exit code is 0. A third one ends the process at once, as does one
 before `ready`. SIGHUP, or `serval reload`, reads the file again: services are added, removed and
