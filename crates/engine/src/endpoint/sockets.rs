@@ -129,7 +129,7 @@ impl Connection {
             loans: Loans::default(),
             is_local: false,
             is_accepted: false,
-            spoke: Spoke::Nobody,
+            spoke: Spoke::None,
             departure: Departure::None,
         }
     }

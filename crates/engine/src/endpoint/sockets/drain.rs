@@ -25,12 +25,12 @@ const OWED_NS: u64 = 1_000_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spoke {
     /// There were none.
-    Nobody,
+    None,
     Peer,
     Block,
 }
 
-/// How far a connection has got on its way out, since its service drains.
+/// How far the end of an idle connection has got, since its service drains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Departure {
     None,
