@@ -104,7 +104,7 @@ fn a_kernel_that_returns_is_named() {
         "returns.so",
         r#"#include <serval/kernel.h>
 SERVAL_KERNEL(returns) (serval::Block& block, serval::Mqueue& q) {
-    if (auto msg = q.recv(block)) q.drop(block, msg);
+    if (auto msg = q.recv(block)) q.drop(block, msg, serval::BAD_LENGTH);
 }
 "#,
     );
