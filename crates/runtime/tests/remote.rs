@@ -340,7 +340,7 @@ fn an_engine_that_breaks_the_protocol_ends_only_its_link() {
     let long = vec![0; LONGEST as usize + 1];
     let message = Frame::Message(head(1, kind::MESSAGE), b"x");
     let flood: Vec<Frame<'_>> = vec![message.clone(); 100_000];
-    let cases: [(&str, &[Frame<'_>]); 9] = [
+    let cases: [(&str, &[Frame<'_>]); 10] = [
         ("mqueue 2", &[Frame::Message(head(2, kind::MESSAGE), b"x")]),
         ("too long", &[Frame::Message(head(0, kind::MESSAGE), &long)]),
         ("unknown kind", &[Frame::Message(head(0, kind::DROP), b"x")]),
@@ -447,7 +447,7 @@ fn an_accelerator_that_breaks_the_protocol_is_a_lost_link_and_the_engine_learns_
     let head = |mqueue| MessageHead { mqueue, token: 1, tag: 0, kind: kind::MESSAGE, status: 0 };
     let long = vec![0; LONGEST as usize + 1];
     let send = |frame: Frame<'static>| move |mirror: &mut Mirror| mirror.send(&frame);
-    let cases: [(&str, Play<'_>); 9] = [
+    let cases: [(&str, Play<'_>); 10] = [
         ("mqueue 2", &send(Frame::Message(head(2), b"x"))),
         ("too long", &|mirror| mirror.send(&Frame::Message(head(0), &long))),
         ("never got", &send(Frame::Released(1, 1))),

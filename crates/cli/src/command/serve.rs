@@ -25,15 +25,19 @@ use server::{Server, ShutdownReport};
 pub(super) const HELP: &str = "\
 Prints one line that starts with `ready` once every port is open and every kernel runs, and logs
 to standard error, where kernels print, too. Kernels on accelerators of other machines, and in
-runtimes that attach by themselves (launch = \"external\"), are not waited for: until they run, their
-requests are dropped as `no_accelerator`, or go to the service's other accelerators. SIGTERM or Ctrl-C drains: no new requests are accepted, and accepted ones are
-answered for up to engine.drain_ms. A second signal ends the drain: requests without an answer are
-dropped, and if there are none the exit code is 0. A third one ends the process at once, as does one
-before `ready`. SIGHUP, or `serval reload`, reads the file again: services are added, removed and
-changed without losing messages of the others. A change that is impossible while the engine runs is
-refused with the reason, and then nothing changes. With --json the last line is an object: messages
-(replies sent), busy_ns (time of turns that found work), cpu_ns (processor time of the process), and
-more by service and worker, with the connections and bytes of kernels' sockets.
+runtimes that attach by themselves (launch = \"external\"), are not waited for: until they run,
+requests are dropped as no_accelerator, or go to the service's other accelerators.
+
+SIGTERM or Ctrl-C drains: no new requests are accepted, and accepted ones are answered for up to
+engine.drain_ms. A second signal ends the drain: requests without an answer are dropped, and if
+there are none the exit code is 0. A third one ends the process at once, as does one before `ready`.
+SIGHUP, or `serval reload`, reads the file again: services are added, removed and changed without
+losing messages of the others. A change that is impossible while the engine runs is refused with the
+reason, and then nothing changes.
+
+With --json the last line is an object: messages (replies sent), busy_ns (time of turns that found
+work), cpu_ns (processor time of the process), and more by service and worker, with the connections
+and bytes of kernels' sockets.
 
 Examples:
   serval serve service.toml

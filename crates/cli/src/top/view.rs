@@ -424,6 +424,7 @@ mod tests {
     /// Many services with long names, large numbers and several reasons for drops.
     fn crowded() -> Sample {
         let mut sample = Sample::between(&page(10), &page(14), Duration::from_secs(4));
+        (sample.sockets, sample.tenants) = (Vec::new(), Vec::new());
         let service = sample.services[0].clone();
         sample.services = (0..9)
             .map(|number| super::super::ServiceSample {
