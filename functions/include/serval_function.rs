@@ -1,6 +1,7 @@
 //! The binary interface between Serval and a function on the path of messages, for Rust: what `serval_function.h` is for C.
 //!
-//! A function implements [`Function`], and `serval_function!(Type)` exports it. Compiled for wasm32-unknown-unknown as a `cdylib`.
+//! A function implements [`Function`], and `serval_function!(Type)` exports it; one that sees replies as well implements [`Replies`], and
+//! `serval_function!(Type, replies)` exports it. Compiled for wasm32-unknown-unknown as a `cdylib`.
 #![allow(dead_code)]
 
 use std::ffi::{CStr, c_char};
@@ -68,14 +69,29 @@ impl Batch<'_> {
         self.messages[index].verdict = 1;
     }
 
-    /// A request is answered with these bytes; a reply is replaced by them. False: there is no room for them, and it passes.
+    /// A request is answered with these bytes; a reply is replaced by them. False: there is no room for them, and it passes unless the
+    /// function decides otherwise.
+    #[must_use = "without room for the bytes the message passes: decide what becomes of it, or call `reply_or_drop`"]
     pub fn reply(&mut self, index: usize, bytes: &[u8]) -> bool {
         self.write(index, 2, bytes)
     }
 
-    /// These bytes take its place. False: there is no room for them, and it passes.
+    /// As [`Self::reply`], but without room for the bytes the message is dropped: for filters that must let nothing pass which they have not
+    /// answered. Returns whether there was room.
+    pub fn reply_or_drop(&mut self, index: usize, bytes: &[u8]) -> bool {
+        self.or_drop(index, 2, bytes)
+    }
+
+    /// These bytes take its place. False: there is no room for them, and it passes as it is unless the function decides otherwise.
+    #[must_use = "without room for the bytes the message passes as it is: decide what becomes of it, or call `rewrite_or_drop`"]
     pub fn rewrite(&mut self, index: usize, bytes: &[u8]) -> bool {
         self.write(index, 3, bytes)
+    }
+
+    /// As [`Self::rewrite`], but without room for the bytes the message is dropped: for filters that remove something from messages. Returns
+    /// whether there was room.
+    pub fn rewrite_or_drop(&mut self, index: usize, bytes: &[u8]) -> bool {
+        self.or_drop(index, 3, bytes)
     }
 
     /// A request goes to the mqueue with this number, over all workers.
@@ -86,6 +102,14 @@ impl Batch<'_> {
     /// A request goes into the ring of the application that made the function.
     pub fn deliver(&mut self, index: usize) {
         self.messages[index].verdict = 5;
+    }
+
+    fn or_drop(&mut self, index: usize, verdict: u32, bytes: &[u8]) -> bool {
+        let has_room = self.write(index, verdict, bytes);
+        if !has_room {
+            self.drop(index);
+        }
+        has_room
     }
 
     fn write(&mut self, index: usize, verdict: u32, bytes: &[u8]) -> bool {
@@ -162,9 +186,6 @@ pub trait Function: Default {
     /// Decides about requests.
     fn requests(&mut self, batch: &mut Batch<'_>);
 
-    /// Decides about replies: `serval_function!(Type, replies)`.
-    fn replies(&mut self, _batch: &mut Batch<'_>) {}
-
     /// The value of a register.
     fn read(&self, _register: usize) -> u64 {
         0
@@ -177,6 +198,13 @@ pub trait Function: Default {
 
     /// Registers that are no settings get their first values.
     fn reset(&mut self) {}
+}
+
+/// A function that also sees replies: `serval_function!(Type, replies)`. It is a trait of its own so that replies are never left out by mistake:
+/// without the word `replies` such a function does not compile.
+pub trait Replies: Function {
+    /// Decides about replies.
+    fn replies(&mut self, batch: &mut Batch<'_>);
 }
 
 /// A register in the table that the host reads.
@@ -214,10 +242,10 @@ pub unsafe fn batch<'a>(
     }
 }
 
-/// Exports a function. With `replies` it sees replies as well; without it no call is made for them.
+/// Exports a function. With `replies` it sees replies as well ([`Replies`](crate::serval_function::Replies)); without it no call is made for them.
 #[macro_export]
 macro_rules! serval_function {
-    (@batches $export:ident, $method:ident) => {
+    (@batches $export:ident, $trait:ident, $method:ident) => {
         #[unsafe(no_mangle)]
         extern "C" fn $export(
             messages: *mut $crate::serval_function::Message,
@@ -225,7 +253,7 @@ macro_rules! serval_function {
             scratch: *mut u8,
             scratch_bytes: u32,
         ) -> i32 {
-            use $crate::serval_function::{Function as _, batch};
+            use $crate::serval_function::{$trait as _, batch};
             // SAFETY: the host calls it.
             let mut batch = unsafe { batch(messages, count, scratch, scratch_bytes) };
             INSTANCE.with_borrow_mut(|function| function.$method(&mut batch));
@@ -233,11 +261,31 @@ macro_rules! serval_function {
         }
     };
     ($function:ty, replies) => {
-        $crate::serval_function!($function);
+        $crate::serval_function!(@exports $function);
 
-        $crate::serval_function!(@batches serval_replies, replies);
+        $crate::serval_function!(@batches serval_replies, Replies, replies);
     };
     ($function:ty) => {
+        $crate::serval_function!(@exports $function);
+
+        // An inherent constant is found before one of a trait, and this one exists only if the function sees replies.
+        const _: () = {
+            struct Probe<T>(std::marker::PhantomData<T>);
+            trait SeesNone {
+                const SEES_REPLIES: bool = false;
+            }
+            impl<T> SeesNone for Probe<T> {}
+            impl<T: $crate::serval_function::Replies> Probe<T> {
+                #[allow(dead_code)]
+                const SEES_REPLIES: bool = true;
+            }
+            assert!(
+                !<Probe<$function>>::SEES_REPLIES,
+                "the function implements Replies: write serval_function!(Type, replies)"
+            );
+        };
+    };
+    (@exports $function:ty) => {
         thread_local! {
             // A module has one thread.
             static INSTANCE: std::cell::RefCell<$function> = std::cell::RefCell::default();
@@ -248,7 +296,7 @@ macro_rules! serval_function {
             1 | 1 << 16
         }
 
-        $crate::serval_function!(@batches serval_requests, requests);
+        $crate::serval_function!(@batches serval_requests, Function, requests);
 
         #[unsafe(no_mangle)]
         extern "C" fn serval_registers() -> *const $crate::serval_function::Register {

@@ -105,7 +105,7 @@ static void after_fork_in_child(void) {
 __attribute__((constructor)) static void load(void) {
     int before = errno;
     settings_load(&settings);
-    if (settings.tls) tls_start();
+    if (settings.tls) tls_start(settings.verbose);
     errno = before;
 }
 

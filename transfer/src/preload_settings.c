@@ -1,7 +1,8 @@
 /*
  * SERVAL_TRANSFER_SOCKET names an engine for the program that has it in its environment, SERVAL_TRANSFER_NONBLOCKING=1 lets that engine do calls on
  * non-blocking sockets, too, and SERVAL_TRANSFER_TLS=1 lets the library make the program's TLS records. Without socket and TLS a file names programs:
- * /etc/serval/transfer.toml, or the one that SERVAL_TRANSFER_CONFIG names. So the library can be preloaded everywhere.
+ * /etc/serval/transfer.toml, or the one that SERVAL_TRANSFER_CONFIG names. So the library can be preloaded everywhere. SERVAL_TRANSFER_VERBOSE=1, with
+ * either, says on standard error that records are made.
  *
  *     [[program]]
  *     path = "/usr/sbin/nginx"
@@ -187,7 +188,7 @@ static const char *read_file(const char *name, char *text) {
     return error;
 }
 
-void settings_load(struct settings *settings) {
+static void load(struct settings *settings) {
     memset(settings, 0, sizeof *settings);
     const char *engine = secure_getenv("SERVAL_TRANSFER_SOCKET"), *tls = secure_getenv("SERVAL_TRANSFER_TLS");
     const char *nonblocking = secure_getenv("SERVAL_TRANSFER_NONBLOCKING");
@@ -221,4 +222,11 @@ void settings_load(struct settings *settings) {
         settings->nonblocking = true;
     }
     free(text);
+}
+
+void settings_load(struct settings *settings) {
+    load(settings);
+    /* Last: what is read from a file replaces everything. */
+    const char *verbose = secure_getenv("SERVAL_TRANSFER_VERBOSE");
+    settings->verbose = verbose && strcmp(verbose, "1") == 0;
 }

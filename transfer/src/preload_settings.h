@@ -21,6 +21,8 @@ struct settings {
     bool nonblocking;
     /* Whether the library makes the TLS records that the program asks the kernel for. */
     bool tls;
+    /* Whether the library says on standard error when it makes records for the first time. */
+    bool verbose;
     /* Why the settings cannot be used; empty if they can. */
     char error[512];
 };

@@ -37,6 +37,8 @@
 #endif
 
 static bool started;
+/* The first connection is still to be reported. */
+static atomic_bool reports;
 
 /* The libraries that have asked, which are few and stay. */
 struct library {
@@ -47,8 +49,16 @@ struct library {
 
 static _Atomic(struct library *) libraries;
 
-void tls_start(void) {
+void tls_start(bool verbose) {
+    atomic_store(&reports, verbose);
     started = true;
+}
+
+/* Says once that records are made here: the program and its peers see no difference. */
+static void report(const struct tls_crypto_info *info) {
+    if (!atomic_load_explicit(&reports, memory_order_relaxed) || !atomic_exchange(&reports, false)) return;
+    const char *version = info->version == TLS_1_3_VERSION ? "1.3" : "1.2";
+    fprintf(stderr, "serval: libserval_transfer_preload.so makes the TLS records of process %d (first connection: TLS %s)\n", (int)getpid(), version);
 }
 
 /* The functions of the libcrypto that has this code; NULL: it is another library. */
@@ -121,6 +131,7 @@ static int set_option(int fd, int level, int option, const void *value, socklen_
         int error = crypto && gives ? take_over(fd, value, len, crypto) : -1;
         /* The kernel has not been asked yet, as this library has answered for it. */
         if (crypto && gives && error < 0) NEXT(setsockopt)(fd, IPPROTO_TCP, TCP_ULP, "tls", sizeof "tls");
+        if (crypto && gives && error == 0) report(value);
         errno = error > 0 ? error : before;
         if (error >= 0) return error ? -1 : 0;
     }

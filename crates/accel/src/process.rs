@@ -22,7 +22,7 @@ use mqueue::{MappedMemory, Region, Words};
 
 use crate::cpu::{Clock, Options, Watch, WorkerBlocks, pin};
 use crate::sleepers::Sleepers;
-use crate::{AccelError, Kernel, reason_name};
+use crate::{AccelError, Kernel};
 
 /// Longest sleep of a thread, after which it checks the stop word by itself.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
@@ -220,7 +220,7 @@ impl HostBlocks {
         let asked = self.words.stop() != stop::RUN;
         if let Some((block, why)) = ended.iter().find(|(_, why)| !asked || *why != reason::STOPPED)
         {
-            return Err((*why, format!("block {block} ended: {}", reason_name(*why))));
+            return Err((*why, reason::of_block(*block, *why)));
         }
         let now_ns = Clock::Monotonic.now();
         for thread in &mut self.threads {

@@ -24,13 +24,16 @@ pub struct KernelFunction {
 }
 
 /// Why a call returned no reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
     /// The message is longer than the kernel was opened for.
+    #[error("the message is longer than the kernel was opened for")]
     TooLong,
     /// The kernel dropped the message.
+    #[error("it dropped the message")]
     Dropped,
     /// The kernel did not answer within a second, or ended.
+    #[error("it did not answer within a second, or ended")]
     Silent,
 }
 

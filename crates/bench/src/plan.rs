@@ -517,7 +517,7 @@ impl Material {
                 for digit in &digits {
                     let mut reply = Vec::new();
                     let called = kernel.call(digit.picture, &mut reply);
-                    called.map_err(|error| format!("the built-in kernel lenet: {error:?}"))?;
+                    called.map_err(|error| format!("the built-in kernel lenet: {error}"))?;
                     expected.push(reply);
                 }
                 Ok(Self::Digits { digits, expected, is_numbered })

@@ -35,6 +35,7 @@ mod lenet;
 mod remote;
 mod scale;
 mod sockets;
+mod spoiled;
 mod tenants;
 mod transfer;
 
@@ -52,12 +53,13 @@ use serde_json::Value as Json;
 use wire::nic::Transport;
 
 use crate::screen::Screen;
-use ::bench::client::{ClientError, Outcome};
+use ::bench::client::{ClientError, Outcome, Workload};
 use ::bench::plot::Chart;
 use runtime::kinds;
 use server::{Server, ServerError};
 
 pub use baseline::HostCentric;
+use spoiled::Spoiled;
 
 /// The demo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -103,7 +105,7 @@ pub struct Options {
     pub pictures: Option<std::path::PathBuf>,
     /// The GPU for demos with a kernel for one, or the reason, in one sentence, why none is used.
     pub gpu: Result<DemoGpu, String>,
-    /// `transfer`, `functions`, `allreduce`, `sockets`, `remote`, `tenants`: spoil one byte, so that the checks must find it.
+    /// Spoil one byte of what arrives, so that the checks must find it.
     pub corrupt: bool,
     /// The output.
     pub screen: Screen,
@@ -191,7 +193,7 @@ pub fn run(name: Name, options: &Options) -> Result<Report, DemoError> {
     // These have threads of their own, which would all run on the core of their creator.
     let pinned = !matches!(name, Name::Transfer | Name::Allreduce | Name::Remote | Name::Tenants);
     let cores = pinned.then(|| Cores::choose(options.workers)).flatten();
-    let stage = Stage { options, cores };
+    let stage = Stage { options, cores, spoils: AtomicBool::new(options.corrupt) };
     let play = || {
         if let Some(cores) = stage.cores {
             // Without pinning the numbers are worse, but not wrong.
@@ -242,6 +244,8 @@ type Served = (Server, SocketAddr, SocketAddr);
 struct Stage<'o> {
     options: &'o Options,
     cores: Option<Cores>,
+    /// Of the demos that use [`Stage::spoiled`]: the next reply is to be changed.
+    spoils: AtomicBool,
 }
 
 impl Stage<'_> {
@@ -297,6 +301,11 @@ impl Stage<'_> {
         let server = Server::start(topology)?;
         let at: Vec<SocketAddr> = server.addresses().iter().map(|(_, l)| l.address).collect();
         Ok((server, at[0], at[1]))
+    }
+
+    /// The workload, of which one reply is changed if that was asked for: the first one of the whole demo.
+    fn spoiled<'w>(&'w self, workload: &'w mut dyn Workload) -> Spoiled<'w> {
+        Spoiled { inner: workload, is_due: &self.spoils }
     }
 
     /// The placement, for captions.

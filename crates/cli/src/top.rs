@@ -103,6 +103,23 @@ pub struct FunctionSample {
     pub time: Option<f64>,
 }
 
+/// Connections of the kernels of one service ([`Sample::sockets`]). Rates are per second.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SocketSample {
+    /// The service.
+    pub service: String,
+    /// Open connections at the second read.
+    pub open: f64,
+    /// Connections accepted, and made by kernels.
+    pub opened: f64,
+    /// Connections that ended.
+    pub closed: f64,
+    /// Bytes from peers, …
+    pub received: f64,
+    /// … and to peers.
+    pub sent: f64,
+}
+
 /// Time of a worker between two reads, by state; the shares add up to 1 while it runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkerSample {
@@ -135,7 +152,7 @@ pub struct TenantSample {
     pub shed: f64,
     /// Requests in flight.
     pub outstanding: f64,
-    /// Turns of workers in which it waited for others.
+    /// Turns of workers in which it waited, for others or for a limit of its own.
     pub waited: f64,
 }
 
@@ -167,6 +184,8 @@ pub struct Sample {
     pub services: Vec<ServiceSample>,
     /// The functions on the path of their messages.
     pub functions: Vec<FunctionSample>,
+    /// The connections of kernels, of services that have had some.
+    pub sockets: Vec<SocketSample>,
     /// The tenants; none if there is only the operator.
     pub tenants: Vec<TenantSample>,
     /// The devices of transfers; none if the server does no transfers.
@@ -192,6 +211,7 @@ impl Sample {
                 .map(|name| change.service(name))
                 .collect(),
             functions: change.functions(),
+            sockets: change.sockets(),
             tenants: change.tenants(),
             transfers: change.transfers(),
             left_behind: after
@@ -236,6 +256,12 @@ impl Sample {
                 "failures": f.failures, "time": f.time,
             })
         };
+        let socket = |s: &SocketSample| {
+            json!({
+                "service": s.service, "open": s.open, "opened": s.opened, "closed": s.closed,
+                "received_bytes": s.received, "sent_bytes": s.sent,
+            })
+        };
         let tenant = |t: &TenantSample| {
             json!({
                 "tenant": t.tenant, "received": t.received, "replied": t.replied, "dropped": t.dropped,
@@ -259,6 +285,7 @@ impl Sample {
             "stalled": self.stalled,
             "services": self.services.iter().map(service).collect::<Vec<_>>(),
             "functions": self.functions.iter().map(function).collect::<Vec<_>>(),
+            "sockets": self.sockets.iter().map(socket).collect::<Vec<_>>(),
             "tenants": self.tenants.iter().map(tenant).collect::<Vec<_>>(),
             "transfers": self.transfers.iter().map(transfer).collect::<Vec<_>>(),
             "workers": self.workers.iter().map(worker).collect::<Vec<_>>(),
@@ -336,6 +363,23 @@ impl Change<'_> {
         functions
     }
 
+    fn sockets(&self) -> Vec<SocketSample> {
+        let of_service = |service: &str| {
+            let of = [("service", service)];
+            let total = |metric: &str| self.after.value(metric, &of).unwrap_or(0.0);
+            let opened = total("serval_sockets_opened_total");
+            (opened > 0.0).then(|| SocketSample {
+                service: service.to_owned(),
+                open: (opened - total("serval_sockets_closed_total")).max(0.0),
+                opened: self.rate("serval_sockets_opened_total", &of),
+                closed: self.rate("serval_sockets_closed_total", &of),
+                received: self.rate("serval_socket_received_bytes_total", &of),
+                sent: self.rate("serval_socket_sent_bytes_total", &of),
+            })
+        };
+        self.after.labels("serval_sockets_opened_total", "service").filter_map(of_service).collect()
+    }
+
     fn transfers(&self) -> Vec<TransferSample> {
         let device = |name: &str| {
             let of = [("device", name)];
@@ -366,7 +410,7 @@ impl Change<'_> {
                     .after
                     .value("serval_tenant_outstanding_requests", &of)
                     .unwrap_or(0.0),
-                waited: rate("skipped_turns"),
+                waited: rate("skipped_turns") + rate("limited_turns"),
             }
         };
         self.after.labels("serval_tenant_requests_total", "tenant").map(tenant).collect()
@@ -451,6 +495,14 @@ mod tests {
              serval_function_failed_closed_total{{service=\"digits\",function=\"limits\"}} {}\n\
              serval_function_failures_total{{service=\"digits\",function=\"limits\"}} {}\n\
              serval_function_time_seconds_total{{service=\"digits\",function=\"limits\"}} {}\n\
+             serval_sockets_opened_total{{service=\"digits\"}} {}\n\
+             serval_sockets_closed_total{{service=\"digits\"}} {}\n\
+             serval_socket_received_bytes_total{{service=\"digits\"}} {}\n\
+             serval_socket_sent_bytes_total{{service=\"digits\"}} {}\n\
+             serval_sockets_opened_total{{service=\"none\"}} 0\n\
+             serval_tenant_requests_total{{tenant=\"shop\"}} 0\n\
+             serval_tenant_skipped_turns_total{{tenant=\"shop\"}} {n}\n\
+             serval_tenant_limited_turns_total{{tenant=\"shop\"}} {}\n\
              serval_worker_connections{{worker=\"0\"}} 9\n\
              serval_worker_turns_total{{worker=\"0\"}} {}\n",
             100 * n,
@@ -461,6 +513,11 @@ mod tests {
             5 * n,
             n,
             0.001 * n as f64,
+            3 * n,
+            2 * n,
+            7000 * n,
+            5000 * n,
+            4 * n,
             1000 * n
         );
         for (state, share) in [("busy", 0.5), ("idle", 0.25), ("asleep", 0.25)] {
@@ -502,6 +559,11 @@ mod tests {
         assert_eq!((queue.stage.as_str(), queue.count), ("queue", 40));
         assert_eq!((queue.p50, queue.p99), (Some(0.002), Some(0.002)));
         assert_eq!(service.stages[2].p50, None, "no request was sampled up to this stage");
+        let [socket] = &sample.sockets[..] else { panic!("{:?}", sample.sockets) };
+        assert_eq!((&*socket.service, socket.open, socket.opened), ("digits", 14.0, 3.0));
+        assert_eq!((socket.closed, socket.received, socket.sent), (2.0, 7000.0, 5000.0));
+        assert_eq!(sample.to_json()["sockets"][0]["received_bytes"], 7000.0);
+        assert_eq!(sample.tenants[0].waited, 5.0, "for others, and for its limits");
         let worker = &sample.workers[0];
         assert_eq!((worker.busy, worker.idle, worker.asleep), (0.5, 0.25, 0.25));
         assert_eq!((worker.turns, worker.connections), (1000.0, 9.0));

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpStream, UdpSocket};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -466,7 +467,76 @@ fn a_second_signal_ends_the_draining() {
     serving.signal("-TERM");
     let (code, _, err) = serving.end();
     assert_eq!(code, Some(3), "{err}");
-    assert!(err.contains("before everything was answered"), "{err}");
+    assert!(err.contains("the drain ends now"), "{err}");
+    assert!(err.contains("drain_timeout 1"), "{err}");
+}
+
+#[test]
+fn a_second_signal_is_no_failure_if_nothing_is_outstanding() {
+    let far = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let upstream = far.local_addr().unwrap();
+    let folder = Folder::new("second-clean");
+    // Its open connections keep the server draining, and are no requests.
+    let relay = format!(
+        "schema = 1\n[engine]\nmetrics = \"127.0.0.1:0\"\n[[service]]\nname = \"relay\"\n\
+         listen = \"tcp://127.0.0.1:0\"\nframing = \"raw\"\nupstream = \"{upstream}\"\n"
+    );
+    let file = folder.file("a.toml", &relay);
+    let serving = Serving::start(&[&file, "--set", "engine.drain_ms=600000"]);
+    let _client = TcpStream::connect(serving.address("tcp://")).unwrap();
+    let _server = far.accept().unwrap();
+    serving.signal("-TERM");
+    let metrics = serving.address("http://");
+    let deadline = Instant::now() + PATIENCE;
+    while !get(&metrics, "/readyz").contains("HTTP/1.1 503") {
+        assert!(Instant::now() < deadline, "the server does not drain");
+    }
+    serving.signal("-TERM");
+    let (code, _, err) = serving.end();
+    assert_eq!(code, Some(0), "{err}");
+    assert!(err.contains("the drain ends now"), "{err}");
+}
+
+#[test]
+fn signals_in_a_row_end_an_idle_server_in_order() {
+    let folder = Folder::new("row");
+    let file = folder.file("a.toml", ECHO);
+    for _ in 0..3 {
+        let serving = Serving::start(&[&file]);
+        assert_eq!(ask(&serving.address("udp://"), b"x"), b"x");
+        let pid = serving.child.id();
+        // As `timeout` of GNU coreutils does.
+        let twice = format!("kill -TERM {pid}; kill -TERM {pid}");
+        assert!(Command::new("sh").args(["-c", &twice]).status().unwrap().success());
+        let (code, _, err) = serving.end();
+        assert_eq!(code, Some(0), "{err}");
+    }
+}
+
+#[test]
+fn connections_of_kernels_are_in_top_and_in_the_last_line() {
+    let folder = Folder::new("sockets");
+    let streams = "schema = 1\n[engine]\nmetrics = \"127.0.0.1:0\"\n[[service]]\nname = \"streams\"\n\
+                   kernel = \"stream_echo\"\n[[service.socket]]\nname = \"clients\"\nlisten = \"tcp://127.0.0.1:0\"\n";
+    let serving = Serving::start(&["--json", &folder.file("a.toml", streams)]);
+    let mut client = TcpStream::connect(serving.address("tcp://")).unwrap();
+    client.write_all(b"good day").unwrap();
+    client.read_exact(&mut [0; 8]).unwrap();
+    let top = ["top", &serving.address("http://"), "--interval", "0.1"];
+    let sample = json(&[&top[..], &["--json"]].concat());
+    let of_service = &sample["sockets"][0];
+    assert_eq!((&of_service["service"], &of_service["open"]), (&"streams".into(), &1.0.into()));
+    assert!(output(&[&top[..], &["--once"]].concat()).contains("sockets of"));
+    drop(client);
+    serving.signal("-TERM");
+    let (code, out, err) = serving.end();
+    assert_eq!(code, Some(0), "{err}");
+    assert!(err.contains("; sockets: 1 connections, 8 bytes from peers, 8 to peers"), "{err}");
+    let stopped: Json = serde_json::from_str(&out).unwrap();
+    let sockets = &stopped["services"][0]["sockets"];
+    for (figure, value) in [("opened", 1), ("received_bytes", 8), ("sent_bytes", 8)] {
+        assert_eq!(sockets[figure], value, "{stopped}");
+    }
 }
 
 #[test]
@@ -558,6 +628,56 @@ fn missing_resources_of_this_machine_are_refused_by_name() {
     let said = text(&refused.stderr);
     assert!(said.contains("engine.control: cannot listen at "), "{said}");
     assert!(said.contains(&format!("the folder {missing:?} does not exist")), "{said}");
+}
+
+/// `check-config` on a file that needs a secret: its exit code and what it says, with the secret readable for its owner, for others, and not there.
+fn secrets_checked(name: &str, secret: &str, config: &str) -> [(Option<i32>, String); 3] {
+    let folder = Folder::new(name);
+    let path = folder.file("secret", secret);
+    fs::write(folder.0.join("data"), "").unwrap();
+    let file = folder.file("a.toml", &format!("schema = 1\n{config}").replace("SECRET", &path));
+    let check = || {
+        let done = run(&["check-config", &file]);
+        (done.status.code(), text(&done.stdout) + &text(&done.stderr))
+    };
+    let with_mode = |mode| {
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        check()
+    };
+    let [private, open] = [0o600, 0o644].map(with_mode);
+    fs::remove_file(&path).unwrap();
+    [private, open, check()]
+}
+
+#[test]
+fn secrets_that_others_can_read_are_refused_as_serve_refuses_them() {
+    let hex = "0123456789abcdef".repeat(4);
+    let link = "[[accelerator]]\nname = \"far\"\nkind = \"remote\"\naddress = \"tcp://127.0.0.1:1\"\n\
+                secret_file = \"SECRET\"\n[[service]]\nname = \"a\"\nlisten = \"udp://127.0.0.1:0\"\n\
+                kernel = \"echo\"\naccelerator = \"far\"\n";
+    let file = "[[service]]\nname = \"a\"\nlisten = \"udp://127.0.0.1:0\"\nkernel = \"echo\"\n\
+                [[service.backend]]\nname = \"disk\"\nconnect = \"transfer\"\n\
+                [[service.file]]\nname = \"data\"\npath = \"data\"\nkey = \"SECRET\"\n[transfer]\n";
+    for (name, config) in [("secret-link", link), ("secret-file", file)] {
+        let [private, open, missing] = secrets_checked(name, &hex, config);
+        assert_eq!(private.0, Some(0), "{}", private.1);
+        assert!(!private.1.contains("would refuse here: the"), "{}", private.1);
+        assert_eq!(open.0, Some(2), "{}", open.1);
+        assert!(open.1.contains("can be read by other users: run chmod 600"), "{}", open.1);
+        assert_eq!(missing.0, Some(0), "it may be on another machine: {}", missing.1);
+        assert!(missing.1.contains("would refuse here: the"), "{}", missing.1);
+    }
+    // A secret that is too short is refused as well.
+    let [short, ..] = secrets_checked("secret-short", "short", link);
+    assert_eq!(short.0, Some(2), "{}", short.1);
+    // `serve` runs with a file of keys that others can read, and both say so.
+    let keys = format!("a {}\n", "A".repeat(64));
+    let function = "[[service]]\nname = \"a\"\nlisten = \"udp://127.0.0.1:0\"\nkernel = \"echo\"\n\
+                    [[service.function]]\nname = \"auth\"\nfunction = \"coap-auth\"\nparams = { keys = \"SECRET\" }\n";
+    let [private, open, _] = secrets_checked("secret-keys", &keys, function);
+    assert_eq!((private.0, open.0), (Some(0), Some(0)), "{}{}", private.1, open.1);
+    let warned = |shown: &str| shown.contains("can be read by other users: run chmod 600");
+    assert!(!warned(&private.1) && warned(&open.1), "{}{}", private.1, open.1);
 }
 
 #[test]

@@ -34,6 +34,9 @@ fn digits_are_read_over_both_transports_and_compared() {
         assert!(report["comparison"][server]["rate"].as_f64().unwrap() > 0.0, "{report}");
         assert!(report["comparison"][server]["p50_us"].as_f64().unwrap() > 0.0, "{report}");
     }
+    // The other server was asked over UDP only.
+    let tcp_rate = |server: &str| report["comparison"][server].get("tcp_rate");
+    assert!(tcp_rate("serval").is_some() && tcp_rate("host_centric").is_none(), "{report}");
 }
 
 #[test]
@@ -133,6 +136,17 @@ fn faces_are_verified_against_memcached() {
     let program = std::path::Path::new(env!("CARGO_BIN_EXE_serval"));
     let beside = program.parent().unwrap().parent().unwrap().join("baselines/faces");
     assert_eq!(costs.len(), if beside.is_file() { 3 } else { 1 }, "{report}");
+}
+
+#[test]
+fn demos_that_measure_find_a_spoiled_byte() {
+    for name in ["lenet", "echo", "scale", "faces"] {
+        // Those that use no GPU accept the flag, too.
+        let done = demo(&[name, "--cpu", "--quick", "--json", "--corrupt"]).output().unwrap();
+        let told = String::from_utf8(done.stderr).unwrap();
+        assert_eq!(done.status.code(), Some(1), "{name}: {told}");
+        assert!(told.contains("answered right, 1 wrong, 0 not at all"), "{name}: {told}");
+    }
 }
 
 #[test]

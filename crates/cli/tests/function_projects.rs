@@ -219,3 +219,54 @@ fn a_project_is_built_and_attached_to_a_server() {
     assert_eq!(ask(&client, b"hello"), b"hello");
     assert_eq!(server.end(), 0);
 }
+
+/// The interface for Rust finds two mistakes when a function is compiled: replies that would be left out, and answers without room that
+/// would let a message pass. (The compiler for this machine is enough to see that.)
+#[test]
+fn the_rust_interface_finds_replies_that_are_left_out_and_results_that_are_not_used() {
+    let at = folder("rust-interface");
+    let interface = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../functions/include");
+    fs::copy(interface.join("serval_function.rs"), at.join("serval_function.rs")).unwrap();
+    let function = |body: &str, more: &str| {
+        format!(
+            "use serval_function::*;\nmod serval_function;\n#[derive(Default)]\nstruct A;\n\
+             impl Function for A {{ fn requests(&mut self, batch: &mut Batch<'_>) {{ {body} }} }}\n{more}\n"
+        )
+    };
+    let replies =
+        "impl Replies for A { fn replies(&mut self, batch: &mut Batch<'_>) { batch.drop(0) } }";
+    let closed = "batch.reply_or_drop(0, b\"a\"); batch.rewrite_or_drop(1, b\"b\");";
+    for (name, source, error) in [
+        ("requests", function(closed, "serval_function!(A);"), None),
+        (
+            "both",
+            function("batch.drop(0)", &format!("{replies}\nserval_function!(A, replies);")),
+            None,
+        ),
+        (
+            "left-out",
+            function("batch.drop(0)", &format!("{replies}\nserval_function!(A);")),
+            Some("write serval_function!(Type, replies)"),
+        ),
+        (
+            "reply",
+            function("batch.reply(0, b\"a\");", "serval_function!(A);"),
+            Some("reply_or_drop"),
+        ),
+        (
+            "rewrite",
+            function("batch.rewrite(0, b\"a\");", "serval_function!(A);"),
+            Some("rewrite_or_drop"),
+        ),
+    ] {
+        let file = at.join(format!("{name}.rs"));
+        fs::write(&file, source).unwrap();
+        let mut compiler = Command::new("rustc");
+        compiler.args(["--edition", "2024", "--crate-type", "lib", "--emit", "metadata"]);
+        compiler.args(["-D", "unused_must_use", "--crate-name", "function", "-o"]);
+        let output = compiler.arg(at.join("out.rmeta")).arg(&file).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.success(), error.is_none(), "{name}: {said}");
+        assert!(said.contains(error.unwrap_or_default()), "{name}: {said}");
+    }
+}

@@ -75,6 +75,26 @@ fn the_state_of_a_function_is_written_to_a_file() {
     refused(&server, &["state", "echo", "visitors", "/nowhere/x"], "cannot be written");
 }
 
+/// A trace asks many times a second whether messages came, which is no news.
+#[test]
+fn a_trace_has_an_audit_line_for_its_begin_and_its_end() {
+    let port = free_port();
+    let server = Running::start("fn-audit", &table("echo", port, "echo", ""));
+    done(&server, &["attach", "echo", "all", "passthrough"], "attached");
+    done(&server, &["trace", "echo", "3", "--seconds", "1"], "no message came");
+    for _ in 0..3 {
+        done(&server, &["command", "echo", "all"], "no registers");
+    }
+    let log = server.log();
+    let audited: Vec<_> = log.lines().filter_map(|line| line.split("audit: ").nth(1)).collect();
+    let of = |request: &str| audited.iter().filter(|line| line.starts_with(request)).count();
+    assert_eq!((of("fn trace was done"), of("fn trace (end) was done")), (1, 1), "{log}");
+    assert_eq!((audited.len(), of("fn attach")), (3, 1), "{log}");
+    // What is refused is a line each time.
+    refused(&server, &["command", "echo", "nothing"], "has no function");
+    assert!(server.log().contains("audit: fn command was refused"));
+}
+
 /// What a function counts itself is on the page of metrics, a second or two later.
 #[test]
 fn registers_are_on_the_page_of_metrics() {

@@ -58,6 +58,73 @@ SERVAL_KERNEL(versions) (serval::Block& block, serval::Mqueue& q) {
     [first, second]
 }
 
+/// What kernels print is in the log, in whichever process they run, and standard output has the engine's lines only.
+#[test]
+fn what_a_kernel_prints_is_on_standard_error() {
+    let folder = folder("prints");
+    let library = compile(
+        &folder,
+        "prints.so",
+        r#"#include <serval/kernel.h>
+#include <cstdio>
+SERVAL_KERNEL(prints) (serval::Block& block, serval::Mqueue& q) {
+    while (auto msg = q.recv(block)) {
+        printf("the kernel got %u bytes\n", static_cast<unsigned>(msg.len()));
+        auto reply = q.reply(block, msg, 1);
+        if (reply.len() == 1) reply.as<char>()[0] = 'x';
+        q.send(block, reply);
+    }
+}
+"#,
+    );
+    let path = folder.join("kernel.so");
+    fs::write(&path, &library).unwrap();
+    for (kind, more) in [("cpu", "placement = \"worker\""), ("cpu", ""), ("process", "")] {
+        let accelerator = format!("[[accelerator]]\nname = \"own\"\nkind = \"{kind}\"\n{more}\n");
+        let config = format!(
+            "{accelerator}[[service]]\nname = \"p\"\nlisten = \"udp://127.0.0.1:0\"\naccelerator = \"own\"\nkernel = {path:?}\n"
+        );
+        let served = Served::start(&format!("prints-{kind}-{}", more.len()), "", &config);
+        assert_eq!(ask(&udp_client(served.services[0][0]), b"12345"), b"x");
+        // Not only when it ends.
+        let line = "the kernel got 5 bytes\n";
+        eventually("it is in the log", || served.log().contains(line));
+        // The last line, and nothing else, follows the first one.
+        let (code, _) = served.finish();
+        assert_eq!(code, 0, "{kind} {more}");
+    }
+}
+
+/// A kernel of a process that returns is named as the reason.
+#[test]
+fn a_kernel_that_returns_is_named() {
+    let folder = folder("returns");
+    let library = compile(
+        &folder,
+        "returns.so",
+        r#"#include <serval/kernel.h>
+SERVAL_KERNEL(returns) (serval::Block& block, serval::Mqueue& q) {
+    if (auto msg = q.recv(block)) q.drop(block, msg, serval::BAD_LENGTH);
+}
+"#,
+    );
+    let path = folder.join("kernel.so");
+    fs::write(&path, &library).unwrap();
+    let config = format!(
+        "[[accelerator]]\nname = \"own\"\nkind = \"process\"\n[[service]]\nname = \"r\"\nlisten = \"udp://127.0.0.1:0\"\n\
+         accelerator = \"own\"\nkernel = {path:?}\nmqueues = 1\n"
+    );
+    let served = Served::start("returns", "", &config);
+    let client = udp_client(served.services[0][0]);
+    eventually("it returned several times", || {
+        client.send(b"return").unwrap();
+        served.metric("serval_accelerator_restarts_total{service=\"r\",accelerator=\"own\"}") > 2
+    });
+    let log = served.log();
+    assert!(log.contains("a runtime ended: the kernel of block 0 returned"), "{log}");
+    assert!(!log.contains("the engine has ended"), "{log}");
+}
+
 /// A library whose constructor does this.
 fn with_constructor(folder: &Path, name: &str, body: &str) -> Vec<u8> {
     let source = format!("__attribute__((constructor)) static void begin() {{ {body} }}\n");

@@ -294,6 +294,38 @@ fn no_datagram_of_a_gso_batch_is_amplified_in_either_family() {
     }
 }
 
+/// The first reply that is too long is logged with the key, and no other one.
+#[test]
+fn the_first_reply_that_is_too_long_for_its_request_is_logged() {
+    let store = format!("{}:store", build_kernel("crates/server/tests/kernels/relay.cpp"));
+    let service = |name: &str| {
+        format!(
+            "[[service]]\nname = \"{name}\"\nlisten = \"udp://127.0.0.1:0\"\nkernel = {store:?}\n"
+        )
+    };
+    let config = format!("[limits]\nudp_reply_ratio = 3\n{}{}", service("long"), service("short"));
+    let served = Served::start("reply-ratio", "", &config);
+    let [long, short] = [0, 1].map(|service| udp_client(served.services[service][0]));
+    // 5 bytes for 7, which is no drop, and 24 bytes for 7.
+    assert_eq!(ask(&short, b"get key"), b"END\r\n");
+    let line = "service \"long\" dropped a reply over UDP as reply_ratio";
+    eventually("the drop is logged", || {
+        long.send(b"version").unwrap();
+        served.log().contains(line)
+    });
+    let before = served.dropped("long", DropReason::ReplyRatio);
+    eventually("others are dropped", || {
+        long.send(b"version").unwrap();
+        served.dropped("long", DropReason::ReplyRatio) > before + 5
+    });
+    // The thread that logs looks at both services again and again.
+    std::thread::sleep(Duration::from_millis(300));
+    let log = served.log();
+    assert_eq!(log.matches("as reply_ratio").count(), 1, "{log}");
+    assert!(log.contains("limits.udp_reply_ratio"), "{log}");
+    assert_eq!(served.drain(), 0);
+}
+
 /// Connections that end in all possible ways leave no resources.
 #[test]
 fn connections_that_end_in_any_way_leave_nothing() {

@@ -391,3 +391,30 @@ fn links_that_come_and_go_leave_nothing() {
     }
     eventually("nothing is left", || held() == before);
 }
+
+/// Both machines have the kernel, under different paths; another kernel is refused.
+#[test]
+fn a_kernel_in_a_file_is_known_by_its_content() {
+    let secret = secret_file("remote-file", SECRET);
+    let kernel = build_kernel("device/kernels/echo.cpp");
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("remote-kernel-file");
+    std::fs::create_dir_all(&folder).unwrap();
+    let copy = folder.join("elsewhere.so");
+    std::fs::copy(&kernel, &copy).unwrap();
+    for (own, is_same) in [(copy, true), (build_kernel("device/kernels/scale.cpp").into(), false)] {
+        let far = Far::start(&secret, &["--kernel", own.to_str().unwrap()]);
+        let config = accelerator("far", far.address, &secret, "")
+            + &service("file", "far", &kernel, "mqueues = 1\n");
+        let served = Served::start(&format!("remote-file-{is_same}"), "", &config);
+        if is_same {
+            eventually("the link is up", || is_up(&served, "file"));
+            let client = udp_client(served.services[0][0]);
+            assert_eq!(ask(&client, b"a message"), b"a message");
+        } else {
+            let why = "copy the file of one machine to the other";
+            eventually("the reason is in the log", || served.log().contains(why));
+            assert!(!is_up(&served, "file"));
+        }
+        assert_eq!(served.drain(), 0);
+    }
+}

@@ -51,6 +51,20 @@ fn tenants_of_a_running_server_are_managed_from_a_shell() {
     for line in ["audit: tenant add was done", "audit: tenant set was refused"] {
         assert!(log.contains(line), "{line} in {log}");
     }
+    // Both rates are shown, and that messages waited for them.
+    done(&server, &["set", "default", "messages_per_s=1", "bytes_per_s=7777777"], "set");
+    let waited = || {
+        let (code, text) = serval_tenant(&server, &["list"]);
+        assert!(code == 0 && text.contains("bytes/s") && text.contains("7777777"), "{text}");
+        let own = text.lines().find(|line| line.trim_start().starts_with("default"));
+        let words: Vec<&str> = own.unwrap().split_whitespace().collect();
+        // The last column but one; the service is the last one.
+        words[words.len() - 2].parse::<u64>().unwrap()
+    };
+    eventually("messages wait for the rate", || {
+        (0..10).for_each(|_| drop(client.send(b"more")));
+        waited() > 0
+    });
     done(&server, &["remove", "shop"], "removed");
     refused(&server, &["remove", "shop"], "there is no tenant");
     // A reload gives tenants what the file says.

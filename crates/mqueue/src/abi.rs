@@ -283,6 +283,16 @@ pub mod reason {
             _ => "unknown",
         }
     }
+
+    /// How a block ended, in one sentence for operators.
+    pub fn of_block(block: u32, reason: u64) -> String {
+        match reason {
+            RETURNED => format!(
+                "the kernel of block {block} returned: a kernel serves until recv has no message because the service stops"
+            ),
+            _ => format!("block {block} ended: {}", name(reason)),
+        }
+    }
 }
 
 /// Values of [`DirectoryEntry::kind`].

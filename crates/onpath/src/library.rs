@@ -177,6 +177,11 @@ impl Spec {
         let file = self.file_param()?;
         Some(self.params.iter().find(|(name, _)| name == file)?.1.text())
     }
+
+    /// The path of a file with keys, which no other user should have access to.
+    pub fn secret_file(&self) -> Option<Cow<'_, str>> {
+        self.file().filter(|_| self.file_param() == Some("keys"))
+    }
 }
 
 /// Whether a function can have this name: 1 to 64 letters, digits, `_` and `-`.

@@ -26,4 +26,4 @@ pub use greet::{Greeted, Greeter, LinkFailure, connect, is_address};
 pub use handshake::HandshakeError;
 pub use mirror::{Broken, Control, Ends, Mirror, Moved, Side};
 pub use region::{NotMirrored, accelerator_side, engine_side, format_accelerator_side};
-pub use secret::{Secret, SecretError};
+pub use secret::{Secret, SecretError, digest_of};

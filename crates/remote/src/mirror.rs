@@ -65,6 +65,20 @@ pub enum Control<'a> {
     Stop(u32),
     /// A heartbeat.
     Beat(u64),
+    /// The digest of the file of an offer's kernel.
+    Kernel([u8; wire::link::DIGEST_BYTES]),
+}
+
+impl std::fmt::Display for Control<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Attach(_) => f.write_str("a message of the attach protocol"),
+            Self::Shape(_) => f.write_str("a second shape"),
+            Self::Stop(word) => write!(f, "the stop word {word}"),
+            Self::Beat(_) => f.write_str("a heartbeat"),
+            Self::Kernel(_) => f.write_str("the digest of a kernel"),
+        }
+    }
 }
 
 /// What a turn moved.
@@ -355,6 +369,7 @@ impl<S: Read + Write> Mirror<S> {
                 Frame::Shape(shape) => control(Control::Shape(shape)).map_err(Broken::Link)?,
                 Frame::Stop(stop) => control(Control::Stop(stop)).map_err(Broken::Link)?,
                 Frame::Beat(beat) => control(Control::Beat(beat)).map_err(Broken::Link)?,
+                Frame::Kernel(digest) => control(Control::Kernel(digest)).map_err(Broken::Link)?,
             }
             self.channel.plain_at += len;
         }

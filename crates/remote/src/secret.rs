@@ -14,7 +14,7 @@ use aws_lc_rs::agreement::{EphemeralPrivateKey, UnparsedPublicKey, X25519, agree
 use aws_lc_rs::hkdf::{HKDF_SHA256, Salt};
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::{digest, hmac};
-use wire::link::PROOF_BYTES;
+use wire::link::{DIGEST_BYTES, PROOF_BYTES};
 
 /// Shortest secret: it must not be guessable by a peer that records one handshake.
 const SECRET_BYTES_MIN: usize = 32;
@@ -98,6 +98,11 @@ impl Secret {
     pub(crate) fn welcome(&self, transcript: &[u8], proof: &[u8]) -> [u8; PROOF_BYTES] {
         bytes_of(self.context(&[b"serval link accelerator", transcript, proof]).sign().as_ref())
     }
+}
+
+/// The SHA-256 digest of a kernel's file, by which both sides know whether they mean the same one.
+pub fn digest_of(file: &[u8]) -> [u8; DIGEST_BYTES] {
+    bytes_of(digest::digest(&digest::SHA256, file).as_ref())
 }
 
 fn bytes_of(bytes: &[u8]) -> [u8; PROOF_BYTES] {

@@ -2,7 +2,7 @@
 //!
 //! Each link has a thread, which is all that its [`Device`] needs: it makes a region like the engine's, starts the blocks
 //! in it, and mirrors its rings (`crates/remote`). The engine's end is `kinds/remote.rs`. The engine knows the secret, and
-//! may run any built-in kernel; a kernel in a file only if this side names the same file.
+//! may run any built-in kernel; a kernel in a file only if this side names a file with the same content.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,10 +13,11 @@ use mqueue::MappedMemory;
 use mqueue::abi::{reason, state, stop};
 use remote::{Broken, Channel, Control, Ends, Greeted, Greeter, Mirror, Side};
 use sys::local::{WakeFd, wait_readable};
-use sys::{RegionOptions, SharedMemory};
+use sys::{PrivateFile, RegionOptions, SharedMemory};
 use wire::attach::{Bye, FromEngine, FromRuntime, Offer, Ready};
-use wire::link::{Frame, Shape};
+use wire::link::{DIGEST_BYTES, Frame, Shape};
 
+use crate::kernel_file::FILE_BYTES_MAX;
 use crate::kinds::remote::{PENDING_SLEEP, SPIN};
 use crate::{ANSWER_TIMEOUT, CHECK_INTERVAL, Device, End, Failure, Job, RuntimeError, kernel_file};
 
@@ -35,9 +36,13 @@ const WORK_SLEEP: Duration = Duration::from_micros(50);
 /// Longest sleep without work.
 const SLEEP_MAX: Duration = Duration::from_millis(10);
 
+/// The SHA-256 digest of a kernel's file.
+type Digest = [u8; DIGEST_BYTES];
+
 /// What a listener serves.
 pub struct Terms<'a> {
-    /// The only kernel that engines may run here; empty: any built-in one.
+    /// The only kernel that engines may run here; empty: any built-in one. One in a file is the same one where the contents of both
+    /// sides' files are the same, whatever their paths are.
     pub kernel: String,
     /// Makes what runs the blocks of one link. The error is one sentence.
     pub device: &'a (dyn Fn() -> Result<Box<dyn Device>, String> + Sync),
@@ -93,7 +98,7 @@ pub fn listen(
                     Err(RuntimeError::Blocks(Failure { reason: reason::CONTRACT, text }))
                 });
                 match &ended {
-                    Ok(end) => tracing::info!(?end, "a link ended"),
+                    Ok(end) => tracing::info!("a link ended: {end}"),
                     Err(error) => tracing::error!("{error}"),
                 }
                 if terms.once || ended.is_err() {
@@ -149,7 +154,7 @@ fn serve(
 ) -> Result<End, RuntimeError> {
     let mut mirror = Mirror::new(channel, Side::Accelerator);
     let (job, ends) = match receive_offer(&mut mirror, is_over)
-        .and_then(|(offer, shape)| prepare(offer, &shape, &terms.kernel))
+        .and_then(|(offer, shape, digest)| prepare(offer, &shape, &terms.kernel, digest))
     {
         Ok(prepared) => prepared,
         Err(failure) => {
@@ -204,9 +209,9 @@ fn serve(
 fn receive_offer(
     mirror: &mut Mirror,
     is_over: &dyn Fn() -> bool,
-) -> Result<(Offer, Shape), Failure> {
+) -> Result<(Offer, Shape, Option<Digest>), Failure> {
     let deadline = Instant::now() + ANSWER_TIMEOUT;
-    let (mut offer, mut shape) = (None, None);
+    let (mut offer, mut shape, mut digest) = (None, None, None);
     loop {
         let now = Instant::now();
         let turn = mirror.turn(now, &mut |control| match control {
@@ -222,11 +227,15 @@ fn receive_offer(
                 shape = Some(sent);
                 Ok(())
             }
-            other => Err(format!("the engine sent {other:?} before its offer")),
+            Control::Kernel(sent) if digest.is_none() && offer.is_none() => {
+                digest = Some(sent);
+                Ok(())
+            }
+            other => Err(format!("the engine sent {other} before its offer")),
         });
         turn.map_err(refused)?;
         if let (Some(_), Some(_)) = (&offer, &shape) {
-            return Ok((offer.take().expect("checked"), shape.take().expect("checked")));
+            return Ok((offer.take().expect("checked"), shape.take().expect("checked"), digest));
         }
         if now >= deadline || is_over() {
             return Err(refused("the engine sent no offer in time"));
@@ -236,20 +245,56 @@ fn receive_offer(
     }
 }
 
+/// The kernel that this side runs for an offer of `offered`; `own` is the only one that it may run, if there is one.
+fn agreed_kernel(offered: &str, own: &str, digest: Option<Digest>) -> Result<String, Failure> {
+    let file = kernel_file::named(offered);
+    if own.is_empty() {
+        return match file {
+            None => Ok(offered.to_owned()),
+            Some(_) => Err(refused(format!(
+                "{offered:?} is a file: start this side with --kernel FILE, of a file with the same content"
+            ))),
+        };
+    }
+    let (Some((_, name)), Some((path, own_name)), Some(digest)) =
+        (file, kernel_file::named(own), digest)
+    else {
+        let same = (offered == own).then(|| own.to_owned());
+        return same
+            .ok_or_else(|| refused(format!("this side runs the kernel {own:?}, not {offered:?}")));
+    };
+    let copy = PrivateFile::copy(path, FILE_BYTES_MAX)
+        .map_err(|error| refused(format!("the kernel {own:?} of this side: {error}")))?;
+    let here = remote::digest_of(copy.bytes());
+    if here != digest {
+        let [here, there] = [here, digest].map(|digest| short(&digest));
+        return Err(refused(format!(
+            "this side runs the kernel {own:?} (SHA-256 {here}…), not {offered:?} (SHA-256 {there}…): copy the file \
+             of one machine to the other"
+        )));
+    }
+    match (name, own_name) {
+        (Some(name), Some(own_name)) if name != own_name => Err(refused(format!(
+            "this side runs the kernel {own_name:?} of the file, not {name:?}"
+        ))),
+        (Some(name), None) => Ok(format!("{own}:{name}")),
+        _ => Ok(own.to_owned()),
+    }
+}
+
+/// The first digits of a digest.
+fn short(digest: &Digest) -> String {
+    digest[..6].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Makes the region of an offer, and takes the engine's ends of its mqueues.
-fn prepare(offer: Offer, shape: &Shape, kernel: &str) -> Result<(Job, Vec<Ends>), Failure> {
-    if !kernel.is_empty() && offer.kernel != kernel {
-        return Err(refused(format!(
-            "this side runs the kernel {kernel:?}, not {:?}",
-            offer.kernel
-        )));
-    }
-    if kernel.is_empty() && kernel_file::named(&offer.kernel).is_some() {
-        let kernel = &offer.kernel;
-        return Err(refused(format!(
-            "{kernel:?} is a file: start this side with --kernel {kernel}"
-        )));
-    }
+fn prepare(
+    offer: Offer,
+    shape: &Shape,
+    kernel: &str,
+    digest: Option<Digest>,
+) -> Result<(Job, Vec<Ends>), Failure> {
+    let kernel = agreed_kernel(&offer.kernel, kernel, digest)?;
     if shape.blocks != offer.blocks {
         return Err(refused("the engine's offer and its shape differ"));
     }
@@ -273,7 +318,7 @@ fn prepare(offer: Offer, shape: &Shape, kernel: &str) -> Result<(Job, Vec<Ends>)
         blocks: offer.blocks,
         service: offer.service,
         accelerator: offer.accelerator,
-        kernel: offer.kernel,
+        kernel,
         file: None,
         params: offer.params,
         generation: offer.generation,
@@ -316,7 +361,7 @@ impl Serving<'_> {
                     asked = Some(u64::from(word));
                     Ok(())
                 }
-                other => Err(format!("the engine sent {other:?} while blocks run")),
+                other => Err(format!("the engine sent {other} while blocks run")),
             });
             if echo.is_some_and(|beat| self.mirror.send_beat(beat)) {
                 echo = None;
@@ -386,5 +431,43 @@ impl Serving<'_> {
             SLEEP_MAX
         };
         wait_readable(&[self.mirror.as_fd()], Some(limit));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_in_files_are_the_same_if_their_contents_are() {
+        let folder = std::env::temp_dir().join(format!("serval-far-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let own = folder.join("own.so");
+        std::fs::write(&own, "a kernel").unwrap();
+        let own = own.to_str().unwrap();
+        let (same, other) = (remote::digest_of(b"a kernel"), remote::digest_of(b"another"));
+        let agreed = |offered: &str, own: &str, digest| {
+            agreed_kernel(offered, own, digest).map_err(|failure| failure.text)
+        };
+        // The engine's path is not that of this machine.
+        assert_eq!(agreed("/elsewhere/a.so", own, Some(same)), Ok(own.to_owned()));
+        assert_eq!(agreed("/elsewhere/a.so:sum", own, Some(same)), Ok(format!("{own}:sum")));
+        let named = format!("{own}:sum");
+        assert_eq!(agreed("/elsewhere/a.so", &named, Some(same)), Ok(named.clone()));
+        let refused = |offered: &str, own: &str, digest| agreed(offered, own, digest).unwrap_err();
+        assert!(refused("/elsewhere/a.so:mean", &named, Some(same)).contains("not \"mean\""));
+        // The same path with another content.
+        assert!(refused(own, own, Some(other)).contains("copy the file of one machine"));
+        let gone = folder.join("gone.so");
+        let gone = gone.to_str().unwrap();
+        assert!(refused(gone, gone, Some(same)).contains("the kernel"));
+        // Of an engine that gives no digest.
+        assert_eq!(agreed(own, own, None), Ok(own.to_owned()));
+        assert!(refused("/elsewhere/a.so", own, None).contains("this side runs the kernel"));
+        // Built-in kernels have names.
+        assert_eq!(agreed("echo", "", None), Ok("echo".to_owned()));
+        assert_eq!(agreed("echo", "echo", None), Ok("echo".to_owned()));
+        assert!(refused("echo", own, None).contains("this side runs the kernel"));
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }

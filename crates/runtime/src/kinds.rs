@@ -10,6 +10,7 @@ mod process;
 pub(crate) mod remote;
 
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use engine::topology::{DeviceSpec, Rings, Service};
@@ -81,6 +82,12 @@ pub trait Kind: Sync {
     /// a service that it cannot run with the error: what is wrong, and what would be right.
     fn check(&self, _service: &Service, _kernel: &str) -> Result<(), (String, String)> {
         Ok(())
+    }
+
+    /// The file with a secret that the device needs, and why it cannot be used as it is here, in one sentence. For `serval check-config`:
+    /// [`Device::start`] refuses it for the same reason.
+    fn secret(&self, _device: &DeviceSpec) -> Option<(PathBuf, Result<(), String>)> {
+        None
     }
 
     /// Makes what runs the blocks. Runs in the runtime's process. The error is one sentence.

@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 pub use accel::sleepers::Sleepers;
 pub use heartbeat::HeartbeatMonitor;
 pub use kinds::{GpuDevice, HostDevice};
-use mqueue::abi::{ABI_VERSION, feature, reason, state, stop};
+use mqueue::abi::{ABI_VERSION, BlockWords, feature, reason, state, stop};
 use mqueue::{MappedMemory, Region, Words};
 use sys::local::{LocalSocket, WakeFd, wait_readable};
 use sys::{PrivateFile, SharedMemory};
@@ -200,6 +200,16 @@ pub enum End {
     Failed(Failure),
 }
 
+impl std::fmt::Display for End {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Stopped => f.write_str("its blocks were to end"),
+            Self::EngineLost => f.write_str("the engine is gone"),
+            Self::Failed(failure) => failure.fmt(f),
+        }
+    }
+}
+
 /// Attaches at `path` and serves, again and again, until `cancel` is set or `once` a generation has ended. Waits for
 /// an engine that is not there, or ends; with `once` that is an error.
 pub fn attach(
@@ -224,7 +234,7 @@ pub fn attach(
             Ok(End::Failed(failure)) => tracing::error!("{failure}; attaching again"),
             Ok(end) => {
                 failures = Failures::default();
-                tracing::info!(?end, "a life ended; attaching again");
+                tracing::info!("a life ended: {end}; attaching again");
                 retry = RETRY_MIN;
             }
             // Errors that need the operator are not retried.
@@ -270,7 +280,8 @@ impl Failures {
         }
         let (service, kernel) = (request.service.as_str(), request.kernel.as_str());
         let tries = self.count;
-        tracing::warn!(?path, service, kernel, tries, "{error}; trying again");
+        let path = path.display();
+        tracing::warn!(%path, service, kernel, tries, "{error}; trying again");
     }
 }
 
@@ -436,7 +447,7 @@ impl Running<'_> {
         let ready = Ready { generation: self.jobs[0].generation, blocks };
         self.beat();
         if say(self.socket, &FromRuntime::Ready(ready)).is_err() {
-            return End::EngineLost;
+            return self.without_engine();
         }
         for Job { service, accelerator, generation, .. } in self.jobs {
             tracing::info!(service, accelerator, generation, "serving");
@@ -454,20 +465,38 @@ impl Running<'_> {
                     Heard::Stop(timeout) => {
                         draining.get_or_insert(Instant::now() + timeout);
                     }
-                    Heard::End => return End::EngineLost,
+                    Heard::End => return self.without_engine(),
                 }
             }
             if let Err(failure) = self.device.health() {
                 return End::Failed(failure);
             }
             if self.engine.lost(self.jobs[0].words.engine_heartbeat()) {
-                return End::EngineLost;
+                return self.without_engine();
             }
             let over = draining.is_some_and(|until| Instant::now() >= until || self.device.ended());
             if over || cancel.load(Ordering::Relaxed) {
                 return End::Stopped;
             }
         }
+    }
+
+    /// The engine has ended the connection. It does so when it finds that a block has ended, perhaps before this process does.
+    fn without_engine(&mut self) -> End {
+        if let Err(failure) = self.device.health() {
+            return End::Failed(failure);
+        }
+        for Job { words, blocks, .. } in self.jobs {
+            let failed = (0..*blocks).find_map(|block| {
+                let BlockWords { state, reason, .. } = words.block(block);
+                let is_orderly = [reason::STOPPED, reason::ENGINE_LOST].contains(&reason);
+                (state == state::ENDED && !is_orderly).then_some((block, reason))
+            });
+            if let Some((block, reason)) = failed {
+                return End::Failed(Failure { reason, text: reason::of_block(block, reason) });
+            }
+        }
+        End::EngineLost
     }
 
     fn beat(&mut self) {

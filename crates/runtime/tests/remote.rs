@@ -18,7 +18,7 @@ use runtime::{Device, End, Failure, HostDevice, Job, kinds};
 use sys::local::{WakeFd, wait_readable};
 use sys::{RegionOptions, SharedMemory};
 use wire::attach::{Bye, FromEngine, FromRuntime, Offer, Ready};
-use wire::link::{Frame, MessageHead, MqueueShape, RingShape, Shape};
+use wire::link::{DIGEST_BYTES, Frame, MessageHead, MqueueShape, RingShape, Shape};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const SECRET: &str = "a secret of the tests, of at least 32 bytes";
@@ -187,7 +187,7 @@ type Change = fn(&mut Offer, &mut Shape);
 fn offers_that_cannot_be_are_refused_in_one_sentence() {
     let cases: [(&str, Change); 10] = [
         ("no kernel `quantum` is built in", |offer, _| offer.kernel = "quantum".to_owned()),
-        ("with --kernel /tmp/k.so", |offer, _| offer.kernel = "/tmp/k.so".to_owned()),
+        ("with --kernel FILE", |offer, _| offer.kernel = "/tmp/k.so".to_owned()),
         ("differ", |offer, _| offer.blocks = 3),
         ("block_count", |offer, shape| (offer.blocks, shape.blocks) = (0, 0)),
         ("block_count", |offer, shape| (offer.blocks, shape.blocks) = (u32::MAX, u32::MAX)),
@@ -340,15 +340,16 @@ fn an_engine_that_breaks_the_protocol_ends_only_its_link() {
     let long = vec![0; LONGEST as usize + 1];
     let message = Frame::Message(head(1, kind::MESSAGE), b"x");
     let flood: Vec<Frame<'_>> = vec![message.clone(); 100_000];
-    let cases: [(&str, &[Frame<'_>]); 9] = [
+    let cases: [(&str, &[Frame<'_>]); 10] = [
         ("mqueue 2", &[Frame::Message(head(2, kind::MESSAGE), b"x")]),
         ("too long", &[Frame::Message(head(0, kind::MESSAGE), &long)]),
         ("unknown kind", &[Frame::Message(head(0, kind::DROP), b"x")]),
         ("unknown kind", &[Frame::Message(head(0, 0), b"x")]),
         ("never got", &[message.clone(), Frame::Released(1, 2)]),
         ("mqueue 9", &[Frame::Released(9, 0)]),
-        ("Stop(9)", &[Frame::Stop(9)]),
-        ("Shape", &[Frame::Shape(shape())]),
+        ("the stop word 9", &[Frame::Stop(9)]),
+        ("a second shape", &[Frame::Shape(shape())]),
+        ("the digest of a kernel", &[Frame::Kernel([0; DIGEST_BYTES])]),
         // The replies' slots are never released, so the blocks cannot go on.
         ("without a free slot", &flood),
     ];
@@ -446,13 +447,14 @@ fn an_accelerator_that_breaks_the_protocol_is_a_lost_link_and_the_engine_learns_
     let head = |mqueue| MessageHead { mqueue, token: 1, tag: 0, kind: kind::MESSAGE, status: 0 };
     let long = vec![0; LONGEST as usize + 1];
     let send = |frame: Frame<'static>| move |mirror: &mut Mirror| mirror.send(&frame);
-    let cases: [(&str, Play<'_>); 9] = [
+    let cases: [(&str, Play<'_>); 10] = [
         ("mqueue 2", &send(Frame::Message(head(2), b"x"))),
         ("too long", &|mirror| mirror.send(&Frame::Message(head(0), &long))),
         ("never got", &send(Frame::Released(1, 1))),
         ("never got", &send(Frame::Released(0, u64::MAX))),
         ("message of an engine", &send(Frame::Stop(1))),
         ("message of an engine", &send(Frame::Shape(shape()))),
+        ("message of an engine", &send(Frame::Kernel([0; DIGEST_BYTES]))),
         ("may not send now", &|mirror| mirror.send(&Frame::Attach(&ready.encode()))),
         ("of the attach protocol", &send(Frame::Attach(b"SERVALAT but no message"))),
         ("without a free slot", &|mirror| {

@@ -31,8 +31,10 @@ mod tenant;
 mod tree;
 
 use std::any::Any;
+use std::borrow::Cow;
 use std::io::Read as _;
 use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -183,6 +185,7 @@ impl Config {
         warnings.extend(exposure_warning(&topology, metrics));
         warnings.extend(topology.services.iter().flat_map(arena_warnings));
         warnings.extend(topology.services.iter().filter_map(service::short_reply));
+        warnings.extend(exposed_keys(&topology));
         Ok(Self { topology, metrics, control, transfer, settings, warnings })
     }
 }
@@ -307,6 +310,23 @@ fn exposure_warning(topology: &Topology, metrics: Option<SocketAddr>) -> Option<
         let ports = beyond.join(", ");
         format!("{ports} can be reached from other machines; nothing is encrypted or authenticated")
     })
+}
+
+/// The warnings about files with keys of functions that other users can read.
+fn exposed_keys(topology: &Topology) -> Vec<String> {
+    let chains = topology.services.iter().flat_map(|service| {
+        let backends = service.backends.iter().map(|backend| &backend.functions);
+        std::iter::once(&service.functions).chain(backends)
+    });
+    let mut files: Vec<_> = chains.flatten().filter_map(onpath::Spec::secret_file).collect();
+    files.sort_unstable();
+    files.dedup();
+    let is_exposed = |file: &&Cow<'_, str>| {
+        std::fs::metadata(&***file).is_ok_and(|found| found.mode() & 0o077 != 0)
+    };
+    let warning =
+        |file| format!("the file of keys {file:?} can be read by other users: run chmod 600 on it");
+    files.iter().filter(is_exposed).map(warning).collect()
 }
 
 /// The warning about arenas with room for fewer messages than there are slots. If all messages have the maximum

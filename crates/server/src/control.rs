@@ -39,7 +39,8 @@ use crate::config::{Config, ConfigError, ControlSocket, Overrides, memory_url, u
 use crate::exporter::{Health, Pages};
 use crate::machine::{MachineError, fit_connections};
 use crate::{
-    Caller, ChangeError, FunctionCounters, Server, ServiceAction, ServiceChange, ShutdownReport,
+    Caller, ChangeError, EntryChange, FunctionCounters, Server, ServiceAction, ServiceChange,
+    ShutdownReport,
 };
 
 /// Requests to the thread that owns the server.
@@ -365,12 +366,14 @@ impl Owner {
                 Ok(Task::Functions(task)) => {
                     let FunctionTask { caller, request, content, outcome } = *task;
                     let answer = functions::answer(&mut self.server, caller, &request, content);
-                    audit(caller, request.verb(), "", &answer.answer);
+                    let changes = request.is_audited(&answer.answer);
+                    audit(caller, request.verb(), "", &answer.answer, changes);
                     outcome.set(answer).ok().expect("it is set once");
                 }
                 Ok(Task::Tenants(caller, request, outcome)) => {
                     let answer = tenants::answer(&mut self.server, caller, &request);
-                    audit(caller, request.verb(), request.name(), &answer.answer);
+                    let changes = request != TenantRequest::List;
+                    audit(caller, request.verb(), request.name(), &answer.answer, changes);
                     self.show();
                     outcome.set(answer).ok().expect("it is set once");
                 }
@@ -466,7 +469,14 @@ impl Owner {
             }));
         }
         let result = if report.is_empty() { "unchanged" } else { "changed" };
-        json!({ "result": result, "services": services, "settings": report.settings })
+        let entry = |entry: &EntryChange| {
+            let EntryChange { key, what, action } = entry;
+            json!({ "key": key, "what": what, "fate": action })
+        };
+        let entries: Vec<Json> = report.entries.iter().map(entry).collect();
+        json!({
+            "result": result, "services": services, "settings": report.settings, "entries": entries,
+        })
     }
 
     /// Updates [`ShownServices`].
@@ -500,12 +510,12 @@ impl Owner {
 }
 
 /// The audit line of a request that changes something, or was refused. No content, parameter or secret is in it.
-fn audit(caller: Caller, request: &str, tenant: &str, answer: &Json) {
+fn audit(caller: Caller, request: &str, tenant: &str, answer: &Json, changes: bool) {
     let user = caller.user;
     match answer["error"].as_str() {
         Some(_) => tracing::warn!(user, tenant, "audit: {request} was refused"),
-        None if request.ends_with("list") => {}
-        None => tracing::info!(user, tenant, "audit: {request} was done"),
+        None if changes => tracing::info!(user, tenant, "audit: {request} was done"),
+        None => {}
     }
 }
 

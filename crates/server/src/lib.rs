@@ -18,8 +18,8 @@ pub mod machine;
 mod server;
 
 pub use server::{
-    Attachment, Caller, ChangeError, ChangeReport, FunctionCounters, FunctionError, FunctionView,
-    Origin, Place, REFUSED, Refusal, Refused, RegisterAction, Registers, Replacement, Server,
-    ServerError, ServiceAction, ServiceChange, ShutdownReport, Stall, Stalls, Target, TenantError,
-    TenantView, TracedMessage,
+    Attachment, Caller, ChangeError, ChangeReport, EntryChange, FunctionCounters, FunctionError,
+    FunctionView, Origin, Place, REFUSED, Refusal, Refused, RegisterAction, Registers, Replacement,
+    Server, ServerError, ServiceAction, ServiceChange, ShutdownReport, Stall, Stalls, Target,
+    TenantError, TenantView, TracedMessage,
 };

@@ -1,12 +1,14 @@
-//! Checks that this machine has what a configuration needs: cores, folders of sockets, descriptors.
+//! Checks that this machine has what a configuration needs: cores, folders of sockets, descriptors, secrets.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use engine::topology::{Backend, Service, Sockets, Topology};
+use engine::topology::{AcceleratorKind, Backend, Service, Sockets, Topology};
+use runtime::kinds;
 use transfer::ServiceLimits;
 use wire::nic::Transport;
 
 use crate::config::{Config, Origin, Setting};
+use crate::server::read_key;
 
 /// Descriptors that do not depend on the load: the metrics endpoint with its clients, the control side of shared
 /// memory, the log, kernel libraries while they are opened.
@@ -83,6 +85,20 @@ pub fn fit_connections(config: &mut Config, running: Option<&Config>) -> Result<
     );
     config.topology.limits.connections = room;
     Ok(())
+}
+
+/// The files with secrets that `serval serve` would refuse as they are here, and why.
+pub fn unusable_secrets(config: &Config) -> Vec<(PathBuf, String)> {
+    let Topology { accelerators, services, .. } = &config.topology;
+    let of_links = accelerators.iter().filter_map(|accelerator| match &accelerator.kind {
+        AcceleratorKind::Process { device, .. } => kinds::find(&device.kind)?.secret(device),
+        AcceleratorKind::Cpu { .. } => None,
+    });
+    let files = services.iter().flat_map(|service| &service.files);
+    let of_transfers = files.filter_map(|file| file.key.as_ref());
+    let of_transfers = of_transfers.map(|path| (path.clone(), read_key(path).map(drop)));
+    let all = of_links.chain(of_transfers);
+    all.filter_map(|(path, read)| read.err().map(|why| (path, why))).collect()
 }
 
 /// Whether `limits.connections` was configured.

@@ -9,6 +9,7 @@
 mod attach;
 mod change;
 mod error;
+mod first_drops;
 mod functions;
 mod handshake_queue;
 mod heartbeat;
@@ -38,7 +39,7 @@ use sys::tap::TapFile;
 use sys::{SocketNic, SocketOptions};
 use worker::{Network, WorkerFabric as ServerFabric};
 
-pub use change::{ChangeError, ChangeReport, ServiceChange};
+pub use change::{ChangeError, ChangeReport, EntryChange, ServiceChange};
 pub use error::ServerError;
 pub use functions::{
     Attachment, Caller, FunctionCounters, FunctionError, FunctionView, Origin, Place, REFUSED,
@@ -47,6 +48,7 @@ pub use functions::{
 pub use plan::{Refusal, ServiceAction};
 pub use shutdown::ShutdownReport;
 pub use tenants::{TenantError, TenantView};
+pub(crate) use transfers::read_key;
 pub use watchdog::{Stall, Stalls};
 
 use attach::OpenRegion;

@@ -708,6 +708,84 @@ fn a_peer_that_sends_without_end_is_reset_after_its_time() {
     eventually("it is counted", || scene.ends(End::UnreadInput) == 1 && scene.open() == 0);
 }
 
+/// Stops the server of a scene on a thread of its own; returns whether all that was accepted was answered.
+fn stop(scene: &mut Scene) -> JoinHandle<bool> {
+    let server = scene.server.take().unwrap();
+    thread::spawn(move || server.shutdown().is_clean())
+}
+
+/// Whether a thread has ended within the limit of these tests.
+fn ends_in_time(thread: JoinHandle<bool>) -> bool {
+    eventually("the server stops long before its drain time is over", || thread.is_finished());
+    thread.join().unwrap()
+}
+
+/// Longer than these tests wait for anything.
+const LONG_DRAIN_MS: u64 = 600_000;
+
+#[test]
+fn an_idle_connection_does_not_delay_a_stop() {
+    for (name, does) in [("idle-echo", Does::Echo), ("idle-relay", Does::Relay)] {
+        let far = TcpListener::bind("127.0.0.1:0").unwrap();
+        let connect = SocketSpec::connect(far.local_addr().unwrap());
+        let echo = thread::spawn(move || {
+            // The connection of the relay; the echo needs none.
+            if does == Does::Relay {
+                let (mut stream, _) = far.accept().unwrap();
+                let mut back = stream.try_clone().unwrap();
+                std::io::copy(&mut stream, &mut back).unwrap();
+            }
+        });
+        let mut scene = Scene::new(name, does, |topology| {
+            topology.engine.drain_ms = LONG_DRAIN_MS;
+            topology.services[0].sockets.push(connect);
+        });
+        let mut used = scene.client();
+        used.write_all(b"keep alive").unwrap();
+        used.read_exact(&mut [0; 10]).unwrap();
+        assert!(ends_in_time(stop(&mut scene)), "{name}");
+        assert_eq!(used.read(&mut [0]).unwrap(), 0, "{name}: it ends in order");
+        echo.join().unwrap();
+    }
+}
+
+#[test]
+fn the_builtin_kernels_let_idle_connections_go() {
+    for placement in placements() {
+        let change = |topology: &mut Topology| topology.engine.drain_ms = LONG_DRAIN_MS;
+        let server = builtin("stream_echo", placement, change);
+        let mut idle = tcp_client(address(&server, 0));
+        idle.write_all(b"x").unwrap();
+        idle.read_exact(&mut [0]).unwrap();
+        let never_used = tcp_client(address(&server, 0));
+        eventually("both are open", || server.metrics().service(0).sockets_opened == 2);
+        let stopping = thread::spawn(move || server.shutdown().is_clean());
+        assert!(ends_in_time(stopping));
+        for mut stream in [idle, never_used] {
+            assert_eq!(stream.read(&mut [0]).unwrap(), 0, "it ends in order");
+        }
+    }
+}
+
+#[test]
+fn what_was_sent_before_a_stop_is_answered_though_the_connection_was_idle() {
+    let mut scene = Scene::new("idle-last", Does::Echo, |topology| {
+        topology.engine.drain_ms = LONG_DRAIN_MS;
+    });
+    let mut stream = scene.client();
+    eventually("it is accepted", || scene.open() == 1);
+    // At least as long as a connection is silent that is idle.
+    thread::sleep(Duration::from_millis(200));
+    // More than the rings hold, so that most of it is in sockets when the server stops.
+    let bytes = pattern(64 << 10);
+    stream.write_all(&bytes).unwrap();
+    let stopping = stop(&mut scene);
+    let mut back = Vec::new();
+    stream.read_to_end(&mut back).unwrap();
+    assert!(back == bytes, "{} bytes came back", back.len());
+    assert!(ends_in_time(stopping));
+}
+
 #[test]
 fn a_server_that_stops_resets_what_is_open_within_its_drain_time() {
     let mut scene = Scene::new("drain", Does::Idle, |topology| topology.engine.drain_ms = 100);

@@ -453,7 +453,8 @@ impl SocketBlock {
         let partner = self.slots[slot].partner.expect("it passes bytes on");
         match self.slots[slot].recv.ended() {
             Ok(None) => {}
-            Ok(Some(end)) if end == u64::from(status::CLOSED) => {
+            // As kernels do, it ends in order what it gets no more bytes of.
+            Ok(Some(end)) if [status::CLOSED, status::DRAINING].map(u64::from).contains(&end) => {
                 if !std::mem::replace(&mut self.slots[slot].finished, true) {
                     self.slots[partner].send.set_end(u64::from(status::CLOSED));
                     self.about(partner, socket_op::NOTIFY, 0);

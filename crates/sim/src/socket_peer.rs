@@ -22,6 +22,8 @@ pub enum Ending {
     Reset(u64),
     /// It stops reading after this many bytes.
     Deaf(u64),
+    /// It sends nothing after this many bytes, and stays until the other side ends.
+    Idle(u64),
 }
 
 /// What a client has found at the end of its connection.
@@ -109,6 +111,15 @@ impl SocketClient {
         self.received
     }
 
+    /// One that is idle sends up to this many bytes now.
+    pub fn send_up_to(&mut self, count: u64, net: &mut Network, rng: &mut Rng) {
+        self.ending = Ending::Idle(count);
+        let tries = count - self.sent;
+        for _ in 0..tries {
+            self.send(net, rng);
+        }
+    }
+
     /// From now on it reads, and ends in order.
     pub fn recover(&mut self) {
         self.ending = Ending::Orderly;
@@ -129,7 +140,11 @@ impl SocketClient {
     }
 
     fn send(&mut self, net: &mut Network, rng: &mut Rng) {
-        let count = rng.between(1, PIECE_BYTES).min(self.total - self.sent);
+        let most = match self.ending {
+            Ending::Idle(most) => most.min(self.total),
+            _ => self.total,
+        };
+        let count = rng.between(1, PIECE_BYTES).min(most - self.sent);
         if count == 0 {
             return;
         }

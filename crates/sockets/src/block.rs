@@ -248,6 +248,19 @@ impl<M: Memory> BlockSockets<M> {
         self.event(slot);
     }
 
+    /// The block gets no more bytes of a slot, because the service drains. It may still send.
+    pub fn dismiss(&mut self, slot: u32) {
+        self.slots[slot as usize].finish_receiving(status::DRAINING);
+        self.event(slot);
+    }
+
+    /// Whether bytes are in the rings of a slot, which the block has not read, or which were not sent.
+    pub fn has_bytes(&mut self, slot: u32) -> Result<bool, BrokenRing> {
+        let entry = &mut self.slots[slot as usize];
+        entry.note_received()?;
+        Ok(entry.note_sent()? > 0 || entry.in_ring(crate::Direction::Receive) > 0)
+    }
+
     /// Copies the next bytes that the block has written into `into`; returns how many. They stay in the ring until they were
     /// [`sent`](Self::sent).
     pub fn peek(&mut self, slot: u32, into: &mut [u8]) -> Result<usize, BrokenRing> {

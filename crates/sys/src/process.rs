@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::mem::size_of;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::Command;
@@ -135,6 +135,27 @@ pub fn signal_name(signal: i32) -> String {
         other => return format!("signal {other}"),
     };
     name.to_owned()
+}
+
+/// Makes the C library write what code of this process prints to standard output a line at a time, also where that is no terminal: a
+/// process that is killed loses nothing that it printed before. To be called before anything is printed.
+pub fn print_lines() {
+    unsafe extern "C" {
+        #[link_name = "stdout"]
+        static C_STDOUT: *mut libc::FILE;
+    }
+    // SAFETY: the C library has initialised the stream before `main`, and nothing has used it yet. Without a buffer of ours it keeps its own.
+    unsafe { libc::setvbuf(C_STDOUT, std::ptr::null_mut(), libc::_IOLBF, 0) };
+}
+
+/// From now on standard output is standard error: what kernels print goes there, line by line, and never between the lines of a
+/// program's own output. Returns the former standard output.
+pub fn divert_output() -> io::Result<OwnedFd> {
+    let former = io::stdout().as_fd().try_clone_to_owned()?;
+    print_lines();
+    // SAFETY: no pointers; both descriptors are open for as long as the process runs.
+    check(unsafe { libc::dup2(libc::STDERR_FILENO, libc::STDOUT_FILENO) })?;
+    Ok(former)
 }
 
 /// Ends this process immediately: nothing is flushed and no exit handlers run.

@@ -191,7 +191,15 @@ fn every_call_on_a_connection_of_python_is_sealed_or_refused() {
         let mut command = Command::new(&python);
         command.arg(&program).arg(&certificate).arg(setup.folder.join("files/source")).arg(version);
         command.env("LD_PRELOAD", LIBRARY.as_path()).env(variable, value);
-        assert_eq!(said(&mut command), "ok\n", "{version}");
+        command.env("SERVAL_TRANSFER_VERBOSE", "1");
+        let done = command.output().unwrap();
+        let [out, errors] = [done.stdout, done.stderr].map(|b| String::from_utf8(b).unwrap());
+        assert!(done.status.success() && out == "ok\n", "{version}: {out}{errors}");
+        // Whether records are made shows nowhere else.
+        let number = version.trim_start_matches("TLSv").replace('_', ".");
+        let line = format!("(first connection: TLS {number})");
+        let is_said = errors.contains("makes the TLS records of process") && errors.contains(&line);
+        assert!(is_said, "{errors}");
     }
 }
 

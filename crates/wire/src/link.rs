@@ -22,8 +22,8 @@
 //! additional data is the length and whose nonce is the number of the record. A frame may begin in one record and end
 //! in a later one. [`Frame`] describes the frames. All numbers are little endian.
 //!
-//! The engine sends an offer of the [attach protocol](crate::attach) and a [`Shape`], the accelerator answers with
-//! Ready or Bye. From then on every ring has the same geometry on both sides and contains the same messages in the same
+//! The engine sends an offer of the [attach protocol](crate::attach) and a [`Shape`], before them the digest of the kernel's file if the
+//! kernel is in one; the accelerator answers with Ready or Bye. From then on every ring has the same geometry on both sides and contains the same messages in the same
 //! order. A slot is released in the producer's region only when it was released in the consumer's, so a peer that sends
 //! a message for which no slot is free breaks the protocol. Either side ends the link with Bye.
 
@@ -43,6 +43,8 @@ pub const PROOF_BYTES: usize = 32;
 pub const RECORD_BYTES_MAX: usize = 65_536;
 /// Bytes that encryption adds to a record.
 pub const TAG_BYTES: usize = 16;
+/// Bytes of the digest of a kernel's file.
+pub const DIGEST_BYTES: usize = 32;
 /// Most kinds of mqueues of a block: the server mqueue and one for each backend.
 pub const MQUEUES_OF_BLOCK_MAX: usize = 64;
 /// Longest payload of a message; that of the region ABI.
@@ -204,6 +206,8 @@ pub enum Frame<'a> {
     Stop(u32),
     /// A heartbeat: a number that the receiver sends back if it is the accelerator's side. Body: u64.
     Beat(u64),
+    /// Precedes an offer whose kernel is in a file. Body: the SHA-256 digest of the file.
+    Kernel([u8; DIGEST_BYTES]),
 }
 
 const ATTACH: u8 = 1;
@@ -212,6 +216,7 @@ const MESSAGE: u8 = 3;
 const RELEASED: u8 = 4;
 const STOP: u8 = 5;
 const BEAT: u8 = 6;
+const KERNEL: u8 = 7;
 
 /// Bytes of a frame before its body.
 pub const FRAME_HEAD_BYTES: usize = 8;
@@ -274,6 +279,10 @@ impl<'a> Frame<'a> {
                 frame_head(into, BEAT, 8);
                 into.extend_from_slice(&heartbeat.to_le_bytes());
             }
+            Self::Kernel(digest) => {
+                frame_head(into, KERNEL, DIGEST_BYTES);
+                into.extend_from_slice(digest);
+            }
         }
     }
 
@@ -292,6 +301,7 @@ impl<'a> Frame<'a> {
             RELEASED => 12..=12,
             STOP => 4..=4,
             BEAT => 8..=8,
+            KERNEL => DIGEST_BYTES..=DIGEST_BYTES,
             _ => return Err(LinkError::Impossible("an unknown frame")),
         };
         if !allowed.contains(&len) {
@@ -311,6 +321,7 @@ impl<'a> Frame<'a> {
             }
             RELEASED => Self::Released(fields.u32()?, fields.u64()?),
             STOP => Self::Stop(fields.u32()?),
+            KERNEL => Self::Kernel(fields.take()?),
             _ => Self::Beat(fields.u64()?),
         };
         Ok(Some((frame, FRAME_HEAD_BYTES + len)))
@@ -415,6 +426,7 @@ mod tests {
                 Frame::Released(mqueue, token),
                 Frame::Stop(mqueue),
                 Frame::Beat(tag),
+                Frame::Kernel([kind; DIGEST_BYTES]),
             ];
             let mut bytes = Vec::new();
             frames.iter().for_each(|frame| frame.encode(&mut bytes));

@@ -20,7 +20,8 @@
 // or shared memory. A `Socket` is a small value that may be copied; one that was closed stays closed.
 //
 // Every call returns a status, and every wait may have a deadline. While the service drains, accept and connect return DRAINING, and open
-// sockets go on until the peers end, or the service's time is over.
+// sockets go on until the peers end, or the service's time is over. Receiving from one that is idle then returns DRAINING: its peer has no more
+// requests, and the block may send what it has and closes it.
 //
 // A Listener, a Socket and Sockets belong to one block. A block has the number of sockets that the service's `sockets_per_block` says.
 #ifndef SERVAL_SOCKETS_H

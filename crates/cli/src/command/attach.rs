@@ -37,7 +37,7 @@ Examples:
   serval attach --listen tcp://10.0.0.2:7000 --secret-file /etc/serval/link.secret
 
 With --listen it serves engines of other machines (docs/remote.md): any built-in kernel, or only the
-one of --kernel.
+one of --kernel, a name or a file with the same content as the file of the engine's configuration.
 
 Exit codes: 0 ended in order, 1 no engine, refused, the engine ended (with --once), or a block
 failed, 2 invalid command line, 3 a kernel hung.";
@@ -61,7 +61,8 @@ pub(super) struct Options {
     #[arg(long, value_name = "NAME", default_value = "")]
     service: String,
 
-    /// Accept only a service with this kernel: a built-in name, or the path in the configuration
+    /// Accept only a service with this kernel: a built-in name, or the path in the configuration; with --listen, a file
+    /// with the same content
     #[arg(long, value_name = "NAME|FILE", default_value = "")]
     kernel: String,
 
@@ -212,6 +213,8 @@ fn is_closed_to_us(path: &Path) -> bool {
 }
 
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
+    // Of kernels: the process may be killed.
+    sys::process::print_lines();
     let cancel = Arc::new(AtomicBool::new(false));
     if let Some(address) = &options.listen {
         cancel_on_signal(cancel.clone()).map_err(Failure::run)?;

@@ -9,13 +9,15 @@ use serde_json::Value as Json;
 use super::{Failure, File};
 use crate::screen::{Screen, Table, Tone};
 use server::config::{Config, Origin, Setting, bytes_for_people, url};
-use server::machine::{missing_folders, use_cores};
+use server::machine::{missing_folders, unusable_secrets, use_cores};
 
 pub(super) const HELP: &str = "\
 Prints the effective configuration (defaults < file < environment < --set) with the origin of each
 value, then the memory of every service's rings. Kernel files are opened, and libraries loaded in a
 separate process. The exit code is 2 if the file is invalid; every problem is shown with its line.
-Folders or addresses that are missing on this machine are reported as warnings.
+It is also 2 if a file with a secret is here and `serval serve` would refuse it, as one that other
+users can read. Folders, addresses and secrets that are missing on this machine are reported as
+warnings.
 
 A file to start from:
   schema = 1
@@ -41,7 +43,15 @@ pub(super) fn run(screen: &Screen, file: &File) -> Result<(), Failure> {
     if let Err(why) = use_cores(&mut config) {
         config.warnings.push(format!("`serval serve` would refuse here: {why}"));
     }
-    let missing = missing_folders(&config).into_iter();
+    // A secret that is here is wrong on every machine that it is copied to.
+    let (found, absent): (Vec<_>, Vec<_>) =
+        unusable_secrets(&config).into_iter().partition(|(path, _)| path.is_file());
+    if !found.is_empty() {
+        let why: Vec<String> = found.into_iter().map(|(_, why)| why).collect();
+        return Err(Failure::Usage(why.join("\n")));
+    }
+    let absent = absent.into_iter().map(|(_, why)| why);
+    let missing = missing_folders(&config).into_iter().chain(absent);
     let refusals = missing.chain(addresses(&config));
     let refusals = refusals.map(|why| format!("`serval serve` would refuse here: {why}"));
     let refusals: Vec<String> = refusals.collect();
@@ -122,6 +132,7 @@ fn shown(setting: &Setting) -> String {
 /// A value as in a file, including lists.
 fn plain(value: &Json) -> String {
     match value {
+        Json::Null => "none".to_owned(),
         Json::String(text) if text.is_empty() => "none".to_owned(),
         Json::String(text) => text.clone(),
         Json::Array(items) => items.iter().map(plain).collect::<Vec<_>>().join(", "),
@@ -137,6 +148,13 @@ fn plain(value: &Json) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_given_has_a_word() {
+        for value in [Json::Null, "".into(), serde_json::json!({})] {
+            assert_eq!(plain(&value), "none");
+        }
+    }
 
     #[test]
     fn a_zero_with_a_special_meaning_is_explained() {

@@ -26,19 +26,20 @@ Examples:
   serval demo echo --mqueues 240       many mqueues on one core
   serval demo scale --quick            seconds instead of half a minute
   serval demo faces                    a kernel that uses memcached (apt install memcached)
+  serval demo faces --corrupt          a byte is changed: the demo must find it, and fail
   serval demo transfer                 a file through a transfer engine, and clients beside a loop
   serval demo transfer --plot rate.svg --json  the same as JSON, the rate and CPU time as a picture
   serval demo functions                functions on the path, replaced under load
-  serval demo cache                    a cache in front of an unmodified memcached
+  serval demo cache                    a cache in front of memcached (apt install memcached)
   serval demo auth                     CoAP authentication beside a flood (apt install nodejs)
-  serval demo chain                    authentication, a kernel, a cache, memcached
+  serval demo chain                    authentication, a kernel, a cache (apt install memcached)
   serval demo allreduce                groups of ranks sum vectors
   serval demo sockets                  kernels with connections of their own
   serval demo remote                   digits on local and remote accelerators
   serval demo tenants                  six tenants, of which one floods
 
-Saves a chart of the results and prints its path. Exit code 1 if a reply is wrong or missing,
-or when fewer than 97 % of the digits are read correctly.";
+Saves a chart of the results and prints its path. Exit code 1 if a reply is wrong or missing (as
+with --corrupt), or when fewer than 97 % of the digits are read correctly.";
 
 #[derive(Args, Debug)]
 pub(super) struct Options {
@@ -46,7 +47,7 @@ pub(super) struct Options {
     #[arg(value_enum, default_value_t = Name::Lenet)]
     name: Name,
 
-    /// Mqueues of the service [default: 4; echo 240, faces 28]
+    /// Mqueues of a demo's services [default: depends on the demo; lenet 4, on a GPU 64, echo 240, faces 28]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(BLOCKS_MAX)))]
     mqueues: Option<u32>,
 
@@ -70,7 +71,7 @@ pub(super) struct Options {
     #[arg(long, value_name = "FILE", conflicts_with = "cpu")]
     cuda_kernels: Option<PathBuf>,
 
-    /// transfer, functions, cache, auth, chain, allreduce, sockets, remote, tenants: change one byte of what arrives; the demo must find it and fail
+    /// Change one byte of what arrives: the demo must find it and fail
     #[arg(long)]
     corrupt: bool,
 
@@ -159,6 +160,20 @@ fn save_plot(name: Name, path: Option<&Path>, report: &mut demo::Report) -> Resu
         Err(why) => {
             tracing::warn!("{why}");
             Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_demo_has_an_example() {
+        for name in Name::value_variants().iter().filter(|name| **name != Name::Lenet) {
+            let name = name.to_possible_value().unwrap();
+            let example = format!("  serval demo {} ", name.get_name());
+            assert!(HELP.contains(&example), "{example}");
         }
     }
 }

@@ -140,6 +140,24 @@ fn remarks(service: &Json) -> Vec<String> {
     remarks
 }
 
+/// What was done besides the services: of a list, each entry that came, changed or went.
+fn settings(outcome: &Json) -> Vec<String> {
+    let list = |key: &str| outcome[key].as_array().map(Vec::as_slice).unwrap_or_default();
+    let of_key = |key: &Json| {
+        let entries = list("entries").iter().filter(|entry| entry["key"] == *key);
+        let line = |entry: &Json| {
+            let text = |key: &str| entry[key].as_str().unwrap_or_default().to_owned();
+            format!("{} has been {}", text("what"), text("fate"))
+        };
+        let lines: Vec<String> = entries.map(line).collect();
+        match lines.is_empty() {
+            true => vec![format!("{} has been changed", key.as_str().unwrap_or_default())],
+            false => lines,
+        }
+    };
+    list("settings").iter().flat_map(of_key).collect()
+}
+
 fn show(screen: &Screen, outcome: &Json) {
     let Some(services) = outcome["services"].as_array() else { return };
     let mut table = Table::new(&["service", "what was done", "unanswered"]);
@@ -152,9 +170,7 @@ fn show(screen: &Screen, outcome: &Json) {
     for remark in services.iter().flat_map(remarks) {
         print(&format!("{remark}\n"));
     }
-    for key in outcome["settings"].as_array().map(Vec::as_slice).unwrap_or_default() {
-        print(&format!("{} has been changed\n", key.as_str().unwrap_or_default()));
-    }
+    settings(outcome).iter().for_each(|line| print(&format!("{line}\n")));
     if outcome["result"] == "unchanged" {
         print("nothing has changed\n");
     }
@@ -165,6 +181,26 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn what_came_was_added_and_what_went_was_removed() {
+        let outcome = json!({
+            "settings": ["limits.idle_s", "accelerator", "service.function"],
+            "entries": [
+                { "key": "accelerator", "what": "accelerator gpu0", "fate": "added" },
+                { "key": "accelerator", "what": "accelerator old", "fate": "removed" },
+            ],
+        });
+        assert_eq!(
+            settings(&outcome),
+            [
+                "limits.idle_s has been changed",
+                "accelerator gpu0 has been added",
+                "accelerator old has been removed",
+                "service.function has been changed",
+            ]
+        );
+    }
 
     #[test]
     fn every_reason_for_the_exit_code_is_reported() {

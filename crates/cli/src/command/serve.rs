@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -23,13 +24,20 @@ use server::{Server, ShutdownReport};
 
 pub(super) const HELP: &str = "\
 Prints one line that starts with `ready` once every port is open and every kernel runs, and logs
-to standard error. SIGTERM or Ctrl-C drains: no new requests are accepted, and accepted ones are
-answered for up to engine.drain_ms. A second signal ends the process at once, as does one before
-`ready`. SIGHUP, or `serval reload`, reads the file again: services are added, removed and changed
-without losing messages of the others. A change that is impossible while the engine runs is refused
-with the reason, and then nothing changes. With --json the last line is an object: messages (replies
-sent), busy_ns (time of turns that found work), cpu_ns (processor time of the process), and more by
-service and worker.
+to standard error, where kernels print, too. Kernels on accelerators of other machines, and in
+runtimes that attach by themselves (launch = \"external\"), are not waited for: until they run,
+requests are dropped as no_accelerator, or go to the service's other accelerators.
+
+SIGTERM or Ctrl-C drains: no new requests are accepted, and accepted ones are answered for up to
+engine.drain_ms. A second signal ends the drain: requests without an answer are dropped, and if
+there are none the exit code is 0. A third one ends the process at once, as does one before `ready`.
+SIGHUP, or `serval reload`, reads the file again: services are added, removed and changed without
+losing messages of the others. A change that is impossible while the engine runs is refused with the
+reason, and then nothing changes.
+
+With --json the last line is an object: messages (replies sent), busy_ns (time of turns that found
+work), cpu_ns (processor time of the process), and more by service and worker, with the connections
+and bytes of kernels' sockets.
 
 Examples:
   serval serve service.toml
@@ -101,7 +109,9 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     fit_connections(&mut config, None)?;
     let tap = options.open_tap()?;
     // As for the log: a pipe without a reader must not block the thread that handles signals.
-    let output = Lines::start("serval-output", std::io::stdout()).map_err(Failure::run)?;
+    // What kernels print must not get between the lines that scripts read.
+    let output = sys::process::divert_output().map_err(Failure::run)?;
+    let output = Lines::start("serval-output", output).map_err(Failure::run)?;
     let output = Arc::new(output);
     let topology = config.topology.clone();
     let mut reload = false;
@@ -133,8 +143,14 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let drain_ms = config.topology.engine.drain_ms;
     let metrics = exporter.as_ref().map(|e| format!("http://{}/metrics", e.address()));
     let listens = listens(&config, &server);
-    let of_finish = (*screen, output.clone());
-    let finish = Box::new(move |server| finish(&of_finish.0, server, tap, &of_finish.1));
+    let hasten = Arc::new(AtomicBool::new(false));
+    let of_finish = (*screen, output.clone(), hasten.clone());
+    let finish = Box::new(move |server: Server| {
+        let (screen, output, hasten) = of_finish;
+        let metrics = server.metrics();
+        let report = server.shutdown_until(&|| hasten.load(Ordering::Relaxed));
+        finish(&screen, &metrics, report, tap, &output)
+    });
     let control = Control::start(server, config, options.file.source(), health.clone(), finish)?;
     output.push(announcement(screen, &listens, metrics.as_deref()).as_bytes());
     if reload {
@@ -148,7 +164,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
         }
     }
     health.set_draining();
-    tracing::info!(drain_ms, "draining; a second signal ends at once");
+    tracing::info!(drain_ms, "draining; a second signal ends the drain");
     let limit = Duration::from_millis(drain_ms) + END_TIMEOUT;
     control.begin_end();
     // Transfers are not part of the drain: their callers are notified of how far they came. Not on this thread, which has to see signals.
@@ -157,7 +173,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let ending = ending.spawn(move || drop(transfers)).ok();
     let has_ended =
         || control.has_ended() && ending.as_ref().is_none_or(std::thread::JoinHandle::is_finished);
-    wait_for_end(has_ended, &mut signals, limit);
+    wait_for_end(has_ended, &mut signals, limit, &hasten);
     let report = control.end();
     output.flush(LOG_TIMEOUT);
     if report?.is_clean() { Ok(()) } else { Err(Failure::Unfinished) }
@@ -232,15 +248,25 @@ fn announcement(
     )
 }
 
-/// Waits until the server has ended, and ends the process if that takes too long or a second signal arrives. This
-/// thread does nothing else, so the process ends in time whatever hangs.
-fn wait_for_end(has_ended: impl Fn() -> bool, signals: &mut Signals, limit: Duration) {
-    let deadline = Instant::now() + limit;
+/// Waits until the server has ended. A signal ends the drain (`hasten`); one more, or the end of `limit`, ends the
+/// process. This thread does nothing else, so the process ends in time whatever hangs.
+fn wait_for_end(
+    has_ended: impl Fn() -> bool,
+    signals: &mut Signals,
+    limit: Duration,
+    hasten: &AtomicBool,
+) {
+    let mut deadline = Instant::now() + limit;
     while !has_ended() {
         match signals.wait(Some(END_POLL_INTERVAL)) {
             Ok(Some(Signal::Terminate | Signal::Interrupt)) => {
-                tracing::warn!("ended before everything was answered");
-                end_now();
+                if hasten.swap(true, Ordering::Relaxed) {
+                    tracing::warn!("ended by a third signal before everything had stopped");
+                    end_now();
+                }
+                // `timeout` of GNU coreutils sends two signals, so this is no warning.
+                tracing::info!("a second signal: the drain ends now; a third one ends the process");
+                deadline = deadline.min(Instant::now() + END_TIMEOUT);
             }
             Ok(_) => {}
             Err(_) => std::thread::sleep(END_POLL_INTERVAL),
@@ -258,9 +284,14 @@ fn end_now() -> ! {
     sys::process::exit_now(3)
 }
 
-fn finish(screen: &Screen, server: Server, tap: Option<TapFile>, output: &Lines) -> ShutdownReport {
-    let metrics = server.metrics();
-    let report = server.shutdown();
+/// The last lines of the log and of the output, after the server has stopped.
+fn finish(
+    screen: &Screen,
+    metrics: &Metrics,
+    report: ShutdownReport,
+    tap: Option<TapFile>,
+    output: &Lines,
+) -> ShutdownReport {
     let tapped = tap.map(TapFile::finish);
     if let Some(TapReport { packets, dropped, bytes, error }) = &tapped {
         tracing::info!(packets, dropped, bytes, "the tap");
@@ -276,18 +307,18 @@ fn finish(screen: &Screen, server: Server, tap: Option<TapFile>, output: &Lines)
     for service in metrics.services().iter() {
         let s = service.snapshot();
         let dropped = s.dropped_requests();
-        let reasons = drop_reasons(&s);
+        let (reasons, sockets) = (drop_reasons(&s), sockets(&s));
         tracing::info!(
             received = s.received,
             replied = s.replied,
             consumed = s.consumed,
             dropped,
-            "{}{reasons}",
+            "{}{reasons}{sockets}",
             service.name()
         );
     }
     if screen.json {
-        let words = summary(&metrics, &report, tapped.as_ref());
+        let words = summary(metrics, &report, tapped.as_ref());
         output.push(format!("{words}\n").as_bytes());
     }
     if report.hung {
@@ -296,7 +327,7 @@ fn finish(screen: &Screen, server: Server, tap: Option<TapFile>, output: &Lines)
     if report.unanswered > 0 {
         tracing::error!(
             unanswered = report.unanswered,
-            "requests were not answered within engine.drain_ms or request_timeout_ms"
+            "requests were not answered within engine.drain_ms or request_timeout_ms, or before a second signal"
         );
     }
     report
@@ -314,6 +345,17 @@ fn drop_reasons(snapshot: &ServiceSnapshot) -> String {
     }
 }
 
+/// `; sockets: 3 connections, 4096 bytes from peers, 512 to peers`, or nothing if kernels had no connections.
+fn sockets(snapshot: &ServiceSnapshot) -> String {
+    if snapshot.sockets_opened == 0 {
+        return String::new();
+    }
+    let ServiceSnapshot { sockets_opened, socket_received_bytes, socket_sent_bytes, .. } = snapshot;
+    format!(
+        "; sockets: {sockets_opened} connections, {socket_received_bytes} bytes from peers, {socket_sent_bytes} to peers"
+    )
+}
+
 /// Totals of the run, for programs that measure: `messages` is replies sent, `busy_ns` the time of turns that found
 /// work, `cpu_ns` the processor time of the process.
 fn summary(metrics: &Metrics, report: &ShutdownReport, tapped: Option<&TapReport>) -> Json {
@@ -324,10 +366,18 @@ fn summary(metrics: &Metrics, report: &ShutdownReport, tapped: Option<&TapReport
         let lost = DropReason::ALL.iter().filter(|r| s.dropped(**r) > 0);
         let drops: serde_json::Map<_, _> =
             lost.map(|r| (r.name().to_owned(), s.dropped(*r).into())).collect();
-        services.push(json!({
+        let mut of_service = json!({
             "name": service.name(), "received": s.received, "replied": s.replied,
             "consumed": s.consumed, "dropped": s.dropped_requests(), "drops": drops,
-        }));
+        });
+        if s.sockets_opened > 0 {
+            of_service["sockets"] = json!({
+                "opened": s.sockets_opened, "received_bytes": s.socket_received_bytes,
+                "read_bytes": s.socket_read_bytes, "written_bytes": s.socket_written_bytes,
+                "sent_bytes": s.socket_sent_bytes,
+            });
+        }
+        services.push(of_service);
     }
     let worker = |w: &WorkerCounters| {
         json!({

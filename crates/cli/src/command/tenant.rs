@@ -116,6 +116,7 @@ fn list(screen: &Screen, tenants: &[Json]) -> String {
         "tenant",
         ">weight",
         ">messages/s",
+        ">bytes/s",
         ">in flight",
         ">connections",
         ">mqueues",
@@ -130,16 +131,20 @@ fn list(screen: &Screen, tenants: &[Json]) -> String {
             limit => limit.to_string(),
         };
         let used = |key: &str| format!("{} of {}", number(&tenant["used"][key]), limit(key));
+        // Turns of workers: because of the shares of others, or because of a limit.
+        let waited =
+            ["skipped", "limited"].map(|why| number(&tenant["used"][why])).iter().sum::<u64>();
         let services = tenant["services"].as_array().into_iter().flatten();
         let services: Vec<_> = services.filter_map(Json::as_str).collect();
         table.row([
             tenant["name"].as_str().unwrap_or_default().to_owned(),
             number(&tenant["weight"]).to_string(),
             limit("messages_per_s"),
+            limit("bytes_per_s"),
             used("outstanding"),
             used("connections"),
             used("mqueues"),
-            number(&tenant["used"]["skipped"]).to_string(),
+            waited.to_string(),
             services.join(" "),
         ]);
     }

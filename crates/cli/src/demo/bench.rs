@@ -52,7 +52,8 @@ pub(super) struct Figures {
     p50_us: f64,
     p99_us: f64,
     rate: f64,
-    tcp_rate: f64,
+    /// `None`: it was not measured over TCP.
+    tcp_rate: Option<f64>,
 }
 
 /// The result of a comparison.
@@ -100,9 +101,10 @@ impl Stage<'_> {
             cancel: self.options.cancel.clone(),
             ..Load::default()
         };
+        let mut workload = self.spoiled(workload);
         let outcome = match stream {
-            Some(stream) => client::tcp(address, stream, &load, workload),
-            None => client::udp(address, &load, workload),
+            Some(stream) => client::tcp(address, stream, &load, &mut workload),
+            None => client::udp(address, &load, &mut workload),
         }?;
         self.check_interrupted()?;
         check_complete("measuring", &outcome)?;
@@ -128,8 +130,8 @@ impl Stage<'_> {
             // Both have the same bucket bounds.
             let _ = first_latency.add(&one[0].latency);
             let _ = other_latency.add(&one[1].latency);
-            first.push(figures(&one[0], &many[0], tcp.rate()));
-            other.push(figures(&one[1], &many[1], 0.0));
+            first.push(figures(&one[0], &many[0], Some(tcp.rate())));
+            other.push(figures(&one[1], &many[1], None));
             bar.inc(1);
         }
         bar.finish_and_clear();
@@ -184,7 +186,8 @@ impl Verdict {
         let name = format!("rate, {MANY} in flight");
         row(name, per_second(s.rate), per_second(o.rate), higher(rate), tone(rate));
         let name = format!("rate, {MANY} in flight, TCP");
-        row(name, per_second(s.tcp_rate), String::new(), String::new(), Tone::Plain);
+        let shown = |rate: Option<f64>| rate.map_or_else(String::new, per_second);
+        row(name, shown(s.tcp_rate), shown(o.tcp_rate), String::new(), Tone::Plain);
         table.render(screen)
     }
 
@@ -210,7 +213,13 @@ impl Verdict {
     }
 
     pub(super) fn json(&self) -> Json {
-        let figures = |f: &Figures| json!({ "p50_us": f.p50_us, "p99_us": f.p99_us, "rate": f.rate, "tcp_rate": f.tcp_rate });
+        let figures = |f: &Figures| {
+            let mut shown = json!({ "p50_us": f.p50_us, "p99_us": f.p99_us, "rate": f.rate });
+            if let Some(rate) = f.tcp_rate {
+                shown["tcp_rate"] = rate.into();
+            }
+            shown
+        };
         let [first, other] = self.names.map(|name| name.to_lowercase().replace('-', "_"));
         json!({
             "rounds": self.rounds,
@@ -221,7 +230,7 @@ impl Verdict {
     }
 }
 
-fn figures(one: &Outcome, many: &Outcome, tcp_rate: f64) -> Figures {
+fn figures(one: &Outcome, many: &Outcome, tcp_rate: Option<f64>) -> Figures {
     let (p50_us, p99_us) = (one.quantile_us(0.5), one.quantile_us(0.99));
     Figures { p50_us, p99_us, rate: many.rate(), tcp_rate }
 }
@@ -231,7 +240,10 @@ fn middle(rounds: &[Figures]) -> Figures {
         p50_us: median(rounds.iter().map(|f| f.p50_us)),
         p99_us: median(rounds.iter().map(|f| f.p99_us)),
         rate: median(rounds.iter().map(|f| f.rate)),
-        tcp_rate: median(rounds.iter().map(|f| f.tcp_rate)),
+        tcp_rate: rounds
+            .iter()
+            .all(|f| f.tcp_rate.is_some())
+            .then(|| median(rounds.iter().filter_map(|f| f.tcp_rate))),
     }
 }
 

@@ -1,5 +1,8 @@
 //! The key of the CoAP requests of demos.
 
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 
 use bench::client::workload::coap::KEY;
@@ -13,7 +16,9 @@ pub(super) struct KeyFile(PathBuf);
 impl KeyFile {
     pub(super) fn write() -> Result<Self, DemoError> {
         let path = std::env::temp_dir().join(format!("serval-demo-{}.keys", std::process::id()));
-        std::fs::write(&path, format!("demo {KEY}\n")).map_err(|error| {
+        let mut options = OpenOptions::new();
+        let file = options.write(true).create(true).truncate(true).mode(0o600).open(&path);
+        file.and_then(|mut file| writeln!(file, "demo {KEY}")).map_err(|error| {
             let what = format!("write the keys {}", path.display());
             DemoError::Io { what, error }
         })?;

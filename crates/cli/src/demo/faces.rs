@@ -69,7 +69,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
         ..Load::default()
     };
     let bar = stage.progress("verifying faces", 4);
-    let outcome = client::udp(udp, &load, &mut asking)?;
+    let outcome = client::udp(udp, &load, &mut stage.spoiled(&mut asking))?;
     stage.check_interrupted()?;
     check_complete("faces", &outcome)?;
     bar.inc(1);

@@ -148,10 +148,11 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     let bar = stage.progress("reading held-out digits", 3);
     let read = |what: &str, over_tcp: bool, address| {
         let mut reading = Digits::new(&digits, None);
+        let mut spoiled = stage.spoiled(&mut reading);
         let outcome = if over_tcp {
-            client::tcp(address, &stream, &load, &mut reading)?
+            client::tcp(address, &stream, &load, &mut spoiled)?
         } else {
-            client::udp(address, &load, &mut reading)?
+            client::udp(address, &load, &mut spoiled)?
         };
         stage.check_interrupted()?;
         check_complete(what, &outcome)?;

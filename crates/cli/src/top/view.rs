@@ -25,9 +25,12 @@ const GAP: usize = 2;
 const CUT: usize = 10;
 
 impl Grid {
-    /// The tables of services, stages and workers, and of tenants, transfers and functions if there are any.
+    /// The tables of services, stages and workers, and of kernels' sockets, tenants, transfers and functions if there are any.
     pub fn of(sample: &Sample) -> Vec<Self> {
         let mut grids = vec![services(sample), stages(sample), workers(sample)];
+        if !sample.sockets.is_empty() {
+            grids.push(sockets(sample));
+        }
         if !sample.tenants.is_empty() {
             grids.push(tenants(sample));
         }
@@ -205,6 +208,23 @@ fn functions(sample: &Sample) -> Grid {
     Grid { columns, rows: rows.collect(), spare: &[1, 4, 5] }
 }
 
+/// The connections of kernels.
+fn sockets(sample: &Sample) -> Grid {
+    let columns =
+        vec!["sockets of", ">open", ">opened/s", ">closed/s", ">received B/s", ">sent B/s"];
+    let rows = sample.sockets.iter().map(|s| {
+        vec![
+            s.service.clone(),
+            number(s.open),
+            number(s.opened),
+            number(s.closed),
+            number(s.received),
+            number(s.sent),
+        ]
+    });
+    Grid { columns, rows: rows.collect(), spare: &[3, 2] }
+}
+
 fn tenants(sample: &Sample) -> Grid {
     let columns = vec![
         "tenant",
@@ -376,6 +396,8 @@ mod tests {
             "depth",
             "limits",
             "5.00 us",
+            "sockets of",
+            "7.00k",
         ] {
             assert!(paper.contains(part), "{part} is not in\n{paper}");
             assert!(drawn.contains(part), "{part} is not in\n{drawn}");
@@ -402,6 +424,7 @@ mod tests {
     /// Many services with long names, large numbers and several reasons for drops.
     fn crowded() -> Sample {
         let mut sample = Sample::between(&page(10), &page(14), Duration::from_secs(4));
+        (sample.sockets, sample.tenants) = (Vec::new(), Vec::new());
         let service = sample.services[0].clone();
         sample.services = (0..9)
             .map(|number| super::super::ServiceSample {

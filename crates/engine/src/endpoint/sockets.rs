@@ -12,7 +12,7 @@
 //! | after they were driven: what they wrote is sent, one write for each connection | `sockets/stream.rs` |
 //! | once a millisecond: time limits | `sockets/open.rs` |
 //! | connections to which transfers of blocks write | `sockets/lend.rs` |
-//! | the end of connections | `sockets/end.rs`, `sockets/linger.rs` |
+//! | the end of connections | `sockets/end.rs`, `sockets/linger.rs`, `sockets/drain.rs` |
 //!
 //! *Back-pressure.* A connection whose ring is full is not read until the block notifies the engine that it has read half of it, so the peer's
 //! window closes. A block that has filled its ring waits for an event, which comes when half of it was sent.
@@ -21,9 +21,11 @@
 //! share one listening socket, so a connection goes to whichever worker has a block for it.
 //!
 //! *The end.* A generation, a service or a worker that ends resets the sockets that are left, each with an [`End`] that is counted. A service that
-//! leaves gets no new connections; it leaves when its blocks have closed their sockets, or when `engine.drain_ms` is over.
+//! leaves gets no new connections; it leaves when its blocks have closed their sockets, or when `engine.drain_ms` is over. Its idle
+//! connections are ended before that (`sockets/drain.rs`).
 
 mod commands;
+mod drain;
 mod end;
 mod lend;
 mod linger;
@@ -36,6 +38,7 @@ use mqueue::MappedMemory;
 use sockets::{BlockSockets, Books, Direction, State};
 use wire::nic::{PortIndex, StreamKey};
 
+use self::drain::{Departure, Spoke};
 use self::lend::Loans;
 use crate::metrics::ServiceCounters;
 use crate::service::ends::SocketEnds;
@@ -73,6 +76,10 @@ pub(crate) struct Connection {
     loans: Loans,
     /// A Unix socket, which has no reset.
     is_local: bool,
+    /// The peer has connected, not the block.
+    is_accepted: bool,
+    spoke: Spoke,
+    departure: Departure,
 }
 
 /// The sockets of one block.
@@ -121,6 +128,9 @@ impl Connection {
             idle_ns: u64::MAX,
             loans: Loans::default(),
             is_local: false,
+            is_accepted: false,
+            spoke: Spoke::None,
+            departure: Departure::None,
         }
     }
 
@@ -129,8 +139,9 @@ impl Connection {
         let Self { key, listed_to_read, listed_to_write, counted, .. } = *self;
         let idle_ns = if at.idle_ms == 0 { u64::MAX } else { at.idle_ms * 1_000_000 };
         let is_local = matches!(at.at, SocketAt::Unix(_));
-        *self =
-            Self { listed_to_read, listed_to_write, counted, idle_ns, is_local, ..Self::new(key) };
+        let is_accepted = at.listens();
+        let fresh = Self { listed_to_read, listed_to_write, counted, ..Self::new(key) };
+        *self = Self { idle_ns, is_local, is_accepted, ..fresh };
     }
 
     /// The connection exists.

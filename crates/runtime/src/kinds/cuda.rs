@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use accel::cuda::{CudaAccelerator, Ended, Gpu, Options, Service, mps_folder};
-use accel::{AccelError, CudaError, reason_name};
+use accel::{AccelError, CudaError};
 use engine::topology::{DeviceSpec, Rings};
+use mqueue::abi::reason::of_block;
 use mqueue::abi::{reason, stop};
 use mqueue::{MappedMemory, Words};
 
@@ -210,8 +211,8 @@ impl Running {
         match self.ended.iter().find(wrong) {
             None => Ok(()),
             Some(Ended { service, block, reason }) => {
-                let (of, why) = (&self.services[*service], reason_name(*reason));
-                let text = format!("block {block} of service {of:?} ended: {why}");
+                let of = &self.services[*service];
+                let text = format!("service {of:?}: {}", of_block(*block, *reason));
                 Err(Failure { reason: *reason, text })
             }
         }

@@ -82,6 +82,12 @@ impl Kind for Remote {
         Some(format!("remote accelerator at {}", device.text("address")))
     }
 
+    fn secret(&self, device: &DeviceSpec) -> Option<(PathBuf, Result<(), String>)> {
+        let path = PathBuf::from(device.text("secret_file"));
+        let read = Secret::read(&path).map(drop).map_err(|error| error.to_string());
+        Some((path, read))
+    }
+
     fn device(&self, device: &DeviceSpec, _: Options) -> Result<Box<dyn Device>, String> {
         Ok(Box::new(RemoteDevice {
             address: device.text("address").to_owned(),
@@ -202,6 +208,9 @@ fn offer(mirror: &mut Mirror, job: &Job, shape: Shape) -> Result<(), Failure> {
         kernel: job.kernel.clone(),
         params: job.params.clone(),
     });
+    if let Some(file) = &job.file {
+        mirror.send(&Frame::Kernel(remote::digest_of(file.bytes())));
+    }
     mirror.send(&Frame::Attach(&offer.encode()));
     mirror.send(&Frame::Shape(shape));
     let deadline = Instant::now() + START_MAX;
@@ -213,7 +222,7 @@ fn offer(mirror: &mut Mirror, job: &Job, shape: Shape) -> Result<(), Failure> {
                 answer = Some(FromRuntime::decode(bytes).map_err(|error| error.to_string())?);
                 Ok(())
             }
-            other => Err(format!("it sent {other:?} before its blocks were ready")),
+            other => Err(format!("it sent {other} before its blocks were ready")),
         });
         match answer.take() {
             Some(FromRuntime::Ready(Ready { generation, blocks })) => {
@@ -292,7 +301,7 @@ impl Link {
                     beat = Some(sent_ns);
                     Ok(())
                 }
-                Control::Shape(_) | Control::Stop(_) => {
+                Control::Shape(_) | Control::Stop(_) | Control::Kernel(_) => {
                     Err("it sent a message of an engine".to_owned())
                 }
             });

@@ -80,14 +80,14 @@ fn done(
         }
         FunctionRequest::Replace(target, by) => {
             let origin = server.replace_function(caller, target, by, content)?;
-            tracing::info!(user, ?target, "function replaced");
+            tracing::info!(user, "function {target} replaced");
             let note =
                 "it is in the configuration file: the next reload gives it what the file says";
             Ok(noted("replaced", origin, note))
         }
         FunctionRequest::Detach(target) => {
             let origin = server.detach(caller, target)?;
-            tracing::info!(user, ?target, "function detached");
+            tracing::info!(user, "function {target} detached");
             let note = "it is in the configuration file: the next reload attaches it again";
             Ok(noted("detached", origin, note))
         }

@@ -261,9 +261,20 @@ impl FunctionRequest {
             Self::Replace(..) => "fn replace",
             Self::Detach(_) => "fn detach",
             Self::State(_) => "fn state",
-            Self::Trace { .. } | Self::Traced { .. } => "fn trace",
+            Self::Trace { .. } => "fn trace",
+            Self::Traced { .. } => "fn trace (end)",
             Self::Destroy(_) => "fn destroy",
             Self::Registers(..) => "fn command",
+        }
+    }
+
+    /// Whether the request, which got this answer, changed something: what only reads may be repeated many times a second. A trace has a
+    /// line when it begins and one when it ends.
+    pub(super) fn is_audited(&self, answer: &Json) -> bool {
+        match self {
+            Self::List | Self::State(_) | Self::Registers(_, RegisterAction::Read) => false,
+            Self::Traced { .. } => answer["result"] == "traced",
+            _ => true,
         }
     }
 

@@ -41,8 +41,9 @@ use super::{Server, ServerError};
 pub(super) use departure::LeakedSlot;
 use departure::{DepartingService, DepartureOutcome};
 pub(super) use prepare::ServiceSlot;
+pub(super) use report::entries;
 use report::report;
-pub use report::{ChangeReport, ServiceChange};
+pub use report::{ChangeReport, EntryChange, ServiceChange};
 
 /// How long a change waits for workers.
 pub(super) struct Timeouts {

@@ -19,6 +19,7 @@ mod ring;
 mod sample;
 mod trace;
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -85,6 +86,15 @@ pub enum Target {
         /// The name.
         name: String,
     },
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Id(id) => write!(f, "{id}"),
+            Self::Named { service, name } => write!(f, "{name} of service {service}"),
+        }
+    }
 }
 
 /// A place in a chain.

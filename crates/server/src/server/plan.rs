@@ -10,6 +10,7 @@ use std::path::Path;
 
 use engine::topology::{Accelerator, Backend, EngineSettings, Listen, Service, Topology};
 
+use super::change::{EntryChange, entries};
 use crate::config::differences;
 
 /// What a change does with one service.
@@ -52,6 +53,8 @@ pub(super) struct Plan {
     pub(super) services: Vec<(String, ServiceAction)>,
     /// Keys of `[engine]` and `[limits]` whose values change, and `accelerator` if the list changes.
     pub(super) settings: Vec<&'static str>,
+    /// What changes in lists.
+    pub(super) entries: Vec<EntryChange>,
 }
 
 impl Plan {
@@ -79,7 +82,8 @@ impl Plan {
             refusals.extend(service.and_then(|s| refused(s).or_else(|| changes_use(running, s))));
         }
         refusals.dedup();
-        if refusals.is_empty() { Ok(Self { services, settings }) } else { Err(refusals) }
+        let entries = entries(running, wanted);
+        if refusals.is_empty() { Ok(Self { services, settings, entries }) } else { Err(refusals) }
     }
 
     /// Whether there is nothing to do.
@@ -284,7 +288,9 @@ mod tests {
     use super::*;
     use engine::topology::{
         AcceleratorKind, CpuPlacement, EngineSettings, Limits, STACK_KIB, SocketAt, SocketSpec,
+        Tenant,
     };
+    use onpath::Spec;
 
     fn listen(port: u16) -> Listen {
         Listen { transport: Transport::Udp, address: ([127, 0, 0, 1], port).into() }
@@ -377,6 +383,35 @@ mod tests {
         let plan = Plan::new(&two(), &wanted, &[]).unwrap();
         assert!(plan.services.iter().all(|(_, action)| *action == ServiceAction::Unchanged));
         assert_eq!(plan.settings, ["accelerator"], "the list has changed");
+        let [entry] = &plan.entries[..] else { panic!("{:?}", plan.entries) };
+        assert_eq!((&*entry.what, entry.action), ("accelerator other", "added"));
+    }
+
+    #[test]
+    fn entries_of_lists_come_change_and_go() {
+        let with = |names: &[(&str, u64)], tenant: &str| {
+            let mut topology = two();
+            let function = |(name, high): &(&str, u64)| Spec {
+                params: vec![("high".into(), (*high).into())],
+                ..Spec::new(name, "threshold")
+            };
+            topology.services[0].functions = names.iter().map(function).collect();
+            topology.tenants = vec![Tenant::new(tenant)];
+            topology
+        };
+        let (old, new) = (with(&[("a", 1), ("b", 1)], "x"), with(&[("b", 2), ("c", 1)], "y"));
+        let plan = Plan::new(&old, &new, &[]).unwrap();
+        let entries: Vec<_> = plan.entries.iter().map(|e| (e.what.as_str(), e.action)).collect();
+        assert_eq!(
+            entries,
+            [
+                ("tenant y", "added"),
+                ("tenant x", "removed"),
+                ("function b of service a", "changed"),
+                ("function c of service a", "added"),
+                ("function a of service a", "removed"),
+            ]
+        );
     }
 
     #[test]

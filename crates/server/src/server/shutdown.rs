@@ -38,9 +38,15 @@ impl ShutdownReport {
 impl Server {
     /// Accepts no new requests, answers the accepted ones (for at most `drain_ms`), and stops everything. Returns
     /// within `drain_ms` and five seconds; a worker whose kernel does not return is left running.
-    pub fn shutdown(mut self) -> ShutdownReport {
+    pub fn shutdown(self) -> ShutdownReport {
+        self.shutdown_until(&|| false)
+    }
+
+    /// As [`Self::shutdown`], but the drain ends as soon as `is_hastened`: what is unanswered then is dropped, as it is
+    /// after `drain_ms`. If nothing is, the report is clean.
+    pub fn shutdown_until(mut self, is_hastened: &dyn Fn() -> bool) -> ShutdownReport {
         let timeout = Duration::from_millis(self.topology.engine.drain_ms);
-        let deadline = Instant::now() + timeout;
+        let mut deadline = Instant::now() + timeout;
         let before = self.unanswered();
         if let Some(shm_acceptor) = &self.shm_acceptor {
             shm_acceptor.stop_listening();
@@ -50,6 +56,9 @@ impl Server {
         }
         self.fabric.post_to_all(|_| ControlMessage::Drain);
         while !self.fabric.all_settled() && Instant::now() < deadline {
+            if is_hastened() {
+                deadline = Instant::now();
+            }
             self.fabric.wake_all();
             std::thread::sleep(Duration::from_millis(1));
         }

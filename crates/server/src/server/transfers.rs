@@ -30,6 +30,7 @@ use transfer::{
 use wire::nic::LentStream;
 
 pub(super) use self::files::OpenFiles;
+pub(crate) use self::files::read_key;
 use self::files::{OpenFile, PeerError};
 
 /// Most orders that wait for a courier; further ones are answered as `EXHAUSTED`.

@@ -4,7 +4,7 @@
 //! A thread compares two things ten times a second: the processor time of each worker's thread, and what the worker
 //! publishes as it makes progress, its count of turns and the block that it resumes. A worker that computed for
 //! [`STALLED_AFTER`] without a change of either is stalled. Wall-clock time does not count, so a worker without a
-//! core is not reported.
+//! core is not reported. The thread also logs [`FirstDrops`].
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +15,8 @@ use std::time::Duration;
 use accel::cpu::{Resuming, ResumingWord};
 use engine::metrics::Metrics;
 use sys::time::ThreadClock;
+
+use super::first_drops::FirstDrops;
 
 /// Processor time that a worker spends in one resume of a block, or in one turn without any, before it counts as
 /// stalled.
@@ -213,6 +215,7 @@ impl LastProgress {
 fn watch(shared: &Shared) {
     let counters: Vec<_> = shared.metrics.workers().collect();
     let mut seen = vec![LastProgress::default(); shared.resuming.len()];
+    let mut first_drops = FirstDrops::default();
     let mut state = shared.lock();
     while !state.stop {
         let mut found = Vec::new();
@@ -236,6 +239,7 @@ fn watch(shared: &Shared) {
             }
         }
         report(&mut shared.stalls.lock(), found);
+        first_drops.report(&shared.metrics);
         let waited = shared.changed.wait_timeout(state, CHECK_INTERVAL);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
     }

@@ -55,7 +55,10 @@ impl Play {
         let workers = self.scene.world.workers.len() as u64;
         let peer = self.scene.client_of(self.rng.below(workers) as usize, port);
         let net = &mut lock(&self.scene.world.net);
-        self.clients.push(SocketClient::connect(net, (peer, port), total, ending));
+        let client = SocketClient::connect(net, (peer, port), total, ending);
+        // The block ends one that is idle.
+        let is_idle = matches!(ending, Ending::Idle(_));
+        self.clients.push(if is_idle { client.of_hasty_block() } else { client });
     }
 
     fn run(&mut self, rounds: usize) {
@@ -441,6 +444,79 @@ fn a_planned_end_waits_for_open_connections() {
         let counted = play.scene.world.metrics.service(0);
         assert_eq!(counted.socket_ends[sockets::End::AcceleratorLost as usize], 0);
         assert!(counted.sockets_opened >= before.sockets_opened + 3, "they waited");
+    }
+}
+
+/// Begins to stop a service, in one of these ways: it is removed, replaced, paused, or all workers drain.
+fn begin_to_stop(play: &mut Play, way: u64) {
+    let drain_ns = 600_000 * MS;
+    let world = &mut play.scene.world;
+    match way % 4 {
+        0 => world.remove(0, drain_ns),
+        1 => {
+            let spec = world.topology().services[0].clone();
+            world.put(spec, 0, Keeps::all(true), drain_ns);
+        }
+        2 => drop(world.hold(0, 0, drain_ns)),
+        _ => world.begin_drain(),
+    }
+}
+
+/// Idle connections end in order when their service stops, long before its drain time is over, and what was sent to them before that is answered.
+#[test]
+fn idle_connections_do_not_delay_a_drain() {
+    for (seed, relay) in (0..16).flat_map(|seed| [(seed, false), (seed, true)]) {
+        let mut play = Play::new(sockets(seed, relay), seed);
+        let blocks = play.scene.world.topology().services[0].mqueues;
+        for number in 0..2 * u64::from(blocks) {
+            // The first one never sends anything.
+            play.connect(100_000, Ending::Idle(3000 * number));
+        }
+        let clients = |play: &Play| play.clients.iter().map(SocketClient::received).sum::<u64>();
+        let sum = (0..2 * u64::from(blocks)).map(|number| 3000 * number).sum::<u64>();
+        for _ in 0..400 {
+            play.run(50);
+            let opened = play.scene.world.metrics.service(0).sockets_opened;
+            let is_all = opened >= 2 * u64::from(blocks) * (1 + u64::from(relay));
+            if is_all && clients(&play) == sum {
+                break;
+            }
+        }
+        assert_eq!(clients(&play), sum, "seed {seed}, relay: {relay}");
+        // They have been idle for long when the last one sends something, just before the end.
+        if seed % 2 == 0 {
+            play.scene.wait_ms(2500);
+        }
+        let last = play.clients.len() - 1;
+        {
+            let net = play.scene.world.net.clone();
+            let kept = 3000 * last as u64 + 2000;
+            play.clients[last].send_up_to(kept, &mut lock(&net), &mut play.rng);
+        }
+        begin_to_stop(&mut play, seed / 2);
+        for _ in 0..5000 {
+            play.run(1);
+            play.scene.wait_ms(1);
+            for worker in 0..play.scene.world.workers.len() {
+                play.scene.world.follow(worker);
+            }
+            if play.clients.iter().all(|client| client.found().is_some()) {
+                break;
+            }
+        }
+        let found = play.found(Found::All);
+        assert_eq!(found, play.clients.len(), "seed {seed}, relay: {relay}");
+        assert_eq!(clients(&play), sum + 2000, "seed {seed}, relay: {relay}");
+        for _ in 0..300 {
+            play.scene.wait_ms(1);
+            for worker in 0..play.scene.world.workers.len() {
+                play.scene.world.follow(worker);
+            }
+        }
+        let counted = play.scene.world.metrics.service(0);
+        assert_eq!(counted.sockets_opened, counted.sockets_closed, "seed {seed}, relay: {relay}");
+        let ends = counted.socket_ends[sockets::End::Closed as usize];
+        assert_eq!(ends, counted.sockets_opened, "seed {seed}, relay: {relay}");
     }
 }
 

@@ -27,7 +27,7 @@ impl Function for Ping {
             let payload = batch.payload(index);
             if payload == b"ping" {
                 self.pings += 1;
-                batch.reply(index, b"pong");
+                batch.reply_or_drop(index, b"pong");
             } else if payload.len() as u64 > self.longest {
                 self.dropped += 1;
                 batch.drop(index);

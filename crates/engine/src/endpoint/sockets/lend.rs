@@ -24,6 +24,7 @@ use mqueue::abi::transfer_status;
 use sockets::{End, State};
 use wire::nic::{Close, Nic};
 
+use super::drain::Spoke;
 use super::{BlockShare, SlotId};
 use crate::depart::take_backend_requests;
 use crate::endpoint::backend::SocketTransfer;
@@ -201,6 +202,7 @@ impl<N: Nic> Turn<N> {
         }
         // Events were passed over meanwhile.
         (connection.writable, connection.active_ns) = (true, now_ns);
+        connection.spoke = Spoke::Block;
         connection.deadline_ns = deadline_ns;
         self.list_to_write(id);
     }

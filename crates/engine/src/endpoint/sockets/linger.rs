@@ -3,12 +3,13 @@
 //! A host kernel answers input that it can give to no one with a reset, and a reset can destroy what the peer has not read yet: the answer
 //! itself, if a block answers early and closes. So input of a closing connection is read and dropped; when everything was sent, the peer
 //! reads the end, and the connection is closed when the peer has ended its direction as well, or is quiet. One that goes on sending is reset after
-//! `limits.slow_client_ms`.
+//! `limits.slow_client_ms`. While the service drains, the silence before the end counts as well, and less of it is enough: a peer with
+//! an idle connection does not notice the end before it uses the connection again.
 
 use sockets::End;
 use wire::nic::{Close, Nic, Read};
 
-use super::{Connection, SlotId};
+use super::{Connection, SlotId, drain};
 use crate::turn::Turn;
 
 /// A peer that has sent nothing for this long after the end is not waited for.
@@ -18,14 +19,16 @@ const DROPPED_BYTES: usize = 64 << 10;
 
 impl Connection {
     /// Whether the peer of one that lingers is quiet.
-    pub(super) fn is_quiet(&self, now_ns: u64, slow_client_ns: u64) -> bool {
-        self.lingers && now_ns.saturating_sub(self.active_ns) >= QUIET_NS.min(slow_client_ns)
+    pub(super) fn is_quiet(&self, now_ns: u64, slow_client_ns: u64, drains: bool) -> bool {
+        let quiet_ns = if drains { drain::QUIET_NS } else { QUIET_NS };
+        self.lingers && now_ns.saturating_sub(self.active_ns) >= quiet_ns.min(slow_client_ns)
     }
 }
 
 impl<N: Nic> Turn<N> {
     /// Everything that the block of a closing slot wrote was sent.
     pub(super) fn linger(&mut self, id: SlotId) {
+        let drains = self.drains_sockets(id.service);
         let Self { services, nic, now_ns, slow_client_ns, .. } = self;
         let Some(sockets) = services[usize::from(id.service)].sockets.as_deref_mut() else {
             return;
@@ -39,7 +42,9 @@ impl<N: Nic> Turn<N> {
             nic.shutdown(connection.key);
         }
         if !std::mem::replace(&mut connection.lingers, true) {
-            connection.active_ns = *now_ns;
+            if !drains {
+                connection.active_ns = *now_ns;
+            }
             connection.deadline_ns = *now_ns + *slow_client_ns;
         }
     }

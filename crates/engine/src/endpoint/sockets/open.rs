@@ -126,6 +126,7 @@ impl<N: Nic> Turn<N> {
     pub(crate) fn expire_sockets(&mut self, service: usize) {
         let Self { now_ns, slow_client_ns, .. } = *self;
         let service = service as u16;
+        let drains = self.drains_sockets(service);
         let Some(sockets) = self.sockets(service) else { return };
         for at in (0..sockets.leasing.len()).rev() {
             let Some(sockets) = self.sockets(service) else { return };
@@ -153,7 +154,7 @@ impl<N: Nic> Turn<N> {
                     State::Connecting { .. } if is_late => {
                         self.end_socket(id, End::ConnectTimeout, Close::Reset, false);
                     }
-                    State::Closing if connection.is_quiet(now_ns, slow_client_ns) => {
+                    State::Closing if connection.is_quiet(now_ns, slow_client_ns, drains) => {
                         self.end_socket(id, End::Closed, Close::Graceful, true);
                     }
                     State::Closing if is_late => {
@@ -162,6 +163,7 @@ impl<N: Nic> Turn<N> {
                         self.end_socket(id, end, Close::Reset, true);
                     }
                     State::Open if is_idle => self.end_socket(id, End::Idle, Close::Reset, false),
+                    State::Open if drains => self.dismiss_if_idle(id),
                     _ => {}
                 }
             }

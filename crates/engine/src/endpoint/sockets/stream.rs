@@ -3,6 +3,7 @@
 use sockets::{Direction, End, State};
 use wire::nic::{Close, Nic, Read, Written};
 
+use super::drain::{Departure, Spoke};
 use super::{AWAKE_NS, SlotId};
 use crate::schedule::{Kind, Schedule, Taken};
 use crate::turn::Turn;
@@ -54,7 +55,8 @@ impl<N: Nic> Turn<N> {
         if state == State::Closing {
             return self.drop_input(id);
         }
-        if state != State::Open || !connection.readable || connection.received_all {
+        let is_over = connection.received_all || connection.departure == Departure::Told;
+        if state != State::Open || !connection.readable || is_over {
             return 0;
         }
         let Ok(room) = share.sockets.room(slot) else {
@@ -71,7 +73,7 @@ impl<N: Nic> Turn<N> {
             Read::Bytes(count) => {
                 // A short read leaves nothing behind.
                 (connection.readable, received) = (count == room, count);
-                connection.active_ns = *now_ns;
+                (connection.active_ns, connection.spoke) = (*now_ns, Spoke::Peer);
                 is_broken = share.sockets.receive(slot, &scratch[..count]).is_err();
             }
             Read::Empty => connection.readable = false,
@@ -180,7 +182,7 @@ impl<N: Nic> Turn<N> {
             match nic.write(connection.key, &scratch[..count]) {
                 Written::Bytes(sent) => {
                     share.sockets.sent(slot, sent);
-                    connection.active_ns = *now_ns;
+                    (connection.active_ns, connection.spoke) = (*now_ns, Spoke::Block);
                     left -= sent;
                     connection.writable = sent == count;
                     if state == State::Closing {

@@ -392,7 +392,9 @@ impl RuntimeSlot {
         if *stack_kib != STACK_KIB {
             command.args(["--stack-kib", &stack_kib.to_string()]);
         }
-        command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null());
+        // What its kernels print goes where the log goes; standard output may be read by a program.
+        let errors = std::io::stderr().as_fd().try_clone_to_owned()?;
+        command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::from(errors));
         self.child = Some(command.spawn().map_err(|error| match self.spec.confinement.user {
             Some(user) if error.kind() == ErrorKind::PermissionDenied => {
                 let why = "only an engine that runs as root can start processes of other users";

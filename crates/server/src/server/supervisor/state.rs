@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use engine::metrics::RuntimeMetrics;
 use engine::{ControlMessage, RuntimeEvent};
-use mqueue::abi::{state, stop};
+use mqueue::abi::{reason, state, stop};
 use runtime::HeartbeatMonitor;
 use sys::SharedMemory;
 use sys::local::wait_readable;
@@ -242,8 +242,8 @@ impl SupervisorState {
                 } else if let Some(block) = (0..runtime.spec.blocks())
                     .find(|b| region.words.block_state(*b) == state::ENDED)
                 {
-                    let why = reason_label(region.words.block(block).reason);
-                    EndCause::lost(why, format!("block {block} ended ({why})"))
+                    let why = region.words.block(block).reason;
+                    EndCause::lost(reason_label(why), reason::of_block(block, why))
                 } else {
                     return;
                 }

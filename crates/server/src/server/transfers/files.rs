@@ -54,10 +54,7 @@ impl OpenFiles {
                     OpenFile::Peer(peers, Peer(at.clone()))
                 }
             };
-            let key = spec.key.as_ref().map(|path| {
-                let unusable = |why| format!("the key file {} {why}", path.display());
-                read_key(path).map_err(unusable)
-            });
+            let key = spec.key.as_ref().map(|path| read_key(path));
             files.push((file, key.transpose()?));
         }
         Ok(Self { files })
@@ -103,13 +100,16 @@ fn open_file(path: &std::path::Path, access: FileAccess) -> Result<File, String>
     is_file.then_some(file).ok_or_else(|| "is not a regular file".to_owned())
 }
 
-fn read_key(path: &std::path::Path) -> Result<Key, String> {
-    let file = File::open(path).map_err(|error| format!("cannot be opened: {error}"))?;
+/// Reads the key of a file or a peer. The error is one sentence.
+pub(crate) fn read_key(path: &std::path::Path) -> Result<Key, String> {
+    let unusable = |why: String| format!("the key file {} {why}", path.display());
+    let file = File::open(path).map_err(|error| unusable(format!("cannot be opened: {error}")))?;
     if file.metadata().is_ok_and(|found| found.mode() & 0o077 != 0) {
-        return Err("can be read by other users: chmod 600".to_owned());
+        return Err(unusable("can be read by other users: run chmod 600 on it".to_owned()));
     }
-    let key = Key::read(file).map_err(|error| format!("cannot be read: {error}"))?;
-    key.ok_or_else(|| "has to have 32 bytes, or 64 hexadecimal digits".to_owned())
+    let key = Key::read(file).map_err(|error| unusable(format!("cannot be read: {error}")))?;
+    let wrong = || unusable("has to have 32 bytes, or 64 hexadecimal digits".to_owned());
+    key.ok_or_else(wrong)
 }
 
 impl Peer {
