@@ -1,48 +1,99 @@
-"""The build backend of the package (PEP 517): maturin builds the native module; before that, cargo builds the `serval` command, which the
-package carries. SERVAL_BUILD_PROFILE names the cargo profile of both (default: release)."""
+"""The build backend of the package (PEP 517). cargo builds the native module and the programs that the package carries, in the target folder of
+the checkout and as `make build` does, so that it compiles only what is not built yet. `wheel_file` writes the wheel.
+SERVAL_BUILD_PROFILE names the cargo profile (default: release)."""
 
+import json
 import os
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
-import maturin
-from maturin import get_requires_for_build_wheel, prepare_metadata_for_build_wheel  # noqa: F401
+import wheel_file
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_CARRIED = _PACKAGE / "serval" / "_bin" / "serval"
+_ROOT = _PACKAGE.parent
+#: The programs, by the package that has them.
+_PROGRAMS = {"serval-cli": "serval"}
+_MODULE = "_native"
 
 
-def _build_command(profile: str) -> None:
+def _commit() -> str:
+    """The commit of the sources as in the root's Makefile: another text would compile crates again."""
+
+    def git(*arguments: str) -> str | None:
+        try:
+            return subprocess.run(["git", *arguments], cwd=_ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        except (OSError, subprocess.CalledProcessError):
+            return None
+
+    commit = git("rev-parse", "HEAD")
+    changed = commit and git("status", "--porcelain", "--", ".", ":!docs")
+    return f"{commit}-dirty" if changed else commit or ""
+
+
+def _build(profile: str) -> dict[str, Path]:
+    """Builds the programs and the module; returns their files by name.
+
+    One call of cargo for all: it chooses the features of shared dependencies by what is built together, and the module alone would need some of them
+    with other features, that is, a second time.
+    """
     cargo = os.environ.get("CARGO", "cargo")
-    root = _PACKAGE.parent
-    if not (root / "crates" / "cli").is_dir():
+    if not (_ROOT / "crates" / "cli").is_dir():
         raise SystemExit("serval-engine is built in a checkout of Serval: run `pip install ./python` there")
     if shutil.which(cargo) is None:
-        raise SystemExit("serval-engine needs Rust 1.88 or later to build: install it from https://rustup.rs")
-    command = [cargo, "build", "--locked", "--profile", profile, "--package", "serval-cli", "--bin", "serval", "--message-format=json"]
-    built = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, check=True).stdout
-    import json
+        raise SystemExit("serval-engine needs Rust 1.95 or later to build: install it from https://rustup.rs")
+    command = [cargo, "build", "--locked", "--profile", profile, "--message-format=json-render-diagnostics", "--package", "serval-python"]
+    for package in _PROGRAMS:
+        command += ["--package", package]
+    # The module needs no interpreter, and that of this process may be another one than the last time.
+    environment = {**os.environ, "PYO3_NO_PYTHON": "1", "SERVAL_BUILT_FROM": _commit()}
+    built = subprocess.run(command, cwd=_ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    if built.returncode != 0:
+        raise SystemExit(f"cargo could not build serval-engine: `{' '.join(command[:-2])}` failed")
+    files = {}
+    for message in map(json.loads, built.stdout.splitlines()):
+        name = message.get("target", {}).get("name")
+        if message.get("executable") and name in _PROGRAMS.values():
+            files[name] = Path(message["executable"])
+        elif name == _MODULE and message.get("reason") == "compiler-artifact":
+            files[name] = next(Path(file) for file in message["filenames"] if file.endswith(".so"))
+    return files
 
-    messages = [json.loads(line) for line in built.splitlines() if line.startswith("{")]
-    binary = next(message["executable"] for message in reversed(messages) if message.get("executable"))
-    _CARRIED.parent.mkdir(exist_ok=True)
-    fresh = _CARRIED.with_suffix(".new")
-    shutil.copy(binary, fresh)
+
+def _stripped(file: Path, folder: Path) -> Path:
+    """A copy without line tables, if `strip` is installed."""
+    copy = folder / file.name
+    shutil.copy(file, copy)
     strip = shutil.which("strip")
     if strip:
-        subprocess.run([strip, "--strip-debug", fresh], check=True)
-    fresh.chmod(0o755)
-    # By another name first: the old file may be running.
-    fresh.replace(_CARRIED)
+        subprocess.run([strip, "--strip-debug", copy], check=True)
+    return copy
+
+
+def _project() -> dict:
+    """The `project` table, with the version of the workspace."""
+    project = tomllib.loads((_PACKAGE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    cargo = tomllib.loads((_ROOT / "Cargo.toml").read_text(encoding="utf-8"))
+    return {**project, "version": cargo["workspace"]["package"]["version"]}
+
+
+def get_requires_for_build_wheel(config_settings=None):
+    return []
+
+
+def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
+    return wheel_file.write_metadata(Path(metadata_directory), _project(), _PACKAGE)
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    profile = os.environ.get("SERVAL_BUILD_PROFILE", "release")
-    _build_command(profile)
-    settings = dict(config_settings or {})
-    settings.setdefault("build-args", f"--locked --profile {profile}")
-    return maturin.build_wheel(wheel_directory, settings, metadata_directory)
+    import tempfile
+
+    built = _build(os.environ.get("SERVAL_BUILD_PROFILE", "release"))
+    with tempfile.TemporaryDirectory() as folder:
+        binaries = {f"serval/_bin/{name}": _stripped(built[name], Path(folder)) for name in _PROGRAMS.values()}
+        binaries["serval/_native.abi3.so"] = _stripped(built[_MODULE], Path(folder))
+        return wheel_file.write(Path(wheel_directory), _project(), _PACKAGE, binaries)
 
 
 def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
