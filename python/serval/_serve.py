@@ -390,7 +390,192 @@ class Server:
         failure.__cause__ = error
         return failure
 
-    def _described(error: BaseException) -> str:
+    def _wrong_reply(self, wrong: tuple[Any, ...]) -> Exception:
+        """The error for a reply that the native module does not send, see `HostCall::reply`."""
+        if len(wrong) == 3:
+            return self._too_long(wrong, 1)
+        reply = wrong[1]
+        if isinstance(reply, ErrorReply):
+            return reply
+        if isinstance(reply, BaseException):
+            failure = _errors.FunctionRaised(f"{self._called} returned {_described(reply)} for a message", messages=1)
+            failure.__cause__ = reply
+            return failure
+        text = f"{self._called} returned a reply that is {_errors.describe(reply)}, not bytes-like"
+        return _errors.ReplyTypeError(text, messages=1)
+
+    def _too_long(self, wrong: tuple[Any, ...], count: int, array: Any = None) -> FunctionError:
+        return _errors.ReplyTooLong(
+            f"{self._called} returned a reply of {wrong[1]} bytes, max_reply_bytes is {wrong[2]}",
+            messages=count,
+            shape=tuple(array.shape) if array is not None else None,
+            dtype=str(array.dtype) if array is not None else None,
+        )
+
+    def _report(self, error: FunctionError, lost: int) -> None:
+        """Counts an error of the function that cost ``lost`` messages, and logs it the first time and then at every power of two."""
+        kind = type(error).__name__
+        # The watching thread reports calls that take too long.
+        with self._counting:
+            count = self._errors[kind] = self._errors.get(kind, 0) + 1
+            self.last_error = error
+        if callable(self._on_error):
+            try:
+                self._on_error(error)
+            except BaseException as second:  # noqa: BLE001
+                _log.error("on_error of service %s failed", self._service, exc_info=second)
+        elif self._on_error == "stop":
+            self._stop(error)
+        elif count & (count - 1) == 0:
+            again = f" ({count} times)" if count > 1 else ""
+            dropped = {0: "each message alone was answered", 1: "the message is dropped"}.get(lost, f"{lost} messages are dropped")
+            _log.error("service %s: %s%s; %s", self._service, error, again, dropped, exc_info=error)
+
+    def _stop(self, error: BaseException) -> None:
+        """Ends the server with an error, from any of its threads: the watching thread closes it."""
+        if self._error is None:
+            self._error = error
+        if self._host is not None:
+            self._host.close()
+
+    def _engine_ended(self) -> None:
+        engine = self.engine
+        assert engine
+        text = f"the engine of service {self._service} ended by itself (exit code {engine.exit_code})\n{engine.log}"
+        self._stop(EngineError(text.rstrip(), exit_code=engine.exit_code, log=engine.log))
+
+    def _watch(self, host: HostCall) -> None:
+        """Waits for events of the host call until the server is closed or has failed."""
+        poll = select.poll()
+        poll.register(host.event_fd(), select.POLLIN)
+        overdue = 0
+        while True:
+            poll.poll()
+            host.clear_event()
+            counters = host.counters()
+            if counters["generations"] > 0:
+                self._serving.set()
+            if counters["overdue"] > overdue:
+                overdue = counters["overdue"]
+                text = f"a call of {self._called} takes longer than {self._call_timeout} s"
+                left = counters["messages"] - _answered(counters)
+                self._report(_errors.CallTimeout(text, messages=left), max(left, 1))
+            failure = host.failure()
+            if failure is not None:
+                self._stop(EngineError(failure))
+            if self._error is not None or self._closed:
+                break
+        self._serving.set()
+        if self._error is not None:
+            self.close()
+
+    @property
+    def urls(self) -> list[str]:
+        """The addresses where clients reach the function, with the ports that the host kernel chose."""
+        return self.engine.urls.get(self._service, []) if self.engine else []
+
+    @property
+    def url(self) -> str:
+        """The first of :attr:`urls`."""
+        return self.urls[0]
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of this server: ``messages`` and ``replies``; ``calls`` and ``closed``, the batches by why they closed; ``dropped``
+        by reason; ``retried``, the messages that the function was called with again, alone; ``errors`` by type."""
+        counters = self._host.counters() if self._host is not None else self._last_counters
+        closed = {why: counters[why] for why in ("full", "delay", "idle")}
+        return {
+            "messages": counters["messages"],
+            "replies": counters["replies"],
+            "consumed": counters["consumed"],
+            "calls": sum(closed.values()),
+            "closed": closed,
+            "dropped": {
+                "kernel_drop": counters["rejected"],
+                "bad_length": counters["bad_length"],
+                "reply_too_long": counters["too_long"],
+            },
+            "retried": self._retried,
+            "errors": dict(self._errors),
+            "generations": counters["generations"],
+        }
+
+    def metrics(self) -> Metrics:
+        """All counters of the engine; see :meth:`Engine.metrics`."""
+        if self.engine is None:
+            raise EngineError("this server attached to an engine of others: ask that engine")
+        return self.engine.metrics()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until the server has ended, which :meth:`close` from another thread or an error causes. Returns whether it has.
+
+        :raises Error: the error with which it ended.
+        """
+        if not self._over.wait(timeout):
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def close(self) -> None:
+        """Answers the requests that were accepted and ends the server. May be called again, and from any thread but the function's."""
+        with self._closing:
+            if self._over.is_set():
+                return
+            # An exception, such as KeyboardInterrupt, may end this anywhere: the next call does the rest.
+            if self.engine is not None:
+                self.engine.close()
+            self._closed = True
+            if self._host is not None:
+                self._host.close()
+                self._host.detach(_RETURN_PATIENCE + 1.0)
+            for thread in self._threads:
+                if thread is not threading.current_thread() and thread.ident is not None:
+                    thread.join(_RETURN_PATIENCE)
+            if self._threads and self._threads[0].is_alive() and self._threads[0] is not threading.current_thread():
+                _log.error("service %s: a call of the function has not returned and is left behind", self._service)
+            if self._host is not None:
+                host, self._last_counters = self._host, self._host.counters()
+                self._host = None
+                host.release()
+            self._threads = []
+            if self._folder is not None:
+                remove_folder(self._folder)
+            _live.discard(self)
+            self._over.set()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._over.is_set() else "serving"
+        return f"<serval.Server {self._service} {' '.join(self.urls)} {state}>"
+
+    def _forget(self) -> None:
+        """In a child process after a fork: the server belongs to the parent."""
+        self._closed = True
+        # Other threads may have held the locks of the old ones at the fork.
+        self._closing, self._over = threading.RLock(), threading.Event()
+        self._over.set()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+        if error is None and self._error is not None:
+            raise self._error
+
+
+_COUNTERS = (
+    "full delay idle messages replies consumed rejected bad_length too_long generations overdue".split()
+)
+
+
+def _answered(counters: Mapping[str, int]) -> int:
+    return sum(counters[name] for name in ("replies", "consumed", "rejected", "bad_length", "too_long"))
+
+
+def _described(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"
     except BaseException:  # noqa: BLE001 - its `__str__` is the user's
