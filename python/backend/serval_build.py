@@ -14,7 +14,7 @@ import wheel_file
 _PACKAGE = Path(__file__).resolve().parent.parent
 _ROOT = _PACKAGE.parent
 #: The programs, by the package that has them.
-_PROGRAMS = {"serval-cli": "serval"}
+PROGRAMS = {"serval-cli": "serval"}
 _MODULE = "_native"
 
 
@@ -44,7 +44,7 @@ def _build(profile: str) -> dict[str, Path]:
     if shutil.which(cargo) is None:
         raise SystemExit("serval-engine needs Rust 1.95 or later to build: install it from https://rustup.rs")
     command = [cargo, "build", "--locked", "--profile", profile, "--message-format=json-render-diagnostics", "--package", "serval-python"]
-    for package in _PROGRAMS:
+    for package in PROGRAMS:
         command += ["--package", package]
     # The module needs no interpreter, and that of this process may be another one than the last time.
     environment = {**os.environ, "PYO3_NO_PYTHON": "1", "SERVAL_BUILT_FROM": _commit()}
@@ -54,7 +54,7 @@ def _build(profile: str) -> dict[str, Path]:
     files = {}
     for message in map(json.loads, built.stdout.splitlines()):
         name = message.get("target", {}).get("name")
-        if message.get("executable") and name in _PROGRAMS.values():
+        if message.get("executable") and name in PROGRAMS.values():
             files[name] = Path(message["executable"])
         elif name == _MODULE and message.get("reason") == "compiler-artifact":
             files[name] = next(Path(file) for file in message["filenames"] if file.endswith(".so"))
@@ -71,7 +71,7 @@ def _stripped(file: Path, folder: Path) -> Path:
     return copy
 
 
-def _project() -> dict:
+def project() -> dict:
     """The `project` table, with the version of the workspace."""
     project = tomllib.loads((_PACKAGE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     cargo = tomllib.loads((_ROOT / "Cargo.toml").read_text(encoding="utf-8"))
@@ -83,7 +83,7 @@ def get_requires_for_build_wheel(config_settings=None):
 
 
 def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
-    return wheel_file.write_metadata(Path(metadata_directory), _project(), _PACKAGE)
+    return wheel_file.write_metadata(Path(metadata_directory), project(), _PACKAGE)
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
@@ -91,9 +91,9 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
 
     built = _build(os.environ.get("SERVAL_BUILD_PROFILE", "release"))
     with tempfile.TemporaryDirectory() as folder:
-        binaries = {f"serval/_bin/{name}": _stripped(built[name], Path(folder)) for name in _PROGRAMS.values()}
+        binaries = {f"serval/_bin/{name}": _stripped(built[name], Path(folder)) for name in PROGRAMS.values()}
         binaries["serval/_native.abi3.so"] = _stripped(built[_MODULE], Path(folder))
-        return wheel_file.write(Path(wheel_directory), _project(), _PACKAGE, binaries)
+        return wheel_file.write(Path(wheel_directory), project(), _PACKAGE, binaries)
 
 
 def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
@@ -102,3 +102,11 @@ def build_editable(wheel_directory, config_settings=None, metadata_directory=Non
 
 def build_sdist(sdist_directory, config_settings=None):
     raise SystemExit("serval-engine has no source distribution: run `pip install ./python` in a checkout of Serval")
+
+
+if __name__ == "__main__":
+    # Without pip: serval_build.py FOLDER
+    import sys
+
+    os.makedirs(sys.argv[1], exist_ok=True)
+    print(os.path.join(sys.argv[1], build_wheel(sys.argv[1])))

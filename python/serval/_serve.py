@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from . import _errors
 from ._engine import Engine, make_folder, remove_folder, wait_for
 from ._errors import ConfigError, EngineError, Error, ErrorReply, FunctionError
-from ._native import HostCall
 
 if TYPE_CHECKING:
     from ._arrays import Arrays
     from ._metrics import Metrics
+    from ._native import HostCall
     from ._types import Reply
 
 _log = logging.getLogger("serval")
@@ -221,6 +221,9 @@ class Server:
             config["accelerator"][0]["attach"] = attach
             self.engine = Engine(config)
         assert attach is not None
+        # Only programs that serve load the native module.
+        from ._native import HostCall
+
         host = self._host = HostCall(attach, self._service, *limits)
         self._threads = [
             threading.Thread(target=self._call, args=(host,), daemon=True, name=f"serval-call-{self._service}"),
