@@ -7,15 +7,24 @@ import os
 import shutil
 import subprocess
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import wheel_file
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _ROOT = _PACKAGE.parent
-#: The programs, by the package that has them.
-PROGRAMS = {"serval-cli": "serval"}
+_CARGO = os.environ.get("CARGO", "cargo")
+#: What the package carries.
+PROGRAMS = ("serval", "serval-compile")
 _MODULE = "_native"
+#: What cargo builds in one call. It chooses the features of shared crates by what is built together: the module alone would need some of them with other
+#: features, that is, a second time.
+TOGETHER = ("--package", "serval-cli", "--package", "serval-python")
+#: The same for profile `dev`, with the crates of `cargo test --workspace`: a test program makes cargo choose the features of tests.
+TOGETHER_WITH_TESTS = ("--workspace", "--bin", "serval", "--lib", "--test", "layout")
+#: The compiler of WebAssembly modules is the same for every profile, and built alone: the command would get its features.
+COMPILER = ("--package", "serval-compile")
 
 
 def _commit() -> str:
@@ -33,28 +42,29 @@ def _commit() -> str:
 
 
 def _build(profile: str) -> dict[str, Path]:
-    """Builds the programs and the module; returns their files by name.
-
-    One call of cargo for all: it chooses the features of shared dependencies by what is built together, and the module alone would need some of them
-    with other features, that is, a second time.
-    """
-    cargo = os.environ.get("CARGO", "cargo")
+    """Builds the programs and the module; returns their files by name."""
     if not (_ROOT / "crates" / "cli").is_dir():
         raise SystemExit("serval-engine is built in a checkout of Serval: run `pip install ./python` there")
-    if shutil.which(cargo) is None:
+    if shutil.which(_CARGO) is None:
         raise SystemExit("serval-engine needs Rust 1.95 or later to build: install it from https://rustup.rs")
-    command = [cargo, "build", "--locked", "--profile", profile, "--message-format=json-render-diagnostics", "--package", "serval-python"]
-    for package in PROGRAMS:
-        command += ["--package", package]
+    if profile == "dev":
+        together = _cargo(profile, TOGETHER_WITH_TESTS, {})
+    else:
+        together = _cargo(profile, TOGETHER, {"SERVAL_BUILT_FROM": _commit()})
+    return together | _cargo("release", COMPILER, {})
+
+
+def _cargo(profile: str, what: Iterable[str], environment: dict[str, str]) -> dict[str, Path]:
+    command = [_CARGO, "build", "--locked", "--profile", profile, "--message-format=json-render-diagnostics", *what]
     # The module needs no interpreter, and that of this process may be another one than the last time.
-    environment = {**os.environ, "PYO3_NO_PYTHON": "1", "SERVAL_BUILT_FROM": _commit()}
+    environment = {**os.environ, "PYO3_NO_PYTHON": "1", **environment}
     built = subprocess.run(command, cwd=_ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     if built.returncode != 0:
-        raise SystemExit(f"cargo could not build serval-engine: `{' '.join(command[:-2])}` failed")
+        raise SystemExit(f"`{' '.join(command)}` failed")
     files = {}
     for message in map(json.loads, built.stdout.splitlines()):
         name = message.get("target", {}).get("name")
-        if message.get("executable") and name in PROGRAMS.values():
+        if message.get("executable") and name in PROGRAMS:
             files[name] = Path(message["executable"])
         elif name == _MODULE and message.get("reason") == "compiler-artifact":
             files[name] = next(Path(file) for file in message["filenames"] if file.endswith(".so"))
@@ -91,7 +101,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
 
     built = _build(os.environ.get("SERVAL_BUILD_PROFILE", "release"))
     with tempfile.TemporaryDirectory() as folder:
-        binaries = {f"serval/_bin/{name}": _stripped(built[name], Path(folder)) for name in PROGRAMS.values()}
+        binaries = {f"serval/_bin/{name}": _stripped(built[name], Path(folder)) for name in PROGRAMS}
         binaries["serval/_native.abi3.so"] = _stripped(built[_MODULE], Path(folder))
         return wheel_file.write(Path(wheel_directory), project(), _PACKAGE, binaries)
 

@@ -13,24 +13,22 @@ sys.path.append(str(ROOT / "python" / "backend"))
 import serval_build  # noqa: E402
 import wheel_file  # noqa: E402
 
-#: Crates of the module that the programs do not have.
+#: Crates of the module that the command does not have.
 OWN = ("pyo3", "serval-python", "target-lexicon")
 
 
 def features(*packages):
     """Every crate that these packages are built from, with the features that it then has."""
-    arguments = [argument for package in packages for argument in ("--package", package)]
-    command = ["cargo", "tree", "--locked", "--offline", "--edges", "normal,build", "--prefix", "none", "--format", "{p} {f}", *arguments]
+    command = ["cargo", "tree", "--locked", "--offline", "--edges", "normal,build", "--prefix", "none", "--format", "{p} {f}", *packages]
     lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     return {line.removesuffix(" (*)") for line in lines if line}
 
 
-def test_the_module_uses_the_crates_of_the_programs():
-    for package in serval_build.PROGRAMS:
-        built, together = features(package), features(package, "serval-python")
-        assert built <= together, f"other features than by `make build`: {built - together}"
-        more = {line for line in together - built if not line.startswith(OWN)}
-        assert not more, f"`pip install ./python` compiles these besides: {more}"
+def test_the_module_uses_the_crates_of_the_command():
+    command, together = features("--package", "serval-cli"), features(*serval_build.TOGETHER)
+    assert command <= together, f"other features than by `make build`: {command - together}"
+    more = {line for line in together - command if not line.startswith(OWN)}
+    assert not more, f"`pip install ./python` compiles these besides: {more}"
 
 
 def test_files_and_metadata_are_installed():
@@ -39,7 +37,7 @@ def test_files_and_metadata_are_installed():
         if file.hash is not None:
             digest = hashlib.sha256(file.read_binary()).digest()
             assert base64.urlsafe_b64encode(digest).rstrip(b"=").decode() == file.hash.value, file
-    for program in serval_build.PROGRAMS.values():
+    for program in serval_build.PROGRAMS:
         assert os.access(installed.locate_file(f"serval/_bin/{program}"), os.X_OK)
     points = {(point.group, point.name) for point in installed.entry_points}
     assert points == {("console_scripts", "serval"), ("swift.diskfile", "serval"), ("paste.filter_factory", "swift")}
