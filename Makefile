@@ -12,7 +12,7 @@ COMPILER = $(or $(wildcard $(dir $(SERVAL))serval-compile),$(SERVAL_COMPILE))
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-.PHONY: help command build-compiler demo demo-faces install installed-pages uninstall deb absolute-prefix cuda-kernels cuda-kernels-or-not gpu-carry test-gpu bench-gpu test soak bench bench-quick bench-functions bench-build microbench ci fuzz fuzz-quick seeds litmus miri gpu-there setup setup-memcached setup-test setup-ci setup-miri build clean
+.PHONY: help command build-compiler demo demo-faces install installed-pages uninstall deb wheel absolute-prefix cuda-kernels cuda-kernels-or-not gpu-carry test-gpu bench-gpu test soak bench bench-quick bench-functions bench-build microbench ci fuzz fuzz-quick seeds litmus miri gpu-there setup setup-memcached setup-test setup-ci setup-miri build clean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make install     builds Serval and installs it in PREFIX=/usr/local; PREFIX=\$$HOME/.local needs no root. make uninstall removes it"
 	@echo "make install DEBUG=1  the same with line tables, for debuggers and profilers"
 	@echo "make deb         a Debian package of the same files, in target/debian"
+	@echo "make wheel       the Python package with the command, in target/wheels"
 	@echo "make cuda-kernels  the kernels for NVIDIA GPUs, for the next build (automatic on a machine with a GPU)"
 	@echo "make test        lints, house rules and tests (under 8 minutes on 2 cores, the first time under 20)"
 	@echo "make test-gpu    the cuda accelerator on this machine's GPU (5 minutes)"
@@ -135,6 +136,12 @@ absolute-prefix:
 # A Debian package of the same files.
 deb: build
 	@SERVAL="$(SERVAL)" tools/deb
+
+# The Python package, which has the command.
+wheel: setup
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "the Python package needs Python 3.11 or later"; exit 1; }
+	@rm -f $(BUILT)/wheels/serval_engine-*.whl
+	@python3 python/backend/serval_build.py $(BUILT)/wheels
 
 # The built-in kernels for NVIDIA GPUs, for the next build. Uses the installed nvcc, or downloads one.
 cuda-kernels:
