@@ -22,7 +22,7 @@ use mqueue::{MappedMemory, Region, Words};
 
 use crate::cpu::{Clock, Options, Watch, WorkerBlocks, pin};
 use crate::sleepers::{Sleeper, Sleepers};
-use crate::{AccelError, Kernel, reason_name};
+use crate::{AccelError, Kernel};
 
 /// Longest sleep of a thread, after which it checks the stop word by itself.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
