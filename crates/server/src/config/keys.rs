@@ -425,7 +425,7 @@ const COMMON: &[(&str, &[Key])] = &[
             tenant: Other("list of tables"), "none", "`[[tenant]]`, below: who shares the engine.";
             accelerator: Other("list of tables"), "`acc0` of kind `cpu`; for kernel files `process` of kind `process`",
                 "`[[accelerator]]`, below: where kernels run.";
-            service: Other("list of tables"), "required", "`[[service]]`, below: the services.";
+            service: Other("list of tables"), "required, unless `[transfer]` has a `socket`", "`[[service]]`, below: the services.";
         },
     ),
     (
