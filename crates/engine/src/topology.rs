@@ -114,7 +114,7 @@ pub struct Limits {
     pub connections: u32,
     /// Requests in flight per TCP connection.
     pub pipelined: u32,
-    /// A connection without a complete message for this long is closed, in milliseconds.
+    /// A connection without a complete message for this long is closed, in milliseconds; see [`Service::idle_ms`].
     pub idle_ms: u64,
     /// A connection that accepts no byte of a waiting reply for this long is closed, in milliseconds.
     pub slow_client_ms: u64,
@@ -189,6 +189,8 @@ pub struct Service {
     pub hang_ms: Vec<u64>,
     /// New requests are shed while the oldest waits longer than this, in microseconds; 0 never.
     pub queue_us_max: u64,
+    /// The service's own [`Limits::idle_ms`] for its TCP connections, and for the flows of a proxy over UDP.
+    pub idle_ms: Option<u64>,
     /// Tenant that owns the service.
     pub tenant: String,
     /// Client mqueues of every block.
@@ -357,6 +359,7 @@ impl Service {
             request_timeout_ms: 1000,
             hang_ms: Vec::new(),
             queue_us_max: 0,
+            idle_ms: None,
             tenant: DEFAULT_TENANT.to_owned(),
             backends: Vec::new(),
             rings: Rings::Auto,

@@ -27,6 +27,7 @@ mod sections;
 mod service;
 mod show;
 mod socket;
+mod streams;
 mod tenant;
 mod tree;
 

@@ -639,6 +639,29 @@ fn connections_are_limited() {
     assert_eq!((scene.dropped(DropReason::ConnectionLimit), scene.replied()), (1, 1));
 }
 
+/// A service may have a time-out of its own, longer or shorter than that of the engine.
+#[test]
+fn a_silent_connection_is_closed_after_the_time_of_its_service() {
+    for (own_ms, closes) in [(20, true), (500, false)] {
+        let mut script = script(Framing::LengthU16);
+        script.limits().idle_ms = if closes { 60_000 } else { 20 };
+        script.another_service(Transport::Tcp);
+        script.service().idle_ms = Some(own_ms);
+        let mut scene = script.play();
+        let caller = scene.connect();
+        let peer = scene.client_of(0, 2);
+        lock(&scene.world.net).connect(peer, 2);
+        scene.call(caller, request(0));
+        scene.wait_ms(100);
+        scene.hear(caller);
+        assert_eq!(scene.dropped(DropReason::IdleTimeout), u64::from(closes), "{own_ms}");
+        let others = scene.world.dropped(1, DropReason::IdleTimeout);
+        assert_eq!(others, u64::from(!closes), "{own_ms}");
+        let expected = if closes { PeerRead::Closed } else { PeerRead::Empty };
+        assert_eq!(scene.read(caller), expected, "{own_ms}");
+    }
+}
+
 #[test]
 fn a_silent_connection_is_closed() {
     let mut script = script(Framing::LengthU16);

@@ -204,6 +204,7 @@ impl Topology {
         );
         let framed = service.framing.check(request as usize, reply as usize);
         found("framing", framed.err().map(|error| error.to_string()));
+        found("idle_s", service.check_idle());
         let timeout = outside(service.request_timeout_ms, 1, 3_600_000);
         found("request_timeout_ms", timeout.or_else(|| self.too_late(service)));
         found("backend", outside(service.backends.len() as u64, 0, BACKENDS_MAX.into()));
@@ -374,6 +375,20 @@ fn check_sockets(service: &Service) -> Option<String> {
         (!service.socket_bytes.is_power_of_two()).then_some(problem)
     });
     slots.or(bytes.map(|problem| format!("socket_bytes {problem}")))
+}
+
+impl Service {
+    /// Whether a port of it takes connections.
+    fn takes_connections(&self) -> bool {
+        self.listen.iter().any(|listen| listen.transport == Transport::Tcp)
+    }
+
+    /// What is wrong with the time-out of its connections.
+    fn check_idle(&self) -> Option<String> {
+        self.idle_ms?;
+        let why = "idle_s is for connections over TCP, and the service has no tcp:// port; remove it, or add one to listen";
+        (!self.takes_connections()).then(|| why.to_owned())
+    }
 }
 
 impl Backend {

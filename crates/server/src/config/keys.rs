@@ -23,6 +23,7 @@ use runtime::kinds::KINDS;
 use transfer::ServiceLimits;
 
 use super::reader::{Report, Section};
+use super::streams::IDLE_S;
 
 /// A table of the file.
 pub(super) struct Table {
@@ -467,7 +468,8 @@ const COMMON: &[(&str, &[Key])] = &[
             pipelined: limits(number("requests", 1..=65_536, |l| Number::U32(&mut l.pipelined))), "",
                 "Requests in flight for each connection; more wait unread. Raise it for one client that must fill many mqueues: each \
                  needs memory (operations.md, Limits).";
-            idle_s: limits(number("s", 1..=86_400, |l| Number::Thousands(&mut l.idle_ms))), "", "A connection without a complete message for this long is closed (`idle_timeout`), up to 1.6 s later by a worker that sleeps.";
+            idle_s: limits(number("s", IDLE_S, |l| Number::Thousands(&mut l.idle_ms))), "", "A connection without a complete message for this long is closed (`idle_timeout`), up to 1.6 s later by a worker that sleeps. \
+                 A service may have its own.";
             slow_client_ms: limits(number("ms", 1..=3_600_000, |l| Number::U64(&mut l.slow_client_ms))), "",
                 "A connection that takes no byte of a waiting reply for this long is closed (`slow_client`), up to 1.6 s later by a worker that \
                  sleeps.";
@@ -614,6 +616,9 @@ const COMMON: &[(&str, &[Key])] = &[
             queue_us_max: service(number("us", 0..=1_000_000_000, |s| Number::U64(&mut s.queue_us_max))), "",
                 "New requests are shed (`queue_time`) while the oldest has waited for longer. 0: never. Set it if late answers are \
                  useless.";
+            idle_s: Integer("s"), "`idle_s` of `[limits]`",
+                "A TCP connection of this service without a complete message for this long is closed (`idle_timeout`), and so is the flow of a UDP client \
+                 of a proxy. Set more for clients that keep connections open between rare requests. Connections of blocks have `idle_ms` of their `[[service.socket]]`.";
             tenant: Other("string: 1 to 64 letters, digits, `_`, `-`"), "",
                 "The owner of the service: a `[[tenant]]`, if the file has some. Kernels of all but `default` run in processes, and never in one with \
                  those of another tenant.";

@@ -114,6 +114,7 @@ pub(super) fn read(
     let context = super::service::Context {
         base,
         engine: &engine,
+        limits: &limits,
         accelerators: &names,
         kinds: accelerators.iter().map(|accelerator| accelerator.kind.clone()).collect(),
         implicit: accelerator_tables.is_empty(),

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use engine::topology::{
-    AcceleratorKind, Backend, Dispatch, EngineSettings, Launch, Listen, Replies, Rings, Service,
-    Sockets, Tenant,
+    AcceleratorKind, Backend, Dispatch, EngineSettings, Launch, Limits, Listen, Replies, Rings,
+    Service, Sockets, Tenant,
 };
 use mqueue::abi::{BLOCKS_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, PARAMS_MAX};
 use onpath::Sizes;
@@ -24,6 +24,7 @@ use super::proxy;
 use super::reader::{Places, Report, Section, integer_of, nearest, text_of, wrong_type};
 use super::sections::{self, accelerator_indices, named_section, tables, without};
 use super::socket::read_sockets;
+use super::streams::read_idle;
 use super::tenant::{check_isolated, read_tenant};
 use super::tree::{Entry, Node, Table, Value};
 
@@ -33,6 +34,8 @@ pub(super) struct Context<'a> {
     pub(super) base: &'a Path,
     /// The engine that runs the services.
     pub(super) engine: &'a EngineSettings,
+    /// Its limits, which a service may replace.
+    pub(super) limits: &'a Limits,
     /// Names of the accelerators. The last one is not in the file: it is for kernel files without `accelerator`.
     pub(super) accelerators: &'a [String],
     /// Their kinds. Kernels of external programs may have any name.
@@ -63,6 +66,7 @@ pub(super) fn read(
     service.framing = read_framing(report, at);
     if at.entry("upstream").is_some() {
         let mut service = proxy::read(report, at, service, context.tenants);
+        read_idle(report, at, &mut service, context.limits);
         let engine = (context.engine, service.hands_over_for_functions());
         service.functions =
             read_functions(report, at, context.base, service.message_sizes(), engine);
@@ -81,6 +85,7 @@ pub(super) fn read(
     let mqueues = read_mqueues(report, at, count);
     read_some(report, at, &mut service, |key| !proxy::OF_PROXIES.contains(&key));
     service.max_reply_bytes = read_reply_bytes(report, at, &service);
+    read_idle(report, at, &mut service, context.limits);
     check_rings(report, at, &service);
     service.dispatch = read_dispatch(report, at, &service);
     service.tenant = read_tenant(report, at, context.tenants);

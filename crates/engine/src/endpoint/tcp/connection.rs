@@ -73,7 +73,7 @@ pub(crate) struct Connection {
     pub(crate) dirty: bool,
     /// Close once the output is flushed.
     pub(crate) closing: bool,
-    /// Time of the last complete message in either direction, or of the accept: what `limits.idle_s` counts from.
+    /// Time of the last complete message in either direction, or of the accept: what `idle_s` counts from.
     pub(crate) last_message_ns: u64,
     /// Time since which the host kernel refuses bytes; 0 when it does not.
     pub(crate) blocked_since_ns: u64,
