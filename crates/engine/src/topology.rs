@@ -45,6 +45,8 @@ const POOL_BYTES_MAX: u64 = 8 << 20;
 pub const UPSTREAM_FLOWS_MAX: u32 = 65_536;
 /// Default `max_message_bytes` of a proxy: any datagram, and any item of a memcached server with its default limit.
 pub const PROXY_MESSAGE_BYTES: u32 = (1 << 20) + (64 << 10);
+/// Longest [`Service::error_reply`].
+pub const ERROR_REPLY_BYTES_MAX: usize = 255;
 /// Maximum number of sockets for requests to a backend at a time, with one socket per request, on one worker.
 const REQUEST_SOCKETS_MAX: u32 = 1024;
 
@@ -191,6 +193,9 @@ pub struct Service {
     pub queue_us_max: u64,
     /// The service's own [`Limits::idle_ms`] for its TCP connections, and for the flows of a proxy over UDP.
     pub idle_ms: Option<u64>,
+    /// The payload of the reply to a request that is refused or dropped, where the framing has no error replies: at most
+    /// [`ERROR_REPLY_BYTES_MAX`] bytes. Empty: the connection ends instead.
+    pub error_reply: Vec<u8>,
     /// Tenant that owns the service.
     pub tenant: String,
     /// Client mqueues of every block.
@@ -360,6 +365,7 @@ impl Service {
             hang_ms: Vec::new(),
             queue_us_max: 0,
             idle_ms: None,
+            error_reply: Vec::new(),
             tenant: DEFAULT_TENANT.to_owned(),
             backends: Vec::new(),
             rings: Rings::Auto,

@@ -55,6 +55,7 @@ pub(crate) use reader::nearest;
 pub use reference::tables as reference_tables;
 pub use show::RegionUse;
 pub use show::bytes_for_people;
+pub use streams::from_hex;
 pub(crate) use tenant::is_tenant_name;
 
 /// Largest configuration file, in bytes.

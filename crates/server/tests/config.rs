@@ -260,6 +260,7 @@ ordered = true
 dispatch = "round-robin"
 request_timeout_ms = 1000
 queue_us_max = 0
+error_reply_hex = ""
 tenant = "default"
 function_users = []
 rings = "auto"

@@ -9,7 +9,9 @@ use engine::topology::{Dispatch, Replies};
 use scene::{MS, Scene, Script, UDP, request, script};
 use sim::backend::BackendBehaviour;
 use sim::behaviour::Behaviour;
-use sim::message::{Ask, Body, match_id};
+use sim::message::{
+    Ask, Body, Flavor, match_id, reply_payload, request_payload, request_wire,
+};
 use sim::net::{Faults, PeerRead, lock};
 use wire::DropReason;
 use wire::framing::Framing;
@@ -637,6 +639,51 @@ fn connections_are_limited() {
     scene.call(late, request(0));
     scene.run(5);
     assert_eq!((scene.dropped(DropReason::ConnectionLimit), scene.replied()), (1, 1));
+}
+
+/// Where the framing has no error replies, a service may have one: the connection goes on, and the replies keep their order.
+#[test]
+fn a_lost_request_gets_the_error_reply_of_its_service() {
+    for framing in [Framing::LengthU16, Framing::Line, Framing::LineCrLf, Framing::Raw] {
+        let mut script = script(framing);
+        script.service().error_reply = b"no".to_vec();
+        let mut scene = script.play();
+        // Of two clients, one ends its lines in CR LF.
+        for _ in 0..2 {
+            let caller = scene.connect();
+            let asks = [Ask::Answer, Ask::Reject, Ask::Answer];
+            let mut expected = Vec::new();
+            for (sequence, ask) in (0..).zip(asks) {
+                let body = scene.call(caller, Body { ask, ..request(sequence) });
+                if framing == Framing::Raw {
+                    // What one read returns is one message.
+                    scene.run(5);
+                }
+                let wire = request_wire(framing, &request_payload(framing, &body, Flavor::Plain));
+                let reply = match ask {
+                    Ask::Reject => b"no".to_vec(),
+                    _ => reply_payload(framing, &body.reply(), Flavor::Plain),
+                };
+                let written = framing.as_client_writes(wire.ends_with(b"\r\n"));
+                written.encode_reply(&reply, &mut expected).unwrap();
+            }
+            scene.run(10);
+            assert_eq!(scene.hear(caller), expected, "{framing}");
+            assert_eq!(scene.read(caller), PeerRead::Empty, "the connection goes on");
+        }
+        assert_eq!(scene.dropped(DropReason::KernelDrop), 2, "{framing}");
+        assert_eq!(scene.dropped(DropReason::ClientGone), 0, "{framing}");
+    }
+    // A stream that cannot be understood any further ends behind it.
+    let mut script = script(Framing::LengthU16);
+    script.service().error_reply = vec![7];
+    let mut scene = script.play();
+    let caller = scene.connect();
+    scene.say(caller, &[0xff, 0xff]);
+    scene.run(5);
+    assert_eq!(scene.hear(caller), [0, 1, 7]);
+    assert_eq!(scene.read(caller), PeerRead::Closed);
+    assert_eq!(scene.dropped(DropReason::TooLong), 1);
 }
 
 /// A service may have a time-out of its own, longer or shorter than that of the engine.

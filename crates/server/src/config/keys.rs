@@ -619,6 +619,9 @@ const COMMON: &[(&str, &[Key])] = &[
             idle_s: Integer("s"), "`idle_s` of `[limits]`",
                 "A TCP connection of this service without a complete message for this long is closed (`idle_timeout`), and so is the flow of a UDP client \
                  of a proxy. Set more for clients that keep connections open between rare requests. Connections of blocks have `idle_ms` of their `[[service.socket]]`.";
+            error_reply_hex: Other("string: 1 to 255 bytes in hexadecimal digits"), "none",
+                "The reply to a request over TCP that is refused or dropped, as a payload: the framing delimits it like any reply. Without it such a request \
+                 ends its connection. Not with framing `memcached`, which has error replies of its own, nor with `replies = \"none\"`.";
             tenant: Other("string: 1 to 64 letters, digits, `_`, `-`"), "",
                 "The owner of the service: a `[[tenant]]`, if the file has some. Kernels of all but `default` run in processes, and never in one with \
                  those of another tenant.";

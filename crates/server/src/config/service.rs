@@ -24,7 +24,7 @@ use super::proxy;
 use super::reader::{Places, Report, Section, integer_of, nearest, text_of, wrong_type};
 use super::sections::{self, accelerator_indices, named_section, tables, without};
 use super::socket::read_sockets;
-use super::streams::read_idle;
+use super::streams::{read_error_reply, read_idle};
 use super::tenant::{check_isolated, read_tenant};
 use super::tree::{Entry, Node, Table, Value};
 
@@ -67,6 +67,7 @@ pub(super) fn read(
     if at.entry("upstream").is_some() {
         let mut service = proxy::read(report, at, service, context.tenants);
         read_idle(report, at, &mut service, context.limits);
+        read_error_reply(report, at, &mut service);
         let engine = (context.engine, service.hands_over_for_functions());
         service.functions =
             read_functions(report, at, context.base, service.message_sizes(), engine);
@@ -86,6 +87,7 @@ pub(super) fn read(
     read_some(report, at, &mut service, |key| !proxy::OF_PROXIES.contains(&key));
     service.max_reply_bytes = read_reply_bytes(report, at, &service);
     read_idle(report, at, &mut service, context.limits);
+    read_error_reply(report, at, &mut service);
     check_rings(report, at, &service);
     service.dispatch = read_dispatch(report, at, &service);
     service.tenant = read_tenant(report, at, context.tenants);
