@@ -58,6 +58,32 @@ SERVAL_KERNEL(versions) (serval::Block& block, serval::Mqueue& q) {
     [first, second]
 }
 
+/// Numbers and texts of `params` reach a kernel wherever it runs.
+#[test]
+fn a_kernel_gets_the_parameters_of_its_service() {
+    let library = build_kernel("device/tests/param_text.cpp");
+    let text = "ü".repeat(127) + "!";
+    let accelerators = "[[accelerator]]\nname = \"worker\"\n\
+                        [[accelerator]]\nname = \"threads\"\nplacement = \"threads\"\n\
+                        [[accelerator]]\nname = \"apart\"\nkind = \"process\"\n";
+    let service = |accelerator: &str| {
+        format!(
+            "[[service]]\nname = \"{accelerator}\"\nlisten = \"udp://127.0.0.1:0\"\naccelerator = \"{accelerator}\"\n\
+             kernel = \"{library}:param_text\"\nparams = {{ text = \"{text}\", n = 3 }}\n"
+        )
+    };
+    let services = ["worker", "threads", "apart"].map(service).concat();
+    let served = Served::start("kernel-params", "", &format!("{accelerators}{services}"));
+    for addresses in &served.services {
+        let client = udp_client(addresses[0]);
+        client.send(b"?").unwrap();
+        let mut reply = [0; 512];
+        let len = client.recv(&mut reply).unwrap();
+        assert_eq!(reply[..len], [text.as_bytes(), b"3"].concat());
+    }
+    assert_eq!(served.drain(), 0);
+}
+
 /// A library whose constructor does this.
 fn with_constructor(folder: &Path, name: &str, body: &str) -> Vec<u8> {
     let source = format!("__attribute__((constructor)) static void begin() {{ {body} }}\n");

@@ -22,6 +22,8 @@ use wire::framing::Framing;
 use wire::matching::MatchId;
 use wire::nic::{Transport, UDP_PAYLOAD_MAX};
 
+pub use wire::attach::ParamValue;
+
 pub use self::accelerator::{
     Accelerator, AcceleratorKind, CpuPlacement, DeviceSpec, HANG_MS, HANG_MS_MAX, HANG_MS_MIN,
     HEARTBEAT_MS, HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN, Launch, SPIN_US, STACK_KIB, STACK_KIB_MAX,
@@ -166,7 +168,7 @@ pub struct Service {
     /// Kernel: a built-in name or a path to a kernel library.
     pub kernel: String,
     /// Parameters given to the kernel.
-    pub params: Vec<(String, f64)>,
+    pub params: Vec<(String, ParamValue)>,
     /// Server mqueues (blocks) on each accelerator, in [1, BLOCKS_MAX].
     pub mqueues: u32,
     /// Slots of each ring; a power of two in [1, DEPTH_MAX].

@@ -452,7 +452,7 @@ mod tests {
         assert_eq!(config.topology.limits.connections, 7);
         assert_eq!(service.listen[0].address, "[::1]:1".parse().unwrap());
         assert_eq!(service.backends[0].timeout_ms, 9);
-        assert_eq!(service.params, [("microseconds".to_owned(), 20.0)]);
+        assert_eq!(service.params, [("microseconds".to_owned(), 20.0.into())]);
         assert_eq!(config.metrics, Some("127.0.0.1:9464".parse().unwrap()));
         assert_eq!(config.topology.engine.cores, [1]);
         assert_eq!(config.topology.engine.polling, engine::topology::Polling::Block);

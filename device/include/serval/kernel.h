@@ -217,8 +217,11 @@ class Block {
     SERVAL_INLINE uint64_t now_ns() const;
     // Waits until now_ns() reaches `deadline_ns`, or until an immediate stop of the service.
     inline SERVAL_DEVICE void sleep_until(uint64_t deadline_ns);
-    // The value of a parameter of the service (`params`), or `otherwise`. Read parameters once, before the first recv.
+    // The value of a parameter of the service (`params`), or `otherwise`; NaN if it is a text. Read parameters once, before the first recv.
     inline SERVAL_DEVICE double param(const char* name, double otherwise) const;
+    // The text of a parameter, of at most SERVAL_PARAM_TEXT_BYTES_MAX bytes and a zero byte, or `otherwise` if the service has no such text.
+    // It stays where it is as long as the block runs.
+    inline SERVAL_DEVICE const char* param_text(const char* name, const char* otherwise) const;
 
   private:
     friend class Mqueue;
@@ -233,6 +236,7 @@ class Block {
     template <void (*KERNEL)(Block&, Mqueue&), unsigned WARPS, bool SOCKETS>
     friend SERVAL_DEVICE void detail::run_block(const serval_block_args* args);
 
+    inline SERVAL_DEVICE const serval_param* find_param(const char* name) const;
     inline SERVAL_DEVICE void open(const serval_block_args& args, const detail::Place& place);
     inline SERVAL_DEVICE void ready();
     inline SERVAL_DEVICE void finish();

@@ -587,7 +587,8 @@ const COMMON: &[(&str, &[Key])] = &[
                 "A built-in kernel (below), or the path of a compiled one, relative to the file's folder: `mine.so`, `mine.fatbin`, \
                  `mine.so:NAME` where a library has several. \
                  A program of yours that attaches (`launch = \"external\"`) may give its kernels any name of letters, digits, `_` and `-`.";
-            params: Other("table of numbers, or true and false"), "none", "The kernel's parameters: `params = { microseconds = 20 }`.";
+            params: Other("table of numbers, true and false, or texts of at most 255 bytes"), "none",
+                "The kernel's parameters, at most 32: `params = { microseconds = 20 }`. Built-in kernels have no texts.";
             mqueues: Integer("mqueues, or a list with one for each accelerator"), "",
                 "Message queues, each with a block of its own. On a GPU as many as blocks that fit; with `cpu` kernels a few \
                  for each thread.";

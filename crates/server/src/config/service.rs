@@ -3,10 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use engine::topology::{
-    AcceleratorKind, Backend, Dispatch, EngineSettings, Launch, Limits, Listen, Replies, Rings,
-    Service, Sockets, Tenant,
+    AcceleratorKind, Backend, Dispatch, EngineSettings, Launch, Limits, Listen, ParamValue, Replies,
+    Rings, Service, Sockets, Tenant,
 };
-use mqueue::abi::{BLOCKS_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, PARAMS_MAX};
+use mqueue::abi::{
+    BLOCKS_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, PARAM_TEXT_BYTES_MAX, PARAMS_MAX,
+};
 use onpath::Sizes;
 use runtime::kinds;
 use wire::admission::KeyRange;
@@ -310,7 +312,7 @@ fn read_params(
     report: &mut Report<'_>,
     section: &mut Section<'_>,
     kernel: Option<&Builtin>,
-) -> Vec<(String, f64)> {
+) -> Vec<(String, ParamValue)> {
     let mut params = Vec::new();
     let mut shown = serde_json::Map::new();
     if let Some(entry) = section.entry("params") {
@@ -324,7 +326,11 @@ fn read_params(
         }
         for param in &table.entries {
             let Some(value) = read_param(report, param, kernel) else { continue };
-            shown.insert(param.key.clone(), value.into());
+            let json = match &value {
+                ParamValue::Number(number) => (*number).into(),
+                ParamValue::Text(text) => text.clone().into(),
+            };
+            shown.insert(param.key.clone(), json);
             params.push((param.key.clone(), value));
         }
     }
@@ -332,7 +338,11 @@ fn read_params(
     params
 }
 
-fn read_param(report: &mut Report<'_>, param: &Entry, kernel: Option<&Builtin>) -> Option<f64> {
+fn read_param(
+    report: &mut Report<'_>,
+    param: &Entry,
+    kernel: Option<&Builtin>,
+) -> Option<ParamValue> {
     let key = &param.key;
     if key.is_empty() || key.len() > PARAM_NAME_BYTES_MAX || key.contains('\0') {
         let right = format!("1 to {PARAM_NAME_BYTES_MAX} bytes");
@@ -354,16 +364,34 @@ fn read_param(report: &mut Report<'_>, param: &Entry, kernel: Option<&Builtin>) 
         let what = format!("the kernel \"{}\" has no parameter `{key}`", builtin.name);
         report.problem(Problem::new(param.key_span, what, right));
     }
-    let value = match &param.node.value {
+    let number = match &param.node.value {
         Value::Integer(Some(value)) => *value as f64,
         Value::Float(value) if value.is_finite() => *value,
         Value::Boolean(value) => f64::from(u8::from(*value)),
+        Value::String(text) if kernel.is_none() => return read_text_param(report, param, text),
         _ => {
-            wrong_type(report, key, &param.node, "a finite number, or true or false");
+            let wanted = match kernel {
+                Some(_) => "a finite number, or true or false",
+                None => "a finite number, true or false, or a text",
+            };
+            wrong_type(report, key, &param.node, wanted);
             return None;
         }
     };
-    Some(value)
+    Some(ParamValue::Number(number))
+}
+
+/// A text for a kernel that is not built in: those have numbers only.
+fn read_text_param(report: &mut Report<'_>, param: &Entry, text: &str) -> Option<ParamValue> {
+    let most = PARAM_TEXT_BYTES_MAX as usize;
+    if text.len() > most || text.contains('\0') {
+        let what = format!("`{}` cannot be a text of {} bytes", param.key, text.len());
+        let what = if text.len() > most { what } else { format!("`{}` has a zero byte", param.key) };
+        let right = format!("must be at most {most} bytes, none of them zero");
+        report.problem(Problem::new(param.node.span, what, right));
+        return None;
+    }
+    Some(ParamValue::Text(text.to_owned()))
 }
 
 fn read_reply_bytes(report: &mut Report<'_>, section: &mut Section<'_>, service: &Service) -> u32 {
