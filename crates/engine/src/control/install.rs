@@ -98,6 +98,7 @@ impl<N: Nic> Worker<N> {
         }
         let owner = turn.shared.tenants().named(&share.tenant);
         share.owner = Some(owner.clone());
+        share.find_peers(&turn.shared);
         schedule.place(slot, owner);
         while turn.services.len() <= slot {
             turn.services.push(ServiceShare::vacant(turn.shared.workers()));
