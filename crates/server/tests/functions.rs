@@ -12,6 +12,7 @@ use onpath::{OnFailure, Spec};
 use server::{Caller, Origin, RegisterAction, Server, Target};
 use sys::{PortSpec, SocketNic, SocketOptions};
 use wire::DropReason;
+use wire::framing::Framing;
 use wire::nic::{Nic, Transport, TxBatch};
 
 fn wasm() -> String {
@@ -321,7 +322,7 @@ fn tells_clients() -> PathBuf {
 fn functions_see_their_clients_and_the_time() {
     let mut both = service("a", vec![udp(), tcp()], "echo");
     // Connections on each worker have requests on each.
-    (both.mqueues, both.dispatch) = (4, Dispatch::RoundRobin);
+    (both.mqueues, both.dispatch, both.framing) = (4, Dispatch::RoundRobin, Framing::Raw);
     let mut topology = topology(vec![both]);
     topology.engine.workers = 2;
     let mut server = start(topology);
