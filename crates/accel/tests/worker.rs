@@ -341,8 +341,7 @@ fn a_kernel_reads_texts_and_numbers() {
         let mut engine = Engine::new(&Shape { blocks: 2, ..Shape::default() });
         let (memory, kernel) = (engine.memory.clone(), build(FAULTY, "param_text"));
         let options = Options::default();
-        let mut blocks =
-            WorkerBlocks::start(memory, kernel, &params, &[0, 1], &options).unwrap();
+        let mut blocks = WorkerBlocks::start(memory, kernel, &params, &[0, 1], &options).unwrap();
         engine.push(1, 5, b"").unwrap();
         assert_eq!(drive(&mut blocks, 0, &[1]), [1]);
         assert_eq!(engine.pop(1).unwrap().payload, expected);

@@ -402,9 +402,8 @@ fn a_server_without_a_service_does_transfers() {
 fn the_first_line_names_the_socket_of_transfers() {
     let folder = Folder::new("announced");
     let engine = folder.path("engine");
-    let text = format!(
-        "schema = 1\n[engine]\ncontrol = \"off\"\n[transfer]\nsocket = \"{engine}\"\n"
-    );
+    let text =
+        format!("schema = 1\n[engine]\ncontrol = \"off\"\n[transfer]\nsocket = \"{engine}\"\n");
     let file = folder.file("serval.toml", text.as_bytes());
     let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
     command.args(["serve", &file]).stdout(Stdio::piped()).stderr(Stdio::null());

@@ -438,6 +438,18 @@ impl Messages {
         }
     }
 
+    /// The same with `len` bytes, all of which `fill` writes. It gets the message as well.
+    pub fn rewrite_with(&mut self, index: usize, len: usize, fill: impl FnOnce(&[u8], &mut [u8])) {
+        if self.is_open(index) && self.write(index, len, fill) {
+            self.tally.rewritten += 1;
+        }
+    }
+
+    /// The most bytes that a function may write for one message.
+    pub fn written_max(&self) -> usize {
+        self.written_len_max
+    }
+
     /// Sends an open request to this mqueue, unless a later function decides otherwise. A reply goes to its client all the same.
     pub fn steer(&mut self, index: usize, mqueue: u32) {
         if self.is_open(index) {

@@ -326,9 +326,12 @@ fn chunks_have_the_number_of_their_connection() {
         (i32.const 0))"#;
     let to = ReplyTo { endpoint: EndpointKind::Tcp, worker: 0, key: 6, generation: 3 };
     let request = RequestId { origin: Origin::Client(to), number: 9 };
-    for (version, chunks, expected) in
-        [(1 | 2 << 16, true, [7, 3]), (1 | 1 << 16, true, [7, 3]), (1 | 1 << 16, false, [0, 0]), (1, true, [0, 0])]
-    {
+    for (version, chunks, expected) in [
+        (1 | 2 << 16, true, [7, 3]),
+        (1 | 1 << 16, true, [7, 3]),
+        (1 | 1 << 16, false, [0, 0]),
+        (1, true, [0, 0]),
+    ] {
         let mut batch = Messages::new(SIZES.message_bytes, SIZES.reply_bytes);
         batch.push_of(&request, b"a chunk");
         if chunks {

@@ -37,10 +37,10 @@ use mqueue::abi::{ABI_VERSION, feature, reason, state, stop};
 use mqueue::{MappedMemory, Region, Words};
 use sys::local::{LocalSocket, WakeFd, wait_readable};
 use sys::{PrivateFile, SharedMemory};
+pub use wire::attach::ParamValue;
 use wire::attach::{
     Bye, DESCRIPTORS, FromEngine, FromRuntime, Hello, MESSAGE_BYTES_MAX, Offer, Ready,
 };
-pub use wire::attach::ParamValue;
 
 use kernel_file::FILE_BYTES_MAX;
 

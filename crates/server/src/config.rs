@@ -20,6 +20,7 @@ mod file;
 mod function;
 mod kernel;
 mod keys;
+mod peer;
 mod proxy;
 mod reader;
 mod reference;

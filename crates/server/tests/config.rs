@@ -262,6 +262,7 @@ request_timeout_ms = 1000
 queue_us_max = 0
 error_reply_hex = ""
 tenant = "default"
+peer_address = false
 function_users = []
 rings = "auto"
 sockets_per_block = 4

@@ -9,9 +9,7 @@ use engine::topology::{Dispatch, Replies};
 use scene::{MS, Scene, Script, UDP, request, script};
 use sim::backend::BackendBehaviour;
 use sim::behaviour::Behaviour;
-use sim::message::{
-    Ask, Body, Flavor, match_id, reply_payload, request_payload, request_wire,
-};
+use sim::message::{Ask, Body, Flavor, match_id, reply_payload, request_payload, request_wire};
 use sim::net::{Faults, PeerRead, lock};
 use wire::DropReason;
 use wire::framing::Framing;

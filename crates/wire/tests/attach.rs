@@ -4,7 +4,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use wire::attach::{
     Bye, FromEngine, FromRuntime, Hello, KERNEL_BYTES_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX,
-    Offer, PARAM_NAME_BYTES_MAX, PARAM_TEXT_BYTES_MAX, PARAMS_MAX, ParamValue, Ready, TEXT_BYTES_MAX, TOGETHER_MAX,
+    Offer, PARAM_NAME_BYTES_MAX, PARAM_TEXT_BYTES_MAX, PARAMS_MAX, ParamValue, Ready,
+    TEXT_BYTES_MAX, TOGETHER_MAX,
 };
 
 fn config() -> ProptestConfig {

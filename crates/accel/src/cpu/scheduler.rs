@@ -8,9 +8,7 @@ use std::sync::Arc;
 
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use engine::topology::ParamValue;
-use mqueue::abi::{
-    ABI_VERSION, BlockArgs, NO_DEADLINE, RingEntry, reason, state, stop, wait,
-};
+use mqueue::abi::{ABI_VERSION, BlockArgs, NO_DEADLINE, RingEntry, reason, state, stop, wait};
 use mqueue::{MappedMemory, Region, Role, Words};
 
 use super::stack::{BlockStack, Stacks};

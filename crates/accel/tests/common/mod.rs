@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use accel::Kernel;
 use accel::compile::{BuildOptions, build_kernel};
-use engine::topology::ParamValue;
 use engine::commands::{
     AddressCopy, COMMANDS_IN_FLIGHT, Command, CommandRings, Commands, Outcome, SubmitError,
 };
+use engine::topology::ParamValue;
 use mqueue::abi::{kind, protocol};
 use mqueue::command::{BufferRange, Copy, Direction};
 use mqueue::{

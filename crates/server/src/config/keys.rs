@@ -646,6 +646,9 @@ const COMMON: &[(&str, &[Key])] = &[
                 "What goes to the server begins with the addresses of the client, in a header of the PROXY protocol, version 2: each connection and each \
                  datagram. For servers that know it, and for those that `serval fn run` starts.";
             function: Other("list of tables"), "none", "`[[service.function]]`, below.";
+            peer_address: Boolean, "",
+                "Each request that a kernel gets begins with 32 bytes: the address, port and family of its client ([kernels.md](kernels.md#where-a-request-comes-from)). \
+                 They count as bytes of `max_message_bytes`. For kernels of yours.";
             function_users: Other("list of integers"), "`[]`",
                 "Users, by number, that may attach functions to this service besides the engine's user and root. They see and change its \
                  messages. With such users the control socket accepts processes of all users and refuses those that no service names; give \

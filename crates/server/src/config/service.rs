@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use engine::topology::{
-    AcceleratorKind, Backend, Dispatch, EngineSettings, Launch, Limits, Listen, ParamValue, Replies,
-    Rings, Service, Sockets, Tenant,
+    AcceleratorKind, Backend, Dispatch, EngineSettings, Launch, Limits, Listen, ParamValue,
+    Replies, Rings, Service, Sockets, Tenant,
 };
 use mqueue::abi::{
     BLOCKS_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, PARAM_TEXT_BYTES_MAX, PARAMS_MAX,
@@ -22,6 +22,7 @@ use super::file::{self, read_files};
 use super::function::{read_functions, read_users};
 use super::kernel::{self, BUILTINS, Builtin, Kernel};
 use super::keys::{read_fields, read_some};
+use super::peer::read_peer_address;
 use super::proxy;
 use super::reader::{Places, Report, Section, integer_of, nearest, text_of, wrong_type};
 use super::sections::{self, accelerator_indices, named_section, tables, without};
@@ -118,6 +119,7 @@ pub(super) fn read(
     }
     let engine = (context.engine, service.hands_over_for_functions());
     service.functions = read_functions(report, at, context.base, service.message_sizes(), engine);
+    read_peer_address(report, at, &mut service, kernel);
     service.function_users = read_users(report, at, "function_users");
     service.sockets = read_sockets(report, at);
     service.files = read_files(report, at, context.base);
@@ -386,7 +388,8 @@ fn read_text_param(report: &mut Report<'_>, param: &Entry, text: &str) -> Option
     let most = PARAM_TEXT_BYTES_MAX as usize;
     if text.len() > most || text.contains('\0') {
         let what = format!("`{}` cannot be a text of {} bytes", param.key, text.len());
-        let what = if text.len() > most { what } else { format!("`{}` has a zero byte", param.key) };
+        let what =
+            if text.len() > most { what } else { format!("`{}` has a zero byte", param.key) };
         let right = format!("must be at most {most} bytes, none of them zero");
         report.problem(Problem::new(param.node.span, what, right));
         return None;

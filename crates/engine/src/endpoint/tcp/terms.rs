@@ -65,7 +65,8 @@ impl Terms {
         crlf: bool,
         what: ErrorReply,
     ) -> Option<ErrorBytes> {
-        let own = || self.error.as_ref().map(|own| ErrorBytes::Service(own[usize::from(crlf)].clone()));
+        let own =
+            || self.error.as_ref().map(|own| ErrorBytes::Service(own[usize::from(crlf)].clone()));
         framing.error_reply(what).map(ErrorBytes::Protocol).or_else(own)
     }
 }
