@@ -37,8 +37,8 @@ const SLEEP_MAX: Duration = Duration::from_millis(10);
 
 /// What a listener serves.
 pub struct Terms<'a> {
-    /// The only kernel that engines may run here; empty: any built-in one.
-    pub kernel: String,
+    /// The kernels that engines may run here; none: all built-in ones.
+    pub kernels: Vec<String>,
     /// Makes what runs the blocks of one link. The error is one sentence.
     pub device: &'a (dyn Fn() -> Result<Box<dyn Device>, String> + Sync),
     /// The device is for one link at a time.
@@ -149,7 +149,7 @@ fn serve(
 ) -> Result<End, RuntimeError> {
     let mut mirror = Mirror::new(channel, Side::Accelerator);
     let (job, ends) = match receive_offer(&mut mirror, is_over)
-        .and_then(|(offer, shape)| prepare(offer, &shape, &terms.kernel))
+        .and_then(|(offer, shape)| prepare(offer, &shape, &terms.kernels))
     {
         Ok(prepared) => prepared,
         Err(failure) => {
@@ -236,20 +236,37 @@ fn receive_offer(
     }
 }
 
+/// The kernel that this side runs for an offer of `offered`, one of those that it may run.
+fn agreed_kernel_of(offered: &str, kernels: &[String]) -> Result<String, Failure> {
+    match kernels {
+        [] => agreed_kernel(offered, ""),
+        [own] => agreed_kernel(offered, own),
+        several => {
+            let agreed = several.iter().find_map(|own| agreed_kernel(offered, own).ok());
+            agreed.ok_or_else(|| {
+                let own = several.iter().map(|own| format!("{own:?}")).collect::<Vec<_>>();
+                refused(format!("this side runs the kernels {}, not {offered:?}", own.join(", ")))
+            })
+        }
+    }
+}
+
+/// The same; `own` is the only one that it may run, if there is one.
+fn agreed_kernel(offered: &str, own: &str) -> Result<String, Failure> {
+    if !own.is_empty() && offered != own {
+        return Err(refused(format!("this side runs the kernel {own:?}, not {offered:?}")));
+    }
+    if own.is_empty() && kernel_file::named(offered).is_some() {
+        return Err(refused(format!(
+            "{offered:?} is a file: start this side with --kernel {offered}"
+        )));
+    }
+    Ok(offered.to_owned())
+}
+
 /// Makes the region of an offer, and takes the engine's ends of its mqueues.
-fn prepare(offer: Offer, shape: &Shape, kernel: &str) -> Result<(Job, Vec<Ends>), Failure> {
-    if !kernel.is_empty() && offer.kernel != kernel {
-        return Err(refused(format!(
-            "this side runs the kernel {kernel:?}, not {:?}",
-            offer.kernel
-        )));
-    }
-    if kernel.is_empty() && kernel_file::named(&offer.kernel).is_some() {
-        let kernel = &offer.kernel;
-        return Err(refused(format!(
-            "{kernel:?} is a file: start this side with --kernel {kernel}"
-        )));
-    }
+fn prepare(offer: Offer, shape: &Shape, kernels: &[String]) -> Result<(Job, Vec<Ends>), Failure> {
+    let kernel = agreed_kernel_of(&offer.kernel, kernels)?;
     if shape.blocks != offer.blocks {
         return Err(refused("the engine's offer and its shape differ"));
     }
@@ -273,7 +290,7 @@ fn prepare(offer: Offer, shape: &Shape, kernel: &str) -> Result<(Job, Vec<Ends>)
         blocks: offer.blocks,
         service: offer.service,
         accelerator: offer.accelerator,
-        kernel: offer.kernel,
+        kernel,
         file: None,
         params: offer.params,
         generation: offer.generation,
