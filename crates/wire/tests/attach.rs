@@ -41,8 +41,8 @@ fn from_runtime() -> impl Strategy<Value = FromRuntime> {
 
 fn from_engine() -> impl Strategy<Value = FromEngine> {
     let number = any::<f64>().prop_filter("equal to itself", |value| !value.is_nan());
-    let text = text(PARAM_TEXT_BYTES_MAX).prop_map(ParamValue::Text);
-    let value = prop_oneof![number.prop_map(ParamValue::Number), text];
+    let words = text(PARAM_TEXT_BYTES_MAX).prop_map(ParamValue::Text);
+    let value = prop_oneof![number.prop_map(ParamValue::Number), words];
     let params = vec((text(PARAM_NAME_BYTES_MAX), value), 0..=PARAMS_MAX);
     let names = (text(NAME_BYTES_MAX), text(NAME_BYTES_MAX), text(KERNEL_BYTES_MAX));
     let offer = (any::<(u64, u64, u32, u32)>(), names, params).prop_map(
