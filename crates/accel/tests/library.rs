@@ -39,7 +39,7 @@ fn a_built_library_has_its_kernels() {
         build_kernel(&kernel_source("faulty.cpp"), &output, &BuildOptions::default()).unwrap();
     assert_eq!(
         built.kernels,
-        ["as_asked", "ask_first", "deep_stack", "early", "overrun", "stubborn"]
+        ["as_asked", "ask_first", "deep_stack", "early", "overrun", "param_text", "stubborn"]
     );
     assert_eq!(built.warnings, "");
     assert_eq!(open(&output, ":early").unwrap(), "early");
