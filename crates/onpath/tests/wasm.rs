@@ -642,11 +642,11 @@ fn modules_that_cannot_be_functions_are_refused_in_one_sentence() {
             wat(&format!(
                 r#"(module (memory (export "memory") 1) {whole} (func (export "serval_abi") (result i32) (i32.const 2)))"#
             )),
-            "it is for version 2.0 of the interface, and this program has version 1.1: compile it with",
+            "it is for version 2.0 of the interface, and this program has version 1.2: compile it with",
         ),
         (
-            of_version(1 | 2 << 16, whole),
-            "it is for version 1.2 of the interface, and this program has version 1.1: use a newer Serval, or compile it with",
+            of_version(1 | 3 << 16, whole),
+            "it is for version 1.3 of the interface, and this program has version 1.2: use a newer Serval, or compile it with",
         ),
         (of_version(1 << 16, whole), "it is for version 0.1 of the interface, and this"),
         (with("(func $s unreachable) (start $s)"), "it trapped"),
