@@ -172,7 +172,7 @@ gpu-carry: setup cuda-kernels
 	@cp python/tests/gpu_rank.py $(CARRY)
 	@cp python/tests_torch/gpu_rank.py $(CARRY)/torch_gpu_rank.py
 	@if python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
-		$(BUILT_FROM) $(MAKE) --no-print-directory --silent -C python wheel PROFILE=release && cp .cache/python-wheel/*.whl $(CARRY); \
+		python3 python/backend/serval_build.py $(CARRY) >/dev/null; \
 		else echo "the Python package needs Python 3.11: its step will be skipped"; fi
 	@$(MAKE) --no-print-directory --silent -C benches/baselines all gpu BUILD=$(abspath $(CARRY)) CXXFLAGS="$(CARRY_FLAGS)" GPU=$(GPU)
 	@$(MAKE) --no-print-directory --silent -C benches/ingest BUILD=$(abspath $(CARRY)) CXXFLAGS="$(CARRY_FLAGS)" GPU=$(GPU)

@@ -27,18 +27,10 @@ TOGETHER_WITH_TESTS = ("--workspace", "--bin", "serval", "--lib", "--test", "lay
 COMPILER = ("--package", "serval-compile")
 
 
-def _commit() -> str:
-    """The commit of the sources as in the root's Makefile: another text would compile crates again."""
-
-    def git(*arguments: str) -> str | None:
-        try:
-            return subprocess.run(["git", *arguments], cwd=_ROOT, capture_output=True, text=True, check=True).stdout.strip()
-        except (OSError, subprocess.CalledProcessError):
-            return None
-
-    commit = git("rev-parse", "HEAD")
-    changed = commit and git("status", "--porcelain", "--", ".", ":!docs")
-    return f"{commit}-dirty" if changed else commit or ""
+def _source_tree() -> str:
+    """The sources, as the root's Makefile names them in what it builds: another text would compile crates again."""
+    named = subprocess.run([_ROOT / "tools" / "source-tree"], cwd=_ROOT, stdout=subprocess.PIPE, text=True)
+    return named.stdout.strip()
 
 
 def _build(profile: str) -> dict[str, Path]:
@@ -50,7 +42,7 @@ def _build(profile: str) -> dict[str, Path]:
     if profile == "dev":
         together = _cargo(profile, TOGETHER_WITH_TESTS, {})
     else:
-        together = _cargo(profile, TOGETHER, {"SERVAL_BUILT_FROM": _commit()})
+        together = _cargo(profile, TOGETHER, {"SERVAL_BUILT_FROM": _source_tree()})
     return together | _cargo("release", COMPILER, {})
 
 
