@@ -70,7 +70,7 @@ build: command build-compiler
 # records of benchmarks, and a few sources. The unit is an example in the documentation, and not in systemd's folders, because it names a user and a file that
 # must exist first.
 PAGES = README.md LICENSE CHANGELOG.md ARCHITECTURE.md CONTRIBUTING.md ORDERING.md SECURITY.md \
-	$(sort $(wildcard docs/*.md docs/*.svg docs/*.json docs/benchmarks/*.json docs/benchmarks/*/*.json docs/benchmarks/*/*.svg)) \
+	$(sort $(wildcard docs/*.md docs/*.svg docs/*.json docs/benchmarks/*.json) $(filter-out docs/benchmarks/void/%,$(wildcard docs/benchmarks/*/*.json docs/benchmarks/*/*.svg))) \
 	$(sort $(foreach kind,md toml c cpp cu h js py,$(wildcard examples/*/*.$(kind))) $(wildcard examples/*/Makefile)) \
 	attach/include/serval/attach.h client/include/serval/client.h device/include/serval/kernel.h \
 	$(patsubst %,device/kernels/%.cpp,echo faces lenet scale) benches/speed.toml benches/baselines/README.md
