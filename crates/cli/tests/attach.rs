@@ -304,6 +304,26 @@ fn an_external_runtime_attaches_is_suspended_ends_and_attaches_again() {
     assert!(!at.exists(), "the socket's file goes with the engine");
 }
 
+/// A runtime's own way to a kernel's file need not be that of the configuration.
+#[test]
+fn a_runtime_names_a_kernel_by_another_path_of_its_file() {
+    let at = path("kernel-path");
+    let kernel = build_kernel("device/kernels/echo.cpp");
+    let config = external("out", &at, "") + &service("file", "out", &kernel, "");
+    let served = Served::start("attach-kernel-path", "", &config);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("attach-kernel-path");
+    fs::create_dir_all(&folder).unwrap();
+    let link = folder.join("link.so");
+    let _ = fs::remove_file(&link);
+    std::os::unix::fs::symlink(&kernel, &link).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
+    command.current_dir(&folder).arg("attach").arg(&at).args(["--kernel", "./link.so"]);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let _runtime = Peer::start(&mut command, "cargo builds it");
+    answers_again(served.services[0][0], 1);
+    assert_eq!(served.drain(), 0);
+}
+
 #[test]
 fn runtimes_end_with_their_engine_or_wait_for_the_next() {
     let at = path("orphans");

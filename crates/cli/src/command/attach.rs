@@ -20,6 +20,7 @@ use sys::signal::Signals;
 use super::{Failure, cancel_on_signal};
 use remote::{Greeter, Secret};
 use runtime::far::{self, Terms};
+use runtime::kernel_file;
 use runtime::kinds::{self, Kind};
 use runtime::{self, AttachRequest, Device, End, RuntimeError};
 
@@ -61,7 +62,7 @@ pub(super) struct Options {
     #[arg(long, value_name = "NAME", default_value = "")]
     service: String,
 
-    /// Accept only a service with this kernel: a built-in name, or the path in the configuration; with --listen, a file
+    /// Accept only a service with this kernel: a built-in name, or the file of the configuration; with --listen, a file
     /// with the same content
     #[arg(long, value_name = "NAME|FILE", default_value = "")]
     kernel: String,
@@ -229,7 +230,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     }
     let mut device = options.device().map_err(Failure::Usage)?;
     let request =
-        AttachRequest { service: options.service.clone(), kernel: options.kernel.clone() };
+        AttachRequest { service: options.service.clone(), kernel: absolute(&options.kernel) };
     outcome(match &options.path {
         Some(path) => {
             may_connect(path)?;
@@ -249,6 +250,15 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
             runtime::serve(&socket, &request, &mut *device, &cancel)
         }
     })
+}
+
+/// A kernel in a file, with its path for an engine whose working directory is another one.
+fn absolute(kernel: &str) -> String {
+    if kernel_file::named(kernel).is_none() {
+        return kernel.to_owned();
+    }
+    let path = std::path::absolute(kernel);
+    path.map_or_else(|_| kernel.to_owned(), |path| path.to_string_lossy().into_owned())
 }
 
 /// The exit code of an end.
