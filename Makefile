@@ -7,22 +7,27 @@ CACHE ?= .cache
 # Where cargo puts what it builds.
 BUILT := $(or $(CARGO_TARGET_DIR),target)
 SERVAL := $(BUILT)/release/serval
+# The compiler of modules: beside the command, or where the environment says.
+COMPILER = $(or $(wildcard $(dir $(SERVAL))serval-compile),$(SERVAL_COMPILE))
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-.PHONY: help demo demo-faces install uninstall deb absolute-prefix cuda-kernels cuda-kernels-or-not gpu-carry test-gpu bench-gpu test soak bench bench-quick bench-functions bench-build microbench ci fuzz fuzz-quick seeds litmus miri gpu-there setup setup-memcached setup-test setup-ci setup-miri build clean
+.PHONY: help command build-compiler demo demo-faces install installed-pages uninstall deb wheel absolute-prefix cuda-kernels cuda-kernels-or-not gpu-carry test-gpu bench-gpu test soak bench bench-quick bench-functions bench-build microbench ci fuzz fuzz-quick seeds litmus miri gpu-there setup setup-memcached setup-test setup-ci setup-miri build clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo        build Serval and watch clients being answered by an accelerator (2 minutes)"
+	@echo "make demo        build Serval and watch clients being answered by an accelerator (6 minutes the first time)"
 	@echo "make demo-faces  the same with a real memcached behind the kernel (installs it)"
 	@echo "make install     builds Serval and installs it in PREFIX=/usr/local; PREFIX=\$$HOME/.local needs no root. make uninstall removes it"
+	@echo "make install DEBUG=1  the same with line tables, for debuggers and profilers"
 	@echo "make deb         a Debian package of the same files, in target/debian"
+	@echo "make wheel       the Python package with the command, in target/wheels"
 	@echo "make cuda-kernels  the kernels for NVIDIA GPUs, for the next build (automatic on a machine with a GPU)"
 	@echo "make test        lints, house rules and tests (under 8 minutes on 2 cores, the first time under 20)"
 	@echo "make test-gpu    the cuda accelerator on this machine's GPU (5 minutes)"
 	@echo "make bench-gpu   measures it there, with its baselines (10 minutes)"
-	@echo "make bench       measures every row of docs/benchmarks.md and rewrites it (half an hour on an idle machine)"
+	@echo "make bench       measures the rows of benches/speed.toml, for two cores, and rewrites docs/benchmarks.md (half an hour on an idle machine)"
+	@echo "make bench-functions  the same for functions on the path, on four cores; benches/tenants.toml and benches/gpu.toml have the other rows"
 	@echo "make bench-quick measures each of them briefly (2 minutes; not for publication)"
 	@echo "make microbench  single operations: rings, framings, the dispatcher, the turn"
 	@echo "make soak        a mixed load for MINUTES=60: every reply checked, no memory growth"
@@ -32,25 +37,43 @@ help:
 	@echo "make miri        every test of mqueue and wire under Miri (most of an hour)"
 	@echo "make ci          make test and everything else: mutants, Miri, sanitizers, aarch64, nvcc, fuzzing, documents"
 
-demo: build
+demo: command
 	@$(SERVAL) demo
 
-demo-faces: build setup-memcached
+demo-faces: command setup-memcached
 	@$(SERVAL) demo faces
 
-# The commit of the sources, for records; followed by -dirty if the sources differ from it.
-BUILT_FROM = SERVAL_BUILT_FROM="$$(commit=$$(git rev-parse HEAD 2>/dev/null) && [ -n "$$(git status --porcelain -- . ':!docs')" ] && commit=$$commit-dirty; echo "$$commit")"
+# The sources of the build, for records: their last commit and their hash. A commit that changes neither causes no build.
+BUILT_FROM = SERVAL_BUILT_FROM="$$(tools/source-tree)"
 
-# On a machine with a GPU the build includes its kernels, if nvcc is installed or can be downloaded.
-build: setup $(if $(wildcard /dev/nvidiactl),cuda-kernels-or-not)
-	@echo "building (the first time takes a few minutes)"
+# DEBUG=1 builds with line tables, for debuggers and profilers.
+ifeq ($(DEBUG),1)
+export CARGO_PROFILE_RELEASE_DEBUG = line-tables-only
+export CARGO_PROFILE_RELEASE_STRIP = none
+endif
+
+# The command alone. On a machine with a GPU it includes kernels for it, if nvcc is installed or can be downloaded.
+command: setup $(if $(wildcard /dev/nvidiactl),cuda-kernels-or-not)
+	@[ -e "$(SERVAL)" ] || echo "building (the first time takes about five minutes on 2 cores)"
 	@$(BUILT_FROM) $(CARGO) build --release --quiet --package serval-cli
+
+# The compiler of WebAssembly modules, which `serval` runs; it lies beside it. Not in one build with the command: cargo would
+# put the compiler into both.
+build-compiler: setup
+	@$(CARGO) build --release --quiet --package serval-compile
+
+build: command build-compiler
 	@for library in client attach transfer functions; do $(MAKE) --no-print-directory --silent -C $$library || exit 1; done
 
 # The installed files work without the source tree: the command, which contains the headers of kernels; the libraries with their headers; the
-# documentation, in the same folders as here, so that links among these pages work. The unit is an example in the documentation, and not in systemd's folders,
-# because it names a user and a file that must exist first.
-PAGES = README.md LICENSE CHANGELOG.md $(sort $(wildcard docs/*.md)) docs/serval.svg docs/demo-gpu.svg docs/grafana.json
+# documentation, in the same folders as here, with everything that its links lead to (`cargo xtask tidy` checks that): examples without what they build, the
+# records of benchmarks, and a few sources. The unit is an example in the documentation, and not in systemd's folders, because it names a user and a file that
+# must exist first.
+PAGES = README.md LICENSE CHANGELOG.md ARCHITECTURE.md CONTRIBUTING.md ORDERING.md SECURITY.md \
+	$(sort $(wildcard docs/*.md docs/*.svg docs/*.json docs/benchmarks/*.json docs/benchmarks/*/*.json docs/benchmarks/*/*.svg)) \
+	$(sort $(foreach kind,md toml c cpp cu h js py,$(wildcard examples/*/*.$(kind))) $(wildcard examples/*/Makefile)) \
+	attach/include/serval/attach.h client/include/serval/client.h device/include/serval/kernel.h \
+	$(patsubst %,device/kernels/%.cpp,echo faces lenet scale) benches/speed.toml benches/baselines/README.md
 UNIT = docs/serval.service
 INTO = $(DESTDIR)$(PREFIX)
 DOC = $(INTO)/share/doc/serval
@@ -68,14 +91,15 @@ PLACE = PREFIX=$(PREFIX) DESTDIR=$(abspath $(DESTDIR))
 # would break the next build.
 BUILT_BEFORE = $(or $(filter command,$(origin SERVAL)),$(SUDO_USER))
 install: absolute-prefix $(if $(BUILT_BEFORE),,build)
-	@[ -x "$(SERVAL)" ] || { echo "there is no $(SERVAL): run make build, as the user who has cargo, then make install again"; exit 1; }
+	@[ -x "$(SERVAL)" ] && [ -x "$(COMPILER)" ] || { echo "there is no $(SERVAL) or no serval-compile beside it: run make build, as the user who has cargo, then make install again"; exit 1; }
 	@install -d $(INTO)/bin $(DOC)/docs
 	@install -m 755 "$(SERVAL)" $(INTO)/bin/serval
+	@install -m 755 "$(COMPILER)" $(INTO)/bin/serval-compile
 	@$(MAKE) --no-print-directory --silent -C client install $(PLACE)
 	@$(MAKE) --no-print-directory --silent -C attach install $(PLACE)
 	@$(MAKE) --no-print-directory --silent -C transfer install $(PLACE)
 	@$(MAKE) --no-print-directory --silent -C functions install $(PLACE)
-	@for page in $(PAGES); do install -m 644 $$page $(DOC)/$$page || exit 1; done
+	@for page in $(PAGES); do install -D -m 644 $$page $(DOC)/$$page || exit 1; done
 	@umask 022; $(INTO)/bin/serval man $(INTO)/share/man/man1 >/dev/null
 	@umask 022; mkdir -p $(dir $(BASH_COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)) && \
 		$(INTO)/bin/serval completions bash >$(BASH_COMPLETION) && $(INTO)/bin/serval completions zsh >$(ZSH_COMPLETION) && \
@@ -84,15 +108,20 @@ install: absolute-prefix $(if $(BUILT_BEFORE),,build)
 	@chmod 644 $(DOC)/$(UNIT)
 	@echo "installed $(SHOWN)/bin/serval ($(SERVAL) of $$(date -r "$(SERVAL)" '+%F %T')), libraries, headers and documentation"
 
+# The documents that `make install` installs, one in a line.
+installed-pages:
+	@printf '%s\n' $(PAGES) $(UNIT)
+
 # Removes files by name, and the folders of Serval if they are empty.
 uninstall: absolute-prefix
-	@rm -f $(INTO)/bin/serval $(PAGES:%=$(DOC)/%) $(DOC)/$(UNIT) $(MANUAL:%=$(INTO)/share/man/man1/%) \
+	@rm -f $(INTO)/bin/serval $(INTO)/bin/serval-compile $(PAGES:%=$(DOC)/%) $(DOC)/$(UNIT) $(MANUAL:%=$(INTO)/share/man/man1/%) \
 		$(BASH_COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)
 	@$(MAKE) --no-print-directory --silent -C client uninstall $(PLACE)
 	@$(MAKE) --no-print-directory --silent -C attach uninstall $(PLACE)
 	@$(MAKE) --no-print-directory --silent -C transfer uninstall $(PLACE)
 	@$(MAKE) --no-print-directory --silent -C functions uninstall $(PLACE)
-	@rmdir $(DOC)/docs $(DOC) 2>/dev/null || true
+	@cd $(DOC) 2>/dev/null && rmdir -p $(filter-out ./,$(sort $(dir $(PAGES)))) 2>/dev/null || true
+	@rmdir $(DOC) 2>/dev/null || true
 
 # A relative PREFIX would be a different folder in each Makefile and invalid in serval_client.pc; an unexpanded ~ would
 # be a folder of this name. Other characters have a meaning in make, the shell or sed, so the check uses the environment.
@@ -107,6 +136,12 @@ absolute-prefix:
 # A Debian package of the same files.
 deb: build
 	@SERVAL="$(SERVAL)" tools/deb
+
+# The Python package, which has the command.
+wheel: setup
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "the Python package needs Python 3.11 or later"; exit 1; }
+	@rm -f $(BUILT)/wheels/serval_engine-*.whl
+	@python3 python/backend/serval_build.py $(BUILT)/wheels
 
 # The built-in kernels for NVIDIA GPUs, for the next build. Uses the installed nvcc, or downloads one.
 cuda-kernels:
@@ -125,18 +160,19 @@ GPU ?= sm_90
 CARRY_FLAGS ?= -O3 $(if $(filter x86_64,$(shell uname -m)),-march=x86-64-v3)
 gpu-carry: setup cuda-kernels
 	@$(BUILT_FROM) $(CARGO) build --release --quiet --package serval-cli --bin serval
+	@$(CARGO) build --release --quiet --package serval-compile
 	@$(CARGO) build --release --quiet --package serval-accel --example gpu
 	@$(MAKE) --no-print-directory --silent -C device gpu-programs GPU=$(GPU)
 	@mkdir -p $(CARRY)
 	@$(CC) -O2 -pthread -o $(CARRY)/peer benches/sockets/peer.c
 	@cp examples/07_sockets/client.py $(CARRY)
-	@cp $(BUILT)/release/serval $(BUILT)/release/examples/gpu $(CACHE)/device/gpu_test $(CACHE)/device/gpu_hog $(CACHE)/device/*.$(GPU).cubin \
-		tools/measure-sockets benches/sockets/cublas_server.py tools/gpu/sockets tools/gpu/check tools/gpu/allreduce tools/gpu/beside tools/gpu/compare-builds tools/gpu/freed tools/gpu/hazards tools/gpu/idle tools/gpu/loads tools/gpu/map tools/gpu/ingest tools/gpu/tensors tools/gpu/together tools/gpu/transfer tools/gpu/download $(CARRY)
+	@cp $(BUILT)/release/serval $(BUILT)/release/serval-compile $(BUILT)/release/examples/gpu $(CACHE)/device/gpu_test $(CACHE)/device/gpu_hog $(CACHE)/device/*.$(GPU).cubin \
+		tools/measure-sockets benches/sockets/cublas_server.py tools/gpu/sockets tools/gpu/check tools/gpu/allreduce tools/gpu/beside tools/compare-builds tools/gpu/freed tools/gpu/hazards tools/gpu/idle tools/gpu/loads tools/gpu/map tools/gpu/ingest tools/gpu/tensors tools/gpu/together tools/gpu/transfer tools/gpu/download $(CARRY)
 	@rm -f $(CARRY)/serval_engine-*.whl
 	@cp python/tests/gpu_rank.py $(CARRY)
 	@cp python/tests_torch/gpu_rank.py $(CARRY)/torch_gpu_rank.py
 	@if python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
-		$(BUILT_FROM) $(MAKE) --no-print-directory --silent -C python wheel PROFILE=release && cp .cache/python-wheel/*.whl $(CARRY); \
+		python3 python/backend/serval_build.py $(CARRY) >/dev/null; \
 		else echo "the Python package needs Python 3.11: its step will be skipped"; fi
 	@$(MAKE) --no-print-directory --silent -C benches/baselines all gpu BUILD=$(abspath $(CARRY)) CXXFLAGS="$(CARRY_FLAGS)" GPU=$(GPU)
 	@$(MAKE) --no-print-directory --silent -C benches/ingest BUILD=$(abspath $(CARRY)) CXXFLAGS="$(CARRY_FLAGS)" GPU=$(GPU)
@@ -199,7 +235,7 @@ fuzz-quick: setup
 	@$(CARGO) xtask fuzz 30
 	@$(CARGO) xtask fuzz --planted
 
-# Measures every row of the benchmark table, then writes the page, also if a verdict is a failure.
+# Measures the rows for two cores, then writes the page, also if a verdict is a failure. The other suites need more cores or a GPU.
 bench: bench-build
 	@$(SERVAL) compare --suite benches/speed.toml; status=$$?; $(CARGO) xtask benchmarks && exit $$status
 
@@ -227,6 +263,7 @@ microbench: setup
 # The requirements of every build.
 setup:
 	@command -v $(CARGO) >/dev/null || { echo "Serval needs Rust 1.95 or later: install it from https://rustup.rs, then run make again."; exit 1; }
+	@pkg-config --exists libzstd 2>/dev/null || tools/install-packages pkgconf libzstd-dev || { echo "Serval needs pkg-config and libzstd with its headers: install them (apt-get install pkgconf libzstd-dev), then run make again."; exit 1; }
 	@command -v c++ >/dev/null || command -v g++ >/dev/null || tools/install-packages g++ || { echo "Serval needs a C++ compiler for its kernels: install g++ (apt-get install g++), then run make again."; exit 1; }
 
 # The database of the faces demo and of the benchmark rows with faces.

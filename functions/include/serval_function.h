@@ -2,7 +2,7 @@
 //
 // A function is a WebAssembly core module that imports nothing but what is declared here, compiled for wasm32:
 //
-//   clang --target=wasm32 -O2 -nostdlib -Wl,--no-entry -I functions/include -o mine.wasm mine.c
+//   clang --target=wasm32 -O2 -nostdlib -Wl,--no-entry -I FOLDER_OF_THIS_FILE -o mine.wasm mine.c
 //
 // `serval fn new mine` makes a project for it. serval_function.rs is the same for Rust.
 //

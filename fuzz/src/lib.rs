@@ -30,6 +30,8 @@
 //! There are no targets for data that untrusted parties cannot write: hand-over envelopes (private memory of one process), the
 //! command line (its author already runs the program), the tap's file (written, never read).
 
+#![forbid(unsafe_code)]
+
 pub mod attach;
 pub mod coap;
 pub mod collective;

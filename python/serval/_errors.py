@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._types import Buffer
 
 
 class Error(Exception):
@@ -24,8 +27,23 @@ class EngineError(Error):
         self.log = log
 
 
+class ErrorReply(Error):
+    """The reply to a message with which a served function failed, in the words of its protocol. The function returns it in the place of a
+    reply, or raises it: then the messages of its batch are tried alone, and those that raise it again get it. The client gets ``reply``, and the
+    server counts the message in ``stats()["errors"]["ErrorReply"]``.
+
+    >>> def square(messages):
+    ...     return [b"%d" % (int(m) ** 2) if m.isdigit() else serval.ErrorReply(b"ERR not a number") for m in messages]
+    """
+
+    def __init__(self, reply: Buffer) -> None:
+        super().__init__(reply)
+        #: Its bytes.
+        self.reply = reply
+
+
 class FunctionError(Error):
-    """A served function failed. The messages of its batch were dropped and counted; clients get no reply."""
+    """A served function failed. The messages with which it failed alone were dropped and counted; their clients get no reply."""
 
     def __init__(
         self,
@@ -37,9 +55,9 @@ class FunctionError(Error):
         dtype: str | None = None,
     ) -> None:
         super().__init__(text)
-        #: How many messages the batch had.
+        #: How many messages the call had.
         self.messages = messages
-        #: The reply that is wrong, if it is a single one.
+        #: The place in its batch of the message that was dropped, if it is a single one.
         self.index = index
         #: The shape of the array that is wrong, if it is an array.
         self.shape = shape
@@ -48,11 +66,11 @@ class FunctionError(Error):
 
 
 class FunctionRaised(FunctionError):
-    """The function raised an exception, which is the cause (``__cause__``) of this one."""
+    """The function raised an exception, or returned it for a message. It is the cause (``__cause__``) of this one."""
 
 
 class ReplyCountError(FunctionError):
-    """The function returned another number of replies than it got messages."""
+    """The function returned another number of replies than it got messages. What it yields is read up to one reply more than messages."""
 
 
 class ReplyTypeError(FunctionError, TypeError):
@@ -64,7 +82,7 @@ class ReplyShapeError(FunctionError, ValueError):
 
 
 class ReplyTooLong(FunctionError, ValueError):
-    """A reply is longer than ``max_reply_bytes``. The messages of its batch count as ``reply_too_long``."""
+    """A reply is longer than ``max_reply_bytes``. Its message counts as ``reply_too_long``."""
 
 
 class CallTimeout(FunctionError, TimeoutError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import logging
 import os
 import select
@@ -14,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from . import _errors
 from ._engine import Engine, make_folder, remove_folder, wait_for
-from ._errors import ConfigError, EngineError, Error, FunctionError
-from ._native import HostCall
+from ._errors import ConfigError, EngineError, Error, ErrorReply, FunctionError
 
 if TYPE_CHECKING:
     from ._arrays import Arrays
     from ._metrics import Metrics
+    from ._native import HostCall
+    from ._types import Reply
 
 _log = logging.getLogger("serval")
 #: Seconds until a call that has not returned is left behind when a server closes.
@@ -61,8 +63,11 @@ def serve(
 
     The function is called on a thread of its own with a list of at most ``batch`` messages (``bytes``) and returns as many replies
     (bytes-like; ``None``: no reply is wanted). With ``dtype`` it is called with a NumPy array of shape ``(messages, *shape)`` and
-    returns an array whose first dimension is that of the messages. A function that fails loses its batch: the messages get no reply and are
-    counted as ``kernel_drop`` (a reply that is too long: ``reply_too_long``), see ``on_error``.
+    returns an array whose first dimension is that of the messages.
+
+    A function that fails with a batch is called again with each of its messages alone. Those with which it fails alone get no reply and are counted as
+    ``kernel_drop`` (a reply that is too long: ``reply_too_long``), see ``on_error``. So it may see a message twice. In the place of a single reply it
+    may return an exception, which drops this message in the same way, or an :class:`ErrorReply`.
 
     :param listen: one or more of ``udp://IP:PORT``, ``tcp://IP:PORT`` and ``shm:///PATH``. For port 0 the host kernel chooses; see
         :attr:`Server.urls`.
@@ -135,8 +140,12 @@ def _check(name: str, value: int, least: int, most: int) -> None:
         raise ConfigError(f"{name} is {value!r}, must be an integer in [{least}, {most}]")
 
 
+def _function_name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
 def _service_name(function: Callable[..., Any]) -> str:
-    name = getattr(function, "__name__", type(function).__name__)
+    name = _function_name(function)
     kept = "".join(c for c in name if c.isascii() and (c.isalnum() or c in "_-"))
     return kept[:64] or "python"
 
@@ -176,12 +185,15 @@ class Server:
         on_error: OnError,
     ) -> None:
         self._function = function
+        #: In messages.
+        self._called = f"the function {_function_name(function)}"
         self._arrays = arrays
         self._call_timeout = limits[3] / 1000
         self._on_error = on_error
         self._service = service
         self._error: BaseException | None = None
         self._errors: dict[str, int] = {}
+        self._retried = 0
         self._counting = threading.Lock()
         self._closing = threading.RLock()
         self._closed = False
@@ -209,6 +221,9 @@ class Server:
             config["accelerator"][0]["attach"] = attach
             self.engine = Engine(config)
         assert attach is not None
+        # Only programs that serve load the native module.
+        from ._native import HostCall
+
         host = self._host = HostCall(attach, self._service, *limits)
         self._threads = [
             threading.Thread(target=self._call, args=(host,), daemon=True, name=f"serval-call-{self._service}"),
@@ -236,7 +251,7 @@ class Server:
     def _call(self, host: HostCall) -> None:
         try:
             if self._arrays:
-                self._call_with_arrays(host)
+                self._call_with_arrays(host, self._arrays)
             else:
                 self._call_with_lists(host)
         except BaseException as error:  # noqa: BLE001 - a service without this thread answers nothing
@@ -245,79 +260,163 @@ class Server:
             self._stop(failure)
 
     def _call_with_lists(self, host: HostCall) -> None:
-        function, take, reply = self._function, host.next, host.reply
-        plain = (list, tuple)
-        while (messages := take()) is not None:
-            count = len(messages)
-            try:
-                replies = function(messages)
-            except BaseException as error:  # noqa: BLE001 - also SystemExit: it would end this thread silently
-                self._raised(host, error, count)
-                continue
-            # The methods of other types, also of subclasses, are the user's: they run only here.
-            if type(replies) not in plain:
-                try:
-                    if isinstance(replies, (str, bytes, bytearray, memoryview)):
-                        raise TypeError
-                    replies = list(replies)
-                except BaseException:  # noqa: BLE001
-                    text = f"the function returned {_errors.describe(replies)}, not a list of replies"
-                    self._failed(host, _errors.ReplyTypeError(text, messages=count))
-                    continue
-            if len(replies) != count:
-                text = f"the function returned {len(replies)} replies to {count} messages"
-                self._failed(host, _errors.ReplyCountError(text, messages=count))
-                continue
-            wrong = reply(replies)
-            if wrong is not None:
-                self._failed(host, _wrong_reply(wrong, count))
+        while (messages := host.next()) is not None:
+            # The function may change its list.
+            kept = tuple(messages)
+            replies = self._replies(messages, len(kept))
+            if isinstance(replies, Exception):
+                self._failed(host, replies, len(kept), lambda index: self._answer_alone(host, index, kept[index]))
+            else:
+                for wrong in host.reply(replies) or ():
+                    self._refuse(host, wrong[0], self._wrong_reply(wrong))
 
-    def _call_with_arrays(self, host: HostCall) -> None:
-        assert self._arrays
-        arrays, function = self._arrays, self._function
+    def _call_with_arrays(self, host: HostCall, arrays: Arrays) -> None:
         while (batch := host.next_rows(arrays.row_bytes)) is not None:
-            rows, count = batch
-            try:
-                replies = function(arrays.array(rows, count))
-            except BaseException as error:  # noqa: BLE001
-                self._raised(host, error, count)
-                continue
-            try:
-                rows_of_replies = arrays.rows(replies, count)
-            except FunctionError as error:
-                self._failed(host, error.with_traceback(None))
-                continue
-            except BaseException as error:  # noqa: BLE001 - the methods of a subclass of ndarray are the user's
-                self._raised(host, error, count)
-                continue
-            wrong = host.reply_rows(rows_of_replies, count)
-            if wrong is not None:
-                self._failed(host, _wrong_reply(wrong, count, replies))
+            count = batch[1]
+            replies = self._rows(arrays, *batch)
+            if isinstance(replies, Exception):
+                self._failed(host, replies, count, lambda index: self._answer_row_alone(host, index, arrays))
+            elif (wrong := host.reply_rows(replies, count)) is not None:
+                # All rows have this length, so no message alone would do better.
+                for index in range(count):
+                    host.drop_at(index, True)
+                self._report(self._too_long(wrong, count, replies), count)
 
-    def _raised(self, host: HostCall, error: BaseException, count: int) -> None:
+    def _replies(self, messages: list[bytes], count: int) -> list[Reply] | tuple[Reply, ...] | Exception:
+        """What the function returns for these messages, one for each; or why it failed."""
+        try:
+            replies = self._function(messages)
+        except BaseException as error:  # noqa: BLE001 - also SystemExit: it would end this thread silently
+            return self._raised(error, count)
+        # The methods of other types, also of subclasses, are the user's: they run only here.
+        if type(replies) not in (list, tuple):
+            try:
+                if isinstance(replies, (str, bytes, bytearray, memoryview)):
+                    raise TypeError
+                iterator = iter(replies)
+            except BaseException:  # noqa: BLE001
+                text = f"{self._called} returned {_errors.describe(replies)}, not a list of replies"
+                return _errors.ReplyTypeError(text, messages=count)
+            try:
+                # It may go on for ever.
+                replies = list(itertools.islice(iterator, count + 1))
+            except BaseException as error:  # noqa: BLE001
+                return self._raised(error, count)
+            if len(replies) > count:
+                text = f"{self._called} returned more than {count} replies to {count} messages, which were read no further"
+                return _errors.ReplyCountError(text, messages=count)
+        if len(replies) != count:
+            text = f"{self._called} returned {len(replies)} replies to {count} messages"
+            return _errors.ReplyCountError(text, messages=count)
+        found: list[Reply] | tuple[Reply, ...] = replies
+        return found
+
+    def _rows(self, arrays: Arrays, rows: bytearray, count: int) -> Any:
+        """The array that the function returns for these messages, as rows; or why it failed."""
+        try:
+            replies = self._function(arrays.array(rows, count))
+        except BaseException as error:  # noqa: BLE001
+            return self._raised(error, count)
+        try:
+            return arrays.rows(replies, count)
+        except FunctionError as error:
+            return error.with_traceback(None)
+        except BaseException as error:  # noqa: BLE001 - the methods of a subclass of ndarray are the user's
+            return self._raised(error, count)
+
+    def _failed(self, host: HostCall, error: Exception, count: int, alone: Callable[[int], bool]) -> None:
+        """The function failed with a batch. It is called again with each message alone (``alone``, which returns whether it is answered), so
+        that only those with which it fails are lost."""
+        if count == 1:
+            return self._refuse(host, 0, error)
+        self._retried += count
+        failed = 0
+        for index in range(count):
+            # A server that ends, or an engine that has given the batch up, needs no more answers.
+            if self._error is not None or not host.call_again():
+                return
+            failed += not alone(index)
+        if not failed and isinstance(error, FunctionError):
+            self._report(error, 0)
+
+    def _answer_alone(self, host: HostCall, index: int, message: bytes) -> bool:
+        replies = self._replies([message], 1)
+        if not isinstance(replies, Exception):
+            wrong = host.reply_at(index, replies[0])
+            if wrong is None:
+                return True
+            replies = self._wrong_reply(wrong)
+        self._refuse(host, index, replies)
+        return False
+
+    def _answer_row_alone(self, host: HostCall, index: int, arrays: Arrays) -> bool:
+        reply = self._rows(arrays, host.row(index, arrays.row_bytes), 1)
+        if not isinstance(reply, Exception):
+            wrong = host.reply_at(index, reply)
+            if wrong is None:
+                return True
+            reply = self._too_long(wrong, 1, reply)
+        self._refuse(host, index, reply)
+        return False
+
+    def _refuse(self, host: HostCall, index: int, error: Exception) -> None:
+        """Ends a message with which the function failed: with its error reply if it has one, else it is dropped."""
+        if isinstance(error, ErrorReply):
+            # A subclass may lack it.
+            wrong = host.reply_at(index, getattr(error, "reply", error))
+            if wrong is None:
+                with self._counting:
+                    self._errors["ErrorReply"] = self._errors.get("ErrorReply", 0) + 1
+                return
+            error = self._wrong_reply(wrong)
+        if not isinstance(error, FunctionError):
+            text = f"{self._called} gave an ErrorReply whose reply is {_errors.describe(error)}, not bytes-like"
+            error = _errors.ReplyTypeError(text, messages=1)
+        error.index = index
+        host.drop_at(index, isinstance(error, _errors.ReplyTooLong))
+        self._report(error, 1)
+
+    def _raised(self, error: BaseException, count: int) -> Exception:
+        """The error for an exception of the function; an error reply to a single message is its own."""
+        if isinstance(error, ErrorReply) and count == 1:
+            return error
         arrays = self._arrays
         if error.__traceback__ is not None:
             # The frame of the loop is of no interest.
             error.__traceback__ = error.__traceback__.tb_next
-        try:
-            text = f"{type(error).__name__}: {error}"
-        except BaseException:  # noqa: BLE001 - its `__str__` is the user's
-            text = type(error).__name__
         failure = _errors.FunctionRaised(
-            f"the function raised {text}",
+            f"{self._called} raised {_described(error)}",
             messages=count,
             shape=(count, *arrays.shape) if arrays else None,
             dtype=str(arrays.dtype) if arrays else None,
         )
         failure.__cause__ = error
-        self._failed(host, failure)
+        return failure
 
-    def _failed(self, host: HostCall, error: FunctionError) -> None:
-        host.drop_batch(isinstance(error, _errors.ReplyTooLong))
-        self._report(error)
+    def _wrong_reply(self, wrong: tuple[Any, ...]) -> Exception:
+        """The error for a reply that the native module does not send, see `HostCall::reply`."""
+        if len(wrong) == 3:
+            return self._too_long(wrong, 1)
+        reply = wrong[1]
+        if isinstance(reply, ErrorReply):
+            return reply
+        if isinstance(reply, BaseException):
+            failure = _errors.FunctionRaised(f"{self._called} returned {_described(reply)} for a message", messages=1)
+            failure.__cause__ = reply
+            return failure
+        text = f"{self._called} returned a reply that is {_errors.describe(reply)}, not bytes-like"
+        return _errors.ReplyTypeError(text, messages=1)
 
-    def _report(self, error: FunctionError) -> None:
-        """Counts an error of the function, and logs it the first time and then at every power of two."""
+    def _too_long(self, wrong: tuple[Any, ...], count: int, array: Any = None) -> FunctionError:
+        return _errors.ReplyTooLong(
+            f"{self._called} returned a reply of {wrong[1]} bytes, max_reply_bytes is {wrong[2]}",
+            messages=count,
+            shape=tuple(array.shape) if array is not None else None,
+            dtype=str(array.dtype) if array is not None else None,
+        )
+
+    def _report(self, error: FunctionError, lost: int) -> None:
+        """Counts an error of the function that cost ``lost`` messages, and logs it the first time and then at every power of two."""
         kind = type(error).__name__
         # The watching thread reports calls that take too long.
         with self._counting:
@@ -332,7 +431,8 @@ class Server:
             self._stop(error)
         elif count & (count - 1) == 0:
             again = f" ({count} times)" if count > 1 else ""
-            _log.error("service %s: %s%s; the batch is dropped", self._service, error, again, exc_info=error)
+            dropped = {0: "each message alone was answered", 1: "the message is dropped"}.get(lost, f"{lost} messages are dropped")
+            _log.error("service %s: %s%s; %s", self._service, error, again, dropped, exc_info=error)
 
     def _stop(self, error: BaseException) -> None:
         """Ends the server with an error, from any of its threads: the watching thread closes it."""
@@ -360,8 +460,9 @@ class Server:
                 self._serving.set()
             if counters["overdue"] > overdue:
                 overdue = counters["overdue"]
-                text = f"a call of the function takes longer than {self._call_timeout} s"
-                self._report(_errors.CallTimeout(text, messages=counters["messages"] - _answered(counters)))
+                text = f"a call of {self._called} takes longer than {self._call_timeout} s"
+                left = counters["messages"] - _answered(counters)
+                self._report(_errors.CallTimeout(text, messages=left), max(left, 1))
             failure = host.failure()
             if failure is not None:
                 self._stop(EngineError(failure))
@@ -383,7 +484,7 @@ class Server:
 
     def stats(self) -> dict[str, Any]:
         """Counters of this server: ``messages`` and ``replies``; ``calls`` and ``closed``, the batches by why they closed; ``dropped``
-        by reason; ``errors`` by type."""
+        by reason; ``retried``, the messages that the function was called with again, alone; ``errors`` by type."""
         counters = self._host.counters() if self._host is not None else self._last_counters
         closed = {why: counters[why] for why in ("full", "delay", "idle")}
         return {
@@ -397,6 +498,7 @@ class Server:
                 "bad_length": counters["bad_length"],
                 "reply_too_long": counters["too_long"],
             },
+            "retried": self._retried,
             "errors": dict(self._errors),
             "generations": counters["generations"],
         }
@@ -476,21 +578,11 @@ def _answered(counters: Mapping[str, int]) -> int:
     return sum(counters[name] for name in ("replies", "consumed", "rejected", "bad_length", "too_long"))
 
 
-def _wrong_reply(wrong: tuple[Any, ...], count: int, array: Any = None) -> FunctionError:
-    """The error for what :meth:`HostCall.reply` found."""
-    if len(wrong) == 3:
-        index, length, most = wrong
-        return _errors.ReplyTooLong(
-            f"reply {index} has {length} bytes, max_reply_bytes is {most}",
-            messages=count,
-            index=index,
-            shape=tuple(array.shape) if array is not None else None,
-            dtype=str(array.dtype) if array is not None else None,
-        )
-    index, reply = wrong
-    return _errors.ReplyTypeError(
-        f"reply {index} is {_errors.describe(reply)}, not bytes-like", messages=count, index=index
-    )
+def _described(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException:  # noqa: BLE001 - its `__str__` is the user's
+        return type(error).__name__
 
 
 _live: weakref.WeakSet[Server] = weakref.WeakSet()

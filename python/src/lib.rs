@@ -24,7 +24,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use pyo3::buffer::PyBuffer;
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyIndexError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyTuple};
 use runtime::host_call::{Caller, CallerHandle, HostCallDevice, Limits, NoReply, host_call};
@@ -40,6 +40,8 @@ struct HostCall {
     process: u32,
     /// `None` after `release`.
     caller: Mutex<Option<Caller>>,
+    /// The messages of the last `next_rows`: the function may change those that it got.
+    rows: Mutex<Vec<u8>>,
     handle: Mutex<Option<CallerHandle>>,
     control: Arc<Control>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -86,6 +88,7 @@ impl HostCall {
         Ok(Self {
             process: std::process::id(),
             caller: Mutex::new(Some(caller)),
+            rows: Mutex::default(),
             handle: Mutex::new(Some(handle)),
             control,
             thread,
@@ -121,7 +124,9 @@ impl HostCall {
     ) -> PyResult<Option<(Bound<'py, PyByteArray>, usize)>> {
         let mut caller = self.caller()?;
         let Some(caller) = caller.as_mut() else { return Ok(None) };
-        let mut rows = Vec::new();
+        // Only this thread uses them, but the wait releases the interpreter's lock.
+        let mut rows = std::mem::take(&mut *lock(&self.rows));
+        rows.clear();
         for first in std::iter::once(true).chain(std::iter::repeat(false)) {
             if !wait(py, caller, first) {
                 break;
@@ -134,54 +139,44 @@ impl HostCall {
                 None
             });
             if count > 0 {
-                return Ok(Some((PyByteArray::new(py, &rows), count)));
+                let array = PyByteArray::new(py, &rows);
+                *lock(&self.rows) = rows;
+                return Ok(Some((array, count)));
             }
         }
         Ok(None)
     }
 
-    /// Answers the batch with a list or tuple of bytes-like objects; `None` in it: no reply is wanted. Returns what is wrong, and
-    /// answers nothing then: `(index, object)` if the object is not bytes-like, `(index, length, most)` if a reply is too long. The
-    /// number of replies must be that of the messages.
+    /// Answers the batch with a list or tuple of bytes-like objects; `None` in it: no reply is wanted. The number of replies must be that of the
+    /// messages. Returns those that are wrong, whose messages are not answered: `(index, object)` if an object is not bytes-like, `(index, length,
+    /// most)` if a reply is too long. `None`: no reply is wrong.
     fn reply<'py>(
         &self,
         py: Python<'py>,
         replies: &Bound<'py, PyAny>,
-    ) -> PyResult<Option<Bound<'py, PyTuple>>> {
+    ) -> PyResult<Option<Vec<Bound<'py, PyTuple>>>> {
         let mut caller = self.caller()?;
         let Some(caller) = caller.as_mut() else { return Ok(None) };
         // Sequences are not changed by others while this thread has the interpreter's lock and runs no Python code; those that could run
         // code have been converted to lists.
         let replies: Vec<Bound<'py, PyAny>> = replies.try_iter()?.collect::<PyResult<_>>()?;
-        let mut others = Vec::new();
+        let mut wrong = Vec::new();
         for (index, reply) in replies.iter().enumerate() {
-            let len = if let Ok(bytes) = reply.cast::<PyBytes>() {
-                bytes.as_bytes().len()
-            } else if reply.is_none() {
-                continue;
-            } else {
-                let Some(copy) = copy_of(py, reply) else {
-                    return (index, reply).into_pyobject(py).map(Some);
-                };
-                others.push((index, copy));
-                others[others.len() - 1].1.len()
-            };
-            let most = caller.reply_bytes_max(index);
-            if len > most {
-                return (index, len, most).into_pyobject(py).map(Some);
-            }
+            wrong.extend(reply_at(py, caller, index, reply)?);
         }
-        let mut others = others.into_iter().peekable();
-        for (index, reply) in replies.iter().enumerate() {
-            if let Ok(bytes) = reply.cast::<PyBytes>() {
-                caller.reply(index, bytes.as_bytes());
-            } else if let Some((_, copy)) = others.next_if(|(of, _)| *of == index) {
-                caller.reply(index, &copy);
-            } else {
-                caller.end_message(index, NoReply::Consumed);
-            }
-        }
-        Ok(None)
+        Ok((!wrong.is_empty()).then_some(wrong))
+    }
+
+    /// Answers the message `index` of the batch, which has no answer yet, with an object as in `reply`. Returns what is wrong with it.
+    fn reply_at<'py>(
+        &self,
+        py: Python<'py>,
+        index: usize,
+        reply: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        let mut caller = self.caller()?;
+        let Some(caller) = caller.as_mut() else { return Ok(None) };
+        reply_at(py, caller, index, reply)
     }
 
     /// Answers the batch of `count` messages with the rows of a contiguous buffer. Returns `(index, length, most)` if a row is too
@@ -210,13 +205,33 @@ impl HostCall {
         Ok(None)
     }
 
-    /// Ends the batch without replies: its messages count as `reply_too_long`, or as `kernel_drop`.
-    fn drop_batch(&self, too_long: bool) -> PyResult<()> {
+    /// Ends the message `index` of the batch without a reply: it counts as `reply_too_long`, or as `kernel_drop`. Messages that have no answer when
+    /// the next batch is asked for end in the same way, as `kernel_drop`.
+    fn drop_at(&self, index: usize, too_long: bool) -> PyResult<()> {
         let why = if too_long { NoReply::TooLong } else { NoReply::Rejected };
         if let Some(caller) = self.caller()?.as_mut() {
-            caller.end_batch(why);
+            caller.end_message(index, why);
         }
         Ok(())
+    }
+
+    /// Publishes the answers given so far and begins the time limit of a call again. False: nothing is to be called again, because the
+    /// generation has ended or `close` was called.
+    fn call_again(&self) -> PyResult<bool> {
+        Ok(self.caller()?.as_mut().is_some_and(Caller::call_again))
+    }
+
+    /// The message `index` of the batch of `next_rows`, which has messages of `row_bytes` bytes, as it was.
+    fn row<'py>(
+        &self,
+        py: Python<'py>,
+        index: usize,
+        row_bytes: usize,
+    ) -> PyResult<Bound<'py, PyByteArray>> {
+        let rows = lock(&self.rows);
+        let row = index.checked_mul(row_bytes).and_then(|from| rows.get(from..)?.get(..row_bytes));
+        let absent = || PyIndexError::new_err(format!("the batch has no message {index}"));
+        Ok(PyByteArray::new(py, row.ok_or_else(absent)?))
     }
 
     /// Makes `next` return `None`, now and later. May be called from any thread.
@@ -328,6 +343,34 @@ impl Drop for HostCall {
 /// without giving the lock away: between two calls the interpreter gives it to other threads itself. Nothing waits with the lock.
 fn wait(py: Python<'_>, caller: &mut Caller, first: bool) -> bool {
     (first && caller.take_full().is_some()) || py.detach(|| caller.wait().is_some())
+}
+
+/// Answers a message of the batch with a bytes-like object or `None`, or returns what is wrong with the object; see `HostCall::reply`.
+fn reply_at<'py>(
+    py: Python<'py>,
+    caller: &mut Caller,
+    index: usize,
+    reply: &Bound<'py, PyAny>,
+) -> PyResult<Option<Bound<'py, PyTuple>>> {
+    let most = caller.reply_bytes_max(index);
+    let copy;
+    let bytes = if let Ok(bytes) = reply.cast::<PyBytes>() {
+        bytes.as_bytes()
+    } else if reply.is_none() {
+        caller.end_message(index, NoReply::Consumed);
+        return Ok(None);
+    } else {
+        let Some(copied) = copy_of(py, reply) else {
+            return (index, reply).into_pyobject(py).map(Some);
+        };
+        copy = copied;
+        &copy
+    };
+    if bytes.len() > most {
+        return (index, bytes.len(), most).into_pyobject(py).map(Some);
+    }
+    caller.reply(index, bytes);
+    Ok(None)
 }
 
 /// A copy of a bytes-like object of any element type; `None`: it is none.

@@ -1,6 +1,7 @@
 """Served functions: what they get, what clients get, and what happens when they fail."""
 
 import logging
+import socket
 import threading
 import time
 
@@ -142,8 +143,12 @@ FAILURES = [
     ("too many", lambda messages: messages * 2, serval.ReplyCountError, "2 replies to 1 messages"),
     ("nothing", lambda messages: None, serval.ReplyTypeError, "returned NoneType, not a list"),
     ("one bytes", lambda messages: b"x", serval.ReplyTypeError, "returned bytes, not a list"),
-    ("text", lambda messages: ["x"], serval.ReplyTypeError, "reply 0 is str, not bytes-like"),
+    ("text", lambda messages: ["x"], serval.ReplyTypeError, "reply that is str, not bytes-like"),
     ("too long", lambda messages: [bytes(1025)], serval.ReplyTooLong, "1025 bytes, max_reply_bytes is 1024"),
+    ("an exception", lambda messages: [KeyError("k")], serval.FunctionRaised, "returned KeyError: 'k' for a message"),
+    ("a generator raises", lambda messages: (1 / 0 for m in messages), serval.FunctionRaised, "ZeroDivisionError"),
+    ("wrong error reply", lambda messages: [serval.ErrorReply(3)], serval.ReplyTypeError, "reply that is int"),
+    ("error reply of itself", lambda messages: [serval.ErrorReply(serval.ErrorReply(b""))], serval.ReplyTypeError, "ErrorReply"),
 ]
 
 
@@ -203,6 +208,209 @@ def test_on_error_may_be_a_function():
     with serval.serve(lambda messages: [1], listen=ANY, on_error=errors.append) as server:
         is_dropped(server)
     assert [type(error) for error in errors] == [serval.ReplyTypeError] and errors[0].index == 0
+
+
+class Batches:
+    """Batches of the size of the test's choice: the first call, of a message of its own, holds the function up until they wait."""
+
+    def __init__(self, function):
+        self.function, self.gate, self.sizes = function, threading.Event(), []
+
+    def __call__(self, messages):
+        if messages[0] == b"wait":
+            assert self.gate.wait(60)
+            return messages
+        self.sizes.append(len(messages))
+        return self.function(messages)
+
+    def ask(self, messages, **options):
+        """The replies to messages that come as one batch, ``None`` for those that are dropped, and the statistics."""
+        settings = {"service": {"request_timeout_ms": 300_000}}
+        options = {"call_timeout": 100.0, "settings": settings, **options}
+        with serval.serve(self, listen=ANY, batch=len(messages), **options) as server:
+            accepted = lambda: server.metrics().total("serval_requests_accepted_total")
+            address = server.url[6:].split(":")
+            clients = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(len(messages) + 1)]
+            try:
+                for client in clients:
+                    client.connect((address[0], int(address[1])))
+                clients[0].send(b"wait")
+                eventually("the function waits", lambda: server.stats()["calls"] == 1)
+                # One socket of the server receives them, in this order.
+                for client, message in zip(clients[1:], messages):
+                    client.send(message)
+                eventually("they wait", lambda: accepted() == len(clients))
+                self.gate.set()
+                done = lambda: server.stats()["replies"] + sum(server.stats()["dropped"].values()) == len(messages) + 1
+                eventually("all are answered or dropped", done)
+                left = lambda: server.metrics().total("serval_replies_total") == server.stats()["replies"]
+                eventually("the replies are sent", left)
+                for client in clients:
+                    client.setblocking(False)
+                return [received(client) for client in clients[1:]], server.stats(), server.last_error
+            finally:
+                for client in clients:
+                    client.close()
+
+
+def received(client):
+    try:
+        return client.recv(65536)
+    except BlockingIOError:
+        return None
+
+
+def one_fails(failing):
+    """A function that calls ``failing`` if one of its messages is `bad`."""
+    return lambda messages: failing(messages) if b"bad" in messages else upper(messages)
+
+
+ONE_OF_MANY = [
+    ("raises", one_fails(lambda messages: 1 / 0), serval.FunctionRaised, "ZeroDivisionError"),
+    ("exits", one_fails(lambda messages: exit(3)), serval.FunctionRaised, "SystemExit"),
+    ("empties its list and raises", one_fails(lambda messages: messages.clear() or 1 / 0), serval.FunctionRaised, "ZeroDivisionError"),
+    ("leaves it out", lambda messages: [m.upper() for m in messages if m != b"bad"], serval.ReplyCountError, "0 replies to 1 messages"),
+    ("returns nothing", one_fails(lambda messages: None), serval.ReplyTypeError, "returned NoneType"),
+]
+#: Here the place of the reply says which message it is.
+ONE_REPLY = [
+    ("text", lambda messages: ["x" if m == b"bad" else m.upper() for m in messages], serval.ReplyTypeError, "is str"),
+    ("too long", lambda messages: [bytes(2000) if m == b"bad" else m.upper() for m in messages], serval.ReplyTooLong, "2000 bytes"),
+    ("an exception", lambda messages: [ValueError("no") if m == b"bad" else m.upper() for m in messages], serval.FunctionRaised, "ValueError: no"),
+]
+MANY = [b"m%d" % number for number in range(64)]
+
+
+@pytest.mark.parametrize("function, kind, text", [f[1:] for f in ONE_OF_MANY], ids=[f[0] for f in ONE_OF_MANY])
+def test_a_message_with_which_the_function_fails_is_dropped_alone(function, kind, text, caplog):
+    messages = [*MANY[:40], b"bad", *MANY[41:]]
+    batches = Batches(function)
+    replies, stats, error = batches.ask(messages)
+    assert replies == [None if m == b"bad" else m.upper() for m in messages]
+    assert batches.sizes == [64] + [1] * 64
+    assert stats["dropped"]["kernel_drop"] == 1 and stats["retried"] == 64
+    assert stats["errors"] == {kind.__name__: 1}
+    assert type(error) is kind and text in str(error) and (error.index, error.messages) == (40, 1)
+    assert [record.message.endswith("the message is dropped") for record in caplog.records if record.name == "serval"] == [True]
+
+
+@pytest.mark.parametrize("function, kind, text", [f[1:] for f in ONE_REPLY], ids=[f[0] for f in ONE_REPLY])
+def test_a_wrong_reply_costs_its_message_alone(function, kind, text):
+    messages = [*MANY[:40], b"bad", *MANY[41:]]
+    batches = Batches(function)
+    replies, stats, error = batches.ask(messages)
+    assert replies == [None if m == b"bad" else m.upper() for m in messages]
+    assert batches.sizes == [64] and stats["retried"] == 0
+    reason = "reply_too_long" if kind is serval.ReplyTooLong else "kernel_drop"
+    assert stats["dropped"][reason] == 1 and stats["errors"] == {kind.__name__: 1}
+    assert type(error) is kind and text in str(error) and error.index == 40
+
+
+def test_a_function_that_fails_only_with_batches_answers_all(caplog):
+    def alone(messages):
+        if len(messages) > 1:
+            raise RuntimeError("one at a time")
+        return upper(messages)
+
+    replies, stats, error = Batches(alone).ask(MANY)
+    assert replies == upper(MANY)
+    assert sum(stats["dropped"].values()) == 0 and stats["errors"] == {"FunctionRaised": 1}
+    assert error.messages == 64 and error.index is None
+    assert [record.message.endswith("each message alone was answered") for record in caplog.records if record.name == "serval"] == [True]
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_message_may_get_an_error_reply(raises, caplog):
+    def number(message):
+        return b"%d" % (2 * int(message)) if message.isdigit() else serval.ErrorReply(b"ERR " + message)
+
+    def double(messages):
+        replies = [number(message) for message in messages]
+        for reply in replies:
+            if raises and isinstance(reply, serval.ErrorReply):
+                raise reply
+        return replies
+
+    replies, stats, error = Batches(double).ask([b"1", b"x", b"3", b"y"])
+    assert replies == [b"2", b"ERR x", b"6", b"ERR y"]
+    assert stats["errors"] == {"ErrorReply": 2} and sum(stats["dropped"].values()) == 0
+    assert error is None and not [record for record in caplog.records if record.name == "serval"]
+    assert stats["retried"] == (4 if raises else 0)
+
+
+def test_a_function_that_yields_for_ever_is_cut_off():
+    yielded = []
+
+    def endless(messages):
+        while True:
+            yielded.append(len(messages))
+            yield b"x"
+
+    replies, stats, error = Batches(endless).ask([b"m"] * 8)
+    assert replies == [None] * 8
+    # One reply more than messages, of the batch and then of each message.
+    assert yielded == [8] * 9 + [1] * 16
+    assert type(error) is serval.ReplyCountError and "more than 1 replies to 1 messages" in str(error)
+    assert "Batches" in str(error), "the function is named"
+    assert stats["errors"] == {"ReplyCountError": 8} and stats["dropped"]["kernel_drop"] == 8
+
+
+def test_the_time_limit_is_that_of_each_call():
+    def slow(messages):
+        time.sleep(0.5)
+        if len(messages) > 1:
+            raise RuntimeError("one at a time")
+        return messages
+
+    # Together they take longer than a call may.
+    replies, stats, error = Batches(slow).ask([b"m"] * 8, call_timeout=3.0)
+    assert replies == [b"m"] * 8 and stats["errors"] == {"FunctionRaised": 1} and stats["generations"] == 1
+
+
+def test_a_row_with_which_the_function_fails_is_dropped_alone():
+    gate, sizes = threading.Event(), []
+
+    def halve(batch):
+        if (batch[:, 0] == 0).any():
+            assert gate.wait(60)
+            return batch
+        sizes.append(len(batch))
+        bad = (batch < 0).any()
+        batch /= 2
+        if bad:
+            raise ValueError("negative")
+        return batch
+
+    rows = [numpy.float32([n, n]) for n in range(1, 17)]
+    rows[5] *= -1
+    with serval.serve(halve, listen="tcp://127.0.0.1:0", framing="fixed:8", dtype="f4", shape=(2,), batch=16) as server:
+        clients = [serval.Client(server.url, framing="fixed:8", timeout=60) for _ in range(17)]
+        replies = [None] * 17
+
+        def ask(number, row):
+            try:
+                replies[number] = clients[number].ask(row.tobytes())
+            except serval.ConnectionLost:
+                pass
+
+        accepted = lambda: server.metrics().total("serval_requests_accepted_total")
+        asking = []
+        for number, row in enumerate([numpy.float32([0, 0]), *rows]):
+            asking.append(threading.Thread(target=ask, args=(number, row)))
+            asking[-1].start()
+            eventually("it is accepted", lambda: accepted() == number + 1)
+            if number == 0:
+                eventually("the function waits", lambda: server.stats()["calls"] == 1)
+        gate.set()
+        for thread in asking:
+            thread.join()
+        for client in clients:
+            client.close()
+        # The function has changed its array before it failed; the next calls get the messages as they were.
+        assert replies[1:] == [None if row[0] < 0 else (row / 2).tobytes() for row in rows]
+        assert sizes == [16] + [1] * 16
+        assert server.stats()["dropped"]["kernel_drop"] == 1 and server.last_error.index == 5
+        assert server.last_error.shape == (1, 2)
 
 
 def test_a_call_that_does_not_return_is_reported_and_others_are_served():
@@ -314,7 +522,7 @@ def test_a_reply_whose_own_methods_fail_loses_only_its_batch(replies):
 
 
 def test_an_error_in_the_loop_around_the_function_ends_the_server(monkeypatch):
-    def broken(self, host, error):
+    def broken(self, host, error, count, alone):
         raise RuntimeError("of the loop")
 
     monkeypatch.setattr(serval._serve.Server, "_failed", broken)

@@ -10,6 +10,10 @@ def upper(messages: list[bytes]) -> list[bytes]:
     return [message.upper() for message in messages]
 
 
+def double(messages: list[bytes]) -> list[bytes | Exception]:
+    return [b"%d" % (2 * int(m)) if m.isdigit() else serval.ErrorReply(b"ERR") for m in messages]
+
+
 async def ask(url: str) -> bytes:
     async with serval.aio.Client(url, timeout=10) as client:
         reply: bytes = await client.ask(b"a")
@@ -23,4 +27,6 @@ def main() -> list[bytes]:
             replies: list[bytes] = [asyncio.run(ask(url)), client.ask(bytearray(b"b"))]
         total: float = server.metrics().total("serval_replies_total")
         assert total >= 0
+    with serval.serve(double, listen="udp://127.0.0.1:0"):
+        pass
     return replies

@@ -54,7 +54,8 @@ pub(crate) fn changed_since(base: &str) -> Result<Vec<String>, String> {
     Ok(changed.lines().chain(new.lines()).map(str::to_owned).collect())
 }
 
-fn git(arguments: &[&str]) -> Result<String, String> {
+/// The output of git in the root.
+pub(crate) fn git(arguments: &[&str]) -> Result<String, String> {
     let output = Command::new("git").args(arguments).current_dir(root()).output();
     let output = output.map_err(|error| format!("git: {error}"))?;
     match output.status.success() {

@@ -1,17 +1,22 @@
 //! Repository tasks: `cargo xtask TASK`. Every check of the house rules is one of them, and
 //! `cargo xtask ci` is the only entry point of continuous integration.
 
+#![forbid(unsafe_code)]
+
 mod abi;
 mod benchmarks;
 mod ci;
 mod claims;
+mod cpu;
 mod cycles;
 mod drop_reasons;
 mod edges;
 mod files;
 mod fuzz;
 mod links;
+mod metric_names;
 mod mutants;
+mod origin;
 mod programs;
 mod side_by_side;
 mod tidy;
@@ -25,10 +30,11 @@ usage: cargo xtask CHORE
 
   gen-abi       writes the C headers, the table of the region's layout and the drop reasons of docs/operations.md
   benchmarks    writes docs/benchmarks.md from the records; with --check says whether it is up to date, and
-                whether the figures in README.md and docs/gpu.md are those of their records
+                whether the figures in README.md and docs/gpu.md are those of their records. Refuses records of
+                sources that are not in this history
   configuration writes the tables of docs/configuration.md; with --check says whether they are up to date
   edges         checks that every ordering edge has both halves in the places that ORDERING.md lists
-  tidy          checks file sizes, unsafety outside its crates, names, words, links and left-overs
+  tidy          checks file sizes, unsafety outside its crates, names, words, links, metrics that documents name, and left-overs
   drop-reasons  checks that a test provokes every drop reason
   mutants [NAME...]
                 checks that a test catches every seeded mutant, or the named ones

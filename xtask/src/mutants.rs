@@ -27,10 +27,10 @@ const fn mutant(name: &'static str, bug: &'static str, tests: &'static [&'static
 
 const SEEDS: &str = "crates/sim/tests/seeds.rs::it_does_not_matter_which_thread_runs_a_seed";
 
-const LINKS: &str = "crates/sim/tests/links.rs::links_break_and_accelerators_come_back";
+const LINKS: &str = "crates/sim/tests/scenes/links.rs::links_break_and_accelerators_come_back";
 
 const HISTORY: &str =
-    "crates/onpath/tests/cache_history.rs::nothing_that_was_overwritten_is_served";
+    "crates/onpath/tests/functions/cache_history.rs::nothing_that_was_overwritten_is_served";
 
 const MUTANTS: &[Mutant] = &[
     // Mutants that are caught by a time-out come first: the others run meanwhile.
@@ -50,7 +50,7 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "skip_release",
         "slots that were read are not released",
-        &["crates/mqueue/tests/ring.rs::every_protocol_carries_every_size", SEEDS],
+        &["crates/mqueue/tests/rings/ring.rs::every_protocol_carries_every_size", SEEDS],
     ),
     mutant(
         "publish_unordered",
@@ -65,89 +65,93 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "lend_twice",
         "a buffer of a pool stays free while it has an owner",
-        &["crates/mqueue/tests/bundles.rs::a_buffer_has_one_owner"],
+        &["crates/mqueue/tests/rings/bundles.rs::a_buffer_has_one_owner"],
     ),
     mutant(
         "believe_bundle",
         "the shape of a bundle is not checked",
-        &["crates/mqueue/tests/bundles.rs::what_a_bundle_must_not_be"],
+        &["crates/mqueue/tests/rings/bundles.rs::what_a_bundle_must_not_be"],
     ),
     mutant(
         "believe_replies",
         "replies outside the area of their bundle are read",
-        &["crates/mqueue/tests/bundles.rs::any_completion_is_refused_or_lies_in_its_area"],
+        &["crates/mqueue/tests/rings/bundles.rs::any_completion_is_refused_or_lies_in_its_area"],
     ),
     mutant(
         "overrun_ring",
         "a message overwrites the oldest one of a full ring",
-        &["crates/mqueue/tests/property.rs::a_ring_is_a_bounded_queue", SEEDS],
+        &["crates/mqueue/tests/rings/property.rs::a_ring_is_a_bounded_queue", SEEDS],
     ),
     mutant(
         "wrap_sequence",
         "sequence numbers of units wrap after 65 536 messages",
-        &["crates/mqueue/tests/property.rs::old_units_never_pass_for_new_ones"],
+        &["crates/mqueue/tests/rings/property.rs::old_units_never_pass_for_new_ones"],
     ),
     mutant(
         "forget_restamp",
         "units that a message does not write keep their old sequence number",
-        &["crates/mqueue/tests/property.rs::old_units_never_pass_for_new_ones"],
+        &["crates/mqueue/tests/rings/property.rs::old_units_never_pass_for_new_ones"],
     ),
     mutant(
         "believe_head",
         "an invalid head of the other side is used",
-        &["crates/mqueue/tests/hostile.rs::a_flood_without_credit_ends", SEEDS],
+        &["crates/mqueue/tests/rings/hostile.rs::a_flood_without_credit_ends", SEEDS],
     ),
     mutant(
         "believe_header",
         "an invalid header of the other side is used",
-        &["crates/mqueue/tests/hostile.rs::a_bad_header_is_skipped"],
+        &["crates/mqueue/tests/rings/hostile.rs::a_bad_header_is_skipped"],
     ),
     // CoAP authentication.
     mutant(
         "believe_signature",
         "the signature of a token is not looked at",
         &[
-            "crates/onpath/tests/coap_auth.rs::requests_pass_with_a_token_only_and_each_reason_is_counted",
+            "crates/onpath/tests/functions/coap_auth.rs::requests_pass_with_a_token_only_and_each_reason_is_counted",
         ],
     ),
     mutant(
         "ignore_window",
         "a token that was issued too long ago is accepted",
-        &["crates/onpath/tests/coap_auth.rs::times_are_checked_at_their_limits"],
+        &["crates/onpath/tests/functions/coap_auth.rs::times_are_checked_at_their_limits"],
     ),
     mutant(
         "forget_used_token",
         "a token that was used is forgotten",
-        &["crates/onpath/tests/coap_auth.rs::a_token_is_used_once_if_that_is_asked_for"],
+        &["crates/onpath/tests/functions/coap_auth.rs::a_token_is_used_once_if_that_is_asked_for"],
     ),
     // Sketches.
     mutant(
         "floor_too_high",
         "words whose rank is just above the least register are left out",
-        &["crates/onpath/tests/sketch.rs::all_instructions_do_the_same_with_high_registers"],
+        &[
+            "crates/onpath/tests/functions/sketch.rs::all_instructions_do_the_same_with_high_registers",
+        ],
     ),
     mutant(
         "merge_by_sum",
         "registers of HyperLogLog are merged by their sum",
-        &["crates/onpath/tests/sketch.rs::the_merge_of_two_sketches_is_that_of_their_union"],
+        &[
+            "crates/onpath/tests/functions/sketch.rs::the_merge_of_two_sketches_is_that_of_their_union",
+        ],
     ),
     mutant(
         "merge_last_state",
         "of the states of several workers only the last one is read",
-        &["crates/onpath/tests/builtins.rs::the_function_counts_a_range_and_merges"],
+        &["crates/onpath/tests/functions/builtins.rs::the_function_counts_a_range_and_merges"],
     ),
     mutant(
         "split_single_state",
         "several workers each have a part of a state that there is once",
         &[
-            "crates/sim/tests/owners.rs::one_worker_sees_all_requests_and_their_replies",
-            "crates/sim/tests/owners.rs::requests_with_the_same_key_meet_the_same_state",
+            "crates/sim/tests/scenes/owners.rs::one_worker_sees_all_requests_and_their_replies",
+            "crates/sim/tests/scenes/owners.rs::requests_with_the_same_key_meet_the_same_state",
         ],
     ),
     mutant(
         "limit_each_worker",
         "each worker has buckets of its own",
-        &["crates/onpath/tests/builtins.rs::a_rate_is_that_of_all_workers_together"],
+        &["crates/onpath/tests/functions/builtins.rs::a_rate_is_that_of_all_workers_together"],
     ),
     // The cache in front of memcached.
     mutant(
@@ -184,13 +188,15 @@ const MUTANTS: &[Mutant] = &[
         "cache_datagrams_take_all",
         "datagrams may have all tickets",
         &[
-            "crates/onpath/tests/cache.rs::datagrams_without_answers_take_no_tickets_from_connections",
+            "crates/onpath/tests/functions/cache.rs::datagrams_without_answers_take_no_tickets_from_connections",
         ],
     ),
     mutant(
         "cache_missed_grace",
         "a write of a connection that lives ends after the grace period",
-        &["crates/onpath/tests/cache.rs::a_write_of_a_live_connection_is_pending_after_a_restart"],
+        &[
+            "crates/onpath/tests/functions/cache.rs::a_write_of_a_live_connection_is_pending_after_a_restart",
+        ],
     ),
     mutant("cache_ignore_ttl", "a value is kept for longer than the server does", &[HISTORY]),
     mutant(
@@ -204,13 +210,16 @@ const MUTANTS: &[Mutant] = &[
         "cache_serve_unattached",
         "values are served though a worker does not see its messages",
         &[
-            "crates/onpath/tests/cache.rs::nothing_is_served_while_a_worker_does_not_see_its_messages",
+            "crates/onpath/tests/functions/cache.rs::nothing_is_served_while_a_worker_does_not_see_its_messages",
         ],
     ),
     mutant(
         "cache_many_unchecked",
         "of several keys one is served that was written since",
-        &["crates/onpath/tests/cache.rs::several_keys_are_answered_if_all_are_known", HISTORY],
+        &[
+            "crates/onpath/tests/functions/cache.rs::several_keys_are_answered_if_all_are_known",
+            HISTORY,
+        ],
     ),
     mutant(
         "cache_absent_unchecked",
@@ -232,17 +241,17 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "reuse_token_of_bundle",
         "the tokens of a bundle are reused as soon as it has ended",
-        &["crates/wire/tests/bundles.rs::a_table_with_bundles_matches_the_model"],
+        &["crates/wire/tests/formats/bundles.rs::a_table_with_bundles_matches_the_model"],
     ),
     mutant(
         "return_buffer_while_it_leaves",
         "the buffer of a bundle is free when its messages have ended, though replies leave from it",
-        &["crates/wire/tests/bundles.rs::a_table_with_bundles_matches_the_model"],
+        &["crates/wire/tests/formats/bundles.rs::a_table_with_bundles_matches_the_model"],
     ),
     mutant(
         "forget_mqueue_of_bundle",
         "a token of a bundle is valid on every mqueue",
-        &["crates/wire/tests/bundles.rs::a_table_with_bundles_matches_the_model"],
+        &["crates/wire/tests/formats/bundles.rs::a_table_with_bundles_matches_the_model"],
     ),
     // The turn.
     mutant(
@@ -254,7 +263,7 @@ const MUTANTS: &[Mutant] = &[
         "return_received_early",
         "the buffer of a GRO batch that was received in place is free when one of its bundles has ended",
         &[
-            "crates/engine/tests/in_place.rs::messages_arrive_in_the_pool_and_replies_leave_from_there",
+            "crates/worker/tests/in_place.rs::messages_arrive_in_the_pool_and_replies_leave_from_there",
         ],
     ),
     mutant(
@@ -271,17 +280,20 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "leak_credit",
         "a request that times out keeps its credit",
-        &["crates/sim/tests/drops.rs::an_unanswered_request_times_out", SEEDS],
+        &["crates/sim/tests/scenes/drops.rs::an_unanswered_request_times_out", SEEDS],
     ),
     mutant(
         "lose_drop",
         "a request that times out is not counted",
-        &["crates/sim/tests/drops.rs::an_unanswered_request_times_out", SEEDS],
+        &["crates/sim/tests/scenes/drops.rs::an_unanswered_request_times_out", SEEDS],
     ),
     mutant(
         "count_twice",
         "a message that waits for credit is counted at every attempt",
-        &["crates/sim/tests/drops.rs::messages_waiting_for_credit_are_dropped_by_a_drain", SEEDS],
+        &[
+            "crates/sim/tests/scenes/drops.rs::messages_waiting_for_credit_are_dropped_by_a_drain",
+            SEEDS,
+        ],
     ),
     mutant(
         "count_received_last",
@@ -296,17 +308,23 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "answer_from_another_port",
         "a reply leaves through another port than its request used",
-        &[SEEDS, "crates/sim/tests/promises.rs::a_stuck_block_does_not_take_its_service_with_it"],
+        &[
+            SEEDS,
+            "crates/sim/tests/scenes/promises.rs::a_stuck_block_does_not_take_its_service_with_it",
+        ],
     ),
     mutant(
         "amplify",
         "a reply to a forged source may be of any length",
-        &["crates/sim/tests/drops.rs::a_large_reply_to_an_unverified_source_is_kept_back", SEEDS],
+        &[
+            "crates/sim/tests/scenes/drops.rs::a_large_reply_to_an_unverified_source_is_kept_back",
+            SEEDS,
+        ],
     ),
     mutant(
         "answer_own_ports",
         "a datagram whose source is a port of the server is answered",
-        &["crates/sim/tests/drops.rs::datagrams_from_ports_of_the_server_get_no_answer"],
+        &["crates/sim/tests/scenes/drops.rs::datagrams_from_ports_of_the_server_get_no_answer"],
     ),
     mutant(
         "leave_requests_in_ring",
@@ -316,23 +334,26 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "serve_after_drain",
         "messages that arrive during a drain are served",
-        &["crates/sim/tests/promises.rs::nothing_is_taken_once_a_drain_began"],
+        &["crates/sim/tests/scenes/promises.rs::nothing_is_taken_once_a_drain_began"],
     ),
     mutant(
         "sleep_on_requests",
         "a worker sleeps while requests are in flight",
-        &["crates/sim/tests/drops.rs::an_unanswered_request_times_out", SEEDS],
+        &["crates/sim/tests/scenes/drops.rs::an_unanswered_request_times_out", SEEDS],
     ),
     // Connections.
     mutant(
         "forget_generation",
         "a reply goes to the connection that reused the slot of a closed one",
-        &["crates/sim/tests/promises.rs::a_late_reply_does_not_reach_the_next_connection", SEEDS],
+        &[
+            "crates/sim/tests/scenes/promises.rs::a_late_reply_does_not_reach_the_next_connection",
+            SEEDS,
+        ],
     ),
     mutant(
         "reorder_reply",
         "a reply leaves out of order as soon as it is ready",
-        &["crates/sim/tests/drops.rs::early_replies_have_bounded_memory", SEEDS],
+        &["crates/sim/tests/scenes/drops.rs::early_replies_have_bounded_memory", SEEDS],
     ),
     mutant(
         "misplace_reply",
@@ -342,17 +363,22 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "resume_write_late",
         "after a partial write a byte is skipped",
-        &["crates/sim/tests/promises.rs::replies_before_the_end_are_written_before_the_end", SEEDS],
+        &[
+            "crates/sim/tests/scenes/promises.rs::replies_before_the_end_are_written_before_the_end",
+            SEEDS,
+        ],
     ),
     mutant(
         "close_unflushed",
         "a connection is closed with replies in its output",
-        &["crates/sim/tests/promises.rs::replies_before_the_end_are_written_before_the_end"],
+        &["crates/sim/tests/scenes/promises.rs::replies_before_the_end_are_written_before_the_end"],
     ),
     mutant(
         "read_once",
         "input beyond the size of one read is never read",
-        &["crates/sim/tests/promises.rs::a_read_that_fills_the_buffer_is_followed_by_another"],
+        &[
+            "crates/sim/tests/scenes/promises.rs::a_read_that_fills_the_buffer_is_followed_by_another",
+        ],
     ),
     // Limits.
     mutant(
@@ -396,7 +422,7 @@ const MUTANTS: &[Mutant] = &[
         "a stream's writer overwrites a word of which the reader has read only a part",
         &[
             "crates/mqueue/src/byte_ring.rs::a_full_ring_takes_bytes_in_whole_words_again",
-            "crates/mqueue/tests/streams.rs::a_stream_is_a_queue_of_bytes",
+            "crates/mqueue/tests/rings/streams.rs::a_stream_is_a_queue_of_bytes",
         ],
     ),
     mutant(
@@ -407,12 +433,12 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "drop_unsent_silently",
         "bytes that a block wrote and that were not sent when the socket ended are in no counter",
-        &["crates/sim/tests/sockets.rs::connections_end_in_every_way"],
+        &["crates/sim/tests/scenes/sockets.rs::connections_end_in_every_way"],
     ),
     mutant(
         "hide_room",
         "a block is not told that the engine has sent half of its full ring",
-        &["crates/sim/tests/sockets.rs::connections_end_in_every_way"],
+        &["crates/sim/tests/scenes/sockets.rs::connections_end_in_every_way"],
     ),
     mutant(
         "obey_old_lease",
@@ -422,89 +448,89 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "keep_idle_sockets",
         "a connection of a block stays, though no byte came or went for the `idle_ms` of its address",
-        &["crates/sim/tests/sockets.rs::an_idle_connection_ends_after_its_time"],
+        &["crates/sim/tests/scenes/sockets.rs::an_idle_connection_ends_after_its_time"],
     ),
     mutant(
         "close_while_peer_sends",
         "a connection that a block has closed is closed while its peer sends, which destroys the answer",
         &[
-            "crates/sim/tests/sockets.rs::a_peer_that_still_sends_reads_the_answer",
+            "crates/sim/tests/scenes/sockets.rs::a_peer_that_still_sends_reads_the_answer",
             "crates/server/tests/sockets.rs::a_peer_that_still_sends_reads_the_whole_answer",
         ],
     ),
     mutant(
         "connect_after_cancel",
         "a connection attempt that a block has given up goes on, and its result is reported a second time",
-        &["crates/sim/tests/sockets.rs::a_command_that_is_given_up_leaves_nothing"],
+        &["crates/sim/tests/scenes/sockets.rs::a_command_that_is_given_up_leaves_nothing"],
     ),
     mutant(
         "sockets_out_of_turn",
         "connections of kernels are read and written though their tenant has spent its part",
-        &["crates/sim/tests/fairness.rs::connections_of_kernels_pay_for_their_bytes"],
+        &["crates/sim/tests/scenes/fairness.rs::connections_of_kernels_pay_for_their_bytes"],
     ),
     mutant(
         "tenants_in_full_batches",
         "a tenant's datagrams are taken in full batches though others wait",
-        &["crates/sim/tests/tenants.rs::a_flood_of_one_tenant_does_not_delay_five_others"],
+        &["crates/sim/tests/scenes/tenants.rs::a_flood_of_one_tenant_does_not_delay_five_others"],
     ),
     mutant(
         "tenants_without_weights",
         "every tenant gets the same part",
-        &["crates/sim/tests/tenants.rs::six_floods_get_parts_of_their_weights"],
+        &["crates/sim/tests/scenes/tenants.rs::six_floods_get_parts_of_their_weights"],
     ),
     mutant(
         "tenant_without_limits",
         "a tenant that is over a limit goes on",
         &[
-            "crates/sim/tests/tenants.rs::a_rate_holds_and_everything_beyond_is_counted",
-            "crates/sim/tests/tenants.rs::messages_in_flight_stay_below_their_limit",
+            "crates/sim/tests/scenes/tenants.rs::a_rate_holds_and_everything_beyond_is_counted",
+            "crates/sim/tests/scenes/tenants.rs::messages_in_flight_stay_below_their_limit",
         ],
     ),
     mutant(
         "tenant_turn_overshoots",
         "a tenant below its limit of messages in flight takes all that has come in a turn",
-        &["crates/sim/tests/tenants.rs::messages_in_flight_stay_below_their_limit"],
+        &["crates/sim/tests/scenes/tenants.rs::messages_in_flight_stay_below_their_limit"],
     ),
     mutant(
         "tenant_handover_unseen",
         "messages between two workers do not count against the limit of messages in flight",
-        &["crates/sim/tests/tenant_limits.rs::requests_that_are_handed_over_are_in_flight"],
+        &["crates/sim/tests/scenes/tenant_limits.rs::requests_that_are_handed_over_are_in_flight"],
     ),
     mutant(
         "tenant_limits_twice",
         "a worker refuses what another one has received below a tenant's limits and handed over",
-        &["crates/sim/tests/tenants.rs::what_is_handed_over_is_not_limited_again"],
+        &["crates/sim/tests/scenes/tenants.rs::what_is_handed_over_is_not_limited_again"],
     ),
     mutant(
         "show_what_is_shed",
         "a chain sees datagrams that are dropped for a limit of the tenant",
-        &["crates/sim/tests/chain.rs::what_is_over_a_limit_is_not_delivered"],
+        &["crates/sim/tests/scenes/chain.rs::what_is_over_a_limit_is_not_delivered"],
     ),
     mutant(
         "read_what_is_shed",
         "requests on streams and in rings are looked at while their tenant is over a limit",
-        &["crates/sim/tests/tenants.rs::a_worker_sleeps_while_a_tenant_is_over_its_rate"],
+        &["crates/sim/tests/scenes/tenants.rs::a_worker_sleeps_while_a_tenant_is_over_its_rate"],
     ),
     mutant(
         "servers_wait_for_clients",
         "the bytes of servers wait until chunks that their servers have not taken are fewer than their tenant's limit",
-        &["crates/sim/tests/tenant_limits.rs::servers_that_write_before_they_read_are_read"],
+        &["crates/sim/tests/scenes/tenant_limits.rs::servers_that_write_before_they_read_are_read"],
     ),
     mutant(
         "keep_rate_debt",
         "a tenant pays at its new rate for what it took at the former one",
-        &["crates/sim/tests/tenants.rs::a_raised_rate_holds_at_once"],
+        &["crates/sim/tests/scenes/tenants.rs::a_raised_rate_holds_at_once"],
     ),
     mutant(
         "spend_a_round",
         "a tenant with many connections may spend its part of a round in one turn",
-        &["crates/sim/tests/tenants.rs::many_connections_of_a_tenant_get_a_part_of_a_turn"],
+        &["crates/sim/tests/scenes/tenants.rs::many_connections_of_a_tenant_get_a_part_of_a_turn"],
     ),
     mutant(
         "charge_former_time",
         "functions pay for the time in which nothing was charged",
         &[
-            "crates/sim/tests/tenants.rs::functions_do_not_pay_for_the_time_before_there_was_a_limit",
+            "crates/sim/tests/scenes/tenants.rs::functions_do_not_pay_for_the_time_before_there_was_a_limit",
         ],
     ),
     mutant(
@@ -515,45 +541,45 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "hold_connected",
         "a planned end of a generation does not wait for the connections of its blocks",
-        &["crates/sim/tests/sockets.rs::a_planned_end_waits_for_open_connections"],
+        &["crates/sim/tests/scenes/sockets.rs::a_planned_end_waits_for_open_connections"],
     ),
     mutant(
         "accept_for_gone_blocks",
         "connections are accepted for blocks whose generation has ended",
-        &["crates/sim/tests/sockets.rs::a_generation_ends_with_its_connections"],
+        &["crates/sim/tests/scenes/sockets.rs::a_generation_ends_with_its_connections"],
     ),
     // Backends.
     mutant(
         "forget_late_answer",
         "a late answer of a backend is matched with the next request",
-        &["crates/sim/tests/drops.rs::a_late_answer_of_a_backend_is_passed_over", SEEDS],
+        &["crates/sim/tests/scenes/drops.rs::a_late_answer_of_a_backend_is_passed_over", SEEDS],
     ),
     mutant(
         "ignore_key",
         "a backend's answer is not compared with its request",
-        &["crates/sim/tests/drops.rs::an_answer_to_another_key_ends_the_connection", SEEDS],
+        &["crates/sim/tests/scenes/drops.rs::an_answer_to_another_key_ends_the_connection", SEEDS],
     ),
     mutant(
         "answer_another_transfer",
         "the end of a transfer answers the command that waits longest",
         &[
-            "crates/sim/tests/transfers.rs::every_command_is_answered_once_whatever_kernels_and_executors_do",
+            "crates/sim/tests/scenes/transfers.rs::every_command_is_answered_once_whatever_kernels_and_executors_do",
         ],
     ),
     mutant(
         "keep_transfers_of_ended_blocks",
         "transfers of a block that has ended go on",
-        &["crates/sim/tests/transfers.rs::a_block_that_ends_takes_its_transfers_with_it"],
+        &["crates/sim/tests/scenes/transfers.rs::a_block_that_ends_takes_its_transfers_with_it"],
     ),
     mutant(
         "write_while_lent",
         "bytes that a block sends behind a transfer to its socket go out while the transfer runs",
-        &["crates/sim/tests/socket_transfers.rs::pieces_by_transfers_come_back_in_order"],
+        &["crates/sim/tests/scenes/socket_transfers.rs::pieces_by_transfers_come_back_in_order"],
     ),
     mutant(
         "overtake_command",
         "bytes that a block sends behind a command for a transfer to its socket go out before the command is seen",
-        &["crates/sim/tests/socket_transfers.rs::pieces_by_transfers_come_back_in_order"],
+        &["crates/sim/tests/scenes/socket_transfers.rs::pieces_by_transfers_come_back_in_order"],
     ),
     mutant(
         "lend_to_old_lease",
@@ -565,14 +591,14 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "answer_backend_twice",
         "a kernel gets a late answer after it got the time-out",
-        &["crates/sim/tests/drops.rs::a_late_answer_of_a_backend_is_passed_over", SEEDS],
+        &["crates/sim/tests/scenes/drops.rs::a_late_answer_of_a_backend_is_passed_over", SEEDS],
     ),
     // Accelerator and client generations.
     mutant(
         "outlive_generation",
         "requests of an accelerator generation that ended stay in flight",
         &[
-            "crates/sim/tests/promises.rs::requests_at_an_accelerator_end_with_its_generation",
+            "crates/sim/tests/scenes/promises.rs::requests_at_an_accelerator_end_with_its_generation",
             SEEDS,
         ],
     ),
@@ -584,12 +610,12 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "leave_with_debts",
         "a service is removed before it has answered all accepted requests",
-        &["crates/sim/tests/change.rs::connections_stay_or_are_closed_after_their_replies"],
+        &["crates/sim/tests/scenes/change.rs::connections_stay_or_are_closed_after_their_replies"],
     ),
     mutant(
         "hold_with_debts",
         "a planned restart ends a generation before its accepted requests are answered",
-        &["crates/sim/tests/change.rs::a_held_service_loses_nothing_at_any_step"],
+        &["crates/sim/tests/scenes/change.rs::a_held_service_loses_nothing_at_any_step"],
     ),
     // Links to remote accelerators.
     mutant(
@@ -611,12 +637,12 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "hand_over_twice",
         "a request is handed over twice",
-        &["crates/sim/tests/promises.rs::a_quiet_command_stays_quiet_across_workers", SEEDS],
+        &["crates/sim/tests/scenes/promises.rs::a_quiet_command_stays_quiet_across_workers", SEEDS],
     ),
     mutant(
         "sleep_on_mail",
         "a worker sleeps although another worker has handed over a message",
-        &["crates/sim/tests/promises.rs::a_hand_over_wakes_a_sleeper"],
+        &["crates/sim/tests/scenes/promises.rs::a_hand_over_wakes_a_sleeper"],
     ),
     mutant(
         "miss_wakeup",
@@ -652,7 +678,7 @@ const MUTANTS: &[Mutant] = &[
         "keep_for_ever",
         "replies are held back for more replies as long as there is work",
         &[
-            "crates/sim/tests/promises.rs::replies_wait_for_more_to_their_client_only_behind_other_work",
+            "crates/sim/tests/scenes/promises.rs::replies_wait_for_more_to_their_client_only_behind_other_work",
         ],
     ),
     mutant(
@@ -704,7 +730,7 @@ enum Ended {
     Failed(&'static str),
 }
 
-/// Package folder, target and test of `crates/sim/tests/drops.rs::name`.
+/// Package folder, target and test of `crates/sim/tests/scenes/drops.rs::name`.
 fn place(test: &str) -> (String, String, String) {
     let TestName { path, test } = TestName::parse(test).expect("FILE::TEST");
     let parts: Vec<&str> = path.split('/').collect();

@@ -1,7 +1,7 @@
 //! House rules that a tool can check: `cargo xtask tidy`.
 
 use crate::files::{self, File};
-use crate::{Findings, claims, cycles, links, mutants, words};
+use crate::{Findings, cycles, links, metric_names, mutants, words};
 
 /// Lines of a source file without its tests.
 const LINES_MAX: usize = 800;
@@ -9,18 +9,22 @@ const LINES_MAX: usize = 800;
 const LINES_MAX_HARD: usize = 900;
 /// Generated files.
 const GENERATED: &[&str] = &["device/include/serval/abi.h", "device/models/lenet_weights.h"];
-/// Where unsafe code is allowed. In the Python package they are the files that read and write Python's buffers and arrays.
+/// Where unsafe code is allowed: the only list. [`UNSAFE_DOCUMENTS`] repeat it, with the reasons.
 const UNSAFE_PATHS: &[&str] = &[
     "crates/mqueue/",
     "crates/mqueue-loom/",
     "crates/sys/",
     "crates/accel/",
     "crates/onpath/src/sketch/vector.rs",
+    "crates/onpath/src/wasm/load.rs",
     "functions/include/serval_function.rs",
     "python/src/collective.rs",
     "python/src/gpu.rs",
     "python/src/ring.rs",
 ];
+/// The documents that name these paths: all of them between backquotes, on the line that ends with [`UNSAFE_MARK`].
+const UNSAFE_DOCUMENTS: &[&str] = &["ARCHITECTURE.md", "CONTRIBUTING.md"];
+const UNSAFE_MARK: &str = "<!-- unsafe code -->";
 /// Words without information, which names of types and modules must not contain.
 const BANNED_WORDS: &[&str] = &["helper", "data", "info", "ctx"];
 
@@ -53,12 +57,15 @@ pub(crate) fn check() -> Findings {
     let mut findings = mutants::check();
     let all = files::all();
     cycles::check(&all, &mut findings);
+    metric_names::check(&all, &mut findings);
+    links::check_examples(&all, &mut findings);
+    let installed = links::installed_pages().unwrap_or_else(|error| {
+        findings.push(format!("make installed-pages: {error}"));
+        Vec::new()
+    });
     for file in all {
         locks(&file, &mut findings);
         machine_paths(&file, &mut findings);
-        if file.path == "SECURITY.md" {
-            claims::check(&file, &mut findings);
-        }
         if is_source(&file) && !GENERATED.contains(&file.path.as_str()) {
             length(&file, &mut findings);
             left_overs(&file, &mut findings);
@@ -66,13 +73,18 @@ pub(crate) fn check() -> Findings {
         }
         if file.extension() == "rs" {
             unsafe_address(&file, &mut findings);
+            forbids_unsafe(&file, &mut findings);
             names(&file, &mut findings);
             vector_forms(&file, &mut findings);
+        }
+        if UNSAFE_DOCUMENTS.contains(&file.path.as_str()) {
+            unsafe_document(&file, &mut findings);
         }
         words::check(&file, &mut findings);
         // Notes are parts of docs/benchmarks.md.
         if file.extension() == "md" && !file.path.ends_with("/note.md") {
             links::check(&file, &mut findings);
+            links::check_installed(&file, &installed, &mut findings);
         }
     }
     findings
@@ -222,6 +234,40 @@ fn unsafe_address(file: &File, findings: &mut Findings) {
     }
 }
 
+/// A crate outside of the list forbids unsafe code, so that no macro brings it in. One that contains a file of the list
+/// denies it, and that file allows it.
+fn forbids_unsafe(file: &File, findings: &mut Findings) {
+    let is_listed = || UNSAFE_PATHS.iter().any(|path| file.path.starts_with(path));
+    let Some(folder) = file.path.strip_suffix("lib.rs").filter(|_| !is_listed()) else {
+        return;
+    };
+    let level = match UNSAFE_PATHS.iter().any(|path| path.starts_with(folder)) {
+        true => "#![deny(unsafe_code)]",
+        false => "#![forbid(unsafe_code)]",
+    };
+    if folder.ends_with("src/") && !file.text.contains(level) {
+        findings.push(format!("{}: {level} is missing", file.path));
+    }
+}
+
+/// A document that says where unsafe code is allowed names what [`UNSAFE_PATHS`] has, and nothing else.
+fn unsafe_document(file: &File, findings: &mut Findings) {
+    let Some((line, text)) =
+        file.text.lines().enumerate().find(|(_, text)| text.contains(UNSAFE_MARK))
+    else {
+        findings.push(format!("{}: no line with {UNSAFE_MARK}", file.path));
+        return;
+    };
+    let named: Vec<&str> =
+        text.split('`').skip(1).step_by(2).filter(|name| name.contains('/')).collect();
+    for path in UNSAFE_PATHS.iter().filter(|path| !named.contains(*path)) {
+        findings.push(format!("{}: unsafe code is allowed in {path} too", file.at(line)));
+    }
+    for name in named.iter().filter(|name| !UNSAFE_PATHS.contains(name)) {
+        findings.push(format!("{}: unsafe code is not allowed in {name}", file.at(line)));
+    }
+}
+
 /// Checks names of types, modules and functions where they are defined.
 fn names(file: &File, findings: &mut Findings) {
     for (line, text) in file.text.lines().enumerate() {
@@ -309,6 +355,27 @@ mod tests {
         assert_eq!(found(unsafe_address, "crates/wire/src/a.rs", "// unsafe is not needed"), 0);
         assert_eq!(found(unsafe_address, "crates/wire/src/a.rs", "say(\"unsafe\");"), 0);
         assert_eq!(found(unsafe_address, "crates/wire/src/a.rs", "say(\"x\"); unsafe { x() }"), 1);
+    }
+
+    #[test]
+    fn crates_forbid_unsafe_code() {
+        let (forbid, deny) = ("#![forbid(unsafe_code)]", "#![deny(unsafe_code)]");
+        assert_eq!(found(forbids_unsafe, "crates/wire/src/lib.rs", forbid), 0);
+        assert_eq!(found(forbids_unsafe, "crates/wire/src/lib.rs", deny), 1);
+        assert_eq!(found(forbids_unsafe, "crates/onpath/src/lib.rs", deny), 0);
+        assert_eq!(found(forbids_unsafe, "crates/mqueue/src/lib.rs", ""), 0);
+        assert_eq!(found(forbids_unsafe, "crates/wire/src/token.rs", ""), 0);
+    }
+
+    #[test]
+    fn documents_name_where_unsafe_code_is() {
+        let all = UNSAFE_PATHS.iter().map(|path| format!("`{path}`")).collect::<Vec<_>>();
+        let line = |paths: &[String]| format!("# A\n{} {UNSAFE_MARK}\n", paths.join(", "));
+        assert_eq!(found(unsafe_document, "a.md", &line(&all)), 0);
+        assert_eq!(found(unsafe_document, "a.md", &line(&all[1..])), 1);
+        let one_more = [&all[..], &["`crates/wire/`".to_owned()]].concat();
+        assert_eq!(found(unsafe_document, "a.md", &line(&one_more)), 1);
+        assert_eq!(found(unsafe_document, "a.md", "`crates/mqueue/`"), 1);
     }
 
     #[test]

@@ -111,6 +111,23 @@ impl Options {
     }
 }
 
+/// A service whose number of threads is not configured gets at least this many, if it has as many blocks, also on a machine
+/// with fewer cores: kernels that wait, for a disk or another server, use no core meanwhile.
+const THREADS_MIN: usize = 4;
+
+/// Number of threads for `blocks` blocks, at least 1: `asked`, if it is not 0. Otherwise each block has a thread, because nothing else runs on
+/// a thread while a block works on a message; but there are no more threads than cores, and at least [`THREADS_MIN`]. Threads that are pinned have one of
+/// `cores` each.
+pub fn thread_count(asked: usize, blocks: usize, cores: &[usize]) -> usize {
+    let usable = || std::thread::available_parallelism().map_or(1, usize::from);
+    match (asked, cores) {
+        (0, []) => blocks.min(usable().max(THREADS_MIN)),
+        (0, cores) => blocks.min(cores.len()),
+        (asked, _) => asked,
+    }
+    .max(1)
+}
+
 /// Binds the calling thread to a core.
 pub(crate) fn pin(core: usize) -> Result<(), AccelError> {
     if core >= libc::CPU_SETSIZE as usize {
@@ -130,5 +147,29 @@ pub(crate) fn pin(core: usize) -> Result<(), AccelError> {
             what: "bind an accelerator thread to its core",
             error: std::io::Error::last_os_error(),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_get_a_thread_each_up_to_the_cores() {
+        let usable = std::thread::available_parallelism().unwrap().get().max(THREADS_MIN);
+        for (asked, blocks, cores, threads) in [
+            (0, 1, &[][..], 1),
+            (0, THREADS_MIN, &[], THREADS_MIN),
+            (0, 4096, &[], usable),
+            (0, 4, &[0, 1], 2),
+            (0, 1, &[0, 1], 1),
+            (0, 0, &[], 1),
+            (1, 4, &[], 1),
+            (1, 4, &[0, 1], 1),
+            (8, 4, &[], 8),
+        ] {
+            let given = format!("{asked} threads, {blocks} blocks, cores {cores:?}");
+            assert_eq!(thread_count(asked, blocks, cores), threads, "{given}");
+        }
     }
 }

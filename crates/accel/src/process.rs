@@ -21,7 +21,7 @@ use mqueue::abi::{feature, reason, stop};
 use mqueue::{MappedMemory, Region, Words};
 
 use crate::cpu::{Clock, Options, Watch, WorkerBlocks, pin};
-use crate::sleepers::Sleepers;
+use crate::sleepers::{Sleeper, Sleepers};
 use crate::{AccelError, Kernel};
 
 /// Longest sleep of a thread, after which it checks the stop word by itself.
@@ -228,7 +228,10 @@ impl HostBlocks {
             let busy = thread.turn.busy.load(Ordering::Relaxed);
             if thread.watch.look(now_ns, self.hung_after_ns, busy, progress) {
                 let blocks = &thread.blocks;
-                let text = format!("blocks {blocks:?} share a thread that hangs");
+                let text = match blocks.as_slice() {
+                    [block] => format!("block {block} hangs"),
+                    blocks => format!("blocks {blocks:?} share a thread that hangs"),
+                };
                 return Err((reason::HUNG, text));
             }
         }
@@ -323,6 +326,7 @@ impl Runner {
     fn serve(&self, mut blocks: WorkerBlocks) {
         // A head is not 0 once something was published, so messages from before the start are found.
         let mut seen: Vec<(u32, u64)> = self.mqueues.iter().map(|mqueue| (*mqueue, 0)).collect();
+        let sleeper = Sleeper::new(self.mqueues.iter().copied());
         let (mut rang, mut ended) = (Vec::new(), Vec::new());
         let mut idle_since_ns = None;
         while blocks.running() > 0 {
@@ -337,7 +341,7 @@ impl Runner {
             // A stop word counts as new until the blocks, which started earlier, have seen it.
             if rang.is_empty() && blocks.wake_at() > now_ns && !blocks.stop_changed() {
                 let since_ns = *idle_since_ns.get_or_insert(now_ns);
-                self.idle(now_ns, since_ns, &blocks, &seen);
+                self.idle(now_ns, since_ns, &blocks, &sleeper, &seen);
                 continue;
             }
             idle_since_ns = None;
@@ -352,7 +356,14 @@ impl Runner {
     }
 
     /// When idle: spin, then yield the core, then sleep.
-    fn idle(&self, now_ns: u64, since_ns: u64, blocks: &WorkerBlocks, seen: &[(u32, u64)]) {
+    fn idle(
+        &self,
+        now_ns: u64,
+        since_ns: u64,
+        blocks: &WorkerBlocks,
+        sleeper: &Arc<Sleeper>,
+        seen: &[(u32, u64)],
+    ) {
         let left_ns = blocks.wake_at() - now_ns;
         if now_ns - since_ns < YIELD_NS {
             return std::hint::spin_loop();
@@ -365,6 +376,6 @@ impl Runner {
                 || seen.iter().any(|(mqueue, head)| self.words.rx_head(*mqueue) != *head)
         };
         let limit = SLEEP_MAX.min(Duration::from_nanos(left_ns - AWAKE_NS));
-        self.shared.sleepers.sleep(limit, has_work);
+        self.shared.sleepers.sleep_as(sleeper, seen, limit, has_work);
     }
 }

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use accel::process::{HostBlocks, HostOptions, RemoteBlocks, RemoteLink};
+use accel::sleepers::{Sleeper, Sleepers};
 use accel::{AccelError, Kernel};
 use common::{Engine, Shape, build, params, payload};
 use engine::accelerator::Blocks;
@@ -120,6 +121,54 @@ fn threads_that_sleep_are_woken_for_every_message() {
         words.set_stop(stop::DRAIN);
         assert!(host.stop(PATIENCE).is_empty());
     }
+}
+
+/// Threads 0 to 2 sleep, each for the messages of its mqueue; what a thread sends to the channel is that it woke up.
+#[test]
+fn a_wake_up_wakes_only_the_thread_that_has_messages() {
+    let mut engine = Engine::new(&Shape { blocks: 3, depth: 64, ..Shape::default() });
+    let wake_up = Arc::<WakeUp>::default();
+    let woken = wake_up.clone();
+    let sleep = Box::new(move |limit| woken.sleep(limit));
+    let sleepers = Sleepers::new(engine.words.clone(), sleep);
+    let (report, reports) = std::sync::mpsc::channel();
+    let words = engine.words.clone();
+    let mut heads = [0; 3];
+    thread::scope(|scope| {
+        for number in 0..3 {
+            let (sleepers, words, report) = (&sleepers, &words, report.clone());
+            scope.spawn(move || {
+                let (sleeper, mut seen) = (Sleeper::new([number]), [(number, 0)]);
+                while words.stop() == stop::RUN {
+                    let has_work =
+                        || words.rx_head(number) != seen[0].1 || words.stop() != stop::RUN;
+                    sleepers.sleep_as(&sleeper, &seen, PATIENCE, has_work);
+                    seen[0].1 = words.rx_head(number);
+                    report.send((number, seen[0].1)).unwrap();
+                }
+            });
+        }
+        // Long runs for one thread, and changes between threads: the one that listens is among both.
+        // The rings have room for all.
+        for round in 0..120 {
+            let number = [0, 1, 2, 2, 2, 1, 0, 0][round % 8];
+            eventually("one sleeps", || words.accelerator_parked());
+            engine.push(number, round as u64, b"wake up").unwrap();
+            if words.accelerator_parked() {
+                wake_up.wake();
+            }
+            let found = reports.recv_timeout(PATIENCE).expect("it is woken");
+            heads[number as usize] = words.rx_head(number);
+            assert_eq!(found, (number, heads[number as usize]), "and no other thread");
+        }
+        words.set_stop(stop::NOW);
+        // The one that listens needs the engine's wake-up.
+        eventually("all end", || {
+            sleepers.wake_all();
+            wake_up.wake();
+            !words.accelerator_parked()
+        });
+    });
 }
 
 #[test]

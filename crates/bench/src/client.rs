@@ -52,6 +52,11 @@ use wire::framing::Framing;
 use tally::Tally;
 pub use workload::{Echo, Workload};
 
+/// Shortest part of a run that has a 99th percentile of its own; it is longer if it has fewer replies than
+/// [`SLICE_REPLIES`].
+pub const SLICE: Duration = Duration::from_millis(50);
+/// Fewest replies of a slice.
+pub const SLICE_REPLIES: u64 = 1000;
 /// Maximum number of requests in flight with a socket for each, or on connections.
 pub const WINDOW_MAX: usize = 4096;
 /// Maximum number of requests in flight with many on a socket ([`burst`]).
@@ -67,9 +72,12 @@ pub struct Load {
     pub requests: u64,
     /// When requests are sent.
     pub pace: Pace,
+    /// Closed loop of [`burst`]: exactly this many are sent together; `None`: as many as there is room for.
+    pub train: Option<usize>,
     /// Warm-up at the start, not measured.
     pub warmup: Duration,
-    /// The measured time; no new request is sent afterwards.
+    /// The measured time. Afterwards no new request is sent; in an open loop those that arrived before and still wait
+    /// are, for as long as a time-out.
     pub duration: Duration,
     /// A request without a reply for this long is lost.
     pub timeout: Duration,
@@ -87,6 +95,7 @@ impl Default for Load {
             window: 1,
             requests: u64::MAX,
             pace: Pace::Closed,
+            train: None,
             warmup: Duration::ZERO,
             duration: Duration::from_secs(3600),
             timeout: Duration::from_secs(1),
@@ -132,7 +141,7 @@ pub struct Outcome {
     pub late: u64,
     /// Results of gets; also those of the warm-up. Filled in by the owner of the workload.
     pub lookups: workload::Lookups,
-    /// Open loop: arrivals for which the window had no room until the end.
+    /// Open loop: arrivals for which the window had no room until the end and a time-out more.
     pub unsent: u64,
     /// Sockets or connections that had to be replaced.
     pub reconnects: u64,
@@ -140,8 +149,13 @@ pub struct Outcome {
     pub elapsed: Duration,
     /// From the last reply to the end of the measured part.
     pub silence: Duration,
-    /// Nanoseconds from send (in an open loop: arrival) to reply, of correct replies in the measured part.
+    /// Correct replies that came in the measured part.
+    pub measured: u64,
+    /// Nanoseconds from send to reply of correct replies: in a closed loop those in the measured part. In an open loop from
+    /// the arrival, for arrivals in the measured part: also for those whose reply comes after it, which are the slowest.
     pub latency: Histogram<u64>,
+    /// The 99th percentile of each slice of the measured part ([`SLICE`]).
+    pub slices_p99_ns: Vec<u64>,
     /// Total time that requests spent in flight in the measured part, added when they ended.
     pub in_flight_ns: u64,
     /// The part of that time that belongs to lost requests.
@@ -189,7 +203,9 @@ impl Outcome {
             reconnects: 0,
             elapsed: Duration::ZERO,
             silence: Duration::ZERO,
+            measured: 0,
             latency,
+            slices_p99_ns: Vec::new(),
             in_flight_ns: 0,
             lost_ns: 0,
             waiting_ns: 0,
@@ -214,7 +230,9 @@ impl Outcome {
         self.elapsed = self.elapsed.max(other.elapsed);
         // Lists every field, so that a new one cannot be forgotten.
         self.silence = self.silence.max(other.silence);
+        self.measured += other.measured;
         self.latency.add(&other.latency).expect("all histograms have the same bounds");
+        self.slices_p99_ns.extend_from_slice(&other.slices_p99_ns);
         self.in_flight_ns += other.in_flight_ns;
         self.lost_ns += other.lost_ns;
         self.waiting_ns += other.waiting_ns;
@@ -226,7 +244,15 @@ impl Outcome {
 
     /// Correct replies per second of the measured part.
     pub fn rate(&self) -> f64 {
-        self.latency.len() as f64 / self.elapsed.as_secs_f64().max(1e-9)
+        self.measured as f64 / self.elapsed.as_secs_f64().max(1e-9)
+    }
+
+    /// The median of the slices' 99th percentiles; `None` if no slice had enough replies. A percentile of the whole run
+    /// is that of its worst moments: one pause of the machine of a hundredth of the run decides it.
+    pub fn slice_p99_ns(&self) -> Option<u64> {
+        let mut slices = self.slices_p99_ns.clone();
+        slices.sort_unstable();
+        slices.get(slices.len() / 2).copied()
     }
 
     /// A quantile of the latency in microseconds; 0.5 is the median.

@@ -55,7 +55,7 @@ pub struct Cores {
     pub server: Vec<usize>,
     /// The client, which is this process.
     pub client: Vec<usize>,
-    /// The server's cores that a row leaves to neighbours and databases.
+    /// The server's cores that a row leaves to databases.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub other: Vec<usize>,
 }
@@ -69,11 +69,11 @@ impl Cores {
         let servers = row.server_cores.unwrap_or(1);
         let is_apart = |side: &SideSpec| {
             let shares = row.load_on(side).is_some_and(|load| load.shares_core);
-            side.beside.is_some() || side.memcached && !shares
+            side.memcached && !shares
         };
-        let beside = sides().any(is_apart);
+        let apart = sides().any(is_apart);
         for (whose, wanted, there) in [
-            ("server", servers + usize::from(beside), self.server.len()),
+            ("server", servers + usize::from(apart), self.server.len()),
             ("client", clients, self.client.len()),
         ] {
             if wanted > there {
@@ -83,7 +83,7 @@ impl Cores {
             }
         }
         let (server, other) = self.server.split_at(servers);
-        let other = if beside { other.to_vec() } else { Vec::new() };
+        let other = if apart { other.to_vec() } else { Vec::new() };
         Ok(Self { server: server.to_vec(), client: self.client[..clients].to_vec(), other })
     }
 
@@ -217,7 +217,6 @@ impl Surroundings {
             .replace("{server_cores}", &list(&cores.server))
             .replace("{client_core}", &cores.client[0].to_string())
             .replace("{client_cores}", &list(&cores.client))
-            .replace("{other_cores}", &list(&cores.other))
             .replace("{scratch}", &self.scratch.display().to_string())
             .replace("{memcached}", &database.unwrap_or_default())
     }
@@ -235,23 +234,29 @@ struct Rig<'r> {
     row: &'r Row,
     schedule: Schedule,
     cores: Cores,
-    /// The peak of b, once it has been measured.
-    peak_of_b: Option<f64>,
+    /// The lower of the peaks of both sides, once they have been measured.
+    lower_peak: Option<f64>,
     cancel: Arc<AtomicBool>,
     watch: &'r mut dyn FnMut(usize, usize),
 }
 
 impl Rig<'_> {
-    /// The peak of b under this load, or why it has none. Measured once.
-    fn peak_of_b(&mut self, load: &Load) -> Result<Result<f64, String>, SideError> {
-        if let Some(peak) = self.peak_of_b {
+    /// The lower of the peaks of both sides under this load, or why there is none. Measured once.
+    fn lower_peak(&mut self, load: &Load) -> Result<Result<f64, String>, SideError> {
+        if let Some(peak) = self.lower_peak {
             return Ok(Ok(peak));
         }
-        let b = self.row.b.as_ref().expect("rows are checked when they are read");
-        let command = b.server.as_deref().expect("rows are checked when they are read");
-        let found = load::peak_of(command, b, load, &self.schedule, &self.cores, &self.cancel)?;
-        self.peak_of_b = found.as_ref().ok().copied();
-        Ok(found)
+        let mut lower = f64::INFINITY;
+        for side in std::iter::once(&self.row.a).chain(&self.row.b) {
+            let command = side.server.as_deref().expect("rows are checked when they are read");
+            let (schedule, cores) = (&self.schedule, &self.cores);
+            match load::peak_of(command, side, load, schedule, cores, &self.cancel)? {
+                Ok(peak) => lower = lower.min(peak),
+                Err(why) => return Ok(Err(format!("{}: {why}", side.label))),
+            }
+        }
+        self.lower_peak = Some(lower);
+        Ok(Ok(lower))
     }
 }
 
@@ -275,21 +280,24 @@ impl Bench for Rig<'_> {
         };
         match (&side.server, &side.program, row.load_on(side)) {
             (command, None, Some(load)) => {
-                let peak = match load.times_peak_of_b.map(|_| self.peak_of_b(load)).transpose()? {
-                    Some(Err(why)) => return Ok(Run::Void(format!("peak of b: {why}"))),
+                let peak = load.times_lower_peak.map(|_| self.lower_peak(load)).transpose()?;
+                let peak = match peak {
+                    Some(Err(why)) => return Ok(Run::Void(format!("peak of {why}"))),
                     Some(Ok(peak)) => Some(peak),
                     None => None,
                 };
+                let figure = side.figure.as_ref().unwrap_or(&row.metric);
+                let offer =
+                    load::Offer { load, lower_peak: peak, is_latency: load::is_latency(figure) };
                 let (schedule, cores) = (&self.schedule, &self.cores);
-                load::measure_server(
-                    command.as_deref(),
-                    side,
-                    load,
-                    peak,
-                    schedule,
-                    cores,
-                    &self.cancel,
-                )
+                let command = command.as_deref();
+                let run =
+                    load::measure_server(command, side, &offer, schedule, cores, &self.cancel)?;
+                if matches!(run, Run::Noisy(..)) {
+                    // The peaks may be those of another state of the machine.
+                    self.lower_peak = None;
+                }
+                Ok(run)
             }
             (None, Some(command), _) => {
                 let surroundings = Surroundings::new(side, &self.cores)?;
@@ -341,7 +349,7 @@ pub fn measure(
     };
     let (rig_cores, cancel_rig) = (cores.clone(), cancel.clone());
     let mut rig =
-        Rig { row, schedule, cores: rig_cores, peak_of_b: None, cancel: cancel_rig, watch };
+        Rig { row, schedule, cores: rig_cores, lower_peak: None, cancel: cancel_rig, watch };
     let found = pairs::measure(&mut rig, &plan);
     if cancel.load(Ordering::Relaxed) {
         return Err(SideError::Interrupted);
@@ -450,7 +458,7 @@ mod tests {
     use suite::Suite;
 
     #[test]
-    fn a_row_gets_the_first_cores_and_its_neighbour_the_next_ones() {
+    fn a_row_gets_the_first_cores_and_its_database_the_next_ones() {
         let cores = Cores { server: vec![4, 5, 6], client: vec![7, 8], other: Vec::new() };
         let row = |more: &str, load: &str, beside: &str| {
             let text = format!(
@@ -474,12 +482,12 @@ mod tests {
         };
         assert_eq!(given("", "", ""), Ok((vec![4], vec![7], vec![])));
         assert_eq!(
-            given("server_cores = 2", ", cores = 2", ", beside = \"z\""),
+            given("server_cores = 2", ", cores = 2", ", memcached = true"),
             Ok((vec![4, 5], vec![7, 8], vec![6]))
         );
         let refused = |more, load, beside| given(more, load, beside).unwrap_err();
         assert!(refused("server_cores = 4", "", "").contains("needs 4 server cores"));
-        assert!(refused("server_cores = 3", "", ", beside = \"z\"").contains("4 server cores"));
+        assert!(refused("server_cores = 3", "", ", memcached = true").contains("4 server cores"));
         assert!(refused("", ", cores = 3", "").contains("3 client cores"));
     }
 }

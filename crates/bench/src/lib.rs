@@ -109,6 +109,8 @@ const CALLS: u64 = 3;
 const CALL_TIME: Duration = Duration::from_secs(4);
 /// Time limit for storing the values of a workload.
 const STORE_TIME: Duration = Duration::from_secs(60);
+/// The same for each of them.
+const STORE_KEY_TIME: Duration = Duration::from_micros(100);
 /// Requests in flight meanwhile.
 const STORE_WINDOW: usize = 16;
 /// Maximum number of requests in flight in an open loop with a socket for each.
@@ -299,9 +301,11 @@ impl<'p> Prepared<'p> {
             Mode::Closed { window } => (window, Pace::Closed),
             Mode::Open { rate } => (window_max, Pace::Open { rate, seed: SEED, batch: plan.batch }),
         };
+        let closed = matches!(plan.mode, Mode::Closed { .. });
         let load = Load {
             window,
             pace,
+            train: (closed && plan.batch > 1).then_some(plan.batch),
             warmup: plan.warmup,
             duration: plan.duration,
             timeout: plan.timeout(),
@@ -342,10 +346,16 @@ impl<'p> Prepared<'p> {
     /// Stores the values of the workload, and checks that they were. Over UDP it reads them once: a cache in front of the memcached knows them
     /// then. Otherwise all of the first requests go to the memcached, whose host drops datagrams of a large window.
     fn store(&self, workload: Memcached<'_>) -> Result<(), BenchError> {
-        let keys = workload.keys();
+        let keys = workload.stored();
+        if keys == 0 {
+            return Ok(());
+        }
+        let time =
+            STORE_TIME + STORE_KEY_TIME.saturating_mul(u32::try_from(keys).unwrap_or(u32::MAX));
         let (mut stores, is_framed) = (workload.clone().stores(), workload.is_framed());
         let load = Load {
             pace: Pace::Closed,
+            train: None,
             warmup: Duration::ZERO,
             timeout: CALL_TIME / 4,
             spin: false,
@@ -353,9 +363,7 @@ impl<'p> Prepared<'p> {
         };
         let client = self.client.on_one_connection();
         // A server that is not a memcached is detected at once.
-        for (requests, window, duration) in
-            [(CALLS, 1, CALL_TIME), (keys, STORE_WINDOW, STORE_TIME)]
-        {
+        for (requests, window, duration) in [(CALLS, 1, CALL_TIME), (keys, STORE_WINDOW, time)] {
             let load = Load { requests: requests.min(keys), window, duration, ..load.clone() };
             match client.run(&load, &mut stores) {
                 Err(ClientError::Refused(_)) => return Err(self.unreachable()),
@@ -370,7 +378,7 @@ impl<'p> Prepared<'p> {
         }
         if is_framed {
             // The run judges the answers.
-            let (window, duration) = (STORE_WINDOW, STORE_TIME);
+            let (window, duration) = (STORE_WINDOW, time);
             client
                 .run(&Load { requests: keys, window, duration, ..load }, &mut workload.reads())?;
         }
@@ -413,12 +421,15 @@ impl<'p> Prepared<'p> {
             spin: false,
             ..self.load.clone()
         };
+        let all_stored = self.plan.work.key_space().is_none();
         let called = self.client.on_one_connection().run(&load, workload);
         match called {
             Err(ClientError::Refused(_)) => Err(self.unreachable()),
             Err(error) => Err(error.into()),
             // Everything was stored a moment ago.
-            Ok(_) if workload.lookups().hit_ratio() == Some(0.0) => Err(self.unexpected_answer()),
+            Ok(_) if all_stored && workload.lookups().hit_ratio() == Some(0.0) => {
+                Err(self.unexpected_answer())
+            }
             Ok(outcome) if outcome.replied > 0 && outcome.wrong == 0 => Ok(()),
             Ok(outcome) if outcome.wrong > 0 => Err(self.unexpected_answer()),
             Ok(_) if matches!(self.plan.work, Work::Custom(_)) => {

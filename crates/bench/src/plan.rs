@@ -12,7 +12,7 @@ use wire::framing::{Delimits, Framing, SOCKPERF_HEADER_BYTES};
 use wire::nic::UDP_PAYLOAD_MAX;
 
 use crate::client::workload::{
-    Coap, Custom, Digit, Digits, Faces, Memcached, Pictures, Sealed, Sockperf, Vectors,
+    Coap, Custom, Digit, Digits, Faces, KeySpace, Memcached, Pictures, Sealed, Sockperf, Vectors,
 };
 use crate::client::{BURST_WINDOW_MAX, Echo, WINDOW_MAX, Workload};
 use crate::function::KernelFunction;
@@ -29,7 +29,8 @@ pub struct Plan {
     pub class: Option<Class>,
     /// When requests are sent.
     pub mode: Mode,
-    /// Open loop: requests that arrive at the same time, in [1, 1024]. More than one: class T2 over UDP.
+    /// Requests that arrive at the same time (open loop) or are sent together (closed loop; 1: as many as there is room for),
+    /// in [1, 1024]. More than one: class T2 over UDP.
     pub batch: usize,
     /// The workload, with its checks.
     pub work: Work,
@@ -163,9 +164,11 @@ impl Plan {
             }
             _ => {}
         }
-        let batches = matches!(self.mode, Mode::Open { .. }) && self.class() == Class::T2;
-        if self.batch != 1 && !batches {
+        if self.batch != 1 && self.class() != Class::T2 {
             return Err(PlanError::BatchClass);
+        }
+        if self.work.key_space().is_some_and(|keys| !keys.is_sound()) {
+            return Err(PlanError::Keys);
         }
         // Replies of `raw` and `fixed` services have no delimiter.
         if let (Work::Custom(custom), Target::Tcp(_)) = (&self.work, &self.target)
@@ -182,7 +185,7 @@ impl Plan {
             Mode::Closed { window } if !(1..=window_max).contains(&window) => {
                 return Err(PlanError::Window(window, window_max));
             }
-            Mode::Open { .. } if !(1..=BATCH_MAX).contains(&self.batch) => {
+            _ if !(1..=BATCH_MAX).contains(&self.batch) => {
                 return Err(PlanError::Batch(self.batch));
             }
             Mode::Open { rate } if !(rate.is_finite() && (1.0..=1e9).contains(&rate)) => {
@@ -331,6 +334,8 @@ pub enum Work {
         gets_percent: u8,
         /// In UDP frames.
         udp: bool,
+        /// Other keys than some thousand that are equally popular.
+        keys: Option<KeySpace>,
     },
     /// The requests of a service of the workload `faces` to its memcached.
     FacesDatabase,
@@ -385,6 +390,14 @@ impl Work {
         matches!(self, Self::Memcached { .. } | Self::FacesDatabase)
     }
 
+    /// The keys of a memcached's load, if they are not the default ones.
+    pub(super) fn key_space(&self) -> Option<KeySpace> {
+        match self {
+            Self::Memcached { keys, .. } => *keys,
+            _ => None,
+        }
+    }
+
     /// Whether replies identify their request.
     pub fn has_identity(&self) -> bool {
         match *self {
@@ -414,9 +427,17 @@ impl fmt::Display for Work {
             Self::NumberedLenet => f.write_str("lenet-numbered"),
             Self::Faces => f.write_str("faces"),
             Self::FacesKnown => f.write_str("faces-known"),
-            Self::Memcached { value_bytes, gets_percent, udp } => {
+            Self::Memcached { value_bytes, gets_percent, udp, keys } => {
                 let name = if *udp { "memcached-udp" } else { "memcached" };
-                write!(f, "{name}:{value_bytes}:{gets_percent}")
+                write!(f, "{name}:{value_bytes}:{gets_percent}")?;
+                let Some(KeySpace { keys, exponent_thousandths, stored }) = keys else {
+                    return Ok(());
+                };
+                write!(f, " of {keys} keys")?;
+                if *exponent_thousandths > 0 {
+                    write!(f, ", Zipf {}", f64::from(*exponent_thousandths) / 1e3)?;
+                }
+                stored.map_or(Ok(()), |stored| write!(f, ", {stored} of them stored before"))
             }
             Self::FacesDatabase => f.write_str("faces-database"),
             Self::SecureMultiply => f.write_str("secure-multiply"),
@@ -461,7 +482,7 @@ impl FromStr for Work {
                 let value_bytes = size.unwrap_or(1024);
                 let sound = value_bytes <= Memcached::VALUE_BYTES_MAX && gets_percent <= 100;
                 let udp = name == "memcached-udp";
-                let found = Self::Memcached { value_bytes, gets_percent, udp };
+                let found = Self::Memcached { value_bytes, gets_percent, udp, keys: None };
                 sound.then_some(found).ok_or_else(wrong)
             }
             ("faces-database", None) => Ok(Self::FacesDatabase),
@@ -513,13 +534,8 @@ impl Material {
         match self {
             Self::Simple(Work::Sockperf { bytes }) => Box::new(Sockperf::new(*bytes)),
             Self::Simple(Work::Scale { numbers }) => Box::new(Vectors::new(*numbers)),
-            Self::Simple(Work::Memcached { value_bytes, gets_percent, udp: false }) => {
-                Box::new(Memcached::new(*value_bytes, *gets_percent))
-            }
             Self::Simple(Work::SecureMultiply) => Box::new(Sealed::new()),
-            Self::Simple(Work::Memcached { value_bytes, gets_percent, udp: true }) => {
-                Box::new(Memcached::new(*value_bytes, *gets_percent).framed())
-            }
+            Self::Simple(work @ Work::Memcached { .. }) => Box::new(memcached(work)),
             Self::Simple(Work::Coap { forged }) => Box::new(Coap::new(*forged)),
             Self::Simple(work) => Box::new(Echo::new(work.request_bytes())),
             Self::Digits { digits, expected, is_numbered: false } => {
@@ -538,14 +554,20 @@ impl Material {
     /// The workload whose values are stored before the run.
     pub(super) fn stores(&self) -> Option<Memcached<'_>> {
         match self {
-            Self::Simple(Work::Memcached { value_bytes, gets_percent, udp }) => {
-                let workload = Memcached::new(*value_bytes, *gets_percent);
-                Some(if *udp { workload.framed() } else { workload })
-            }
+            Self::Simple(work @ Work::Memcached { .. }) => Some(memcached(work)),
             Self::FacesDatabase(pictures) => Some(Memcached::faces(&pictures.people)),
             _ => None,
         }
     }
+}
+
+/// The requests of the workload `memcached` or `memcached-udp`.
+fn memcached(work: &Work) -> Memcached<'static> {
+    let Work::Memcached { value_bytes, gets_percent, udp, keys } = work else {
+        unreachable!("it is asked for this workload alone");
+    };
+    let workload = Memcached::new(*value_bytes, *gets_percent).over(*keys);
+    if *udp { workload.framed() } else { workload }
 }
 
 /// Why a plan is invalid.
@@ -587,10 +609,15 @@ pub enum PlanError {
     #[error("{0} requests cannot arrive at the same time: it must be in [1, {BATCH_MAX}]")]
     Batch(usize),
     /// Only clients of class T2 send batches.
-    #[error(
-        "requests arrive in batches only where a client sends them in batches: at a rate, and with class T2"
-    )]
+    #[error("requests are sent in batches only by clients of class T2: give --class T2")]
     BatchClass,
+    /// The keys are outside their range.
+    #[error(
+        "keys are 1 to {max}, with an exponent of 0 to {exponent}, and at most all of them are stored before",
+        max = KeySpace::KEYS_MAX,
+        exponent = KeySpace::EXPONENT_MAX / 1000
+    )]
+    Keys,
     /// The rate is outside its range.
     #[error("a rate of {0} requests a second is not possible: it must be in [1, 1e9]")]
     Rate(f64),
@@ -654,8 +681,9 @@ mod tests {
             assert_eq!(text.parse::<Work>().unwrap().to_string(), text);
         }
         assert_eq!("echo".parse(), Ok(Work::Echo { bytes: 64 }));
-        let memcached =
-            |value_bytes| Ok(Work::Memcached { value_bytes, gets_percent: 90, udp: false });
+        let memcached = |value_bytes| {
+            Ok(Work::Memcached { value_bytes, gets_percent: 90, udp: false, keys: None })
+        };
         assert_eq!("memcached".parse(), memcached(1024));
         assert_eq!("memcached:7".parse(), memcached(7));
         for text in [
@@ -674,6 +702,34 @@ mod tests {
             "echo:9000000",
         ] {
             assert!(matches!(text.parse::<Work>(), Err(PlanError::Work(_))), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_key_space_is_shown_and_checked() {
+        let with = |keys, exponent_thousandths, stored| {
+            let space = KeySpace { keys, exponent_thousandths, stored };
+            Plan {
+                work: Work::Memcached {
+                    value_bytes: 16,
+                    gets_percent: 90,
+                    udp: false,
+                    keys: Some(space),
+                },
+                ..plan("tcp://127.0.0.1:1", "memcached")
+            }
+        };
+        let zipf = with(32_000_000, 900, Some(2_000_000));
+        assert_eq!(
+            zipf.work.to_string(),
+            "memcached:16:90 of 32000000 keys, Zipf 0.9, 2000000 of them stored before"
+        );
+        assert_eq!(with(5, 0, None).work.to_string(), "memcached:16:90 of 5 keys");
+        assert_eq!(zipf.check(), Ok(()));
+        for wrong in
+            [with(0, 0, None), with(1 << 30, 0, None), with(9, 5001, None), with(9, 0, Some(10))]
+        {
+            assert_eq!(wrong.check(), Err(PlanError::Keys), "{}", wrong.work);
         }
     }
 

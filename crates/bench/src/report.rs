@@ -88,6 +88,8 @@ pub struct Latency {
     pub p90_ns: u64,
     /// 99th percentile.
     pub p99_ns: u64,
+    /// The median of the 99th percentiles of slices of the run; that of the run if it has too few replies for a slice.
+    pub slice_p99_ns: u64,
     /// 99.9th percentile.
     pub p999_ns: u64,
     /// The longest.
@@ -238,7 +240,7 @@ impl Report {
         let in_flight = outcome.waiting_ns as f64 / elapsed_ns;
         let expected = window.map_or(in_flight, |window| window as f64).max(1e-9);
         let busy = outcome.busy.as_nanos() as f64;
-        let measured = (outcome.latency.len() as f64).max(1.0);
+        let measured = (outcome.measured as f64).max(1.0);
         let cpu = outcome.cpu.as_nanos() as f64;
         let hist = &outcome.latency;
         let quantile = |q| hist.value_at_quantile(q);
@@ -256,6 +258,7 @@ impl Report {
                 p50_ns: quantile(0.5),
                 p90_ns: quantile(0.9),
                 p99_ns: quantile(0.99),
+                slice_p99_ns: outcome.slice_p99_ns().unwrap_or(quantile(0.99)),
                 p999_ns: quantile(0.999),
                 max_ns: hist.max(),
             },
@@ -396,7 +399,7 @@ impl Report {
         }
         let latency = json!({
             "mean": l.mean_ns, "p50": l.p50_ns, "p90": l.p90_ns, "p99": l.p99_ns,
-            "p999": l.p999_ns, "max": l.max_ns,
+            "slice_p99": l.slice_p99_ns, "p999": l.p999_ns, "max": l.max_ns,
         });
         fields.insert("latency_ns".into(), latency);
         fields.insert("little".into(), json!(self.little));
@@ -441,6 +444,7 @@ mod tests {
         outcome.latency.record_n(took_ns, replies).unwrap();
         outcome.sent = replies;
         outcome.replied = replies;
+        outcome.measured = replies;
         outcome.in_flight_ns = replies * took_ns;
         outcome.waiting_ns = u128::from(outcome.in_flight_ns);
         outcome.elapsed = Duration::from_nanos(outcome.in_flight_ns / really);

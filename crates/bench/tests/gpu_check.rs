@@ -202,13 +202,73 @@ fn the_scripts_can_be_read_and_are_carried_along() {
     let makefile = fs::read_to_string(root().join("Makefile")).unwrap();
     for file in fs::read_dir(root().join("tools/gpu")).unwrap() {
         let file = file.unwrap();
-        let read = Command::new("bash").arg("-n").arg(file.path()).output().unwrap();
+        let text = fs::read_to_string(file.path()).unwrap();
+        let read = match text.lines().next().unwrap_or_default() {
+            first if first.contains("python") => Command::new("python3")
+                .args(["-c", "import ast, sys; ast.parse(open(sys.argv[1]).read())"])
+                .arg(file.path())
+                .output(),
+            _ => Command::new("bash").arg("-n").arg(file.path()).output(),
+        };
+        let read = read.unwrap();
         assert!(read.status.success(), "{read:?}");
-        if file.file_name() == "compare-builds" {
-            // It compares two such folders, and belongs to neither.
-            continue;
-        }
         let name = format!("tools/gpu/{} ", file.file_name().to_str().unwrap());
         assert!(makefile.contains(&name), "{name}");
     }
+}
+
+/// A `serval` whose comparisons have as many pairs as their suite asks for, with these values in turn; it accepts every
+/// configuration, or none.
+fn build_with(name: &str, values: &str, accepts: bool) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("compare-builds-{name}"));
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    let serval = format!(
+        "case $1 in\n\
+        check-config) exit {} ;;\n\
+        compare) echo x >>\"$(dirname \"$0\")/asked\"\n\
+            count=$(sed -n 's/^pairs = //p' \"$4\") values=({values}) pairs=\n\
+            for ((i = 0; i < count && ${{#values[@]}}; i++)); do pairs+=${{pairs:+,}}{{\\\"value\\\":${{values[i % ${{#values[@]}}]}}}}; done\n\
+            reason=null; [ -n \"$pairs\" ] || reason='\"11 pairs were discarded and 0 kept\"'\n\
+            verdict=no-verdict; [ -n \"$pairs\" ] || verdict=void\n\
+            echo \"{{\\\"rows\\\":[{{\\\"name\\\":\\\"udp-echo-28\\\",\\\"pairs\\\":[$pairs],\\\"verdict\\\":\\\"$verdict\\\",\\\"reason\\\":$reason}}]}}\" ;;\n\
+        esac\n",
+        if accepts { 0 } else { 1 },
+    );
+    let program = folder.join("serval.sh");
+    write_program(&program, &serval);
+    program
+}
+
+#[test]
+fn builds_pass_by_the_median_or_after_many_pairs_by_the_interval() {
+    if sys::affinity::allowed_cores().unwrap().len() < 2 {
+        eprintln!("not run: comparing needs two cores");
+        return;
+    }
+    let compared = |name: &str, values: &str, accepts: bool| {
+        let new = build_with(name, values, accepts);
+        let old = build_with(&format!("{name}-old"), "", accepts);
+        let mut compare = Command::new(root().join("tools/compare-builds"));
+        compare.arg("--new").arg(&new).arg("--base").arg(&old);
+        let output = compare.args(["--before", "none", "udp-echo-28"]).output().unwrap();
+        let asked = fs::read_to_string(new.with_file_name("asked")).unwrap_or_default();
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.code(), asked.len() / 2, String::from_utf8(said).unwrap())
+    };
+    for (name, values, status, rounds, verdict) in [
+        ("same", "1.0 1.01", 0, 1, "pass"),
+        ("worse", "0.95 0.96", 1, 1, "fail"),
+        // Undecided at first.
+        ("wide", "0.96 1.08", 0, 4, "pass"),
+        ("wider", "0.9 1.1", 1, 4, "fail"),
+        ("noisy", "", 1, 4, "not measured: 11 pairs were discarded"),
+    ] {
+        let (code, asked, said) = compared(name, values, true);
+        assert_eq!((code, asked), (Some(status), rounds), "{name}: {said}");
+        assert!(said.lines().any(|line| line.contains(verdict)), "{name}: {said}");
+    }
+    let (code, asked, said) = compared("refused", "1.0", false);
+    assert_eq!((code, asked), (Some(1), 0), "{said}");
+    assert!(said.contains("accepts no configuration echo"), "{said}");
 }

@@ -31,6 +31,8 @@ use sys::signal::{Signal, Signals};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::screen::{Screen, colours_wanted, print};
+/// Records name the sources of the program that measured.
+pub use ::bench::compare::machine::set_built_from;
 use runtime::kernel_file::set_trial_program;
 use server::config::ConfigError;
 use server::control::{ConfigSource, ControlError};

@@ -188,23 +188,30 @@ fn workers(topology: &Topology) -> String {
     format!("{} worker{plural} ({polling} polling, {pinned})", engine.workers)
 }
 
+/// The number of threads for a service's blocks, as it is configured.
+fn threads_of(threads: usize) -> String {
+    match threads {
+        0 => "a thread for each mqueue, up to the cores,".into(),
+        1 => "1 thread".into(),
+        _ => format!("{threads} threads"),
+    }
+}
+
 fn placement(kind: &AcceleratorKind) -> String {
     match kind {
         AcceleratorKind::Cpu { placement: CpuPlacement::Worker, .. } => {
             "cpu, inside the workers".into()
         }
         AcceleratorKind::Cpu { placement: CpuPlacement::Threads { threads, cores }, .. } => {
-            let plural = if *threads == 1 { "" } else { "s" };
             let pinned =
                 if cores.is_empty() { String::new() } else { format!(" on cores {cores:?}") };
-            format!("cpu, {threads} thread{plural} of its own{pinned}")
+            format!("cpu, {} of its own{pinned}", threads_of(*threads))
         }
         AcceleratorKind::Process { launch: Launch::Engine { threads, .. }, device, .. } => {
             if let Some(place) = kinds::find(device.kind).and_then(|kind| kind.place(device)) {
                 return format!("{place}, by a process that the engine starts");
             }
-            let plural = if *threads == 1 { "" } else { "s" };
-            format!("cpu, {threads} thread{plural} in a process of its own, started by the engine")
+            format!("cpu, {} in a process of its own, started by the engine", threads_of(*threads))
         }
         AcceleratorKind::Process { launch: Launch::External { attach }, .. } => {
             format!("in a process that attaches at {}", attach.display())

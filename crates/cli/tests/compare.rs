@@ -121,7 +121,7 @@ name = "at-rate-of-b"
 what = "both at a share of what the second can"
 class = "T0"
 metric = "p99_ns"
-load = {{ class = "T0", workload = "echo:64", window = 8, times_peak_of_b = 0.2 }}
+load = {{ class = "T0", workload = "echo:64", window = 8, times_lower_peak = 0.2 }}
 a = {{ label = "one", server = "{echo}" }}
 b = {{ label = "two", server = "{echo}" }}
 "#

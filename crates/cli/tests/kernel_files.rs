@@ -357,3 +357,52 @@ fn check_config_opens_kernel_files_and_names_every_problem() {
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains("would refuse here: engine.control"), "{said}");
 }
+
+/// A kernel whose replies wait until three messages are with it at the same time; the message "hang" gets none and never ends.
+const MEET: &str = r#"#include <serval/kernel.h>
+#include <unistd.h>
+static int inside;
+SERVAL_KERNEL(meet)(serval::Block& block, serval::Mqueue& q) {
+    while (auto msg = q.recv(block)) {
+        while (msg.len() == 4) pause();
+        __atomic_add_fetch(&inside, 1, __ATOMIC_SEQ_CST);
+        while (__atomic_load_n(&inside, __ATOMIC_SEQ_CST) < 3) usleep(1000);
+        auto reply = q.reply(block, msg, 3);
+        if (reply.len() == 3)
+            for (unsigned i = 0; i < 3; i++) reply.as<char>()[i] = "met"[i];
+        q.send(block, reply);
+    }
+}
+"#;
+
+#[test]
+fn a_request_that_waits_holds_up_its_own_mqueue_only() {
+    let folder = folder("meet");
+    let path = folder.join("meet.so");
+    fs::write(&path, compile(&folder, "meet.so", MEET)).unwrap();
+    let accelerator =
+        |keys| format!("[[accelerator]]\nname = \"given\"\nhang_ms = 3600000\n{keys}\n");
+    for (name, accelerator, on) in [
+        ("own", String::new(), ""),
+        ("process", accelerator("kind = \"process\""), "accelerator = \"given\"\n"),
+        ("threads", accelerator("placement = \"threads\""), "accelerator = \"given\"\n"),
+    ] {
+        // Four mqueues, by default; a request each, in turn.
+        let service = format!(
+            "{accelerator}[[service]]\nname = \"meet\"\nlisten = \"udp://127.0.0.1:0\"\n\
+             request_timeout_ms = 3600000\nkernel = \"{}\"\n{on}",
+            path.display()
+        );
+        let served = Served::start(&format!("kernel-meet-{name}"), "", &service);
+        let clients: Vec<_> = (0..4).map(|_| udp_client(served.services[0][0])).collect();
+        clients[0].send(b"hang").unwrap();
+        for client in &clients[1..] {
+            client.send(b"meets").unwrap();
+        }
+        for client in &clients[1..] {
+            let mut reply = [0; 64];
+            let len = client.recv(&mut reply).expect("a thread for each mqueue");
+            assert_eq!(&reply[..len], b"met", "{name}");
+        }
+    }
+}

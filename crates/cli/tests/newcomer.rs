@@ -273,7 +273,10 @@ fn the_installation_works_without_the_checkout_and_can_be_removed() {
         "lib/pkgconfig/serval_client.pc",
         "share/doc/serval/LICENSE",
         "share/doc/serval/README.md",
+        "share/doc/serval/SECURITY.md",
+        "share/doc/serval/docs/benchmarks/udp-echo-1.json",
         "share/doc/serval/docs/configuration.md",
+        "share/doc/serval/examples/11_behind/store.c",
         "share/man/man1/serval.1",
         "share/man/man1/serval-kernel-build.1",
     ] {
@@ -598,6 +601,14 @@ fn every_command_of_getting_started_works_as_shown() {
     for command in commands.flat_map(names) {
         follower.shell.done(&format!("{command} --help"));
     }
+    // The row of the demos names those of the command.
+    let row = table.lines().find(|line| line.starts_with("| `serval demo ")).unwrap();
+    let of_page: BTreeSet<&str> =
+        row.split('|').nth(2).unwrap().split('`').skip(1).step_by(2).collect();
+    let help = follower.shell.done("serval demo --help");
+    let values = help.iter().filter_map(|line| line.trim().strip_prefix("- "));
+    let of_command: BTreeSet<&str> = values.filter_map(|value| value.split(':').next()).collect();
+    assert_eq!(of_page, of_command);
 }
 
 // --- examples/04_backend ---

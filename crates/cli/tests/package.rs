@@ -183,6 +183,7 @@ fn the_package_is_installed_used_and_removed_without_a_trace() {
         "usr/share/bash-completion/completions/serval",
         "usr/share/doc/serval/copyright",
         "usr/share/doc/serval/docs/getting-started.md",
+        "usr/share/doc/serval/examples/01_echo/service.toml",
         "usr/share/fish/vendor_completions.d/serval.fish",
         "usr/share/man/man1/serval.1",
         "usr/share/zsh/vendor-completions/_serval",

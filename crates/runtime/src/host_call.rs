@@ -2,7 +2,8 @@
 //!
 //! [`host_call`] returns two ends. The [`HostCallDevice`] belongs to the thread that runs [`crate::attach`]. The [`Caller`] belongs to the
 //! thread that calls the function: [`Caller::wait`] waits for a batch, [`Caller::take`] copies its messages out of the rings,
-//! [`Caller::reply`] and [`Caller::end_message`] answer them, and the next [`Caller::wait`] publishes the answers.
+//! [`Caller::reply`] and [`Caller::end_message`] answer them, and the next [`Caller::wait`] publishes the answers. A function that failed may
+//! be called again for parts of the batch ([`Caller::call_again`]).
 //!
 //! A function cannot be ended from outside. A call that exceeds [`Limits::call`] ends the generation, so the engine drops its
 //! requests with a reason; the device does not start again before the call has returned.
@@ -458,6 +459,17 @@ impl Caller {
         if let Some((tx, token)) = self.origin(index) {
             end(&shared, tx, token, why);
         }
+    }
+
+    /// Publishes the answers given so far, and begins the time limit of a call again: the function is called once more, for a part of the
+    /// batch. Returns whether that is of use: false after the generation has ended or the caller is closed.
+    pub fn call_again(&mut self) -> bool {
+        let Some(generation) = &mut self.generation else { return false };
+        for mqueue in &mut generation.mqueues {
+            mqueue.tx.publish();
+        }
+        self.shared.calling_since_ns.store(self.shared.now_ns(), Ordering::Relaxed);
+        !self.shared.is_over(generation.words.stop())
     }
 
     /// Ends all messages of the batch that have no answer yet.

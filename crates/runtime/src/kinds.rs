@@ -173,7 +173,7 @@ impl Key {
 /// How a runtime runs its blocks, whatever its kind.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Host threads that share the blocks.
+    /// Host threads that share the blocks; 0: as many as suit them.
     pub threads: usize,
     /// Cores to pin them to; empty: not pinned.
     pub cores: Vec<usize>,

@@ -242,6 +242,33 @@ fn a_call_that_does_not_return_ends_the_generation_and_delays_the_next() {
 }
 
 #[test]
+fn a_call_for_a_part_of_a_batch_has_a_time_limit_of_its_own() {
+    let mut engine = Engine::new(1, protocol::DOORBELL);
+    let limits = Limits { batch: 2, call: Duration::from_millis(1), ..LIMITS };
+    let (mut device, mut caller) = start(&engine, limits);
+    engine.send(0, 1, b"first");
+    engine.send(0, 2, b"second");
+    assert_eq!(caller.wait(), Some(Closed::Full));
+    assert_eq!(take(&mut caller).len(), 2);
+    let handle = caller.handle();
+    let overdue = || handle.counters().overdue.load(Ordering::Relaxed);
+    for calls in 1..=2 {
+        eventually("the call is overdue", || device.health().is_err());
+        assert_eq!(overdue(), calls);
+        caller.reply(calls as usize - 1, b"done");
+        assert!(caller.call_again());
+        let answers: Vec<u64> = engine.answers().iter().map(|answer| answer.0).collect();
+        assert_eq!(answers, [calls], "it is published before the next call");
+    }
+    engine.words.set_stop(stop::NOW);
+    assert!(!caller.call_again());
+    engine.words.set_stop(stop::DRAIN);
+    assert!(caller.call_again(), "a drain answers what was received");
+    handle.close();
+    assert!(!caller.call_again());
+}
+
+#[test]
 fn impossible_words_end_the_generation() {
     for head in [10, u64::MAX, 1 << 40] {
         let mut engine = Engine::new(1, protocol::DOORBELL);

@@ -15,7 +15,7 @@ use engine::topology::{Service, Topology};
 use onpath::{Param, Spec};
 use server::Server;
 
-/// A key and a token of `crates/onpath/tests/coap_auth.rs`, and another key.
+/// A key and a token of `crates/onpath/tests/functions/coap_auth.rs`, and another key.
 const KEY: &str =
     "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8gISIjJCUmJygpKissLS4vMDEyMzQ1Njc4OTo7PD0-Pw";
 const OTHER_KEY: &str =

@@ -7,7 +7,10 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine::metrics::{FunctionMetrics, FunctionSample, Metrics, RuntimeMetrics, ServiceMetrics};
+use engine::metrics::{
+    FunctionMetrics, FunctionSample, Metrics, RuntimeMetrics, ServiceMetrics, TenantMetrics,
+};
+use engine::tenants::Tenants;
 use onpath::dictionary::Dictionary;
 use server::Stall;
 use server::exporter::page::Page;
@@ -108,6 +111,8 @@ fn let_everything_happen(metrics: &Metrics, health: &Health) {
     let dictionary = Box::leak(Box::new(Arc::new(Dictionary::new(16))));
     function.set_dictionary(Some(dictionary));
     metrics.set_functions([Arc::new(function)].into());
+    let state = Tenants::default().named("red");
+    metrics.set_tenants([TenantMetrics { state, services: Vec::new() }].into());
 }
 
 #[test]

@@ -16,6 +16,8 @@
 //!
 //! No I/O and no clock: `engine/src/endpoint/sockets.rs` has the connections.
 
+#![forbid(unsafe_code)]
+
 mod block;
 mod command;
 mod slot;

@@ -3,7 +3,7 @@
 //!
 //! A probe performs the real operation on a small scale where that is harmless (opens the socket, seals a
 //! page), and otherwise reads what the host kernel reports. No probe loads an accelerator's driver:
-//! libraries are located, not opened.
+//! libraries are located, not opened. Only what this version uses has a probe.
 
 use std::env;
 use std::fmt;
@@ -62,14 +62,12 @@ type Probe = (&'static str, fn() -> Finding);
 
 /// Runs every probe; takes milliseconds.
 pub fn probe_all() -> Vec<Capability> {
-    let probes: [Probe; 19] = [
+    let probes: [Probe; 13] = [
         ("cores", cores),
         ("numa", numa),
         ("sealed-memory", sealed_memory),
         ("huge-pages", huge_pages),
-        ("hugetlb", hugetlb),
         ("granule16", granule16),
-        ("locked-memory", locked_memory),
         ("descriptors", descriptors),
         ("shared-ports", shared_ports),
         ("socket-buffers", socket_buffers),
@@ -77,11 +75,7 @@ pub fn probe_all() -> Vec<Capability> {
         ("udp-receive-offload", udp_receive_offload),
         ("drop-counts", drop_counts),
         ("ipv6", ipv6),
-        ("io-uring", io_uring),
-        ("af-xdp", af_xdp),
-        ("net-admin", net_admin),
         ("cuda", cuda),
-        ("ucx", ucx),
     ];
     let run = |(name, probe): Probe| {
         let (state, why, remedy) = probe();
@@ -137,34 +131,12 @@ fn huge_pages() -> Finding {
     }
 }
 
-fn hugetlb() -> Finding {
-    let remedy = "sysctl vm.nr_hugepages=N (2 MiB each, as root); opt-in, for trusted accelerators";
-    let options = RegionOptions { hugetlb: true, ..RegionOptions::default() };
-    match SharedMemory::create("serval:probe", page_bytes(), &options) {
-        Ok(region) if region.pages() == Pages::Hugetlb => {
-            (State::Available, "a 2 MiB page could be allocated".into(), remedy)
-        }
-        Ok(_) => (State::Off, "no free huge page; ordinary pages are used".into(), remedy),
-        Err(error) => (State::Off, error.to_string(), remedy),
-    }
-}
-
 fn granule16() -> Finding {
     let remedy = "use an x86 CPU (or virtual CPU model) with AVX; 8-byte units are used without";
     match mqueue::memory::unit16_is_atomic() {
         true => (State::Available, "aligned 16-byte accesses are atomic".into(), remedy),
         false => (State::Degraded, "aligned 16-byte accesses may tear".into(), remedy),
     }
-}
-
-fn locked_memory() -> Finding {
-    const ENOUGH_BYTES: u64 = 64 << 20;
-    let (soft, _) = process::locked_memory_limit();
-    let why = if soft == u64::MAX { "unlimited".into() } else { format!("{} KiB", soft >> 10) };
-    let state = if soft >= ENOUGH_BYTES { State::Available } else { State::Degraded };
-    let remedy = "only for locked regions and io_uring: `ulimit -l unlimited`, `--ulimit \
-                  memlock=-1` for a container, LimitMEMLOCK=infinity for a unit";
-    (state, why, remedy)
 }
 
 fn descriptors() -> Finding {
@@ -191,7 +163,8 @@ fn shared_ports() -> Finding {
 }
 
 fn socket_buffers() -> Finding {
-    let remedy = "sysctl net.core.rmem_max=8388608 net.core.wmem_max=8388608 (as root)";
+    let remedy =
+        "sysctl net.core.rmem_max=8388608 net.core.wmem_max=8388608 (as root), or CAP_NET_ADMIN";
     let options = SocketOptions::default();
     let wanted = options.receive_buffer_bytes;
     let nic = loopback(Transport::Udp, "127.0.0.1")
@@ -253,37 +226,6 @@ fn ipv6() -> Finding {
     )
 }
 
-fn io_uring() -> Finding {
-    // struct io_uring_params is 120 bytes, all of them output or zero.
-    let mut params = [0u64; 15];
-    // SAFETY: `params` is as large as the structure the call fills and outlives it.
-    let ring =
-        own(unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, params.as_mut_ptr()) as c_int });
-    let remedy = "sysctl kernel.io_uring_disabled=0 and allow it in seccomp; used for files only";
-    works(ring, "rings can be created", remedy)
-}
-
-fn af_xdp() -> Finding {
-    // SAFETY: no pointers.
-    let socket = own(unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) });
-    let remedy = "run with CAP_NET_RAW on a host kernel with CONFIG_XDP_SOCKETS; not needed for \
-                  ordinary sockets";
-    works(socket, "AF_XDP sockets can be created", remedy)
-}
-
-fn net_admin() -> Finding {
-    const CAP_NET_ADMIN: u32 = 12;
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let bits = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
-    let remedy =
-        "only for transparent proxying and AF_XDP: `setcap cap_net_admin+ep` on the program";
-    match bits >> CAP_NET_ADMIN & 1 {
-        1 => (State::Available, "this process has CAP_NET_ADMIN".into(), remedy),
-        _ => (State::Off, "this process lacks CAP_NET_ADMIN".into(), remedy),
-    }
-}
-
 fn cuda() -> Finding {
     let remedy = "install the NVIDIA driver and make /dev/nvidia* visible (`--gpus all` for a \
                   container); cpu accelerators work without";
@@ -301,14 +243,6 @@ fn cuda() -> Finding {
             (State::Off, "/dev/nvidiactl exists, but libcuda.so.1 does not".into(), remedy)
         }
         (None, false) => (State::Off, "no libcuda.so.1 and no /dev/nvidiactl".into(), remedy),
-    }
-}
-
-fn ucx() -> Finding {
-    let remedy = "install UCX 1.19 or newer; only for remote accelerators";
-    match find_library("libucp.so.0") {
-        Some(path) => (State::Available, format!("library {}", path.display()), remedy),
-        None => (State::Off, "no libucp.so.0".into(), remedy),
     }
 }
 
@@ -361,6 +295,16 @@ mod tests {
         assert_eq!(state("sealed-memory"), State::Available);
         assert_eq!(state("shared-ports"), State::Available);
         assert_eq!(state("drop-counts"), State::Available);
+    }
+
+    #[test]
+    fn nothing_is_advertised_that_no_code_uses() {
+        let unused = ["io_uring", "io-uring", "xdp", "ucx", "transparent", "hugetlb", "locked"];
+        for capability in probe_all() {
+            let text = format!("{} {} {}", capability.name, capability.why, capability.remedy);
+            let text = text.to_lowercase();
+            assert!(!unused.iter().any(|word| text.contains(word)), "{text}");
+        }
     }
 
     #[test]

@@ -116,7 +116,7 @@ drop_reasons! {
     /// The host kernel discarded datagrams because the socket buffer was full (SO_RXQ_OVFL).
     SocketOverflow = 0, "socket_overflow", Intake,
         "The engine does not read fast enough, or a burst is larger than the socket's buffer. \
-         Look at `serval_worker_time_seconds`: busy workers need a higher `engine.workers` or \
+         Look at `serval_worker_time_seconds_total`: busy workers need a higher `engine.workers` or \
          more efficient clients (UDP segmentation offload, `shm://`). Otherwise raise \
          `net.core.rmem_max` (`serval doctor`, `socket-buffers`).";
     /// The host kernel truncated the datagram: it was larger than any message may be.

@@ -1,8 +1,8 @@
-// NICA's calls for functions on the path, over the control socket of a Serval server (docs/functions.md).
+// Calls with the names that NICA's have, for functions on the path, over the control socket of a Serval server (docs/functions.md).
 //
 // An ikernel of NICA (Eran et al., USENIX ATC 2019) is here a function on the path of a service's messages. ik_create creates one in the server,
 // ik_attach attaches it to a service, ik_command reads and writes its registers on all workers, ik_detach and ik_destroy remove
-// it. NICA attaches to a socket; here the service takes its place.
+// it. NICA attaches to a socket of the application; here a service takes its place, and registers have names. docs/functions.md lists what differs.
 //
 // Every call returns 0, or a negative errno: -EINVAL for an argument that cannot be, -ENOMEM, -ECONNREFUSED and others if the server cannot be
 // reached, -ECONNRESET if it has ended, -ETIMEDOUT if it does not answer in 90 s, -EPROTO if the answer is no answer, -EREMOTEIO if the server

@@ -12,11 +12,11 @@ use crate::side_by_side::{cores, side_by_side};
 
 /// Crates whose tests all run under Miri.
 const CRATES: [&str; 2] = ["mqueue", "wire"];
-/// Multi-threaded tests: each seed is another schedule, with other stale values for loads.
+/// Files of multi-threaded tests: each seed is another schedule, with other stale values for loads.
 const THREADED: [&str; 2] = ["edges", "stress"];
 /// Seeds for those in a full run.
 const SEEDS: u32 = 8;
-/// The slowest programs.
+/// The slowest files.
 const LONG: [&str; 3] = ["stress", "hostile", "property"];
 
 /// The selection for the CI step.
@@ -27,10 +27,11 @@ pub(super) fn step() -> Outcome {
     under_miri("", "-p serval-mqueue -p serval-wire --no-run")?;
     // The slowest first.
     let parts = [
-        ("", "-p serval-mqueue --test stress"),
-        ("", "-p serval-mqueue --lib --test ring"),
-        ("", "-p serval-mqueue --test hostile -- a_bad_header a_flood a_random_region a_truncated"),
-        ("-Zmiri-many-seeds=0..4", "-p serval-mqueue --test edges"),
+        ("", "-p serval-mqueue --test rings -- stress::"),
+        ("", "-p serval-mqueue --lib"),
+        ("", "-p serval-mqueue --test rings -- ring::"),
+        ("", "-p serval-mqueue --test rings -- a_bad_header a_flood a_random_region a_truncated"),
+        ("-Zmiri-many-seeds=0..4", "-p serval-mqueue --test rings -- edges::"),
         ("", "-p serval-wire --lib -- handshake session"),
     ];
     let ran = side_by_side(cores(), parts.to_vec(), |(flags, tests)| under_miri(flags, tests));
@@ -65,12 +66,14 @@ fn under_miri(flags: &str, tests: &str) -> Outcome {
     command(&format!("cargo +nightly miri test {tests}"), &environment)
 }
 
-/// A test program.
+/// The tests of a file, or the unit tests of a crate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Program {
     krate: String,
     /// None for the unit tests.
     test: Option<String>,
+    /// The program whose module the file is.
+    of: Option<String>,
 }
 
 impl Program {
@@ -80,8 +83,13 @@ impl Program {
     }
 
     fn run(&self) -> Result<Tally, Failed> {
-        let target = self.test.as_ref().map_or("--lib".to_owned(), |test| format!("--test {test}"));
-        let tests = format!("-p serval-{} {target} --no-fail-fast -- --show-output", self.krate);
+        let (target, module) = match (&self.test, &self.of) {
+            (None, _) => ("--lib".to_owned(), String::new()),
+            (Some(test), None) => (format!("--test {test}"), String::new()),
+            (Some(test), Some(of)) => (format!("--test {of}"), format!(" {test}::")),
+        };
+        let tests =
+            format!("-p serval-{} {target} --no-fail-fast -- --show-output{module}", self.krate);
         let mut tally = Tally::default();
         // With several seeds in one run Miri interleaves their output.
         for seed in 0..self.seeds() {
@@ -149,14 +157,20 @@ pub(crate) fn every_test() -> Findings {
 fn programs(paths: &[String]) -> Vec<Program> {
     let mut programs = Vec::new();
     for krate in CRATES {
-        programs.push(Program { krate: krate.to_owned(), test: None });
+        let krate = krate.to_owned();
+        programs.push(Program { krate: krate.clone(), test: None, of: None });
         let folder = format!("crates/{krate}/tests/");
         let tests = paths.iter().filter_map(|path| path.strip_prefix(&folder)?.strip_suffix(".rs"));
-        // A file in a folder is a module of another program.
-        let tests = tests.filter(|test| !test.contains('/'));
-        programs.extend(
-            tests.map(|test| Program { krate: krate.to_owned(), test: Some(test.to_owned()) }),
-        );
+        for test in tests {
+            // A file beside a main.rs is a module of that program; other folders have no tests.
+            let (of, test) =
+                test.split_once('/').map_or((None, test), |(of, test)| (Some(of), test));
+            let is_module = |of: &str| paths.contains(&format!("{folder}{of}/main.rs"));
+            if of.is_none_or(|of| is_module(of) && test != "main") {
+                let (test, of) = (Some(test.to_owned()), of.map(str::to_owned));
+                programs.push(Program { krate: krate.clone(), test, of });
+            }
+        }
     }
     let place = |program: &Program| {
         let long = |test| LONG.iter().position(|long| *long == test);
@@ -174,13 +188,13 @@ mod tests {
     fn every_program_of_tests_is_found() {
         let paths = [
             "crates/mqueue/src/lib.rs",
-            "crates/mqueue/tests/edges.rs",
-            "crates/mqueue/tests/hostile.rs",
+            "crates/mqueue/tests/rings/edges.rs",
+            "crates/mqueue/tests/rings/hostile.rs",
             "crates/mqueue/tests/layout.snapshot",
-            "crates/mqueue/tests/network/main.rs",
+            "crates/mqueue/tests/rings/main.rs",
             "crates/mqueue/tests/support/mod.rs",
             "crates/sys/tests/memory.rs",
-            "crates/wire/tests/framing.rs",
+            "crates/wire/tests/formats/framing.rs",
         ];
         let found = programs(&paths.map(str::to_owned));
         let names: Vec<_> =
@@ -198,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_line_names_what_was_skipped() {
-        let program = Program { krate: "mqueue".to_owned(), test: None };
+        let program = Program { krate: "mqueue".to_owned(), test: None, of: None };
         let tally = Tally { passed: 1, failed: 0, skipped: vec!["granule::wide".to_owned()] };
         let line = program.line(&tally, 3);
         assert!(line.contains("unit tests") && line.ends_with("SKIPPED granule::wide"), "{line}");

@@ -25,6 +25,10 @@ const TIMES: &str = "target/test-times.json";
 /// Time limit per program, more than ten times the slowest one; it ends a test that hangs.
 const LIMIT: Duration = Duration::from_secs(900);
 
+/// Everything but examples, which nothing runs here, and the compiler of modules, which the step before has built.
+const WORKSPACE: &[&str] =
+    &["--workspace", "--exclude", "serval-compile", "--lib", "--bins", "--tests"];
+
 /// How a program is run.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Marks {
@@ -89,7 +93,7 @@ impl Marks {
 pub(super) fn run(tier: Tier) -> Outcome {
     let files = files::all();
     let (mut beside, mut alone) = (Vec::new(), Vec::new());
-    for program in programs::build(&["--workspace"])? {
+    for program in programs::build(WORKSPACE)? {
         let marks = Marks::of(&program, &files).map_err(|what| vec![what])?;
         if let Some(arguments) = marks.arguments(tier) {
             if marks.alone { &mut alone } else { &mut beside }.push((program, arguments));

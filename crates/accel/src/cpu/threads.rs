@@ -30,6 +30,8 @@ use crate::{AccelError, Kernel};
 const SLEEP_MAX: Duration = Duration::from_millis(250);
 /// For a deadline nearer than this the thread stays awake: the host kernel's timers are coarser.
 const AWAKE_NS: u64 = 60_000;
+/// An idle thread yields its core after polling for this long: there may be more threads than cores.
+const YIELD_NS: u64 = 8_000;
 /// If the engine's heartbeat stops for this long, an idle thread resumes its blocks to check it.
 const HEARTBEAT_NS: u64 = 1_000_000_000;
 /// Time limit for every block to get to its first wait.
@@ -446,17 +448,18 @@ impl Server {
         }
     }
 
-    /// When idle: spin for a while, then sleep.
+    /// When idle: spin, then yield the core, then sleep.
     fn idle(&mut self, now: u64, since: u64) {
+        if now - since < (self.options.spin.as_nanos() as u64).min(YIELD_NS) {
+            return std::hint::spin_loop();
+        }
         if now - since < self.options.spin.as_nanos() as u64 {
-            std::hint::spin_loop();
-            return;
+            return thread::yield_now();
         }
         self.check_heartbeat(now);
         let left = self.scheduler.due_at().saturating_sub(now);
         if left <= AWAKE_NS {
-            std::hint::spin_loop();
-            return;
+            return thread::yield_now();
         }
         let parked = &self.observer.state.parked;
         parked.set(true);

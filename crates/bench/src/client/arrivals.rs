@@ -31,16 +31,21 @@ impl Arrivals {
     /// The next arrival if it is not after `now_ns`; advances to the one after it.
     #[inline]
     pub(super) fn due(&mut self, now_ns: u64) -> Option<u64> {
-        let at_ns = self.start_ns + self.next as u64;
-        if at_ns > now_ns {
+        if !self.is_due(now_ns) {
             return None;
         }
+        let at_ns = self.start_ns + self.next as u64;
         self.left -= 1;
         if self.left == 0 {
             self.left = self.batch;
             self.next += self.gap();
         }
         Some(at_ns)
+    }
+
+    /// Whether an arrival until `now_ns` has not been taken.
+    pub(super) fn is_due(&self, now_ns: u64) -> bool {
+        self.start_ns + self.next as u64 <= now_ns
     }
 
     /// Arrivals until `now_ns` that were not taken.

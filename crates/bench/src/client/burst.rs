@@ -62,6 +62,8 @@ struct Socket {
     in_flight: usize,
     /// Closed loop: nothing is sent before there is room for this many.
     train: usize,
+    /// Most that are sent together.
+    train_max: usize,
     /// Without identities: its requests in flight, oldest first.
     order: VecDeque<u64>,
     /// Without identities: nothing is sent until then.
@@ -126,11 +128,16 @@ impl<'w> Run<'w> {
         let in_trains = burst.offload && load.pace == Pace::Closed;
         let socket = |i| {
             let depth = load.window / count + usize::from(i < load.window % count);
-            let train = if in_trains { GSO_BATCH_MAX.min(depth.div_ceil(4)) } else { 1 };
+            let train = match load.train {
+                Some(train) => train.clamp(1, depth.max(1)),
+                None if in_trains => GSO_BATCH_MAX.min(depth.div_ceil(4)),
+                None => 1,
+            };
             Socket {
                 batch: TxBatch::new(BATCH_ITEMS, BATCH_BYTES),
                 depth,
                 train,
+                train_max: load.train.map_or(BATCH_ITEMS, |_| train),
                 in_flight: 0,
                 order: VecDeque::new(),
                 waits_until_ns: 0,
@@ -186,7 +193,8 @@ impl<'w> Run<'w> {
         let socket = &mut self.sockets[at];
         if socket.depth - socket.in_flight >= socket.train && now_ns >= socket.waits_until_ns {
             socket.waits_until_ns = 0;
-            while socket.in_flight < socket.depth {
+            let depth = socket.depth.min(socket.in_flight + socket.train_max);
+            while socket.in_flight < depth {
                 let mask = self.entries.len() as u64 - 1;
                 while self.entries[(self.next & mask) as usize].state == State::Waiting {
                     self.next += 1;

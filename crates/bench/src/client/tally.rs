@@ -1,7 +1,8 @@
 //! Counting shared by all transports: when requests are sent, their results, and the time of the client itself.
 //!
-//! A run has a warm-up, a measured part, and an end in which nothing is sent and replies are awaited. Latencies and
-//! the rate are those of replies that arrived in the measured part. Counts are of requests that were in flight or
+//! A run has a warm-up, a measured part, and an end in which replies are awaited, and in an open loop what has arrived
+//! before is sent. The rate is that of replies in the measured part; latencies are those of the same replies, and in an
+//! open loop those of the arrivals in the measured part, whenever their replies come. Counts are of requests that were in flight or
 //! sent in it; wrong and repeated replies count from the first request on, because a server that answers wrongly
 //! during its warm-up answers wrongly.
 
@@ -13,7 +14,7 @@ use hdrhistogram::Histogram;
 use sys::time::{monotonic_ns, thread_cpu_ns};
 
 use super::arrivals::Arrivals;
-use super::{ClientError, Load, Outcome, Pace, latencies};
+use super::{ClientError, Load, Outcome, Pace, SLICE, SLICE_REPLIES, latencies};
 
 /// Number of turns without work before the core is yielded.
 const EMPTY_LOOKS: u32 = 32;
@@ -23,8 +24,41 @@ const SEARCH_NS: u64 = 1_000_000;
 /// the thread's CPU time shows it. (Hundreds of replies that arrive together also make a turn this long.)
 const LONG_NS: u64 = 1_000_000;
 
+/// Most slices that are kept.
+const SLICES_MAX: u64 = 10_000;
+
 fn ns(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The latencies of a part of the run.
+struct Slice {
+    latency: Histogram<u64>,
+    end_ns: u64,
+}
+
+impl Slice {
+    /// Its precision is that of a percentile of a thousand replies.
+    fn new() -> Self {
+        let latency = Histogram::new_with_bounds(1, 3_600_000_000_000, 2).expect("valid bounds");
+        Self { latency, end_ns: 0 }
+    }
+
+    fn begin(&mut self, now_ns: u64) {
+        self.latency.reset();
+        self.end_ns = now_ns.saturating_add(ns(SLICE));
+    }
+
+    /// Adds a latency. Returns the 99th percentile of a slice that it ends.
+    fn record(&mut self, took_ns: u64, now_ns: u64) -> Option<u64> {
+        self.latency.saturating_record(took_ns);
+        if now_ns < self.end_ns || self.latency.len() < SLICE_REPLIES {
+            return None;
+        }
+        let p99_ns = self.latency.value_at_quantile(0.99);
+        self.begin(now_ns);
+        Some(p99_ns)
+    }
 }
 
 pub(super) struct Tally {
@@ -37,6 +71,7 @@ pub(super) struct Tally {
     began_ns: u64,
     last_ns: u64,
     stop_ns: u64,
+    slice: Slice,
     /// Warm-up is over.
     measuring: bool,
     /// CPU time of this thread when the measured part began.
@@ -75,6 +110,7 @@ impl Tally {
             began_ns: 0,
             last_ns: 0,
             stop_ns: 0,
+            slice: Slice::new(),
             measuring: false,
             cpu_ns: 0,
             turned_ns: 0,
@@ -113,12 +149,16 @@ impl Tally {
         self.began_ns = now_ns;
         self.last_ns = now_ns;
         self.summed_ns = now_ns;
+        self.slice.begin(now_ns);
         self.cpu_ns = thread_cpu_ns();
         let wrong = self.outcome.wrong;
         let mut latency =
             std::mem::replace(&mut self.outcome.latency, Histogram::new(1).expect("1 digit"));
         latency.reset();
+        let slices = self.stop_ns.saturating_sub(now_ns) / ns(SLICE) + 1;
         self.outcome = Outcome {
+            // Nothing is allocated while requests are in flight; a run without an end has few slices that matter.
+            slices_p99_ns: Vec::with_capacity(slices.min(SLICES_MAX) as usize),
             sent: self.waiting + wrong,
             wrong,
             duplicated: self.outcome.duplicated,
@@ -129,12 +169,15 @@ impl Tally {
     /// Whether another request may be sent now: its number, and the time from which its latency counts.
     #[inline]
     pub(super) fn next(&mut self, now_ns: u64) -> Option<(u64, u64)> {
-        if self.asked >= self.requests || now_ns >= self.stop_ns || self.waiting >= self.window {
+        if self.asked >= self.requests || self.waiting >= self.window {
             return None;
         }
         let due_ns = match &mut self.arrivals {
+            None if now_ns >= self.stop_ns => return None,
             None => now_ns,
-            Some(arrivals) => arrivals.due(now_ns)?,
+            Some(_) if now_ns >= self.stop_ns.saturating_add(self.timeout_ns) => return None,
+            // What arrived before the end is sent after it: those that had to wait are the slowest.
+            Some(arrivals) => arrivals.due(now_ns.min(self.stop_ns.saturating_sub(1)))?,
         };
         self.sum_up(now_ns);
         // It has been waiting since its arrival.
@@ -176,8 +219,19 @@ impl Tally {
             return;
         }
         self.outcome.replied += 1;
-        if now_ns < self.stop_ns {
+        let is_in_time = now_ns < self.stop_ns;
+        self.outcome.measured += u64::from(is_in_time && self.measuring);
+        let counts = match self.arrivals {
+            None => is_in_time,
+            Some(_) => due_ns >= self.began_ns,
+        };
+        if counts {
             self.outcome.latency.saturating_record(took_ns);
+            if let Some(p99_ns) = self.slice.record(took_ns, now_ns)
+                && self.outcome.slices_p99_ns.len() < self.outcome.slices_p99_ns.capacity()
+            {
+                self.outcome.slices_p99_ns.push(p99_ns);
+            }
         }
     }
 
@@ -246,7 +300,12 @@ impl Tally {
     }
 
     fn is_over(&self, now_ns: u64) -> bool {
-        let all_asked = self.asked >= self.requests || now_ns >= self.stop_ns;
+        let waits = |arrivals: &Arrivals| {
+            now_ns < self.stop_ns.saturating_add(self.timeout_ns)
+                && arrivals.is_due(self.stop_ns.saturating_sub(1))
+        };
+        let all_asked = self.asked >= self.requests
+            || now_ns >= self.stop_ns && !self.arrivals.as_ref().is_some_and(waits);
         (all_asked && self.waiting == 0) || self.cancel.load(Ordering::Relaxed)
     }
 
@@ -290,7 +349,7 @@ impl Tally {
         if let Some(arrivals) = self.arrivals
             && self.asked < self.requests
         {
-            outcome.unsent = arrivals.overdue(end_ns);
+            outcome.unsent = arrivals.overdue(end_ns.saturating_sub(1));
         }
         self.outcome
     }
@@ -308,6 +367,82 @@ mod tests {
         let began_ns = tally.began_ns;
         tally.looked = (began_ns, 0);
         (tally, began_ns)
+    }
+
+    /// An open loop of 1000 requests a second, one in flight.
+    fn open(warmup: Duration) -> Tally {
+        let pace = Pace::Open { rate: 1e3, seed: 7, batch: 1 };
+        let duration = Duration::from_millis(100);
+        let timeout = Duration::from_secs(1);
+        let load = Load { pace, warmup, duration, timeout, ..Load::default() };
+        let mut tally = Tally::new(&load, 1).unwrap();
+        tally.begin(&load);
+        tally
+    }
+
+    #[test]
+    fn what_arrived_before_the_end_is_sent_and_counted_after_it() {
+        let mut tally = open(Duration::ZERO);
+        let (began_ns, stop_ns) = (tally.began_ns, tally.stop_ns);
+        // The server answers the first request at the end only: all others wait for it in the client.
+        let mut now_ns = stop_ns - 1;
+        let mut arrived = 0;
+        while let Some((_, due_ns)) = tally.next(now_ns) {
+            assert!((began_ns..stop_ns).contains(&due_ns));
+            assert!(!tally.is_over(now_ns));
+            now_ns += 1_000_000;
+            tally.reply(true, due_ns, now_ns);
+            arrived += 1;
+        }
+        assert!(tally.is_over(now_ns) && arrived > 70, "{arrived}");
+        let outcome = tally.finish();
+        assert_eq!((outcome.sent, outcome.latency.len(), outcome.unsent), (arrived, arrived, 0));
+        // None of the replies came in the measured part.
+        assert_eq!(outcome.measured, 0);
+        let middle = outcome.latency.value_at_quantile(0.5);
+        assert!(middle > 50_000_000, "latencies count from the arrival: {middle}");
+    }
+
+    #[test]
+    fn what_cannot_be_sent_for_a_time_out_is_unsent() {
+        let mut tally = open(Duration::ZERO);
+        let stop_ns = tally.stop_ns;
+        let (_, due_ns) = tally.next(stop_ns - 1).unwrap();
+        assert!(!tally.is_over(stop_ns));
+        let late_ns = stop_ns + tally.timeout_ns;
+        tally.lose(due_ns, late_ns);
+        assert!(tally.is_over(late_ns) && tally.next(late_ns).is_none());
+    }
+
+    #[test]
+    fn arrivals_of_the_warm_up_have_no_latency() {
+        let mut tally = open(Duration::from_millis(10));
+        let began_ns = tally.began_ns;
+        let (_, due_ns) = tally.next(began_ns - 1).unwrap();
+        tally.turn_with(true, began_ns, || 0);
+        tally.reply(true, due_ns, began_ns + 1);
+        assert_eq!((tally.outcome.measured, tally.outcome.latency.len()), (1, 0));
+    }
+
+    #[test]
+    fn a_pause_changes_the_percentile_of_its_slice_only() {
+        let load = Load { duration: Duration::from_secs(10), ..Load::default() };
+        let mut tally = Tally::new(&load, 1).unwrap();
+        tally.begin(&load);
+        let mut now_ns = tally.began_ns;
+        for slice in 0..9 {
+            for _ in 0..SLICE_REPLIES {
+                let (_, due_ns) = tally.next(now_ns).unwrap();
+                // A twentieth of the replies in one slice of nine is late.
+                let late = slice == 4 && tally.asked % 20 == 0;
+                now_ns += ns(SLICE) / SLICE_REPLIES + 1;
+                tally.reply(true, if late { due_ns - ns(SLICE) } else { due_ns }, now_ns);
+            }
+        }
+        assert_eq!(tally.outcome.slices_p99_ns.len(), 9);
+        let usual = tally.outcome.slice_p99_ns().unwrap();
+        assert!((50_000..51_000).contains(&usual), "{:?}", tally.outcome.slices_p99_ns);
+        assert!(tally.outcome.slices_p99_ns[4] > ns(SLICE));
     }
 
     #[test]

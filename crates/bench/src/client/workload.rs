@@ -8,12 +8,13 @@ mod memcached;
 mod sealed;
 mod sockperf;
 mod vectors;
+mod zipf;
 
 pub use coap::Coap;
 pub use custom::{Custom, Expect};
 pub use digits::{Digit, Digits};
 pub use faces::{Faces, Person, Pictures, Question};
-pub use memcached::{Lookups, Memcached};
+pub use memcached::{KeySpace, Lookups, Memcached};
 pub use sealed::Sealed;
 pub use sockperf::Sockperf;
 pub use vectors::Vectors;

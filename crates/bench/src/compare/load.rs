@@ -16,28 +16,38 @@ const SHARED_MAX: f64 = 0.5;
 const PEAK_SHARE: f64 = 0.5;
 /// If more than this multiple of the peak is answered, the peak was measured wrongly.
 const PEAK_MAX: f64 = 1.05;
+/// Largest share of the time that the client of an open loop may be busy if latencies are compared: with more, its own
+/// queue is a part of them.
+const CLIENT_BUSY_MAX: f64 = 0.75;
+
+/// A load, and what the row knows about it.
+pub(super) struct Offer<'r> {
+    pub(super) load: &'r Load,
+    /// The rate that `times_lower_peak` multiplies.
+    pub(super) lower_peak: Option<f64>,
+    /// Whether the row compares a latency.
+    pub(super) is_latency: bool,
+}
+
+/// Whether a figure of a load is a latency.
+pub(super) fn is_latency(figure: &str) -> bool {
+    figure.ends_with("_ns") && !figure.ends_with("busy_ns") && !figure.ends_with("cpu_ns")
+}
 
 /// Measures one server once: starts it, applies the load, ends it. Without a command the side's memcached is the
-/// server. `peak_of_b` is the rate that `times_peak_of_b` multiplies.
+/// server.
 pub(super) fn measure_server(
     command: Option<&str>,
     side: &SideSpec,
-    load: &Load,
-    peak_of_b: Option<f64>,
+    offer: &Offer<'_>,
     schedule: &Schedule,
     cores: &Cores,
     cancel: &Arc<AtomicBool>,
 ) -> Result<Run, SideError> {
+    let Offer { load, lower_peak, is_latency } = *offer;
     // Lives as long as the server.
     let surroundings = Surroundings::new(side, cores)?;
     let command = command.map(|command| surroundings.fill_in(command, cores));
-    let neighbour = match &side.beside {
-        Some(beside) => {
-            let beside = surroundings.fill_in(beside, cores);
-            Some(Server::start(&beside, &cores.other, START_MAX)?)
-        }
-        None => None,
-    };
     let start = |command: String| Server::start(&command, cores.of(side), START_MAX);
     let server = command.map(start).transpose()?;
     let (url, id) = match (&server, &surroundings.database) {
@@ -46,9 +56,9 @@ pub(super) fn measure_server(
         (None, None) => unreachable!("rows are checked when they are read"),
     };
     let mut plan = closed_loop(&url, load, schedule, cores, cancel)?;
-    let (mut peak, mut noise) = (peak_of_b, None);
+    let (mut peak, mut noise) = (lower_peak, None);
     let mut rate = load.rate;
-    if let (Some(times), Some(found)) = (load.times_peak_of_b, peak_of_b) {
+    if let (Some(times), Some(found)) = (load.times_lower_peak, lower_peak) {
         rate = Some(times * found);
     }
     if let Some(times) = load.times_peak {
@@ -62,21 +72,26 @@ pub(super) fn measure_server(
     }
     if let Some(rate) = rate {
         plan.mode = Mode::Open { rate };
-        plan.batch = load.batch.unwrap_or(1);
     }
     plan.server_pid = Some(id);
     let database_cpu = || surroundings.database.as_ref()?.cpu_ns();
     let filled_ns = database_cpu();
     let report = run(&plan, cores)?;
     let account = server.map(Server::stop).transpose()?;
-    // It must have existed all the time.
-    neighbour.map(Server::stop).transpose()?;
     let asked_ns = database_cpu().zip(filled_ns).map(|(now, before)| now - before);
     if let Some(void) = report.void() {
         noise = Some(void.to_string());
-        if !is_noise(void) {
+        // Both sides could do more than this: what kept one from it was not the load.
+        let kept_from_it = lower_peak.is_some() && matches!(void, Void::Unsent(..));
+        if !is_noise(void) && !kept_from_it {
             return Ok(Run::Void(void.to_string()));
         }
+    }
+    if rate.is_some() && is_latency && report.client_busy > CLIENT_BUSY_MAX {
+        return Ok(Run::Void(format!(
+            "the client was busy for {:.0} % of the time, so that its own queue is a part of the latency: give the load more `cores`, or a lower rate",
+            100.0 * report.client_busy
+        )));
     }
     let mut figures = figures(&report);
     if let Some(peak) = peak {
@@ -138,6 +153,7 @@ fn closed_loop(
     plan.framing = load.framing().map_err(SideError::Load)?;
     plan.connections = load.connections;
     plan.timeout = load.timeout_s.map(Duration::from_secs_f64);
+    plan.batch = load.batch.unwrap_or(1);
     if !load.shares_core {
         plan.cores = cores.client[..load.cores.unwrap_or(1)].to_vec();
     } else {
@@ -208,6 +224,7 @@ fn figures(report: &Report) -> Figures {
         ("p50_ns", latency.p50_ns as f64),
         ("p90_ns", latency.p90_ns as f64),
         ("p99_ns", latency.p99_ns as f64),
+        ("slice_p99_ns", latency.slice_p99_ns as f64),
         ("p999_ns", latency.p999_ns as f64),
         ("max_ns", latency.max_ns as f64),
         ("lost_share", report.lost as f64 / (report.sent as f64).max(1.0)),

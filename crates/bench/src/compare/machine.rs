@@ -1,13 +1,19 @@
 //! The machine and the source of a measurement.
 
 use std::fs;
+use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-/// The commit that this program was built from, with the suffix `-dirty` if the sources differed; set by `make
-/// build`. It is independent of the folder in which the program runs.
-pub(crate) const BUILT_FROM: Option<&str> = option_env!("SERVAL_BUILT_FROM");
+static BUILT_FROM: OnceLock<&'static str> = OnceLock::new();
+
+/// Sets the sources that this program was built from, as `tools/source-tree` prints them; independent of the folder in
+/// which the program runs. The first call counts. The program sets it instead of a constant here, so that a new commit
+/// does not compile this crate again.
+pub fn set_built_from(built_from: &'static str) {
+    let _ = BUILT_FROM.set(built_from);
+}
 
 /// The machine and the source that was measured. Fields that the host does not provide are empty.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -20,33 +26,54 @@ pub struct Machine {
     pub host_kernel: String,
     /// Frequency governor of the first core.
     pub governor: String,
-    /// The commit that the programs were built from: `SERVAL_COMMIT`, for programs that were copied to this machine;
-    /// otherwise the commit recorded by the build (`BUILT_FROM`).
+    /// The commit that this program was built from: the last one that changed the sources. Empty if the build did not
+    /// set it.
     pub commit: String,
-    /// Whether the sources differed from it.
+    /// The hash of the sources without documentation; empty if they differed from the commit.
+    pub tree: String,
+    /// Whether the sources differed from the commit.
     pub dirty: bool,
     /// The time, in UTC.
     pub date: String,
 }
 
 impl Machine {
+    /// Why a record of this build proves nothing, if it does not: these sources cannot be built again.
+    pub fn unknown_sources(&self) -> Option<&'static str> {
+        match (self.commit.is_empty(), self.dirty) {
+            (true, _) => Some(
+                "this program does not know its commit: `make build` in a git checkout sets it",
+            ),
+            (_, true) => Some("this program was built from sources that are in no commit"),
+            _ => None,
+        }
+    }
+
     /// This machine, now.
     pub fn here() -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name"));
         let governor = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor";
-        let given = std::env::var("SERVAL_COMMIT").ok().filter(|commit| !commit.is_empty());
-        let built_from = given.or_else(|| BUILT_FROM.map(str::to_owned)).unwrap_or_default();
-        let commit = built_from.trim_end_matches("-dirty").to_owned();
+        let (commit, dirty, tree) = sources(BUILT_FROM.get().copied().unwrap_or_default());
         Self {
             cpu: model.unwrap_or_default().trim_start_matches([' ', '\t', ':']).to_owned(),
             cores: sys::affinity::allowed_cores().map_or(1, |cores| cores.len()),
             host_kernel: sys::probe::host_kernel_release(),
             governor: fs::read_to_string(governor).unwrap_or_default().trim().to_owned(),
-            dirty: commit != built_from,
             commit,
+            tree,
+            dirty,
             date: date(),
         }
+    }
+}
+
+/// Commit, whether the sources differed from it, and their hash.
+fn sources(built_from: &str) -> (String, bool, String) {
+    let (commit, tree) = built_from.trim().split_once(' ').unwrap_or((built_from.trim(), ""));
+    match commit.strip_suffix("-dirty") {
+        Some(commit) => (commit.to_owned(), true, String::new()),
+        None => (commit.to_owned(), false, tree.to_owned()),
     }
 }
 
@@ -86,6 +113,22 @@ mod tests {
         ] {
             assert_eq!(date_of(seconds), date);
         }
+    }
+
+    #[test]
+    fn the_sources_of_a_build_are_its_commit_and_their_hash() {
+        let of = |text: &str| {
+            let (commit, dirty, tree) = sources(text);
+            let machine = Machine { commit, dirty, tree, ..Machine::here() };
+            (machine.clone(), machine.unknown_sources().is_some())
+        };
+        let (clean, unknown) = of("46c35512 a3eec13b\n");
+        assert_eq!((&clean.commit[..], &clean.tree[..]), ("46c35512", "a3eec13b"));
+        assert!(!clean.dirty && !unknown);
+        let (dirty, unknown) = of("46c35512-dirty");
+        assert_eq!((&dirty.commit[..], &dirty.tree[..]), ("46c35512", ""));
+        assert!(dirty.dirty && unknown);
+        assert!(of("").1);
     }
 
     #[test]

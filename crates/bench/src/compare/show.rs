@@ -8,10 +8,11 @@ use super::verdict::{Better, Combine};
 use crate::units::per_second;
 
 /// Figures that a table shows besides the compared one, with their labels.
-const BESIDE: [(&str, &str); 7] = [
+const BESIDE: [(&str, &str); 8] = [
     ("rate", ""),
     ("p50_ns", "p50 "),
     ("p99_ns", "p99 "),
+    ("slice_p99_ns", "p99 of a slice "),
     ("busy_ns", "busy "),
     ("server_cpu_ns", "server CPU "),
     ("client_cpu_ns", "client CPU "),
@@ -63,6 +64,14 @@ impl Style<'_> {
             Better::Lower => "at most",
         };
         value.map_or_else(String::new, |value| format!("{bound} {}", self.value(value)))
+    }
+
+    /// A threshold, or the two that a value must lie between.
+    pub fn range_of(&self, must: Option<f64>, most: Option<f64>) -> String {
+        match must.zip(most) {
+            Some((must, most)) => format!("{} to {}", self.value(must), self.value(most)),
+            None => self.threshold(must),
+        }
     }
 
     /// The middle and its interval.
@@ -143,6 +152,8 @@ mod tests {
         assert_eq!(ratio.summary(&Summary::of(&[1.5]).unwrap()), "1.500x");
         assert_eq!(ratio.threshold(Some(0.95)), "at least 0.950x");
         assert_eq!(ratio.threshold(None), "");
+        assert_eq!(ratio.range_of(Some(0.9), Some(1.1)), "0.900x to 1.100x");
+        assert_eq!(ratio.range_of(Some(0.9), None), "at least 0.900x");
         let alone = Style { metric: "p50_ns", combine: Combine::Alone, better: Better::Lower };
         assert_eq!(alone.threshold(Some(600.0)), "at most 600 ns");
     }

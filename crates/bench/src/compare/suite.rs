@@ -64,6 +64,9 @@ pub struct Row {
     pub must: Option<f64>,
     /// The target value.
     pub aim: Option<f64>,
+    /// The value that must not be exceeded, for a row that compares a server with itself to prove the instrument; with
+    /// `must`.
+    pub most: Option<f64>,
     /// Rows that must pass for this one to be valid.
     #[serde(default)]
     pub needs: Vec<String>,
@@ -115,10 +118,6 @@ pub struct SideSpec {
     /// Its cores.
     #[serde(default)]
     pub on: On,
-    /// Command line of a neighbour that runs meanwhile on the server's cores that the row does not use: it behaves
-    /// like a server, but gets no requests.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub beside: Option<String>,
     /// Starts a memcached with the pictures of the faces workload, on the client's core if the load shares it, else
     /// on one of the server's that the row does not use; its address replaces `{memcached}` in the command line.
     /// Without a command line the memcached itself is the server of the load, over TCP.
@@ -157,11 +156,13 @@ pub struct Load {
     /// window, the window and twice as much. Adds the figures `peak_rate` and `share_of_peak`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub times_peak: Option<f64>,
-    /// Open loop of both sides at this multiple of the peak of b, which is measured once, before the pairs. Adds the
-    /// figures `peak_rate` and `share_of_peak`.
+    /// Open loop of both sides at this multiple of the lower of their two peaks, so that neither is overloaded. They are
+    /// measured before the pairs, and again after a pair in which a side could not keep up. Adds the figures `peak_rate`
+    /// and `share_of_peak`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub times_peak_of_b: Option<f64>,
-    /// Open loop of class T2: requests that arrive at the same time; default 1.
+    pub times_lower_peak: Option<f64>,
+    /// Open loop of class T2: requests that arrive at the same time; default 1. As many are sent together while a peak is
+    /// measured, since a server can do more of larger batches.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch: Option<usize>,
     /// Seconds after which a request is lost; default 1.
@@ -234,7 +235,7 @@ impl Suite {
         Self::parse(&text).map_err(|what| SuiteError::Form(path.to_owned(), what))
     }
 
-    fn parse(text: &str) -> Result<Self, String> {
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
         let suite: Self = toml::from_str(text).map_err(|error| error.to_string())?;
         if suite.schema != 1 {
             return Err(format!("schema is {}, this program reads schema 1", suite.schema));
@@ -328,7 +329,7 @@ impl Row {
     /// The claim about the value.
     pub fn claim(&self) -> Claim {
         let better = self.combine().better(self.better());
-        Claim { better, must: self.must, aim: self.aim }
+        Claim { better, must: self.must, aim: self.aim, most: self.most }
     }
 
     /// The load on a side.
@@ -357,23 +358,26 @@ impl Row {
         }
         self.timing.check("timing")?;
         check_cores("server_cores", self.server_cores)?;
-        if [self.must, self.aim].into_iter().flatten().any(|value| !value.is_finite()) {
-            return Err("must and aim are numbers".to_owned());
+        if [self.must, self.aim, self.most].into_iter().flatten().any(|value| !value.is_finite()) {
+            return Err("must, aim and most are numbers".to_owned());
+        }
+        let is_range = |most| self.must.is_some_and(|must| must < most);
+        let higher = self.combine().better(self.better()) == Better::Higher;
+        if self.most.is_some_and(|most| !is_range(most) || !higher) {
+            return Err("most needs a lower must, and a value of which more is better".to_owned());
         }
         self.check_side("a", &self.a)?;
         self.b.as_ref().map_or(Ok(()), |b| self.check_side("b", b))?;
-        let of_b = |side| self.load_on(side).is_some_and(|load| load.times_peak_of_b.is_some());
-        let b_serves = self.b.as_ref().is_some_and(|b| b.server.is_some());
-        if [Some(&self.a), self.b.as_ref()].into_iter().flatten().any(of_b) && !b_serves {
-            return Err("times_peak_of_b needs a b that is a server".to_owned());
+        let of_both = |side| self.load_on(side).is_some_and(|load| load.times_lower_peak.is_some());
+        let both_serve =
+            self.a.server.is_some() && self.b.as_ref().is_some_and(|b| b.server.is_some());
+        if [Some(&self.a), self.b.as_ref()].into_iter().flatten().any(of_both) && !both_serve {
+            return Err("times_lower_peak needs an a and a b that are servers".to_owned());
         }
         Ok(())
     }
 
     fn check_side(&self, name: &str, side: &SideSpec) -> Result<(), String> {
-        if side.beside.is_some() && side.server.is_none() {
-            return Err(format!("{name} has a neighbour, but is not a server"));
-        }
         match (&side.server, &side.program, self.load_on(side)) {
             (Some(_), None, None) => Err(format!("{name} is a server and has no load")),
             (Some(_), None, Some(load)) => load.check().map_err(|what| format!("{name}: {what}")),
@@ -391,19 +395,19 @@ impl Load {
         if !["udp", "tcp", "shm"].contains(&self.url.as_str()) {
             return Err(format!("url is \"udp\", \"tcp\" or \"shm\", not {:?}", self.url));
         }
-        let rates = [self.rate, self.times_peak, self.times_peak_of_b];
+        let rates = [self.rate, self.times_peak, self.times_lower_peak];
         if rates.into_iter().flatten().count() > 1 {
-            return Err("rate, times_peak and times_peak_of_b exclude each other".to_owned());
+            return Err("rate, times_peak and times_lower_peak exclude each other".to_owned());
         }
         let given = rates.into_iter().chain([self.timeout_s]);
         if given.flatten().any(|value| !(value > 0.0 && value.is_finite())) {
             return Err(
-                "rate, times_peak, times_peak_of_b and timeout_s must be above 0".to_owned()
+                "rate, times_peak, times_lower_peak and timeout_s must be above 0".to_owned()
             );
         }
         if self.batch.is_some() && (rates.into_iter().flatten().count() == 0 || self.class != "T2")
         {
-            return Err("batch needs rate, times_peak or times_peak_of_b, and class T2".to_owned());
+            return Err("batch needs rate, times_peak or times_lower_peak, and class T2".to_owned());
         }
         check_cores("cores", self.cores)?;
         if self.shares_core && self.cores.is_some_and(|cores| cores > 1) {
@@ -529,8 +533,8 @@ mod tests {
             ("rate = 20.0", "rate = -1.0", "above 0"),
             ("rate = 20.0", "rate = 1.0, times_peak = 2.0", "exclude"),
             ("rate = 20.0", "rate = 20.0, batch = 64", "class T2"),
-            ("rate = 20.0", "rate = 1.0, times_peak_of_b = 2.0", "exclude"),
-            ("window = 64 }", "window = 64, times_peak_of_b = 0.7 }", "needs a b"),
+            ("rate = 20.0", "rate = 1.0, times_lower_peak = 2.0", "exclude"),
+            ("window = 64 }", "window = 64, times_lower_peak = 0.7 }", "needs an a and a b"),
             ("url = \"tcp\"", "url = \"http\"", "\"shm\""),
             ("a = { server = \"a\" }", "a = { label = \"a\" }", "either"),
             ("server = \"b\", load", "load", "either"),

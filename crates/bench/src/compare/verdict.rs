@@ -44,6 +44,8 @@ pub struct Claim {
     pub must: Option<f64>,
     /// The target value.
     pub aim: Option<f64>,
+    /// The largest allowed value, of a value that is better the higher it is.
+    pub most: Option<f64>,
 }
 
 /// The result of the measurements for a claim.
@@ -105,9 +107,10 @@ impl Claim {
         let (Some(must), Some((good, bad))) = (self.must, self.ends(summary)) else {
             return Verdict::NoVerdict;
         };
+        let most = self.most.unwrap_or(f64::INFINITY);
         match () {
-            () if self.beats(good, must) => Verdict::Pass,
-            () if self.beats(must, bad) => Verdict::Fail,
+            () if self.beats(good, must) && bad < most => Verdict::Pass,
+            () if self.beats(must, bad) || good > most => Verdict::Fail,
             () => Verdict::Undecided,
         }
     }
@@ -119,7 +122,7 @@ impl Claim {
         Some(self.beats(good, self.aim?))
     }
 
-    /// The worst and the best value of the interval.
+    /// The worst and the best value of the interval, as far as they are ordered by the claim.
     fn ends(&self, summary: &Summary) -> Option<(f64, f64)> {
         let interval = summary.interval.filter(|_| summary.count >= PAIRS_MIN)?;
         Some(match self.better {
@@ -142,7 +145,7 @@ mod tests {
     use super::*;
 
     fn claim(better: Better, must: f64) -> Claim {
-        Claim { better, must: Some(must), aim: Some(must * 2.0) }
+        Claim { better, must: Some(must), aim: Some(must * 2.0), most: None }
     }
 
     fn summary(values: &[f64]) -> Summary {
@@ -167,12 +170,27 @@ mod tests {
     }
 
     #[test]
+    fn a_value_with_a_largest_allowed_one_lies_between() {
+        let seven = summary(&SEVEN);
+        for (must, most, verdict) in [
+            (0.9, 1.7, Verdict::Pass),
+            (0.9, 1.5, Verdict::Undecided),
+            (1.1, 1.7, Verdict::Undecided),
+            (0.8, 0.9, Verdict::Fail),
+            (1.7, 1.8, Verdict::Fail),
+        ] {
+            let claim = Claim { most: Some(most), ..claim(Better::Higher, must) };
+            assert_eq!(claim.judge(&seven), verdict, "{must} to {most}");
+        }
+    }
+
+    #[test]
     fn too_few_measurements_and_no_claim_give_no_verdict() {
         let six = summary(&SEVEN[..6]);
         assert!(six.interval.is_some(), "enough for an interval, not for a claim");
         assert_eq!(claim(Better::Higher, 0.1).judge(&six), Verdict::NoVerdict);
         assert_eq!(claim(Better::Higher, 0.1).meets_aim(&six), None);
-        let nothing = Claim { better: Better::Higher, must: None, aim: Some(0.5) };
+        let nothing = Claim { better: Better::Higher, must: None, aim: Some(0.5), most: None };
         assert_eq!(nothing.judge(&summary(&SEVEN)), Verdict::NoVerdict);
         assert_eq!(nothing.meets_aim(&summary(&SEVEN)), Some(true));
     }

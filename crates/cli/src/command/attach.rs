@@ -67,8 +67,8 @@ pub(super) struct Options {
     #[arg(long, value_name = "NAME|FILE", default_value = "")]
     kernel: String,
 
-    /// Threads that share the blocks [default: 1]; with --gpu, threads of each block, a multiple of 32 [default:
-    /// depends on the kernel]
+    /// Threads that share the blocks [default: one for each block, up to the cores, but up to four on fewer cores];
+    /// with --gpu, threads of each block, a multiple of 32 [default: depends on the kernel]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
 
@@ -143,7 +143,7 @@ impl Options {
     fn device(&self) -> Result<Box<dyn Device>, String> {
         let (kind, spec) = self.spec()?;
         let options = kinds::Options {
-            threads: self.threads.unwrap_or(1) as usize,
+            threads: self.threads.unwrap_or(0) as usize,
             cores: self.cores.clone(),
             stack_kib: self.stack_kib as usize,
             hung_after: Duration::from_millis(self.hang_ms),

@@ -12,7 +12,7 @@ use wire::framing::Framing;
 
 use super::{Failure, bytes, cancel_on_signal};
 use crate::screen::{Screen, Table, Tone};
-use bench::client::workload::{Custom, Expect};
+use bench::client::workload::{Custom, Expect, KeySpace};
 use bench::compare::machine::Machine;
 use bench::plot::{self, Chart, Line};
 use bench::units::{per_second, span};
@@ -46,7 +46,9 @@ they are counted, not compared), any:BYTES (every reply of this length).
 
 memcached is measured with its text protocol over TCP or, as memcached-udp, in UDP frames. The
 values are stored first: 10,000 keys, or fewer for long values, under serval:..., and for
-faces-database the pictures under the keys of a faces service, face: and 24 hex digits. Existing
+faces-database the pictures under the keys of a faces service, face: and 24 hex digits. With --keys
+the most popular of that many are stored (--store says how many); nothing is kept for a key, since
+its value is derived from it. Existing
 values of these keys are overwritten, so use a server without valuable data. A get without a value
 is a correct answer and lowers the hit ratio.
 
@@ -54,6 +56,7 @@ Examples:
   serval bench udp://127.0.0.1:9000                        echo of 64 bytes, 1 to 256 in flight
   serval bench tcp://127.0.0.1:9000 --workload lenet       digits, answers compared
   serval bench tcp://127.0.0.1:11211 --workload memcached:100:95   gets and sets, values compared
+  serval bench memcached --keys 32M --zipf 0.9 --store 2M          popular keys
   serval bench udp://127.0.0.1:9000 --payload question.bin --expect answer.bin
   serval bench tcp://127.0.0.1:9000 --payload-hex 0102 --expect any --framing length:u32
   serval bench udp://127.0.0.1:9000 --rate 50k,100k,200k --plot load.svg
@@ -63,8 +66,8 @@ Examples:
 
 #[derive(Args, Debug)]
 pub(super) struct Options {
-    /// The server: udp://HOST:PORT, tcp://HOST:PORT or shm:///PATH
-    #[arg(value_name = "URL")]
+    /// The server: udp://HOST:PORT, tcp://HOST:PORT, shm:///PATH, or memcached for tcp://127.0.0.1:11211
+    #[arg(value_name = "URL", value_parser = target)]
     target: Target,
 
     /// Requests in flight, one run for each number
@@ -82,9 +85,22 @@ pub(super) struct Options {
     /// The workload: echo:BYTES, sockperf:BYTES, scale:NUMBERS, lenet, lenet-numbered, faces, faces-known (without
     /// unknown labels), memcached:BYTES:GETS (values of BYTES bytes, GETS gets per 100 requests, default 90), memcached-udp:BYTES:GETS (the
     /// same in UDP frames), faces-database (the requests of a faces service to its memcached), secure-multiply (examples/10_secure_multiply
-    /// with the key of measurements), coap or coap-forged (a server behind coap-auth that answers "done")
-    #[arg(long, value_name = "WORKLOAD", default_value = "echo:64")]
-    workload: Work,
+    /// with the key of measurements), coap or coap-forged (a server behind coap-auth that answers "done") [default: echo:64;
+    /// memcached:16:90 for TCP port 11211]
+    #[arg(long, value_name = "WORKLOAD")]
+    workload: Option<Work>,
+
+    /// memcached: different keys, such as 32M [default: 10000, or fewer for long values]
+    #[arg(long, value_name = "N", value_parser = keys)]
+    keys: Option<u64>,
+
+    /// memcached: the popularity of keys decreases with this exponent (Zipf), from 0 to 5 [default: 0, all are equally popular]
+    #[arg(long, value_name = "EXPONENT", requires = "keys", value_parser = exponent)]
+    zipf: Option<u32>,
+
+    /// memcached: store the N most popular keys before the load, such as 2M [default: 10000, or fewer for long values]
+    #[arg(long, value_name = "N", requires = "keys", value_parser = keys)]
+    store: Option<u64>,
 
     /// Send the contents of this file as every request
     #[arg(long, value_name = "FILE", group = "own", conflicts_with = "workload")]
@@ -181,6 +197,10 @@ pub(super) fn count(text: &str) -> Result<f64, String> {
     sound.ok_or_else(|| "must be a number from 1, such as 64, 50k or 1.5M".to_owned())
 }
 
+/// The usual port of memcached, and its URL on this machine.
+const MEMCACHED_PORT: u16 = 11211;
+const MEMCACHED: &str = "tcp://127.0.0.1:11211";
+
 /// `0, 1, 2`.
 pub(super) fn list(cores: &[usize]) -> String {
     cores.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
@@ -198,13 +218,60 @@ pub(super) fn time(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
+/// A number of keys: 32M.
+fn keys(text: &str) -> Result<u64, String> {
+    let count = if text == "0" { 0.0 } else { count(text)? };
+    match count.fract() == 0.0 && count <= KeySpace::KEYS_MAX as f64 {
+        true => Ok(count as u64),
+        false => Err(format!("must be a whole number up to {}", KeySpace::KEYS_MAX)),
+    }
+}
+
+/// An exponent of Zipf's distribution, in thousandths.
+fn exponent(text: &str) -> Result<u32, String> {
+    let max = f64::from(KeySpace::EXPONENT_MAX) / 1e3;
+    let sound = text.parse::<f64>().ok().filter(|exponent| (0.0..=max).contains(exponent));
+    let exponent = sound.ok_or_else(|| format!("must be a number from 0 to {max}, such as 0.9"))?;
+    Ok((exponent * 1e3).round() as u32)
+}
+
+/// A server, or `memcached` for one on its usual port of this machine.
+fn target(text: &str) -> Result<Target, String> {
+    let url = if text == "memcached" { MEMCACHED } else { text };
+    url.parse::<Target>().map_err(|error| error.to_string())
+}
+
 impl Options {
+    /// The workload without a message of the user.
+    fn load(&self) -> Result<Work, String> {
+        let is_memcached =
+            matches!(self.target, Target::Tcp(address) if address.port() == MEMCACHED_PORT);
+        let default = || match is_memcached {
+            true => Work::Memcached { value_bytes: 16, gets_percent: 90, udp: false, keys: None },
+            false => Work::Echo { bytes: 64 },
+        };
+        let space = self.keys.map(|keys| KeySpace {
+            keys,
+            exponent_thousandths: self.zipf.unwrap_or(0),
+            stored: self.store,
+        });
+        match (self.workload.clone().unwrap_or_else(default), space) {
+            (Work::Memcached { value_bytes, gets_percent, udp, .. }, keys) => {
+                Ok(Work::Memcached { value_bytes, gets_percent, udp, keys })
+            }
+            (work, None) => Ok(work),
+            (work, Some(_)) => Err(format!(
+                "the workload `{work}` has no keys: give --workload memcached:BYTES:GETS or memcached-udp:BYTES:GETS"
+            )),
+        }
+    }
+
     /// The workload, or the user's message.
     fn work(&self) -> Result<Work, String> {
         let payload = match (&self.payload, &self.payload_hex) {
             (Some(path), _) => bytes::from_file(path)?,
             (None, Some(hex)) => hex.0.clone(),
-            (None, None) => return Ok(self.workload.clone()),
+            (None, None) => return self.load(),
         };
         let expect = match (&self.expect, &self.expect_hex) {
             (_, Some(hex)) => Expect::Bytes(hex.0.clone()),
@@ -485,6 +552,12 @@ mod tests {
         for text in ["", "k", "0", "-3", "inf", "nan", "5g"] {
             assert!(count(text).is_err(), "{text}");
         }
+        assert_eq!((keys("32M"), keys("0"), keys("5")), (Ok(32_000_000), Ok(0), Ok(5)));
+        assert!(keys("1.5").is_err() && keys("1000M").is_err() && keys("x").is_err());
+        assert_eq!((exponent("0.9"), exponent("0"), exponent("5")), (Ok(900), Ok(0), Ok(5000)));
+        assert!(exponent("-0.1").is_err() && exponent("5.1").is_err() && exponent("nan").is_err());
+        assert_eq!(target("memcached").unwrap().to_string(), MEMCACHED);
+        assert!(target("redis").is_err());
         assert_eq!(time("2s"), Ok(Duration::from_secs(2)));
         assert_eq!(time("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(time("0.25"), Ok(Duration::from_millis(250)));

@@ -12,6 +12,7 @@ use serde_json::json;
 use super::bench::{count, list, time};
 use super::{Failure, cancel_on_signal};
 use crate::screen::{Screen, Table, Tone};
+use bench::compare::machine::Machine;
 use bench::compare::pairs::WHOLE_MIN;
 use bench::compare::record::Record;
 use bench::compare::suite::{Load, Row, SideSpec, Suite, Timing, better_of};
@@ -50,7 +51,8 @@ pub(super) struct Options {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["a", "a_program", "b", "b_program"])]
     suite: Option<PathBuf>,
 
-    /// Folder for a suite's results, one file per row (--quick writes none)
+    /// Folder for a suite's results, one file per row, which keeps earlier results in its history
+    /// (--quick writes none)
     #[arg(long, value_name = "FOLDER", default_value = "docs/benchmarks")]
     out: PathBuf,
 
@@ -74,7 +76,7 @@ pub(super) struct Options {
     #[arg(long, value_name = "COMMAND")]
     b_program: Option<String>,
 
-    /// The figure to compare: rate, p50_ns, p99_ns, mean_ns, busy_ns, server_cpu_ns, client_cpu_ns, or
+    /// The figure to compare: rate, p50_ns, p99_ns, slice_p99_ns (the median over slices of the run), mean_ns, busy_ns, server_cpu_ns, client_cpu_ns, or
     /// one that the programs print
     #[arg(long, value_name = "FIGURE", default_value = "rate")]
     metric: String,
@@ -213,6 +215,7 @@ impl Options {
             combine: None,
             must: self.threshold,
             aim: None,
+            most: None,
             needs: Vec::new(),
             state: None,
             whole: false,
@@ -226,7 +229,7 @@ impl Options {
                 window: self.window,
                 rate: self.rate,
                 times_peak: None,
-                times_peak_of_b: None,
+                times_lower_peak: None,
                 timeout_s: None,
                 shares_core: false,
                 framing: self.framing.clone(),
@@ -297,6 +300,9 @@ fn run_suite(
     };
     let pairs = rows.iter().map(|row| schedule(row).pairs).sum();
     let bar = bar(screen, pairs);
+    if let Some(why) = Machine::here().unknown_sources().filter(|_| !options.quick) {
+        tracing::warn!("{why}; `cargo xtask benchmarks` refuses such records");
+    }
     let mut before = 0;
     let mut now = 0;
     let mut current = String::new();

@@ -104,7 +104,7 @@ pub enum Launch {
     Engine {
         /// Path of the `serval` program; `None`: the running one.
         program: Option<PathBuf>,
-        /// Threads that share the blocks; ignored where blocks have no host threads.
+        /// Threads that share the blocks, 0: as many as suit them; ignored where blocks have no host threads.
         threads: usize,
         /// Cores to pin them to; empty: not pinned.
         cores: Vec<usize>,
@@ -125,7 +125,7 @@ pub enum CpuPlacement {
     Worker,
     /// On dedicated accelerator threads.
     Threads {
-        /// Number of threads.
+        /// Number of threads; 0: as many as suit the blocks.
         threads: usize,
         /// Cores to pin them to; empty: not pinned.
         cores: Vec<usize>,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use accel::copy::{BUFFER_BYTES, CopyAgent, CopyThread, HostCopier};
+use accel::cpu::thread_count;
 use accel::process::{HostBlocks, HostOptions};
 use accel::{AccelError, Kernel};
 use engine::topology::{DeviceSpec, SPIN_US, STACK_KIB};
@@ -69,7 +70,7 @@ pub struct HostDevice {
 }
 
 impl HostDevice {
-    /// At most `threads` threads, each on one of `cores` if there are any.
+    /// At most `threads` threads, each on one of `cores` if there are any; 0: as many as suit the blocks ([`thread_count`]).
     pub fn new(threads: usize, cores: Vec<usize>) -> Self {
         Self {
             threads,
@@ -114,9 +115,10 @@ impl Device for HostDevice {
         };
         let [job] = jobs else { return Err(refused(&"host cores run one service in a process")) };
         let kernel = kernel(job).map_err(|e| refused(&e))?;
+        let blocks = job.blocks as usize;
         let options = HostOptions {
             service: job.service.clone(),
-            threads: self.threads.clamp(1, job.blocks as usize),
+            threads: thread_count(self.threads, blocks, &self.cores).min(blocks),
             cores: self.cores.clone(),
             stack_bytes: self.stack_kib << 10,
             spin: self.spin,

@@ -551,7 +551,9 @@ const COMMON: &[(&str, &[Key])] = &[
                 "`worker`: kernels run in the worker's own thread: no hand-over, and a slow kernel holds the worker up. `threads`: on \
                  threads of their own: for kernels that take longer than some microseconds.";
             threads ("`placement = \"threads\"`, or `process` that the engine starts" in "accelerator.process"): Integer("threads"), "",
-                "Threads that share the blocks. As many as cores are to be used.";
+                "Threads that share the blocks of a service; a block has its thread for itself while it works on a message. 0: one for each mqueue, up to the \
+                 cores of the machine, but up to four on fewer cores, because kernels that wait use none. With `cores` as many as those, at most. \
+                 Idle threads sleep.";
             cores ("`placement = \"threads\"`, or `process` that the engine starts" in "accelerator.process"): Other("`\"auto\"`, or a list of core numbers"), "", "Pins the threads, one core each.";
             stack_kib ("`cpu`, or `process` that the engine starts" in "accelerator.process"): Integer("KiB"), "",
                 "Stack of each block, rounded up to whole pages; only the pages that a kernel uses take memory. Raise it where a kernel needs \

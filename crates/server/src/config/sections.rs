@@ -148,7 +148,7 @@ fn implicit_process(declared: &[Accelerator]) -> Accelerator {
     let names = std::iter::once("process".to_owned()).chain((0..).map(|n| format!("process{n}")));
     let name = names.into_iter().find(is_free).expect("there are more names than accelerators");
     let launch =
-        Launch::Engine { program: None, threads: 1, cores: Vec::new(), stack_kib: STACK_KIB };
+        Launch::Engine { program: None, threads: 0, cores: Vec::new(), stack_kib: STACK_KIB };
     let device = DeviceSpec::host();
     let kind = AcceleratorKind::Process { launch, heartbeat_ms: HEARTBEAT_MS, device };
     Accelerator { name, kind }
@@ -569,9 +569,9 @@ fn read_placement(report: &mut Report<'_>, section: &mut Section<'_>) -> CpuPlac
     CpuPlacement::Worker
 }
 
-/// Reads the number of threads that share blocks, and their cores.
+/// Reads the number of threads that share blocks, 0 if it is not given, and their cores.
 fn read_threads(report: &mut Report<'_>, section: &mut Section<'_>) -> (usize, Vec<usize>) {
-    let threads = section.integer(report, "threads", 1..=1024, 1) as usize;
+    let threads = section.integer(report, "threads", 0..=1024, 0) as usize;
     let cores = read_cores(report, section);
     if !cores.is_empty() && cores.len() < threads {
         report.problem(Problem::new(

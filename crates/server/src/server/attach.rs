@@ -168,13 +168,15 @@ impl Server {
                 }
             }
             CpuPlacement::Threads { threads, cores } => {
+                let count = by_worker.iter().map(Vec::len).sum();
+                let threads = accel::cpu::thread_count(*threads, count, cores);
                 let cores = (!cores.is_empty()).then_some(cores.as_slice());
                 let (running, of_workers) = ThreadBlocks::start(
                     memory,
                     &kernel,
                     &service.params,
                     &by_worker,
-                    *threads,
+                    threads,
                     cores,
                     &options,
                 )

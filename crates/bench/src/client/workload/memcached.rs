@@ -5,12 +5,38 @@ use std::io::Write as _;
 
 use wire::framing::UdpHeader;
 
+use super::zipf::Zipf;
 use super::{Person, Workload};
 
-/// Most different keys.
+/// Most different keys, and most that are stored, unless a [`KeySpace`] says otherwise.
 const KEYS_MAX: u64 = 10_000;
 /// Approximate limit of the total size of values, so that a memcached with the default 64 MiB keeps them.
 const VALUES_BYTES: usize = 32 << 20;
+
+/// Keys and their popularity. Nothing is kept for a key: the value of a key is derived from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeySpace {
+    /// Different keys, in [1, [`KeySpace::KEYS_MAX`]].
+    pub keys: u64,
+    /// A thousand times the exponent of Zipf's distribution, in [0, 5000]; 0: all keys are equally popular.
+    pub exponent_thousandths: u32,
+    /// How many of the most popular keys are stored before the load, at most `keys`; `None`: as many as without a key space.
+    pub stored: Option<u64>,
+}
+
+impl KeySpace {
+    /// Keys have nine digits.
+    pub const KEYS_MAX: u64 = 999_999_999;
+    /// Largest exponent, times 1000.
+    pub const EXPONENT_MAX: u32 = 5000;
+
+    /// Whether all values are in their ranges.
+    pub fn is_sound(&self) -> bool {
+        (1..=Self::KEYS_MAX).contains(&self.keys)
+            && self.exponent_thousandths <= Self::EXPONENT_MAX
+            && self.stored.is_none_or(|stored| stored <= self.keys)
+    }
+}
 
 /// The keys of the requests.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +63,8 @@ enum Pass {
 #[derive(Clone, Debug)]
 pub struct Memcached<'a> {
     items: Items<'a>,
+    /// Other keys than the default ones, and their popularity.
+    space: Option<(KeySpace, Zipf)>,
     pass: Pass,
     /// Each message has a UDP frame.
     is_framed: bool,
@@ -76,7 +104,7 @@ struct Question {
 }
 
 /// A pseudo-random function of `number` (SplitMix64).
-fn mixed(number: u64) -> u64 {
+pub(super) fn mixed(number: u64) -> u64 {
     let mut word = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -114,6 +142,7 @@ impl<'a> Memcached<'a> {
     fn of(items: Items<'a>) -> Self {
         Self {
             items,
+            space: None,
             pass: Pass::Load,
             is_framed: false,
             latest: 0,
@@ -127,23 +156,42 @@ impl<'a> Memcached<'a> {
         Self { is_framed: true, ..self }
     }
 
+    /// The same with these keys; the popularity of a key decreases with its number.
+    pub fn over(self, space: Option<KeySpace>) -> Self {
+        let zipf = |space: KeySpace| {
+            (space, Zipf::new(space.keys, f64::from(space.exponent_thousandths) / 1e3))
+        };
+        Self { space: space.map(zipf), ..self }
+    }
+
     /// Whether its messages are in UDP frames.
     pub fn is_framed(&self) -> bool {
         self.is_framed
     }
 
-    /// The requests that store all values; there are [`Self::keys`] of them.
+    /// The requests that store values; there are [`Self::stored`] of them.
     pub fn stores(self) -> Self {
         Self { pass: Pass::Stores, ..self }
     }
 
-    /// The requests that read all values once; there are [`Self::keys`] of them.
+    /// The requests that read these values once; there are [`Self::stored`] of them.
     pub fn reads(self) -> Self {
         Self { pass: Pass::Reads, ..self }
     }
 
     /// Number of different keys with a value.
     pub fn keys(&self) -> u64 {
+        self.space.map_or_else(|| self.keys_that_fit(), |(space, _)| space.keys)
+    }
+
+    /// How many of them are stored before the load: the most popular ones.
+    pub fn stored(&self) -> u64 {
+        let asked = self.space.and_then(|(space, _)| space.stored);
+        asked.unwrap_or_else(|| self.keys_that_fit()).min(self.keys())
+    }
+
+    /// The keys of a small memcached.
+    fn keys_that_fit(&self) -> u64 {
         match self.items {
             Items::Own { value_bytes, .. } => {
                 (VALUES_BYTES / value_bytes.max(1)).clamp(16, KEYS_MAX as usize) as u64
@@ -160,12 +208,16 @@ impl<'a> Memcached<'a> {
     fn question(&self, index: u64) -> Question {
         match self.items {
             _ if self.pass != Pass::Load => {
-                Question { key: index % self.keys(), sets: self.pass == Pass::Stores }
+                Question { key: index % self.stored().max(1), sets: self.pass == Pass::Stores }
             }
             Items::Own { gets_percent, .. } => {
                 let random = mixed(index);
                 let sets = random % 100 >= u64::from(gets_percent);
-                Question { key: (random >> 32) % self.keys(), sets }
+                let key = match &self.space {
+                    Some((_, zipf)) => zipf.rank(random),
+                    None => (random >> 32) % self.keys(),
+                };
+                Question { key, sets }
             }
             // The second half of the keys of three questions about every person is an unknown one.
             Items::Faces(people) => {
@@ -414,6 +466,47 @@ mod tests {
             assert_eq!(workload.lookups().misses, 0);
             assert_eq!(workload.lookups().hit_ratio(), Some(1.0));
         }
+    }
+
+    #[test]
+    fn keys_of_a_large_space_have_values_and_few_are_stored() {
+        let space = |keys, stored| Some(KeySpace { keys, exponent_thousandths: 900, stored });
+        let mut workload = Memcached::new(16, 50).over(space(32_000_000, None));
+        assert_eq!((workload.keys(), workload.stored()), (32_000_000, 10_000));
+        let store = Memcached::new(16, 50).over(space(32_000_000, Some(100)));
+        assert_eq!(store.stored(), 100);
+        assert_eq!(Memcached::new(16, 50).over(space(7, None)).stored(), 7);
+        assert!(space(32_000_000, Some(0)).unwrap().is_sound());
+        assert!(!space(10, Some(11)).unwrap().is_sound() && !space(0, None).unwrap().is_sound());
+        let mut known = HashMap::new();
+        let mut stores = store.clone().stores();
+        for index in 0..stores.stored() {
+            let reply = answer(&mut known, &asked(&mut stores, index));
+            assert!(stores.accepts(index, &reply));
+        }
+        assert_eq!(known.len(), 100);
+        let mut keys = HashSet::new();
+        for index in 0..20_000 {
+            let request = asked(&mut workload, index);
+            keys.insert(request[4..20].to_vec());
+            let reply = answer(&mut known, &request);
+            assert!(workload.accepts(index, &reply), "{index}");
+        }
+        // Popular keys are asked for again and again, and most keys once.
+        let ratio = workload.lookups().hit_ratio().unwrap();
+        assert!((0.1..0.5).contains(&ratio), "{ratio}");
+        assert!((5_000..19_000).contains(&keys.len()), "{}", keys.len());
+        // The value of another key is wrong.
+        let get = (0..).find(|index| asked(&mut workload, *index)[0] == b'g').unwrap();
+        let other = (get + 1..)
+            .find(|index| {
+                asked(&mut workload, *index)[4..] != asked(&mut workload.clone(), get)[4..]
+                    && asked(&mut workload, *index)[0] == b'g'
+            })
+            .unwrap();
+        let mut hit = Vec::new();
+        workload.write_hit(workload.question(other).key, &mut hit);
+        assert!(workload.accepts(other, &hit) && !workload.accepts(get, &hit));
     }
 
     #[test]

@@ -1,0 +1,8 @@
+//! Functions, chains, sketches and modules.
+
+mod builtins;
+mod cache;
+mod cache_history;
+mod chain;
+mod coap_auth;
+mod sketch;
