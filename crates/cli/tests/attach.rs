@@ -16,7 +16,7 @@ use std::time::Duration;
 use common::offers::{Offers, arrival, at_a_false_engine};
 use common::runtimes::*;
 use common::*;
-use mqueue::abi::{ABI_VERSION, kind, reason, ring_kind, stop};
+use mqueue::abi::{ABI_VERSION, kind, reason, ring_kind, state, stop};
 use mqueue::{Head, MappedMemory, Memory as _, Region, Words};
 use runtime::{self, AttachRequest, Device, End, Failure, HostDevice, Job, RuntimeError};
 use sys::local::LocalListener;
@@ -302,6 +302,26 @@ fn an_external_runtime_attaches_is_suspended_ends_and_attaches_again() {
     balances(&served, "echo");
     assert_eq!(served.drain(), 0);
     assert!(!at.exists(), "the socket's file goes with the engine");
+}
+
+/// A runtime's own way to a kernel's file need not be that of the configuration.
+#[test]
+fn a_runtime_names_a_kernel_by_another_path_of_its_file() {
+    let at = path("kernel-path");
+    let kernel = build_kernel("device/kernels/echo.cpp");
+    let config = external("out", &at, "") + &service("file", "out", &kernel, "");
+    let served = Served::start("attach-kernel-path", "", &config);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("attach-kernel-path");
+    fs::create_dir_all(&folder).unwrap();
+    let link = folder.join("link.so");
+    let _ = fs::remove_file(&link);
+    std::os::unix::fs::symlink(&kernel, &link).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
+    command.current_dir(&folder).arg("attach").arg(&at).args(["--kernel", "./link.so"]);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let _runtime = Peer::start(&mut command, "cargo builds it");
+    answers_again(served.services[0][0], 1);
+    assert_eq!(served.drain(), 0);
 }
 
 #[test]
@@ -605,6 +625,36 @@ fn a_drain_ends_at_its_time_limit() {
     let offer = offers.offer_with("delay", 0, vec![("microseconds".into(), 3.6e9.into())]);
     // Its block would take an hour if it were not stopped.
     assert_eq!(stopped_at_once("overdue", &offers, &offer, 100), End::Stopped);
+}
+
+/// An engine that finds a block ended closes the connection, perhaps before the runtime has found out.
+#[test]
+fn a_block_that_ended_is_the_reason_though_the_engine_is_gone() {
+    let offers = Offers::new();
+    let region = Region::join(MappedMemory::new(offers.good.clone())).unwrap();
+    let (at, offer) = (path("ended-first"), offers.offer("echo", 0));
+    let listener = LocalListener::bind(&at).unwrap();
+    let end = thread::scope(|scope| {
+        let runtime = scope.spawn(|| {
+            let mut device = HostDevice::new(1, Vec::new());
+            let cancel = AtomicBool::new(false);
+            runtime::attach(&at, &AttachRequest::default(), &mut device, true, &cancel)
+        });
+        let socket = arrival(&listener);
+        socket.send(&offer, &offers.good()).unwrap();
+        let mut bytes = [0; MESSAGE_BYTES_MAX];
+        eventually("it is ready", || {
+            let received = socket.receive(&mut bytes).unwrap();
+            let message = received.map(|len| FromRuntime::decode(&bytes[..len]).unwrap());
+            matches!(message, Some(FromRuntime::Ready(_)))
+        });
+        region.words().set_block(0, state::ENDED, reason::RETURNED);
+        drop(socket);
+        runtime.join().unwrap().expect("its blocks can be stopped")
+    });
+    let End::Failed(failure) = end else { panic!("{end:?}") };
+    assert_eq!(failure.reason, reason::RETURNED);
+    assert!(failure.text.starts_with("the kernel of block 0 returned"), "{failure}");
 }
 
 #[test]

@@ -81,12 +81,19 @@ SERVAL_KERNEL(prints) (serval::Block& block, serval::Mqueue& q) {
     );
     let path = folder.join("kernel.so");
     fs::write(&path, &library).unwrap();
-    for (kind, more) in [("cpu", "placement = \"worker\""), ("cpu", ""), ("process", "")] {
+    for (kind, more, tenant) in [
+        ("cpu", "placement = \"worker\"", ""),
+        ("cpu", "", ""),
+        ("process", "", ""),
+        // Isolated: it may make few system calls.
+        ("process", "", "tenant = \"t\"\n[[tenant]]\nname = \"t\""),
+    ] {
         let accelerator = format!("[[accelerator]]\nname = \"own\"\nkind = \"{kind}\"\n{more}\n");
         let config = format!(
-            "{accelerator}[[service]]\nname = \"p\"\nlisten = \"udp://127.0.0.1:0\"\naccelerator = \"own\"\nkernel = {path:?}\n"
+            "{accelerator}[[service]]\nname = \"p\"\nlisten = \"udp://127.0.0.1:0\"\naccelerator = \"own\"\nkernel = {path:?}\n{tenant}\n"
         );
-        let served = Served::start(&format!("prints-{kind}-{}", more.len()), "", &config);
+        let served =
+            Served::start(&format!("prints-{kind}-{}-{}", more.len(), tenant.len()), "", &config);
         assert_eq!(ask(&udp_client(served.services[0][0]), b"12345"), b"x");
         // Not only when it ends.
         let line = "the kernel got 5 bytes\n";

@@ -91,7 +91,7 @@ pub fn fit_connections(config: &mut Config, running: Option<&Config>) -> Result<
 pub fn unusable_secrets(config: &Config) -> Vec<(PathBuf, String)> {
     let Topology { accelerators, services, .. } = &config.topology;
     let of_links = accelerators.iter().filter_map(|accelerator| match &accelerator.kind {
-        AcceleratorKind::Process { device, .. } => kinds::find(&device.kind)?.secret(device),
+        AcceleratorKind::Process { device, .. } => kinds::find(device.kind)?.secret(device),
         AcceleratorKind::Cpu { .. } => None,
     });
     let files = services.iter().flat_map(|service| &service.files);

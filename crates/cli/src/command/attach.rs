@@ -20,6 +20,7 @@ use sys::signal::Signals;
 use super::{Failure, cancel_on_signal};
 use remote::{Greeter, Secret};
 use runtime::far::{self, Terms};
+use runtime::kernel_file;
 use runtime::kinds::{self, Kind};
 use runtime::{self, AttachRequest, Device, End, RuntimeError};
 
@@ -64,7 +65,7 @@ pub(super) struct Options {
     #[arg(long, value_name = "NAME", default_value = "")]
     service: String,
 
-    /// Accept only a service with this kernel: a built-in name, or the path in the configuration. With --listen it may be
+    /// Accept only a service with this kernel: a built-in name, or the file of the configuration. With --listen it may be
     /// repeated: engines may run each of these kernels; a file is the same one if it has the same content
     #[arg(long = "kernel", value_name = "NAME|FILE")]
     kernels: Vec<String>,
@@ -233,7 +234,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let mut device = options.device().map_err(Failure::Usage)?;
     let kernel = match options.kernels.as_slice() {
         [] => String::new(),
-        [kernel] => kernel.clone(),
+        [kernel] => absolute(kernel),
         _ => {
             let why = "a runtime that attaches runs one kernel: give --kernel once, or start one for each";
             return Err(Failure::Usage(why.to_owned()));
@@ -259,6 +260,15 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
             runtime::serve(&socket, &request, &mut *device, &cancel)
         }
     })
+}
+
+/// A kernel in a file, with its path for an engine whose working directory is another one.
+fn absolute(kernel: &str) -> String {
+    if kernel_file::named(kernel).is_none() {
+        return kernel.to_owned();
+    }
+    let path = std::path::absolute(kernel);
+    path.map_or_else(|_| kernel.to_owned(), |path| path.to_string_lossy().into_owned())
 }
 
 /// The exit code of an end.

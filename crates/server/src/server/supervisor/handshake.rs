@@ -9,7 +9,7 @@ use mqueue::abi::ABI_VERSION;
 use sys::local::LocalSocket;
 use wire::attach::{FromEngine, FromRuntime, Hello, MESSAGE_BYTES_MAX, Offer};
 
-use super::slot::{EndCause, RuntimeSlot, State, absolute, reason_label};
+use super::slot::{EndCause, RuntimeSlot, State, absolute, is_same_kernel, reason_label};
 use super::state::SupervisorState;
 use super::{PeerOrigin, START_TIMEOUT};
 use crate::server::handshake_queue::{HandshakePeer, check_user};
@@ -108,7 +108,7 @@ impl SupervisorState {
             return Err(format!("accelerator {name:?} has no service {wish:?}: it has {known}"));
         }
         let runs = |runtime: &RuntimeSlot| {
-            hello.kernel.is_empty() || runtime.spec.kernel() == hello.kernel
+            hello.kernel.is_empty() || is_same_kernel(runtime.spec.kernel(), &hello.kernel)
         };
         let mut fitting = fitting.filter(|(_, runtime)| runs(runtime)).peekable();
         if fitting.peek().is_none() {

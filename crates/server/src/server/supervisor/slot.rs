@@ -32,7 +32,7 @@ use crate::server::heartbeat::{HeartbeatGuard, HeartbeatWriter};
 use crate::server::region::{MadeRegion, make_region};
 use crate::server::transfers::ServiceTransfers;
 use runtime::HeartbeatMonitor;
-use runtime::kernel_file::KernelFile;
+use runtime::kernel_file::{self, KernelFile};
 use runtime::kinds::{self, Kind};
 
 /// The back-off before a runtime is started again; it doubles …
@@ -548,6 +548,15 @@ impl EndCause {
         let reason = DropReason::Reconfiguring;
         Self { label: "reconfigured", reason, text: text.to_owned(), reported: false }
     }
+}
+
+/// Whether the kernel of a service is the one that a runtime names: equal words, or the same kernel of one file.
+pub(super) fn is_same_kernel(configured: &str, named: &str) -> bool {
+    let file = |kernel| {
+        let (path, name) = kernel_file::named(kernel)?;
+        Some((path.canonicalize().ok()?, name.map(str::to_owned)))
+    };
+    configured == named || file(configured).is_some_and(|kernel| file(named) == Some(kernel))
 }
 
 /// A kernel's path for a process with another working directory.
