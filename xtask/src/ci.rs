@@ -216,7 +216,7 @@ const STEPS: &[Step] = &[
         seeds("2000")
     }),
     after_changes(
-        &[ENGINE, RINGS, CODECS, "crates/sys/", "crates/mutants/", "xtask/src/mutants.rs"],
+        &[ENGINE, RINGS, CODECS, "crates/sys/", "crates/mutants/", "xtask/src/mutants"],
         "mutants",
         "the tests catch every seeded bug",
         || Ok(mutants::run(&[]).map(|_| Done::Passed)?),
