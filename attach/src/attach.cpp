@@ -317,10 +317,23 @@ bool Runtime::read_offer(const uint8_t* bytes, uint64_t len) {
     reader.text(kernel_, SERVAL_ATTACH_KERNEL_BYTES_MAX);
     param_count_ = reader.u32();
     if (!reader.wrong && param_count_ > SERVAL_PARAMS_MAX) reader.wrong = "too many parameters";
+    params_bytes_ = param_count_ * sizeof(serval_param);
+    uint8_t* bytes_of_params = reinterpret_cast<uint8_t*>(params_);
     for (uint32_t i = 0; i < param_count_ && !reader.wrong; i++) {
-        reader.text(reinterpret_cast<char*>(params_[i].name), SERVAL_ATTACH_PARAM_NAME_BYTES_MAX);
-        const uint64_t value = reader.number(8);
-        memcpy(&params_[i].value, &value, sizeof value);
+        serval_param param = {};
+        reader.text(reinterpret_cast<char*>(param.name), SERVAL_ATTACH_PARAM_NAME_BYTES_MAX);
+        uint64_t value = reader.number(8);
+        if (value == SERVAL_PARAM_TEXT) {
+            char* text = reinterpret_cast<char*>(bytes_of_params) + params_bytes_;
+            reader.text(text, SERVAL_PARAM_TEXT_BYTES_MAX);
+            const uint64_t bytes_of_text = strlen(text);
+            value |= bytes_of_text << 32 | params_bytes_;
+            params_bytes_ += bytes_of_text + 1;
+        } else if (value >> 48 == SERVAL_PARAM_TEXT >> 48) {
+            reader.wrong = "a parameter has no value";
+        }
+        memcpy(&param.value, &value, sizeof value);
+        memcpy(bytes_of_params + i * sizeof param, &param, sizeof param);
     }
     if (!reader.wrong && reader.left) reader.wrong = "it goes on after its end";
     if (reader.wrong) return fail("the engine's offer cannot be used: a message of the attach protocol is impossible: %s", reader.wrong);

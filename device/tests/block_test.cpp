@@ -2,6 +2,7 @@
 // on the same thread, so that every step is deterministic.
 #include <string>
 
+#include "param_text.cpp"
 #include "region.h"
 
 using namespace testing;
@@ -856,11 +857,41 @@ TEST(parameters_are_found_by_name) {
     CHECK_EQ(b.tx.message.len, 3);
 }
 
+// The text lies behind the table, and a zero byte follows it.
+TEST(texts_are_found_by_name) {
+    Bench b;
+    struct {
+        serval_param table[3];
+        char text[8];
+    } given = {};
+    std::strcpy(reinterpret_cast<char*>(given.table[0].name), "n");
+    given.table[0].value = 3;
+    std::strcpy(reinterpret_cast<char*>(given.table[1].name), "other");
+    given.table[1].value = 0;
+    std::strcpy(reinterpret_cast<char*>(given.table[2].name), "text");
+    std::strcpy(given.text, "abc");
+    const uint64_t bits = SERVAL_PARAM_TEXT | uint64_t{3} << 32 | offsetof(decltype(given), text);
+    std::memcpy(&given.table[2].value, &bits, sizeof bits);
+    b.runner.args.params = reinterpret_cast<uint64_t>(&given);
+    b.runner.args.param_count = 3;
+    CHECK(b.push(1, ""));
+    CHECK(b.runner.run("param_text"));
+    CHECK(b.pop());
+    CHECK_EQ(b.tx.message.len, 4);
+    CHECK(b.text() == "abc3");
+    Bench none;
+    none.runner.param("text", 1);
+    CHECK(none.push(1, ""));
+    CHECK(none.runner.run("param_text"));
+    CHECK(none.pop());
+    CHECK(none.text() == "-0");
+}
+
 TEST(the_library_lists_its_kernels) {
     CHECK_EQ(serval_kernel_abi_version(), SERVAL_ABI_VERSION);
     unsigned count = 0;
     for (const serval_kernel_entry* e = serval_kernel_list(); e; e = reinterpret_cast<const serval_kernel_entry*>(e->next)) count++;
-    CHECK_EQ(count, 15);
+    CHECK_EQ(count, 16);
 }
 
 int main(int argc, char** argv) { return check::run_all(argc, argv); }

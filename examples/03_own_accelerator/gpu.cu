@@ -66,8 +66,8 @@ int main(int argc, char** argv) {
     CHECK(cudaMalloc(&staging, blocks * runtime.staging_bytes()));
     CHECK(cudaMalloc(&sink, SINK_BYTES));
     CHECK(cudaMallocManaged(&args, blocks * sizeof *args));
-    CHECK(cudaMallocManaged(&params, SERVAL_PARAMS_MAX * sizeof *params));
-    memcpy(params, runtime.params(), runtime.param_count() * sizeof *params);
+    CHECK(cudaMallocManaged(&params, runtime.params_bytes() + 1));
+    memcpy(params, runtime.params(), runtime.params_bytes());
     for (uint32_t n = 0; n < blocks; n++) {
         args[n] = runtime.block_args(n);
         args[n].region = reinterpret_cast<uint64_t>(region);

@@ -22,8 +22,8 @@ typedef unsigned int serval_u32;
 typedef unsigned long long serval_u64;
 
 // The version of this interface: the major one, and the minor one shifted by 16 bits. A module of version X.Y works with engines of
-// versions X.Y and X.(Y+1).
-#define SERVAL_FUNCTION_ABI (1 | 1 << 16)
+// version X.Y and those with a later minor version.
+#define SERVAL_FUNCTION_ABI (1 | 2 << 16)
 
 // What becomes of a message.
 enum serval_verdict {
@@ -120,6 +120,18 @@ int serval_dictionary_set(const void* key, serval_u32 key_length, const void* va
     SERVAL_IMPORT(dictionary_set);
 // 0; -1: there is no such key; -3: as for set.
 int serval_dictionary_delete(const void* key, serval_u32 key_length) SERVAL_IMPORT(dictionary_delete);
+
+// The time at which the call for this batch began, in nanoseconds of the engine's monotonic clock; it has no relation to the time of day. Since 1.2.
+serval_u64 serval_now(void) SERVAL_IMPORT(now);
+
+// The client that sent a message, or that gets it.
+struct serval_peer {
+  serval_u8 address[16];  // in network byte order; of IPv4 the first four bytes
+  unsigned short port;
+  unsigned short family;  // 4 or 6; 0: unknown, as over shared memory, or if the connection has ended
+};
+// Writes it; returns the family. `message` is a descriptor of the running call. Since 1.2.
+int serval_peer(const struct serval_message* message, struct serval_peer* peer) SERVAL_IMPORT(peer);
 #ifdef __cplusplus
 }
 #endif

@@ -64,6 +64,28 @@ impl Batch<'_> {
         (number != 0).then_some(number)
     }
 
+    /// The address of the client that sent a message, or that gets it. `None`: it is unknown, as over shared memory, or if the connection has ended.
+    #[cfg(target_arch = "wasm32")]
+    pub fn peer(&self, index: usize) -> Option<std::net::SocketAddr> {
+        use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+        let mut found = Peer { address: [0; 16], port: 0, family: 0 };
+        // SAFETY: the host writes a peer there, and the descriptor is one of the running call.
+        let family = unsafe { peer(&self.messages[index], &mut found) };
+        let [a, b, c, d, ..] = found.address;
+        match family {
+            4 => Some(SocketAddr::from((Ipv4Addr::new(a, b, c, d), found.port))),
+            6 => Some(SocketAddr::from((Ipv6Addr::from(found.address), found.port))),
+            _ => None,
+        }
+    }
+
+    /// The time at which the call began, in nanoseconds of the engine's monotonic clock; it has no relation to the time of day.
+    #[cfg(target_arch = "wasm32")]
+    pub fn now_ns(&self) -> u64 {
+        // SAFETY: it takes nothing.
+        unsafe { now() }
+    }
+
     /// It is dropped as `function_drop`.
     pub fn drop(&mut self, index: usize) {
         self.messages[index].verdict = 1;
@@ -129,6 +151,16 @@ unsafe extern "C" {
     fn dictionary_get(key: *const u8, key_length: u32, value: *mut u8, room: u32) -> i32;
     fn dictionary_set(key: *const u8, key_length: u32, value: *const u8, value_length: u32) -> i32;
     fn dictionary_delete(key: *const u8, key_length: u32) -> i32;
+    fn now() -> u64;
+    fn peer(message: *const Message, peer: *mut Peer) -> i32;
+}
+
+/// As the host writes it.
+#[repr(C)]
+struct Peer {
+    address: [u8; 16],
+    port: u16,
+    family: u16,
 }
 
 /// The dictionary that the function names in the configuration: functions of one owner share it, on all workers, and it stays when they are
@@ -293,7 +325,7 @@ macro_rules! serval_function {
 
         #[unsafe(no_mangle)]
         extern "C" fn serval_abi() -> i32 {
-            1 | 1 << 16
+            1 | 2 << 16
         }
 
         $crate::serval_function!(@batches serval_requests, Function, requests);

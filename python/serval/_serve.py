@@ -203,6 +203,7 @@ class Server:
         self._host: HostCall | None = None
         #: When the host call is gone.
         self._last_counters = dict.fromkeys(_COUNTERS, 0)
+        self._last_params: dict[str, float | str] = {}
         self._threads: list[threading.Thread] = []
         #: The engine that this server started; ``None`` if it attached to a running one.
         self.engine: Engine | None = None
@@ -503,6 +504,14 @@ class Server:
             "generations": counters["generations"],
         }
 
+    @property
+    def params(self) -> dict[str, float | str]:
+        """The parameters that the engine's configuration gives the service (``params``); none before it has started."""
+        host = self._host
+        if host is not None:
+            self._last_params = host.params()
+        return dict(self._last_params)
+
     def metrics(self) -> Metrics:
         """All counters of the engine; see :meth:`Engine.metrics`."""
         if self.engine is None:
@@ -539,6 +548,7 @@ class Server:
                 _log.error("service %s: a call of the function has not returned and is left behind", self._service)
             if self._host is not None:
                 host, self._last_counters = self._host, self._host.counters()
+                self._last_params = host.params()
                 self._host = None
                 host.release()
             self._threads = []

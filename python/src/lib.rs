@@ -28,7 +28,7 @@ use pyo3::exceptions::{PyIndexError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyTuple};
 use runtime::host_call::{Caller, CallerHandle, HostCallDevice, Limits, NoReply, host_call};
-use runtime::{AttachRequest, RuntimeError};
+use runtime::{AttachRequest, ParamValue, RuntimeError};
 
 /// How often the control thread looks whether an overdue call has returned.
 const RETURN_CHECK: Duration = Duration::from_millis(100);
@@ -285,6 +285,18 @@ impl HostCall {
     /// Why the control thread has ended by itself, in one sentence.
     fn failure(&self) -> Option<String> {
         lock(&self.control.failure).clone()
+    }
+
+    /// The parameters of the service, by name.
+    fn params<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        for (name, value) in self.handle()?.params() {
+            match value {
+                ParamValue::Number(number) => dict.set_item(name, number)?,
+                ParamValue::Text(text) => dict.set_item(name, text)?,
+            }
+        }
+        Ok(dict)
     }
 
     /// The counters by name.

@@ -47,6 +47,15 @@ def test_a_function_answers_over_udp_and_tcp():
     assert server.engine.report["services"][0]["replied"] == 1002
 
 
+def test_parameters_of_the_service_reach_the_program():
+    params = {"name": "a text", "n": 3}
+    with serval.serve(upper, listen=ANY, settings={"service": {"params": params}}) as server:
+        assert server.params == params
+    assert server.params == params
+    with serval.serve(upper, listen=ANY) as server:
+        assert server.params == {}
+
+
 @pytest.mark.parametrize("framing", ["length:u16", "length:u32", "line", "line-crlf", "fixed:5", "raw"])
 def test_framings(framing):
     with serval.serve(upper, listen="tcp://127.0.0.1:0", framing=framing) as server:

@@ -85,8 +85,10 @@ class Runtime {
     uint32_t heartbeat_ms() const { return heartbeat_ms_; }
     uint8_t* region() const { return region_; }
     uint64_t region_bytes() const { return region_bytes_; }
-    const serval_param* params() const { return params_; }
+    const serval_param* params() const { return reinterpret_cast<const serval_param*>(params_); }
     uint32_t param_count() const { return param_count_; }
+    // Bytes of the parameters with their texts, which lie behind the table: copy as many where blocks see other addresses.
+    uint64_t params_bytes() const { return params_bytes_; }
 
     // Private memory that each block needs for messages, in bytes. The caller provides it, aligned to 64.
     uint64_t staging_bytes() const { return staging_bytes_; }
@@ -146,7 +148,9 @@ class Runtime {
 
     char why_[512] = "";
     char service_[65] = "", accelerator_[65] = "", kernel_[1025] = "";
-    serval_param params_[SERVAL_PARAMS_MAX] = {};
+    // The table, then the texts, each with a zero byte.
+    uint64_t params_[SERVAL_PARAMS_MAX * (sizeof(serval_param) + SERVAL_PARAM_TEXT_BYTES_MAX + 1) / 8] = {};
+    uint64_t params_bytes_ = 0;
     uint32_t param_count_ = 0, blocks_ = 0, heartbeat_ms_ = 0, staging_stride_ = 0;
     uint64_t generation_ = 0, region_bytes_ = 0, mapped_bytes_ = 0, staging_bytes_ = 0, blocks_offset_ = 0;
     uint8_t* region_ = nullptr;

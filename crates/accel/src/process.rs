@@ -17,6 +17,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use engine::accelerator::Blocks;
+use engine::topology::ParamValue;
 use mqueue::abi::{feature, reason, stop};
 use mqueue::{MappedMemory, Region, Words};
 
@@ -160,7 +161,7 @@ impl HostBlocks {
     pub fn start(
         memory: &MappedMemory,
         kernel: &Arc<Kernel>,
-        params: &[(String, f64)],
+        params: &[(String, ParamValue)],
         options: HostOptions,
     ) -> Result<Self, AccelError> {
         let region = Region::join(memory.clone())?;
@@ -291,7 +292,7 @@ struct Runner {
     service: String,
     stack_bytes: usize,
     spin: Duration,
-    params: Vec<(String, f64)>,
+    params: Vec<(String, ParamValue)>,
     blocks: Vec<u32>,
     core: Option<usize>,
     turn: Arc<Turn>,

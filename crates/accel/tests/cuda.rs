@@ -76,6 +76,21 @@ fn join(mut accelerator: CudaAccelerator, expected: usize) -> Vec<Ended> {
     ended
 }
 
+/// The texts of parameters are copied to the memory of the device with the table.
+#[test]
+fn texts_reach_kernels_on_a_device() {
+    let mut engine = Engine::new(&Shape { blocks: 2, ..Shape::default() });
+    let (library, image) = driver("texts");
+    let (params, expected) = common::texts();
+    let service = Service { params, ..service(&engine, &image, "param_text", &[]) };
+    let options = Options { start_within: Duration::from_secs(20), ..Options::default() };
+    let accelerator = Gpu::open(0, Some(&library)).unwrap().start(&[service], options).unwrap();
+    engine.push(1, 1, b"").unwrap();
+    assert_eq!(pop(&mut engine, 1).payload, expected);
+    engine.words.set_stop(stop::NOW);
+    join(accelerator, 2);
+}
+
 /// The copy engines work beside blocks that run, on every service's own stream.
 #[test]
 fn copies_go_on_while_blocks_run() {

@@ -39,12 +39,12 @@ fn a_built_library_has_its_kernels() {
         build_kernel(&kernel_source("faulty.cpp"), &output, &BuildOptions::default()).unwrap();
     assert_eq!(
         built.kernels,
-        ["as_asked", "ask_first", "deep_stack", "early", "overrun", "stubborn"]
+        ["as_asked", "ask_first", "deep_stack", "early", "overrun", "param_text", "stubborn"]
     );
     assert_eq!(built.warnings, "");
     assert_eq!(open(&output, ":early").unwrap(), "early");
     let error = open(&output, "").unwrap_err().to_string();
-    assert!(error.contains("has 6 kernels") && error.contains("ask_first, deep_stack"), "{error}");
+    assert!(error.contains("has 7 kernels") && error.contains("ask_first, deep_stack"), "{error}");
     let error = open(&output, ":nonsense").unwrap_err();
     assert!(matches!(&error, KernelError::NoKernel { what, .. } if what.contains("nonsense")));
     let files: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use accel::process::{HostBlocks, HostOptions, RemoteBlocks, RemoteLink};
 use accel::sleepers::{Sleeper, Sleepers};
 use accel::{AccelError, Kernel};
-use common::{Engine, Shape, build, params, payload};
+use common::{Engine, Shape, build, params, payload, texts};
 use engine::accelerator::Blocks;
+use engine::topology::ParamValue;
 use mqueue::abi::{reason, stop};
 
 const MISBEHAVE: &str = "device/tests/misbehave.cpp";
@@ -47,6 +48,16 @@ fn host(
     threads: usize,
     hung_after: Duration,
 ) -> Result<(HostBlocks, RemoteBlocks, Arc<WakeUp>), AccelError> {
+    host_with(engine, kernel, &params(given), threads, hung_after)
+}
+
+fn host_with(
+    engine: &Engine,
+    kernel: &Arc<Kernel>,
+    params: &[(String, ParamValue)],
+    threads: usize,
+    hung_after: Duration,
+) -> Result<(HostBlocks, RemoteBlocks, Arc<WakeUp>), AccelError> {
     let wake_up = Arc::<WakeUp>::default();
     let woken = wake_up.clone();
     let link = RemoteLink::new({
@@ -63,7 +74,7 @@ fn host(
         sleep,
         hung_after,
     };
-    let host = HostBlocks::start(&engine.memory, kernel, &params(given), options)?;
+    let host = HostBlocks::start(&engine.memory, kernel, params, options)?;
     // One mqueue each.
     let mqueues = engine.all_blocks().into();
     Ok((host, RemoteBlocks::new(engine.words.clone(), mqueues, link), woken))
@@ -95,6 +106,28 @@ fn echoes(engine: &mut Engine, blocks: &mut RemoteBlocks, mqueues: &[u32], round
         }
         missing.is_empty()
     });
+}
+
+#[test]
+fn texts_reach_the_kernels_of_a_process() {
+    let mut engine = Engine::new(&Shape { blocks: 3, ..Shape::default() });
+    let kernel = build("device/tests/param_text.cpp", "param_text");
+    let (given, expected) = texts();
+    let (host, mut blocks, _) = host_with(&engine, &kernel, &given, 2, PATIENCE).unwrap();
+    for mqueue in 0..3 {
+        engine.push(mqueue, 1, b"").unwrap();
+        let mut rang = &[mqueue][..];
+        eventually("the reply", || {
+            blocks.drive(0, rang, &mut Vec::new());
+            rang = &[];
+            engine.pop(mqueue).is_some_and(|got| {
+                assert_eq!(got.payload, expected);
+                true
+            })
+        });
+    }
+    engine.words.set_stop(stop::DRAIN);
+    assert!({ host }.stop(PATIENCE).is_empty());
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use accel::cpu::{Clock, Options, WorkerBlocks};
 use accel::{AccelError, Kernel};
-use common::{Engine, Got, Shape, build, params, payload};
+use common::{Engine, Got, Shape, build, params, payload, texts};
 use engine::accelerator::Blocks;
 use mqueue::abi::{kind, protocol, reason, state, status, stop};
 use mqueue::{Head, Memory};
@@ -332,6 +332,29 @@ fn a_block_that_writes_garbage_hurts_only_itself() {
             assert_eq!(engine.pop(1).unwrap().token, n, "mode {mode}");
         }
     }
+}
+
+#[test]
+fn a_kernel_reads_texts_and_numbers() {
+    let (given, expected) = texts();
+    for (params, expected) in [(given, expected), (Vec::new(), b"-0".to_vec())] {
+        let mut engine = Engine::new(&Shape { blocks: 2, ..Shape::default() });
+        let (memory, kernel) = (engine.memory.clone(), build(FAULTY, "param_text"));
+        let options = Options::default();
+        let mut blocks = WorkerBlocks::start(memory, kernel, &params, &[0, 1], &options).unwrap();
+        engine.push(1, 5, b"").unwrap();
+        assert_eq!(drive(&mut blocks, 0, &[1]), [1]);
+        assert_eq!(engine.pop(1).unwrap().payload, expected);
+    }
+    // A number is no text, and a text is no number.
+    let mut engine = Engine::new(&Shape::default());
+    let (memory, kernel) = (engine.memory.clone(), build(FAULTY, "param_text"));
+    let number = params(&[("text", 1.0)]);
+    let mut blocks =
+        WorkerBlocks::start(memory, kernel, &number, &[0], &Options::default()).unwrap();
+    engine.push(0, 5, b"").unwrap();
+    assert_eq!(drive(&mut blocks, 0, &[0]), [0]);
+    assert_eq!(engine.pop(0).unwrap().payload, b"-0");
 }
 
 #[test]

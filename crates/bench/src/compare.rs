@@ -236,12 +236,15 @@ struct Rig<'r> {
     cores: Cores,
     /// The lower of the peaks of both sides, once they have been measured.
     lower_peak: Option<f64>,
+    /// Whether a measurement of the current pair was noisy.
+    is_disturbed: bool,
     cancel: Arc<AtomicBool>,
     watch: &'r mut dyn FnMut(usize, usize),
 }
 
 impl Rig<'_> {
-    /// The lower of the peaks of both sides under this load, or why there is none. Measured once.
+    /// The lower of the peaks of both sides under this load, or why there is none. Measured once, and again after a pair
+    /// with noise.
     fn lower_peak(&mut self, load: &Load) -> Result<Result<f64, String>, SideError> {
         if let Some(peak) = self.lower_peak {
             return Ok(Ok(peak));
@@ -293,10 +296,7 @@ impl Bench for Rig<'_> {
                 let command = command.as_deref();
                 let run =
                     load::measure_server(command, side, &offer, schedule, cores, &self.cancel)?;
-                if matches!(run, Run::Noisy(..)) {
-                    // The peaks may be those of another state of the machine.
-                    self.lower_peak = None;
-                }
+                self.is_disturbed |= matches!(run, Run::Noisy(..));
                 Ok(run)
             }
             (None, Some(command), _) => {
@@ -310,6 +310,10 @@ impl Bench for Rig<'_> {
     }
 
     fn progress(&mut self, kept: usize, discarded: usize) {
+        if std::mem::take(&mut self.is_disturbed) {
+            // The peaks may be those of another state of the machine. Both sides of a pair have the same load.
+            self.lower_peak = None;
+        }
         (self.watch)(kept, discarded);
     }
 }
@@ -348,8 +352,15 @@ pub fn measure(
         figure: [figure(Some(&row.a)), figure(row.b.as_ref())],
     };
     let (rig_cores, cancel_rig) = (cores.clone(), cancel.clone());
-    let mut rig =
-        Rig { row, schedule, cores: rig_cores, lower_peak: None, cancel: cancel_rig, watch };
+    let mut rig = Rig {
+        row,
+        schedule,
+        cores: rig_cores,
+        lower_peak: None,
+        is_disturbed: false,
+        cancel: cancel_rig,
+        watch,
+    };
     let found = pairs::measure(&mut rig, &plan);
     if cancel.load(Ordering::Relaxed) {
         return Err(SideError::Interrupted);

@@ -8,6 +8,7 @@ use std::time::Duration;
 use accel::cpu::{Options, WorkerBlocks};
 use accel::{AccelError, Kernel};
 use engine::accelerator::Blocks as _;
+use engine::topology::ParamValue;
 use mqueue::abi::kind;
 use mqueue::{Consumer, Head, HeapMapping, MappedMemory, MqueuePlan, Producer, Region, RegionPlan};
 use mqueue::{RingPlan, Words};
@@ -41,7 +42,7 @@ impl KernelFunction {
     /// Opens a kernel for messages and replies of at most these lengths.
     pub fn open(
         kernel: &str,
-        params: &[(String, f64)],
+        params: &[(String, ParamValue)],
         max_message_bytes: u32,
         max_reply_bytes: u32,
     ) -> Result<Self, AccelError> {
@@ -113,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_kernel_may_be_slow() {
-        let params = [("microseconds".to_owned(), 2000.0)];
+        let params = [("microseconds".to_owned(), 2000.0.into())];
         let mut delay = KernelFunction::open("delay", &params, 64, 64).unwrap();
         let mut reply = Vec::new();
         assert_eq!(delay.call(b"hello", &mut reply), Ok(()));

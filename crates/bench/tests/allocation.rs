@@ -309,7 +309,7 @@ fn drops_and_time_outs() {
     let _alone = alone();
     let silent = format!("{}:misbehave", build_kernel("device/tests/misbehave.cpp"));
     let service = |name: &str, kernel: &str, params: (&str, f64)| Service {
-        params: vec![(params.0.into(), params.1)],
+        params: vec![(params.0.into(), params.1.into())],
         mqueues: 2,
         slots: 8,
         request_timeout_ms: 20,

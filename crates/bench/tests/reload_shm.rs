@@ -171,7 +171,7 @@ fn requests_in_the_ring_of_a_removed_port_have_outcomes() {
     for service_goes in [false, true] {
         let mut slow = shared("b", &[&goes, &stays]);
         slow.kernel = "delay".into();
-        slow.params = vec![("microseconds".into(), 100_000.0)];
+        slow.params = vec![("microseconds".into(), 100_000.0.into())];
         (slow.mqueues, slow.slots) = (1, 1);
         let mut server = start(topology(vec![service("a", vec![udp()], "echo"), slow]));
         let metrics = server.metrics().services()[1].clone();

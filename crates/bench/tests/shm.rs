@@ -139,7 +139,7 @@ fn requests_without_credit_wait_and_none_is_lost() {
     let service = Service {
         mqueues: 1,
         slots: 1,
-        params: vec![("microseconds".into(), 20.0)],
+        params: vec![("microseconds".into(), 20.0.into())],
         memory_ports: vec![path.clone()],
         request_timeout_ms: 60_000,
         ..Service::new("slow", Vec::new(), "delay")
@@ -229,7 +229,7 @@ fn a_service_without_replies_sends_no_outcomes() {
     let path = port("none");
     let mut service = echo(&path);
     service.kernel = "spin".into();
-    service.params = vec![("microseconds".into(), 0.0)];
+    service.params = vec![("microseconds".into(), 0.0.into())];
     service.replies = Replies::None;
     let server = serve(service);
     let mut client = connect(&path, 16);
@@ -247,7 +247,7 @@ fn a_service_without_replies_sends_no_outcomes() {
 fn a_drain_answers_what_was_accepted_and_closes() {
     let path = port("drain");
     let service = Service {
-        params: vec![("microseconds".into(), 50_000.0)],
+        params: vec![("microseconds".into(), 50_000.0.into())],
         memory_ports: vec![path.clone()],
         ..Service::new("slow", Vec::new(), "delay")
     };

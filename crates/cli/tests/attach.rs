@@ -602,7 +602,7 @@ fn a_drain_ends_at_its_time_limit() {
     requests.push(head, b"for an hour").unwrap();
     requests.publish();
     region.words().set_stop(stop::DRAIN);
-    let offer = offers.offer_with("delay", 0, vec![("microseconds".into(), 3.6e9)]);
+    let offer = offers.offer_with("delay", 0, vec![("microseconds".into(), 3.6e9.into())]);
     // Its block would take an hour if it were not stopped.
     assert_eq!(stopped_at_once("overdue", &offers, &offer, 100), End::Stopped);
 }

@@ -215,7 +215,7 @@ fn long_messages(arena_bytes: u64) -> (Server, usize) {
         arena_bytes,
         max_message_bytes: LONG_BYTES as u32,
         max_reply_bytes: LONG_BYTES as u32,
-        params: vec![("microseconds".into(), 1000.0)],
+        params: vec![("microseconds".into(), 1000.0.into())],
         request_timeout_ms: 15_000,
         ..Service::new("long", vec![udp()], "delay")
     };

@@ -215,7 +215,7 @@ fn requests_in_the_ring_of_a_removed_port_have_outcomes() {
         let path = port(&format!("goes{variant}"));
         let slow = Service {
             kernel: "delay".into(),
-            params: vec![("microseconds".into(), 100_000.0)],
+            params: vec![("microseconds".into(), 100_000.0.into())],
             mqueues: 1,
             slots: 1,
             ..shm_echo(&path)

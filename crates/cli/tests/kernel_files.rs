@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,6 +13,7 @@ use accel::KernelError;
 use common::running::{Running, table};
 use common::*;
 use runtime::kernel_file::{KernelFile, Limits, Target, set_trial_program};
+use wire::DropReason;
 
 /// A folder that no other test uses.
 fn folder(name: &str) -> PathBuf {
@@ -123,6 +125,84 @@ SERVAL_KERNEL(returns) (serval::Block& block, serval::Mqueue& q) {
     let log = served.log();
     assert!(log.contains("a runtime ended: the kernel of block 0 returned"), "{log}");
     assert!(!log.contains("the engine has ended"), "{log}");
+}
+
+/// Numbers and texts of `params` reach a kernel wherever it runs.
+#[test]
+fn a_kernel_gets_the_parameters_of_its_service() {
+    let library = build_kernel("device/tests/param_text.cpp");
+    let text = "ü".repeat(127) + "!";
+    let accelerators = "[[accelerator]]\nname = \"worker\"\n\
+                        [[accelerator]]\nname = \"threads\"\nplacement = \"threads\"\n\
+                        [[accelerator]]\nname = \"apart\"\nkind = \"process\"\n";
+    let service = |accelerator: &str| {
+        format!(
+            "[[service]]\nname = \"{accelerator}\"\nlisten = \"udp://127.0.0.1:0\"\naccelerator = \"{accelerator}\"\n\
+             kernel = \"{library}:param_text\"\nparams = {{ text = \"{text}\", n = 3 }}\n"
+        )
+    };
+    let services = ["worker", "threads", "apart"].map(service).concat();
+    let served = Served::start("kernel-params", "", &format!("{accelerators}{services}"));
+    for addresses in &served.services {
+        let client = udp_client(addresses[0]);
+        client.send(b"?").unwrap();
+        let mut reply = [0; 512];
+        let len = client.recv(&mut reply).unwrap();
+        assert_eq!(reply[..len], [text.as_bytes(), b"3"].concat());
+    }
+    assert_eq!(served.drain(), 0);
+}
+
+/// A kernel sees the address of its client, whichever worker has the connection.
+#[test]
+fn a_kernel_sees_where_requests_come_from() {
+    let library = build_kernel("device/tests/peer_address.cpp");
+    let accelerators = "[[accelerator]]\nname = \"worker\"\n\
+                        [[accelerator]]\nname = \"apart\"\nkind = \"process\"\n";
+    let service = |accelerator: &str| {
+        format!(
+            "[[service]]\nname = \"{accelerator}\"\nlisten = [\"udp://127.0.0.1:0\", \"tcp://127.0.0.1:0\", \"udp://[::1]:0\"]\n\
+             accelerator = \"{accelerator}\"\nkernel = \"{library}:peer_address\"\npeer_address = true\n\
+             max_message_bytes = 1000\nmax_reply_bytes = 1020\n"
+        )
+    };
+    let services = ["worker", "apart"].map(service).concat();
+    let served = Served::start("kernel-peers", "workers = 2", &format!("{accelerators}{services}"));
+    let expected = |own: SocketAddr, request: &[u8]| {
+        let mut peer = [0; 20];
+        match own.ip() {
+            IpAddr::V4(ip) => peer[..4].copy_from_slice(&ip.octets()),
+            IpAddr::V6(ip) => peer[..16].copy_from_slice(&ip.octets()),
+        }
+        peer[16..18].copy_from_slice(&own.port().to_le_bytes());
+        peer[18] = if own.is_ipv4() { 4 } else { 6 };
+        [&peer, request].concat()
+    };
+    for addresses in &served.services {
+        for at in [addresses[0], addresses[2]] {
+            for len in [0, 5, 968] {
+                let client = udp_client(at);
+                let request = pattern(len, 1);
+                assert_eq!(
+                    ask(&client, &request),
+                    expected(client.local_addr().unwrap(), &request)
+                );
+            }
+        }
+        // Connections are on both workers, and their requests go to mqueues of both.
+        let mut streams: Vec<_> = (0..4).map(|_| tcp_client(addresses[1])).collect();
+        for round in 0..4 {
+            for stream in &mut streams {
+                let request = pattern(40, round);
+                let expected = expected(stream.local_addr().unwrap(), &request);
+                assert_eq!(exchange(stream, &request, expected.len()), expected);
+            }
+        }
+    }
+    // What is too long with the address.
+    udp_client(served.services[0][0]).send(&pattern(969, 1)).unwrap();
+    eventually("it is dropped", || served.dropped("worker", DropReason::TooLong) == 1);
+    assert_eq!(served.drain(), 0);
 }
 
 /// A library whose constructor does this.

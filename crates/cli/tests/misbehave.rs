@@ -44,7 +44,10 @@ const MESSAGE_BYTES: usize = 32;
 fn misbehaving(mode: Mode, rings: Rings) -> Service {
     let library = build_kernel("device/tests/misbehave.cpp");
     Service {
-        params: vec![("mode".into(), mode as u32 as f64), ("after".into(), AFTER as f64)],
+        params: vec![
+            ("mode".into(), f64::from(mode as u32).into()),
+            ("after".into(), (AFTER as f64).into()),
+        ],
         mqueues: MQUEUES,
         // A wrong tail is detected when the engine needs slots: soon, if there are few.
         slots: if mode == Mode::RandomTail { 4 } else { 64 },

@@ -23,7 +23,7 @@ use mqueue::{MappedMemory, Region};
 use runtime::{self, AttachRequest, End};
 use sys::local::{LocalListener, wait_readable};
 use wire::DropReason;
-use wire::attach::{FromEngine, VERSION};
+use wire::attach::{FromEngine, PARAM_TEXT, ParamValue, VERSION};
 
 /// Where the programs are: built once.
 static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
@@ -318,6 +318,30 @@ fn a_program_detects_a_hung_block_and_continues() {
     assert_eq!((life(&served, "up"), life(&served, "generation")), (1, 1));
     assert_eq!(served.drain(), 0);
     assert_eq!(program.end(), (Some(0), String::new()));
+}
+
+/// Numbers and texts of `params` reach a program with an accelerator of its own.
+#[test]
+fn a_program_gets_the_parameters_of_its_kernel() {
+    let path = path("params");
+    let listener = LocalListener::bind(&path).unwrap();
+    let offers = Offers::new();
+    let said = |params: Vec<(String, ParamValue)>| {
+        let offer = offers.offer_with("own", 0, params);
+        let attach = || Command::new(PROGRAMS.join("params.san")).arg(&path).output().unwrap();
+        let done = at_a_false_engine(&listener, &offer, &offers.good(), attach);
+        assert!(done.stderr.is_empty(), "{done:?}");
+        (done.status.code(), String::from_utf8(done.stdout).unwrap())
+    };
+    let named = |name: &str, value: ParamValue| (name.to_owned(), value);
+    let longest = "é".repeat(127) + "!";
+    let texts = (0..32).map(|n| named(&format!("p{n}"), longest.as_str().into())).collect();
+    let lines = (0..32).map(|n| format!("p{n} \"{longest}\"\n")).collect();
+    assert_eq!(said(texts), (Some(0), lines));
+    let both = vec![named("n", 3.0.into()), named("name", "a text".into()), named("e", "".into())];
+    assert_eq!(said(both), (Some(0), "n 3\nname \"a text\"\ne \"\"\n".into()));
+    let (code, why) = said(vec![named("n", f64::from_bits(PARAM_TEXT | 1 << 32 | 8).into())]);
+    assert!(code == Some(1) && why.contains("a parameter has no value"), "{why}");
 }
 
 #[test]

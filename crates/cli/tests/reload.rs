@@ -59,7 +59,7 @@ fn ports_stay_open_and_connections_move_to_the_new_version() {
 fn another_framing_closes_connections_after_their_replies() {
     let _alone = alone();
     let mut a = service("a", vec![tcp()], "delay");
-    a.params = vec![("microseconds".into(), 100_000.0)];
+    a.params = vec![("microseconds".into(), 100_000.0.into())];
     let mut server = common::start(topology(vec![a.clone()]));
     let mut stream = tcp_client(address(&server, 0));
     stream.write_all(&message(9)).unwrap();
@@ -83,7 +83,7 @@ fn another_framing_closes_connections_after_their_replies() {
 fn unanswered_requests_have_a_reason() {
     let _alone = alone();
     let mut a = service("a", vec![udp(), tcp()], "delay");
-    a.params = vec![("microseconds".into(), 30_000_000.0)];
+    a.params = vec![("microseconds".into(), 30_000_000.0.into())];
     a.request_timeout_ms = 60_000;
     let b = service("b", vec![udp()], "echo");
     let mut topology = topology(vec![a, b.clone()]);
@@ -111,7 +111,7 @@ fn a_leaving_service_keeps_its_port_when_the_next_one_is_added() {
     let _alone = alone();
     let a = service("a", vec![udp()], "echo");
     let mut slow = service("slow", vec![udp()], "delay");
-    slow.params = vec![("microseconds".into(), 3_000_000.0)];
+    slow.params = vec![("microseconds".into(), 3_000_000.0.into())];
     let mut server = common::start(topology(vec![a.clone(), slow]));
     let metrics = server.metrics().services()[1].clone();
     let client = udp_client(address(&server, 1));

@@ -305,7 +305,7 @@ fn a_remote_accelerator_that_forges_tokens_reaches_no_client() {
     let over = AtomicBool::new(false);
     let device = || Ok(Box::<Forgers>::default() as _);
     let terms = Terms {
-        kernel: String::new(),
+        kernels: Vec::new(),
         device: &device,
         exclusive: false,
         once: false,
@@ -417,4 +417,37 @@ fn a_kernel_in_a_file_is_known_by_its_content() {
         }
         assert_eq!(served.drain(), 0);
     }
+}
+
+/// One runtime serves built-in kernels and several files, each for the services that name it.
+#[test]
+fn a_runtime_serves_several_kernels() {
+    let secret = secret_file("remote-several", SECRET);
+    let files = ["device/tests/param_text.cpp", "device/tests/misbehave.cpp"].map(build_kernel);
+    let [texts, other] = &files;
+    let far = Far::start(&secret, &["--kernel", "scale", "--kernel", texts, "--kernel", other]);
+    let config = accelerator("far", far.address, &secret, "")
+        + &service("scale", "far", "scale", "mqueues = 1\n")
+        + &service("texts", "far", texts, "mqueues = 1\nparams = { text = \"far\", n = 4 }\n")
+        + &service("echo", "far", "echo", "mqueues = 1\n");
+    let served = Served::start("remote-several", "", &config);
+    eventually("the links are up", || is_up(&served, "scale") && is_up(&served, "texts"));
+    let ask =
+        |service: usize, request: &[u8]| ask(&udp_client(served.services[service][0]), request);
+    assert_eq!(ask(0, &2.0_f32.to_le_bytes()), 6.0_f32.to_le_bytes());
+    assert_eq!(ask(1, b"?"), b"far4");
+    // A kernel that is not among them.
+    eventually("the reason is in the log", || served.log().contains("this side runs the kernels"));
+    assert!(!is_up(&served, "echo"));
+    drop(far);
+    assert_eq!(served.drain(), 0);
+}
+
+#[test]
+fn a_runtime_that_attaches_has_one_kernel() {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_serval"));
+    let done = command.args(["attach", "/nowhere", "--kernel", "echo", "--kernel", "scale"]);
+    let done = done.output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.code() == Some(2) && said.contains("runs one kernel"), "{said}");
 }

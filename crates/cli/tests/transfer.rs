@@ -8,11 +8,11 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::Served;
+use common::{Peer, Served};
 use serde_json::Value as Json;
 use transfer::Source;
 use transfer::message::Answer;
@@ -371,6 +371,47 @@ fn a_transfer_that_ends_early_says_how_far_it_came() {
 
 const ECHO: &str =
     "[[service]]\nname = \"echo\"\nlisten = \"udp://127.0.0.1:0\"\nkernel = \"echo\"\n";
+
+/// `[transfer]` alone is a configuration; the server serves transfers, and a reload adds services to it.
+#[test]
+fn a_server_without_a_service_does_transfers() {
+    let folder = Folder::new("alone");
+    let content = vec![7; 700_000];
+    let (source, sink, engine) =
+        (folder.file("source", &content), folder.path("sink"), folder.path("engine"));
+    let table = format!("[transfer]\nsocket = \"{engine}\"\n");
+    let served = Served::start("transfer-alone", "", &table);
+    assert!(served.services.is_empty());
+    let (mut receiver, _lines, address) = listener(&sink, &["--engine", &engine]);
+    let sent = { serval(&[&source, &address, "--engine", &engine]) }.output().unwrap();
+    assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
+    assert!(receiver.wait().unwrap().success());
+    assert!(fs::read(&sink).unwrap() == content);
+    assert_eq!(served.metric("serval_transfers_succeeded_total"), 2);
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("transfer-alone.toml");
+    let text = fs::read_to_string(&file).unwrap();
+    fs::write(&file, format!("{text}{ECHO}")).unwrap();
+    served.process.signal("HUP");
+    let echoes = "serval_requests_received_total{service=\"echo\"} 0";
+    common::eventually("the service is there", || common::page(served.metrics).contains(echoes));
+    assert_eq!(served.drain(), 0);
+}
+
+/// The line that scripts wait for names the socket.
+#[test]
+fn the_first_line_names_the_socket_of_transfers() {
+    let folder = Folder::new("announced");
+    let engine = folder.path("engine");
+    let text =
+        format!("schema = 1\n[engine]\ncontrol = \"off\"\n[transfer]\nsocket = \"{engine}\"\n");
+    let file = folder.file("serval.toml", text.as_bytes());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
+    command.args(["serve", &file]).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut process = Peer::start(&mut command, "cargo builds it");
+    let mut line = String::new();
+    BufReader::new(process.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, format!("ready: transfers {engine}\n"));
+}
 
 #[test]
 fn a_server_does_the_transfer_and_counts_it() {

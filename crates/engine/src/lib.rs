@@ -11,6 +11,7 @@ mod fabric;
 mod housekeeping;
 mod idle;
 pub mod metrics;
+mod peer_addresses;
 mod schedule;
 mod service;
 mod shared;

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use mqueue::ParkWord;
 
+use crate::peer_addresses::PeerAddresses;
 use crate::tenants::Tenants;
 
 /// See the module documentation.
@@ -27,6 +28,7 @@ struct WorkerCell {
     parked: ParkWord,
     wake: Box<dyn Fn() + Send + Sync>,
     connections: AtomicUsize,
+    peers: PeerAddresses,
     /// Its thread has ended, possibly in a panic: it gets no more work.
     ended: AtomicBool,
 }
@@ -49,6 +51,7 @@ impl Shared {
             parked: ParkWord::default(),
             wake,
             connections: AtomicUsize::new(0),
+            peers: PeerAddresses::default(),
             ended: AtomicBool::new(false),
         };
         Self {
@@ -136,6 +139,11 @@ impl Shared {
         let worker = least.unwrap_or(own as usize);
         self.workers[worker].connections.fetch_add(1, Ordering::Relaxed);
         worker as u16
+    }
+
+    /// The addresses of the clients that are connected to a worker, if it exists.
+    pub(crate) fn addresses_of(&self, worker: u16) -> Option<&PeerAddresses> {
+        self.workers.get(usize::from(worker)).map(|worker| &worker.peers)
     }
 
     /// A connection of `worker` ended.

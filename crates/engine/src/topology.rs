@@ -22,6 +22,8 @@ use wire::framing::Framing;
 use wire::matching::MatchId;
 use wire::nic::{Transport, UDP_PAYLOAD_MAX};
 
+pub use wire::attach::ParamValue;
+
 pub use self::accelerator::{
     Accelerator, AcceleratorKind, CpuPlacement, DeviceSpec, HANG_MS, HANG_MS_MAX, HANG_MS_MIN,
     HEARTBEAT_MS, HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN, Launch, SPIN_US, STACK_KIB, STACK_KIB_MAX,
@@ -45,6 +47,8 @@ const POOL_BYTES_MAX: u64 = 8 << 20;
 pub const UPSTREAM_FLOWS_MAX: u32 = 65_536;
 /// Default `max_message_bytes` of a proxy: any datagram, and any item of a memcached server with its default limit.
 pub const PROXY_MESSAGE_BYTES: u32 = (1 << 20) + (64 << 10);
+/// Longest [`Service::error_reply`].
+pub const ERROR_REPLY_BYTES_MAX: usize = 255;
 /// Maximum number of sockets for requests to a backend at a time, with one socket per request, on one worker.
 const REQUEST_SOCKETS_MAX: u32 = 1024;
 
@@ -114,7 +118,7 @@ pub struct Limits {
     pub connections: u32,
     /// Requests in flight per TCP connection.
     pub pipelined: u32,
-    /// A connection without a complete message for this long is closed, in milliseconds.
+    /// A connection without a complete message for this long is closed, in milliseconds; see [`Service::idle_ms`].
     pub idle_ms: u64,
     /// A connection that accepts no byte of a waiting reply for this long is closed, in milliseconds.
     pub slow_client_ms: u64,
@@ -164,7 +168,7 @@ pub struct Service {
     /// Kernel: a built-in name or a path to a kernel library.
     pub kernel: String,
     /// Parameters given to the kernel.
-    pub params: Vec<(String, f64)>,
+    pub params: Vec<(String, ParamValue)>,
     /// Server mqueues (blocks) on each accelerator, in [1, BLOCKS_MAX].
     pub mqueues: u32,
     /// Slots of each ring; a power of two in [1, DEPTH_MAX].
@@ -189,6 +193,11 @@ pub struct Service {
     pub hang_ms: Vec<u64>,
     /// New requests are shed while the oldest waits longer than this, in microseconds; 0 never.
     pub queue_us_max: u64,
+    /// The service's own [`Limits::idle_ms`] for its TCP connections, and for the flows of a proxy over UDP.
+    pub idle_ms: Option<u64>,
+    /// The payload of the reply to a request that is refused or dropped, where the framing has no error replies: at most
+    /// [`ERROR_REPLY_BYTES_MAX`] bytes. Empty: the connection ends instead.
+    pub error_reply: Vec<u8>,
     /// Tenant that owns the service.
     pub tenant: String,
     /// Client mqueues of every block.
@@ -357,6 +366,8 @@ impl Service {
             request_timeout_ms: 1000,
             hang_ms: Vec::new(),
             queue_us_max: 0,
+            idle_ms: None,
+            error_reply: Vec::new(),
             tenant: DEFAULT_TENANT.to_owned(),
             backends: Vec::new(),
             rings: Rings::Auto,

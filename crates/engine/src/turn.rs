@@ -170,7 +170,11 @@ impl<N: Nic> Turn<N> {
         let share = share.filter(|share| !share.is_vacant());
         match request {
             ChainRequest::Arrange(order) => ChainReply::Arranged(match share {
-                Some(share) => share.arrange_chain(place.backend, order),
+                Some(share) => {
+                    let former = share.arrange_chain(place.backend, order);
+                    share.find_peers(&self.shared);
+                    former
+                }
                 None => Chain::default().arrange(order),
             }),
             ChainRequest::Command(id, command) => {

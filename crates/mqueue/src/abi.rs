@@ -173,6 +173,10 @@ pub const BUNDLE_ALIGN: u64 = 64;
 pub const POOLS_MAX: u32 = 64;
 /// Maximum number of parameters of a kernel.
 pub const PARAMS_MAX: u32 = 32;
+/// Upper 16 bits of [`Param::value`] of a text: no finite number has them.
+pub const PARAM_TEXT: u64 = 0xfffc << 48;
+/// Longest text of a parameter in bytes.
+pub const PARAM_TEXT_BYTES_MAX: u32 = 255;
 
 const _: () = assert!(DEPTH_MAX as u64 * RESTAMP_LAPS <= 1 << 31, "sequences would alias on wrap");
 const _: () = assert!(INLINE_BYTES_MAX % 8 == 0);

@@ -8,6 +8,7 @@ mod generator;
 mod hyperloglog;
 mod memcached_cache;
 mod passthrough;
+mod peer_address;
 mod rate_limiter;
 mod threshold;
 
@@ -20,6 +21,7 @@ pub use hyperloglog::HyperLogLogFunction;
 pub use memcached_cache::MemcachedCache;
 pub(crate) use memcached_cache::instances as memcached_caches;
 pub use passthrough::Passthrough;
+pub use peer_address::{PEER_BYTES, PeerAddress};
 pub(crate) use rate_limiter::rate_limiters;
 pub use threshold::Threshold;
 

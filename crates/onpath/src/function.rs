@@ -1,5 +1,6 @@
 //! What a function is to the chain: something that decides about batches, and has registers.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use wire::session::{Origin, ReplyTo};
@@ -14,6 +15,12 @@ pub struct RequestId {
     pub origin: Origin,
     /// Its number on its connection, from 0. Datagrams have none: 0.
     pub number: u64,
+}
+
+/// Finds the addresses of clients that are connected.
+pub trait Peers: Send + Sync {
+    /// The address from which a client has connected; `None` if the connection has ended, and of clients over shared memory.
+    fn peer(&self, client: &ReplyTo) -> Option<SocketAddr>;
 }
 
 /// Something that happens besides messages, for functions that [want to know](Function::wants_notices).

@@ -24,8 +24,8 @@ pub mod wasm;
 
 pub use chain::{Arranged, Chain, Counters, Link, OnFailure, Policy, SharedSink, Sink, Snapshot};
 pub use function::{
-    Command, CommandError, Direction, End, Failure, Function, Merge, Notice, Reading, Register,
-    RequestId,
+    Command, CommandError, Direction, End, Failure, Function, Merge, Notice, Peers, Reading,
+    Register, RequestId,
 };
 pub use library::{Code, LibraryError, Param, Sizes, Spec};
 pub use messages::{MESSAGES_MAX, Messages, Outcome, SHOWN_BYTES_MIN, Tally};

@@ -8,8 +8,8 @@ use std::io::{self, Read};
 use std::sync::Arc;
 
 use crate::builtin::{
-    CountMinFunction, Deliver, Echo, Generator, HyperLogLogFunction, Passthrough, Threshold,
-    coap_auths, memcached_caches, rate_limiters,
+    CountMinFunction, Deliver, Echo, Generator, HyperLogLogFunction, Passthrough, PeerAddress,
+    Threshold, coap_auths, memcached_caches, rate_limiters,
 };
 use crate::chain::OnFailure;
 use crate::dictionary::Dictionary;
@@ -346,6 +346,14 @@ pub const BUILTINS: &[Builtin] = &[
         texts: &[],
         file: None,
         instances: alone::<Passthrough>,
+    },
+    Builtin {
+        name: "peer-address",
+        summary: "puts 32 bytes in front of each request: the address, port and family of its client, for kernels ([kernels.md](kernels.md#where-a-request-comes-from))",
+        settings: &[],
+        texts: &[],
+        file: None,
+        instances: alone::<PeerAddress>,
     },
     Builtin {
         name: "rate-limiter",

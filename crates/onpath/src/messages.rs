@@ -1,9 +1,12 @@
 //! A batch: messages in one piece of memory, and what functions have decided about each.
 
+use std::net::SocketAddr;
+use std::sync::Arc;
+
 use wire::session::{EndpointKind, Origin, ReplyTo};
 use wire::{DropReason, DropScope};
 
-use crate::function::RequestId;
+use crate::function::{Peers, RequestId};
 
 /// Messages in a batch, at most.
 pub const MESSAGES_MAX: usize = 1024;
@@ -88,6 +91,8 @@ pub struct Messages {
     entries: Vec<Entry>,
     /// Of each entry.
     requests: Vec<RequestId>,
+    /// Finds those of connected clients, if there is something that knows them.
+    peers: Option<Arc<dyn Peers>>,
     now_ns: u64,
     /// They are chunks of byte streams.
     chunks: bool,
@@ -112,6 +117,7 @@ impl Messages {
             used: 0,
             entries: Vec::with_capacity(MESSAGES_MAX),
             requests: Vec::with_capacity(MESSAGES_MAX),
+            peers: None,
             now_ns: 0,
             chunks: false,
             open: 0,
@@ -128,6 +134,11 @@ impl Messages {
     /// Bytes of a batch of such messages with what functions have written, at most.
     pub fn bytes_max(message_bytes: usize, written_bytes: usize) -> usize {
         SHOWN_BYTES_MIN.max(message_bytes) + WRITTEN_BYTES_MIN.max(written_bytes)
+    }
+
+    /// The addresses of connected clients are found there, in this batch and all later ones.
+    pub fn set_peers(&mut self, peers: Arc<dyn Peers>) {
+        self.peers = Some(peers);
     }
 
     /// The messages of this batch are chunks of byte streams: each continues the one before of its [client](RequestId) and direction.
@@ -303,7 +314,17 @@ impl Messages {
         &self.requests[index]
     }
 
-    /// The time at which the call began.
+    /// The address from which the client sent the request that a message is, or answers. `None`: it is no client over UDP or TCP, or its connection
+    /// has ended. Of connected clients it is looked up: ask once for each message.
+    pub fn peer(&self, index: usize) -> Option<SocketAddr> {
+        match &self.requests[index].origin {
+            Origin::Datagram { peer, .. } => Some(*peer),
+            Origin::Client(to) if to.endpoint == EndpointKind::Tcp => self.peers.as_ref()?.peer(to),
+            Origin::Client(_) => None,
+        }
+    }
+
+    /// The time at which the call began, in nanoseconds of a monotonic clock.
     pub fn now_ns(&self) -> u64 {
         self.now_ns
     }
@@ -415,6 +436,18 @@ impl Messages {
         if self.is_open(index) && self.write(index, bytes.len(), fill) {
             self.tally.rewritten += 1;
         }
+    }
+
+    /// The same with `len` bytes, all of which `fill` writes. It gets the message as well.
+    pub fn rewrite_with(&mut self, index: usize, len: usize, fill: impl FnOnce(&[u8], &mut [u8])) {
+        if self.is_open(index) && self.write(index, len, fill) {
+            self.tally.rewritten += 1;
+        }
+    }
+
+    /// The most bytes that a function may write for one message.
+    pub fn written_max(&self) -> usize {
+        self.written_len_max
     }
 
     /// Sends an open request to this mqueue, unless a later function decides otherwise. A reply goes to its client all the same.

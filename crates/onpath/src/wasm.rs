@@ -1,6 +1,6 @@
 //! Functions in WebAssembly: one instance of a module for each worker.
 //!
-//! A module is a core module that imports nothing but calls for its dictionary (`imports.rs`). The host gives it a window at the end of its memory: descriptors of messages, their bytes,
+//! A module is a core module that imports nothing but calls for its dictionary, the time, and the addresses of clients (`imports.rs`). The host gives it a window at the end of its memory: descriptors of messages, their bytes,
 //! and room for what it writes (`functions/include/serval_function.h` describes the binary interface). One call decides about a
 //! batch.
 //!
@@ -38,9 +38,9 @@ use crate::dictionary::Dictionary;
 use host::Host;
 use spares::Maker;
 
-/// Version of the binary interface: major and minor. A module of version X.Y works with programs of versions X.Y and X.(Y+1), so what was there in a
-/// minor version keeps its meaning in the next one.
-pub const ABI_VERSION: (u16, u16) = (1, 1);
+/// Version of the binary interface: major and minor. A module works with programs of the same major version and the same or a later minor one, so what was there
+/// in a minor version keeps its meaning in later ones.
+pub const ABI_VERSION: (u16, u16) = (1, 2);
 
 /// A compiled module whose imports and exports have been checked.
 #[derive(Clone)]
@@ -87,10 +87,10 @@ impl Module {
         for import in module.imports() {
             if !imports::is_known(&import) {
                 return Err(format!(
-                    "it imports {}.{}, and a function's module imports nothing but serval.dictionary_get, _set and _delete: link it with -nostdlib \
-                     --no-entry",
+                    "it imports {}.{}, and a function's module imports nothing but {}: link it with -nostdlib --no-entry",
                     printable(import.module()),
-                    printable(import.name())
+                    printable(import.name()),
+                    imports::names()
                 ));
             }
         }

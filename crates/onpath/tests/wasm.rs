@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command as Process;
 use std::sync::Arc;
 
-use onpath::dictionary::Dictionary;
 use onpath::wasm::Module;
 use onpath::{
     Chain, Code, Command, CommandError, Counters, Direction, Function, Link, Messages, OnFailure,
@@ -290,29 +289,31 @@ fn of_version(version: u32, parts: &str) -> Vec<u8> {
     wat::parse_str(format!("(module {memory} {abi} {parts})")).unwrap()
 }
 
-/// Modules that were compiled for the former minor version of the interface, from `functions/`.
+/// Modules that were compiled for earlier minor versions of the interface, from `functions/`.
 #[test]
-fn modules_of_the_former_minor_version_work() {
-    let former = |name: &str| {
-        let file = format!("tests/abi/{name}-1.0.wasm");
+fn modules_of_earlier_minor_versions_work() {
+    let former = |name: &str, minor: u16| {
+        let file = format!("tests/abi/{name}-1.{minor}.wasm");
         std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap()
     };
     let batches: [Vec<Vec<u8>>; 1] = [(0..40).map(|i| vec![0, 0, 0, i, i, i, i, 3 * i]).collect()];
-    let params = [("offset", 0), ("low", 5), ("high", 9)];
-    let (old, new) = (former("threshold"), threshold());
-    assert!(old != new, "they differ at least in their version");
-    compare(&mut *builtin(&params), &mut *instance(&old, &params), &batches);
-    compare(&mut *instance(&new, &params), &mut *instance(&old, &params), &batches);
-    let params = [("precision", 9), ("item_bytes", 4)];
-    let old = former("hyperloglog");
-    let (mut native, mut module) = (sketch(&params), instance(&old, &params));
-    compare(&mut *instance(&hyperloglog(), &params), &mut *instance(&old, &params), &batches);
-    outcomes(&mut *native, &batches[0]);
-    outcomes(&mut *module, &batches[0]);
-    assert_eq!(native.state(), module.state());
+    for minor in [0, 1] {
+        let params = [("offset", 0), ("low", 5), ("high", 9)];
+        let (old, new) = (former("threshold", minor), threshold());
+        assert!(old != new, "they differ at least in their version");
+        compare(&mut *builtin(&params), &mut *instance(&old, &params), &batches);
+        compare(&mut *instance(&new, &params), &mut *instance(&old, &params), &batches);
+        let params = [("precision", 9), ("item_bytes", 4)];
+        let old = former("hyperloglog", minor);
+        let (mut native, mut module) = (sketch(&params), instance(&old, &params));
+        compare(&mut *instance(&hyperloglog(), &params), &mut *instance(&old, &params), &batches);
+        outcomes(&mut *native, &batches[0]);
+        outcomes(&mut *module, &batches[0]);
+        assert_eq!(native.state(), module.state());
+    }
 }
 
-/// A module of version 1.1 gets the number of a chunk's connection, one of version 1.0 zeros, and messages have none.
+/// A module of version 1.1 and later gets the number of a chunk's connection, one of version 1.0 zeros, and messages have none.
 #[test]
 fn chunks_have_the_number_of_their_connection() {
     // It answers with the words that it finds there.
@@ -325,9 +326,12 @@ fn chunks_have_the_number_of_their_connection() {
         (i32.const 0))"#;
     let to = ReplyTo { endpoint: EndpointKind::Tcp, worker: 0, key: 6, generation: 3 };
     let request = RequestId { origin: Origin::Client(to), number: 9 };
-    for (version, chunks, expected) in
-        [(1 | 1 << 16, true, [7, 3]), (1 | 1 << 16, false, [0, 0]), (1, true, [0, 0])]
-    {
+    for (version, chunks, expected) in [
+        (1 | 2 << 16, true, [7, 3]),
+        (1 | 1 << 16, true, [7, 3]),
+        (1 | 1 << 16, false, [0, 0]),
+        (1, true, [0, 0]),
+    ] {
         let mut batch = Messages::new(SIZES.message_bytes, SIZES.reply_bytes);
         batch.push_of(&request, b"a chunk");
         if chunks {
@@ -638,11 +642,11 @@ fn modules_that_cannot_be_functions_are_refused_in_one_sentence() {
             wat(&format!(
                 r#"(module (memory (export "memory") 1) {whole} (func (export "serval_abi") (result i32) (i32.const 2)))"#
             )),
-            "it is for version 2.0 of the interface, and this program has version 1.1: compile it with",
+            "it is for version 2.0 of the interface, and this program has version 1.2: compile it with",
         ),
         (
-            of_version(1 | 2 << 16, whole),
-            "it is for version 1.2 of the interface, and this program has version 1.1: use a newer Serval, or compile it with",
+            of_version(1 | 3 << 16, whole),
+            "it is for version 1.3 of the interface, and this program has version 1.2: use a newer Serval, or compile it with",
         ),
         (of_version(1 << 16, whole), "it is for version 0.1 of the interface, and this"),
         (with("(func $s unreachable) (start $s)"), "it trapped"),
@@ -730,70 +734,4 @@ fn ten_thousand_instances_come_and_go_and_leave_nothing() {
     // As many at a time as a server may have.
     let many: Vec<_> = (0..1000).map(|_| module.instance(limits, None).unwrap()).collect();
     drop(many);
-}
-
-/// A module that makes one call for its dictionary with these arguments, and answers with what it returns.
-fn dictionary_call(name: &str, arguments: &[i64]) -> Vec<u8> {
-    let params = "i32 ".repeat(arguments.len());
-    let given: String = arguments.iter().map(|value| format!("(i32.const {value})")).collect();
-    wat::parse_str(format!(
-        r#"(module (import "serval" "dictionary_{name}" (func $call (param {params}) (result i32)))
-            (memory (export "memory") 1) (data (i32.const 16) "keyvalue")
-            (func (export "serval_abi") (result i32) (i32.const 65537))
-            (func (export "serval_requests") (param $m i32) (param i32) (param $s i32) (param i32) (result i32)
-                (i32.store (local.get $s) (call $call {given}))
-                (i32.store offset=8 (local.get $m) (i32.const 3))
-                (i32.store offset=16 (local.get $m) (local.get $s))
-                (i32.store offset=20 (local.get $m) (i32.const 4))
-                (i32.const 0)))"#
-    ))
-    .unwrap()
-}
-
-#[test]
-fn modules_share_a_dictionary_and_cannot_leave_their_memory_with_it() {
-    let dictionary = Arc::new(Dictionary::new(16));
-    let mut spec = patient("f.wasm");
-    spec.dictionary = Some("d".to_owned());
-    let call = |name: &str, arguments: &[i64]| {
-        let code = Code::open(&spec, &dictionary_call(name, arguments)).unwrap();
-        let mut function = code.instance_with(&spec, SIZES, Some(Arc::clone(&dictionary))).unwrap();
-        let mut batch = batch(&[vec![0; 8]]);
-        let done = function.decide(Direction::Requests, &mut batch);
-        done.map(|()| i32::from_le_bytes(batch.bytes(0).try_into().unwrap()))
-    };
-    assert_eq!(call("get", &[16, 3, 64, 8]), Ok(-1));
-    assert_eq!(call("set", &[16, 3, 19, 5]), Ok(0));
-    assert_eq!(dictionary.get(b"key", <[u8]>::to_vec), Some(b"value".to_vec()));
-    for room in [0, 3, 100] {
-        assert_eq!(call("get", &[16, 3, 64, room]), Ok(5), "the whole length");
-    }
-    assert_eq!(call("delete", &[16, 3]), Ok(0));
-    assert_eq!(call("delete", &[16, 3]), Ok(-1));
-    assert_eq!(call("set", &[0, 65, 0, 0]), Ok(-2));
-    assert_eq!(call("set", &[0, 1, 0, 193]), Ok(-2));
-    assert_eq!(call("get", &[0, 65, 64, 8]), Ok(-1));
-    let outside = [
-        ("get", &[-1, 3, 64, 8][..]),
-        ("get", &[16, -1, 64, 8]),
-        ("get", &[16, 3, -8, 16]),
-        ("get", &[16, 3, 64, -1]),
-        ("set", &[16, 3, -1, 2]),
-        ("set", &[-2, 3, 16, 2]),
-        ("delete", &[-2, 3]),
-    ];
-    for (name, arguments) in outside {
-        let why = call(name, arguments).unwrap_err().to_string();
-        assert!(why.contains("outside of its memory"), "{name} {arguments:?}: {why}");
-    }
-    assert_eq!(dictionary.used(), (0, 0));
-    // Without one, and imports that do not exist.
-    spec.dictionary = None;
-    let code = Code::open(&spec, &dictionary_call("get", &[0; 4])).unwrap();
-    let refused = code.instance(&spec, SIZES).err().unwrap().to_string();
-    assert!(refused.contains("it uses a dictionary and has none"), "{refused}");
-    for (name, arguments) in [("get", 3), ("clear", 2)] {
-        let refused = Code::open(&spec, &dictionary_call(name, &vec![0; arguments])).err().unwrap();
-        assert!(refused.to_string().contains("imports nothing but serval.dictionary_get"));
-    }
 }

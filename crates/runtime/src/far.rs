@@ -41,9 +41,9 @@ type Digest = [u8; DIGEST_BYTES];
 
 /// What a listener serves.
 pub struct Terms<'a> {
-    /// The only kernel that engines may run here; empty: any built-in one. One in a file is the same one where the contents of both
-    /// sides' files are the same, whatever their paths are.
-    pub kernel: String,
+    /// The kernels that engines may run here; none: all built-in ones. One in a file is the same one where the contents of
+    /// both sides' files are the same, whatever their paths are.
+    pub kernels: Vec<String>,
     /// Makes what runs the blocks of one link. The error is one sentence.
     pub device: &'a (dyn Fn() -> Result<Box<dyn Device>, String> + Sync),
     /// The device is for one link at a time.
@@ -154,7 +154,7 @@ fn serve(
 ) -> Result<End, RuntimeError> {
     let mut mirror = Mirror::new(channel, Side::Accelerator);
     let (job, ends) = match receive_offer(&mut mirror, is_over)
-        .and_then(|(offer, shape, digest)| prepare(offer, &shape, &terms.kernel, digest))
+        .and_then(|(offer, shape, digest)| prepare(offer, &shape, &terms.kernels, digest))
     {
         Ok(prepared) => prepared,
         Err(failure) => {
@@ -245,7 +245,26 @@ fn receive_offer(
     }
 }
 
-/// The kernel that this side runs for an offer of `offered`; `own` is the only one that it may run, if there is one.
+/// The kernel that this side runs for an offer of `offered`, one of those that it may run.
+fn agreed_kernel_of(
+    offered: &str,
+    kernels: &[String],
+    digest: Option<Digest>,
+) -> Result<String, Failure> {
+    match kernels {
+        [] => agreed_kernel(offered, "", digest),
+        [own] => agreed_kernel(offered, own, digest),
+        several => {
+            let agreed = several.iter().find_map(|own| agreed_kernel(offered, own, digest).ok());
+            agreed.ok_or_else(|| {
+                let own = several.iter().map(|own| format!("{own:?}")).collect::<Vec<_>>();
+                refused(format!("this side runs the kernels {}, not {offered:?}", own.join(", ")))
+            })
+        }
+    }
+}
+
+/// The same; `own` is the only one that it may run, if there is one.
 fn agreed_kernel(offered: &str, own: &str, digest: Option<Digest>) -> Result<String, Failure> {
     let file = kernel_file::named(offered);
     if own.is_empty() {
@@ -291,10 +310,10 @@ fn short(digest: &Digest) -> String {
 fn prepare(
     offer: Offer,
     shape: &Shape,
-    kernel: &str,
+    kernels: &[String],
     digest: Option<Digest>,
 ) -> Result<(Job, Vec<Ends>), Failure> {
-    let kernel = agreed_kernel(&offer.kernel, kernel, digest)?;
+    let kernel = agreed_kernel_of(&offer.kernel, kernels, digest)?;
     if shape.blocks != offer.blocks {
         return Err(refused("the engine's offer and its shape differ"));
     }

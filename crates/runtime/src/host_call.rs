@@ -17,7 +17,7 @@ use mqueue::abi::{kind, reason, status, stop};
 use mqueue::{Consumer, Head, LoanError, MappedMemory, Producer, Region, RingError, Words};
 use sys::local::{WakeFd, wait_readable};
 
-use crate::{Device, Failure, Job};
+use crate::{Device, Failure, Job, ParamValue};
 
 pub use mqueue::abi::reason::HUNG;
 
@@ -169,6 +169,8 @@ struct State {
     offered: Option<Generation>,
     /// The caller has a generation.
     held: bool,
+    /// The parameters of the service, since a generation has started.
+    params: Vec<(String, ParamValue)>,
 }
 
 impl Shared {
@@ -253,6 +255,7 @@ impl Device for HostCallDevice {
         }
         self.shared.corrupt.store(false, Ordering::Relaxed);
         state.offered = Some(generation);
+        state.params.clone_from(&job.params);
         drop(state);
         add(&self.shared.counters.generations, 1);
         self.shared.changed.notify_all();
@@ -305,6 +308,11 @@ impl CallerHandle {
         self.0.wake.wake();
         self.0.changed.notify_all();
         self.0.event.wake();
+    }
+
+    /// The parameters that the configuration gives the service (`params`); none before the first generation.
+    pub fn params(&self) -> Vec<(String, ParamValue)> {
+        self.0.lock().params.clone()
     }
 
     /// The counters.

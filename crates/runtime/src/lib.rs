@@ -37,11 +37,20 @@ use mqueue::abi::{ABI_VERSION, BlockWords, feature, reason, state, stop};
 use mqueue::{MappedMemory, Region, Words};
 use sys::local::{LocalSocket, WakeFd, wait_readable};
 use sys::{PrivateFile, SharedMemory};
+pub use wire::attach::ParamValue;
 use wire::attach::{
     Bye, DESCRIPTORS, FromEngine, FromRuntime, Hello, MESSAGE_BYTES_MAX, Offer, Ready,
 };
 
 use kernel_file::FILE_BYTES_MAX;
+
+// The attach protocol and the region have the same limits of parameters.
+const _: () = {
+    use mqueue::abi;
+    assert!(wire::attach::PARAMS_MAX == abi::PARAMS_MAX as usize);
+    assert!(wire::attach::PARAM_TEXT_BYTES_MAX == abi::PARAM_TEXT_BYTES_MAX as usize);
+    assert!(wire::attach::PARAM_TEXT == abi::PARAM_TEXT);
+};
 
 /// How long the engine may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -126,7 +135,7 @@ pub struct Job {
     /// process. The file itself may have changed since.
     pub file: Option<Arc<PrivateFile>>,
     /// The kernel's parameters.
-    pub params: Vec<(String, f64)>,
+    pub params: Vec<(String, ParamValue)>,
     /// The generation of the region.
     pub generation: u64,
     /// The engine ends a runtime that gives no heartbeat for this time.

@@ -175,9 +175,9 @@ fn host() -> Result<Box<dyn Device>, String> {
     Ok(Box::new(HostDevice::new(1, Vec::new())))
 }
 
-fn terms(kernel: &str) -> Terms<'static> {
-    let kernel = kernel.to_owned();
-    Terms { kernel, device: &host, exclusive: false, once: false, hang: PATIENCE }
+fn terms(kernels: &[&str]) -> Terms<'static> {
+    let kernels = kernels.iter().map(|kernel| (*kernel).to_owned()).collect();
+    Terms { kernels, device: &host, exclusive: false, once: false, hang: PATIENCE }
 }
 
 /// What an offer has instead of what is right.
@@ -201,7 +201,7 @@ fn offers_that_cannot_be_are_refused_in_one_sentence() {
             shape.mqueues[0].rings[0].arena_bytes = 64 << 20;
         }),
     ];
-    with_far(&terms(""), |address| {
+    with_far(&terms(&[]), |address| {
         for (why, change) in cases {
             let (mut offer, mut shape) = (offer(), shape());
             change(&mut offer, &mut shape);
@@ -218,7 +218,7 @@ fn offers_that_cannot_be_are_refused_in_one_sentence() {
         mirror.send(&Frame::Attach(b"no message of the attach protocol"));
         assert_eq!(bye(&mut mirror).reason, reason::REFUSED);
     });
-    with_far(&terms("scale"), |address| {
+    with_far(&terms(&["scale"]), |address| {
         let mut mirror = link(address);
         send_offer(&mut mirror, &offer(), &shape());
         assert!(bye(&mut mirror).text.contains("runs the kernel \"scale\""));
@@ -262,8 +262,8 @@ fn a_link_that_breaks_while_a_block_works_ends_no_other_link() {
         true => Ok(Box::new(Busy { stopped: &STOPPED }) as Box<dyn Device>),
         false => host(),
     };
-    let kernel = String::new();
-    let terms = Terms { kernel, device: &device, exclusive: false, once: false, hang: PATIENCE };
+    let kernels = Vec::new();
+    let terms = Terms { kernels, device: &device, exclusive: false, once: false, hang: PATIENCE };
     with_far(&terms, |address| {
         let mut busy = link(address);
         send_offer(&mut busy, &offer(), &shape());
@@ -319,8 +319,8 @@ impl Device for Watching<'_> {
 fn blocks_see_heartbeats_as_long_as_the_link_lives_though_the_engine_sends_none() {
     static SEEN: AtomicU64 = AtomicU64::new(0);
     let device = || Ok(Box::new(Watching { seen: &SEEN, last: 0, job: None }) as Box<dyn Device>);
-    let kernel = String::new();
-    let terms = Terms { kernel, device: &device, exclusive: false, once: false, hang: PATIENCE };
+    let kernels = Vec::new();
+    let terms = Terms { kernels, device: &device, exclusive: false, once: false, hang: PATIENCE };
     with_far(&terms, |address| {
         let mut mirror = link(address);
         // Longer than blocks wait for a heartbeat, and than this test takes.
@@ -353,7 +353,7 @@ fn an_engine_that_breaks_the_protocol_ends_only_its_link() {
         // The replies' slots are never released, so the blocks cannot go on.
         ("without a free slot", &flood),
     ];
-    with_far(&terms(""), |address| {
+    with_far(&terms(&[]), |address| {
         let mut good = link(address);
         send_offer(&mut good, &offer(), &shape());
         assert!(matches!(heard(&mut good), Some(FromRuntime::Ready(_))));

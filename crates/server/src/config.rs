@@ -20,6 +20,7 @@ mod file;
 mod function;
 mod kernel;
 mod keys;
+mod peer;
 mod proxy;
 mod reader;
 mod reference;
@@ -27,6 +28,7 @@ mod sections;
 mod service;
 mod show;
 mod socket;
+mod streams;
 mod tenant;
 mod tree;
 
@@ -56,6 +58,7 @@ pub(crate) use reader::nearest;
 pub use reference::tables as reference_tables;
 pub use show::RegionUse;
 pub use show::bytes_for_people;
+pub use streams::from_hex;
 pub(crate) use tenant::is_tenant_name;
 
 /// Largest configuration file, in bytes.
@@ -470,7 +473,7 @@ mod tests {
         assert_eq!(config.topology.limits.connections, 7);
         assert_eq!(service.listen[0].address, "[::1]:1".parse().unwrap());
         assert_eq!(service.backends[0].timeout_ms, 9);
-        assert_eq!(service.params, [("microseconds".to_owned(), 20.0)]);
+        assert_eq!(service.params, [("microseconds".to_owned(), 20.0.into())]);
         assert_eq!(config.metrics, Some("127.0.0.1:9464".parse().unwrap()));
         assert_eq!(config.topology.engine.cores, [1]);
         assert_eq!(config.topology.engine.polling, engine::topology::Polling::Block);

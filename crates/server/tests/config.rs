@@ -143,7 +143,8 @@ fn the_pages_name_every_framing_and_every_kind() {
 const NOT_IN_FULL: &[(&str, &[&str])] = &[
     // Of other placements and kinds.
     ("[[accelerator]]", &["threads", "cores", "attach", "heartbeat_ms", "hang_ms"]),
-    ("[[service]]", &["key", "upstream", "upstream_flows", "proxy_protocol"]),
+    // The default of `idle_s` is that of `[limits]`.
+    ("[[service]]", &["key", "upstream", "upstream_flows", "proxy_protocol", "idle_s"]),
     // `memory_bytes` is for backends that do transfers.
     ("[[service.backend]]", &["match", "function", "memory_bytes"]),
     // A socket has one of `listen` and `connect`.
@@ -259,7 +260,9 @@ ordered = true
 dispatch = "round-robin"
 request_timeout_ms = 1000
 queue_us_max = 0
+error_reply_hex = ""
 tenant = "default"
+peer_address = false
 function_users = []
 rings = "auto"
 sockets_per_block = 4
@@ -359,4 +362,18 @@ fn a_file_that_cannot_be_read_is_named() {
     let long = Config::load(&path, &overrides).unwrap_err();
     fs::remove_file(&path).unwrap();
     assert!(long.to_string().contains("longer than 1 MiB"), "{long}");
+}
+
+/// What a service does not set, `[limits]` does: a change there changes no service.
+#[test]
+fn a_service_may_have_its_own_idle_time() {
+    let text = "schema = 1\n[limits]\nidle_s = 30\n[[service]]\nname = \"a\"\nlisten = \"tcp://127.0.0.1:9000\"\n\
+                kernel = \"echo\"\nidle_s = 3600\n[[service]]\nname = \"b\"\nlisten = \"tcp://127.0.0.1:9001\"\n\
+                kernel = \"echo\"\n[[service]]\nname = \"p\"\nlisten = \"udp://127.0.0.1:9002\"\n\
+                upstream = \"127.0.0.1:53\"\nidle_s = 5\n";
+    let config = Config::parse("idle.toml", text, Path::new(""), &Overrides::default()).unwrap();
+    let own: Vec<_> = config.topology.services.iter().map(|service| service.idle_ms).collect();
+    assert_eq!(own, [Some(3_600_000), None, Some(5000)]);
+    let shown = |service: &str| config.json()["settings"]["service"][service]["idle_s"].clone();
+    assert_eq!([shown("a"), shown("b"), shown("p")], [3600, 30, 5]);
 }

@@ -2,15 +2,17 @@
 
 mod common;
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use common::change::{Askers, change, never, service, threads};
 use common::*;
-use engine::topology::Topology;
+use engine::topology::{Dispatch, Topology};
 use onpath::{OnFailure, Spec};
 use server::{Caller, Origin, RegisterAction, Server, Target};
 use sys::{PortSpec, SocketNic, SocketOptions};
 use wire::DropReason;
+use wire::framing::Framing;
 use wire::nic::{Nic, Transport, TxBatch};
 
 fn wasm() -> String {
@@ -280,6 +282,78 @@ fn a_module_that_traps_or_never_returns_harms_nobody() {
         assert_accounts(&server);
         assert!(server.shutdown().is_clean());
     }
+}
+
+/// A module that puts 28 bytes before each request and before each reply: its client's address, port and family, and the time.
+fn tells_clients() -> PathBuf {
+    let each = |export: &str| {
+        format!(
+            r#"(func (export "{export}") (param $m i32) (param $n i32) (param $s i32) (param i32) (result i32)
+                (local $len i32)
+                (loop $next
+                    (if (local.get $n) (then
+                        (local.set $len (i32.load offset=4 (local.get $m)))
+                        (drop (call $peer (local.get $m) (local.get $s)))
+                        (i64.store offset=20 (local.get $s) (call $now))
+                        (memory.copy (i32.add (local.get $s) (i32.const 28)) (i32.load (local.get $m)) (local.get $len))
+                        (i32.store offset=8 (local.get $m) (i32.const 3))
+                        (i32.store offset=16 (local.get $m) (local.get $s))
+                        (i32.store offset=20 (local.get $m) (i32.add (local.get $len) (i32.const 28)))
+                        (local.set $s (i32.add (local.get $s) (i32.add (local.get $len) (i32.const 28))))
+                        (local.set $m (i32.add (local.get $m) (i32.const 24)))
+                        (local.set $n (i32.sub (local.get $n) (i32.const 1)))
+                        (br $next))))
+                (i32.const 0))"#
+        )
+    };
+    let text = format!(
+        r#"(module (import "serval" "peer" (func $peer (param i32 i32) (result i32)))
+            (import "serval" "now" (func $now (result i64)))
+            (memory (export "memory") 1)
+            (func (export "serval_abi") (result i32) (i32.const 131073)) {} {})"#,
+        each("serval_requests"),
+        each("serval_replies")
+    );
+    module("tells-clients", &text)
+}
+
+/// Functions see the same client in a request and in its reply, whichever worker has the connection and whichever the mqueue.
+#[test]
+fn functions_see_their_clients_and_the_time() {
+    let mut both = service("a", vec![udp(), tcp()], "echo");
+    // Connections on each worker have requests on each.
+    (both.mqueues, both.dispatch, both.framing) = (4, Dispatch::RoundRobin, Framing::Raw);
+    let mut topology = topology(vec![both]);
+    topology.engine.workers = 2;
+    let mut server = start(topology);
+    let mut spec = Spec::new("tells", tells_clients().to_str().unwrap());
+    spec.deadline_us = onpath::library::DEADLINE_US_MAX;
+    server.attach_function("a", &spec, None).unwrap();
+    let mut last_ns = 0;
+    let mut check = |reply: &[u8], own: SocketAddr, payload: &[u8]| {
+        assert_eq!(reply.len(), 56 + payload.len(), "{own}");
+        let mut expected = [0; 20];
+        expected[..4].copy_from_slice(&[127, 0, 0, 1]);
+        expected[16..18].copy_from_slice(&own.port().to_le_bytes());
+        expected[18] = 4;
+        let (of_reply, rest) = reply.split_at(28);
+        let (of_request, rest) = rest.split_at(28);
+        assert_eq!((&of_reply[..20], &of_request[..20]), (&expected[..], &expected[..]), "{own}");
+        let ns = |of: &[u8]| u64::from_le_bytes(of[20..].try_into().unwrap());
+        assert!(last_ns <= ns(of_request) && ns(of_request) <= ns(of_reply));
+        (last_ns, _) = (ns(of_request), assert_eq!(rest, payload));
+    };
+    for round in 0..8_u8 {
+        let client = udp_client(address(&server, 0));
+        check(&ask(&client, &[round; 9]), client.local_addr().unwrap(), &[round; 9]);
+        let mut stream = tcp_client(address(&server, 1));
+        let own = stream.local_addr().unwrap();
+        for more in 0..4 {
+            check(&exchange(&mut stream, &[more; 7], 56 + 7), own, &[more; 7]);
+        }
+    }
+    assert_accounts(&server);
+    assert!(server.shutdown().is_clean());
 }
 
 #[test]

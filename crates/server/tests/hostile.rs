@@ -368,7 +368,7 @@ fn clients_that_send_and_never_read_are_held_back_and_then_cut_off() {
 #[test]
 fn resets_in_the_middle_lose_only_their_own_replies() {
     let service = Service {
-        params: vec![("microseconds".into(), 2000.0)],
+        params: vec![("microseconds".into(), 2000.0.into())],
         // New clients wait for the requests of those that have disconnected.
         request_timeout_ms: 60_000,
         framing: Framing::Fixed(32),
@@ -396,7 +396,7 @@ fn resets_in_the_middle_lose_only_their_own_replies() {
 #[test]
 fn clients_that_vanish_do_not_disturb_others() {
     let service = Service {
-        params: vec![("microseconds".into(), 500.0)],
+        params: vec![("microseconds".into(), 500.0.into())],
         ..Service::new("delay", vec![udp()], "delay")
     };
     let scene = Scene::of(service);
@@ -503,7 +503,7 @@ fn pipelining_far_over_the_window_is_served_in_order() {
 fn requests_that_are_never_answered_end() {
     let silent = format!("{}:misbehave", build_kernel("device/tests/misbehave.cpp"));
     let service = |framing: Framing| Service {
-        params: vec![("mode".into(), 10.0)],
+        params: vec![("mode".into(), 10.0.into())],
         request_timeout_ms: 200,
         framing,
         ..Service::new(&framing.to_string(), vec![udp(), tcp()], &silent)

@@ -185,7 +185,7 @@ fn replies_keep_request_order_although_kernels_answer_in_another() {
         let service = Service {
             framing: Framing::LengthU16,
             mqueues: 4,
-            params: vec![("microseconds".into(), 300.0)],
+            params: vec![("microseconds".into(), 300.0.into())],
             ..Service::new("delay", vec![tcp()], "delay")
         };
         let mut settings = topology_on(placement, vec![service]);
@@ -292,7 +292,7 @@ fn one_flow_uses_every_mqueue_of_four_workers() {
     let service = Service {
         mqueues: 8,
         slots: 4,
-        params: vec![("microseconds".into(), 2000.0)],
+        params: vec![("microseconds".into(), 2000.0.into())],
         ..Service::new("delay", vec![udp(), tcp()], "delay")
     };
     let service = Service { framing: Framing::Fixed(8), ..service };
@@ -424,7 +424,7 @@ fn draining_answers_everything_accepted() {
         mqueues: 4,
         slots: 64,
         framing: Framing::Fixed(8),
-        params: vec![("microseconds".into(), 60_000.0)],
+        params: vec![("microseconds".into(), 60_000.0.into())],
         request_timeout_ms: 60_000,
         ..Service::new("delay", vec![udp(), tcp()], "delay")
     };

@@ -23,7 +23,7 @@ use wire::{DropReason, DropScope};
 
 fn slow(kernel: &str, microseconds: f64) -> Service {
     Service {
-        params: vec![("microseconds".into(), microseconds)],
+        params: vec![("microseconds".into(), microseconds.into())],
         framing: Framing::Fixed(32),
         mqueues: 2,
         slots: 16,
@@ -395,7 +395,7 @@ fn a_drain_does_not_wait_for_ever() {
 fn a_long_message_without_room_does_not_keep_short_ones_out() {
     let long = 8000;
     let service = Service {
-        params: vec![("microseconds".into(), 20_000.0)],
+        params: vec![("microseconds".into(), 20_000.0.into())],
         framing: Framing::Fixed(long),
         mqueues: 1,
         max_message_bytes: long,

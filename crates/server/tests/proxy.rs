@@ -348,9 +348,14 @@ fn an_answer_that_comes_after_its_flow_was_closed_reaches_nobody() {
 
 #[test]
 fn idle_flows_are_closed() {
+    flows_are_closed(|topology| topology.limits.idle_ms = 50);
+    flows_are_closed(|topology| topology.services[0].idle_ms = Some(50));
+}
+
+fn flows_are_closed(after_50_ms: impl Fn(&mut Topology)) {
     let upstream = Upstream::start(Upstream::plain);
     let mut topology = one(proxy(upstream.address));
-    topology.limits.idle_ms = 50;
+    after_50_ms(&mut topology);
     let server = start(topology);
     let client = udp_client(address(&server, 0));
     for number in 1..=3 {

@@ -32,6 +32,8 @@ use crate::message::{Body, FromStream, ReplyStream, decode_reply, decode_request
 pub struct ServiceRules {
     /// How its messages are delimited.
     pub framing: Framing,
+    /// The payload of its own error reply, if it has one: no reply of a kernel is the same.
+    pub error_reply: Vec<u8>,
     /// Its dispatch policy.
     pub dispatch: Dispatch,
     /// Its mqueues, over all accelerators and workers.
@@ -289,7 +291,12 @@ impl Ledger {
         }
         tail.push(bytes);
         while let Some(what) = tail.next(framing) {
-            of_service.stream_replies += u64::from(what != FromStream::Error);
+            let own = &of_service.rules.error_reply;
+            let is_error = match what {
+                FromStream::Error => true,
+                FromStream::Reply(payload) => !own.is_empty() && payload == own,
+            };
+            of_service.stream_replies += u64::from(!is_error);
         }
     }
 

@@ -79,6 +79,7 @@ impl Setup {
     fn rules(&self) -> Vec<ServiceRules> {
         let rules = |(index, service): (usize, &engine::topology::Service)| ServiceRules {
             framing: service.framing,
+            error_reply: service.error_reply.clone(),
             dispatch: service.dispatch,
             mqueues: service.mqueues_total() as u32,
             judged: !self.behaviours[index].corrupts(),

@@ -34,7 +34,8 @@
 //! earlier generation have no effect.
 //!
 //! Messages begin with magic u64, version u32 and code u32; numbers are little endian, a text is its length (u16) and
-//! UTF-8. The length of a message is exactly that of its fields. The text of a refusal can be read by every version.
+//! UTF-8. A parameter is its name, then the bits of a number, or [`PARAM_TEXT`] and a text. The length of a message is exactly that of its
+//! fields. The text of a refusal can be read by every version.
 //! Sentences are for terminals and logs: control characters in them are replaced by `?`.
 
 /// First eight bytes of every message: "SERVALAT".
@@ -42,7 +43,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"SERVALAT");
 /// Version of the protocol.
 pub const VERSION: u32 = 1;
 /// Maximum length of a message in either direction.
-pub const MESSAGE_BYTES_MAX: usize = 4096;
+pub const MESSAGE_BYTES_MAX: usize = 16_384;
 /// Descriptors of every offer: region, bell. They may be followed by a copy of the kernel file.
 pub const DESCRIPTORS: usize = 2;
 /// Maximum number of services of one runtime.
@@ -55,6 +56,10 @@ pub const KERNEL_BYTES_MAX: usize = 1024;
 pub const PARAMS_MAX: usize = 32;
 /// See [`PARAMS_MAX`].
 pub const PARAM_NAME_BYTES_MAX: usize = 23;
+/// Longest text of a parameter, in bytes; that of the region ABI.
+pub const PARAM_TEXT_BYTES_MAX: usize = 255;
+/// What precedes a text in the place of a number: the bits of no finite one.
+pub const PARAM_TEXT: u64 = 0xfffc << 48;
 /// Longest sentence of a refusal or a goodbye, in bytes.
 pub const TEXT_BYTES_MAX: usize = 480;
 
@@ -134,7 +139,28 @@ pub struct Offer {
     /// The kernel, in the notation of the configuration: a built-in name, or the path of a library.
     pub kernel: String,
     /// Parameters of the kernel.
-    pub params: Vec<(String, f64)>,
+    pub params: Vec<(String, ParamValue)>,
+}
+
+/// The value of a parameter of a kernel.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ParamValue {
+    /// A finite number.
+    Number(f64),
+    /// A text of at most [`PARAM_TEXT_BYTES_MAX`] bytes, none of them zero.
+    Text(String),
+}
+
+impl From<f64> for ParamValue {
+    fn from(number: f64) -> Self {
+        Self::Number(number)
+    }
+}
+
+impl From<&str> for ParamValue {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
 }
 
 /// The blocks run.
@@ -221,7 +247,13 @@ impl FromEngine {
                     .text(&offer.kernel, KERNEL_BYTES_MAX)
                     .u32(offer.params.len().min(PARAMS_MAX) as u32);
                 for (name, value) in offer.params.iter().take(PARAMS_MAX) {
-                    message = message.text(name, PARAM_NAME_BYTES_MAX).u64(value.to_bits());
+                    message = message.text(name, PARAM_NAME_BYTES_MAX);
+                    message = match value {
+                        ParamValue::Number(number) => message.u64(number.to_bits()),
+                        ParamValue::Text(text) => {
+                            message.u64(PARAM_TEXT).text(text, PARAM_TEXT_BYTES_MAX)
+                        }
+                    };
                 }
                 message
             }
@@ -356,14 +388,19 @@ impl<'a> Reader<'a> {
         Ok(text.map_err(|_| AttachError::Impossible("a text is not UTF-8"))?.to_owned())
     }
 
-    fn params(&mut self) -> Result<Vec<(String, f64)>, AttachError> {
+    fn params(&mut self) -> Result<Vec<(String, ParamValue)>, AttachError> {
         let count = self.u32()? as usize;
         if count > PARAMS_MAX {
             return Err(AttachError::Impossible("too many parameters"));
         }
         let mut params = Vec::with_capacity(count);
         for _ in 0..count {
-            params.push((self.text(PARAM_NAME_BYTES_MAX)?, f64::from_bits(self.u64()?)));
+            let name = self.text(PARAM_NAME_BYTES_MAX)?;
+            let value = match self.u64()? {
+                PARAM_TEXT => ParamValue::Text(self.text(PARAM_TEXT_BYTES_MAX)?),
+                bits => ParamValue::Number(f64::from_bits(bits)),
+            };
+            params.push((name, value));
         }
         Ok(params)
     }
@@ -386,7 +423,11 @@ mod tests {
             service: "digits".into(),
             accelerator: "acc0".into(),
             kernel: "/srv/kernels.so:lenet".into(),
-            params: vec![("threshold".into(), 0.5), ("microseconds".into(), -1e300)],
+            params: vec![
+                ("threshold".into(), 0.5.into()),
+                ("microseconds".into(), (-1e300).into()),
+                ("model".into(), "a text".into()),
+            ],
         }
     }
 
@@ -427,11 +468,12 @@ mod tests {
     #[test]
     fn the_longest_message_fits() {
         let long = |bytes| "x".repeat(bytes);
+        let text = ParamValue::Text(long(PARAM_TEXT_BYTES_MAX));
         let offer = Offer {
             service: long(NAME_BYTES_MAX),
             accelerator: long(NAME_BYTES_MAX),
             kernel: long(KERNEL_BYTES_MAX),
-            params: vec![(long(PARAM_NAME_BYTES_MAX), 1.0); PARAMS_MAX],
+            params: vec![(long(PARAM_NAME_BYTES_MAX), text); PARAMS_MAX],
             ..offer()
         };
         let message = FromEngine::Offer(offer);
@@ -489,7 +531,7 @@ mod tests {
         hello[26] = 0xff;
         let found = FromRuntime::decode(&hello);
         assert_eq!(found, Err(AttachError::Impossible("a text is not UTF-8")));
-        let many = Offer { params: vec![("p".into(), 0.0); PARAMS_MAX + 9], ..offer() };
+        let many = Offer { params: vec![("p".into(), 0.0.into()); PARAMS_MAX + 9], ..offer() };
         let found = FromEngine::decode(&FromEngine::Offer(many).encode());
         assert!(matches!(found, Ok(FromEngine::Offer(o)) if o.params.len() == PARAMS_MAX));
         let mut none = FromEngine::Offer(Offer { params: Vec::new(), ..offer() }).encode();
@@ -497,6 +539,16 @@ mod tests {
         none[at] = PARAMS_MAX as u8 + 1;
         let found = FromEngine::decode(&none);
         assert_eq!(found, Err(AttachError::Impossible("too many parameters")));
+        let long = ParamValue::Text("\u{e9}".repeat(200));
+        let long = Offer { params: vec![("p".into(), long)], ..offer() };
+        let mut long = FromEngine::Offer(long).encode();
+        let Ok(FromEngine::Offer(found)) = FromEngine::decode(&long) else { panic!("an offer") };
+        let cut = ParamValue::Text("\u{e9}".repeat(PARAM_TEXT_BYTES_MAX / 2));
+        assert_eq!(found.params[0].1, cut, "truncated between characters");
+        let at = long.len() - (PARAM_TEXT_BYTES_MAX - 1) - 1;
+        long[at] = 1;
+        let found = FromEngine::decode(&long);
+        assert_eq!(found, Err(AttachError::Impossible("a text is too long")));
         for count in [0, TOGETHER_MAX + 1] {
             let found = FromEngine::decode(&FromEngine::Together(count).encode());
             assert!(matches!(found, Err(AttachError::Impossible(_))), "{count}");

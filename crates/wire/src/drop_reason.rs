@@ -134,10 +134,10 @@ drop_reasons! {
     /// A connection was refused because its tenant has as many as its `connections` allows.
     TenantConnections = 45, "tenant_connections", Intake,
         "As for `connection_limit`; `serval tenant set` changes `connections`.";
-    /// A connection was closed after `limits.idle_s` without a complete message.
+    /// A connection was closed after `idle_s` without a complete message.
     IdleTimeout = 4, "idle_timeout", Intake,
-        "Expected from clients that went away. Raise `limits.idle_s` for clients that are silent \
-         for longer.";
+        "Expected from clients that went away. Raise `idle_s`, of the service or of `[limits]`, for clients that are \
+         silent for longer.";
     /// The source of the datagram is a UDP port of this server: an answer would be a request to itself.
     LoopedSource = 36, "looped_source", Intake,
         "Source addresses are forged. At the edge of the network, filter packets from outside \

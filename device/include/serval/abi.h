@@ -36,6 +36,8 @@
 #define SERVAL_POOLS_MAX 64u
 #define SERVAL_NO_BLOCK 4294967295ull
 #define SERVAL_PARAMS_MAX 32u
+#define SERVAL_PARAM_TEXT 18445618173802708992ull
+#define SERVAL_PARAM_TEXT_BYTES_MAX 255u
 #define SERVAL_ENGINE_WORDS_OFFSET 128u
 #define SERVAL_ACCELERATOR_WORDS_OFFSET 256u
 #define SERVAL_BLOCKS_OFFSET 512u
@@ -343,7 +345,7 @@ struct serval_slot_header {
 /* One parameter of a kernel (`params` in the configuration). */
 struct serval_param {
   uint8_t name[24]; /* 0: Name, zero padded and zero terminated. */
-  double value; /* 24: Value. */
+  double value; /* 24: A finite number. Of a text the bits PARAM_TEXT | bytes << 32 | offset, counted from the first parameter; a zero byte follows these bytes. */
 };
 
 /* The start arguments of a block. */

@@ -93,6 +93,15 @@ SERVAL_DEVICE void run_block(const serval_block_args* args);
 template <void (*KERNEL)(Block&, Mqueue&, Sockets&)>
 SERVAL_DEVICE void run_with_sockets(Block& block, Mqueue& mqueue);
 
+// Where a request comes from.
+struct Peer {
+    uint8_t address[16];  // in network byte order; of IPv4 the first four bytes
+    uint16_t port;
+    uint16_t family;  // 4 or 6; 0: unknown, as over shared memory, or if the connection has ended
+};
+// Bytes in front of a request of a service with `peer_address = true`.
+constexpr uint32_t PEER_BYTES = 32;
+
 // A received message; false in a condition if there is none.
 class Message {
   public:
@@ -104,6 +113,21 @@ class Message {
     SERVAL_INLINE const T* as() const {
         return reinterpret_cast<const T*>(data_);
     }
+    // Only with `peer_address = true`: where the request comes from, and the request itself, 16-byte aligned, without that address. as() and len()
+    // are of both together.
+    SERVAL_INLINE Peer peer() const {
+        Peer peer = {};
+        if (len_ < PEER_BYTES) return peer;
+        for (unsigned i = 0; i < 16; i++) peer.address[i] = data_[i];
+        peer.port = static_cast<uint16_t>(data_[16] | data_[17] << 8);
+        peer.family = static_cast<uint16_t>(data_[18] | data_[19] << 8);
+        return peer;
+    }
+    template <class T>
+    SERVAL_INLINE const T* request() const {
+        return reinterpret_cast<const T*>(data_ + PEER_BYTES);
+    }
+    SERVAL_INLINE uint32_t request_len() const { return len_ < PEER_BYTES ? 0 : len_ - PEER_BYTES; }
     // Backend answers: OK, TIMEOUT, REFUSED, CLOSED, PROTOCOL or TOO_LONG. The payload is valid only with OK.
     SERVAL_INLINE Status status() const { return static_cast<Status>(status_); }
     // Backend answers: the tag of the request.
@@ -217,8 +241,11 @@ class Block {
     SERVAL_INLINE uint64_t now_ns() const;
     // Waits until now_ns() reaches `deadline_ns`, or until an immediate stop of the service.
     inline SERVAL_DEVICE void sleep_until(uint64_t deadline_ns);
-    // The value of a parameter of the service (`params`), or `otherwise`. Read parameters once, before the first recv.
+    // The value of a parameter of the service (`params`), or `otherwise`; NaN if it is a text. Read parameters once, before the first recv.
     inline SERVAL_DEVICE double param(const char* name, double otherwise) const;
+    // The text of a parameter, of at most SERVAL_PARAM_TEXT_BYTES_MAX bytes and a zero byte, or `otherwise` if the service has no such text.
+    // It stays where it is as long as the block runs.
+    inline SERVAL_DEVICE const char* param_text(const char* name, const char* otherwise) const;
 
   private:
     friend class Mqueue;
@@ -233,6 +260,7 @@ class Block {
     template <void (*KERNEL)(Block&, Mqueue&), unsigned WARPS, bool SOCKETS>
     friend SERVAL_DEVICE void detail::run_block(const serval_block_args* args);
 
+    inline SERVAL_DEVICE const serval_param* find_param(const char* name) const;
     inline SERVAL_DEVICE void open(const serval_block_args& args, const detail::Place& place);
     inline SERVAL_DEVICE void ready();
     inline SERVAL_DEVICE void finish();

@@ -78,14 +78,28 @@ inline SERVAL_DEVICE void Block::sleep_until(uint64_t deadline_ns) {
     detail::block_sync();
 }
 
-inline SERVAL_DEVICE double Block::param(const char* name, double otherwise) const {
+inline SERVAL_DEVICE const serval_param* Block::find_param(const char* name) const {
     const serval_param* params = reinterpret_cast<const serval_param*>(args_.params);
     for (uint32_t i = 0; i < args_.param_count; i++) {
         unsigned k = 0;
         while (k < sizeof(params[i].name) && params[i].name[k] == static_cast<uint8_t>(name[k]) && name[k]) k++;
-        if (k < sizeof(params[i].name) && params[i].name[k] == 0 && name[k] == 0) return params[i].value;
+        if (k < sizeof(params[i].name) && params[i].name[k] == 0 && name[k] == 0) return params + i;
     }
-    return otherwise;
+    return nullptr;
+}
+
+inline SERVAL_DEVICE double Block::param(const char* name, double otherwise) const {
+    const serval_param* param = find_param(name);
+    return param ? param->value : otherwise;
+}
+
+inline SERVAL_DEVICE const char* Block::param_text(const char* name, const char* otherwise) const {
+    const serval_param* param = find_param(name);
+    if (!param) return otherwise;
+    uint64_t bits;
+    __builtin_memcpy(&bits, &param->value, sizeof bits);
+    if (bits >> 48 != SERVAL_PARAM_TEXT >> 48) return otherwise;
+    return reinterpret_cast<const char*>(args_.params + static_cast<uint32_t>(bits));
 }
 
 inline SERVAL_DEVICE void Block::open(const serval_block_args& args, const detail::Place& place) {

@@ -101,7 +101,8 @@ impl Start<'_> {
         let mut formatted = Region::format(region.clone(), plan).expect("a sound plan");
         let ends = (0..plan.block_count).map(|mqueue| formatted.engine_ends(mqueue)).collect();
         let words = formatted.words();
-        let params = self.params.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+        let params =
+            self.params.iter().map(|(name, value)| ((*name).to_owned(), (*value).into())).collect();
         let kernel = self.kernel.to_owned();
         let service = Service {
             name: kernel.clone(),

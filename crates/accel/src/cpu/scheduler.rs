@@ -7,9 +7,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use corosensei::{Coroutine, CoroutineResult, Yielder};
-use mqueue::abi::{
-    ABI_VERSION, BlockArgs, NO_DEADLINE, Param, RingEntry, reason, state, stop, wait,
-};
+use engine::topology::ParamValue;
+use mqueue::abi::{ABI_VERSION, BlockArgs, NO_DEADLINE, RingEntry, reason, state, stop, wait};
 use mqueue::{MappedMemory, Region, Role, Words};
 
 use super::stack::{BlockStack, Stacks};
@@ -18,7 +17,8 @@ use super::timers::Timers;
 use super::{Clock, Options};
 use crate::crash::{self, NO_BLOCK, OnScene, Scene};
 use crate::kernel::Entry;
-use crate::{AccelError, Kernel, params, reason_name};
+use crate::params::{self, EncodedParams};
+use crate::{AccelError, Kernel, reason_name};
 
 /// Callbacks of a scheduler's owner during a run.
 pub(super) trait Observer {
@@ -138,7 +138,7 @@ struct Body {
     // Not accessed after the start, but referenced by the blocks.
     _args: Box<[BlockArgs]>,
     _stacks: Stacks,
-    _params: Box<[Param]>,
+    _params: EncodedParams,
     _clock: Box<Clock>,
     _kernel: Arc<Kernel>,
     _memory: MappedMemory,
@@ -196,12 +196,12 @@ impl Scheduler {
     pub(super) fn prepare(
         memory: MappedMemory,
         kernel: Arc<Kernel>,
-        params: &[(String, f64)],
+        params: &[(String, ParamValue)],
         blocks: &[u32],
         options: &Options,
     ) -> Result<Self, AccelError> {
         options.check()?;
-        let params = params::encode(params)?.into_boxed_slice();
+        let params = params::encode(params)?;
         let region = Region::join(memory.clone())?;
         check_blocks(blocks, region.block_count())?;
         let stride = staging_stride(region.entries());
@@ -518,7 +518,7 @@ impl Body {
 fn block_args(
     blocks: &[u32],
     region: &Region<MappedMemory>,
-    params: &[Param],
+    params: &EncodedParams,
     staging: &Staging,
     staging_stride: u32,
     options: &Options,
@@ -527,13 +527,13 @@ fn block_args(
     let args = |(i, &block): (usize, &u32)| BlockArgs {
         abi_version: ABI_VERSION,
         block,
-        param_count: params.len() as u32,
+        param_count: params.count,
         staging_stride,
         ring_first: region.directory_of(block).start,
         ring_count: region.directory_of(block).len() as u32,
         region: region.memory().base().expose_provenance() as u64,
         region_bytes: region.bytes(),
-        params: params.as_ptr().expose_provenance() as u64,
+        params: params.words.as_ptr().expose_provenance() as u64,
         staging: staging.address(i),
         staging_bytes: staging.block_bytes(),
         wait: wait_function as *const () as u64,

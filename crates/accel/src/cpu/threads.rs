@@ -18,6 +18,7 @@ use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use engine::accelerator::Blocks;
+use engine::topology::ParamValue;
 use mqueue::abi::{reason, stop};
 use mqueue::{Doorbells, Listener, MappedMemory, ParkWord, Region, Words};
 
@@ -118,7 +119,7 @@ impl ThreadBlocks {
     pub fn start(
         region: MappedMemory,
         kernel: &Arc<Kernel>,
-        params: &[(String, f64)],
+        params: &[(String, ParamValue)],
         blocks_by_worker: &[Vec<u32>],
         threads: usize,
         cores: Option<&[usize]>,
@@ -328,7 +329,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 struct Runner {
     region: MappedMemory,
     kernel: Arc<Kernel>,
-    params: Vec<(String, f64)>,
+    params: Vec<(String, ParamValue)>,
     blocks: Vec<u32>,
     core: Option<usize>,
     options: Options,

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use engine::accelerator::{Blocks, StartError};
+use engine::topology::ParamValue;
 use mqueue::MappedMemory;
 
 use super::Options;
@@ -88,7 +89,7 @@ impl WorkerBlocks {
     pub fn prepare(
         region: MappedMemory,
         kernel: Arc<Kernel>,
-        params: &[(String, f64)],
+        params: &[(String, ParamValue)],
         blocks: &[u32],
         options: &Options,
     ) -> Result<Self, AccelError> {
@@ -107,7 +108,7 @@ impl WorkerBlocks {
     pub fn start(
         region: MappedMemory,
         kernel: Arc<Kernel>,
-        params: &[(String, f64)],
+        params: &[(String, ParamValue)],
         blocks: &[u32],
         options: &Options,
     ) -> Result<Self, AccelError> {

@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use engine::topology::ParamValue;
 use mqueue::abi::{ABI_VERSION, BlockArgs, reason, ring_kind, state};
 use mqueue::memory::Ordering;
 use mqueue::{MappedMemory, Memory, Region, Role, Words};
@@ -126,7 +127,7 @@ pub struct Service {
     /// The content of `FILE`, if it has already been read.
     pub file: Option<Vec<u8>>,
     /// The parameters of its blocks.
-    pub params: Vec<(String, f64)>,
+    pub params: Vec<(String, ParamValue)>,
     /// Threads per block, a multiple of 32; none for the kernel's default. A kernel of warps always has 32.
     pub threads: Option<u32>,
 }
@@ -439,13 +440,13 @@ impl Prepared {
         let common = BlockArgs {
             abi_version: ABI_VERSION,
             block: 0,
-            param_count: encoded.len() as u32,
+            param_count: encoded.count,
             staging_stride: staging.stride,
             ring_first: 0,
             ring_count: 0,
             region: base,
             region_bytes: region.bytes(),
-            params: held.give(&encoded)?,
+            params: held.give(&encoded.words)?,
             staging: staging_base.unwrap_or(0),
             staging_bytes: staging.bytes,
             wait: 0,

@@ -11,6 +11,7 @@ use accel::compile::{BuildOptions, build_kernel};
 use engine::commands::{
     AddressCopy, COMMANDS_IN_FLIGHT, Command, CommandRings, Commands, Outcome, SubmitError,
 };
+use engine::topology::ParamValue;
 use mqueue::abi::{kind, protocol};
 use mqueue::command::{BufferRange, Copy, Direction};
 use mqueue::{
@@ -230,8 +231,16 @@ pub(crate) fn build(source: &str, name: &str) -> Arc<Kernel> {
 }
 
 /// Parameters as in a configuration.
-pub(crate) fn params(params: &[(&str, f64)]) -> Vec<(String, f64)> {
-    params.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect()
+pub(crate) fn params(params: &[(&str, f64)]) -> Vec<(String, ParamValue)> {
+    params.iter().map(|(name, value)| ((*name).to_owned(), (*value).into())).collect()
+}
+
+/// Parameters for the kernel `param_text`, and its reply: a text of the greatest length, and a number between two texts.
+pub(crate) fn texts() -> (Vec<(String, ParamValue)>, Vec<u8>) {
+    let text = "ö".repeat(127) + "!";
+    let params = [("other", "x".into()), ("n", 7.0.into()), ("text", text.as_str().into())];
+    let params = params.map(|(name, value)| (name.to_owned(), value));
+    (params.into(), [text.as_bytes(), b"7"].concat())
 }
 
 /// A payload that depends on mqueue, number and length.

@@ -37,6 +37,7 @@
 #include <unistd.h>
 
 #include "../../../../device/kernels/builtin.cpp"
+#include "../../../../device/tests/param_text.cpp"
 #include "as_asked.h"
 
 // Sends its backend twice as many requests as permitted, reads no answer, and computes for `params.microseconds`.

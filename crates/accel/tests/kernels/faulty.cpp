@@ -1,6 +1,7 @@
 // Kernels with the mistakes that the host runtime must survive.
 #include <serval/kernel.h>
 
+#include "../../../../device/tests/param_text.cpp"
 #include "as_asked.h"
 
 // Writes behind its last staging buffer when it is asked to ('!'), else echoes the first byte.

@@ -81,8 +81,9 @@ pub(super) fn measure_server(
     let asked_ns = database_cpu().zip(filled_ns).map(|(now, before)| now - before);
     if let Some(void) = report.void() {
         noise = Some(void.to_string());
-        // Both sides could do more than this: what kept one from it was not the load.
-        let kept_from_it = lower_peak.is_some() && matches!(void, Void::Unsent(..));
+        // Both sides could do more than this, and the server has ended as it should: what kept it from that was not the load.
+        let kept_from_it =
+            lower_peak.is_some() && matches!(void, Void::Unsent(..) | Void::Silent(..));
         if !is_noise(void) && !kept_from_it {
             return Ok(Run::Void(void.to_string()));
         }
@@ -190,7 +191,10 @@ fn measure_peak(plan: &Plan, window: usize, cores: &Cores) -> Result<Peak, SideE
         match report.void() {
             // The rate is that of correct answers.
             None | Some(Void::Lost(_)) => {}
-            Some(void) if is_noise(void) => noise = Some(format!("peak: {void}")),
+            // One that has ended does not answer the next loop either.
+            Some(void) if is_noise(void) || matches!(void, Void::Silent(..)) => {
+                noise = Some(format!("peak: {void}"));
+            }
             Some(void) => return Ok(Peak::Void(format!("peak: {void}"))),
         }
         peak = peak.max(report.rate);

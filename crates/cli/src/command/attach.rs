@@ -35,9 +35,12 @@ Examples:
   serval attach /run/serval/acc0 --once
   serval attach /run/serval/gpu0 --gpu 0
   serval attach --listen tcp://10.0.0.2:7000 --secret-file /etc/serval/link.secret
+  serval attach --listen tcp://10.0.0.2:7000 --secret-file /etc/serval/link.secret \
+      --kernel lenet --kernel /opt/kernels/mine.so
 
-With --listen it serves engines of other machines (docs/remote.md): any built-in kernel, or only the
-one of --kernel, a name or a file with the same content as the file of the engine's configuration.
+With --listen it serves engines of other machines (docs/remote.md): any built-in kernel, or only those
+of --kernel, which may be repeated: names, or files with the same content as the file of the engine's
+configuration.
 
 Exit codes: 0 ended in order, 1 no engine, refused, the engine ended (with --once), or a block
 failed, 2 invalid command line, 3 a kernel hung.";
@@ -61,10 +64,10 @@ pub(super) struct Options {
     #[arg(long, value_name = "NAME", default_value = "")]
     service: String,
 
-    /// Accept only a service with this kernel: a built-in name, or the path in the configuration; with --listen, a file
-    /// with the same content
-    #[arg(long, value_name = "NAME|FILE", default_value = "")]
-    kernel: String,
+    /// Accept only a service with this kernel: a built-in name, or the path in the configuration. With --listen it may be
+    /// repeated: engines may run each of these kernels; a file is the same one if it has the same content
+    #[arg(long = "kernel", value_name = "NAME|FILE")]
+    kernels: Vec<String>,
 
     /// Threads that share the blocks [default: one for each block, up to the cores, but up to four on fewer cores];
     /// with --gpu, threads of each block, a multiple of 32 [default: depends on the kernel]
@@ -161,7 +164,7 @@ impl Options {
         let at = greeter.local_address().map_err(Failure::run)?;
         println!("listening at tcp://{at}");
         let terms = Terms {
-            kernel: self.kernel.clone(),
+            kernels: self.kernels.clone(),
             device: &|| self.device(),
             exclusive: kind.exclusive_key(&spec).is_some(),
             once: self.once,
@@ -228,8 +231,15 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         })?;
     }
     let mut device = options.device().map_err(Failure::Usage)?;
-    let request =
-        AttachRequest { service: options.service.clone(), kernel: options.kernel.clone() };
+    let kernel = match options.kernels.as_slice() {
+        [] => String::new(),
+        [kernel] => kernel.clone(),
+        _ => {
+            let why = "a runtime that attaches runs one kernel: give --kernel once, or start one for each";
+            return Err(Failure::Usage(why.to_owned()));
+        }
+    };
+    let request = AttachRequest { service: options.service.clone(), kernel };
     outcome(match &options.path {
         Some(path) => {
             may_connect(path)?;

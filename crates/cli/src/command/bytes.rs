@@ -9,12 +9,7 @@ use bench::MESSAGE_BYTES_MAX;
 
 /// `0a1b`, `0x0a 1b`, `0a:1b`.
 pub(super) fn from_hex(text: &str) -> Result<Vec<u8>, String> {
-    let text = text.strip_prefix("0x").or(text.strip_prefix("0X")).unwrap_or(text);
-    let digits = text.chars().filter(|c| !c.is_ascii_whitespace() && *c != ':');
-    let digits: Option<Vec<u8>> = digits.map(|c| c.to_digit(16).map(|digit| digit as u8)).collect();
-    let pairs = digits.as_deref().map(<[u8]>::as_chunks::<2>).filter(|(_, rest)| rest.is_empty());
-    let (pairs, _) = pairs.ok_or("must be pairs of hexadecimal digits, such as 0a1b")?;
-    Ok(pairs.iter().map(|[high, low]| high << 4 | low).collect())
+    server::config::from_hex(text).map_err(str::to_owned)
 }
 
 /// The complete file, if it is not longer than a message.

@@ -97,9 +97,11 @@ fn text(screen: &Screen, config: &Config) -> String {
         }
         let _ = writeln!(out, "{}", table.render(screen));
     }
-    let _ = writeln!(out, "{}", screen.paint(Tone::Bold, "regions"));
     let most = config.topology.limits.region_mib;
-    for region in config.regions() {
+    for (index, region) in config.regions().into_iter().enumerate() {
+        if index == 0 {
+            let _ = writeln!(out, "{}", screen.paint(Tone::Bold, "regions"));
+        }
         let _ = writeln!(
             out,
             "  {} on {}: {} and status words = {} of {most} MiB",

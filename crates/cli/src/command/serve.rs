@@ -1,6 +1,6 @@
 //! `serval serve FILE`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -143,6 +143,7 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
     let drain_ms = config.topology.engine.drain_ms;
     let metrics = exporter.as_ref().map(|e| format!("http://{}/metrics", e.address()));
     let listens = listens(&config, &server);
+    let socket = config.transfer.as_ref().map(|of| of.socket.clone());
     let hasten = Arc::new(AtomicBool::new(false));
     let of_finish = (*screen, output.clone(), hasten.clone());
     let finish = Box::new(move |server: Server| {
@@ -152,7 +153,8 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
         finish(&screen, &metrics, report, tap, &output)
     });
     let control = Control::start(server, config, options.file.source(), health.clone(), finish)?;
-    output.push(announcement(screen, &listens, metrics.as_deref()).as_bytes());
+    let ready = announcement(screen, &listens, socket.as_deref(), metrics.as_deref());
+    output.push(ready.as_bytes());
     if reload {
         control.reload();
     }
@@ -231,19 +233,23 @@ fn listens(config: &Config, server: &Server) -> Vec<(String, Vec<String>)> {
 fn announcement(
     screen: &Screen,
     listens: &[(String, Vec<String>)],
+    transfers: Option<&Path>,
     metrics: Option<&str>,
 ) -> String {
     screen.render(
         || {
             let service = |(name, at): &(String, Vec<String>)| format!("{name} {}", at.join(" "));
             let mut parts: Vec<String> = listens.iter().map(service).collect();
+            parts.extend(transfers.map(|socket| format!("transfers {}", socket.display())));
             parts.extend(metrics.map(|metrics| format!("metrics {metrics}")));
             format!("ready: {}\n", parts.join("; "))
         },
         || {
             let entry = |(name, at): &(String, Vec<String>)| json!({ "name": name, "listen": at });
             let entries: Vec<_> = listens.iter().map(entry).collect();
-            json!({ "event": "ready", "services": entries, "metrics": metrics })
+            json!({
+                "event": "ready", "services": entries, "transfers": transfers, "metrics": metrics,
+            })
         },
     )
 }

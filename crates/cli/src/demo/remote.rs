@@ -47,7 +47,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
         let far = scope.spawn(move || {
             let device = || Ok(Box::new(HostDevice::new(1, Vec::new())) as _);
             let terms = Terms {
-                kernel: String::new(),
+                kernels: Vec::new(),
                 device: &device,
                 exclusive: false,
                 once: false,

@@ -8,7 +8,7 @@ use engine::topology::{AcceleratorKind, DeviceSpec, Launch, Service};
 use mqueue::{MappedMemory, Region, RegionPlan};
 use sys::local::{LocalListener, LocalSocket, WakeFd, WakeSender};
 use sys::{RegionOptions, SharedMemory};
-use wire::attach::{FromEngine, MAGIC, Offer, VERSION};
+use wire::attach::{FromEngine, MAGIC, Offer, ParamValue, VERSION};
 
 use super::eventually;
 
@@ -60,7 +60,7 @@ impl Offers {
         &self,
         kernel: &str,
         region_bytes: usize,
-        params: Vec<(String, f64)>,
+        params: Vec<(String, ParamValue)>,
     ) -> Vec<u8> {
         let region_bytes = if region_bytes == 0 { self.bytes } else { region_bytes };
         let offer = Offer {

@@ -32,7 +32,7 @@ use crate::worker::Worker;
 impl<N: Nic> Worker<N> {
     /// Installs a service share; see the module documentation. After an error nothing has changed.
     pub(crate) fn install(&mut self, install: ServiceInstall<N::Port>) -> Result<(), StartError> {
-        let ServiceInstall { slot, mut share, links, ports, scratch, awaited } = install;
+        let ServiceInstall { slot, mut share, terms, links, ports, scratch, awaited } = install;
         for drive in &mut share.accelerators {
             drive.blocks.start()?;
         }
@@ -55,6 +55,7 @@ impl<N: Nic> Worker<N> {
             turn.outbound.reserve(scratch.len());
             turn.scratch = scratch;
         }
+        self.endpoints.tcp.place_service(slot.into(), terms);
         self.place(slot.into(), share, links);
         for (accelerator, drain_ns) in awaited {
             self.pause_from_switch(slot.into(), accelerator, drain_ns);
@@ -95,9 +96,9 @@ impl<N: Nic> Worker<N> {
             }
             turn.socket_lists.reserve(sockets.slots());
         }
-        endpoints.tcp.make_room_for_service(slot);
         let owner = turn.shared.tenants().named(&share.tenant);
         share.owner = Some(owner.clone());
+        share.find_peers(&turn.shared);
         schedule.place(slot, owner);
         while turn.services.len() <= slot {
             turn.services.push(ServiceShare::vacant(turn.shared.workers()));

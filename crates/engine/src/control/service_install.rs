@@ -7,6 +7,7 @@ use wire::nic::PortIndex;
 use crate::endpoint::peer::links::{ENVELOPE_BYTES, ServiceLinks, links};
 use crate::endpoint::port::Port;
 use crate::endpoint::set::NewPort;
+use crate::endpoint::tcp::terms::Terms;
 use crate::metrics::ServiceMetrics;
 use crate::service::ends::Attachment;
 use crate::service::share::ServiceShare;
@@ -16,6 +17,7 @@ use crate::topology::{Limits, Listen, Service};
 pub struct ServiceInstall<P> {
     pub(super) slot: u16,
     pub(super) share: ServiceShare,
+    pub(super) terms: Terms,
     pub(super) links: ServiceLinks,
     pub(super) ports: Vec<(PortIndex, NewPort, P)>,
     pub(super) scratch: Vec<u8>,
@@ -43,6 +45,7 @@ impl<P> ServiceInstall<P> {
                 attachments,
                 metrics.of_worker(worker),
             ),
+            terms: Terms::new(service),
             links,
             ports: Vec::new(),
             scratch: vec![0; scratch_bytes([service])],

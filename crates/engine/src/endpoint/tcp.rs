@@ -7,11 +7,13 @@
 //! | settle, write, close | `tcp/write.rs` |
 //! | the same for bytes that go to an upstream server as they come | `tcp/relay.rs` |
 //! | one connection: its bytes, and the order of its replies | `tcp/connection.rs` |
+//! | what a service sets for its connections | `tcp/terms.rs` |
 
 mod accept;
 pub(crate) mod connection;
 mod read;
 mod relay;
+pub(crate) mod terms;
 mod write;
 
 use wire::DropReason;
@@ -19,6 +21,7 @@ use wire::nic::{Close, Nic, PortIndex, StreamKey};
 use wire::session::{EndpointKind, Origin, ReplyTo};
 
 use self::connection::{Connections, Pool, Reading};
+use self::terms::Terms;
 use crate::endpoint::Endpoint;
 use crate::endpoint::held::{Held, Waiter};
 use crate::endpoint::port::Port;
@@ -66,6 +69,8 @@ pub(crate) struct TcpConnections {
     table: Connections,
     pool: Pool,
     limits: TcpLimits,
+    /// By slot.
+    terms: Vec<Terms>,
     /// Connections with data to read or parse, each once, and those with data to write.
     to_read: Vec<Waiter>,
     /// Connections that wait for their tenant's next part, or until it is below its limits.
@@ -83,6 +88,7 @@ impl TcpConnections {
             table: Connections::default(),
             pool: Pool::new(),
             limits: TcpLimits::new(limits),
+            terms: Vec::new(),
             to_read: Vec::new(),
             held: Held::default(),
             to_write: Vec::new(),
@@ -96,10 +102,13 @@ impl TcpConnections {
         self.limits = TcpLimits { connections, ..TcpLimits::new(limits) };
     }
 
-    /// Makes room for a service with this number.
-    pub(crate) fn make_room_for_service(&mut self, service: usize) {
-        self.table.make_room_for(service);
-        self.held.make_room_for(service);
+    /// A service comes, in this slot.
+    pub(crate) fn place_service(&mut self, slot: usize, terms: Terms) {
+        self.table.make_room_for(slot);
+        self.held.make_room_for(slot);
+        let count = self.terms.len().max(slot + 1);
+        self.terms.resize_with(count, Terms::default);
+        self.terms[slot] = terms;
     }
 
     /// Moves the connections of one service to another with the same protocol.
@@ -184,6 +193,8 @@ impl TcpConnections {
             let is_slow =
                 blocked_ns != 0 && turn.now_ns.saturating_sub(blocked_ns) > slow_client_ns;
             let silent_ns = turn.now_ns.saturating_sub(connection.last_message_ns);
+            let terms = &self.terms[usize::from(connection.service)];
+            let idle_ns = terms.idle_ns.unwrap_or(idle_ns);
             if is_slow {
                 self.end_connection(turn, key, Close::Reset, DropReason::SlowClient);
             } else if silent_ns > idle_ns

@@ -6,7 +6,7 @@
 //! belongs to the worker that received the request: nothing is handed over.
 //!
 //! *Datagrams.* Each client flow has a connected socket: see `flows.rs`, which bounds them and says which one is closed for a new one.
-//! A flow that is idle for `limits.idle_s` is closed. The requests of a turn are collected and sent by flow, one call for each
+//! A flow that is idle for `idle_s` is closed. The requests of a turn are collected and sent by flow, one call for each
 //! (`sendmmsg`, GSO); a socket that epoll reports is read with one call (`recvmmsg`, GRO), so an idle flow costs nothing, and the
 //! worker sleeps while the server works.
 //!
@@ -68,6 +68,8 @@ pub(crate) struct Upstream {
     flows: Flows,
     streams: Streams,
     relays_streams: bool,
+    /// A flow is closed after this time without a datagram; `None`: after the limit of the engine.
+    idle_ns: Option<u64>,
 }
 
 impl Upstream {
@@ -81,7 +83,8 @@ impl Upstream {
         let header_with = service.proxy_protocol.then_some(at);
         let relays_streams = service.relays_streams();
         let streams = Streams::default();
-        Some(Box::new(Self { address, header_with, flows, streams, relays_streams }))
+        let idle_ns = service.idle_ms.map(|ms| ms * 1_000_000);
+        Some(Box::new(Self { address, header_with, flows, streams, relays_streams, idle_ns }))
     }
 
     /// The header before a client's datagram, if there is one.

@@ -10,9 +10,10 @@
 //! compiled twice.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use onpath::{
-    Arranged, Chain, Command, CommandError, Direction, End, Link, Messages, Notice, Outcome,
+    Arranged, Chain, Command, CommandError, Direction, End, Link, Messages, Notice, Outcome, Peers,
     Reading, RequestId, Trace,
 };
 use wire::session::{EndpointKind, Origin, ReplyTo, Request};
@@ -166,6 +167,11 @@ impl Attached {
         }
         self.shown.push(Shown { arrival: *arrival, written: kept, done: false, elsewhere });
         true
+    }
+
+    /// The addresses of connected clients are found there.
+    pub(crate) fn set_peers(&mut self, peers: Arc<dyn Peers>) {
+        self.messages.set_peers(peers);
     }
 
     /// The chain decides about the batch.
@@ -404,8 +410,6 @@ impl Hooks for Box<Attached> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use onpath::{Counters, Failure, Function, OnFailure, Policy};
     use wire::framing::Expects;
 

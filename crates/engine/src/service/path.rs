@@ -1,9 +1,12 @@
 //! The functions on the paths of a service's messages.
 
+use std::sync::Arc;
+
 use onpath::{Arranged, Chain, Link};
 
 use crate::service::chain::Attached;
 use crate::service::share::ServiceShare;
+use crate::shared::Shared;
 
 impl ServiceShare {
     /// Gives the service's chain, or the one on the path to a backend, these functions, in this order; returns those that it no longer has.
@@ -32,6 +35,13 @@ impl ServiceShare {
             self.chain = None;
         }
         former
+    }
+
+    /// Its functions find the addresses of connected clients there. Those between kernels and backends see no clients.
+    pub(crate) fn find_peers(&mut self, shared: &Arc<Shared>) {
+        if let Some(attached) = &mut self.chain {
+            attached.set_peers(shared.clone());
+        }
     }
 
     /// Whether it passes the bytes of TCP connections on to its upstream server, without messages in them.

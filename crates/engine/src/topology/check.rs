@@ -1,5 +1,7 @@
 //! Checks of a topology: each error names a field.
 
+use wire::framing::ErrorReply;
+
 use super::*;
 
 /// An invalid topology: the field, and valid values.
@@ -204,6 +206,8 @@ impl Topology {
         );
         let framed = service.framing.check(request as usize, reply as usize);
         found("framing", framed.err().map(|error| error.to_string()));
+        found("idle_s", service.check_idle());
+        found("error_reply_hex", service.check_error_reply());
         let timeout = outside(service.request_timeout_ms, 1, 3_600_000);
         found("request_timeout_ms", timeout.or_else(|| self.too_late(service)));
         found("backend", outside(service.backends.len() as u64, 0, BACKENDS_MAX.into()));
@@ -276,6 +280,7 @@ impl Topology {
         found("request_timeout_ms", outside(service.request_timeout_ms, 1, 3_600_000));
         let flows = outside(service.upstream_flows.into(), 1, UPSTREAM_FLOWS_MAX.into());
         found("upstream_flows", flows);
+        found("error_reply_hex", service.check_error_reply());
         found("upstream", self.leads_back(index));
         Ok(())
     }
@@ -374,6 +379,55 @@ fn check_sockets(service: &Service) -> Option<String> {
         (!service.socket_bytes.is_power_of_two()).then_some(problem)
     });
     slots.or(bytes.map(|problem| format!("socket_bytes {problem}")))
+}
+
+impl Service {
+    /// Whether a port of it takes connections.
+    fn takes_connections(&self) -> bool {
+        self.listen.iter().any(|listen| listen.transport == Transport::Tcp)
+    }
+
+    /// What is wrong with the time-out of its connections.
+    fn check_idle(&self) -> Option<String> {
+        self.idle_ms?;
+        let why = "idle_s is for connections over TCP, and the service has no tcp:// port; remove it, or add one to listen";
+        (!self.takes_connections()).then(|| why.to_owned())
+    }
+
+    /// What is wrong with its error reply.
+    fn check_error_reply(&self) -> Option<String> {
+        let (bytes, framing) = (self.error_reply.len(), self.framing);
+        if bytes == 0 {
+            return None;
+        }
+        if bytes > ERROR_REPLY_BYTES_MAX {
+            return Some(format!("is {bytes} bytes, must be at most {ERROR_REPLY_BYTES_MAX}"));
+        }
+        if framing.error_reply(ErrorReply::Failed).is_some() {
+            return Some(format!(
+                "error_reply_hex has no meaning with framing = \"{framing}\", which has error replies of its own; remove it"
+            ));
+        }
+        if self.replies == Replies::None {
+            return Some(
+                "error_reply_hex has no meaning with replies = \"none\", where no request has a reply; remove it".to_owned(),
+            );
+        }
+        if self.relays_streams() {
+            return Some(format!(
+                "error_reply_hex has no meaning for a proxy with framing = \"{framing}\", which passes bytes on and has no requests \
+                 over TCP; remove it, or choose another framing"
+            ));
+        }
+        if !self.takes_connections() {
+            return Some(
+                "error_reply_hex is for clients over TCP, and the service has no tcp:// port; remove it, or add one to listen".to_owned(),
+            );
+        }
+        framing.encode_reply(&self.error_reply, &mut Vec::new()).is_err().then(|| {
+            format!("error_reply_hex cannot be a reply with framing = \"{framing}\"; choose bytes that a kernel could send")
+        })
+    }
 }
 
 impl Backend {

@@ -74,6 +74,8 @@ pub fn c_header() -> String {
     define("POOLS_MAX", POOLS_MAX.into());
     define("NO_BLOCK", NO_BLOCK.into());
     define("PARAMS_MAX", PARAMS_MAX.into());
+    define("PARAM_TEXT", PARAM_TEXT);
+    define("PARAM_TEXT_BYTES_MAX", PARAM_TEXT_BYTES_MAX.into());
     define("ENGINE_WORDS_OFFSET", ENGINE_WORDS_OFFSET);
     define("ACCELERATOR_WORDS_OFFSET", ACCELERATOR_WORDS_OFFSET);
     define("BLOCKS_OFFSET", BLOCKS_OFFSET);

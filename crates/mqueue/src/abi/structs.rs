@@ -387,7 +387,8 @@ shared_structs! {
     struct Param as "serval_param", size 32 {
         /// Name, zero padded and zero terminated.
         name: [u8; 24],
-        /// Value.
+        /// A finite number. Of a text the bits PARAM_TEXT | bytes << 32 | offset, counted from the first parameter; a zero byte
+        /// follows these bytes.
         value: f64,
     }
 

@@ -49,6 +49,7 @@ pub(super) struct Running {
     memory: Memory,
     /// The minor version of the interface for which it was compiled.
     minor: u16,
+    asks_for_peers: bool,
     requests: Batch,
     replies: Option<Batch>,
     read: Option<TypedFunc<u32, u64>>,
@@ -170,7 +171,8 @@ impl Start {
             .memories(1)
             .tables(4)
             .build();
-        let held = Held { bounds, dictionary: self.dictionary.clone() };
+        let dictionary = self.dictionary.clone();
+        let held = Held { bounds, dictionary, now_ns: 0, peers: Vec::new(), window: 0 };
         let mut store = Store::new(&host.engine, held);
         store.limiter(|held| &mut held.bounds);
         store.epoch_deadline_trap();
@@ -183,7 +185,7 @@ impl Start {
                 why(error)
             )
         };
-        if self.dictionary.is_none() && module.imports().len() > 0 {
+        if self.dictionary.is_none() && imports::uses_dictionary(module) {
             return Err("it uses a dictionary and has none: name one with `dictionary`".to_owned());
         }
         let imports = imports::of(&mut store, module);
@@ -191,6 +193,10 @@ impl Start {
         let instance = instance.map_err(|error| too_large(&error))?;
         let memory = instance.get_memory(&mut store, "memory").expect("it was checked");
         let window = memory.data_size(&store);
+        let asks_for_peers = imports::asks_for_peers(module);
+        let held = store.data_mut();
+        held.window = window;
+        held.peers.reserve(if asks_for_peers { MESSAGES_MAX } else { 0 });
         let pages = self.window_bytes().div_ceil(PAGE_BYTES) as u64;
         if memory.grow(&mut store, pages).is_err() {
             return Err(format!(
@@ -249,6 +255,7 @@ impl Start {
             store,
             memory,
             minor,
+            asks_for_peers,
             requests,
             replies,
             read,
@@ -379,7 +386,7 @@ impl Running {
         shown: &mut Vec<u32>,
         left: &mut Vec<u8>,
     ) -> Result<(), Failure> {
-        let Self { store, memory, minor, requests, replies, window, .. } = self;
+        let Self { store, memory, minor, asks_for_peers, requests, replies, window, .. } = self;
         let chunks = *minor >= CONNECTIONS_SINCE && messages.are_chunks();
         let Some(function) = (match direction {
             Direction::Requests => Some(requests),
@@ -410,9 +417,18 @@ impl Running {
                 shown.push(index as u32);
             }
         }
+        let held = store.data_mut();
+        held.now_ns = messages.now_ns();
+        if *asks_for_peers {
+            held.peers.clear();
+            held.peers.extend(shown.iter().map(|index| messages.peer(*index as usize)));
+        }
         let count = shown.len() as u32;
         let arguments = (*window as u32, count, scratch as u32, SCRATCH_BYTES as u32 - 8);
-        let done = function.call(&mut *store, arguments).map_err(failure)?;
+        let done = function.call(&mut *store, arguments);
+        // They are those of this call.
+        store.data_mut().peers.clear();
+        let done = done.map_err(failure)?;
         if done != 0 {
             return Err(Failure(format!("it returned {done}")));
         }

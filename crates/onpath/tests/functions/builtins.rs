@@ -360,3 +360,39 @@ fn the_function_counts_a_range_and_merges() {
         assert!(refused("count-min", &[(param, wrong.into())]).contains(&format!("{param} is")));
     }
 }
+
+#[test]
+fn peer_address_puts_the_client_in_front_of_requests() {
+    let mut function = made("peer-address", &[]);
+    let mut batch = Messages::new(300_000, 300_000);
+    let peer = "[2001:db8::1]:513".parse().unwrap();
+    let datagram = Origin::Datagram { port: 0, peer, local: None };
+    batch.push_of(&RequestId { origin: datagram, number: 0 }, b"request");
+    // Over shared memory, decided before, and one that has no room with the address.
+    batch.push(b"");
+    batch.push_decided(
+        &RequestId { origin: datagram, number: 0 },
+        b"kept",
+        Outcome::Pass,
+        4,
+        false,
+    );
+    function.decide(Direction::Requests, &mut batch).unwrap();
+    let mut head = [0; 32];
+    head[..4].copy_from_slice(&[0x20, 1, 0x0d, 0xb8]);
+    (head[15], head[16], head[17], head[18]) = (1, 1, 2, 6);
+    assert_eq!(batch.bytes(0), [&head[..], b"request"].concat());
+    assert_eq!((batch.bytes(1), batch.bytes(2)), (&[0; 32][..], &b"kept"[..]));
+    assert_eq!(batch.shown_len(0), 7, "replies are limited by what the client sent");
+    let mut batch = Messages::new(100, 100);
+    batch.push(&[1; 68]);
+    batch.push(&[1; 69]);
+    function.decide(Direction::Requests, &mut batch).unwrap();
+    assert_eq!((batch.bytes(0).len(), batch.outcome(0)), (100, Outcome::Pass));
+    assert_eq!(batch.outcome(1), Outcome::Drop(DropReason::TooLong));
+    // Replies go as they are.
+    let mut batch = Messages::new(100, 100);
+    batch.push(b"reply");
+    function.decide(Direction::Replies, &mut batch).unwrap();
+    assert_eq!(batch.bytes(0), b"reply");
+}

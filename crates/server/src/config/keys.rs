@@ -23,6 +23,7 @@ use runtime::kinds::KINDS;
 use transfer::ServiceLimits;
 
 use super::reader::{Report, Section};
+use super::streams::IDLE_S;
 
 /// A table of the file.
 pub(super) struct Table {
@@ -425,7 +426,7 @@ const COMMON: &[(&str, &[Key])] = &[
             tenant: Other("list of tables"), "none", "`[[tenant]]`, below: who shares the engine.";
             accelerator: Other("list of tables"), "`acc0` of kind `cpu`; for kernel files `process` of kind `process`",
                 "`[[accelerator]]`, below: where kernels run.";
-            service: Other("list of tables"), "required", "`[[service]]`, below: the services.";
+            service: Other("list of tables"), "required, unless `[transfer]` has a `socket`", "`[[service]]`, below: the services.";
         },
     ),
     (
@@ -467,7 +468,8 @@ const COMMON: &[(&str, &[Key])] = &[
             pipelined: limits(number("requests", 1..=65_536, |l| Number::U32(&mut l.pipelined))), "",
                 "Requests in flight for each connection; more wait unread. Raise it for one client that must fill many mqueues: each \
                  needs memory (operations.md, Limits).";
-            idle_s: limits(number("s", 1..=86_400, |l| Number::Thousands(&mut l.idle_ms))), "", "A connection without a complete message for this long is closed (`idle_timeout`), up to 1.6 s later by a worker that sleeps.";
+            idle_s: limits(number("s", IDLE_S, |l| Number::Thousands(&mut l.idle_ms))), "", "A connection without a complete message for this long is closed (`idle_timeout`), up to 1.6 s later by a worker that sleeps. \
+                 A service may have its own.";
             slow_client_ms: limits(number("ms", 1..=3_600_000, |l| Number::U64(&mut l.slow_client_ms))), "",
                 "A connection that takes no byte of a waiting reply for this long is closed (`slow_client`), up to 1.6 s later by a worker that \
                  sleeps.";
@@ -587,7 +589,8 @@ const COMMON: &[(&str, &[Key])] = &[
                 "A built-in kernel (below), or the path of a compiled one, relative to the file's folder: `mine.so`, `mine.fatbin`, \
                  `mine.so:NAME` where a library has several. \
                  A program of yours that attaches (`launch = \"external\"`) may give its kernels any name of letters, digits, `_` and `-`.";
-            params: Other("table of numbers, or true and false"), "none", "The kernel's parameters: `params = { microseconds = 20 }`.";
+            params: Other("table of numbers, true and false, or texts of at most 255 bytes"), "none",
+                "The kernel's parameters, at most 32: `params = { microseconds = 20 }`. Built-in kernels have no texts.";
             mqueues: Integer("mqueues, or a list with one for each accelerator"), "",
                 "Message queues, each with a block of its own. On a GPU as many as blocks that fit; with `cpu` kernels a few \
                  for each thread.";
@@ -616,6 +619,12 @@ const COMMON: &[(&str, &[Key])] = &[
             queue_us_max: service(number("us", 0..=1_000_000_000, |s| Number::U64(&mut s.queue_us_max))), "",
                 "New requests are shed (`queue_time`) while the oldest has waited for longer. 0: never. Set it if late answers are \
                  useless.";
+            idle_s: Integer("s"), "`idle_s` of `[limits]`",
+                "A TCP connection of this service without a complete message for this long is closed (`idle_timeout`), and so is the flow of a UDP client \
+                 of a proxy. Set more for clients that keep connections open between rare requests. Connections of blocks have `idle_ms` of their `[[service.socket]]`.";
+            error_reply_hex: Other("string: 1 to 255 bytes in hexadecimal digits"), "none",
+                "The reply to a request over TCP that is refused or dropped, as a payload: the framing delimits it like any reply. Without it such a request \
+                 ends its connection. Not with framing `memcached`, which has error replies of its own, nor with `replies = \"none\"`.";
             tenant: Other("string: 1 to 64 letters, digits, `_`, `-`"), "",
                 "The owner of the service: a `[[tenant]]`, if the file has some. Kernels of all but `default` run in processes, and never in one with \
                  those of another tenant.";
@@ -639,6 +648,9 @@ const COMMON: &[(&str, &[Key])] = &[
                 "What goes to the server begins with the addresses of the client, in a header of the PROXY protocol, version 2: each connection and each \
                  datagram. For servers that know it, and for those that `serval fn run` starts.";
             function: Other("list of tables"), "none", "`[[service.function]]`, below.";
+            peer_address: Boolean, "",
+                "Each request that a kernel gets begins with 32 bytes: the address, port and family of its client ([kernels.md](kernels.md#where-a-request-comes-from)). \
+                 They count as bytes of `max_message_bytes`. For kernels of yours.";
             function_users: Other("list of integers"), "`[]`",
                 "Users, by number, that may attach functions to this service besides the engine's user and root. They see and change its \
                  messages. With such users the control socket accepts processes of all users and refuses those that no service names; give \

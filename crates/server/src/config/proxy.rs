@@ -30,6 +30,7 @@ const OF_KERNELS: &[&str] = &[
     "file",
     "sockets_per_block",
     "socket_bytes",
+    "peer_address",
 ];
 /// Keys that go straight into a field of a service.
 const FIELDS: &[&str] =

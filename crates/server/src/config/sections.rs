@@ -101,11 +101,11 @@ pub(super) fn read(
     let service_tables = tables(report, top.entry("service"), "[[service]]");
     let asked = root.entry("service").is_some();
     top.finish(report);
-    if service_tables.is_empty() && !asked {
+    if service_tables.is_empty() && !asked && options.transfer.is_none() {
         report.problem(Problem::new(
             whole,
             "the file has no [[service]]",
-            "add one with name, listen, accelerator and kernel",
+            "add one with name, listen, accelerator and kernel, or [transfer] with `socket`",
         ));
     }
     let mut accelerators = accelerators;
@@ -114,6 +114,7 @@ pub(super) fn read(
     let context = super::service::Context {
         base,
         engine: &engine,
+        limits: &limits,
         accelerators: &names,
         kinds: accelerators.iter().map(|accelerator| accelerator.kind.clone()).collect(),
         implicit: accelerator_tables.is_empty(),

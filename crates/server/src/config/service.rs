@@ -3,10 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use engine::topology::{
-    AcceleratorKind, Backend, Dispatch, EngineSettings, Launch, Listen, Replies, Rings, Service,
-    Sockets, Tenant,
+    AcceleratorKind, Backend, Dispatch, EngineSettings, Launch, Limits, Listen, ParamValue,
+    Replies, Rings, Service, Sockets, Tenant,
 };
-use mqueue::abi::{BLOCKS_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, PARAMS_MAX};
+use mqueue::abi::{
+    BLOCKS_MAX, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, PARAM_TEXT_BYTES_MAX, PARAMS_MAX,
+};
 use onpath::Sizes;
 use runtime::kinds;
 use wire::admission::KeyRange;
@@ -20,10 +22,12 @@ use super::file::{self, read_files};
 use super::function::{read_functions, read_users};
 use super::kernel::{self, BUILTINS, Builtin, Kernel};
 use super::keys::{read_fields, read_some};
+use super::peer::read_peer_address;
 use super::proxy;
 use super::reader::{Places, Report, Section, integer_of, nearest, text_of, wrong_type};
 use super::sections::{self, accelerator_indices, named_section, tables, without};
 use super::socket::read_sockets;
+use super::streams::{read_error_reply, read_idle};
 use super::tenant::{check_isolated, read_tenant};
 use super::tree::{Entry, Node, Table, Value};
 
@@ -33,6 +37,8 @@ pub(super) struct Context<'a> {
     pub(super) base: &'a Path,
     /// The engine that runs the services.
     pub(super) engine: &'a EngineSettings,
+    /// Its limits, which a service may replace.
+    pub(super) limits: &'a Limits,
     /// Names of the accelerators. The last one is not in the file: it is for kernel files without `accelerator`.
     pub(super) accelerators: &'a [String],
     /// Their kinds. Kernels of external programs may have any name.
@@ -63,6 +69,8 @@ pub(super) fn read(
     service.framing = read_framing(report, at);
     if at.entry("upstream").is_some() {
         let mut service = proxy::read(report, at, service, context.tenants);
+        read_idle(report, at, &mut service, context.limits);
+        read_error_reply(report, at, &mut service);
         let engine = (context.engine, service.hands_over_for_functions());
         service.functions =
             read_functions(report, at, context.base, service.message_sizes(), engine);
@@ -81,6 +89,8 @@ pub(super) fn read(
     let mqueues = read_mqueues(report, at, count);
     read_some(report, at, &mut service, |key| !proxy::OF_PROXIES.contains(&key));
     service.max_reply_bytes = read_reply_bytes(report, at, &service);
+    read_idle(report, at, &mut service, context.limits);
+    read_error_reply(report, at, &mut service);
     check_rings(report, at, &service);
     service.dispatch = read_dispatch(report, at, &service);
     service.tenant = read_tenant(report, at, context.tenants);
@@ -109,6 +119,7 @@ pub(super) fn read(
     }
     let engine = (context.engine, service.hands_over_for_functions());
     service.functions = read_functions(report, at, context.base, service.message_sizes(), engine);
+    read_peer_address(report, at, &mut service, kernel);
     service.function_users = read_users(report, at, "function_users");
     service.sockets = read_sockets(report, at);
     service.files = read_files(report, at, context.base);
@@ -303,7 +314,7 @@ fn read_params(
     report: &mut Report<'_>,
     section: &mut Section<'_>,
     kernel: Option<&Builtin>,
-) -> Vec<(String, f64)> {
+) -> Vec<(String, ParamValue)> {
     let mut params = Vec::new();
     let mut shown = serde_json::Map::new();
     if let Some(entry) = section.entry("params") {
@@ -317,7 +328,11 @@ fn read_params(
         }
         for param in &table.entries {
             let Some(value) = read_param(report, param, kernel) else { continue };
-            shown.insert(param.key.clone(), value.into());
+            let json = match &value {
+                ParamValue::Number(number) => (*number).into(),
+                ParamValue::Text(text) => text.clone().into(),
+            };
+            shown.insert(param.key.clone(), json);
             params.push((param.key.clone(), value));
         }
     }
@@ -325,7 +340,11 @@ fn read_params(
     params
 }
 
-fn read_param(report: &mut Report<'_>, param: &Entry, kernel: Option<&Builtin>) -> Option<f64> {
+fn read_param(
+    report: &mut Report<'_>,
+    param: &Entry,
+    kernel: Option<&Builtin>,
+) -> Option<ParamValue> {
     let key = &param.key;
     if key.is_empty() || key.len() > PARAM_NAME_BYTES_MAX || key.contains('\0') {
         let right = format!("1 to {PARAM_NAME_BYTES_MAX} bytes");
@@ -347,16 +366,35 @@ fn read_param(report: &mut Report<'_>, param: &Entry, kernel: Option<&Builtin>) 
         let what = format!("the kernel \"{}\" has no parameter `{key}`", builtin.name);
         report.problem(Problem::new(param.key_span, what, right));
     }
-    let value = match &param.node.value {
+    let number = match &param.node.value {
         Value::Integer(Some(value)) => *value as f64,
         Value::Float(value) if value.is_finite() => *value,
         Value::Boolean(value) => f64::from(u8::from(*value)),
+        Value::String(text) if kernel.is_none() => return read_text_param(report, param, text),
         _ => {
-            wrong_type(report, key, &param.node, "a finite number, or true or false");
+            let wanted = match kernel {
+                Some(_) => "a finite number, or true or false",
+                None => "a finite number, true or false, or a text",
+            };
+            wrong_type(report, key, &param.node, wanted);
             return None;
         }
     };
-    Some(value)
+    Some(ParamValue::Number(number))
+}
+
+/// A text for a kernel that is not built in: those have numbers only.
+fn read_text_param(report: &mut Report<'_>, param: &Entry, text: &str) -> Option<ParamValue> {
+    let most = PARAM_TEXT_BYTES_MAX as usize;
+    if text.len() > most || text.contains('\0') {
+        let what = format!("`{}` cannot be a text of {} bytes", param.key, text.len());
+        let what =
+            if text.len() > most { what } else { format!("`{}` has a zero byte", param.key) };
+        let right = format!("must be at most {most} bytes, none of them zero");
+        report.problem(Problem::new(param.node.span, what, right));
+        return None;
+    }
+    Some(ParamValue::Text(text.to_owned()))
 }
 
 fn read_reply_bytes(report: &mut Report<'_>, section: &mut Section<'_>, service: &Service) -> u32 {

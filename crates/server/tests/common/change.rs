@@ -115,7 +115,7 @@ pub(crate) fn change_under_load(mut server: Server, rounds: usize, on: &[usize])
         let mut next =
             service("b", both(if random.below(2) == 0 { first } else { second }), "echo");
         next.kernel = ["echo", "delay"][random.below(2)].into();
-        next.params = vec![("microseconds".into(), random.below(50) as f64)];
+        next.params = vec![("microseconds".into(), (random.below(50) as f64).into())];
         next.mqueues = 1 + random.below(6) as u32;
         next.slots = 8 << random.below(3);
         next.max_message_bytes = 64 << random.below(4);

@@ -7,7 +7,7 @@ use crate::scene::{MS, Scene, Script, UDP, request, script};
 use engine::topology::{Dispatch, Replies};
 use sim::backend::BackendBehaviour;
 use sim::behaviour::Behaviour;
-use sim::message::{Ask, Body, match_id};
+use sim::message::{Ask, Body, Flavor, match_id, reply_payload, request_payload, request_wire};
 use sim::net::{Faults, PeerRead, lock};
 use wire::DropReason;
 use wire::framing::Framing;
@@ -635,6 +635,71 @@ fn connections_are_limited() {
     scene.call(late, request(0));
     scene.run(5);
     assert_eq!((scene.dropped(DropReason::ConnectionLimit), scene.replied()), (1, 1));
+}
+
+/// Where the framing has no error replies, a service may have one: the connection goes on, and the replies keep their order.
+#[test]
+fn a_lost_request_gets_the_error_reply_of_its_service() {
+    for framing in [Framing::LengthU16, Framing::LengthU32, Framing::Line, Framing::LineCrLf] {
+        // Of two clients, the first ends its lines in LF alone, which the simulator sees at the same place of each line.
+        for error in [b"no answer, sorry 1", b"no answer, sorry 2"] {
+            let mut script = script(framing);
+            script.service().error_reply = error.to_vec();
+            let mut scene = script.play();
+            let (first, second) = (scene.connect(), scene.connect());
+            let caller = if error.ends_with(b"1") { first } else { second };
+            let asks = [Ask::Answer, Ask::Reject, Ask::Answer];
+            let mut expected = Vec::new();
+            for (sequence, ask) in (0..).zip(asks) {
+                let body = scene.call(caller, Body { ask, ..request(sequence) });
+                let wire = request_wire(framing, &request_payload(framing, &body, Flavor::Plain));
+                let reply = match ask {
+                    Ask::Reject => error.to_vec(),
+                    _ => reply_payload(framing, &body.reply(), Flavor::Plain),
+                };
+                let written = framing.as_client_writes(wire.ends_with(b"\r\n"));
+                written.encode_reply(&reply, &mut expected).unwrap();
+            }
+            scene.run(10);
+            assert_eq!(scene.hear(caller), expected, "{framing}");
+            assert_eq!(scene.read(caller), PeerRead::Empty, "the connection goes on");
+            assert_eq!(scene.dropped(DropReason::KernelDrop), 1, "{framing}");
+            assert_eq!(scene.dropped(DropReason::ClientGone), 0, "{framing}");
+        }
+    }
+    // A stream that cannot be understood any further ends behind it.
+    let mut script = script(Framing::LengthU16);
+    script.service().error_reply = vec![7];
+    let mut scene = script.play();
+    let caller = scene.connect();
+    scene.say(caller, &[0xff, 0xff]);
+    scene.run(5);
+    assert_eq!(scene.hear(caller), [0, 1, 7]);
+    assert_eq!(scene.read(caller), PeerRead::Closed);
+    assert_eq!(scene.dropped(DropReason::TooLong), 1);
+}
+
+/// A service may have a time-out of its own, longer or shorter than that of the engine.
+#[test]
+fn a_silent_connection_is_closed_after_the_time_of_its_service() {
+    for (own_ms, closes) in [(20, true), (500, false)] {
+        let mut script = script(Framing::LengthU16);
+        script.limits().idle_ms = if closes { 60_000 } else { 20 };
+        script.another_service(Transport::Tcp);
+        script.service().idle_ms = Some(own_ms);
+        let mut scene = script.play();
+        let caller = scene.connect();
+        let peer = scene.client_of(0, 2);
+        lock(&scene.world.net).connect(peer, 2);
+        scene.call(caller, request(0));
+        scene.wait_ms(100);
+        scene.hear(caller);
+        assert_eq!(scene.dropped(DropReason::IdleTimeout), u64::from(closes), "{own_ms}");
+        let others = scene.world.dropped(1, DropReason::IdleTimeout);
+        assert_eq!(others, u64::from(!closes), "{own_ms}");
+        let expected = if closes { PeerRead::Closed } else { PeerRead::Empty };
+        assert_eq!(scene.read(caller), expected, "{own_ms}");
+    }
 }
 
 #[test]

@@ -4,7 +4,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use wire::attach::{
     Bye, FromEngine, FromRuntime, Hello, KERNEL_BYTES_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX,
-    Offer, PARAM_NAME_BYTES_MAX, PARAMS_MAX, Ready, TEXT_BYTES_MAX, TOGETHER_MAX,
+    Offer, PARAM_NAME_BYTES_MAX, PARAM_TEXT_BYTES_MAX, PARAMS_MAX, ParamValue, Ready,
+    TEXT_BYTES_MAX, TOGETHER_MAX,
 };
 
 fn config() -> ProptestConfig {
@@ -39,7 +40,9 @@ fn from_runtime() -> impl Strategy<Value = FromRuntime> {
 }
 
 fn from_engine() -> impl Strategy<Value = FromEngine> {
-    let value = any::<f64>().prop_filter("equal to itself", |value| !value.is_nan());
+    let number = any::<f64>().prop_filter("equal to itself", |value| !value.is_nan());
+    let words = text(PARAM_TEXT_BYTES_MAX).prop_map(ParamValue::Text);
+    let value = prop_oneof![number.prop_map(ParamValue::Number), words];
     let params = vec((text(PARAM_NAME_BYTES_MAX), value), 0..=PARAMS_MAX);
     let names = (text(NAME_BYTES_MAX), text(NAME_BYTES_MAX), text(KERNEL_BYTES_MAX));
     let offer = (any::<(u64, u64, u32, u32)>(), names, params).prop_map(

@@ -121,6 +121,9 @@ impl TcpConnections {
         }
         let connection = self.table.at(key).expect("just opened");
         connection.flow = flow_hash(peer, address.port());
+        if let Some(addresses) = turn.shared.addresses_of(turn.index) {
+            addresses.set(key, connection.generation, peer);
+        }
         connection.readable = true;
         turn.services[usize::from(service)].counters.connections_accepted.one();
         self.list_to_read(key);

@@ -15,6 +15,7 @@ use wire::framing::{Expects, ParseState};
 use wire::nic::StreamKey;
 use wire::session::{EndpointKind, Origin, ReplyTo};
 
+use super::terms::ErrorBytes;
 use crate::service::arrival::Arrival;
 
 /// The outcome of one request, in the place of its reply.
@@ -23,12 +24,12 @@ pub(crate) enum Outcome {
     /// Bytes as they are sent, and how many of them are payload; counted as replied when sent.
     Reply { encoded: Vec<u8>, payload: u32 },
     /// Bytes that report an error; the drop of the request has been counted.
-    Error(&'static [u8]),
+    Error(ErrorBytes),
     /// No bytes.
     Nothing,
     /// The connection ends here, after these bytes (possibly none), which are the last message the framing can send
     /// to the client. This is a single outcome, so that the end never needs a place the window does not have.
-    Close(&'static [u8]),
+    Close(ErrorBytes),
 }
 
 /// Whether a connection's bytes are read.
@@ -73,7 +74,7 @@ pub(crate) struct Connection {
     pub(crate) dirty: bool,
     /// Close once the output is flushed.
     pub(crate) closing: bool,
-    /// Time of the last complete message in either direction, or of the accept: what `limits.idle_s` counts from.
+    /// Time of the last complete message in either direction, or of the accept: what `idle_s` counts from.
     pub(crate) last_message_ns: u64,
     /// Time since which the host kernel refuses bytes; 0 when it does not.
     pub(crate) blocked_since_ns: u64,
@@ -342,13 +343,13 @@ impl Connection {
                 pool.give(encoded);
             }
             Outcome::Error(bytes) => {
-                self.append(bytes, pool);
+                self.append(&bytes, pool);
                 self.owe(None, pool);
             }
             Outcome::Nothing => {}
             Outcome::Close(bytes) => {
                 if !bytes.is_empty() {
-                    self.append(bytes, pool);
+                    self.append(&bytes, pool);
                     self.owe(None, pool);
                 }
                 self.closing = true;
@@ -748,7 +749,7 @@ mod tests {
         let c = connections.at(key).unwrap();
         (0..3).for_each(|_| assert!(c.take() < 3));
         c.settle(2, reply(2), &mut pool);
-        c.settle(1, Outcome::Close(b"bye"), &mut pool);
+        c.settle(1, Outcome::Close(ErrorBytes::Protocol(b"bye")), &mut pool);
         c.settle(0, reply(0), &mut pool);
         assert_eq!(c.take_lost(), 1);
         assert_eq!(c.unsent(), b"\0\0\0bye");
@@ -812,7 +813,7 @@ mod tests {
             connections.change(key, |c| {
                 let first = c.next;
                 (first..first + 3).for_each(|n| assert_eq!(c.take(), n));
-                c.settle(first, Outcome::Error(b"late"), &mut pool);
+                c.settle(first, Outcome::Error(ErrorBytes::Protocol(b"late")), &mut pool);
                 c.settle(first + 2, Outcome::Nothing, &mut pool);
                 assert!(c.owed.capacity() > 0 && c.early.capacity() > 0);
             });

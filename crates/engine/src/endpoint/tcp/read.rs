@@ -7,6 +7,7 @@ use wire::session::{BUNDLE_MAX, Origin};
 
 use super::TcpConnections;
 use super::connection::{Outcome, Reading};
+use super::terms::ErrorBytes;
 use crate::admit::{Admitted, Batch, Waits};
 use crate::endpoint::held::Waiter;
 use crate::schedule::{Kind, Schedule};
@@ -408,10 +409,8 @@ impl TcpConnections {
             Ok(Parsed::Refused { consumed, error }) => {
                 share.count_lost(DropReason::BadFraming, 1);
                 let sequence = connection.take();
-                let outcome = match share.framing.error_reply(error.into()) {
-                    Some(bytes) => Outcome::Error(bytes),
-                    None => Outcome::Close(b""),
-                };
+                let (service, crlf) = (usize::from(connection.service), connection.crlf);
+                let outcome = self.loss_outcome(turn, service, crlf, error.into());
                 self.record(turn, key, sequence, outcome);
                 Some(consumed)
             }
@@ -426,7 +425,7 @@ impl TcpConnections {
         }
     }
 
-    /// Ends a stream that cannot be parsed any further: the protocol's error reply, in its place, then the close.
+    /// Ends a stream that cannot be parsed any further: the error reply, in its place, then the close.
     fn refuse_stream<N: Nic, H: Hooks>(
         &mut self,
         turn: &mut Turn<N>,
@@ -442,9 +441,10 @@ impl TcpConnections {
             _ => turn.services[service].count_lost(DropReason::BadFraming, 1),
         }
         connection.reading = Reading::Ended;
-        let last = turn.services[service].framing.error_reply(error.into()).unwrap_or_default();
-        let sequence = connection.take();
-        self.record(turn, key, sequence, Outcome::Close(last));
+        let (sequence, crlf) = (connection.take(), connection.crlf);
+        let framing = turn.services[service].framing;
+        let last = self.terms[service].error_reply(framing, crlf, error.into());
+        self.record(turn, key, sequence, Outcome::Close(last.unwrap_or(ErrorBytes::NONE)));
     }
 
     /// Admits one message of a connection. False: it has to wait.

@@ -2,12 +2,13 @@
 //! connections.
 
 use wire::DropReason;
-use wire::framing::Expects;
+use wire::framing::{ErrorReply, Expects};
 use wire::nic::{Close, Nic, StreamKey, Written};
 use wire::session::{BundleRequests, Origin, ReplyTo};
 
 use super::TcpConnections;
 use super::connection::{Outcome, Reading};
+use super::terms::ErrorBytes;
 use crate::service::arrival::Awaited;
 use crate::service::bundle_table::Completion;
 use crate::turn::Turn;
@@ -99,7 +100,22 @@ impl TcpConnections {
         decided
     }
 
-    /// A request of a connection was lost, and counted: the protocol's error reply, or the end of the connection.
+    /// What a client gets for a request that is lost: the error reply of the protocol or of the service, or the end of the connection.
+    pub(super) fn loss_outcome<N: Nic>(
+        &self,
+        turn: &Turn<N>,
+        service: usize,
+        crlf: bool,
+        what: ErrorReply,
+    ) -> Outcome {
+        let framing = turn.services[service].framing;
+        match self.terms[service].error_reply(framing, crlf, what) {
+            Some(bytes) => Outcome::Error(bytes),
+            None => Outcome::Close(ErrorBytes::NONE),
+        }
+    }
+
+    /// A request of a connection was lost, and counted.
     pub(super) fn deliver_loss<N: Nic>(
         &mut self,
         turn: &mut Turn<N>,
@@ -109,17 +125,15 @@ impl TcpConnections {
     ) {
         let Awaited { to, number, expects } = *request;
         let kernel_choice = matches!(reason, DropReason::KernelDrop | DropReason::BadLength);
+        let connection = self.table.in_generation(to.key, to.generation);
+        let Some(connection) = connection.filter(|connection| !connection.closing) else { return };
+        let crlf = connection.crlf;
         let outcome = if expects == Expects::ReplyOrNothing && kernel_choice {
             Outcome::Nothing
         } else {
-            match turn.services[service].framing.error_reply(reason.error_reply()) {
-                Some(bytes) => Outcome::Error(bytes),
-                None => Outcome::Close(b""),
-            }
+            self.loss_outcome(turn, service, crlf, reason.error_reply())
         };
-        if self.table.in_generation(to.key, to.generation).is_some_and(|c| !c.closing) {
-            self.record(turn, to.key, number, outcome);
-        }
+        self.record(turn, to.key, number, outcome);
     }
 
     /// A client's connection ends after the replies to what it has asked.
@@ -128,7 +142,7 @@ impl TcpConnections {
         let Some(connection) = connection.filter(|connection| !connection.closing) else { return };
         connection.reading = Reading::Ended;
         let sequence = connection.take();
-        self.record(turn, to.key, sequence, Outcome::Close(b""));
+        self.record(turn, to.key, sequence, Outcome::Close(ErrorBytes::NONE));
     }
 
     /// Bytes that wait for a client.

@@ -200,10 +200,11 @@ impl<N: Nic> Turn<N> {
 
     /// Once a millisecond: requests that have timed out, and flows that are idle.
     pub(super) fn expire_flows(&mut self, service: usize) {
-        let (now_ns, idle_ns) = (self.now_ns, self.upstream.idle_ns);
+        let now_ns = self.now_ns;
         let share = &mut self.services[service];
         let Some(upstream) = share.upstream.as_deref_mut() else { return };
         let expired = upstream.flows.expire(now_ns);
+        let idle_ns = upstream.idle_ns.unwrap_or(self.upstream.idle_ns);
         share.count_lost(DropReason::RequestTimeout, expired);
         let Some(before_ns) = now_ns.checked_sub(idle_ns) else { return };
         while let Some(flow) = self.idle_flow(service, before_ns) {

@@ -39,7 +39,7 @@ fn ask(server: &Server, service: usize) {
 /// A server with one worker that is inside the kernel of its second service for a while.
 fn busy_worker() -> (Server, UdpSocket) {
     let mut slow = service("slow", "spin");
-    slow.params = vec![("microseconds".into(), 2_000_000.0)];
+    slow.params = vec![("microseconds".into(), 2_000_000.0.into())];
     slow.request_timeout_ms = 60_000;
     let kind = AcceleratorKind::Cpu { placement: CpuPlacement::Worker, stack_kib: STACK_KIB };
     let topology = Topology {
