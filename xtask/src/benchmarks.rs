@@ -41,7 +41,7 @@ const HEAD: &str = "\
 
 <!-- Made by `cargo xtask benchmarks` from docs/benchmarks/. Do not edit: change benches/speed.toml and run `make bench`. -->
 
-Each row links to its record: every pair, both sides' figures, commands, commit, machine, date and the earlier results of the row. `make bench` measures all rows
+Each row links to its record: every pair, both sides' figures, commands, commit, machine, date and the earlier results of the row. `make bench` measures the rows of benches/speed.toml
 (about half an hour on an idle machine) and writes this page. Client and server run on one machine, over loopback or shared
 memory; no network card is part of any figure.
 

@@ -10,12 +10,12 @@ mod table;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use self::table::MUTANTS;
 use crate::Findings;
 use crate::claims::TestName;
 use crate::files;
 use crate::programs::{self, Program};
 use crate::side_by_side::{all_sound, cores};
-use table::MUTANTS;
 
 /// A bug, and the tests that detect it, the fastest first.
 struct Mutant {

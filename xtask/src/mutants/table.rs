@@ -1,4 +1,4 @@
-//! The mutants, and the tests that must catch them.
+//! The seeded mutants, and the tests that catch them.
 
 use super::{Mutant, mutant};
 
@@ -9,6 +9,7 @@ const LINKS: &str = "crates/sim/tests/scenes/links.rs::links_break_and_accelerat
 const HISTORY: &str =
     "crates/onpath/tests/functions/cache_history.rs::nothing_that_was_overwritten_is_served";
 
+/// All mutants.
 pub(super) const MUTANTS: &[Mutant] = &[
     // Mutants that are caught by a time-out come first: the others run meanwhile.
     mutant(
