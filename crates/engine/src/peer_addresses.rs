@@ -11,11 +11,6 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use onpath::Peers;
-use wire::session::{EndpointKind, ReplyTo};
-
-use crate::shared::Shared;
-
 /// Connections whose notes are allocated together.
 const CHUNK: usize = 256;
 /// More than a worker can have: the limit of `limits.connections`.
@@ -55,7 +50,8 @@ impl PeerAddresses {
         }
     }
 
-    fn get(&self, key: u32, generation: u32) -> Option<SocketAddr> {
+    /// Where the connection with this key comes from, if it is of this generation.
+    pub(crate) fn get(&self, key: u32, generation: u32) -> Option<SocketAddr> {
         let chunk = self.0.get(key as usize / CHUNK)?.get()?;
         let words = chunk[key as usize % CHUNK].each_ref().map(|word| word.load(Ordering::Relaxed));
         if words.iter().any(|word| word & !DATA != tag(generation)) {
@@ -77,15 +73,6 @@ impl PeerAddresses {
 
 fn tag(generation: u32) -> u64 {
     u64::from(generation) << DATA_BITS
-}
-
-impl Peers for Shared {
-    fn peer(&self, client: &ReplyTo) -> Option<SocketAddr> {
-        if client.endpoint != EndpointKind::Tcp {
-            return None;
-        }
-        self.addresses_of(client.worker)?.get(client.key, client.generation)
-    }
 }
 
 #[cfg(test)]

@@ -2,11 +2,13 @@
 //!
 //! Only the credit hints and the wake-up of a sleeping worker are on the message path, and only with several workers.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use mqueue::ParkWord;
+use onpath::Peers;
+use wire::session::{EndpointKind, ReplyTo};
 
 use crate::peer_addresses::PeerAddresses;
 use crate::tenants::Tenants;
@@ -185,6 +187,15 @@ impl Shared {
     /// Whether all draining workers have answered everything.
     pub fn all_settled(&self) -> bool {
         self.settled.load(Ordering::Relaxed) == self.workers()
+    }
+}
+
+impl Peers for Shared {
+    fn peer(&self, client: &ReplyTo) -> Option<SocketAddr> {
+        if client.endpoint != EndpointKind::Tcp {
+            return None;
+        }
+        self.addresses_of(client.worker)?.get(client.key, client.generation)
     }
 }
 
