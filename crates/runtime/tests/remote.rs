@@ -263,7 +263,7 @@ fn a_link_that_breaks_while_a_block_works_ends_no_other_link() {
         false => host(),
     };
     let kernels = Vec::new();
-    let terms = Terms { kernel, device: &device, exclusive: false, once: false, hang: PATIENCE };
+    let terms = Terms { kernels, device: &device, exclusive: false, once: false, hang: PATIENCE };
     with_far(&terms, |address| {
         let mut busy = link(address);
         send_offer(&mut busy, &offer(), &shape());
@@ -320,7 +320,7 @@ fn blocks_see_heartbeats_as_long_as_the_link_lives_though_the_engine_sends_none(
     static SEEN: AtomicU64 = AtomicU64::new(0);
     let device = || Ok(Box::new(Watching { seen: &SEEN, last: 0, job: None }) as Box<dyn Device>);
     let kernels = Vec::new();
-    let terms = Terms { kernel, device: &device, exclusive: false, once: false, hang: PATIENCE };
+    let terms = Terms { kernels, device: &device, exclusive: false, once: false, hang: PATIENCE };
     with_far(&terms, |address| {
         let mut mirror = link(address);
         // Longer than blocks wait for a heartbeat, and than this test takes.
