@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command as Process;
 use std::sync::Arc;
 
+use onpath::dictionary::Dictionary;
 use onpath::wasm::Module;
 use onpath::{
     Chain, Code, Command, CommandError, Counters, Direction, Function, Link, Messages, OnFailure,
@@ -734,4 +735,70 @@ fn ten_thousand_instances_come_and_go_and_leave_nothing() {
     // As many at a time as a server may have.
     let many: Vec<_> = (0..1000).map(|_| module.instance(limits, None).unwrap()).collect();
     drop(many);
+}
+
+/// A module that makes one call for its dictionary with these arguments, and answers with what it returns.
+fn dictionary_call(name: &str, arguments: &[i64]) -> Vec<u8> {
+    let params = "i32 ".repeat(arguments.len());
+    let given: String = arguments.iter().map(|value| format!("(i32.const {value})")).collect();
+    wat::parse_str(format!(
+        r#"(module (import "serval" "dictionary_{name}" (func $call (param {params}) (result i32)))
+            (memory (export "memory") 1) (data (i32.const 16) "keyvalue")
+            (func (export "serval_abi") (result i32) (i32.const 65537))
+            (func (export "serval_requests") (param $m i32) (param i32) (param $s i32) (param i32) (result i32)
+                (i32.store (local.get $s) (call $call {given}))
+                (i32.store offset=8 (local.get $m) (i32.const 3))
+                (i32.store offset=16 (local.get $m) (local.get $s))
+                (i32.store offset=20 (local.get $m) (i32.const 4))
+                (i32.const 0)))"#
+    ))
+    .unwrap()
+}
+
+#[test]
+fn modules_share_a_dictionary_and_cannot_leave_their_memory_with_it() {
+    let dictionary = Arc::new(Dictionary::new(16));
+    let mut spec = patient("f.wasm");
+    spec.dictionary = Some("d".to_owned());
+    let call = |name: &str, arguments: &[i64]| {
+        let code = Code::open(&spec, &dictionary_call(name, arguments)).unwrap();
+        let mut function = code.instance_with(&spec, SIZES, Some(Arc::clone(&dictionary))).unwrap();
+        let mut batch = batch(&[vec![0; 8]]);
+        let done = function.decide(Direction::Requests, &mut batch);
+        done.map(|()| i32::from_le_bytes(batch.bytes(0).try_into().unwrap()))
+    };
+    assert_eq!(call("get", &[16, 3, 64, 8]), Ok(-1));
+    assert_eq!(call("set", &[16, 3, 19, 5]), Ok(0));
+    assert_eq!(dictionary.get(b"key", <[u8]>::to_vec), Some(b"value".to_vec()));
+    for room in [0, 3, 100] {
+        assert_eq!(call("get", &[16, 3, 64, room]), Ok(5), "the whole length");
+    }
+    assert_eq!(call("delete", &[16, 3]), Ok(0));
+    assert_eq!(call("delete", &[16, 3]), Ok(-1));
+    assert_eq!(call("set", &[0, 65, 0, 0]), Ok(-2));
+    assert_eq!(call("set", &[0, 1, 0, 193]), Ok(-2));
+    assert_eq!(call("get", &[0, 65, 64, 8]), Ok(-1));
+    let outside = [
+        ("get", &[-1, 3, 64, 8][..]),
+        ("get", &[16, -1, 64, 8]),
+        ("get", &[16, 3, -8, 16]),
+        ("get", &[16, 3, 64, -1]),
+        ("set", &[16, 3, -1, 2]),
+        ("set", &[-2, 3, 16, 2]),
+        ("delete", &[-2, 3]),
+    ];
+    for (name, arguments) in outside {
+        let why = call(name, arguments).unwrap_err().to_string();
+        assert!(why.contains("outside of its memory"), "{name} {arguments:?}: {why}");
+    }
+    assert_eq!(dictionary.used(), (0, 0));
+    // Without one, and imports that do not exist.
+    spec.dictionary = None;
+    let code = Code::open(&spec, &dictionary_call("get", &[0; 4])).unwrap();
+    let refused = code.instance(&spec, SIZES).err().unwrap().to_string();
+    assert!(refused.contains("it uses a dictionary and has none"), "{refused}");
+    for (name, arguments) in [("get", 3), ("clear", 2)] {
+        let refused = Code::open(&spec, &dictionary_call(name, &vec![0; arguments])).err().unwrap();
+        assert!(refused.to_string().contains("imports nothing but serval.dictionary_get"));
+    }
 }
