@@ -32,6 +32,7 @@ mod echo;
 mod faces;
 mod functions;
 mod lenet;
+mod other_load;
 mod remote;
 mod scale;
 mod sockets;
@@ -52,9 +53,10 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value as Json;
 use wire::nic::Transport;
 
-use crate::screen::Screen;
+use crate::screen::{Screen, Tone};
 use ::bench::client::{ClientError, Outcome, Workload};
 use ::bench::plot::Chart;
+use other_load::OtherLoad;
 use runtime::kinds;
 use server::{Server, ServerError};
 
@@ -154,6 +156,27 @@ pub struct Report {
     pub failure: Option<String>,
 }
 
+/// What Serval is for, before the figures.
+const PURPOSE: &str = "\
+Serval makes an accelerator a network server. Clients send UDP or TCP to a port; an engine puts each request
+into a message queue in shared memory; a kernel on a GPU or on host cores answers it there. No host application
+code runs for a request.";
+
+impl Report {
+    /// With the purpose of Serval at the beginning, and a warning if other programs disturbed the demo.
+    fn with_frame(mut self, screen: &Screen, disturbance: Option<String>) -> Self {
+        self.text = format!("{PURPOSE}\n\n{}", self.text);
+        if let Some(why) = disturbance {
+            let warning = format!("  The times and rates mean nothing: {why}.");
+            self.text =
+                format!("{}\n{}\n", self.text.trim_end(), screen.paint(Tone::Yellow, &warning));
+            self.json["disturbed"] = why.clone().into();
+            self.chart.iter_mut().for_each(|chart| chart.warning = Some(why.clone()));
+        }
+        self
+    }
+}
+
 /// Why a demo failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DemoError {
@@ -215,8 +238,10 @@ pub fn run(name: Name, options: &Options) -> Result<Report, DemoError> {
             Name::Tenants => tenants::run(&stage),
         }
     };
+    let other_load = OtherLoad::begin();
     let played = std::thread::scope(|scope| scope.spawn(play).join());
-    played.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    let played = played.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    Ok(played?.with_frame(&options.screen, other_load.disturbance()))
 }
 
 /// One core for the servers and one for everything else, to resemble two machines. Only for servers with one worker,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde_json::{Value as Json, json};
 
+use super::other_load::OtherLoad;
 use super::{DemoError, Stage, check_complete};
 use crate::screen::{Screen, Table, Tone};
 use bench::client::{self, Load, Outcome, Stream, Workload};
@@ -67,6 +68,8 @@ pub(super) struct Verdict {
     p50_ratio: f64,
     p99_ratio: f64,
     rate_ratio: f64,
+    /// Why the ratios mean nothing, if they do.
+    disturbance: Option<String>,
     pub(super) rounds: usize,
     /// Latencies with one in flight, of all rounds.
     first_latency: Histogram<u64>,
@@ -121,6 +124,7 @@ impl Stage<'_> {
         let bar = self.progress("comparing, rounds interleaved", rounds);
         let (mut first, mut other) = (Vec::new(), Vec::new());
         let [mut first_latency, mut other_latency] = [(); 2].map(|()| client::latencies());
+        let other_load = OtherLoad::begin();
         for _ in 0..rounds {
             let mut udp = |at, window| self.measure(at, None, window, &mut *workload());
             let one = [udp(comparison.udp, 1)?, udp(comparison.other, 1)?];
@@ -140,6 +144,7 @@ impl Stage<'_> {
             p50_ratio: median(pairs().map(|(s, o)| o.p50_us / s.p50_us)),
             p99_ratio: median(pairs().map(|(s, o)| o.p99_us / s.p99_us)),
             rate_ratio: median(pairs().map(|(s, o)| s.rate / o.rate)),
+            disturbance: other_load.disturbance(),
             names: comparison.names,
             about: comparison.about.clone(),
             first: middle(&first),
@@ -178,13 +183,18 @@ impl Verdict {
         let mut row = |name: String, a: String, b: String, ratio: String, tone: Tone| {
             table.toned([(Tone::Plain, name), (Tone::Bold, a), (Tone::Plain, b), (tone, ratio)]);
         };
-        let tone = |ratio: f64| if ratio >= 1.0 { Tone::Green } else { Tone::Yellow };
-        let (p50, p99) = (self.p50_ratio, self.p99_ratio);
-        row("p50, 1 in flight".into(), us(s.p50_us), us(o.p50_us), lower(p50), tone(p50));
-        row("p99, 1 in flight".into(), us(s.p99_us), us(o.p99_us), lower(p99), tone(p99));
-        let rate = self.rate_ratio;
+        // A ratio that the machine's load has made would be taken for Serval's.
+        let shown = |ratio: f64, words: fn(f64) -> String| match &self.disturbance {
+            Some(_) => ("disturbed".to_owned(), Tone::Yellow),
+            None => (words(ratio), if ratio >= 1.0 { Tone::Green } else { Tone::Yellow }),
+        };
+        let (ratio, tone) = shown(self.p50_ratio, lower);
+        row("p50, 1 in flight".into(), us(s.p50_us), us(o.p50_us), ratio, tone);
+        let (ratio, tone) = shown(self.p99_ratio, lower);
+        row("p99, 1 in flight".into(), us(s.p99_us), us(o.p99_us), ratio, tone);
+        let (ratio, tone) = shown(self.rate_ratio, higher);
         let name = format!("rate, {MANY} in flight");
-        row(name, per_second(s.rate), per_second(o.rate), higher(rate), tone(rate));
+        row(name, per_second(s.rate), per_second(o.rate), ratio, tone);
         let name = format!("rate, {MANY} in flight, TCP");
         let shown = |rate: Option<f64>| rate.map_or_else(String::new, per_second);
         row(name, shown(s.tcp_rate), shown(o.tcp_rate), String::new(), Tone::Plain);
@@ -221,11 +231,13 @@ impl Verdict {
             shown
         };
         let [first, other] = self.names.map(|name| name.to_lowercase().replace('-', "_"));
+        let ratio = |ratio: f64| self.disturbance.is_none().then_some(ratio);
         json!({
             "rounds": self.rounds,
             first: figures(&self.first),
             other: figures(&self.other),
-            "p50_ratio": self.p50_ratio, "p99_ratio": self.p99_ratio, "rate_ratio": self.rate_ratio,
+            "p50_ratio": ratio(self.p50_ratio), "p99_ratio": ratio(self.p99_ratio),
+            "rate_ratio": ratio(self.rate_ratio), "disturbed": self.disturbance,
         })
     }
 }
@@ -265,6 +277,31 @@ fn higher(ratio: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_ratio_is_shown_of_a_disturbed_comparison() {
+        let verdict = |disturbance: Option<&str>| Verdict {
+            names: ["Serval", "host-centric"],
+            about: String::new(),
+            first: Figures::default(),
+            other: Figures::default(),
+            p50_ratio: 1.5,
+            p99_ratio: 0.5,
+            rate_ratio: 2.0,
+            disturbance: disturbance.map(str::to_owned),
+            rounds: 3,
+            first_latency: client::latencies(),
+            other_latency: client::latencies(),
+        };
+        let screen = Screen { json: false, colour: false };
+        let (quiet, busy) = (verdict(None), verdict(Some("others")));
+        let ratios = ["1.5x lower", "2.0x higher"];
+        assert!(ratios.iter().all(|ratio| quiet.table(&screen).contains(ratio)));
+        assert!(!ratios.iter().any(|ratio| busy.table(&screen).contains(ratio)));
+        assert!(busy.table(&screen).contains("disturbed"));
+        assert_eq!(quiet.json()["p99_ratio"], 0.5);
+        assert!(busy.json()["p99_ratio"].is_null() && busy.json()["disturbed"] == "others");
+    }
 
     #[test]
     fn medians_and_words() {
