@@ -21,8 +21,8 @@ _MODULE = "_native"
 #: What cargo builds in one call. It chooses the features of shared crates by what is built together: the module alone would need some of them with other
 #: features, that is, a second time.
 TOGETHER = ("--package", "serval-cli", "--package", "serval-python")
-#: The same for profile `dev`, with the crates of `cargo test --workspace`: a test program makes cargo choose the features of tests.
-TOGETHER_WITH_TESTS = ("--workspace", "--bin", "serval", "--lib", "--test", "layout")
+#: The same for profile `dev`, with the crates of the test programs of `cargo xtask ci tests`: one of them makes cargo choose the features of tests.
+TOGETHER_WITH_TESTS = ("--workspace", "--exclude", "serval-compile", "--bin", "serval", "--lib", "--test", "rings")
 #: The compiler of WebAssembly modules is the same for every profile, and built alone: the command would get its features.
 COMPILER = ("--package", "serval-compile")
 

@@ -156,51 +156,68 @@ fn threads_that_sleep_are_woken_for_every_message() {
     }
 }
 
-/// Threads 0 to 2 sleep, each for the messages of its mqueue; what a thread sends to the channel is that it woke up.
+/// Ends threads also after a failure.
+struct StopOnDrop<'a>(&'a mqueue::Words<mqueue::MappedMemory>, &'a WakeUp, &'a Sleepers);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.set_stop(stop::NOW);
+        // The one that listens needs the engine's wake-up, and then the next one.
+        eventually("all end", || {
+            self.2.wake_all();
+            self.1.wake();
+            !self.0.accelerator_parked()
+        });
+    }
+}
+
+/// Threads sleep, each for the messages of its mqueue; what a thread sends to the channel is that it has work.
 #[test]
 fn a_wake_up_wakes_only_the_thread_that_has_messages() {
-    let mut engine = Engine::new(&Shape { blocks: 3, depth: 64, ..Shape::default() });
+    const THREADS: u32 = 16;
+    let mut engine = Engine::new(&Shape { blocks: THREADS, depth: 256, ..Shape::default() });
     let wake_up = Arc::<WakeUp>::default();
     let woken = wake_up.clone();
     let sleep = Box::new(move |limit| woken.sleep(limit));
     let sleepers = Sleepers::new(engine.words.clone(), sleep);
     let (report, reports) = std::sync::mpsc::channel();
     let words = engine.words.clone();
-    let mut heads = [0; 3];
+    // A thread looks for work when it goes to sleep and when it is woken.
+    let looks = AtomicU64::new(0);
     thread::scope(|scope| {
-        for number in 0..3 {
-            let (sleepers, words, report) = (&sleepers, &words, report.clone());
+        for number in 0..THREADS {
+            let (sleepers, words, looks, report) = (&sleepers, &words, &looks, report.clone());
             scope.spawn(move || {
                 let (sleeper, mut seen) = (Sleeper::new([number]), [(number, 0)]);
                 while words.stop() == stop::RUN {
-                    let has_work =
-                        || words.rx_head(number) != seen[0].1 || words.stop() != stop::RUN;
+                    let has_work = || {
+                        looks.fetch_add(1, Ordering::Relaxed);
+                        words.rx_head(number) != seen[0].1 || words.stop() != stop::RUN
+                    };
                     sleepers.sleep_as(&sleeper, &seen, PATIENCE, has_work);
                     seen[0].1 = words.rx_head(number);
                     report.send((number, seen[0].1)).unwrap();
                 }
             });
         }
+        let _stop = StopOnDrop(&words, &wake_up, &sleepers);
         // Long runs for one thread, and changes between threads: the one that listens is among both.
-        // The rings have room for all.
-        for round in 0..120 {
-            let number = [0, 1, 2, 2, 2, 1, 0, 0][round % 8];
+        let _stop = StopOnDrop(&words, &wake_up, &sleepers);
+        // Long runs for one thread, and changes between threads: the one that listens is among both. The rings have room for all.
+        let rounds = 160;
+        for round in 0..rounds {
+            let number = if round % 8 < 4 { 1 } else { round as u32 % THREADS };
             eventually("one sleeps", || words.accelerator_parked());
-            engine.push(number, round as u64, b"wake up").unwrap();
+            engine.push(number, round, b"wake up").unwrap();
             if words.accelerator_parked() {
                 wake_up.wake();
             }
             let found = reports.recv_timeout(PATIENCE).expect("it is woken");
-            heads[number as usize] = words.rx_head(number);
-            assert_eq!(found, (number, heads[number as usize]), "and no other thread");
+            assert_eq!(found, (number, words.rx_head(number)));
         }
-        words.set_stop(stop::NOW);
-        // The one that listens needs the engine's wake-up.
-        eventually("all end", || {
-            sleepers.wake_all();
-            wake_up.wake();
-            !words.accelerator_parked()
-        });
+        // Those of the thread that listens, of the one that has work, and of the next one that listens.
+        let looks = looks.load(Ordering::Relaxed);
+        assert!(looks < 8 * rounds + 2 * u64::from(THREADS), "{looks} looks: others were woken");
     });
 }
 
