@@ -262,6 +262,15 @@ const STEPS: &[Step] = &[
         || Ok(fuzz::run(FUZZ_SECONDS).map(|()| Done::Passed)?),
     ),
     after_changes(
+        &["Makefile", "tools/deb", "tools/try-packages", "python/", "crates/cli/Cargo.toml"],
+        "packages",
+        "wheel and Debian package in a root without Rust: installed, first reply, a module",
+        || {
+            command("make --no-print-directory wheel deb", &[])?;
+            command("tools/try-packages", &[])
+        },
+    ),
+    after_changes(
         &["Cargo.toml", "Cargo.lock", "crates/", "python/", "Makefile"],
         "weight",
         "processor time of `make demo` and `make test` in a fresh clone",
