@@ -7,8 +7,8 @@ CACHE ?= .cache
 # Where cargo puts what it builds.
 BUILT := $(or $(CARGO_TARGET_DIR),target)
 SERVAL := $(BUILT)/release/serval
-# The compiler of modules: beside the command, or where the environment says.
-COMPILER = $(or $(wildcard $(dir $(SERVAL))serval-compile),$(SERVAL_COMPILE))
+# The compiler of modules: beside the command, where the environment says, or that of the last build.
+COMPILER = $(or $(wildcard $(dir $(SERVAL))serval-compile),$(SERVAL_COMPILE),$(wildcard $(BUILT)/release/serval-compile))
 PREFIX ?= /usr/local
 DESTDIR ?=
 

@@ -36,12 +36,12 @@ Examples:
   serval attach /run/serval/acc0 --once
   serval attach /run/serval/gpu0 --gpu 0
   serval attach --listen tcp://10.0.0.2:7000 --secret-file /etc/serval/link.secret
-  serval attach --listen tcp://10.0.0.2:7000 --secret-file /etc/serval/link.secret \
+  serval attach --listen tcp://10.0.0.2:7000 --secret-file /etc/serval/link.secret \\
       --kernel lenet --kernel /opt/kernels/mine.so
 
-With --listen it serves engines of other machines (docs/remote.md): any built-in kernel, or only those
-of --kernel, which may be repeated: names, or files with the same content as the file of the engine's
-configuration.
+With --listen it serves engines of other machines (docs/remote.md): any built-in kernel, or only
+those of --kernel, which may be repeated: names, or files with the same content as the file of the
+engine's configuration.
 
 Exit codes: 0 ended in order, 1 no engine, refused, the engine ended (with --once), or a block
 failed, 2 invalid command line, 3 a kernel hung.";
