@@ -7,8 +7,10 @@ CACHE ?= .cache
 # Where cargo puts what it builds.
 BUILT := $(or $(CARGO_TARGET_DIR),target)
 SERVAL := $(BUILT)/release/serval
-# The compiler of modules: beside the command, where the environment says, or that of the last build.
-COMPILER = $(or $(wildcard $(dir $(SERVAL))serval-compile),$(SERVAL_COMPILE),$(wildcard $(BUILT)/release/serval-compile))
+# Test programs use this one, wherever cargo builds.
+export SERVAL_COMPILE ?= $(abspath $(BUILT))/release/serval-compile
+# The compiler of modules that is installed: beside the command, or that of the last build.
+COMPILER = $(or $(wildcard $(dir $(SERVAL))serval-compile),$(SERVAL_COMPILE))
 PREFIX ?= /usr/local
 DESTDIR ?=
 
@@ -91,7 +93,7 @@ PLACE = PREFIX=$(PREFIX) DESTDIR=$(abspath $(DESTDIR))
 # would break the next build.
 BUILT_BEFORE = $(or $(filter command,$(origin SERVAL)),$(SUDO_USER))
 install: absolute-prefix $(if $(BUILT_BEFORE),,build)
-	@[ -x "$(SERVAL)" ] && [ -x "$(COMPILER)" ] || { echo "there is no $(SERVAL) or no serval-compile beside it: run make build, as the user who has cargo, then make install again"; exit 1; }
+	@[ -x "$(SERVAL)" ] && [ -x "$(COMPILER)" ] || { echo "there is no $(SERVAL) or no serval-compile beside it: run make build, as the user who has cargo, then make install again, or give SERVAL=FILE"; exit 1; }
 	@install -d $(INTO)/bin $(DOC)/docs
 	@install -m 755 "$(SERVAL)" $(INTO)/bin/serval
 	@install -m 755 "$(COMPILER)" $(INTO)/bin/serval-compile

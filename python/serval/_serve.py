@@ -8,6 +8,7 @@ import logging
 import os
 import select
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -330,12 +331,18 @@ class Server:
         that only those with which it fails are lost."""
         if count == 1:
             return self._refuse(host, 0, error)
-        self._retried += count
         failed = 0
+        # What waits longer has been given up by the engine: `serve` sets request_timeout_ms to twice this limit.
+        deadline = time.monotonic() + 2 * self._call_timeout
         for index in range(count):
+            if time.monotonic() > deadline:
+                for late in range(index, count):
+                    self._refuse(host, late, error)
+                return
             # A server that ends, or an engine that has given the batch up, needs no more answers.
             if self._error is not None or not host.call_again():
                 return
+            self._retried += 1
             failed += not alone(index)
         if not failed and isinstance(error, FunctionError):
             self._report(error, 0)

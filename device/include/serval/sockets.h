@@ -44,7 +44,7 @@ constexpr Status RESET = static_cast<Status>(SERVAL_STATUS_RESET);              
 constexpr Status NOT_ALLOWED = static_cast<Status>(SERVAL_STATUS_NOT_ALLOWED);  // no such address in the configuration
 constexpr Status EXHAUSTED = static_cast<Status>(SERVAL_STATUS_EXHAUSTED);      // all sockets of the block are in use
 constexpr Status AGAIN = static_cast<Status>(SERVAL_STATUS_AGAIN);              // the call would wait
-constexpr Status DRAINING = static_cast<Status>(SERVAL_STATUS_DRAINING);        // the service stops
+constexpr Status DRAINING = static_cast<Status>(SERVAL_STATUS_DRAINING);        // the service stops; from a receive: this connection ends, so close it and accept on
 
 // The result of a receive or a send: OK and how many bytes, at least 1 unless none were asked for; or why none.
 struct Io {

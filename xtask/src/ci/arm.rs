@@ -28,7 +28,7 @@ pub(super) fn step() -> Outcome {
     }
     for program in ["aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++", "qemu-aarch64"] {
         if !works(&format!("{program} --version")) {
-            return Ok(Done::NotRun(format!("no {program} here; `make setup-test` installs it")));
+            return Ok(Done::NotRun(format!("no {program} here; `make setup-ci` installs it")));
         }
     }
     let environment = [

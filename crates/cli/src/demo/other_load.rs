@@ -22,7 +22,7 @@ pub(super) struct OtherLoad {
 /// Ticks of processor time until now.
 #[derive(Clone, Copy, Debug)]
 struct Ticks {
-    /// Of the machine: everything but idle time.
+    /// Of the cores that this process may use: everything but idle time.
     busy: u64,
     /// Of this process, its children and theirs.
     own: u64,
@@ -37,7 +37,8 @@ impl OtherLoad {
     pub(super) fn disturbance(&self) -> Option<String> {
         let (begin, now) = (self.begin?, Ticks::now()?);
         let seconds = self.since.elapsed().as_secs_f64();
-        let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
+        // A container's limit of processor time is not known here: it has the cores that it may run on.
+        let cores = sys::affinity::allowed_cores().map_or(1, |cores| cores.len()) as f64;
         let used = used_by_others(begin, now, seconds);
         (used > room(cores)).then(|| {
             format!("other programs used {used:.1} of {cores} cores meanwhile, run it again on an idle machine")
@@ -59,7 +60,8 @@ fn used_by_others(begin: Ticks, now: Ticks, seconds: f64) -> f64 {
 
 impl Ticks {
     fn now() -> Option<Self> {
-        let busy = busy(&fs::read_to_string("/proc/stat").ok()?)?;
+        let allowed = sys::affinity::allowed_cores().ok()?;
+        let busy = busy(&fs::read_to_string("/proc/stat").ok()?, &allowed)?;
         // Of each process: its parent and its time.
         let mut processes = BTreeMap::new();
         for entry in fs::read_dir("/proc").ok()?.flatten() {
@@ -73,11 +75,16 @@ impl Ticks {
     }
 }
 
-/// The first line: user, nice, system, idle, iowait, irq, softirq, steal. Guests are in user.
-fn busy(stat: &str) -> Option<u64> {
-    let words = stat.lines().next()?.strip_prefix("cpu ")?.split_ascii_whitespace();
-    let ticks: Vec<u64> = words.map(|word| word.parse().ok()).collect::<Option<_>>()?;
-    Some(ticks.iter().take(8).sum::<u64>() - ticks.get(3)? - ticks.get(4)?)
+/// The lines of these cores: user, nice, system, idle, iowait, irq, softirq, steal. Guests are in user.
+fn busy(stat: &str, cores: &[usize]) -> Option<u64> {
+    let of_core = |core: &usize| {
+        let name = format!("cpu{core} ");
+        let words = stat.lines().find_map(|line| line.strip_prefix(&name))?;
+        let ticks = words.split_ascii_whitespace().map(|word| word.parse().ok());
+        let ticks: Vec<u64> = ticks.collect::<Option<_>>()?;
+        Some(ticks.iter().take(8).sum::<u64>() - ticks.get(3)? - ticks.get(4)?)
+    };
+    cores.iter().map(of_core).sum()
 }
 
 /// The parent of a process, and its ticks with those of children that have ended.
@@ -109,8 +116,10 @@ mod tests {
 
     #[test]
     fn times_of_the_machine_and_of_processes_are_read() {
-        assert_eq!(busy("cpu  10 2 30 1000 50 1 2 3 9 0\ncpu0 1\n"), Some(48));
-        assert_eq!(busy("cpu0 1 2"), None);
+        let stat = "cpu  9 9 9\ncpu0 10 2 30 1000 50 1 2 3 9 0\ncpu1 1 0 0 5 5 0 0 0\ncpu10 7 0 0 0 0 0 0 0\n";
+        assert_eq!(busy(stat, &[0]), Some(48));
+        assert_eq!(busy(stat, &[0, 1]), Some(49));
+        assert_eq!(busy(stat, &[2]), None);
         let stat = "7 (a) b) S 3 7 7 0 -1 0 0 0 0 0 11 22 5 6 20 0 1 0";
         assert_eq!(of_process(stat), Some((3, 44)));
         assert_eq!(of_process("7 (a) S"), None);
@@ -131,6 +140,5 @@ mod tests {
     fn a_measurement_on_this_machine_ends() {
         // Busy or not: that is not for a test to say.
         let _ = OtherLoad::begin().disturbance();
-        assert!(Ticks::now().is_none_or(|ticks| ticks.own <= ticks.busy));
     }
 }

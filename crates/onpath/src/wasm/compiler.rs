@@ -5,9 +5,10 @@
 //! module goes to its standard input; the compiled code, or one sentence about the error, comes back.
 
 use std::env;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 
 /// The name of the program.
@@ -52,27 +53,25 @@ pub(super) fn compile(module: &[u8]) -> Result<Compiled, String> {
     let mut command = Command::new(&program);
     // Its standard streams are its only connection with this process.
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).env_clear();
+    // A Ctrl-C is for this process: it decides what becomes of the module.
+    command.process_group(0);
     let mut child = command.spawn().map_err(|error| {
         format!(
             "the compiler of modules {} does not start ({error}): install it beside this program, or name it with {VARIABLE}",
             program.display()
         )
     })?;
-    let (input, output, errors) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-    let (Some(mut input), Some(output), Some(errors)) = (input, output, errors) else {
-        unreachable!("the three streams are pipes")
-    };
-    let read = |stream: &mut dyn Read, bytes: &mut Vec<u8>| stream.read_to_end(bytes).map(drop);
-    let (mut bytes, mut why) = (Vec::new(), Vec::new());
-    let (received, _) = thread::scope(|scope| {
-        // A program that ends early closes its input: its error says why.
-        scope.spawn(move || drop(input.write_all(module)));
-        let errors = scope.spawn(|| read(&mut errors.take(ERROR_BYTES_MAX), &mut why));
-        let received = read(&mut output.take(COMPILED_BYTES_MAX), &mut bytes);
-        (received, errors.join())
-    });
+    let exchanged = exchange(&mut child, module);
+    if exchanged.is_err() {
+        // It has ended already, or nobody reads what it makes.
+        let _ = child.kill();
+    }
     let status = child.wait();
     let failed = |why: String| format!("the compiler of modules {} {why}", program.display());
+    let (bytes, why, received) = match exchanged {
+        Ok((bytes, why)) => (bytes, why, Ok(())),
+        Err(error) => (Vec::new(), Vec::new(), Err(error)),
+    };
     match (received, status) {
         (Ok(()), Ok(status)) if status.success() => Ok(Compiled { bytes, program }),
         (Ok(()), Ok(status)) if status.code() == Some(1) && !why.is_empty() => {
@@ -81,6 +80,23 @@ pub(super) fn compile(module: &[u8]) -> Result<Compiled, String> {
         (Ok(()), Ok(status)) => Err(failed(format!("failed: {status}"))),
         (Err(error), _) | (_, Err(error)) => Err(failed(format!("cannot be read: {error}"))),
     }
+}
+
+/// Writes the module to the program, and reads the code and the text of an error.
+fn exchange(child: &mut Child, module: &[u8]) -> io::Result<(Vec<u8>, Vec<u8>)> {
+    let (input, output, errors) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let (Some(mut input), Some(output), Some(errors)) = (input, output, errors) else {
+        unreachable!("the three streams are pipes")
+    };
+    let (mut bytes, mut why) = (Vec::new(), Vec::new());
+    thread::scope(|scope| {
+        let thread = || thread::Builder::new().name("serval-compile".to_owned());
+        // A program that ends early closes its input: its error says why.
+        thread().spawn_scoped(scope, move || drop(input.write_all(module)))?;
+        thread().spawn_scoped(scope, || errors.take(ERROR_BYTES_MAX).read_to_end(&mut why))?;
+        output.take(COMPILED_BYTES_MAX).read_to_end(&mut bytes)
+    })?;
+    Ok((bytes, why))
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ pub(super) fn load(
     compiled: &Compiled,
 ) -> Result<wasmtime::Module, String> {
     // SAFETY: a `Compiled` is the output of the module compiler over a pipe of this process, and nothing else makes one. wasmtime refuses what another
-    // version of the compiler, or one with other settings, has made.
+    // major version of the compiler, or one with other settings, has made; of the same major version, both programs have to be installed together.
     let module = unsafe { wasmtime::Module::deserialize(engine, compiled.bytes()) };
     module.map_err(|error| {
         format!(

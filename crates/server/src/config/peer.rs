@@ -1,6 +1,6 @@
 //! `peer_address`: kernels that see where requests come from.
 
-use engine::topology::{Replies, Service};
+use engine::topology::{Dispatch, Replies, Service};
 use onpath::Spec;
 use onpath::builtin::PEER_BYTES;
 use onpath::library::FUNCTIONS_MAX;
@@ -36,6 +36,10 @@ pub(super) fn read_peer_address(
     if service.functions.iter().any(|function| function.name == NAME) {
         let what = format!("the name \"{NAME}\" is that of the function that `peer_address` adds");
         problem(what, "give the function another name");
+    }
+    if matches!(service.dispatch, Dispatch::KeyHash(_)) {
+        let what = "with `peer_address` the dispatcher would read the address for the key".into();
+        problem(what, "remove one of `peer_address` and `dispatch = \"key-hash\"`");
     }
     if service.functions.len() >= FUNCTIONS_MAX {
         let what = format!("`peer_address` adds a function, and the service has {FUNCTIONS_MAX}");
