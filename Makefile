@@ -89,14 +89,16 @@ ZSH_COMPLETION = $(INTO)/share/zsh/site-functions/_serval
 FISH_COMPLETION = $(INTO)/share/fish/vendor_completions.d/serval.fish
 PLACE = PREFIX=$(PREFIX) DESTDIR=$(abspath $(DESTDIR))
 
+# Without symbols, which are a quarter of the command.
+STRIPPED = $(if $(filter 1,$(DEBUG)),,-s)
 # SERVAL=FILE installs that command. Under sudo the command of the last `make build` is installed: root's PATH may have no cargo, or another one, whose files
 # would break the next build.
 BUILT_BEFORE = $(or $(filter command,$(origin SERVAL)),$(SUDO_USER))
 install: absolute-prefix $(if $(BUILT_BEFORE),,build)
 	@[ -x "$(SERVAL)" ] && [ -x "$(COMPILER)" ] || { echo "there is no $(SERVAL) or no serval-compile beside it: run make build, as the user who has cargo, then make install again, or give SERVAL=FILE"; exit 1; }
 	@install -d $(INTO)/bin $(DOC)/docs
-	@install -m 755 "$(SERVAL)" $(INTO)/bin/serval
-	@install -m 755 "$(COMPILER)" $(INTO)/bin/serval-compile
+	@install $(STRIPPED) -m 755 "$(SERVAL)" $(INTO)/bin/serval
+	@install $(STRIPPED) -m 755 "$(COMPILER)" $(INTO)/bin/serval-compile
 	@$(MAKE) --no-print-directory --silent -C client install $(PLACE)
 	@$(MAKE) --no-print-directory --silent -C attach install $(PLACE)
 	@$(MAKE) --no-print-directory --silent -C transfer install $(PLACE)
