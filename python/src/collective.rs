@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-use collective::{CollectiveError, Element, Member, Transport};
+use collective::{CollectiveError, Element, Member};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::create_exception;
 use pyo3::exceptions::{PyException, PyOSError, PyValueError};
@@ -18,8 +18,6 @@ create_exception!(serval._native, GroupError, PyException, "A call of a group fa
 
 /// The longest limit: 30 years.
 const SECONDS_MAX: f64 = 1e9;
-
-type AnyGroup = collective::Group<Box<dyn Transport + Send>>;
 
 /// A listening socket, made before the addresses of all ranks are known.
 #[pyclass(frozen, module = "serval._native")]
@@ -57,7 +55,7 @@ pub(crate) struct Group {
 
 /// A group, and slots for arrays in the memory of GPUs.
 struct Open {
-    group: AnyGroup,
+    group: collective::Group,
     stages: Stages,
 }
 
@@ -80,7 +78,6 @@ impl Group {
         Self::form(py, |interrupt| {
             let listener = &listener.socket;
             collective::Group::connect_unless(&member, listener, &addresses, limit, interrupt)
-                .map(collective::Group::boxed)
         })
     }
 
@@ -98,7 +95,6 @@ impl Group {
         let limit = seconds(limit)?;
         Self::form(py, |interrupt| {
             collective::Group::connect_shared_unless(&member, &folder, limit, interrupt)
-                .map(collective::Group::boxed)
         })
     }
 
@@ -202,7 +198,7 @@ impl Group {
 
     fn form(
         py: Python<'_>,
-        form: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<AnyGroup, CollectiveError> + Send,
+        form: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<collective::Group, CollectiveError> + Send,
     ) -> PyResult<Self> {
         let formed = py.detach(|| form(&mut signal_has_raised));
         let mut group = formed.map_err(|error| raised(py, error))?;
@@ -222,7 +218,7 @@ impl Group {
         py: Python<'_>,
         buffer: Option<&Bound<'_, PyAny>>,
         limit: f64,
-        call: impl FnOnce(&mut AnyGroup, &mut [u8]) -> Result<(), CollectiveError> + Send,
+        call: impl FnOnce(&mut collective::Group, &mut [u8]) -> Result<(), CollectiveError> + Send,
     ) -> PyResult<()> {
         let buffer = buffer.map(PyUntypedBuffer::get).transpose()?;
         let data: &mut [u8] = match &buffer {

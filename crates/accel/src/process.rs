@@ -73,8 +73,9 @@ impl RemoteBlocks {
     }
 }
 
+// Called through a table: compiled here, where messages are optimised for, not in the crate that makes the table.
 impl Blocks for RemoteBlocks {
-    #[inline]
+    #[inline(never)]
     fn drive(&mut self, _now_ns: u64, rang: &[u32], touched: &mut Vec<u32>) {
         // EDGE PARK (waker half)
         if !rang.is_empty() && self.words.accelerator_parked() {
@@ -83,26 +84,32 @@ impl Blocks for RemoteBlocks {
         self.words.tx_waiting_among(&self.mqueues, touched);
     }
 
+    #[inline(never)]
     fn wake_at(&self) -> u64 {
         u64::MAX
     }
 
+    #[inline(never)]
     fn runs_off_thread(&self) -> bool {
         true
     }
 
+    #[inline(never)]
     fn present(&self) -> bool {
         false
     }
 
+    #[inline(never)]
     fn takes_bundles(&self) -> bool {
         self.words.accelerator_features() & feature::BUNDLES != 0
     }
 
+    #[inline(never)]
     fn disable_block(&mut self, _block: u32) {
         self.link.condemned.store(true, Ordering::Relaxed);
     }
 
+    #[inline(never)]
     fn ended(&mut self, _into: &mut Vec<(u32, u64)>) {}
 }
 

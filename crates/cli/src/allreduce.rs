@@ -5,7 +5,7 @@ mod array;
 use std::time::{Duration, Instant};
 
 pub use array::Array;
-use collective::{CollectiveError, Element, Group, Transport};
+use collective::{CollectiveError, Element, Group};
 use sha2::{Digest as _, Sha256};
 
 /// What every rank of a group does.
@@ -43,11 +43,7 @@ impl Outcome {
 }
 
 /// Makes the calls of one rank. `array` has the size of the plan's data.
-pub fn run<T: Transport>(
-    group: &mut Group<T>,
-    plan: &Plan,
-    array: &mut Array,
-) -> Result<Outcome, CollectiveError> {
+pub fn run(group: &mut Group, plan: &Plan, array: &mut Array) -> Result<Outcome, CollectiveError> {
     let (count, rank) = (plan.bytes / plan.element.bytes(), group.rank());
     let input = words(plan.element, rank, count);
     array.write(rank, &input)?;

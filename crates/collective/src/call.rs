@@ -61,7 +61,7 @@ impl Early {
     /// Takes these bytes first, then what the transport has.
     fn receive(
         &mut self,
-        transport: &mut impl Transport,
+        transport: &mut dyn Transport,
         peer: usize,
         into: &mut [u8],
         is_bulk: bool,
@@ -171,7 +171,7 @@ impl Call {
     /// Moves what can be moved now.
     pub fn advance(
         &mut self,
-        transport: &mut impl Transport,
+        transport: &mut dyn Transport,
         data: &mut [u8],
     ) -> Result<Progress, CollectiveError> {
         let schedule = self.schedule.clone();
@@ -217,7 +217,7 @@ impl Call {
     /// Returns whether something has arrived.
     fn receive(
         &mut self,
-        transport: &mut impl Transport,
+        transport: &mut dyn Transport,
         data: &mut [u8],
         receive: &Receive,
         index: usize,
@@ -292,7 +292,7 @@ impl Call {
     /// waited for, a bit each.
     pub fn look_around(
         &mut self,
-        transport: &mut impl Transport,
+        transport: &mut dyn Transport,
         peers: u8,
     ) -> Result<(), CollectiveError> {
         for peer in (0..RANKS_MAX).filter(|peer| peers & 1 << peer != 0) {

@@ -32,7 +32,7 @@ type Arguments = (Operation, Element, usize);
 /// A call that fails ends the group: the other ranks' calls fail within a second, with a reason. Dropping a group between calls
 /// leaves it in order. The group belongs to the process that formed it: in a fork of that process every call is refused, and
 /// dropping the copy closes its descriptors without a word to the other ranks.
-pub struct Group<T: Transport> {
+pub struct Group {
     ranks: usize,
     rank: usize,
     limit: Duration,
@@ -43,12 +43,12 @@ pub struct Group<T: Transport> {
     generation: u64,
     strays: Strays,
     /// `Err` after a failure.
-    transport: Result<T, CollectiveError>,
+    transport: Result<Box<dyn Transport + Send>, CollectiveError>,
 }
 
-impl<T: Transport> Group<T> {
+impl Group {
     /// A group over connections to all other ranks.
-    pub fn new(ranks: usize, rank: usize, transport: T) -> Self {
+    pub fn new(ranks: usize, rank: usize, transport: impl Transport + Send + 'static) -> Self {
         Self {
             ranks,
             rank,
@@ -58,7 +58,7 @@ impl<T: Transport> Group<T> {
             schedules: Vec::new(),
             generation: fork_generation(),
             strays: Strays::default(),
-            transport: Ok(transport),
+            transport: Ok(Box::new(transport)),
         }
     }
 
@@ -156,7 +156,7 @@ impl<T: Transport> Group<T> {
             }
         };
         self.call.start(operation, element, data.len(), schedule);
-        let transport = self.transport.as_mut().expect("the group is open");
+        let transport = &mut **self.transport.as_mut().expect("the group is open");
         let (rank, interrupt) = (self.rank, &mut self.interrupt);
         let check = || match interrupt() {
             true => Err(CollectiveError::Interrupted(rank)),
@@ -218,7 +218,7 @@ impl<T: Transport> Group<T> {
 
 fn execute(
     call: &mut Call,
-    transport: &mut impl Transport,
+    transport: &mut dyn Transport,
     data: &mut [u8],
     limit: Duration,
     mut started: Option<Instant>,
@@ -271,28 +271,7 @@ fn execute(
     }
 }
 
-impl<T: Transport + Send + 'static> Group<T> {
-    /// The same group, without its transport in the type.
-    pub fn boxed(self) -> Group<Box<dyn Transport + Send>> {
-        let mut this = self;
-        let over = CollectiveError::Argument("the group has moved".to_owned());
-        // What is left behind does not leave the group when it is dropped.
-        let transport = std::mem::replace(&mut this.transport, Err(over));
-        Group {
-            ranks: this.ranks,
-            rank: this.rank,
-            limit: this.limit,
-            interrupt: std::mem::replace(&mut this.interrupt, Box::new(|| false)),
-            call: std::mem::take(&mut this.call),
-            schedules: std::mem::take(&mut this.schedules),
-            generation: this.generation,
-            strays: this.strays,
-            transport: transport.map(|transport| Box::new(transport) as Box<_>),
-        }
-    }
-}
-
-impl<T: Transport> Drop for Group<T> {
+impl Drop for Group {
     fn drop(&mut self) {
         let is_forked = self.is_forked();
         if let (Ok(transport), false) = (&mut self.transport, is_forked) {

@@ -46,7 +46,7 @@ struct Pair {
     reader: ByteReader<MappedMemory>,
 }
 
-impl Group<Shared> {
+impl Group {
     /// Forms a group of processes of this machine over shared memory: returns when this rank is connected with all others, or fails
     /// after `limit`.
     ///

@@ -12,7 +12,6 @@ pub use mqueue::staging::{CopyFailed, Direction, Staging};
 use crate::error::CollectiveError;
 use crate::group::{Group, INTERRUPT_PAUSE};
 use crate::schedule::{Element, Operation};
-use crate::transport::Transport;
 
 /// A usual size of a slot: long enough for the algorithm of long data, short enough that short arrays are several pieces.
 pub const PIECE_BYTES: usize = 1 << 20;
@@ -23,13 +22,13 @@ const SPIN: Duration = Duration::from_micros(200);
 /// ... then with pauses of this length.
 const PAUSE: Duration = Duration::from_micros(50);
 
-impl<T: Transport> Group<T> {
+impl Group {
     /// [`Self::all_reduce`] over an array in the memory of an accelerator. All ranks call this function, with arrays and slots of the
     /// same sizes; a rank without an accelerator can stage host memory. The limit holds for the whole array.
     pub fn all_reduce_staged(
         &mut self,
         element: Element,
-        staging: &mut (impl Staging + ?Sized),
+        staging: &mut dyn Staging,
     ) -> Result<(), CollectiveError> {
         self.check_open()?;
         Self::check_all_reduce(element, staging.bytes())?;
@@ -40,7 +39,7 @@ impl<T: Transport> Group<T> {
     pub fn broadcast_staged(
         &mut self,
         root: usize,
-        staging: &mut (impl Staging + ?Sized),
+        staging: &mut dyn Staging,
     ) -> Result<(), CollectiveError> {
         self.check_open()?;
         self.check_root(root)?;
@@ -48,19 +47,19 @@ impl<T: Transport> Group<T> {
     }
 }
 
-struct Staged<'a, T: Transport, S: Staging + ?Sized> {
-    group: &'a mut Group<T>,
-    staging: &'a mut S,
+struct Staged<'a> {
+    group: &'a mut Group,
+    staging: &'a mut dyn Staging,
     started: Instant,
     /// This rank's pieces are copied out of the accelerator; and into it.
     goes_out: bool,
     comes_in: bool,
 }
 
-impl<'a, T: Transport, S: Staging + ?Sized> Staged<'a, T, S> {
+impl<'a> Staged<'a> {
     fn run(
-        group: &'a mut Group<T>,
-        staging: &'a mut S,
+        group: &'a mut Group,
+        staging: &'a mut dyn Staging,
         operation: Operation,
         element: Element,
     ) -> Result<(), CollectiveError> {

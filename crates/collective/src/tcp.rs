@@ -34,7 +34,7 @@ struct Peer {
     receives_bulk: bool,
 }
 
-impl Group<Tcp> {
+impl Group {
     /// Forms a group over TCP: returns when this rank is connected with all others, or fails after `limit`.
     ///
     /// `addresses` has the address at which each rank listens, in the order of ranks, the same on all of them; `listener` is this

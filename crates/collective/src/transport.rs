@@ -139,38 +139,6 @@ pub trait Transport {
     fn end(&mut self, notice: Notice);
 }
 
-impl<T: Transport + ?Sized> Transport for Box<T> {
-    fn send(
-        &mut self,
-        peer: usize,
-        head: &[u8],
-        body: &[u8],
-        is_long: bool,
-    ) -> Result<usize, Loss> {
-        (**self).send(peer, head, body, is_long)
-    }
-
-    fn receive(&mut self, peer: usize, into: &mut [u8], is_bulk: bool) -> Result<usize, Loss> {
-        (**self).receive(peer, into, is_bulk)
-    }
-
-    fn wake(&mut self) {
-        (**self).wake();
-    }
-
-    fn looks(&self) -> u32 {
-        (**self).looks()
-    }
-
-    fn wait(&mut self, wants: &Wants, waited: Duration, limit: Duration) -> Result<(), Loss> {
-        (**self).wait(wants, waited, limit)
-    }
-
-    fn end(&mut self, notice: Notice) {
-        (**self).end(notice);
-    }
-}
-
 /// For which ranks a call waits; a bit each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wants {

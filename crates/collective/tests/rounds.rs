@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use collective::{CollectiveError, Element, Group, Transport};
+use collective::{CollectiveError, Element, Group};
 use processes::{LIMIT, ints, listeners, member};
 
 /// How a round ends.
@@ -40,7 +40,7 @@ fn books() -> Books {
 }
 
 /// What a rank does in a round.
-fn work<T: Transport>(mut group: Group<T>, end: &str) -> Result<(), CollectiveError> {
+fn work(mut group: Group, end: &str) -> Result<(), CollectiveError> {
     let is_first = group.rank() == 0;
     let mut data = ints(1000, 1);
     group.all_reduce(Element::Int32, &mut data)?;

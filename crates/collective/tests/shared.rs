@@ -8,7 +8,6 @@ use std::thread;
 use std::time::Duration;
 
 use collective::frame::{Hello, Purpose, WELCOME_BYTES, Welcome};
-use collective::shared::Shared;
 use collective::{CollectiveError, Element, Group, Loss};
 use processes::{LIMIT, check_operations, ints, member};
 use sys::local::{LocalSocket, wait_readable};
@@ -33,12 +32,12 @@ impl Drop for Folder {
     }
 }
 
-fn join(folder: &Path, ranks: usize, rank: usize) -> Result<Group<Shared>, CollectiveError> {
+fn join(folder: &Path, ranks: usize, rank: usize) -> Result<Group, CollectiveError> {
     Group::connect_shared(&member(ranks, rank), folder, LIMIT)
 }
 
 /// Runs `work` as every rank of a group; the results in the order of ranks.
-fn group<R: Send>(ranks: usize, work: impl Fn(Group<Shared>) -> R + Sync) -> Vec<R> {
+fn group<R: Send>(ranks: usize, work: impl Fn(Group) -> R + Sync) -> Vec<R> {
     let folder = Folder::new();
     thread::scope(|scope| {
         let (folder, work) = (&folder.0, &work);

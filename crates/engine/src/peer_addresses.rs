@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Connections whose notes are allocated together.
 const CHUNK: usize = 256;
+/// Connections for which there is room at the start, in bytes 512 KiB: those that come and go allocate nothing.
+const ROOM: usize = 16_384;
 /// More than a worker can have: the limit of `limits.connections`.
 const CONNECTIONS_MAX: usize = 1 << 20;
 /// The low bits of a word are data, the others a part of the generation.
@@ -26,7 +28,11 @@ pub(crate) struct PeerAddresses(Box<[OnceLock<Box<[Note]>>]>);
 
 impl Default for PeerAddresses {
     fn default() -> Self {
-        Self((0..CONNECTIONS_MAX / CHUNK).map(|_| OnceLock::new()).collect())
+        let chunk = |at| match at < ROOM / CHUNK {
+            true => OnceLock::from(new_chunk()),
+            false => OnceLock::new(),
+        };
+        Self((0..CONNECTIONS_MAX / CHUNK).map(chunk).collect())
     }
 }
 
@@ -34,7 +40,7 @@ impl PeerAddresses {
     /// A connection with this key comes from an address.
     pub(crate) fn set(&self, key: u32, generation: u32, peer: SocketAddr) {
         let Some(chunk) = self.0.get(key as usize / CHUNK) else { return };
-        let chunk = chunk.get_or_init(|| (0..CHUNK).map(|_| Note::default()).collect());
+        let chunk = chunk.get_or_init(new_chunk);
         let (address, family, scope) = match peer {
             SocketAddr::V4(peer) => (u128::from(peer.ip().to_bits()), 4_u8, 0),
             SocketAddr::V6(peer) => (peer.ip().to_bits(), 6, peer.scope_id()),
@@ -68,6 +74,10 @@ impl PeerAddresses {
             _ => None,
         }
     }
+}
+
+fn new_chunk() -> Box<[Note]> {
+    (0..CHUNK).map(|_| Note::default()).collect()
 }
 
 fn tag(generation: u32) -> u64 {

@@ -231,12 +231,14 @@ fn link(
     links
 }
 
+// Called through a table: compiled here, where messages are optimised for, not in the crate that makes the table.
 impl Blocks for ThreadBlocks {
+    #[inline(never)]
     fn runs_off_thread(&self) -> bool {
         true
     }
 
-    #[inline]
+    #[inline(never)]
     fn drive(&mut self, now_ns: u64, rang: &[u32], touched: &mut Vec<u32>) {
         for &mqueue in rang {
             let (link, place) = self.places.get(mqueue as usize).copied().unwrap_or(NOWHERE);
@@ -265,13 +267,13 @@ impl Blocks for ThreadBlocks {
         }
     }
 
-    #[inline]
+    #[inline(never)]
     fn wake_at(&self) -> u64 {
         // The threads handle their deadlines themselves.
         u64::MAX
     }
 
-    #[inline]
+    #[inline(never)]
     fn ended(&mut self, into: &mut Vec<(u32, u64)>) {
         for link in &mut self.links {
             if link.link.has_ended.load(Ordering::Acquire) {

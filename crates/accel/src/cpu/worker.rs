@@ -178,12 +178,14 @@ impl Observer for Shown<'_> {
     }
 }
 
+// Called through a table: compiled here, where messages are optimised for, not in the crate that makes the table.
 impl Blocks for WorkerBlocks {
+    #[inline(never)]
     fn start(&mut self) -> Result<(), StartError> {
         Ok(self.begin()?)
     }
 
-    #[inline]
+    #[inline(never)]
     fn drive(&mut self, now_ns: u64, rang: &[u32], touched: &mut Vec<u32>) {
         assert_eq!(self.thread, this_thread(), "blocks never change threads");
         let mut shown = Shown { resuming: &self.resuming, touched, any: false };
@@ -193,12 +195,12 @@ impl Blocks for WorkerBlocks {
         }
     }
 
-    #[inline]
+    #[inline(never)]
     fn wake_at(&self) -> u64 {
         self.scheduler.due_at()
     }
 
-    #[inline]
+    #[inline(never)]
     fn ended(&mut self, into: &mut Vec<(u32, u64)>) {
         into.append(self.scheduler.ended());
     }

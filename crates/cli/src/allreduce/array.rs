@@ -2,7 +2,7 @@
 
 use accel::cuda::{CudaError, Gpu, StagedArray, survey};
 use collective::staged::{PIECE_BYTES, SLOTS};
-use collective::{CollectiveError, Element, Group, Transport};
+use collective::{CollectiveError, Element, Group};
 
 /// An array that is summed.
 pub enum Array {
@@ -46,9 +46,9 @@ impl Array {
         Ok(())
     }
 
-    pub(super) fn all_reduce<T: Transport>(
+    pub(super) fn all_reduce(
         &mut self,
-        group: &mut Group<T>,
+        group: &mut Group,
         element: Element,
     ) -> Result<(), CollectiveError> {
         match self {

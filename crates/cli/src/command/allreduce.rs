@@ -11,8 +11,7 @@ use std::time::Duration;
 
 use bench::units::span;
 use clap::{Args, ValueEnum};
-use collective::tcp::Tcp;
-use collective::{CollectiveError, Element, Group, Member, RANKS_MAX, Transport};
+use collective::{CollectiveError, Element, Group, Member, RANKS_MAX};
 use serde_json::{Value as Json, json};
 use server::config::bytes_for_people;
 
@@ -215,10 +214,7 @@ fn run_rank(screen: &Screen, options: &Options, rank: usize) -> Result<(), Failu
 }
 
 /// A group over TCP.
-fn connect(
-    member: &Member,
-    options: &Options,
-) -> Result<Result<Group<Tcp>, CollectiveError>, Failure> {
+fn connect(member: &Member, options: &Options) -> Result<Result<Group, CollectiveError>, Failure> {
     let addresses: Vec<SocketAddr> =
         options.group.iter().map(|text| resolve(text)).collect::<Result<_, _>>()?;
     let listener = if options.inherited {
@@ -233,8 +229,8 @@ fn connect(
     Ok(Group::connect(member, &listener, &addresses, options.limit))
 }
 
-fn measure<T: Transport>(
-    group: Result<Group<T>, CollectiveError>,
+fn measure(
+    group: Result<Group, CollectiveError>,
     options: &Options,
     array: &mut Array,
 ) -> Result<Outcome, CollectiveError> {

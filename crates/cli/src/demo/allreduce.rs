@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use ::bench::units::span;
-use collective::{CollectiveError, Element, Group, Member, Transport};
+use collective::{CollectiveError, Element, Group, Member};
 use serde_json::json;
 use server::config::bytes_for_people;
 
@@ -118,7 +118,7 @@ fn group(ranks: usize, is_shared: bool, plan: Plan) -> Result<Vec<Outcome>, Coll
     })
 }
 
-fn measure<T: Transport>(mut group: Group<T>, plan: &Plan) -> Result<Outcome, CollectiveError> {
+fn measure(mut group: Group, plan: &Plan) -> Result<Outcome, CollectiveError> {
     allreduce::run(&mut group, plan, &mut Array::on_host(plan.bytes))
 }
 

@@ -5,8 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::thread;
 use std::time::Duration;
 
-use collective::tcp::Tcp;
-use collective::{Element, Group, Member, Transport};
+use collective::{Element, Group, Member};
 
 /// Longer than anything takes on a busy machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
@@ -23,7 +22,7 @@ pub(crate) fn listeners(ranks: usize) -> (Vec<TcpListener>, Vec<SocketAddr>) {
 }
 
 /// Runs `work` as every rank of a group over TCP; the results in the order of ranks.
-pub(crate) fn tcp_group<R: Send>(ranks: usize, work: impl Fn(Group<Tcp>) -> R + Sync) -> Vec<R> {
+pub(crate) fn tcp_group<R: Send>(ranks: usize, work: impl Fn(Group) -> R + Sync) -> Vec<R> {
     let (listeners, addresses) = listeners(ranks);
     thread::scope(|scope| {
         let start = |(rank, listener): (usize, &TcpListener)| {
@@ -44,10 +43,10 @@ pub(crate) fn ints(count: usize, value: i32) -> Vec<u8> {
 }
 
 /// Every operation for each number of ranks and elements. `group` runs its argument as every rank of a group.
-pub(crate) fn check_operations<T: Transport>(
+pub(crate) fn check_operations(
     ranks: &[usize],
     counts: &[usize],
-    group: impl Fn(usize, &(dyn Fn(Group<T>) -> Vec<u8> + Sync)) -> Vec<Vec<u8>>,
+    group: impl Fn(usize, &(dyn Fn(Group) -> Vec<u8> + Sync)) -> Vec<Vec<u8>>,
 ) {
     for (&ranks, &count) in
         ranks.iter().flat_map(|ranks| counts.iter().map(move |count| (ranks, count)))

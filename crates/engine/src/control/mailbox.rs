@@ -18,6 +18,9 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+/// Messages for which there is room at the start: connections that other workers hand over allocate nothing.
+const ROOM: usize = 1024;
+
 /// See the module documentation.
 pub(crate) struct Mailbox<M> {
     /// Length of the queue.
@@ -32,7 +35,7 @@ struct Queue<M> {
 
 impl<M> Default for Mailbox<M> {
     fn default() -> Self {
-        let queue = Queue { messages: VecDeque::new(), closed: false };
+        let queue = Queue { messages: VecDeque::with_capacity(ROOM), closed: false };
         Self { len: AtomicUsize::new(0), queue: Mutex::new(queue) }
     }
 }

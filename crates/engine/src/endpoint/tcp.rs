@@ -38,6 +38,10 @@ const SWEEP_PARTS: usize = 64;
 /// Maximum sleep of a worker with open connections: housekeeping finds their time-outs.
 const SLEEP_NS_MAX: u64 = 25_000_000;
 
+/// Connections of a worker for which there is room at the start, the default limit: those that come and go allocate nothing. The host
+/// kernel gives the memory when it is used.
+const ROOM: usize = 16_384;
+
 /// Limits for connections.
 #[derive(Clone, Copy, Debug)]
 struct TcpLimits {
@@ -82,16 +86,18 @@ pub(crate) struct TcpConnections {
 
 impl TcpConnections {
     pub(crate) fn new(limits: &Limits) -> Self {
+        let room = ROOM.min(limits.connections as usize);
         Self {
             listeners: Vec::new(),
             is_accepting: false,
-            table: Connections::default(),
+            table: Connections::with_room(room),
             pool: Pool::new(),
             limits: TcpLimits::new(limits),
             terms: Vec::new(),
-            to_read: Vec::new(),
+            // Each may be listed twice while it is written.
+            to_read: Vec::with_capacity(room),
             held: Held::default(),
-            to_write: Vec::new(),
+            to_write: Vec::with_capacity(2 * room),
             sweep_at: 0,
         }
     }

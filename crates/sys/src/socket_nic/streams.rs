@@ -89,7 +89,6 @@ const RECENT_PORTS: usize = 1024;
 /// Sockets kept open because they got a recent or reserved port, until one gets another port.
 const PASSED_MAX: usize = 8;
 
-#[derive(Default)]
 pub(super) struct Streams {
     table: Vec<Option<Stream>>,
     pub(super) open: usize,
@@ -98,6 +97,21 @@ pub(super) struct Streams {
     oldest_port: usize,
     /// Streams that may have a pending `Readable` event.
     owed: Vec<StreamKey>,
+}
+
+/// Streams for which there is room at the start: those that come and go allocate nothing. The host kernel gives the memory when it is used.
+const ROOM: usize = 16_384;
+
+impl Default for Streams {
+    fn default() -> Self {
+        Self {
+            table: Vec::with_capacity(ROOM),
+            open: 0,
+            recent_ports: Vec::new(),
+            oldest_port: 0,
+            owed: Vec::with_capacity(ROOM),
+        }
+    }
 }
 
 impl Streams {

@@ -110,7 +110,7 @@ impl TcpConnections {
             return Self::refuse(turn, service, DropReason::TenantConnections);
         }
         let key = self.table.open(service, share.ordered, self.limits.pipelined, turn.now_ns);
-        // Each may be listed twice while it is written: adding to a list allocates nothing.
+        // Adding to a list allocates nothing.
         let entries = self.table.len();
         self.to_read.reserve(entries.saturating_sub(self.to_read.len()));
         self.to_write.reserve((2 * entries).saturating_sub(self.to_write.len()));

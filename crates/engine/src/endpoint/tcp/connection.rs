@@ -444,6 +444,12 @@ struct Sums {
 }
 
 impl Connections {
+    /// An empty table with room for this many connections; more make it grow.
+    pub(crate) fn with_room(connections: usize) -> Self {
+        let entries = Vec::with_capacity(connections);
+        Self { entries, free: Vec::with_capacity(connections), ..Self::default() }
+    }
+
     /// Makes room for a service with this number.
     pub(crate) fn make_room_for(&mut self, service: usize) {
         let count = self.sums.len().max(service + 1);
@@ -501,7 +507,7 @@ impl Connections {
         let key = self.free.pop().unwrap_or_else(|| {
             self.entries.push(Connection::closed());
             // There is room for every key: closing allocates nothing.
-            self.free.reserve(self.entries.len());
+            self.free.reserve(self.entries.len().saturating_sub(self.free.len()));
             self.entries.len() as StreamKey - 1
         });
         let entry = &mut self.entries[key as usize];
