@@ -154,7 +154,7 @@ pub struct Outcome {
     /// Nanoseconds from send to reply of correct replies: in a closed loop those in the measured part. In an open loop from
     /// the arrival, for arrivals in the measured part: also for those whose reply comes after it, which are the slowest.
     pub latency: Histogram<u64>,
-    /// The 99th percentile of each slice of the measured part ([`SLICE`]).
+    /// Of an open loop: the 99th percentile of each slice of the measured part ([`SLICE`]).
     pub slices_p99_ns: Vec<u64>,
     /// Total time that requests spent in flight in the measured part, added when they ended.
     pub in_flight_ns: u64,

@@ -227,7 +227,9 @@ impl Tally {
         };
         if counts {
             self.outcome.latency.saturating_record(took_ns);
-            if let Some(p99_ns) = self.slice.record(took_ns, now_ns)
+            // A closed loop has no use for them, and a client in shared memory no time.
+            if self.arrivals.is_some()
+                && let Some(p99_ns) = self.slice.record(took_ns, now_ns)
                 && self.outcome.slices_p99_ns.len() < self.outcome.slices_p99_ns.capacity()
             {
                 self.outcome.slices_p99_ns.push(p99_ns);
@@ -371,8 +373,11 @@ mod tests {
 
     /// An open loop of 1000 requests a second, one in flight.
     fn open(warmup: Duration) -> Tally {
+        open_for(warmup, Duration::from_millis(100))
+    }
+
+    fn open_for(warmup: Duration, duration: Duration) -> Tally {
         let pace = Pace::Open { rate: 1e3, seed: 7, batch: 1 };
-        let duration = Duration::from_millis(100);
         let timeout = Duration::from_secs(1);
         let load = Load { pace, warmup, duration, timeout, ..Load::default() };
         let mut tally = Tally::new(&load, 1).unwrap();
@@ -426,17 +431,16 @@ mod tests {
 
     #[test]
     fn a_pause_changes_the_percentile_of_its_slice_only() {
-        let load = Load { duration: Duration::from_secs(10), ..Load::default() };
-        let mut tally = Tally::new(&load, 1).unwrap();
-        tally.begin(&load);
+        let mut tally = open_for(Duration::ZERO, Duration::from_secs(10));
         let mut now_ns = tally.began_ns;
         for slice in 0..9 {
-            for _ in 0..SLICE_REPLIES {
-                let (_, due_ns) = tally.next(now_ns).unwrap();
+            for reply in 0..SLICE_REPLIES {
                 // A twentieth of the replies in one slice of nine is late.
-                let late = slice == 4 && tally.asked % 20 == 0;
+                let late = slice == 4 && reply % 20 == 0;
+                let took_ns = 50_000 + if late { ns(SLICE) } else { 0 };
                 now_ns += ns(SLICE) / SLICE_REPLIES + 1;
-                tally.reply(true, if late { due_ns - ns(SLICE) } else { due_ns }, now_ns);
+                tally.waiting += 1;
+                tally.reply(true, (now_ns - took_ns).max(tally.began_ns), now_ns);
             }
         }
         assert_eq!(tally.outcome.slices_p99_ns.len(), 9);
