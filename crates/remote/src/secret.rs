@@ -150,7 +150,12 @@ impl Fresh {
                 let expanded = root.expand(&name, &AES_256_GCM).expect("a short output");
                 LessSafeKey::new(UnboundKey::from(expanded))
             };
-            Ok([key(b"serval link to engine"), key(b"serval link to accelerator")])
+            let to_engine = b"serval link to engine";
+            let to_accelerator: &[u8] = match mutants::on("one_key_for_both_directions") {
+                true => to_engine,
+                false => b"serval link to accelerator",
+            };
+            Ok([key(to_engine), key(to_accelerator)])
         })
         .ok()
     }

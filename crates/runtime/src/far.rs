@@ -2,7 +2,8 @@
 //!
 //! Each link has a thread, which is all that its [`Device`] needs: it makes a region like the engine's, starts the blocks
 //! in it, and mirrors its rings (`crates/remote`). The engine's end is `kinds/remote.rs`. The engine knows the secret, and
-//! may run any built-in kernel; a kernel in a file only if this side names a file with the same content.
+//! may run any built-in kernel; a kernel in a file only if this side names a file with the same content. The copy whose
+//! digest was compared is the one that runs: the file itself may change meanwhile.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,6 +39,8 @@ const SLEEP_MAX: Duration = Duration::from_millis(10);
 
 /// The SHA-256 digest of a kernel's file.
 type Digest = [u8; DIGEST_BYTES];
+/// The kernel to run; if it is in a file, with the copy of the file whose digest is the engine's.
+type Agreed = (String, Option<Arc<PrivateFile>>);
 
 /// What a listener serves.
 pub struct Terms<'a> {
@@ -250,7 +253,7 @@ fn agreed_kernel_of(
     offered: &str,
     kernels: &[String],
     digest: Option<Digest>,
-) -> Result<String, Failure> {
+) -> Result<Agreed, Failure> {
     match kernels {
         [] => agreed_kernel(offered, "", digest),
         [own] => agreed_kernel(offered, own, digest),
@@ -265,23 +268,24 @@ fn agreed_kernel_of(
 }
 
 /// The same; `own` is the only one that it may run, if there is one.
-fn agreed_kernel(offered: &str, own: &str, digest: Option<Digest>) -> Result<String, Failure> {
+fn agreed_kernel(offered: &str, own: &str, digest: Option<Digest>) -> Result<Agreed, Failure> {
     let file = kernel_file::named(offered);
     if own.is_empty() {
         return match file {
-            None => Ok(offered.to_owned()),
+            None => Ok((offered.to_owned(), None)),
             Some(_) => Err(refused(format!(
                 "{offered:?} is a file: start this side with --kernel FILE, of a file with the same content"
             ))),
         };
     }
-    let (Some((_, name)), Some((path, own_name)), Some(digest)) =
-        (file, kernel_file::named(own), digest)
-    else {
-        let same = (offered == own).then(|| own.to_owned());
+    let (Some((_, name)), Some((path, own_name))) = (file, kernel_file::named(own)) else {
+        let same = (offered == own).then(|| (own.to_owned(), None));
         return same
             .ok_or_else(|| refused(format!("this side runs the kernel {own:?}, not {offered:?}")));
     };
+    let digest = digest.ok_or_else(|| {
+        refused(format!("the engine has sent no digest of the kernel's file {offered:?}"))
+    })?;
     let copy = PrivateFile::copy(path, FILE_BYTES_MAX)
         .map_err(|error| refused(format!("the kernel {own:?} of this side: {error}")))?;
     let here = remote::digest_of(copy.bytes());
@@ -292,13 +296,16 @@ fn agreed_kernel(offered: &str, own: &str, digest: Option<Digest>) -> Result<Str
              of one machine to the other"
         )));
     }
-    match (name, own_name) {
-        (Some(name), Some(own_name)) if name != own_name => Err(refused(format!(
-            "this side runs the kernel {own_name:?} of the file, not {name:?}"
-        ))),
-        (Some(name), None) => Ok(format!("{own}:{name}")),
-        _ => Ok(own.to_owned()),
-    }
+    let kernel = match (name, own_name) {
+        (Some(name), Some(own_name)) if name != own_name => {
+            return Err(refused(format!(
+                "this side runs the kernel {own_name:?} of the file, not {name:?}"
+            )));
+        }
+        (Some(name), None) => format!("{own}:{name}"),
+        _ => own.to_owned(),
+    };
+    Ok((kernel, Some(Arc::new(copy))))
 }
 
 /// The first digits of a digest.
@@ -313,7 +320,8 @@ fn prepare(
     kernels: &[String],
     digest: Option<Digest>,
 ) -> Result<(Job, Vec<Ends>), Failure> {
-    let kernel = agreed_kernel_of(&offer.kernel, kernels, digest)?;
+    let (kernel, file) = agreed_kernel_of(&offer.kernel, kernels, digest)?;
+    let file = file.filter(|_| !mutants::on("read_digested_file_again"));
     if shape.blocks != offer.blocks {
         return Err(refused("the engine's offer and its shape differ"));
     }
@@ -338,7 +346,8 @@ fn prepare(
         service: offer.service,
         accelerator: offer.accelerator,
         kernel,
-        file: None,
+        file,
+        file_is_tried: false,
         params: offer.params,
         generation: offer.generation,
         heartbeat: Duration::from_millis(u64::from(offer.heartbeat_ms.max(1))),
@@ -466,13 +475,18 @@ mod tests {
         let own = own.to_str().unwrap();
         let (same, other) = (remote::digest_of(b"a kernel"), remote::digest_of(b"another"));
         let agreed = |offered: &str, own: &str, digest| {
-            agreed_kernel(offered, own, digest).map_err(|failure| failure.text)
+            let agreed = agreed_kernel(offered, own, digest).map_err(|failure| failure.text);
+            agreed.map(|(kernel, file)| {
+                (kernel, file.map(|file| String::from_utf8(file.bytes().to_vec()).unwrap()))
+            })
         };
+        let of_file = |kernel: &str| Ok((kernel.to_owned(), Some("a kernel".to_owned())));
+        let built_in = |kernel: &str| Ok((kernel.to_owned(), None));
         // The engine's path is not that of this machine.
-        assert_eq!(agreed("/elsewhere/a.so", own, Some(same)), Ok(own.to_owned()));
-        assert_eq!(agreed("/elsewhere/a.so:sum", own, Some(same)), Ok(format!("{own}:sum")));
+        assert_eq!(agreed("/elsewhere/a.so", own, Some(same)), of_file(own));
+        assert_eq!(agreed("/elsewhere/a.so:sum", own, Some(same)), of_file(&format!("{own}:sum")));
         let named = format!("{own}:sum");
-        assert_eq!(agreed("/elsewhere/a.so", &named, Some(same)), Ok(named.clone()));
+        assert_eq!(agreed("/elsewhere/a.so", &named, Some(same)), of_file(&named));
         let refused = |offered: &str, own: &str, digest| agreed(offered, own, digest).unwrap_err();
         assert!(refused("/elsewhere/a.so:mean", &named, Some(same)).contains("not \"mean\""));
         // The same path with another content.
@@ -480,12 +494,12 @@ mod tests {
         let gone = folder.join("gone.so");
         let gone = gone.to_str().unwrap();
         assert!(refused(gone, gone, Some(same)).contains("the kernel"));
-        // Of an engine that gives no digest.
-        assert_eq!(agreed(own, own, None), Ok(own.to_owned()));
-        assert!(refused("/elsewhere/a.so", own, None).contains("this side runs the kernel"));
+        // Of an engine that gives no digest, whatever the paths are.
+        assert!(refused(own, own, None).contains("no digest"));
+        assert!(refused("/elsewhere/a.so", own, None).contains("no digest"));
         // Built-in kernels have names.
-        assert_eq!(agreed("echo", "", None), Ok("echo".to_owned()));
-        assert_eq!(agreed("echo", "echo", None), Ok("echo".to_owned()));
+        assert_eq!(agreed("echo", "", None), built_in("echo"));
+        assert_eq!(agreed("echo", "echo", None), built_in("echo"));
         assert!(refused("echo", own, None).contains("this side runs the kernel"));
         std::fs::remove_dir_all(folder).unwrap();
     }

@@ -52,6 +52,7 @@ impl Engine {
             accelerator: "a".to_owned(),
             kernel: "k".to_owned(),
             file: None,
+            file_is_tried: false,
             params: Vec::new(),
             generation: 1,
             heartbeat: std::time::Duration::from_secs(2),

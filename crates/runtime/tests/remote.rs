@@ -3,8 +3,8 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -72,6 +72,7 @@ impl Rings {
             accelerator: "a".to_owned(),
             kernel: "echo".to_owned(),
             file: None,
+            file_is_tried: false,
             params: Vec::new(),
             generation: 7,
             heartbeat: Duration::from_secs(10),
@@ -223,6 +224,72 @@ fn offers_that_cannot_be_are_refused_in_one_sentence() {
         send_offer(&mut mirror, &offer(), &shape());
         assert!(bye(&mut mirror).text.contains("runs the kernel \"scale\""));
     });
+}
+
+/// The kernels that a [`Loading`] was to run, with the contents of their files.
+type Ran = Arc<Mutex<Vec<(String, Vec<u8>)>>>;
+
+/// A device that records its kernel.
+struct Loading(Ran);
+
+impl Device for Loading {
+    fn kind(&self) -> &str {
+        "loading"
+    }
+
+    fn start(&mut self, jobs: &[Job]) -> Result<(), Failure> {
+        let [job] = jobs else { panic!("{} jobs", jobs.len()) };
+        let copy = job.file.as_ref().expect("a copy of the file");
+        assert!(!job.file_is_tried, "a crash of its constructors would end all links");
+        self.0.lock().unwrap().push((job.kernel.clone(), copy.bytes().to_vec()));
+        Ok(())
+    }
+
+    fn health(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn ended(&mut self) -> bool {
+        true
+    }
+
+    fn stop(&mut self, _: Duration) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+/// The file is replaced after its digest was compared and before the device loads it.
+#[test]
+fn the_bytes_that_were_digested_are_those_that_run() {
+    let path = std::env::temp_dir().join(format!("serval-remote-{}-kernel.so", std::process::id()));
+    fs::write(&path, "the kernel of both machines").unwrap();
+    let ran = Ran::default();
+    let device = || {
+        fs::write(&path, "another kernel").unwrap();
+        Ok(Box::new(Loading(ran.clone())) as Box<dyn Device>)
+    };
+    let own = path.to_str().unwrap().to_owned();
+    let kernels = vec![own.clone()];
+    let terms = Terms { kernels, device: &device, exclusive: false, once: false, hang: PATIENCE };
+    with_far(&terms, |address| {
+        let offer = Offer { kernel: "/elsewhere/kernel.so".to_owned(), ..offer() };
+        let digest = remote::digest_of(b"the kernel of both machines");
+        let mut mirror = link(address);
+        mirror.send(&Frame::Kernel(digest));
+        send_offer(&mut mirror, &offer, &shape());
+        assert!(matches!(heard(&mut mirror), Some(FromRuntime::Ready(_))));
+        // The next link compares the file of now.
+        let mut mirror = link(address);
+        mirror.send(&Frame::Kernel(digest));
+        send_offer(&mut mirror, &offer, &shape());
+        assert!(bye(&mut mirror).text.contains("copy the file of one machine"));
+        // None without a digest.
+        let mut mirror = link(address);
+        send_offer(&mut mirror, &offer, &shape());
+        assert!(bye(&mut mirror).text.contains("no digest"));
+    });
+    assert_eq!(*ran.lock().unwrap(), [(own, b"the kernel of both machines".to_vec())]);
+    fs::remove_file(path).unwrap();
 }
 
 /// A device whose block works on a message for as long as it may.

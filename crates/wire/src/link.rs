@@ -31,8 +31,9 @@ use crate::attach;
 
 /// First eight bytes of every greeting: "SERVALLK".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SERVALLK");
-/// Version of the protocol.
-pub const VERSION: u32 = 1;
+/// Version of the protocol: raised with every change of greetings, records or frames. Since version 2 there is the digest of a
+/// kernel's file.
+pub const VERSION: u32 = 2;
 /// Bytes of a greeting without its body.
 pub const GREETING_HEAD_BYTES: usize = 16;
 /// Longest body of a greeting.
@@ -463,6 +464,18 @@ mod tests {
         refusal[8] = 7;
         let refused = Greeting::Refuse("no?way".into());
         assert_eq!(Greeting::decode(&refusal), Ok(Some((refused, refusal.len()))));
+    }
+
+    /// A build that does not know a frame takes it for damage, so both sides must have learnt of it before.
+    #[test]
+    fn another_frame_is_another_version() {
+        let is_known = |code: &u8| {
+            let mut bytes = Vec::new();
+            frame_head(&mut bytes, *code, 0);
+            Frame::decode(&bytes) != Err(LinkError::Impossible("an unknown frame"))
+        };
+        let known: Vec<u8> = (0..=u8::MAX).filter(is_known).collect();
+        assert_eq!((VERSION, known), (2, (ATTACH..=KERNEL).collect()), "raise VERSION");
     }
 
     #[test]

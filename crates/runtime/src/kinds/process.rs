@@ -153,11 +153,15 @@ impl Device for HostDevice {
     }
 }
 
-/// The kernel of a job on host cores. What the engine passes it has loaded in a process of its own already.
+/// The kernel of a job on host cores.
 fn kernel(job: &Job) -> Result<Arc<Kernel>, AccelError> {
     match (kernel_file::named(&job.kernel), &job.file) {
         (Some((path, name)), Some(copy)) => {
-            Ok(KernelFile::received(path, Target::Host, copy.clone())?.load(name)?)
+            let file = KernelFile::received(path, Target::Host, copy.clone())?;
+            if !job.file_is_tried {
+                file.check(name, &mut || false)?;
+            }
+            Ok(file.load(name)?)
         }
         _ => kernel_file::find(&job.kernel),
     }

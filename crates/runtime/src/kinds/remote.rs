@@ -12,11 +12,13 @@ use engine::topology::{DeviceSpec, Service};
 use mqueue::abi::{reason, stop};
 use mqueue::{MappedMemory, Region};
 use remote::{Broken, Control, Mirror, Secret, Side};
+use sys::PrivateFile;
 use sys::local::{WakeFd, wait_readable};
 use wire::attach::{FromEngine, FromRuntime, Offer, Ready};
 use wire::link::{Frame, Shape};
 
 use super::{Flags, Kind, Options, TextKey};
+use crate::kernel_file::{self, FILE_BYTES_MAX};
 use crate::{Device, Failure, Job};
 
 /// Time to connect and to authenticate.
@@ -208,7 +210,16 @@ fn offer(mirror: &mut Mirror, job: &Job, shape: Shape) -> Result<(), Failure> {
         kernel: job.kernel.clone(),
         params: job.params.clone(),
     });
-    if let Some(file) = &job.file {
+    let file = match (&job.file, kernel_file::named(&job.kernel)) {
+        (Some(file), _) => Some(file.clone()),
+        // The engine did not start this process.
+        (None, Some((path, _))) => {
+            let copy = PrivateFile::copy(path, FILE_BYTES_MAX);
+            Some(Arc::new(copy.map_err(|error| refused(format!("{path:?}: {error}")))?))
+        }
+        (None, None) => None,
+    };
+    if let Some(file) = file {
         mirror.send(&Frame::Kernel(remote::digest_of(file.bytes())));
     }
     mirror.send(&Frame::Attach(&offer.encode()));
