@@ -551,8 +551,8 @@ fn silent_connections_do_not_block_new_clients() {
     assert!(wait_readable(&[silent.as_fd()], Some(PATIENCE))[0], "it is sent away");
     let patience = began.elapsed();
     // More connections than the engine keeps before their hello. A client that sends its hello does not wait until
-    // they are disconnected; on a machine that stalls it may have to retry.
-    let passes = || {
+    // they are disconnected. The machine may stall in some of the attempts.
+    let passes = |_: &i32| {
         let crowd: Vec<_> = (0..70).map(|_| LocalSocket::connect(&path).unwrap()).collect();
         let began = Instant::now();
         let mut client = connect(&path, 4);
@@ -560,7 +560,8 @@ fn silent_connections_do_not_block_new_clients() {
         assert_eq!(crowd.len(), 70);
         began.elapsed() < patience / 2
     };
-    assert!((0..10).any(|_| passes()));
+    let passed = (0..5).filter(passes).count();
+    assert!(passed >= 3, "{passed} of 5 clients did not wait");
     assert!(server.shutdown().is_clean());
 }
 

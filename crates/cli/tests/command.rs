@@ -259,20 +259,29 @@ fn litmus_tests_hold_and_their_controls_fail() {
         let first = serde_json::Deserializer::from_str(&shown).into_iter().next();
         let value: Json = first.unwrap_or_else(|| panic!("{}", text(&done.stderr))).unwrap();
         let rows = value["litmus"].as_array().unwrap_or_else(|| panic!("{shown}"));
-        assert!(rows.len() > 10, "{shown}");
+        let (mut held, mut blind) = (0, 0);
         for row in rows {
             assert!(row["rounds"].as_u64().unwrap() > 0, "{row}");
-            assert!(matches!(row["violations"].as_u64(), None | Some(0)), "{row}");
+            let (violations, control) = (&row["violations"], row["control"] == true);
+            match row["verdict"].as_str().unwrap() {
+                "holds" if !control && *violations == 0 => held += 1,
+                "allowed, and seen" | "allowed, not seen here" if !control => {}
+                "seen, as it must be" if control && row["weak"] != 0 => {}
+                "BLIND" if control => blind += 1,
+                _ => panic!("{row}"),
+            }
         }
-        let controls: Vec<&Json> = rows.iter().filter(|row| row["control"] == true).collect();
-        assert!(controls.len() >= 3, "{shown}");
-        let blind = controls.iter().any(|row| row["weak"] == 0);
-        assert_eq!(done.status.code(), Some(i32::from(blind)), "{shown}");
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        if !blind || cores == 1 {
+        let controls = rows.iter().filter(|row| row["control"] == true).count();
+        assert!(held >= 10 && controls >= 3, "{held} edges, {controls} controls: {shown}");
+        assert_eq!(done.status.code(), Some(i32::from(blind > 0)), "{shown}");
+        if blind == 0 {
             return;
         }
-        assert!(attempt < 6, "the controls show nothing: {shown}");
+        if std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1) {
+            println!("SKIPPED: the controls of the litmus tests need two cores");
+            return;
+        }
+        assert!(attempt < 6, "{blind} controls show nothing: {shown}");
         rounds *= 4;
     }
 }
@@ -356,7 +365,8 @@ fn top_shows_a_running_server() {
 
 #[test]
 fn top_reports_missing_servers() {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    // At an address of its own, which no other program takes meanwhile.
+    let free = std::net::TcpListener::bind("127.0.0.99:0").unwrap();
     let address = free.local_addr().unwrap().to_string();
     drop(free);
     let done = run(&["top", &address, "--once"]);

@@ -59,7 +59,7 @@ fn text(bytes: &[u8]) -> String {
 fn has_two_cores() -> bool {
     let found = sys::affinity::allowed_cores().unwrap().len() >= 2;
     if !found {
-        eprintln!("not run: comparing needs two cores");
+        println!("SKIPPED: comparing needs two cores");
     }
     found
 }
@@ -172,14 +172,20 @@ fn claims_are_judged_written_down_and_decide_the_exit_code() {
     let rows = format!("schema = 1\n{}{}", row("low", 4.0), row("high", 6.0));
     let suite = folder.write("suite.toml", &rows).display().to_string();
     let out = folder.0.join("out").display().to_string();
-    for (name, good, bad) in [("low", "pass", "void"), ("high", "fail", "void")] {
+    for (name, judged) in [("low", "pass"), ("high", "fail")] {
         let ran = compare(&["--suite", &suite, "--out", &out, name, "--pairs", "7"]);
         let path = Path::new(&out).join(format!("{name}.json"));
         let written = std::fs::read_to_string(path).unwrap();
         let record: Json = serde_json::from_str(&written).unwrap();
         let verdict = record["verdict"].as_str().unwrap();
-        // A machine that never rests makes it void.
-        assert!(verdict == good || verdict == bad, "{record:#}");
+        let reason = record["reason"].as_str().unwrap_or_default();
+        if verdict == "void" && reason.contains("pairs were discarded") {
+            // What the judge does with pairs is tested without a machine in `crates/bench/src/compare/`.
+            println!("SKIPPED: this machine never rests: {reason}");
+        } else {
+            assert_eq!(verdict, judged, "{record:#}");
+            assert_eq!(record["value"]["median"], 5.0, "{record:#}");
+        }
         let code = if verdict == "pass" { 0 } else { 1 };
         assert_eq!(ran.status.code(), Some(code), "{}", text(&ran.stderr));
         assert_eq!((record["schema"].as_u64(), record["name"].as_str()), (Some(1), Some(name)));

@@ -6,6 +6,7 @@ use std::fs;
 use std::io::Write as _;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -39,8 +40,35 @@ fn books() -> Books {
     }
 }
 
+/// Set when the last rank of a group has ended, in whatever way.
+#[derive(Default)]
+struct Ended(AtomicBool);
+
+/// Sets it when this is dropped.
+struct SetAtEnd<'a>(Option<&'a Ended>);
+
+impl Drop for SetAtEnd<'_> {
+    fn drop(&mut self) {
+        if let Some(Ended(flag)) = self.0 {
+            flag.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Ended {
+    fn at_the_end_of(&self, rank: usize) -> SetAtEnd<'_> {
+        SetAtEnd((rank == 1).then_some(self))
+    }
+
+    fn wait(&self) {
+        while !self.0.load(Ordering::Relaxed) {
+            thread::sleep(Duration::from_micros(50));
+        }
+    }
+}
+
 /// What a rank does in a round.
-fn work(mut group: Group, end: &str) -> Result<(), CollectiveError> {
+fn work(mut group: Group, end: &str, other: &Ended) -> Result<(), CollectiveError> {
     let is_first = group.rank() == 0;
     let mut data = ints(1000, 1);
     group.all_reduce(Element::Int32, &mut data)?;
@@ -52,9 +80,12 @@ fn work(mut group: Group, end: &str) -> Result<(), CollectiveError> {
         "a deadline" => {
             // The first rank does not call before the other one has given up.
             if is_first {
-                thread::sleep(Duration::from_millis(2));
+                other.wait();
+                // What the other one has sent may be enough for one call.
+                group.barrier()?;
+            } else {
+                group.set_limit(Duration::from_nanos(1));
             }
-            group.set_limit(Duration::from_nanos(1));
             group.barrier()
         }
         _ => group.barrier(),
@@ -68,13 +99,16 @@ fn round(folder: &Path, end: &str) {
     if let Some(stranger) = &mut stranger {
         stranger.write_all(&[0xff; 100]).unwrap();
     }
+    let ended: [Ended; 2] = Default::default();
     let over_tcp = |rank: usize| {
+        let _ended = ended[0].at_the_end_of(rank);
         let group = Group::connect(&member(2, rank), &listeners[rank], &addresses, LIMIT);
-        work(group.unwrap(), end)
+        work(group.unwrap(), end, &ended[0])
     };
     let over_shm = |rank: usize| {
+        let _ended = ended[1].at_the_end_of(rank);
         let group = Group::connect_shared(&member(2, rank), folder, LIMIT);
-        work(group.unwrap(), end)
+        work(group.unwrap(), end, &ended[1])
     };
     let results = thread::scope(|scope| {
         let tcp = [0, 1].map(|rank| scope.spawn(move || over_tcp(rank)));
@@ -90,9 +124,17 @@ fn round(folder: &Path, end: &str) {
                 let reason = second.unwrap_err().name();
                 assert!(first.is_ok() && ["rank_left", "rank_lost"].contains(&reason), "{reason}");
             }
-            "they disagree" => assert!(first.is_err() && second.is_err()),
-            // Both may have arrived before either looked at its clock.
-            _ => {}
+            "they disagree" => {
+                let reasons = [first, second].map(|ended| ended.unwrap_err().name());
+                assert!(reasons.contains(&"disagreement"), "{reasons:?}");
+            }
+            "a deadline" => {
+                assert_eq!(second.unwrap_err().name(), "deadline");
+                // As above.
+                let reason = first.unwrap_err().name();
+                assert!(["group_ended", "rank_lost"].contains(&reason), "{reason}");
+            }
+            other => panic!("{other}"),
         }
     }
 }

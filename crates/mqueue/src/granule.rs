@@ -421,28 +421,43 @@ mod tests {
     #[cfg(not(miri))]
     #[test]
     fn no_sequence_shows_where_a_payload_is_copied_to() {
-        use std::sync::atomic::{AtomicBool, Ordering};
+        use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+        use std::time::{Duration, Instant};
+        /// Passes over the destination during which it was written. On one core a pass has to be interrupted for that.
+        const PASSES: u64 = 100;
+        const LIMIT: Duration = Duration::from_secs(60);
         let [from, to] = [(); 2].map(|()| HeapMapping::memory(1024));
         if !has::<3>(&from) {
             return;
         }
-        let (len, stop) = (100, AtomicBool::new(false));
+        let (len, over) = (100, AtomicBool::new(false));
+        let (copies, passes) = (AtomicU64::new(0), AtomicU64::new(0));
         store_string::<_, 3>(&from, SLOT, HEADER, &payload(len), SEQUENCE);
         std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !stop.load(Ordering::Relaxed) {
+            let reader = scope.spawn(|| {
+                while !over.load(Relaxed) {
+                    let before = copies.load(Relaxed);
                     for at in (0..len as u64).step_by(8) {
-                        let word = to.load(SLOT + at, Ordering::Relaxed);
+                        let word = to.load(SLOT + at, Relaxed);
                         let halves = [word as u32, (word >> 32) as u32];
                         assert!(!halves.contains(&SEQUENCE), "at {at}: {word:#x}");
                     }
+                    passes.fetch_add(u64::from(copies.load(Relaxed) != before), Relaxed);
                 }
             });
-            for _ in 0..300_000 {
+            let start = Instant::now();
+            while copies.load(Relaxed) < 300_000 || passes.load(Relaxed) < PASSES {
                 assert!(to.copy_payload::<3>(SLOT, &from, SLOT, len as u64, SEQUENCE));
+                let copied = copies.fetch_add(1, Relaxed);
+                // Its failure is the result of the scope.
+                if reader.is_finished() || (copied % 4096 == 0 && start.elapsed() > LIMIT) {
+                    break;
+                }
             }
-            stop.store(true, Ordering::Relaxed);
+            over.store(true, Relaxed);
         });
+        let passes = passes.into_inner();
+        assert!(passes >= PASSES, "the destination was read {passes} times while it was written");
     }
 
     #[test]

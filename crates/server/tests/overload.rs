@@ -4,7 +4,7 @@
 mod common;
 
 use std::collections::{HashMap, HashSet};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -42,7 +42,25 @@ fn with_bystander(service: Service) -> Topology {
 /// Clients that send far more than is answered, each checking what comes back.
 struct Flood {
     stop: Arc<AtomicBool>,
-    clients: Vec<JoinHandle<(u64, u64)>>,
+    clients: Vec<JoinHandle<Flooded>>,
+}
+
+/// What became of a flood.
+#[derive(Default)]
+struct Flooded {
+    sent: u64,
+    answered: u64,
+    /// Replies for which the sockets of the clients had no room.
+    overflowed: u64,
+}
+
+/// Datagrams for which the socket at this port of the loopback had no room.
+fn overflowed(port: u16) -> u64 {
+    let table = std::fs::read_to_string("/proc/net/udp").unwrap();
+    let local = format!("0100007F:{port:04X}");
+    let is_own = |line: &&str| line.split_whitespace().nth(1) == Some(local.as_str());
+    let line = table.lines().find(is_own).expect("an open socket");
+    line.split_whitespace().last().unwrap().parse().unwrap()
 }
 
 impl Flood {
@@ -57,13 +75,21 @@ impl Flood {
                 let (mut sent, mut next) = (0, 0);
                 let mut answered = HashSet::new();
                 let mut reply = [0; 100];
-                while !stop.load(Ordering::Relaxed) {
-                    for _ in 0..32 {
+                loop {
+                    // What has arrived before the end is read.
+                    let over = stop.load(Ordering::Relaxed);
+                    for _ in 0..if over { 0 } else { 32 } {
                         // An error is a full socket buffer, or the refusal of a server that is gone.
                         let _ = socket.send(&numbered(client, sent));
                         sent += 1;
                     }
-                    while let Ok(len) = socket.recv(&mut reply) {
+                    loop {
+                        let len = match socket.recv(&mut reply) {
+                            Ok(len) => len,
+                            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                            // The refusal of a server that is gone; replies may lie behind it.
+                            Err(_) => continue,
+                        };
                         let number = u64::from_le_bytes(reply[8..16].try_into().unwrap());
                         assert_eq!(reply[..len], numbered(client, number), "not this client's");
                         assert!(number < sent, "the reply to a request that was not sent");
@@ -71,20 +97,27 @@ impl Flood {
                         assert!(!ordered || number >= next, "{number} after {next}");
                         next = number;
                     }
+                    if over {
+                        break;
+                    }
                     thread::sleep(Duration::from_micros(50));
                 }
-                (sent, answered.len() as u64)
+                let overflowed = overflowed(socket.local_addr().unwrap().port());
+                Flooded { sent, answered: answered.len() as u64, overflowed }
             })
         };
         let clients = (0..clients).map(client).collect();
         Self { stop, clients }
     }
 
-    /// Requests sent, replies received.
-    fn stop(self) -> (u64, u64) {
+    fn stop(self) -> Flooded {
         self.stop.store(true, Ordering::Relaxed);
         let each = self.clients.into_iter().map(|client| client.join().unwrap());
-        each.fold((0, 0), |sum, (sent, answered)| (sum.0 + sent, sum.1 + answered))
+        each.fold(Flooded::default(), |sum, flooded| Flooded {
+            sent: sum.sent + flooded.sent,
+            answered: sum.answered + flooded.answered,
+            overflowed: sum.overflowed + flooded.overflowed,
+        })
     }
 }
 
@@ -115,7 +148,7 @@ fn a_flood_is_shed_with_a_reason_and_the_rest_is_answered() {
         bystander_is_well(&server);
         let answered = server.metrics().service(0).replied;
         eventually("others are answered", || server.metrics().service(0).replied > answered + 100);
-        let (sent, answered) = flood.stop();
+        let Flooded { sent, answered, .. } = flood.stop();
         assert_accounts(&server);
         assert!(answered > 0 && answered < sent, "{answered} of {sent}");
         // The overload is over: nothing of it lingers.
@@ -168,32 +201,30 @@ fn goodput(client: &UdpSocket, asking: Asking, first: u64) -> f64 {
     f64::from(good) / start.elapsed().as_secs_f64()
 }
 
-/// The peak and twice as much take turns, so that whatever else the machine does touches both alike.
+/// The peak and twice as much take turns, so that whatever else the machine does touches both alike; the median of all rounds
+/// counts.
 #[test]
 fn goodput_holds_at_twice_the_load() {
+    const ROUNDS: u64 = 7;
     // Each of them answers one request a millisecond.
     let service = Service { mqueues: 8, ..slow("delay", 1000.0) };
     let server = start(with_bystander(service));
     let client = udp_client(address(&server, 0));
     client.set_nonblocking(true).unwrap();
-    let (mut peak, mut overloaded) = (0.0, 0.0);
-    let mut share = 0.0;
-    for round in 0..24 {
+    let share = |round: u64| {
         let first = round << 32;
-        let at_peak = goodput(&client, Asking::Window(48), first);
+        let peak = goodput(&client, Asking::Window(48), first);
         assert_accounts(&server);
-        peak += at_peak;
-        overloaded += goodput(&client, Asking::Rate(2.0 * at_peak), first | 1 << 31);
+        let overloaded = goodput(&client, Asking::Rate(2.0 * peak), first | 1 << 31);
         assert_accounts(&server);
         // Answers to what was given up.
         while client.recv(&mut [0; 100]).is_ok() {}
-        share = overloaded / peak;
-        // Three rounds are enough where nothing disturbs.
-        if round >= 2 && share >= 0.8 {
-            break;
-        }
-    }
-    assert!(share >= 0.8, "{share:.3} of the peak at twice its load");
+        overloaded / peak
+    };
+    let mut shares: Vec<f64> = (0..ROUNDS).map(share).collect();
+    shares.sort_by(f64::total_cmp);
+    let median = shares[shares.len() / 2];
+    assert!(median >= 0.8, "{median:.3} of the peak at twice its load: {shares:.3?}");
     assert!(dropped(&server, 0, DropReason::NoCredit) > 0, "it was more than it could bear");
     assert!(server.shutdown().is_clean());
 }
@@ -301,8 +332,19 @@ fn draining_under_load_answers_what_was_accepted() {
         let mut replies = first.to_vec();
         stream.read_to_end(&mut replies).unwrap();
         assert!(requests.starts_with(&replies), "{} bytes", replies.len());
-        let (sent, answered) = flood.stop();
+        assert_eq!(replies.len() % 32, 0, "a reply is cut");
+        let Flooded { sent, answered, overflowed } = flood.stop();
         assert!(answered > 0 && answered < sent);
+        // What was neither refused for its number nor because of the drain was accepted: each of these was answered, and every
+        // answer arrived.
+        let refused = counted.dropped(DropReason::NoCredit) + counted.dropped(DropReason::Draining);
+        assert_eq!(counted.received, counted.replied + refused, "{counted:?}");
+        let on_the_stream = replies.len() as u64 / 32;
+        let arrived = on_the_stream + answered + overflowed;
+        assert_eq!(
+            counted.replied, arrived,
+            "{on_the_stream} on the stream, {overflowed} without room"
+        );
     }
 }
 

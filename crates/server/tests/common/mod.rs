@@ -7,6 +7,7 @@ pub(crate) mod faces;
 pub(crate) mod network;
 mod receive;
 
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
@@ -264,20 +265,31 @@ impl Drop for Peer {
     }
 }
 
-/// A free port of 127.0.0.1, on UDP and on TCP. It lies outside the range the
-/// host kernel gives out by itself, so only another call of this function could take it: those of
-/// one process never meet, those of different processes start at different places.
+/// A free port of 127.0.0.1, on UDP and on TCP, for what has to know its port before it listens. It lies outside the range
+/// that the host kernel gives out by itself, so only another call of this function could take it, and a lock keeps those of
+/// all processes off it until this one has ended.
 pub(crate) fn free_port() -> u16 {
     static CALLS: AtomicU32 = AtomicU32::new(0);
+    /// Locked files; the locks end with the process.
+    static TAKEN: Mutex<Vec<File>> = Mutex::new(Vec::new());
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
     let first_ephemeral: u32 = range.split_whitespace().next().unwrap().parse().unwrap();
     let (first, end) = (2048, first_ephemeral.max(4096));
     let start = std::process::id().wrapping_mul(7919);
+    let folder = std::env::temp_dir().join(format!("serval-test-ports-{}", sys::process::user()));
+    std::fs::create_dir_all(&folder).unwrap();
     for _ in 0..1000 {
         let call = CALLS.fetch_add(1, Ordering::Relaxed);
         let port = (first + start.wrapping_add(call) % (end - first)) as u16;
+        let mut options = File::options();
+        options.create(true).truncate(false).write(true);
+        let lock = options.open(folder.join(port.to_string())).unwrap();
         let address = ("127.0.0.1", port);
-        if UdpSocket::bind(address).is_ok() && TcpListener::bind(address).is_ok() {
+        if lock.try_lock().is_ok()
+            && UdpSocket::bind(address).is_ok()
+            && TcpListener::bind(address).is_ok()
+        {
+            TAKEN.lock().unwrap_or_else(PoisonError::into_inner).push(lock);
             return port;
         }
     }
