@@ -19,6 +19,7 @@ mod weight;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::OnceLock;
 use std::time::Instant;
 
 use self::passed::Passed;
@@ -145,6 +146,11 @@ const CODECS: &str = "crates/wire/";
 const ENGINE: &str = "crates/engine/";
 const SIM: &str = "crates/sim/";
 
+/// This step runs the mutants of the crates that have changed.
+const MUTANTS: &str = "mutants";
+/// The paths that have changed, if only what they affect runs.
+static CHANGED: OnceLock<Vec<String>> = OnceLock::new();
+
 const STEPS: &[Step] = &[
     always("fmt", "cargo fmt", fmt),
     always("tidy", "house rules", || found(tidy::check())),
@@ -216,10 +222,13 @@ const STEPS: &[Step] = &[
         seeds("2000")
     }),
     after_changes(
-        &[ENGINE, RINGS, CODECS, "crates/sys/", "crates/mutants/", "xtask/src/mutants"],
-        "mutants",
+        &["crates/", "xtask/src/mutants"],
+        MUTANTS,
         "the tests catch every seeded bug",
-        || Ok(mutants::run(&[]).map(|_| Done::Passed)?),
+        || {
+            let touched = CHANGED.get().map(|paths| mutants::touched(paths)).unwrap_or_default();
+            Ok(mutants::run(&touched).map(|_| Done::Passed)?)
+        },
     ),
     after_changes(&["benches/"], "microbench", "every microbenchmark once, checked", microbench),
     after_changes(&["device/"], "models", "LeNet and faces against their references", models),
@@ -352,7 +361,8 @@ fn chosen(names: &[&str]) -> Result<Vec<&'static Step>, String> {
         ["changed", ..] => {
             let base = names.get(1).copied();
             let paths = files::changed_since(base.unwrap_or("main"))?;
-            Ok(steps(&|step| step.tier == Tier::Test || is_touched(step, &paths)))
+            let paths = CHANGED.get_or_init(|| paths);
+            Ok(steps(&|step| step.tier == Tier::Test || is_touched(step, paths)))
         }
         _ => match names.iter().find(|name| STEPS.iter().all(|step| step.name != **name)) {
             Some(unknown) => Err(format!("no step {unknown:?}\n{}", usage())),
@@ -362,6 +372,9 @@ fn chosen(names: &[&str]) -> Result<Vec<&'static Step>, String> {
 }
 
 fn is_touched(step: &Step, paths: &[String]) -> bool {
+    if step.name == MUTANTS {
+        return !mutants::touched(paths).is_empty();
+    }
     paths.iter().any(|path| step.touched_by.iter().any(|touching| path.starts_with(touching)))
 }
 
@@ -667,6 +680,7 @@ mod tests {
             ("device/include/serval/kernel.h", "tsan"),
             ("crates/wire/src/framing.rs", "fuzz"),
             ("crates/engine/src/worker.rs", "mutants"),
+            ("crates/transfer/src/flow.rs", "mutants"),
             ("crates/engine/src/worker.rs", "seeds"),
             ("docs/benchmarks/udp-echo-1.json", "benchmarks"),
             ("crates/remote/src/mirror.rs", "remote-netns"),

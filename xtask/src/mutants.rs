@@ -6,11 +6,11 @@
 //! has caught it too: without the mutant the same test ended in time.
 
 mod table;
+mod table_around;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use self::table::MUTANTS;
 use crate::Findings;
 use crate::claims::TestName;
 use crate::files;
@@ -28,6 +28,11 @@ const fn mutant(name: &'static str, bug: &'static str, tests: &'static [&'static
     Mutant { name, bug, tests }
 }
 
+/// The mutants of all tables.
+fn all() -> impl Iterator<Item = &'static Mutant> {
+    table::MUTANTS.iter().chain(table_around::MUTANTS)
+}
+
 /// Time limit for one test run; without a mutant a test ends in seconds, on a busy machine in half a minute.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The crate with the switch and its feature; nothing else may enable it.
@@ -35,10 +40,10 @@ const FEATURE: &str = "serval-mutants/seeded";
 
 /// Tests the mutants with these names, or all; returns one line for each that was caught.
 pub(crate) fn run(names: &[&str]) -> Result<Vec<String>, Findings> {
-    if let Some(unknown) = names.iter().find(|name| MUTANTS.iter().all(|m| m.name != **name)) {
-        return Err(vec![format!("xtask/src/mutants/table.rs has no mutant {unknown:?}")]);
+    if let Some(unknown) = names.iter().find(|name| all().all(|m| m.name != **name)) {
+        return Err(vec![format!("xtask/src/mutants/ has no mutant {unknown:?}")]);
     }
-    let chosen = || MUTANTS.iter().filter(|m| names.is_empty() || names.contains(&m.name));
+    let chosen = || all().filter(|m| names.is_empty() || names.contains(&m.name));
     let tests: BTreeSet<&str> = chosen().flat_map(|m| m.tests).copied().collect();
     let binaries = build(&tests)?;
     let sound =
@@ -127,27 +132,63 @@ impl Binaries {
     }
 }
 
+/// The mutants of every crate that a change to these paths touches: those whose bug or whose tests are in it. All of them if the
+/// table or the switch has changed.
+pub(crate) fn touched(paths: &[String]) -> Vec<&'static str> {
+    let is_all = |path: &String| {
+        path.starts_with("crates/mutants/") || path.starts_with("xtask/src/mutants")
+    };
+    if paths.iter().any(is_all) {
+        return all().map(|mutant| mutant.name).collect();
+    }
+    let crates: BTreeSet<&str> = paths.iter().filter_map(|path| crate_of(path)).collect();
+    let sites = sites();
+    let is_touched = |mutant: &&Mutant| {
+        let places = sites.get(mutant.name).map(String::as_str).into_iter();
+        places
+            .chain(mutant.tests.iter().copied())
+            .any(|place| crate_of(place).is_some_and(|of| crates.contains(of)))
+    };
+    all().filter(is_touched).map(|mutant| mutant.name).collect()
+}
+
+/// `crates/NAME` of a path in it.
+fn crate_of(path: &str) -> Option<&str> {
+    let rest = path.strip_prefix("crates/")?;
+    Some(&path[.."crates/".len() + rest.find('/')?])
+}
+
+/// Where each mutant is in the sources, by its name.
+fn sites() -> BTreeMap<String, String> {
+    let mut sites = BTreeMap::new();
+    let is_source = |path: &str| path.starts_with("crates/") && path.contains("/src/");
+    for file in files::all().into_iter().filter(|file| is_source(&file.path)) {
+        for (line, text) in file.text.lines().enumerate() {
+            for rest in text.split("mutants::on(\"").skip(1) {
+                let name = rest.split('"').next().unwrap_or_default();
+                sites.insert(name.to_owned(), file.at(line));
+            }
+        }
+    }
+    sites
+}
+
 /// The table and the sources name the same mutants, the table's tests exist, and only this program
 /// builds with mutants.
 pub(crate) fn check() -> Findings {
     let mut findings = Findings::new();
-    let mut sites: BTreeMap<String, String> = BTreeMap::new();
+    let mut sites = sites();
     for file in files::all() {
-        let source = file.path.starts_with("crates/") && file.path.contains("/src/");
         let manifest =
             file.path.ends_with("Cargo.toml") && file.path != "crates/mutants/Cargo.toml";
-        for (line, text) in file.text.lines().enumerate() {
-            for rest in text.split("mutants::on(\"").skip(1).filter(|_| source) {
-                let name = rest.split('"').next().unwrap_or_default();
-                sites.insert(name.to_owned(), file.at(line));
-            }
-            if manifest && text.contains("mutants") && text.contains("features") {
+        for (line, text) in file.text.lines().enumerate().filter(|_| manifest) {
+            if text.contains("mutants") && text.contains("features") {
                 findings
                     .push(format!("{}: only `cargo xtask mutants` builds mutants", file.at(line)));
             }
         }
     }
-    for mutant in MUTANTS {
+    for mutant in all() {
         if sites.remove(mutant.name).is_none() {
             findings.push(format!("mutant {} does not occur in the sources", mutant.name));
         }
@@ -158,8 +199,30 @@ pub(crate) fn check() -> Findings {
         }
     }
     let unlisted = |(name, at): (&String, &String)| {
-        format!("{at}: mutant {name} is not in xtask/src/mutants/table.rs")
+        format!("{at}: mutant {name} is not in xtask/src/mutants/")
     };
     findings.extend(sites.iter().map(unlisted));
     findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_touches_the_mutants_of_its_crate() {
+        let of = |paths: &[&str]| {
+            touched(&paths.iter().map(|path| (*path).to_owned()).collect::<Vec<_>>())
+        };
+        let remote = of(&["crates/remote/src/region.rs"]);
+        assert!(remote.contains(&"seal_with_one_nonce") && !remote.contains(&"add_before_sending"));
+        // Where its test is.
+        assert!(of(&["crates/sim/src/link.rs"]).contains(&"release_unread"));
+        let both =
+            of(&["crates/collective/src/call.rs", "crates/transfer/Cargo.toml", "README.md"]);
+        assert!(both.contains(&"add_before_sending") && both.contains(&"read_past_range"));
+        assert_eq!(of(&["crates/mutants/src/lib.rs"]).len(), all().count());
+        assert_eq!(of(&["xtask/src/mutants/table.rs"]).len(), all().count());
+        assert!(of(&["docs/remote.md", "crates/README.md"]).is_empty());
+    }
 }

@@ -224,7 +224,9 @@ impl Call {
     ) -> Result<bool, CollectiveError> {
         let total = HEADER_BYTES + receive.range.len();
         let allowed = match self.sends.first().filter(|_| receive.behind_send) {
-            Some(send) if send.sent < total => send.sent.max(HEADER_BYTES) & !7,
+            Some(send) if send.sent < total && !mutants::on("add_before_sending") => {
+                send.sent.max(HEADER_BYTES) & !7
+            }
             _ => total,
         };
         let state = &mut self.receives[index];
@@ -278,7 +280,7 @@ impl Call {
             Effect::Add => bytes.split_at(bytes.len() / 4 * 4),
         };
         state.part[..rest.len()].copy_from_slice(rest);
-        state.part_bytes = rest.len();
+        state.part_bytes = if mutants::on("lose_part_of_element") { 0 } else { rest.len() };
         let memory = match receive.memory {
             Memory::Data => data,
             Memory::Scratch => &mut self.scratch,
@@ -329,7 +331,7 @@ impl Call {
         let garbage = CollectiveError::Lost(Loss::Garbage(receive.peer));
         let Some(theirs) = Header::decode(head) else { return Err(garbage) };
         let ours = self.header(part, receive.range.len());
-        if theirs == ours {
+        if theirs == ours || mutants::on("believe_calls") {
             return Ok(());
         }
         match self.difference(&theirs, receive.peer) {
@@ -405,7 +407,8 @@ fn apply(element: Element, effect: Effect, to: &mut [u8], from: &[u8]) {
         (Effect::Copy, _) => to.copy_from_slice(from),
         (Effect::Add, Element::Float32) => combine(to, from, |to, from| {
             let sum = f32::from_ne_bytes(to) + f32::from_ne_bytes(from);
-            if sum.is_nan() { NAN } else { sum }.to_ne_bytes()
+            let is_nan = sum.is_nan() && !mutants::on("keep_nan_bits");
+            if is_nan { NAN } else { sum }.to_ne_bytes()
         }),
         (Effect::Add, Element::Int32) => combine(to, from, |to, from| {
             i32::from_ne_bytes(to).wrapping_add(i32::from_ne_bytes(from)).to_ne_bytes()

@@ -56,7 +56,7 @@ impl Member {
 
     /// The answer to a hello, apart from whether the rank is connected already.
     pub(crate) fn judge(&self, hello: &Hello) -> Welcome {
-        if hello.name != self.name {
+        if hello.name != self.name && !mutants::on("admit_other_groups") {
             Welcome::OtherName
         } else if usize::from(hello.ranks) != self.ranks {
             Welcome::OtherRanks(self.ranks as u8)

@@ -106,10 +106,7 @@ impl<'a, N: Network> Reception<'a, N> {
 
     /// Waits until there is something to do, until `other` is readable, or for `limit`, and does it.
     pub(crate) fn serve(&mut self, other: Option<BorrowedFd<'_>>, limit: Duration) {
-        let now = Instant::now();
-        let before = self.strangers.len();
-        self.strangers.retain(|stranger| now - stranger.since < STRANGER_LIMIT);
-        self.strays.silent += (before - self.strangers.len()) as u64;
+        self.expire(Instant::now());
         let mut files: Vec<BorrowedFd<'_>> = vec![self.network.listener()];
         files.extend(self.strangers.iter().map(|stranger| stranger.socket.as_fd()));
         files.extend(other);
@@ -131,6 +128,17 @@ impl<'a, N: Network> Reception<'a, N> {
         if ready[0] {
             self.accept();
         }
+    }
+
+    /// Closes the connections that have not said who they are in time.
+    fn expire(&mut self, now: Instant) {
+        if mutants::on("keep_silent_strangers") {
+            return;
+        }
+        let before = self.strangers.len();
+        let is_late = |since| now.saturating_duration_since(since) >= STRANGER_LIMIT;
+        self.strangers.retain(|stranger| !is_late(stranger.since));
+        self.strays.silent += (before - self.strangers.len()) as u64;
     }
 
     fn accept(&mut self) {
@@ -195,7 +203,7 @@ impl<'a, N: Network> Reception<'a, N> {
         if welcome == Welcome::Accepted {
             // A hello's sender is above its destination.
             let place = &mut self.joined[usize::from(hello.from) - self.member.rank - 1][purpose];
-            if place.is_none() {
+            if place.is_none() || mutants::on("admit_rank_twice") {
                 match stranger.socket.send(&welcome.encode()) {
                     Ok(()) => *place = Some((stranger.socket, stranger.region)),
                     Err(_) => self.strays.garbage += 1,
@@ -227,7 +235,89 @@ impl<N: Network> Stranger<N> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream};
+
     use super::*;
+    use crate::frame::Purpose;
+
+    /// A listener of a rank.
+    struct Door(TcpListener);
+
+    impl Network for Door {
+        type Socket = TcpStream;
+        const PURPOSES: &'static [Purpose] = &[Purpose::Control];
+        const HAS_REGION: bool = false;
+
+        fn place(&self, _: usize) -> String {
+            unreachable!("it has no lower rank")
+        }
+
+        fn dial(&self, _: usize, _: Duration) -> io::Result<TcpStream> {
+            unreachable!("it has no lower rank")
+        }
+
+        fn listener(&self) -> BorrowedFd<'_> {
+            self.0.as_fd()
+        }
+
+        fn accept(&self) -> io::Result<TcpStream> {
+            let (socket, _) = self.0.accept()?;
+            socket.set_nonblocking(true)?;
+            Ok(socket)
+        }
+
+        fn region(&self) -> io::Result<Option<SharedMemory>> {
+            Ok(None)
+        }
+
+        fn introduce(&self, _: &TcpStream, _: &[u8], _: Option<BorrowedFd<'_>>) -> io::Result<()> {
+            unreachable!("it has no lower rank")
+        }
+
+        fn receive(
+            &self,
+            socket: &TcpStream,
+            into: &mut [u8],
+        ) -> io::Result<(usize, Option<SharedMemory>)> {
+            Ok((crate::control::Socket::receive(socket, into)?, None))
+        }
+    }
+
+    #[test]
+    fn a_connection_that_does_not_say_who_it_is_is_closed_after_its_time() {
+        let door = Door(TcpListener::bind("127.0.0.1:0").unwrap());
+        door.0.set_nonblocking(true).unwrap();
+        let member = Member { name: "test".to_owned(), ranks: 2, rank: 0 };
+        let mut reception = Reception::new(&member, &door);
+        // One says nothing, one only a part.
+        let connect = |said: &[u8]| {
+            let mut stranger = TcpStream::connect(door.0.local_addr().unwrap()).unwrap();
+            stranger.write_all(said).unwrap();
+            stranger
+        };
+        let mut strangers = [connect(b""), connect(b"servalcg")];
+        while reception.strangers.len() < 2 {
+            reception.serve(None, Duration::from_secs(60));
+        }
+        let last = reception.strangers.iter().map(|stranger| stranger.since).max().unwrap();
+        let first = reception.strangers.iter().map(|stranger| stranger.since).min().unwrap();
+        reception.expire(first + STRANGER_LIMIT - Duration::from_nanos(1));
+        assert_eq!((reception.strangers.len(), reception.strays().silent), (2, 0));
+        reception.expire(last + STRANGER_LIMIT);
+        assert_eq!((reception.strangers.len(), reception.strays().silent), (0, 2));
+        for stranger in &mut strangers {
+            // An end, or a reset because a part of what it said was not read.
+            assert!(stranger.read(&mut [0]).map_or(true, |count| count == 0));
+        }
+        // Its place is free: the rank that is missing joins.
+        let hello =
+            Hello { purpose: Purpose::Control, ranks: 2, from: 1, to: 0, name: "test".to_owned() };
+        let _rank = connect(&hello.encode());
+        while !reception.missing().is_empty() {
+            reception.serve(None, Duration::from_secs(60));
+        }
+    }
 
     #[test]
     fn an_error_says_what_else_connected() {

@@ -314,6 +314,28 @@ fn mistakes_of_the_configuration_have_an_error_each() {
     });
 }
 
+#[test]
+fn a_second_process_does_not_take_the_place_of_a_rank() {
+    let (listeners, addresses) = listeners(2);
+    thread::scope(|scope| {
+        let group = scope.spawn(|| Group::connect(&member(2, 0), &listeners[0], &addresses, LIMIT));
+        let join = |purpose| {
+            let hello = Hello { purpose, ranks: 2, from: 1, to: 0, name: "test".to_owned() };
+            let mut socket = TcpStream::connect(addresses[0]).unwrap();
+            socket.write_all(&hello.encode()).unwrap();
+            let mut answer = [0; WELCOME_BYTES];
+            socket.read_exact(&mut answer).unwrap();
+            (socket, Welcome::decode(&answer).unwrap())
+        };
+        let (_rank, answer) = join(Purpose::Control);
+        let (_other, second) = join(Purpose::Control);
+        let others = [Purpose::Data, Purpose::Bulk].map(join);
+        assert!(group.join().unwrap().is_ok());
+        assert_eq!((answer, second), (Welcome::Accepted, Welcome::Twice));
+        assert!(others.iter().all(|(_, answer)| *answer == Welcome::Accepted));
+    });
+}
+
 /// A peer that has joined, and then sends what it likes.
 #[test]
 fn a_hostile_member_gets_a_clear_status_and_no_memory() {

@@ -489,12 +489,15 @@ impl Caller {
         let generation = self.generation.as_mut()?;
         let origin = self.origins.get_mut(index)?;
         let first = !std::mem::replace(&mut origin.answered, true);
+        let first = first || mutants::on("answer_call_twice");
         first.then(|| (&mut generation.mqueues[origin.mqueue].tx, origin.token))
     }
 
     /// Publishes the answers of the batch: its call is over.
     fn finish(&mut self) {
-        self.end_batch(NoReply::Rejected);
+        if !mutants::on("leave_unanswered") {
+            self.end_batch(NoReply::Rejected);
+        }
         self.origins.clear();
         if let Some(generation) = &mut self.generation {
             for mqueue in &mut generation.mqueues {

@@ -265,7 +265,7 @@ impl Directory {
         }
         let file = open_regular(&path).map_err(|error| read_error(&path, error))?.0;
         let bytes = read_module(file).map_err(|error| read_error(&path, error))?;
-        if Pin::digest(&bytes) != pin.sha256 {
+        if Pin::digest(&bytes) != pin.sha256 && !mutants::on("believe_file_name") {
             return Err(DirectoryError::Digest { path });
         }
         let signature = self.signature(pin)?;
@@ -298,7 +298,9 @@ impl Directory {
             // A wrong signature is never better than none.
             Some(signature) => {
                 signature.check(module)?;
-                if !self.keys.contains(&signature.key) && !self.unsigned {
+                let is_trusted =
+                    self.keys.contains(&signature.key) || mutants::on("trust_every_key");
+                if !is_trusted && !self.unsigned {
                     return Err(DirectoryError::Untrusted(signature.key));
                 }
             }

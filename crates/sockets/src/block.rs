@@ -109,6 +109,7 @@ impl<M: Memory> BlockSockets<M> {
                 + usize::from(matches!(slot.state, State::Connecting { .. }))
         });
         let accepts = self.accepts.iter().flatten().count();
+        let accepts = if mutants::on("forget_waiting_accepts") { 0 } else { accepts };
         credit as usize > reserved.sum::<usize>() + accepts
     }
 
@@ -204,7 +205,9 @@ impl<M: Memory> BlockSockets<M> {
     pub fn free(&mut self, slot: u32) {
         self.slots[slot as usize].finish();
         self.leased &= !(1 << slot);
-        self.owed &= !(1 << slot);
+        if !mutants::on("keep_owed_event") {
+            self.owed &= !(1 << slot);
+        }
     }
 
     /// The connection ended with this [`status`]: nothing more can be received or sent. The block finds out when it has read what

@@ -224,6 +224,60 @@ fn commands_wait_while_the_block_does_not_read_their_completions() {
     assert_eq!((engine.next_command(), engine.is_behind()), (None, false));
 }
 
+/// Whatever else the block asks for and does not read.
+#[test]
+fn completions_of_accepts_that_wait_keep_their_room() {
+    let (mut engine, mut block) = ends();
+    for socket in 0..SOCKETS as u32 {
+        let token = u64::from(socket) + 5;
+        assert!(block.command(token, socket_op::ACCEPT, 0, 0, socket));
+        assert_eq!(engine.next_command(), Some(Command::Accept { token, socket }));
+    }
+    let mut asked = 0;
+    while !engine.is_behind() {
+        block.command(50, socket_op::CONNECT, 0, 0, 9);
+        engine.next_command();
+        asked += 1;
+        assert!(asked < 100, "its completions do not fit");
+    }
+    for socket in 0..SOCKETS as u32 {
+        let slot = engine.lease(State::Open).unwrap();
+        let token = engine.take_accept(socket).unwrap();
+        engine.opened(slot, token);
+        engine.room(slot).unwrap();
+        engine.receive(slot, b"x").unwrap();
+    }
+    engine.publish();
+    assert!(!engine.is_corrupt(), "there is no room for what the engine has promised");
+    let events = std::iter::from_fn(|| block.event());
+    let opened =
+        events.filter(|(_, message)| message.op == socket_event::DONE && message.value == 0);
+    assert_eq!(opened.map(|(token, _)| token).collect::<Vec<_>>(), [5, 6]);
+}
+
+/// Neither the next connection in the slot nor none gets an event of the one before.
+#[test]
+fn an_event_that_is_owed_ends_with_its_lease() {
+    let (mut engine, mut block) = ends();
+    let (slot, _) = accepted(&mut engine, &mut block);
+    for _ in 0..2 {
+        engine.room(slot).unwrap();
+        engine.receive(slot, b"x").unwrap();
+    }
+    assert!(engine.owes());
+    engine.free(slot);
+    assert!(!engine.owes());
+    engine.publish();
+    assert_eq!(block.event().unwrap().1.op, socket_event::EVENT);
+    engine.send_owed();
+    engine.publish();
+    assert_eq!(block.event(), None);
+    let (again, _) = accepted(&mut engine, &mut block);
+    engine.send_owed();
+    engine.publish();
+    assert_eq!((again, block.event()), (slot, None));
+}
+
 /// An accept or a connect is given up by its number, once; others stay.
 #[test]
 fn a_command_is_given_up_by_its_number() {

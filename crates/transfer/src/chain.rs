@@ -307,7 +307,8 @@ impl Chain {
                     return Err(error);
                 }
             };
-            if let Some(empty) = stage.input.take_if(|chunk| chunk.done == chunk.len) {
+            let drops = mutants::on("drop_rest_of_input");
+            if let Some(empty) = stage.input.take_if(|chunk| drops || chunk.done == chunk.len) {
                 buffers.put(empty.buffer);
             }
             if ran.made > 0 {

@@ -387,7 +387,7 @@ impl<D: Devices> Flow<D> {
             Apart::Send(part) => {
                 self.in_socket = false;
                 self.written += part.sent;
-                if part.chunk.done < part.chunk.len {
+                if part.chunk.done < part.chunk.len && !mutants::on("lose_rest_of_chunk") {
                     self.ready.push_front(part.chunk);
                 } else {
                     buffers.put(part.chunk.buffer);
@@ -518,7 +518,8 @@ impl<D: Devices> Flow<D> {
         let want = left.min((room / layout.record * layout.payload) as u64) as usize;
         let (got, mut ended) = self.fill(&mut buffer, &layout, want);
         // Where a file of unknown length ends, it ends well.
-        let at_end = self.range.is_none() && matches!(ended, Some(TransferError::FileEnded { .. }));
+        let any_length = self.range.is_none() || mutants::on("believe_short_file");
+        let at_end = any_length && matches!(ended, Some(TransferError::FileEnded { .. }));
         if at_end {
             ended = None;
         }
@@ -639,7 +640,9 @@ impl<D: Devices> Flow<D> {
         let (mut len, mut blocked, mut ended) = (start, false, None);
         while len < room && ended.is_none() && !blocked {
             match self.devices.receive(&mut buffer[len..room]) {
-                Ok(0) if self.range.is_none() => ended = Some(Ok(())),
+                Ok(0) if self.range.is_none() || mutants::on("believe_short_stream") => {
+                    ended = Some(Ok(()));
+                }
                 Ok(0) => ended = Some(Err(TransferError::Closed)),
                 Ok(received) => len += received.min(room - len),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => blocked = true,
@@ -692,7 +695,8 @@ impl<D: Devices> Flow<D> {
             let (what, result) = match device {
                 Device::Socket => ("sending", self.devices.send(chunk.rest())),
                 Device::File | Device::Accelerator => {
-                    let at = self.to + self.written;
+                    let written = if mutants::on("write_from_begin") { 0 } else { self.written };
+                    let at = self.to + written;
                     ("writing the file", self.devices.write_at(chunk.rest(), at))
                 }
             };

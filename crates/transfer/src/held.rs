@@ -216,6 +216,9 @@ impl Devices for Descriptors {
         let after = files.partition_point(|part| part.range.start <= offset);
         let Part { file, range } = &files[after - 1];
         let mut room = range.start + range.bytes - offset;
+        if mutants::on("read_past_range") {
+            room = u64::MAX;
+        }
         let mut within = Vec::with_capacity(parts.len());
         for part in parts {
             let len = room.min(part.len() as u64) as usize;
@@ -353,7 +356,7 @@ pub(crate) fn check(command: &Command) -> Result<Checked, TransferError> {
             // There is nothing to be synced, and the host kernel would say so.
             drops = file.kind == DescriptorKind::Null;
             sync &= !drops;
-            if sources.contains(&file.identity) {
+            if sources.contains(&file.identity) && !mutants::on("overwrite_source") {
                 return Err(TransferError::SameFile);
             }
         }

@@ -419,6 +419,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
         &["crates/sim/tests/scenes/sockets.rs::connections_end_in_every_way"],
     ),
     mutant(
+        "forget_waiting_accepts",
+        "the completion of an accept that waits has no room",
+        &["crates/sockets/tests/block.rs::completions_of_accepts_that_wait_keep_their_room"],
+    ),
+    mutant(
+        "keep_owed_event",
+        "the next connection in a slot gets an event of the one before",
+        &["crates/sockets/tests/block.rs::an_event_that_is_owed_ends_with_its_lease"],
+    ),
+    mutant(
         "obey_old_lease",
         "a command for an earlier connection in a slot applies to the present one",
         &["crates/sockets/tests/block.rs::a_lease_that_is_over_cannot_be_used"],
@@ -611,63 +621,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant("report_late", "released slots are reported only with messages", &[LINKS]),
     mutant("resend_written", "bytes that a connection took are written again", &[LINKS]),
     mutant("outlive_silence", "a link is not lost when nothing arrives", &[LINKS]),
-    mutant(
-        "seal_with_one_nonce",
-        "all records of a link are sealed and opened with the same nonce",
-        &["crates/remote/src/channel.rs::no_two_records_are_sealed_with_one_key_and_nonce"],
-    ),
-    mutant(
-        "forget_sealed_record",
-        "the sender of a link does not count its records",
-        &["crates/remote/src/channel.rs::no_two_records_are_sealed_with_one_key_and_nonce"],
-    ),
-    mutant(
-        "forget_opened_record",
-        "the receiver of a link does not count its records",
-        &[
-            "crates/remote/src/channel.rs::records_that_are_repeated_removed_or_swapped_end_the_link",
-        ],
-    ),
-    mutant(
-        "read_digested_file_again",
-        "the other machine loads a kernel's file again after it compared the digest",
-        &["crates/runtime/tests/remote.rs::the_bytes_that_were_digested_are_those_that_run"],
-    ),
-    mutant(
-        "believe_proof",
-        "an engine that does not know the secret gets a link",
-        &["crates/remote/src/handshake.rs::another_secret_gets_no_keys_and_both_sides_say_why"],
-    ),
-    mutant(
-        "believe_welcome",
-        "an engine trusts an accelerator that does not know the secret",
-        &[
-            "crates/remote/src/handshake.rs::an_accelerator_that_does_not_know_the_secret_is_not_trusted",
-        ],
-    ),
-    mutant(
-        "one_key_for_both_directions",
-        "both directions of a link have the same key",
-        &["crates/remote/src/channel.rs::no_two_records_are_sealed_with_one_key_and_nonce"],
-    ),
-    mutant(
-        "believe_released",
-        "slots are free whose messages the other side never got",
-        &[
-            "crates/runtime/tests/remote.rs::an_engine_that_breaks_the_protocol_ends_only_its_link",
-            "crates/runtime/tests/remote.rs::an_accelerator_that_breaks_the_protocol_is_a_lost_link_and_the_engine_learns_why",
-        ],
-    ),
-    mutant(
-        "believe_kind",
-        "messages of any kind reach the blocks of a remote accelerator",
-        &["crates/runtime/tests/remote.rs::an_engine_that_breaks_the_protocol_ends_only_its_link"],
-    ),
-    mutant(
-        "serve_another_life",
-        "a runtime serves a region of another generation than it was offered",
-        &["crates/cli/tests/attach.rs::invalid_offers_are_reported_in_one_sentence"],
-    ),
     // Between workers.
     mutant(
         "hand_over_twice",

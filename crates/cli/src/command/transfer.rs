@@ -222,7 +222,9 @@ pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {
         None => {
             let opened = open(sink_place)?;
             // If this program ends before all is sent, the peer gets a reset and not the end of a stream.
-            reset_on_close(opened.as_fd(), true).map_err(Failure::run)?;
+            if !mutants::on("end_in_order_after_failure") {
+                reset_on_close(opened.as_fd(), true).map_err(Failure::run)?;
+            }
             let copy = opened.try_clone().map_err(Failure::run)?;
             socket = Some(opened);
             transfer::Place::Socket(copy)
@@ -455,7 +457,7 @@ pub(super) fn read_key(path: &Path) -> Result<Key, Failure> {
     let unusable = |why: String| Failure::Usage(format!("the key file {} {why}", path.display()));
     let (file, found) =
         open_regular(path).map_err(|error| unusable(format!("cannot be read: {error}")))?;
-    if found.mode() & 0o077 != 0 {
+    if found.mode() & 0o077 != 0 && !mutants::on("use_open_key") {
         return Err(unusable("can be read by other users: run chmod 600 on it".to_owned()));
     }
     let key = Key::read(file).map_err(|error| unusable(format!("cannot be read: {error}")))?;

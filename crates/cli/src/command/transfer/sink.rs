@@ -65,7 +65,8 @@ impl Sink {
         let failed = |why: &dyn std::fmt::Display| {
             Err(Failure::Run(format!("cannot replace {}: {why}", self.path.display())))
         };
-        if self.is_empty() && self.replaced.as_ref().is_some_and(|found| found.len() > 0) {
+        let keeps = !mutants::on("replace_by_nothing");
+        if keeps && self.is_empty() && self.replaced.as_ref().is_some_and(|found| found.len() > 0) {
             return failed(&"the peer sent nothing, so it stays as it was");
         }
         let written = self.file.metadata().and_then(|own| Ok((own, part.symlink_metadata()?)));

@@ -75,7 +75,7 @@ impl Object {
             Origin::File => None,
             Origin::Attached(user) | Origin::Created { user, .. } => Some(user),
         };
-        caller.is_operator() || user == Some(caller.user)
+        caller.is_operator() || user == Some(caller.user) || mutants::on("share_functions")
     }
 
     pub(super) fn is_created(&self) -> bool {
@@ -205,6 +205,8 @@ impl Functions {
         spec: &Spec,
     ) -> Option<Arc<Dictionary>> {
         self.dictionaries.retain(|_, dictionary| dictionary.strong_count() > 0);
+        let user = user.filter(|_| !mutants::on("share_dictionaries_of_users"));
+        let tenant = if mutants::on("share_dictionaries_of_tenants") { "" } else { tenant };
         let key = (tenant.to_owned(), user, spec.dictionary.clone()?);
         let found = self.dictionaries.get(&key).and_then(Weak::upgrade);
         let found = found.filter(|dictionary| dictionary.kib() == spec.dictionary_kib);
@@ -260,6 +262,22 @@ mod tests {
         }
         let file = of(Origin::File);
         assert!(file.is_of(own) && file.is_of(caller(0)) && !file.is_of(caller(other)));
+    }
+
+    #[test]
+    fn functions_of_another_tenant_or_user_have_another_dictionary() {
+        let mut functions = Functions::new();
+        let mut spec = Spec::new("f", "passthrough");
+        spec.dictionary = Some("seen".to_owned());
+        let mut of = |tenant: &str, user| functions.dictionary(tenant, user, &spec).unwrap();
+        let first = of("a", None);
+        let others = [of("b", None), of("a", Some(7)), of("a", Some(8)), of("b", Some(7))];
+        for (at, other) in others.iter().enumerate() {
+            assert!(!Arc::ptr_eq(&first, other), "{at}");
+            assert!(others[..at].iter().all(|earlier| !Arc::ptr_eq(earlier, other)), "{at}");
+        }
+        assert!(Arc::ptr_eq(&first, &of("a", None)));
+        assert!(Arc::ptr_eq(&others[1], &of("a", Some(7))));
     }
 
     #[test]

@@ -1,0 +1,233 @@
+//! The seeded mutants around the data path, and the tests that catch them: links to other machines, runtimes, the control side,
+//! transfers, collectives and the command.
+
+use super::{Mutant, mutant};
+
+/// See the module's text.
+pub(super) const MUTANTS: &[Mutant] = &[
+    // Caught after a minute: the others run meanwhile.
+    mutant(
+        "miss_end_of_rank",
+        "the end of a rank is not noticed",
+        &["crates/collective/tests/tcp.rs::an_end_is_noticed_by_a_rank_that_waits_for_another_one"],
+    ),
+    // Remote links: their records, who may join, and what the other side may claim.
+    mutant(
+        "seal_with_one_nonce",
+        "all records of a link are sealed and opened with the same nonce",
+        &["crates/remote/src/channel.rs::no_two_records_are_sealed_with_one_key_and_nonce"],
+    ),
+    mutant(
+        "forget_sealed_record",
+        "the sender of a link does not count its records",
+        &["crates/remote/src/channel.rs::no_two_records_are_sealed_with_one_key_and_nonce"],
+    ),
+    mutant(
+        "forget_opened_record",
+        "the receiver of a link does not count its records",
+        &[
+            "crates/remote/src/channel.rs::records_that_are_repeated_removed_or_swapped_end_the_link",
+        ],
+    ),
+    mutant(
+        "read_digested_file_again",
+        "the other machine loads a kernel's file again after it compared the digest",
+        &["crates/runtime/tests/remote.rs::the_bytes_that_were_digested_are_those_that_run"],
+    ),
+    mutant(
+        "believe_proof",
+        "an engine that does not know the secret gets a link",
+        &["crates/remote/src/handshake.rs::another_secret_gets_no_keys_and_both_sides_say_why"],
+    ),
+    mutant(
+        "believe_welcome",
+        "an engine trusts an accelerator that does not know the secret",
+        &[
+            "crates/remote/src/handshake.rs::an_accelerator_that_does_not_know_the_secret_is_not_trusted",
+        ],
+    ),
+    mutant(
+        "one_key_for_both_directions",
+        "both directions of a link have the same key",
+        &["crates/remote/src/channel.rs::no_two_records_are_sealed_with_one_key_and_nonce"],
+    ),
+    mutant(
+        "believe_released",
+        "slots are free whose messages the other side never got",
+        &[
+            "crates/runtime/tests/remote.rs::an_engine_that_breaks_the_protocol_ends_only_its_link",
+            "crates/runtime/tests/remote.rs::an_accelerator_that_breaks_the_protocol_is_a_lost_link_and_the_engine_learns_why",
+        ],
+    ),
+    mutant(
+        "believe_kind",
+        "messages of any kind reach the blocks of a remote accelerator",
+        &["crates/runtime/tests/remote.rs::an_engine_that_breaks_the_protocol_ends_only_its_link"],
+    ),
+    // Runtimes.
+    mutant(
+        "keep_rebuilt_kernel",
+        "a kernel file that was rebuilt is taken for the one that is open",
+        &["crates/runtime/src/kernel_file.rs::a_file_with_another_content_is_another_one"],
+    ),
+    mutant(
+        "answer_call_twice",
+        "a host call answers a message twice",
+        &[
+            "crates/runtime/tests/host_call.rs::batches_are_taken_from_all_mqueues_and_answered_together",
+        ],
+    ),
+    mutant(
+        "leave_unanswered",
+        "messages for which a host call has no answer are lost",
+        &[
+            "crates/runtime/tests/host_call.rs::batches_are_taken_from_all_mqueues_and_answered_together",
+        ],
+    ),
+    mutant(
+        "serve_another_life",
+        "a runtime serves a region of another generation than it was offered",
+        &["crates/cli/tests/attach.rs::invalid_offers_are_reported_in_one_sentence"],
+    ),
+    // Control side of the server.
+    mutant(
+        "serve_every_user",
+        "users of functions may reload and read everything",
+        &[
+            "crates/server/src/control/reception.rs::another_user_may_make_requests_about_functions_only",
+        ],
+    ),
+    mutant(
+        "remember_removed_user",
+        "a user that a reload has removed goes on",
+        &[
+            "crates/server/src/control/reception.rs::another_user_may_make_requests_about_functions_only",
+        ],
+    ),
+    mutant(
+        "share_functions",
+        "every user sees and changes the functions of all",
+        &[
+            "crates/server/src/server/functions/objects.rs::a_function_belongs_to_its_user_and_to_the_operator",
+        ],
+    ),
+    mutant(
+        "share_dictionaries_of_users",
+        "functions of a user read what those of the operator know",
+        &[
+            "crates/server/src/server/functions/objects.rs::functions_of_another_tenant_or_user_have_another_dictionary",
+        ],
+    ),
+    mutant(
+        "share_dictionaries_of_tenants",
+        "functions of a tenant read what those of another one know",
+        &[
+            "crates/server/src/server/functions/objects.rs::functions_of_another_tenant_or_user_have_another_dictionary",
+        ],
+    ),
+    mutant(
+        "believe_file_name",
+        "a module is run whose content was exchanged",
+        &["crates/server/tests/directory.rs::a_module_that_was_changed_or_exchanged_is_refused"],
+    ),
+    mutant(
+        "trust_every_key",
+        "a module is run that anybody has signed",
+        &["crates/server/tests/directory.rs::what_is_not_signed_by_somebody_trusted_is_refused"],
+    ),
+    // Transfers.
+    mutant(
+        "lose_rest_of_chunk",
+        "what a socket did not take of a chunk is lost",
+        &["crates/transfer/tests/faults.rs::every_transfer_ends_with_exact_counts"],
+    ),
+    mutant(
+        "believe_short_stream",
+        "a stream that ends early counts as whole",
+        &["crates/transfer/tests/faults.rs::every_transfer_ends_with_exact_counts"],
+    ),
+    mutant(
+        "believe_short_file",
+        "a file that was shortened counts as whole",
+        &["crates/transfer/tests/descriptors.rs::a_file_that_is_shortened_ends_its_transfer"],
+    ),
+    mutant(
+        "write_from_begin",
+        "each chunk overwrites the first one",
+        &["crates/transfer/tests/faults.rs::every_transfer_ends_with_exact_counts"],
+    ),
+    mutant(
+        "drop_rest_of_input",
+        "what a stage has not taken yet is lost",
+        &["crates/transfer/tests/faults.rs::every_transfer_ends_with_exact_counts"],
+    ),
+    mutant(
+        "read_past_range",
+        "of several files bytes behind their ranges are sent",
+        &["crates/transfer/tests/descriptors.rs::several_files_are_one_stream"],
+    ),
+    mutant(
+        "overwrite_source",
+        "a file is written while it is read",
+        &["crates/transfer/tests/descriptors.rs::wrong_descriptors_are_refused_with_a_sentence"],
+    ),
+    mutant(
+        "end_in_order_after_failure",
+        "the peer of a command that failed reads an orderly end",
+        &["crates/cli/tests/transfer.rs::an_interrupted_sender_ends_its_receiver_with_an_error"],
+    ),
+    mutant(
+        "use_open_key",
+        "a key is used that other users can read",
+        &["crates/cli/tests/transfer.rs::mistakes_get_one_sentence_and_their_exit_code"],
+    ),
+    mutant(
+        "replace_by_nothing",
+        "a peer that sends nothing empties a file",
+        &["crates/cli/tests/transfer.rs::a_peer_that_sends_nothing_destroys_no_file"],
+    ),
+    // Collectives.
+    mutant(
+        "keep_silent_strangers",
+        "connections that say nothing keep their places",
+        &[
+            "crates/collective/src/reception.rs::a_connection_that_does_not_say_who_it_is_is_closed_after_its_time",
+        ],
+    ),
+    mutant(
+        "admit_other_groups",
+        "ranks of a group of another name join",
+        &["crates/collective/tests/tcp.rs::mistakes_of_the_configuration_have_an_error_each"],
+    ),
+    mutant(
+        "admit_rank_twice",
+        "a second process takes the place of a rank",
+        &["crates/collective/tests/tcp.rs::a_second_process_does_not_take_the_place_of_a_rank"],
+    ),
+    mutant(
+        "add_before_sending",
+        "sums are sent instead of the own elements",
+        &[
+            "crates/collective/tests/schedules.rs::sums_are_right_on_all_numbers_of_ranks_and_the_same_in_every_run",
+        ],
+    ),
+    mutant(
+        "lose_part_of_element",
+        "bytes of an element that arrives in two parts are lost",
+        &[
+            "crates/collective/tests/schedules.rs::sums_are_right_on_all_numbers_of_ranks_and_the_same_in_every_run",
+        ],
+    ),
+    mutant(
+        "believe_calls",
+        "data of another call is taken",
+        &["crates/collective/tests/schedules.rs::ranks_that_disagree_learn_about_what"],
+    ),
+    mutant(
+        "keep_nan_bits",
+        "ranks get different bits of a NaN",
+        &[
+            "crates/collective/tests/schedules.rs::every_nan_becomes_the_documented_one_and_infinities_stay",
+        ],
+    ),
+];
