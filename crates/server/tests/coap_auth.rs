@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use aws_lc_rs::hmac;
 use common::change::never;
 use common::*;
 use engine::topology::{Service, Topology};
@@ -134,4 +135,74 @@ fn forged_requests_do_not_reach_the_server() {
     assert_eq!(plain.seen.load(Ordering::Relaxed), 20);
     assert_accounts(&server);
     assert!(server.shutdown().is_clean());
+}
+
+fn base64(bytes: &[u8]) -> String {
+    let alphabet = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    let digit = |at: usize| {
+        let bit = 6 * at;
+        let word = (0..2).map(|next| bytes.get(bit / 8 + next).copied().unwrap_or(0));
+        let word = word.fold(0u16, |word, byte| word << 8 | u16::from(byte));
+        char::from(alphabet[usize::from(word >> (10 - bit % 8) & 63)])
+    };
+    (0..(8 * bytes.len()).div_ceil(6)).map(digit).collect()
+}
+
+/// A token that was issued now, signed with [`KEY`].
+fn token(number: u32) -> String {
+    let key: Vec<u8> = (0..64).collect();
+    let key = hmac::Key::new(hmac::HMAC_SHA256, &key);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let body = format!("{{\"iat\":{now},\"jti\":{number}}}");
+    let text = format!("{}.{}", base64(br#"{"alg":"HS256","typ":"JWT"}"#), base64(body.as_bytes()));
+    let signature = hmac::sign(&key, text.as_bytes());
+    format!("{text}.{}", base64(signature.as_ref()))
+}
+
+/// RFC 7252, section 4.2: a client that reads no acknowledgement sends the same message again, up to four times. That is no replay of
+/// its token; another message with it is.
+#[test]
+fn a_message_sent_four_times_passes_and_another_one_with_its_token_does_not() {
+    let _alone = alone();
+    for workers in [1, 2] {
+        let plain = Plain::start();
+        let keys = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("coap-once.keys");
+        std::fs::write(&keys, format!("a {KEY}\n")).unwrap();
+        let mut wanted = topology_of(&plain, &keys);
+        wanted.engine.workers = workers;
+        let params = &mut wanted.services[0].functions[0].params;
+        params.push(("once".into(), Param::Integer(1)));
+        params.push(("window_s".into(), Param::Integer(3600)));
+        let server = start(wanted);
+        let (client, other) = (udp_client(address(&server, 0)), udp_client(address(&server, 0)));
+        let seen = || plain.seen.load(Ordering::Relaxed);
+        // One after the other, and all of them in flight together.
+        let (first, second) = (token(1), token(2));
+        for _ in 0..4 {
+            assert_eq!(ask(&client, &post(1, &first)), post(1, &first));
+        }
+        (0..4).for_each(|_| assert!(client.send(&post(2, &second)).is_ok()));
+        for _ in 0..4 {
+            let mut bytes = [0; 2048];
+            let len = client.recv(&mut bytes).expect("a reply in time");
+            assert_eq!(bytes[..len], post(2, &second));
+        }
+        assert_eq!((seen(), counted(&server, "passed"), counted(&server, "replayed")), (8, 8, 0));
+        // The token with another message ID, of this client and of another one. Of a message 12 bits of a hash are remembered, so one of
+        // 4096 passes: two of 16 do not.
+        let is_refused = |id: &u16| {
+            let who = if id % 2 == 0 { &client } else { &other };
+            let answer = ask(who, &post(*id, &first));
+            let passes = answer == post(*id, &first);
+            assert!(passes || answer == [0x60, 0x81, 0, *id as u8], "{answer:?}");
+            !passes
+        };
+        let refused = (100..116).filter(is_refused).count() as u64;
+        assert!(refused >= 15, "{refused} of 16 are refused");
+        assert_eq!((seen(), counted(&server, "replayed")), (8 + 16 - refused, refused));
+        // The first message goes on.
+        assert_eq!(ask(&client, &post(1, &first)), post(1, &first));
+        assert_accounts(&server);
+        assert!(server.shutdown().is_clean());
+    }
 }

@@ -272,18 +272,61 @@ fn times_are_checked_at_their_limits() {
     assert_eq!(check(r#"{"exp":-1}"#, times(99, 0, 0)), Err(Refused::Expired));
     for body in [
         r#"{"exp":"100"}"#,
-        r#"{"exp":1e9}"#,
         r#"{"exp":null}"#,
-        r#"{"exp":99999999999999999999}"#,
         r#"{"exp":1,"exp":9999}"#,
         r#"{"exp":-}"#,
         r#"{"exp":1.}"#,
+        r#"{"exp":.5}"#,
+        r#"{"exp":01}"#,
+        r#"{"exp":+1}"#,
+        r#"{"exp":1e}"#,
+        r#"{"exp":1e+}"#,
+        r#"{"exp":1e1.0}"#,
+        r#"{"exp":1e1e1}"#,
+        r#"{"exp":1-1}"#,
+        r#"{"exp":--1}"#,
         r#"{"e\u0078p":1}"#,
         "[]",
         "{",
         "",
     ] {
         assert_eq!(check(body, times(99, 0, 0)), Err(Refused::Malformed), "{body}");
+    }
+}
+
+/// RFC 7519, section 2: a NumericDate is a JSON numeric value, so it may have a fraction and an exponent.
+#[test]
+fn a_time_may_be_any_json_number() {
+    let expires = |exp: &str, now: u64| {
+        let token = signed(HEADER, &format!("{{\"exp\":{exp}}}"), &key_bytes());
+        verify(token.as_bytes(), &keys(), Times { now, leeway: 0, window: 0 }).map(|_| ())
+    };
+    for (exp, end) in [
+        ("1e10", 10_000_000_000),
+        ("1E10", 10_000_000_000),
+        ("1e+10", 10_000_000_000),
+        ("1.7e9", 1_700_000_000),
+        ("1.7000000009e9", 1_700_000_000),
+        ("17000000009e-1", 1_700_000_000),
+        ("17000000009E-01", 1_700_000_000),
+        ("1700000000.999", 1_700_000_000),
+        ("0.00017e13", 1_700_000_000),
+        ("1e0", 1),
+        ("1e19", 10_000_000_000_000_000_000),
+        ("18446744073709551615", u64::MAX),
+        // More than any time.
+        ("18446744073709551616", u64::MAX),
+        ("99999999999999999999", u64::MAX),
+        ("1e20", u64::MAX),
+        ("1e99999999999999999999999", u64::MAX),
+    ] {
+        assert_eq!(expires(exp, end - 1), Ok(()), "{exp}");
+        assert_eq!(expires(exp, end), Err(Refused::Expired), "{exp}");
+    }
+    for over in
+        ["0", "-0", "0.0", "0e99999999", "-1e10", "0.9", "9e-1", "1e-99999999999999999999999"]
+    {
+        assert_eq!(expires(over, 0), Err(Refused::Expired), "{over}");
     }
 }
 

@@ -362,18 +362,53 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Seconds since 1970: an integer, or the integer part of a number without an exponent. Times before 1970 are 0.
+/// More than the digits of a body: a number with a greater exponent is too large for any time, or 0.
+const EXPONENT_MAX: i64 = 2 * BODY_MAX as i64;
+
+/// A NumericDate (RFC 7519, section 2): the integer part of any JSON number, in seconds since 1970. Times before 1970 are 0, those that
+/// do not fit are `u64::MAX`. `None`: it is no JSON number.
 fn seconds(number: &[u8]) -> Option<u64> {
-    let (negative, digits) = match number.strip_prefix(b"-") {
-        Some(digits) => (true, digits),
-        None => (false, number),
-    };
-    let mut parts = digits.split(|byte| *byte == b'.');
-    let (whole, fraction) = (parts.next()?, parts.next());
-    let digits_only = |text: &[u8]| !text.is_empty() && text.iter().all(u8::is_ascii_digit);
-    if parts.next().is_some() || !digits_only(whole) || fraction.is_some_and(|f| !digits_only(f)) {
+    let unsigned = number.strip_prefix(b"-");
+    let (negative, rest) = (unsigned.is_some(), unsigned.unwrap_or(number));
+    let (whole, rest) = digits(rest)?;
+    if whole.len() > 1 && whole[0] == b'0' {
         return None;
     }
-    let value = std::str::from_utf8(whole).ok()?.parse().ok()?;
-    Some(if negative { 0 } else { value })
+    let (fraction, rest) = match rest.strip_prefix(b".") {
+        Some(rest) => digits(rest)?,
+        None => (&[][..], rest),
+    };
+    let exponent = match rest {
+        [] => 0,
+        [b'e' | b'E', rest @ ..] => exponent(rest)?,
+        _ => return None,
+    };
+    let all = || whole.iter().chain(fraction).map(|digit| u64::from(digit - b'0'));
+    if negative || all().all(|digit| digit == 0) {
+        return Some(0);
+    }
+    // Digits before the point.
+    let count = usize::try_from(whole.len() as i64 + exponent).unwrap_or(0);
+    let before = all().chain(std::iter::repeat(0)).take(count);
+    let value = before.map(Some).reduce(|value, digit| value?.checked_mul(10)?.checked_add(digit?));
+    Some(value.map_or(0, |value| value.unwrap_or(u64::MAX)))
+}
+
+/// The digits at the beginning, at least one, and the rest.
+fn digits(text: &[u8]) -> Option<(&[u8], &[u8])> {
+    let end = text.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
+    (end > 0).then(|| text.split_at(end))
+}
+
+/// An exponent without its letter, between [`EXPONENT_MAX`] and its negative.
+fn exponent(text: &[u8]) -> Option<i64> {
+    let (negative, text) = match text {
+        [b'-', rest @ ..] => (true, rest),
+        [b'+', rest @ ..] => (false, rest),
+        _ => (false, text),
+    };
+    let (digits, []) = digits(text)? else { return None };
+    let add = |value: i64, digit: &u8| (10 * value + i64::from(digit - b'0')).min(EXPONENT_MAX);
+    let value = digits.iter().fold(0, add);
+    Some(if negative { -value } else { value })
 }
