@@ -177,19 +177,20 @@ static int option_of(int fd, int option) {
 static void filter_datagrams(int fd) {
     /* Behind the header of UDP, 8 bytes; a load beyond the end drops. */
     static struct sock_filter code[] = {
-        BPF_STMT(BPF_LD | BPF_B | BPF_ABS, 8 + HEADER_BYTES - 1),
+        BPF_STMT(BPF_LD | BPF_B | BPF_ABS, 8 + HEADER_BYTES_V4 - 1),
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 8),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x0d0a0d0a, 0, 7),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x0d0a0d0a, 0, 9),
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 12),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x000d0a51, 0, 5),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x000d0a51, 0, 7),
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 16),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x5549540a, 0, 3),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x5549540a, 0, 5),
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 20),
         /* PROXY over UDP, with addresses of IPv4 or IPv6. */
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x21120000 | (HEADER_BYTES - 16), 2, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x21220000 | (HEADER_BYTES - 16), 1, 0),
-        BPF_STMT(BPF_RET | BPF_K, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x21120000 | (HEADER_BYTES_V4 - FIXED_BYTES), 2, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x21220000 | (HEADER_BYTES_MAX - FIXED_BYTES), 0, 2),
+        BPF_STMT(BPF_LD | BPF_B | BPF_ABS, 8 + HEADER_BYTES_MAX - 1),
         BPF_STMT(BPF_RET | BPF_K, 0xffffffff),
+        BPF_STMT(BPF_RET | BPF_K, 0),
     };
     struct sock_fprog program = {sizeof(code) / sizeof(*code), code};
     /* Without it they are dropped by recvmsg. */
@@ -244,26 +245,26 @@ bool has_headers(void) {
     return false;
 }
 
-bool parse_header(const unsigned char *header, int type, struct ends *ends) {
+size_t parse_header(const unsigned char *header, int type, struct ends *ends) {
     static const unsigned char signature[] = "\r\n\r\n\0\r\nQUIT\n\x21";
     int transport = type == SOCK_DGRAM ? 2 : 1;
-    if (memcmp(header, signature, 13) != 0 || header[14] != 0 || header[15] != HEADER_BYTES - 16) return false;
+    if (memcmp(header, signature, 13) != 0 || header[14] != 0) return 0;
     struct place *const places[] = {&ends->client, &ends->server};
-    if (header[13] == (0x10 | transport)) {
+    if (header[13] == (0x10 | transport) && header[15] == HEADER_BYTES_V4 - FIXED_BYTES) {
         for (size_t at = 0; at < 2; at++) {
             struct sockaddr_in in = {.sin_family = AF_INET};
             memcpy(&in.sin_addr, header + 16 + 4 * at, 4);
             memcpy(&in.sin_port, header + 24 + 2 * at, 2);
-            if (!place_of((struct sockaddr *)&in, sizeof(in), places[at])) return false;
+            if (!place_of((struct sockaddr *)&in, sizeof(in), places[at])) return 0;
         }
-        return true;
+        return HEADER_BYTES_V4;
     }
-    if (header[13] != (0x20 | transport)) return false;
+    if (header[13] != (0x20 | transport) || header[15] != HEADER_BYTES_MAX - FIXED_BYTES) return 0;
     for (size_t at = 0; at < 2; at++) {
         memcpy(&places[at]->host, header + 16 + 16 * at, 16);
         memcpy(&places[at]->port, header + 48 + 2 * at, 2);
     }
-    return true;
+    return HEADER_BYTES_MAX;
 }
 
 static struct connection *near_of(const struct place *proxy) {
@@ -338,22 +339,24 @@ PUBLIC int getpeername(int fd, struct sockaddr *restrict address, socklen_t *res
     return 0;
 }
 
-/* Reads the header of a connection, which comes with it. */
+/* Reads the header of a connection, which comes with it, and nothing behind it. */
 static bool read_header(int fd, struct ends *ends) {
-    unsigned char header[HEADER_BYTES];
-    size_t length = 0;
+    unsigned char header[HEADER_BYTES_MAX];
+    size_t length = 0, whole = HEADER_BYTES_V4;
     struct pollfd ready = {.fd = fd, .events = POLLIN};
-    while (length < sizeof(header)) {
+    while (length < whole) {
         int polled = poll(&ready, 1, HEADER_MS);
         if (polled < 0 && errno == EINTR) continue;
         if (polled <= 0) return false;
         /* Not by a call of this library. */
-        ssize_t got = read(fd, header + length, sizeof(header) - length);
+        ssize_t got = read(fd, header + length, whole - length);
         if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
         if (got <= 0) return false;
         length += (size_t)got;
+        /* Both lengths are greater than that of the fixed part. */
+        if (length >= FIXED_BYTES && header[15] == HEADER_BYTES_MAX - FIXED_BYTES) whole = HEADER_BYTES_MAX;
     }
-    return parse_header(header, SOCK_STREAM, ends);
+    return parse_header(header, SOCK_STREAM, ends) == whole;
 }
 
 PUBLIC int accept4(int fd, struct sockaddr *restrict address, socklen_t *restrict length, int flags) {

@@ -31,8 +31,8 @@ struct ends {
     struct place client, server;
 };
 
-/* The length of all headers: see crates/wire/src/proxy_protocol.rs. */
-enum { HEADER_BYTES = 52 };
+/* The length of a header before its addresses, and with those of IPv4 and of IPv6: see crates/wire/src/proxy_protocol.rs. */
+enum { FIXED_BYTES = 16, HEADER_BYTES_V4 = 28, HEADER_BYTES_MAX = 52 };
 
 void preload_prepare(void);
 /* Whether a rule has headers: without one, calls for messages are those of libc. */
@@ -45,6 +45,7 @@ socklen_t address_of(const struct place *place, int family, struct sockaddr_stor
 /* Writes an address where a call wants it, which may have less room. */
 void show_address(const struct place *place, int family, struct sockaddr *address, socklen_t *length);
 bool is_any(const struct in6_addr *host);
-bool parse_header(const unsigned char *header, int type, struct ends *ends);
+/* The length of a header of which at least HEADER_BYTES_V4 bytes were read: the other bytes have to be there if it is longer. 0: it is none. */
+size_t parse_header(const unsigned char *header, int type, struct ends *ends);
 
 #endif

@@ -103,9 +103,40 @@ static void show_destination(struct msghdr *message, const struct place *server)
     }
 }
 
+/* Puts bytes before those in a program's buffers, whose last ones are lost if there is no room for all. `carry` has at most
+   HEADER_BYTES_MAX bytes and is changed. */
+static void put_before(const struct msghdr *message, unsigned char *carry, size_t carried, size_t length) {
+    for (size_t at = 0; at < message->msg_iovlen && carried > 0; at++) {
+        unsigned char *bytes = message->msg_iov[at].iov_base, pushed[HEADER_BYTES_MAX];
+        size_t room = message->msg_iov[at].iov_len, here = length < room ? length : room;
+        size_t out = carried + here > room ? carried + here - room : 0;
+        if (room == 0) continue;
+        length -= here;
+        if (out <= here) {
+            memcpy(pushed, bytes + (here - out), out);
+            memmove(bytes + carried, bytes, here - out);
+            memcpy(bytes, carry, carried);
+        } else {
+            memcpy(pushed, carry + room, carried - room);
+            memcpy(pushed + (carried - room), bytes, here);
+            memcpy(bytes, carry, room);
+        }
+        memcpy(carry, pushed, out);
+        carried = out;
+    }
+}
+
+static size_t room_of(const struct msghdr *message) {
+    size_t room = 0;
+    for (size_t at = 0; at < message->msg_iovlen; at++) room += message->msg_iov[at].iov_len;
+    return room;
+}
+
+/* A header of IPv4 is shorter than its place: the first bytes behind it come into that place, and are put before the others. */
 static ssize_t receive(int fd, struct msghdr *message, int flags, int family) {
-    unsigned char header[HEADER_BYTES];
+    unsigned char header[HEADER_BYTES_MAX] = {0};
     struct iovec parts[IOV_MAX];
+    size_t room = room_of(message);
     if (message->msg_iovlen >= IOV_MAX) {
         errno = EMSGSIZE;
         return -1;
@@ -118,9 +149,10 @@ static ssize_t receive(int fd, struct msghdr *message, int flags, int family) {
         struct ends ends;
         whole.msg_name = &proxy, whole.msg_namelen = sizeof(proxy);
         whole.msg_iov = parts, whole.msg_iovlen = message->msg_iovlen + 1;
-        ssize_t length = next_recvmsg(fd, &whole, flags);
-        if (length < 0) return length;
-        if (length < HEADER_BYTES || !parse_header(header, SOCK_DGRAM, &ends)) {
+        ssize_t got = next_recvmsg(fd, &whole, flags);
+        if (got < 0) return got;
+        size_t length = (size_t)got, head = length < HEADER_BYTES_V4 ? 0 : parse_header(header, SOCK_DGRAM, &ends);
+        if (head == 0 || length < head) {
             struct msghdr nothing = {0};
             if (flags & MSG_PEEK) next_recvmsg(fd, &nothing, MSG_DONTWAIT);
             continue;
@@ -129,7 +161,14 @@ static ssize_t receive(int fd, struct msghdr *message, int flags, int family) {
         if (message->msg_name) show_address(&ends.client, family, message->msg_name, &message->msg_namelen);
         message->msg_flags = whole.msg_flags, message->msg_controllen = whole.msg_controllen;
         show_destination(message, &ends.server);
-        return length - HEADER_BYTES;
+        size_t payload = length - head, first = sizeof(header) - head;
+        if (first > payload) first = payload;
+        /* With MSG_TRUNC the length is that of the datagram, of which the buffers may have less. */
+        size_t behind = payload - first < room ? payload - first : room;
+        put_before(message, header + head, first, behind);
+        if (payload <= room) return (ssize_t)payload;
+        message->msg_flags |= MSG_TRUNC;
+        return (ssize_t)(flags & MSG_TRUNC ? payload : room);
     }
 }
 

@@ -1,7 +1,8 @@
 // A server that knows nothing of Serval: plain_server PORT HOW [UDP TCP [CONNECTION]] echoes datagrams and what comes over connections. "?" is answered with the
 // addresses that it sees: of its socket, of the connection, and of the client. HOW: plain; dup, fork and exec serve from a copy of the
 // sockets. With later it executes itself when a connection says "!", which goes on with "again". With pktinfo "?" in a datagram is answered
-// with the address to which it was sent. It binds all addresses, with exec 127.0.0.1.
+// with the address to which it was sent. It binds all addresses, with exec 127.0.0.1. With parts it serves datagrams only, of IPv4 and IPv6, and
+// receives each in several buffers of 100 bytes together; what is longer is answered with its length and its first bytes.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -72,9 +73,29 @@ static int open_at(int type, const char* port, in_addr_t host) {
   return fd;
 }
 
+static int serve_parts(const char* port) {
+  struct sockaddr_in6 at = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)atoi(port))};
+  int none = 0, fd = socket(AF_INET6, SOCK_DGRAM, 0);
+  setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &none, sizeof(none));
+  if (bind(fd, (struct sockaddr*)&at, sizeof(at)) < 0) return 2;
+  for (;;) {
+    char message[100], reply[200];
+    struct sockaddr_in6 client;
+    struct iovec parts[] = {{message, 1}, {message + 1, 0}, {message + 1, 9}, {message + 10, 40}, {message + 50, 50}};
+    struct msghdr datagram = {.msg_name = &client, .msg_namelen = sizeof(client), .msg_iov = parts, .msg_iovlen = 5};
+    ssize_t length = recvmsg(fd, &datagram, MSG_TRUNC);
+    if (length < 0) continue;
+    size_t have = (size_t)length < sizeof(message) ? (size_t)length : sizeof(message), head = 0;
+    if (datagram.msg_flags & MSG_TRUNC) head = (size_t)sprintf(reply, "%zd ", length);
+    memcpy(reply + head, message, have);
+    sendto(fd, reply, head + have, 0, (struct sockaddr*)&client, datagram.msg_namelen);
+  }
+}
+
 int main(int argc, char** argv) {
   if (argc != 3 && argc != 5 && argc != 6) return 2;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (strcmp(argv[2], "parts") == 0) return serve_parts(argv[1]);
   in_addr_t host = strcmp(argv[2], "exec") == 0 ? INADDR_LOOPBACK : INADDR_ANY;
   int udp = argc > 3 ? atoi(argv[3]) : open_at(SOCK_DGRAM, argv[1], host);
   int tcp = argc > 3 ? atoi(argv[4]) : open_at(SOCK_STREAM, argv[1], host);

@@ -44,7 +44,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use wire::DropReason;
 use wire::nic::{Transport, TxBatch, TxItem};
-use wire::proxy_protocol::{PROXY_HEADER_BYTES, proxy_header};
+use wire::proxy_protocol::{ProxyHeader, proxy_header};
 use wire::session::Origin;
 
 use self::flows::Flows;
@@ -88,7 +88,7 @@ impl Upstream {
     }
 
     /// The header before a client's datagram, if there is one.
-    fn datagram_header(&self, origin: &Origin) -> Option<[u8; PROXY_HEADER_BYTES]> {
+    fn datagram_header(&self, origin: &Origin) -> Option<ProxyHeader> {
         let at = self.header_with?;
         let Origin::Datagram { peer, local, .. } = origin else { return None };
         let to = SocketAddr::new(local.unwrap_or(at.ip()), at.port());

@@ -27,7 +27,7 @@ impl<N: Nic> Turn<N> {
         }
         let upstream = self.services[service].upstream.as_deref();
         let header = upstream.and_then(|upstream| upstream.datagram_header(&arrival.origin));
-        let header = header.as_ref().map_or(&[][..], |header| header);
+        let header = header.as_deref().unwrap_or_default();
         let len = header.len() + payload.len();
         if !self.upstream.tx.room_for(len) {
             self.send_datagrams();
