@@ -319,6 +319,56 @@ def test_a_process_that_ends_or_aborts_waits_for_no_call(how):
         assert outputs[1] in ("rank_lost\n", "rank_left\n", "group_ended\n"), outputs
 
 
+SUBGROUP = """
+import os, sys
+import numpy as np
+from serval.collective import CollectiveError, Group, Listener
+over, rank, folder, names = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4:]
+def form(name):
+    if over == "shm":
+        place = os.path.join(folder, name)
+        os.makedirs(place, exist_ok=True)
+        return Group.shared(name, ranks=2, rank=rank, folder=place)
+    listener = Listener("127.0.0.1")
+    print(listener.address(), flush=True)
+    return Group.tcp(name, rank=rank, listener=listener, addresses=sys.stdin.readline().split())
+group, subgroup = form("group"), form("subgroup")
+group.all_reduce(np.ones(4, np.float32))
+if rank == 1:
+    # Before its first call of the subgroup, and without the end of an interpreter.
+    os._exit(7)
+print("formed", flush=True)
+sys.stdin.readline()
+for each in (subgroup, group):
+    for call in (lambda: each.all_reduce(np.ones(4, np.float32), limit=600), lambda: each.barrier(limit=600)):
+        try:
+            call()
+            print("it succeeded", flush=True)
+        except CollectiveError as error:
+            print(error.reason, "rank 1 was lost" in str(error), flush=True)
+"""
+
+
+@pytest.mark.parametrize("over", ["tcp", "shm"])
+def test_a_rank_that_exits_before_a_subgroups_first_call_ends_both_groups(over):
+    with tempfile.TemporaryDirectory() as folder:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        command = [sys.executable, "-c", SUBGROUP, over]
+        ranks = [subprocess.Popen([*command, str(rank), folder], **pipes) for rank in range(2)]
+        for _ in range(2 if over == "tcp" else 0):
+            addresses = " ".join(rank.stdout.readline().strip() for rank in ranks)
+            for rank in ranks:
+                print(addresses, file=rank.stdin, flush=True)
+        second, _ = ranks[1].communicate(timeout=100)
+        assert (ranks[1].returncode, second) == (7, "")
+        assert ranks[0].stdout.readline() == "formed\n"
+        first, _ = ranks[0].communicate("\n", timeout=100)
+        # Neither waits for its limit; a later call says what ended the group.
+        lines = first.splitlines()
+        assert len(lines) == 4 and all(line.endswith(" True") for line in lines), first
+        assert [line.split()[0] for line in lines[::2]] == ["rank_lost"] * 2, first
+
+
 def test_the_interpreter_runs_while_a_call_waits():
     began = threading.Event()
 

@@ -115,6 +115,21 @@ def subgroups(_):
     assert value.item() == (1.0 if rank < 2 else 5.0)
 
 
+def leaves_a_subgroup(_):
+    """A rank ends, without the end of an interpreter, before the first call of a subgroup."""
+    subgroup = dist.new_group([0, 1], backend="serval")
+    dist.all_reduce(torch.zeros(4))
+    if rank == 1:
+        print("leaves", flush=True)
+        os._exit(7)
+    for group in (subgroup, None):
+        try:
+            dist.all_reduce(torch.zeros(4), group=group)
+        except serval.CollectiveError as error:
+            print("CollectiveError", error.reason, error, flush=True)
+    os._exit(0)
+
+
 def refusals(_):
     for call in [
         lambda: dist.reduce(torch.zeros(4), 0),

@@ -57,6 +57,14 @@ def test_a_rank_that_is_killed_ends_the_call_of_the_others():
         assert "rank 1 was lost" in outputs[rank]
 
 
+def test_a_rank_that_exits_before_a_subgroups_first_call_ends_both_groups():
+    with tempfile.TemporaryDirectory() as folder:
+        first, second = start("leaves_a_subgroup", 2, folder)
+        outputs = [rank.communicate(timeout=200)[0] for rank in (first, second)]
+    assert (first.returncode, second.returncode) == (0, 7), outputs
+    assert outputs[0].count("rank 1 was lost") == 2, outputs
+
+
 def test_the_end_of_a_process_does_not_wait_for_a_call_without_an_answer():
     with tempfile.TemporaryDirectory() as folder:
         first, second = start("abandons", 2, folder)
