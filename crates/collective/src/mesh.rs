@@ -60,7 +60,7 @@ impl Member {
             Welcome::OtherName
         } else if usize::from(hello.ranks) != self.ranks {
             Welcome::OtherRanks(self.ranks as u8)
-        } else if usize::from(hello.to) != self.rank {
+        } else if usize::from(hello.to) != self.rank && !mutants::on("admit_other_ranks") {
             Welcome::OtherRank(self.rank as u8)
         } else {
             Welcome::Accepted
@@ -304,5 +304,25 @@ fn refused(member: &Member, there: &str, refusal: Welcome) -> String {
                 member.rank
             )
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_those_of_the_group_that_mean_this_rank_are_accepted() {
+        let member = Member { name: "test".to_owned(), ranks: 3, rank: 1 };
+        let good =
+            Hello { purpose: Purpose::Data, ranks: 3, from: 2, to: 1, name: "test".to_owned() };
+        assert_eq!(member.judge(&good), Welcome::Accepted);
+        let judge = |other: Hello| member.judge(&other);
+        let name = "tes".to_owned();
+        assert_eq!(judge(Hello { name, ..good.clone() }), Welcome::OtherName);
+        assert_eq!(judge(Hello { ranks: 4, ..good.clone() }), Welcome::OtherRanks(3));
+        // It took the address of this rank for that of rank 0.
+        assert_eq!(judge(Hello { to: 0, ..good.clone() }), Welcome::OtherRank(1));
+        assert_eq!(judge(Hello { from: 1, to: 0, ..good }), Welcome::OtherRank(1));
     }
 }

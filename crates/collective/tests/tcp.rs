@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-use collective::frame::{Header, Hello, Purpose, VERSION, WELCOME_BYTES, Welcome};
+use collective::frame::{Header, Hello, NOTICE_BYTES, Purpose, VERSION, WELCOME_BYTES, Welcome};
 use collective::{CollectiveError, Element, Group, Loss, Member, Operation, Strays};
 use processes::{LIMIT, check_operations, ints, listeners, member, tcp_group as group};
 
@@ -382,6 +382,28 @@ fn a_hostile_member_gets_a_clear_status_and_no_memory() {
             drop((control, bulk));
         });
     }
+}
+
+#[test]
+fn a_notice_that_is_none_ends_the_group() {
+    let (listeners, addresses) = listeners(2);
+    thread::scope(|scope| {
+        let victim = scope.spawn(|| {
+            let group = Group::connect(&member(2, 0), &listeners[0], &addresses, LIMIT);
+            group.unwrap().barrier()
+        });
+        let join = |purpose| {
+            let hello = Hello { purpose, ranks: 2, from: 1, to: 0, name: "test".to_owned() };
+            let mut socket = TcpStream::connect(addresses[0]).unwrap();
+            socket.write_all(&hello.encode()).unwrap();
+            socket.read_exact(&mut [0; WELCOME_BYTES]).unwrap();
+            socket
+        };
+        let [mut control, _data, _bulk] =
+            [Purpose::Control, Purpose::Data, Purpose::Bulk].map(join);
+        control.write_all(&[0xff; NOTICE_BYTES]).unwrap();
+        assert_eq!(victim.join().unwrap(), Err(CollectiveError::Lost(Loss::Garbage(1))));
+    });
 }
 
 #[test]

@@ -140,10 +140,15 @@ impl Fresh {
         theirs: &[u8; PROOF_BYTES],
         transcript: &[u8],
     ) -> Option<[LessSafeKey; 2]> {
+        let transcript = if mutants::on("keys_without_handshake") { &[] } else { transcript };
         let salt = digest::digest(&digest::SHA256, transcript);
         let theirs = UnparsedPublicKey::new(&X25519, theirs);
         agree_ephemeral(self.private, theirs, (), |shared| {
-            let known = [&secret.0[..], shared].concat();
+            let known = match () {
+                () if mutants::on("keys_without_agreement") => secret.0.clone(),
+                () if mutants::on("keys_without_secret") => shared.to_vec(),
+                () => [&secret.0[..], shared].concat(),
+            };
             let root = Salt::new(HKDF_SHA256, salt.as_ref()).extract(&known);
             let key = |name: &[u8]| {
                 let name = [name];
@@ -158,5 +163,50 @@ impl Fresh {
             Ok([key(to_engine), key(to_accelerator)])
         })
         .ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aws_lc_rs::aead::{Aad, Nonce};
+
+    use super::*;
+
+    const OWN: &[u8] = b"a secret of the tests, of at least 32 bytes";
+    const OTHER: &[u8] = b"another secret of the tests, of 32 bytes";
+
+    /// A text that is sealed with the first of the keys.
+    fn sealed(keys: Option<[LessSafeKey; 2]>) -> Vec<u8> {
+        let [key, _] = keys.expect("a valid key");
+        let mut text = vec![0; 32];
+        let nonce = Nonce::assume_unique_for_key([0; 12]);
+        key.seal_in_place_append_tag(nonce, Aad::empty(), &mut text).unwrap();
+        text
+    }
+
+    /// The keys depend on all three: the secret, the agreement, without which who learns the secret later could read what was
+    /// recorded, and the handshake.
+    #[test]
+    fn the_keys_depend_on_the_secret_the_agreement_and_the_handshake() {
+        let secrets = [OWN, OTHER].map(Secret::of);
+        // Both sides of one agreement, with what they agree upon beside it.
+        let both = |secrets: [&Secret; 2], transcripts: [&[u8]; 2]| {
+            let [a, b] = [(); 2].map(|()| Fresh::new().unwrap());
+            let [of_a, of_b] = [a.public, b.public];
+            let a = a.keys(secrets[0], &of_b, transcripts[0]);
+            let b = b.keys(secrets[1], &of_a, transcripts[1]);
+            [sealed(a), sealed(b)]
+        };
+        let [a, b] = both([&secrets[0]; 2], [b"handshake"; 2]);
+        assert_eq!(a, b);
+        let [a, b] = both([&secrets[0], &secrets[1]], [b"handshake"; 2]);
+        assert_ne!(a, b, "the secret");
+        let [a, b] = both([&secrets[0]; 2], [b"handshake", b"another"]);
+        assert_ne!(a, b, "the handshake");
+        let [one, other] = [(); 2].map(|()| both([&secrets[0]; 2], [b"handshake"; 2]));
+        assert_ne!(one, other, "the agreement");
+        // A key of which every agreement is known.
+        let known = Fresh::new().unwrap().keys(&secrets[0], &[0; PROOF_BYTES], b"handshake");
+        assert!(known.is_none());
     }
 }

@@ -52,6 +52,27 @@ pub(super) const MUTANTS: &[Mutant] = &[
         &["crates/remote/src/channel.rs::no_two_records_are_sealed_with_one_key_and_nonce"],
     ),
     mutant(
+        "keys_without_agreement",
+        "who learns the secret of a link can read what was recorded before",
+        &[
+            "crates/remote/src/secret.rs::the_keys_depend_on_the_secret_the_agreement_and_the_handshake",
+        ],
+    ),
+    mutant(
+        "keys_without_secret",
+        "the keys of a link do not depend on the secret",
+        &[
+            "crates/remote/src/secret.rs::the_keys_depend_on_the_secret_the_agreement_and_the_handshake",
+        ],
+    ),
+    mutant(
+        "keys_without_handshake",
+        "the keys of a link do not depend on what was said before",
+        &[
+            "crates/remote/src/secret.rs::the_keys_depend_on_the_secret_the_agreement_and_the_handshake",
+        ],
+    ),
+    mutant(
         "believe_released",
         "slots are free whose messages the other side never got",
         &[
@@ -197,12 +218,26 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "admit_other_groups",
         "ranks of a group of another name join",
-        &["crates/collective/tests/tcp.rs::mistakes_of_the_configuration_have_an_error_each"],
+        &[
+            "crates/collective/src/mesh.rs::only_those_of_the_group_that_mean_this_rank_are_accepted",
+        ],
     ),
     mutant(
         "admit_rank_twice",
         "a second process takes the place of a rank",
         &["crates/collective/tests/tcp.rs::a_second_process_does_not_take_the_place_of_a_rank"],
+    ),
+    mutant(
+        "admit_other_ranks",
+        "a rank joins that means another one",
+        &[
+            "crates/collective/src/mesh.rs::only_those_of_the_group_that_mean_this_rank_are_accepted",
+        ],
+    ),
+    mutant(
+        "ignore_garbage_notice",
+        "a notice that is none is passed over",
+        &["crates/collective/tests/tcp.rs::a_notice_that_is_none_ends_the_group"],
     ),
     mutant(
         "add_before_sending",
