@@ -390,7 +390,9 @@ fn a_notice_that_is_none_ends_the_group() {
     thread::scope(|scope| {
         let victim = scope.spawn(|| {
             let group = Group::connect(&member(2, 0), &listeners[0], &addresses, LIMIT);
-            group.unwrap().barrier()
+            let mut group = group.unwrap();
+            group.set_limit(LIMIT / 3);
+            group.barrier()
         });
         let join = |purpose| {
             let hello = Hello { purpose, ranks: 2, from: 1, to: 0, name: "test".to_owned() };

@@ -12,7 +12,7 @@
 //!
 //! In an ordinary build the result is a constant `false`, and the compiler removes the mutant. With the
 //! feature `seeded` the environment variable `SERVAL_MUTANT` names the enabled mutant, so one build
-//! of the tests serves all of them. `xtask/src/mutants/table.rs` lists them with the tests that must catch
+//! of the tests serves all of them. The tables in `xtask/src/mutants/` list them with the tests that must catch
 //! each; `cargo xtask mutants` runs them.
 #![forbid(unsafe_code)]
 

@@ -245,7 +245,7 @@ impl Pending {
     fn advance(mut self, ready: bool, now: Instant, done: &mut Vec<Greeted>) -> Option<Self> {
         let result = if ready {
             self.read()
-        } else if now >= self.until {
+        } else if now >= self.until && !mutants::on("wait_for_proofs") {
             let text = "it did not send its proof in time";
             Err(io::Error::new(ErrorKind::TimedOut, text).into())
         } else {
@@ -287,7 +287,9 @@ impl Pending {
         // A fresh connection has room for a few hundred bytes; a peer for which it has not is ended.
         self.stream.write_all(&output)?;
         match result {
-            Ok(Some(_)) if !self.input.is_empty() => Err(HandshakeError::Order),
+            Ok(Some(_)) if !self.input.is_empty() && !mutants::on("lose_early_bytes") => {
+                Err(HandshakeError::Order)
+            }
             Ok(None) if self.input.len() > INPUT_BYTES_MAX => Err(HandshakeError::Order),
             result => result,
         }
@@ -313,6 +315,51 @@ mod tests {
         assert_eq!(loser(&[(of(1, 1), true), (of(2, 1), false), (of(2, 2), false)]), 1);
         let mapped = IpAddr::from([0, 0, 0, 0, 0, 0xffff, 0x0a00, 0x0001]);
         assert_eq!(loser(&[(few, true), (mapped, false), (many, false)]), 1);
+    }
+
+    #[test]
+    fn a_peer_without_a_proof_loses_its_place_after_its_time() {
+        let secret = Secret::of(b"a secret of the tests, of at least 32 bytes");
+        let mut greeter = Greeter::bind("tcp://127.0.0.1:0", secret).unwrap();
+        let mut peer = TcpStream::connect(greeter.local_address().unwrap()).unwrap();
+        while greeter.pending.is_empty() {
+            greeter.advance(PATIENCE);
+        }
+        let (pending, mut done) = (greeter.pending.remove(0), Vec::new());
+        let until = pending.until;
+        let pending = pending.advance(false, until - Duration::from_nanos(1), &mut done);
+        assert!(pending.expect("it has time").advance(false, until, &mut done).is_none());
+        assert!(matches!(done[..], [Greeted::Refused(..)]));
+        assert_eq!(peer.read(&mut [0]).unwrap(), 0, "its connection has ended");
+    }
+
+    /// Nothing that was sent before the keys were there is part of the link.
+    #[test]
+    fn bytes_behind_a_proof_end_the_connection() {
+        let secret = Secret::of(b"a secret of the tests, of at least 32 bytes");
+        let mut greeter = Greeter::bind("tcp://127.0.0.1:0", secret.clone()).unwrap();
+        let mut peer = TcpStream::connect(greeter.local_address().unwrap()).unwrap();
+        let (mut input, mut output) = (Vec::new(), Vec::new());
+        let mut handshake = Handshake::engine(&secret, &mut output).unwrap();
+        peer.write_all(&output).unwrap();
+        output.clear();
+        while !wait_readable(&[peer.as_fd()], Some(Duration::ZERO))[0] {
+            assert!(greeter.advance(Duration::from_millis(20)).is_empty());
+        }
+        while output.is_empty() {
+            let mut bytes = [0; INPUT_BYTES_MAX];
+            let count = peer.read(&mut bytes).unwrap();
+            input.extend_from_slice(&bytes[..count]);
+            assert!(handshake.advance(&mut input, &mut output).unwrap().is_none());
+        }
+        output.push(0);
+        peer.write_all(&output).unwrap();
+        let greeted = loop {
+            if let Some(greeted) = greeter.advance(PATIENCE).pop() {
+                break greeted;
+            }
+        };
+        assert!(matches!(greeted, Greeted::Refused(_, HandshakeError::Order)));
     }
 
     /// Engines connect while `flood` makes connections whose first bytes are these.

@@ -457,6 +457,9 @@ fn read_message(
         Err(RingError::BadHeader) => {
             // The engine drops it with its reason.
             source.advance();
+            if mutants::on("lose_bad_header") {
+                return Ok(false);
+            }
             begin_message(outgoing, &MessageHead { mqueue, ..MessageHead::default() }, 0);
             return Ok(true);
         }

@@ -8,7 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use mqueue::abi::kind;
-use mqueue::{Consumer, Head, MappedMemory, MqueuePlan, Producer, Region, RegionPlan, RingPlan};
+use mqueue::{
+    Consumer, Head, MappedMemory, MqueuePlan, Producer, Region, RegionPlan, RingError, RingPlan,
+};
 use proptest::prelude::*;
 use remote::{Channel, Ends, Greeted, Greeter, Mirror, Secret, Side, connect};
 use sys::{RegionOptions, SharedMemory};
@@ -254,6 +256,32 @@ fn an_mqueue_without_room_in_its_arena_waits_and_the_other_goes_on() {
         reader.advance();
         reader.release();
     }
+}
+
+/// The engine, which ends the request with a reason, learns of it.
+#[test]
+fn a_message_with_an_invalid_header_has_one_on_the_other_side_too() {
+    let (mut mirror, mut peer, mut users) = beside(narrow());
+    let mut blocks = install_blocks(&mut peer);
+    for (token, kind) in [(1, 0), (2, kind::MESSAGE)] {
+        blocks[0].0.push(Head { token, tag: 0, kind, status: 0 }, b"x").unwrap();
+    }
+    blocks[0].0.publish();
+    let deadline = Instant::now() + PATIENCE;
+    let (reader, mut seen) = (&mut users[0].1, Vec::new());
+    while seen.len() < 2 {
+        assert!(Instant::now() < deadline, "a message does not arrive");
+        turn(&mut peer).unwrap();
+        turn(&mut mirror).unwrap();
+        match reader.peek() {
+            Ok(None) => continue,
+            Ok(Some(header)) => seen.push(Ok(header.token)),
+            Err(error) => seen.push(Err(error)),
+        }
+        reader.advance();
+        reader.release();
+    }
+    assert_eq!(seen, [Err(RingError::BadHeader), Ok(2)]);
 }
 
 /// Turns both sides until one ends; the sentence.

@@ -73,6 +73,23 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     ),
     mutant(
+        "wait_for_proofs",
+        "a stranger keeps its place at a listener of links without a limit",
+        &["crates/remote/src/greet.rs::a_peer_without_a_proof_loses_its_place_after_its_time"],
+    ),
+    mutant(
+        "lose_early_bytes",
+        "bytes that follow a proof at once are lost",
+        &["crates/remote/src/greet.rs::bytes_behind_a_proof_end_the_connection"],
+    ),
+    mutant(
+        "lose_bad_header",
+        "a message with an invalid header does not reach the engine",
+        &[
+            "crates/remote/tests/mirror.rs::a_message_with_an_invalid_header_has_one_on_the_other_side_too",
+        ],
+    ),
+    mutant(
         "believe_released",
         "slots are free whose messages the other side never got",
         &[
