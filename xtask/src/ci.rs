@@ -202,6 +202,20 @@ const STEPS: &[Step] = &[
     ),
     after_changes(
         &[
+            "crates/wire/src/framing/memcached",
+            "crates/engine/src/endpoint/",
+            "crates/onpath/src/builtin/memcached_cache",
+            "crates/server/tests/memcached_fuzz",
+        ],
+        "memcached",
+        "generated commands, straight to memcached and through the proxy",
+        || {
+            let seeds = [("SERVAL_MEMCACHED_SEEDS", "1500"), ("SERVAL_MEMCACHED_SECONDS", "150")];
+            command("cargo test --quiet --package serval-server --test memcached_fuzz", &seeds)
+        },
+    ),
+    after_changes(
+        &[
             "tools/remote-netns",
             "crates/remote/",
             "crates/runtime/",
@@ -666,6 +680,7 @@ mod tests {
             ("device/kernels/echo.cpp", "nvcc"),
             ("device/include/serval/kernel.h", "tsan"),
             ("crates/wire/src/framing.rs", "fuzz"),
+            ("crates/wire/src/framing/memcached/command.rs", "memcached"),
             ("crates/engine/src/worker.rs", "mutants"),
             ("crates/engine/src/worker.rs", "seeds"),
             ("docs/benchmarks/udp-echo-1.json", "benchmarks"),
