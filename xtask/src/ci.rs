@@ -208,7 +208,7 @@ const STEPS: &[Step] = &[
             "crates/server/tests/memcached_fuzz",
         ],
         "memcached",
-        "generated commands, straight to memcached and through the proxy",
+        "generated commands with and without the proxy",
         || {
             let seeds = [("SERVAL_MEMCACHED_SEEDS", "1500"), ("SERVAL_MEMCACHED_SECONDS", "150")];
             command("cargo test --quiet --package serval-server --test memcached_fuzz", &seeds)
