@@ -208,6 +208,20 @@ const STEPS: &[Step] = &[
     ),
     after_changes(
         &[
+            "crates/wire/src/framing/memcached",
+            "crates/engine/src/endpoint/",
+            "crates/onpath/src/builtin/memcached_cache",
+            "crates/server/tests/memcached_fuzz",
+        ],
+        "memcached",
+        "generated commands with and without the proxy",
+        || {
+            let seeds = [("SERVAL_MEMCACHED_SEEDS", "1500"), ("SERVAL_MEMCACHED_SECONDS", "150")];
+            command("cargo test --quiet --package serval-server --test memcached_fuzz", &seeds)
+        },
+    ),
+    after_changes(
+        &[
             "tools/remote-netns",
             "crates/remote/",
             "crates/runtime/",
@@ -679,6 +693,7 @@ mod tests {
             ("device/kernels/echo.cpp", "nvcc"),
             ("device/include/serval/kernel.h", "tsan"),
             ("crates/wire/src/framing.rs", "fuzz"),
+            ("crates/wire/src/framing/memcached/command.rs", "memcached"),
             ("crates/engine/src/worker.rs", "mutants"),
             ("crates/transfer/src/flow.rs", "mutants"),
             ("crates/engine/src/worker.rs", "seeds"),

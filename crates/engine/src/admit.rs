@@ -10,6 +10,7 @@
 use mqueue::LoanError;
 use onpath::{Direction, Outcome};
 use wire::DropReason;
+use wire::framing::memcached::is_request;
 use wire::nic::Nic;
 use wire::session::Origin;
 
@@ -236,6 +237,15 @@ impl<H: Hooks> Batch<H> {
         let there = chain.elsewhere(index);
         let submitted = match chain.messages().outcome(index) {
             _ if there.is_some() => turn.hand_to_owner(self.service, &arrival, &message, there),
+            Outcome::Pass
+                if chain.messages().is_written(index)
+                    && matches!(arrival.origin, Origin::Datagram { .. })
+                    && turn.services[self.service].checks_datagrams()
+                    && !is_request(bytes) =>
+            {
+                // What the client sent is a request; a function has replaced it.
+                Err(Refusal::Drop(DropReason::FunctionFailed))
+            }
             Outcome::Pass => turn.submit(self.service, &arrival, &mut message, self.handed_over),
             Outcome::Steer(to) => {
                 turn.submit_to(self.service, &arrival, &mut message, to, self.handed_over)
@@ -311,6 +321,11 @@ impl<H: Hooks> Batch<H> {
         self.bytes += bytes;
         self.count_now(turn);
         turn.services[self.service].count_lost(reason, 1);
+    }
+
+    /// Bytes were received that belong to no message.
+    pub(crate) fn skip(&mut self, bytes: u64) {
+        self.bytes += bytes;
     }
 
     /// Counts the messages so far before the end of one of them is counted: no snapshot may show more ends than

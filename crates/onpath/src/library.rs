@@ -366,8 +366,8 @@ pub const BUILTINS: &[Builtin] = &[
         ],
         texts: &[(
             "by",
-            "whose requests have the rate: `\"service\"` all together; `\"client\"` those of each address, of other clients than \
-             datagrams those of each connection; `\"range\"` those with the same bytes there (`\"service\"`)",
+            "whose requests have the rate: `\"service\"` all together; `\"client\"` those of each address (of IPv6 its first 64 bits), of \
+             other clients than datagrams those of each connection; `\"range\"` those with the same bytes there (`\"service\"`)",
         )],
         file: None,
         instances: rate_limiters,

@@ -188,6 +188,7 @@ impl Config {
         warnings.extend(exposure_warning(&topology, metrics));
         warnings.extend(topology.services.iter().flat_map(arena_warnings));
         warnings.extend(topology.services.iter().filter_map(service::short_reply));
+        warnings.extend(topology.services.iter().flat_map(service::unmatched_backends));
         warnings.extend(exposed_keys(&topology));
         Ok(Self { topology, metrics, control, transfer, settings, warnings })
     }
@@ -596,7 +597,7 @@ mod tests {
         assert!(fixed.len() == 1 && fixed[0].contains("room for 4 requests"), "{fixed:?}");
         assert!(fixed[0].contains("are dropped as no_credit"), "{fixed:?}");
         let text = format!(
-            "{SMALL}arena_bytes = 8192\n[[service.backend]]\nname = \"db\"\nconnect = \"tcp://127.0.0.1:1\"\n"
+            "{SMALL}arena_bytes = 8192\n[[service.backend]]\nname = \"db\"\nconnect = \"tcp://127.0.0.1:1\"\nframing = \"memcached\"\n"
         );
         let backend = parse(&text, &[], &[]).unwrap().warnings;
         assert!(
@@ -616,6 +617,26 @@ mod tests {
         let right = format!("service.a.arena_bytes={right}");
         let raised = ["limits.region_mib=1024", longer, "service.a.slots=256", &right];
         assert!(parse(&text, &[], &raised).unwrap().warnings.is_empty(), "{right}");
+    }
+
+    #[test]
+    fn backends_whose_answers_have_only_their_order_are_reported() {
+        let warnings = |more: &str| {
+            let text = format!("{SMALL}[[service.backend]]\nname = \"db\"\n{more}\n");
+            parse(&text, &[], &[]).unwrap().warnings
+        };
+        for connect in ["connect = \"tcp://127.0.0.1:1\"", "connect = \"udp://127.0.0.1:1\""] {
+            let found = warnings(connect);
+            assert!(
+                found.len() == 1 && found[0].contains("backend \"db\": without `match`"),
+                "{found:?}"
+            );
+            let with_id = "framing = \"length:u16\"\nmatch = \"id:0:4\"";
+            for right in [with_id, "sockets = \"per-request\"", "framing = \"memcached\""] {
+                assert!(warnings(&format!("{connect}\n{right}")).is_empty(), "{right}");
+            }
+        }
+        assert!(warnings("connect = \"transfer\"").is_empty());
     }
 
     #[test]

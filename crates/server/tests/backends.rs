@@ -711,3 +711,57 @@ fn memcached_over_udp_is_matched_by_its_frame_header() {
         finish(server);
     }
 }
+
+/// memcached 1.6 numbers the datagrams of each value by themselves, and has one without content for a key that it does not have.
+fn values_over_udp(request: &[u8]) -> Vec<Vec<u8>> {
+    let (header, command) = request.split_at(8);
+    let command = std::str::from_utf8(command).unwrap();
+    let keys = command.strip_prefix("get ").and_then(|line| line.strip_suffix("\r\n")).unwrap();
+    let mut datagrams = Vec::new();
+    for key in keys.split(' ') {
+        let value = value_of(key);
+        let value = if key == "none" { &[][..] } else { value.strip_suffix(b"END\r\n").unwrap() };
+        let total = if key == "none" {
+            0
+        } else if key == "long" {
+            3
+        } else {
+            1
+        };
+        let part = value.len().div_ceil(usize::from(total).max(1)).max(1);
+        let parts = value.chunks(part).enumerate();
+        datagrams.extend(
+            parts.map(|(n, part)| [&header[..2], &[0, n as u8, 0, total, 0, 0], part].concat()),
+        );
+        if total == 0 {
+            datagrams.push([&header[..2], &[0; 6]].concat());
+        }
+    }
+    datagrams.last_mut().unwrap().extend_from_slice(b"END\r\n");
+    if keys.ends_with("none") {
+        let last = datagrams.last_mut().unwrap();
+        last[5] = 1;
+    }
+    datagrams
+}
+
+#[test]
+fn several_values_of_memcached_over_udp_are_one_answer() {
+    let there = repeats_itself(values_over_udp);
+    let backend = Backend::new("fake", Transport::Udp, there, Framing::Memcached);
+    let server = one_block(Backend { timeout_ms: 15_000, ..backend });
+    all_are_right(&server, 100, |n| {
+        let keys = [
+            ["a", "b", "c"],
+            ["a", "none", "long"],
+            ["none", "none", "none"],
+            ["long", "long", "none"],
+        ][n % 4];
+        let values = keys
+            .iter()
+            .filter(|key| **key != "none")
+            .map(|key| value_of(key).strip_suffix(b"END\r\n").unwrap().to_vec());
+        (get(&keys.join(" ")), [values.flatten().collect(), b"END\r\n".to_vec()].concat())
+    });
+    finish(server);
+}

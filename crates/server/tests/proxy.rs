@@ -113,8 +113,13 @@ fn an_answer_of_several_datagrams_is_delivered_whole() {
     // As many datagrams as the request says; one more with a number that nothing announced.
     let upstream = Upstream::start(|socket, peer, message| {
         let (header, body) = UdpHeader::split(message).unwrap();
-        let total: u16 = std::str::from_utf8(body).unwrap().parse().unwrap();
-        for sequence in 0..total {
+        let command = std::str::from_utf8(body).unwrap();
+        let total = command.strip_prefix("mg k").and_then(|rest| rest.strip_suffix("\r\n"));
+        let total: u16 = total.unwrap().parse().unwrap();
+        // The last one may come before the others.
+        let (last, first) = (total - 1..total, 0..total - 1);
+        let order = if total == 2 { last.chain(first) } else { first.chain(last) };
+        for sequence in order {
             let part = UdpHeader { sequence, total, ..header }.bytes();
             socket.send_to(&[&part[..], &[sequence as u8; 1392]].concat(), peer).unwrap();
         }
@@ -127,8 +132,10 @@ fn an_answer_of_several_datagrams_is_delivered_whole() {
     for (id, total) in [(1, 1u16), (2, 40), (3, 2), (4, 1)] {
         for client in &clients {
             let header = UdpHeader::request(id).bytes();
-            client.send(&[&header[..], total.to_string().as_bytes()].concat()).unwrap();
-            for sequence in 0..total {
+            let command = format!("mg k{total}\r\n");
+            client.send(&[&header[..], command.as_bytes()].concat()).unwrap();
+            for number in 0..total {
+                let sequence = if total == 2 { 1 - number } else { number };
                 let mut answer = [0; 2000];
                 let len = receive(client, &mut answer).expect("a datagram in time");
                 let (header, body) = UdpHeader::split(&answer[..len]).unwrap();

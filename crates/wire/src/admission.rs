@@ -9,7 +9,7 @@
 //! hash is not a protection: a client that chooses keys or ports can aim at one mqueue; credits limit the damage.
 
 use crate::drop_reason::DropReason;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 use twox_hash::XxHash3_64;
 
@@ -120,6 +120,19 @@ impl FromStr for KeyRange {
 impl std::fmt::Display for KeyRange {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}:{}", self.offset, self.len)
+    }
+}
+
+/// The bits of an IPv6 address that identify a host: hosts choose the others as they like (RFC 4291, RFC 8981).
+const HOST_BITS: u32 = 64;
+
+/// What an address says about its host: of IPv6 the first 64 bits, and an IPv4 address whole, also within one of IPv6.
+pub fn host_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => {
+            IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> HOST_BITS << HOST_BITS))
+        }
+        address => address,
     }
 }
 

@@ -123,7 +123,7 @@ drop_reasons! {
     Truncated = 1, "truncated", Intake,
         "A client sends datagrams longer than any message. There is nothing to do on the server.";
     /// Bytes of a TCP stream that break the port's framing; the connection is closed, unless the
-    /// framing can tell where the next message begins.
+    /// framing can tell where the next message begins. Or a datagram to a proxy of memcached that is not exactly one command.
     BadFraming = 2, "bad_framing", Intake(BadCommand),
         "The client and `framing` do not agree, or a program that is not a client of this service \
          connects to the port. `--tap` records the traffic for Wireshark.";

@@ -36,7 +36,7 @@
 //! * An `Err` says that the stream cannot be understood any further. The caller sends the error reply
 //!   of the protocol if it has one, counts [`FramingError::drop_reason`] and closes the connection.
 //! * What can be refused without losing the place in the stream is [`Parsed::Refused`]; the connection
-//!   goes on.
+//!   goes on. Its data may follow as [`Parsed::Skipped`], however long they are.
 //! * Bytes left when the peer closes its side are a truncated message: the grammars know no end but
 //!   their own.
 //!
@@ -51,11 +51,11 @@ mod fixed;
 mod grammar;
 mod length;
 mod line;
-mod memcached;
+pub mod memcached;
 mod raw;
 mod sockperf;
 
-pub use error::{ErrorReply, FramingConfigError, FramingError, FramingParseError};
+pub use error::{CommandError, ErrorReply, FramingConfigError, FramingError, FramingParseError};
 pub use grammar::{Alike, Delimits, Expects, Fence, ParseState, Parsed};
 pub use memcached::{Assembly, Piece, UDP_HEADER_BYTES, UdpHeader};
 pub use sockperf::SOCKPERF_HEADER_BYTES;
@@ -512,6 +512,7 @@ mod tests {
     #[test]
     fn only_memcached_can_report_errors() {
         let all = [
+            ErrorReply::Command(CommandError::Delete),
             ErrorReply::UnknownCommand,
             ErrorReply::BadCommand,
             ErrorReply::BadDataBlock,
@@ -540,6 +541,12 @@ mod tests {
             (E::BadHeader, D::BadFraming, D::BackendProtocol, R::BadCommand),
             (E::UnknownCommand, D::BadFraming, D::BackendProtocol, R::UnknownCommand),
             (E::BadCommand, D::BadFraming, D::BackendProtocol, R::BadCommand),
+            (
+                E::Command(CommandError::Key),
+                D::BadFraming,
+                D::BackendProtocol,
+                R::Command(CommandError::Key),
+            ),
             (E::BadDataBlock, D::BadFraming, D::BackendProtocol, R::BadDataBlock),
             (E::BadResponse, D::ReplyUnframable, D::BackendProtocol, R::Failed),
             (E::Unframable, D::ReplyUnframable, D::BackendProtocol, R::Failed),

@@ -131,6 +131,66 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "each worker has buckets of its own",
         &["crates/onpath/tests/functions/builtins.rs::a_rate_is_that_of_all_workers_together"],
     ),
+    mutant(
+        "limit_each_address",
+        "a host of IPv6 has a rate for each of its addresses",
+        &["crates/onpath/tests/functions/builtins.rs::each_client_has_the_rate"],
+    ),
+    // Commands of memcached.
+    mutant(
+        "memcached_flags_unchecked",
+        "a line with wrong flags is taken for a command",
+        &[
+            "crates/server/tests/memcached_commands.rs::data_of_a_refused_line_are_commands_for_the_proxy_as_for_memcached",
+        ],
+    ),
+    mutant(
+        "memcached_refused_data",
+        "what follows a refused line is taken for its data",
+        &[
+            "crates/server/tests/memcached_commands.rs::data_of_a_refused_line_are_commands_for_the_proxy_as_for_memcached",
+        ],
+    ),
+    mutant(
+        "memcached_error_after_noreply",
+        "a malformed command with `noreply` is answered",
+        &[
+            "crates/server/tests/memcached_commands.rs::data_of_a_refused_line_are_commands_for_the_proxy_as_for_memcached",
+        ],
+    ),
+    mutant(
+        "memcached_limit_ends",
+        "a value over the limit ends the connection",
+        &[
+            "crates/server/tests/memcached_commands.rs::a_value_over_the_limit_is_swallowed_and_answered",
+        ],
+    ),
+    mutant(
+        "memcached_key_as_asked",
+        "a key in base64 is not the one that was asked for",
+        &[
+            "crates/server/tests/memcached_commands.rs::keys_have_any_bytes_and_are_returned_as_they_were_stored",
+        ],
+    ),
+    mutant(
+        "pass_any_datagram",
+        "memcached gets datagrams that are not one command",
+        &[
+            "crates/server/tests/memcached_commands.rs::a_datagram_that_is_not_one_command_does_not_reach_memcached",
+        ],
+    ),
+    mutant(
+        "first_value_only",
+        "of a datagram with several keys the client gets one value",
+        &[
+            "crates/server/tests/memcached_commands.rs::all_values_of_a_datagram_with_several_keys_arrive",
+        ],
+    ),
+    mutant(
+        "first_value_of_backend",
+        "of a datagram with several keys a kernel gets one value",
+        &["crates/server/tests/backends.rs::several_values_of_memcached_over_udp_are_one_answer"],
+    ),
     // The cache in front of memcached.
     mutant(
         "cache_write_unseen",
@@ -205,6 +265,41 @@ pub(super) const MUTANTS: &[Mutant] = &[
         &[HISTORY],
     ),
     mutant("cache_base64_as_text", "a key in base64 is taken for another one", &[HISTORY]),
+    mutant(
+        "cache_mix_answers",
+        "an answer of several datagrams is delivered though its identifier was used again",
+        &[
+            "crates/onpath/tests/functions/cache_tickets.rs::an_answer_of_several_datagrams_whose_identifier_was_used_again_is_not_delivered",
+        ],
+    ),
+    mutant(
+        "cache_write_again",
+        "a write that waits and is shown again has several tickets",
+        &[
+            "crates/onpath/tests/functions/cache_tickets.rs::a_message_that_waits_and_is_shown_again_has_one_ticket",
+        ],
+    ),
+    mutant(
+        "cache_ask_again",
+        "a read that waits and is shown again has several tickets",
+        &[
+            "crates/onpath/tests/functions/cache_tickets.rs::a_message_that_waits_and_is_shown_again_has_one_ticket",
+        ],
+    ),
+    mutant(
+        "cache_fill_dropped",
+        "a value is kept that another function has dropped",
+        &[
+            "crates/onpath/tests/functions/cache_tickets.rs::what_another_function_has_dropped_is_not_kept",
+        ],
+    ),
+    mutant(
+        "cache_restart_grace",
+        "the grace period of a lost write begins again when its connection ends",
+        &[
+            "crates/onpath/tests/functions/cache_tickets.rs::the_grace_period_of_a_lost_write_begins_once",
+        ],
+    ),
     // Tokens.
     mutant(
         "reuse_token",

@@ -11,6 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use wire::DropReason;
 use wire::admission::{flow_hash, reply_allowed};
 use wire::framing::Expects;
+use wire::framing::memcached::is_request;
 use wire::nic::{
     Datagram, Nic, PortIndex, RxBatch, Train, Transport, TxBatch, TxItem, UDP_PAYLOAD_MAX,
 };
@@ -474,10 +475,16 @@ impl UdpPorts {
     ) {
         let Self { ports, sources, rx, .. } = self;
         let mut sender = Sender::of_port(&ports[index], index, sources);
-        let mut batch = Batch::of_clients(sender.service, hooks);
+        let service = sender.service;
+        let checks = turn.services[service].checks_datagrams();
+        let mut batch = Batch::of_clients(service, hooks);
         for datagram in &rx.items {
             let Some(arrival) = sender.arrival_or_lost(turn, datagram) else { continue };
             let mut payload = rx.payload(datagram);
+            if checks && !is_request(payload) {
+                turn.services[service].count_lost(DropReason::BadFraming, 1);
+                continue;
+            }
             if H::ATTACHED {
                 if batch.shown() == SHOWN_MAX || !batch.show(arrival, payload) {
                     ports[index].admit_shown(turn, &mut batch);

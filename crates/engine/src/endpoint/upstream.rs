@@ -35,6 +35,7 @@
 
 mod answers;
 mod flows;
+mod parts;
 pub(crate) mod relay;
 mod requests;
 mod stream_requests;

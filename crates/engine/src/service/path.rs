@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use onpath::{Arranged, Chain, Link};
+use wire::framing::Framing;
 
 use crate::service::chain::Attached;
 use crate::service::share::ServiceShare;
@@ -48,6 +49,13 @@ impl ServiceShare {
     #[inline]
     pub(crate) fn relays_streams(&self) -> bool {
         self.upstream.as_ref().is_some_and(|upstream| upstream.relays_streams())
+    }
+
+    /// Whether datagrams have to be requests of the framing: memcached, behind a proxy, takes what is not one for several.
+    #[inline]
+    pub(crate) fn checks_datagrams(&self) -> bool {
+        let is_checked = self.framing == Framing::Memcached && self.upstream.is_some();
+        is_checked && !mutants::on("pass_any_datagram")
     }
 
     /// Time that its functions have taken since the last call.

@@ -44,7 +44,7 @@ use self::answer::{
     Answer, FirstLine, Head, ends_write, read_answer, write_end, write_meta, write_question,
     write_stats,
 };
-use self::command::{Command, FlushAt, Form, KEY_BYTES_MAX, Key, decode_key, sort};
+use self::command::{Command, FlushAt, Form, KEY_BYTES_MAX, Key, sort};
 use self::epochs::{Epochs, Scope};
 use self::flight::{Flight, Purpose, Read, Secret, Sent};
 use self::hits::{Asks, split};
@@ -265,10 +265,7 @@ impl MemcachedCache {
     fn scope_of(&self, key: &Key<'_>) -> Scope {
         let Shared { epochs, secret, .. } = &*self.shared;
         let mut decoded = [0; KEY_BYTES_MAX];
-        let bytes = match key.base64 && !mutants::on("cache_base64_as_text") {
-            true => decode_key(key.text, &mut decoded),
-            false => Some(key.text),
-        };
+        let bytes = key.bytes(&mut decoded);
         bytes.map_or(Scope::Whole, |key| Scope::Slot(epochs.slot_of(secret.hash(key))))
     }
 
@@ -296,7 +293,9 @@ impl MemcachedCache {
         let Some(flight) = &mut self.flight else { return };
         let has_room = flight.has_room_to_read(&asked.sent);
         let is_known = match &asked.sent {
-            Sent::Stream { client, number } => flight.has(client, *number),
+            Sent::Stream { client, number } => {
+                flight.has(client, *number) && !mutants::on("cache_ask_again")
+            }
             Sent::Datagram { client, id } => flight.awaits(client, *id),
         };
         // No question is longer than this.
@@ -319,7 +318,9 @@ impl MemcachedCache {
     fn write(&mut self, messages: &mut Messages, asked: &Asked, purpose: Purpose, forgotten: bool) {
         let Some(flight) = &mut self.flight else { return };
         let is_datagram = matches!(asked.sent, Sent::Datagram { .. });
-        if matches!(&asked.sent, Sent::Stream { client, number } if flight.has(client, *number)) {
+        let is_known =
+            matches!(&asked.sent, Sent::Stream { client, number } if flight.has(client, *number));
+        if is_known && !mutants::on("cache_write_again") {
             return;
         }
         if !flight.has_room(&asked.sent) || is_datagram && self.settings[AT_UDP_WRITES] == 0 {
@@ -413,7 +414,7 @@ impl MemcachedCache {
         if read.pieces >= header.total {
             flight.end(mark, &self.shared.epochs, now_ns);
         }
-        if header.total > 1 && read.confused {
+        if header.total > 1 && read.confused && !mutants::on("cache_mix_answers") {
             // A part of it may answer another request.
             return messages.drop(index, DropReason::FunctionDrop);
         }
@@ -471,7 +472,8 @@ impl MemcachedCache {
                     Form::Meta { .. } => write_meta(body, out),
                 }
                 out.extend_from_slice(&body[line..]);
-                if body.len() == line + len + 2 && messages.is_open(index) {
+                let is_open = messages.is_open(index) || mutants::on("cache_fill_dropped");
+                if body.len() == line + len + 2 && is_open {
                     keep(
                         store,
                         &mut self.counts,

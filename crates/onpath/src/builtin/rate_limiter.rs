@@ -1,8 +1,8 @@
 //! Drops requests above a rate: of the service, of each client, or of each value of a range of bytes.
 //!
 //! The rule is the generic cell rate algorithm (ATM Forum, 1996), a token bucket in one word: the time at which the bucket would be full. All
-//! workers share the buckets, so the rate is that of the whole service. A datagram's client is its address without the port, any other client is
-//! its connection.
+//! workers share the buckets, so the rate is that of the whole service. A datagram's client is its address without the port, of IPv6 the first 64
+//! bits, which identify a host; any other client is its connection.
 //!
 //! Buckets are in a table of fixed size. A bucket that is full again says nothing, so its place may be taken. If there is none near the place
 //! of a new one, requests use one common bucket: a client that sends from many addresses gets the rate of one more client.
@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use wire::DropReason;
+use wire::admission::host_of;
 use wire::session::Origin;
 
 use crate::function::{Direction, Failure, Function, Merge, Register};
@@ -145,7 +146,10 @@ impl RateLimiter {
         let hash = match self.by {
             By::Service => return Some(0),
             By::Client => match &messages.request(index).origin {
-                Origin::Datagram { peer, .. } => hasher.hash_one(peer.ip()),
+                Origin::Datagram { peer, .. } if mutants::on("limit_each_address") => {
+                    hasher.hash_one(peer.ip())
+                }
+                Origin::Datagram { peer, .. } => hasher.hash_one(host_of(peer.ip())),
                 Origin::Client(client) => hasher.hash_one(client),
             },
             By::Range => {

@@ -166,6 +166,12 @@ fn each_client_has_the_rate() {
         0,
         "another port, one client"
     );
+    // A host chooses the last 64 bits of its IPv6 address as it likes, and may have an IPv4 address within one.
+    let five = |address: &str| [(from(address), &b"x"[..]); 5];
+    assert_eq!(workers.passed(0, &five("[2001:db8:0:1:1:2:3:4]:1")), 3);
+    assert_eq!(workers.passed(0, &five("[2001:db8:0:1:5:6:7:8]:1")), 0, "the same network");
+    assert_eq!(workers.passed(0, &five("[2001:db8:0:2:1:2:3:4]:1")), 3, "another network");
+    assert_eq!(workers.passed(0, &five("[::ffff:10.0.0.1]:1")), 0, "an address of IPv4");
     // A flood from 262 144 addresses: few of them find a bucket, and the others have one rate in common.
     let mut flooded = 0;
     for address in 0..1 << 18 {

@@ -16,19 +16,19 @@ const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
 
 /// The caches of several workers, and one client of each.
-struct Caches {
+pub(crate) struct Caches {
     code: Code,
     spec: Spec,
-    chains: Vec<Chain>,
-    waiting: Vec<Option<Link>>,
-    messages: Messages,
-    now_ns: u64,
+    pub(crate) chains: Vec<Chain>,
+    pub(crate) waiting: Vec<Option<Link>>,
+    pub(crate) messages: Messages,
+    pub(crate) now_ns: u64,
     asked: u64,
 }
 
 impl Caches {
     /// None is attached.
-    fn new(workers: usize, params: &[(&str, u64)]) -> Self {
+    pub(crate) fn new(workers: usize, params: &[(&str, u64)]) -> Self {
         let mut spec = Spec::new("hot", "memcached-cache");
         spec.params = vec![("memory_mib".into(), 1.into()), ("grace_ms".into(), 100.into())];
         spec.params.extend(params.iter().map(|(name, value)| ((*name).into(), (*value).into())));
@@ -59,7 +59,7 @@ impl Caches {
     }
 
     /// All are attached, and the grace period is over.
-    fn attached(workers: usize, params: &[(&str, u64)]) -> Self {
+    pub(crate) fn attached(workers: usize, params: &[(&str, u64)]) -> Self {
         let mut caches = Self::new(workers, params);
         (0..workers).for_each(|worker| caches.attach(worker));
         caches.pass_ms(1);
@@ -67,13 +67,13 @@ impl Caches {
         caches
     }
 
-    fn pass_ms(&mut self, ms: u64) {
+    pub(crate) fn pass_ms(&mut self, ms: u64) {
         self.now_ns += ms * MS;
         let now_ns = self.now_ns;
         self.chains.iter_mut().for_each(|chain| chain.notify(&Notice::Tick { now_ns }));
     }
 
-    fn decide(
+    pub(crate) fn decide(
         &mut self,
         worker: usize,
         direction: Direction,
@@ -138,7 +138,7 @@ impl Caches {
 }
 
 /// The mark of a question of the cache.
-fn mark(question: &str) -> Option<&str> {
+pub(crate) fn mark(question: &str) -> Option<&str> {
     question.starts_with("mg ").then(|| question.trim_end().rsplit(' ').next().unwrap())
 }
 

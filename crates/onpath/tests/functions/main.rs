@@ -3,6 +3,7 @@
 mod builtins;
 mod cache;
 mod cache_history;
+mod cache_tickets;
 mod chain;
 mod coap_auth;
 mod sketch;

@@ -597,6 +597,22 @@ fn check_messages(
     }
 }
 
+/// The warnings about backends whose answers nothing but their order assigns to requests.
+pub(super) fn unmatched_backends(service: &Service) -> Vec<String> {
+    let is_unmatched = |backend: &&Backend| {
+        let is_server = backend.memory_bytes == 0 && backend.sockets == Sockets::Persistent;
+        is_server && backend.matching.is_none() && backend.framing != Framing::Memcached
+    };
+    let warning = |backend: &Backend| {
+        format!(
+            "service {:?}, backend {:?}: without `match` an answer that comes twice, late or in another order goes to the wrong request; write \
+             match = \"id:OFFSET:LENGTH\" if its messages have an id, or sockets = \"per-request\"",
+            service.name, backend.name
+        )
+    };
+    service.backends.iter().filter(is_unmatched).map(warning).collect()
+}
+
 fn read_backend(
     report: &mut Report<'_>,
     table: &Table,

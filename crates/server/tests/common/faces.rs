@@ -18,9 +18,14 @@ pub(crate) struct Memcached {
 
 impl Memcached {
     pub(crate) fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// With these options besides.
+    pub(crate) fn start_with(options: &[&str]) -> Self {
         // The port was free a moment ago: if it was taken meanwhile, another one is tried.
         for _ in 0..10 {
-            if let Some(memcached) = Self::start_on(free_port()) {
+            if let Some(memcached) = Self::start_on_with(free_port(), options) {
                 return memcached;
             }
         }
@@ -28,6 +33,10 @@ impl Memcached {
     }
 
     pub(crate) fn start_on(port: u16) -> Option<Self> {
+        Self::start_on_with(port, &[])
+    }
+
+    fn start_on_with(port: u16, options: &[&str]) -> Option<Self> {
         let mut command = Command::new("memcached");
         command.args([
             "-l",
@@ -39,7 +48,7 @@ impl Memcached {
             "-u",
             "nobody",
         ]);
-        command.args(["-m", "16", "-t", "1"]).stderr(Stdio::null());
+        command.args(["-m", "16", "-t", "1"]).args(options).stderr(Stdio::null());
         let mut memcached = Self { port, process: Peer::start(&mut command, GET_MEMCACHED) };
         let deadline = Instant::now() + PATIENCE;
         while Instant::now() < deadline {

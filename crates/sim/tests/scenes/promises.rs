@@ -456,8 +456,8 @@ fn a_full_window_has_room_for_the_end() {
     let mut scene = script.play();
     let caller = scene.connect();
     let body = scene.call(caller, request(0));
-    // The command line announces a block of unknown length: nothing after it can be parsed.
-    scene.say(caller, b"set key 0 0 x\r\n");
+    // The binary protocol: nothing after it can be parsed.
+    scene.say(caller, b"\x80\r\n");
     scene.wait_ms(3);
     let reply = sim::message::reply_payload(Framing::Memcached, &body.reply(), Flavor::Plain);
     let expected = [&reply[..], b"CLIENT_ERROR bad command line format\r\n"].concat();

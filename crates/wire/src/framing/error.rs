@@ -18,6 +18,9 @@ pub enum FramingError {
     /// memcached: the command line is malformed.
     #[error("the memcached command line is malformed")]
     BadCommand,
+    /// memcached: the command line is malformed, for which the protocol has a text of its own.
+    #[error("the memcached command line is malformed")]
+    Command(CommandError),
     /// A memcached data block does not end in CR LF where its length says.
     #[error("the memcached data block does not end where its length says")]
     BadDataBlock,
@@ -34,9 +37,70 @@ pub enum FramingError {
     NotAnswered,
 }
 
+macro_rules! command_errors {
+    ($( $(#[doc = $doc:literal])+ $variant:ident = $text:literal; )+) => {
+        /// What is wrong with a command line of memcached, where memcached 1.6.18 has words for it.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum CommandError { $( $(#[doc = $doc])+ $variant, )+ }
+
+        impl CommandError {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[ $( Self::$variant, )+ ];
+
+            /// The error line.
+            pub const fn reply(self) -> &'static [u8] {
+                match self { $( Self::$variant => concat!("CLIENT_ERROR ", $text, "\r\n").as_bytes(), )+ }
+            }
+        }
+    };
+}
+
+command_errors! {
+    /// The expiry time of `touch`, `gat` and `gats`, or the delay of `flush_all`.
+    Exptime = "invalid exptime argument";
+    /// The amount of `incr` and `decr`.
+    Delta = "invalid numeric delta argument";
+    /// What follows the key of `delete`.
+    Delete = "bad command line format.  Usage: delete <key> [noreply]";
+    /// Too many flags of `mg`.
+    MetaGetFlags = "options flags are too long";
+    /// Too many flags of another meta command.
+    MetaFlags = "options flags too long";
+    /// A flag twice.
+    DuplicateFlag = "duplicate flag";
+    /// An unknown flag.
+    InvalidFlag = "invalid flag";
+    /// One of these, of `md` and `ma`.
+    AnyFlag = "invalid or duplicate flag";
+    /// A key that is not in base64.
+    Key = "error decoding key";
+    /// The number of a flag.
+    FlagValue = "bad token in command line format";
+    /// The length of a mode.
+    ModeLength = "incorrect length for M token";
+    /// The mode of `ms`.
+    SetMode = "invalid mode for ms M token";
+    /// The mode of `ma`.
+    ArithmeticMode = "invalid mode for ma M token";
+    /// The first value of `ma`.
+    Initial = "invalid numeric initial value";
+    /// The amount of `ma`.
+    DeltaValue = "invalid numeric delta value";
+    /// The length of an opaque.
+    Opaque = "opaque token too long";
+}
+
+impl From<CommandError> for FramingError {
+    fn from(error: CommandError) -> Self {
+        Self::Command(error)
+    }
+}
+
 /// The content of an error reply. See [`Framing::error_reply`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorReply {
+    /// The request is malformed, with the words of memcached.
+    Command(CommandError),
     /// No such command.
     UnknownCommand,
     /// The request is malformed.
@@ -113,6 +177,7 @@ impl FramingError {
             Self::BadHeader
             | Self::UnknownCommand
             | Self::BadCommand
+            | Self::Command(_)
             | Self::BadDataBlock
             | Self::NotAnswered => DropReason::BadFraming,
         }
@@ -133,6 +198,7 @@ impl From<FramingError> for ErrorReply {
             FramingError::TooLong => Self::TooLong,
             FramingError::UnknownCommand => Self::UnknownCommand,
             FramingError::BadHeader | FramingError::BadCommand => Self::BadCommand,
+            FramingError::Command(error) => Self::Command(error),
             FramingError::BadDataBlock => Self::BadDataBlock,
             FramingError::BadResponse | FramingError::Unframable | FramingError::NotAnswered => {
                 Self::Failed

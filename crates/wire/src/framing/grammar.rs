@@ -144,7 +144,8 @@ pub struct Fence {
 }
 
 /// How far the parser has read the front of a connection's buffer. Starts as `default()`; belongs to
-/// one direction of one connection; is back at its default whenever a message has been taken.
+/// one direction of one connection; is back at its default whenever a message has been taken, unless data of a refused one are to be
+/// skipped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ParseState {
     /// Offset of the line or part under examination; everything before it is valid.
@@ -184,6 +185,13 @@ pub enum Parsed {
         consumed: usize,
         /// The error.
         error: FramingError,
+        /// The client asked for no answer, also none to errors: it gets none.
+        silent: bool,
+    },
+    /// A part of the data of a message that was refused. Nothing is answered.
+    Skipped {
+        /// Bytes to remove from the front of the buffer, at least 1.
+        consumed: usize,
     },
     /// The client asks to close the connection: send the replies that are due, then close. Later bytes are ignored.
     Quit {

@@ -20,20 +20,27 @@
 //! ```
 //!
 //! Words are separated by spaces and a bare LF ends a command line as well as CR LF does, as in
-//! memcached itself. A key has 1 to 250 bytes. A command line holds no control characters; memcached
-//! does not check that, although its document demands it, and a CR inside a key would come back inside
-//! a response. A command line has at most 2048 bytes, those of `get`, `gets`, `gat` and `gats` as many
-//! as a message may have. What the framing does not need, it does not check: flags, expiry times and
-//! amounts are the kernel's affair.
+//! memcached itself. A key has 1 to 250 bytes, also control characters: memcached does not check that. A command
+//! line has at most 2048 bytes, those of `get`, `gets`, `gat` and `gats` as many as a message may have.
 //!
-//! * An unknown command is refused with `ERROR`, a malformed command without a data block with
-//!   `CLIENT_ERROR`; in both cases the end of the command is known and the connection goes on. Commands
-//!   that administer memcached's own memory and log (`slabs`, `lru`, `watch`, ...) are unknown.
-//! * A malformed command line that announces a data block ends the connection, after `CLIENT_ERROR`:
-//!   whether and where a block follows cannot be told, and taking stored data for commands, as memcached
-//!   does, would let one client's value become another one's command. A block that does not end where
-//!   its length says likewise.
-//! * `quit` is [`Parsed::Quit`].
+//! What memcached checks is checked here too (`command.rs`): the number of words, flags, expiry times, lengths, numbers for `cas`,
+//! flags of meta commands, keys in base64. So what is forwarded is what memcached executes, and the data block that a line has here is
+//! the one that memcached takes. After an error the stream goes on where memcached goes on:
+//!
+//! * An unknown command is refused with `ERROR`, a malformed one with the text of memcached 1.6.18, or without one if its last word is
+//!   `noreply`. It has no data block, whatever its line says: what follows are commands. Commands
+//!   that administer memcached's own memory and log (`slabs`, `lru`, `watch`, ...) are unknown, and `bget` is.
+//! * `ms` with wrong flags is refused, and its data block is skipped.
+//! * A block that does not end where its length says is refused; what is behind that length are commands.
+//! * A block that is longer than a message may be is refused by its command line, and skipped.
+//! * Numbers have digits only, expiry times also a minus. memcached also takes white space, a plus, and numbers that it cuts to 32
+//!   bits; newer versions take them differently. Such a line, and one with a NUL, behind which memcached sees nothing, is refused. The data block
+//!   that memcached 1.6.18 would take is skipped.
+//! * A key in base64 that stands for bytes with an LF is refused where memcached may write these bytes into its answer: in `me`, and in
+//!   `mg` with `k`.
+//! * The flags `E` and `x` of newer versions are passed on.
+//! * `quit` is [`Parsed::Quit`], and so is an HTTP request, on which memcached hangs up.
+//! * A line that is too long ends the connection.
 //! * With `noreply` a command expects [`Expects::Nothing`]. The meta flag `q` only suppresses the
 //!   nominal outcome (a miss of `mg`, the success of `ms`, `md` and `ma`), so a quiet command is
 //!   [`Expects::ReplyOrNothing`]. `mn` and `me` always answer.
@@ -54,17 +61,23 @@
 //!
 //! Responses carry no number, so a backend's response is compared with the command that it would answer
 //! ([`super::Framing::fits`]): the keys of `VALUE` lines, the flags `k` and `O` of meta commands where the command has
-//! them, else the kind of the response. An error line fits every command.
+//! them, else the kind of the response. An error line fits every command. memcached writes a key in base64, or not, as it was when it was
+//! stored, not as it is asked for.
 //!
 //! `noreply` and quiet commands are never sent to a backend: memcached still answers them when they fail, and one
 //! unexpected answer would shift all later ones. A kernel that does not need an answer ignores it.
 
+mod base64;
+mod command;
 mod datagram;
 mod matching;
+mod number;
 mod request;
 mod response;
 
-pub use datagram::{Assembly, Piece, UDP_HEADER_BYTES, UdpHeader};
+pub use base64::Decoded;
+pub use command::{Command, Verb};
+pub use datagram::{Assembly, Piece, UDP_HEADER_BYTES, UdpHeader, bytes_left, is_request};
 
 #[cfg(doc)]
 use super::Parsed;
@@ -73,7 +86,7 @@ use super::{
 };
 
 /// Longest key in bytes.
-const KEY_BYTES_MAX: usize = 250;
+pub const KEY_BYTES_MAX: usize = 250;
 /// Longest command or response line in bytes with its terminator, other than retrieval commands.
 const LINE_BYTES_MAX: usize = 2048;
 /// Ends response lines and data blocks.
@@ -125,9 +138,8 @@ impl Grammar for Memcached {
     }
 
     fn malformed(&self, _max: usize) -> Vec<Vec<u8>> {
-        // An invalid length, the binary protocol, a block of another length.
-        let all = [&b"set a 0 0 x\r\n"[..], b"\x80\x01", b"set a 0 0 1\r\nabc\r\n"];
-        all.map(<[u8]>::to_vec).to_vec()
+        // The binary protocol: what is wrong with a command ends no connection.
+        [&b"\x80\x01"[..], b"\x80", b"\x80get a\r\n"].map(<[u8]>::to_vec).to_vec()
     }
 
     fn check(&self, _sizes: &Sizes) -> Result<(), FramingConfigError> {
@@ -195,6 +207,7 @@ impl Grammar for Memcached {
 
     fn error_reply(&self, what: ErrorReply) -> Option<&'static [u8]> {
         Some(match what {
+            ErrorReply::Command(error) => error.reply(),
             ErrorReply::UnknownCommand => b"ERROR\r\n",
             ErrorReply::BadCommand => b"CLIENT_ERROR bad command line format\r\n",
             ErrorReply::BadDataBlock => b"CLIENT_ERROR bad data chunk\r\n",
@@ -208,8 +221,27 @@ impl Grammar for Memcached {
 }
 
 /// The words of a line.
-fn words(line: &[u8]) -> impl Iterator<Item = &[u8]> + Clone {
-    line.split(|byte| *byte == b' ').filter(|word| !word.is_empty())
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Words<'a>(&'a [u8]);
+
+impl<'a> Words<'a> {
+    /// The rest of the line.
+    pub fn text(&self) -> &'a [u8] {
+        self.0
+    }
+}
+
+impl<'a> Iterator for Words<'a> {
+    type Item = &'a [u8];
+
+    #[inline]
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let start = self.0.iter().position(|byte| *byte != b' ')?;
+        let rest = &self.0[start..];
+        let (word, rest) = rest.split_at(memchr::memchr(b' ', rest).unwrap_or(rest.len()));
+        self.0 = rest;
+        Some(word)
+    }
 }
 
 /// A decimal number of at most ten digits, without a sign.
@@ -226,15 +258,4 @@ fn decimal(word: &[u8]) -> Option<usize> {
         value = value * 10 + u64::from(digit);
     }
     usize::try_from(value).ok()
-}
-
-/// A key may contain any bytes except space and control characters.
-fn is_key(word: &[u8]) -> bool {
-    (1..=KEY_BYTES_MAX).contains(&word.len()) && !has_control(word)
-}
-
-/// Whether the bytes contain a control character (RFC 20). Bytes from 0x80 are not control characters.
-fn has_control(bytes: &[u8]) -> bool {
-    // Every command is scanned twice: without an early exit the compiler vectorizes the loop.
-    bytes.iter().fold(false, |found, byte| found | byte.is_ascii_control())
 }

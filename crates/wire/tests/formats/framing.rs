@@ -107,7 +107,7 @@ fn response(framing: Framing) -> BoxedStrategy<Vec<u8>> {
 
 fn memcached_request() -> impl Strategy<Value = Vec<u8>> {
     let line = "(get|gets)( [!-~]{1,20}){1,4}|gat 10 [!-~]{1,9}|delete [!-~]{1,9}( 0)?|mn|me [!-~]{1,9}\
-        |(incr|decr|touch) [!-~]{1,9} [0-9]{1,9}|version|stats|flush_all|m[gda] [!-~]{1,9}( [a-pr-z])?";
+        |(incr|decr|touch) [!-~]{1,9} [0-9]{1,9}|version|stats|flush_all|m[gda] [!-~]{1,9}( [cfhklstuvIxOPL])?";
     let storage = ("(set|add|replace|append|prepend) [!-~]{1,9} 0 0 ", vec(any::<u8>(), 0..64));
     let meta_set = ("ms [!-~]{1,9} ", vec(any::<u8>(), 0..64));
     prop_oneof![

@@ -2,7 +2,8 @@
 //!
 //! Datagrams have no order to match by. Where requests carry an id (`match`), several are in flight and an answer
 //! belongs to the one with its id. Requests to memcached get their ids from the engine, in the frame header of the
-//! protocol over UDP; one is in flight, and its answer is assembled from its datagrams. Without ids one request is in
+//! protocol over UDP; one is in flight, and its answer is assembled from its datagrams, of which memcached 1.6 numbers those of
+//! each value by themselves. Without ids one request is in
 //! flight, and a time-out closes the socket, so that late answers are not received. However, a duplicate of an answer
 //! may arrive while the next request waits, and cannot be distinguished from the right answer. With one socket per
 //! request it arrives at a closed or different port.
@@ -14,6 +15,7 @@ use std::collections::VecDeque;
 
 use mqueue::abi::status;
 use wire::DropReason;
+use wire::framing::memcached::bytes_left;
 use wire::framing::{Assembly, Framing, ParseState, Parsed, Piece, UDP_HEADER_BYTES, UdpHeader};
 use wire::nic::{Close, Nic, Read, Transport, UDP_PAYLOAD_MAX, Written};
 
@@ -35,6 +37,8 @@ pub(super) struct DatagramSocket {
     /// Matching data of the requests.
     mark: Vec<u8>,
     assembly: Assembly,
+    /// The values of an answer to several keys that have come.
+    values: Vec<u8>,
 }
 
 /// A request in flight.
@@ -120,6 +124,7 @@ impl BackendPool {
                 if self.is_framed() {
                     socket.next_id = socket.next_id.wrapping_add(1);
                     socket.assembly.clear();
+                    socket.values.clear();
                     socket.mark.clear();
                     socket.mark.extend_from_slice(self.framing.mark(payload));
                 }
@@ -162,12 +167,12 @@ impl BackendPool {
             let place = socket.asked.iter().position(|asked| Some(asked.id) == id || blind);
             return place.map_or(useless, |place| Answer::Whole(place, 0));
         }
-        let Some((header, part)) = UdpHeader::split(datagram) else { return useless };
+        let Some((header, part)) = UdpHeader::split_answer(datagram) else { return useless };
         let id = socket.asked.front().map(|asked| asked.id);
         if id != Some(header.id.into()) && !blind {
             return useless;
         }
-        if header.total == 1 {
+        if header.total <= 1 {
             return Answer::Whole(0, UDP_HEADER_BYTES);
         }
         match socket.assembly.take(header, part, self.max_message_bytes) {
@@ -252,6 +257,24 @@ impl Backends {
             }
             Answer::TooLong => (0, None),
         };
+        let mut values = std::mem::take(&mut entry.datagram.values);
+        let is_value = pool.is_framed()
+            && payload.is_some_and(|part| bytes_left(part) == Some(0))
+            && !mutants::on("first_value_of_backend");
+        let payload = match payload {
+            Some(part) if is_value || !values.is_empty() => {
+                let fits = part.len() <= pool.max_message_bytes.saturating_sub(values.len());
+                values.extend_from_slice(if fits { part } else { b"" });
+                fits.then_some(&values[..])
+            }
+            payload => payload,
+        };
+        if is_value && payload.is_some() {
+            // Another one follows, or the end.
+            assembly.clear();
+            (entry.datagram.values, entry.datagram.assembly) = (values, assembly);
+            return None;
+        }
         let judged = match payload {
             None => Err(DropReason::BackendTooLong),
             Some(payload) => pool.check_response(&entry.datagram.mark, payload),
@@ -275,8 +298,10 @@ impl Backends {
                 self.fail_sent(request, if too_long { status::TOO_LONG } else { status::PROTOCOL });
             }
         }
-        self.clients[client as usize].datagram.assembly = assembly;
-        self.clients[client as usize].datagram.assembly.clear();
+        let socket = &mut self.clients[client as usize].datagram;
+        (socket.assembly, socket.values) = (assembly, values);
+        socket.assembly.clear();
+        socket.values.clear();
         None
     }
 

@@ -350,6 +350,9 @@ impl TcpConnections {
         mut rest: &[u8],
     ) -> usize {
         let Some(connection) = self.table.at(key) else { return 0 };
+        if connection.reading != Reading::Open {
+            return 0;
+        }
         let share = &turn.services[usize::from(connection.service)];
         let mut parser = connection.parser;
         let mut arrival = connection.arrival(turn.index, key, turn.now_ns);
@@ -364,6 +367,10 @@ impl TcpConnections {
                     rest = &rest[consumed..];
                 }
                 Ok(Parsed::Refused { consumed, .. }) => rest = &rest[consumed..],
+                Ok(Parsed::Skipped { consumed }) => {
+                    rest = &rest[consumed..];
+                    continue;
+                }
                 Ok(Parsed::Incomplete { .. } | Parsed::Quit { .. }) | Err(_) => break,
             }
             arrival.number += 1;
@@ -394,6 +401,12 @@ impl TcpConnections {
         let max = share.max_message_bytes;
         match share.framing.parse_request(&mut connection.parser, rest, max) {
             Ok(Parsed::Incomplete { .. }) => None,
+            Ok(Parsed::Skipped { consumed }) => {
+                batch.skip(consumed as u64);
+                // The chain has been shown what follows, and not these bytes.
+                let next = self.take_next(turn, batch, key, &rest[consumed..]);
+                Some(consumed + next.unwrap_or(0))
+            }
             Ok(Parsed::Message { consumed, start, end, expects }) => {
                 connection.crlf = consumed - end == b"\r\n".len();
                 if self.take_message(turn, batch, key, &rest[start..end], expects) {
@@ -406,11 +419,14 @@ impl TcpConnections {
                 }
                 None
             }
-            Ok(Parsed::Refused { consumed, error }) => {
-                share.count_lost(DropReason::BadFraming, 1);
+            Ok(Parsed::Refused { consumed, error, silent }) => {
                 let sequence = connection.take();
                 let (service, crlf) = (usize::from(connection.service), connection.crlf);
-                let outcome = self.loss_outcome(turn, service, crlf, error.into());
+                count_refused(turn, batch, service, error);
+                let outcome = match silent {
+                    true => Outcome::Nothing,
+                    false => self.loss_outcome(turn, service, crlf, error.into()),
+                };
                 self.record(turn, key, sequence, outcome);
                 Some(consumed)
             }
@@ -435,11 +451,7 @@ impl TcpConnections {
     ) {
         let connection = self.table.at(key).expect("the caller looked");
         let service = usize::from(connection.service);
-        match error.drop_reason() {
-            // The message was recognized as complete: it counts as received.
-            DropReason::TooLong => batch.refuse(turn, 0, DropReason::TooLong),
-            _ => turn.services[service].count_lost(DropReason::BadFraming, 1),
-        }
+        count_refused(turn, batch, service, error);
         connection.reading = Reading::Ended;
         let (sequence, crlf) = (connection.take(), connection.crlf);
         let framing = turn.services[service].framing;
@@ -515,5 +527,19 @@ impl TcpConnections {
             self.pool.give(input);
             self.close_if_done(turn, key);
         }
+    }
+}
+
+/// Counts bytes that are refused.
+fn count_refused<N: Nic, H: Hooks>(
+    turn: &Turn<N>,
+    batch: &mut Batch<H>,
+    service: usize,
+    error: FramingError,
+) {
+    match error.drop_reason() {
+        // The message was recognized as complete: it counts as received.
+        DropReason::TooLong => batch.refuse(turn, 0, DropReason::TooLong),
+        _ => turn.services[service].count_lost(DropReason::BadFraming, 1),
     }
 }

@@ -88,13 +88,11 @@ impl Endpoints {
             let Some(upstream) = share.upstream.as_deref_mut() else { return ended };
             let payload = rx.payload(datagram);
             let frame = match share.framing {
-                Framing::Memcached => UdpHeader::split(payload),
+                Framing::Memcached => UdpHeader::split_answer(payload),
                 _ => None,
             };
             let ends = match frame {
-                Some((UdpHeader { sequence, total, .. }, _)) => {
-                    upstream.flows.answer_in_part(flow, (sequence, total), now_ns)
-                }
+                Some((header, body)) => upstream.flows.answer_in_part(flow, header, body, now_ns),
                 None => upstream.flows.answer(flow, now_ns),
             };
             if ends == Ends::Further {

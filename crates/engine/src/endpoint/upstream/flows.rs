@@ -10,8 +10,8 @@
 //! no request times out early, and none later than one and a quarter of the time-out and a millisecond. No memory depends on the
 //! number of requests.
 //!
-//! *Answers of several datagrams* are those of memcached, whose frame says how many there are. The first one ends the request; as many others are
-//! expected then, in order, until the next first one.
+//! *Answers of several datagrams* are those of memcached, whose frame says how many there are. The first one that comes ends the request; `parts.rs`
+//! says which others belong to it.
 //!
 //! *A full table.* Every flow is in one of three lists, each in the order in which it came there:
 //!
@@ -33,8 +33,12 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 
+use wire::admission::host_of;
+use wire::framing::UdpHeader;
 use wire::nic::{Close, StreamKey};
 use wire::session::Origin;
+
+use super::parts::{Part, Parts};
 
 const NIL: u32 = u32::MAX;
 /// Counts of a flow: the quarters of a time-out, and the one that is running.
@@ -42,10 +46,6 @@ const QUARTERS: u64 = 4;
 const COUNTS: usize = QUARTERS as usize + 1;
 /// The part of the table that the flows of one address have for good.
 const SHARE: u32 = 4;
-/// Datagrams of an answer beside the first: a mebibyte, memcached's longest value, in datagrams of 1400 bytes.
-const FURTHER_MAX: u32 = 1024;
-/// The bits of an IPv6 address that identify a host: hosts choose the others as they like (RFC 4291, RFC 8981).
-const HOST_BITS: u32 = 64;
 
 /// See the module's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,8 +72,8 @@ pub(super) struct Flow {
     pub(super) unspent: u64,
     /// Requests that have timed out, whose answers may still come.
     late: u32,
-    /// Datagrams of the answer that came last which are still expected.
-    further: u32,
+    /// Answers of which further datagrams are expected.
+    parts: Parts,
     /// Requests in flight by quarter; the quarter of the newest.
     asked: [u32; COUNTS],
     quarter: u64,
@@ -215,7 +215,7 @@ impl Flows {
             bounced: false,
             unspent: 0,
             late: 0,
-            further: 0,
+            parts: Parts::default(),
             asked: [0; COUNTS],
             quarter: now_ns / self.quarter_ns,
             in_flight: 0,
@@ -250,7 +250,7 @@ impl Flows {
         let time_ns = (QUARTERS + 1).saturating_mul(self.quarter_ns);
         let until_ns = entry.used_ns.saturating_add(time_ns.saturating_mul(2));
         let how = match until_ns.saturating_sub(now_ns) {
-            ns if ns > 0 && (entry.in_flight > 0 || entry.late > 0 || entry.further > 0) => {
+            ns if ns > 0 && (entry.in_flight > 0 || entry.late > 0 || entry.parts.awaits()) => {
                 Close::ReservePort { ns }
             }
             _ => Close::Reset,
@@ -294,25 +294,44 @@ impl Flows {
         Ends::Request
     }
 
-    /// The same for a datagram that says which one of how many it is.
-    pub(super) fn answer_in_part(&mut self, flow: u32, part: (u16, u16), now_ns: u64) -> Ends {
-        let (sequence, total) = part;
-        if sequence == 0 || mutants::on("first_datagram_only") {
-            let ends = self.answer(flow, now_ns);
-            if let Some(entry) = self.get(flow) {
-                let delivered = ends == Ends::Request && !mutants::on("first_datagram_only");
-                let further = u32::from(total.saturating_sub(1)).min(FURTHER_MAX);
-                entry.further = if delivered { further } else { 0 };
-            }
-            return ends;
+    /// A request with this id in the frame of memcached is sent.
+    pub(super) fn ask_with_id(&mut self, flow: u32, id: u16) {
+        if let Some(entry) = self.get(flow) {
+            entry.parts.ask(id);
         }
+    }
+
+    /// What a datagram with the frame of memcached ends, and this content behind it.
+    pub(super) fn answer_in_part(
+        &mut self,
+        flow: u32,
+        header: UdpHeader,
+        body: &[u8],
+        now_ns: u64,
+    ) -> Ends {
+        let timeout_ns = QUARTERS.saturating_mul(self.quarter_ns);
         let Some(entry) = self.get(flow) else { return Ends::Nothing };
-        if entry.further == 0 {
-            return Ends::Nothing;
+        let part = match mutants::on("first_datagram_only") {
+            true => Part::First,
+            false => entry.parts.take(header, body, (now_ns, timeout_ns)),
+        };
+        match part {
+            Part::First => {
+                let ends = self.answer(flow, now_ns);
+                let delivered = ends == Ends::Request;
+                if let Some(entry) = self.get(flow)
+                    && !mutants::on("first_datagram_only")
+                {
+                    entry.parts.begin(header, body, delivered, now_ns);
+                }
+                ends
+            }
+            Part::Further { delivered } => {
+                entry.used_ns = now_ns;
+                if delivered { Ends::Further } else { Ends::Nothing }
+            }
+            Part::Useless => Ends::Nothing,
         }
-        entry.further -= 1;
-        entry.used_ns = now_ns;
-        Ends::Further
     }
 
     /// The requests in flight of a flow are given up, but for the `newest` ones, which were asked in this turn; how many there
@@ -452,12 +471,7 @@ impl Flows {
 /// What an origin's address says about its host.
 fn host(origin: &Origin) -> IpAddr {
     let Origin::Datagram { peer, .. } = origin else { return Ipv6Addr::UNSPECIFIED.into() };
-    match peer.ip().to_canonical() {
-        IpAddr::V6(address) => {
-            IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> HOST_BITS << HOST_BITS))
-        }
-        address => address,
-    }
+    host_of(peer.ip())
 }
 
 #[cfg(test)]

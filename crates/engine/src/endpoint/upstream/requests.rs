@@ -1,6 +1,7 @@
 //! Requests to upstream servers: the flows that they go through, and the end of those that are not answered.
 
 use wire::DropReason;
+use wire::framing::{Framing, UdpHeader};
 use wire::nic::{Close, Event, Nic, NicError, Transport};
 use wire::session::Origin;
 
@@ -42,6 +43,11 @@ impl<N: Nic> Turn<N> {
             return Err(Refusal::Drop(DropReason::NoAccelerator));
         };
         let expired = flows.ask(flow, 1, received_len, *now_ns);
+        if share.framing == Framing::Memcached
+            && let Some((header, _)) = UdpHeader::split(payload)
+        {
+            flows.ask_with_id(flow, header.id);
+        }
         let place = upstream.to.len() as u32;
         upstream.to.push(Destination { service: service as u16, flow, place });
         upstream.tx.push(*address, None, len, |bytes| {

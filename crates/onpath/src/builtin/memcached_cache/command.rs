@@ -1,14 +1,14 @@
 //! What a cache has to know of a command of memcached's text protocol.
 //!
-//! The framing has the grammar; here a command is sorted by what it does to keys.
+//! `wire::framing::memcached` has the grammar; here a command is sorted by what it does to keys.
 
-use wire::framing::{Framing, ParseState, Parsed};
+use wire::framing::memcached::{self, Decoded, Verb};
 
 /// Longest key, in bytes.
-pub(super) const KEY_BYTES_MAX: usize = 250;
+pub(super) const KEY_BYTES_MAX: usize = memcached::KEY_BYTES_MAX;
 
 /// What a command does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Command<'a> {
     /// The value of one key.
     Get { key: &'a [u8], form: Form },
@@ -48,15 +48,21 @@ pub(super) enum FlushAt {
 }
 
 /// A key as a command names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Key<'a> {
-    pub(super) text: &'a [u8],
-    /// It is written in base64.
-    pub(super) base64: bool,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Key<'a>(memcached::Command<'a>);
+
+impl Key<'_> {
+    /// Its bytes.
+    pub(super) fn bytes<'b>(&'b self, into: &'b mut Decoded) -> Option<&'b [u8]> {
+        match mutants::on("cache_base64_as_text") {
+            true => Some(self.0.key),
+            false => self.0.decoded_key(into),
+        }
+    }
 }
 
 /// A command that was sorted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sorted<'a> {
     pub(super) command: Command<'a>,
     /// It makes a key stale instead of removing it: from then on `mg` changes what it reads.
@@ -82,111 +88,89 @@ pub(super) fn plain_get(message: &[u8]) -> Option<&[u8]> {
 }
 
 fn sort_any(message: &[u8]) -> Option<Sorted<'_>> {
-    let mut state = ParseState::default();
-    match Framing::Memcached.parse_request(&mut state, message, message.len()) {
-        Ok(Parsed::Message { consumed, .. }) if consumed == message.len() => {}
-        _ => return None,
-    }
-    let line = message.split(|byte| *byte == b'\n').next()?;
-    let line = line.strip_suffix(b"\r").unwrap_or(line);
-    let mut words = line.split(|byte| *byte == b' ').filter(|word| !word.is_empty());
-    let name = words.next()?;
-    let mut makes_stale = false;
-    let plain = |text| Command::Write(Key { text, base64: false });
+    let whole = memcached::Command::of_message(message)?;
+    let memcached::Command { verb, key, seconds, .. } = whole;
+    let is_single = || whole.rest.clone().next().is_none();
+    let makes_stale = matches!(verb, Verb::MetaSet | Verb::MetaDelete)
+        && whole.rest.clone().any(|f| f[0] == b'I');
     let is_read = mutants::on("cache_touch_is_read");
-    let command = match name {
-        b"get" | b"gets" => {
-            let (key, more) = (words.next()?, words.next());
-            let cas = name == b"gets";
-            match more {
-                None => Command::Get { key, form: Form::Text { cas } },
-                Some(_) => Command::GetMany { keys: line.strip_prefix(name)?, cas },
+    let command = match verb {
+        Verb::Get | Verb::Gets => {
+            let cas = verb == Verb::Gets;
+            match is_single() {
+                true => Command::Get { key, form: Form::Text { cas } },
+                // Both are parts of the line: the keys begin with the first.
+                false => Command::GetMany { keys: keys(message, key), cas },
             }
         }
-        b"touch" | b"gat" | b"gats" | b"incr" | b"decr" | b"append" | b"prepend" if is_read => {
+        Verb::Touch
+        | Verb::Gat
+        | Verb::Gats
+        | Verb::Incr
+        | Verb::Decr
+        | Verb::Append
+        | Verb::Prepend
+            if is_read =>
+        {
             Command::Other
         }
-        b"gat" | b"gats" => {
-            words.next()?;
-            let (key, more) = (words.next()?, words.next());
-            if more.is_some() { Command::WriteMany } else { plain(key) }
+        // It names no key.
+        Verb::Gat | Verb::Gats if key.is_empty() => Command::Other,
+        Verb::Gat | Verb::Gats if !is_single() => Command::WriteMany,
+        Verb::Gat | Verb::Gats => Command::Write(Key(whole)),
+        Verb::Set
+        | Verb::Add
+        | Verb::Replace
+        | Verb::Append
+        | Verb::Prepend
+        | Verb::Cas
+        | Verb::Delete
+        | Verb::Incr
+        | Verb::Decr
+        | Verb::Touch
+        | Verb::MetaSet
+        | Verb::MetaDelete
+        | Verb::MetaArithmetic => Command::Write(Key(whole)),
+        Verb::FlushAll => Command::Flush(flush(seconds)),
+        Verb::Stats if whole.rest.clone().next().is_none() => Command::Stats,
+        Verb::Version | Verb::Stats | Verb::Verbosity | Verb::MetaNoop | Verb::MetaDebug => {
+            Command::Other
         }
-        b"set" | b"add" | b"replace" | b"append" | b"prepend" | b"cas" | b"delete" | b"incr"
-        | b"decr" | b"touch" => plain(words.next()?),
-        b"flush_all" => flush(words.next()),
-        b"stats" if words.next().is_none() => Command::Stats,
-        b"version" | b"stats" | b"verbosity" | b"mn" | b"me" => Command::Other,
-        b"mg" | b"ms" | b"md" | b"ma" => {
-            let text = words.next()?;
-            let flag = |name: u8| words.clone().any(|flag| flag[0] == name);
-            let key = Key { text, base64: flag(b'b') };
-            makes_stale = matches!(name, b"ms" | b"md") && flag(b'I');
-            // Flags of `mg` that change a key: its time, or that it is created or won.
-            let reads = name == b"mg" && !b"NRTEI".iter().any(|name| flag(*name));
-            let wants_key = match (words.next(), words.next(), words.next()) {
-                (Some(b"v"), None, None) => Some(false),
-                (Some(b"k"), Some(b"v"), None) | (Some(b"v"), Some(b"k"), None) => Some(true),
-                _ => None,
-            };
-            match wants_key {
-                Some(key) if name == b"mg" => Command::Get { key: text, form: Form::Meta { key } },
-                _ if reads => Command::Other,
-                _ => Command::Write(key),
-            }
-        }
-        _ => return None,
+        Verb::MetaGet => meta_get(whole),
+        Verb::Quit => return None,
     };
     Some(Sorted { command, makes_stale })
 }
 
-/// memcached takes a long delay for a date, and does nothing with what is no number of 32 bits.
-fn flush(delay: Option<&[u8]>) -> Command<'static> {
+/// All keys of a retrieval command, from the first on.
+fn keys<'a>(message: &'a [u8], first: &[u8]) -> &'a [u8] {
+    let from = first.as_ptr().addr() - message.as_ptr().addr();
+    let line = &message[from..];
+    let line = line.strip_suffix(b"\n").unwrap_or(line);
+    line.strip_suffix(b"\r").unwrap_or(line)
+}
+
+fn meta_get(whole: memcached::Command<'_>) -> Command<'_> {
+    let mut flags = whole.rest.clone();
+    let key = whole.key;
+    match (flags.next(), flags.next(), flags.next()) {
+        (Some(b"v"), None, None) => Command::Get { key, form: Form::Meta { key: false } },
+        (Some(b"k"), Some(b"v"), None) | (Some(b"v"), Some(b"k"), None) => {
+            Command::Get { key, form: Form::Meta { key: true } }
+        }
+        // Other flags change a key: its time, or that it is created or won. What others will mean is not known.
+        _ if whole.rest.clone().all(|flag| b"bcfhklqstuvOPL".contains(&flag[0])) => Command::Other,
+        _ => Command::Write(Key(whole)),
+    }
+}
+
+/// memcached takes a long delay for a date, and a negative one for none.
+fn flush(seconds: i32) -> FlushAt {
     const DATE_S: u32 = 60 * 60 * 24 * 30;
-    let number = delay.and_then(|word| std::str::from_utf8(word).ok()?.parse::<i32>().ok());
-    Command::Flush(match number.map_or(0, |number| number.max(0) as u32) {
+    match seconds.max(0) as u32 {
         unix_s if unix_s > DATE_S => FlushAt::Date { unix_s },
         delay_s => FlushAt::Delay { delay_s },
-    })
-}
-
-/// The bytes that a key in base64 stands for; `None` unless it is written in the one way that is canonical, which memcached does not demand.
-pub(super) fn decode_key<'a>(text: &[u8], into: &'a mut [u8; KEY_BYTES_MAX]) -> Option<&'a [u8]> {
-    let (groups, rest) = text.as_chunks::<4>();
-    let (last, whole) = groups.split_last()?;
-    if !rest.is_empty() || groups.len() * 3 > KEY_BYTES_MAX + 2 {
-        return None;
     }
-    let mut len = 0;
-    for group in whole {
-        let bits = group.iter().try_fold(0u32, |bits, b| Some(bits << 6 | sextet(*b)?))?;
-        into.get_mut(len..len + 3)?.copy_from_slice(&bits.to_be_bytes()[1..]);
-        len += 3;
-    }
-    let padding = last.iter().rev().take_while(|byte| **byte == b'=').count();
-    if padding > 2 {
-        return None;
-    }
-    let digits = &last[..4 - padding];
-    let bits = digits.iter().try_fold(0u32, |bits, b| Some(bits << 6 | sextet(*b)?))?;
-    let bits = bits << (6 * padding);
-    let [_, bytes @ ..] = bits.to_be_bytes();
-    let (bytes, unused) = bytes.split_at(3 - padding);
-    if unused.iter().any(|byte| *byte != 0) {
-        return None;
-    }
-    into.get_mut(len..len + bytes.len())?.copy_from_slice(bytes);
-    Some(&into[..len + bytes.len()])
-}
-
-fn sextet(byte: u8) -> Option<u32> {
-    Some(u32::from(match byte {
-        b'A'..=b'Z' => byte - b'A',
-        b'a'..=b'z' => byte - b'a' + 26,
-        b'0'..=b'9' => byte - b'0' + 52,
-        b'+' => 62,
-        b'/' => 63,
-        _ => return None,
-    }))
 }
 
 #[cfg(test)]
@@ -197,8 +181,12 @@ mod tests {
         sort(message.as_bytes()).unwrap_or_else(|| panic!("{message:?} is a command")).command
     }
 
-    fn plain(text: &str) -> Command<'_> {
-        Command::Write(Key { text: text.as_bytes(), base64: false })
+    /// The key that a command writes.
+    fn written(message: &str) -> Option<Vec<u8>> {
+        match command(message) {
+            Command::Write(key) => key.bytes(&mut [0; KEY_BYTES_MAX]).map(<[u8]>::to_vec),
+            other => panic!("{message:?} writes a key: {other:?}"),
+        }
     }
 
     #[test]
@@ -213,30 +201,30 @@ mod tests {
         assert_eq!(command("get  a \n"), get("a", false));
         assert_eq!(command("gets a\r\n"), get("a", true));
         let many = |keys: &'static str, cas| Command::GetMany { keys: keys.as_bytes(), cas };
-        assert_eq!(command("get a b\r\n"), many(" a b", false));
-        assert_eq!(command("gets a  b \r\n"), many(" a  b ", true));
-        for other in ["version", "stats items", "verbosity 1", "mn", "me a"] {
+        assert_eq!(command("get a b\r\n"), many("a b", false));
+        assert_eq!(command("gets  a  b \n"), many("a  b ", true));
+        for other in ["version", "stats items", "verbosity 1", "mn", "me a", "gat 0"] {
             assert_eq!(command(&format!("{other}\r\n")), Command::Other, "{other}");
         }
-        for other in
-            ["mg a", "mg a k", "mg a v v", "mg Zm9v v b", "mg a v k q", "mg a h l t", "mg a v Oabc"]
-        {
+        for other in ["mg a", "mg a k", "mg Zm9v v b", "mg a v k q", "mg a h l t", "mg a v Oabc"] {
             assert_eq!(command(&format!("{other}\r\n")), Command::Other, "{other}");
         }
         assert_eq!(command("stats\r\n"), Command::Stats);
         for line in ["set a 0 0 1", "add a 0 0 1", "append a 0 0 1 noreply", "cas a 0 0 1 7"] {
-            assert_eq!(command(&format!("{line}\r\nx\r\n")), plain("a"), "{line}");
+            assert_eq!(written(&format!("{line}\r\nx\r\n")).unwrap(), b"a", "{line}");
         }
         for line in ["delete a", "incr a 1", "decr a 1 noreply", "touch a 0", "gat 9 a", "gats 9 a"]
         {
-            assert_eq!(command(&format!("{line}\r\n")), plain("a"), "{line}");
+            assert_eq!(written(&format!("{line}\r\n")).unwrap(), b"a", "{line}");
         }
-        for line in ["mg a v N30", "mg a R30", "mg a T0 q", "md a", "ma a N0", "ma a v"] {
-            assert_eq!(command(&format!("{line}\r\n")), plain("a"), "{line}");
+        for line in ["mg a v N30", "mg a R30", "mg a T0 q", "mg a E1", "md a", "md a x", "ma a v"] {
+            assert_eq!(written(&format!("{line}\r\n")).unwrap(), b"a", "{line}");
         }
         assert_eq!(command("gat 9 a b\r\n"), Command::WriteMany);
-        let base64 = Command::Write(Key { text: b"Zm9v", base64: true });
-        assert_eq!(command("ms Zm9v 1 b\r\nx\r\n"), base64);
+        // Spellings of one key.
+        for base64 in ["ms Zm9v 1 b\r\nx\r\n", "ms Zm9!v 1 b\r\nx\r\n"] {
+            assert_eq!(written(base64).unwrap(), b"foo");
+        }
     }
 
     #[test]
@@ -259,7 +247,6 @@ mod tests {
         assert_eq!(at("flush_all -1\r\n"), delay(0));
         assert_eq!(at("flush_all 2592000\r\n"), delay(2_592_000));
         assert_eq!(at("flush_all 2592001\r\n"), FlushAt::Date { unix_s: 2_592_001 });
-        assert_eq!(at("flush_all 99999999999\r\n"), delay(0));
     }
 
     #[test]
@@ -267,24 +254,15 @@ mod tests {
         let long = format!("get {}\r\n", "k".repeat(251));
         let wrong =
             ["", "get a", "get a\r\nget b\r\n", "set a 0 0 5\r\nab\r\n", "bogus\r\n", "quit\r\n"];
-        for wrong in wrong.into_iter().chain([&*long, "get a\tb\r\n", "get \r\n", "\u{80}x"]) {
+        let numbers = [
+            "flush_all 99999999999\r\n",
+            "flush_all +5\r\n",
+            "set a x 0 1\r\nx\r\n",
+            "mg a v v\r\n",
+        ];
+        let wrong = wrong.into_iter().chain(numbers);
+        for wrong in wrong.chain([&*long, "get a\0b\r\n", "get \r\n", "\u{80}x"]) {
             assert_eq!(sort(wrong.as_bytes()), None, "{wrong:?}");
         }
-    }
-
-    #[test]
-    fn keys_in_base64_are_decoded_if_they_are_canonical() {
-        let mut into = [0; KEY_BYTES_MAX];
-        let mut decoded = |text: &str| decode_key(text.as_bytes(), &mut into).map(<[u8]>::to_vec);
-        assert_eq!(decoded("Zm9v").unwrap(), b"foo");
-        assert_eq!(decoded("Zm8=").unwrap(), b"fo");
-        assert_eq!(decoded("Zg==").unwrap(), b"f");
-        assert_eq!(decoded("+/+/").unwrap(), [0xfb, 0xff, 0xbf]);
-        for wrong in ["", "Zm9", "Zm9=", "Zh==", "Z===", "====", "!!!!", "Zg==Zg==", "Zm8=Zm9v"] {
-            assert_eq!(decoded(wrong), None, "{wrong}");
-        }
-        let longest = "QUFB".repeat(83) + "QQ==";
-        assert_eq!(decoded(&longest).unwrap().len(), 250);
-        assert_eq!(decoded(&"QUFB".repeat(84)), None);
     }
 }

@@ -431,7 +431,9 @@ impl Flight {
         let purpose = self.tickets[at as usize].purpose;
         if !purpose.is_some_and(|purpose| purpose.writes()) {
             self.remove(at, epochs, now_ns);
-        } else if self.tickets[at as usize].lingers != Some(AFTER_GRACE) {
+        } else if self.tickets[at as usize].lingers != Some(AFTER_GRACE)
+            || mutants::on("cache_restart_grace")
+        {
             self.linger(at, AFTER_GRACE, now_ns);
         }
     }

@@ -1,5 +1,11 @@
 //! memcached over UDP (memcached, doc/protocol.txt, "UDP protocol"): every datagram begins with a header of
 //! eight bytes. A request is one datagram, a response one or several, all with the id of their request.
+//!
+//! memcached 1.6 sends the values of a request for several keys as if each were a response: numbered by themselves, with nothing but a
+//! header whose total is 0 for a key that it does not have, and `END` behind the last.
+
+use super::command::{Command, Verb};
+use super::{CRLF, Words, decimal};
 
 /// Length of the header.
 pub const UDP_HEADER_BYTES: usize = 8;
@@ -41,6 +47,37 @@ impl UdpHeader {
         };
         (header.sequence < header.total).then_some((header, payload))
     }
+
+    /// The same for a datagram of an answer, which may have no content.
+    pub fn split_answer(datagram: &[u8]) -> Option<(Self, &[u8])> {
+        match datagram {
+            [a, b, 0, 0, 0, 0, _, _] => {
+                let id = u16::from_be_bytes([*a, *b]);
+                Some((Self { id, sequence: 0, total: 0 }, &[]))
+            }
+            datagram => Self::split(datagram),
+        }
+    }
+}
+
+/// Whether a datagram is what memcached answers by itself: exactly one command. It takes the next datagram, of any client, for the rest of
+/// an incomplete one, and the rest of a datagram that is longer than its command for another one.
+pub fn is_request(datagram: &[u8]) -> bool {
+    let Some((UdpHeader { total: 1, .. }, body)) = UdpHeader::split(datagram) else { return false };
+    Command::of_message(body).is_some_and(|command| command.verb != Verb::Quit)
+}
+
+/// How many bytes of the value at the front of an answer are missing; less than 0 if something is behind it. `Some(0)` without any bytes, where a
+/// key had no value; `None` if the answer does not begin with a value.
+pub fn bytes_left(body: &[u8]) -> Option<i64> {
+    if body.is_empty() {
+        return Some(0);
+    }
+    let lf = memchr::memchr(b'\n', body)?;
+    let mut words = Words(body[..lf].strip_suffix(b"\r")?);
+    words.next().filter(|word| *word == b"VALUE")?;
+    let bytes = decimal(words.nth(2)?)?;
+    Some((lf + 1 + bytes + CRLF.len()) as i64 - body.len() as i64)
 }
 
 /// The result of adding a datagram to a response.
@@ -124,6 +161,50 @@ mod tests {
             UdpHeader::split(&UdpHeader::request(7).bytes()),
             Some((UdpHeader::request(7), &b""[..]))
         );
+        let empty = UdpHeader { id: 7, sequence: 0, total: 0 };
+        assert_eq!(UdpHeader::split_answer(&empty.bytes()), Some((empty, &b""[..])));
+        assert_eq!(UdpHeader::split_answer(&[&empty.bytes()[..], b"x"].concat()), None);
+        assert_eq!(UdpHeader::split_answer(&datagram), UdpHeader::split(&datagram));
+    }
+
+    #[test]
+    fn a_request_is_one_datagram_with_one_command() {
+        let framed = |total, body: &str| {
+            let header = UdpHeader { id: 7, sequence: 0, total }.bytes();
+            [&header[..], body.as_bytes()].concat()
+        };
+        for body in ["get a\r\n", "get a b\n", "set a 0 0 2 noreply\r\nxy\r\n", "mn\r\n"] {
+            assert!(is_request(&framed(1, body)), "{body}");
+            assert!(!is_request(&framed(2, body)), "{body}");
+        }
+        for body in [
+            "",
+            "get a",
+            "get a\r\nget b\r\n",
+            "set a 0 0 3\r\nxy\r\n",
+            "set a x 0 2\r\nxy\r\n",
+            "set a 0 0 26\r\n",
+            "bogus\r\n",
+            "quit\r\n",
+        ] {
+            assert!(!is_request(&framed(1, body)), "{body}");
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_value_is_known_from_its_line() {
+        for (body, left) in [
+            ("", Some(0)),
+            ("VALUE a 0 1\r\nx\r\n", Some(0)),
+            ("VALUE a 0 1 7\r\nx\r\nEND\r\n", Some(-5)),
+            ("VALUE a 0 100\r\nx", Some(101)),
+            ("VALUE a 0 x\r\n", None),
+            ("VALUE a 0 1", None),
+            ("END\r\n", None),
+            ("VA 1\r\nx\r\n", None),
+        ] {
+            assert_eq!(bytes_left(body.as_bytes()), left, "{body:?}");
+        }
     }
 
     #[test]

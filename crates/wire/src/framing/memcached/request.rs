@@ -1,6 +1,7 @@
-//! The request grammar. See the parent module.
+//! Requests in a stream of bytes. See the parent module; `command.rs` has the grammar of their lines.
 
-use super::{CRLF, LINE_BYTES_MAX, decimal, has_control, is_key, words};
+use super::command::{self, Command, Refused, Verb};
+use super::{CRLF, LINE_BYTES_MAX, Words};
 use crate::framing::{Expects, FramingError, OFFSET_MAX, ParseState, Parsed, offset};
 
 /// First byte of a request of the deprecated binary protocol; no command begins with it.
@@ -8,21 +9,8 @@ const BINARY_MAGIC: u8 = 0x80;
 
 /// Phase: the line is a retrieval command, whose length is limited only by the maximum.
 const LONG_LINE: u8 = 1;
-
-/// The result of parsing a command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Command {
-    /// The line is the complete command.
-    Line {
-        expects: Expects,
-    },
-    /// It is followed by a data block of `bytes` bytes and its CR LF.
-    Block {
-        bytes: usize,
-        expects: Expects,
-    },
-    Quit,
-}
+/// Phase: the next `needed` bytes are the data block of a command that was refused.
+const REFUSED_BLOCK: u8 = 2;
 
 /// Parses one command at the front of `buffer`.
 pub(super) fn parse(
@@ -31,6 +19,9 @@ pub(super) fn parse(
     max: usize,
 ) -> Result<Parsed, FramingError> {
     let max = max.min(OFFSET_MAX);
+    if state.phase == REFUSED_BLOCK {
+        return Ok(skip(state, buffer));
+    }
     if let Some(incomplete) = state.missing(buffer) {
         return Ok(incomplete);
     }
@@ -46,36 +37,58 @@ pub(super) fn parse(
     if consumed > LINE_BYTES_MAX && !is_retrieval(line) {
         return Err(FramingError::TooLong);
     }
-    match command(line) {
-        Ok(Command::Line { expects }) => {
-            *state = ParseState::default();
-            Ok(Parsed::Message { consumed, start: 0, end: consumed, expects })
-        }
-        Ok(Command::Block { bytes, expects }) => {
-            let end = consumed.saturating_add(bytes).saturating_add(CRLF.len());
-            if end > max {
-                return Err(FramingError::TooLong);
-            }
-            state.needed = offset(end);
-            if let Some(incomplete) = state.missing(buffer) {
-                return Ok(incomplete);
-            }
-            if !buffer[..end].ends_with(CRLF) {
-                return Err(FramingError::BadDataBlock);
-            }
-            *state = ParseState::default();
-            Ok(Parsed::Message { consumed: end, start: 0, end, expects })
-        }
-        Ok(Command::Quit) => {
-            *state = ParseState::default();
-            Ok(Parsed::Quit { consumed })
-        }
-        Err(error) if announces_block(line) => Err(error),
-        Err(error) => {
-            *state = ParseState::default();
-            Ok(Parsed::Refused { consumed, error })
-        }
+    let Command { verb, block, expects, .. } = match command::read(line) {
+        Ok(command) => command,
+        Err(refused) => return Ok(refuse(state, consumed, refused)),
+    };
+    let Some(bytes) = block else {
+        *state = ParseState::default();
+        return Ok(match verb {
+            Verb::Quit => Parsed::Quit { consumed },
+            _ => Parsed::Message { consumed, start: 0, end: consumed, expects },
+        });
+    };
+    let silent = expects == Expects::Nothing;
+    let end = consumed.saturating_add(bytes).saturating_add(CRLF.len());
+    if end > max && mutants::on("memcached_limit_ends") {
+        return Err(FramingError::TooLong);
     }
+    if end > max {
+        let error = FramingError::TooLong;
+        return Ok(refuse(state, consumed, Refused { error, silent, block }));
+    }
+    state.needed = offset(end);
+    if let Some(incomplete) = state.missing(buffer) {
+        return Ok(incomplete);
+    }
+    *state = ParseState::default();
+    if !buffer[..end].ends_with(CRLF) {
+        return Ok(Parsed::Refused { consumed: end, error: FramingError::BadDataBlock, silent });
+    }
+    Ok(Parsed::Message { consumed: end, start: 0, end, expects })
+}
+
+/// Refuses a command line. If memcached takes a data block all the same, that is skipped.
+fn refuse(state: &mut ParseState, consumed: usize, refused: Refused) -> Parsed {
+    let Refused { error, silent, block } = refused;
+    *state = ParseState::default();
+    if let Some(bytes) = block {
+        state.phase = REFUSED_BLOCK;
+        state.needed = offset(bytes + CRLF.len());
+    }
+    Parsed::Refused { consumed, error, silent }
+}
+
+fn skip(state: &mut ParseState, buffer: &[u8]) -> Parsed {
+    let consumed = buffer.len().min(state.needed as usize);
+    if consumed == 0 {
+        return Parsed::Incomplete { more: 1 };
+    }
+    state.needed -= consumed as u32;
+    if state.needed == 0 {
+        *state = ParseState::default();
+    }
+    Parsed::Skipped { consumed }
 }
 
 /// There is no LF in `window`: waits for it unless the line is too long.
@@ -112,130 +125,13 @@ pub(super) fn one_command(request: &[u8]) -> Result<Expects, FramingError> {
 /// Whether the line is one of the commands with an unlimited number of keys.
 fn is_retrieval(line: &[u8]) -> bool {
     // A name truncated by the end of `line` differs from these, and no name has 2048 bytes.
-    matches!(words(line).next(), Some(b"get" | b"gets" | b"gat" | b"gats"))
-}
-
-/// Whether a data block follows the line, if it is well formed.
-fn announces_block(line: &[u8]) -> bool {
-    matches!(
-        words(line).next(),
-        Some(b"set" | b"add" | b"replace" | b"append" | b"prepend" | b"cas" | b"ms")
-    )
-}
-
-/// Parses one command line, without its terminator.
-fn command(line: &[u8]) -> Result<Command, FramingError> {
-    let mut arguments = words(line);
-    let name = arguments.next().ok_or(FramingError::UnknownCommand)?;
-    let command = match name {
-        b"get" | b"gets" => all_keys(arguments),
-        b"gat" | b"gats" => arguments.next().and_then(|_exptime| all_keys(arguments)),
-        b"set" | b"add" | b"replace" | b"append" | b"prepend" => storage(arguments, 0),
-        b"cas" => storage(arguments, 1),
-        b"delete" => delete(arguments),
-        b"incr" | b"decr" | b"touch" => keyed(arguments, 1),
-        b"flush_all" => flush_all(arguments),
-        b"verbosity" => arguments.next().and_then(|_level| noreply(arguments)),
-        b"version" | b"stats" | b"mn" => Some(Command::Line { expects: Expects::Reply }),
-        b"mg" | b"md" | b"ma" => meta(arguments),
-        b"ms" => meta_set(arguments),
-        b"me" => keyed_any(arguments),
-        b"quit" => Some(Command::Quit),
-        _ => return Err(FramingError::UnknownCommand),
-    };
-    command.filter(|_| !has_control(line)).ok_or(FramingError::BadCommand)
-}
-
-/// Nothing more, or only `noreply`.
-fn noreply<'a>(mut rest: impl Iterator<Item = &'a [u8]>) -> Option<Command> {
-    expects(&mut rest).map(|expects| Command::Line { expects })
-}
-
-fn expects<'a>(rest: &mut impl Iterator<Item = &'a [u8]>) -> Option<Expects> {
-    match (rest.next(), rest.next()) {
-        (None, _) => Some(Expects::Reply),
-        (Some(b"noreply"), None) => Some(Expects::Nothing),
-        _ => None,
-    }
-}
-
-/// KEY+
-fn all_keys<'a>(keys: impl Iterator<Item = &'a [u8]>) -> Option<Command> {
-    let mut keys = keys.peekable();
-    keys.peek()?;
-    keys.all(is_key).then_some(Command::Line { expects: Expects::Reply })
-}
-
-/// KEY FLAGS EXPTIME BYTES, `extra` more words, [noreply]
-fn storage<'a>(mut words: impl Iterator<Item = &'a [u8]>, extra: usize) -> Option<Command> {
-    words.next().filter(|key| is_key(key))?;
-    let bytes = decimal(words.nth(2)?)?;
-    for _ in 0..extra {
-        words.next()?;
-    }
-    Some(Command::Block { bytes, expects: expects(&mut words)? })
-}
-
-/// KEY, `values` more words, [noreply]
-fn keyed<'a>(mut words: impl Iterator<Item = &'a [u8]>, values: usize) -> Option<Command> {
-    words.next().filter(|key| is_key(key))?;
-    for _ in 0..values {
-        words.next()?;
-    }
-    noreply(words)
-}
-
-/// KEY [0] [noreply]; the 0 is a delay that memcached no longer supports.
-fn delete<'a>(mut words: impl Iterator<Item = &'a [u8]> + Clone) -> Option<Command> {
-    words.next().filter(|key| is_key(key))?;
-    let rest = words.clone();
-    match words.next() {
-        Some(b"0") => noreply(words),
-        _ => noreply(rest),
-    }
-}
-
-/// [DELAY] [noreply]
-fn flush_all<'a>(mut words: impl Iterator<Item = &'a [u8]> + Clone) -> Option<Command> {
-    let rest = words.clone();
-    match words.next() {
-        None | Some(b"noreply") => noreply(rest),
-        Some(_delay) => noreply(words),
-    }
-}
-
-/// KEY and anything
-fn keyed_any<'a>(mut words: impl Iterator<Item = &'a [u8]>) -> Option<Command> {
-    words.next().filter(|key| is_key(key))?;
-    Some(Command::Line { expects: Expects::Reply })
-}
-
-/// KEY [FLAG ...]
-fn meta<'a>(mut words: impl Iterator<Item = &'a [u8]>) -> Option<Command> {
-    words.next().filter(|key| is_key(key))?;
-    Some(Command::Line { expects: quiet(words) })
-}
-
-/// KEY BYTES [FLAG ...]
-fn meta_set<'a>(mut words: impl Iterator<Item = &'a [u8]>) -> Option<Command> {
-    words.next().filter(|key| is_key(key))?;
-    let bytes = decimal(words.next()?)?;
-    Some(Command::Block { bytes, expects: quiet(words) })
-}
-
-/// A flag is one letter, some followed by a value; `q` is the quiet one.
-fn quiet<'a>(mut flags: impl Iterator<Item = &'a [u8]>) -> Expects {
-    if flags.any(|flag| flag.first() == Some(&b'q')) {
-        Expects::ReplyOrNothing
-    } else {
-        Expects::Reply
-    }
+    matches!(Words(line).next(), Some(b"get" | b"gets" | b"gat" | b"gats"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::framing::Framing;
+    use crate::framing::{CommandError, Framing};
 
     fn request(buffer: &[u8]) -> Result<Parsed, FramingError> {
         parse(&mut ParseState::default(), buffer, 1 << 20)
@@ -283,6 +179,21 @@ mod tests {
             "mn",
             "  get   a  ",
             "get noreply",
+            // As memcached, which ignores these words, or looks for no key.
+            "gat 0",
+            "delete noreply",
+            "incr a 1 x",
+            "touch a 1 x",
+            "flush_all 1 x",
+            "verbosity 1 x",
+            "stats \x01",
+            "get a\tb",
+            "get a\rb",
+            "get a\x7f",
+            "mg a E5",
+            "md a x",
+            "mg Zm9v b k",
+            "me Zm9v b",
         ] {
             whole(format!("{command}\r\n").as_bytes(), Expects::Reply);
             whole(format!("{command}\n").as_bytes(), Expects::Reply);
@@ -303,6 +214,11 @@ mod tests {
         whole(b"cas a 0 0 1 7\r\nx\r\n", Expects::Reply);
         whole(b"ms a 2\r\nhi\r\n", Expects::Reply);
         whole(b"ms a 2 T90 F1\r\nhi\r\n", Expects::Reply);
+        whole(b"ms Zm9v 2 MS C5 E6 b\r\nhi\r\n", Expects::Reply);
+        // memcached ignores the last word unless it is `noreply`.
+        whole(b"set a 0 0 3 quiet\r\nabc\r\n", Expects::Reply);
+        whole(b"cas a 0 0 1 7 x\r\nx\r\n", Expects::Reply);
+        whole(b"set a\tb 4294967295 -2147483648 3\r\nabc\r\n", Expects::Reply);
     }
 
     #[test]
@@ -341,94 +257,209 @@ mod tests {
         assert_eq!(state, ParseState::default());
     }
 
-    #[test]
-    fn refused_commands_leave_the_connection_usable() {
-        let long_key = format!("get {}", "k".repeat(251));
-        let unknown = ["", "   ", "GET a", "bogus", "slabs reassign 1 2", "watch", "\x07"];
-        let malformed = [
-            "get",
-            "gets",
-            "gat 0",
-            "gat",
-            "get a\tb",
-            "get a\rb",
-            "get a\0",
-            "get a\x7f",
-            &long_key,
-            "delete",
-            "delete a 5",
-            "delete a b c",
-            "delete a noreply x",
-            "incr a",
-            "incr a 1 x",
-            "touch a",
-            "flush_all 1 x",
-            "verbosity",
-            "mg",
-            "me",
-            "md",
-            "ma",
-            "version \x01",
-        ];
-        let unknown = unknown.iter().map(|line| (line, FramingError::UnknownCommand));
-        let malformed = malformed.iter().map(|line| (line, FramingError::BadCommand));
-        for (line, error) in unknown.chain(malformed) {
-            let consumed = line.len() + 2;
-            let parsed = request(format!("{line}\r\nmn\r\n").as_bytes());
-            assert_eq!(parsed, Ok(Parsed::Refused { consumed, error }), "{line:?}");
+    /// What follows a refused line, unless a block is skipped.
+    const NEXT: &str = "mn\r\n";
+
+    fn refused(line: &str) -> (FramingError, bool) {
+        let text = format!("{line}\r\n{NEXT}");
+        let mut state = ParseState::default();
+        match parse(&mut state, text.as_bytes(), 1 << 20) {
+            Ok(Parsed::Refused { consumed, error, silent }) => {
+                assert_eq!(consumed, line.len() + 2, "{line:?}");
+                assert_eq!(state, ParseState::default(), "{line:?} has no block");
+                (error, silent)
+            }
+            other => panic!("{line:?}: {other:?}"),
         }
-        let parsed = request(b"\nmn\r\n");
-        let error = FramingError::UnknownCommand;
-        assert_eq!(parsed, Ok(Parsed::Refused { consumed: 1, error }));
     }
 
     #[test]
-    fn a_malformed_line_before_a_data_block_ends_the_connection() {
-        let key = format!("set {} 0 0 3", "k".repeat(251));
+    fn refused_commands_leave_the_connection_usable() {
+        use CommandError::*;
+        let long = "k".repeat(251);
+        let flags = "f v c t s h l k q u O P L N0 T0 R0 D1";
+        let (unknown, bad) = (FramingError::UnknownCommand, FramingError::BadCommand);
+        let told = |error: CommandError| FramingError::Command(error);
+        let mut cases: Vec<(String, FramingError)> = Vec::new();
+        let mut all = |error: FramingError, lines: &[&str]| {
+            cases.extend(lines.iter().map(|line| (line.replace("LONG", &long), error)));
+        };
+        all(
+            unknown,
+            &[
+                "",
+                "   ",
+                "GET a",
+                "bogus",
+                "slabs reassign 1 2",
+                "watch",
+                "\x07",
+                "mx a",
+                "get\0 a",
+            ],
+        );
+        all(unknown, &["bget a", "get", "gets", "gat", "delete", "delete a b c d", "incr a"]);
+        all(
+            unknown,
+            &["incr a 1 2 3", "touch a", "flush_all 1 2 3", "verbosity", "verbosity 1 2 3"],
+        );
+        all(unknown, &["mg", "md", "ma", "ms", "set", "set a 0 0", "set a 0 0 3 noreply x"]);
+        all(unknown, &["cas a 0 0 3", "cas a 0 0 3 1 noreply x", "gaga HTTP/1.1"]);
+        all(
+            bad,
+            &["get LONG", "get a LONG", "gat 0 LONG", "delete LONG", "incr LONG 1", "mg LONG v"],
+        );
+        all(bad, &["get a\0", "version \0", "me", "me LONG", "me !! b", "verbosity x"]);
+        all(bad, &["ms a", "ms LONG 3", "ms a S3", "ms a -1", "ms a 3x", "ms a 2147483646"]);
+        all(
+            bad,
+            &["set LONG 0 0 3", "set a 0 0 -1", "set a 0 0 x", "set a 0 0 3x", "set a -1 0 3"],
+        );
+        all(
+            bad,
+            &[
+                "set a x 0 3",
+                "set a 0 x 3",
+                "set a 0 0 99999999999999999999",
+                "set a 0 0 2147483646",
+            ],
+        );
+        all(bad, &["cas a 0 0 3 x", "cas a 0 0 3 -1", "mg a Fx", "mg Cgo= b k", "me Cgo= b"]);
+        all(
+            told(Exptime),
+            &["gat x a", "touch a x", "touch a +1", "flush_all x", "flush_all noreply x"],
+        );
+        all(told(Delta), &["incr a x", "decr a -1", "incr a 1x"]);
+        all(told(Delete), &["delete a 5", "delete a b c", "delete a noreply x"]);
+        all(told(DuplicateFlag), &["mg a k k", "mg a \u{e9}"]);
+        all(told(InvalidFlag), &["mg a S1", "mg a Z", "mg a k Z k", "mg a Ex"]);
+        all(told(AnyFlag), &["md a k k", "ma a Z", "md a Tx", "ma !! b"]);
+        all(told(Key), &["mg !! b", "mg Z=== b"]);
+        all(told(FlagValue), &["mg a T", "mg a N+1", "mg a R99999999999", "mg a Cx", "mg a Fx Tx"]);
+        all(told(ModeLength), &["mg a M", "mg a MII"]);
+        all(told(ArithmeticMode), &["ma a Mx"]);
+        all(told(Initial), &["mg a J"]);
+        all(told(DeltaValue), &["mg a D-1"]);
+        let opaque = format!("mg a O{}", "x".repeat(32));
+        all(told(Opaque), &[&*opaque, &*opaque.replace("mg", "ma"), &*opaque.replace("mg", "md")]);
+        all(told(MetaGetFlags), &[&*format!("mg a {flags} J1")]);
+        all(told(MetaFlags), &[&*format!("md a {flags} J1"), &*format!("ms a 1 {flags}")]);
+        for (line, error) in cases {
+            assert_eq!(refused(&line), (error, false), "{line:?}");
+        }
+        whole(format!("mg a {flags}\r\n").as_bytes(), Expects::ReplyOrNothing);
+        let parsed = request(b"\nmn\r\n");
+        assert_eq!(parsed, Ok(Parsed::Refused { consumed: 1, error: unknown, silent: false }));
+    }
+
+    #[test]
+    fn errors_are_silent_where_memcached_looks_for_noreply_first() {
         for line in [
-            "set",
-            "set a 0 0",
-            "set a 0 0 -1",
-            "set a 0 0 x",
-            "set a 0 0 3x",
-            "set a 0 0 +3",
-            "set a 0 0 3 quiet",
-            "set a 0 0 3 noreply x",
-            "set a 0 0 99999999999",
-            "set a\tb 0 0 3",
-            &key,
-            "cas a 0 0 3",
-            "cas a 0 0 3 1 x",
-            "ms a",
-            "ms a S3",
-            "ms a 3 \x01",
+            "set a x 0 1 noreply",
+            "set a 0 0 noreply",
+            "cas a 0 0 1 noreply",
+            "incr a noreply",
+            "incr a x noreply",
+            "touch a noreply",
+            "delete a 5 noreply",
+            "flush_all x noreply",
+            "flush_all noreply noreply",
+            "verbosity noreply",
+            "verbosity x noreply",
         ] {
-            let parsed = request(format!("{line}\r\nabc\r\n").as_bytes());
-            assert_eq!(parsed, Err(FramingError::BadCommand), "{line}");
+            assert!(refused(line).1, "{line}");
+        }
+        for line in ["set a 0 noreply", "set a 0 0 1 2 noreply", "delete a noreply x", "mg a Z q"] {
+            assert!(!refused(line).1, "{line}");
+        }
+        let parsed = request(b"set a 0 0 3 noreply\r\nabcde");
+        let error = FramingError::BadDataBlock;
+        assert_eq!(parsed, Ok(Parsed::Refused { consumed: 26, error, silent: true }));
+    }
+
+    /// The command is refused with this error, and this number of bytes is skipped, however they arrive.
+    fn skips(line: &str, max: usize, error: FramingError, silent: bool, bytes: usize) {
+        let block = "x".repeat(bytes);
+        let stream = format!("{line}\r\n{block}mn\r\n").into_bytes();
+        for step in [1, 3, stream.len()] {
+            let (mut state, mut from, mut to, mut skipped) = (ParseState::default(), 0, 0, 0);
+            let mut was_refused = false;
+            loop {
+                match parse(&mut state, &stream[from..to], max).unwrap() {
+                    Parsed::Incomplete { .. } => to = (to + step).min(stream.len()),
+                    Parsed::Refused { consumed, error: found, silent: is_silent } => {
+                        assert_eq!((consumed, found), (line.len() + 2, error), "{line}");
+                        assert_eq!((is_silent, was_refused), (silent, false), "{line}");
+                        (from, was_refused) = (from + consumed, true);
+                    }
+                    Parsed::Skipped { consumed } => {
+                        (from, skipped) = (from + consumed, skipped + consumed);
+                    }
+                    Parsed::Message { consumed, .. } => {
+                        assert_eq!(&stream[from..from + consumed], b"mn\r\n", "{line}");
+                        break;
+                    }
+                    Parsed::Quit { .. } => panic!("{line}"),
+                }
+            }
+            assert_eq!((skipped, state), (bytes, ParseState::default()), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_data_of_a_refused_command_are_skipped_where_memcached_takes_them() {
+        use CommandError as E;
+        let opaque = format!("ms a 3 O{}", "x".repeat(32));
+        let bad = FramingError::BadCommand;
+        for (line, error) in [
+            ("ms a 3 Z", E::InvalidFlag.into()),
+            ("ms a 3 k k", E::DuplicateFlag.into()),
+            ("ms a 3 Tx", E::FlagValue.into()),
+            ("ms a 3 MX", E::SetMode.into()),
+            ("ms !! 3 b", E::Key.into()),
+            (&*opaque, E::Opaque.into()),
+            ("ms a +3", bad),
+            ("ms a 4294967299", bad),
+            ("set a +0 0 3", bad),
+            ("set a 4294967296 0 3", bad),
+            ("set a 0 4294967296 3", bad),
+            ("set a 0 0 +3", bad),
+            ("set a 0 0 3\r", bad),
+            ("set a 0 0 4294967299", bad),
+            ("set a 0 0 3\0 4 5 6 7", bad),
+            ("cas a 0 0 3 -0", bad),
+        ] {
+            skips(line, 1 << 20, error, false, 5);
+        }
+        skips("set a 0 +0 3 noreply", 1 << 20, bad, true, 5);
+    }
+
+    #[test]
+    fn a_block_of_another_length_is_refused_and_the_stream_goes_on_behind_its_length() {
+        for block in ["abcd\r\n", "ab\r\nx", "abc\n\r", "abcde"] {
+            let parsed = request(format!("set a 0 0 3\r\n{block}").as_bytes());
+            let error = FramingError::BadDataBlock;
+            let refused = Parsed::Refused { consumed: 18, error, silent: false };
+            assert_eq!(parsed, Ok(refused), "{block:?}");
         }
         assert_eq!(request(b"\x80\x00"), Err(FramingError::BadCommand));
     }
 
     #[test]
-    fn a_block_of_another_length_ends_the_connection() {
-        for block in ["abcd\r\n", "ab\r\nx", "abc\n\r", "abcde"] {
-            let parsed = request(format!("set a 0 0 3\r\n{block}").as_bytes());
-            assert_eq!(parsed, Err(FramingError::BadDataBlock), "{block:?}");
-        }
-    }
-
-    #[test]
-    fn too_long_requests_are_refused_by_their_command_line() {
-        let too_long = Err(FramingError::TooLong);
-        let mut state = ParseState::default();
-        assert_eq!(parse(&mut state, b"set a 0 0 1001\r\n", 1000), too_long);
-        assert_eq!(request(b"ms a 4294967295\r\n"), too_long);
-        assert_eq!(request(b"ms a 9999999999\r\n"), too_long);
+    fn too_long_blocks_are_refused_by_their_command_line_and_skipped() {
+        let too_long = FramingError::TooLong;
+        skips("set a 0 0 1001", 1000, too_long, false, 1003);
+        skips("set a 0 0 5000 noreply", 1000, too_long, true, 5002);
+        skips("ms a 70000 q", 1000, too_long, false, 70_002);
+        let refused = |line: &[u8]| {
+            Ok(Parsed::Refused { consumed: line.len(), error: too_long, silent: false })
+        };
+        assert_eq!(request(b"ms a 2147483645\r\n"), refused(b"ms a 2147483645\r\n"));
         // 13 bytes of line, 985 of data and 2 of terminator are exactly 1000.
         let line = |bytes| format!("set a 0 0 {bytes}\r\n").into_bytes();
         let mut state = ParseState::default();
         assert_eq!(parse(&mut state, &line(983), 1000), Ok(Parsed::Incomplete { more: 985 }));
-        assert_eq!(parse(&mut ParseState::default(), &line(984), 1000), too_long);
+        assert_eq!(parse(&mut ParseState::default(), &line(984), 1000), refused(&line(984)));
     }
 
     #[test]
@@ -469,6 +500,7 @@ mod tests {
     fn quit_ends_the_connection() {
         assert_eq!(request(b"quit\r\nget a\r\n"), Ok(Parsed::Quit { consumed: 6 }));
         assert_eq!(request(b"quit now\n"), Ok(Parsed::Quit { consumed: 9 }));
+        assert_eq!(request(b"GET / HTTP/1.1\r\n"), Ok(Parsed::Quit { consumed: 16 }));
     }
 
     #[test]

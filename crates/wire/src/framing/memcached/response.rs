@@ -1,6 +1,6 @@
 //! The response grammar. See the parent module.
 
-use super::{CRLF, LINE_BYTES_MAX, decimal, is_key, words};
+use super::{CRLF, KEY_BYTES_MAX, LINE_BYTES_MAX, Words, decimal};
 use crate::framing::{Expects, FramingError, OFFSET_MAX, ParseState, Parsed, offset};
 
 // Phases: the valid next lines, and the data block that is incomplete.
@@ -108,9 +108,9 @@ pub(super) fn check(reply: &[u8]) -> Result<(), FramingError> {
 
 /// Parses one line, without its terminator, in the given phase; `None` if it is invalid there.
 fn line(text: &[u8], phase: u8) -> Option<Line> {
-    let mut arguments = words(text);
+    let mut arguments = Words(text);
     let word = arguments.next()?;
-    // `words` skips spaces, but no response begins with one.
+    // `Words` skips spaces, but no response begins with one.
     if !text.starts_with(word) {
         return None;
     }
@@ -139,7 +139,7 @@ fn alone<'a>(mut rest: impl Iterator<Item = &'a [u8]>) -> Option<Line> {
 
 /// KEY FLAGS BYTES [CAS]
 fn value<'a>(mut words: impl Iterator<Item = &'a [u8]>) -> Option<Line> {
-    words.next().filter(|key| is_key(key))?;
+    words.next().filter(|key| key.len() <= KEY_BYTES_MAX)?;
     let _flags = words.next()?;
     let bytes = decimal(words.next()?)?;
     let _cas = words.next();
