@@ -372,7 +372,7 @@ impl RuntimeSlot {
                 if !namespaces.is_empty() {
                     command.args(["--namespaces", &namespaces.join(",")]);
                 }
-                sys::isolation::start_without_rights(&mut command, *user);
+                sys::isolation::start_without_rights(&mut command, *user, !namespaces.is_empty());
             }
         }
         if *threads > 0 {
