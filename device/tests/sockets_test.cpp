@@ -16,13 +16,17 @@ using serval::Socket;
 using serval::Sockets;
 
 namespace {
-// The body of the kernel that a test runs.
+// The body of the kernel that a test runs, how often it was called, and whether it runs each time.
 std::function<void(serval::Block&, Sockets&)> body;
+unsigned calls;
+bool repeats;
 
 constexpr unsigned MQUEUE = 1;  // number of the socket mqueue
 }  // namespace
 
-SERVAL_SOCKET_KERNEL(t_sockets) (serval::Block& block, serval::Mqueue&, Sockets& sockets) { body(block, sockets); }
+SERVAL_SOCKET_KERNEL(t_sockets) (serval::Block& block, serval::Mqueue&, Sockets& sockets) {
+    if (calls++ == 0 || repeats) body(block, sockets);
+}
 SERVAL_KERNEL(t_without) (serval::Block&, serval::Mqueue&) {}
 
 namespace {
@@ -61,6 +65,8 @@ struct Engine {
         runner.waiting = [this](uint32_t reason, uint64_t) {
             why = reason;
             take();
+            // A pause, which takes its time.
+            if (reason == SERVAL_WAIT_TIME) return;
             turn(turns++);
             if (turns < 20000) return;
             check::fail(__FILE__, __LINE__, "the block waits without a limit");
@@ -70,6 +76,7 @@ struct Engine {
     // Runs the body, after which the block must have ended for this reason.
     bool run(std::function<void(serval::Block&, Sockets&)> b, uint64_t reason = SERVAL_REASON_RETURNED) {
         body = std::move(b);
+        calls = 0;
         const bool found = runner.run("t_sockets");
         body = nullptr;
         take();
@@ -557,6 +564,56 @@ TEST(drain_and_stop) {
             if (call == 3) CHECK(s.send_all(block, std::string(5000, 'x').data(), 5000, late) == serval::DRAINING);
         }, SERVAL_REASON_STOPPED));
     }
+}
+
+// A kernel may return when a receive or a connect returns DRAINING: it has not failed. Its sockets are closed, and it is called again until the
+// service stops.
+TEST(a_kernel_that_returns_on_a_drain_is_called_again) {
+    Engine e;
+    repeats = true;
+    CHECK(e.run([&](serval::Block& block, Sockets& sockets) {
+        char memory[8];
+        e.take();
+        if (calls == 1) {
+            Socket s = e.accepted(block, sockets, 0), other = e.accepted(block, sockets, 2);
+            CHECK(s && other && s.send_all(block, "last", 4) == serval::OK);
+            e.end(0, SERVAL_STATUS_DRAINING);
+            CHECK(is_end(s.recv(block, memory, 8), serval::DRAINING));
+            CHECK(e.closes.empty());
+            return;
+        }
+        CHECK_EQ(e.closes.size(), 2);
+        for (unsigned i = 0; i < 2; i++) {
+            CHECK_EQ(e.closes[i].message.slot, 2 * i);
+            CHECK_EQ(e.closes[i].message.generation, e.generations[2 * i]);
+            CHECK_EQ(e.closes[i].message.value, SERVAL_SOCKET_CLOSE_ORDERLY);
+        }
+        if (calls == 2) {
+            e.turn = [&](unsigned) { e.fail(e.connects.back().token, SERVAL_STATUS_DRAINING); };
+            CHECK(sockets.connect(block, 0).status() == serval::DRAINING);
+            e.turn = [](unsigned) {};
+            return;
+        }
+        CHECK_EQ(calls, 3);
+        // The restart was put off: it serves.
+        Socket s = e.accepted(block, sockets, 0);
+        e.put(0, "on");
+        CHECK(is_ok(s.recv(block, memory, 8), 2));
+        e.turn = [&](unsigned) { e.stop(SERVAL_STOP_DRAIN); };
+        CHECK(sockets.listen(0).accept(block).status() == serval::DRAINING);
+    }, SERVAL_REASON_STOPPED));
+    CHECK_EQ(calls, 3);
+    // One that has served another connection since then returns by itself.
+    Engine served;
+    CHECK(served.run([&](serval::Block& block, Sockets& sockets) {
+        char memory[8];
+        Socket s = served.accepted(block, sockets, 0);
+        served.end(0, SERVAL_STATUS_DRAINING);
+        CHECK(is_end(s.recv(block, memory, 8), serval::DRAINING) && s.close(block) == serval::OK);
+        CHECK(served.accepted(block, sockets, 1));
+    }));
+    CHECK_EQ(calls, 1);
+    repeats = false;
 }
 
 // Impossible words of a stream ring end the block; so does a slot that does not exist or is the block's already.

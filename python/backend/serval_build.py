@@ -4,6 +4,7 @@ SERVAL_BUILD_PROFILE names the cargo profile (default: release)."""
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import tomllib
@@ -33,12 +34,25 @@ def _source_tree() -> str:
     return named.stdout.strip()
 
 
+def _lacking() -> str | None:
+    """What the build needs of the distribution and is not there: libzstd, which it compiles itself for other processors."""
+    if platform.machine() != "x86_64":
+        return None
+    if shutil.which("pkg-config") is None:
+        return "serval-engine needs pkg-config to build: apt-get install pkgconf libzstd-dev"
+    if subprocess.run(["pkg-config", "--exists", "libzstd"]).returncode != 0:
+        return "serval-engine needs libzstd with its headers to build: apt-get install libzstd-dev"
+    return None
+
+
 def _build(profile: str) -> dict[str, Path]:
     """Builds the programs and the module; returns their files by name."""
     if not (_ROOT / "crates" / "cli").is_dir():
         raise SystemExit("serval-engine is built in a checkout of Serval: run `pip install ./python` there")
     if shutil.which(_CARGO) is None:
         raise SystemExit("serval-engine needs Rust 1.95 or later to build: install it from https://rustup.rs")
+    if lacking := _lacking():
+        raise SystemExit(lacking)
     if profile == "dev":
         together = _cargo(profile, TOGETHER_WITH_TESTS, {})
     else:

@@ -4,9 +4,12 @@ import base64
 import hashlib
 import importlib.metadata
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "python" / "backend"))
@@ -45,6 +48,17 @@ def test_files_and_metadata_are_installed():
     assert installed.requires == ['numpy>=1.24; extra == "arrays"']
     tag = installed.read_text("WHEEL").partition("Tag: ")[2].strip()
     assert tag.startswith("cp311-abi3-") and "linux" in tag
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="libzstd is compiled with the rest")
+@pytest.mark.parametrize(("pkg_config", "missing"), [(None, "pkgconf libzstd-dev"), ("exit 1", "install libzstd-dev"), ('[ "$*" = "--exists libzstd" ]', None)])
+def test_what_the_build_lacks_of_the_distribution_is_named(tmp_path, monkeypatch, pkg_config, missing):
+    if pkg_config is not None:
+        (tmp_path / "pkg-config").write_text(f"#!/bin/sh\n{pkg_config}\n")
+        (tmp_path / "pkg-config").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    lacking = serval_build._lacking()
+    assert lacking is None if missing is None else missing in lacking
 
 
 def test_equal_files_give_an_equal_wheel(tmp_path):

@@ -25,7 +25,7 @@ use std::time::Instant;
 use self::passed::Passed;
 
 pub(crate) use self::miri::every_test as every_test_under_miri;
-use crate::files::{self, root};
+use crate::files::{self, built, root};
 use crate::side_by_side::cores;
 use crate::{
     Findings, abi, benchmarks, claims, cpu, drop_reasons, edges, fuzz, mutants, tidy, wasm,
@@ -540,7 +540,8 @@ fn remote_netns() -> Outcome {
     command("cargo build --package serval-cli", &[])?;
     let run = |more: &[&str]| {
         let mut tool = Command::new("tools/remote-netns");
-        tool.args(["--serval", "target/debug/serval", "--rounds", "2", "--json"]).args(more);
+        tool.arg("--serval").arg(built().join("debug/serval"));
+        tool.args(["--rounds", "2", "--json"]).args(more);
         let done = tool.current_dir(root()).stdin(Stdio::null()).output();
         done.map_err(|error| vec![format!("tools/remote-netns: {error}")])
     };
@@ -627,7 +628,7 @@ fn wasm() -> Outcome {
     // The simulator uses the three libraries, so the linker keeps their code.
     let crates = "-p serval-mqueue -p serval-wire -p serval-engine -p serval-sim";
     command(&format!("cargo build {crates} --target {target}"), &[])?;
-    let module = root().join(format!("target/{target}/debug/serval-sim.wasm"));
+    let module = built().join(format!("{target}/debug/serval-sim.wasm"));
     let bytes = std::fs::read(&module).map_err(|e| vec![format!("{}: {e}", module.display())])?;
     found(wasm::imports(&bytes))
 }

@@ -1,5 +1,6 @@
 //! The files of the checkout: tracked ones, and new ones that git does not ignore.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -7,6 +8,16 @@ use std::process::Command;
 pub(crate) fn root() -> &'static Path {
     let built_in = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the root");
     if built_in.exists() { built_in } else { Path::new(".") }
+}
+
+/// The folder where cargo puts what it builds.
+pub(crate) fn built() -> PathBuf {
+    built_in(std::env::var_os("CARGO_TARGET_DIR"))
+}
+
+/// The same with the value of `CARGO_TARGET_DIR`, which may be relative to the root, where cargo runs.
+fn built_in(target: Option<OsString>) -> PathBuf {
+    root().join(target.filter(|target| !target.is_empty()).unwrap_or_else(|| "target".into()))
 }
 
 /// A text file.
@@ -61,5 +72,22 @@ pub(crate) fn git(arguments: &[&str]) -> Result<String, String> {
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn built_programs_are_where_cargo_puts_them() {
+        for (target, folder) in [
+            (None, root().join("target")),
+            (Some(""), root().join("target")),
+            (Some("elsewhere"), root().join("elsewhere")),
+            (Some("/srv/built"), PathBuf::from("/srv/built")),
+        ] {
+            assert_eq!(built_in(target.map(OsString::from)), folder);
+        }
     }
 }

@@ -226,6 +226,7 @@ fn build_with(name: &str, values: &str, accepts: bool) -> PathBuf {
     let serval = format!(
         "case $1 in\n\
         check-config) exit {} ;;\n\
+        version) echo '{{\"commit\":\"0123456789abcdef\",\"dirty\":true,\"tree\":\"\"}}' ;;\n\
         compare) echo x >>\"$(dirname \"$0\")/asked\"\n\
             count=$(sed -n 's/^pairs = //p' \"$4\") values=({values}) pairs=\n\
             for ((i = 0; i < count && ${{#values[@]}}; i++)); do pairs+=${{pairs:+,}}{{\\\"value\\\":${{values[i % ${{#values[@]}}]}}}}; done\n\
@@ -271,4 +272,27 @@ fn builds_pass_by_the_median_or_after_many_pairs_by_the_interval() {
     let (code, asked, said) = compared("refused", "1.0", false);
     assert_eq!((code, asked), (Some(1), 0), "{said}");
     assert!(said.contains("accepts no configuration echo"), "{said}");
+    let told = "built from 0123456789ab with changes that are in no commit";
+    assert!(said.contains(told), "{said}");
+}
+
+/// The build that is compared by default is that of the sources as they are.
+#[test]
+fn a_build_of_other_sources_is_not_compared_by_mistake() {
+    let sources = Command::new(root().join("tools/source-tree")).output().unwrap();
+    if sources.stdout.is_empty() {
+        println!("SKIPPED: this is no git checkout");
+        return;
+    }
+    let program = build_with("forgotten", "1.0", true);
+    let folder = program.with_file_name("release");
+    fs::create_dir_all(&folder).unwrap();
+    fs::copy(&program, folder.join("serval")).unwrap();
+    let mut compare = Command::new(root().join("tools/compare-builds"));
+    compare.env("CARGO_TARGET_DIR", folder.parent().unwrap());
+    let output =
+        compare.args(["--before", "none", "--base", "none", "udp-echo-28"]).output().unwrap();
+    let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("is not of the sources here") && said.contains("make build"), "{said}");
 }

@@ -168,6 +168,64 @@ fn made(goal: &str, folder: &Folder, arguments: &[String]) {
     done(make(goal, folder, &[arguments, &[tested()]].concat()));
 }
 
+/// A program for a PATH.
+fn program(folder: &Folder, name: &str, script: &str) {
+    use std::os::unix::fs::PermissionsExt as _;
+    let path = folder.join(name);
+    fs::write(&path, format!("#!/bin/bash\n{script}\n")).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn packages_are_installed_under_the_names_that_a_release_has() {
+    let folder = Folder::new("packages");
+    // The last argument is the package.
+    program(&folder, "dpkg-query", "case ${@: -1} in there*) echo installed ;; *) exit 1 ;; esac");
+    program(&folder, "apt-cache", "case ${@: -1} in here*) ;; *) exit 100 ;; esac");
+    program(&folder, "apt-get", &format!("echo \"$*\" >>{}", folder.join("asked").display()));
+    program(&folder, "sudo", "exec \"$@\"");
+    let mut install = Command::new(root().join("tools/install-packages"));
+    install.env("PATH", format!("{}:/usr/bin:/bin", folder.0.display()));
+    install.args(["here1", "there1", "gone|here2|here3", "gone|there2", "here4|there3"]);
+    done(install);
+    let asked = fs::read_to_string(folder.join("asked")).unwrap();
+    assert!(asked.trim_end().ends_with("--no-install-recommends here1 here2"), "{asked}");
+}
+
+/// `make install DEBUG=1`, tried with the profile of this repository and what the Makefile sets, on a program of a few lines.
+#[test]
+fn an_installation_for_debuggers_has_line_tables() {
+    let folder = Folder::new("debug");
+    let profile = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let profile = profile.split("[profile.release]").nth(1).unwrap().split("\n[").next().unwrap();
+    let package =
+        "[package]\nname = \"tiny\"\nversion = \"1.0.0\"\nedition = \"2024\"\n[workspace]\n";
+    let cargo = format!("{package}[profile.release]{profile}");
+    fs::write(folder.join("Cargo.toml"), cargo).unwrap();
+    fs::create_dir(folder.join("src")).unwrap();
+    let main = "mod some_file_of_it;\nfn main() { some_file_of_it::run() }\n";
+    fs::write(folder.join("src/main.rs"), main).unwrap();
+    let module = "#[inline(never)]\npub fn run() { std::hint::black_box(7); }\n";
+    fs::write(folder.join("src/some_file_of_it.rs"), module).unwrap();
+    for (debug, has_lines) in [("DEBUG=0", false), ("DEBUG=1", true)] {
+        let shows = ["--eval=shown:; @env".to_owned(), debug.to_owned()];
+        let shown = done(make("shown", &folder, &shows));
+        let set = shown.lines().filter(|line| line.starts_with("CARGO_PROFILE_RELEASE_"));
+        let mut build = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()));
+        build.args(["build", "--release", "--offline", "--quiet"]).current_dir(&folder.0);
+        build.env("CARGO_TARGET_DIR", folder.join("built"));
+        build.envs(set.filter_map(|line| line.split_once('=')));
+        done(build);
+        let built = fs::read(folder.join("built/release/tiny")).unwrap();
+        let found = memchr::memmem::find(&built, b"some_file_of_it.rs").is_some();
+        assert_eq!(found, has_lines, "{debug}");
+        // What is installed is what was built.
+        let plan = ["--dry-run".to_owned(), debug.to_owned(), tested()];
+        let plan = done(make("install", &folder, &plan));
+        assert_eq!(plan.contains("install -s -m 755"), !has_lines, "{debug}: {plan}");
+    }
+}
+
 /// Every file below a folder, relative to it.
 fn files(below: &Path) -> BTreeSet<String> {
     let mut found = BTreeSet::new();

@@ -33,8 +33,8 @@ fn built() -> PathBuf {
 
 /// Requests that are answered, and then some that must not be: changed in each of their bytes, cut off, sent again, sent by someone without the key.
 /// Returns the number of the latter that are refused as such, and of those with a wrong length.
-fn exchange(server: SocketAddr) -> (u64, u64) {
-    let mut sealed = Sealed::new();
+fn exchange(server: SocketAddr, key: [u8; 32]) -> (u64, u64) {
+    let mut sealed = Sealed::with_key(key);
     let load = Load { window: 8, requests: 300, timeout: PATIENCE, ..Load::default() };
     let outcome = client::udp(server, &load, &mut sealed).unwrap();
     assert!(outcome.is_perfect(), "{outcome:?}");
@@ -97,20 +97,85 @@ fn configuration(port: u16, kernel: &Path) -> String {
 fn sealed_numbers_are_multiplied_in_an_isolated_process_once() {
     let port = free_port();
     let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
-    command.env("SECURE_MULTIPLY_KEY", root().join("benches/secure/bench.key"));
+    let (key, text) = new_key();
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("secure.key");
+    std::fs::write(&file, &text).unwrap();
+    command.env("SECURE_MULTIPLY_KEY", &file);
     let kernel = built().join("multiply.so");
     let server = Running::start_with("secure", &configuration(port, &kernel), command);
-    let (refused, short) = exchange(([127, 0, 0, 1], port).into());
+    let (refused, short) = exchange(([127, 0, 0, 1], port).into(), key);
     for (reason, count) in [("kernel_drop", refused), ("bad_length", short)] {
         server.wait_for_line(&format!(
             "serval_dropped_total{{service=\"multiply\",reason=\"{reason}\",scope=\"request\"}} {count}"
         ));
     }
-    // The key is in none of the memory that the engine and the process share, and no other process may look into this one.
-    let processes = children(server.process.0.id());
+    // No other process may look into this one.
+    let engine = server.process.0.id();
+    let processes = children(engine);
     let status = std::fs::read_to_string(format!("/proc/{}/status", processes[0])).unwrap();
     assert!(processes.len() == 1 && status.contains("Seccomp:\t2"), "{status}");
+    the_key_is_with(processes[0], engine, (&key, &text));
+    let log = server.log();
+    assert!(!log.contains(&text), "{log}");
     assert_eq!(server.end(), 0);
+}
+
+/// A key that no other memory has by chance, and its hexadecimal digits.
+fn new_key() -> ([u8; 32], String) {
+    let mut key = [0; 32];
+    std::fs::File::open("/dev/urandom").unwrap().read_exact(&mut key).unwrap();
+    (key, key.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// The process that runs the kernel has the key. The engine has it nowhere: neither in the region, which both share and where all messages are,
+/// nor in memory of its own, through which what it sends and logs has passed.
+fn the_key_is_with(runtime: u32, engine: u32, (key, text): (&[u8; 32], &str)) {
+    let (Some(with), Some(without)) = (memory_of(runtime), memory_of(engine)) else {
+        println!("SKIPPED: only root may read the memory of these processes");
+        return;
+    };
+    let holds = |memory: &[(String, Vec<u8>)], wanted: &[u8]| {
+        let of = memory.iter().find(|(_, bytes)| memchr::memmem::find(bytes, wanted).is_some());
+        of.map(|(place, _)| place.clone())
+    };
+    assert!(holds(&with, key).is_some(), "it is not found where it is");
+    let regions = |memory: &[(String, Vec<u8>)]| {
+        memory.iter().filter(|(place, _)| place.contains("memfd:serval")).count()
+    };
+    assert!(regions(&with) > 0 && regions(&without) > 0, "the region was read");
+    for wanted in [&key[..], text.as_bytes()] {
+        assert_eq!(holds(&without, wanted), None, "the engine has the key");
+    }
+    let shared: Vec<_> = with.into_iter().filter(|(place, _)| place.contains("memfd")).collect();
+    assert_eq!(holds(&shared, key), None, "the region has the key");
+}
+
+/// What a process has in memory, with where that is; `None` if this process may not look.
+fn memory_of(process: u32) -> Option<Vec<(String, Vec<u8>)>> {
+    use std::os::unix::fs::FileExt as _;
+    let memory = std::fs::File::open(format!("/proc/{process}/mem")).ok()?;
+    let map = std::fs::read_to_string(format!("/proc/{process}/smaps")).ok()?;
+    let (mut found, mut place) = (Vec::new(), "");
+    for line in map.lines() {
+        let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+        let number = |text: &str| u64::from_str_radix(text, 16).ok();
+        if range.is_some_and(|(from, to)| number(from).is_some() && number(to).is_some()) {
+            place = line;
+        }
+        // Parts that were never touched have no memory.
+        let Some(resident) = line.strip_prefix("Rss:") else { continue };
+        if resident.trim() == "0 kB" {
+            continue;
+        }
+        let (from, to) = place.split(' ').next()?.split_once('-')?;
+        let (from, to) = (number(from)?, number(to)?);
+        let mut bytes = vec![0; (to - from) as usize];
+        // The host kernel's own pages cannot be read.
+        if memory.read_exact_at(&mut bytes, from).is_ok() {
+            found.push((place.to_owned(), bytes));
+        }
+    }
+    Some(found)
 }
 
 #[test]
@@ -142,7 +207,7 @@ fn the_server_that_calls_its_isolated_process_answers_the_same() {
         let mut ready = String::new();
         output.read_line(&mut ready).unwrap();
         let (_, address) = ready.trim_end().rsplit_once("udp://").expect("it is ready");
-        exchange(address.parse().unwrap());
+        exchange(address.parse().unwrap(), Sealed::KEY);
         process.signal("TERM");
         let mut last = String::new();
         output.read_to_string(&mut last).unwrap();

@@ -150,14 +150,24 @@ fn isolated_processes_have_the_namespaces_and_the_user_of_their_tenant() {
         println!("SKIPPED: user namespaces are refused here (unshare --user)");
         return;
     }
+    let own = sys::process::user();
+    isolated_processes_of(None, own);
+    if own == 0 {
+        isolated_processes_of(Some(65534), 65534);
+    } else {
+        println!("SKIPPED: processes of another user, which only root can start");
+    }
+}
+
+/// The same where the processes have this `user` of the configuration, which is the user `id`.
+fn isolated_processes_of(user: Option<u32>, id: u32) {
     let port = free_port();
-    let is_root = sys::process::user() == 0;
-    let user = if is_root { "user = 65534\n" } else { "" };
+    let user = user.map_or_else(String::new, |user| format!("user = {user}\n"));
     let text = format!(
         "[[tenant]]\nname = \"a\"\n{user}namespaces = [\"pid\", \"mount\", \"ipc\"]\n[[accelerator]]\nname = \"own\"\nkind = \"process\"\n\
          [[service]]\nname = \"of-a\"\nlisten = \"udp://127.0.0.1:{port}\"\naccelerator = \"own\"\nkernel = \"echo\"\ntenant = \"a\"\n"
     );
-    let server = Running::start("namespaces", &text);
+    let server = Running::start(&format!("namespaces-{id}"), &text);
     let client = udp_client(([127, 0, 0, 1], port).into());
     assert_eq!(ask(&client, b"one"), b"one");
     let engine = server.process.0.id();
@@ -177,12 +187,9 @@ fn isolated_processes_have_the_namespaces_and_the_user_of_their_tenant() {
         status.contains("Seccomp:\t2") && status.contains("CapEff:\t0000000000000000"),
         "{status}"
     );
-    if is_root {
-        assert!(status.contains("Uid:\t65534\t65534\t65534\t65534"), "{status}");
-        assert!(status.contains("Gid:\t65534\t65534\t65534\t65534"), "{status}");
-    } else {
-        println!("SKIPPED: processes of another user, which only root can start");
-    }
+    assert!(status.contains(&format!("Uid:\t{id}\t{id}\t{id}\t{id}")), "{status}");
+    let group = format!("Gid:\t{id}\t{id}\t{id}\t{id}");
+    assert!(user.is_empty() || status.contains(&group), "{status}");
     let mounts = std::fs::read_to_string(format!("/proc/{runs}/mounts")).unwrap();
     let writable = |line: &str| line.split(' ').nth(3).is_some_and(|o| o.starts_with("rw"));
     assert!(mounts.lines().count() > 0 && !mounts.lines().any(writable), "{mounts}");

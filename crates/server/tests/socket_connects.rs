@@ -1,10 +1,13 @@
-//! Ten thousand connections to a kernel: each is answered, or refused with a counted reason, and nothing is left.
+//! Ten thousand connections to a kernel: each is answered, or refused with a counted reason, and nothing is left. And a kernel that returns when
+//! its service drains.
 
 mod common;
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::path::Path;
 
+use accel::compile::{BuildOptions, build_kernel};
 use common::{Usage, address, eventually, start, tcp_client, topology_on};
 use engine::topology::{CpuPlacement, Service, SocketSpec};
 use server::Server;
@@ -109,5 +112,31 @@ fn ten_thousand_connections_leave_nothing() {
         drop(all);
         eventually("all slots are free", || open() == 0);
         eventually("no descriptor is left", || descriptors() == before);
+    }
+}
+
+/// The kernel returns when a receive says that the service drains. That is no failure: its connection ends in order, and so does the service.
+#[test]
+fn a_kernel_that_returns_on_a_drain_has_not_failed() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels/leaves.cpp");
+    let kernel = Path::new(env!("CARGO_TARGET_TMPDIR")).join("leaves.so");
+    build_kernel(&source, &kernel, &BuildOptions::default()).unwrap();
+    let threads = CpuPlacement::Threads { threads: 1, cores: Vec::new() };
+    for placement in [CpuPlacement::Worker, threads] {
+        let mut service = Service::new("streams", Vec::new(), kernel.to_str().unwrap());
+        service.sockets = vec![SocketSpec::listen(SocketAddr::from(([127, 0, 0, 1], 0)))];
+        service.mqueues = 1;
+        let mut topology = topology_on(placement, vec![service]);
+        topology.engine.drain_ms = 600_000;
+        let server = start(topology);
+        let mut stream = tcp_client(address(&server, 0));
+        stream.write_all(b"hello").unwrap();
+        stream.read_exact(&mut [0; 5]).unwrap();
+        let stopping = std::thread::spawn(move || server.shutdown().is_clean());
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0, "it ends in order");
+        eventually("the server stops long before its drain time is over", || {
+            stopping.is_finished()
+        });
+        assert!(stopping.join().unwrap());
     }
 }

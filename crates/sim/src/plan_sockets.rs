@@ -57,7 +57,15 @@ impl Plan {
         let cancel = if faulty { own.pick(&[0, 0, 100]) } else { 0 };
         let idle_ms = own.pick(&[0, 0, 5]);
         spec.sockets.iter_mut().for_each(|socket| socket.idle_ms = idle_ms);
-        let sockets = SocketBehaviour { idle, reset, close, cancel, transfer: 0, forge, scribble };
+        let sockets = SocketBehaviour {
+            idle,
+            reset,
+            close,
+            cancel,
+            forge,
+            scribble,
+            ..SocketBehaviour::default()
+        };
         self.setup.behaviours[service].sockets = sockets;
     }
 

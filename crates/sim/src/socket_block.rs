@@ -30,6 +30,8 @@ pub struct SocketBehaviour {
     pub cancel: u32,
     /// It sends a piece by a transfer instead of its ring.
     pub transfer: u32,
+    /// It writes a few bytes behind its own end before it closes a connection.
+    pub afterthought: u32,
     /// It also sends a command with a random slot, lease, index or operation.
     pub forge: u32,
     /// It also overwrites a word of a stream ring.
@@ -71,6 +73,8 @@ struct Slot {
     read_since_notify: u64,
     /// A transfer to it has no result.
     is_lent: bool,
+    /// Steps until it writes behind its end and closes.
+    lingers: u32,
 }
 
 /// See the module's text.
@@ -98,6 +102,8 @@ pub(crate) struct SocketBlock {
 
 /// The longest piece that a block moves at once.
 const PIECE_BYTES: u64 = 3000;
+/// What a block writes behind its own end.
+pub const AFTERTHOUGHT_BYTES: usize = 10;
 /// A bit of the tokens of forged commands.
 const FORGED: u64 = 1 << 63;
 
@@ -121,6 +127,7 @@ impl SocketBlock {
             signalled: false,
             read_since_notify: 0,
             is_lent: false,
+            lingers: 0,
         };
         let numbers = |listen| (0..).zip(sockets).filter(move |(_, is)| **is == listen);
         Self {
@@ -332,7 +339,7 @@ impl SocketBlock {
         slot.last_generation = message.generation;
         (slot.partner, slot.finished, slot.signalled) = (None, false, true);
         slot.read_since_notify = 0;
-        slot.is_lent = false;
+        (slot.is_lent, slot.lingers) = (false, 0);
         match asked {
             None => self.close(number, socket_close::RESET),
             Some(Asked::Accept(_)) => match self.peers.first().copied() {
@@ -379,6 +386,9 @@ impl SocketBlock {
     ) {
         self.slots[slot].signalled = false;
         let Some(partner) = self.slots[slot].partner else { return };
+        if self.slots[slot].lingers > 0 {
+            return self.add_afterthought(slot, partner, net);
+        }
         let waits = |piece: &Piece| piece.slot as usize == partner;
         if self.pieces.iter().any(waits) {
             // Nothing is sent behind a command that was not given yet.
@@ -430,7 +440,22 @@ impl SocketBlock {
             self.slots[slot].signalled = true;
             return;
         }
-        self.look_for_end(slot, net);
+        self.look_for_end(
+            slot,
+            net,
+            behaviour.afterthought > 0 && rng.chance(behaviour.afterthought),
+        );
+    }
+
+    /// Some steps after both ends: writes behind its own one, and closes the connection.
+    fn add_afterthought(&mut self, slot: usize, partner: usize, net: &mut Network) {
+        self.slots[slot].lingers -= 1;
+        self.slots[slot].signalled = true;
+        if self.slots[slot].lingers == 0 {
+            let written = self.slots[partner].send.write(&[], &[0; AFTERTHOUGHT_BYTES]);
+            net.ledger.socket_moved(self.service, written.unwrap_or(0) as u64);
+            self.close_both(slot, socket_close::ORDERLY);
+        }
     }
 
     fn lend(&mut self, slot: usize, bytes: Vec<u8>) {
@@ -449,7 +474,7 @@ impl SocketBlock {
         }
     }
 
-    fn look_for_end(&mut self, slot: usize, net: &mut Network) {
+    fn look_for_end(&mut self, slot: usize, net: &mut Network, has_afterthought: bool) {
         let partner = self.slots[slot].partner.expect("it passes bytes on");
         match self.slots[slot].recv.ended() {
             Ok(None) => {}
@@ -459,7 +484,9 @@ impl SocketBlock {
                     self.slots[partner].send.set_end(u64::from(status::CLOSED));
                     self.about(partner, socket_op::NOTIFY, 0);
                 }
-                if self.slots[partner].finished {
+                if self.slots[partner].finished && has_afterthought {
+                    (self.slots[slot].lingers, self.slots[slot].signalled) = (20, true);
+                } else if self.slots[partner].finished {
                     self.close_both(slot, socket_close::ORDERLY);
                 }
             }

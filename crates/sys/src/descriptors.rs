@@ -441,6 +441,21 @@ mod tests {
         assert_eq!(one, two);
     }
 
+    /// A connection that cannot be reset at once is not ended in another way: its peer would take a part for the whole.
+    #[test]
+    fn where_a_reset_is_refused_the_peer_reads_no_end() {
+        // A Unix socket has none.
+        let (ours, mut peer) = UnixStream::pair().unwrap();
+        peer.set_nonblocking(true).unwrap();
+        let lent = ours.try_clone().unwrap();
+        disconnect(ours.as_fd());
+        drop(ours);
+        let end = std::io::Read::read(&mut peer, &mut [0]);
+        assert_eq!(end.unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        drop(lent);
+        assert_eq!(std::io::Read::read(&mut peer, &mut [0]).unwrap(), 0);
+    }
+
     #[test]
     fn files_of_memory_are_local_and_those_of_the_host_kernel_are_not_known() {
         assert!(reads_locally(File::open("/dev/shm").unwrap().as_fd()));

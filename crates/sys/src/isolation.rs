@@ -169,11 +169,16 @@ pub fn forbid_inspection() -> io::Result<()> {
 }
 
 /// The command's process starts without the rights of root over other processes and the machine, and cannot gain any: root keeps its own files only.
-/// With a `user` it is that user's, and in no group but the one with the same number; only root can start it.
-pub fn start_without_rights(command: &mut Command, user: Option<u32>) {
+/// With a `user` it is that user's, and in no group but the one with the same number; only root can start it. If it then [enters
+/// namespaces](enter_namespaces) as root, it keeps until then what the host kernel asks for a user namespace with root in it.
+pub fn start_without_rights(command: &mut Command, user: Option<u32>, enters_namespaces: bool) {
+    let keeps = if enters_namespaces { 1 << CAP_SETFCAP } else { 0 };
     let drop = move || {
         user.map_or(Ok(()), become_user)?;
-        drop_capabilities()?;
+        // A process that does not have it fails when it enters them, and says why.
+        if keeps == 0 || keep_capabilities(keeps).is_err() {
+            keep_capabilities(0)?;
+        }
         gain_nothing()
     };
     // SAFETY: between fork and exec it makes a few system calls and allocates nothing.
@@ -223,7 +228,7 @@ pub fn enter_namespaces(own: Namespaces) -> io::Result<()> {
     if own.pid {
         go_on_as_child()?;
     }
-    drop_capabilities()
+    keep_capabilities(0)
 }
 
 /// All file systems become read-only, and what is mounted elsewhere does not appear.
@@ -324,17 +329,21 @@ pub fn isolate() -> io::Result<()> {
     }
 }
 
-fn drop_capabilities() -> io::Result<()> {
+/// Which lets a process map root of its own user namespace to root outside, since Linux 5.12.
+const CAP_SETFCAP: u32 = 31;
+
+/// This process has these of its capabilities, a bit each, and no others.
+fn keep_capabilities(kept: u32) -> io::Result<()> {
     #[repr(C)]
     struct Header {
         version: u32,
         process: i32,
     }
-    /// `_LINUX_CAPABILITY_VERSION_3`, with two sets of three words.
+    /// `_LINUX_CAPABILITY_VERSION_3`: low and high halves of the effective, the permitted and the inheritable ones.
     const VERSION: u32 = 0x2008_0522;
     let mut header = Header { version: VERSION, process: 0 };
-    let none = [[0u32; 3]; 2];
+    let sets = [[kept, kept, 0], [0; 3]];
     // SAFETY: both have the layout of the version and outlive the call.
-    let done = unsafe { libc::syscall(libc::SYS_capset, &raw mut header, none.as_ptr()) };
+    let done = unsafe { libc::syscall(libc::SYS_capset, &raw mut header, sets.as_ptr()) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

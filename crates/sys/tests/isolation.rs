@@ -72,7 +72,7 @@ fn an_isolated_process_reaches_neither_the_network_nor_another_one_of_its_user()
     let start = |role: &str| {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "the_isolated_process", "--nocapture"]).env(TRIES, role);
-        start_without_rights(&mut command, None);
+        start_without_rights(&mut command, None, false);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
     };
     let mut victim = start("victim");

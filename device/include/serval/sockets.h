@@ -21,7 +21,8 @@
 //
 // Every call returns a status, and every wait may have a deadline. While the service drains, accept and connect return DRAINING, and open
 // sockets go on until the peers end, or the service's time is over. Receiving from one that is idle then returns DRAINING: its peer has no more
-// requests, and the block may send what it has and closes it.
+// requests, and the block may send what it has and closes it. A kernel may also return then: its sockets are closed, and it is called again,
+// until the service stops.
 //
 // A Listener, a Socket and Sockets belong to one block. A block has the number of sockets that the service's `sockets_per_block` says.
 #ifndef SERVAL_SOCKETS_H
@@ -162,6 +163,10 @@ class Sockets {
     SERVAL_CALL Io corrupt(Block& block);
     inline SERVAL_DEVICE uint64_t find_ready(const Socket* sockets, unsigned count, unsigned from);
     SERVAL_CALL Status end_slot(Block& block, Socket& socket, uint32_t how);
+    // By the leader: a stream has ended with this word. The result is for the other threads.
+    SERVAL_INLINE uint64_t stream_ended(uint64_t word);
+    // By all threads, after the kernel has returned: whether it is called again.
+    SERVAL_CALL bool goes_on(Block& block);
 
     detail::Channel channel_;
     uint32_t slot_count_;
@@ -173,6 +178,7 @@ class Sockets {
     uint64_t accept_tokens_[SERVAL_SOCKET_SPECS_MAX];  // of the accepts in flight; 0: none
     uint64_t accepted_[SERVAL_SOCKET_SPECS_MAX];       // their results, which no call has taken; 0: none
     uint64_t unwanted_;                                // a connection that came too late, as a result; 0: none
+    bool is_drained_;                                  // a call of this run of the kernel returned DRAINING before the service stopped
     Slot slots_[SERVAL_SOCKET_SLOTS_MAX];
 };
 

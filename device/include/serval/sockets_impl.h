@@ -23,6 +23,9 @@ SERVAL_INLINE uint64_t end_status(uint64_t word) {
     return word == SERVAL_STATUS_CLOSED || word == SERVAL_STATUS_DRAINING ? word : SERVAL_STATUS_RESET;
 }
 
+// From a kernel that returned because the service drains to its next call.
+constexpr uint64_t AGAIN_NS = 10000000;
+
 // What the leader found in a stream ring, as a word for the other threads.
 constexpr uint64_t STREAM_EMPTY = 0, STREAM_CORRUPT = 3;
 SERVAL_INLINE uint64_t stream_bytes(uint64_t count, uint64_t max) { return (count < max ? count : max) << 2; }
@@ -82,6 +85,7 @@ inline SERVAL_DEVICE bool Sockets::open(Block& block) {
     for (unsigned i = 0; i < SERVAL_SOCKET_SPECS_MAX; i++) accept_tokens_[i] = accepted_[i] = 0;
     poll_from_ = 0;
     token_ = connect_token_ = connected_ = unwanted_ = 0;
+    is_drained_ = false;
     return true;
 }
 
@@ -90,7 +94,9 @@ inline SERVAL_DEVICE bool Sockets::take(uint64_t token, const serval_socket_mess
     if (message.op != SERVAL_SOCKET_DONE) return true;
     const uint64_t result = detail::pack_result(message);
     const bool opened = message.value == SERVAL_STATUS_OK;
+    if (message.value == SERVAL_STATUS_DRAINING) is_drained_ = true;
     if (opened) {
+        is_drained_ = false;
         if (message.slot >= slot_count_ || message.generation == 0) return false;
         Slot& slot = slots_[message.slot];
         if (slot.generation != 0) return false;
@@ -220,6 +226,27 @@ SERVAL_CALL Status Sockets::end_slot(Block& block, Socket& socket, uint32_t how)
     return command(block, 0, SERVAL_SOCKET_CLOSE, socket.slot_, generation, how) ? OK : DRAINING;
 }
 
+SERVAL_INLINE uint64_t Sockets::stream_ended(uint64_t word) {
+    if (word == SERVAL_STATUS_DRAINING) is_drained_ = true;
+    return detail::stream_end(word);
+}
+
+// A kernel that returns because a call returned DRAINING has not failed: the stop is on the way, or the engine has given it up, as a restart that
+// is put off. So its sockets are closed, and it begins again: then it waits for a connection, as after its start, until the service stops.
+SERVAL_CALL bool Sockets::goes_on(Block& block) {
+    const bool is_drained = tell([&]() -> uint64_t { return is_drained_ && !block.ended(); });
+    if (!is_drained) return false;
+    for (uint32_t i = 0; i < slot_count_; i++) {
+        const uint64_t generation = tell([&]() -> uint64_t { return slots_[i].generation; });
+        Socket socket = socket_of(generation << 32 | static_cast<uint64_t>(i) << 8);
+        if (generation) end_slot(block, socket, SERVAL_SOCKET_CLOSE_ORDERLY);
+    }
+    tell([&]() -> uint64_t { return is_drained_ = false; });
+    // One that connects before it waits would ask without a pause.
+    block.sleep_until(block.now_ns() + detail::AGAIN_NS);
+    return !is_stopped(block);
+}
+
 inline SERVAL_DEVICE Socket Sockets::connect(Block& block, uint32_t index, uint64_t deadline_ns) {
     if (detail::in_crew()) block.charge();
     const uint64_t token = tell([&] {
@@ -316,7 +343,7 @@ inline SERVAL_DEVICE Io Socket::recv_until(Block& block, void* to, uint64_t max,
             const detail::Look look = slot->rx.look(end);
             if (look == detail::Look::CORRUPT) return detail::STREAM_CORRUPT;
             if (look == detail::Look::FOUND) return detail::stream_bytes(slot->rx.head - slot->rx.tail, max);
-            return end ? detail::stream_end(end) : detail::STREAM_EMPTY;
+            return end ? all.stream_ended(end) : detail::STREAM_EMPTY;
         });
         if (found == detail::STREAM_CORRUPT) return all.corrupt(block);
         if (found & 1) return {static_cast<Status>(found >> 2), 0};
@@ -351,7 +378,7 @@ inline SERVAL_DEVICE Io Socket::send_until(Block& block, const void* data, uint6
             uint64_t refused;
             const detail::Look look = slot->tx.reserve(max, refused);
             if (look == detail::Look::CORRUPT) return detail::STREAM_CORRUPT;
-            if (refused) return detail::stream_end(refused);
+            if (refused) return all.stream_ended(refused);
             return look == detail::Look::FOUND ? detail::stream_bytes(slot->tx.known_room(), max) : detail::STREAM_EMPTY;
         });
         if (found == detail::STREAM_CORRUPT) return all.corrupt(block);
@@ -362,7 +389,7 @@ inline SERVAL_DEVICE Io Socket::send_until(Block& block, const void* data, uint6
             uint64_t refused = SERVAL_CUDA && detail::leader() ? slot->tx.peek_refused() : 0;
             const uint64_t last = slot->tx.write(from, count);
             refused = all.tell([&]() -> uint64_t {
-                if (SERVAL_UNLIKELY(refused != 0)) return detail::stream_end(slot->tx.refused());
+                if (SERVAL_UNLIKELY(refused != 0)) return all.stream_ended(slot->tx.refused());
                 slot->tx.publish(count, last);
                 return 0;
             });
@@ -426,7 +453,9 @@ SERVAL_DEVICE void run_with_sockets(Block& block, Mqueue& mqueue) {
     if (detail::leader() && !sockets.open(block)) block.reason_ = SERVAL_REASON_REFUSED;
     detail::block_sync();
     if (block.broken()) return;
-    KERNEL(block, mqueue, sockets);
+    do {
+        KERNEL(block, mqueue, sockets);
+    } while (sockets.goes_on(block));
     detail::block_sync();
     if (detail::leader()) sockets.channel_.release_if(true);
 #else
@@ -435,7 +464,9 @@ SERVAL_DEVICE void run_with_sockets(Block& block, Mqueue& mqueue) {
         block.reason_ = SERVAL_REASON_REFUSED;
         return;
     }
-    KERNEL(block, mqueue, sockets);
+    do {
+        KERNEL(block, mqueue, sockets);
+    } while (sockets.goes_on(block));
     sockets.channel_.release_if(true);
 #endif
 }

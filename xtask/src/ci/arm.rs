@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::{Done, Failed, Findings, Outcome, Tally, command, lacks_target, make, works};
-use crate::files::root;
+use crate::files::built;
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 const RUNNER: &str = "qemu-aarch64 -L /usr/aarch64-linux-gnu";
@@ -53,7 +53,7 @@ pub(super) fn step() -> Outcome {
         add(&mut tests, cargo(line, &arguments)?);
     }
     make("device arm-test", &[("QEMU", RUNNER)])?;
-    let answered = is_answered(&root().join(format!("target/{TARGET}/debug/serval")));
+    let answered = is_answered(&built().join(format!("{TARGET}/debug/serval")));
     answered.map_err(|finding| Failed { findings: vec![finding], tests: Tally::default() })?;
     Ok(Done::Tested(tests))
 }

@@ -80,13 +80,10 @@ pub(super) fn measure_server(
     let account = server.map(Server::stop).transpose()?;
     let asked_ns = database_cpu().zip(filled_ns).map(|(now, before)| now - before);
     if let Some(void) = report.void() {
-        noise = Some(void.to_string());
-        // Both sides could do more than this, and the server has ended as it should: what kept it from that was not the load.
-        let kept_from_it =
-            lower_peak.is_some() && matches!(void, Void::Unsent(..) | Void::Silent(..));
-        if !is_noise(void) && !kept_from_it {
-            return Ok(Run::Void(void.to_string()));
+        if let Some(invalid) = invalid(void, lower_peak.is_some()) {
+            return Ok(invalid);
         }
+        noise = Some(void.to_string());
     }
     if rate.is_some() && is_latency && report.client_busy > CLIENT_BUSY_MAX {
         return Ok(Run::Void(format!(
@@ -207,6 +204,18 @@ fn is_noise(void: &Void) -> bool {
     matches!(void, Void::Stolen(_) | Void::Little(..) | Void::Unsent(_, true))
 }
 
+/// What a void report means for its side; `None`: the machine disturbed it. `is_bearable`: the server could do more than the load asks for,
+/// and has ended as it should.
+fn invalid(void: &Void, is_bearable: bool) -> Option<Run> {
+    let why = void.to_string();
+    match void {
+        void if is_noise(void) => None,
+        // It stalled, or the machine did: the calibration around it tells.
+        Void::Unsent(..) | Void::Silent(..) if is_bearable => Some(Run::Unloaded(why)),
+        _ => Some(Run::Void(why)),
+    }
+}
+
 /// Runs a load from the client's cores, whether the client spins there or shares it.
 fn run(plan: &Plan, cores: &Cores) -> Result<Report, SideError> {
     let pinned = || {
@@ -241,4 +250,21 @@ fn figures(report: &Report) -> Figures {
         figures.insert("server_cpu_ns".to_owned(), ns);
     }
     figures
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_side_that_stalls_under_a_load_that_it_can_bear_is_no_noise() {
+        let (second, minute) = (Duration::from_secs(1), Duration::from_secs(60));
+        for void in [Void::Unsent(0.2, false), Void::Silent(second, minute, 7)] {
+            assert_eq!(invalid(&void, true), Some(Run::Unloaded(void.to_string())));
+            assert_eq!(invalid(&void, false), Some(Run::Void(void.to_string())));
+        }
+        assert_eq!(invalid(&Void::Unsent(0.2, true), true), None, "the client was the cause");
+        assert_eq!(invalid(&Void::Stolen(0.2), true), None);
+        assert!(matches!(invalid(&Void::Gone, true), Some(Run::Void(_))));
+    }
 }

@@ -15,6 +15,11 @@ pub fn set_built_from(built_from: &'static str) {
     let _ = BUILT_FROM.set(built_from);
 }
 
+/// What this program was built from: the commit, whether the sources differed from it, and their hash. Empty where the build did not set it.
+pub fn built_from() -> (String, bool, String) {
+    sources(BUILT_FROM.get().copied().unwrap_or_default())
+}
+
 /// The machine and the source that was measured. Fields that the host does not provide are empty.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Machine {
@@ -54,7 +59,7 @@ impl Machine {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name"));
         let governor = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor";
-        let (commit, dirty, tree) = sources(BUILT_FROM.get().copied().unwrap_or_default());
+        let (commit, dirty, tree) = built_from();
         Self {
             cpu: model.unwrap_or_default().trim_start_matches([' ', '\t', ':']).to_owned(),
             cores: sys::affinity::allowed_cores().map_or(1, |cores| cores.len()),

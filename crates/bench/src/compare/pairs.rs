@@ -4,8 +4,8 @@
 //! affect both sides. A pair is discarded and measured again if the machine changed during it or disturbed a
 //! measurement, or was in another state than the plan requires; its value is reported with the reason. The number of
 //! discarded pairs is limited: a machine that keeps changing proves nothing. A row that requires unshared cores
-//! counts no other pairs. A measurement that is void for any other reason (wrong or missing answers) ends everything:
-//! repeating it until it succeeds would prove nothing.
+//! counts no other pairs. A measurement that is void for any other reason (wrong or missing answers, or a side that stalls under a load that
+//! it can bear while the machine stays as it was) ends everything: repeating it until it succeeds would prove nothing.
 
 use std::collections::BTreeMap;
 
@@ -35,6 +35,8 @@ pub enum Run {
     Figures(Figures),
     /// A measurement that the machine disturbed, with the cause.
     Noisy(Figures, String),
+    /// The side did not take a load that it can bear, with what was missing: the machine is the cause only if it changed.
+    Unloaded(String),
     /// Invalid, and not because of the machine; with the reason.
     Void(String),
 }
@@ -214,6 +216,13 @@ fn pair<B: Bench>(
             Run::Figures(figures) => found[side as usize] = Some(figures),
             Run::Noisy(figures, _) if !plan.guard => found[side as usize] = Some(figures),
             Run::Noisy(_, why) => return Ok(Err(format!("{side:?}: {why}"))),
+            Run::Unloaded(why) => {
+                let after = bench.calibrate().map_err(PairsError::Side)?;
+                return match before.moved(&after).filter(|_| plan.guard) {
+                    Some(moved) => Ok(Err(format!("{side:?}: {why}; {moved}"))),
+                    None => Err(PairsError::Void { side, why }),
+                };
+            }
             Run::Void(why) => return Err(PairsError::Void { side, why }),
         }
     }
@@ -270,6 +279,8 @@ mod tests {
         void: Vec<usize>,
         /// Numbers of measurements that are noisy.
         noisy: Vec<usize>,
+        /// Numbers of measurements whose side could not be loaded.
+        unloaded: Vec<usize>,
         /// Number of the measurement that fails.
         fails: Option<usize>,
         measured: Vec<Side>,
@@ -296,6 +307,9 @@ mod tests {
             }
             if self.void.contains(&number) {
                 return Ok(Run::Void("3 replies were wrong".to_owned()));
+            }
+            if self.unloaded.contains(&number) {
+                return Ok(Run::Unloaded("half of the requests were not sent".to_owned()));
             }
             let rate = if side == Side::A { 300.0 } else { 200.0 };
             let figures = Figures::from([("rate".to_owned(), rate)]);
@@ -324,6 +338,30 @@ mod tests {
             better,
             figure,
         }
+    }
+
+    /// A side that stalls does not vanish from the row: only a machine that changed meanwhile excuses it.
+    #[test]
+    fn a_side_that_cannot_be_loaded_makes_the_row_void() {
+        let mut bench = Scripted { unloaded: vec![3], ..Default::default() };
+        let found = measure(&mut bench, &plan(5, Combine::Ratio));
+        let why = "half of the requests were not sent".to_owned();
+        assert_eq!(found, Err(PairsError::Void { side: Side::A, why }));
+        assert_eq!(bench.measured.len(), 4);
+        // The calibrations of the first two pairs, and that before the one that stalls.
+        let spins = vec![100.0, 100.0, 100.0, 200.0];
+        let mut bench = Scripted { unloaded: vec![3], spins, ..Default::default() };
+        let pairs = measure(&mut bench, &plan(5, Combine::Ratio)).unwrap();
+        assert_eq!((pairs.kept.len(), pairs.discarded.len()), (5, 1));
+        assert!(pairs.discarded[0].starts_with("A: half of the requests"), "{pairs:?}");
+        // A plan without a guard proves nothing by what the machine did.
+        let mut bench = Scripted {
+            unloaded: vec![3],
+            spins: vec![100.0, 100.0, 100.0, 200.0],
+            ..Default::default()
+        };
+        let unguarded = Plan { guard: false, ..plan(5, Combine::Ratio) };
+        assert!(measure(&mut bench, &unguarded).is_err());
     }
 
     #[test]

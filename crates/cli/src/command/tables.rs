@@ -1,5 +1,6 @@
 //! `serval drop-reasons` and `serval version`.
 
+use ::bench::compare::machine::built_from;
 use serde_json::{Value as Json, json};
 use wire::DropReason;
 
@@ -14,7 +15,8 @@ Examples:
 pub(super) const VERSION_HELP: &str = "\
 Examples:
   serval version
-  serval version --json    with the version of the region ABI, which runtimes have to share";
+  serval version --json    with the version of the region ABI, which runtimes have to share, and
+                           the sources of this build";
 
 pub(super) fn drop_reasons(screen: &Screen) {
     screen.show(
@@ -51,8 +53,22 @@ pub(super) fn version(screen: &Screen) {
     let version = env!("CARGO_PKG_VERSION");
     let abi = mqueue::abi::ABI_VERSION;
     let (system, processor) = (std::env::consts::OS, std::env::consts::ARCH);
+    let (commit, dirty, tree) = built_from();
     screen.show(
-        || format!("serval {version} (region ABI {abi}, {system} {processor})\n"),
-        || json!({ "version": version, "abi": abi, "system": system, "processor": processor }),
+        || {
+            let short = commit.get(..12).unwrap_or(&commit);
+            let built = match (commit.is_empty(), dirty) {
+                (true, _) => String::new(),
+                (_, true) => format!(", built from {short} with changes"),
+                (_, false) => format!(", built from {short}"),
+            };
+            format!("serval {version} (region ABI {abi}, {system} {processor}{built})\n")
+        },
+        || {
+            json!({
+                "version": version, "abi": abi, "system": system, "processor": processor,
+                "commit": commit, "dirty": dirty, "tree": tree,
+            })
+        },
     );
 }

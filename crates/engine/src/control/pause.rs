@@ -35,6 +35,12 @@ impl ServiceShare {
         !self.pauses.is_empty()
     }
 
+    /// Whether it is paused for the accelerator of this block, whose generation is about to end.
+    pub(crate) fn is_block_paused(&self, block: u32) -> bool {
+        let of_block = self.mqueues.get(block as usize).map(|mqueue| mqueue.attachment);
+        self.pauses.iter().any(|pause| Some(pause.accelerator) == of_block)
+    }
+
     /// The generation of an accelerator has ended: the time limit for the next one starts.
     pub(crate) fn await_next_generation(&mut self, accelerator: u16, now_ns: u64) {
         let of_it = |pause: &&mut Pause| pause.accelerator == accelerator && pause.has_begun();
@@ -128,11 +134,13 @@ impl<N: Nic> Worker<N> {
         }
         let quiet = self.turn.services[slot].in_flight() == 0 || mutants::on("hold_with_debts");
         let asks = self.turn.services[slot].waits_for_backends();
-        let connected =
-            self.turn.services[slot].waits_for_sockets() && !mutants::on("hold_connected");
-        let settled = quiet && !asks && !connected && !self.has_handover_in_flight(slot);
-        for pause in &mut self.turn.services[slot].pauses {
-            pause.vote.set(settled);
+        let settled = quiet && !asks && !self.has_handover_in_flight(slot);
+        for at in 0..self.turn.services[slot].pauses.len() {
+            let share = &mut self.turn.services[slot];
+            let accelerator = share.pauses[at].accelerator.into();
+            let connected =
+                share.waits_for_sockets_on(accelerator) && !mutants::on("hold_connected");
+            share.pauses[at].vote.set(settled && !connected);
         }
     }
 }

@@ -114,6 +114,11 @@ impl ClientMqueue {
         self.blocked_since_ns != 0 && now_ns.saturating_sub(self.blocked_since_ns) > timeout_ns
     }
 
+    /// Whether its block has not read all answers, as its RX ring was seen last.
+    fn has_unread_answers(&self) -> bool {
+        self.rx.released() < self.rx.committed()
+    }
+
     /// Marks the RX ring as rung; returns whether it was marked already.
     pub(crate) fn rx_pending(&mut self) -> bool {
         std::mem::replace(&mut self.rx_pending, true)

@@ -32,6 +32,7 @@ mod linger;
 mod open;
 mod stream;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use mqueue::MappedMemory;
@@ -270,7 +271,12 @@ impl Sockets {
 
     /// Whether there are connections, or attempts to connect.
     pub(crate) fn has_connections(&self) -> bool {
-        self.leasing.iter().any(|number| {
+        self.has_connections_of(&(0..u32::MAX))
+    }
+
+    /// The same of these blocks.
+    pub(crate) fn has_connections_of(&self, blocks: &Range<u32>) -> bool {
+        self.leasing.iter().filter(|number| blocks.contains(number)).any(|number| {
             let sockets = &self.blocks[*number as usize].sockets;
             sockets.leased().any(|slot| sockets.slots()[slot as usize].state() != State::Dead)
         })

@@ -734,6 +734,12 @@ impl ServiceShare {
         self.sockets.as_ref().is_some_and(|sockets| sockets.has_connections())
     }
 
+    /// The same of the blocks of one accelerator.
+    pub(crate) fn waits_for_sockets_on(&self, accelerator: usize) -> bool {
+        let blocks = self.mqueues_of(accelerator);
+        self.sockets.as_ref().is_some_and(|sockets| sockets.has_connections_of(&blocks))
+    }
+
     /// Requests in flight on this service share's mqueues, or to its upstream server.
     pub(crate) fn in_flight(&self) -> u64 {
         self.in_mqueues() + self.upstream.as_ref().map_or(0, |upstream| upstream.in_flight())

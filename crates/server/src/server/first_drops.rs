@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use engine::metrics::Metrics;
 use wire::DropReason;
 
-/// The services whose first drop has been reported.
+/// The services, among those that run, whose first drop has been reported.
 #[derive(Debug, Default)]
 pub(super) struct FirstDrops(BTreeSet<String>);
 
@@ -13,7 +13,9 @@ impl FirstDrops {
     /// Reports services that have dropped replies as `reply_ratio` for the first time: their clients get no answer, and the default of
     /// the key depends on where a port listens.
     pub(super) fn report(&mut self, metrics: &Metrics) {
-        for service in metrics.services().iter() {
+        let services = metrics.services();
+        self.0.retain(|name| services.iter().any(|service| service.name() == name));
+        for service in services.iter() {
             let is_new = !self.0.contains(service.name())
                 && service.snapshot().dropped(DropReason::ReplyRatio) > 0;
             if is_new {
@@ -30,4 +32,24 @@ fn text(service: &str) -> String {
          of its request (3 off loopback by default, because the source of a datagram can be forged); where clients are \
          trusted, raise the key, or set it to 0. Further drops are only counted"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_service_that_is_gone_is_forgotten() {
+        let metrics = Metrics::new(1, ["a".to_owned(), "b".to_owned()]);
+        for service in metrics.services().iter() {
+            service.of_worker(0).0.drop_one(DropReason::ReplyRatio);
+        }
+        let mut drops = FirstDrops::default();
+        drops.report(&metrics);
+        assert_eq!(drops.0.len(), 2);
+        let one = metrics.services()[..1].into();
+        metrics.set_running(one, Default::default(), Default::default());
+        drops.report(&metrics);
+        assert_eq!(drops.0, BTreeSet::from(["a".to_owned()]));
+    }
 }

@@ -40,7 +40,7 @@ mod state;
 mod tests;
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -50,6 +50,7 @@ use engine::topology::{AcceleratorKind, Launch, Service, Topology};
 use sys::local::{LocalError, LocalListener, WakeFd};
 
 use super::ServerFabric;
+use super::handshake_queue::HandshakePeer;
 use super::heartbeat::HeartbeatWriter;
 use slot::FirstStart;
 pub(super) use slot::{PreparedRuntime, RuntimeSpec};
@@ -63,6 +64,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 const MEMORY_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// How often to check what has no descriptor: processes that end, regions that workers release.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Paths of kernels that are looked up at the same time.
+const LOOK_UPS_MAX: usize = 8;
 /// How long runtimes may take to end when the engine ends.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -72,6 +75,42 @@ struct Shared {
     draining: AtomicBool,
     stop: AtomicBool,
     commands: Mutex<Vec<Command>>,
+    /// Paths that are being looked up.
+    look_ups: AtomicUsize,
+}
+
+impl Shared {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            wake_fd: WakeFd::new()?,
+            draining: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            commands: Mutex::default(),
+            look_ups: AtomicUsize::new(0),
+        })
+    }
+
+    fn command(&self, command: Command) {
+        self.commands.lock().unwrap_or_else(PoisonError::into_inner).push(command);
+        self.wake_fd.wake();
+    }
+}
+
+/// The place of a path that is being looked up, one of [`LOOK_UPS_MAX`].
+struct LookUp(Arc<Shared>);
+
+impl LookUp {
+    fn begin(shared: &Arc<Shared>) -> Option<Self> {
+        let place = Self(shared.clone());
+        let before = shared.look_ups.fetch_add(1, Ordering::Relaxed);
+        (before < LOOK_UPS_MAX).then_some(place)
+    }
+}
+
+impl Drop for LookUp {
+    fn drop(&mut self) {
+        self.0.look_ups.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// A change of runtime slots or listeners.
@@ -91,6 +130,8 @@ enum Command {
     Remove(u16, Sender<()>),
     /// Reports the next start of runtimes that change processes.
     NotifyRegrouped(Sender<FirstStart>),
+    /// The path by which a peer names its kernel was looked up: these kernels are of the same file.
+    Compared(HandshakePeer<PeerOrigin>, Vec<String>),
 }
 
 /// Runs until it is dropped, which must be after the workers have ended.
@@ -145,12 +186,7 @@ impl Supervisor {
         fabric: Arc<ServerFabric>,
         heartbeat_writer: Arc<HeartbeatWriter>,
     ) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared {
-            wake_fd: WakeFd::new()?,
-            draining: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
-            commands: Mutex::default(),
-        });
+        let shared = Arc::new(Shared::new()?);
         let mut state = SupervisorState::new(fabric, heartbeat_writer, shared.clone());
         let builder = std::thread::Builder::new().name("serval-runtimes".into());
         let thread = builder.spawn(move || state.run())?;
@@ -158,8 +194,7 @@ impl Supervisor {
     }
 
     fn command(&self, command: Command) {
-        self.shared.commands.lock().unwrap_or_else(PoisonError::into_inner).push(command);
-        self.shared.wake_fd.wake();
+        self.shared.command(command);
     }
 
     /// Adds runtime slots, whose rings the workers have already. The result waits for those that the engine starts.

@@ -135,6 +135,56 @@ fn pieces_by_transfers_come_back_in_order() {
     assert!(sent > 20 * SEEDS, "{sent}");
 }
 
+/// All pieces of these blocks go by transfers, one at a time.
+fn one_at_a_time(seed: u64, takes_ns: u64) -> Script {
+    let transfers =
+        TransferBehaviour { takes_ns: (takes_ns, takes_ns), ..TransferBehaviour::default() };
+    let sockets = SocketBehaviour { transfer: 1000, ..SocketBehaviour::default() };
+    let mut script = echo(seed, transfers, sockets);
+    script.setup.topology.engine.workers = 1;
+    script.service().mqueues = 1;
+    script.service().backends[0].in_flight = 1;
+    script
+}
+
+/// A command waits because another transfer runs for longer than `idle_ms`: the connection that it is for has no bytes meanwhile, and is not idle.
+#[test]
+fn a_connection_for_which_a_command_waits_is_not_idle() {
+    for seed in 0..12 {
+        let mut script = one_at_a_time(seed, 10 * MS);
+        script.service().sockets[0].idle_ms = 3;
+        let mut play = Play::new(script, seed);
+        (0..3).for_each(|_| play.connect(1000, Ending::Idle(1)));
+        play.run(5000);
+        let received: Vec<_> = play.clients.iter().map(SocketClient::received).collect();
+        assert_eq!(received, [1; 3], "seed {seed}");
+        // Then they are.
+        play.run_to_the_end();
+        let ends = play.scene.world.metrics.service(0).socket_ends;
+        assert_eq!(ends[sockets::End::Idle as usize], 3, "seed {seed}: {ends:?}");
+        play.check_all_over();
+    }
+}
+
+/// Transfers in flight need all places for answers, so a command whose time is over cannot even be refused: its block is not to blame, and
+/// its connection, which is closed already, is not slow.
+#[test]
+fn a_connection_is_held_while_transfers_in_flight_leave_no_room() {
+    for seed in 0..12 {
+        let mut script = one_at_a_time(seed, 30 * MS);
+        script.limits().slow_client_ms = 3;
+        let service = script.service();
+        (service.slots, service.sockets_per_block) = (4, 6);
+        (service.backends[0].in_flight, service.backends[0].timeout_ms) = (4, 5);
+        let mut play = Play::new(script, seed);
+        (0..5).for_each(|_| play.connect(1, Ending::Orderly));
+        play.run_to_the_end();
+        let ends = play.scene.world.metrics.service(0).socket_ends;
+        assert_eq!(play.found(Found::All), 5, "seed {seed}: {ends:?} {:?}", lock(&play.books));
+        play.check_all_over();
+    }
+}
+
 /// Everything goes wrong for a while, then nothing does: no peer gets bytes in another order, or takes a part for the whole.
 #[test]
 fn whatever_fails_no_peer_gets_another_order() {

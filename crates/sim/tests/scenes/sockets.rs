@@ -1,12 +1,13 @@
 //! Sockets of blocks: connections that end in every way, blocks that break every rule, and the books of bytes at every step.
 
 use crate::scene::{MS, Scene, Script, script};
-use engine::topology::SocketSpec;
+use engine::topology::{SocketSpec, Tenant};
 use sim::change::Keeps;
 use sim::net::{Faults, lock};
 use sim::rng::Rng;
-use sim::socket_block::SocketBehaviour;
+use sim::socket_block::{AFTERTHOUGHT_BYTES, SocketBehaviour};
 use sim::socket_peer::{EchoServer, Ending, Found, SocketClient};
+use sockets::End;
 use wire::DropReason;
 use wire::framing::Framing;
 use wire::nic::Close;
@@ -135,7 +136,7 @@ fn every_byte_comes_back() {
 #[test]
 fn connections_end_in_every_way() {
     let mut found = [0; 3];
-    let mut ends = [0; sockets::End::COUNT];
+    let mut ends = [0; End::COUNT];
     for (seed, relay) in seeds().flat_map(|seed| [(seed, false), (seed, true)]) {
         let mut script = sockets(seed, relay);
         script.limits().slow_client_ms = 3;
@@ -179,7 +180,7 @@ fn connections_end_in_every_way() {
         }
     }
     assert!(found.iter().all(|count| *count > 50), "{found:?}");
-    use sockets::End::{Closed, NoDescriptor, ResetByBlock, ResetByPeer, SlowPeer};
+    use End::{Closed, NoDescriptor, ResetByBlock, ResetByPeer, SlowPeer};
     for end in [Closed, ResetByBlock, ResetByPeer, SlowPeer, NoDescriptor] {
         assert!(ends[end as usize] > 0, "{}: {ends:?}", end.name());
     }
@@ -205,10 +206,10 @@ fn an_idle_connection_ends_after_its_time() {
         let ends = play.scene.world.metrics.service(0).socket_ends;
         let by = |end: sockets::End| ends[end as usize];
         let ways = if relay { 2 } else { 1 };
-        assert!((1..=ways).contains(&by(sockets::End::Idle)), "{ends:?}");
+        assert!((1..=ways).contains(&by(End::Idle)), "{ends:?}");
         // The block resets the other connection of a pair, if that was not idle as well.
-        let both = by(sockets::End::Idle) + by(sockets::End::ResetByBlock);
-        assert_eq!((both, by(sockets::End::Closed)), (ways, ways), "{ends:?}");
+        let both = by(End::Idle) + by(End::ResetByBlock);
+        assert_eq!((both, by(End::Closed)), (ways, ways), "{ends:?}");
     }
 }
 
@@ -244,15 +245,105 @@ fn a_peer_that_still_sends_reads_the_answer() {
         play.check_all_over();
         let counted = play.scene.world.metrics.service(0);
         dropped += counted.socket_unread_bytes;
-        late += counted.socket_ends[sockets::End::UnreadInput as usize];
+        late += counted.socket_ends[End::UnreadInput as usize];
     }
     assert!(dropped > 100_000 && late > 10, "{dropped} bytes were dropped, {late} were too late");
+}
+
+/// A block writes behind its own end, and closes the connection: they go nowhere, and the worker does not wait for that.
+#[test]
+fn bytes_behind_the_end_of_a_connection_keep_no_worker_awake() {
+    for seed in seeds() {
+        let mut script = sockets(seed, false);
+        script.behaviour().sockets = SocketBehaviour { afterthought: 1000, ..Default::default() };
+        let mut play = Play::new(script, seed);
+        (0..3).for_each(|_| play.connect(10_000, Ending::Orderly));
+        play.run_to_the_end();
+        let workers = play.scene.world.workers.len();
+        let mut asleep = 0;
+        for _ in 0..10 {
+            play.scene.wait_ms(1);
+            asleep += (0..workers).filter(|at| !play.scene.world.is_awake(*at)).count();
+        }
+        assert_eq!(asleep, 10 * workers, "seed {seed}");
+        play.check_all_over();
+        assert_eq!(play.found(Found::All), 3, "seed {seed}");
+        let ends = play.scene.world.metrics.service(0).socket_ends;
+        assert_eq!(ends[End::Closed as usize], 3, "seed {seed}: {ends:?}");
+        let [_, (sent, _)] = play.scene.world.socket_bytes(0);
+        assert_eq!(sent.dropped, 3 * AFTERTHOUGHT_BYTES as u64, "seed {seed}");
+    }
+}
+
+/// A connection that waits for its tenant's turn is neither idle nor slow: its limits of time are for its peer.
+#[test]
+fn a_connection_that_waits_for_its_tenant_is_not_ended() {
+    for (seed, ending) in
+        seeds().flat_map(|seed| [(seed, Ending::Idle(1)), (seed, Ending::Orderly)])
+    {
+        let mut script = sockets(seed, false);
+        script.limits().slow_client_ms = 3;
+        script.service().tenant = "slow".into();
+        script.service().sockets[0].idle_ms = 3;
+        let tenant = Tenant { burst_ms: 1, ..Tenant::new("slow") };
+        script.setup.topology.tenants = vec![tenant.clone()];
+        let mut play = Play::new(script, seed);
+        // What it reads brings the tenant over its rate for 100 ms.
+        let slow = Tenant { messages_per_s: 10, ..tenant };
+        play.scene.world.tenants().set(&[slow], |_| true);
+        // One that stays never sends the rest.
+        play.connect(if ending == Ending::Orderly { 1 } else { 1000 }, ending);
+        for _ in 0..600 {
+            play.run(1);
+            play.scene.wait_ms(1);
+        }
+        assert_eq!(play.clients[0].received(), 1, "seed {seed}, {ending:?}");
+        let ends = play.scene.world.metrics.service(0).socket_ends;
+        let last = if ending == Ending::Orderly { End::Closed } else { End::Idle };
+        assert_eq!(ends[last as usize], 1, "seed {seed}, {ending:?}: {ends:?}");
+    }
+}
+
+/// One of two accelerators restarts: only its blocks let their idle connections go, and the restart does not wait for the others.
+#[test]
+fn a_pause_of_one_accelerator_leaves_the_connections_of_others_alone() {
+    for seed in seeds() {
+        let mut script = sockets(seed, false);
+        script.setup.topology.engine.workers = 1;
+        let second = script.setup.topology.accelerators[0].clone();
+        script.setup.topology.accelerators.push(second);
+        let service = script.service();
+        service.accelerators = vec![0, 1];
+        service.mqueues = 1;
+        service.share_out();
+        let mut play = Play::new(script, seed);
+        (0..2).for_each(|_| play.connect(1000, Ending::Idle(100)));
+        let has_got = |play: &Play, bytes: u64| {
+            play.clients.iter().filter(|client| client.received() == bytes).count()
+        };
+        play.run(400);
+        assert_eq!(has_got(&play, 100), 2, "seed {seed}");
+        let barrier = play.scene.world.hold(0, 0, 600_000 * MS);
+        for _ in 0..2500 {
+            play.run(1);
+            play.scene.wait_ms(1);
+        }
+        assert!(barrier.is_complete(1), "seed {seed}: it waits for connections of the other one");
+        let gone = play.clients.iter().position(|client| client.found() == Some(Found::All));
+        let gone = gone.expect("the idle connection of the accelerator that restarts has ended");
+        let other = &mut play.clients[1 - gone];
+        assert_eq!(other.found(), None, "seed {seed}");
+        let net = play.scene.world.net.clone();
+        other.send_up_to(300, &mut lock(&net), &mut play.rng);
+        play.run(400);
+        assert_eq!(has_got(&play, 300), 1, "seed {seed}: it goes on");
+    }
 }
 
 /// Attempts to connect end in every way, at any time: each is completed once, and none is left.
 #[test]
 fn peers_that_cannot_be_reached_leave_nothing() {
-    let mut ends = [0; sockets::End::COUNT];
+    let mut ends = [0; End::COUNT];
     let mut all = 0;
     for seed in 0..24 {
         let mut script = sockets(seed, true);
@@ -283,7 +374,7 @@ fn peers_that_cannot_be_reached_leave_nothing() {
             assert_eq!(play.found(Found::All), 2, "seed {seed}");
         }
     }
-    use sockets::End::{Closed, ConnectTimeout, NoDescriptor, Refused};
+    use End::{Closed, ConnectTimeout, NoDescriptor, Refused};
     for end in [Closed, ConnectTimeout, NoDescriptor, Refused] {
         assert!(ends[end as usize] > 10, "{}: {ends:?}", end.name());
     }
@@ -312,7 +403,7 @@ fn a_command_that_is_given_up_leaves_nothing() {
         assert!(relay || play.found(Found::All) == 20, "seed {seed}");
         assert_eq!(counted.socket_bad_commands, 0);
         all += play.found(Found::All);
-        given_up += counted.socket_ends[sockets::End::ConnectTimeout as usize];
+        given_up += counted.socket_ends[End::ConnectTimeout as usize];
     }
     assert!(all > 260 && given_up > 20, "{all} in order, {given_up} given up");
 }
@@ -354,7 +445,7 @@ fn hostile_blocks_hurt_only_themselves() {
         assert_eq!((other.sockets_opened, other.sockets_closed), (40, 40));
         assert!(relay || hostile.sockets_opened == hostile.sockets_closed, "{hostile:?}");
         bad += hostile.socket_bad_commands;
-        broken += hostile.socket_ends[sockets::End::BlockEnded as usize];
+        broken += hostile.socket_ends[End::BlockEnded as usize];
     }
     assert!(bad > 1000 && broken > 10, "{bad} bad commands, {broken} broken");
 }
@@ -395,7 +486,7 @@ fn a_generation_ends_with_its_connections() {
         let counted = play.scene.world.metrics.service(0);
         assert_eq!(counted.sockets_opened, counted.sockets_closed, "seed {seed}, relay: {relay}");
         reset += play.found(Found::Reset);
-        lost += counted.socket_ends[sockets::End::AcceleratorLost as usize];
+        lost += counted.socket_ends[End::AcceleratorLost as usize];
         // The last generation serves clients that come now.
         let before = play.found(Found::All);
         (0..5).for_each(|_| play.connect(10_000, Ending::Orderly));
@@ -442,7 +533,7 @@ fn a_planned_end_waits_for_open_connections() {
         play.run_to_the_end();
         assert_eq!(play.found(Found::All), play.clients.len(), "seed {seed}");
         let counted = play.scene.world.metrics.service(0);
-        assert_eq!(counted.socket_ends[sockets::End::AcceleratorLost as usize], 0);
+        assert_eq!(counted.socket_ends[End::AcceleratorLost as usize], 0);
         assert!(counted.sockets_opened >= before.sockets_opened + 3, "they waited");
     }
 }
@@ -515,7 +606,7 @@ fn idle_connections_do_not_delay_a_drain() {
         }
         let counted = play.scene.world.metrics.service(0);
         assert_eq!(counted.sockets_opened, counted.sockets_closed, "seed {seed}, relay: {relay}");
-        let ends = counted.socket_ends[sockets::End::Closed as usize];
+        let ends = counted.socket_ends[End::Closed as usize];
         assert_eq!(ends, counted.sockets_opened, "seed {seed}, relay: {relay}");
     }
 }

@@ -41,6 +41,43 @@ fn accepts_echoes_and_closes() {
     }
 }
 
+/// A transfer may hold a descriptor of a stream for a while after its end: the peer finds out at once, and what happens to the former
+/// stream is no event of the next one with its key.
+#[test]
+fn the_end_of_a_lent_stream_waits_for_no_other_descriptor() {
+    let (mut nic, addresses) = open(&[tcp("127.0.0.1:0")]);
+    let mut buffer = [0; 64];
+    for how in [Close::Graceful, Close::Reset] {
+        let mut first = client(addresses[0]);
+        poll_for(&mut nic, Event::Connections(0));
+        accept_as(&mut nic, 0, 3);
+        let other = nic.lend(3).expect("a descriptor is free");
+        assert_eq!(nic.write(3, b"all"), Written::Bytes(3));
+        let mut found = [0; 3];
+        first.read_exact(&mut found).unwrap();
+        nic.close(3, how);
+        let end = first.read(&mut found);
+        match how {
+            Close::Graceful => assert_eq!(end.unwrap(), 0),
+            _ => assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionReset),
+        }
+        let mut next = client(addresses[0]);
+        poll_for(&mut nic, Event::Connections(0));
+        accept_as(&mut nic, 0, 3);
+        drop(first);
+        next.write_all(b"hello").unwrap();
+        poll_for(&mut nic, Event::Readable(3));
+        assert_eq!(nic.read(3, &mut buffer), Read::Bytes(5));
+        let mut events = Vec::new();
+        for _ in 0..3 {
+            nic.poll(0, &mut events);
+            assert_eq!(events, [], "{how:?}");
+        }
+        drop(other);
+        nic.close(3, Close::Graceful);
+    }
+}
+
 #[test]
 fn a_client_that_does_not_read_fills_the_connection_and_gets_everything_later() {
     let (mut nic, addresses) = open(&[tcp("127.0.0.1:0")]);

@@ -42,10 +42,15 @@ impl Sealed {
 
     /// A sender of its own, whose counters begin at the clock: no server has seen them.
     pub fn new() -> Self {
+        Self::with_key(Self::KEY)
+    }
+
+    /// The same with another key.
+    pub fn with_key(key: [u8; 32]) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
-            cipher: Aes256Gcm::new(&Self::KEY.into()),
+            cipher: Aes256Gcm::new(&key.into()),
             sender: NEXT.fetch_add(1, Ordering::Relaxed) % SENDERS,
             first: since.as_nanos() as u64,
         }

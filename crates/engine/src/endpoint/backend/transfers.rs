@@ -108,12 +108,20 @@ impl Backends {
         true
     }
 
-    /// Whether commands of a block have waited for longer than they may.
+    /// Whether commands of a block have waited for longer than they may, because it does not read its answers.
     pub(crate) fn is_stuck(&self, block: u32, now_ns: u64) -> bool {
         self.transfers_of(block).any(|client| {
             let entry = &self.clients[client as usize];
-            entry.is_overdue(now_ns, self.pools[usize::from(entry.backend)].timeout_ns)
+            let timeout_ns = self.pools[usize::from(entry.backend)].timeout_ns;
+            entry.is_overdue(now_ns, timeout_ns) && entry.has_unread_answers()
         })
+    }
+
+    /// Whether commands of a block for transfers wait in its ring, and will be taken.
+    pub(crate) fn awaits_transfers(&self, block: u32, now_ns: u64) -> bool {
+        let mut clients = self.transfers_of(block);
+        clients.any(|client| self.clients[client as usize].is_listed)
+            && !self.is_stuck(block, now_ns)
     }
 
     fn note_transferring(&mut self, client: u32) {

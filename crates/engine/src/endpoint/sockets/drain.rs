@@ -53,11 +53,11 @@ impl Connection {
 }
 
 impl<N: Nic> Turn<N> {
-    /// Whether connections of the service's blocks must end.
-    pub(super) fn drains_sockets(&self, service: u16) -> bool {
+    /// Whether connections of a block must end: its worker or its service stops, or its accelerator restarts.
+    pub(super) fn drains_sockets(&self, service: u16, block: u32) -> bool {
         let share = &self.services[usize::from(service)];
         let is_closed = share.sockets.as_ref().is_some_and(|sockets| sockets.closed);
-        self.draining || is_closed || share.is_paused()
+        self.draining || is_closed || share.is_block_paused(block)
     }
 
     /// Once a millisecond, for an open connection of a service that drains.

@@ -160,6 +160,11 @@ impl<N: Nic> Turn<N> {
         self.list_to_write(id);
     }
 
+    /// Whether commands of a block for transfers wait to be taken: nothing tells yet to which connection they are.
+    pub(super) fn awaits_transfers(&self, service: u16, block: u32) -> bool {
+        self.services[usize::from(service)].backends.awaits_transfers(block, self.now_ns)
+    }
+
     /// Takes what a block has asked of transfers by now. Whether some of it waits in a ring.
     fn take_transfers_of(&mut self, id: SlotId) -> bool {
         let mut waits = false;
@@ -261,7 +266,7 @@ impl<N: Nic> Turn<N> {
 
 impl ServiceShare {
     /// The block of a slot.
-    fn block_of(&mut self, id: SlotId) -> Option<&mut BlockShare> {
+    pub(super) fn block_of(&mut self, id: SlotId) -> Option<&mut BlockShare> {
         self.sockets.as_deref_mut()?.blocks.get_mut(id.block as usize)
     }
 }

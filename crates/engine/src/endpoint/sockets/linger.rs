@@ -28,7 +28,7 @@ impl Connection {
 impl<N: Nic> Turn<N> {
     /// Everything that the block of a closing slot wrote was sent.
     pub(super) fn linger(&mut self, id: SlotId) {
-        let drains = self.drains_sockets(id.service);
+        let drains = self.drains_sockets(id.service, id.block);
         let Self { services, nic, now_ns, slow_client_ns, .. } = self;
         let Some(sockets) = services[usize::from(id.service)].sockets.as_deref_mut() else {
             return;

@@ -126,7 +126,6 @@ impl<N: Nic> Turn<N> {
     pub(crate) fn expire_sockets(&mut self, service: usize) {
         let Self { now_ns, slow_client_ns, .. } = *self;
         let service = service as u16;
-        let drains = self.drains_sockets(service);
         let Some(sockets) = self.sockets(service) else { return };
         for at in (0..sockets.leasing.len()).rev() {
             let Some(sockets) = self.sockets(service) else { return };
@@ -138,6 +137,9 @@ impl<N: Nic> Turn<N> {
                 sockets.leasing.swap_remove(at);
                 continue;
             }
+            let drains = self.drains_sockets(service, block);
+            // One of them may be for a connection that seems to be idle.
+            let awaits = self.awaits_transfers(service, block);
             for slot in leased {
                 let Some(sockets) = self.sockets(service) else { return };
                 sockets.count_bytes(block, slot);
@@ -162,6 +164,7 @@ impl<N: Nic> Turn<N> {
                         let end = if lingers { End::UnreadInput } else { End::SlowPeer };
                         self.end_socket(id, end, Close::Reset, true);
                     }
+                    State::Open if awaits => {}
                     State::Open if is_idle => self.end_socket(id, End::Idle, Close::Reset, false),
                     State::Open if drains => self.dismiss_if_idle(id),
                     _ => {}

@@ -8,16 +8,35 @@ use super::{AWAKE_NS, SlotId};
 use crate::schedule::{Kind, Schedule, Taken};
 use crate::turn::Turn;
 
-/// Whether the tenant of a connection has its turn.
-#[inline(always)]
-fn allows(schedule: &mut Schedule, id: SlotId) -> bool {
-    schedule.allows(id.service, Kind::Sockets) || mutants::on("sockets_out_of_turn")
-}
-
 /// Bytes that a worker moves in each direction in one turn, about; connections that are left are first in the next one.
 const TURN_BYTES: usize = 1 << 20;
 
 impl<N: Nic> Turn<N> {
+    /// Whether the tenant of a connection has its turn.
+    #[inline(always)]
+    fn has_turn(&mut self, schedule: &mut Schedule, id: SlotId) -> bool {
+        let has_it =
+            schedule.allows(id.service, Kind::Sockets) || mutants::on("sockets_out_of_turn");
+        if !has_it {
+            self.postpone(id);
+        }
+        has_it
+    }
+
+    /// A connection waits for its tenant's turn. It is not its peer that is slow or silent: its limits of time begin again.
+    #[cold]
+    fn postpone(&mut self, id: SlotId) {
+        let (now_ns, deadline_ns) = (self.now_ns, self.now_ns + self.slow_client_ns);
+        let Some(block) = self.services[usize::from(id.service)].block_of(id) else { return };
+        let is_closing = block.sockets.slots()[usize::from(id.slot)].state() == State::Closing;
+        let connection = &mut block.connections[usize::from(id.slot)];
+        connection.active_ns = now_ns;
+        // One that lingers waits for its peer alone.
+        if is_closing && !connection.lingers {
+            connection.deadline_ns = deadline_ns;
+        }
+    }
+
     /// Before the blocks are driven: reads each connection that may have bytes once, as the schedule allows.
     pub(crate) fn receive_sockets(&mut self, schedule: &mut Schedule) {
         if self.socket_lists.to_read.is_empty() {
@@ -27,7 +46,7 @@ impl<N: Nic> Turn<N> {
         let mut listed = std::mem::replace(&mut self.socket_lists.to_read, spare);
         let (mut left, mut again) = (TURN_BYTES, 0);
         for id in listed.drain(..) {
-            if left == 0 || !allows(schedule, id) {
+            if left == 0 || !self.has_turn(schedule, id) {
                 self.socket_lists.to_read.push(id);
                 continue;
             }
@@ -120,7 +139,7 @@ impl<N: Nic> Turn<N> {
         let mut listed = std::mem::replace(&mut self.socket_lists.to_write, spare);
         let (mut left, mut again) = (TURN_BYTES, 0);
         for id in listed.drain(..) {
-            if left == 0 || !allows(schedule, id) {
+            if left == 0 || !self.has_turn(schedule, id) {
                 self.socket_lists.to_write.push(id);
                 continue;
             }

@@ -9,14 +9,72 @@ use mqueue::abi::ABI_VERSION;
 use sys::local::LocalSocket;
 use wire::attach::{FromEngine, FromRuntime, Hello, MESSAGE_BYTES_MAX, Offer};
 
-use super::slot::{EndCause, RuntimeSlot, State, absolute, is_same_kernel, reason_label};
+use super::slot::{EndCause, RuntimeSlot, State, absolute, names_file, reason_label};
 use super::state::SupervisorState;
-use super::{PeerOrigin, START_TIMEOUT};
+use super::{Command, LOOK_UPS_MAX, LookUp, PeerOrigin, START_TIMEOUT};
 use crate::server::handshake_queue::{HandshakePeer, check_user};
 
 impl SupervisorState {
     /// A peer sent its hello, or closed its connection.
     pub(super) fn on_hello(&mut self, arrived: HandshakePeer<PeerOrigin>) {
+        if let Some(paths) = self.paths_to_compare(&arrived) {
+            return self.compare_paths(arrived, paths);
+        }
+        self.answer_hello(arrived, &Ok(Vec::new()));
+    }
+
+    /// The path by which the peer of an attach path names its kernel, and the kernels of its accelerator that may be of the same file.
+    fn paths_to_compare(
+        &self,
+        arrived: &HandshakePeer<PeerOrigin>,
+    ) -> Option<(String, Vec<String>)> {
+        let PeerOrigin::AttachPath(accelerator) = &arrived.listener_key else { return None };
+        check_user(&arrived.socket).ok()?;
+        let Ok(FromRuntime::Hello(hello)) = FromRuntime::decode(&arrived.hello) else {
+            return None;
+        };
+        let specs = self.runtimes.values().map(|runtime| &runtime.spec);
+        let of_it = specs.filter(|spec| spec.accelerator.name == **accelerator);
+        let mut kernels: Vec<String> = of_it.map(|spec| spec.kernel().to_owned()).collect();
+        if !names_file(&hello.kernel) || kernels.contains(&hello.kernel) {
+            return None;
+        }
+        kernels.retain(|kernel| names_file(kernel));
+        (!kernels.is_empty()).then_some((hello.kernel, kernels))
+    }
+
+    /// Looks the paths up on a thread of its own: a file system that hangs must not stop this one. The peer is answered afterwards.
+    fn compare_paths(
+        &mut self,
+        arrived: HandshakePeer<PeerOrigin>,
+        (named, kernels): (String, Vec<String>),
+    ) {
+        let place = LookUp::begin(&self.shared);
+        let Some(place) = place else {
+            let why = format!(
+                "{LOOK_UPS_MAX} other paths of kernels are being looked up, on a file system that does not answer: try again soon"
+            );
+            return self.answer_hello(arrived, &Err(why));
+        };
+        let (shared, is_same) = (self.shared.clone(), self.is_same_kernel);
+        let look_up = move || {
+            let same = kernels.into_iter().filter(|kernel| is_same(kernel, &named)).collect();
+            drop(place);
+            shared.command(Command::Compared(arrived, same));
+        };
+        let thread = std::thread::Builder::new().name("serval-paths".into());
+        if let Err(error) = thread.spawn(look_up) {
+            // The peer's connection has ended with it.
+            tracing::warn!(%error, "the path of a runtime's kernel cannot be looked up");
+        }
+    }
+
+    /// Offers a peer a runtime slot, or refuses it. `same`: the kernels that are of the file which it names, or why that is not known.
+    pub(super) fn answer_hello(
+        &mut self,
+        arrived: HandshakePeer<PeerOrigin>,
+        same: &Result<Vec<String>, String>,
+    ) {
         let HandshakePeer { listener_key: origin, socket, hello } = arrived;
         if let PeerOrigin::Launched(id, process) = origin {
             let Some(runtime) = self.runtimes.get(&id) else { return };
@@ -45,7 +103,9 @@ impl SupervisorState {
             }
             let id = match &origin {
                 PeerOrigin::Launched(id, _) => *id,
-                PeerOrigin::AttachPath(name) => self.choose_slot(name, &hello).map_err(|why| {
+                PeerOrigin::AttachPath(name) => self
+                    .choose_slot(name, &hello, same.as_ref().map_err(String::clone)?)
+                    .map_err(|why| {
                     // Its runtime slot has been removed, and the next version's does not exist yet.
                     if self.changes(name, &hello) {
                         format!("a service of accelerator {name:?} is being changed: try again soon")
@@ -85,8 +145,13 @@ impl SupervisorState {
         })
     }
 
-    /// The runtime slot for a peer that connected to an accelerator's path, or why there is none.
-    pub(super) fn choose_slot(&self, name: &str, hello: &Hello) -> Result<u64, String> {
+    /// The runtime slot for a peer that connected to an accelerator's path, or why there is none. `same`: kernels of the file that it names.
+    pub(super) fn choose_slot(
+        &self,
+        name: &str,
+        hello: &Hello,
+        same: &[String],
+    ) -> Result<u64, String> {
         // Those of a version that is being removed accept no runtimes.
         let runtimes =
             self.runtimes.iter().map(|(id, runtime)| (*id, runtime)).filter(|(_, s)| !s.retiring);
@@ -108,7 +173,8 @@ impl SupervisorState {
             return Err(format!("accelerator {name:?} has no service {wish:?}: it has {known}"));
         }
         let runs = |runtime: &RuntimeSlot| {
-            hello.kernel.is_empty() || is_same_kernel(runtime.spec.kernel(), &hello.kernel)
+            let kernel = runtime.spec.kernel();
+            [kernel, ""].contains(&hello.kernel.as_str()) || same.iter().any(|of| of == kernel)
         };
         let mut fitting = fitting.filter(|(_, runtime)| runs(runtime)).peekable();
         if fitting.peek().is_none() {

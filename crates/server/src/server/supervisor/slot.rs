@@ -372,7 +372,7 @@ impl RuntimeSlot {
                 if !namespaces.is_empty() {
                     command.args(["--namespaces", &namespaces.join(",")]);
                 }
-                sys::isolation::start_without_rights(&mut command, *user);
+                sys::isolation::start_without_rights(&mut command, *user, !namespaces.is_empty());
             }
         }
         if *threads > 0 {
@@ -550,13 +550,18 @@ impl EndCause {
     }
 }
 
-/// Whether the kernel of a service is the one that a runtime names: equal words, or the same kernel of one file.
+/// Whether a kernel is one of a file.
+pub(super) fn names_file(kernel: &str) -> bool {
+    kernel_file::named(kernel).is_some()
+}
+
+/// Whether the kernel of a service is the one that a runtime names by another path. Waits for the file systems of both.
 pub(super) fn is_same_kernel(configured: &str, named: &str) -> bool {
     let file = |kernel| {
         let (path, name) = kernel_file::named(kernel)?;
         Some((path.canonicalize().ok()?, name.map(str::to_owned)))
     };
-    configured == named || file(configured).is_some_and(|kernel| file(named) == Some(kernel))
+    file(configured).is_some_and(|kernel| file(named) == Some(kernel))
 }
 
 /// A kernel's path for a process with another working directory.

@@ -19,7 +19,8 @@ use wire::attach::{MESSAGE_BYTES_MAX, Ready, TOGETHER_MAX};
 
 use super::sharing::Regroup;
 use super::slot::{
-    EndCause, FirstStart, RuntimeRegion, RuntimeSlot, State, reason_label, warn_of_shared_devices,
+    EndCause, FirstStart, RuntimeRegion, RuntimeSlot, State, is_same_kernel, reason_label,
+    warn_of_shared_devices,
 };
 use super::{
     Command, MEMORY_RETRY_INTERVAL, POLL_INTERVAL, PeerOrigin, START_TIMEOUT, STOP_TIMEOUT, Shared,
@@ -59,6 +60,8 @@ pub(super) struct SupervisorState {
     pub(super) regroups: Vec<Regroup>,
     /// … for at most this time.
     pub(super) drain: Duration,
+    /// Whether two paths name the same kernel of a file; may wait for a file system.
+    pub(super) is_same_kernel: fn(&str, &str) -> bool,
 }
 
 impl SupervisorState {
@@ -81,6 +84,7 @@ impl SupervisorState {
             processes: 0,
             regroups: Vec::new(),
             drain: Duration::ZERO,
+            is_same_kernel,
         }
     }
 
@@ -129,6 +133,9 @@ impl SupervisorState {
                     self.commit();
                 }
                 Command::Remove(slot, gone) => self.leave(slot, gone),
+                // No runtime is accepted any more.
+                Command::Compared(..) if self.draining() => {}
+                Command::Compared(arrived, same) => self.answer_hello(arrived, &Ok(same)),
                 Command::NotifyRegrouped(tell) => {
                     self.run_regroups();
                     let regroups =

@@ -46,12 +46,7 @@ fn started(program: &str) -> Launch {
 }
 
 fn state() -> SupervisorState {
-    let shared = Shared {
-        wake_fd: WakeFd::new().unwrap(),
-        draining: AtomicBool::new(false),
-        stop: AtomicBool::new(false),
-        commands: Mutex::default(),
-    };
+    let shared = Shared::new().unwrap();
     let fabric = engine::Fabric::new(vec![Box::new(|| ())], 4);
     SupervisorState::new(fabric, HeartbeatWriter::start().unwrap().into(), shared.into())
 }
@@ -139,19 +134,77 @@ fn a_runtime_that_attaches_during_a_change_is_asked_to_retry() {
     };
     runtime(&mut state, &topology, 0);
     set_listeners(&mut state, &topology, Vec::new());
-    assert_eq!(state.choose_slot("own", &hello("")), Ok(1));
-    assert!(state.choose_slot("own", &hello("t")).is_err() && !state.changes("own", &hello("t")));
+    assert_eq!(state.choose_slot("own", &hello(""), &[]), Ok(1));
+    assert!(
+        state.choose_slot("own", &hello("t"), &[]).is_err() && !state.changes("own", &hello("t"))
+    );
     set_listeners(&mut state, &topology, vec![0]);
     for service in ["", "s"] {
-        assert!(state.choose_slot("own", &hello(service)).is_err());
+        assert!(state.choose_slot("own", &hello(service), &[]).is_err());
         assert!(state.changes("own", &hello(service)), "its next version will be added");
     }
     runtime(&mut state, &topology, 1);
-    assert_eq!(state.choose_slot("own", &hello("s")), Ok(2));
+    assert_eq!(state.choose_slot("own", &hello("s"), &[]), Ok(2));
     assert!(!state.changes("own", &hello("s")));
     // The last one leaves, and there is no successor.
     state.service_accelerators.clear();
     assert!(!state.changes("own", &hello("s")));
+}
+
+/// A peer that names its kernel by a path that hangs waits alone; with too many of them further ones are asked to retry.
+#[test]
+fn a_path_that_hangs_stops_no_other_runtime() {
+    static ANSWERS: AtomicBool = AtomicBool::new(false);
+    let mut topology = topology(Launch::External { attach: "own".into() });
+    topology.services[0].kernel = "kernels/own.so".into();
+    let mut state = state();
+    state.is_same_kernel = |configured, named| {
+        let until = Instant::now() + Duration::from_secs(60);
+        while !ANSWERS.load(Ordering::Relaxed) {
+            assert!(Instant::now() < until, "the thread of the supervisor waits for a path");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        (configured, named) == ("kernels/own.so", "/mnt/own.so")
+    };
+    runtime(&mut state, &topology, 0);
+    set_listeners(&mut state, &topology, Vec::new());
+    let come = |state: &mut SupervisorState, kernel: &str| {
+        let (socket, peer) = LocalSocket::pair().unwrap();
+        let (process, service) = (1, String::new());
+        let (kind, kernel) = ("cpu".into(), kernel.to_owned());
+        let hello = Hello { abi_version: ABI_VERSION, process, kind, service, kernel };
+        let hello = wire::attach::FromRuntime::Hello(hello).encode();
+        let listener_key = PeerOrigin::AttachPath("own".into());
+        state.on_hello(HandshakePeer { listener_key, socket, hello });
+        peer
+    };
+    let answer = |peer: &LocalSocket| {
+        let mut bytes = [0; wire::attach::MESSAGE_BYTES_MAX];
+        let len = peer.receive(&mut bytes).unwrap()?;
+        Some(wire::attach::FromEngine::decode(&bytes[..len]).unwrap())
+    };
+    let waiting: Vec<_> = (0..LOOK_UPS_MAX)
+        .map(|number| come(&mut state, if number == 0 { "/mnt/own.so" } else { "/mnt/other.so" }))
+        .collect();
+    let is_refused = |peer: &LocalSocket, why: &str| match answer(peer) {
+        Some(wire::attach::FromEngine::Refuse(text)) => assert!(text.contains(why), "{text}"),
+        other => panic!("{other:?}"),
+    };
+    is_refused(&come(&mut state, "/mnt/another.so"), "try again soon");
+    // These need no look-up.
+    is_refused(&come(&mut state, "builtin"), "they run kernels/own.so");
+    assert!(waiting.iter().all(|peer| answer(peer).is_none()));
+    let slot = state.runtime(1);
+    assert!(matches!(slot.state, State::Vacant));
+    ANSWERS.store(true, Ordering::Relaxed);
+    let mut offered = false;
+    while state.shared.look_ups.load(Ordering::Relaxed) > 0 || !offered {
+        state.run_commands();
+        offered = matches!(state.runtime(1).state, State::Starting { .. });
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let first = answer(&waiting[0]);
+    assert!(matches!(first, Some(wire::attach::FromEngine::Offer(_))), "{first:?}");
 }
 
 #[test]
