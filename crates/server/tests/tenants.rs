@@ -155,6 +155,28 @@ fn a_limit_can_be_set_while_a_service_runs() {
     assert_eq!(server.metrics().service(1).dropped_requests(), 0, "the other one notices nothing");
 }
 
+/// The clock of the machine is late, and the tenant has taken nothing before.
+#[test]
+fn a_tenant_that_was_idle_has_no_more_than_its_rate() {
+    let _alone = alone();
+    let slow = Tenant { messages_per_s: 1, burst_ms: 1, ..tenants().remove(0) };
+    let begin = std::time::Instant::now();
+    let server = start(Topology { tenants: vec![slow], ..topology(services()) });
+    let client = udp_client(address(&server, 0));
+    let ended = |server: &Server| {
+        let counted = server.metrics().service(0);
+        counted.replied + counted.dropped(DropReason::TenantRate)
+    };
+    // One by one: all that come in a turn may be taken at once.
+    for number in 1..=40 {
+        client.send(b"x").unwrap();
+        eventually("it is answered or shed", || ended(&server) == number);
+    }
+    let replied = server.metrics().service(0).replied;
+    let most = 2 + begin.elapsed().as_secs();
+    assert!(replied <= most, "{replied} in a time for {most}");
+}
+
 /// One tenant's user makes every call, with guessed ids and names, and creates and destroys in between. Whatever it does, the functions of the other tenant,
 /// the operator's, the tenants and the replies to other clients stay as they are.
 #[test]
