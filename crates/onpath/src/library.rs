@@ -184,10 +184,10 @@ impl Spec {
     }
 }
 
-/// Whether a function can have this name: 1 to 64 letters, digits, `_` and `-`.
+/// Whether a function can have this name: 1 to 64 letters, digits, `_` and `-`. The first one is no `-`: commands would take the name for an option.
 pub fn is_name(name: &str) -> bool {
     let letter = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
-    (1..=NAME_BYTES_MAX).contains(&name.len()) && name.chars().all(letter)
+    (1..=NAME_BYTES_MAX).contains(&name.len()) && name.chars().all(letter) && !name.starts_with('-')
 }
 
 /// Makes the instances of one attached function, which may share something.

@@ -52,7 +52,7 @@ impl Manifest {
         };
         let (name, version, summary) = (text("name")?, text("version")?, text("summary")?);
         if !is_name(name) {
-            let right = "1 to 64 letters, digits, `_` and `-`";
+            let right = "1 to 64 letters, digits, `_` and `-`, and no `-` at the beginning";
             return Err(format!("`name` of the manifest is {name:?}: it has {right}"));
         }
         let letter = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '+');
