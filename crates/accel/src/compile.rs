@@ -75,6 +75,18 @@ pub struct BuildOptions {
     pub native: bool,
     /// Further arguments to the compiler, last.
     pub arguments: Vec<OsString>,
+    /// Finds the kernels of a library for the `cpu` accelerator; by default it is loaded into this process, where its constructors may do anything. A program
+    /// that builds what it does not know has it loaded elsewhere.
+    pub list: Option<List>,
+}
+
+/// Lists the kernels of the library with this path.
+pub type List = fn(&Path) -> Result<Vec<String>, KernelError>;
+
+/// Those of a library that is loaded into this process.
+fn list_here(library: &Path) -> Result<Vec<String>, KernelError> {
+    let library = KernelLibrary::open(library)?;
+    Ok(library.names().into_iter().map(str::to_owned).collect())
 }
 
 /// The result of a build.
@@ -240,7 +252,8 @@ impl Job<'_> {
         for folder in &options.include {
             command.arg("-I").arg(folder);
         }
-        command.arg("-o").arg(library).arg(source).args(&options.arguments);
+        // With "./" before it, a name is neither an option nor a file of options.
+        command.arg("-o").arg(library).arg(Path::new(".").join(source)).args(&options.arguments);
         let text = format!("{command:?}");
         let io = |error| BuildError::Io { what: format!("start {}", compiler[0]), error };
         let ran = command.output().map_err(io)?;
@@ -252,8 +265,8 @@ impl Job<'_> {
         let (kernels, warnings) = match options.target {
             Target::Cuda(_) => cuda_kernels(&said),
             Target::Cpu => {
-                let library = KernelLibrary::open(library).map_err(|e| self.unusable(e))?;
-                (library.names().into_iter().map(str::to_owned).collect(), said)
+                let list = options.list.unwrap_or(list_here);
+                (list(library).map_err(|error| self.unusable(error))?, said)
             }
         };
         Ok(Built { command: text, kernels, warnings })

@@ -106,7 +106,7 @@ pub(crate) fn make(folder: &Path, language: Language) -> Result<Vec<&'static str
     let name = folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     if !is_name(name) {
         return Err(format!(
-            "a function cannot be called {name:?}: name a folder with 1 to 64 letters, digits, `_` and `-`"
+            "a function cannot be called {name:?}: name a folder with 1 to 64 letters, digits, `_` and `-`, and no `-` at the beginning"
         ));
     }
     let failed = |path: &Path, error: &io::Error| match error.kind() {

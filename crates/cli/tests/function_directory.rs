@@ -57,6 +57,23 @@ fn a_module_is_signed_installed_and_run_by_its_digest() {
     says(&at, &["fn", "verify", "limits@sha256:00"], 2, "NAME@sha256:DIGEST");
     says(&at, &["fn", "list", "--installed", "--directory", "none"], 0, "no module is in none");
 
+    // What is no module, and a key that others can read.
+    fs::write(at.join("letter"), "dear all").unwrap();
+    let sign = ["fn", "sign", "letter", "--key", "mine.key"];
+    says(&at, &sign, 1, "it is no WebAssembly module");
+    assert!(!at.join("letter.sig").exists());
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    fs::copy(at.join("mine.key"), at.join("open.key")).unwrap();
+    fs::set_permissions(at.join("open.key"), open).unwrap();
+    let sign = ["fn", "sign", "limits.wasm", "--key", "open.key"];
+    says(&at, &sign, 1, "other users may read or write the key file open.key (mode 0644)");
+    // A file whose name is an option.
+    fs::copy(at.join("limits.wasm"), at.join("--help")).unwrap();
+    let named = ["fn", "install", "--directory", "named", "--unsigned", "--", "--help"];
+    says(&at, &named, 0, &pin);
+    let named = ["fn", "sign", "--key", "mine.key", "--", "--help"];
+    says(&at, &named, 0, "--help.sig: signed by ed25519:");
+
     let port = free_port();
     let engine = format!(
         "functions = {:?}\nfunction_keys = [{key:?}]\n",

@@ -306,6 +306,34 @@ fn a_start_names_what_is_wrong_with_a_kernel_file() {
     }
 }
 
+/// `serval kernel build` loads what it has built in a process of its own.
+#[test]
+fn a_kernel_whose_constructor_crashes_is_refused_when_it_is_built() {
+    let folder = folder("build");
+    let kernel = "SERVAL_KERNEL(mine) (serval::Block&, serval::Mqueue&) {}\n";
+    let build = |name: &str, constructor: &str| {
+        let source = format!(
+            "#include <serval/kernel.h>\n{kernel}__attribute__((constructor)) static void begin() {{ {constructor} }}\n"
+        );
+        fs::write(folder.join(name), source).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_serval"));
+        let output = command.args(["kernel", "build", name]).current_dir(&folder).output();
+        let output = output.unwrap();
+        let text = [output.stdout.as_slice(), &output.stderr].concat();
+        (output.status.code(), String::from_utf8(text).unwrap())
+    };
+    // Optimised, so not the crash of other tests.
+    let (code, text) = build("crash.cpp", "__builtin_trap();");
+    assert_eq!(code, Some(1), "{text}");
+    let why = "crash.cpp was compiled, but ";
+    assert!(text.contains(why) && text.contains("crashes while it is loaded: SIGILL"), "{text}");
+    assert!(!folder.join("crash.so").exists());
+    // The compiler would read its arguments from a file with such a name.
+    let (code, text) = build("@mine.cpp", "");
+    assert!(code == Some(0) && text.contains("built ./@mine.so"), "{code:?} {text}");
+    assert!(folder.join("@mine.so").exists());
+}
+
 #[test]
 fn a_constructor_that_does_not_end_is_given_up_after_a_limit() {
     set_trial_program(env!("CARGO_BIN_EXE_serval").into());

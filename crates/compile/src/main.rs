@@ -1,14 +1,15 @@
 //! The compiler of WebAssembly modules: a module on standard input, its code for this processor on standard output.
 //!
-//! It is a program of its own because the compiler is larger than all the rest of Serval and runs only when a module is loaded. `serval` starts it and believes its output
-//! (`crates/onpath/src/wasm/compiler.rs`). The settings are those of the program that runs the code.
+//! It is a program of its own because the compiler is larger than all the rest of Serval and runs only when a module is loaded. `serval` starts it with limits of time and memory, and believes
+//! its output (`crates/onpath/src/wasm/compiler.rs`). The settings are those of the program that runs the code, and both have to be of the same build.
 #![forbid(unsafe_code)]
 
 use std::io::{self, Read, Write};
 use std::process::ExitCode;
 
 use onpath::library::MODULE_BYTES_MAX;
-use onpath::module_settings::settings;
+use onpath::module_limits;
+use onpath::module_settings::{BUILD, settings};
 
 const HELP: &str = "\
 Compiles a WebAssembly module for Serval.
@@ -29,7 +30,7 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
         Some("--version" | "-V") => {
-            println!("serval-compile {}", env!("CARGO_PKG_VERSION"));
+            println!("serval-compile {} (modules of build {BUILD})", env!("CARGO_PKG_VERSION"));
             return ExitCode::SUCCESS;
         }
         Some(other) => {
@@ -57,9 +58,7 @@ fn read() -> Result<Vec<u8>, String> {
     let mut module = Vec::new();
     let read = io::stdin().lock().take(MODULE_BYTES_MAX + 1).read_to_end(&mut module);
     read.map_err(|error| format!("the module cannot be read: {error}"))?;
-    if module.len() as u64 > MODULE_BYTES_MAX {
-        return Err(format!("a module has at most {MODULE_BYTES_MAX} bytes"));
-    }
+    module_limits::check(&module, MODULE_BYTES_MAX)?;
     Ok(module)
 }
 

@@ -11,7 +11,7 @@
 //! none has a backlog, all got what they asked for, and everything starts again.
 //!
 //! What a tenant gets in a round is in proportion to its weight. A receive call takes a whole batch, so a deficit may become negative:
-//! the tenant pays for that in later rounds. An idle tenant keeps the deficit of one round and accumulates no more.
+//! the tenant pays for that in later rounds, up to [`DEBT_MAX`] or the last charge. An idle tenant keeps the deficit of one round and accumulates no more.
 //!
 //! While several tenants have messages, an endpoint takes a short batch of each port and client, and a tenant that was charged
 //! [`TURN_COST`] in a turn waits for the next one.
@@ -69,7 +69,7 @@ const SHARED_TURNS: u64 = 64;
 const TURN_COST: i64 = 16 << 10;
 /// Deficit per round of the tenant with the largest weight: many full batches of short messages, a few of long ones.
 const QUANTUM: i64 = 256 << 10;
-/// The most that one may owe: several of the longest batches, and no more than 17 ms of functions.
+/// The most that one may owe, several of the longest batches, unless what was charged last is more: a call of a function that takes long is paid for as a whole.
 const DEBT_MAX: i64 = 32 * QUANTUM;
 /// When a tenant is asked about again that has too many messages in flight, on other workers perhaps.
 const AGAIN_NS: u64 = 1_000_000;
@@ -142,7 +142,11 @@ impl Sharers {
 
     fn charge(&mut self, number: usize, cost: i64) {
         let sharer = &mut self.all[number];
-        let least = if mutants::on("debt_without_end") { i64::MIN } else { -DEBT_MAX };
+        let most =
+            if mutants::on("debt_of_calls_forgiven") { DEBT_MAX } else { DEBT_MAX.max(cost) };
+        let least = if mutants::on("debt_without_end") { i64::MIN } else { -most };
+        // A debt that is there already stays.
+        let least = least.min(sharer.left);
         sharer.left = sharer.left.saturating_sub(cost).max(least);
         sharer.taken = sharer.taken.saturating_add(cost);
         if !std::mem::replace(&mut sharer.listed, true) {

@@ -79,7 +79,9 @@ impl Rate {
         let cost_ns = (u128::from(amount) * u128::from(S)).div_ceil(u128::from(per_s));
         let cost_ns = u64::try_from(cost_ns).unwrap_or(u64::MAX);
         let most_ns = now_ns.saturating_add(burst_ns).saturating_add(DEBT_NS_MAX);
-        let charge = |due_ns: u64| Some(due_ns.max(now_ns).saturating_add(cost_ns).min(most_ns));
+        // What was not used in the past is gone, but for a burst.
+        let least_ns = if mutants::on("rate_saves_up") { 0 } else { now_ns };
+        let charge = |due_ns: u64| Some(due_ns.max(least_ns).saturating_add(cost_ns).min(most_ns));
         let _ = self.due_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, charge);
     }
 }
@@ -398,6 +400,29 @@ mod tests {
         }
         assert!((10_090..=10_106).contains(&taken), "{taken}: 100 at once, then 1000 a second");
         assert!(state.used().limited > 0);
+    }
+
+    /// The clock of a machine is late when an engine starts, and tenants are idle for long.
+    #[test]
+    fn a_new_or_idle_tenant_has_a_burst_and_no_more() {
+        for (burst_ms, begin_ns) in [(0, S), (100, 3600 * S), (1000, 1_000_000 * S)] {
+            let tenants = Tenants::new(1);
+            let limits =
+                Tenant { messages_per_s: 1000, bytes_per_s: 100_000, burst_ms, ..tenant("a") };
+            tenants.set(&[limits], |_| false);
+            let state = tenants.named("a");
+            let mut now_ns = begin_ns;
+            for idle_ns in [0, S, 86_400 * S] {
+                now_ns += idle_ns + 2 * burst_ms * 1_000_000;
+                let taken = (0..10_000).take_while(|_| {
+                    let below = state.refuses(0, 0, now_ns).is_none();
+                    state.charge_rates(now_ns, u64::from(below), 100 * u64::from(below));
+                    below
+                });
+                assert_eq!(taken.count() as u64, burst_ms + 1, "after {idle_ns} ns at {begin_ns}");
+                now_ns += (burst_ms + 1) * 1_000_000;
+            }
+        }
     }
 
     #[test]

@@ -84,6 +84,10 @@ pub struct EngineSettings {
     pub function_keys: Vec<[u8; 32]>,
     /// Whether modules of the directory without such a signature are used.
     pub unsigned_functions: bool,
+    /// The longest deadline of a call of a function whose user is not the operator, in microseconds.
+    pub user_deadline_us: u64,
+    /// The part of a worker's time that such functions may take on a chain, in percent.
+    pub user_function_percent: u32,
 }
 
 impl Default for EngineSettings {
@@ -96,6 +100,8 @@ impl Default for EngineSettings {
             functions: onpath::library::DIRECTORY.into(),
             function_keys: Vec::new(),
             unsigned_functions: false,
+            user_deadline_us: 1000,
+            user_function_percent: 50,
         }
     }
 }

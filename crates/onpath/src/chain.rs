@@ -4,9 +4,14 @@
 //! alone are treated as [`OnFailure`] says. So a client whose message makes a function fail does not stop the service for the others.
 //!
 //! *This has a limit*, so that such messages cannot use up a worker. A failed call costs its own time and [`FAILURE_NS`]. The failures of a
-//! function may cost three deadlines (at least 10 ms), and a sixteenth of the time that passes. When they have cost more, the function is not
+//! function may cost three deadlines (at least 10 ms), and a sixteenth of the time that passes; of failures that took a whole deadline there may be four at once, and one a
+//! second. When they have cost more, the function is not
 //! called until that is made up for, and for at least 10 ms. Meanwhile its messages are treated as [`OnFailure`] says, as they are while a
 //! restart is not ready. If the restart itself fails, it is tried again after 10 ms, then after twice as long each time, up to 10 s.
+//!
+//! A function that does not fail and takes more of the worker than it may is suspended (`chain/share.rs`).
+
+mod share;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
@@ -20,6 +25,7 @@ use crate::function::{
 use crate::messages::{Messages, Tally};
 use crate::state::{Owner, StateKind};
 use crate::trace::Trace;
+use share::Share;
 
 /// The shortest and the longest time for which a failing function is not called.
 const PAUSE_NS_MIN: u64 = 10_000_000;
@@ -31,6 +37,11 @@ const FAILING_PART: i64 = 16;
 /// What they may cost at once: deadlines, and at least this long.
 const FAILING_DEADLINES: i64 = 3;
 const FAILING_NS_MIN: i64 = 10_000_000;
+
+/// Failures that took a whole deadline: how many there may be at once, and the time for one more. A message with which a function does not end costs two of them, that of
+/// its batch and its own; so one such message in two seconds keeps nothing else from the function.
+const LATE_AT_ONCE: i64 = 4;
+const LATE_NS: i64 = 1_000_000_000;
 
 const PANICKED: &str = "it panicked";
 
@@ -112,6 +123,8 @@ counters! {
     restarts,
     /// Calls that took longer than the deadline.
     overruns,
+    /// Times that it was suspended, because it took more of a worker than a user's function may.
+    suspensions,
     /// Time in calls, in nanoseconds.
     time_ns,
 }
@@ -149,12 +162,16 @@ pub struct Link {
     back_off_ns: u64,
     /// What failures may still cost; negative if they cost more. See the module's text.
     allowance_ns: i64,
-    /// When that was calculated.
+    /// How long ago the last late failures would have been, one after the other; see [`LATE_NS`].
+    late_ns: i64,
+    /// When these were calculated.
     allowed_ns: u64,
     /// When its last call for a batch ended.
     now_ns: u64,
     /// Time in calls, see [`Chain::take_spent_ns`].
     spent_ns: u64,
+    /// What it may take of the worker, if that is limited.
+    share: Option<Share>,
 }
 
 impl Link {
@@ -176,10 +193,17 @@ impl Link {
             failing_until_ns: None,
             back_off_ns: PAUSE_NS_MIN,
             allowance_ns,
+            late_ns: LATE_AT_ONCE * LATE_NS,
             allowed_ns: 0,
             now_ns: 0,
             spent_ns: 0,
+            share: None,
         }
+    }
+
+    /// The same with a limit: it and the others of the chain with one may take this part of the worker's time together, in percent.
+    pub fn with_share(self, percent: Option<u32>) -> Self {
+        Self { share: percent.map(Share::new), ..self }
     }
 
     /// The same with a ring of an application.
@@ -195,7 +219,9 @@ impl Link {
     fn decide(&mut self, direction: Direction, messages: &mut Messages, clock: &dyn Fn() -> u64) {
         self.counters.messages.add(messages.open() as u64);
         self.counters.bytes.add(messages.open_bytes());
-        if self.failing_until_ns.is_some() && !self.works(clock()) {
+        let is_out = self.failing_until_ns.is_some() && !self.works(clock())
+            || self.share.as_ref().is_some_and(Share::was_suspended) && self.waits(clock());
+        if is_out {
             self.fall_back(messages);
         } else if !self.call(direction, messages, clock) {
             self.isolate(direction, messages, clock);
@@ -226,6 +252,9 @@ impl Link {
         self.counters.batches.one();
         self.counters.time_ns.add(took_ns);
         self.spent_ns += took_ns;
+        if let Some(share) = &mut self.share {
+            share.charge(took_ns);
+        }
         self.counters.overruns.add(u64::from(took_ns > self.policy.deadline_ns));
         self.now_ns = end_ns;
         if let Some(failure) = failure {
@@ -328,12 +357,7 @@ impl Link {
     #[cold]
     fn fail(&mut self, now_ns: u64, took_ns: u64, failure: Failure) {
         self.counters.failures.one();
-        // Not waited for: a reader only copies it.
-        match self.counters.last_failure.try_lock() {
-            Ok(mut last) => *last = failure.0,
-            Err(TryLockError::Poisoned(last)) => *last.into_inner() = failure.0,
-            Err(TryLockError::WouldBlock) => {}
-        }
+        self.note(failure.0);
         let passed_ns = now_ns.saturating_sub(self.allowed_ns) as i64;
         self.allowed_ns = now_ns;
         let most_ns = failing_ns_max(&self.policy);
@@ -343,7 +367,22 @@ impl Link {
             1.. => 0,
             spent_ns => PAUSE_NS_MIN.max(FAILING_PART as u64 * spent_ns.unsigned_abs()),
         };
-        self.failing_until_ns = Some(now_ns + pause_ns);
+        self.late_ns = self.late_ns.saturating_add(passed_ns).min(LATE_AT_ONCE * LATE_NS);
+        let is_late = took_ns >= self.policy.deadline_ns && !mutants::on("late_without_end");
+        self.late_ns -= if is_late { LATE_NS } else { 0 };
+        // There must be room for one more.
+        let late_pause_ns = (LATE_NS - self.late_ns).max(0) as u64;
+        self.failing_until_ns = Some(now_ns + pause_ns.max(late_pause_ns));
+    }
+
+    /// Why it failed, or does not run.
+    fn note(&self, why: String) {
+        // Not waited for: a reader only copies it.
+        match self.counters.last_failure.try_lock() {
+            Ok(mut last) => *last = why,
+            Err(TryLockError::Poisoned(last)) => *last.into_inner() = why,
+            Err(TryLockError::WouldBlock) => {}
+        }
     }
 
     /// What becomes of the open messages of a function that failed.
@@ -459,6 +498,10 @@ pub struct Chain {
     links: Vec<Link>,
     /// One of them wants notices.
     wants_notices: bool,
+    /// One of them has a limit of its time.
+    has_shares: bool,
+    /// Since when the time of those is counted.
+    counted_since_ns: u64,
     trace: Option<Box<Trace>>,
 }
 
@@ -520,6 +563,9 @@ impl Chain {
             Direction::Requests => self.links.iter_mut().for_each(&mut decide),
             Direction::Replies => self.links.iter_mut().rev().for_each(&mut decide),
         }
+        if self.has_shares {
+            self.settle_shares();
+        }
     }
 
     /// The same for a batch whose first messages are traced.
@@ -546,6 +592,9 @@ impl Chain {
             Direction::Replies => self.links.iter_mut().rev().for_each(&mut decide),
         }
         trace.end();
+        if self.has_shares {
+            self.settle_shares();
+        }
     }
 
     /// Traces the next messages, or none. Returns the trace before.
@@ -577,6 +626,7 @@ impl Chain {
         }
         former.iter_mut().for_each(|link| link.notify(&Notice::Detached));
         self.wants_notices = self.links.iter().any(|link| link.function.wants_notices());
+        self.has_shares = self.links.iter().any(|link| link.share.is_some());
         former
     }
 

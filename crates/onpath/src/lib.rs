@@ -15,6 +15,8 @@ mod function;
 pub mod library;
 mod messages;
 #[cfg(any(feature = "compile", feature = "wasm"))]
+pub mod module_limits;
+#[cfg(any(feature = "compile", feature = "wasm"))]
 pub mod module_settings;
 pub mod sketch;
 mod state;

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use crate::builtin::{
     CountMinFunction, Deliver, Echo, Generator, HyperLogLogFunction, Passthrough, PeerAddress,
-    Threshold, coap_auths, memcached_caches, rate_limiters,
+    Threshold, coap_auth_memory, coap_auths, memcached_cache_memory, memcached_caches,
+    rate_limiter_memory, rate_limiters,
 };
 use crate::chain::OnFailure;
 use crate::dictionary::Dictionary;
@@ -137,23 +138,30 @@ impl Spec {
         self.function.ends_with(MODULE_SUFFIX) || self.pin().is_some()
     }
 
-    /// The memory that a worker's instances may use, in bytes, as far as it is limited by a setting: that of a module, or of a cache.
-    fn memory_max_bytes(&self) -> u64 {
-        let given = self.params.iter().find(|(name, _)| name == "memory_mib");
-        let mib = match (self.is_module(), given) {
-            (true, _) => u64::from(self.memory_mib) * INSTANCES as u64,
-            (false, Some((_, Param::Integer(mib)))) => *mib,
-            (false, _) if self.function == "memcached-cache" => CACHE_MEMORY_MIB,
-            (false, _) => 0,
-        };
-        mib << 20
+    /// The memory of its instances.
+    fn memory(&self) -> Memory {
+        if self.is_module() {
+            return Memory::of_worker((u64::from(self.memory_mib) << 20) * INSTANCES as u64);
+        }
+        builtin(&self.function).map_or(Memory::NONE, |builtin| (builtin.memory)(self))
+    }
+
+    /// The value of a setting of a built-in function, or its default.
+    pub(crate) fn setting(&self, name: &str, default: u64) -> u64 {
+        let given = self.params.iter().rev().find(|(of, _)| of == name);
+        match given {
+            Some((_, Param::Integer(value))) => *value,
+            _ => default,
+        }
     }
 
     /// What all instances may use, on this number of workers, with the dictionary.
     pub fn memory_on(&self, workers: usize) -> u64 {
         let dictionary =
             self.dictionary.as_ref().map_or(0, |_| u64::from(self.dictionary_kib) << 10);
-        self.memory_max_bytes() * workers as u64 + dictionary
+        let Memory { of_worker, of_all } = self.memory();
+        // Settings may have any value until the function has refused them.
+        of_worker.saturating_mul(workers as u64).saturating_add(of_all).saturating_add(dictionary)
     }
 
     /// Its name in the directory of functions, if it is there.
@@ -184,10 +192,10 @@ impl Spec {
     }
 }
 
-/// Whether a function can have this name: 1 to 64 letters, digits, `_` and `-`.
+/// Whether a function can have this name: 1 to 64 letters, digits, `_` and `-`. The first one is no `-`: commands would take the name for an option.
 pub fn is_name(name: &str) -> bool {
     let letter = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
-    (1..=NAME_BYTES_MAX).contains(&name.len()) && name.chars().all(letter)
+    (1..=NAME_BYTES_MAX).contains(&name.len()) && name.chars().all(letter) && !name.starts_with('-')
 }
 
 /// Makes the instances of one attached function, which may share something.
@@ -211,7 +219,35 @@ pub struct Builtin {
     pub texts: &'static [(&'static str, &'static str)],
     /// Its parameter that is the path of a file, with its meaning. It must be given.
     pub file: Option<(&'static str, &'static str)>,
+    /// What it takes with these parameters.
+    memory: fn(&Spec) -> Memory,
     instances: fn() -> Instances,
+}
+
+/// Memory of a function that counts against its tenant's, in bytes. What is the same for every function, some kilobytes, does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Memory {
+    /// That of each worker.
+    pub(crate) of_worker: u64,
+    /// What all workers share.
+    pub(crate) of_all: u64,
+}
+
+impl Memory {
+    pub(crate) const NONE: Self = Self { of_worker: 0, of_all: 0 };
+
+    pub(crate) fn of_worker(bytes: u64) -> Self {
+        Self { of_worker: bytes, of_all: 0 }
+    }
+
+    pub(crate) fn of_all(bytes: u64) -> Self {
+        Self { of_worker: 0, of_all: bytes }
+    }
+}
+
+/// Of functions that keep some counters and nothing else.
+fn no_memory(_: &Spec) -> Memory {
+    Memory::NONE
 }
 
 /// Every built-in function.
@@ -248,6 +284,7 @@ pub const BUILTINS: &[Builtin] = &[
             "keys",
             "the file of keys: a name and a key of 32 to 512 bytes in base64url on each line",
         )),
+        memory: coap_auth_memory,
         instances: coap_auths,
     },
     Builtin {
@@ -264,6 +301,7 @@ pub const BUILTINS: &[Builtin] = &[
         ],
         texts: &[],
         file: None,
+        memory: CountMinFunction::memory,
         instances: alone::<CountMinFunction>,
     },
     Builtin {
@@ -273,6 +311,7 @@ pub const BUILTINS: &[Builtin] = &[
         settings: &[],
         texts: &[],
         file: None,
+        memory: no_memory,
         instances: alone::<Deliver>,
     },
     Builtin {
@@ -281,6 +320,7 @@ pub const BUILTINS: &[Builtin] = &[
         settings: &[],
         texts: &[],
         file: None,
+        memory: no_memory,
         instances: alone::<Echo>,
     },
     Builtin {
@@ -290,6 +330,7 @@ pub const BUILTINS: &[Builtin] = &[
         settings: &[("length", "bytes of the message: 0 to 2048 (64)"), ("byte", "the byte (46)")],
         texts: &[],
         file: None,
+        memory: no_memory,
         instances: alone::<Generator>,
     },
     Builtin {
@@ -309,6 +350,7 @@ pub const BUILTINS: &[Builtin] = &[
         ],
         texts: &[],
         file: None,
+        memory: HyperLogLogFunction::memory,
         instances: alone::<HyperLogLogFunction>,
     },
     Builtin {
@@ -337,6 +379,7 @@ pub const BUILTINS: &[Builtin] = &[
         ],
         texts: &[],
         file: None,
+        memory: memcached_cache_memory,
         instances: memcached_caches,
     },
     Builtin {
@@ -345,6 +388,7 @@ pub const BUILTINS: &[Builtin] = &[
         settings: &[],
         texts: &[],
         file: None,
+        memory: no_memory,
         instances: alone::<Passthrough>,
     },
     Builtin {
@@ -353,6 +397,7 @@ pub const BUILTINS: &[Builtin] = &[
         settings: &[],
         texts: &[],
         file: None,
+        memory: no_memory,
         instances: alone::<PeerAddress>,
     },
     Builtin {
@@ -370,6 +415,7 @@ pub const BUILTINS: &[Builtin] = &[
              other clients than datagrams those of each connection; `\"range\"` those with the same bytes there (`\"service\"`)",
         )],
         file: None,
+        memory: rate_limiter_memory,
         instances: rate_limiters,
     },
     Builtin {
@@ -383,6 +429,7 @@ pub const BUILTINS: &[Builtin] = &[
         ],
         texts: &[],
         file: None,
+        memory: no_memory,
         instances: alone::<Threshold>,
     },
 ];
@@ -513,6 +560,15 @@ impl Code {
     /// The code of a function. `content` is that of its file ([`Spec::file`]), or nothing. Compiling a module takes long: call this where no
     /// message waits.
     pub fn open(spec: &Spec, content: &[u8]) -> Result<Self, LibraryError> {
+        Self::open_until(spec, content, &|| false)
+    }
+
+    /// The same; it gives up compiling a module when `stop` says that it is no longer wanted.
+    pub fn open_until(
+        spec: &Spec,
+        content: &[u8],
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Self, LibraryError> {
         if let Some(builtin) = builtin(&spec.function) {
             return Ok(Self::Builtin(builtin, content.into(), (builtin.instances)()));
         }
@@ -522,13 +578,34 @@ impl Code {
         #[cfg(feature = "wasm")]
         {
             let file = || spec.function.clone();
-            let module = crate::wasm::Module::compile(content);
+            let module = crate::wasm::Module::compile_until(content, stop);
             module.map(Self::Module).map_err(|why| LibraryError::Module { file: file(), why })
         }
         #[cfg(not(feature = "wasm"))]
         {
-            let _ = content;
+            let _ = (content, stop);
             Err(LibraryError::NoHost(spec.function.clone()))
+        }
+    }
+
+    /// The memory that it takes besides that of its instances, in bytes.
+    pub fn code_bytes(&self) -> u64 {
+        match self {
+            Self::Builtin(..) => 0,
+            #[cfg(feature = "wasm")]
+            Self::Module(module) => module.code_bytes(),
+        }
+    }
+
+    /// The same code for another function: what a function's instances share is not shared with it.
+    #[must_use]
+    pub fn apart(&self) -> Self {
+        match self {
+            Self::Builtin(builtin, content, _) => {
+                Self::Builtin(builtin, content.clone(), (builtin.instances)())
+            }
+            #[cfg(feature = "wasm")]
+            Self::Module(module) => Self::Module(module.apart()),
         }
     }
 

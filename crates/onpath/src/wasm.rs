@@ -12,8 +12,8 @@
 //! stack are limited. Traps are found by checks in the compiled code and not by signals, so that the program's signal handlers stay
 //! its own.
 //!
-//! *The compiler is another program*, `serval-compile` (`compiler.rs`), with the same settings (`module_settings.rs`). What it makes is loaded in `load.rs`,
-//! the only unsafe code here.
+//! *The compiler is another program*, `serval-compile` (`compiler.rs`), of the same build and with the same settings (`module_settings.rs`), within limits of time and memory. What it makes is
+//! loaded in `load.rs`, the only unsafe code here.
 
 mod compiler;
 mod descriptor;
@@ -41,6 +41,9 @@ use spares::Maker;
 /// Version of the binary interface: major and minor. A module works with programs of the same major version and the same or a later minor one, so what was there
 /// in a minor version keeps its meaning in later ones.
 pub const ABI_VERSION: (u16, u16) = (1, 2);
+
+/// How much more memory a loaded module takes than its image: records of functions, types and exports, as measured with empty functions, whose code is shortest.
+const RECORDS_FACTOR: u64 = 2;
 
 /// A compiled module whose imports and exports have been checked.
 #[derive(Clone)]
@@ -75,15 +78,13 @@ const EXPORTS: [(&str, &[ValType], &[ValType], bool); 10] = [
 impl Module {
     /// Compiles and checks a module, which takes milliseconds to seconds. The error says what is wrong and what would be right.
     pub fn compile(bytes: &[u8]) -> Result<Self, String> {
-        if bytes.len() as u64 > crate::library::MODULE_BYTES_MAX {
-            return Err(format!(
-                "it has {} bytes, and a module has at most {}",
-                bytes.len(),
-                crate::library::MODULE_BYTES_MAX
-            ));
-        }
+        Self::compile_until(bytes, &|| false)
+    }
+
+    /// The same; it gives up when `stop` says that it is no longer wanted.
+    pub fn compile_until(bytes: &[u8], stop: &dyn Fn() -> bool) -> Result<Self, String> {
         let host = Host::get()?;
-        let module = load::load(&host.engine, &compiler::compile(bytes)?)?;
+        let module = load::load(&host.engine, &compiler::compile(bytes, stop)?)?;
         for import in module.imports() {
             if !imports::is_known(&import) {
                 return Err(format!(
@@ -113,6 +114,18 @@ impl Module {
         }
         let manifest = Manifest::of_module(bytes)?.map(Arc::new);
         Ok(Self { compiled: Compiled { module, host }, maker: Arc::default(), manifest })
+    }
+
+    /// The memory of its code, in bytes, with what is known about each function and export. All instances use the same.
+    pub fn code_bytes(&self) -> u64 {
+        let image = self.compiled.module.image_range();
+        RECORDS_FACTOR * (image.end as u64).saturating_sub(image.start as u64)
+    }
+
+    /// The same module with a thread of its own that makes spare instances: functions of different owners do not wait for each other.
+    #[must_use]
+    pub fn apart(&self) -> Self {
+        Self { maker: Arc::default(), ..self.clone() }
     }
 
     /// Its manifest, if it has one.

@@ -12,8 +12,11 @@
 //!
 //! While a reload runs, at most one other is queued. It reads the file when it starts, so it sees everything written
 //! before it was requested, and all peers that requested it meanwhile get its outcome.
+//!
+//! Modules that a request or a reload needs are compiled before it is done, while the owner does others (`control/compiles.rs`).
 
 pub mod client;
+mod compiles;
 pub mod discovery;
 mod functions;
 pub mod protocol;
@@ -32,6 +35,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value as Json, json};
 use sys::local::{LocalListener, WakeFd};
 
+use self::compiles::{Compiles, Job};
 use self::protocol::FunctionRequest;
 use self::reception::{ControlServer, Status};
 use self::tenants::TenantRequest;
@@ -39,15 +43,19 @@ use crate::config::{Config, ConfigError, ControlSocket, Overrides, memory_url, u
 use crate::exporter::{Health, Pages};
 use crate::machine::{MachineError, fit_connections};
 use crate::{
-    Caller, ChangeError, EntryChange, FunctionCounters, Server, ServiceAction, ServiceChange,
-    ShutdownReport,
+    Beneficiary, Caller, ChangeError, CompiledModule, EntryChange, FunctionCounters, Server,
+    ServiceAction, ServiceChange, ShutdownReport,
 };
 
 /// Requests to the thread that owns the server.
 enum Task {
     Reload,
+    /// The modules of the file that a reload has read are compiled.
+    ReloadCompiled(Box<Config>, Outcome, Vec<CompiledModule>),
     /// About functions. Each connection has one request at a time.
     Functions(Box<FunctionTask>),
+    /// The module that it needs is compiled.
+    FunctionsCompiled(Box<FunctionTask>, Vec<CompiledModule>),
     /// About tenants.
     Tenants(Caller, TenantRequest, Outcome),
     /// A connection with which functions end has ended.
@@ -64,6 +72,8 @@ struct FunctionTask {
     /// The content of a file that came with it.
     content: Option<Vec<u8>>,
     outcome: Outcome,
+    /// Set when the connection has ended: then no client waits for the outcome.
+    gone: Arc<AtomicBool>,
 }
 
 /// The outcome of a reload, for all that requested it, or of another request.
@@ -114,9 +124,10 @@ impl Tasks {
         caller: Caller,
         request: FunctionRequest,
         content: Option<Vec<u8>>,
+        gone: Arc<AtomicBool>,
     ) -> Outcome {
         let outcome = Outcome::default();
-        let task = FunctionTask { caller, request, content, outcome: outcome.clone() };
+        let task = FunctionTask { caller, request, content, outcome: outcome.clone(), gone };
         // The owner is gone only when everything ends.
         let _ = self.sender.send(Task::Functions(Box::new(task)));
         outcome
@@ -225,6 +236,8 @@ impl Control {
             ending: ending.clone(),
             shown: shown.clone(),
             socket: Arc::default(),
+            compiles: Compiles::new(tasks.sender.clone()),
+            compiles_reload: false,
         };
         owner.show();
         let place = owner.socket.clone();
@@ -338,6 +351,9 @@ struct Owner {
     shown: Arc<Mutex<ShownServices>>,
     /// The path of the control socket.
     socket: Arc<OnceLock<PathBuf>>,
+    compiles: Compiles,
+    /// A reload waits for the compiler: others wait for it.
+    compiles_reload: bool,
 }
 
 impl Owner {
@@ -356,19 +372,29 @@ impl Owner {
             }
             match next {
                 Err(RecvTimeoutError::Timeout) => {}
-                Ok(Task::Reload) => {
-                    let outcome = self.tasks.begin();
-                    if self.ending.load(Ordering::Relaxed) {
-                        continue;
+                // It stays queued: the one that waits asks again.
+                Ok(Task::Reload) if self.compiles_reload => {}
+                Ok(Task::Reload) => self.begin_reload(),
+                Ok(Task::ReloadCompiled(config, outcome, modules)) => {
+                    self.compiles_reload = false;
+                    self.server.use_compiled(modules);
+                    self.end_reload(Ok(*config), &outcome);
+                    self.server.use_compiled(Vec::new());
+                    if self.tasks.waiting().is_some() {
+                        self.begin_reload();
                     }
-                    outcome.set(self.reload().into()).ok().expect("it is set once");
                 }
                 Ok(Task::Functions(task)) => {
-                    let FunctionTask { caller, request, content, outcome } = *task;
-                    let answer = functions::answer(&mut self.server, caller, &request, content);
-                    let changes = request.is_audited(&answer.answer);
-                    audit(caller, request.verb(), "", &answer.answer, changes);
-                    outcome.set(answer).ok().expect("it is set once");
+                    if let Some(task) = self.compile_first(task) {
+                        self.answer_functions(*task);
+                    }
+                }
+                // Its connection may have ended just before: nothing would end with it any longer.
+                Ok(Task::FunctionsCompiled(task, _)) if task.gone.load(Ordering::Relaxed) => {}
+                Ok(Task::FunctionsCompiled(task, modules)) => {
+                    self.server.use_compiled(modules);
+                    self.answer_functions(*task);
+                    self.server.use_compiled(Vec::new());
                 }
                 Ok(Task::Tenants(caller, request, outcome)) => {
                     let answer = tenants::answer(&mut self.server, caller, &request);
@@ -389,9 +415,67 @@ impl Owner {
         }
     }
 
-    /// Reads the file again and changes to it, or returns why not.
-    fn reload(&mut self) -> Json {
-        let outcome = match self.load() {
+    /// Has the module compiled that a request needs; the request comes back with it. Returns the request if it needs none, or will be refused.
+    fn compile_first(&mut self, task: Box<FunctionTask>) -> Option<Box<FunctionTask>> {
+        let Some((module, service)) = functions::module(&self.server, &task) else {
+            return Some(task);
+        };
+        let of = self.server.beneficiary(task.caller, service.as_deref());
+        let (gone, outcome) = (task.gone.clone(), task.outcome.clone());
+        let (caller, verb) = (task.caller, task.request.verb());
+        let then = Box::new(move |modules| Task::FunctionsCompiled(task, modules));
+        if let Err(why) = self.compiles.submit(Job { of, modules: vec![module], gone, then }) {
+            let answer = json!({ "error": why });
+            audit(caller, verb, "", &answer, true);
+            outcome.set(answer.into()).ok().expect("it is set once");
+        }
+        None
+    }
+
+    fn answer_functions(&mut self, task: FunctionTask) {
+        let FunctionTask { caller, request, content, outcome, .. } = task;
+        let answer = functions::answer(&mut self.server, caller, &request, content);
+        let changes = request.is_audited(&answer.answer);
+        audit(caller, request.verb(), "", &answer.answer, changes);
+        outcome.set(answer).ok().expect("it is set once");
+    }
+
+    /// Reads the file again, and changes to it once its modules are compiled.
+    fn begin_reload(&mut self) {
+        let outcome = self.tasks.begin();
+        if self.ending.load(Ordering::Relaxed) {
+            return;
+        }
+        let config = match self.load() {
+            Ok(config) => config,
+            Err(why) => return self.end_reload(Err(why), &outcome),
+        };
+        let modules = self.server.modules_of(&config.topology);
+        if modules.is_empty() {
+            return self.end_reload(Ok(config), &outcome);
+        }
+        let (of, gone, told) = (Beneficiary::Operator, Arc::default(), outcome.clone());
+        let config = Box::new(config);
+        let then = Box::new(move |modules| Task::ReloadCompiled(config, told, modules));
+        match self.compiles.submit(Job { of, modules, gone, then }) {
+            Ok(()) => self.compiles_reload = true,
+            Err(why) => {
+                self.end_reload(Err(json!({ "result": "failed", "message": why })), &outcome)
+            }
+        }
+    }
+
+    fn end_reload(&mut self, config: Result<Config, Json>, outcome: &Outcome) {
+        if self.ending.load(Ordering::Relaxed) {
+            return;
+        }
+        let reloaded = self.reload(config);
+        outcome.set(reloaded.into()).ok().expect("it is set once");
+    }
+
+    /// Changes to what the file says, or returns why not.
+    fn reload(&mut self, config: Result<Config, Json>) -> Json {
+        let outcome = match config {
             Ok(config) => self.change(config),
             Err(outcome) => outcome,
         };

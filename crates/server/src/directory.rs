@@ -12,7 +12,7 @@
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -96,6 +96,16 @@ pub enum DirectoryError {
         what: &'static str,
         /// What would be right.
         right: &'static str,
+    },
+    /// Others could have read the key, or replaced it.
+    #[error(
+        "other users may read or write the key file {path} (mode {mode:04o}), so anybody may have signed with it: `chmod 600` it, or make another key with `serval fn keygen`"
+    )]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
     },
     /// There is no randomness, or the library refuses the key.
     #[error("the key cannot be used")]
@@ -198,9 +208,14 @@ impl SigningKey {
         Ok(key)
     }
 
-    /// Reads the file of a key.
+    /// Reads the file of a key, which no other user may have access to.
     pub fn open(path: &Path) -> Result<Self, DirectoryError> {
-        let text = read_text(path)?;
+        let (file, found) = open_regular(path).map_err(|error| read_error(path, error))?;
+        let mode = found.mode() & 0o7777;
+        if mode & 0o077 != 0 {
+            return Err(DirectoryError::Open { path: path.to_owned(), mode });
+        }
+        let text = read_short(path, file)?;
         let seed = text.strip_prefix(KEY_HEADER).and_then(|rest| unhex(rest.trim()));
         let right = "`serval fn keygen` makes one";
         Self::of_seed(&seed.ok_or(DirectoryError::Text { what: "key file", right })?)
@@ -217,7 +232,13 @@ impl SigningKey {
         PublicKey(bytes.try_into().expect("a public key of ed25519 has 32 bytes"))
     }
 
-    /// Signs a module.
+    /// Signs a module, which has a manifest: anything else is of no use, and a signature of it may be meant to be taken for one of something else.
+    pub fn sign_module(&self, module: &[u8]) -> Result<Signature, DirectoryError> {
+        let manifest = Manifest::of_module(module).map_err(DirectoryError::Module)?;
+        manifest.map(|_| self.sign(module)).ok_or(DirectoryError::NoManifest)
+    }
+
+    /// Signs bytes as a module.
     pub fn sign(&self, module: &[u8]) -> Signature {
         let signature = self.0.sign(&[CONTEXT, &Pin::digest(module)].concat());
         let bytes = signature.as_ref().try_into().expect("a signature of ed25519 has 64 bytes");
@@ -370,6 +391,10 @@ fn names(folder: &Path) -> Result<Vec<String>, DirectoryError> {
 /// Reads a short text, such as a signature.
 pub fn read_text(path: &Path) -> Result<String, DirectoryError> {
     let file = open_regular(path).map_err(|error| read_error(path, error))?.0;
+    read_short(path, file)
+}
+
+fn read_short(path: &Path, file: File) -> Result<String, DirectoryError> {
     let mut text = String::new();
     let read = file.take(TEXT_BYTES_MAX).read_to_string(&mut text);
     read.map_err(|error| read_error(path, error))?;

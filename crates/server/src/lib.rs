@@ -23,3 +23,4 @@ pub use server::{
     Server, ServerError, ServiceAction, ServiceChange, ShutdownReport, Stall, Stalls, Target,
     TenantError, TenantView, TracedMessage,
 };
+pub(crate) use server::{Beneficiary, CompiledModule, Uncompiled};

@@ -45,6 +45,7 @@ pub use functions::{
     Attachment, Caller, FunctionCounters, FunctionError, FunctionView, Origin, Place, REFUSED,
     Refused, RegisterAction, Registers, Replacement, Target, TracedMessage,
 };
+pub(crate) use functions::{Beneficiary, CompiledModule, Uncompiled};
 pub use plan::{Refusal, ServiceAction};
 pub use shutdown::ShutdownReport;
 pub use tenants::{TenantError, TenantView};

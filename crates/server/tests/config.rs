@@ -208,6 +208,8 @@ control = "auto"
 functions = "/var/lib/serval/functions"
 function_keys = []
 unsigned_functions = false
+user_deadline_us = 1000
+user_function_percent = 50
 [limits]
 connections = 16384
 pipelined = 64

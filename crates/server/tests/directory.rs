@@ -135,13 +135,39 @@ fn a_key_is_secret_and_is_not_overwritten() {
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(SigningKey::open(&path).unwrap().public(), public);
     refused(SigningKey::make(&path), "cannot be written");
-    fs::write(folder.0.join("text"), "serval function key 1\n00").unwrap();
-    refused(SigningKey::open(&folder.0.join("text")), "it is no key file");
+    let set_mode = |path: &Path, mode: u32| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    for mode in [0o644, 0o640, 0o602, 0o610] {
+        set_mode(&path, mode);
+        refused(SigningKey::open(&path), &format!("(mode {mode:04o}), so anybody may have signed"));
+    }
+    set_mode(&path, 0o400);
+    assert_eq!(SigningKey::open(&path).unwrap().public(), public);
+    let text = folder.0.join("text");
+    fs::write(&text, "serval function key 1\n00").unwrap();
+    set_mode(&text, 0o600);
+    refused(SigningKey::open(&text), "it is no key file");
     assert_eq!(public.to_string().parse::<PublicKey>().unwrap(), public);
     let text = public.to_string();
     for wrong in [&text[8..], &text[..71], &format!("{text}0"), &text.to_uppercase()] {
         assert!(wrong.parse::<PublicKey>().is_err(), "{wrong}");
     }
+}
+
+#[test]
+fn only_a_module_with_a_manifest_is_signed() {
+    let folder = Folder::new("sign");
+    let key = folder.key("key");
+    let module = module("mine");
+    assert_eq!(key.sign_module(&module).unwrap(), key.sign(&module));
+    refused(key.sign_module(b"I owe you 1000"), "it is no WebAssembly module");
+    refused(key.sign_module(b""), "it is no WebAssembly module");
+    refused(key.sign_module(b"\0asm\x01\0\0\0"), "has no manifest");
+    // A command would take such a name for an option.
+    let option = self::module("--help");
+    refused(key.sign_module(&option), "`name` of the manifest is \"--help\"");
+    refused(folder.directory(&[], true).install(&option, None), "\"--help\"");
 }
 
 proptest! {

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use common::change::{Askers, change, never, service};
 use common::*;
-use engine::topology::{Service, Topology};
+use engine::topology::{EngineSettings, Service, Topology};
 use onpath::{OnFailure, Spec};
 use server::{
     Attachment, Caller, Origin, Place, REFUSED, RegisterAction, Replacement, Server, Target,
@@ -341,5 +341,45 @@ fn a_reload_keeps_what_users_attached_as_long_as_they_may() {
     assert_eq!(server.functions()[0].id, id);
     server.destroy_function(one, id).unwrap();
     assert_accounts(&server);
+    assert!(server.shutdown().is_clean());
+}
+
+/// A user cannot have a call of its function hold up a worker for longer than the operator allows.
+#[test]
+fn the_deadline_of_a_users_function_has_a_limit() {
+    let _alone = alone();
+    let mut topology = topology(services().into());
+    topology.engine.user_deadline_us = EngineSettings::default().user_deadline_us;
+    let mut server = start(topology.clone());
+    let [user, _] = users();
+    let deadline = |server: &Server, name: &str| {
+        let functions = server.functions();
+        functions.iter().find(|of| of.spec.name == name).unwrap().spec.deadline_us
+    };
+    let most = onpath::library::DEADLINE_US_MAX;
+    let engine = Caller::engine();
+    for (caller, name, expected) in [(user, "of-user", 1000), (engine, "of-operator", most)] {
+        let attached = threshold(name, 9);
+        server.attach_new(caller, "shared", &attached, None, &Place::Default).unwrap();
+        let created = threshold(&format!("{name}-created"), 9);
+        let id = server.create_function(caller, &created, None, false).unwrap();
+        for name in [name, &created.name] {
+            assert_eq!(deadline(&server, name), expected, "{name}");
+        }
+        server.attach_created(caller, id, "shared", &Place::Default).unwrap();
+        for deadline_us in [500, most] {
+            let by = Replacement { deadline_us: Some(deadline_us), ..Replacement::default() };
+            server.replace_function(caller, &named("shared", name), &by, None).unwrap();
+            assert_eq!(deadline(&server, name), deadline_us.min(expected), "{name}");
+        }
+    }
+    // A reload with a lower limit changes those that get other instances.
+    topology.engine.user_deadline_us = 10;
+    topology.services[0].slots *= 2;
+    server.change(topology.clone(), &never).unwrap();
+    topology.services[0].slots *= 2;
+    server.change(topology, &never).unwrap();
+    assert_eq!(deadline(&server, "of-user"), 10);
+    assert_eq!(deadline(&server, "of-operator"), most);
     assert!(server.shutdown().is_clean());
 }

@@ -192,7 +192,7 @@ fn a_mistake_is_one_sentence_and_changes_nothing() {
         (refused("b", passthrough("f")), "there is no service \"b\": this server has a".to_owned()),
         (
             refused("a", passthrough("f f")),
-            "\"f f\" cannot be a function's name: use 1 to 64 letters, digits, `_` and `-`".into(),
+            "\"f f\" cannot be a function's name: use 1 to 64 letters, digits, `_` and `-`, and no `-` at the beginning".into(),
         ),
         (
             refused("a", Spec::new("f", "nothing")),

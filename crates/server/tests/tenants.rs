@@ -155,6 +155,28 @@ fn a_limit_can_be_set_while_a_service_runs() {
     assert_eq!(server.metrics().service(1).dropped_requests(), 0, "the other one notices nothing");
 }
 
+/// The clock of the machine is late, and the tenant has taken nothing before.
+#[test]
+fn a_tenant_that_was_idle_has_no_more_than_its_rate() {
+    let _alone = alone();
+    let slow = Tenant { messages_per_s: 1, burst_ms: 1, ..tenants().remove(0) };
+    let begin = std::time::Instant::now();
+    let server = start(Topology { tenants: vec![slow], ..topology(services()) });
+    let client = udp_client(address(&server, 0));
+    let ended = |server: &Server| {
+        let counted = server.metrics().service(0);
+        counted.replied + counted.dropped(DropReason::TenantRate)
+    };
+    // One by one: all that come in a turn may be taken at once.
+    for number in 1..=40 {
+        client.send(b"x").unwrap();
+        eventually("it is answered or shed", || ended(&server) == number);
+    }
+    let replied = server.metrics().service(0).replied;
+    let most = 2 + begin.elapsed().as_secs();
+    assert!(replied <= most, "{replied} in a time for {most}");
+}
+
 /// One tenant's user makes every call, with guessed ids and names, and creates and destroys in between. Whatever it does, the functions of the other tenant,
 /// the operator's, the tenants and the replies to other clients stay as they are.
 #[test]
@@ -318,6 +340,82 @@ fn the_memory_of_a_tenant_has_one_limit() {
     server.make_ring(a, id, 512, 4096).unwrap();
     server.replace_function(a, &second, &larger, None).unwrap();
     assert_eq!(ask(&udp_client(address(&server, 0)), &[0; 18]), [0; 18]);
+}
+
+/// What built-in functions take counts as well, also when a setting that a command writes makes them larger, and comes back.
+#[test]
+fn the_memory_of_built_in_functions_counts() {
+    let _alone = alone();
+    let mut server = engine();
+    let [a, _] = users();
+    let regions = server.topology().region_bytes_of("a").div_ceil(1 << 20);
+    let limited = Tenant { memory_mib: regions + 63, ..tenants().remove(0) };
+    server.put_tenant(Caller::engine(), limited, false).unwrap();
+    let sketch = |width: u64, depth: u64| {
+        let mut spec = spec("counts", "count-min");
+        spec.params = vec![("width".into(), width.into()), ("depth".into(), depth.into())];
+        spec
+    };
+    let attach = |server: &mut Server, spec: &Spec| {
+        server.attach_new(a, "of-a", spec, None, &Place::Default).map(drop)
+    };
+    // 64 MiB of counters, and the list.
+    let refused = attach(&mut server, &sketch(1 << 20, 8)).unwrap_err().to_string();
+    assert!(refused.contains("may use") && refused.contains("memory_mib"), "{refused}");
+    attach(&mut server, &sketch(1 << 19, 8)).unwrap();
+    let counts = named("of-a", "counts");
+    let write = |server: &mut Server, setting: &str, value: u64| {
+        server.registers(a, &counts, &RegisterAction::Write(setting.to_owned(), value)).map(drop)
+    };
+    let refused = write(&mut server, "width", 1 << 20).unwrap_err().to_string();
+    assert!(refused.contains("may use"), "{refused}");
+    write(&mut server, "depth", 4).unwrap();
+    write(&mut server, "width", 1 << 20).unwrap();
+    let larger = Replacement { params: Some(sketch(1 << 20, 8).params), ..Replacement::default() };
+    assert!(server.replace_function(a, &counts, &larger, None).is_err());
+    // The other 32 MiB are left, and all of it once the sketch is gone.
+    let cache = |mib: u64| {
+        let mut spec = spec("cache", "memcached-cache");
+        spec.params = vec![("memory_mib".into(), mib.into())];
+        spec
+    };
+    assert!(attach(&mut server, &cache(31)).is_err());
+    server.detach(a, &counts).unwrap();
+    attach(&mut server, &cache(31)).unwrap();
+    assert!(attach(&mut server, &sketch(1 << 20, 4)).is_err());
+}
+
+/// The code of a module counts, and comes back.
+#[test]
+fn the_code_of_a_module_counts() {
+    let _alone = alone();
+    let mut server = engine();
+    let [a, _] = users();
+    let regions = server.topology().region_bytes_of("a").div_ceil(1 << 20);
+    // The instances take 12 MiB.
+    let limited = Tenant { memory_mib: regions + 13, ..tenants().remove(0) };
+    server.put_tenant(Caller::engine(), limited, false).unwrap();
+    let module = |bytes: usize| {
+        let text = format!(
+            r#"(module (memory (export "memory") 24) (data (i32.const 0) "{}")
+                (func (export "serval_abi") (result i32) (i32.const 1))
+                (func (export "serval_requests") (param i32 i32 i32 i32) (result i32) (i32.const 0)))"#,
+            "x".repeat(bytes)
+        );
+        wat::parse_str(text).unwrap()
+    };
+    let mut spec = spec("f", "/f.wasm");
+    spec.memory_mib = 4;
+    let attach = |server: &mut Server, bytes: usize| {
+        let module = Some(module(bytes));
+        server.attach_new(a, "of-a", &spec, module, &Place::Default).map(drop)
+    };
+    let refused = attach(&mut server, 1_400_000).unwrap_err().to_string();
+    assert!(refused.contains("may use"), "{refused}");
+    for _ in 0..3 {
+        attach(&mut server, 200_000).unwrap();
+        server.detach(a, &named("of-a", "f")).unwrap();
+    }
 }
 
 /// Ports of a tenant are in its network namespace, with addresses that another tenant has outside.

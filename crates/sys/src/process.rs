@@ -99,20 +99,39 @@ pub fn tie(command: &mut Command, cores: &[usize]) {
     unsafe { command.pre_exec(tie) };
 }
 
-/// Limits the command's process to `cpu_seconds` of CPU time, after which it is killed, and disables its core dumps.
+/// Limits the command's process to `cpu_seconds` of CPU time, after which it is killed, and disables its core dumps. A lower limit of this process stays.
 pub fn confine(command: &mut Command, cpu_seconds: u32) {
     let confine = move || {
         let most = libc::rlim_t::from(cpu_seconds);
         // At the soft limit SIGXCPU, at the hard one SIGKILL.
-        let time = libc::rlimit { rlim_cur: most, rlim_max: most + 1 };
-        // SAFETY: `time` outlives the call.
-        check(unsafe { libc::setrlimit(libc::RLIMIT_CPU, &raw const time) })?;
-        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: `none` outlives the call.
-        check(unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const none) }).map(drop)
+        lower(libc::RLIMIT_CPU, most, most + 1)?;
+        lower(libc::RLIMIT_CORE, 0, 0)
     };
-    // SAFETY: between fork and exec it makes two system calls and allocates nothing.
+    // SAFETY: between fork and exec it makes four system calls and allocates nothing.
     unsafe { command.pre_exec(confine) };
+}
+
+/// Limits the command's process to `bytes` of address space, and keeps it from writing to files. Pipes and sockets are no files. A lower limit of this process stays.
+pub fn confine_memory(command: &mut Command, bytes: u64) {
+    let confine = move || {
+        lower(libc::RLIMIT_AS, bytes, bytes)?;
+        lower(libc::RLIMIT_FSIZE, 0, 0)
+    };
+    // SAFETY: between fork and exec it makes four system calls and allocates nothing.
+    unsafe { command.pre_exec(confine) };
+}
+
+/// Lowers a limit of this process to `soft` and `hard`, unless it is lower: only root could raise it.
+fn lower(
+    resource: libc::__rlimit_resource_t,
+    soft: libc::rlim_t,
+    hard: libc::rlim_t,
+) -> io::Result<()> {
+    let before = limit(resource)?;
+    let rlim_max = hard.min(before.rlim_max);
+    let limit = libc::rlimit { rlim_cur: soft.min(before.rlim_cur).min(rlim_max), rlim_max };
+    // SAFETY: `limit` outlives the call.
+    check(unsafe { libc::setrlimit(resource, &raw const limit) }).map(drop)
 }
 
 /// The name of a signal, such as `SIGSEGV`.
@@ -348,6 +367,25 @@ mod tests {
                 assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::ESRCH));
             }
         }
+    }
+
+    #[test]
+    fn a_process_has_the_limits_that_it_was_given_and_lower_ones_stay() {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "ulimit -t; ulimit -v; ulimit -f; ulimit -c"]);
+        confine(&mut command, 20);
+        confine_memory(&mut command, 1 << 30);
+        let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        assert_eq!(said, "20\n1048576\n0\n0\n");
+        // As `confine` does when this process has lower limits itself.
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "ulimit -t; ulimit -v"]);
+        for seconds in [10, 30] {
+            confine(&mut command, seconds);
+            confine_memory(&mut command, u64::from(seconds) << 26);
+        }
+        let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        assert_eq!(said, format!("10\n{}\n", 10 << 16));
     }
 
     #[test]

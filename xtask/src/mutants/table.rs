@@ -622,6 +622,34 @@ pub(super) const MUTANTS: &[Mutant] = &[
         &["crates/engine/src/schedule/tests.rs::a_debt_has_a_limit"],
     ),
     mutant(
+        "debt_of_calls_forgiven",
+        "a tenant does not pay for the whole time of a call that takes long",
+        &["crates/engine/src/schedule/tests.rs::a_call_that_takes_long_is_paid_for_as_a_whole"],
+    ),
+    mutant(
+        "rate_saves_up",
+        "engine/tenants.rs due time: a tenant saves up what it does not use of its rate",
+        &[
+            "crates/engine/src/tenants.rs::a_new_or_idle_tenant_has_a_burst_and_no_more",
+            "crates/sim/tests/scenes/tenants.rs::a_rate_holds_and_everything_beyond_is_counted",
+            "crates/server/tests/tenants.rs::a_tenant_that_was_idle_has_no_more_than_its_rate",
+        ],
+    ),
+    mutant(
+        "late_without_end",
+        "a function may exceed its deadline again and again",
+        &[
+            "crates/onpath/tests/functions/chain.rs::a_message_with_which_a_function_does_not_end_costs_others_a_deadline_a_second",
+        ],
+    ),
+    mutant(
+        "share_without_limit",
+        "a user's function that takes too much of a worker is not suspended",
+        &[
+            "crates/onpath/tests/functions/chain.rs::a_function_over_its_share_is_suspended_with_a_reason",
+        ],
+    ),
+    mutant(
         "hold_connected",
         "a planned end of a generation does not wait for the connections of its blocks",
         &["crates/sim/tests/scenes/sockets.rs::a_planned_end_waits_for_open_connections"],

@@ -576,7 +576,9 @@ fn list(screen: &Screen, answer: &Json) -> String {
     for function in functions.iter().filter(|f| f["last_failure"] != "") {
         let (service, name) = (text(&function["service"]), text(&function["name"]));
         let why = text(&function["last_failure"]);
-        out.push_str(&format!("{name} of service {service} failed last because {why}\n"));
+        // A sentence of its own.
+        let verb = if why.starts_with("suspended ") { "was" } else { "failed last because" };
+        out.push_str(&format!("{name} of service {service} {verb} {why}\n"));
     }
     out
 }

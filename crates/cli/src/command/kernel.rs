@@ -4,6 +4,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use accel::compile::{BuildError, BuildOptions, Target, build_kernel};
+use accel::{AccelError, KernelError};
 use clap::{Args, Subcommand};
 use serde_json::{Value as Json, json};
 
@@ -155,6 +156,7 @@ fn run_build(screen: &Screen, build: &Build) -> Result<(), Failure> {
         include: build.include.clone(),
         native: build.native,
         arguments: build.arguments.clone(),
+        list: Some(list_kernels),
     };
     let built = build_kernel(&build.source, &output, &options).map_err(|error| match error {
         BuildError::OneGpu | BuildError::NoArchitecture { .. } => Failure::Usage(error.to_string()),
@@ -201,10 +203,17 @@ fn sentence(error: &BuildError) -> String {
     }
 }
 
+/// The kernels of a library, which is loaded in a process of its own: its constructors may crash, or not end.
+fn list_kernels(path: &Path) -> Result<Vec<String>, KernelError> {
+    let file = KernelFile::open(path, kernel_file::Target::Host).map_err(|error| match error {
+        AccelError::Kernel(error) => error,
+        other => KernelError::Trial(other.to_string()),
+    })?;
+    Ok(file.tried(&Limits::default(), &mut || false)?.unwrap_or_default().to_vec())
+}
+
 fn list_library(screen: &Screen, path: &Path) -> Result<(), Failure> {
-    let file = KernelFile::open(path, kernel_file::Target::Host).map_err(Failure::run)?;
-    let names =
-        file.tried(&Limits::default(), &mut || false).map_err(Failure::run)?.unwrap_or_default();
+    let names = list_kernels(path).map_err(Failure::run)?;
     screen.show(|| names.iter().map(|name| format!("{name}\n")).collect(), || json!(names));
     Ok(())
 }

@@ -280,27 +280,43 @@ fn functions_pay_for_their_time() {
     assert_eq!(play.tenants.named("fast").used().skipped, 0);
 }
 
-#[test]
-fn a_debt_has_a_limit() {
+/// What another tenant gets, in bytes, until one with this function time and this many charges of it may take something again.
+fn paid_for(charges: usize, function_ns: u64) -> i64 {
     let mut play = Play::new();
     play.place(0, "slow");
     play.place(1, "busy");
-    let taken = Taken { messages: 64, bytes: 0, function_ns: 3_600_000_000_000 };
+    let taken = Taken { messages: 64, bytes: 0, function_ns };
     play.begin_turn();
-    play.schedule.charge(0, Kind::Udp, taken);
+    (0..charges).for_each(|_| play.schedule.charge(0, Kind::Udp, taken));
     play.charge(1, Kind::Udp, 64, 0);
     let mut bytes = 0;
     loop {
         play.begin_turn();
         if play.allows(0, Kind::Udp) {
-            break;
+            return bytes;
         }
         assert!(play.allows(1, Kind::Udp));
-        play.charge(1, Kind::Udp, 64, 4096);
-        bytes += cost(&Flood { messages: 64, bytes: 4096, from: Kind::Udp });
-        assert!(bytes <= DEBT_MAX + 2 * QUANTUM, "an hour would be much more");
+        // As much as fits into a turn.
+        play.charge(1, Kind::Udp, 64, 1 << 20);
+        bytes += cost(&Flood { messages: 64, bytes: 1 << 20, from: Kind::Udp });
     }
-    assert!(bytes > DEBT_MAX / 2, "{bytes}");
+}
+
+#[test]
+fn a_debt_has_a_limit() {
+    let paid = paid_for(1000, 10_000_000);
+    assert!(paid <= DEBT_MAX + (4 << 20), "10 s would be much more: {paid}");
+    assert!(paid > DEBT_MAX / 2, "{paid}");
+}
+
+/// Otherwise a tenant whose calls take a second each has the worker nearly for itself.
+#[test]
+fn a_call_that_takes_long_is_paid_for_as_a_whole() {
+    for function_ns in [30_000_000, 1_000_000_000] {
+        let cost = (function_ns / FUNCTION_NS) as i64;
+        let paid = paid_for(1, function_ns);
+        assert!(cost > DEBT_MAX && paid > cost - (4 << 20), "{paid} of {cost}");
+    }
 }
 
 #[test]

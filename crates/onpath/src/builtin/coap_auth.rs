@@ -16,6 +16,7 @@ use wire::DropReason;
 use wire::nic::UDP_PAYLOAD_MAX;
 
 use crate::function::{Direction, Failure, Function, Merge, Register};
+use crate::library::{Memory, Spec};
 use crate::messages::Messages;
 use message::{ACKNOWLEDGEMENT, CONFIRMABLE, RESET};
 pub use message::{Message, token_of, value_of};
@@ -106,6 +107,11 @@ pub(crate) fn coap_auths() -> crate::library::Instances {
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let shared = Shared::new(Arc::new(now));
     Arc::new(move || Box::new(CoapAuth::new(shared.clone())))
+}
+
+/// The tokens that were used. A setting that was written may have had another value before, so the table counts always.
+pub(crate) fn memory(_: &Spec) -> Memory {
+    Memory::of_all(seen::BYTES)
 }
 
 /// See the module's text.

@@ -4,8 +4,11 @@
 //! a number.
 
 use crate::function::{Direction, Failure, Function, Merge, Register};
+use crate::library::{Memory, Spec};
 use crate::messages::Messages;
-use crate::sketch::count_min::{CountMin, DEPTH_MAX, Settings, TOP_MAX, WIDTH_MAX, WIDTH_MIN};
+use crate::sketch::count_min::{
+    CountMin, DEPTH_MAX, Settings, TOP_BYTES, TOP_MAX, WIDTH_MAX, WIDTH_MIN,
+};
 use crate::sketch::stream_items::StreamItems;
 
 /// Items of the list that registers show.
@@ -42,6 +45,19 @@ pub struct CountMinFunction {
     registers: Vec<Register>,
 }
 
+/// The sketch at first.
+const FIRST: Settings = Settings { width: 1 << 12, depth: 4, top: 32, seed: 0 };
+
+impl CountMinFunction {
+    /// Its sketch. A register that is written makes another one while the former is there.
+    pub(crate) fn memory(spec: &Spec) -> Memory {
+        let setting = |name, default: u32| spec.setting(name, default.into());
+        let counters = setting("width", FIRST.width).saturating_mul(setting("depth", FIRST.depth));
+        let top = setting("top", FIRST.top).saturating_mul(TOP_BYTES);
+        Memory::of_worker(counters.saturating_mul(8).saturating_add(top))
+    }
+}
+
 impl Default for CountMinFunction {
     /// Each request is an item.
     fn default() -> Self {
@@ -52,8 +68,7 @@ impl Default for CountMinFunction {
                 registers.push(Register { name, merge: Merge::State });
             }
         }
-        let settings = Settings { width: 1 << 12, depth: 4, top: 32, seed: 0 };
-        let sketch = CountMin::new(settings);
+        let sketch = CountMin::new(FIRST);
         let streams = StreamItems::default();
         Self { sketch, streams, offset: 0, length: 0, items: 0, short: 0, registers }
     }

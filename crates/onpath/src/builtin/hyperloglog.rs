@@ -5,6 +5,7 @@
 //! each worker is a part of the whole: `estimate` is read from all of them, merged.
 
 use crate::function::{Direction, Failure, Function, Merge, Register, RequestId};
+use crate::library::{Memory, Spec};
 use crate::messages::Messages;
 use crate::sketch::Instructions;
 use crate::sketch::hyperloglog::{HyperLogLog, PRECISION_MAX, PRECISION_MIN, Settings};
@@ -41,6 +42,14 @@ pub struct HyperLogLogFunction {
     items: u64,
     short: u64,
     registers: Vec<Register>,
+}
+
+impl HyperLogLogFunction {
+    /// Its sketch.
+    pub(crate) fn memory(spec: &Spec) -> Memory {
+        let precision = spec.setting("precision", PRECISION.into());
+        Memory::of_worker(1 << precision.min(PRECISION_MAX.into()))
+    }
 }
 
 impl Default for HyperLogLogFunction {

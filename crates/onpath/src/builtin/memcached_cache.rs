@@ -53,7 +53,7 @@ use self::settings::{
 };
 use self::store::{About, Store};
 use crate::function::{Direction, End, Failure, Function, Merge, Notice, Register, RequestId};
-use crate::library::Instances;
+use crate::library::{CACHE_MEMORY_MIB, Instances, Memory, Spec};
 use crate::messages::{MESSAGES_MAX, Messages};
 
 const SLOT_BITS: u32 = 18;
@@ -555,6 +555,12 @@ fn keep_absence(
         Some(_) => counts.fills += 1,
         None => counts.unkept += 1,
     }
+}
+
+/// Values and requests in flight of each worker, and what is known about keys by all of them.
+pub(crate) fn memory(spec: &Spec) -> Memory {
+    let values = spec.setting("memory_mib", CACHE_MEMORY_MIB).saturating_mul(1 << 20);
+    Memory { of_worker: values.saturating_add(flight::BYTES), of_all: 8 << SLOT_BITS }
 }
 
 impl Function for MemcachedCache {

@@ -16,6 +16,7 @@ use wire::admission::host_of;
 use wire::session::Origin;
 
 use crate::function::{Direction, Failure, Function, Merge, Register};
+use crate::library::{Memory, Param, Spec};
 use crate::messages::Messages;
 
 /// Buckets of a function, and how many places each can have.
@@ -73,6 +74,15 @@ pub(crate) fn rate_limiters() -> crate::library::Instances {
         let own = mutants::on("limit_each_worker");
         Box::new(RateLimiter::new(if own { buckets() } else { shared.clone() }))
     })
+}
+
+/// Buckets of clients or values, unless the service has one.
+pub(crate) fn rate_limiter_memory(spec: &Spec) -> Memory {
+    let by_service = spec
+        .params
+        .iter()
+        .all(|(name, value)| name != "by" || matches!(value, Param::Text(by) if by == "service"));
+    Memory::of_all(if by_service { 0 } else { (BUCKETS * size_of::<Bucket>()) as u64 })
 }
 
 /// See the module's text.

@@ -79,6 +79,7 @@ mod tests {
             text.replace("01", "0A"),
             format!("{text}0"),
             format!("../{text}"),
+            format!("--help{}", &text[4..]),
             text.replace("mine", ""),
             text.replace("sha256", "sha512"),
         ] {
@@ -88,7 +89,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pins_are_read_as_they_are_written(name in "[a-zA-Z0-9_-]{1,64}", sha256: [u8; 32]) {
+        fn pins_are_read_as_they_are_written(name in "[a-zA-Z0-9_][a-zA-Z0-9_-]{0,63}", sha256: [u8; 32]) {
             let pin = Pin { name, sha256 };
             prop_assert_eq!(pin.to_string().parse(), Ok(pin));
         }

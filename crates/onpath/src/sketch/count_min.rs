@@ -22,6 +22,9 @@ pub const TOP_MAX: u32 = 256;
 /// Bytes of an item that are kept in the list, at most.
 pub const ITEM_BYTES_MAX: usize = 32;
 
+/// Memory of an item of the list, with its place in a map that is at most half full.
+pub const TOP_BYTES: u64 = (size_of::<Frequent>() + 4 * size_of::<(u64, u32)>()) as u64;
+
 const MAGIC: &[u8; 4] = b"SCMS";
 const VERSION: u8 = 1;
 const HEADER_BYTES: usize = 24;

@@ -1,6 +1,6 @@
 //! Loads what the module compiler has made.
 //!
-//! The code of a compiled module runs as it is: nothing checks instructions. So it is believed only if it comes from the program `serval-compile`
+//! The code of a compiled module runs as it is: nothing checks instructions. So it is believed only if it comes from the program `serval-compile` of this build
 //! over a pipe that this process has made (`compiler.rs`), never from a file or from a client.
 #![allow(unsafe_code)]
 
@@ -12,8 +12,8 @@ pub(super) fn load(
     engine: &wasmtime::Engine,
     compiled: &Compiled,
 ) -> Result<wasmtime::Module, String> {
-    // SAFETY: a `Compiled` is the output of the module compiler over a pipe of this process, and nothing else makes one. wasmtime refuses what another
-    // major version of the compiler, or one with other settings, has made; of the same major version, both programs have to be installed together.
+    // SAFETY: a `Compiled` is the output of the module compiler over a pipe of this process, and nothing else makes one. wasmtime refuses what a compiler of
+    // another build, or one with other settings, has made (`module_settings.rs`).
     let module = unsafe { wasmtime::Module::deserialize(engine, compiled.bytes()) };
     module.map_err(|error| {
         format!(

@@ -6,6 +6,7 @@
 use toml::{Table, Value};
 
 use crate::library::is_name;
+use crate::module_limits::{HEADER, Section, read_number, sections};
 use crate::state::{Key, StateKind};
 
 /// The custom section that holds it.
@@ -17,8 +18,6 @@ const SUMMARY_BYTES_MAX: usize = 200;
 /// The greatest offset and length of a key.
 const KEY_OFFSET_MAX: u32 = 65_535;
 const KEY_LENGTH_MAX: u32 = 256;
-/// The bytes with which a module begins: `\0asm`, version 1.
-const HEADER: [u8; 8] = *b"\0asm\x01\0\0\0";
 
 /// See the module's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +51,7 @@ impl Manifest {
         };
         let (name, version, summary) = (text("name")?, text("version")?, text("summary")?);
         if !is_name(name) {
-            let right = "1 to 64 letters, digits, `_` and `-`";
+            let right = "1 to 64 letters, digits, `_` and `-`, and no `-` at the beginning";
             return Err(format!("`name` of the manifest is {name:?}: it has {right}"));
         }
         let letter = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '+');
@@ -103,7 +102,7 @@ impl Manifest {
     pub fn of_module(module: &[u8]) -> Result<Option<Self>, String> {
         let mut found = None;
         for section in sections(module)? {
-            let Some(text) = section.custom(SECTION) else { continue };
+            let Some(text) = custom(&section, SECTION) else { continue };
             if found.is_some() {
                 return Err("it has two manifests".to_owned());
             }
@@ -118,7 +117,7 @@ impl Manifest {
     pub fn put(&self, module: &[u8]) -> Result<Vec<u8>, String> {
         let mut put = HEADER.to_vec();
         for section in sections(module)? {
-            if section.custom(SECTION).is_none() {
+            if custom(&section, SECTION).is_none() {
                 put.extend_from_slice(section.whole);
             }
         }
@@ -159,57 +158,14 @@ fn read_key(table: &Table) -> Result<Key, String> {
     }
 }
 
-/// A section of a module.
-struct Section<'a> {
-    id: u8,
-    content: &'a [u8],
-    /// With its id and its length.
-    whole: &'a [u8],
-}
-
-impl<'a> Section<'a> {
-    /// What follows the name, if it is the custom section of that name.
-    fn custom(&self, name: &str) -> Option<&'a [u8]> {
-        if self.id != 0 {
-            return None;
-        }
-        let (len, rest) = read_number(self.content)?;
-        let found = rest.get(..len as usize)?;
-        (found == name.as_bytes()).then(|| &rest[len as usize..])
+/// What follows the name, if it is the custom section of that name.
+fn custom<'a>(section: &Section<'a>, name: &str) -> Option<&'a [u8]> {
+    if section.id != 0 {
+        return None;
     }
-}
-
-fn sections(module: &[u8]) -> Result<Vec<Section<'_>>, String> {
-    let wrong = || "it is no WebAssembly module: its sections are cut off".to_owned();
-    let Some(mut rest) = module.strip_prefix(&HEADER) else {
-        return Err("it is no WebAssembly module: it does not begin with \\0asm, version 1".into());
-    };
-    let mut sections = Vec::new();
-    while let Some((id, after)) = rest.split_first() {
-        let (len, after) = read_number(after).ok_or_else(wrong)?;
-        let content = after.get(..len as usize).ok_or_else(wrong)?;
-        let next = &after[len as usize..];
-        let whole = &rest[..rest.len() - next.len()];
-        sections.push(Section { id: *id, content, whole });
-        rest = next;
-    }
-    Ok(sections)
-}
-
-/// An unsigned 32-bit number in LEB128, and what follows it.
-fn read_number(bytes: &[u8]) -> Option<(u32, &[u8])> {
-    let mut number = 0u32;
-    for (index, byte) in bytes.iter().take(5).enumerate() {
-        let part = u32::from(byte & 0x7f);
-        if index == 4 && part > 15 {
-            return None;
-        }
-        number |= part << (7 * index);
-        if byte & 0x80 == 0 {
-            return Some((number, &bytes[index + 1..]));
-        }
-    }
-    None
+    let (len, rest) = read_number(section.content)?;
+    let found = rest.get(..len as usize)?;
+    (found == name.as_bytes()).then(|| &rest[len as usize..])
 }
 
 fn write_number(to: &mut Vec<u8>, mut number: u32) {

@@ -48,6 +48,41 @@ fn value(function: &mut dyn Function, name: &str) -> u64 {
 }
 
 #[test]
+fn functions_with_a_sketch_or_a_table_state_their_memory() {
+    let mib = |spec: &Spec, workers: usize| spec.memory_on(workers) >> 20;
+    let largest = spec("count-min", &[("width", (1 << 20).into()), ("depth", 8.into())]);
+    assert_eq!((mib(&largest, 1), mib(&largest, 16)), (64, 1024));
+    for params in [
+        vec![],
+        vec![("width", 16.into())],
+        largest.params.iter().map(|(n, v)| (&**n, v.clone())).collect(),
+    ] {
+        let stated = spec("count-min", &params).memory_on(1);
+        let state = made("count-min", &params).state().unwrap().len() as u64;
+        assert!(stated >= state - 64, "{params:?}: {stated} for a state of {state}");
+    }
+    for precision in [4u64, 14, 18] {
+        let stated = spec("hyperloglog", &[("precision", precision.into())]).memory_on(3);
+        assert_eq!(stated, 3 << precision);
+    }
+    // All workers share the buckets of clients.
+    let by = |by: &str| spec("rate-limiter", &[("by", by.into())]);
+    assert_eq!((by("client").memory_on(8), by("service").memory_on(8)), (1 << 20, 0));
+    assert_eq!(spec("coap-auth", &[]).memory_on(8), 512 << 10);
+    let cache = spec("memcached-cache", &[("memory_mib", 5.into())]);
+    assert!((2 * 5 + 2..2 * 12).contains(&mib(&cache, 2)), "{}", mib(&cache, 2));
+    // Whatever is written there.
+    for function in ["count-min", "hyperloglog", "memcached-cache"] {
+        let names = ["width", "depth", "top", "precision", "memory_mib"];
+        let huge: Vec<_> = names.map(|name| (name, u64::MAX.into())).into();
+        assert!(spec(function, &huge).memory_on(64) >= 1 << 18);
+    }
+    for function in ["deliver", "echo", "generator", "passthrough", "peer-address", "threshold"] {
+        assert_eq!(spec(function, &[]).memory_on(64), 0);
+    }
+}
+
+#[test]
 fn echo_answers_with_the_same_bytes() {
     let mut echo = made("echo", &[]);
     let long = vec![7; SIZES.reply_bytes + 1];

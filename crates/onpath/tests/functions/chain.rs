@@ -1,7 +1,7 @@
 //! Chains of functions, and the built-in ones.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use onpath::builtin::{Passthrough, Threshold};
@@ -29,8 +29,15 @@ fn link(
     function: impl Function + 'static,
     on_failure: OnFailure,
 ) -> (Link, Arc<Counters>) {
+    link_within(id, function, Policy { on_failure, deadline_ns: 1000 })
+}
+
+fn link_within(
+    id: u64,
+    function: impl Function + 'static,
+    policy: Policy,
+) -> (Link, Arc<Counters>) {
     let counters = Arc::<Counters>::default();
-    let policy = Policy { on_failure, deadline_ns: 1000 };
     (Link::new(id, Box::new(function), policy, Arc::clone(&counters)), counters)
 }
 
@@ -195,7 +202,6 @@ fn a_message_that_makes_a_function_fail_is_the_only_one_that_is_lost() {
 
 #[test]
 fn failures_take_a_part_of_the_time_of_a_worker_only() {
-    const MS: u64 = 1_000_000;
     let now = Cell::new(0);
     // A failing call takes 2 ms, and others no time.
     let (took, takes) = std::sync::mpsc::channel();
@@ -204,7 +210,8 @@ fn failures_take_a_part_of_the_time_of_a_worker_only() {
         took.send(if bad { 2 * MS } else { 0 }).unwrap();
         if bad { Err(Failure("as the test wants".into())) } else { Ok(()) }
     });
-    let (a, counters) = link(0, fails, OnFailure::Closed);
+    let policy = Policy { on_failure: OnFailure::Closed, deadline_ns: 3 * MS };
+    let (a, counters) = link_within(0, fails, policy);
     let mut chain = Chain::new(vec![a]);
     let clock = || {
         now.set(now.get() + takes.try_iter().sum::<u64>());
@@ -238,6 +245,153 @@ fn failures_take_a_part_of_the_time_of_a_worker_only() {
     assert!(passed >= failed / 2, "{passed} {failed}");
 }
 
+const MS: u64 = 1_000_000;
+
+/// A chain with functions whose calls take time, as the first byte of a message says: `l` is one with which the function does not end before its deadline, a digit so many
+/// milliseconds.
+struct Timed {
+    chain: Chain,
+    now: Arc<AtomicU64>,
+}
+
+impl Timed {
+    /// Each function has a deadline of 1 ms and, if there is one, a share.
+    fn new(shares: &[Option<u32>]) -> (Self, Vec<Arc<Counters>>) {
+        // As late as the clock of a machine that has run for long.
+        let now = Arc::new(AtomicU64::new(3_600_000 * MS));
+        let function = |_: &Option<u32>| {
+            let now = now.clone();
+            Does(move |_, messages: &mut Messages| {
+                for index in (0..messages.len()).filter(|index| messages.is_open(*index)) {
+                    match messages.bytes(index)[0] {
+                        b'l' => {
+                            now.fetch_add(2 * MS, Ordering::Relaxed);
+                            return Err(Failure("it exceeded its deadline".into()));
+                        }
+                        digit => _ = now.fetch_add(u64::from(digit - b'0') * MS, Ordering::Relaxed),
+                    }
+                }
+                Ok(())
+            })
+        };
+        let policy = Policy { on_failure: OnFailure::Closed, deadline_ns: MS };
+        let links = shares.iter().map(|share| {
+            let (link, counters) = link_within(0, function(share), policy);
+            (link.with_share(*share), counters)
+        });
+        let (links, counters) = links.unzip();
+        (Self { chain: Chain::new(links), now }, counters)
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.now.load(Ordering::Relaxed) / MS
+    }
+
+    fn wait_until(&self, ms: u64) {
+        self.now.fetch_max(ms * MS, Ordering::Relaxed);
+    }
+
+    /// How many of these messages pass.
+    fn pass(&mut self, messages: &[&[u8]]) -> usize {
+        let mut messages = batch(messages);
+        let now = self.now.clone();
+        self.chain.decide(Direction::Requests, &mut messages, &|| now.load(Ordering::Relaxed));
+        (0..messages.len()).filter(|index| messages.outcome(*index) == Outcome::Pass).count()
+    }
+}
+
+#[test]
+fn a_message_with_which_a_function_does_not_end_costs_others_a_deadline_a_second() {
+    // One in two seconds, among others: nothing else is lost.
+    let (mut timed, counters) = Timed::new(&[None]);
+    let begin_ms = timed.now_ms();
+    for second in (0..200).step_by(2) {
+        timed.wait_until(begin_ms + 1000 * second);
+        assert_eq!(timed.pass(&[b"0", b"l", b"0"]), 2);
+        for part in 1..20 {
+            timed.wait_until(begin_ms + 1000 * second + 100 * part);
+            assert_eq!(timed.pass(&[b"0", b"0"]), 2, "in second {second}");
+        }
+    }
+    // That of its batch, and its own.
+    assert_eq!((counters[0].failures.value(), counters[0].time_ns.value()), (200, 400 * MS));
+    // As many as come: it takes no more of the worker.
+    let (mut timed, counters) = Timed::new(&[None]);
+    let begin_ms = timed.now_ms();
+    let mut passed = 0;
+    while timed.now_ms() < begin_ms + 100_000 {
+        timed.wait_until(timed.now_ms() + 1);
+        passed += timed.pass(&[b"l"]) + timed.pass(&[b"0"]);
+    }
+    let failures = counters[0].failures.value();
+    assert!((99..=105).contains(&failures), "{failures} in 100 s");
+    assert_eq!(counters[0].time_ns.value(), 2 * MS * failures);
+    assert!(passed < 10, "meanwhile it is not called: {passed}");
+    let why = counters[0].last_failure();
+    assert_eq!(why, "it exceeded its deadline");
+}
+
+#[test]
+fn a_function_over_its_share_is_suspended_with_a_reason() {
+    let (mut timed, counters) = Timed::new(&[Some(50)]);
+    let begin_ms = timed.now_ms();
+    let mut suspended_at = Vec::new();
+    // Calls of 3 ms, with 1 ms in between.
+    while timed.now_ms() < begin_ms + 100_000 {
+        let before = counters[0].suspensions.value();
+        timed.pass(&[b"3"]);
+        if counters[0].suspensions.value() > before {
+            suspended_at.push(timed.now_ms() - begin_ms);
+            let why = counters[0].last_failure();
+            assert!(why.contains("may take 50 % (engine.user_function_percent)"), "{why}");
+            assert!(why.starts_with("suspended for "), "{why}");
+        }
+        timed.wait_until(timed.now_ms() + 1);
+    }
+    // After half a second of calls, then for 1, 2, 4 s and so on.
+    let pauses: Vec<u64> = suspended_at.windows(2).map(|at| (at[1] - at[0]) / 1000).collect();
+    assert_eq!(pauses, [1, 2, 4, 8, 16, 32], "{suspended_at:?}");
+    assert!(suspended_at[0] <= 1100, "{suspended_at:?}");
+    let time_ms = counters[0].time_ns.value() / MS;
+    assert!(time_ms < 7 * 510, "{time_ms} ms of 100 s");
+    assert!(counters[0].failed_closed.value() > 50_000);
+    assert_eq!(counters[0].restarts.value(), 0, "it keeps what it has");
+}
+
+#[test]
+fn a_function_within_its_share_is_never_suspended_and_one_that_was_is_forgiven() {
+    // 9 of 20 ms, for two functions together; and 3 of 4 for one of the operator.
+    let (mut timed, counters) = Timed::new(&[Some(50), Some(50)]);
+    let (mut other, of_operator) = Timed::new(&[None]);
+    let begin_ms = timed.now_ms();
+    for round in 0..1000 {
+        assert_eq!(timed.pass(&[b"4"]) + other.pass(&[b"9"]), 2);
+        timed.wait_until(begin_ms + 20 * round);
+        other.wait_until(begin_ms + 12 * round);
+    }
+    let suspended = [&counters[0], &counters[1], &of_operator[0]].map(|c| c.suspensions.value());
+    assert_eq!(suspended, [0, 0, 0]);
+    // Together they take too much.
+    while timed.pass(&[b"6"]) == 1 {
+        timed.wait_until(timed.now_ms() + 1);
+    }
+    assert_eq!(counters[0].suspensions.value() + counters[1].suspensions.value(), 1);
+    // After some seconds within the share the next time is a second again.
+    timed.wait_until(timed.now_ms() + 10_000);
+    for _ in 0..400 {
+        timed.pass(&[b"1"]);
+        timed.wait_until(timed.now_ms() + 10);
+    }
+    while timed.pass(&[b"6"]) == 1 {
+        timed.wait_until(timed.now_ms() + 1);
+    }
+    for counters in &counters {
+        let why = counters.last_failure();
+        assert!(why.is_empty() || why.starts_with("suspended for 1 s"), "{why}");
+    }
+    assert_eq!(counters[0].suspensions.value() + counters[1].suspensions.value(), 2);
+}
+
 /// Fails always, and so does its restart.
 struct Broken;
 
@@ -253,7 +407,6 @@ impl Function for Broken {
 
 #[test]
 fn a_restart_that_fails_is_tried_again_after_twice_as_long() {
-    const MS: u64 = 1_000_000;
     let (a, counters) = link(0, Broken, OnFailure::Open);
     let mut chain = Chain::new(vec![a]);
     let mut tries = Vec::new();

@@ -202,7 +202,7 @@ fn read_dictionary(report: &mut Report<'_>, section: &mut Section<'_>) -> Option
     let name = found.and_then(|(name, span)| {
         if !is_name(&name) {
             let what = format!("`dictionary` is {name:?}");
-            let right = "1 to 64 letters, digits, `_` and `-`";
+            let right = "1 to 64 letters, digits, `_` and `-`, and no `-` at the beginning";
             report.problem(Problem::new(span, what, right));
             return None;
         }

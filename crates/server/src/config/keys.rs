@@ -457,6 +457,12 @@ const COMMON: &[(&str, &[Key])] = &[
                 "Who may sign modules of the directory: the keys that `serval fn keygen` prints. Modules without a signature by one of them are refused.";
             unsigned_functions: engine(Setter::Boolean(|e| &mut e.unsigned_functions)), "",
                 "Whether modules of the directory are used that none of these keys has signed. They are pinned by their digests all the same.";
+            user_deadline_us: engine(number("us", 1..=DEADLINE_US_MAX, |e| Number::U64(&mut e.user_deadline_us))), "",
+                "The longest `deadline_us` of a function that a user other than the operator attaches (`function_users`, `users` of a tenant); a longer one is \
+                 shortened to this. For so long one call of it can hold up everything else on its worker. A change applies to functions that are attached later, as of the next key.";
+            user_function_percent: engine(number("percent", 1..=100, |e| Number::U32(&mut e.user_function_percent))), "",
+                "The part of a worker's time that such functions of one chain may take together for a second. When they take more, the one that took most is suspended, \
+                 for a second at first, then for twice as long each time, up to a minute: its messages are treated as `on_failure` says. 100: no limit.";
         },
     ),
     (

@@ -6,9 +6,32 @@ use std::os::fd::AsFd as _;
 use serde_json::{Map, Value as Json, json};
 use sys::PrivateFile;
 
-use super::Told;
 use super::protocol::{FunctionRequest, spec_json};
-use crate::{Caller, FunctionError, FunctionView, Origin, Server, TracedMessage};
+use super::{FunctionTask, Told};
+use crate::{Caller, FunctionError, FunctionView, Origin, Server, TracedMessage, Uncompiled};
+
+/// The module that has to be compiled before a request is done, and the service on whose path it will be.
+pub(super) fn module(server: &Server, task: &FunctionTask) -> Option<(Uncompiled, Option<String>)> {
+    let FunctionTask { caller, request, content, .. } = task;
+    let (caller, content) = (*caller, content.as_deref());
+    match request {
+        FunctionRequest::Create { spec, .. } => {
+            server.module_of_new(caller, None, spec, content).map(|module| (module, None))
+        }
+        FunctionRequest::Attach { service, spec, .. } => {
+            let module = server.module_of_new(caller, Some(service), spec, content)?;
+            Some((module, Some(service.clone())))
+        }
+        FunctionRequest::AttachCreated { id, service, .. } => {
+            let module = server.module_of_created(caller, *id, service)?;
+            Some((module, Some(service.clone())))
+        }
+        FunctionRequest::Replace(target, by) => {
+            server.module_of_replacement(caller, target, by, content)
+        }
+        _ => None,
+    }
+}
 
 /// Executes a request. The answer to one that fails is one sentence.
 pub(super) fn answer(

@@ -444,7 +444,7 @@ fn parse_spec(request: &Json) -> Result<Spec, String> {
         let name = text(request, "dictionary", TEXT_BYTES_MAX)?;
         if !is_name(&name) {
             return Err(
-                "\"dictionary\" is no name: 1 to 64 letters, digits, `_` and `-`".to_owned()
+                "\"dictionary\" is no name: 1 to 64 letters, digits, `_` and `-`, and no `-` at the beginning".to_owned()
             );
         }
         spec.dictionary = Some(name);

@@ -50,8 +50,10 @@ pub(super) struct Connection {
     until: Instant,
     /// It has sent a request.
     has_asked: bool,
-    /// The outcome of a reload that it waits for.
+    /// The outcome of a reload, or of another request, that it waits for.
     awaits: Option<Outcome>,
+    /// Set when it ends: what it waits for is not compiled any longer.
+    gone: Arc<AtomicBool>,
 }
 
 /// The thread of the control socket.
@@ -134,8 +136,8 @@ impl ControlServer {
         self.last_connection += 1;
         let caller = Caller { user, connection: Some(self.last_connection) };
         let until = Instant::now() + FIRST_REQUEST_TIMEOUT;
-        let (holds, has_asked, awaits) = (false, false, None);
-        self.connections.push(Connection { socket, caller, holds, until, has_asked, awaits });
+        let (holds, has_asked, awaits, gone) = (false, false, None, Arc::default());
+        self.connections.push(Connection { socket, caller, holds, until, has_asked, awaits, gone });
     }
 
     fn may_connect(&self, user: u32) -> bool {
@@ -154,6 +156,7 @@ impl ControlServer {
 
     fn remove(&mut self, index: usize) {
         let gone = self.connections.swap_remove(index);
+        gone.gone.store(true, Ordering::Relaxed);
         if gone.holds {
             let connection = gone.caller.connection.expect("each has a number");
             // The owner is gone only when everything ends.
@@ -257,7 +260,8 @@ impl ControlServer {
                 let connection = &mut self.connections[index];
                 match held.and_then(|()| content(files)) {
                     Ok(content) => {
-                        let outcome = self.tasks.ask_functions(caller, request, content);
+                        let gone = connection.gone.clone();
+                        let outcome = self.tasks.ask_functions(caller, request, content, gone);
                         connection.awaits = Some(outcome);
                         true
                     }

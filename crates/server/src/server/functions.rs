@@ -3,7 +3,7 @@
 //! A function has an id that no other function has had, and an instance on each worker while it is attached. An attach, a detach, a replacement and
 //! a reload give every worker the new order of a service's chain in one message: between two turns, so each message meets the
 //! chain before or after the change, and none is lost. Functions that stay keep their instances; other parameters are written into them.
-//! Modules are compiled here, on the thread that owns the server, and what a chain gives up is freed here.
+//! Modules are compiled before a request is done (`functions/modules.rs`). What a chain gives up is freed here, on the thread that owns the server.
 //!
 //! A reload gives each chain the functions of the file, and keeps those that were attached at run time (`functions/chains.rs`).
 //!
@@ -11,7 +11,9 @@
 //! everything. Another user may attach functions to services that name it in `function_users`, or whose tenant does in `users`, and sees and changes its own functions only.
 
 mod chains;
+mod compiled;
 mod error;
+mod modules;
 mod objects;
 mod path;
 mod quota;
@@ -33,11 +35,13 @@ use onpath::{Code, Command, Failure, Merge, OnFailure, Param, Reading, Register,
 use super::Server;
 use super::tenants::is_user_of;
 use chains::{Next, NextChain, setting_of};
+pub(crate) use compiled::{Beneficiary, CompiledModule, Uncompiled};
 pub use error::FunctionError;
 pub(super) use objects::Functions;
 use objects::{CREATED_MAX, CREATED_PER_USER_MAX, Object};
 pub use objects::{Caller, FunctionCounters, Origin, REFUSED, Refused};
 use path::ChainOf;
+use quota::user_of;
 use ring::{ApplicationRing, BYTES_MAX, BYTES_PER_USER_MAX};
 use sample::Sampling;
 pub use trace::TracedMessage;
@@ -225,13 +229,12 @@ impl Server {
             self.functions.counters.count_refused(Refused::Limit);
             return Err(FunctionError::TooManyCreated(caller.user));
         }
-        let content = self.content_of(caller, spec, content)?;
-        self.check_detached(spec, &content)?;
-        let id = self.functions.next_id();
+        let content = self.content_of(caller, spec, content)?.into();
         let origin = Origin::Created { user: caller.user, connection };
-        let (spec, written) = (spec.clone(), Vec::new());
-        let content = content.into();
+        let (id, written) = (self.functions.next_id(), Vec::new());
+        let spec = self.with_deadline(spec, origin);
         let object = Object { id, origin, spec, written, content, ring: None };
+        self.check_detached(&object)?;
         self.functions.detached.push(object);
         Ok(id)
     }
@@ -339,7 +342,7 @@ impl Server {
         let content = self.content_of(caller, spec, content)?.into();
         let replaced = id.is_some();
         let id = id.unwrap_or_else(|| self.functions.next_id());
-        let (mut spec, written) = (spec.clone(), Vec::new());
+        let (mut spec, written) = (self.with_deadline(spec, origin), Vec::new());
         if let Some(former) = dictionary.filter(|_| spec.dictionary.is_none()) {
             // It stays when the function is replaced.
             (spec.dictionary, spec.dictionary_kib) = former;
@@ -369,7 +372,8 @@ impl Server {
     ) -> Result<(), FunctionError> {
         let topology = self.topology.clone();
         let service = &topology.services[chain.service];
-        self.check_memory(service, &object, &object.spec)?;
+        let code = self.open_code(&object.spec, &object.content, user_of(&object))?;
+        self.check_memory(service, &object, &object.in_force(), &code)?;
         let of_chain = || path::name(service, chain.backend);
         let mut order: Vec<(u64, &str)> =
             self.functions_on(chain).map(|f| (f.link, &*f.object.spec.name)).collect();
@@ -393,7 +397,7 @@ impl Server {
             Place::After(name) => neighbour(name)? + 1,
         };
         let mut places: Vec<Next> = order.iter().map(|(link, _)| Next::Kept(*link)).collect();
-        let new = self.make_function((service, chain.backend), object, None)?;
+        let new = self.make_function((service, chain.backend), object, code, None)?;
         places.insert(at, Next::New(Box::new(new)));
         let (service, backend) = (service.name.clone(), chain.backend);
         self.arrange(NextChain { service, backend, places })
@@ -477,18 +481,23 @@ impl Server {
         if params.is_some() {
             object.written.clear();
         }
+        object.spec = self.with_deadline(&object.spec, origin);
         if function.is_some() || object.spec.file() != before.spec.file() {
             object.content = self.content_of(caller, &object.spec, content)?.into();
         }
         match found {
-            Found::Attached(index, _) if object.spec.memory_on(1) > before.spec.memory_on(1) => {
-                self.check_memory(&self.topology.services[index], &before, &object.spec)?;
+            Found::Attached(index, of)
+                if object.in_force().memory_on(1) > before.in_force().memory_on(1) =>
+            {
+                let code = &self.service_slots[index].functions[of].code;
+                let service = &self.topology.services[index];
+                self.check_memory(service, &before, &object.in_force(), code)?;
             }
             _ => {}
         }
         match found {
             Found::Detached(at) => {
-                self.check_detached(&object.spec, &object.content)?;
+                self.check_detached(&object)?;
                 self.functions.detached[at] = object;
             }
             Found::Attached(index, of) if before.has_code_of(&object.spec, &object.content) => {
@@ -539,6 +548,14 @@ impl Server {
                         settings: list(settings.map(|register| &*register.name)),
                     }
                 })?;
+                let mut object = function.object.clone();
+                let before = object.in_force().memory_on(1);
+                object.note_written(setting, *value);
+                let spec = object.in_force();
+                if spec.memory_on(1) > before {
+                    let service = &self.topology.services[index];
+                    self.check_memory(service, &object, &spec, &function.code)?;
+                }
                 Command::Write { register, value: *value }
             }
         };
@@ -620,10 +637,10 @@ impl Server {
     }
 
     /// Makes an instance of a function that stays detached: it says what is wrong.
-    fn check_detached(&self, spec: &Spec, content: &[u8]) -> Result<(), FunctionError> {
-        let code = self.open_code(spec, content)?;
+    fn check_detached(&self, object: &Object) -> Result<(), FunctionError> {
+        let code = self.open_code(&object.spec, &object.content, user_of(object))?;
         let service = Service::new("", Vec::new(), "");
-        self.instance(&code, spec, service.message_sizes()).map(drop)
+        self.instance(&code, &object.spec, service.message_sizes()).map(drop)
     }
 
     fn objects(&self) -> impl Iterator<Item = &Object> {

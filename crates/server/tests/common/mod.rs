@@ -50,8 +50,14 @@ pub(crate) fn topology_on(placement: CpuPlacement, mut services: Vec<Service>) -
         service.request_timeout_ms = 60_000;
     }
     let kind = AcceleratorKind::Cpu { placement, stack_kib: STACK_KIB };
+    // The machine may be busy: a user's function may take as long as one of the operator.
+    let engine = EngineSettings {
+        user_deadline_us: onpath::library::DEADLINE_US_MAX,
+        user_function_percent: 100,
+        ..EngineSettings::default()
+    };
     Topology {
-        engine: EngineSettings::default(),
+        engine,
         limits: Limits::default(),
         accelerators: vec![Accelerator { name: "acc0".into(), kind }],
         services,

@@ -1,6 +1,7 @@
 //! Tenants that share a worker: what a flood of one costs the others, and what each gets.
 //!
-//! Time is that of the simulator: a turn takes 5 us, and half a microsecond for each message in and out; kernels answer after 100 us.
+//! Time is that of the simulator: a turn takes 5 us, and half a microsecond for each message in and out; kernels answer after 100 us. Each scene begins an hour after the
+//! engine's clock, as on a machine that has run for long, and nothing has happened in that time.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -24,6 +25,8 @@ const KERNEL_NS: u64 = 100_000;
 /// Messages a second that a worker which does nothing else takes and answers.
 const CAPACITY: u64 = 1_000_000_000 / (2 * MESSAGE_NS);
 const TENANTS: usize = 6;
+/// When a scene begins.
+const BEGIN_NS: u64 = 3_600_000_000_000;
 const SHARE: u64 = CAPACITY / TENANTS as u64;
 
 /// A service of each tenant, which differ by their weights.
@@ -68,6 +71,14 @@ struct Load {
     took_ns: Vec<u64>,
 }
 
+/// The scene after a long time in which nothing happened.
+fn late(script: Script) -> Scene {
+    let mut scene = script.play();
+    scene.run(2);
+    scene.world.advance(BEGIN_NS - scene.world.now_ns());
+    scene
+}
+
 struct Play {
     scene: Scene,
     loads: Vec<Load>,
@@ -80,13 +91,13 @@ impl Play {
     fn new(script: Script, rates: [u64; TENANTS]) -> Self {
         let load = |rate| Load {
             rate,
-            next_ns: 0,
+            next_ns: BEGIN_NS,
             asked: 0,
             waiting: VecDeque::new(),
             took_ns: Vec::new(),
         };
         let loads = rates.into_iter().map(load).collect();
-        Self { scene: script.play(), loads, rng: Rng::new(7), counted: 0 }
+        Self { scene: late(script), loads, rng: Rng::new(7), counted: 0 }
     }
 
     /// The requests of a tenant that are due.
@@ -127,8 +138,9 @@ impl Play {
         }
     }
 
+    /// Until this long after the scene began.
     fn run_until(&mut self, until_ns: u64) {
-        while self.scene.world.now_ns() < until_ns {
+        while self.scene.world.now_ns() < BEGIN_NS + until_ns {
             let now_ns = self.scene.world.now_ns();
             (0..TENANTS).for_each(|tenant| self.ask(tenant, now_ns));
             let counted = (0..TENANTS)
@@ -250,7 +262,7 @@ fn a_connection_waits_for_its_tenants_rate() {
     script.service().slots = 256;
     let tenant = Tenant { messages_per_s: 10_000, burst_ms: 1, ..Tenant::new("slow") };
     script.setup.topology.tenants = vec![tenant];
-    let mut scene = script.play();
+    let mut scene = late(script);
     let caller = scene.connect();
     for sequence in 0..300 {
         scene.call(caller, request(sequence));

@@ -152,7 +152,8 @@ impl Keygen {
 impl Sign {
     pub(super) fn run(&self, screen: &Screen) -> Result<(), Failure> {
         let module = read(&self.module)?;
-        let signature = SigningKey::open(&self.key).map_err(failed)?.sign(&module);
+        let signature = SigningKey::open(&self.key).and_then(|key| key.sign_module(&module));
+        let signature = signature.map_err(failed)?;
         let path = signature_of(&self.module);
         fs::write(&path, signature.text()).map_err(|error| {
             Failure::Run(format!("{} cannot be written: {error}", path.display()))

@@ -4,6 +4,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const PLACES: usize = 1 << 16;
+/// Memory of the table.
+pub(super) const BYTES: u64 = (PLACES * size_of::<AtomicU64>()) as u64;
 /// Places that a token may have.
 const NEAR: usize = 8;
 /// Times in the table are in units of this, so that 20 bits tell times apart that are up to 97 days from each other.

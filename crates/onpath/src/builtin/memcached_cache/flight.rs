@@ -25,6 +25,9 @@ use super::epochs::{Epochs, Scope, Words};
 /// Tickets, and how many of them may be reads.
 const TICKETS: usize = 1 << 13;
 const READS: usize = 1 << 12;
+/// Memory of tickets, of the keys of reads, and of two maps that are at most half full.
+pub(super) const BYTES: u64 = (TICKETS * (size_of::<Ticket>() + 2 * 2 * size_of::<(Sent, u32)>())
+    + READS * (KEY_BYTES_MAX + 4)) as u64;
 /// A proxy gives up a connection on which the server answers nothing for ten times `request_timeout_ms`, which is at most an hour.
 const MISSED_NS: u64 = 10 * 3_600_000_000_000;
 /// Lists of tickets that end by themselves, in the order in which they do: after the grace period, and after [`MISSED_NS`].

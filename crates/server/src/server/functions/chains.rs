@@ -84,9 +84,14 @@ fn merge_order(former: &[(&str, bool)], file: &[&str]) -> Vec<Slot> {
 impl Server {
     /// The content of a function's file, or nothing.
     pub(super) fn read_file(&self, spec: &Spec) -> Result<Vec<u8>, FunctionError> {
+        let read = self.content_of_file(spec);
+        read.inspect_err(|_| self.functions.counters.count_load_error())
+    }
+
+    /// The same, and an error is not counted.
+    pub(super) fn content_of_file(&self, spec: &Spec) -> Result<Vec<u8>, FunctionError> {
         if let Some(pin) = spec.pin() {
-            let opened = Directory::of(&self.topology.engine).open(&pin);
-            return Ok(opened.inspect_err(|_| self.functions.counters.count_load_error())?);
+            return Ok(Directory::of(&self.topology.engine).open(&pin)?);
         }
         let Some(file) = spec.file() else { return Ok(Vec::new()) };
         let file = PathBuf::from(&*file);
@@ -94,16 +99,7 @@ impl Server {
             let (opened, _) = open_regular(&file).map_err(|error| error.to_string())?;
             read_module(opened).map_err(|error| error.to_string())
         };
-        read().map_err(|why| {
-            self.functions.counters.count_load_error();
-            FunctionError::File { file: file.clone(), why }
-        })
-    }
-
-    /// What instances of a function are made of.
-    pub(super) fn open_code(&self, spec: &Spec, content: &[u8]) -> Result<Code, FunctionError> {
-        let opened = Code::open(spec, content);
-        Ok(opened.inspect_err(|_| self.functions.counters.count_load_error())?)
+        read().map_err(|why| FunctionError::File { file: file.clone(), why })
     }
 
     /// An instance of a function.
@@ -122,9 +118,9 @@ impl Server {
         &mut self,
         (service, backend): (&Service, Option<u16>),
         mut object: Object,
+        code: Code,
         metrics: Option<Arc<FunctionMetrics>>,
     ) -> Result<NewFunction, FunctionError> {
-        let code = self.open_code(&object.spec, &object.content)?;
         let workers = self.fabric.workers();
         let hands_over = backend.is_none() && service.hands_over_for_functions();
         code.check_workers(&object.spec, workers, hands_over)?;
@@ -134,6 +130,7 @@ impl Server {
         });
         let spec = &object.spec;
         let policy = Policy { on_failure: spec.on_failure, deadline_ns: spec.deadline_us * 1000 };
+        let share = self.share_of(&object);
         let mut registers = Vec::new();
         let mut links = Vec::with_capacity(workers);
         let link = self.functions.next_link();
@@ -153,7 +150,7 @@ impl Server {
             }
             let sink = object.ring.as_ref().map(|ring| ring.sink(worker));
             let new = Link::new(link, function, policy, metrics.of_worker(worker));
-            links.push(new.with_sink(sink).with_state(code.state()));
+            links.push(new.with_sink(sink).with_state(code.state()).with_share(share));
         }
         object.written.retain(|(setting, _)| setting_of(&registers, setting).is_some());
         let sampling = Sampling::default();
@@ -170,7 +167,7 @@ impl Server {
         sizes: Sizes,
     ) -> Result<Vec<(usize, u64)>, FunctionError> {
         let spec = &object.spec;
-        let code = self.open_code(spec, &object.content)?;
+        let code = self.open_code(spec, &object.content, user_of(object))?;
         let mut trial = self.instance(&code, spec, sizes)?;
         let of = |failure| FunctionError::Command(spec.name.clone(), failure);
         let values = trial.read().map_err(|failure| of(failure.into()))?;
@@ -284,8 +281,13 @@ impl Server {
                     Slot::Former(at) => {
                         let Former { object, metrics, .. } = &former[at];
                         let name = object.spec.name.clone();
-                        let (object, metrics) = (object.clone(), metrics.clone());
-                        match self.make_function((service, backend), object, Some(metrics)) {
+                        let (mut object, metrics) = (object.clone(), metrics.clone());
+                        object.spec = self.with_deadline(&object.spec, object.origin);
+                        let code = self.open_code(&object.spec, &object.content, user_of(&object));
+                        let of = (service, backend);
+                        let made = code
+                            .and_then(|code| self.make_function(of, object, code, Some(metrics)));
+                        match made {
                             Ok(made) => made,
                             Err(error) => {
                                 let service = path::name(service, backend);
@@ -374,7 +376,8 @@ impl Server {
             content: content.into(),
             ring: None,
         };
-        self.make_function(of, object, None)
+        let code = self.open_code(&object.spec, &object.content, None)?;
+        self.make_function(of, object, code, None)
     }
 
     fn function_failed(service: &Service, source: FunctionError) -> ServerError {

@@ -45,7 +45,7 @@ pub enum FunctionError {
     NoId(u64, u32),
     /// A name that no function can have.
     #[error(
-        "{0:?} cannot be a function's name: use 1 to {NAME_BYTES_MAX} letters, digits, `_` and `-`"
+        "{0:?} cannot be a function's name: use 1 to {NAME_BYTES_MAX} letters, digits, `_` and `-`, and no `-` at the beginning"
     )]
     Name(String),
     /// The caller has created a function with this name.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::compiled::CompiledModule;
 use super::ring::ApplicationRing;
 use super::trace::Tracing;
 use onpath::dictionary::Dictionary;
@@ -53,6 +54,16 @@ pub enum Origin {
     },
 }
 
+impl Origin {
+    /// The user at whose request a function exists; `None`: the configuration.
+    pub(super) fn user(self) -> Option<u32> {
+        match self {
+            Self::File => None,
+            Self::Attached(user) | Self::Created { user, .. } => Some(user),
+        }
+    }
+}
+
 /// A function, attached or not.
 #[derive(Clone)]
 pub(super) struct Object {
@@ -71,15 +82,22 @@ pub(super) struct Object {
 impl Object {
     /// Whether the caller may see and change it.
     pub(super) fn is_of(&self, caller: Caller) -> bool {
-        let user = match self.origin {
-            Origin::File => None,
-            Origin::Attached(user) | Origin::Created { user, .. } => Some(user),
-        };
-        caller.is_operator() || user == Some(caller.user) || mutants::on("share_functions")
+        let is_own = self.origin.user() == Some(caller.user);
+        caller.is_operator() || is_own || mutants::on("share_functions")
     }
 
     pub(super) fn is_created(&self) -> bool {
         matches!(self.origin, Origin::Created { .. })
+    }
+
+    /// Its parameters, with the settings that commands have written in place of those that it got first.
+    pub(super) fn in_force(&self) -> Spec {
+        let mut spec = self.spec.clone();
+        for (setting, value) in &self.written {
+            spec.params.retain(|(name, _)| name != setting);
+            spec.params.push((setting.clone(), (*value).into()));
+        }
+        spec
     }
 
     /// A command has written a setting.
@@ -175,6 +193,8 @@ pub(in super::super) struct Functions {
     pub(super) detached: Vec<Object>,
     pub(super) counters: Arc<FunctionCounters>,
     pub(super) traces: Vec<Tracing>,
+    /// Modules that were compiled for the request that is being done.
+    pub(super) compiled: Vec<CompiledModule>,
     /// By tenant, user unless it is the operator, and name: those that functions use.
     dictionaries: HashMap<(String, Option<u32>, String), Weak<Dictionary>>,
     last_id: u64,
@@ -190,6 +210,7 @@ impl Functions {
             detached: Vec::new(),
             counters: Arc::default(),
             traces: Vec::new(),
+            compiled: Vec::new(),
             dictionaries: HashMap::new(),
             last_id,
             last_link: 0,

@@ -1,33 +1,51 @@
 //! What functions and rings of a tenant may use, and what of its users ends with their right to it.
 
 use engine::topology::{Service, Tenant};
-use onpath::Spec;
+use onpath::{Code, Spec};
 
 use super::super::Server;
 use super::super::tenants::is_user_of;
 use super::objects::{Caller, Object, Origin, Refused};
-use super::{FunctionError, Target};
+use super::{AttachedFunction, FunctionError, Target};
 
 /// The user at whose request a function exists, unless it is the operator.
 pub(super) fn user_of(object: &Object) -> Option<u32> {
-    let user = match object.origin {
-        Origin::File => None,
-        Origin::Attached(user) | Origin::Created { user, .. } => Some(user),
-    };
-    user.filter(|user| !Caller { user: *user, connection: None }.is_operator())
+    operator_or_user(object.origin)
+}
+
+fn operator_or_user(origin: Origin) -> Option<u32> {
+    origin.user().filter(|user| !Caller { user: *user, connection: None }.is_operator())
 }
 
 impl Server {
-    /// Memory of a tenant: regions of its services, what modules and caches on their paths may use on all workers, their dictionaries, rings of those functions, and
+    /// The function as it will be: the deadline of a user's one has a limit.
+    pub(super) fn with_deadline(&self, spec: &Spec, origin: Origin) -> Spec {
+        let most = self.topology.engine.user_deadline_us;
+        let deadline_us = match operator_or_user(origin) {
+            None => spec.deadline_us,
+            Some(_) => spec.deadline_us.min(most),
+        };
+        Spec { deadline_us, ..spec.clone() }
+    }
+
+    /// The part of a worker's time, in percent, that a user's functions may take on a chain.
+    pub(super) fn share_of(&self, object: &Object) -> Option<u32> {
+        let share = self.topology.engine.user_function_percent;
+        user_of(object).and((share < 100).then_some(share))
+    }
+
+    /// Memory of a tenant: regions of its services, what functions on their paths may use on all workers, their code, their dictionaries, rings of those functions, and
     /// those of its users' functions that are attached to nothing. Without the function `except`.
     fn memory_of(&self, tenant: &Tenant, except: u64) -> u64 {
         let ring = |object: &Object| object.ring.as_ref().map_or(0, |ring| ring.bytes());
         let own = self.topology.services.iter().zip(&self.service_slots);
         let attached = own.filter(|(service, _)| service.tenant == tenant.name);
-        let attached = attached.flat_map(|(_, slot)| &slot.functions).map(|f| &f.object);
-        let attached = attached.filter(|object| object.id != except);
+        let attached = attached.flat_map(|(_, slot)| &slot.functions);
+        let attached = attached.filter(|function| function.object.id != except);
         let workers = self.fabric.workers();
-        let used = attached.map(|object| object.spec.memory_on(workers) + ring(object));
+        let used = attached.map(|AttachedFunction { object, code, .. }| {
+            object.in_force().memory_on(workers) + code.code_bytes() + ring(object)
+        });
         let of_users = self.functions.detached.iter().filter(|object| {
             object.id != except && user_of(object).is_some_and(|user| tenant.users.contains(&user))
         });
@@ -46,18 +64,19 @@ impl Server {
         left.min().unwrap_or(u64::MAX)
     }
 
-    /// Whether the tenant of a service may have this function, which may be there already, besides what it has.
+    /// Whether the tenant of a service may have this function, which may be there already, with these parameters and this code besides what it has.
     pub(super) fn check_memory(
         &self,
         service: &Service,
         object: &Object,
         spec: &Spec,
+        code: &Code,
     ) -> Result<(), FunctionError> {
         let Some(tenant) = self.tenant(&service.tenant).filter(|of| of.memory_mib > 0) else {
             return Ok(());
         };
         let ring = object.ring.as_ref().map_or(0, |ring| ring.bytes());
-        let more = spec.memory_on(self.fabric.workers()) + ring;
+        let more = spec.memory_on(self.fabric.workers()) + code.code_bytes() + ring;
         let mib = (self.memory_of(tenant, object.id) + more).div_ceil(1 << 20);
         if more == 0 || mib <= tenant.memory_mib {
             return Ok(());
