@@ -58,6 +58,10 @@ static pthread_key_t key;
 static bool has_key;
 static sendfile_function *next_sendfile;
 static atomic_bool warned;
+/* Whether this thread is in a call for the engine. A signal handler that calls sendfile meanwhile must touch neither the connection, whose answers are
+ * those of the outer call, nor a lock: libc sends for it. A handler that leaves the outer call by siglongjmp leaves the thread to libc. No
+ * memory is allocated for it. */
+static _Thread_local volatile sig_atomic_t is_inside __attribute__((tls_model("initial-exec")));
 /* Read when the library is loaded: programs such as nginx replace their environment, and others their root. */
 static struct settings settings;
 
@@ -285,6 +289,7 @@ static ssize_t replaced(int out, int in, off_t *offset, size_t count) {
         return -1;
     }
     int before = errno;
+    if (is_inside) return next_sendfile(out, in, offset, count);
     if (!settings.on) {
         off_t from;
         bool no_wait;
@@ -295,14 +300,20 @@ static ssize_t replaced(int out, int in, off_t *offset, size_t count) {
     off_t from;
     bool no_wait;
     size_t bytes = range(out, in, offset, count, &from, &no_wait);
-    struct connection *found = bytes ? connection() : NULL;
-    if (found) {
-        bool for_libc = false;
-        ssize_t sent = through_engine(found, out, in, offset, bytes, from, no_wait, &for_libc);
-        if (!for_libc) {
-            if (sent >= 0) errno = before;
-            return sent;
+    bool for_libc = true;
+    ssize_t sent = -1;
+    if (bytes) {
+        is_inside = 1;
+        struct connection *found = connection();
+        if (found) {
+            for_libc = false;
+            sent = through_engine(found, out, in, offset, bytes, from, no_wait, &for_libc);
         }
+        is_inside = 0;
+    }
+    if (!for_libc) {
+        if (sent >= 0) errno = before;
+        return sent;
     }
     errno = before;
     return next_sendfile(out, in, offset, count);

@@ -1,11 +1,12 @@
 /*
  * What sendfile promises, checked through libserval_transfer_preload.so: `preload_test FOLDER`. The same program passes without
- * the library. `preload_test FOLDER orphan` waits in a call until it is killed; `preload_test FOLDER once` sends the file through a
+ * the library. `preload_test FOLDER handler` is for an engine only. `preload_test FOLDER orphan` waits in a call until it is killed; `preload_test FOLDER once` sends the file through a
  * blocking socket, and through one that does not block.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -13,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -169,6 +171,87 @@ static void is_interrupted(int file, int restart) {
     ended_well(child);
 }
 
+static int handler_file, handler_socket, outer_socket, all_read[2];
+static volatile sig_atomic_t handled, waits_for_all;
+
+/* Sends a whole file while a call of the same thread waits. */
+static void sending_handler(int signal) {
+    (void)signal;
+    if (handled) return;
+    char byte = 'x';
+    int queued = 0;
+    CHECK(ioctl(outer_socket, SIOCOUTQ, &queued) == 0);
+    /* Before the outer call has begun; the timer comes again. */
+    if (queued == 0) return;
+    struct itimerval none = {{0, 0}, {0, 0}};
+    CHECK(setitimer(ITIMER_REAL, &none, NULL) == 0);
+    if (waits_for_all) {
+        /* An engine goes on with the outer call, which has an answer now. */
+        CHECK(write(signals[1], &byte, 1) == 1);
+        CHECK(read(all_read[0], &byte, 1) == 1);
+    }
+    off_t offset = 0;
+    while (offset < BYTES) CHECK(sendfile(handler_socket, handler_file, &offset, (size_t)(BYTES - offset)) > 0);
+    CHECK(write(handler_socket, "end", 3) == 3);
+    close(handler_socket);
+    handled = 1;
+    CHECK(write(signals[1], &byte, 1) == 1);
+}
+
+/* A signal handler that calls sendfile, too: both calls send what they are asked for, and say how much. */
+static void is_called_by_a_handler(int file, int restart, bool waits) {
+    int ends[2], others[2];
+    waits_for_all = waits;
+    CHECK(pipe(all_read) == 0);
+    pair(ends, 0);
+    pair(others, 0);
+    CHECK(pipe(signals) == 0);
+    pid_t other = reader(others, BYTES);
+    handler_file = file;
+    handler_socket = others[0];
+    outer_socket = ends[0];
+    handled = 0;
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        char byte;
+        close(ends[0]);
+        close(others[0]);
+        close(signals[1]);
+        /* Nothing is read until the handler has sent, or wants to: the outer call waits. */
+        CHECK(read(signals[0], &byte, 1) == 1);
+        size_t len = 0;
+        ssize_t now;
+        while ((now = read(ends[1], got + len, sizeof got - len)) > 0) {
+            len += (size_t)now;
+            if (waits && len == BYTES) CHECK(write(all_read[1], "x", 1) == 1);
+        }
+        _exit(len == BYTES && memcmp(got, content, BYTES) == 0 ? 0 : 1);
+    }
+    close(ends[1]);
+    close(signals[0]);
+    struct sigaction action = {.sa_handler = sending_handler, .sa_flags = restart ? SA_RESTART : 0}, before;
+    CHECK(sigaction(SIGALRM, &action, &before) == 0);
+    struct itimerval timer = {{0, 50000}, {0, 50000}}, none = {{0, 0}, {0, 0}};
+    CHECK(setitimer(ITIMER_REAL, &timer, NULL) == 0);
+    off_t offset = 0;
+    while (offset < BYTES) {
+        off_t start = offset;
+        ssize_t sent = sendfile(ends[0], file, &offset, (size_t)(BYTES - offset));
+        CHECK(sent > 0 || (sent == -1 && errno == EINTR && !restart));
+        CHECK(offset == start + (sent > 0 ? sent : 0));
+    }
+    while (!handled) pause();
+    CHECK(setitimer(ITIMER_REAL, &none, NULL) == 0);
+    CHECK(sigaction(SIGALRM, &before, NULL) == 0);
+    close(ends[0]);
+    close(signals[1]);
+    close(all_read[0]);
+    close(all_read[1]);
+    ended_well(other);
+    ended_well(child);
+}
+
 /* The errors are those of libc. */
 static void fails_as_usual(int file) {
     int ends[2];
@@ -236,6 +319,13 @@ int main(int argc, char **argv) {
     int file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
     CHECK(file >= 0 && write(file, content, BYTES) == BYTES);
     bool is_once = argc == 3 && strcmp(argv[2], "once") == 0;
+    bool is_handler = argc == 3 && strcmp(argv[2], "handler") == 0;
+    if (is_handler) {
+        is_called_by_a_handler(file, 0, true);
+        is_called_by_a_handler(file, 1, true);
+        printf("ok\n");
+        return 0;
+    }
     if (argc == 3 && !is_once) leaves_an_orphan(file);
     sends_in_order(file);
     if (is_once) {
@@ -247,6 +337,8 @@ int main(int argc, char **argv) {
     does_not_block(file);
     is_interrupted(file, 0);
     is_interrupted(file, 1);
+    is_called_by_a_handler(file, 0, false);
+    is_called_by_a_handler(file, 1, false);
     fails_as_usual(file);
     survives_a_fork(file, path);
     printf("ok\n");

@@ -155,6 +155,10 @@ enum Verb {
     #[command(name = "drop-reasons", after_help = tables::DROP_REASONS_HELP)]
     DropReasons,
 
+    /// Make the system calls of a user's transfers, for the engine that started this process
+    #[command(name = "transfer-calls", hide = true)]
+    TransferCalls,
+
     /// Write the manual's pages
     #[command(after_help = pages::MAN_HELP)]
     Man(pages::ManOptions),
@@ -291,6 +295,10 @@ pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let screen = Screen::new(arguments.json);
     sys::signal::ignore_file_size_signal();
+    if matches!(arguments.verb, Verb::TransferCalls) {
+        // Its engine sees why it ends by the end of the connection.
+        return ExitCode::from(u8::from(transfer_calls().is_err()));
+    }
     // Before the log starts a thread.
     let entered = match &arguments.verb {
         Verb::Attach(options) => options.enter_namespaces(),
@@ -313,6 +321,10 @@ pub fn main() -> ExitCode {
         sys::process::exit_now(code.into());
     }
     ExitCode::from(code)
+}
+
+fn transfer_calls() -> std::io::Result<()> {
+    ::transfer::serve_user()
 }
 
 fn run(screen: &Screen, verb: &Verb) -> Result<(), Failure> {
@@ -341,6 +353,7 @@ fn run(screen: &Screen, verb: &Verb) -> Result<(), Failure> {
             pages::completions(options);
             Ok(())
         }
+        Verb::TransferCalls => unreachable!("it has ended"),
         Verb::Version => {
             tables::version(screen);
             Ok(())

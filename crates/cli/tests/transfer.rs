@@ -630,6 +630,24 @@ fn a_file_that_hangs_stops_neither_other_transfers_nor_the_server() {
         assert_eq!(peer.read(&mut [0; 1]).unwrap_or(0), 0);
     }
     assert_eq!(served.metric("serval_transfers_failed_total{reason=\"file_stalled\"}"), 5);
+    // A program takes no more than its part of the places for files that hang: those of another one go on.
+    let (mut greedy, mut peers) = (connect(), Vec::new());
+    for _ in 0..20 {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        peers.push(theirs);
+        let hanging = Source::file(fs::File::open(&source).unwrap(), 0, None).socket(ours);
+        greedy.submit(hanging.stall(Duration::from_secs(600))).unwrap();
+    }
+    let innocent = folder.path("innocent");
+    let of_another = serval(&[&innocent, "discard://", "--engine", &engine]).output().unwrap();
+    assert!(of_another.status.success(), "{}", String::from_utf8_lossy(&of_another.stderr));
+    // When it goes its places come back, though the host kernel gives no thread back.
+    drop((client, other, greedy, peers));
+    let mut client = connect();
+    let null = fs::File::options().write(true).open("/dev/null").unwrap();
+    let command = Source::file(fs::File::open(&innocent).unwrap(), 0, None).file(null, 0);
+    let id = client.submit(command.stall(Duration::from_secs(60))).unwrap();
+    assert_eq!(ended(&mut client), (id, "none", 1000, 1000));
     // The end of the server answers what still hangs, and waits for no file.
     let (ours, _theirs) = UnixStream::pair().unwrap();
     let hanging = Source::file(fs::File::open(&source).unwrap(), 0, None).socket(ours);
@@ -687,4 +705,44 @@ fn a_kernel_seals_and_any_service_can_be_a_stage() {
     assert!(code == Some(2) && said.contains("--cipher aes-256-ctr"), "{said}");
     let (code, said) = run(&[&source, &sealed, "--kernel", "shm:///nowhere/at-all"]);
     assert!(code == Some(1) && said.contains("no server listens"), "{said}");
+}
+
+/// The server is root's here: its user of a tenant gets a process, which moves the bytes with the user's rights.
+#[test]
+fn a_tenant_s_user_transfers_with_its_own_rights() {
+    use std::os::unix::process::CommandExt as _;
+    const USER: u32 = 65_534;
+    if sys::process::user() != 0 {
+        eprintln!("SKIPPED: only root can start programs of other users");
+        return;
+    }
+    let folder = Folder::new("user");
+    fs::set_permissions(&folder.0, fs::Permissions::from_mode(0o755)).unwrap();
+    let engine = folder.path("engine");
+    let tenant = format!("[[tenant]]\nname = \"red\"\nusers = [{USER}]\n");
+    let served = Served::start(
+        "transfer-user",
+        "",
+        &format!("[transfer]\nsocket = \"{engine}\"\n{tenant}{ECHO}"),
+    );
+    let content: Vec<u8> = (0..1_000_003u32).map(|at| (at * 7 + at / 251) as u8).collect();
+    let source = folder.file("source", &content);
+    // A build folder may be one that only root enters.
+    let program = folder.path("serval");
+    fs::copy(env!("CARGO_BIN_EXE_serval"), &program).unwrap();
+    let as_user = |arguments: &[&str]| {
+        let mut command = Command::new(&program);
+        command.arg("transfer").args(arguments).args(["--engine", &engine]);
+        command.uid(USER).gid(USER).output().unwrap()
+    };
+    let done = as_user(&[&source, "discard://", "--digest", "crc32c", "--json"]);
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let done: Json = serde_json::from_slice(&done.stdout).unwrap();
+    assert_eq!(done["digest"]["value"], format!("{:08x}", crc32c::crc32c(&content)));
+    assert_eq!(served.metric("serval_transfers_succeeded_total"), 1);
+    assert_eq!(served.metric("serval_tenant_transfers_total{tenant=\"red\"}"), 1);
+    let refused = as_user(&["/proc/version", "discard://"]);
+    let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && why.contains("interface of the host kernel"), "{why}");
+    assert_eq!(served.drain(), 0);
 }

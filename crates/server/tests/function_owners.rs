@@ -103,7 +103,7 @@ fn a_function_is_created_attached_commanded_detached_and_destroyed_by_its_user()
     server.destroy_function(user, id).unwrap();
     assert!(server.functions().is_empty());
     let other = server.create_function(user, &spec, Some(wasm()), false).unwrap();
-    assert!(other > id, "no id is used again");
+    assert_ne!(other, id, "no id is used again");
     let gone = text(server.attach_created(user, id, "shared", &Place::Default));
     assert!(
         gone.starts_with(&format!("there is no function {id} of user {}", user.user)),
@@ -126,6 +126,14 @@ fn nobody_but_the_owner_and_the_operator_can_touch_a_function() {
     assert_eq!(names(&server, engine), ["of-file", "a"]);
     assert_eq!(names(&server, owner), ["a"]);
     assert_eq!(names(&server, other), [""; 0]);
+    // Nor by a name that is right, or by an error.
+    for name in ["of-file", "nothing"] {
+        let beside = Place::Before(name.into());
+        let answer = text(server.attach_new(owner, "shared", &threshold("b", 1), None, &beside));
+        let expected =
+            format!("service \"shared\" has no function {name:?} to be placed at: it has a");
+        assert_eq!(answer, expected);
+    }
     let put = Replacement { params: Some(Vec::new()), ..Replacement::default() };
     let mut expected = 0;
     // The ids of others, ids near them, and others.

@@ -57,6 +57,8 @@ pub struct Descriptor {
     pub readable: bool,
     /// It can be written.
     pub writable: bool,
+    /// A regular file that runs with the rights of its owner or group (set-user-ID, set-group-ID).
+    pub lends_rights: bool,
     /// Device and inode: the same for every descriptor of one file or socket.
     pub identity: (u64, u64),
 }
@@ -72,7 +74,7 @@ pub fn describe(descriptor: BorrowedFd<'_>) -> io::Result<Descriptor> {
     // SAFETY: integers, for which zero is a value.
     let mut found: libc::statx = unsafe { zeroed() };
     let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
-    let wanted = libc::STATX_TYPE | libc::STATX_INO | libc::STATX_SIZE;
+    let wanted = libc::STATX_TYPE | libc::STATX_MODE | libc::STATX_INO | libc::STATX_SIZE;
     // SAFETY: the path is a string, and `found` outlives the call.
     check(unsafe {
         libc::statx(descriptor.as_raw_fd(), c"".as_ptr(), flags, wanted, &raw mut found)
@@ -101,6 +103,8 @@ pub fn describe(descriptor: BorrowedFd<'_>) -> io::Result<Descriptor> {
         kind,
         readable: opened && matches!(mode, libc::O_RDONLY | libc::O_RDWR),
         writable: opened && matches!(mode, libc::O_WRONLY | libc::O_RDWR),
+        lends_rights: matches!(kind, DescriptorKind::File { .. })
+            && u32::from(found.stx_mode) & (libc::S_ISUID | libc::S_ISGID) != 0,
         identity: (libc::makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino),
     })
 }
@@ -156,6 +160,34 @@ fn file_system(mounts: &str, id: u64) -> Option<&str> {
         lines.find(|fields| fields.clone().next().and_then(|of| of.parse().ok()) == Some(id))?;
     fields.find(|field| *field == "-")?;
     fields.next()
+}
+
+/// File systems whose files are no data but interfaces of the host kernel, which looks at who reads and writes: procfs, sysfs, cgroup, cgroup2, debugfs, tracefs, securityfs,
+/// selinuxfs, smackfs, configfs, bpf, efivarfs, binfmt_misc, pstore.
+const KERNEL_FILE_SYSTEMS: [u32; 14] = [
+    0x9fa0,
+    0x6265_6572,
+    0x0027_e0eb,
+    0x6367_7270,
+    0x6462_6720,
+    0x7472_6163,
+    0x7363_6673,
+    0xf97c_ff8c,
+    0x4341_5d53,
+    0x6265_6570,
+    0xcafe_4a11,
+    0xde5e_81e4,
+    0x4249_4e4d,
+    0x6165_676c,
+];
+
+/// Whether a file is an interface of the host kernel. Can wait for the server of the file's file system, also for that of FUSE.
+pub fn is_of_kernel(file: BorrowedFd<'_>) -> io::Result<bool> {
+    // SAFETY: integers, for which zero is a value.
+    let mut found: libc::statfs = unsafe { zeroed() };
+    // SAFETY: `found` outlives the call.
+    check(unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut found) })?;
+    Ok(KERNEL_FILE_SYSTEMS.contains(&(found.f_type as u32)))
 }
 
 /// Whether it is a stream socket, with a peer or without: the quick answer. [`describe`] knows more.
@@ -412,6 +444,23 @@ mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::{UnixDatagram, UnixStream};
+
+    #[test]
+    fn files_of_the_kernel_and_files_that_lend_rights_are_known() {
+        use std::os::unix::fs::PermissionsExt as _;
+        for path in ["/proc/self/status", "/proc/version", "/sys/kernel/uevent_seqnum"] {
+            assert!(is_of_kernel(File::open(path).unwrap().as_fd()).unwrap(), "{path}");
+        }
+        let path = std::env::temp_dir().join(format!("serval-lends-{}", std::process::id()));
+        let file = File::create(&path).unwrap();
+        assert!(!is_of_kernel(file.as_fd()).unwrap());
+        for mode in [0o600, 0o4700, 0o2750, 0o6755, 0o1777] {
+            file.set_permissions(std::fs::Permissions::from_mode(mode)).unwrap();
+            let lends = describe(file.as_fd()).unwrap().lends_rights;
+            assert_eq!(lends, mode & 0o6000 != 0, "{mode:o}");
+        }
+        std::fs::remove_file(path).unwrap();
+    }
 
     #[test]
     fn a_descriptor_says_what_it_is() {

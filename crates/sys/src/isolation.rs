@@ -1,9 +1,9 @@
 //! Isolation of a process that runs foreign kernels: what it may ask the host kernel for.
 
+use std::fs;
 use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
-use std::{fs, ptr};
 
 use crate::os::check;
 use crate::process::end_with_parent;
@@ -174,7 +174,7 @@ pub fn forbid_inspection() -> io::Result<()> {
 pub fn start_without_rights(command: &mut Command, user: Option<u32>, enters_namespaces: bool) {
     let keeps = if enters_namespaces { 1 << CAP_SETFCAP } else { 0 };
     let drop = move || {
-        user.map_or(Ok(()), become_user)?;
+        user.map_or(Ok(()), |user| become_user(user, user, &[]))?;
         // A process that does not have it fails when it enters them, and says why.
         if keeps == 0 || keep_capabilities(keeps).is_err() {
             keep_capabilities(0)?;
@@ -185,11 +185,50 @@ pub fn start_without_rights(command: &mut Command, user: Option<u32>, enters_nam
     unsafe { command.pre_exec(drop) };
 }
 
-fn become_user(user: u32) -> io::Result<()> {
-    // SAFETY: an empty list of groups.
-    check(unsafe { libc::setgroups(0, ptr::null()) })?;
+/// With whose rights a process acts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Its user.
+    pub user: u32,
+    /// Its group.
+    pub group: u32,
+    /// Its supplementary groups.
+    pub groups: Vec<u32>,
+    /// Soft and hard limit of the length of files that it writes, in bytes (`RLIMIT_FSIZE`); `u64::MAX`: none.
+    pub file_bytes: (u64, u64),
+}
+
+/// The command's process acts as this user: with these groups and limits, without capabilities, and it cannot gain any. It leaves no core dump. Only root can
+/// start it. [`crate::process::tie`] has to come afterwards: another user clears what it sets.
+pub fn start_as(command: &mut Command, identity: &Identity) {
+    let Identity { user, group, groups, file_bytes: (soft, hard) } = identity.clone();
+    let start = move || {
+        let limits = [(libc::RLIMIT_FSIZE, soft, hard), (libc::RLIMIT_CORE, 0, 0)];
+        for (which, soft, hard) in limits {
+            let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
+            // SAFETY: `limit` outlives the call.
+            check(unsafe { libc::setrlimit(which, &raw const limit) })?;
+        }
+        // Nothing but standard streams stays open, also if this process was started with descriptors that its own programs inherit.
+        // SAFETY: no pointers.
+        let closed =
+            unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+        if closed != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        become_user(user, group, &groups)?;
+        keep_capabilities(0)?;
+        gain_nothing()
+    };
+    // SAFETY: between fork and exec it makes a few system calls and allocates nothing.
+    unsafe { command.pre_exec(start) };
+}
+
+fn become_user(user: u32, group: u32, groups: &[u32]) -> io::Result<()> {
+    // SAFETY: pointer and length describe `groups`.
+    check(unsafe { libc::setgroups(groups.len(), groups.as_ptr()) })?;
     // SAFETY: no pointers.
-    check(unsafe { libc::setresgid(user, user, user) })?;
+    check(unsafe { libc::setresgid(group, group, group) })?;
     // SAFETY: no pointers.
     check(unsafe { libc::setresuid(user, user, user) }).map(drop)
 }

@@ -6,6 +6,7 @@
 //! * [`local`]: Unix sockets that pass descriptors, and wake-ups between processes.
 //! * [`descriptors`]: files and stream sockets of other programs, for transfers.
 //! * [`digests`]: MD5 and SHA-256 of several streams at a time.
+//! * [`slot`]: memory through which another process makes system calls on files and sockets for this one.
 //! * [`isolation`]: what a process that runs foreign kernels may ask the host kernel for.
 //! * [`tap`]: records the traffic of that network as a pcap file.
 //! * [`probe`]: what this host supports, for `serval doctor`.
@@ -37,6 +38,7 @@ pub mod private_file;
 pub mod probe;
 pub mod process;
 pub mod signal;
+pub mod slot;
 pub mod socket_nic;
 pub mod tap;
 pub mod time;

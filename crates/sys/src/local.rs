@@ -19,7 +19,7 @@ use libc::{c_int, c_void};
 
 use crate::descriptors::Interest;
 use crate::os::{check, check_size, int_option, own, zeroed};
-use crate::process::{PeerCredentials, peer_credentials};
+use crate::process::{PeerCredentials, peer_credentials, peer_groups};
 
 /// Longest socket path in bytes: `sockaddr_un` without the terminating zero.
 pub const PATH_BYTES_MAX: usize = 107;
@@ -223,6 +223,11 @@ impl LocalSocket {
     /// Credentials of the peer process.
     pub fn peer(&self) -> io::Result<PeerCredentials> {
         peer_credentials(self.socket.as_fd())
+    }
+
+    /// Supplementary groups that the peer process had when it connected.
+    pub fn peer_groups(&self) -> io::Result<Vec<u32>> {
+        peer_groups(self.socket.as_fd())
     }
 
     /// Sends one message with descriptors, at most [`DESCRIPTORS_MAX`]; does not wait.

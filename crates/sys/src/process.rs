@@ -73,6 +73,53 @@ pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<PeerCredentials> {
     Ok(PeerCredentials { process, user: peer.uid, group: peer.gid })
 }
 
+/// The supplementary groups that the peer of a connected Unix socket had when it connected.
+pub fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
+    let mut groups: Vec<libc::gid_t> = vec![0; 64];
+    loop {
+        let mut len = size_of_val(groups.as_slice()) as libc::socklen_t;
+        // SAFETY: pointer and length describe `groups`, which outlives the call.
+        let got = check(unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &raw mut len,
+            )
+        });
+        let count = len as usize / size_of::<libc::gid_t>();
+        match got {
+            // The host kernel says how much room it needs.
+            Err(error) if error.raw_os_error() == Some(libc::ERANGE) && count > groups.len() => {
+                groups.resize(count, 0);
+            }
+            got => {
+                got?;
+                groups.truncate(count);
+                return Ok(groups);
+            }
+        }
+    }
+}
+
+/// Soft and hard limit of the length of files that a process writes, in bytes (`RLIMIT_FSIZE`); 0: this one. `u64::MAX` is unlimited. An error if
+/// there is no such process.
+pub fn file_limit(process: u32) -> io::Result<(u64, u64)> {
+    if process == 0 {
+        return limit(libc::RLIMIT_FSIZE).map(|limit| (limit.rlim_cur, limit.rlim_max));
+    }
+    // Every process may read it, and `prlimit` needs CAP_SYS_RESOURCE.
+    let text = fs::read_to_string(format!("/proc/{process}/limits"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Max file size"));
+    let mut fields = line.unwrap_or_default().split_whitespace();
+    let mut next = || match fields.next()? {
+        "unlimited" => Some(u64::MAX),
+        bytes => bytes.parse().ok(),
+    };
+    next().zip(next()).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
 /// Has the host kernel kill this process when the thread that started it ends. If the parent ended before
 /// this call, this process is not killed and must notice by other means.
 pub fn end_with_parent() -> io::Result<()> {
@@ -323,6 +370,22 @@ mod tests {
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 42, "{status:#x}");
         assert_eq!(fork_generation(), before);
+    }
+
+    #[test]
+    fn the_limit_of_file_lengths_of_a_process_is_known() {
+        let own = file_limit(0).unwrap();
+        assert_eq!(file_limit(std::process::id()).unwrap(), own);
+        let mut child =
+            Command::new("prlimit").args(["--fsize=4096:8192", "sleep", "600"]).spawn().unwrap();
+        while file_limit(child.id()).unwrap() == own {
+            std::thread::yield_now();
+        }
+        assert_eq!(file_limit(child.id()).unwrap(), (4096, 8192));
+        child.kill().unwrap();
+        let ended = child.id();
+        child.wait().unwrap();
+        assert!(file_limit(ended).is_err());
     }
 
     #[test]

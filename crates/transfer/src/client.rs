@@ -227,7 +227,7 @@ impl Client {
         self.request(&Request::Progress(id), &[])
     }
 
-    /// Asks for the transfers in flight of all callers.
+    /// Asks for the transfers in flight of all callers, or of this user if it is another one than the engine's and root.
     pub fn ask_list(&mut self) -> Result<(), ClientError> {
         self.request(&Request::List, &[])
     }

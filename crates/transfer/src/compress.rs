@@ -237,6 +237,8 @@ pub struct Expander {
     /// Members or frames in a row that have made nothing, and whether the one that has begun has made something.
     empty: u32,
     has_content: bool,
+    /// Zeros have followed a member of gzip, as tapes and programs that write whole blocks leave them: nothing but zeros comes now.
+    is_padding: bool,
 }
 
 enum Expanding {
@@ -265,6 +267,7 @@ impl Expander {
             between: false,
             empty: 0,
             has_content: false,
+            is_padding: false,
         })
     }
 
@@ -278,6 +281,15 @@ impl Expander {
             if rest.is_empty() && self.between {
                 ran.done = last;
                 break;
+            }
+            let ends_member = self.between && self.format == Format::Gzip;
+            self.is_padding |= ends_member && rest[0] == 0;
+            if self.is_padding {
+                if rest.iter().any(|byte| *byte != 0) {
+                    return Err(TransferError::Corrupt(self.format));
+                }
+                ran.taken = input.len();
+                continue;
             }
             let (taken, made) = self.step(rest, &mut out[ran.made..])?;
             ran.taken += taken;
@@ -502,6 +514,44 @@ mod tests {
             // Two members are one stream.
             let both = [theirs, ours].concat();
             assert!(expand(Format::Gzip, &both, 777).unwrap() == [&plain[..], &plain].concat());
+        }
+    }
+
+    #[test]
+    fn zeros_behind_a_member_of_gzip_are_no_member_and_other_bytes_are_refused() {
+        let plain = content(70_000);
+        let packed = compress(Format::Gzip, &plain, 10_000, 4096);
+        let with = |behind: &[u8]| [&packed[..], behind].concat();
+        for part in [1, 777, 1 << 20] {
+            for zeros in [1, 2, 511, 100_000] {
+                let padded = with(&vec![0; zeros]);
+                assert!(expand(Format::Gzip, &padded, part).unwrap() == plain, "{zeros} {part}");
+                // The program takes the same.
+                assert!(part > 1 || program("gzip", &["-dc"], &padded) == plain);
+                for wrong in [&b"x"[..], &packed, &[0, 0, 1]] {
+                    let wrong = [&padded[..], wrong].concat();
+                    let refused = expand(Format::Gzip, &wrong, part);
+                    assert_eq!(
+                        refused,
+                        Err(TransferError::Corrupt(Format::Gzip)),
+                        "{zeros} {part}"
+                    );
+                }
+            }
+            // One that could begin a header is short of the rest.
+            for (wrong, refusal) in [
+                (&b"x"[..], TransferError::Truncated(Format::Gzip)),
+                (&[0x1f, 0x8c, 8, 0], TransferError::Corrupt(Format::Gzip)),
+                (&[255; 100], TransferError::Corrupt(Format::Gzip)),
+            ] {
+                assert_eq!(expand(Format::Gzip, &with(wrong), part), Err(refusal));
+            }
+            // Zeros alone are no stream, and no other format has them.
+            let refused = expand(Format::Gzip, &[0; 100], part);
+            assert_eq!(refused, Err(TransferError::Corrupt(Format::Gzip)));
+            let packed = compress(Format::Zstd, &plain, 10_000, 4096);
+            let refused = expand(Format::Zstd, &[&packed[..], &[0; 100]].concat(), part);
+            assert_eq!(refused, Err(TransferError::Corrupt(Format::Zstd)));
         }
     }
 

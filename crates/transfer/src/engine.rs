@@ -25,7 +25,7 @@ use crate::buffer::SharedBuffers;
 use crate::counters::Counters;
 use crate::error::TransferError;
 use crate::flow::{Buffers, Cut, End, Flow, Plan, Progress, Report};
-use crate::held::{Checked, Descriptors, Socket, SocketUse, check};
+use crate::held::{Checked, Descriptors, Socket, SocketUse, check, check_rights};
 use crate::memory::{Memory, Reserved, is_within_share};
 use crate::parts::{Next, Whole};
 use crate::pipeline::Command;
@@ -33,6 +33,7 @@ use crate::reaper::Reaper;
 use crate::scoreboard::{EntryId, Expired, GivenBack, Patience, Scoreboard, Share, Work};
 use crate::stage::StageSpec;
 use crate::tenants::{Account, TenantShare};
+use crate::users::UserProcess;
 use handle::{Arrival, Shape};
 pub use handle::{Submitted, Transfer};
 use job::{Ending, Job};
@@ -129,7 +130,7 @@ impl Engine {
         command: Command,
         done: impl FnOnce(Outcome) + Send + 'static,
     ) -> Result<Submitted, TransferError> {
-        let caller = Caller { tenant: Some(tenant.clone()), own: None };
+        let caller = Caller { tenant: Some(tenant.clone()), ..Caller::default() };
         self.submit_within(command, caller, done)
     }
 
@@ -168,6 +169,11 @@ impl Engine {
         self.shared.counters.clone()
     }
 
+    /// A caller has gone: its steps that hang take no places of others.
+    pub(crate) fn forget_caller(&self, caller: u64) {
+        self.shared.board().entries.forget_caller(caller);
+    }
+
     /// Drops descriptors of callers.
     pub(crate) fn reaper(&self) -> &Reaper {
         &self.shared.reaper
@@ -199,11 +205,15 @@ impl Drop for Engine {
 }
 
 /// Who asks for a transfer.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Caller {
     pub(crate) tenant: Option<Account>,
     /// Bytes of memory that the transfers of its process hold: it gets a share, as of [`Memory::check_share`].
     pub(crate) own: Option<u64>,
+    /// Whose steps that hang are counted together; 0: those of the engine's own process.
+    pub(crate) number: u64,
+    /// Where the system calls of its transfers are made, if not in this process.
+    pub(crate) process: Option<Arc<UserProcess>>,
 }
 
 pub(crate) type Done = Box<dyn FnOnce(Outcome) + Send>;
@@ -256,7 +266,9 @@ impl Shared {
         caller: Caller,
         done: Done,
     ) -> Result<Submitted, TransferError> {
-        let Checked { plan, uses, files, lanes } = match check(&command) {
+        let rights = caller.process.as_ref().map_or(Ok(()), |_| check_rights(&command));
+        let checked = rights.and_then(|()| check(&command));
+        let Checked { plan, uses, files, lanes } = match checked {
             Ok(checked) => checked,
             Err(error) => {
                 self.reaper.discard(command);
@@ -298,7 +310,10 @@ impl Shared {
         let (source, sink) = (plan.source, plan.sink);
         let started = Instant::now();
         let shape = Arc::new(Shape { source, sink, stages, memory, started });
-        let descriptors = Descriptors::of_parts(command, files, &parts, &self.reaper)?;
+        let descriptors = {
+            let process = caller.process.as_ref();
+            Descriptors::of_parts(command, files, &parts, process, &self.reaper)?
+        };
         let mut flows: Vec<Flow<Descriptors>> = Vec::with_capacity(parts.len());
         for (part, descriptors) in parts.iter().zip(descriptors) {
             flows.push(Flow::beside(part, descriptors, flows.first())?);
@@ -311,7 +326,8 @@ impl Shared {
             Cut::Can => vec![reserved.into(); parts.len()],
             _ => reserved.into_iter().map(|part| [part].into()).collect(),
         };
-        let (jobs, whole, progress) = self.jobs(flows, reserved, (uses, share), &shape, done);
+        let who = (share, caller.number);
+        let (jobs, whole, progress) = self.jobs(flows, reserved, (uses, who), &shape, done);
         let uses: Vec<SocketUse> = jobs.iter().flat_map(Job::uses).collect();
         let submitted = |entries: Vec<EntryId>| {
             let entries = entries.into();
@@ -379,7 +395,7 @@ impl Shared {
         self: &Arc<Self>,
         flows: Vec<Flow<Descriptors>>,
         reserved: Vec<Arc<[Reserved]>>,
-        (uses, share): (Vec<SocketUse>, Share),
+        (uses, (share, caller)): (Vec<SocketUse>, (Share, u64)),
         shape: &Arc<Shape>,
         done: Done,
     ) -> (Vec<Job>, Option<Arc<Whole>>, Arc<Progress>) {
@@ -393,7 +409,7 @@ impl Shared {
             let (progress, done) = (flow.progress(), Mutex::new(Some(done)));
             let shape = shape.clone();
             let ending = Arc::new(Ending { sockets, progress, whole, shape, done });
-            Job { flow, ending, reserved, share }
+            Job { flow, ending, reserved, share, caller }
         };
         let first = flows.first();
         let searchers = if flows.len() > 1 { first.map(Flow::searchers) } else { None };
@@ -514,10 +530,7 @@ impl Shared {
                 self.release(board);
                 board = self.send_apart(id, part, &socket, &mut buffers);
             } else {
-                if job.device(end).has_positions()
-                    && board.sleepers > 0
-                    && board.sleepers == board.unlimited
-                {
+                if job.may_hang(end) && board.sleepers > 0 && board.sleepers == board.unlimited {
                     // The file may hang: another thread watches the time.
                     drop(board);
                     self.readiness.wake();

@@ -3,6 +3,7 @@
 use std::io;
 
 use crate::compress::Format;
+use crate::users::CallError;
 
 /// Why a transfer ended early, or was not started. [`Self::name`] is the label of its counter.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -164,19 +165,22 @@ pub enum TransferError {
     /// A message of a caller in another process cannot be used.
     #[error("the request cannot be used: {0}")]
     BadRequest(String),
-    /// The caller is of another user.
-    #[error("the transfer engine serves processes of its own user and of root")]
-    NotAdmitted,
+    /// The caller is of another user; why that one is not served.
+    #[error("{0}")]
+    NotAdmitted(&'static str),
+    /// The process that makes the system calls of a user's transfers cannot be started, or has ended.
+    #[error("{0}")]
+    UserProcess(String),
     /// There are too many callers.
     #[error(
-        "{0} programs are connected to the transfer engine, which is the limit: raise transfer.clients"
+        "programs have as many connections to the transfer engine as they may have, of {0} in all: close some, or raise transfer.clients"
     )]
     TooManyClients(u32),
 }
 
 impl TransferError {
     /// The names of all reasons, in the order of [`Self::code`] from 1.
-    pub const NAMES: [&'static str; 36] = [
+    pub const NAMES: [&'static str; 37] = [
         "cancelled",
         "stalled",
         "deadline",
@@ -213,6 +217,7 @@ impl TransferError {
         "outside_memory",
         "copy_failed",
         "kernel",
+        "user_process",
     ];
 
     /// A stable number of the reason, from 1.
@@ -236,7 +241,7 @@ impl TransferError {
             Self::TooMany(_) => 16,
             Self::Stopping => 17,
             Self::BadRequest(_) => 18,
-            Self::NotAdmitted => 19,
+            Self::NotAdmitted(_) => 19,
             Self::TooManyClients(_) => 20,
             Self::FileStalled(_) => 21,
             Self::Direct { .. } => 22,
@@ -254,6 +259,7 @@ impl TransferError {
             Self::OutsideMemory(_) => 34,
             Self::CopyFailed(_) => 35,
             Self::Kernel(_) => 36,
+            Self::UserProcess(_) => 37,
         }
     }
 
@@ -290,24 +296,42 @@ impl TransferError {
             | Self::Truncated(_)
             | Self::ExpandsTooMuch(_)
             | Self::LineTooLong => 74,
-            Self::NotAdmitted => 13,
+            Self::NotAdmitted(_) => 13,
             Self::TooMuchMemory { .. } => 12,
             Self::Access { .. } | Self::Appends | Self::Invalid { .. } => 9,
             Self::Busy | Self::TooMany(_) | Self::TooManyClients(_) => 16,
             Self::Stopping => 108,
-            Self::CopyFailed(_) | Self::Kernel(_) => 5,
+            Self::CopyFailed(_) | Self::Kernel(_) | Self::UserProcess(_) => 5,
         }
     }
 
     /// An error of a step. `what` names the operation.
     pub(crate) fn of_host(what: &'static str, error: &io::Error) -> Self {
         use io::ErrorKind as Kind;
+        // A call that another process makes can fail for a reason of its own.
+        let reason = error.get_ref().and_then(|reason| reason.downcast_ref::<CallError>());
+        if let Some(reason) = reason {
+            return reason.clone().into();
+        }
         match error.kind() {
             Kind::ConnectionReset | Kind::ConnectionAborted => Self::Reset,
             Kind::BrokenPipe | Kind::NotConnected => Self::Closed,
             Kind::StorageFull | Kind::QuotaExceeded => Self::DiskFull,
             Kind::FileTooLarge => Self::FileTooLong,
             _ => Self::Host { what, errno: error.raw_os_error().unwrap_or(5) },
+        }
+    }
+}
+
+impl From<CallError> for TransferError {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Process(why) => Self::UserProcess(why),
+            CallError::OfKernel { is_sink } => Self::WrongKind {
+                role: if is_sink { "sink" } else { "source" },
+                found: "an interface of the host kernel, as a file of procfs or sysfs",
+                needed: "a file with data",
+            },
         }
     }
 }

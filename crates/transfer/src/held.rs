@@ -15,6 +15,7 @@ use crate::pipeline::{Command, FILES_MAX, HEAD_MAX, Place, WhenBlocked};
 use crate::reaper::Reaper;
 use crate::search::can_be_ranges;
 use crate::stage::{StageSpec, check_order};
+use crate::users::{Operation, Remote, UserProcess};
 
 /// Parts of a file that goes to a file, at most: the memory of all of them fits the smallest limit.
 const FILE_PARTS_MAX: usize = 8;
@@ -108,6 +109,8 @@ pub(crate) struct Descriptors {
     sink: Held,
     /// The device numbers of the file systems of source and sink.
     blocks: [Option<u64>; 2],
+    /// Where the calls on them are made, if not here.
+    remote: Option<Remote>,
     reaper: Reaper,
 }
 
@@ -118,18 +121,22 @@ fn block_of(place: &Place) -> Option<u64> {
 }
 
 impl Descriptors {
-    /// One for each part of a transfer. `files`: the ranges of a source of several files. Fails with [`TransferError::Busy`] if another
+    /// One for each part of a transfer. `files`: the ranges of a source of several files. `process`: where the calls on them are made, if not here. Fails with [`TransferError::Busy`] if another
     /// transfer uses the memory of an accelerator.
     pub(crate) fn of_parts(
         command: Command,
         files: Vec<PartRange>,
         parts: &[Plan],
+        process: Option<&Arc<UserProcess>>,
         reaper: &Reaper,
     ) -> Result<Vec<Self>, TransferError> {
         let Command { source, more, sink, .. } = command;
         let blocks = [block_of(&source), block_of(&sink)];
         let sink_later = || Held::Files(Vec::new());
-        let of = |source| Self { source, sink: sink_later(), blocks, reaper: reaper.clone() };
+        let of = |source| {
+            let (sink, remote) = (sink_later(), process.map(Remote::new));
+            Self { source, sink, blocks, remote, reaper: reaper.clone() }
+        };
         let mut taken: Vec<Self> = match source {
             Place::File(file, _) if !more.is_empty() => {
                 let all = [file].into_iter().chain(more.into_iter().map(|range| range.file));
@@ -173,6 +180,48 @@ impl Descriptors {
         }
     }
 
+    /// Whether calls on them are made by another process, which may not reply.
+    pub(crate) fn are_remote(&self) -> bool {
+        self.remote.is_some()
+    }
+
+    /// A call that another process makes. `None`: this one makes it.
+    fn call_there(
+        &mut self,
+        operation: Operation,
+        bytes: Bytes<'_, '_>,
+    ) -> Option<io::Result<usize>> {
+        let remote = self.remote.as_mut()?;
+        let mut kept = Vec::new();
+        let mut descriptors = Vec::new();
+        if remote.is_new() {
+            // Copies of sockets: the call may take its time, and closing one must not wait for it.
+            for held in [&self.source, &self.sink] {
+                if let Held::Socket(socket) = held {
+                    match socket.with(|socket| socket.try_clone_to_owned()) {
+                        Ok(copy) => kept.push(copy),
+                        Err(error) => return Some(Err(error)),
+                    }
+                }
+            }
+            let mut copies = kept.iter();
+            for held in [&self.source, &self.sink] {
+                match held {
+                    Held::File(file) => descriptors.push(open(file)),
+                    Held::Files(files) => {
+                        descriptors.extend(files.iter().map(|part| part.file.as_fd()));
+                    }
+                    Held::Socket(_) => descriptors.extend(copies.next().map(AsFd::as_fd)),
+                    Held::Accelerator(_) => unreachable!("no message names one"),
+                }
+            }
+        }
+        Some(match bytes {
+            Bytes::Put(bytes) => remote.give(operation, &descriptors, bytes),
+            Bytes::Take(parts) => remote.take(operation, &descriptors, parts),
+        })
+    }
+
     fn held(&self, end: End) -> &Held {
         match end {
             End::Source => &self.source,
@@ -204,11 +253,23 @@ impl Drop for Descriptors {
     }
 }
 
+/// What a call takes or makes.
+enum Bytes<'b, 'p> {
+    Put(&'b [u8]),
+    Take(&'b mut [IoSliceMut<'p>]),
+}
+
 impl Devices for Descriptors {
     fn read_at(&mut self, parts: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<usize> {
         let files = match &mut self.source {
             Held::Files(files) => files,
-            Held::File(file) => return descriptors::read_at(open(file), parts, offset),
+            Held::File(file) => {
+                let there = Operation::Read { file: 0, offset };
+                if self.remote.is_some() {
+                    return self.call_there(there, Bytes::Take(parts)).expect("it is remote");
+                }
+                return descriptors::read_at(open(file), parts, offset);
+            }
             Held::Accelerator(lease) => return used(lease).read_at(parts, offset),
             Held::Socket(_) => unreachable!("a socket has no positions"),
         };
@@ -225,10 +286,18 @@ impl Devices for Descriptors {
             room -= len as u64;
             within.push(IoSliceMut::new(&mut part[..len]));
         }
-        descriptors::read_at(file.as_fd(), &mut within, range.offset + (offset - range.start))
+        let offset = range.offset + (offset - range.start);
+        if self.remote.is_some() {
+            let there = Operation::Read { file: after - 1, offset };
+            return self.call_there(there, Bytes::Take(&mut within)).expect("it is remote");
+        }
+        descriptors::read_at(file.as_fd(), &mut within, offset)
     }
 
     fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<usize> {
+        if let Some(done) = self.call_there(Operation::Write { offset }, Bytes::Put(bytes)) {
+            return done;
+        }
         match &mut self.sink {
             Held::File(file) => descriptors::write_at(open(file), bytes, offset),
             Held::Accelerator(lease) => used(lease).write_at(bytes, offset),
@@ -239,6 +308,9 @@ impl Devices for Descriptors {
     }
 
     fn sync(&mut self) -> io::Result<()> {
+        if let Some(done) = self.call_there(Operation::Sync, Bytes::Put(&[])) {
+            return done.map(drop);
+        }
         match &mut self.sink {
             Held::File(file) => descriptors::sync(open(file)),
             Held::Accelerator(lease) => used(lease).settle(),
@@ -274,16 +346,28 @@ impl Devices for Descriptors {
     }
 
     fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Some(done) = self.call_there(Operation::Send, Bytes::Put(bytes)) {
+            return done;
+        }
         self.socket(End::Sink).with(|socket| send_now(socket, bytes))
     }
 
     fn sender(&self) -> Option<Arc<apart::Send>> {
+        // Another process may not reply, and what sends apart is waited for.
         let Held::Socket(socket) = &self.sink else { return None };
+        if self.are_remote() {
+            return None;
+        }
         let socket = socket.clone();
         Some(Arc::new(move |bytes| socket.with(|socket| send_now(socket, bytes))))
     }
 
     fn receive(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let mut parts = [IoSliceMut::new(into)];
+        if let Some(done) = self.call_there(Operation::Receive, Bytes::Take(&mut parts)) {
+            return done;
+        }
+        let [into] = &mut parts;
         self.socket(End::Source).with(|socket| receive_now(socket, into))
     }
 }
@@ -405,6 +489,20 @@ pub(crate) fn check(command: &Command) -> Result<Checked, TransferError> {
         _ => 1,
     };
     Ok(Checked { plan, uses, files: parts, lanes })
+}
+
+/// Whether another user's command names only files that it may pass on: a write to a file that runs with the rights of its owner could change what these do.
+pub(crate) fn check_rights(command: &Command) -> Result<(), TransferError> {
+    let source = command.source.descriptor().map(|source| ("source", source));
+    let more = command.more.iter().map(|range| ("source", range.file.as_fd()));
+    let sink = command.sink.descriptor().map(|sink| ("sink", sink));
+    for (role, descriptor) in source.into_iter().chain(more).chain(sink) {
+        if describe(descriptor).is_ok_and(|found| found.lends_rights) {
+            let found = "a file that lends rights (set-user-ID or set-group-ID)";
+            return Err(TransferError::WrongKind { role, found, needed: "another file" });
+        }
+    }
+    Ok(())
 }
 
 /// Whether the source can have been read from before.

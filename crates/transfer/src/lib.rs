@@ -24,6 +24,7 @@
 //! * `plan`: what a transfer does, and its parts; `parts`: a transfer whose parts are done at the same time.
 //! * [`NewFile`]: a sink that is whole, or absent. [`Outcomes`]: ends that an eventfd counts.
 //! * [`service`], [`client`], [`message`]: an engine for other processes, which pass descriptors to it.
+//! * `users`: the processes in which the system calls of other users' transfers are made.
 //! * `small`: short transfers that the calling thread does itself.
 //!
 //! A chunk (512 KiB, or 256 KiB from a file to a socket) stays in a core's cache while all stages of it run.
@@ -58,6 +59,7 @@ pub mod service;
 mod small;
 mod stage;
 mod tenants;
+mod users;
 
 pub use accelerator::AcceleratorMemory;
 pub use chain::Ran;
@@ -80,3 +82,4 @@ pub use stage::{
     Cipher, DigestKind, DigestValue, Key, STAGES_MAX, StageKind, StageSpec, check_order,
 };
 pub use tenants::{Account, TenantCounters, TenantShare};
+pub use users::{UserProgram, serve_user};

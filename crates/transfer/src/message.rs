@@ -63,7 +63,7 @@
 //! A start carries descriptors (SCM_RIGHTS): the source, further files, then the sink. It gets one answer of kind 1, when the
 //! transfer ends. A cancel gets none of its own: its transfer ends. A program that closes the connection cancels its
 //! transfers. A progress request is answered by kind 2, or not at all if its transfer has ended. A list has the transfers of all callers, whose
-//! ids are their own. A signal has id 0 and carries one descriptor, an eventfd with `EFD_NONBLOCK`, to which the engine adds 1 after each answer of
+//! ids are their own, or those of its caller's user if that is another one than the engine's and root. A signal has id 0 and carries one descriptor, an eventfd with `EFD_NONBLOCK`, to which the engine adds 1 after each answer of
 //! kind 1; it has no answer, and ends the connection if the program's user is neither the engine's nor root.
 
 mod list;

@@ -52,7 +52,9 @@ impl Whole {
         let mut behind = Vec::new();
         if outcome.result.is_err() && part < state.failed {
             // Empty if a part ends before the others have been named: they see their own failures.
-            behind.extend(state.entries.iter().take(state.failed).skip(part + 1));
+            if !mutants::on("go_on_behind_a_failed_part") {
+                behind.extend(state.entries.iter().take(state.failed).skip(part + 1));
+            }
             state.failed = part;
         }
         state.outcomes[part] = Some(outcome);
@@ -148,6 +150,26 @@ mod tests {
 
     fn outcome(result: Result<(), TransferError>, bytes: u64) -> Outcome {
         Outcome { result, report: Report { read: bytes + 1, written: bytes, ..Report::default() } }
+    }
+
+    #[test]
+    fn parts_behind_a_failed_one_are_cancelled_and_those_before_it_go_on() {
+        let entries: Vec<EntryId> = (0..5).map(EntryId::from_bits).collect();
+        let whole = Whole::new(5, Vec::new(), Box::new(|_| {}));
+        whole.begin(&entries);
+        let cancelled = |next| match next {
+            Next::Cancel(entries) => entries.iter().map(|id| id.to_bits()).collect(),
+            Next::Nothing => Vec::new(),
+            Next::Answer(..) => panic!("others are in flight"),
+        };
+        assert_eq!(cancelled(whole.end(3, outcome(Err(TransferError::DiskFull), 5))), [4]);
+        assert_eq!(cancelled(whole.end(4, outcome(Err(TransferError::Cancelled), 1))), [0; 0]);
+        assert_eq!(cancelled(whole.end(1, outcome(Err(TransferError::Reset), 2))), [2]);
+        assert_eq!(cancelled(whole.end(2, outcome(Err(TransferError::Cancelled), 9))), [0; 0]);
+        let Next::Answer(_, all) = whole.end(0, outcome(Ok(()), 10)) else {
+            panic!("it is the last")
+        };
+        assert_eq!((all.result, all.report.written), (Err(TransferError::Reset), 12));
     }
 
     #[test]

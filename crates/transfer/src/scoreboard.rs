@@ -8,38 +8,37 @@
 //!
 //! As many steps run at a time as there are threads. A step on a file or an accelerator that takes longer than [`SLOW_NS`] is
 //! *slow*: its file may hang (FUSE, a network file system without its server), or the accelerator, so another step runs beside it, up to
-//! [`SLOW_MAX`] slow ones. When the time of its transfer is over, the transfer is *abandoned*: its caller gets the
+//! [`SLOW_MAX`] slow ones, which callers and tenants share (`scoreboard/slow.rs`). When the time of its transfer is over, the transfer is *abandoned*: its caller gets the
 //! answer, and what the step returns later is dropped. Steps on sockets do not block and are never abandoned, so
 //! counts stay exact.
 //!
 //! Pure: time is an argument (nanoseconds), and `T` is whatever the steps need.
 
 mod by_device;
+mod pace;
+mod slow;
 mod turns;
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use crate::apart::{Apart, TOGETHER_MAX};
 use crate::counters::Queued;
 use crate::error::TransferError;
 use crate::flow::{Blocked, Buffers, Device, End, SMALL_CHUNKS_MAX};
-use crate::pipeline::{Command, STALL_DEFAULT};
 pub use by_device::AtWork;
+pub(crate) use pace::Pace;
+pub use pace::{Patience, RATE_MIN};
+pub use slow::{GONE_MAX, OF_CALLER_MAX, OF_TENANT_MAX, SLOW_MAX};
+use slow::{Limits, Step, Who};
 pub use turns::Share;
 use turns::Turns;
 
 /// A file step that takes longer than this is slow.
 pub const SLOW_NS: u64 = 100_000_000;
-/// Slow steps at a time; while there are as many, no further file step starts.
-pub const SLOW_MAX: usize = 16;
 /// A transfer whose file step is younger than this is not abandoned: the step may be about to return.
 pub const ABANDON_NS: u64 = 500_000_000;
 /// Steps on devices that go before a chunk for stages apart.
 const PASSED_MAX: usize = 2 * TOGETHER_MAX;
-/// Bytes per second that a transfer has to move. Fewer in the whole stall time are no progress, so a peer that takes a
-/// byte now and then does not hold an entry indefinitely.
-pub const RATE_MIN: u64 = 128;
 
 /// The kinds of devices in the order in which their queues are asked: steps on sockets are short.
 const ORDER: [Device; Device::ALL.len()] = [Device::Socket, Device::File, Device::Accelerator];
@@ -81,71 +80,6 @@ impl EntryId {
     }
 }
 
-/// How long an entry may take, in nanoseconds.
-#[derive(Clone, Copy, Debug)]
-pub struct Patience {
-    /// Without progress.
-    pub stall_ns: u64,
-    /// In all.
-    pub deadline_ns: Option<u64>,
-}
-
-impl Default for Patience {
-    fn default() -> Self {
-        Self { stall_ns: STALL_DEFAULT.as_nanos() as u64, deadline_ns: None }
-    }
-}
-
-impl Patience {
-    /// That of a command.
-    pub(crate) fn of(command: &Command) -> Self {
-        let ns = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
-        Self { stall_ns: ns(command.stall), deadline_ns: command.deadline.map(ns) }
-    }
-}
-
-/// Whether enough moves.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Pace {
-    /// When enough had moved last, and the bytes since.
-    moved_ns: u64,
-    moved_bytes: u64,
-}
-
-impl Pace {
-    pub(crate) fn moved(&mut self, bytes: u64, now_ns: u64, stall_ns: u64) {
-        self.moved_bytes = self.moved_bytes.saturating_add(bytes);
-        let enough = u128::from(stall_ns) * u128::from(RATE_MIN) / 1_000_000_000;
-        if self.moved_bytes > 0 && u128::from(self.moved_bytes) >= enough {
-            self.moved_bytes = 0;
-            self.moved_ns = now_ns;
-        }
-    }
-
-    /// How much time is left of a transfer that began at `started_ns`, or which limit is over.
-    pub(crate) fn left(
-        &self,
-        now_ns: u64,
-        started_ns: u64,
-        patience: Patience,
-    ) -> Result<Duration, TransferError> {
-        let ms = |ns: u64| ns / 1_000_000;
-        let total = patience.deadline_ns.map(|total| (total, now_ns.saturating_sub(started_ns)));
-        if let Some((total, taken)) = total
-            && taken >= total
-        {
-            return Err(TransferError::Deadline(ms(total)));
-        }
-        let stall = patience.stall_ns;
-        let still = now_ns.saturating_sub(self.moved_ns);
-        if still >= stall {
-            return Err(TransferError::Stalled(ms(stall)));
-        }
-        let left = total.map_or(u64::MAX, |(total, taken)| total - taken).min(stall - still);
-        Ok(Duration::from_nanos(left))
-    }
-}
-
 /// What the scoreboard asks the work of an entry.
 pub trait Work {
     /// What is needed to answer the caller of an abandoned transfer.
@@ -167,6 +101,14 @@ pub trait Work {
     /// Whose turns it takes.
     fn share(&self) -> Share {
         Share::default()
+    }
+    /// Who asked for it, among those of its tenant; 0: the engine's own process.
+    fn caller(&self) -> u64 {
+        0
+    }
+    /// Whether a step at this end may not return.
+    fn may_hang(&self, end: End) -> bool {
+        self.device(end).has_positions()
     }
     /// Bytes that a step moves at most.
     fn chunk_bytes(&self) -> usize {
@@ -244,6 +186,9 @@ struct Entry<T: Work> {
     is_part: bool,
     handle: T::Handle,
     share: Share,
+    who: Who,
+    /// Whether a step at source and sink may not return.
+    may_hang: [bool; 2],
     chunk_bytes: usize,
     /// Of the files of source and sink.
     blocks: [Option<u64>; 2],
@@ -273,15 +218,20 @@ impl<T: Work> Entry<T> {
         self.pace.moved(bytes, now_ns, self.patience.stall_ns);
     }
 
-    /// Why its time is over, if it is. `all_hang`: no further step on a file or an accelerator can start.
-    fn expired(&self, now_ns: u64, all_hang: bool) -> Option<TransferError> {
+    /// Whether its step at this end may not return.
+    fn may_hang(&self, end: End) -> bool {
+        self.may_hang[usize::from(end == End::Sink)]
+    }
+
+    /// Why its time is over, if it is.
+    fn expired(&self, now_ns: u64, limits: &Limits) -> Option<TransferError> {
         let runs = self.work.is_none();
         // Parts come back soon, and with them the last counts.
         if self.apart > self.back.len() {
             return None;
         }
         if runs
-            && (!matches!(self.state, State::Running(device, _) if device.has_positions())
+            && (!matches!(self.state, State::Running(_, end) if self.may_hang(end))
                 || now_ns.saturating_sub(self.step_ns) < ABANDON_NS)
         {
             return None;
@@ -292,8 +242,8 @@ impl<T: Work> Entry<T> {
         let over = self.pace.left(now_ns, self.started_ns, self.patience).err()?;
         Some(match (over, self.state) {
             (TransferError::Stalled(ms), State::Running(device, _)) if runs => device.stalled(ms),
-            (TransferError::Stalled(ms), State::Queued(device, _))
-                if all_hang && device.has_positions() =>
+            (TransferError::Stalled(ms), State::Queued(device, end))
+                if self.may_hang(end) && limits.hold(self.who) =>
             {
                 device.stalled(ms)
             }
@@ -318,11 +268,13 @@ pub struct Scoreboard<T: Work> {
     /// Threads that have some.
     stage_groups: usize,
     /// Steps that run and are not slow.
-    steps: Vec<EntryId>,
+    steps: Vec<Step>,
     /// Threads that do something apart.
     groups: usize,
     /// Slow steps, also those of abandoned transfers.
-    slow: Vec<EntryId>,
+    slow: Vec<Step>,
+    /// Whose steps do not start for them.
+    limits: Limits,
     entries_max: usize,
     steps_max: usize,
     /// Entries that are further parts of transfers.
@@ -344,6 +296,7 @@ impl<T: Work> Scoreboard<T> {
             steps: Vec::new(),
             groups: 0,
             slow: Vec::new(),
+            limits: Limits::default(),
             entries_max,
             steps_max,
             parts: 0,
@@ -416,6 +369,8 @@ impl<T: Work> Scoreboard<T> {
         let end = work.next(Blocked::default()).unwrap_or(End::Source);
         let (first, handle, batches) = (work.device(end), work.handle(), work.batches());
         let (share, chunk_bytes) = (work.share(), work.chunk_bytes());
+        let who = Who::new(share, work.caller());
+        let may_hang = [End::Source, End::Sink].map(|end| work.may_hang(end));
         let blocks = work.blocks();
         self.batching += usize::from(batches);
         self.slots[slot] = Some(Entry {
@@ -423,6 +378,8 @@ impl<T: Work> Scoreboard<T> {
             is_part,
             handle,
             share,
+            who,
+            may_hang,
             chunk_bytes,
             blocks,
             state: State::Queued(first, end),
@@ -436,7 +393,7 @@ impl<T: Work> Scoreboard<T> {
             ready: Blocked::default(),
             patience,
             started_ns: now_ns,
-            pace: Pace { moved_ns: now_ns, moved_bytes: 0 },
+            pace: Pace::begin(now_ns),
             step_ns: now_ns,
         });
         self.queue(first).push_back(id, share);
@@ -451,8 +408,10 @@ impl<T: Work> Scoreboard<T> {
         };
         let device = ORDER.into_iter().filter(|device| self.may_start(*device));
         let device = device.clone().find(is_fresh).or_else(|| device.clone().next())?;
-        let id = self.queue(device).pop_front()?;
-        self.steps.push(id);
+        let (slots, limits) = (&self.slots, &self.limits);
+        let id = self.queues[device as usize].pop_front(|id| may_start(slots, limits, id))?;
+        let who = self.entry(id).expect("queues have live entries").who;
+        self.steps.push(Step { id, who, gone: false });
         let entry = self.entry(id).expect("queues have live entries");
         let State::Queued(_, end) = entry.state else { unreachable!("it is in a queue") };
         entry.state = State::Running(device, end);
@@ -558,8 +517,20 @@ impl<T: Work> Scoreboard<T> {
 
     /// Whether a step is queued for this kind of device that can start.
     fn may_start(&self, device: Device) -> bool {
-        let may_hang = device.has_positions() && self.slow.len() >= SLOW_MAX;
-        !self.queues[device as usize].is_empty() && !may_hang && !self.is_busy()
+        let queue = &self.queues[device as usize];
+        let has_one = match self.limits.are_none() {
+            true => !queue.is_empty(),
+            false => queue.any(|id| may_start(&self.slots, &self.limits, id)),
+        };
+        has_one && !self.is_busy()
+    }
+
+    /// A caller has gone: its steps that hang take no places.
+    pub fn forget_caller(&mut self, caller: u64) {
+        for step in self.steps.iter_mut().chain(&mut self.slow) {
+            step.gone |= step.who.is_of(caller);
+        }
+        self.limits = Limits::of(&self.slow);
     }
 
     /// Ends a step whose transfer goes on. `blocked`: the socket of its end is not ready, and the caller has asked for its readiness before.
@@ -609,7 +580,7 @@ impl<T: Work> Scoreboard<T> {
         entry.blocked.sink &= !ready.sink;
         entry.ready.source &= !tried.source;
         entry.ready.sink &= !tried.sink;
-        if entry.apart == 0 {
+        if entry.apart == 0 || mutants::on("end_before_chunks_come_back") {
             entry.ready = Blocked::default();
             let cancelled = entry.cancelled.then_some(Err(TransferError::Cancelled));
             if let Some(result) = cancelled.or_else(|| work.ended()) {
@@ -678,7 +649,9 @@ impl<T: Work> Scoreboard<T> {
         let entry = self.entry(id)?;
         match entry.state {
             State::Running(..) => {}
-            _ if entry.apart == 0 => return self.remove(id),
+            _ if entry.apart == 0 || mutants::on("cancel_while_chunks_are_away") => {
+                return self.remove(id);
+            }
             State::Queued(device, _) => {
                 entry.state = State::Waiting;
                 self.queue(device).remove(id);
@@ -693,19 +666,22 @@ impl<T: Work> Scoreboard<T> {
     /// does not answer; others that run are asked again when they have been given back.
     pub fn expire(&mut self, now_ns: u64) -> Vec<Expired<T>> {
         let slots = &self.slots;
-        let is_slow = |id: &EntryId| match &slots[id.slot()] {
-            Some(entry) if entry.id == *id => {
-                matches!(entry.state, State::Running(device, _) if device.has_positions())
+        let is_slow = |step: &Step| match &slots[step.id.slot()] {
+            Some(entry) if entry.id == step.id => {
+                matches!(entry.state, State::Running(_, end) if entry.may_hang(end))
                     && now_ns.saturating_sub(entry.step_ns) >= SLOW_NS
             }
             // It has been abandoned.
             _ => true,
         };
-        let (slow, others): (Vec<_>, Vec<_>) = self.steps.iter().partition(|id| is_slow(id));
+        let (slow, others): (Vec<Step>, Vec<Step>) = self.steps.iter().copied().partition(is_slow);
         self.steps = others;
-        self.slow.extend(slow);
-        let all_hang = self.slow.len() >= SLOW_MAX;
-        let over = |entry: &Entry<T>| Some((entry.id, entry.expired(now_ns, all_hang)?));
+        if !slow.is_empty() {
+            self.slow.extend(slow);
+            self.limits = Limits::of(&self.slow);
+        }
+        let limits = &self.limits;
+        let over = |entry: &Entry<T>| Some((entry.id, entry.expired(now_ns, limits)?));
         let over: Vec<_> = self.slots.iter().flatten().filter_map(over).collect();
         let end = |(id, error)| {
             let handle = self.entry(id)?.handle.clone();
@@ -745,8 +721,12 @@ impl<T: Work> Scoreboard<T> {
     }
 
     fn end_step(&mut self, id: EntryId) {
-        self.steps.retain(|step| *step != id);
-        self.slow.retain(|slow| *slow != id);
+        self.steps.retain(|step| step.id != id);
+        let before = self.slow.len();
+        self.slow.retain(|slow| slow.id != id);
+        if self.slow.len() < before {
+            self.limits = Limits::of(&self.slow);
+        }
     }
 
     fn queue(&mut self, device: Device) -> &mut Turns {
@@ -771,3 +751,16 @@ impl<T: Work> Scoreboard<T> {
         entry.work
     }
 }
+
+/// Whether the step for which an entry is queued may start while others hang.
+fn may_start<T: Work>(slots: &[Option<Entry<T>>], limits: &Limits, id: EntryId) -> bool {
+    if limits.are_none() {
+        return true;
+    }
+    let entry = slots[id.slot()].as_ref().expect("queues have live entries");
+    let State::Queued(_, end) = entry.state else { unreachable!("it is in a queue") };
+    !entry.may_hang(end) || !limits.hold(entry.who)
+}
+
+#[cfg(test)]
+mod tests;

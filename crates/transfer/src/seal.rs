@@ -157,13 +157,13 @@ impl Sealer {
     /// Encrypts a record in place: `record` is the plain bytes and room for the tag. All records but the last have
     /// [`RECORD_BYTES`].
     pub fn seal(&mut self, record: &mut [u8], last: bool) -> Result<(), TransferError> {
-        if self.records >= RECORDS_MAX {
+        if self.records >= RECORDS_MAX && !mutants::on("seal_records_without_limit") {
             return Err(TransferError::Range);
         }
         debug_assert!(last || record.len() == RECORD_BYTES);
         let (payload, room) = record.split_at_mut(record.len() - TAG_BYTES);
         let nonce = nonce(self.records, last);
-        self.records += 1;
+        self.records += u64::from(!mutants::on("seal_records_with_one_nonce"));
         let sealed = self.key.seal_in_place_separate_tag(nonce, Aad::empty(), payload);
         // Fails only for records that are longer than a GiB.
         let tag = sealed.map_err(|_| TransferError::Range)?;
@@ -355,7 +355,7 @@ impl Opener {
             let record = if joined { self.carry.as_slice() } else { &rest[..len] };
             let to = &mut out[ran.made..ran.made + payload];
             if let Err(error) = self.open_record(record, ends, to) {
-                if joined {
+                if joined && !mutants::on("keep_what_did_not_open") {
                     self.carry.truncate(len - fresh);
                 }
                 // What verified goes out before the reason is reported.
@@ -374,7 +374,7 @@ impl Opener {
 
     fn open_record(&self, record: &[u8], ends: bool, out: &mut [u8]) -> Result<(), TransferError> {
         let OpenState::Gcm(key) = &self.state else { unreachable!("the header has been read") };
-        if self.records >= RECORDS_MAX {
+        if self.records >= RECORDS_MAX && !mutants::on("open_records_without_limit") {
             return Err(TransferError::Range);
         }
         let (sealed, tag) = record.split_at(record.len() - TAG_BYTES);
@@ -385,10 +385,165 @@ impl Opener {
         if open(ends).is_ok() {
             return Ok(());
         }
+        if ends && mutants::on("open_without_the_last_record") && open(false).is_ok() {
+            return Ok(());
+        }
         // A record that verifies as one that is followed by others.
         if ends && record.len() == RECORD_BYTES && open(false).is_ok() {
             return Err(TransferError::CutOff);
         }
         Err(TransferError::NotVerified(self.records))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key() -> Key {
+        Key::new([9; 32])
+    }
+
+    /// A stream of three records, the last of which has this many plain bytes.
+    fn stream(last: usize) -> Vec<u8> {
+        let mut sealer = StreamSealer::new(Cipher::Aes256Gcm, &key()).unwrap();
+        let plain: Vec<u8> = (0..2 * PAYLOAD_BYTES + last).map(|at| (at / 7) as u8).collect();
+        let mut stream = vec![0; HEADER_BYTES + 3 * RECORD_BYTES];
+        let mut made = 0;
+        let mut taken = 0;
+        loop {
+            let ran = sealer.run(&plain[taken..], true, &mut stream[made..]).unwrap();
+            (taken, made) = (taken + ran.taken, made + ran.made);
+            if ran.done {
+                stream.truncate(made);
+                return stream;
+            }
+        }
+    }
+
+    /// How many plain bytes come out of a stream that arrives in pieces of this size, and how it ends.
+    fn opened(stream: &[u8], piece: usize) -> (usize, Result<(), TransferError>) {
+        let mut opener = Opener::new(Cipher::Aes256Gcm, &key());
+        let (mut made, mut at, mut out) = (0, 0, vec![0; RECORD_BYTES]);
+        loop {
+            let end = (at + piece).min(stream.len());
+            match opener.run(&stream[at..end], end == stream.len(), &mut out) {
+                Ok(ran) if ran.done => return (made + ran.made, Ok(())),
+                Ok(ran) => (at, made) = (at + ran.taken, made + ran.made),
+                Err(error) => return (made, Err(error)),
+            }
+        }
+    }
+
+    /// Bytes of the header and of this many records.
+    fn records(count: usize) -> usize {
+        HEADER_BYTES + count * RECORD_BYTES
+    }
+
+    #[test]
+    fn a_stream_has_a_number_of_records_that_its_nonces_allow() {
+        let header = begin_gcm().unwrap();
+        let mut sealer = Sealer::at(&key(), header, RECORDS_MAX - 1);
+        let mut record = vec![0; RECORD_BYTES];
+        assert_eq!(sealer.seal(&mut record, false), Ok(()));
+        for last in [false, true] {
+            assert_eq!(sealer.seal(&mut record.clone(), last), Err(TransferError::Range));
+        }
+        let mut opener = Opener::new(Cipher::Aes256Gcm, &key());
+        let mut out = vec![0; RECORD_BYTES];
+        let begun = opener.run(&header, false, &mut out).unwrap();
+        assert_eq!((begun.taken, begun.made), (HEADER_BYTES, 0));
+        opener.records = RECORDS_MAX - 1;
+        let stream = [&record[..], &[0; TAG_BYTES]].concat();
+        let last = opener.run(&stream, true, &mut out).unwrap();
+        assert_eq!((last.taken, last.made), (RECORD_BYTES, PAYLOAD_BYTES));
+        let further = opener.run(&stream[RECORD_BYTES..], true, &mut out);
+        assert_eq!(further.err(), Some(TransferError::Range));
+    }
+
+    #[test]
+    fn every_record_has_a_nonce_of_its_own() {
+        let mut sealer = Sealer::new(&key()).unwrap();
+        let mut seal = |last| {
+            let mut record = vec![0; RECORD_BYTES];
+            sealer.seal(&mut record, last).unwrap();
+            record
+        };
+        let mut all = vec![seal(false), seal(false), seal(false), seal(true)];
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 4, "the same plain bytes under the same nonce are the same record");
+    }
+
+    /// What a man in the middle can do to whole records.
+    #[test]
+    fn records_that_are_removed_repeated_or_exchanged_do_not_open() {
+        for last in [1, 100, PAYLOAD_BYTES] {
+            let stream = stream(last);
+            let all = 2 * PAYLOAD_BYTES + last;
+            let part =
+                |from: usize, to: usize| &stream[from.min(stream.len())..to.min(stream.len())];
+            let [begin, first, second, third] = [
+                part(0, HEADER_BYTES),
+                part(records(0), records(1)),
+                part(records(1), records(2)),
+                part(records(2), records(3)),
+            ];
+            for piece in [1000, RECORD_BYTES, 2 * RECORD_BYTES + 1, stream.len()] {
+                assert_eq!(opened(&stream, piece), (all, Ok(())));
+                let fails = |parts: &[&[u8]], whole: usize, error: TransferError| {
+                    let (made, result) = opened(&parts.concat(), piece);
+                    assert_eq!(
+                        (made, result),
+                        (whole * PAYLOAD_BYTES, Err(error)),
+                        "{last} {piece}"
+                    );
+                };
+                let wrong = |record| TransferError::NotVerified(record);
+                // Without the last records, or without any.
+                fails(&[begin, first, second], 1, TransferError::CutOff);
+                fails(&[begin, first], 0, TransferError::CutOff);
+                fails(&[begin], 0, TransferError::CutOff);
+                fails(&[begin, first, second, &third[..third.len() - 1]], 2, wrong(2));
+                // Without another one, with one twice, in another order.
+                fails(&[begin, second, third], 0, wrong(0));
+                fails(&[begin, first, third], 1, wrong(1));
+                fails(&[begin, first, first, second, third], 1, wrong(1));
+                fails(&[begin, first, second, second, third], 2, wrong(2));
+                fails(&[begin, second, first, third], 0, wrong(0));
+                fails(&[begin, first, third, second], 1, wrong(1));
+                // More behind the last one.
+                fails(&[begin, first, second, third, third], 2, wrong(2));
+                fails(&[begin, first, second, third, &[0]], 2, wrong(2));
+                // Of another stream with the same key.
+                let other = self::stream(last);
+                fails(&[begin, first, &other[records(1)..records(2)], third], 1, wrong(1));
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_open_does_not_open_at_the_next_try_either() {
+        // Cut off between two records: the one that was last verifies only as one that others follow.
+        let stream = stream(100);
+        let cut = &stream[..records(2)];
+        for piece in [RECORD_BYTES / 2, RECORD_BYTES - 1] {
+            let mut opener = Opener::new(Cipher::Aes256Gcm, &key());
+            let (mut at, mut out) = (0, vec![0; RECORD_BYTES]);
+            let mut errors = 0;
+            while errors < 3 {
+                let end = (at + piece).min(cut.len());
+                match opener.run(&cut[at..end], end == cut.len(), &mut out) {
+                    Ok(ran) => {
+                        assert!(errors == 0 && !ran.done, "it has failed");
+                        at += ran.taken;
+                    }
+                    Err(error) => {
+                        assert_eq!(error, TransferError::CutOff);
+                        errors += 1;
+                    }
+                }
+            }
+        }
     }
 }

@@ -3,31 +3,44 @@
 //! The socket has mode 0600 and admits processes of the engine's user and of root. The host kernel checks a caller's access when
 //! the caller opens a file, and the engine uses the descriptor that it gets, so no caller reaches a file that it could not
 //! open. Limits: connections, transfers in flight in all and their memory, and transfers in flight of each process.
+//!
+//! An engine of root also admits the users of tenants, if the socket's mode lets them connect. A process with their rights makes the system calls of their transfers (`users`).
 
+mod client;
+
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use sys::local::{LocalListener, LocalSocket, WakeFd, wait_readable};
+use sys::descriptors::Interest;
+use sys::isolation::Identity;
+use sys::local::{LocalListener, LocalSocket, WakeFd, wait_ready};
 use zeroize::Zeroizing;
 
 use crate::counters::Counters;
-use crate::engine::{Caller, Engine, InFlight, Limits, Submitted};
+use crate::engine::{Engine, InFlight, Limits};
 use crate::error::TransferError;
 use crate::flow::Report;
+use crate::memory::is_within_share;
 use crate::message::{
-    Answer, LISTED_MAX, Listed, Order, QUEUES_MAX, REQUEST_BYTES_MAX, RemoteError, Request,
+    Answer, LISTED_MAX, Listed, QUEUES_MAX, REQUEST_BYTES_MAX, RemoteError, Request,
 };
-use crate::reaper::Reaper;
+use crate::users::{UserProgram, Users};
+use client::Client;
 
 /// Connections that are accepted between two looks at requests.
 const ACCEPTS_MAX: usize = 16;
 /// How long to wait before accepting again when the process has no free descriptor.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
+/// Why a user without a tenant is refused.
+const NO_TENANT: TransferError = TransferError::NotAdmitted(
+    "the transfer engine serves processes of its own user, of root and of tenants' users",
+);
 
 /// What the callers of a service may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +93,16 @@ impl Service {
         limits: ServiceLimits,
         engine: Arc<Engine>,
     ) -> io::Result<Self> {
+        Self::for_users(listener, limits, engine, None)
+    }
+
+    /// The same for the users of tenants, too, if this process is root's: processes of `program` make the system calls of their transfers.
+    pub fn for_users(
+        listener: LocalListener,
+        limits: ServiceLimits,
+        engine: Arc<Engine>,
+        program: Option<UserProgram>,
+    ) -> io::Result<Self> {
         let wake_fd = Arc::new(WakeFd::new()?);
         let stop = Arc::new(AtomicBool::new(false));
         let mut acceptor = Acceptor {
@@ -89,6 +112,7 @@ impl Service {
             wake_fd: wake_fd.clone(),
             stop: stop.clone(),
             clients: Vec::new(),
+            users: RefCell::new(Users::new(program)),
         };
         let builder = std::thread::Builder::new().name("serval-transfers".into());
         let thread = Some(builder.spawn(move || acceptor.run())?);
@@ -125,6 +149,8 @@ struct Acceptor {
     wake_fd: Arc<WakeFd>,
     stop: Arc<AtomicBool>,
     clients: Vec<Arc<Client>>,
+    /// The processes for other users than the engine's.
+    users: RefCell<Users>,
 }
 
 impl Acceptor {
@@ -136,18 +162,20 @@ impl Acceptor {
     }
 
     /// The transfers in flight, the oldest first. Those that no program has asked for are this process's, as of its kernels.
-    fn list(&self) -> Answer {
+    /// A user of a tenant sees its own only, and no devices: what others do is not shown.
+    fn list(&self, asker: &Client) -> Answer {
         let mut callers = HashMap::new();
-        for client in &self.clients {
+        let sees_all = asker.is_own || mutants::on("list_transfers_of_others");
+        for client in self.clients.iter().filter(|of| sees_all || of.user == asker.user) {
             for (id, submitted) in client.transfers().iter() {
                 let shape = submitted.as_ref().map(|submitted| Arc::as_ptr(submitted.shape()));
                 callers.extend(shape.map(|shape| (shape, (*id, client.process))));
             }
         }
-        let own = (0, std::process::id());
+        let own = sees_all.then_some((0, std::process::id()));
         let listed = |InFlight { shape, progress, activity }: InFlight| {
-            let (id, process) = callers.get(&Arc::as_ptr(&shape)).copied().unwrap_or(own);
-            Listed {
+            let (id, process) = callers.get(&Arc::as_ptr(&shape)).copied().or(own)?;
+            Some(Listed {
                 id,
                 process,
                 source: shape.source,
@@ -157,28 +185,43 @@ impl Acceptor {
                 written: progress.written(),
                 age_ms: shape.started.elapsed().as_millis() as u64,
                 stages: shape.stages.clone(),
-            }
+            })
         };
-        let mut entries: Vec<Listed> = self.engine.transfers().into_iter().map(listed).collect();
+        let transfers = self.engine.transfers().into_iter();
+        let mut entries: Vec<Listed> = transfers.filter_map(listed).collect();
         let total = entries.len() as u64;
         entries.sort_by_key(|entry| std::cmp::Reverse(entry.age_ms));
         entries.truncate(LISTED_MAX);
-        let mut queues = self.engine.queues();
+        let mut queues = if sees_all { self.engine.queues() } else { Vec::new() };
         queues.truncate(QUEUES_MAX);
         Answer::List { total, entries, queues }
     }
 
     fn wait_and_dispatch(&mut self) {
-        let mut files: Vec<BorrowedFd<'_>> = vec![self.wake_fd.as_fd(), self.listener.as_fd()];
-        files.extend(self.clients.iter().map(|client| client.socket().as_fd()));
-        let ready = wait_readable(&files, None);
+        let own = [self.wake_fd.as_fd(), self.listener.as_fd()];
+        let mut files: Vec<(BorrowedFd<'_>, Interest)> =
+            own.into_iter().map(|file| (file, Interest::Receive)).collect();
+        // A client that does not take its answers is not asked for further requests.
+        files.extend(self.clients.iter().map(|client| match client.has_answers() {
+            true => (client.socket().as_fd(), Interest::Send),
+            false => (client.socket().as_fd(), Interest::Receive),
+        }));
+        let next_look = self.users.borrow().next_look();
+        let ready = wait_ready(&files, next_look);
+        if next_look.is_some() {
+            self.users.borrow_mut().look(Instant::now());
+        }
         if ready[0] {
             self.wake_fd.clear();
         }
         // Backwards, so that a removal does not move entries that are still to be checked.
         for index in (0..self.clients.len()).rev().filter(|index| ready[2 + index]) {
             if !self.serve(index) {
-                self.clients.swap_remove(index).leave();
+                let client = self.clients.swap_remove(index);
+                client.leave();
+                if self.clients.iter().all(|other| other.number != client.number) {
+                    self.engine.forget_caller(client.number);
+                }
             }
         }
         if ready[1] {
@@ -207,23 +250,19 @@ impl Acceptor {
         let user = peer.map(|peer| peer.user);
         let is_own = user.is_some_and(|user| user == own || user == 0);
         let has_tenant = user.is_some_and(|user| self.engine.tenant_of(user).is_some());
-        let refusal = if !is_own && !has_tenant {
-            TransferError::NotAdmitted
-        } else if self.clients.len() >= self.limits.clients as usize {
+        let other_user = if is_own { None } else { self.users.borrow().refusal() };
+        let refusal = if !is_own && !has_tenant && !mutants::on("admit_every_user") {
+            NO_TENANT
+        } else if let Some(refusal) = other_user {
+            TransferError::NotAdmitted(refusal)
+        } else if !self.has_room(is_own, user) {
             TransferError::TooManyClients(self.limits.clients)
         } else {
-            let (transfers, counter) = (Mutex::default(), Mutex::default());
-            let reaper = self.engine.reaper().clone();
+            let identity = if is_own { None } else { identity_of(&socket) };
             let process = peer.map_or(0, |peer| peer.process);
-            self.clients.push(Arc::new(Client {
-                socket: Some(socket),
-                process,
-                user,
-                is_own,
-                transfers,
-                counter,
-                reaper,
-            }));
+            let (engine, wake_fd) = (&self.engine, self.wake_fd.clone());
+            let client = Client::new(socket, process, user, identity, engine, wake_fd);
+            self.clients.push(Arc::new(client));
             return;
         };
         self.engine.counters().refuse(&refusal);
@@ -232,9 +271,19 @@ impl Acceptor {
         self.engine.reaper().discard(socket);
     }
 
+    /// Whether one more connection is accepted. Other users leave a part for the next one.
+    fn has_room(&self, is_own: bool, user: Option<u32>) -> bool {
+        let (all, most) = (self.clients.len() as u64, u64::from(self.limits.clients));
+        let own = self.clients.iter().filter(|client| client.user == user).count() as u64;
+        all < most && (is_own || is_within_share(1, own, all, most, 1))
+    }
+
     /// Reads one message of a client; returns whether the client stays.
     fn serve(&self, index: usize) -> bool {
         let client = &self.clients[index];
+        if client.has_answers() {
+            return client.send_answers();
+        }
         // It may hold a key.
         let mut bytes = Zeroizing::new([0; REQUEST_BYTES_MAX + 1]);
         let (len, descriptors) = match client.socket().receive_descriptors(&mut *bytes) {
@@ -258,7 +307,7 @@ impl Acceptor {
                 true
             }
             Ok(Request::Progress(id)) => client.show_progress(id),
-            Ok(Request::List) => client.send(&self.list().encode()),
+            Ok(Request::List) => client.send(self.list(client).encode()),
             Err(error) => {
                 let refusal = TransferError::BadRequest(error.to_string());
                 self.engine.counters().refuse(&refusal);
@@ -269,215 +318,19 @@ impl Acceptor {
     }
 }
 
+/// With whose rights the process at the other end acts. A process of another container, whose limit is not known, has that of this one. `None`: it has
+/// ended, or the host kernel does not know all.
+fn identity_of(socket: &LocalSocket) -> Option<Identity> {
+    let peer = socket.peer().ok()?;
+    let (soft, hard) = sys::process::file_limit(peer.process).ok()?;
+    // Not more than this process may give.
+    let most = sys::process::file_limit(0).ok()?.1;
+    let file_bytes = (soft.min(most), hard.min(most));
+    let groups = socket.peer_groups().ok()?;
+    Some(Identity { user: peer.user, group: peer.group, groups, file_bytes })
+}
+
 fn answer(id: u64, result: &Result<(), TransferError>, report: Report) -> Vec<u8> {
     let result = result.as_ref().copied().map_err(RemoteError::from);
     Answer::Ended { id, result, report }.encode()
-}
-
-/// A connection and its transfers in flight.
-struct Client {
-    /// `None` only while it is dropped.
-    socket: Option<LocalSocket>,
-    /// The process that connected; 0: of another container, which cannot be told.
-    process: u32,
-    user: Option<u32>,
-    /// It is the engine's user, or root.
-    is_own: bool,
-    reaper: Reaper,
-    /// Counts ends.
-    counter: Mutex<Option<WakeFd>>,
-    /// By the caller's number; `None` while it is being submitted.
-    transfers: Mutex<HashMap<u64, Option<Submitted>>>,
-}
-
-/// Messages that were not read may hold descriptors, which close with the socket.
-impl Drop for Client {
-    fn drop(&mut self) {
-        self.reaper.discard(self.socket.take());
-    }
-}
-
-impl Client {
-    fn socket(&self) -> &LocalSocket {
-        self.socket.as_ref().expect("only drop takes it")
-    }
-
-    fn transfers(&self) -> MutexGuard<'_, HashMap<u64, Option<Submitted>>> {
-        self.transfers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns whether the client stays.
-    fn start(
-        self: &Arc<Self>,
-        acceptor: &Acceptor,
-        id: u64,
-        order: Order,
-        descriptors: Vec<OwnedFd>,
-    ) -> bool {
-        let most = acceptor.limits.per_client;
-        // Transfers of the process on other connections.
-        let is_other = |client: &&Arc<Self>| {
-            client.process == self.process && client.process != 0 && !Arc::ptr_eq(client, self)
-        };
-        let others: Vec<&Arc<Self>> = acceptor.clients.iter().filter(is_other).collect();
-        let own = self.memory() + others.iter().map(|client| client.memory()).sum::<u64>();
-        let others: usize = others.iter().map(|client| client.transfers().len()).sum();
-        let refuse = |error: TransferError| {
-            acceptor.engine.counters().refuse(&error);
-            self.answer(id, &Err(error), Report::default())
-        };
-        // It may have lost its tenant since it connected.
-        let tenant = self.user.and_then(|user| acceptor.engine.tenant_of(user));
-        if !self.is_own && tenant.is_none() {
-            acceptor.engine.reaper().discard(descriptors);
-            return refuse(TransferError::NotAdmitted);
-        }
-        let command = match order.command(descriptors) {
-            Ok(command) => command,
-            Err(others) => {
-                acceptor.engine.reaper().discard(others);
-                let why = "a transfer needs a descriptor for each file of its source and one for its sink; fewer arrive if the engine is out of descriptors";
-                return refuse(TransferError::BadRequest(why.to_owned()));
-            }
-        };
-        {
-            let mut transfers = self.transfers();
-            if transfers.contains_key(&id) {
-                drop(transfers);
-                acceptor.engine.reaper().discard(command);
-                let why = format!("the transfer {id} is in flight: choose another id");
-                return refuse(TransferError::BadRequest(why));
-            }
-            if others + transfers.len() >= most as usize {
-                drop(transfers);
-                acceptor.engine.reaper().discard(command);
-                return refuse(TransferError::TooMany(most));
-            }
-            transfers.insert(id, None);
-        }
-        let client = self.clone();
-        let caller = Caller { tenant, own: Some(own) };
-        let submitted = acceptor.engine.submit_within(command, caller, move |outcome| {
-            client.transfers().remove(&id);
-            client.answer(id, &outcome.result, outcome.report);
-        });
-        match submitted {
-            Ok(submitted) => {
-                // It may have ended already.
-                if let Some(entry) = self.transfers().get_mut(&id) {
-                    *entry = Some(submitted);
-                }
-                true
-            }
-            Err(error) => {
-                self.transfers().remove(&id);
-                self.answer(id, &Err(error), Report::default())
-            }
-        }
-    }
-
-    /// Memory that its transfers hold at most.
-    fn memory(&self) -> u64 {
-        self.transfers().values().flatten().map(|submitted| submitted.shape().memory).sum()
-    }
-
-    /// Counts ends in an eventfd from now on. Returns whether the client stays.
-    fn count_in(&self, acceptor: &Acceptor, descriptors: Vec<OwnedFd>) -> bool {
-        match counter_of(self.is_own, descriptors) {
-            Ok(counter) => {
-                *self.counter() = Some(counter);
-                true
-            }
-            Err((why, descriptors)) => {
-                self.reaper.discard(descriptors);
-                let refusal = TransferError::BadRequest(why.to_owned());
-                acceptor.engine.counters().refuse(&refusal);
-                self.answer(0, &Err(refusal), Report::default());
-                false
-            }
-        }
-    }
-
-    fn counter(&self) -> MutexGuard<'_, Option<WakeFd>> {
-        self.counter.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn cancel(&self, id: u64) {
-        let submitted = self.transfers().get(&id).cloned().flatten();
-        if let Some(submitted) = submitted {
-            submitted.cancel();
-        }
-    }
-
-    fn show_progress(&self, id: u64) -> bool {
-        let submitted = self.transfers().get(&id).cloned().flatten();
-        let Some(submitted) = submitted else { return true };
-        let (read, written) = (submitted.progress().read(), submitted.progress().written());
-        self.send(&Answer::Progress { id, read, written }.encode())
-    }
-
-    /// Returns whether the client stays.
-    fn answer(&self, id: u64, result: &Result<(), TransferError>, report: Report) -> bool {
-        let sent = self.send(&answer(id, result, report));
-        if let (true, Some(counter)) = (sent, &*self.counter()) {
-            counter.wake();
-        }
-        sent
-    }
-
-    /// A client that does not read its answers is disconnected.
-    fn send(&self, message: &[u8]) -> bool {
-        let sent = self.socket().send(message, &[]);
-        if sent.is_err() {
-            self.socket().shut_down();
-        }
-        sent.is_ok()
-    }
-
-    /// Cancels its transfers.
-    fn leave(&self) {
-        self.socket().shut_down();
-        let submitted: Vec<Submitted> = self.transfers().values().flatten().cloned().collect();
-        submitted.iter().for_each(Submitted::cancel);
-    }
-}
-
-/// The eventfd in which ends are counted. Another user could let the engine wait: its programs can change the flags of an eventfd.
-fn counter_of(
-    is_own: bool,
-    mut descriptors: Vec<OwnedFd>,
-) -> Result<WakeFd, (&'static str, Vec<OwnedFd>)> {
-    if !is_own {
-        let why = "ends are counted in an eventfd for programs of the engine's user and of root";
-        return Err((why, descriptors));
-    }
-    if descriptors.len() != 1 {
-        return Err(("ends are counted in one eventfd, which comes with the request", descriptors));
-    }
-    WakeFd::counting(descriptors.remove(0)).map_err(|other| {
-        ("ends are counted in an eventfd that was made with EFD_NONBLOCK", vec![other])
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ends_are_counted_in_one_eventfd_of_the_engine_s_own_user() {
-        let eventfd = || WakeFd::new().unwrap().as_fd().try_clone_to_owned().unwrap();
-        let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-        assert!(counter_of(true, vec![eventfd()]).is_ok());
-        let refused = |is_own, descriptors: Vec<OwnedFd>| {
-            let given = descriptors.len();
-            let Err((why, kept)) = counter_of(is_own, descriptors) else { panic!("it is taken") };
-            assert_eq!(kept.len(), given, "all are closed by the reaper");
-            why
-        };
-        assert!(refused(false, vec![eventfd()]).contains("the engine's user"));
-        assert!(refused(false, vec![]).contains("the engine's user"));
-        assert!(refused(true, vec![]).contains("one eventfd"));
-        assert!(refused(true, vec![eventfd(), eventfd()]).contains("one eventfd"));
-        assert!(refused(true, vec![file()]).contains("EFD_NONBLOCK"));
-    }
 }

@@ -101,6 +101,18 @@ fn sendfile_keeps_its_promises_through_the_preloaded_library() {
     assert_eq!(setup.service.in_flight(), 0);
 }
 
+/// The handler's call comes when the outer call has its answer, which is not the handler's.
+#[test]
+fn a_signal_handler_sends_while_a_call_waits() {
+    let setup = Setup::new("handler");
+    let mut program = Command::new(PROGRAMS.join("preload_test"));
+    program.arg(&setup.folder).arg("handler");
+    program.env("LD_PRELOAD", PROGRAMS.join("libserval_transfer_preload.so"));
+    program.env("SERVAL_TRANSFER_SOCKET", setup.socket());
+    assert_eq!(said(&mut program), ("ok\n".to_owned(), String::new()));
+    assert!(setup.service.counters().succeeded() >= 2);
+}
+
 #[test]
 fn a_file_names_the_programs_that_use_an_engine() {
     assert_eq!(

@@ -8,11 +8,11 @@ use std::fs;
 use std::io::Read as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use preloaded::{Ftp, Setup, body, free_address, get};
+use preloaded::{Ftp, PATIENCE, Setup, body, free_address, get, over_http2};
 use sys::local::LocalListener;
 use transfer::{Service, ServiceLimits};
 
@@ -62,6 +62,68 @@ fn nginx_serves_through_the_engine() {
     assert_eq!(setup.service.counters().started(), 0);
     let log = fs::read_to_string(setup.folder.join("log")).unwrap();
     assert_eq!(log.matches("serval: transfers are done by libc").count(), 1, "{log}");
+}
+
+/// Several streams share a connection: pieces of files go out between headers of frames of others.
+#[test]
+fn nginx_serves_http2_through_the_engine() {
+    let mut setup = Setup::new("nginx-http2");
+    let address = free_address();
+    let folder = setup.folder.display().to_string();
+    let config = format!(
+        "daemon off; master_process off; pid {folder}/pid; error_log stderr; worker_processes 1;
+         events {{ worker_connections 64; }}
+         http {{
+             access_log off; sendfile on; tcp_nopush on; root {folder}/files; http2_chunk_size 16k;
+             client_body_temp_path {folder}/1; proxy_temp_path {folder}/2; fastcgi_temp_path {folder}/3;
+             uwsgi_temp_path {folder}/4; scgi_temp_path {folder}/5;
+             server {{ listen {address} http2; }}
+         }}"
+    );
+    fs::write(setup.folder.join("nginx.conf"), config).unwrap();
+    let contents = [setup.file("large", 5_000_003), setup.file("other", 3_000_001)];
+    let small = setup.file("small", 1000);
+    // A frame has 16 KiB at most, so calls are shorter than those that go to an engine by default.
+    let program = fs::canonicalize("/usr/sbin/nginx").unwrap();
+    let settings = setup.folder.join("transfer.toml");
+    let text = format!(
+        "[[program]]\npath = \"{}\"\nengine = \"{folder}/engine\"\nmin_bytes = 2000\nnonblocking = true\n",
+        program.display()
+    );
+    fs::write(&settings, text).unwrap();
+    fs::set_permissions(&settings, fs::Permissions::from_mode(0o600)).unwrap();
+    let mut command = Command::new("env");
+    command.args(["-u", "SERVAL_TRANSFER_SOCKET", "nginx", "-p"]).arg(&setup.folder);
+    command.arg("-c").arg(setup.folder.join("nginx.conf"));
+    setup.start(command.env("SERVAL_TRANSFER_CONFIG", &settings), address);
+    let base = format!("http://{address}");
+    let plain = ["--http2-prior-knowledge"];
+    // One that leaves in the middle.
+    let part = setup.folder.join("part");
+    let mut leaves = Command::new("curl");
+    leaves.args(["--silent", "--limit-rate", "100k", "--output"]).arg(&part).args(plain);
+    let mut leaves = leaves.arg(format!("{base}/large")).stdin(Stdio::null()).spawn().unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while fs::metadata(&part).map_or(0, |found| found.len()) == 0 {
+        assert!(Instant::now() < deadline, "nothing arrives");
+        thread::sleep(Duration::from_millis(5));
+    }
+    let paths = ["/large", "/other", "/small", "/large", "/other", "/large"];
+    let got = over_http2(&setup.folder, &base, &paths, &plain);
+    leaves.kill().unwrap();
+    leaves.wait().unwrap();
+    for (path, got) in paths.iter().zip(got) {
+        let expected = match *path {
+            "/large" => &contents[0],
+            "/other" => &contents[1],
+            _ => &small,
+        };
+        assert!(got == *expected, "{path}: {} bytes of {}", got.len(), expected.len());
+    }
+    let counters = setup.service.counters();
+    assert!(counters.written() >= contents[0].len() as u64, "{}", counters.written());
+    let log = fs::read_to_string(setup.folder.join("log")).unwrap();
+    assert!(!log.contains("serval: transfers are done by libc"), "{log}");
 }
 
 #[test]

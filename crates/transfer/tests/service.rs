@@ -509,21 +509,80 @@ fn a_caller_leaves_memory_for_others() {
 }
 
 #[test]
-fn a_caller_that_reads_no_answers_is_disconnected() {
+fn a_caller_that_reads_later_is_slowed_down_and_gets_every_answer() {
+    const REQUESTS: u64 = 3000;
     let setup = Setup::new("deaf", ServiceLimits::default());
     let bare = setup.socket();
-    // Each is answered at once; the answers fill the socket.
-    let request = Request::Start { id: 1, order: receive_order() }.encode();
-    let deadline = std::time::Instant::now() + PATIENCE;
-    loop {
-        match bare.send(&request, &[]) {
-            Ok(()) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => thread::yield_now(),
-            Err(_) => break,
+    let (mut sent, mut answered) = (0, 0);
+    // Each is answered at once. The caller sends as long as the engine reads, and reads as little as it has to.
+    while sent < REQUESTS {
+        let mut held_up = 0;
+        while sent < REQUESTS && held_up < 3 {
+            let id = sent + 1;
+            match bare.send(&Request::Start { id, order: receive_order() }.encode(), &[]) {
+                Ok(()) => (sent, held_up) = (id, 0),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    // Meanwhile the engine serves another one, and would have read on.
+                    setup.works();
+                    held_up += 1;
+                }
+                Err(error) => panic!("it is cut off after {sent} requests: {error}"),
+            }
         }
-        assert!(std::time::Instant::now() < deadline, "it stays connected");
+        for _ in 0..100.min(sent - answered) {
+            answered += 1;
+            let Some(Answer::Ended { id, result: Err(error), .. }) = message(&bare) else {
+                panic!("it is cut off after {answered} answers")
+            };
+            assert_eq!((id, error.name()), (answered, "bad_request"));
+        }
     }
+    while answered < sent {
+        answered += 1;
+        let Some(Answer::Ended { id, .. }) = message(&bare) else { panic!("it is cut off") };
+        assert_eq!(id, answered);
+    }
+    assert_eq!(setup.failed("bad_request"), REQUESTS);
     setup.works();
+}
+
+/// Ends are counted when their answers can be read, also of a caller that reads late.
+#[test]
+fn answers_that_wait_are_counted_when_they_are_there() {
+    const REQUESTS: u64 = 2000;
+    let setup = Setup::new("late", ServiceLimits::default());
+    let (mut client, eventfd) = (setup.client(), WakeFd::new().unwrap());
+    client.signal(&eventfd).unwrap();
+    let source = setup.file(&[1]);
+    let (mut ended, mut count) = (0, 0);
+    for _ in 0..REQUESTS {
+        let copy = Source::file(source.try_clone().unwrap(), 0, None).file(setup.sink(), 0);
+        let mut copy = Some(copy);
+        while let Some(command) = copy.take() {
+            match client.submit(command) {
+                Ok(_) => {}
+                Err(ClientError::Full(command)) => {
+                    copy = Some(*command);
+                    // It reads one answer when the engine reads no more.
+                    assert!(matches!(answer(&mut client), Answer::Ended { .. }));
+                    ended += 1;
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        count += counted(&eventfd);
+    }
+    while ended < REQUESTS {
+        assert!(matches!(answer(&mut client), Answer::Ended { .. }));
+        ended += 1;
+    }
+    // The last one is counted right behind its answer.
+    while count < REQUESTS {
+        assert!(wait_readable(&[eventfd.as_fd()], Some(PATIENCE))[0], "{count} of {REQUESTS}");
+        count += counted(&eventfd);
+    }
+    setup.quiet();
+    assert_eq!(count + counted(&eventfd), REQUESTS);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::sync::LazyLock;
 use aws_lc_rs::aead::{
     AES_128_GCM, AES_256_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey,
 };
-use preloaded::{LIBRARY, Setup, free_address};
+use preloaded::{LIBRARY, Setup, free_address, over_http2};
 
 /// The type of records with data.
 const DATA: u8 = 23;
@@ -264,4 +264,43 @@ fn nginx_serves_tls_through_the_library() {
         assert!(!log.contains(level), "{log}");
     }
     assert_eq!(setup.service.counters().started(), 0);
+}
+
+#[test]
+fn nginx_serves_http2_over_tls_through_the_library() {
+    let mut setup = Setup::new("tls-http2");
+    let contents = [setup.file("large", 5_000_003), setup.file("small", 1000)];
+    let certificate = certificate(&setup.folder);
+    let folder = setup.folder.display().to_string();
+    let address = free_address();
+    let config = format!(
+        "daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log debug;
+         events {{ worker_connections 64; }}
+         http {{
+             access_log off; sendfile on; tcp_nopush on; root {folder}/files;
+             ssl_certificate {certificate}; ssl_certificate_key {certificate};
+             ssl_protocols TLSv1.2 TLSv1.3; ssl_conf_command Options KTLS;
+             client_body_temp_path {folder}/1; proxy_temp_path {folder}/2; fastcgi_temp_path {folder}/3;
+             uwsgi_temp_path {folder}/4; scgi_temp_path {folder}/5;
+             server {{ listen {address} ssl http2; }}
+         }}"
+    );
+    fs::write(setup.folder.join("nginx.conf"), config).unwrap();
+    let path = setup.folder.join("nginx.conf");
+    let mut command = Command::new("nginx");
+    command.arg("-p").arg(&setup.folder).arg("-c").arg(path).env("SERVAL_TRANSFER_TLS", "1");
+    setup.start(&mut command, address);
+    let paths = ["/large", "/small", "/large", "/large", "/small"];
+    for version in ["1.2", "1.3"] {
+        let most = ["--http2", "--insecure", "--tls-max", version];
+        let got = over_http2(&setup.folder, &format!("https://{address}"), &paths, &most);
+        for (path, got) in paths.iter().zip(got) {
+            let expected = &contents[usize::from(*path == "/small")];
+            assert!(got == *expected, "TLS {version}, {path}: {} bytes", got.len());
+        }
+    }
+    let log = fs::read_to_string(setup.folder.join("error.log")).unwrap();
+    for level in ["[alert]", "[crit]", "[emerg]"] {
+        assert!(!log.contains(level), "{log}");
+    }
 }

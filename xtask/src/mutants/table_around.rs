@@ -282,4 +282,101 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "crates/collective/tests/schedules.rs::every_nan_becomes_the_documented_one_and_infinities_stay",
         ],
     ),
+    // Transfers of other programs.
+    mutant(
+        "admit_every_user",
+        "users without a tenant connect to the transfer socket",
+        &["crates/transfer/tests/users.rs::users_of_tenants_are_admitted_and_nobody_else"],
+    ),
+    mutant(
+        "serve_users_without_a_tenant",
+        "a user who has lost its tenant goes on with the connection that it has",
+        &[
+            "crates/transfer/tests/users.rs::a_user_that_loses_its_tenant_is_refused_on_the_connection_that_it_has",
+        ],
+    ),
+    mutant(
+        "serve_users_with_the_rights_of_the_engine",
+        "transfers of other users are made with the engine's rights",
+        &["crates/transfer/tests/users.rs::a_user_s_calls_are_made_with_the_user_s_rights"],
+    ),
+    mutant(
+        "list_transfers_of_others",
+        "a user lists the transfers of all",
+        &["crates/transfer/tests/users.rs::a_user_lists_its_own_transfers"],
+    ),
+    mutant(
+        "one_caller_takes_all_places",
+        "a caller whose files hang takes the places of others",
+        &[
+            "crates/transfer/src/scoreboard/tests.rs::a_caller_whose_files_hang_leaves_places_to_others",
+        ],
+    ),
+    mutant(
+        "idle_tenants_save_turns",
+        "a tenant without transfers saves up turns",
+        &["crates/transfer/src/scoreboard/turns.rs::who_was_idle_has_saved_no_turns"],
+    ),
+    mutant(
+        "end_before_chunks_come_back",
+        "a transfer ends while another thread has a chunk of it",
+        &[
+            "crates/transfer/src/scoreboard/tests.rs::a_transfer_that_is_done_ends_when_its_chunks_have_come_back",
+        ],
+    ),
+    mutant(
+        "cancel_while_chunks_are_away",
+        "a transfer is cancelled while another thread has a chunk of it, whose bytes are not counted",
+        &[
+            "crates/transfer/src/scoreboard/tests.rs::a_transfer_that_is_cancelled_ends_when_its_chunks_have_come_back",
+        ],
+    ),
+    mutant(
+        "go_on_behind_a_failed_part",
+        "parts of a transfer behind one that has failed go on",
+        &[
+            "crates/transfer/src/parts.rs::parts_behind_a_failed_one_are_cancelled_and_those_before_it_go_on",
+        ],
+    ),
+    mutant(
+        "seal_records_without_limit",
+        "a stream has more records than its nonces allow",
+        &["crates/transfer/src/seal.rs::a_stream_has_a_number_of_records_that_its_nonces_allow"],
+    ),
+    mutant(
+        "open_records_without_limit",
+        "a stream with more records than its nonces allow opens",
+        &["crates/transfer/src/seal.rs::a_stream_has_a_number_of_records_that_its_nonces_allow"],
+    ),
+    mutant(
+        "seal_records_with_one_nonce",
+        "all records of a stream have one nonce",
+        &["crates/transfer/src/seal.rs::every_record_has_a_nonce_of_its_own"],
+    ),
+    mutant(
+        "open_without_the_last_record",
+        "a stream whose last records were removed opens",
+        &[
+            "crates/transfer/src/seal.rs::records_that_are_removed_repeated_or_exchanged_do_not_open",
+        ],
+    ),
+    mutant(
+        "keep_what_did_not_open",
+        "a record that did not open is taken for a part of the next one",
+        &["crates/transfer/src/seal.rs::what_does_not_open_does_not_open_at_the_next_try_either"],
+    ),
+    mutant(
+        "name_functions_of_others",
+        "an error names functions that the user does not see",
+        &[
+            "crates/server/tests/function_owners.rs::nobody_but_the_owner_and_the_operator_can_touch_a_function",
+        ],
+    ),
+    mutant(
+        "count_functions",
+        "numbers of functions can be guessed",
+        &[
+            "crates/server/src/server/functions/objects.rs::ids_are_random_and_never_repeat_also_after_a_restart",
+        ],
+    ),
 ];

@@ -209,7 +209,13 @@ fn start_transfers(
     let failed = |why: String| Failure::Run(format!("transfer.socket: {why}"));
     let listener =
         LocalListener::bind(&settings.socket).map_err(|error| failed(error.to_string()))?;
-    let started = transfer::Service::over(listener, settings.limits, engine);
+    // This link starts the running program even if its file has been replaced.
+    let program = transfer::UserProgram {
+        path: "/proc/self/exe".into(),
+        arguments: vec!["transfer-calls".into()],
+        environment: Vec::new(),
+    };
+    let started = transfer::Service::for_users(listener, settings.limits, engine, Some(program));
     started.map(Some).map_err(|error| failed(format!("a thread cannot be started: {error}")))
 }
 

@@ -495,7 +495,8 @@ const COMMON: &[(&str, &[Key])] = &[
         "[transfer]",
         keys! { "transfer":
             socket: Other("string: absolute path, or `off` (also `\"\"`)"), "off",
-                "A Unix socket where programs on this machine ask for transfers (transfer.md). The engine's user and root may use it. \
+                "A Unix socket where programs on this machine ask for transfers (transfer.md). The engine's user and root may use it, and users of tenants \
+                 if the engine runs as root. \
                  `off`: the server moves no files.";
             in_flight: transfers(number("transfers", 1..=4096, |t| Number::U32(&mut t.in_flight))), "",
                 "Transfers in flight; more are refused as `too_many`. A tenant gets at most as many as all leave free, times its weight.";

@@ -304,7 +304,7 @@ impl Server {
             let (service, name) = (service.to_owned(), name.clone());
             return Err(FunctionError::NameInChain { service, name });
         }
-        let inserted = self.insert(chain, object, place);
+        let inserted = self.insert(caller, chain, object, place);
         // Also behind a worker that is late: the chain has the function then.
         if self.functions_on(chain).any(|function| function.object.id == id) {
             self.functions.detached.retain(|object| object.id != id);
@@ -347,7 +347,8 @@ impl Server {
             // It stays when the function is replaced.
             (spec.dictionary, spec.dictionary_kib) = former;
         }
-        self.insert(chain, Object { id, origin, spec, written, content, ring }, place)?;
+        let object = Object { id, origin, spec, written, content, ring };
+        self.insert(caller, chain, object, place)?;
         Ok(Attachment { id, replaced })
     }
 
@@ -363,9 +364,10 @@ impl Server {
         Ok(attached.replaced)
     }
 
-    /// Gives a chain one more function, in place of the one with its name if there is one.
+    /// Gives a chain one more function, in place of the one with its name if there is one. Neighbours are functions that the caller sees.
     fn insert(
         &mut self,
+        caller: Caller,
         chain: ChainOf,
         object: Object,
         place: &Place,
@@ -375,19 +377,23 @@ impl Server {
         let code = self.open_code(&object.spec, &object.content, user_of(&object))?;
         self.check_memory(service, &object, &object.in_force(), &code)?;
         let of_chain = || path::name(service, chain.backend);
-        let mut order: Vec<(u64, &str)> =
-            self.functions_on(chain).map(|f| (f.link, &*f.object.spec.name)).collect();
-        let former = order.iter().position(|(_, name)| *name == object.spec.name);
+        let shown =
+            |object: &Object| object.is_of(caller) || mutants::on("name_functions_of_others");
+        let mut order: Vec<(u64, &str, bool)> = self
+            .functions_on(chain)
+            .map(|f| (f.link, &*f.object.spec.name, shown(&f.object)))
+            .collect();
+        let former = order.iter().position(|(_, name, _)| *name == object.spec.name);
         former.map(|former| order.remove(former));
         if order.len() == FUNCTIONS_MAX {
             return Err(FunctionError::TooMany(of_chain()));
         }
         let neighbour = |name: &str| {
-            let found = order.iter().position(|(_, of)| *of == name);
+            let found = order.iter().position(|(_, of, is_shown)| *is_shown && *of == name);
             found.ok_or_else(|| FunctionError::NoNeighbour {
                 service: of_chain(),
                 name: name.to_owned(),
-                functions: list(order.iter().map(|(_, name)| *name)),
+                functions: list(order.iter().filter(|of| of.2).map(|(_, name, _)| *name)),
             })
         };
         let at = match place {
@@ -396,7 +402,7 @@ impl Server {
             Place::Before(name) => neighbour(name)?,
             Place::After(name) => neighbour(name)? + 1,
         };
-        let mut places: Vec<Next> = order.iter().map(|(link, _)| Next::Kept(*link)).collect();
+        let mut places: Vec<Next> = order.iter().map(|(link, ..)| Next::Kept(*link)).collect();
         let new = self.make_function((service, chain.backend), object, code, None)?;
         places.insert(at, Next::New(Box::new(new)));
         let (service, backend) = (service.name.clone(), chain.backend);
@@ -519,7 +525,8 @@ impl Server {
             }
             Found::Attached(index, of) => {
                 let backend = self.service_slots[index].functions[of].backend;
-                self.insert(ChainOf { service: index, backend }, object, &Place::Default)?;
+                let chain = ChainOf { service: index, backend };
+                self.insert(caller, chain, object, &Place::Default)?;
             }
         }
         Ok(origin)

@@ -17,6 +17,8 @@ pub(super) struct Job {
     pub(super) ending: Arc<Ending>,
     pub(super) reserved: Arc<[Reserved]>,
     pub(super) share: Share,
+    /// As of [`super::Caller::number`].
+    pub(super) caller: u64,
 }
 
 /// What the end of a transfer needs, also while a thread has its job.
@@ -62,6 +64,14 @@ impl Work for Job {
 
     fn share(&self) -> Share {
         self.share
+    }
+
+    fn caller(&self) -> u64 {
+        self.caller
+    }
+
+    fn may_hang(&self, end: End) -> bool {
+        self.device(end).has_positions() || self.flow.devices().are_remote()
     }
 
     fn chunk_bytes(&self) -> usize {

@@ -191,7 +191,7 @@ fn a_tenant_leaves_places_in_flight_to_others() {
     // The last place is for the next one.
     let next = engine.submit(command()).unwrap();
     for tenant in [None, Some(&light)] {
-        let caller = Caller { tenant: tenant.cloned(), own: None };
+        let caller = Caller { tenant: tenant.cloned(), ..Caller::default() };
         let refused = engine.submit_within(command(), caller, drop).err();
         assert_eq!(refused, Some(TransferError::TooMany(8)));
     }

@@ -106,6 +106,23 @@ pub(crate) fn body(mut socket: TcpStream) -> Vec<u8> {
     answer.split_off(end + 4)
 }
 
+/// Files that curl gets over HTTP/2, all on one connection at the same time, in the order of their paths. `more`: its further arguments.
+pub(crate) fn over_http2(folder: &Path, base: &str, paths: &[&str], more: &[&str]) -> Vec<Vec<u8>> {
+    let mut curl = Command::new("curl");
+    curl.args(["--silent", "--show-error", "--fail", "--parallel", "--parallel-immediate"]);
+    curl.args(["--write-out", "%{http_version}\n", "--max-time", "60"]).args(more);
+    let to = |at: usize| folder.join(format!("got-{at}"));
+    for (at, path) in paths.iter().enumerate() {
+        curl.arg("--output").arg(to(at)).arg(format!("{base}{path}"));
+    }
+    let output = curl.output().expect("`make setup-test` installs it");
+    let (said, complained) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{complained}");
+    assert_eq!(said, "2\n".repeat(paths.len()), "another version of HTTP: {complained}");
+    (0..paths.len()).map(|at| fs::read(to(at)).unwrap()).collect()
+}
+
 /// A control connection of FTP.
 pub(crate) struct Ftp(BufReader<TcpStream>);
 

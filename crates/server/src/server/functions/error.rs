@@ -80,7 +80,7 @@ pub enum FunctionError {
         service: String,
         /// The name.
         name: String,
-        /// Those that there are.
+        /// Those that the caller sees.
         functions: String,
     },
     /// The chain is full.

@@ -1,9 +1,9 @@
 //! Functions as objects: who made one, and what it is made of. One that is created and not attached is the content of its file and nothing else.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::compiled::CompiledModule;
 use super::ring::ApplicationRing;
@@ -197,22 +197,23 @@ pub(in super::super) struct Functions {
     pub(super) compiled: Vec<CompiledModule>,
     /// By tenant, user unless it is the operator, and name: those that functions use.
     dictionaries: HashMap<(String, Option<u32>, String), Weak<Dictionary>>,
-    last_id: u64,
+    /// Ids that have been given.
+    given: u64,
+    /// What makes random ids of them.
+    secret: RandomState,
     last_link: u64,
 }
 
 impl Functions {
     pub(in super::super) fn new() -> Self {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        // A number that an earlier engine has given means nothing here. Below 2^53 until the year 2200, for readers with floating-point numbers.
-        let last_id = since.as_secs() << 20;
         Self {
             detached: Vec::new(),
             counters: Arc::default(),
             traces: Vec::new(),
             compiled: Vec::new(),
             dictionaries: HashMap::new(),
-            last_id,
+            given: 0,
+            secret: RandomState::new(),
             last_link: 0,
         }
     }
@@ -236,9 +237,18 @@ impl Functions {
         Some(dictionary)
     }
 
+    /// A number that cannot be guessed, also not from that of another function, and that means nothing to another engine. From 1 to 2^53 - 1, for readers with floating-point numbers.
     pub(super) fn next_id(&mut self) -> u64 {
-        self.last_id += 1;
-        self.last_id
+        loop {
+            self.given += 1;
+            if mutants::on("count_functions") {
+                return self.given;
+            }
+            let id = self.secret.hash_one(self.given) >> 11;
+            if id != 0 {
+                return id;
+            }
+        }
     }
 
     /// The id of a chain's link.
@@ -250,16 +260,27 @@ impl Functions {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     #[test]
-    fn ids_grow_and_never_repeat_also_after_a_restart() {
-        let mut first = Functions::new();
-        let ids: Vec<u64> = (0..1000).map(|_| first.next_id()).collect();
-        assert!(ids.windows(2).all(|pair| pair[0] < pair[1]) && ids[999] < 1 << 53);
-        let mut second = Functions::new();
-        second.last_id += 1 << 20;
-        assert!(second.next_id() > ids[999], "an engine that started a second later");
+    fn ids_are_random_and_never_repeat_also_after_a_restart() {
+        let (mut first, mut second) = (Functions::new(), Functions::new());
+        let mut ids: Vec<u64> = (0..1000).map(|_| first.next_id()).collect();
+        ids.extend((0..1000).map(|_| second.next_id()));
+        assert!(ids.iter().all(|id| (1..1 << 53).contains(id)));
+        let steps: HashSet<u64> =
+            ids.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])).collect();
+        assert!(steps.len() > 1990, "the next one follows from the last one: {ids:?}");
+        // Every bit is set about as often as not.
+        for bit in 0..53 {
+            let set = ids.iter().filter(|id| *id >> bit & 1 == 1).count();
+            assert!((800..1200).contains(&set), "bit {bit} is set in {set} of 2000");
+        }
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), 2000);
     }
 
     #[test]
