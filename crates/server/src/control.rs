@@ -393,7 +393,10 @@ impl Owner {
                 Ok(Task::FunctionsCompiled(task, _)) if task.gone.load(Ordering::Relaxed) => {}
                 Ok(Task::FunctionsCompiled(task, modules)) => {
                     self.server.use_compiled(modules);
-                    self.answer_functions(*task);
+                    // What it changes may have another module meanwhile, which is then compiled first.
+                    if let Some(task) = self.compile_first(task) {
+                        self.answer_functions(*task);
+                    }
                     self.server.use_compiled(Vec::new());
                 }
                 Ok(Task::Tenants(caller, request, outcome)) => {

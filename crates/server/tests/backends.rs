@@ -745,6 +745,25 @@ fn values_over_udp(request: &[u8]) -> Vec<Vec<u8>> {
     datagrams
 }
 
+/// A key without a value has an empty datagram. A server that sends more of them than a request has words is not listened to, and costs a turn no more than
+/// a few reads.
+#[test]
+fn more_values_than_were_asked_for_are_dropped() {
+    const EMPTY: usize = 12;
+    let there = repeats_itself(|request| {
+        let id = &request[..2];
+        let empty = [id, &[0; 6]].concat();
+        let end = [id, &[0, 0, 0, 1, 0, 0], b"END\r\n"].concat();
+        [vec![empty; EMPTY], vec![end]].concat()
+    });
+    let backend = Backend::new("fake", Transport::Udp, there, Framing::Memcached);
+    let server = one_block(Backend { timeout_ms: 15_000, ..backend });
+    all_are_right(&server, 1, |_| (get("a"), b"END\r\n".to_vec()));
+    // `get a` has two words.
+    assert_eq!(dropped(&server, 0, DropReason::BackendMismatch), EMPTY as u64 - 2);
+    finish(server);
+}
+
 #[test]
 fn several_values_of_memcached_over_udp_are_one_answer() {
     let there = repeats_itself(values_over_udp);

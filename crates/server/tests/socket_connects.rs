@@ -6,6 +6,7 @@ mod common;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use accel::compile::{BuildOptions, build_kernel};
 use common::{Usage, address, eventually, start, tcp_client, topology_on};
@@ -17,6 +18,13 @@ use sockets::End;
 const ONE_BY_ONE: usize = 4_000;
 const BURSTS: usize = 12;
 const BURST: usize = 500;
+
+/// Tests count the descriptors of this process: one at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The bytes of one connection.
 fn message(number: usize) -> [u8; 12] {
@@ -89,6 +97,7 @@ fn assert_over(server: &Server, connections: usize) {
 
 #[test]
 fn ten_thousand_connections_leave_nothing() {
+    let _alone = alone();
     let threads = CpuPlacement::Threads { threads: 1, cores: Vec::new() };
     for placement in [CpuPlacement::Worker, threads] {
         let mut service = Service::new("streams", Vec::new(), "stream_echo");
@@ -118,6 +127,7 @@ fn ten_thousand_connections_leave_nothing() {
 /// The kernel returns when a receive says that the service drains. That is no failure: its connection ends in order, and so does the service.
 #[test]
 fn a_kernel_that_returns_on_a_drain_has_not_failed() {
+    let _alone = alone();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels/leaves.cpp");
     let kernel = Path::new(env!("CARGO_TARGET_TMPDIR")).join("leaves.so");
     build_kernel(&source, &kernel, &BuildOptions::default()).unwrap();

@@ -198,10 +198,18 @@ pub struct Identity {
     pub file_bytes: (u64, u64),
 }
 
-/// The command's process acts as this user: with these groups and limits, without capabilities, and it cannot gain any. It leaves no core dump. Only root can
-/// start it. [`crate::process::tie`] has to come afterwards: another user clears what it sets.
-pub fn start_as(command: &mut Command, identity: &Identity) {
-    let Identity { user, group, groups, file_bytes: (soft, hard) } = identity.clone();
+/// The variable of the environment that names the identity of [`start_for`].
+const IDENTITY: &str = "SERVAL_IDENTITY";
+
+/// The command's process has these limits, inherits no descriptor but standard streams, gains no rights by what it executes, and leaves no core dump. It is still root's, and calls [`become_started`] first.
+/// A process that had the user's rights before its program runs could be stopped by the user there, and its starter would wait for it without end.
+/// Only root can start it.
+pub fn start_for(command: &mut Command, identity: &Identity) {
+    let Identity { user, group, groups, file_bytes: (soft, hard) } = identity;
+    let (soft, hard) = (*soft, *hard);
+    let numbers = [std::process::id(), *user, *group];
+    let numbers: Vec<String> = numbers.iter().chain(groups).map(u32::to_string).collect();
+    command.env(IDENTITY, numbers.join(" "));
     let start = move || {
         let limits = [(libc::RLIMIT_FSIZE, soft, hard), (libc::RLIMIT_CORE, 0, 0)];
         for (which, soft, hard) in limits {
@@ -216,12 +224,32 @@ pub fn start_as(command: &mut Command, identity: &Identity) {
         if closed != 0 {
             return Err(io::Error::last_os_error());
         }
-        become_user(user, group, &groups)?;
-        keep_capabilities(0)?;
         gain_nothing()
     };
     // SAFETY: between fork and exec it makes a few system calls and allocates nothing.
     unsafe { command.pre_exec(start) };
+}
+
+/// This process, which [`start_for`] started and which has one thread, acts as that user from now on: with its groups and without capabilities. Other
+/// processes of the user cannot inspect it. It is killed when the thread that started it ends.
+pub fn become_started() -> io::Result<()> {
+    let numbers = std::env::var(IDENTITY).map_err(io::Error::other)?;
+    let numbers: Result<Vec<u32>, _> = numbers.split(' ').map(str::parse).collect();
+    let numbers = numbers.map_err(io::Error::other)?;
+    let [starter, user, group, groups @ ..] = &numbers[..] else {
+        return Err(io::ErrorKind::InvalidData.into());
+    };
+    become_user(*user, *group, groups)?;
+    forbid_inspection()?;
+    keep_capabilities(0)?;
+    // Another user clears what `process::tie` has set.
+    end_with_parent()?;
+    // SAFETY: no pointers; cannot fail.
+    match unsafe { libc::getppid() } == *starter as libc::pid_t {
+        true => Ok(()),
+        // The parent has ended, and then no signal would come.
+        false => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+    }
 }
 
 fn become_user(user: u32, group: u32, groups: &[u32]) -> io::Result<()> {

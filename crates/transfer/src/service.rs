@@ -271,11 +271,11 @@ impl Acceptor {
         self.engine.reaper().discard(socket);
     }
 
-    /// Whether one more connection is accepted. Other users leave a part for the next one.
+    /// Whether one more connection is accepted. Other users leave a part for the next one, and the last place for the engine's.
     fn has_room(&self, is_own: bool, user: Option<u32>) -> bool {
         let (all, most) = (self.clients.len() as u64, u64::from(self.limits.clients));
         let own = self.clients.iter().filter(|client| client.user == user).count() as u64;
-        all < most && (is_own || is_within_share(1, own, all, most, 1))
+        all < most && (is_own || all + 1 < most && is_within_share(1, own, all, most, 1))
     }
 
     /// Reads one message of a client; returns whether the client stays.

@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 
 use sys::isolation::Identity;
 
+use crate::memory::is_within_share;
+
 pub(crate) use process::{Remote, UserProcess};
 pub(crate) use wire::Operation;
 
@@ -70,6 +72,8 @@ pub(crate) enum CallError {
 }
 
 struct Known {
+    /// Number of the user's tenant.
+    tenant: u32,
     identity: Identity,
     process: Arc<UserProcess>,
     child: Child,
@@ -106,7 +110,7 @@ impl Users {
     /// The process with these rights, which is started if there is none.
     pub(crate) fn process(
         &mut self,
-        identity: &Identity,
+        (tenant, identity): (u32, &Identity),
         now: Instant,
     ) -> Result<Arc<UserProcess>, CallError> {
         let usable = |known: &&mut Known| {
@@ -139,6 +143,14 @@ impl Users {
             );
             return Err(CallError::Process(why));
         }
+        let of_tenant = self.known.iter().filter(|known| known.tenant == tenant).count() as u64;
+        let all = self.known.len() as u64;
+        if !is_within_share(1, of_tenant, all, PROCESSES_MAX as u64, 1) {
+            let why = format!(
+                "{of_tenant} processes execute transfers of users of this tenant, and the rest is for those of others: wait until one has ended"
+            );
+            return Err(CallError::Process(why));
+        }
         self.starts.retain(|(_, at)| now.saturating_duration_since(*at) < IDLE_MAX);
         if self.starts.iter().filter(|(of, _)| *of == user).count() >= STARTS_MAX {
             let why = format!(
@@ -153,7 +165,7 @@ impl Users {
             CallError::Process(why)
         })?;
         let (process, identity) = (Arc::new(process), identity.clone());
-        self.known.push(Known { identity, process: process.clone(), child, used: now });
+        self.known.push(Known { tenant, identity, process: process.clone(), child, used: now });
         Ok(process)
     }
 
@@ -169,9 +181,10 @@ impl Users {
     }
 
     fn end(&mut self, at: usize) {
-        let Known { mut child, identity, .. } = self.known.swap_remove(at);
+        let Known { mut child, identity, process, .. } = self.known.swap_remove(at);
         // Fails only if it has ended.
         let _ = child.kill();
+        process.give_up();
         self.ending.push((identity.user, child));
     }
 
@@ -241,20 +254,20 @@ mod tests {
         let Some(mut users) = users() else { return };
         let began = Instant::now();
         assert_eq!(users.refusal(), None);
-        let one = users.process(&identity(60_000, 1), began).unwrap();
-        let again = users.process(&identity(60_000, 1), began).unwrap();
+        let one = users.process((60_000, &identity(60_000, 1)), began).unwrap();
+        let again = users.process((60_000, &identity(60_000, 1)), began).unwrap();
         assert!(Arc::ptr_eq(&one, &again));
         // A user has some, one of each kind of program, and no more for a while.
         for bytes in 2..=OF_USER_MAX as u64 {
-            users.process(&identity(60_000, bytes), began).unwrap();
+            users.process((60_000, &identity(60_000, bytes)), began).unwrap();
         }
-        let refused = users.process(&identity(60_000, 100), began).err().unwrap();
+        let refused = users.process((60_000, &identity(60_000, 100)), began).err().unwrap();
         assert!(refused.to_string().contains("4 processes"), "{refused}");
         // Of those without a transfer, the one that was used longest ago makes room.
         one.begin();
         let later = began + KEPT_MIN;
-        users.process(&identity(60_000, 3), later).unwrap();
-        users.process(&identity(60_000, 100), later).unwrap();
+        users.process((60_000, &identity(60_000, 3)), later).unwrap();
+        users.process((60_000, &identity(60_000, 100)), later).unwrap();
         let known = |users: &Users| -> Vec<u64> {
             users.known.iter().map(|known| known.identity.file_bytes.0).collect()
         };
@@ -263,11 +276,11 @@ mod tests {
         assert_eq!(left, [1, 3, 4, 100]);
         // All users together.
         for user in 1..=(PROCESSES_MAX - OF_USER_MAX) as u32 {
-            users.process(&identity(60_000 + user, 1), later).unwrap();
+            users.process((60_000 + user, &identity(60_000 + user, 1)), later).unwrap();
         }
-        users.process(&identity(70_000, 1), later).unwrap();
+        users.process((70_000, &identity(70_000, 1)), later).unwrap();
         assert!(!known(&users).contains(&4), "it was used longest ago");
-        let refused = users.process(&identity(70_001, 1), later).err().unwrap();
+        let refused = users.process((70_001, &identity(70_001, 1)), later).err().unwrap();
         assert!(refused.to_string().contains("32 processes"), "{refused}");
         // Idle ones end, and the one with a transfer stays until it has none.
         users.look(later + IDLE_MAX);
@@ -284,21 +297,39 @@ mod tests {
     }
 
     #[test]
+    fn a_tenant_leaves_processes_for_others() {
+        let Some(mut users) = users() else { return };
+        let now = Instant::now();
+        let mut of_tenant = 0;
+        let refused = loop {
+            let identity = identity(60_000 + of_tenant, 1);
+            match users.process((1, &identity), now) {
+                Ok(process) => process.begin(),
+                Err(error) => break error.to_string(),
+            }
+            of_tenant += 1;
+        };
+        assert_eq!(of_tenant as usize, PROCESSES_MAX / 2);
+        assert!(refused.contains("users of this tenant"), "{refused}");
+        users.process((2, &identity(70_000, 1)), now).unwrap();
+    }
+
+    #[test]
     fn a_process_that_ends_or_cannot_start_is_replaced() {
         let Some(mut users) = users() else { return };
         let now = Instant::now();
-        let one = users.process(&identity(60_000, 1), now).unwrap();
+        let one = users.process((60_000, &identity(60_000, 1)), now).unwrap();
         users.known[0].child.kill().unwrap();
         while users.known.len() == 1 {
             users.look(now);
         }
-        assert!(!Arc::ptr_eq(&one, &users.process(&identity(60_000, 1), now).unwrap()));
+        assert!(!Arc::ptr_eq(&one, &users.process((60_000, &identity(60_000, 1)), now).unwrap()));
         users.program = Some(UserProgram {
             path: "/nowhere".into(),
             arguments: Vec::new(),
             environment: Vec::new(),
         });
-        let refused = users.process(&identity(60_000, 2), now).err().unwrap().to_string();
+        let refused = users.process((60_000, &identity(60_000, 2)), now).err().unwrap().to_string();
         assert!(
             refused.starts_with("a process of user 60000 cannot be started: No such"),
             "{refused}"
@@ -310,7 +341,7 @@ mod tests {
         let Some(mut users) = users() else { return };
         let now = Instant::now();
         let mut next = |now| {
-            let process = users.process(&identity(60_000, 1), now)?;
+            let process = users.process((60_000, &identity(60_000, 1)), now)?;
             users.known[0].child.kill().unwrap();
             while users.known.len() == 1 {
                 users.look(now);
@@ -330,7 +361,7 @@ mod tests {
     fn a_process_in_which_only_calls_hang_ends_and_its_calls_return() {
         let Some(mut users) = users() else { return };
         let now = Instant::now();
-        let process = users.process(&identity(60_000, 1), now).unwrap();
+        let process = users.process((60_000, &identity(60_000, 1)), now).unwrap();
         process.begin();
         let mut remote = Remote::new(&process);
         let call =

@@ -94,9 +94,13 @@ impl Setup {
         command.spawn().unwrap()
     }
 
-    /// The environment of a process that the engine has started.
-    fn environment(&self) -> Vec<u8> {
-        format!("{FOLDER}={}\0{ROLE}=process\0", self.folder.display()).into_bytes()
+    /// Whether this is the environment of a process that the engine has started: what it was given, and who it becomes.
+    fn is_environment(&self, of_process: &[u8]) -> bool {
+        let text = String::from_utf8_lossy(of_process);
+        let (becomes, given): (Vec<&str>, Vec<&str>) =
+            text.split_terminator('\0').partition(|of| of.starts_with("SERVAL_IDENTITY="));
+        let expected = [format!("{FOLDER}={}", self.folder.display()), format!("{ROLE}=process")];
+        becomes.len() == 1 && given == expected
     }
 
     /// The processes of this user that the engine has started.
@@ -107,7 +111,7 @@ impl Setup {
             let number = entry.ok()?.file_name().to_str()?.parse::<u32>().ok()?;
             let status = fs::read_to_string(format!("/proc/{number}/status")).ok()?;
             let role = fs::read(format!("/proc/{number}/environ")).ok()?;
-            let is_process = role == self.environment();
+            let is_process = self.is_environment(&role);
             (status.contains(&own) && status.contains(&uid) && is_process).then_some(number)
         });
         all.collect()
@@ -634,7 +638,7 @@ fn a_user_s_calls_are_made_with_the_user_s_rights() {
     let groups = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap();
     assert_eq!(groups.trim(), "", "those of the program");
     let environment = fs::read(format!("/proc/{process}/environ")).unwrap();
-    assert_eq!(environment, setup.environment());
+    assert!(setup.is_environment(&environment), "{}", String::from_utf8_lossy(&environment));
     // Its descriptors: standard ones, connections and memory, and none of the engine's.
     wait_until("descriptors are closed", || {
         let open = fs::read_dir(format!("/proc/{process}/fd")).unwrap();

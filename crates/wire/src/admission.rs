@@ -123,7 +123,7 @@ impl std::fmt::Display for KeyRange {
     }
 }
 
-/// The bits of an IPv6 address that identify a host: hosts choose the others as they like (RFC 4291, RFC 8981).
+/// The bits of an IPv6 address that its network has: a host chooses the others as it likes (RFC 4291, RFC 8981), so all of one network count as one.
 const HOST_BITS: u32 = 64;
 
 /// What an address says about its host: of IPv6 the first 64 bits, and an IPv4 address whole, also within one of IPv6.

@@ -483,6 +483,8 @@ impl UdpPorts {
             let mut payload = rx.payload(datagram);
             if checks && !is_request(payload) {
                 turn.services[service].count_lost(DropReason::BadFraming, 1);
+                // Its tenant has cost the worker these bytes.
+                batch.skip(payload.len() as u64);
                 continue;
             }
             if H::ATTACHED {

@@ -167,10 +167,14 @@ fn is_ours(program: &Path) -> Result<(), String> {
     if ![0, sys::process::user(), owner].contains(&found.uid()) {
         return Err(format!("it belongs to user {}", found.uid()));
     }
-    match found.mode() & 0o002 {
-        0 => Ok(()),
-        _ => Err("every user may write to it".to_owned()),
+    if found.mode() & 0o002 != 0 {
+        return Err("every user may write to it".to_owned());
     }
+    // Many systems give each user a group of its own, which may write by default.
+    if found.mode() & 0o020 != 0 && ![0, sys::process::group()].contains(&found.gid()) {
+        return Err(format!("its group {} may write to it", found.gid()));
+    }
+    Ok(())
 }
 
 /// The file in memory at its first byte: what has written it is at its last.

@@ -153,7 +153,8 @@ impl Client {
             }
             transfers.insert(id, None);
         }
-        let process = match self.process_of_user(acceptor) {
+        let number_of_tenant = tenant.as_ref().map_or(0, |tenant| tenant.share.tenant);
+        let process = match self.process_of_user(acceptor, number_of_tenant) {
             Ok(process) => process,
             Err(error) => {
                 self.transfers().remove(&id);
@@ -190,6 +191,7 @@ impl Client {
     fn process_of_user(
         &self,
         acceptor: &Acceptor,
+        tenant: u32,
     ) -> Result<Option<Arc<UserProcess>>, TransferError> {
         if self.is_own || mutants::on("serve_users_with_the_rights_of_the_engine") {
             return Ok(None);
@@ -199,7 +201,7 @@ impl Client {
             TransferError::UserProcess(why.to_owned())
         };
         let identity = self.identity.as_ref().ok_or_else(unknown)?;
-        Ok(Some(acceptor.users.borrow_mut().process(identity, Instant::now())?))
+        Ok(Some(acceptor.users.borrow_mut().process((tenant, identity), Instant::now())?))
     }
 
     /// Memory that its transfers hold at most.

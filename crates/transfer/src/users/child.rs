@@ -28,8 +28,7 @@ struct Open {
 
 /// Makes calls until the engine ends. Standard input is the connection to it.
 pub(super) fn run() -> io::Result<()> {
-    // Other processes of the user have no business with this one.
-    sys::isolation::forbid_inspection()?;
+    sys::isolation::become_started()?;
     sys::signal::ignore_file_size_signal();
     // As many as the host allows: without them only fewer calls at a time work.
     let _ = sys::process::raise_descriptor_limit();

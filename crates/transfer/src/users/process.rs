@@ -12,7 +12,7 @@ use sys::local::{LocalSocket, wait_readable};
 use sys::slot::Slot;
 
 use super::wire::{Call, MESSAGE_BYTES, Operation, Order, Reply, SLOT_BYTES};
-use super::{CallError, UserProgram};
+use super::{CallError, LOOK_INTERVAL, UserProgram};
 
 /// Lanes that stay for the next call. Each has memory of its own.
 const IDLE_LANES_MAX: usize = 4;
@@ -47,7 +47,7 @@ impl UserProcess {
         command.current_dir("/").process_group(0);
         command.stdin(Stdio::from(OwnedFd::from(theirs)));
         command.stdout(Stdio::null()).stderr(Stdio::null());
-        sys::isolation::start_as(&mut command, identity);
+        sys::isolation::start_for(&mut command, identity);
         sys::process::tie(&mut command, &[]);
         let child = command.spawn()?;
         let process = Self {
@@ -60,6 +60,11 @@ impl UserProcess {
             remotes: AtomicUsize::default(),
         };
         Ok((process, child))
+    }
+
+    /// It is being killed: calls that wait for it return, also if the host kernel does not let it end.
+    pub(super) fn give_up(&self) {
+        self.is_broken.store(true, Ordering::Relaxed);
     }
 
     /// Whether no further call can succeed.
@@ -193,9 +198,10 @@ impl Remote {
         lane.socket.send(&call.encode(), descriptors).map_err(|_| ended())?;
         self.is_open |= !descriptors.is_empty();
         loop {
-            wait_readable(&[lane.socket.as_fd()], None);
+            wait_readable(&[lane.socket.as_fd()], Some(LOOK_INTERVAL));
             let mut reply = [0; MESSAGE_BYTES + 1];
             match lane.socket.receive(&mut reply) {
+                Ok(None) if self.process.is_broken() => return Err(ended()),
                 Ok(None) => {}
                 Ok(Some(len)) => {
                     let reply = Reply::decode(&reply[..len]);

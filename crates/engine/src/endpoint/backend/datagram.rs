@@ -39,6 +39,8 @@ pub(super) struct DatagramSocket {
     assembly: Assembly,
     /// The values of an answer to several keys that have come.
     values: Vec<u8>,
+    /// How many, with those of keys that have none.
+    value_count: usize,
 }
 
 /// A request in flight.
@@ -125,6 +127,7 @@ impl BackendPool {
                     socket.next_id = socket.next_id.wrapping_add(1);
                     socket.assembly.clear();
                     socket.values.clear();
+                    socket.value_count = 0;
                     socket.mark.clear();
                     socket.mark.extend_from_slice(self.framing.mark(payload));
                 }
@@ -273,7 +276,11 @@ impl Backends {
             // Another one follows, or the end.
             assembly.clear();
             (entry.datagram.values, entry.datagram.assembly) = (values, assembly);
-            return None;
+            entry.datagram.value_count += 1;
+            // A server that sends more of them than the request has words sends them without end.
+            let words = entry.datagram.mark.split(|byte| *byte == b' ').count();
+            let is_useless = entry.datagram.value_count > words;
+            return is_useless.then_some(DropReason::BackendMismatch);
         }
         let judged = match payload {
             None => Err(DropReason::BackendTooLong),

@@ -368,6 +368,8 @@ impl TcpConnections {
                 }
                 Ok(Parsed::Refused { consumed, .. }) => rest = &rest[consumed..],
                 Ok(Parsed::Skipped { consumed }) => {
+                    // A part of a message moves: the connection is not idle.
+                    connection.last_message_ns = turn.now_ns;
                     rest = &rest[consumed..];
                     continue;
                 }

@@ -1,5 +1,6 @@
 //! Modules before and after they are compiled, and for whom.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use onpath::{Code, LibraryError, Spec};
@@ -33,7 +34,12 @@ pub(crate) struct CompiledModule {
 impl Uncompiled {
     /// Compiles it, which may take long; it gives up when `stop` says that it is no longer wanted.
     pub(crate) fn compile(self, stop: &dyn Fn() -> bool) -> CompiledModule {
-        let code = Code::open_until(&self.spec, &self.content, stop);
+        // A fault of the reader of modules refuses the module, and no other.
+        let open = || Code::open_until(&self.spec, &self.content, stop);
+        let code = catch_unwind(AssertUnwindSafe(open)).unwrap_or_else(|_| {
+            let why = "reading it fails with an error of the engine; the log has it".to_owned();
+            Err(LibraryError::Module { file: self.spec.function.clone(), why })
+        });
         CompiledModule { content: self.content, code }
     }
 }

@@ -420,7 +420,7 @@ fn meta(verb: Verb, mut words: Words<'_>) -> Result<Command<'_>, Refused> {
     if flags.long_opaque {
         return Err(CommandError::Opaque.into());
     }
-    if verb == Verb::MetaGet && flags.returns_key && flags.base64 && breaks_lines(key) {
+    if flags.base64 && breaks_lines(key) {
         return Err(MALFORMED.into());
     }
     Ok(Command { key, base64: flags.base64, rest: words, ..Command::line(verb, flags.expects()) })
@@ -450,7 +450,7 @@ fn meta_set(mut words: Words<'_>) -> Result<Command<'_>, Refused> {
     if flags.long_opaque {
         return Err(refuse(CommandError::Opaque.into()));
     }
-    if !bytes.1 {
+    if !bytes.1 || flags.base64 && breaks_lines(key) {
         return Err(refuse(MALFORMED));
     }
     let command = Command::line(Verb::MetaSet, flags.expects());
@@ -467,8 +467,9 @@ fn meta_debug(mut words: Words<'_>) -> Result<Command<'_>, Refused> {
     Ok(Command { key, base64, rest: words, ..Command::line(Verb::MetaDebug, Expects::Reply) })
 }
 
-/// Whether a key in base64 stands for bytes that, written as they are, would end a line of the answer. memcached 1.6.18 writes them so if the
-/// item was created by `mg` or `ma` with `N`: a client that sends such a key could make up answers to other requests.
+/// Whether a key in base64 stands for bytes that, written as they are, would end a line of the answer. memcached 1.6.18 writes them so in answers to `mg`
+/// and `me` if the item was created by `mg` or `ma` with `N`, and in `stats cachedump`: a client that stores such a key could make up answers to other
+/// requests.
 fn breaks_lines(key: &[u8]) -> bool {
     let mut decoded = [0; KEY_BYTES_MAX];
     base64::decode(key, &mut decoded).is_some_and(|key| key.contains(&b'\n'))
