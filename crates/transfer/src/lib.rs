@@ -40,6 +40,7 @@ pub mod compress;
 mod counters;
 pub mod engine;
 mod error;
+mod fair_share;
 pub mod flow;
 mod held;
 pub mod kernel;

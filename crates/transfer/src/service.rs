@@ -25,8 +25,8 @@ use zeroize::Zeroizing;
 use crate::counters::Counters;
 use crate::engine::{Engine, InFlight, Limits};
 use crate::error::TransferError;
+use crate::fair_share::is_within_share;
 use crate::flow::Report;
-use crate::memory::is_within_share;
 use crate::message::{
     Answer, LISTED_MAX, Listed, QUEUES_MAX, REQUEST_BYTES_MAX, RemoteError, Request,
 };

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use sys::isolation::Identity;
 
-use crate::memory::is_within_share;
+use crate::fair_share::is_within_share;
 
 pub(crate) use process::{Remote, UserProcess};
 pub(crate) use wire::Operation;
