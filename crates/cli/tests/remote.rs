@@ -173,7 +173,9 @@ fn a_service_starts_without_its_remote_accelerator_and_survives_its_end() {
     });
     assert_eq!(code.unwrap().code(), Some(0));
     eventually("the link is lost", || !is_up(&served, "echo"));
-    assert!(served.log().contains("the runtime on the other machine was stopped"));
+    eventually("the reason is logged", || {
+        served.log().contains("the runtime on the other machine was stopped")
+    });
     assert_eq!(served.drain(), 0);
 }
 
