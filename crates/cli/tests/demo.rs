@@ -63,7 +63,7 @@ fn functions_are_replaced_under_load_and_a_spoiled_byte_is_found() {
     let shown = report(&["functions"]);
     assert!(shown["checked"].as_u64().unwrap() > 4000, "{shown}");
     assert_eq!(shown["wrong"], 0, "{shown}");
-    assert!(shown["replaced"].as_u64().unwrap() >= 1, "{shown}");
+    assert!(shown["replaced"].as_u64().unwrap() > 1, "{shown}");
     for registers in shown["registers"].as_array().unwrap() {
         let value = |name: &str| registers[name].as_u64().unwrap();
         assert_eq!((value("count"), value("dropped"), value("sum")), (2000, 1000, 1_999_000));

@@ -3,7 +3,7 @@
 mod processes;
 
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
@@ -314,19 +314,22 @@ fn mistakes_of_the_configuration_have_an_error_each() {
     });
 }
 
+/// A connection of rank 1 of two to rank 0, which listens there, and the answer to it.
+fn join(address: SocketAddr, purpose: Purpose) -> (TcpStream, Welcome) {
+    let hello = Hello { purpose, ranks: 2, from: 1, to: 0, name: "test".to_owned() };
+    let mut socket = TcpStream::connect(address).unwrap();
+    socket.write_all(&hello.encode()).unwrap();
+    let mut answer = [0; WELCOME_BYTES];
+    socket.read_exact(&mut answer).unwrap();
+    (socket, Welcome::decode(&answer).unwrap())
+}
+
 #[test]
 fn a_second_process_does_not_take_the_place_of_a_rank() {
     let (listeners, addresses) = listeners(2);
     thread::scope(|scope| {
         let group = scope.spawn(|| Group::connect(&member(2, 0), &listeners[0], &addresses, LIMIT));
-        let join = |purpose| {
-            let hello = Hello { purpose, ranks: 2, from: 1, to: 0, name: "test".to_owned() };
-            let mut socket = TcpStream::connect(addresses[0]).unwrap();
-            socket.write_all(&hello.encode()).unwrap();
-            let mut answer = [0; WELCOME_BYTES];
-            socket.read_exact(&mut answer).unwrap();
-            (socket, Welcome::decode(&answer).unwrap())
-        };
+        let join = |purpose| join(addresses[0], purpose);
         let (_rank, answer) = join(Purpose::Control);
         let (_other, second) = join(Purpose::Control);
         let others = [Purpose::Data, Purpose::Bulk].map(join);
@@ -363,13 +366,7 @@ fn a_hostile_member_gets_a_clear_status_and_no_memory() {
                 group.set_limit(LIMIT);
                 group.all_reduce(Element::Int32, &mut ints(4, 1))
             });
-            let join = |purpose| {
-                let hello = Hello { purpose, ranks: 2, from: 1, to: 0, name: "test".to_owned() };
-                let mut socket = TcpStream::connect(addresses[0]).unwrap();
-                socket.write_all(&hello.encode()).unwrap();
-                socket.read_exact(&mut [0; WELCOME_BYTES]).unwrap();
-                socket
-            };
+            let join = |purpose| join(addresses[0], purpose).0;
             let all = [Purpose::Control, Purpose::Data, Purpose::Bulk].map(join);
             let [control, mut data, bulk] = all;
             data.write_all(&bytes).unwrap();
@@ -394,13 +391,7 @@ fn a_notice_that_is_none_ends_the_group() {
             group.set_limit(LIMIT / 3);
             group.barrier()
         });
-        let join = |purpose| {
-            let hello = Hello { purpose, ranks: 2, from: 1, to: 0, name: "test".to_owned() };
-            let mut socket = TcpStream::connect(addresses[0]).unwrap();
-            socket.write_all(&hello.encode()).unwrap();
-            socket.read_exact(&mut [0; WELCOME_BYTES]).unwrap();
-            socket
-        };
+        let join = |purpose| join(addresses[0], purpose).0;
         let [mut control, _data, _bulk] =
             [Purpose::Control, Purpose::Data, Purpose::Bulk].map(join);
         control.write_all(&[0xff; NOTICE_BYTES]).unwrap();

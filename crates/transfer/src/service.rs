@@ -318,8 +318,8 @@ impl Acceptor {
     }
 }
 
-/// With whose rights the process at the other end acts. A process of another container, whose limit is not known, has that of this one. `None`: it has
-/// ended, or the host kernel does not know all.
+/// With whose rights the process at the other end acts. Its limit is the one that it has when the engine accepts it. `None`: it
+/// has ended, it is of another container, or the host kernel does not know all.
 fn identity_of(socket: &LocalSocket) -> Option<Identity> {
     let peer = socket.peer().ok()?;
     let (soft, hard) = sys::process::file_limit(peer.process).ok()?;

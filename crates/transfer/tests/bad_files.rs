@@ -4,16 +4,20 @@
 //!
 //! Tests that mount, or that have to lose root's rights, run again in namespaces of their own (`unshare`, of util-linux).
 
+#[path = "common/folder.rs"]
+mod folder;
+
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command as Process;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use folder::Folder;
 use sys::local::LocalListener;
 use transfer::message::Answer;
 use transfer::{
@@ -44,30 +48,8 @@ fn is_inside(test: &str, command: &[&str]) -> bool {
     false
 }
 
-/// A folder that goes away.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let name = format!("serval-transfer-{name}-{}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn join(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-
-    fn protect(&self, mode: u32) {
-        fs::set_permissions(&self.0, fs::Permissions::from_mode(mode)).unwrap();
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+fn protect(folder: &Folder, mode: u32) {
+    fs::set_permissions(&folder.0, fs::Permissions::from_mode(mode)).unwrap();
 }
 
 /// Everything in a folder, also what is hidden.
@@ -233,18 +215,18 @@ fn permissions_are_those_of_the_moment_a_file_is_opened_and_named() {
     let copied = engine.submit(Source::file(source, 0, None).file(new.file().unwrap(), 0));
     assert_eq!(copied.unwrap().wait().result, Ok(()));
     // The folder takes no new name: the file stays absent, however it is to be named.
-    folder.protect(0o555);
+    protect(&folder, 0o555);
     let refused = new.commit(Existing::Keep, false).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
     assert_eq!(names(&folder.0), ["kept"]);
-    folder.protect(0o755);
+    protect(&folder, 0o755);
     let new = NewFile::create(&path).unwrap();
-    folder.protect(0o555);
+    protect(&folder, 0o555);
     let refused = new.commit(Existing::Replace, false).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
     let refused = NewFile::create(&folder.join("copy")).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
-    folder.protect(0o755);
+    protect(&folder, 0o755);
     assert_eq!(names(&folder.0), ["kept"]);
     fs::set_permissions(&path, fs::Permissions::from_mode(0o400)).unwrap();
     assert!(fs::read(&path).unwrap() == content, "it was not replaced");

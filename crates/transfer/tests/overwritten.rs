@@ -2,17 +2,19 @@
 //! one that is reported, whichever bytes were read.
 
 mod common;
+#[path = "common/folder.rs"]
+mod folder;
 
 use std::fs::{self, File};
 use std::io::Read as _;
 use std::os::unix::fs::FileExt as _;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use aws_lc_rs::digest::{SHA256, digest};
+use folder::Folder;
 use md5::Digest as _;
 use transfer::{Cipher, Command, DigestKind, Engine, Key, Limits, Place, Report, StageSpec};
 
@@ -27,27 +29,10 @@ fn contents(bytes: usize) -> [Vec<u8>; 2] {
     [7u8, 8].map(|salt| (0..bytes).map(|at| (at * 13 + at / 249) as u8 ^ salt << 4).collect())
 }
 
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let name = format!("serval-transfer-{name}-{}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn file(&self, name: &str) -> File {
-        let mut options = File::options();
-        options.read(true).write(true).create(true).truncate(true);
-        options.open(self.0.join(name)).unwrap()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+fn create(folder: &Folder, name: &str) -> File {
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(true);
+    options.open(folder.join(name)).unwrap()
 }
 
 /// Checks what has arrived against what was reported, and where its bytes come from.
@@ -97,7 +82,7 @@ fn a_file_that_is_replaced_in_the_middle_is_sent_as_it_was_read() {
     let contents = contents(SENT);
     let engine = Engine::start(Limits::default()).unwrap();
     for (cipher, stages) in cases() {
-        let file = folder.file("source");
+        let file = create(&folder, "source");
         file.write_all_at(&contents[0], 0).unwrap();
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let (source, sink) =
@@ -121,7 +106,7 @@ fn a_file_that_is_overwritten_all_the_time_is_sealed_as_it_was_read() {
     let folder = Folder::new("overwritten");
     let contents = Arc::new(contents(IN_PARTS));
     let engine = Engine::start(Limits { threads: 2, ..Limits::default() }).unwrap();
-    let file = folder.file("source");
+    let file = create(&folder, "source");
     file.write_all_at(&contents[0], 0).unwrap();
     let (ends, written) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let writer = {
@@ -146,7 +131,7 @@ fn a_file_that_is_overwritten_all_the_time_is_sealed_as_it_was_read() {
             let outcome = loop {
                 let source = Place::File(file.try_clone().unwrap().into(), 0);
                 // To a file: in parts at the same time, if its stages allow that.
-                let sink = Place::File(folder.file("sink").into(), 0);
+                let sink = Place::File(create(&folder, "sink").into(), 0);
                 let command = Command::new(source, None, stages.clone(), sink);
                 let outcome = engine.submit(command).unwrap().wait();
                 if written.load(Ordering::Relaxed) > before {

@@ -16,21 +16,26 @@ use preloaded::{Ftp, PATIENCE, Setup, body, free_address, get, over_http2};
 use sys::local::LocalListener;
 use transfer::{Service, ServiceLimits};
 
+/// A configuration of nginx that serves the files of a setup with `sendfile`; with these settings, listening so.
+fn nginx(setup: &Setup, settings: &str, listen: &str) -> String {
+    let folder = setup.folder.display();
+    format!(
+        "daemon off; master_process off; pid {folder}/pid; error_log stderr; worker_processes 1;
+         events {{ worker_connections 64; }}
+         http {{
+             access_log off; sendfile on; {settings} root {folder}/files;
+             client_body_temp_path {folder}/1; proxy_temp_path {folder}/2; fastcgi_temp_path {folder}/3;
+             uwsgi_temp_path {folder}/4; scgi_temp_path {folder}/5;
+             server {{ listen {listen}; }}
+         }}"
+    )
+}
+
 #[test]
 fn nginx_serves_through_the_engine() {
     let mut setup = Setup::new("nginx");
     let address = free_address();
-    let folder = setup.folder.display().to_string();
-    let config = format!(
-        "daemon off; master_process off; pid {folder}/pid; error_log stderr; worker_processes 1;
-         events {{ worker_connections 64; }}
-         http {{
-             access_log off; sendfile on; tcp_nopush on; root {folder}/files;
-             client_body_temp_path {folder}/1; proxy_temp_path {folder}/2; fastcgi_temp_path {folder}/3;
-             uwsgi_temp_path {folder}/4; scgi_temp_path {folder}/5;
-             server {{ listen {address}; }}
-         }}"
-    );
+    let config = nginx(&setup, "tcp_nopush on;", &format!("{address}"));
     fs::write(setup.folder.join("nginx.conf"), config).unwrap();
     let (large, small) = (setup.file("large", 20 << 20), setup.file("small", 1000));
     let path = setup.folder.join("nginx.conf");
@@ -69,17 +74,7 @@ fn nginx_serves_through_the_engine() {
 fn nginx_serves_http2_through_the_engine() {
     let mut setup = Setup::new("nginx-http2");
     let address = free_address();
-    let folder = setup.folder.display().to_string();
-    let config = format!(
-        "daemon off; master_process off; pid {folder}/pid; error_log stderr; worker_processes 1;
-         events {{ worker_connections 64; }}
-         http {{
-             access_log off; sendfile on; tcp_nopush on; root {folder}/files; http2_chunk_size 16k;
-             client_body_temp_path {folder}/1; proxy_temp_path {folder}/2; fastcgi_temp_path {folder}/3;
-             uwsgi_temp_path {folder}/4; scgi_temp_path {folder}/5;
-             server {{ listen {address} http2; }}
-         }}"
-    );
+    let config = nginx(&setup, "tcp_nopush on; http2_chunk_size 16k;", &format!("{address} http2"));
     fs::write(setup.folder.join("nginx.conf"), config).unwrap();
     let contents = [setup.file("large", 5_000_003), setup.file("other", 3_000_001)];
     let small = setup.file("small", 1000);
@@ -87,8 +82,9 @@ fn nginx_serves_http2_through_the_engine() {
     let program = fs::canonicalize("/usr/sbin/nginx").unwrap();
     let settings = setup.folder.join("transfer.toml");
     let text = format!(
-        "[[program]]\npath = \"{}\"\nengine = \"{folder}/engine\"\nmin_bytes = 2000\nnonblocking = true\n",
-        program.display()
+        "[[program]]\npath = \"{}\"\nengine = \"{}/engine\"\nmin_bytes = 2000\nnonblocking = true\n",
+        program.display(),
+        setup.folder.display()
     );
     fs::write(&settings, text).unwrap();
     fs::set_permissions(&settings, fs::Permissions::from_mode(0o600)).unwrap();

@@ -1,6 +1,6 @@
 //! The part of a worker's time that functions with a limit may take: those of users who are not the operator.
 //!
-//! Their calls are added up over a second, for all of them on a chain together, so that a user gains nothing by attaching several. As soon as they have taken more
+//! Their calls are added up over a second, for all of them on a chain together, so that a user gains nothing by attaching several there. A user of several services has its part on the chain of each. As soon as they have taken more
 //! than their part of it, the one that took most is *suspended*: it is not called, and its messages are treated as [`OnFailure`](super::OnFailure) says. It
 //! goes on after a second; if it takes too much again, after twice as long each time, up to a minute. A second within the limit forgets that.
 //!

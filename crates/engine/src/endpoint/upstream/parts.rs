@@ -108,8 +108,10 @@ impl Parts {
             let is_first = self.forget(header.id) || header.sequence == 0;
             return if is_first { Part::First } else { Part::Useless };
         };
-        if header.sequence == 0 && answer.is_list() {
+        if answer.is_list() {
+            // The next value, with whichever of its datagrams has come first.
             answer.missing = u32::from(header.total).saturating_sub(1);
+            answer.misses_first = header.sequence > 0;
             answer.left = None;
         } else if header.sequence == 0 && !answer.misses_first {
             // An answer to the next request with this id.
@@ -194,6 +196,23 @@ mod tests {
             (0, 1, "END\r\n", FURTHER),
             (0, 1, "STORED\r\n", Part::First),
             (0, 1, "VA 1\r\nx\r\n", Part::First),
+        ];
+        for (sequence, total, body, part) in all {
+            assert_eq!(flow.take(7, (sequence, total), body), part, "{body:?}");
+        }
+        assert!(!flow.0.awaits());
+    }
+
+    #[test]
+    fn datagrams_of_a_later_value_come_in_any_order() {
+        let mut flow = Flow(Parts::default(), 0);
+        let all = [
+            (0, 1, "VALUE a 0 1\r\nx\r\n", Part::First),
+            (1, 3, "efgh", FURTHER),
+            (0, 3, "VALUE b 0 12\r\nabcd", FURTHER),
+            (2, 3, "ijkl\r\n", FURTHER),
+            (0, 1, "VALUE c 0 1\r\nx\r\nEND\r\n", FURTHER),
+            (1, 3, "efgh", Part::Useless),
         ];
         for (sequence, total, body, part) in all {
             assert_eq!(flow.take(7, (sequence, total), body), part, "{body:?}");
