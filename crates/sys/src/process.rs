@@ -146,14 +146,15 @@ pub fn tie(command: &mut Command, cores: &[usize]) {
     unsafe { command.pre_exec(tie) };
 }
 
-/// Limits the command's process to `cpu_seconds` of CPU time, after which it is killed, and disables its core dumps. A lower limit of this process stays.
+/// Limits the command's process to `cpu_seconds` of CPU time, after which it is killed, lowers its priority, and disables its core dumps. A lower limit of this process stays.
 pub fn confine(command: &mut Command, cpu_seconds: u32) {
     let confine = move || {
         let most = libc::rlim_t::from(cpu_seconds);
         // At the soft limit SIGXCPU, at the hard one SIGKILL.
         // Workers that poll come first, and leave it a quarter of a core.
+        // Added to what it has: a lower priority stays. More nice is always allowed.
         // SAFETY: no pointers.
-        check(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 5) })?;
+        unsafe { libc::nice(5) };
         lower(libc::RLIMIT_CPU, most, most + 1)?;
         lower(libc::RLIMIT_CORE, 0, 0)
     };

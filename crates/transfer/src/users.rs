@@ -145,7 +145,9 @@ impl Users {
         }
         let of_tenant = self.known.iter().filter(|known| known.tenant == tenant).count() as u64;
         let all = self.known.len() as u64;
-        if !is_within_share(1, of_tenant, all, PROCESSES_MAX as u64, 1) {
+        let is_of_tenant = |known: &Known| known.tenant == tenant;
+        let has_place = is_within_share(1, of_tenant, all, PROCESSES_MAX as u64, 1);
+        if !has_place && !self.end_one(is_of_tenant, now) {
             let why = format!(
                 "{of_tenant} processes execute transfers of users of this tenant, and the rest is for those of others: wait until one has ended"
             );
