@@ -1,9 +1,9 @@
 //! The messages of transfers: decoded as encoded, or refused. Sealed streams: opened to what was sealed, or refused. Compressed
 //! data: expanded within limits, or refused.
 
-use transfer::compress::Expander;
-use transfer::message::{ANSWER_BYTES_MAX, Answer, REQUEST_BYTES_MAX, Request};
-use transfer::seal::{HEADER_BYTES, Opener, RECORD_BYTES};
+use transfer::stages::compress::Expander;
+use transfer::service::message::{ANSWER_BYTES_MAX, Answer, REQUEST_BYTES_MAX, Request};
+use transfer::stages::seal::{HEADER_BYTES, Opener, RECORD_BYTES};
 use transfer::{Cipher, ExpandLimits, Format, Key, Ran, TransferError};
 
 /// A request to a transfer engine, and an answer to its caller.

@@ -7,7 +7,7 @@ use accel::cuda::{CudaError, Gpu, LentError, Ready, StagedArray, gpu_at};
 use collective::staged::{CopyFailed, Direction, PIECE_BYTES, SLOTS};
 use collective::{CollectiveError, Staging};
 use pyo3::prelude::*;
-use transfer::accelerator;
+use transfer::command::accelerator;
 
 use crate::lock;
 

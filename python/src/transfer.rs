@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use sys::descriptors::{Interest, Readiness, duplicate};
 use sys::local::{WakeFd, wait_readable};
-use transfer::message::Answer;
+use transfer::service::message::Answer;
 use transfer::{
     AcceleratorMemory, Cipher, Client, ClientError, Command, DigestKind, Engine, Existing,
     ExpandLimits, Format, Key, Limits, Namer, NewFile, Outcome, Place, RemoteError, Report,

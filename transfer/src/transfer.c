@@ -1,4 +1,4 @@
-/* The client side of the protocol of crates/transfer/src/message.rs. */
+/* The client side of the protocol of crates/transfer/src/service/message.rs. */
 #define _GNU_SOURCE
 #include "serval/transfer.h"
 

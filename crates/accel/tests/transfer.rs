@@ -7,7 +7,7 @@ use std::io::{Read as _, Seek as _, Write as _};
 
 use accel::cuda::{Gpu, StagedArray};
 use fake::driver;
-use transfer::accelerator::{SLOT_BYTES, SLOTS};
+use transfer::command::accelerator::{SLOT_BYTES, SLOTS};
 use transfer::{AcceleratorMemory, DigestKind, Engine, Limits, Source};
 
 #[test]

@@ -15,7 +15,7 @@ use std::time::Duration;
 use common::{Peer, Served};
 use serde_json::Value as Json;
 use transfer::Source;
-use transfer::message::Answer;
+use transfer::service::message::Answer;
 
 struct Folder(PathBuf);
 

@@ -8,9 +8,16 @@
 //! A file can hang: FUSE, a network file system without its server, a broken disk. A thread in a slow step is replaced until it
 //! returns, and its transfer ends without it when its time is over.
 
+pub(crate) mod counters;
+pub(crate) mod fair_share;
 mod handle;
 mod job;
+mod memory;
+pub(crate) mod outcomes;
+mod parts;
 mod queues;
+pub mod scoreboard;
+pub(crate) mod tenants;
 
 use std::collections::HashSet;
 use std::io;
@@ -20,21 +27,21 @@ use std::time::{Duration, Instant};
 
 use sys::descriptors::{Interest, Readiness};
 
-use crate::apart::{Apart, run_together};
-use crate::buffer::SharedBuffers;
-use crate::counters::Counters;
-use crate::error::TransferError;
-use crate::fair_share::is_within_share;
-use crate::flow::{Buffers, Cut, End, Flow, Plan, Progress, Report};
-use crate::held::{Checked, Descriptors, Socket, SocketUse, check, check_rights};
-use crate::memory::{Memory, Reserved};
-use crate::parts::{Next, Whole};
-use crate::pipeline::Command;
-use crate::reaper::Reaper;
-use crate::scoreboard::{EntryId, Expired, GivenBack, Patience, Scoreboard, Share, Work};
-use crate::stage::StageSpec;
-use crate::tenants::{Account, TenantShare};
-use crate::users::UserProcess;
+use crate::command::error::TransferError;
+use crate::command::pipeline::Command;
+use crate::command::stage::StageSpec;
+use crate::engine::counters::Counters;
+use crate::engine::fair_share::is_within_share;
+use crate::engine::memory::{Memory, Reserved};
+use crate::engine::parts::{Next, Whole};
+use crate::engine::scoreboard::{EntryId, Expired, GivenBack, Patience, Scoreboard, Share, Work};
+use crate::engine::tenants::{Account, TenantShare};
+use crate::run::apart::{Apart, run_together};
+use crate::run::flow::{Buffers, Cut, End, Flow, Plan, Progress, Report};
+use crate::run::held::{Checked, Descriptors, Socket, SocketUse, check, check_rights};
+use crate::run::reaper::Reaper;
+use crate::run::users::UserProcess;
+use crate::stages::buffer::SharedBuffers;
 use handle::{Arrival, Shape};
 pub use handle::{Submitted, Transfer};
 use job::{Ending, Job};

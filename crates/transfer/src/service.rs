@@ -6,7 +6,9 @@
 //!
 //! An engine of root also admits the users of tenants, if the socket's mode lets them connect. A process with their rights makes the system calls of their transfers (`users`).
 
-mod client;
+pub(crate) mod client;
+mod connection;
+pub mod message;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -22,16 +24,16 @@ use sys::isolation::Identity;
 use sys::local::{LocalListener, LocalSocket, WakeFd, wait_ready};
 use zeroize::Zeroizing;
 
-use crate::counters::Counters;
+use crate::command::error::TransferError;
+use crate::engine::counters::Counters;
+use crate::engine::fair_share::is_within_share;
 use crate::engine::{Engine, InFlight, Limits};
-use crate::error::TransferError;
-use crate::fair_share::is_within_share;
-use crate::flow::Report;
-use crate::message::{
+use crate::run::flow::Report;
+use crate::run::users::{UserProgram, Users};
+use crate::service::message::{
     Answer, LISTED_MAX, Listed, QUEUES_MAX, REQUEST_BYTES_MAX, RemoteError, Request,
 };
-use crate::users::{UserProgram, Users};
-use client::Client;
+use connection::Client;
 
 /// Connections that are accepted between two looks at requests.
 const ACCEPTS_MAX: usize = 16;

@@ -4,9 +4,9 @@ use std::io::{self, IoSliceMut};
 use std::sync::{Arc, Mutex};
 
 use transfer::TransferError;
-use transfer::apart::{Apart, Send};
-use transfer::flow::{Blocked, Buffers, CHUNK_BYTES, Cut, Device, Devices, End, Flow, Plan};
-use transfer::pipeline::WhenBlocked;
+use transfer::command::pipeline::WhenBlocked;
+use transfer::run::apart::{Apart, Send};
+use transfer::run::flow::{Blocked, Buffers, CHUNK_BYTES, Cut, Device, Devices, End, Flow, Plan};
 
 /// A file of ones, and a socket that takes this many bytes at a time.
 struct Ends {

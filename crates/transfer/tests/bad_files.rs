@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use folder::Folder;
 use sys::local::LocalListener;
-use transfer::message::Answer;
+use transfer::service::message::Answer;
 use transfer::{
     Client, Engine, Existing, Limits, NewFile, Outcome, Service, ServiceLimits, Source,
 };

@@ -9,16 +9,16 @@ use std::io::{self, IoSliceMut};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use proptest::prelude::*;
-use transfer::apart::{Apart, run_together};
-use transfer::flow::{
+use transfer::command::pipeline::WhenBlocked;
+use transfer::engine::scoreboard::{EntryId, Expired, GivenBack, Patience, Scoreboard, Work};
+use transfer::run::apart::{Apart, run_together};
+use transfer::run::flow::{
     Blocked, Buffers, CHUNK_BYTES, Cut, Device, Devices, End, Flow, Plan, Report,
 };
-use transfer::pipeline::WhenBlocked;
-use transfer::scoreboard::{EntryId, Expired, GivenBack, Patience, Scoreboard, Work};
+use transfer::stages::compress::{Compressor, EMPTY_MEMBERS_MAX, Expander, MEMBERS_OF_RUN_MAX};
 use transfer::{
     Cipher, DigestKind, ExpandLimits, Format, HEAD_MAX, Key, SearchKind, SearchSpec, StageKind,
     StageSpec, TransferError,
-    compress::{Compressor, EMPTY_MEMBERS_MAX, Expander, MEMBERS_OF_RUN_MAX},
 };
 
 const KEY: [u8; 32] = [9; 32];
@@ -69,7 +69,7 @@ impl Devices for Sim {
         self.state().send(bytes)
     }
 
-    fn sender(&self) -> Option<Arc<transfer::apart::Send>> {
+    fn sender(&self) -> Option<Arc<transfer::run::apart::Send>> {
         let shared = self.clone();
         Some(Arc::new(move |bytes| shared.state().send(bytes)))
     }

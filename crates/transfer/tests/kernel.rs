@@ -10,7 +10,7 @@ use aes::Aes256;
 use ctr::Ctr128BE;
 use ctr::cipher::{KeyIvInit as _, StreamCipher as _, StreamCipherSeek as _};
 use proptest::prelude::*;
-use transfer::kernel::PIECE_HEADER_BYTES;
+use transfer::stages::kernel::PIECE_HEADER_BYTES;
 use transfer::{
     Cipher, DigestKind, Engine, Kernel, KernelSource, Key, Limits, Source, TransferError,
 };

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use sys::local::LocalListener;
-use transfer::message::Answer;
+use transfer::service::message::Answer;
 use transfer::{Client, ClientError, Existing, NewFile, Service, ServiceLimits, Source};
 
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,10 +1,10 @@
 //! The scoreboard without devices: whose turn it is, steps that hang, and peers that are slow.
 
 use transfer::TransferError;
-use transfer::flow::{Blocked, Buffers, Device, End};
-use transfer::scoreboard::{
+use transfer::engine::scoreboard::{
     ABANDON_NS, Expired, GivenBack, Patience, SLOW_MAX, SLOW_NS, Scoreboard, Work,
 };
+use transfer::run::flow::{Blocked, Buffers, Device, End};
 
 const STALL_NS: u64 = 1_000_000_000;
 

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use sys::local::{LocalListener, LocalSocket, WakeFd, wait_readable};
-use transfer::message::{ANSWER_BYTES_MAX, Answer, Order, REQUEST_BYTES_MAX, Request};
+use transfer::service::message::{ANSWER_BYTES_MAX, Answer, Order, REQUEST_BYTES_MAX, Request};
 use transfer::{
     Cipher, Client, ClientError, Command, DigestKind, Engine, ExpandLimits, FileRange, Format,
     HEAD_MAX, Key, Limits, Outcomes, Place, Service, ServiceLimits, Source, StageSpec,

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use sys::local::LocalListener;
-use transfer::message::Answer;
+use transfer::service::message::Answer;
 use transfer::{
     Client, Command, DigestKind, Key, SMALL_BYTES_MAX, Service, ServiceLimits, Small, Source,
     TransferError,

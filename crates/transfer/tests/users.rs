@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use sys::local::LocalListener;
-use transfer::message::Answer;
+use transfer::service::message::Answer;
 use transfer::{
     Client, ClientError, Command, DigestKind, Engine, FileRange, Key, RemoteError, Report, Service,
     ServiceLimits, Source, TenantShare, UserProgram,

@@ -61,7 +61,7 @@ const PLANTS: &[Plant] = &[
     Plant {
         target: "expand",
         bug: "expansions have no limit",
-        file: "crates/transfer/src/compress.rs",
+        file: "crates/transfer/src/stages/compress.rs",
         right: "if self.made > self.limits.bytes ||",
         wrong: "if",
     },
@@ -138,14 +138,14 @@ const PLANTS: &[Plant] = &[
     Plant {
         target: "sealed",
         bug: "the bytes of a stream that were taken are counted without those of its header",
-        file: "crates/transfer/src/seal.rs",
+        file: "crates/transfer/src/stages/seal.rs",
         right: "ran.taken += take;\n                ran.done = last",
         wrong: "ran.taken = take;\n                ran.done = last",
     },
     Plant {
         target: "transfer",
         bug: "reserved bytes of a request may have any value",
-        file: "crates/transfer/src/message.rs",
+        file: "crates/transfer/src/service/message.rs",
         right: "rest.reserved(2)?;\n    if more >= FILES_MAX",
         wrong: "rest.bytes(2)?;\n    if more >= FILES_MAX",
     },

@@ -309,61 +309,67 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "one_caller_takes_all_places",
         "a caller whose files hang takes the places of others",
         &[
-            "crates/transfer/src/scoreboard/tests.rs::a_caller_whose_files_hang_leaves_places_to_others",
+            "crates/transfer/src/engine/scoreboard/tests.rs::a_caller_whose_files_hang_leaves_places_to_others",
         ],
     ),
     mutant(
         "idle_tenants_save_turns",
         "a tenant without transfers saves up turns",
-        &["crates/transfer/src/scoreboard/turns.rs::who_was_idle_has_saved_no_turns"],
+        &["crates/transfer/src/engine/scoreboard/turns.rs::who_was_idle_has_saved_no_turns"],
     ),
     mutant(
         "end_before_chunks_come_back",
         "a transfer ends while another thread has a chunk of it",
         &[
-            "crates/transfer/src/scoreboard/tests.rs::a_transfer_that_is_done_ends_when_its_chunks_have_come_back",
+            "crates/transfer/src/engine/scoreboard/tests.rs::a_transfer_that_is_done_ends_when_its_chunks_have_come_back",
         ],
     ),
     mutant(
         "cancel_while_chunks_are_away",
         "a transfer is cancelled while another thread has a chunk of it, whose bytes are not counted",
         &[
-            "crates/transfer/src/scoreboard/tests.rs::a_transfer_that_is_cancelled_ends_when_its_chunks_have_come_back",
+            "crates/transfer/src/engine/scoreboard/tests.rs::a_transfer_that_is_cancelled_ends_when_its_chunks_have_come_back",
         ],
     ),
     mutant(
         "go_on_behind_a_failed_part",
         "parts of a transfer behind one that has failed go on",
         &[
-            "crates/transfer/src/parts.rs::parts_behind_a_failed_one_are_cancelled_and_those_before_it_go_on",
+            "crates/transfer/src/engine/parts.rs::parts_behind_a_failed_one_are_cancelled_and_those_before_it_go_on",
         ],
     ),
     mutant(
         "seal_records_without_limit",
         "a stream has more records than its nonces allow",
-        &["crates/transfer/src/seal.rs::a_stream_has_a_number_of_records_that_its_nonces_allow"],
+        &[
+            "crates/transfer/src/stages/seal.rs::a_stream_has_a_number_of_records_that_its_nonces_allow",
+        ],
     ),
     mutant(
         "open_records_without_limit",
         "a stream with more records than its nonces allow opens",
-        &["crates/transfer/src/seal.rs::a_stream_has_a_number_of_records_that_its_nonces_allow"],
+        &[
+            "crates/transfer/src/stages/seal.rs::a_stream_has_a_number_of_records_that_its_nonces_allow",
+        ],
     ),
     mutant(
         "seal_records_with_one_nonce",
         "all records of a stream have one nonce",
-        &["crates/transfer/src/seal.rs::every_record_has_a_nonce_of_its_own"],
+        &["crates/transfer/src/stages/seal.rs::every_record_has_a_nonce_of_its_own"],
     ),
     mutant(
         "open_without_the_last_record",
         "a stream whose last records were removed opens",
         &[
-            "crates/transfer/src/seal.rs::records_that_are_removed_repeated_or_exchanged_do_not_open",
+            "crates/transfer/src/stages/seal.rs::records_that_are_removed_repeated_or_exchanged_do_not_open",
         ],
     ),
     mutant(
         "keep_what_did_not_open",
         "a record that did not open is taken for a part of the next one",
-        &["crates/transfer/src/seal.rs::what_does_not_open_does_not_open_at_the_next_try_either"],
+        &[
+            "crates/transfer/src/stages/seal.rs::what_does_not_open_does_not_open_at_the_next_try_either",
+        ],
     ),
     mutant(
         "name_functions_of_others",

@@ -19,7 +19,7 @@ use serde_json::json;
 use sink::Sink;
 use sys::descriptors::reset_on_close;
 use sys::private_file::open_regular;
-use transfer::message::Answer;
+use transfer::service::message::Answer;
 use transfer::{
     Cipher, Client, Command, Compression, DigestKind, Engine, ExpandLimits, FileRange, Format, Key,
     Limits, SearchKind, SearchSpec, StageSpec, check_order,

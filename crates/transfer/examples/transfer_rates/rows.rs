@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use sys::affinity::allowed_cores;
 use sys::time::process_cpu_ns;
-use transfer::message::Answer;
-use transfer::seal::{HEADER_BYTES, TAG_BYTES};
+use transfer::service::message::Answer;
+use transfer::stages::seal::{HEADER_BYTES, TAG_BYTES};
 use transfer::{Client, DigestKind, Key, Source};
 
 use crate::loops;
@@ -266,7 +266,8 @@ fn check_sealed(caller: &mut Caller, file: &Path) {
 }
 
 fn check_stream(sealed: &[u8], file: &Path) {
-    let mut opener = transfer::seal::Opener::new(transfer::Cipher::Aes256Gcm, &Key::new(KEY));
+    let mut opener =
+        transfer::stages::seal::Opener::new(transfer::Cipher::Aes256Gcm, &Key::new(KEY));
     let expected = fs::read(file).unwrap();
     let mut plain = vec![0; sealed.len() + (1 << 20)];
     let ran = opener.run(sealed, true, &mut plain).unwrap();

@@ -6,10 +6,10 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use super::{Outcome, Shared};
-use crate::flow::Device;
-use crate::report::Progress;
-use crate::scoreboard::{Activity, EntryId};
-use crate::stage::StageKind;
+use crate::command::report::Progress;
+use crate::command::stage::StageKind;
+use crate::engine::scoreboard::{Activity, EntryId};
+use crate::run::flow::Device;
 
 /// A transfer in flight, or one that has ended.
 #[derive(Clone)]

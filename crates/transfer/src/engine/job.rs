@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex};
 
 use super::Done;
 use super::handle::Shape;
-use crate::apart::Apart;
-use crate::error::TransferError;
-use crate::flow::{Blocked, Buffers, Device, End, Flow, Progress};
-use crate::held::{Descriptors, Socket, SocketUse};
-use crate::memory::Reserved;
-use crate::scoreboard::{Share, Work};
+use crate::command::error::TransferError;
+use crate::engine::memory::Reserved;
+use crate::engine::scoreboard::{Share, Work};
+use crate::run::apart::Apart;
+use crate::run::flow::{Blocked, Buffers, Device, End, Flow, Progress};
+use crate::run::held::{Descriptors, Socket, SocketUse};
 
 /// The work of an entry.
 pub(super) struct Job {

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use super::Engine;
 use super::handle::Shape;
-use crate::counters::DeviceLoad;
-use crate::flow::Device;
-use crate::report::Progress;
-use crate::scoreboard::{Activity, AtWork};
+use crate::command::report::Progress;
+use crate::engine::counters::DeviceLoad;
+use crate::engine::scoreboard::{Activity, AtWork};
+use crate::run::flow::Device;
 
 /// What the sockets, the accelerators or the files of one block device do for an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 use std::os::unix::net::UnixStream;
 
 use super::*;
-use crate::flow::Device;
-use crate::pipeline::Source;
-use crate::stage::STAGES_MAX;
+use crate::command::pipeline::Source;
+use crate::command::stage::STAGES_MAX;
+use crate::run::flow::Device;
 use crate::{Cipher, Compression, ExpandLimits, Format, Key, SearchKind, SearchSpec};
 
 /// The smallest limit that a configuration can set.
@@ -67,7 +67,7 @@ fn every_transfer_fits_the_smallest_limit_and_many_plain_ones_the_default() {
         to: 0,
         head: Vec::new(),
         stages,
-        when_blocked: crate::pipeline::WhenBlocked::Wait,
+        when_blocked: crate::command::pipeline::WhenBlocked::Wait,
         sync: false,
         part: None,
         cut: Cut::No,

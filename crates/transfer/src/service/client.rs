@@ -1,354 +1,313 @@
-//! A connection of a program, and its transfers in flight.
+//! A program's connection to a transfer engine in another process.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
 
-use sys::isolation::Identity;
-use sys::local::{LocalSocket, WakeFd};
+use sys::local::{LocalSocket, is_counter, wait_readable};
+use zeroize::Zeroize as _;
 
-use super::{Acceptor, NO_TENANT, answer};
-use crate::engine::{Caller, Engine, Submitted};
-use crate::error::TransferError;
-use crate::flow::Report;
-use crate::message::{Answer, Order};
-use crate::reaper::Reaper;
-use crate::users::UserProcess;
+use crate::command::pipeline::{Command, FILES_MAX, Pipeline, Place};
+use crate::command::report::Report;
+use crate::command::stage::{StageSpec, check_order};
+use crate::engine::Outcome;
+use crate::engine::scoreboard::Patience;
+use crate::run::held::check_head;
+use crate::run::small::{Piece, Small};
+use crate::service::message::{
+    ANSWER_BYTES_MAX, Answer, MessageError, Order, RemoteError, Request,
+};
 
-/// An answer for a program.
-struct Message {
-    bytes: Vec<u8>,
-    /// It is the end of a transfer, which an eventfd counts.
-    is_end: bool,
+/// How long connecting may take, and the time between two attempts.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const CONNECT_PAUSE: Duration = Duration::from_millis(5);
+/// How long an engine may be silent before it is asked for progress, and again before it is given up.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// There is no engine at this path, or it does not accept.
+    #[error(
+        "no transfer engine answers at {path}: {error}; set transfer.socket in the configuration of a server that runs"
+    )]
+    Connect {
+        /// The path.
+        path: String,
+        /// What the host kernel said.
+        error: io::Error,
+    },
+    /// The engine has not read earlier requests yet. The command comes back.
+    #[error("the transfer engine has not read earlier requests yet: try again")]
+    Full(Box<Command>),
+    /// The stages are in an order that makes no sense.
+    #[error("the order of the stages is wrong: {0}")]
+    Order(String),
+    /// A source or sink is memory of an accelerator, or a stage a kernel, which only an engine in the same process reaches.
+    #[error(
+        "an engine in another process reaches neither this memory of an accelerator nor a kernel: use an engine in this process"
+    )]
+    Accelerator,
+    /// What was given to count ends is no eventfd that never blocks.
+    #[error(
+        "ends are counted in an eventfd that was made with EFD_NONBLOCK: this descriptor is another one"
+    )]
+    NoCounter,
+    /// The engine counts ends for programs of its own user and of root only.
+    #[error(
+        "the transfer engine runs as another user: it counts ends in no eventfd of this one, so wait for the descriptor of the connection"
+    )]
+    OtherUser,
+    /// The engine closed the connection.
+    #[error("the transfer engine closed the connection")]
+    Closed,
+    /// It is stopped, or its machine is overloaded.
+    #[error("the transfer engine does not answer")]
+    Silent,
+    /// The engine refused the connection or a message.
+    #[error("the transfer engine refused: {0}")]
+    Refused(RemoteError),
+    /// The answer has no meaning.
+    #[error("the answer of the transfer engine cannot be used: {0}")]
+    Message(#[from] MessageError),
+    /// Another error of the host kernel.
+    #[error("the connection to the transfer engine failed: {0}")]
+    Host(#[from] io::Error),
 }
 
-/// A connection and its transfers in flight.
-pub(super) struct Client {
-    /// `None` only while it is dropped.
-    socket: Option<LocalSocket>,
-    /// The process that connected; 0: of another container, which cannot be told.
-    pub(super) process: u32,
-    pub(super) user: Option<u32>,
-    /// It is the engine's user, or root.
-    pub(super) is_own: bool,
-    /// With whose rights the system calls of its transfers are made, if it is another user. `None`: not known, or the engine's own.
-    identity: Option<Identity>,
-    /// The same for its other connections: of its process, or of its user if that is not the engine's, which can make processes as it likes.
-    pub(super) number: u64,
-    reaper: Reaper,
-    /// Answers that the socket had no room for, the oldest first.
-    answers: Mutex<VecDeque<Message>>,
-    /// Lets the acceptor know that there are some.
-    wake_fd: Arc<WakeFd>,
-    /// Counts ends.
-    counter: Mutex<Option<WakeFd>>,
-    /// By the caller's number; `None` while it is being submitted.
-    transfers: Mutex<HashMap<u64, Option<Submitted>>>,
+/// How a transfer of [`Client::run`] ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// Why it ended early, if it did.
+    pub result: Result<(), RemoteError>,
+    /// What it did.
+    pub report: Report,
 }
 
-/// Messages that were not read may hold descriptors, which close with the socket.
-impl Drop for Client {
-    fn drop(&mut self) {
-        self.reaper.discard(self.socket.take());
-    }
+/// A connection. Closing it cancels its transfers. Its descriptor becomes readable when an answer has arrived.
+pub struct Client {
+    socket: LocalSocket,
+    last_id: u64,
+    /// Transfers of which no answer has come.
+    in_flight: usize,
+    /// Answers that came while [`Self::run`] waited for another one.
+    early: VecDeque<Answer>,
+    small: Small,
 }
 
 impl Client {
-    /// `identity`: with whose rights the calls of its transfers are made; `None`: with those of this process.
-    pub(super) fn new(
-        socket: LocalSocket,
-        process: u32,
-        user: Option<u32>,
-        identity: Option<Identity>,
-        engine: &Engine,
-        wake_fd: Arc<WakeFd>,
-    ) -> Self {
-        let own = sys::process::user();
-        let is_own = user.is_some_and(|user| user == own || user == 0);
-        let number = match (is_own, user) {
-            (false, Some(user)) => 2 << 32 | u64::from(user),
-            _ => 1 << 32 | u64::from(process),
-        };
-        Self {
-            socket: Some(socket),
-            process,
-            user,
-            is_own,
-            identity,
-            number,
-            reaper: engine.reaper().clone(),
-            answers: Mutex::default(),
-            wake_fd,
-            counter: Mutex::default(),
-            transfers: Mutex::default(),
-        }
-    }
-
-    pub(super) fn socket(&self) -> &LocalSocket {
-        self.socket.as_ref().expect("only drop takes it")
-    }
-
-    pub(super) fn transfers(&self) -> MutexGuard<'_, HashMap<u64, Option<Submitted>>> {
-        self.transfers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn answers(&self) -> MutexGuard<'_, VecDeque<Message>> {
-        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Transfers of which it has not taken the answer.
-    fn unanswered(&self) -> usize {
-        let waiting = self.answers().len();
-        self.transfers().len() + waiting
-    }
-
-    /// Returns whether the client stays.
-    pub(super) fn start(
-        self: &Arc<Self>,
-        acceptor: &Acceptor,
-        id: u64,
-        order: Order,
-        descriptors: Vec<OwnedFd>,
-    ) -> bool {
-        let most = acceptor.limits.per_client;
-        // Transfers of the process on other connections.
-        let is_other = |client: &&Arc<Self>| {
-            client.process == self.process && client.process != 0 && !Arc::ptr_eq(client, self)
-        };
-        let others: Vec<&Arc<Self>> = acceptor.clients.iter().filter(is_other).collect();
-        let own = self.memory() + others.iter().map(|client| client.memory()).sum::<u64>();
-        let others: usize = others.iter().map(|client| client.unanswered()).sum();
-        let refuse = |error: TransferError| {
-            acceptor.engine.counters().refuse(&error);
-            self.answer(id, &Err(error), Report::default())
-        };
-        // It may have lost its tenant since it connected.
-        let tenant = self.user.and_then(|user| acceptor.engine.tenant_of(user));
-        if !self.is_own && tenant.is_none() && !mutants::on("serve_users_without_a_tenant") {
-            acceptor.engine.reaper().discard(descriptors);
-            return refuse(NO_TENANT);
-        }
-        let command = match order.command(descriptors) {
-            Ok(command) => command,
-            Err(others) => {
-                acceptor.engine.reaper().discard(others);
-                let why = "a transfer needs a descriptor for each file of its source and one for its sink; fewer arrive if the engine is out of descriptors";
-                return refuse(TransferError::BadRequest(why.to_owned()));
+    /// Connects to the engine at this path (`transfer.socket` of its configuration).
+    pub fn connect(path: &Path) -> Result<Self, ClientError> {
+        let deadline = Instant::now() + CONNECT_TIMEOUT;
+        loop {
+            match LocalSocket::connect(path) {
+                Ok(socket) => {
+                    let (early, small) = (VecDeque::new(), Small::default());
+                    return Ok(Self { socket, last_id: 0, in_flight: 0, early, small });
+                }
+                // Many others connect at the moment.
+                Err(error)
+                    if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline =>
+                {
+                    std::thread::sleep(CONNECT_PAUSE);
+                }
+                Err(error) => {
+                    let path = path.display().to_string();
+                    return Err(ClientError::Connect { path, error });
+                }
             }
-        };
+        }
+    }
+
+    /// Starts a transfer and returns its number, from 1. The engine gets copies of the descriptors; the command's own are closed, unless the
+    /// error is [`ClientError::Full`].
+    pub fn submit(&mut self, command: Command) -> Result<u64, ClientError> {
+        check_order(&command.stages).and(check_head(&command)).map_err(ClientError::Order)?;
+        let id = self.last_id + 1;
+        if command.more.len() >= FILES_MAX {
+            return Err(ClientError::Order(format!("a source has at most {FILES_MAX} files")));
+        }
+        let request = Request::Start { id, order: Order::of(&command) };
+        if command
+            .stages
+            .iter()
+            .any(|stage| matches!(stage, StageSpec::Kernel(..) | StageSpec::SealOn(..)))
         {
-            let mut transfers = self.transfers();
-            if transfers.contains_key(&id) {
-                drop(transfers);
-                acceptor.engine.reaper().discard(command);
-                let why = format!("the transfer {id} is in flight: choose another id");
-                return refuse(TransferError::BadRequest(why));
-            }
-            if others + transfers.len() >= most as usize {
-                drop(transfers);
-                acceptor.engine.reaper().discard(command);
-                return refuse(TransferError::TooMany(most));
-            }
-            transfers.insert(id, None);
+            return Err(ClientError::Accelerator);
         }
-        let number_of_tenant = tenant.as_ref().map_or(0, |tenant| tenant.share.tenant);
-        let process = match self.process_of_user(acceptor, number_of_tenant) {
-            Ok(process) => process,
-            Err(error) => {
-                self.transfers().remove(&id);
-                acceptor.engine.reaper().discard(command);
-                return refuse(error);
-            }
+        let (Some(source), Some(sink)) = (command.source.descriptor(), command.sink.descriptor())
+        else {
+            return Err(ClientError::Accelerator);
         };
-        let (client, number) = (self.clone(), self.number);
-        let caller = Caller { tenant, own: Some(own), number, process: process.clone() };
-        process.iter().for_each(|process| process.begin());
-        let of_done = process.clone();
-        let submitted = acceptor.engine.submit_within(command, caller, move |outcome| {
-            client.transfers().remove(&id);
-            of_done.iter().for_each(|process| process.answered());
-            client.answer(id, &outcome.result, outcome.report);
-        });
-        match submitted {
-            Ok(submitted) => {
-                // It may have ended already.
-                if let Some(entry) = self.transfers().get_mut(&id) {
-                    *entry = Some(submitted);
+        let mut descriptors = vec![source];
+        descriptors.extend(command.more.iter().map(|range| range.file.as_fd()));
+        descriptors.push(sink);
+        match self.request(&request, &descriptors) {
+            Err(ClientError::Host(error)) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Err(ClientError::Full(Box::new(command)));
+            }
+            sent => sent?,
+        }
+        self.last_id = id;
+        self.in_flight += 1;
+        Ok(id)
+    }
+
+    /// Executes a transfer and waits for its end. A file of at most [`crate::SMALL_BYTES_MAX`] that goes to a socket, through nothing but digests and a
+    /// seal, is read, sealed and sent by this thread, without the engine: the hop to it would take longer. For that its file system
+    /// has to be one of this machine's disks or memory, and no other transfer of this connection may be in flight.
+    pub fn run(&mut self, command: Command) -> Result<Ended, ClientError> {
+        let piece = Piece::of(&command, &|| false);
+        if let Some(ended) = piece.and_then(|piece| self.run_small(&piece)) {
+            return Ok(ended);
+        }
+        self.run_there(command)
+    }
+
+    /// As [`Self::run`], to a stream socket that the caller keeps. A small transfer copies no descriptor.
+    pub fn send<State>(
+        &mut self,
+        source: Pipeline<State>,
+        socket: impl AsFd,
+    ) -> Result<Ended, ClientError> {
+        let socket = socket.as_fd();
+        if let (Place::File(file, from), true) = (&source.source, source.more.is_empty()) {
+            let piece = Piece {
+                file: file.as_fd(),
+                from: *from,
+                bytes: source.bytes,
+                stages: &source.stages,
+                socket,
+                patience: Patience::default(),
+                interrupted: &|| false,
+            };
+            if let Some(ended) = self.run_small(&piece) {
+                return Ok(ended);
+            }
+        }
+        let command = source.socket(socket.try_clone_to_owned()?);
+        self.run_there(command)
+    }
+
+    /// In this thread, if that can be done.
+    fn run_small(&mut self, piece: &Piece<'_>) -> Option<Ended> {
+        if self.in_flight > 0 {
+            return None;
+        }
+        let Outcome { result, report } = self.small.run_piece(piece)?;
+        Some(Ended { result: result.map_err(|error| RemoteError::from(&error)), report })
+    }
+
+    fn run_there(&mut self, command: Command) -> Result<Ended, ClientError> {
+        let id = self.submit(command)?;
+        let mut asked = false;
+        loop {
+            match self.receive(SILENCE)? {
+                Some(Answer::Ended { id: ended, result, report }) if ended == id => {
+                    return Ok(Ended { result, report });
                 }
-                true
-            }
-            Err(error) => {
-                self.transfers().remove(&id);
-                process.iter().for_each(|process| process.answered());
-                self.answer(id, &Err(error), Report::default())
-            }
-        }
-    }
-
-    /// The process that makes the system calls of its transfers; `None`: this one does.
-    fn process_of_user(
-        &self,
-        acceptor: &Acceptor,
-        tenant: u32,
-    ) -> Result<Option<Arc<UserProcess>>, TransferError> {
-        if self.is_own || mutants::on("serve_users_with_the_rights_of_the_engine") {
-            return Ok(None);
-        }
-        let unknown = || {
-            let why = "it is not known with which rights the program runs: the process that connected has ended, or the host kernel is older than Linux 4.13";
-            TransferError::UserProcess(why.to_owned())
-        };
-        let identity = self.identity.as_ref().ok_or_else(unknown)?;
-        Ok(Some(acceptor.users.borrow_mut().process((tenant, identity), Instant::now())?))
-    }
-
-    /// Memory that its transfers hold at most.
-    fn memory(&self) -> u64 {
-        self.transfers().values().flatten().map(|submitted| submitted.shape().memory).sum()
-    }
-
-    /// Counts ends in an eventfd from now on. Returns whether the client stays.
-    pub(super) fn count_in(&self, acceptor: &Acceptor, descriptors: Vec<OwnedFd>) -> bool {
-        match counter_of(self.is_own, descriptors) {
-            Ok(counter) => {
-                *self.counter() = Some(counter);
-                true
-            }
-            Err((why, descriptors)) => {
-                self.reaper.discard(descriptors);
-                let refusal = TransferError::BadRequest(why.to_owned());
-                acceptor.engine.counters().refuse(&refusal);
-                self.answer(0, &Err(refusal), Report::default());
-                false
-            }
-        }
-    }
-
-    fn counter(&self) -> MutexGuard<'_, Option<WakeFd>> {
-        self.counter.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn cancel(&self, id: u64) {
-        let submitted = self.transfers().get(&id).cloned().flatten();
-        if let Some(submitted) = submitted {
-            submitted.cancel();
-        }
-    }
-
-    pub(super) fn show_progress(&self, id: u64) -> bool {
-        let submitted = self.transfers().get(&id).cloned().flatten();
-        let Some(submitted) = submitted else { return true };
-        let (read, written) = (submitted.progress().read(), submitted.progress().written());
-        self.send(Answer::Progress { id, read, written }.encode())
-    }
-
-    /// Returns whether the client stays.
-    pub(super) fn answer(
-        &self,
-        id: u64,
-        result: &Result<(), TransferError>,
-        report: Report,
-    ) -> bool {
-        self.put(Message { bytes: answer(id, result, report), is_end: true })
-    }
-
-    /// Returns whether the client stays.
-    pub(super) fn send(&self, bytes: Vec<u8>) -> bool {
-        self.put(Message { bytes, is_end: false })
-    }
-
-    /// Sends an answer, or keeps it until the client has taken those before it.
-    fn put(&self, message: Message) -> bool {
-        let mut answers = self.answers();
-        answers.push_back(message);
-        if answers.len() > 1 {
-            return true;
-        }
-        let sent = self.send_first(&mut answers);
-        if !answers.is_empty() {
-            drop(answers);
-            self.wake_fd.wake();
-        }
-        sent
-    }
-
-    /// Whether answers wait until the client takes earlier ones.
-    pub(super) fn has_answers(&self) -> bool {
-        !self.answers().is_empty()
-    }
-
-    /// Sends answers that wait, as many as there is room for. Returns whether the client stays.
-    pub(super) fn send_answers(&self) -> bool {
-        self.send_first(&mut self.answers())
-    }
-
-    fn send_first(&self, answers: &mut VecDeque<Message>) -> bool {
-        while let Some(Message { bytes, is_end }) = answers.front() {
-            match self.socket().send(bytes, &[]) {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
-                Err(_) => {
-                    answers.clear();
-                    self.socket().shut_down();
-                    return false;
+                Some(Answer::Progress { id: of, .. }) if of == id => asked = false,
+                Some(other) => self.early.push_back(other),
+                None if asked => return Err(ClientError::Silent),
+                None => {
+                    self.ask_progress(id)?;
+                    asked = true;
                 }
             }
-            if let (true, Some(counter)) = (is_end, &*self.counter()) {
-                counter.wake();
-            }
-            answers.pop_front();
         }
-        true
     }
 
-    /// Cancels its transfers.
-    pub(super) fn leave(&self) {
-        self.socket().shut_down();
-        let submitted: Vec<Submitted> = self.transfers().values().flatten().cloned().collect();
-        submitted.iter().for_each(Submitted::cancel);
+    /// Ends a transfer; its answer says what it did.
+    pub fn cancel(&mut self, id: u64) -> Result<(), ClientError> {
+        self.request(&Request::Cancel(id), &[])
+    }
+
+    /// Asks how far a transfer is.
+    pub fn ask_progress(&mut self, id: u64) -> Result<(), ClientError> {
+        self.request(&Request::Progress(id), &[])
+    }
+
+    /// Asks for the transfers in flight of all callers, or of this user if it is another one than the engine's and root.
+    pub fn ask_list(&mut self) -> Result<(), ClientError> {
+        self.request(&Request::List, &[])
+    }
+
+    /// Lets the engine add 1 to an eventfd for each transfer of this connection that ends, when its answer is there. Several connections, and [`crate::Outcomes`], may
+    /// have the same one. It replaces an earlier one, which may count transfers that have been started before. The eventfd has `EFD_NONBLOCK`, and the program runs as the engine's user or as root.
+    pub fn signal(&mut self, eventfd: impl AsFd) -> Result<(), ClientError> {
+        if !is_counter(eventfd.as_fd()) {
+            return Err(ClientError::NoCounter);
+        }
+        let own = sys::process::user();
+        if own != 0 && self.socket.peer()?.user != own {
+            return Err(ClientError::OtherUser);
+        }
+        self.request(&Request::Signal, &[eventfd.as_fd()])
+    }
+
+    /// The next answer, in the order in which transfers end; `None`: none came within `timeout`. Answers that came during [`Self::run`]
+    /// are here, though the descriptor is not readable for them.
+    pub fn next(&mut self, timeout: Duration) -> Result<Option<Answer>, ClientError> {
+        match self.early.pop_front() {
+            Some(answer) => Ok(Some(answer)),
+            None => self.receive(timeout),
+        }
+    }
+
+    fn receive(&mut self, timeout: Duration) -> Result<Option<Answer>, ClientError> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let mut bytes = vec![0; ANSWER_BYTES_MAX + 1];
+            match self.socket.receive(&mut bytes) {
+                Ok(Some(0)) => return Err(ClientError::Closed),
+                Ok(Some(len)) => {
+                    return match Answer::decode(&bytes[..len])? {
+                        Answer::Ended { id: 0, result: Err(error), .. } => {
+                            Err(ClientError::Refused(error))
+                        }
+                        answer => {
+                            let ended = matches!(answer, Answer::Ended { .. });
+                            self.in_flight -= usize::from(ended && self.in_flight > 0);
+                            Ok(Some(answer))
+                        }
+                    };
+                }
+                Ok(None) => {}
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                    return Err(ClientError::Closed);
+                }
+                Err(error) => return Err(error.into()),
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            wait_readable(&[self.socket.as_fd()], Some(left));
+        }
+    }
+
+    fn request(
+        &self,
+        request: &Request,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), ClientError> {
+        let mut bytes = request.encode();
+        let sent = self.socket.send(&bytes, descriptors);
+        // It may hold a key.
+        bytes.zeroize();
+        match sent {
+            Ok(()) => Ok(()),
+            // It may have said why.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(ClientError::Closed),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 
-/// The eventfd in which ends are counted. Another user could let the engine wait: its programs can change the flags of an eventfd.
-fn counter_of(
-    is_own: bool,
-    mut descriptors: Vec<OwnedFd>,
-) -> Result<WakeFd, (&'static str, Vec<OwnedFd>)> {
-    if !is_own {
-        let why = "ends are counted in an eventfd for programs of the engine's user and of root";
-        return Err((why, descriptors));
-    }
-    if descriptors.len() != 1 {
-        return Err(("ends are counted in one eventfd, which comes with the request", descriptors));
-    }
-    WakeFd::counting(descriptors.remove(0)).map_err(|other| {
-        ("ends are counted in an eventfd that was made with EFD_NONBLOCK", vec![other])
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::fd::AsFd as _;
-
-    use super::*;
-
-    #[test]
-    fn ends_are_counted_in_one_eventfd_of_the_engine_s_own_user() {
-        let eventfd = || WakeFd::new().unwrap().as_fd().try_clone_to_owned().unwrap();
-        let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-        assert!(counter_of(true, vec![eventfd()]).is_ok());
-        let refused = |is_own, descriptors: Vec<OwnedFd>| {
-            let given = descriptors.len();
-            let Err((why, kept)) = counter_of(is_own, descriptors) else { panic!("it is taken") };
-            assert_eq!(kept.len(), given, "all are closed by the reaper");
-            why
-        };
-        assert!(refused(false, vec![eventfd()]).contains("the engine's user"));
-        assert!(refused(false, vec![]).contains("the engine's user"));
-        assert!(refused(true, vec![]).contains("one eventfd"));
-        assert!(refused(true, vec![eventfd(), eventfd()]).contains("one eventfd"));
-        assert!(refused(true, vec![file()]).contains("EFD_NONBLOCK"));
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde_json::json;
 use server::config::bytes_for_people;
-use transfer::message::{Answer, Listed};
+use transfer::service::message::{Answer, Listed};
 use transfer::{Activity, Client, DeviceLoad, DeviceQueue};
 
 use super::ENGINE_SILENCE_MAX;

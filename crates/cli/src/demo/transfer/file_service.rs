@@ -13,7 +13,7 @@ use bench::plot::{Axis, Chart, Line, Scale, Unit};
 use serde_json::{Value as Json, json};
 use server::config::bytes_for_people;
 use sys::time::{process_cpu_ns, thread_cpu_ns};
-use transfer::message::Answer;
+use transfer::service::message::Answer;
 use transfer::{Client, Key, Source};
 
 use super::independent::{Library, open, seal, sealed_bytes};
