@@ -65,7 +65,7 @@ build-compiler: setup
 	@$(CARGO) build --release --quiet --package serval-compile
 
 build: command build-compiler
-	@for library in client attach transfer functions; do $(MAKE) --no-print-directory --silent -C $$library || exit 1; done
+	@$(MAKE) --no-print-directory --silent -C lib
 
 # The installed files work without the source tree: the command, which contains the headers of kernels; the libraries with their headers; the
 # documentation, in the same folders as here, with everything that its links lead to (`cargo xtask tidy` checks that): examples without what they build, the
@@ -74,7 +74,7 @@ build: command build-compiler
 PAGES = README.md LICENSE CHANGELOG.md ARCHITECTURE.md CONTRIBUTING.md ORDERING.md SECURITY.md \
 	$(sort $(wildcard docs/*.md docs/*.svg docs/*.json docs/benchmarks/*.json) $(filter-out docs/benchmarks/void/%,$(wildcard docs/benchmarks/*/*.json docs/benchmarks/*/*.svg))) \
 	$(sort $(foreach kind,md toml c cpp cu h js py,$(wildcard examples/*/*.$(kind))) $(wildcard examples/*/Makefile)) \
-	attach/include/serval/attach.h client/include/serval/client.h device/include/serval/kernel.h \
+	lib/include/serval/attach.h lib/include/serval/client.h device/include/serval/kernel.h \
 	$(patsubst %,device/kernels/%.cpp,echo faces lenet scale) benches/speed.toml benches/baselines/README.md
 UNIT = docs/serval.service
 INTO = $(DESTDIR)$(PREFIX)
@@ -99,10 +99,7 @@ install: absolute-prefix $(if $(BUILT_BEFORE),,build)
 	@install -d $(INTO)/bin $(DOC)/docs
 	@install $(STRIPPED) -m 755 "$(SERVAL)" $(INTO)/bin/serval
 	@install $(STRIPPED) -m 755 "$(COMPILER)" $(INTO)/bin/serval-compile
-	@$(MAKE) --no-print-directory --silent -C client install $(PLACE)
-	@$(MAKE) --no-print-directory --silent -C attach install $(PLACE)
-	@$(MAKE) --no-print-directory --silent -C transfer install $(PLACE)
-	@$(MAKE) --no-print-directory --silent -C functions install $(PLACE)
+	@$(MAKE) --no-print-directory --silent -C lib install $(PLACE)
 	@for page in $(PAGES); do install -D -m 644 $$page $(DOC)/$$page || exit 1; done
 	@umask 022; $(INTO)/bin/serval man $(INTO)/share/man/man1 >/dev/null
 	@umask 022; mkdir -p $(dir $(BASH_COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)) && \
@@ -120,10 +117,7 @@ installed-pages:
 uninstall: absolute-prefix
 	@rm -f $(INTO)/bin/serval $(INTO)/bin/serval-compile $(PAGES:%=$(DOC)/%) $(DOC)/$(UNIT) $(MANUAL:%=$(INTO)/share/man/man1/%) \
 		$(BASH_COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)
-	@$(MAKE) --no-print-directory --silent -C client uninstall $(PLACE)
-	@$(MAKE) --no-print-directory --silent -C attach uninstall $(PLACE)
-	@$(MAKE) --no-print-directory --silent -C transfer uninstall $(PLACE)
-	@$(MAKE) --no-print-directory --silent -C functions uninstall $(PLACE)
+	@$(MAKE) --no-print-directory --silent -C lib uninstall $(PLACE)
 	@cd $(DOC) 2>/dev/null && rmdir -p $(filter-out ./,$(sort $(dir $(PAGES)))) 2>/dev/null || true
 	@rmdir $(DOC) 2>/dev/null || true
 

@@ -11,8 +11,8 @@ fn files() -> [(&'static str, Result<String, String>); 5] {
     let [abi, layout, handshake, attach] = [
         ("device/include/serval/abi.h", mqueue::abi::c_header()),
         ("crates/mqueue/tests/layout.snapshot", mqueue::abi::layout_table()),
-        ("client/src/handshake.h", handshake_header()),
-        ("attach/src/protocol.h", attach_header()),
+        ("lib/src/shm/handshake.h", handshake_header()),
+        ("lib/src/attach/protocol.h", attach_header()),
     ]
     .map(|(path, text)| (path, Ok(text)));
     [abi, layout, handshake, attach, drop_reasons::page()]

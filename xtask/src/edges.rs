@@ -211,9 +211,9 @@ fn side_of(file: &File) -> Option<Side> {
         Some(Rust)
     } else if file.path.starts_with("device/include/") {
         Some(Device)
-    } else if file.path.starts_with("client/src/") {
+    } else if file.path.starts_with("lib/src/shm/") {
         Some(Client)
-    } else if file.path.starts_with("attach/src/") {
+    } else if file.path.starts_with("lib/src/attach/") {
         Some(Attach)
     } else {
         None

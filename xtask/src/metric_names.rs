@@ -75,7 +75,7 @@ mod tests {
             let all = [
                 file("docs/operations.md", table),
                 file("docs/a.md", text),
-                file("client/a.h", "void serval_send(void); /* serval_gone_total */"),
+                file("lib/a.h", "void serval_send(void); /* serval_gone_total */"),
             ];
             let mut findings = Findings::new();
             check(&all, &mut findings);

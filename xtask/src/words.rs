@@ -17,9 +17,7 @@ const FOLDERS: &[&str] = &[
     "ORDERING.md",
     "README.md",
     "SECURITY.md",
-    "attach/",
     "benches/",
-    "client/",
     "crates/accel/",
     "crates/bench/",
     "crates/cli/",
@@ -39,8 +37,8 @@ const FOLDERS: &[&str] = &[
     "docs/",
     "examples/",
     "fuzz/",
+    "lib/",
     "tools/",
-    "transfer/",
     "xtask/",
 ];
 /// Except for this table, and records, which are not rewritten.

@@ -34,11 +34,11 @@ const WAIT: Duration = Duration::from_millis(500);
 fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
-        let functions = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../functions");
+        let library = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../lib");
         let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("behind-c");
         let mut make = Command::new("make");
-        make.args(["--no-print-directory", "--silent", "-C"]).arg(functions);
-        let made = make.arg(format!("BUILD={}", build.display())).args(["all", "tests"]).output();
+        make.args(["--no-print-directory", "--silent", "-C"]).arg(library);
+        let made = make.arg(format!("BUILD={}", build.display())).args(["functions", "functions-tests"]).output();
         let made = made.unwrap();
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         build

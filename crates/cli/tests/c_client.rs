@@ -1,4 +1,4 @@
-//! The C client library (`client/`): programs in C against the real server, and against engines that are
+//! The C client library (`lib/src/burst`, `lib/src/shm`): programs in C against the real server, and against engines that are
 //! none. Every program runs as it is shipped and with the address and undefined behaviour sanitizers.
 
 mod common;
@@ -27,7 +27,7 @@ use wire::{DropReason, ReportedReason};
 /// Where the programs are: built once.
 static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("client");
-    make("client", &["all", "tests"], &folder);
+    make("lib", &["client", "client-tests"], &folder);
     make("examples/02_c_client", &["all"], &folder);
     folder
 });
@@ -555,8 +555,8 @@ fn a_program_against_an_installed_library_starts() {
     let lines = elsewhere.split("```").nth(1).unwrap().trim_start_matches("sh");
     // The first installs, from the example's folder; the last asks a server, and here only says what it wants.
     let lines = lines.replace(
-        "../../client",
-        &format!("{} BUILD={}", root.join("client").display(), PROGRAMS.display()),
+        "../../lib",
+        &format!("{} BUILD={}", root.join("lib").display(), PROGRAMS.display()),
     );
     let lines = lines.replace("./shm /tmp/serval-echo.sock", "./shm");
     let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join("elsewhere");

@@ -361,18 +361,18 @@ fn a_function_ends_with_the_connection_that_created_it() {
 
 #[test]
 fn nicas_calls_do_the_same_from_c() {
-    let functions = repository().join("functions");
+    let library = repository().join("lib");
     let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("functions-c");
     let mut make = Command::new("make");
-    make.args(["--no-print-directory", "--silent", "-C"]).arg(&functions);
-    let made = make.arg(format!("BUILD={}", build.display())).args(["all", "tests"]).output();
+    make.args(["--no-print-directory", "--silent", "-C"]).arg(&library);
+    let made = make.arg(format!("BUILD={}", build.display())).args(["functions", "functions-tests"]).output();
     assert_eq!(said(&made.unwrap()), (0, String::new()));
     let late = Command::new(build.join("late_test")).arg(&build).output().unwrap();
     assert_eq!(said(&late), (0, String::new()), "an answer that comes after its time");
     let of_file = "[[service.function]]\nname = \"file\"\nfunction = \"passthrough\"\n";
     let port = free_port();
     let server = Running::start("ik", &(table("echo", port, "echo", "") + of_file));
-    let module = functions.join("threshold.wasm");
+    let module = repository().join("functions/threshold.wasm");
     for (program, function) in [("ik_test", "threshold"), ("ik_test.san", module.to_str().unwrap())]
     {
         let mut test = Command::new(build.join(program));

@@ -1,4 +1,4 @@
-//! Accelerators of one's own: the C++ attach library (`attach/`) and its example, blocks on plain threads, against the
+//! Accelerators of one's own: the C++ attach library (`lib/src/attach`) and its example, blocks on plain threads, against the
 //! real engine and against engines that are none. The program runs with the address and undefined behaviour sanitizers.
 //! And the example in Rust.
 
@@ -28,7 +28,7 @@ use wire::attach::{FromEngine, PARAM_TEXT, ParamValue, VERSION};
 /// Where the programs are: built once.
 static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("attach");
-    for (source, target) in [("attach", "tests"), ("examples/03_own_accelerator", "all")] {
+    for (source, target) in [("lib", "attach-tests"), ("examples/03_own_accelerator", "all")] {
         let output = Command::new("make")
             .args(["--no-print-directory", "-C"])
             .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(source))

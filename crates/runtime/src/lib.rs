@@ -9,7 +9,7 @@
 //! A [`Device`] says how blocks run: [`HostDevice`] runs `cpu` kernels on threads of this process, [`GpuDevice`] runs
 //! CUDA kernels on a GPU; [`kinds`] has all kinds of a configuration. A program with an accelerator of its own
 //! implements the trait and needs no other crate but `mqueue`: see `examples/own_accelerator.rs` of this crate. (For
-//! C++ there is the library in `attach/`.)
+//! C++ there is the library in `lib/src/attach/`.)
 //!
 //! The process maps its region and no other memory of the engine, so its kernels can damage only this service on this
 //! accelerator. Services that use the same exclusive device share a process and its generation.

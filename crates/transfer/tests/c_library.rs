@@ -1,4 +1,4 @@
-//! The C library (`transfer/`) and the library for LD_PRELOAD, by programs in C. The program of the library runs as it is shipped and with
+//! The C library (`lib/src/transfer`) and the library for LD_PRELOAD, by programs in C. The program of the library runs as it is shipped and with
 //! the address and undefined behaviour sanitizers.
 
 use std::fs;
@@ -16,8 +16,8 @@ static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("transfer");
     let output = Command::new("make")
         .args(["--no-print-directory", "-C"])
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../transfer"))
-        .args(["all", "tests"])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../lib"))
+        .args(["transfer", "transfer-tests"])
         .arg(format!("BUILD={}", folder.display()))
         .output()
         .expect("make has to be installed");

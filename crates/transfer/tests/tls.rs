@@ -24,7 +24,7 @@ static RECORDS: LazyLock<PathBuf> = LazyLock::new(|| {
     let program = folder.join("tls_test.san");
     let output = Command::new("make")
         .args(["--no-print-directory", "-C"])
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../transfer"))
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../lib"))
         .arg(&program)
         .arg(format!("BUILD={}", folder.display()))
         .output()

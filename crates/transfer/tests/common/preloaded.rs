@@ -21,8 +21,8 @@ pub(crate) static LIBRARY: LazyLock<PathBuf> = LazyLock::new(|| {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("transfer-preload");
     let output = Command::new("make")
         .args(["--no-print-directory", "-C"])
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../transfer"))
-        .arg("all")
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../lib"))
+        .arg("transfer")
         .arg(format!("BUILD={}", folder.display()))
         .output()
         .expect("make has to be installed");

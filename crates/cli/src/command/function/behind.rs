@@ -108,7 +108,7 @@ impl Run {
         let file = library.canonicalize().ok().filter(|file| file.is_file());
         file.ok_or_else(|| {
             Failure::Run(format!(
-                "there is no library {shown}: `make install` installs it, `make -C functions` builds it in target/functions; name it with --library"
+                "there is no library {shown}: `make install` installs it, `make -C lib functions` builds it in target/lib; name it with --library"
             ))
         })
     }
