@@ -9,18 +9,33 @@
 //! * [`log`]: log lines that never block the server, whatever happens to its outputs.
 #![forbid(unsafe_code)]
 
+mod base;
+mod change;
 pub mod config;
 pub mod control;
 pub mod directory;
 pub mod exporter;
+mod functions;
 pub mod log;
 pub mod machine;
+mod runtimes;
 mod server;
+mod shm_acceptor;
+mod shutdown;
+mod tenants;
+#[cfg(test)]
+mod tests;
+mod transfers;
 
-pub use server::{
-    Attachment, Caller, ChangeError, ChangeReport, EntryChange, FunctionCounters, FunctionError,
-    FunctionView, Origin, Place, REFUSED, Refusal, Refused, RegisterAction, Registers, Replacement,
-    Server, ServerError, ServiceAction, ServiceChange, ShutdownReport, Stall, Stalls, Target,
-    TenantError, TenantView, TracedMessage,
+pub use base::error::ServerError;
+pub use base::watchdog::{Stall, Stalls};
+pub use change::plan::{Refusal, ServiceAction};
+pub use change::{ChangeError, ChangeReport, EntryChange, ServiceChange};
+pub use functions::{
+    Attachment, Caller, FunctionCounters, FunctionError, FunctionView, Origin, Place, REFUSED,
+    Refused, RegisterAction, Registers, Replacement, Target, TracedMessage,
 };
-pub(crate) use server::{Beneficiary, CompiledModule, Uncompiled};
+pub(crate) use functions::{Beneficiary, CompiledModule, Uncompiled};
+pub use server::Server;
+pub use shutdown::ShutdownReport;
+pub use tenants::{TenantError, TenantView};

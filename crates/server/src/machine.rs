@@ -8,7 +8,7 @@ use transfer::ServiceLimits;
 use wire::nic::Transport;
 
 use crate::config::{Config, Origin, Setting};
-use crate::server::read_key;
+use crate::transfers::read_key;
 
 /// Descriptors that do not depend on the load: the metrics endpoint with its clients, the control side of shared
 /// memory, the log, kernel libraries while they are opened.

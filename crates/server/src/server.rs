@@ -1,31 +1,10 @@
 //! The server: builds an engine from a [`Topology`] and runs it.
 //!
 //! [`Server::start`] starts workers without services, and makes the first change, from an empty topology to the
-//! configured one (`server/change.rs`): it opens kernel files, binds ports, creates regions, starts accelerators,
+//! configured one (`change.rs`): it opens kernel files, binds ports, creates regions, starts accelerators,
 //! installs services on the workers and waits for runtimes. When it returns `Ok`, every port is open and every block
 //! has reached its first `recv`. From then on only the worker threads process messages; the threads here count,
 //! change services ([`Server::change`]), drain and stop.
-
-mod attach;
-mod change;
-mod error;
-mod first_drops;
-mod functions;
-mod handshake_queue;
-mod heartbeat;
-mod kernel_files;
-mod local_addresses;
-mod plan;
-mod region;
-mod shm_acceptor;
-mod shutdown;
-mod supervisor;
-mod tenants;
-#[cfg(test)]
-mod tests;
-mod transfers;
-mod watchdog;
-mod workers;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -37,60 +16,47 @@ use engine::metrics::Metrics;
 use engine::topology::{Backend, Listen, Service, Tenant, Topology};
 use sys::tap::TapFile;
 use sys::{SocketNic, SocketOptions};
-use worker::{Network, WorkerFabric as ServerFabric};
+use worker::{Network, WorkerFabric};
 
-pub use change::{ChangeError, ChangeReport, EntryChange, ServiceChange};
-pub use error::ServerError;
-pub use functions::{
-    Attachment, Caller, FunctionCounters, FunctionError, FunctionView, Origin, Place, REFUSED,
-    Refused, RegisterAction, Registers, Replacement, Target, TracedMessage,
-};
-pub(crate) use functions::{Beneficiary, CompiledModule, Uncompiled};
-pub use plan::{Refusal, ServiceAction};
-pub use shutdown::ShutdownReport;
-pub use tenants::{TenantError, TenantView};
-pub(crate) use transfers::read_key;
-pub use watchdog::{Stall, Stalls};
-
-use attach::OpenRegion;
-use change::{LeakedSlot, ServiceSlot, Timeouts};
-use functions::Functions;
-use heartbeat::HeartbeatWriter;
-use local_addresses::LocalAddresses;
-use shm_acceptor::{MemoryPort, ShmAcceptor};
-use supervisor::Supervisor;
-use transfers::ServiceTransfers;
-use watchdog::Watchdog;
+use crate::base::error::ServerError;
+use crate::base::watchdog::{Stalls, Watchdog};
+use crate::change::local_addresses::LocalAddresses;
+use crate::change::{LeakedSlot, ServiceSlot, Timeouts};
+use crate::functions::Functions;
+use crate::runtimes::OpenRegion;
+use crate::runtimes::heartbeat::HeartbeatWriter;
+use crate::runtimes::supervisor::Supervisor;
+use crate::shm_acceptor::{MemoryPort, ShmAcceptor};
+use crate::transfers::ServiceTransfers;
 
 /// Number of services besides those of the start for which there is room. During a change both versions count.
 const SERVICES_SPARE: usize = 256;
 
-/// The fabric of workers over sockets.
 /// A running engine. Dropping it stops it without draining.
 pub struct Server {
-    topology: Arc<Topology>,
+    pub(crate) topology: Arc<Topology>,
     /// By service.
-    service_slots: Vec<ServiceSlot>,
-    leaked: Vec<LeakedSlot>,
-    functions: Functions,
-    local_addresses: LocalAddresses,
-    timeouts: Timeouts,
-    metrics: Metrics,
-    fabric: Arc<ServerFabric>,
-    workers: Vec<JoinHandle<bool>>,
+    pub(crate) service_slots: Vec<ServiceSlot>,
+    pub(crate) leaked: Vec<LeakedSlot>,
+    pub(crate) functions: Functions,
+    pub(crate) local_addresses: LocalAddresses,
+    pub(crate) timeouts: Timeouts,
+    pub(crate) metrics: Metrics,
+    pub(crate) fabric: Arc<WorkerFabric>,
+    pub(crate) workers: Vec<JoinHandle<bool>>,
     /// With the slots of their services.
-    accelerators: Vec<(u16, CpuAccelerator)>,
-    regions: Vec<OpenRegion>,
-    heartbeat_writer: Arc<HeartbeatWriter>,
-    watchdog: Watchdog,
+    pub(crate) accelerators: Vec<(u16, CpuAccelerator)>,
+    pub(crate) regions: Vec<OpenRegion>,
+    pub(crate) heartbeat_writer: Arc<HeartbeatWriter>,
+    pub(crate) watchdog: Watchdog,
     /// Runtimes in processes of their own; they end after the workers.
-    supervisor: Option<Supervisor>,
+    pub(crate) supervisor: Option<Supervisor>,
     /// By worker.
-    wakers: Vec<sys::Waker>,
+    pub(crate) wakers: Vec<sys::Waker>,
     /// Accepts shared-memory clients; dropped before the fabric's workers.
-    shm_acceptor: Option<ShmAcceptor>,
+    pub(crate) shm_acceptor: Option<ShmAcceptor>,
     /// Does transfers of kernels; started when the first service asks for it.
-    transfers: Option<Arc<transfer::Engine>>,
+    pub(crate) transfers: Option<Arc<transfer::Engine>>,
 }
 
 impl Server {
@@ -153,7 +119,7 @@ impl Server {
     }
 
     /// The supervisor of runtimes, which is started when it is first needed.
-    fn supervisor(&mut self) -> Result<&Supervisor, ServerError> {
+    pub(crate) fn supervisor(&mut self) -> Result<&Supervisor, ServerError> {
         if self.supervisor.is_none() {
             let started = Supervisor::start(self.fabric.clone(), self.heartbeat_writer.clone());
             self.supervisor = Some(started.map_err(ServerError::no_thread("runtimes"))?);
@@ -162,7 +128,7 @@ impl Server {
     }
 
     /// What does the transfers of a service's kernels, if they ask for any.
-    fn transfers_of(
+    pub(crate) fn transfers_of(
         &mut self,
         service: &Service,
     ) -> Result<Option<Arc<ServiceTransfers>>, ServerError> {
@@ -183,7 +149,7 @@ impl Server {
     }
 
     /// The acceptor of shared-memory clients, which is started with the first port.
-    fn shm_acceptor(&mut self) -> Result<&ShmAcceptor, ServerError> {
+    pub(crate) fn shm_acceptor(&mut self) -> Result<&ShmAcceptor, ServerError> {
         if self.shm_acceptor.is_none() {
             let (limits, wakers) = (self.topology.limits.clone(), self.wakers.clone());
             let started = ShmAcceptor::start(limits, self.fabric.clone(), wakers);
@@ -193,7 +159,7 @@ impl Server {
     }
 
     /// The shared-memory ports of the current services.
-    fn memory_ports(&self) -> Vec<MemoryPort> {
+    pub(crate) fn memory_ports(&self) -> Vec<MemoryPort> {
         let mut ports = Vec::new();
         for (service, service_slot) in self.topology.services.iter().zip(&self.service_slots) {
             let of = Arc::new(service.clone());
@@ -207,7 +173,7 @@ impl Server {
     }
 
     /// Publishes the metrics of the current services only.
-    fn publish_metrics(&self) {
+    pub(crate) fn publish_metrics(&self) {
         let services = self.service_slots.iter().map(|of| of.metrics.clone());
         let runtime_metrics =
             self.service_slots.iter().flat_map(|of| of.runtime_metrics.iter().cloned());
@@ -223,7 +189,7 @@ impl Server {
     }
 
     /// The transfer engine knows the current tenants.
-    fn tell_tenants(&self) {
+    pub(crate) fn tell_tenants(&self) {
         let Some(engine) = &self.transfers else { return };
         let share = |tenant: &Tenant| transfer::TenantShare {
             name: tenant.name.clone(),

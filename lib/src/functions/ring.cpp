@@ -1,5 +1,5 @@
 // See ik.h: the application's side of a custom ring. It plays the accelerator's role in a region with a block for each worker: it reads the RX
-// rings, with the ring code of the device library (crates/server/src/server/functions/ring.rs has the other side).
+// rings, with the ring code of the device library (crates/server/src/functions/ring.rs has the other side).
 //
 // Programs in C link this file, so it must not need the C++ runtime.
 #include <errno.h>

@@ -146,21 +146,21 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "share_functions",
         "every user sees and changes the functions of all",
         &[
-            "crates/server/src/server/functions/objects.rs::a_function_belongs_to_its_user_and_to_the_operator",
+            "crates/server/src/functions/objects.rs::a_function_belongs_to_its_user_and_to_the_operator",
         ],
     ),
     mutant(
         "share_dictionaries_of_users",
         "functions of a user read what those of the operator know",
         &[
-            "crates/server/src/server/functions/objects.rs::functions_of_another_tenant_or_user_have_another_dictionary",
+            "crates/server/src/functions/objects.rs::functions_of_another_tenant_or_user_have_another_dictionary",
         ],
     ),
     mutant(
         "share_dictionaries_of_tenants",
         "functions of a tenant read what those of another one know",
         &[
-            "crates/server/src/server/functions/objects.rs::functions_of_another_tenant_or_user_have_another_dictionary",
+            "crates/server/src/functions/objects.rs::functions_of_another_tenant_or_user_have_another_dictionary",
         ],
     ),
     mutant(
@@ -382,7 +382,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "count_functions",
         "numbers of functions can be guessed",
         &[
-            "crates/server/src/server/functions/objects.rs::ids_are_random_and_never_repeat_also_after_a_restart",
+            "crates/server/src/functions/objects.rs::ids_are_random_and_never_repeat_also_after_a_restart",
         ],
     ),
 ];
