@@ -3,8 +3,12 @@
 //! The dispatcher is private to the engine, so its file is compiled into this program.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use engine::topology;
-use topology::Dispatch;
+use engine::topology::Dispatch;
+
+/// What the file below takes from the engine.
+mod base {
+    pub(crate) use engine::topology;
+}
 
 #[allow(
     dead_code,

@@ -38,15 +38,15 @@ const DATA_PATH: &[&str] = &[
 ];
 /// The locks in these files, with their number and purpose; no message takes one.
 const LOCKS: &[(&str, usize, &str)] = &[
-    ("crates/engine/src/tenants.rs", 1, "the list of tenants, at a change"),
-    ("crates/engine/src/shared.rs", 2, "the machine's addresses, at a change"),
+    ("crates/engine/src/base/tenants.rs", 1, "the list of tenants, at a change"),
+    ("crates/engine/src/base/shared.rs", 2, "the machine's addresses, at a change"),
     (
-        "crates/engine/src/control/mailbox.rs",
+        "crates/engine/src/base/mailbox.rs",
         5,
         "messages of the control side, and accepted connections",
     ),
     (
-        "crates/engine/src/metrics.rs",
+        "crates/engine/src/base/metrics.rs",
         6,
         "the list of services; results of accelerator generations; samples and dictionaries of functions for the page of metrics",
     ),

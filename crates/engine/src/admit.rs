@@ -14,9 +14,9 @@ use wire::framing::memcached::is_request;
 use wire::nic::Nic;
 use wire::session::Origin;
 
-use crate::endpoint::peer::links::Envelope;
+use crate::base::arrival::{ANY, ANY_SHOWN, Arrival, Message, Refusal, Seen, seen};
+use crate::base::links::Envelope;
 use crate::schedule::{Kind, Schedule, Taken};
-use crate::service::arrival::{ANY, ANY_SHOWN, Arrival, Message, Refusal, Seen, seen};
 use crate::service::bundle_table::NoBundle;
 use crate::service::bundles::{Datagrams, Messages};
 use crate::service::chain::{Attached, Hooks, NoHooks};

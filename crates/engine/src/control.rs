@@ -4,8 +4,6 @@ mod apply;
 pub(crate) mod drain;
 pub(crate) mod generation;
 pub(crate) mod install;
-pub(crate) mod mailbox;
 pub(crate) mod message;
 pub(crate) mod pause;
 pub(crate) mod service_install;
-pub(crate) mod vote;

@@ -10,14 +10,14 @@ use wire::framing::Expects;
 use wire::nic::Nic;
 use wire::session::{EndpointKind, Origin, Request, Token};
 
+use crate::base::arrival::Awaited;
+use crate::base::topology::Replies;
 use crate::endpoint::run::{Next, Run};
 use crate::endpoint::set::Endpoints;
 use crate::schedule::Schedule;
-use crate::service::arrival::Awaited;
 use crate::service::chain::ShownReply;
 use crate::service::ends::ShareMqueue;
 use crate::service::share::{HEADS_READ, ServiceShare};
-use crate::topology::Replies;
 use crate::turn::Turn;
 
 impl Endpoints {

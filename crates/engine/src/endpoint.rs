@@ -22,7 +22,6 @@ pub(crate) mod set;
 pub(crate) mod shm;
 pub(crate) mod sockets;
 pub(crate) mod sources;
-pub(crate) mod stream_keys;
 pub(crate) mod tcp;
 pub(crate) mod udp;
 pub(crate) mod upstream;
@@ -31,8 +30,8 @@ use wire::DropReason;
 use wire::nic::Nic;
 
 use self::run::{Next, Run};
+use crate::base::arrival::Awaited;
 use crate::schedule::Schedule;
-use crate::service::arrival::Awaited;
 use crate::turn::Turn;
 
 /// A source of requests and a sink of replies.

@@ -26,8 +26,8 @@ use std::sync::Arc;
 
 use wire::DropReason;
 
+use crate::base::tenants::{TenantState, Tenants};
 use crate::service::share::ServiceShare;
-use crate::tenants::{TenantState, Tenants};
 
 /// A kind of endpoint, as the source of a service's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

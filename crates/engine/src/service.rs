@@ -1,6 +1,5 @@
 //! One worker's share of one service: its mqueues, its dispatcher, its requests.
 
-pub(crate) mod arrival;
 pub(crate) mod bundle_choice;
 #[cfg(test)]
 mod bundle_model;
@@ -22,3 +21,4 @@ pub(crate) mod requests;
 mod sampler;
 pub(crate) mod share;
 mod stages;
+pub(crate) mod vote;

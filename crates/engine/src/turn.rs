@@ -8,16 +8,17 @@ use std::sync::Arc;
 use onpath::{Chain, CommandError};
 use wire::nic::{Event, Nic};
 
-use crate::endpoint::peer::links::Outbound;
+use crate::base::fabric::Accepted;
+use crate::base::keys::StreamKeys;
+use crate::base::links::ENVELOPE_BYTES;
+use crate::base::links::Outbound;
+use crate::base::metrics::WorkerCounters;
+use crate::base::shared::Shared;
+use crate::base::topology::{Limits, Service};
 use crate::endpoint::sockets::SocketLists;
-use crate::endpoint::stream_keys::StreamKeys;
 use crate::endpoint::upstream::UpstreamBatch;
-use crate::fabric::Accepted;
-use crate::metrics::WorkerCounters;
 use crate::service::chain::{ChainPlace, ChainReply, ChainRequest};
 use crate::service::share::ServiceShare;
-use crate::shared::Shared;
-use crate::topology::Limits;
 
 /// Passes a connection that was accepted here to another worker.
 pub(crate) type HandConnection<N> = Box<dyn Fn(u16, Accepted<<N as Nic>::Socket>) + Send>;
@@ -234,4 +235,14 @@ impl<N: Nic> Turn<N> {
             share.backends.flush_backends(nic, *now_ns);
         }
     }
+}
+
+/// Scratch space, large enough for one read, one datagram, or one message of any ring.
+pub(crate) fn scratch_bytes<'a>(services: impl IntoIterator<Item = &'a Service>) -> usize {
+    let of_service = |s: &Service| {
+        let backends = s.backends.iter().map(|b| b.max_message_bytes).max().unwrap_or(0);
+        s.max_message_bytes.max(s.max_reply_bytes).max(backends)
+    };
+    let longest = services.into_iter().map(of_service).max().unwrap_or(0) as usize;
+    (longest + ENVELOPE_BYTES).max(wire::nic::UDP_PAYLOAD_MAX).max(256 << 10)
 }

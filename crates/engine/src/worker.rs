@@ -9,7 +9,7 @@
 //! | readiness, one call | [`Worker::wait`] → [`Nic::poll`] |
 //! | requests in | `endpoint/{udp,tcp,shm,peer}.rs`, as `schedule.rs` allows |
 //! | counted in, dispatched | `admit.rs`, `service/dispatch.rs`, into the RX ring by `service/share.rs` |
-//! | blocks | [`crate::accelerator::Blocks::drive`] |
+//! | blocks | [`crate::base::accelerator::Blocks::drive`] |
 //! | TX rings out | `depart.rs`, to the endpoints |
 //! | backends | `endpoint/backend.rs` |
 //! | upstream servers of proxies | `endpoint/upstream.rs` |
@@ -21,18 +21,18 @@ use std::sync::Arc;
 
 use wire::nic::{Close, Event, Nic};
 
+use crate::base::fabric::Fabric;
+use crate::base::idle::Idle;
+use crate::base::keys::{StreamKeys, StreamOwner};
+use crate::base::metrics::Metrics;
+use crate::base::topology::{Limits, Polling};
 use crate::control::message::{ControlMessage, MessageOf};
-use crate::control::service_install::scratch_bytes;
 use crate::endpoint::set::Endpoints;
-use crate::endpoint::stream_keys::{StreamKeys, StreamOwner};
-use crate::fabric::Fabric;
 use crate::housekeeping::Housekeeping;
-use crate::idle::Idle;
-use crate::metrics::Metrics;
 use crate::schedule::Schedule;
 use crate::service::share::ServiceShare;
-use crate::topology::{Limits, Polling};
 use crate::turn::Turn;
+use crate::turn::scratch_bytes;
 
 /// Interval at which a worker checks sources that do not wake it.
 const POLL_NS: u64 = 1_000_000;
@@ -255,7 +255,7 @@ impl<N: Nic> Worker<N> {
 
     /// Requests in flight of the service in a slot on this worker: counted from the tables and queues that hold them,
     /// not from the counters. Messages inside hand-over rings are counted on neither worker; see
-    /// [`crate::metrics::ServiceCounters::handed_out`].
+    /// [`crate::base::metrics::ServiceCounters::handed_out`].
     pub fn outstanding_of(&self, service: usize) -> u64 {
         let Some(share) = self.turn.services.get(service) else { return 0 };
         share.in_flight() + self.endpoints.outstanding::<N>(service as u16)

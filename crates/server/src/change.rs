@@ -17,7 +17,7 @@
 //! service is paused (`engine/src/control/pause.rs`) if the engine starts the runtime; otherwise requests are dropped
 //! as `reconfiguring`.
 //!
-//! Workers get the steps through their mailboxes (`engine/src/control/mailbox.rs`). A worker that is inside a long
+//! Workers get the steps through their mailboxes (`engine/src/base/mailbox.rs`). A worker that is inside a long
 //! kernel takes them later. What it may still use is not reused, and is reported as left behind until a change after
 //! the kernel has returned.
 

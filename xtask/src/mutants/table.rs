@@ -628,9 +628,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "rate_saves_up",
-        "engine/tenants.rs due time: a tenant saves up what it does not use of its rate",
+        "engine/base/tenants.rs due time: a tenant saves up what it does not use of its rate",
         &[
-            "crates/engine/src/tenants.rs::a_new_or_idle_tenant_has_a_burst_and_no_more",
+            "crates/engine/src/base/tenants.rs::a_new_or_idle_tenant_has_a_burst_and_no_more",
             "crates/sim/tests/scenes/tenants.rs::a_rate_holds_and_everything_beyond_is_counted",
             "crates/server/tests/tenants.rs::a_tenant_that_was_idle_has_no_more_than_its_rate",
         ],
@@ -758,7 +758,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "miss_wakeup",
         "a sleeping worker is not woken for a handed-over message",
-        &["crates/engine/src/fabric.rs::only_a_sleeping_worker_is_woken"],
+        &["crates/engine/src/base/fabric.rs::only_a_sleeping_worker_is_woken"],
     ),
     // Sockets.
     mutant(

@@ -9,8 +9,8 @@ use sockets::End;
 use wire::DropReason;
 use wire::nic::{Close, Nic};
 
+use crate::base::links::ServiceLinks;
 use crate::control::message::Detached;
-use crate::endpoint::peer::links::ServiceLinks;
 use crate::service::share::ServiceShare;
 use crate::worker::Worker;
 

@@ -24,8 +24,8 @@ use sockets::End;
 use wire::DropReason;
 use wire::nic::Nic;
 
+use crate::base::topology::Replies;
 use crate::control::message::RuntimeEvent;
-use crate::topology::Replies;
 use crate::turn::Turn;
 use crate::worker::Worker;
 

@@ -19,14 +19,14 @@
 
 use wire::nic::Nic;
 
-use crate::accelerator::StartError;
+use crate::base::accelerator::StartError;
+use crate::base::keys::SlotId;
+use crate::base::keys::StreamOwner;
+use crate::base::links::ServiceLinks;
 use crate::control::message::{Leave, Switch};
 use crate::control::service_install::ServiceInstall;
-use crate::control::vote::{DrainVote, Leaving};
-use crate::endpoint::peer::links::ServiceLinks;
-use crate::endpoint::sockets::SlotId;
-use crate::endpoint::stream_keys::StreamOwner;
 use crate::service::share::ServiceShare;
+use crate::service::vote::{DrainVote, Leaving};
 use crate::worker::Worker;
 
 impl<N: Nic> Worker<N> {

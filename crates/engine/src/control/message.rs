@@ -6,17 +6,17 @@ use std::sync::mpsc::Sender;
 use wire::DropReason;
 use wire::nic::{Nic, PortIndex};
 
-use crate::accelerator::StartError;
+use crate::base::accelerator::StartError;
+use crate::base::fabric::Accepted;
+use crate::base::links::ServiceLinks;
+use crate::base::topology::{Limits, Polling};
 use crate::control::service_install::ServiceInstall;
-use crate::control::vote::DrainBarrier;
-use crate::endpoint::peer::links::ServiceLinks;
 use crate::endpoint::shm::ShmClient;
 use crate::endpoint::udp::UdpPort;
-use crate::fabric::Accepted;
 use crate::service::chain::{ChainPlace, ChainReply, ChainRequest};
 use crate::service::ends::Attachment;
 use crate::service::share::ServiceShare;
-use crate::topology::{Limits, Polling};
+use crate::service::vote::DrainBarrier;
 
 /// A request to a worker. `S` is the [`Nic::Socket`] and `P` the [`Nic::Port`] of its network.
 pub enum ControlMessage<S, P> {
@@ -71,7 +71,7 @@ pub enum RuntimeEvent {
         service: u16,
         /// The accelerator.
         accelerator: u16,
-        /// This worker's share of it; [`crate::accelerator::Blocks::present`] is not called.
+        /// This worker's share of it; [`crate::base::accelerator::Blocks::present`] is not called.
         attachment: Attachment,
     },
     /// A planned change is about to end this generation: the service is paused until the next one starts, see

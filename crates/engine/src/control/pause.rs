@@ -21,8 +21,8 @@
 
 use wire::nic::Nic;
 
-use crate::control::vote::{DrainBarrier, DrainVote, Pause};
 use crate::service::share::ServiceShare;
+use crate::service::vote::{DrainBarrier, DrainVote, Pause};
 use crate::worker::Worker;
 
 /// Maximum time that clients of a paused service wait for the next generation, counted from the end of the last one.

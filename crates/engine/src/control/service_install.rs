@@ -4,14 +4,15 @@ use onpath::{Arranged, Link};
 use wire::DropReason;
 use wire::nic::PortIndex;
 
-use crate::endpoint::peer::links::{ENVELOPE_BYTES, ServiceLinks, links};
+use crate::base::links::{ServiceLinks, links};
+use crate::base::metrics::ServiceMetrics;
+use crate::base::topology::{Limits, Listen, Service};
 use crate::endpoint::port::Port;
 use crate::endpoint::set::NewPort;
 use crate::endpoint::tcp::terms::Terms;
-use crate::metrics::ServiceMetrics;
 use crate::service::ends::Attachment;
 use crate::service::share::ServiceShare;
-use crate::topology::{Limits, Listen, Service};
+use crate::turn::scratch_bytes;
 
 /// One worker's share of a new service; see `control/install.rs`.
 pub struct ServiceInstall<P> {
@@ -85,14 +86,4 @@ impl<P> ServiceInstall<P> {
         let entry = NewPort::new(listener, limits);
         self.ports.push((index, entry, port));
     }
-}
-
-/// Scratch space, large enough for one read, one datagram, or one message of any ring.
-pub(crate) fn scratch_bytes<'a>(services: impl IntoIterator<Item = &'a Service>) -> usize {
-    let of_service = |s: &Service| {
-        let backends = s.backends.iter().map(|b| b.max_message_bytes).max().unwrap_or(0);
-        s.max_message_bytes.max(s.max_reply_bytes).max(backends)
-    };
-    let longest = services.into_iter().map(of_service).max().unwrap_or(0) as usize;
-    (longest + ENVELOPE_BYTES).max(wire::nic::UDP_PAYLOAD_MAX).max(256 << 10)
 }

@@ -5,9 +5,9 @@ use wire::DropReason;
 use wire::nic::Nic;
 use wire::session::{EndpointKind, Origin, Request, Token};
 
+use crate::base::arrival::Awaited;
 use crate::endpoint::run::{Next, Run};
 use crate::endpoint::set::Endpoints;
-use crate::service::arrival::Awaited;
 use crate::service::bundle_table::Completion;
 use crate::service::chain::ShownReply;
 use crate::turn::Turn;

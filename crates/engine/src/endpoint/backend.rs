@@ -43,9 +43,9 @@ use self::path::{BackendPath, Decided, Gathered, Waiting};
 use self::stream::BackendConnection;
 pub(crate) use self::transfers::SocketTransfer;
 use self::transfers::{BlockTransfers, EndedTransfer};
-use crate::metrics::ServiceCounters;
+use crate::base::metrics::ServiceCounters;
+use crate::base::topology::{Backend, FileSpec, Service, Sockets};
 use crate::service::ends::MqueueEnds;
-use crate::topology::{Backend, FileSpec, Service, Sockets};
 
 /// Key before the service is installed, which issues the keys.
 const NO_KEY: StreamKey = StreamKey::MAX;

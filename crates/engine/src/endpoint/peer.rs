@@ -1,10 +1,8 @@
 //! The other workers of the engine: requests that they hand over for mqueues of this one, and replies for clients of
 //! theirs.
 //!
-//! The rings are in `peer/links.rs`. Datagrams are answered by the worker that owns the mqueue, from its own socket on the same
+//! The rings are in `base/links.rs`. Datagrams are answered by the worker that owns the mqueue, from its own socket on the same
 //! port; only replies to clients that an endpoint knows by a key travel back.
-
-pub(crate) mod links;
 
 use std::ops::Range;
 
@@ -13,12 +11,12 @@ use wire::DropReason;
 use wire::nic::Nic;
 use wire::session::Origin;
 
-use self::links::{ENVELOPE_BYTES, Envelope, LinkIn};
 use crate::admit::{Admitted, Batch, Waits};
+use crate::base::arrival::{ANY, ANY_SHOWN, Arrival, Awaited, RETRY_BYTES, RETRY_NS, Seen};
+use crate::base::links::{ENVELOPE_BYTES, Envelope, LinkIn};
 use crate::endpoint::Endpoint;
 use crate::endpoint::run::{Next, Run};
 use crate::schedule::{Kind, Schedule};
-use crate::service::arrival::{ANY, ANY_SHOWN, Arrival, Awaited, RETRY_BYTES, RETRY_NS, Seen};
 use crate::turn::Turn;
 
 /// The rings from the other workers to this one.
@@ -53,7 +51,7 @@ impl Peers {
         link: Option<LinkIn>,
     ) -> Option<LinkIn> {
         self.present += usize::from(link.is_some());
-        let before = links::replace(&mut self.links[worker], service, link);
+        let before = crate::base::links::replace(&mut self.links[worker], service, link);
         self.present -= usize::from(before.is_some());
         before
     }

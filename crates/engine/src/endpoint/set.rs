@@ -4,6 +4,8 @@ use wire::DropReason;
 use wire::nic::{Nic, PortIndex, RxBatch, Transport};
 use wire::session::{EndpointKind, Origin};
 
+use crate::base::arrival::Awaited;
+use crate::base::topology::Limits;
 use crate::endpoint::Endpoint;
 use crate::endpoint::peer::Peers;
 use crate::endpoint::port::Port;
@@ -12,8 +14,6 @@ use crate::endpoint::shm::ShmClients;
 use crate::endpoint::tcp::TcpConnections;
 use crate::endpoint::udp::{UdpPort, UdpPorts};
 use crate::schedule::Schedule;
-use crate::service::arrival::Awaited;
-use crate::topology::Limits;
 use crate::turn::Turn;
 
 /// See the module documentation.

@@ -34,10 +34,10 @@ use wire::nic::Nic;
 use wire::session::{BUNDLE_MAX, EndpointKind, Origin, ReplyTo};
 
 use crate::admit::{Admitted, Batch, Waits};
+use crate::base::arrival::{Arrival, Awaited, RETRY_BYTES, RETRY_NS, Shown};
 use crate::endpoint::Endpoint;
 use crate::endpoint::run::{Next, Run};
 use crate::schedule::{Kind, Schedule};
-use crate::service::arrival::{Arrival, Awaited, RETRY_BYTES, RETRY_NS, Shown};
 use crate::service::bundle_table::{Completion, NoBundle};
 use crate::service::bundles::Slots;
 use crate::service::chain::{Hooks, NoHooks};

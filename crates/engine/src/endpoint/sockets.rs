@@ -41,9 +41,10 @@ use wire::nic::{PortIndex, StreamKey};
 
 use self::drain::{Departure, Spoke};
 use self::lend::Loans;
-use crate::metrics::ServiceCounters;
+use crate::base::keys::SlotId;
+use crate::base::metrics::ServiceCounters;
+use crate::base::topology::{Service, SocketAt, SocketSpec};
 use crate::service::ends::SocketEnds;
-use crate::topology::{Service, SocketAt, SocketSpec};
 
 /// Key before the service is installed, which issues the keys.
 const NO_KEY: StreamKey = StreamKey::MAX;
@@ -344,14 +345,6 @@ impl Sockets {
             dropped.add(gained.dropped);
         }
     }
-}
-
-/// A slot of a worker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SlotId {
-    pub(crate) service: u16,
-    pub(crate) slot: u16,
-    pub(crate) block: u32,
 }
 
 /// What the sockets of all services of a worker share.

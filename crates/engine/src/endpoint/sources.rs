@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use wire::DropReason;
 
-use crate::topology::Limits;
+use crate::base::topology::Limits;
 
 /// The first port number that needs no privilege.
 const UNPRIVILEGED: u16 = 1024;

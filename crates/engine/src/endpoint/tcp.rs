@@ -22,13 +22,13 @@ use wire::session::{EndpointKind, Origin, ReplyTo};
 
 use self::connection::{Connections, Pool, Reading};
 use self::terms::Terms;
+use crate::base::arrival::Awaited;
+use crate::base::topology::Limits;
 use crate::endpoint::Endpoint;
 use crate::endpoint::held::{Held, Waiter};
 use crate::endpoint::port::Port;
 use crate::endpoint::run::{Next, Run};
 use crate::schedule::Schedule;
-use crate::service::arrival::Awaited;
-use crate::topology::Limits;
 use crate::turn::Turn;
 
 /// Housekeeping checks one of this many parts of the connections at a time for time-outs: a busy worker, which does so

@@ -18,17 +18,17 @@ use wire::nic::{
 use wire::session::{Origin, Token};
 
 use crate::admit::{Admitted, Batch, Waits};
+use crate::base::arrival::{Arrival, Awaited};
+use crate::base::topology::Limits;
 use crate::endpoint::Endpoint;
 use crate::endpoint::port::Port;
 use crate::endpoint::run::{Next, Run};
 use crate::endpoint::sources::{Sources, lowest_source};
 use crate::schedule::{Kind, Schedule};
-use crate::service::arrival::{Arrival, Awaited};
 use crate::service::bundle_table::NoBundle;
 use crate::service::bundles::Datagrams;
 use crate::service::chain::{Hooks, NoHooks};
 use crate::service::received::Expected;
-use crate::topology::Limits;
 use crate::turn::Turn;
 
 /// Maximum number of items and bytes that wait for one `send`.

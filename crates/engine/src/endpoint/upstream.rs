@@ -50,8 +50,8 @@ use wire::session::Origin;
 
 use self::flows::Flows;
 use self::streams::{Stream, Streams};
+use crate::base::topology::{CHUNK_BYTES, Limits, Service};
 use crate::endpoint::held::Held;
-use crate::topology::{CHUNK_BYTES, Limits, Service};
 
 /// Datagrams and bytes that are collected before they are sent.
 const TX_ITEMS: usize = 1024;

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::topology::{Tenant, WEIGHT_MAX};
+use crate::base::topology::{Tenant, WEIGHT_MAX};
 
 /// A schedule with the tenants of an engine.
 struct Play {

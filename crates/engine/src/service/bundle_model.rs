@@ -4,10 +4,10 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
+use crate::base::topology::Dispatch;
 use crate::service::bundle_choice::BundleChoice;
 use crate::service::bundle_run::{Burst, HANDLED_NS, SHORTEST};
 use crate::service::dispatch::{Credit, Dispatcher, Owner, Route};
-use crate::topology::Dispatch;
 
 const SLOTS: u32 = 256;
 /// Messages that a client sends at once, and how long it takes from their replies to the next ones.

@@ -4,10 +4,10 @@ use mqueue::abi::{BUNDLE_ALIGN, BUNDLE_MAX, Bundle};
 use mqueue::{Buffer, CheckedReplies, MappedMemory, Pool};
 use wire::session::Token;
 
+use crate::base::topology::{Bundles, Service};
 use crate::service::bundle_choice::BundleChoice;
 use crate::service::bundle_run::{Handled, SHORTEST};
 use crate::service::received::{NOT_IN_PLACE, Received};
-use crate::topology::{Bundles, Service};
 
 /// Largest buffer of a pool.
 pub(super) const BUFFER_BYTES_MAX: usize =

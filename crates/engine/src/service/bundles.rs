@@ -14,7 +14,7 @@ use wire::framing::{Alike, Framing, FramingError};
 use wire::nic::{RxBatch, SharedBytes, Train};
 use wire::session::{BundleRequests, Token};
 
-use crate::service::arrival::Arrival;
+use crate::base::arrival::Arrival;
 use crate::service::bundle_run::Burst;
 use crate::service::bundle_table::{
     BUFFER_BYTES_MAX, Completion, DESCRIPTOR_BYTES, LINE, MESSAGE_ALIGN, NewBundle, NoBundle,

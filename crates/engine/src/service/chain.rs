@@ -18,7 +18,7 @@ use onpath::{
 };
 use wire::session::{EndpointKind, Origin, ReplyTo, Request};
 
-use crate::service::arrival::Arrival;
+use crate::base::arrival::Arrival;
 use crate::service::owners::Owners;
 
 /// Which chain of one worker.

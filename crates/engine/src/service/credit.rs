@@ -1,6 +1,6 @@
 //! The dispatcher's view of a service share: which mqueues take how many requests.
 
-use crate::service::arrival::ANY;
+use crate::base::arrival::ANY;
 use crate::service::bundle_table::DESCRIPTOR_BYTES;
 use crate::service::dispatch::{Credit, Dispatcher, Route};
 use crate::service::mqueues::Load;

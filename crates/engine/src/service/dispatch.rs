@@ -10,7 +10,7 @@
 use wire::DropReason;
 use wire::admission::{bucket, key_hash};
 
-use crate::topology::Dispatch;
+use crate::base::topology::Dispatch;
 
 /// Longest run of messages of one burst that go to one mqueue before the next mqueue is used.
 const RUN_MAX: u32 = 32;

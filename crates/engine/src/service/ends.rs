@@ -3,8 +3,8 @@
 
 use mqueue::{ByteReader, ByteWriter, Consumer, MappedMemory, Pool, Producer, Region, Role};
 
-use crate::accelerator::Blocks;
-use crate::transfers::Transfers;
+use crate::base::accelerator::Blocks;
+use crate::base::transfers::Transfers;
 
 /// The engine's ends of one mqueue.
 pub struct MqueueEnds {

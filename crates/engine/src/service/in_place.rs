@@ -11,7 +11,7 @@
 use mqueue::abi::{BUNDLE_ALIGN, BUNDLE_MAX};
 use wire::nic::RxBatch;
 
-use crate::service::arrival::Arrival;
+use crate::base::arrival::Arrival;
 use crate::service::bundle_table::{BUFFER_BYTES_MAX, NewBundle, NoBundle};
 use crate::service::bundles::Datagrams;
 use crate::service::received::{Expected, unit_of};

@@ -3,7 +3,7 @@
 use mqueue::{Consumer, MappedMemory, Producer};
 use wire::session::Token;
 
-use crate::accelerator::Blocks;
+use crate::base::accelerator::Blocks;
 
 /// A server mqueue of this worker.
 pub(crate) struct ServerMqueue {

@@ -7,7 +7,7 @@
 use onpath::Owner;
 use wire::admission::key_hash;
 
-use crate::service::arrival::Arrival;
+use crate::base::arrival::Arrival;
 
 /// See the module's text. By default all states are where requests are received.
 #[derive(Default)]

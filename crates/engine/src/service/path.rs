@@ -5,9 +5,9 @@ use std::sync::Arc;
 use onpath::{Arranged, Chain, Link};
 use wire::framing::Framing;
 
+use crate::base::shared::Shared;
 use crate::service::chain::Attached;
 use crate::service::share::ServiceShare;
-use crate::shared::Shared;
 
 impl ServiceShare {
     /// Gives the service's chain, or the one on the path to a backend, these functions, in this order; returns those that it no longer has.

@@ -6,8 +6,8 @@ use wire::DropReason;
 use wire::framing::Expects;
 use wire::session::{Request, Token};
 
+use crate::base::topology::Replies;
 use crate::service::share::ServiceShare;
-use crate::topology::Replies;
 
 impl ServiceShare {
     /// Whether the client of a request gets its outcome.

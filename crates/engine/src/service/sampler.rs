@@ -1,10 +1,10 @@
-//! Chooses the messages of a service that are sampled, see [`crate::stages`].
+//! Chooses the messages of a service that are sampled, see [`crate::base::stages`].
 
 use std::sync::Arc;
 
 use wire::session::{Origin, Token};
 
-use crate::stages::{Observations, Stage};
+use crate::base::stages::{Observations, Stage};
 
 /// Messages of a service share that are sampled at the same time.
 pub(super) const SAMPLED_MAX: usize = 8;

@@ -9,13 +9,15 @@ use wire::framing::Framing;
 use wire::nic::{Nic, SharedBytes};
 use wire::session::{Pass, Request, Sessions, Token};
 
-use crate::accelerator::Blocks;
-use crate::control::vote::{Leaving, Pause};
+use crate::base::accelerator::Blocks;
+use crate::base::arrival::{Arrival, Message, Refusal};
+use crate::base::metrics::ServiceCounters;
+use crate::base::stages::Observations;
+use crate::base::tenants::TenantState;
+use crate::base::topology::{Replies, Service};
 use crate::endpoint::backend::{Backends, ClientMqueue};
 use crate::endpoint::sockets::Sockets;
 use crate::endpoint::upstream::Upstream;
-use crate::metrics::ServiceCounters;
-use crate::service::arrival::{Arrival, Message, Refusal};
 use crate::service::bundle_table::{ShareBundles, buffers_of};
 use crate::service::chain::{Attached, Notices};
 use crate::service::dispatch::{Dispatcher, Owner};
@@ -23,9 +25,7 @@ use crate::service::ends::{Attachment, ShareMqueue, share_mqueues};
 use crate::service::mqueues::{Load, NOT_FULL, ServerMqueue, Still, alive, write_ahead};
 use crate::service::pool_memory::memory_of;
 use crate::service::sampler::{NO_TOKEN, Sampler};
-use crate::stages::Observations;
-use crate::tenants::TenantState;
-use crate::topology::{Replies, Service};
+use crate::service::vote::{Leaving, Pause};
 
 /// Number of heads of TX rings that are read in one go.
 pub(crate) const HEADS_READ: usize = 32;

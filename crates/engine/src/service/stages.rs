@@ -1,10 +1,10 @@
-//! The stages of sampled messages of one service share, see [`crate::stages`].
+//! The stages of sampled messages of one service share, see [`crate::base::stages`].
 
 use wire::session::{Origin, Token};
 
+use crate::base::topology::Replies;
 use crate::service::sampler::{NO_TOKEN, SAMPLED_MAX, Sample, Sampler, WITHOUT_TOKEN};
 use crate::service::share::ServiceShare;
-use crate::topology::Replies;
 
 impl ServiceShare {
     /// Samples the message that was just committed to an mqueue, if there is room for one more.

@@ -1,4 +1,4 @@
-//! Backends that are no servers: they move bytes between files, peers and the memory of blocks (`crate::transfers`).
+//! Backends that are no servers: they move bytes between files, peers and the memory of blocks (`crate::base::transfers`).
 //!
 //! Every command is answered: one that is malformed or not allowed at once, others when the transfer has ended. At most `in_flight` transfers of an
 //! mqueue are executed at a time; further commands wait in its ring. What a block that has ended had asked for is cancelled.
@@ -7,7 +7,7 @@ use mqueue::abi::{TransferDone, status, transfer_status};
 use wire::nic::LentStream;
 
 use super::{Backends, ClientMqueue};
-use crate::transfers::{TransferOrder, TransferPlace, Transfers, refused};
+use crate::base::transfers::{TransferOrder, TransferPlace, Transfers, refused};
 
 /// The transfers of one client mqueue.
 pub(super) struct BlockTransfers {

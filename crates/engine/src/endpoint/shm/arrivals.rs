@@ -4,7 +4,7 @@ use wire::DropReason;
 use wire::nic::Nic;
 
 use super::{ShmClient, ShmClients};
-use crate::topology::Replies;
+use crate::base::topology::Replies;
 use crate::turn::Turn;
 
 impl ShmClients {

@@ -4,7 +4,7 @@ use mqueue::abi::status;
 use sockets::{Command, End, State};
 use wire::nic::{Close, Nic};
 
-use super::SlotId;
+use crate::base::keys::SlotId;
 use crate::turn::Turn;
 
 /// Commands of one block that are taken in one turn.

@@ -13,7 +13,8 @@
 use sockets::State;
 use wire::nic::Nic;
 
-use super::{Connection, SlotId};
+use super::Connection;
+use crate::base::keys::SlotId;
 use crate::turn::Turn;
 
 /// A connection whose last request was answered is idle after this long.

@@ -6,7 +6,8 @@ use mqueue::abi::{status, transfer_status};
 use sockets::{End, State};
 use wire::nic::{Close, Nic};
 
-use super::{SlotId, Sockets};
+use super::Sockets;
+use crate::base::keys::SlotId;
 use crate::turn::Turn;
 
 impl<N: Nic> Turn<N> {

@@ -24,12 +24,13 @@ use mqueue::abi::transfer_status;
 use sockets::{End, State};
 use wire::nic::{Close, Nic};
 
+use super::BlockShare;
 use super::drain::Spoke;
-use super::{BlockShare, SlotId};
+use crate::base::keys::SlotId;
+use crate::base::transfers::TransferPlace;
 use crate::depart::take_backend_requests;
 use crate::endpoint::backend::SocketTransfer;
 use crate::service::share::ServiceShare;
-use crate::transfers::TransferPlace;
 use crate::turn::Turn;
 
 /// A transfer to a connection.

@@ -9,7 +9,8 @@
 use sockets::End;
 use wire::nic::{Close, Nic, Read};
 
-use super::{Connection, SlotId, drain};
+use super::{Connection, drain};
+use crate::base::keys::SlotId;
 use crate::turn::Turn;
 
 /// A peer that has sent nothing for this long after the end is not waited for.

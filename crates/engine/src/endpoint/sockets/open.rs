@@ -4,8 +4,8 @@ use mqueue::abi::status;
 use sockets::{End, State};
 use wire::nic::{Close, Event, Nic, NicError, PortIndex, Transport};
 
-use super::SlotId;
-use crate::topology::SocketAt;
+use crate::base::keys::SlotId;
+use crate::base::topology::SocketAt;
 use crate::turn::Turn;
 
 /// Connections accepted from one listener in a turn.

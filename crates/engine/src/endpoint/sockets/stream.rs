@@ -3,8 +3,9 @@
 use sockets::{Direction, End, State};
 use wire::nic::{Close, Nic, Read, Written};
 
+use super::AWAKE_NS;
 use super::drain::{Departure, Spoke};
-use super::{AWAKE_NS, SlotId};
+use crate::base::keys::SlotId;
 use crate::schedule::{Kind, Schedule, Taken};
 use crate::turn::Turn;
 

@@ -5,8 +5,8 @@ use wire::admission::flow_hash;
 use wire::nic::{Nic, PortIndex, Transport};
 
 use super::TcpConnections;
+use crate::base::fabric::Accepted;
 use crate::endpoint::port::Port;
-use crate::fabric::Accepted;
 use crate::turn::Turn;
 
 /// Connections accepted from one listener in a turn.

@@ -16,7 +16,7 @@ use wire::nic::StreamKey;
 use wire::session::{EndpointKind, Origin, ReplyTo};
 
 use super::terms::ErrorBytes;
-use crate::service::arrival::Arrival;
+use crate::base::arrival::Arrival;
 
 /// The outcome of one request, in the place of its reply.
 #[derive(Debug)]

@@ -8,9 +8,9 @@ use wire::session::{Origin, ReplyTo};
 use super::TcpConnections;
 use super::connection::Reading;
 use super::read::Next;
+use crate::base::topology::CHUNK_BYTES;
 use crate::endpoint::upstream::relay::Relayed;
 use crate::schedule::{Kind, Schedule, Taken};
-use crate::topology::CHUNK_BYTES;
 use crate::turn::Turn;
 
 impl TcpConnections {

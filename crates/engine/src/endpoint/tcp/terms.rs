@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use wire::framing::{ErrorReply, Framing};
 
-use crate::topology::Service;
+use crate::base::topology::Service;
 
 /// The terms of one service's connections.
 #[derive(Clone, Debug, Default)]

@@ -9,7 +9,7 @@ use wire::session::{BundleRequests, Origin, ReplyTo};
 use super::TcpConnections;
 use super::connection::{Outcome, Reading};
 use super::terms::ErrorBytes;
-use crate::service::arrival::Awaited;
+use crate::base::arrival::Awaited;
 use crate::service::bundle_table::Completion;
 use crate::turn::Turn;
 

@@ -6,9 +6,9 @@ use wire::nic::{Event, Nic, RxBatch};
 use wire::session::{Origin, Request};
 
 use super::flows::Ends;
+use crate::base::arrival::Awaited;
 use crate::endpoint::set::Endpoints;
 use crate::schedule::Schedule;
-use crate::service::arrival::Awaited;
 use crate::service::chain::ShownReply;
 use crate::turn::Turn;
 

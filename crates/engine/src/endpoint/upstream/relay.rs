@@ -32,9 +32,9 @@ use wire::session::{Origin, ReplyTo};
 
 use super::UpstreamBatch;
 use super::streams::{State, Stream};
+use crate::base::topology::CHUNK_BYTES;
 use crate::endpoint::set::Endpoints;
 use crate::schedule::{Kind, Schedule, Taken};
-use crate::topology::CHUNK_BYTES;
 use crate::turn::Turn;
 
 /// Whether a client's connection can be read.

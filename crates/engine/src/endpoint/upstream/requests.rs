@@ -6,8 +6,8 @@ use wire::nic::{Close, Event, Nic, NicError, Transport};
 use wire::session::Origin;
 
 use super::{Destination, Upstream, UpstreamBatch};
-use crate::endpoint::stream_keys::StreamOwner;
-use crate::service::arrival::{Arrival, Message, Refusal};
+use crate::base::arrival::{Arrival, Message, Refusal};
+use crate::base::keys::StreamOwner;
 use crate::service::share::ServiceShare;
 use crate::turn::Turn;
 

@@ -7,11 +7,11 @@ use wire::proxy_protocol::proxy_header;
 use wire::session::{Origin, ReplyTo};
 
 use super::streams::{OUTPUT_MAX, Place, State, Stream};
+use crate::base::arrival::{Arrival, Awaited, Refusal};
+use crate::base::keys::StreamOwner;
 use crate::endpoint::pipeline::patience_ns;
 use crate::endpoint::set::Endpoints;
-use crate::endpoint::stream_keys::StreamOwner;
 use crate::schedule::{Kind, Schedule};
-use crate::service::arrival::{Arrival, Awaited, Refusal};
 use crate::turn::Turn;
 
 impl<N: Nic> Turn<N> {

@@ -15,9 +15,9 @@ use sockets::End;
 use wire::DropReason;
 use wire::nic::NicCounters;
 
-use crate::commands::CopyCounters;
-use crate::stages::{ObservationSnapshot, Observations};
-use crate::tenants::TenantState;
+use crate::base::commands::CopyCounters;
+use crate::base::stages::{ObservationSnapshot, Observations};
+use crate::base::tenants::TenantState;
 
 macro_rules! counters {
     ($(#[doc = $sdoc:literal])+ $name:ident, $snapshot:ident {

@@ -9,14 +9,14 @@ use mqueue::abi::transfer_status as status;
 use mqueue::abi::{TransferCommand, TransferDone, transfer_digest, transfer_place, transfer_stage};
 use wire::nic::LentStream;
 
-use crate::topology::{FileAt, FileSpec};
+use crate::base::topology::{FileAt, FileSpec};
 
 /// Where bytes come from or go to. The offset counts from the beginning of the file, or of the block's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransferPlace {
     /// A file of the service.
     File {
-        /// Its index in [`crate::topology::Service::files`].
+        /// Its index in [`crate::base::topology::Service::files`].
         file: u16,
         /// The first byte.
         offset: u64,
@@ -28,7 +28,7 @@ pub enum TransferPlace {
     },
     /// A new connection to a peer of the service.
     Connection {
-        /// Its index in [`crate::topology::Service::files`].
+        /// Its index in [`crate::base::topology::Service::files`].
         file: u16,
     },
     /// A connection of the block's own, as a sink. The worker checks slot, lease and position before it lends the connection.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use wire::nic::PortIndex;
 
-use crate::control::mailbox::Mailbox;
-use crate::shared::Shared;
+use crate::base::mailbox::Mailbox;
+use crate::base::shared::Shared;
 
 /// See the module documentation. `M` is the type of the mailboxes' messages:
 /// [`ControlMessage`](crate::ControlMessage).

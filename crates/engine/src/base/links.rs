@@ -23,8 +23,8 @@ use wire::framing::Expects;
 use wire::nic::PortIndex;
 use wire::session::{EndpointKind, Origin, ReplyTo};
 
-use crate::service::arrival::{ANY, Awaited};
-use crate::topology::Service;
+use crate::base::arrival::{ANY, Awaited};
+use crate::base::topology::Service;
 
 /// Slots of a hand-over ring.
 const DEPTH: u32 = 256;
@@ -340,7 +340,7 @@ fn link_of(links: &mut [Vec<Option<LinkOut>>], worker: u16, service: u16) -> Opt
 }
 
 /// Sets a link and returns the previous one.
-pub(super) fn replace<T>(links: &mut Vec<Option<T>>, at: usize, link: Option<T>) -> Option<T> {
+pub(crate) fn replace<T>(links: &mut Vec<Option<T>>, at: usize, link: Option<T>) -> Option<T> {
     while links.len() <= at {
         links.push(None);
     }

@@ -32,7 +32,7 @@ pub use self::accelerator::{
 pub use self::check::TopologyError;
 pub use self::streams::CHUNK_BYTES;
 pub use self::tenant::{Confinement, DEFAULT_TENANT, NAMESPACES, TENANTS_MAX, Tenant, WEIGHT_MAX};
-use crate::commands::{COMMANDS_IN_FLIGHT, WINDOW_BYTES};
+use crate::base::commands::{COMMANDS_IN_FLIGHT, WINDOW_BYTES};
 
 /// Maximum number of workers of an engine.
 pub const WORKERS_MAX: usize = 64;

@@ -1,6 +1,6 @@
 //! What a worker does when a turn finds no work: spin, yield its core, or sleep.
 
-use crate::topology::Polling;
+use crate::base::topology::Polling;
 
 /// How long an adaptive worker spins before it sleeps: about the cost of two wake-ups, so that spinning never costs
 /// another thread on the same core more than sleeping would cost the client.

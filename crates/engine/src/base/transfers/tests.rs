@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::topology::FileAccess;
+use crate::base::topology::FileAccess;
 
 const MEMORY: u64 = 1 << 16;
 

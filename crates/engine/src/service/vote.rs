@@ -51,17 +51,17 @@ pub(crate) struct Leaving {
 
 /// One reason why a service share takes no new requests.
 pub(crate) struct Pause {
-    pub(super) accelerator: u16,
+    pub(crate) accelerator: u16,
     /// Time limit for accepted requests.
-    pub(super) drain_ns: u64,
+    pub(crate) drain_ns: u64,
     /// Time at which it ends at the latest. `None` before the switch, because it is unknown how long the other
     /// services of the change take.
-    pub(super) until_ns: Option<u64>,
+    pub(crate) until_ns: Option<u64>,
     pub(crate) vote: DrainVote,
 }
 
 impl Pause {
-    pub(super) fn has_begun(&self) -> bool {
+    pub(crate) fn has_begun(&self) -> bool {
         self.until_ns.is_some()
     }
 }

@@ -10,8 +10,8 @@ use mqueue::ParkWord;
 use onpath::Peers;
 use wire::session::{EndpointKind, ReplyTo};
 
-use crate::peer_addresses::PeerAddresses;
-use crate::tenants::Tenants;
+use crate::base::peer_addresses::PeerAddresses;
+use crate::base::tenants::Tenants;
 
 /// See the module documentation.
 pub struct Shared {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use mqueue::count::{Counter, EndCounter};
 use wire::DropReason;
 
-use crate::topology::Tenant;
+use crate::base::topology::Tenant;
 
 const S: u64 = 1_000_000_000;
 

@@ -4,7 +4,13 @@
 
 use wire::nic::StreamKey;
 
-use crate::endpoint::sockets::SlotId;
+/// A socket of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SlotId {
+    pub(crate) service: u16,
+    pub(crate) slot: u16,
+    pub(crate) block: u32,
+}
 
 /// The owner of a stream key.
 #[derive(Clone, Copy, Debug)]
