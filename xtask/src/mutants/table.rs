@@ -342,12 +342,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "try_bundles_always",
         "where bundles do not pay, trials are as frequent as where they do",
-        &["crates/engine/src/service/bundle_choice.rs::trials_get_rare_where_bundles_do_not_pay"],
+        &["crates/engine/src/service/bundle/choice.rs::trials_get_rare_where_bundles_do_not_pay"],
     ),
     mutant(
         "flatter_bundles",
         "the single message of a trial may wait behind more requests than the bundle",
-        &["crates/engine/src/service/bundle_choice.rs::no_trial_where_it_says_nothing"],
+        &["crates/engine/src/service/bundle/choice.rs::no_trial_where_it_says_nothing"],
     ),
     mutant("amplify_bundle", "replies in bundles are not limited by their requests", &[SEEDS]),
     mutant(

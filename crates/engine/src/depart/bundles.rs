@@ -8,7 +8,7 @@ use wire::session::{EndpointKind, Origin, Request, Token};
 use crate::base::arrival::Awaited;
 use crate::endpoint::run::{Next, Run};
 use crate::endpoint::set::Endpoints;
-use crate::service::bundle_table::Completion;
+use crate::service::bundle::table::Completion;
 use crate::service::chain::ShownReply;
 use crate::turn::Turn;
 

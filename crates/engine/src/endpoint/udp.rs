@@ -25,10 +25,10 @@ use crate::endpoint::port::Port;
 use crate::endpoint::run::{Next, Run};
 use crate::endpoint::sources::{Sources, lowest_source};
 use crate::schedule::{Kind, Schedule};
-use crate::service::bundle_table::NoBundle;
-use crate::service::bundles::Datagrams;
+use crate::service::bundle::messages::Datagrams;
+use crate::service::bundle::received::Expected;
+use crate::service::bundle::table::NoBundle;
 use crate::service::chain::{Hooks, NoHooks};
-use crate::service::received::Expected;
 use crate::turn::Turn;
 
 /// Maximum number of items and bytes that wait for one `send`.

@@ -12,8 +12,8 @@ use crate::admit::{Admitted, Batch, Waits};
 use crate::base::arrival::{Arrival, Awaited};
 use crate::endpoint::held::Waiter;
 use crate::schedule::{Kind, Schedule};
-use crate::service::bundle_table::NoBundle;
-use crate::service::bundles::Stream;
+use crate::service::bundle::messages::Stream;
+use crate::service::bundle::table::NoBundle;
 use crate::service::chain::{Hooks, NoHooks};
 use crate::turn::Turn;
 

@@ -10,7 +10,7 @@ use super::TcpConnections;
 use super::connection::{Outcome, Reading};
 use super::terms::ErrorBytes;
 use crate::base::arrival::Awaited;
-use crate::service::bundle_table::Completion;
+use crate::service::bundle::table::Completion;
 use crate::turn::Turn;
 
 impl TcpConnections {

@@ -12,7 +12,7 @@ use wire::nic::{Nic, UDP_PAYLOAD_MAX};
 use wire::session::{Origin, Token};
 
 use crate::endpoint::udp::{Leaving, NoRoom, UdpPort, UdpPorts};
-use crate::service::bundle_table::Completion;
+use crate::service::bundle::table::Completion;
 use crate::service::share::ServiceShare;
 use crate::turn::Turn;
 

@@ -12,7 +12,9 @@ use wire::nic::SharedBytes;
 struct PoolMemory(MappedMemory);
 
 /// The memory of a pool's buffers.
-pub(super) fn memory_of(pool: Option<&Pool<MappedMemory>>) -> Option<Arc<dyn SharedBytes>> {
+pub(in crate::service) fn memory_of(
+    pool: Option<&Pool<MappedMemory>>,
+) -> Option<Arc<dyn SharedBytes>> {
     pool.map(|pool| -> Arc<dyn SharedBytes> { Arc::new(PoolMemory(pool.memory().clone())) })
 }
 

@@ -1,154 +1,29 @@
-//! Bundles of a service share: requests that one client sent at once and that go to a block as one slot, in memory of the worker's pool.
+//! Bundles of a service share: requests that one client sent at once and that go to a block as one
+//! slot, in memory of the worker's pool.
 //!
-//! One choice of an mqueue, one entry of the table of requests, one copy and one slot serve a whole bundle. What is true of
-//! a bundle is in the engine's memory: its client, its tokens, its buffer. The accelerator can write all of the pool, and what it
-//! writes is copied first and belongs to no other client.
+//! One choice of an mqueue, one entry of the table of requests, one copy and one slot serve a whole
+//! bundle. What is true of a bundle is in the engine's memory: its client, its tokens, its buffer.
+//! The accelerator can write all of the pool, and what it writes is copied first and belongs to no
+//! other client.
 
 use std::num::NonZero;
 use std::sync::Arc;
 
 use mqueue::abi::{Bundle, BundleReply, kind};
-use mqueue::{Buffer, Consumer, Head, LoanError, MappedMemory, Pool, Producer, ReplyArea};
+use mqueue::{Buffer, Head, LoanError, MappedMemory, Pool, Producer, ReplyArea};
 use wire::DropReason;
-use wire::framing::{Alike, Framing, FramingError};
-use wire::nic::{RxBatch, SharedBytes, Train};
+use wire::framing::{Framing, FramingError};
+use wire::nic::SharedBytes;
 use wire::session::{BundleRequests, Token};
 
 use crate::base::arrival::Arrival;
-use crate::service::bundle_run::Burst;
-use crate::service::bundle_table::{
-    BUFFER_BYTES_MAX, Completion, DESCRIPTOR_BYTES, LINE, MESSAGE_ALIGN, NewBundle, NoBundle,
+use crate::service::bundle::messages::Messages;
+use crate::service::bundle::received::NOT_IN_PLACE;
+use crate::service::bundle::run::Burst;
+use crate::service::bundle::table::{
+    BUFFER_BYTES_MAX, Completion, DESCRIPTOR_BYTES, LINE, NewBundle, NoBundle,
 };
-use crate::service::received::NOT_IN_PLACE;
 use crate::service::share::{ServiceShare, committed};
-
-/// Messages of one client that can go as one bundle: in any memory, of one length, except that the last may be shorter. They are
-/// copied once.
-pub(crate) trait Messages {
-    /// How many there are.
-    fn count(&self) -> u32;
-
-    /// Bytes of a message.
-    fn len_of(&self, message: u32) -> u32;
-
-    /// Distance of messages in the bundle's buffer, at least the length of the first.
-    fn stride(&self) -> u32;
-
-    /// Their numbers, see [`wire::session::Request::number`]; `None` if those behind the first are consecutive.
-    #[inline]
-    fn numbers(&self) -> Option<&[u64]> {
-        None
-    }
-
-    /// Copies the first `count` messages to the beginning of a buffer, which has room for them.
-    fn write(&self, pool: &Pool<MappedMemory>, buffer: &Buffer, count: u32);
-}
-
-/// Messages that [`Consumer::peek_alike`] has found in a ring.
-pub(crate) struct Slots<'a> {
-    pub(crate) ring: &'a Consumer<MappedMemory>,
-    pub(crate) len: u32,
-    pub(crate) tags: &'a [u64],
-}
-
-impl Messages for Slots<'_> {
-    #[inline]
-    fn count(&self) -> u32 {
-        self.tags.len() as u32
-    }
-
-    #[inline]
-    fn len_of(&self, _: u32) -> u32 {
-        self.len
-    }
-
-    #[inline]
-    fn stride(&self) -> u32 {
-        self.len.next_multiple_of(MESSAGE_ALIGN as u32)
-    }
-
-    #[inline]
-    fn numbers(&self) -> Option<&[u64]> {
-        Some(self.tags)
-    }
-
-    #[inline]
-    fn write(&self, pool: &Pool<MappedMemory>, buffer: &Buffer, count: u32) {
-        pool.write_from(buffer, self.stride(), self.ring, (count, self.len));
-    }
-}
-
-/// Messages of a stream that [`wire::framing::Framing::requests_alike`] has found at the beginning of these bytes.
-pub(crate) struct Stream<'a> {
-    pub(crate) bytes: &'a [u8],
-    pub(crate) alike: Alike,
-}
-
-impl Messages for Stream<'_> {
-    #[inline]
-    fn count(&self) -> u32 {
-        self.alike.count as u32
-    }
-
-    #[inline]
-    fn len_of(&self, _: u32) -> u32 {
-        self.alike.len as u32
-    }
-
-    #[inline]
-    fn stride(&self) -> u32 {
-        let Alike { prefix, len, .. } = self.alike;
-        if prefix == 0 { len as u32 } else { len.next_multiple_of(MESSAGE_ALIGN) as u32 }
-    }
-
-    fn write(&self, pool: &Pool<MappedMemory>, buffer: &Buffer, count: u32) {
-        let Alike { prefix, len, .. } = self.alike;
-        let distance = prefix + len;
-        if prefix == 0 {
-            return pool.write(buffer, 0, &self.bytes[..count as usize * distance]);
-        }
-        let messages = self.bytes.chunks_exact(distance).take(count as usize);
-        for (at, message) in (0..).step_by(self.stride() as usize).zip(messages) {
-            pool.write(buffer, at, &message[prefix..]);
-        }
-    }
-}
-
-/// The datagrams of a GSO batch.
-pub(crate) struct Datagrams<'a> {
-    pub(crate) rx: &'a RxBatch,
-    pub(crate) train: Train,
-}
-
-impl Messages for Datagrams<'_> {
-    #[inline]
-    fn count(&self) -> u32 {
-        self.train.count as u32
-    }
-
-    #[inline]
-    fn len_of(&self, message: u32) -> u32 {
-        self.rx.items[self.train.first + message as usize].len
-    }
-
-    #[inline]
-    fn stride(&self) -> u32 {
-        let len = self.len_of(0);
-        if self.train.contiguous { len } else { len.next_multiple_of(MESSAGE_ALIGN as u32) }
-    }
-
-    fn write(&self, pool: &Pool<MappedMemory>, buffer: &Buffer, count: u32) {
-        let messages = &self.rx.items[self.train.first..][..count as usize];
-        if self.train.contiguous {
-            let (first, last) = (messages[0].offset, messages[messages.len() - 1]);
-            let bytes = &self.rx.bytes[first as usize..(last.offset + last.len) as usize];
-            return pool.write(buffer, 0, bytes);
-        }
-        for (at, message) in (0..).step_by(self.stride() as usize).zip(messages) {
-            pool.write(buffer, at, self.rx.payload(message));
-        }
-    }
-}
 
 impl ServiceShare {
     /// Whether any requests go as bundles.
@@ -177,7 +52,7 @@ impl ServiceShare {
         self.dispatcher.has_bundles()
     }
 
-    /// See [`crate::service::bundle_choice`].
+    /// See [`crate::service::bundle::choice`].
     fn bundle_run(&mut self, messages: usize, now_ns: u64) -> u32 {
         let moving = self.alive - self.still.mqueues.min(self.alive);
         let burst = Burst {

@@ -10,7 +10,7 @@
 //! 3. Blocks that are all busy: each would get its even share of what is unanswered anyway. A bundle is part of that share, so that its
 //!    block has [others](BUNDLES_QUEUED) to work on while the replies travel. Mqueues that stand still count neither as busy nor as idle.
 //! 4. Kernels that are fast for the size of the burst: of n messages in bundles of k, with p the time that one more message in a
-//!    bundle takes ([measured](crate::service::bundle_choice)), the last reply leaves about n·[`BUNDLE_NS`]/k + k·p later than with
+//!    bundle takes ([measured](crate::service::bundle::choice)), the last reply leaves about n·[`BUNDLE_NS`]/k + k·p later than with
 //!    free bundles for free kernels; the best k is √(n·[`BUNDLE_NS`]/p). It is chosen if that and [`TRIP_NS`] are less than what
 //!    bundles save, n·[`SAVED_NS`] or n·[`SAVED_FAR_NS`]. If that is several bundles for each mqueue, they are longer, and one for each.
 //!    Slow kernels, and small bursts, never meet this.
@@ -21,7 +21,7 @@
 //! 5 and 6 hold for blocks off the worker's thread. The longest of 3 to 6 is chosen, rounded to a power of two: batches of clients often
 //! have such a number of messages, and then no short bundle is left. Until p is measured, only 3 counts. One message in flight, or a few
 //! for many idle mqueues, are thus single messages; bursts for busy or fast blocks are bundles. The cost is that of a few divisions per
-//! burst. `bundle_model.rs` compares the choice with bundles and single messages alone, in a model.
+//! burst. `tests.rs` compares the choice with bundles and single messages alone, in a model.
 
 use mqueue::abi::BUNDLE_MAX;
 
@@ -38,12 +38,12 @@ const SAVED_FAR_NS: u64 = 150;
 /// … and what a bundle costs it.
 const BUNDLE_NS: u64 = 200;
 /// The second trip over a bus.
-pub(super) const TRIP_NS: u64 = 2_000;
+pub(in crate::service) const TRIP_NS: u64 = 2_000;
 /// A run of single messages that becomes a bundle takes no longer than this.
 const RUN_NS: u64 = 50_000;
 /// The time that the engine takes for a message, until it is measured, and the longest that counts: a worker that takes longer also waits
 /// for messages.
-pub(super) const HANDLED_NS: u64 = 200;
+pub(in crate::service) const HANDLED_NS: u64 = 200;
 const HANDLED_NS_MAX: u64 = 1_000;
 
 /// What the choice depends on.
@@ -67,19 +67,19 @@ pub(crate) struct Burst {
 
 /// The time that a busy engine takes for a message, all of its work included: from a burst to that of a later turn, divided by the messages
 /// of the first.
-pub(super) struct Handled {
+pub(in crate::service) struct Handled {
     began_ns: u64,
     messages: u32,
     each_ns: u64,
 }
 
 impl Handled {
-    pub(super) fn new() -> Self {
+    pub(in crate::service) fn new() -> Self {
         Self { began_ns: 0, messages: 0, each_ns: HANDLED_NS }
     }
 
     /// A burst of this many messages begins. Returns the mean of the times.
-    pub(super) fn begin(&mut self, messages: u32, now_ns: u64) -> u64 {
+    pub(in crate::service) fn begin(&mut self, messages: u32, now_ns: u64) -> u64 {
         let passed_ns = now_ns.saturating_sub(self.began_ns);
         if passed_ns > 0 {
             let sample_ns = passed_ns / u64::from(self.messages.max(1));
@@ -95,7 +95,7 @@ impl Handled {
 
 impl Burst {
     /// Whether blocks answer before the engine does anything else.
-    pub(super) fn is_answered_at_once(&self) -> bool {
+    pub(in crate::service) fn is_answered_at_once(&self) -> bool {
         self.in_turn && !self.off_thread
     }
 
@@ -118,7 +118,7 @@ impl Burst {
     }
 
     /// The same, for the speed of the kernel alone.
-    pub(super) fn fast_run(&self, message_ns: u64) -> u32 {
+    pub(in crate::service) fn fast_run(&self, message_ns: u64) -> u32 {
         let (saved_ns, trip_ns) = match self.off_thread {
             true => (SAVED_FAR_NS, TRIP_NS),
             false => (SAVED_NS, 0),

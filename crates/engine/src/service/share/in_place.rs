@@ -12,9 +12,9 @@ use mqueue::abi::{BUNDLE_ALIGN, BUNDLE_MAX};
 use wire::nic::RxBatch;
 
 use crate::base::arrival::Arrival;
-use crate::service::bundle_table::{BUFFER_BYTES_MAX, NewBundle, NoBundle};
-use crate::service::bundles::Datagrams;
-use crate::service::received::{Expected, unit_of};
+use crate::service::bundle::messages::Datagrams;
+use crate::service::bundle::received::{Expected, unit_of};
+use crate::service::bundle::table::{BUFFER_BYTES_MAX, NewBundle, NoBundle};
 use crate::service::share::ServiceShare;
 
 impl ServiceShare {

@@ -1,7 +1,7 @@
 //! The dispatcher's view of a service share: which mqueues take how many requests.
 
 use crate::base::arrival::ANY;
-use crate::service::bundle_table::DESCRIPTOR_BYTES;
+use crate::service::bundle::table::DESCRIPTOR_BYTES;
 use crate::service::dispatch::{Credit, Dispatcher, Route};
 use crate::service::mqueues::Load;
 use crate::service::share::ServiceShare;

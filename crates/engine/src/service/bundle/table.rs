@@ -5,52 +5,52 @@ use mqueue::{Buffer, CheckedReplies, MappedMemory, Pool};
 use wire::session::Token;
 
 use crate::base::topology::{Bundles, Service};
-use crate::service::bundle_choice::BundleChoice;
-use crate::service::bundle_run::{Handled, SHORTEST};
-use crate::service::received::{NOT_IN_PLACE, Received};
+use crate::service::bundle::choice::BundleChoice;
+use crate::service::bundle::received::{NOT_IN_PLACE, Received};
+use crate::service::bundle::run::{Handled, SHORTEST};
 
 /// Largest buffer of a pool.
-pub(super) const BUFFER_BYTES_MAX: usize =
+pub(in crate::service) const BUFFER_BYTES_MAX: usize =
     mqueue::pool::BUFFER_BYTES[mqueue::pool::BUFFER_BYTES.len() - 1] as usize;
 /// Messages start at multiples of this unless they were received without gaps.
-pub(super) const MESSAGE_ALIGN: usize = 16;
+pub(in crate::service) const MESSAGE_ALIGN: usize = 16;
 /// Bytes of the largest payload of a slot of a bundle.
 pub(crate) const DESCRIPTOR_BYTES: usize = size_of::<Bundle>();
 
 /// What a service share knows about its bundles.
 pub(crate) struct ShareBundles {
     /// Number of requests of one length from which on they go as bundles; `u32::MAX`: none does.
-    pub(super) from: u32,
+    pub(in crate::service) from: u32,
     /// The same while blocks take bundles.
     wanted: u32,
     /// All that are long enough go as bundles.
-    pub(super) forced: bool,
+    pub(in crate::service) forced: bool,
     /// Blocks run on other processors than the worker's.
-    pub(super) off_thread: bool,
+    pub(in crate::service) off_thread: bool,
     /// Whether the others do, and how long they are.
-    pub(super) choice: BundleChoice,
+    pub(in crate::service) choice: BundleChoice,
     /// How long the engine takes for a message.
-    pub(super) handled: Handled,
+    pub(in crate::service) handled: Handled,
     /// Bytes of the area for one reply.
-    pub(super) reply_stride: usize,
+    pub(in crate::service) reply_stride: usize,
     /// The buffer of each entry of the table of requests.
     buffers: Box<[Option<Buffer>]>,
     /// Buffers that datagrams were received in.
-    pub(super) received: Received,
+    pub(in crate::service) received: Received,
     /// Of each entry of the table of requests: in which of them its messages are, or [`NOT_IN_PLACE`].
     received_in: Box<[u32]>,
 }
 
 /// The messages of a bundle that is about to be written into a ring.
-pub(super) struct NewBundle {
+pub(in crate::service) struct NewBundle {
     /// Of the first, in the region.
-    pub(super) offset: u64,
-    pub(super) stride: u32,
-    pub(super) count: u32,
-    pub(super) len: u32,
-    pub(super) last_len: u32,
+    pub(in crate::service) offset: u64,
+    pub(in crate::service) stride: u32,
+    pub(in crate::service) count: u32,
+    pub(in crate::service) len: u32,
+    pub(in crate::service) last_len: u32,
     /// The buffer that they were received in, if they were not copied.
-    pub(super) received_in: u32,
+    pub(in crate::service) received_in: u32,
 }
 
 impl ShareBundles {
@@ -78,13 +78,13 @@ impl ShareBundles {
 
     /// The buffer of a bundle in use.
     #[inline]
-    pub(super) fn buffer(&self, token: Token) -> Option<&Buffer> {
+    pub(in crate::service) fn buffer(&self, token: Token) -> Option<&Buffer> {
         self.buffers[token.bundle() as usize].as_ref()
     }
 
     /// The buffers of a new bundle.
     #[inline]
-    pub(super) fn keep(&mut self, token: Token, buffer: Buffer, received_in: u32) {
+    pub(in crate::service) fn keep(&mut self, token: Token, buffer: Buffer, received_in: u32) {
         let bundle = token.bundle() as usize;
         self.buffers[bundle] = Some(buffer);
         self.received_in[bundle] = received_in;
@@ -95,7 +95,7 @@ impl ShareBundles {
 
     /// The buffers that a bundle no longer uses, which nothing else does.
     #[inline]
-    pub(super) fn take(&mut self, token: Token) -> (Option<Buffer>, Option<Buffer>) {
+    pub(in crate::service) fn take(&mut self, token: Token) -> (Option<Buffer>, Option<Buffer>) {
         let bundle = token.bundle() as usize;
         let received = match std::mem::replace(&mut self.received_in[bundle], NOT_IN_PLACE) {
             NOT_IN_PLACE => None,
@@ -105,7 +105,7 @@ impl ShareBundles {
     }
 
     /// The pool of a bundle has ended, and its buffers with it.
-    pub(super) fn forget(&mut self, bundle: u32) {
+    pub(in crate::service) fn forget(&mut self, bundle: u32) {
         let bundle = bundle as usize;
         self.buffers[bundle] = None;
         match std::mem::replace(&mut self.received_in[bundle], NOT_IN_PLACE) {
@@ -115,26 +115,26 @@ impl ShareBundles {
     }
 
     /// Whether the blocks of any accelerator take bundles.
-    pub(super) fn set_possible(&mut self, possible: bool) {
+    pub(in crate::service) fn set_possible(&mut self, possible: bool) {
         self.from = if possible { self.wanted } else { u32::MAX };
     }
 
     /// How many messages of `stride` bytes, and replies, a buffer of `bytes` has room for.
-    pub(super) fn fit(&self, bytes: usize, stride: usize) -> u32 {
+    pub(in crate::service) fn fit(&self, bytes: usize, stride: usize) -> u32 {
         // The area for replies starts at a line of its own.
         let fit = bytes.saturating_sub(LINE) / (stride + self.reply_stride);
         fit.min(BUNDLE_MAX as usize) as u32
     }
 
     /// For how many replies a buffer of `bytes` has room.
-    pub(super) fn fit_replies(&self, bytes: usize) -> u32 {
+    pub(in crate::service) fn fit_replies(&self, bytes: usize) -> u32 {
         let fit = bytes.checked_div(self.reply_stride).unwrap_or(usize::MAX);
         fit.min(BUNDLE_MAX as usize) as u32
     }
 }
 
 /// Alignment of the area for replies in a buffer.
-pub(super) const LINE: usize = BUNDLE_ALIGN as usize;
+pub(in crate::service) const LINE: usize = BUNDLE_ALIGN as usize;
 
 /// All buffers of a pool.
 pub(crate) fn buffers_of(pool: Option<&Pool<MappedMemory>>) -> u32 {

@@ -5,8 +5,8 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use crate::base::topology::Dispatch;
-use crate::service::bundle_choice::BundleChoice;
-use crate::service::bundle_run::{Burst, HANDLED_NS, SHORTEST};
+use crate::service::bundle::choice::BundleChoice;
+use crate::service::bundle::run::{Burst, HANDLED_NS, SHORTEST};
 use crate::service::dispatch::{Credit, Dispatcher, Owner, Route};
 
 const SLOTS: u32 = 256;

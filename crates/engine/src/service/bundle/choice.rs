@@ -1,4 +1,4 @@
-//! The engine's choice between bundles and single messages: [the rule](crate::service::bundle_run), and the measurement of what it needs.
+//! The engine's choice between bundles and single messages: [the rule](crate::service::bundle::run), and the measurement of what it needs.
 //!
 //! The time that one more message in a bundle takes is not known from the times of single messages: a block fetches and answers a bundle
 //! as a whole, and a busy worker sees every reply at the end of a turn. It is measured by a *trial*: a burst is sent such that one
@@ -11,7 +11,7 @@
 //! delay their messages, and one that becomes slow loses them after a few trials. A trial whose bundle is not answered in
 //! [`PATIENCE_NS`] counts as slow. An estimate without new samples is valid for [`VALID_NS`].
 
-use crate::service::bundle_run::{Burst, TRIP_NS};
+use crate::service::bundle::run::{Burst, TRIP_NS};
 
 /// Messages of the shortest burst with a trial.
 const BURST: u32 = 32;
@@ -231,7 +231,7 @@ impl BundleChoice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::service::bundle_run::HANDLED_NS;
+    use crate::service::bundle::run::HANDLED_NS;
 
     const BURST_OF_64: Burst = Burst {
         messages: 64,

@@ -1,19 +1,19 @@
 //! Buffers of a pool that GRO batches are received in: those in use, and how many the next receive call is likely to need. See
-//! `service/in_place.rs`.
+//! `service/share/in_place.rs`.
 
 use mqueue::Buffer;
 use mqueue::abi::BUNDLE_ALIGN;
 use wire::nic::{RxBatch, Train};
 
 /// Marks a bundle whose messages were copied.
-pub(super) const NOT_IN_PLACE: u32 = u32::MAX;
+pub(in crate::service) const NOT_IN_PLACE: u32 = u32::MAX;
 /// A bundle begins at a multiple of [`BUNDLE_ALIGN`], so only a multiple of some number of messages can be split off a GRO batch: at most
 /// this.
 const UNIT_MAX: u32 = 8;
 
 /// How many messages of `len` bytes, which is not 0, end at a multiple of [`BUNDLE_ALIGN`].
 #[inline]
-pub(super) fn unit_of(len: u32) -> u32 {
+pub(in crate::service) fn unit_of(len: u32) -> u32 {
     (BUNDLE_ALIGN as u32) >> len.trailing_zeros().min(BUNDLE_ALIGN.ilog2())
 }
 
@@ -34,7 +34,7 @@ const EMPTY_MAX: u8 = 16;
 impl Expected {
     /// Batches, and the bytes of the longest.
     #[inline]
-    pub(super) fn batches(self) -> (usize, usize) {
+    pub(in crate::service) fn batches(self) -> (usize, usize) {
         (self.batches, self.bytes)
     }
 
@@ -70,7 +70,7 @@ impl Expected {
 }
 
 /// Buffers that datagrams were received in.
-pub(super) struct Received {
+pub(in crate::service) struct Received {
     entries: Box<[Entry]>,
     free: Vec<u32>,
     /// By receive buffer of the call in progress: the entry of what is lent to it.
@@ -84,7 +84,7 @@ struct Entry {
 }
 
 impl Received {
-    pub(super) fn new(buffers: u32) -> Self {
+    pub(in crate::service) fn new(buffers: u32) -> Self {
         Self {
             entries: (0..buffers).map(|_| Entry { buffer: None, users: 0 }).collect(),
             free: (0..buffers).rev().collect(),
@@ -93,19 +93,19 @@ impl Received {
     }
 
     /// Buffers in use.
-    pub(super) fn in_use(&self) -> u32 {
+    pub(in crate::service) fn in_use(&self) -> u32 {
         (self.entries.len() - self.free.len()) as u32
     }
 
     /// One bundle more uses a buffer.
     #[inline]
-    pub(super) fn share(&mut self, number: u32) {
+    pub(in crate::service) fn share(&mut self, number: u32) {
         self.entries[number as usize].users += 1;
     }
 
     /// One bundle less uses it. Returns it if nothing does.
     #[inline]
-    pub(super) fn release(&mut self, number: u32) -> Option<Buffer> {
+    pub(in crate::service) fn release(&mut self, number: u32) -> Option<Buffer> {
         let entry = &mut self.entries[number as usize];
         entry.users -= 1;
         if entry.users > 0 && !mutants::on("return_received_early") {
@@ -117,31 +117,31 @@ impl Received {
 
     /// Puts a buffer of the pool into use. The caller lends it to the receive call.
     #[inline]
-    pub(super) fn keep(&mut self, number: u32, buffer: Buffer) {
+    pub(in crate::service) fn keep(&mut self, number: u32, buffer: Buffer) {
         self.entries[number as usize] = Entry { buffer: Some(buffer), users: 1 };
         self.lent.push(number);
     }
 
     /// A free entry; [`Self::keep`] or [`Self::put_back`] follows.
     #[inline]
-    pub(super) fn take_entry(&mut self) -> Option<u32> {
+    pub(in crate::service) fn take_entry(&mut self) -> Option<u32> {
         self.free.pop()
     }
 
     /// An entry was not used.
-    pub(super) fn put_back(&mut self, number: u32) {
+    pub(in crate::service) fn put_back(&mut self, number: u32) {
         self.free.push(number);
     }
 
     /// What is lent to a receive buffer of the call in progress: its entry, and where it begins in the region.
     #[inline]
-    pub(super) fn lent_to(&self, slot: usize) -> Option<(u32, u64)> {
+    pub(in crate::service) fn lent_to(&self, slot: usize) -> Option<(u32, u64)> {
         let number = *self.lent.get(slot)?;
         Some((number, self.entries[number as usize].buffer.as_ref()?.offset()))
     }
 
     /// The loan that was made last, which ends: its entry.
-    pub(super) fn end_last_loan(&mut self) -> Option<u32> {
+    pub(in crate::service) fn end_last_loan(&mut self) -> Option<u32> {
         self.lent.pop()
     }
 }
