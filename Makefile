@@ -271,7 +271,7 @@ setup-memcached:
 # Real peers for the tests: stock clients and servers from Debian's packages. Tested on Debian 12; names that differ in Debian 13 and Ubuntu are given as
 # well, and are not tested there.
 setup-test:
-	@tools/install-packages memcached sockperf dnsmasq-base dnsperf libmemcached-tools nginx-light curl vsftpd python3-venv clang lld libssl-dev libacl1 libcap2 libcrypt1 'libhiredis1.1.0|libhiredis0.14' libidn2-0 'libmemcachedutil2t64|libmemcachedutil2' libpam0g libpcre2-posix3 openssl
+	@tools/install-packages memcached sockperf dnsmasq-base dnsperf libmemcached-tools nginx-light curl vsftpd python3-venv clang clang-format lld libssl-dev libacl1 libcap2 libcrypt1 'libhiredis1.1.0|libhiredis0.14' libidn2-0 'libmemcachedutil2t64|libmemcachedutil2' libpam0g libpcre2-posix3 openssl
 	@# Debian's packages of proftpd and vsftpd exclude each other.
 	@tools/unpack-package proftpd-core target/packages/proftpd
 	@# Java that runs a program from its source.

@@ -1,5 +1,6 @@
 // A block that hangs is noticed, and when it goes on that is noticed too.
-//   hung PATH LIMIT_MS    answers every message with itself; one that begins with H only when its block was said to hang
+//   hung PATH LIMIT_MS    answers every message with itself; one that begins with H only when
+//                         its block was said to hang
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -13,11 +14,12 @@
 
 static std::atomic<bool> noticed{false};
 
-SERVAL_KERNEL(stumble) (serval::Block& block, serval::Mqueue& q) {
+SERVAL_KERNEL(stumble)(serval::Block& block, serval::Mqueue& q) {
     while (auto msg = q.recv(block)) {
         while (msg.len() > 0 && msg.as<const char>()[0] == 'H' && !noticed) usleep(1000);
         auto reply = q.reply(block, msg, msg.len());
-        for (unsigned i = block.rank(); i < msg.len(); i += block.size()) reply.as<char>()[i] = msg.as<const char>()[i];
+        for (unsigned i = block.rank(); i < msg.len(); i += block.size())
+            reply.as<char>()[i] = msg.as<const char>()[i];
         q.send(block, reply);
     }
 }
@@ -46,7 +48,8 @@ int main(int argc, char** argv) {
         return 1;
     }
     std::vector<std::thread> blocks;
-    for (uint32_t n = 0; n < runtime.blocks(); n++) blocks.emplace_back(run_block, runtime.block_args(n));
+    for (uint32_t n = 0; n < runtime.blocks(); n++)
+        blocks.emplace_back(run_block, runtime.block_args(n));
     while (runtime.starting()) runtime.look(1);
     runtime.ready();
     say("serving\n", 0);

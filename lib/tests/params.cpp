@@ -1,4 +1,5 @@
-// Joins the engine at the path given, prints the parameters of its offer, one a line, and leaves. Ends with code 1 if it cannot join.
+// Joins the engine at the path given, prints the parameters of its offer, one a line, and leaves.
+// Ends with code 1 if it cannot join.
 #include <stdio.h>
 #include <string.h>
 
@@ -19,7 +20,8 @@ int main(int, char** argv) {
         uint64_t bits;
         memcpy(&bits, &param.value, sizeof bits);
         if (bits >> 48 == SERVAL_PARAM_TEXT >> 48)
-            printf("%s \"%s\"\n", reinterpret_cast<const char*>(param.name), copy + static_cast<uint32_t>(bits));
+            printf("%s \"%s\"\n", reinterpret_cast<const char*>(param.name),
+                   copy + static_cast<uint32_t>(bits));
         else
             printf("%s %g\n", reinterpret_cast<const char*>(param.name), param.value);
     }

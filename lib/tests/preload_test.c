@@ -1,8 +1,7 @@
-/*
- * What sendfile promises, checked through libserval_transfer_preload.so: `preload_test FOLDER`. The same program passes without
- * the library. `preload_test FOLDER handler` is for an engine only. `preload_test FOLDER orphan` waits in a call until it is killed; `preload_test FOLDER once` sends the file through a
- * blocking socket, and through one that does not block.
- */
+// What sendfile promises, checked through libserval_transfer_preload.so: `preload_test FOLDER`. The
+// same program passes without the library. `preload_test FOLDER handler` is for an engine only.
+// `preload_test FOLDER orphan` waits in a call until it is killed; `preload_test FOLDER once` sends
+// the file through a blocking socket, and through one that does not block.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -21,12 +20,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CHECK(condition) \
-    do { \
-        if (!(condition)) { \
-            fprintf(stderr, "%s:%d: %s is not true (%s)\n", __FILE__, __LINE__, #condition, strerror(errno)); \
-            exit(1); \
-        } \
+#define CHECK(condition)                                                                    \
+    do {                                                                                    \
+        if (!(condition)) {                                                                 \
+            fprintf(stderr, "%s:%d: %s is not true (%s)\n", __FILE__, __LINE__, #condition, \
+                    strerror(errno));                                                       \
+            exit(1);                                                                        \
+        }                                                                                   \
     } while (0)
 
 enum { BYTES = 3000001 };
@@ -36,7 +36,7 @@ static void pair(int ends[2], int flags) {
     CHECK(socketpair(AF_UNIX, SOCK_STREAM | flags, 0, ends) == 0);
 }
 
-/* A child reads everything, and compares it with `bytes` of the content followed by "end". */
+// A child reads everything, and compares it with `bytes` of the content followed by "end".
 static pid_t reader(int ends[2], size_t bytes) {
     pid_t child = fork();
     CHECK(child >= 0);
@@ -48,7 +48,9 @@ static pid_t reader(int ends[2], size_t bytes) {
     size_t len = 0;
     ssize_t now;
     while ((now = read(ends[1], got + len, sizeof got - len)) > 0) len += (size_t)now;
-    _exit(len == bytes + 3 && memcmp(got, content, bytes) == 0 && memcmp(got + bytes, "end", 3) == 0 ? 0 : 1);
+    _exit(len == bytes + 3 && memcmp(got, content, bytes) == 0 && memcmp(got + bytes, "end", 3) == 0
+              ? 0
+              : 1);
 }
 
 static void ended_well(pid_t child) {
@@ -56,7 +58,7 @@ static void ended_well(pid_t child) {
     CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-/* Blocking, with an offset of its own; what is written afterwards comes afterwards. */
+// Blocking, with an offset of its own; what is written afterwards comes afterwards.
 static void sends_in_order(int file) {
     int ends[2];
     pair(ends, 0);
@@ -71,7 +73,7 @@ static void sends_in_order(int file) {
     ended_well(child);
 }
 
-/* Without an offset the file position moves, to the end of the file at most. */
+// Without an offset the file position moves, to the end of the file at most.
 static void moves_the_position(int file) {
     int ends[2];
     pair(ends, 0);
@@ -89,7 +91,7 @@ static void moves_the_position(int file) {
     ended_well(child);
 }
 
-/* A non-blocking socket: short counts, EAGAIN, and epoll reports room. */
+// A non-blocking socket: short counts, EAGAIN, and epoll reports room.
 static void does_not_block(int file) {
     int ends[2];
     pair(ends, SOCK_NONBLOCK);
@@ -112,7 +114,8 @@ static void does_not_block(int file) {
         ssize_t now;
         while ((now = read(ends[1], got + len, sizeof got - len)) > 0) len += (size_t)now;
         CHECK(len == (size_t)offset);
-        if (offset < BYTES) CHECK(epoll_wait(epoll, &event, 1, 10000) == 1 && (event.events & EPOLLOUT));
+        if (offset < BYTES)
+            CHECK(epoll_wait(epoll, &event, 1, 10000) == 1 && (event.events & EPOLLOUT));
     }
     CHECK(refused > 0 && memcmp(got, content, BYTES) == 0);
     close(epoll);
@@ -124,16 +127,17 @@ static int signals[2];
 
 static void handler(int signal) {
     (void)signal;
-    /* The reader of the socket starts when the handler has run. */
+    // The reader of the socket starts when the handler has run.
     CHECK(write(signals[1], "x", 1) == 1);
 }
 
-/* A signal during a call that has sent nothing: EINTR, or the call goes on if the handler has SA_RESTART. */
+// A signal during a call that has sent nothing: EINTR, or the call goes on if the handler has
+// SA_RESTART.
 static void is_interrupted(int file, int restart) {
     int ends[2];
     pair(ends, 0);
     CHECK(pipe(signals) == 0);
-    /* Full: the call waits. */
+    // Full: the call waits.
     while (send(ends[0], content, 4096, MSG_DONTWAIT) > 0) {
     }
     pid_t child = fork();
@@ -142,10 +146,11 @@ static void is_interrupted(int file, int restart) {
         char byte;
         close(ends[0]);
         close(signals[1]);
-        /* Until the first signal that meets the call: one before it changes nothing. */
+        // Until the first signal that meets the call: one before it changes nothing.
         while (read(signals[0], &byte, 1) == 1) {
-            if (restart) while (read(ends[1], got, sizeof got) > 0) {
-            }
+            if (restart)
+                while (read(ends[1], got, sizeof got) > 0) {
+                }
         }
         _exit(0);
     }
@@ -174,31 +179,33 @@ static void is_interrupted(int file, int restart) {
 static int handler_file, handler_socket, outer_socket, all_read[2];
 static volatile sig_atomic_t handled, waits_for_all;
 
-/* Sends a whole file while a call of the same thread waits. */
+// Sends a whole file while a call of the same thread waits.
 static void sending_handler(int signal) {
     (void)signal;
     if (handled) return;
     char byte = 'x';
     int queued = 0;
     CHECK(ioctl(outer_socket, SIOCOUTQ, &queued) == 0);
-    /* Before the outer call has begun; the timer comes again. */
+    // Before the outer call has begun; the timer comes again.
     if (queued == 0) return;
     struct itimerval none = {{0, 0}, {0, 0}};
     CHECK(setitimer(ITIMER_REAL, &none, NULL) == 0);
     if (waits_for_all) {
-        /* An engine goes on with the outer call, which has an answer now. */
+        // An engine goes on with the outer call, which has an answer now.
         CHECK(write(signals[1], &byte, 1) == 1);
         CHECK(read(all_read[0], &byte, 1) == 1);
     }
     off_t offset = 0;
-    while (offset < BYTES) CHECK(sendfile(handler_socket, handler_file, &offset, (size_t)(BYTES - offset)) > 0);
+    while (offset < BYTES)
+        CHECK(sendfile(handler_socket, handler_file, &offset, (size_t)(BYTES - offset)) > 0);
     CHECK(write(handler_socket, "end", 3) == 3);
     close(handler_socket);
     handled = 1;
     CHECK(write(signals[1], &byte, 1) == 1);
 }
 
-/* A signal handler that calls sendfile, too: both calls send what they are asked for, and say how much. */
+// A signal handler that calls sendfile, too: both calls send what they are asked for, and say how
+// much.
 static void is_called_by_a_handler(int file, int restart, bool waits) {
     int ends[2], others[2];
     waits_for_all = waits;
@@ -218,7 +225,7 @@ static void is_called_by_a_handler(int file, int restart, bool waits) {
         close(ends[0]);
         close(others[0]);
         close(signals[1]);
-        /* Nothing is read until the handler has sent, or wants to: the outer call waits. */
+        // Nothing is read until the handler has sent, or wants to: the outer call waits.
         CHECK(read(signals[0], &byte, 1) == 1);
         size_t len = 0;
         ssize_t now;
@@ -230,7 +237,8 @@ static void is_called_by_a_handler(int file, int restart, bool waits) {
     }
     close(ends[1]);
     close(signals[0]);
-    struct sigaction action = {.sa_handler = sending_handler, .sa_flags = restart ? SA_RESTART : 0}, before;
+    struct sigaction action = {.sa_handler = sending_handler, .sa_flags = restart ? SA_RESTART : 0},
+                     before;
     CHECK(sigaction(SIGALRM, &action, &before) == 0);
     struct itimerval timer = {{0, 50000}, {0, 50000}}, none = {{0, 0}, {0, 0}};
     CHECK(setitimer(ITIMER_REAL, &timer, NULL) == 0);
@@ -252,7 +260,7 @@ static void is_called_by_a_handler(int file, int restart, bool waits) {
     ended_well(child);
 }
 
-/* The errors are those of libc. */
+// The errors are those of libc.
 static void fails_as_usual(int file) {
     int ends[2];
     pair(ends, 0);
@@ -267,7 +275,7 @@ static void fails_as_usual(int file) {
     int pipes[2];
     CHECK(pipe(pipes) == 0);
     CHECK(sendfile(ends[0], pipes[0], NULL, BYTES) == -1 && errno == EINVAL);
-    /* Another file is a sink as well. */
+    // Another file is a sink as well.
     char path[] = "/tmp/serval-preload-XXXXXX";
     int sink = mkstemp(path);
     CHECK(sink >= 0 && unlink(path) == 0);
@@ -280,13 +288,13 @@ static void fails_as_usual(int file) {
     close(ends[1]);
 }
 
-/* A child that was forked after a transfer. */
-static void survives_a_fork(int file, const char *path) {
+// A child that was forked after a transfer.
+static void survives_a_fork(int file, const char* path) {
     sends_in_order(file);
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
-        /* As daemons do, and the numbers are used again. */
+        // As daemons do, and the numbers are used again.
         for (int descriptor = 3; descriptor < 1024; descriptor++) close(descriptor);
         int own = open(path, O_RDONLY);
         CHECK(own >= 0);
@@ -298,7 +306,7 @@ static void survives_a_fork(int file, const char *path) {
     ended_well(child);
 }
 
-/* A process that waits in a call, and a child of it that lives until the end of standard input. */
+// A process that waits in a call, and a child of it that lives until the end of standard input.
 static void leaves_an_orphan(int file) {
     int ends[2];
     pair(ends, 0);
@@ -311,7 +319,7 @@ static void leaves_an_orphan(int file) {
     for (;;) CHECK(sendfile(ends[0], file, &offset, (size_t)(BYTES - offset)) > 0);
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
     CHECK(argc == 2 || argc == 3);
     for (size_t at = 0; at < BYTES; at++) content[at] = (unsigned char)(at * 31 ^ at >> 8);
     char path[4096];

@@ -1,10 +1,10 @@
-/*
- * The records of a TLS connection, with a socket that takes any number of bytes, or none: `tls_test VERSION CIPHER SEED WIRE TOLD`. With an odd
- * seed, messages of other types come between a call and its repetition. With the seeds 0 and 1 of each 4, libcrypto seals.
- *
- * Writes what has been sent to WIRE, and to TOLD what the program has been told that it has sent: for each call its type (1 byte), its length
- * (4 bytes, little-endian) and its bytes. The keys are those of `info_of`, and the first record has number 250, so that more than its last byte changes.
- */
+// The records of a TLS connection, with a socket that takes any number of bytes, or none: `tls_test
+// VERSION CIPHER SEED WIRE TOLD`. With an odd seed, messages of other types come between a call and
+// its repetition. With the seeds 0 and 1 of each 4, libcrypto seals.
+//
+// Writes what has been sent to WIRE, and to TOLD what the program has been told that it has sent:
+// for each call its type (1 byte), its length (4 bytes, little-endian) and its bytes. The keys are
+// those of `info_of`, and the first record has number 250, so that more than its last byte changes.
 #define _GNU_SOURCE
 #include "preload/transfer/tls_stream.h"
 
@@ -19,12 +19,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define CHECK(condition) \
-    do { \
-        if (!(condition)) { \
-            fprintf(stderr, "%s:%d: %s is not true (errno %d)\n", __FILE__, __LINE__, #condition, errno); \
-            exit(1); \
-        } \
+#define CHECK(condition)                                                                          \
+    do {                                                                                          \
+        if (!(condition)) {                                                                       \
+            fprintf(stderr, "%s:%d: %s is not true (errno %d)\n", __FILE__, __LINE__, #condition, \
+                    errno);                                                                       \
+            exit(1);                                                                              \
+        }                                                                                         \
     } while (0)
 
 enum { FILE_BYTES = 300001, CALLS = 400, AES_128 = 128, AES_256 = 256, CHACHA20 = 20 };
@@ -32,7 +33,7 @@ enum { FILE_BYTES = 300001, CALLS = 400, AES_128 = 128, AES_256 = 256, CHACHA20 
 static uint64_t seed;
 static bool is_mixed;
 static FILE *wire, *told;
-/* What the socket does: a random part, all, or nothing. */
+// What the socket does: a random part, all, or nothing.
 static enum { SOME, ALL, NONE, ONE } room = SOME;
 static struct tls_crypto crypto;
 static uint8_t content[FILE_BYTES];
@@ -45,10 +46,15 @@ static unsigned below(unsigned limit) {
     return (unsigned)(seed >> 20) % limit;
 }
 
-static ssize_t fake_send(int fd, const void *bytes, size_t len, int flags) {
+static ssize_t fake_send(int fd, const void* bytes, size_t len, int flags) {
     (void)fd;
     (void)flags;
-    size_t now = room == ALL ? len : room == NONE ? 0 : room == ONE ? 1 : below(4) == 0 ? 0 : below(3) == 0 ? len : 1 + below((unsigned)len);
+    size_t now = room == ALL     ? len
+                 : room == NONE  ? 0
+                 : room == ONE   ? 1
+                 : below(4) == 0 ? 0
+                 : below(3) == 0 ? len
+                                 : 1 + below((unsigned)len);
     if (now == 0) {
         errno = EAGAIN;
         return -1;
@@ -59,8 +65,9 @@ static ssize_t fake_send(int fd, const void *bytes, size_t len, int flags) {
 
 static const struct tls_host host = {fake_send, preadv};
 
-static void tell(uint8_t type, const uint8_t *bytes, size_t len) {
-    uint8_t head[5] = {type, (uint8_t)len, (uint8_t)(len >> 8), (uint8_t)(len >> 16), (uint8_t)(len >> 24)};
+static void tell(uint8_t type, const uint8_t* bytes, size_t len) {
+    uint8_t head[5] = {type, (uint8_t)len, (uint8_t)(len >> 8), (uint8_t)(len >> 16),
+                       (uint8_t)(len >> 24)};
     CHECK(fwrite(head, 1, sizeof head, told) == sizeof head && fwrite(bytes, 1, len, told) == len);
 }
 
@@ -71,18 +78,20 @@ union info {
     struct tls12_crypto_info_chacha20_poly1305 chacha20;
 };
 
-static size_t info_of(union info *info, int version, int cipher, uint64_t number) {
+static size_t info_of(union info* info, int version, int cipher, uint64_t number) {
     memset(info, 0, sizeof *info);
     info->info.version = version == 13 ? TLS_1_3_VERSION : TLS_1_2_VERSION;
     uint8_t *key, *iv, *salt = NULL, *seq;
     size_t key_len = 32, iv_len = 8, len;
     if (cipher == AES_128) {
         info->info.cipher_type = TLS_CIPHER_AES_GCM_128;
-        key = info->aes_128.key, iv = info->aes_128.iv, salt = info->aes_128.salt, seq = info->aes_128.rec_seq;
+        key = info->aes_128.key, iv = info->aes_128.iv, salt = info->aes_128.salt,
+        seq = info->aes_128.rec_seq;
         key_len = 16, len = sizeof info->aes_128;
     } else if (cipher == AES_256) {
         info->info.cipher_type = TLS_CIPHER_AES_GCM_256;
-        key = info->aes_256.key, iv = info->aes_256.iv, salt = info->aes_256.salt, seq = info->aes_256.rec_seq;
+        key = info->aes_256.key, iv = info->aes_256.iv, salt = info->aes_256.salt,
+        seq = info->aes_256.rec_seq;
         len = sizeof info->aes_256;
     } else {
         info->info.cipher_type = TLS_CIPHER_CHACHA20_POLY1305;
@@ -96,8 +105,8 @@ static size_t info_of(union info *info, int version, int cipher, uint64_t number
     return len;
 }
 
-/* A stream with keys. */
-static struct tls_stream *opened(int version, int cipher, uint64_t number) {
+// A stream with keys.
+static struct tls_stream* opened(int version, int cipher, uint64_t number) {
     static struct tls_stream stream;
     union info info;
     tls_stream_clear(&stream);
@@ -106,34 +115,41 @@ static struct tls_stream *opened(int version, int cipher, uint64_t number) {
     return &stream;
 }
 
-static void some_message(struct tls_stream *stream) {
+static void some_message(struct tls_stream* stream) {
     static uint8_t bytes[TLS_PLAIN_MAX];
     uint8_t type = below(2) ? 21 : 22;
     size_t len = below(8) == 0 ? TLS_PLAIN_MAX : 1 + below(300), cut = below((unsigned)len);
     for (size_t i = 0; i < len; i++) bytes[i] = (uint8_t)below(20);
     struct iovec parts[3] = {{bytes, cut}, {NULL, 0}, {bytes + cut, len - cut}};
     ssize_t sent;
-    while ((sent = tls_stream_message(stream, &host, -1, type, parts, 3, 0)) < 0) CHECK(errno == EAGAIN);
+    while ((sent = tls_stream_message(stream, &host, -1, type, parts, 3, 0)) < 0)
+        CHECK(errno == EAGAIN);
     CHECK((size_t)sent == len);
     tell(type, bytes, len);
 }
 
-/* A call until all of its bytes are reported; what is repeated may be less, with a message before it, or in other parts. */
-static void some_data(struct tls_stream *stream) {
+// A call until all of its bytes are reported; what is repeated may be less, with a message before
+// it, or in other parts.
+static void some_data(struct tls_stream* stream) {
     size_t at = below(FILE_BYTES - 1), len = below(3) == 0 ? below(300) : below(100000);
     bool from_file = below(2), has_offset = below(2);
     if (len > FILE_BYTES - at) len = FILE_BYTES - at;
     for (int tries = 0; len > 0; tries++) {
         size_t now = below(4) == 0 ? 1 + below((unsigned)len) : len, cut = below((unsigned)now);
-        struct iovec parts[4] = {{content + at, 0}, {content + at, cut}, {NULL, 0}, {content + at + cut, now - cut}};
+        struct iovec parts[4] = {
+            {content + at, 0}, {content + at, cut}, {NULL, 0}, {content + at + cut, now - cut}};
         off_t offset = (off_t)at;
         CHECK(lseek(file, has_offset ? 5 : offset, SEEK_SET) >= 0);
-        ssize_t sent = from_file ? tls_stream_sendfile(stream, &host, -1, file, has_offset ? &offset : NULL, now)
-                                 : tls_stream_write(stream, &host, -1, parts, 4, below(2) ? MSG_DONTWAIT : 0);
+        ssize_t sent =
+            from_file
+                ? tls_stream_sendfile(stream, &host, -1, file, has_offset ? &offset : NULL, now)
+                : tls_stream_write(stream, &host, -1, parts, 4, below(2) ? MSG_DONTWAIT : 0);
         if (sent < 0) CHECK(errno == EAGAIN || errno == EINTR);
         size_t done = sent < 0 ? 0 : (size_t)sent;
         CHECK(done <= now && sent != 0);
-        if (from_file) CHECK(has_offset ? offset == (off_t)(at + done) && lseek(file, 0, SEEK_CUR) == 5 : lseek(file, 0, SEEK_CUR) == (off_t)(at + done));
+        if (from_file)
+            CHECK(has_offset ? offset == (off_t)(at + done) && lseek(file, 0, SEEK_CUR) == 5
+                             : lseek(file, 0, SEEK_CUR) == (off_t)(at + done));
         if (done > 0) tell(TLS_DATA, content + at, done);
         at += done;
         len -= done;
@@ -142,15 +158,16 @@ static void some_data(struct tls_stream *stream) {
 }
 
 static void refuses(int version, int cipher) {
-    struct tls_stream *stream = opened(version, cipher, 0);
+    struct tls_stream* stream = opened(version, cipher, 0);
     struct iovec part = {content, 1000}, other = {content + 1, 1000};
     off_t offset = 0;
-    /* Other bytes than those whose record has been sent in part. */
+    // Other bytes than those whose record has been sent in part.
     for (int way = 0; way < 4; way++) {
         stream = opened(version, cipher, 0);
         room = ONE;
         bool from_file = way & 1, then_file = way & 2;
-        CHECK((from_file ? tls_stream_sendfile(stream, &host, -1, file, &offset, 1000) : tls_stream_write(stream, &host, -1, &part, 1, MSG_DONTWAIT)) < 0);
+        CHECK((from_file ? tls_stream_sendfile(stream, &host, -1, file, &offset, 1000)
+                         : tls_stream_write(stream, &host, -1, &part, 1, MSG_DONTWAIT)) < 0);
         CHECK(offset == 0 && stream->rest);
         union info info;
         size_t len = info_of(&info, version, cipher, 0);
@@ -158,17 +175,18 @@ static void refuses(int version, int cipher) {
         room = ALL;
         off_t from = 1;
         for (int again = 0; again < 2; again++) {
-            CHECK((then_file ? tls_stream_sendfile(stream, &host, -1, file, &from, 1000) : tls_stream_write(stream, &host, -1, &other, 1, 0)) < 0);
+            CHECK((then_file ? tls_stream_sendfile(stream, &host, -1, file, &from, 1000)
+                             : tls_stream_write(stream, &host, -1, &other, 1, 0)) < 0);
             CHECK(errno == EIO);
         }
         CHECK(tls_stream_message(stream, &host, -1, 21, &part, 1, 0) < 0 && errno == EIO);
     }
-    /* The last numbers. */
+    // The last numbers.
     stream = opened(version, cipher, UINT64_MAX - 2);
     struct iovec two = {content, TLS_PLAIN_MAX + 1};
     CHECK(tls_stream_write(stream, &host, -1, &two, 1, 0) == (ssize_t)two.iov_len);
     CHECK(tls_stream_write(stream, &host, -1, &part, 1, 0) < 0 && errno == EIO);
-    /* After KeyUpdate there must be new keys. */
+    // After KeyUpdate there must be new keys.
     stream = opened(version, cipher, 0);
     struct iovec update = {(uint8_t[]){24, 0, 0, 1, 0}, 5};
     CHECK(tls_stream_message(stream, &host, -1, TLS_HANDSHAKE, &update, 1, 0) == 5);
@@ -179,7 +197,7 @@ static void refuses(int version, int cipher) {
         CHECK(tls_stream_set_keys(stream, &crypto, &info, len) && stream->keys.number == 0);
     }
     CHECK(tls_stream_write(stream, &host, -1, &part, 1, 0) == 1000);
-    /* What cannot be sent. */
+    // What cannot be sent.
     CHECK(tls_stream_write(stream, &host, -1, NULL, 0, 0) == 0);
     CHECK(tls_stream_message(stream, &host, -1, 21, NULL, 0, 0) < 0 && errno == EINVAL);
     CHECK(tls_stream_message(stream, &host, -1, 21, &two, 1, 0) < 0 && errno == EMSGSIZE);
@@ -196,16 +214,19 @@ static void refuses(int version, int cipher) {
     int nothing = open("/dev/null", O_WRONLY);
     CHECK(tls_stream_sendfile(stream, &host, -1, nothing, &offset, 1) < 0 && errno == EBADF);
     close(nothing);
-    /* A socket without room, and numbers that were not used. */
+    // A socket without room, and numbers that were not used.
     room = NONE;
     uint64_t number = stream->keys.number;
-    CHECK(tls_stream_write(stream, &host, -1, &two, 1, 0) < 0 && errno == EAGAIN && stream->keys.number == number && !stream->rest);
-    CHECK(tls_stream_message(stream, &host, -1, 21, &part, 1, 0) < 0 && errno == EAGAIN && stream->keys.number == number);
+    CHECK(tls_stream_write(stream, &host, -1, &two, 1, 0) < 0 && errno == EAGAIN &&
+          stream->keys.number == number && !stream->rest);
+    CHECK(tls_stream_message(stream, &host, -1, 21, &part, 1, 0) < 0 && errno == EAGAIN &&
+          stream->keys.number == number);
     room = ALL;
-    /* Keys that are not known. */
+    // Keys that are not known.
     union info info;
     size_t len = info_of(&info, version, cipher, 0);
-    CHECK(!tls_stream_set_keys(stream, &crypto, &info, len - 1) && !tls_stream_set_keys(stream, &crypto, &info, 0));
+    CHECK(!tls_stream_set_keys(stream, &crypto, &info, len - 1) &&
+          !tls_stream_set_keys(stream, &crypto, &info, 0));
     info.info.version = 0x0302;
     CHECK(!tls_stream_set_keys(stream, &crypto, &info, len));
     len = info_of(&info, version, cipher, 0);
@@ -216,25 +237,25 @@ static void refuses(int version, int cipher) {
     CHECK(tls_stream_write(stream, &host, -1, &part, 1, 0) < 0 && errno == EIO);
 }
 
-/* For a caller that has the function. */
-static bool find(void *library, const char *function) {
+// For a caller that has the function.
+static bool find(void* library, const char* function) {
     Dl_info info;
     CHECK(dladdr(dlsym(library, function), &info));
     return tls_crypto_find(&crypto, library, info.dli_fbase);
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
     CHECK(argc == 6);
     int version = atoi(argv[1]), cipher = atoi(argv[2]);
     unsigned long long number = strtoull(argv[3], NULL, 10);
     is_mixed = number & 1;
     seed = number * 0x9e3779b97f4a7c15 + 1;
-    void *library = dlopen("libcrypto.so.3", RTLD_NOW);
+    void* library = dlopen("libcrypto.so.3", RTLD_NOW);
     CHECK(library && find(library, "OpenSSL_version_num"));
-    void *other = dlopen("libc.so.6", RTLD_NOW);
+    void* other = dlopen("libc.so.6", RTLD_NOW);
     CHECK(other && !find(other, "write"));
-    /* A library that needs libcrypto is not libcrypto. */
-    void *user = dlopen("libssl.so.3", RTLD_NOW);
+    // A library that needs libcrypto is not libcrypto.
+    void* user = dlopen("libssl.so.3", RTLD_NOW);
     CHECK(user && !find(user, "SSL_new") && dlsym(user, "EVP_EncryptUpdate"));
     CHECK(find(library, "OpenSSL_version_num"));
     file = memfd_create("file", MFD_CLOEXEC);
@@ -247,10 +268,12 @@ int main(int argc, char **argv) {
     told = fopen(argv[5], "w");
     CHECK(wire && told);
     room = SOME;
-    struct tls_stream *stream = opened(version, cipher, 250);
+    struct tls_stream* stream = opened(version, cipher, 250);
     for (int call = 0; call < CALLS; call++) {
-        if (below(4) == 0) some_message(stream);
-        else some_data(stream);
+        if (below(4) == 0)
+            some_message(stream);
+        else
+            some_data(stream);
     }
     CHECK(!stream->rest && stream->owed == 0 && !stream->owed_message);
     tls_stream_clear(stream);

@@ -1,4 +1,5 @@
-// A Runtime is one life: ends with code 0 when joining a second time is refused, also after leave(). Needs no engine.
+// A Runtime is one life: ends with code 0 when joining a second time is refused, also after
+// leave(). Needs no engine.
 #include <stdio.h>
 #include <string.h>
 

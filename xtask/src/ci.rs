@@ -11,6 +11,7 @@
 //! `cargo xtask ci all` leaves out the steps that have passed on the same sources (`passed.rs`), so an interrupted run goes on.
 
 mod arm;
+mod c_fmt;
 mod miri;
 mod passed;
 mod test_programs;
@@ -153,6 +154,7 @@ static CHANGED: OnceLock<Vec<String>> = OnceLock::new();
 
 const STEPS: &[Step] = &[
     always("fmt", "cargo fmt", fmt),
+    always("c-fmt", "clang-format on the libraries in C and C++", c_fmt::check),
     always("tidy", "house rules", || found(tidy::check())),
     always("edges", "ordering edges", || found(edges::check())),
     always("abi-diff", "generated files are up to date", || found(abi::differences())),

@@ -1,4 +1,5 @@
-// The runtime's side of the attach protocol (crates/wire/src/attach.rs), like crates/runtime/src/lib.rs.
+// The runtime's side of the attach protocol (crates/wire/src/attach.rs), like
+// crates/runtime/src/lib.rs.
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -59,7 +60,8 @@ struct Writer {
     void text(const char* text, size_t most) {
         size_t count = strnlen(text, most + 1);
         if (count > most)
-            for (count = most; count > 0 && (static_cast<uint8_t>(text[count]) & 0xc0) == 0x80;) count--;
+            for (count = most; count > 0 && (static_cast<uint8_t>(text[count]) & 0xc0) == 0x80;)
+                count--;
         number(count, 2);
         memcpy(bytes + len, text, count);
         len += count;
@@ -104,7 +106,8 @@ struct Reader {
     uint64_t number(unsigned size) {
         const uint8_t* bytes = take(size);
         uint64_t value = 0;
-        for (unsigned i = 0; bytes && i < size; i++) value |= static_cast<uint64_t>(bytes[i]) << (8 * i);
+        for (unsigned i = 0; bytes && i < size; i++)
+            value |= static_cast<uint64_t>(bytes[i]) << (8 * i);
         return value;
     }
     uint32_t u32() { return static_cast<uint32_t>(number(4)); }
@@ -125,7 +128,8 @@ struct Reader {
 // A sentence from the engine without control characters, for terminals and logs.
 void plain(char* to, size_t room, const uint8_t* from, size_t len) {
     size_t count = len < room - 1 ? len : room - 1;
-    for (size_t i = 0; i < count; i++) to[i] = from[i] < 0x20 || from[i] >= 0x7f ? '?' : static_cast<char>(from[i]);
+    for (size_t i = 0; i < count; i++)
+        to[i] = from[i] < 0x20 || from[i] >= 0x7f ? '?' : static_cast<char>(from[i]);
     to[count] = 0;
 }
 
@@ -140,10 +144,13 @@ bool open_message(Reader& reader, size_t len, Head& head, char (&why)[160]) {
     if (reader.wrong || head.magic != SERVAL_ATTACH_MAGIC) {
         snprintf(why, sizeof why, "the other side does not speak Serval's attach protocol");
     } else if (head.version != SERVAL_ATTACH_VERSION && head.code != SERVAL_ATTACH_REFUSE) {
-        snprintf(why, sizeof why, "the other side speaks version %u of the attach protocol, this one %u: use matching builds",
+        snprintf(why, sizeof why,
+                 "the other side speaks version %u of the attach protocol, this one %u: use "
+                 "matching builds",
                  head.version, SERVAL_ATTACH_VERSION);
     } else if (len > SERVAL_ATTACH_MESSAGE_BYTES_MAX) {
-        snprintf(why, sizeof why, "a message of the attach protocol is impossible: longer than any message");
+        snprintf(why, sizeof why,
+                 "a message of the attach protocol is impossible: longer than any message");
     } else {
         return true;
     }
@@ -204,7 +211,8 @@ Step Runtime::over(const char* why) {
 
 bool Runtime::send(const void* bytes, uint64_t len) {
     ssize_t sent;
-    while ((sent = ::send(socket_, bytes, len, MSG_NOSIGNAL | MSG_DONTWAIT)) < 0 && errno == EINTR) {
+    while ((sent = ::send(socket_, bytes, len, MSG_NOSIGNAL | MSG_DONTWAIT)) < 0 &&
+           errno == EINTR) {
     }
     return sent == static_cast<ssize_t>(len) || fail("the engine is gone: %s", strerror(errno));
 }
@@ -215,7 +223,8 @@ bool Runtime::join(const char* path, const Wish& wish) {
     if (used_) return fail("a Runtime is one life: make another one to join again");
     used_ = true;
     const uint64_t deadline_ns = now_ns() + wish.timeout_ms * MS;
-    return meet(path, deadline_ns) && introduce(wish) && receive_offer(deadline_ns, wish.timeout_ms);
+    return meet(path, deadline_ns) && introduce(wish) &&
+           receive_offer(deadline_ns, wish.timeout_ms);
 }
 
 bool Runtime::meet(const char* path, uint64_t deadline_ns) {
@@ -223,7 +232,8 @@ bool Runtime::meet(const char* path, uint64_t deadline_ns) {
     address.sun_family = AF_UNIX;
     const size_t len = strlen(path);
     if (len == 0 || len >= sizeof address.sun_path)
-        return fail("\"%s\" cannot name a socket: a path of 1 to %zu bytes can", path, sizeof address.sun_path - 1);
+        return fail("\"%s\" cannot name a socket: a path of 1 to %zu bytes can", path,
+                    sizeof address.sun_path - 1);
     memcpy(address.sun_path, path, len);
     socket_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (socket_ < 0) return fail("no socket: %s", strerror(errno));
@@ -236,10 +246,13 @@ bool Runtime::meet(const char* path, uint64_t deadline_ns) {
     // A peer that passes memory must already have the rights of this process.
     ucred peer = {};
     socklen_t size = sizeof peer;
-    if (getsockopt(socket_, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0) return fail("no credentials: %s", strerror(errno));
+    if (getsockopt(socket_, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0)
+        return fail("no credentials: %s", strerror(errno));
     if (peer.uid != geteuid() && peer.uid != 0)
-        return fail("the engine at \"%s\" is of user %u: a runtime of user %u serves one of its own user or of root", path, peer.uid,
-                    geteuid());
+        return fail(
+            "the engine at \"%s\" is of user %u: a runtime of user %u serves one of its own user "
+            "or of root",
+            path, peer.uid, geteuid());
     return true;
 }
 
@@ -271,14 +284,16 @@ bool Runtime::receive_offer(uint64_t deadline_ns, uint32_t timeout_ms) {
         got = recvmsg(socket_, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
         if (got >= 0 || (errno != EAGAIN && errno != EINTR)) break;
         const uint64_t now = now_ns();
-        if (now >= deadline_ns) return fail("the engine is gone: it gave no answer for %u ms", timeout_ms);
+        if (now >= deadline_ns)
+            return fail("the engine is gone: it gave no answer for %u ms", timeout_ms);
         readable(socket_, deadline_ns - now);
     }
     if (got < 0) return fail("the engine is gone: %s", strerror(errno));
     unsigned count = 0;
     for (cmsghdr* c = CMSG_FIRSTHDR(&message); c; c = CMSG_NXTHDR(&message, c)) {
         if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
-        for (size_t at = 0; at + sizeof(int) <= c->cmsg_len - CMSG_LEN(0); at += sizeof(int), count++) {
+        for (size_t at = 0; at + sizeof(int) <= c->cmsg_len - CMSG_LEN(0);
+             at += sizeof(int), count++) {
             int descriptor;
             memcpy(&descriptor, CMSG_DATA(c) + at, sizeof descriptor);
             if (count == 0)
@@ -292,7 +307,8 @@ bool Runtime::receive_offer(uint64_t deadline_ns, uint32_t timeout_ms) {
     if (got == 0) return fail("the engine is gone: it closed the connection");
     if (!read_offer(bytes, static_cast<size_t>(got))) return false;
     if (count != SERVAL_ATTACH_DESCRIPTORS || (message.msg_flags & MSG_CTRUNC))
-        return fail("the engine's offer cannot be used: it came without the %u descriptors", SERVAL_ATTACH_DESCRIPTORS);
+        return fail("the engine's offer cannot be used: it came without the %u descriptors",
+                    SERVAL_ATTACH_DESCRIPTORS);
     return map(region_bytes_);
 }
 
@@ -300,14 +316,16 @@ bool Runtime::read_offer(const uint8_t* bytes, uint64_t len) {
     Reader reader = {bytes, len};
     Head head;
     char why[160];
-    if (!open_message(reader, len, head, why)) return fail("the engine's offer cannot be used: %s", why);
+    if (!open_message(reader, len, head, why))
+        return fail("the engine's offer cannot be used: %s", why);
     if (head.code == SERVAL_ATTACH_REFUSE) {
         char text[SERVAL_ATTACH_TEXT_BYTES_MAX + 1];
         plain(text, sizeof text, reader.at, reader.left);
         return fail("the engine refuses: %s", text);
     }
     if (head.code == SERVAL_ATTACH_STOP) return fail("the engine is gone: it is stopping");
-    if (head.code != SERVAL_ATTACH_OFFER) return fail("the engine's offer cannot be used: an engine does not say this");
+    if (head.code != SERVAL_ATTACH_OFFER)
+        return fail("the engine's offer cannot be used: an engine does not say this");
     generation_ = reader.number(8);
     region_bytes_ = reader.number(8);
     blocks_ = reader.u32();
@@ -336,7 +354,10 @@ bool Runtime::read_offer(const uint8_t* bytes, uint64_t len) {
         memcpy(bytes_of_params + i * sizeof param, &param, sizeof param);
     }
     if (!reader.wrong && reader.left) reader.wrong = "it goes on after its end";
-    if (reader.wrong) return fail("the engine's offer cannot be used: a message of the attach protocol is impossible: %s", reader.wrong);
+    if (reader.wrong)
+        return fail(
+            "the engine's offer cannot be used: a message of the attach protocol is impossible: %s",
+            reader.wrong);
     if (heartbeat_ms_ == 0) heartbeat_ms_ = 1;
     return true;
 }
@@ -346,17 +367,22 @@ bool Runtime::map(uint64_t region_bytes_said) {
     const char* refused = "the engine's offer cannot be used: the memory is not a region:";
     const int seals = fcntl(file_, F_GET_SEALS);
     if (seals < 0) return fail("%s it is not a memfd", refused);
-    if ((static_cast<unsigned>(seals) & SEALS) != SEALS) return fail("%s its length is not sealed, so it could shrink", refused);
+    if ((static_cast<unsigned>(seals) & SEALS) != SEALS)
+        return fail("%s its length is not sealed, so it could shrink", refused);
     struct stat status;
     struct statfs system;
-    if (fstat(file_, &status) < 0 || fstatfs(file_, &system) < 0) return fail("%s %s", refused, strerror(errno));
-    // The creator of such memory could punch holes into it, and an access to a hole ends the process.
+    if (fstat(file_, &status) < 0 || fstatfs(file_, &system) < 0)
+        return fail("%s %s", refused, strerror(errno));
+    // The creator of such memory could punch holes into it, and an access to a hole ends the
+    // process.
     if (system.f_type == HUGETLBFS_MAGIC) return fail("%s it is made of hugetlb pages", refused);
     const uint64_t bytes = status.st_size > 0 ? static_cast<uint64_t>(status.st_size) : 0;
     if (bytes == 0 || bytes % static_cast<uint64_t>(sysconf(_SC_PAGESIZE)))
-        return fail("%s it has %llu bytes, which is no number of pages", refused, static_cast<unsigned long long>(bytes));
+        return fail("%s it has %llu bytes, which is no number of pages", refused,
+                    static_cast<unsigned long long>(bytes));
     if (bytes > region_bytes_said)
-        return fail("%s it has %llu bytes, over the limit of %llu", refused, static_cast<unsigned long long>(bytes),
+        return fail("%s it has %llu bytes, over the limit of %llu", refused,
+                    static_cast<unsigned long long>(bytes),
                     static_cast<unsigned long long>(region_bytes_said));
     void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file_, 0);
     if (at == MAP_FAILED) return fail("the region cannot be mapped: %s", strerror(errno));
@@ -369,11 +395,14 @@ bool Runtime::map(uint64_t region_bytes_said) {
 bool Runtime::take_region(uint64_t mapped_bytes) {
     detail::Layout layout;
     serval_region_header header;
-    if (mapped_bytes < sizeof header) return fail("the engine's offer cannot be used: this is not a Serval region");
+    if (mapped_bytes < sizeof header)
+        return fail("the engine's offer cannot be used: this is not a Serval region");
     detail::fetch(header, region_);
     if (header.magic == SERVAL_REGION_MAGIC && header.abi_version != SERVAL_ABI_VERSION)
-        return fail("the engine's offer cannot be used: the region has ABI version %u, this library speaks %u: use matching builds",
-                    header.abi_version, SERVAL_ABI_VERSION);
+        return fail(
+            "the engine's offer cannot be used: the region has ABI version %u, this library speaks "
+            "%u: use matching builds",
+            header.abi_version, SERVAL_ABI_VERSION);
     if (!detail::find_layout(layout, reinterpret_cast<uint64_t>(region_), mapped_bytes))
         return fail("the engine's offer cannot be used: this is not a Serval region");
     if (header.generation != generation_ || layout.block_count != blocks_)
@@ -388,16 +417,20 @@ bool Runtime::take_region(uint64_t mapped_bytes) {
     return true;
 }
 
-// Reads the mqueues of each block and the offsets of their words. The directory is in shared memory, so each entry is copied and
-// the copy is checked; a peer that changes it meanwhile changes mqueues inside the region only.
+// Reads the mqueues of each block and the offsets of their words. The directory is in shared
+// memory, so each entry is copied and the copy is checked; a peer that changes it meanwhile changes
+// mqueues inside the region only.
 bool Runtime::read_directory(const detail::Layout& layout) {
-    const char* const impossible = "the engine's offer cannot be used: the region's directory is impossible";
+    const char* const impossible =
+        "the engine's offer cannot be used: the region's directory is impossible";
     for (uint32_t i = 0; i < layout.ring_count; i++) {
         const detail::EntryName name = layout.name(i);
         if (detail::is_refused(name))
-            return fail("the engine's offer cannot be used: ring %u of the region's directory is of kind %u, version %u, which the region "
-                        "requires and this library does not know: use matching builds",
-                        i, unsigned{name.kind}, unsigned{name.version});
+            return fail(
+                "the engine's offer cannot be used: ring %u of the region's directory is of kind "
+                "%u, version %u, which the region "
+                "requires and this library does not know: use matching builds",
+                i, unsigned{name.kind}, unsigned{name.version});
         const bool is_mqueues = detail::is_of_mqueue(name);
         if (name.block == SERVAL_NO_BLOCK && !is_mqueues) continue;
         if (name.block >= blocks_) return fail("%s", impossible);
@@ -410,7 +443,8 @@ bool Runtime::read_directory(const detail::Layout& layout) {
     uint32_t count = 0, most = 0;
     for (uint32_t i = 0; i < blocks_; i++) {
         Block& block = rings_of_[i];
-        if (block.mqueue_count == 0 || block.mqueue_count > 1 + SERVAL_BACKENDS_MAX) return fail("%s", impossible);
+        if (block.mqueue_count == 0 || block.mqueue_count > 1 + SERVAL_BACKENDS_MAX)
+            return fail("%s", impossible);
         block.mqueue_first = count;
         count += block.mqueue_count;
         if (block.mqueue_count > most) most = block.mqueue_count;
@@ -421,15 +455,19 @@ bool Runtime::read_directory(const detail::Layout& layout) {
     for (uint32_t i = 0; i < layout.ring_count; i++) {
         serval_ring_entry entry;
         detail::fetch(entry, layout.region + layout.entry(i));
-        const detail::EntryName name = {entry.kind, entry.version, entry.flags, entry.block, entry.index};
+        const detail::EntryName name = {entry.kind, entry.version, entry.flags, entry.block,
+                                        entry.index};
         if (!detail::is_of_mqueue(name)) continue;
         const uint64_t place = detail::is_of_server(name) ? 0 : uint64_t{1} + name.index;
-        if (name.block >= blocks_ || place >= rings_of_[name.block].mqueue_count) return fail("%s", impossible);
+        if (name.block >= blocks_ || place >= rings_of_[name.block].mqueue_count)
+            return fail("%s", impossible);
         Mqueue& mqueue = mqueues_[rings_of_[name.block].mqueue_first + place];
         const unsigned tx = detail::is_rx(name) ? 0 : 1;
-        const bool words = entry.head_offset % 8 == 0 && detail::within(entry.head_offset, 8, layout.size) && entry.tail_offset % 8 == 0 &&
-                           detail::within(entry.tail_offset, 8, layout.size);
-        if (mqueue.depth[tx] != 0 || entry.depth == 0 || !words || entry.message_bytes_max > SERVAL_MESSAGE_BYTES_MAX)
+        const bool words =
+            entry.head_offset % 8 == 0 && detail::within(entry.head_offset, 8, layout.size) &&
+            entry.tail_offset % 8 == 0 && detail::within(entry.tail_offset, 8, layout.size);
+        if (mqueue.depth[tx] != 0 || entry.depth == 0 || !words ||
+            entry.message_bytes_max > SERVAL_MESSAGE_BYTES_MAX)
             return fail("%s", impossible);
         mqueue.head[tx] = entry.head_offset;
         mqueue.tail[tx] = entry.tail_offset;
@@ -443,7 +481,9 @@ bool Runtime::read_directory(const detail::Layout& layout) {
     staging_bytes_ = 2ull * most * staging_stride_;
     // Blocks on a GPU fetch messages of bundles there, many at once.
     detail::Pools pools;
-    if (pools.open(layout)) staging_bytes_ += longest + 64 < BUNDLE_STAGING ? BUNDLE_STAGING : (longest + 64 + 15) / 16 * 16;
+    if (pools.open(layout))
+        staging_bytes_ +=
+            longest + 64 < BUNDLE_STAGING ? BUNDLE_STAGING : (longest + 64 + 15) / 16 * 16;
     return true;
 }
 
@@ -477,7 +517,9 @@ bool Runtime::ended() const {
 }
 
 Runtime::Ring Runtime::read_ring(const Mqueue& mqueue, bool tx) const {
-    const auto load = [this](uint64_t offset) { return detail::load_relaxed(reinterpret_cast<uint64_t*>(region_ + offset)); };
+    const auto load = [this](uint64_t offset) {
+        return detail::load_relaxed(reinterpret_cast<uint64_t*>(region_ + offset));
+    };
     return {load(mqueue.head[tx]), load(mqueue.tail[tx]), mqueue.depth[tx]};
 }
 
@@ -493,11 +535,13 @@ bool Runtime::could_work(uint32_t block, Watch& now) const {
     now.moved[3] = block_word(block, offsetof(serval_block_words, sent));
     now.moved[4] = block_word(block, offsetof(serval_block_words, dropped));
     if (block_word(block, offsetof(serval_block_words, state)) == SERVAL_STATE_ENDED) return false;
-    // The engine answers every backend request that it has taken, at the latest by a time-out, and can take those whose answers
-    // have room.
+    // The engine answers every backend request that it has taken, at the latest by a time-out, and
+    // can take those whose answers have room.
     for (uint32_t client = 1; client < rings_of_[block].mqueue_count; client++) {
-        const Ring answers = read_ring(mqueue[client], false), questions = read_ring(mqueue[client], true);
-        const bool can_take = questions.head != questions.tail && answers.head - answers.tail < answers.depth;
+        const Ring answers = read_ring(mqueue[client], false),
+                   questions = read_ring(mqueue[client], true);
+        const bool can_take =
+            questions.head != questions.tail && answers.head - answers.tail < answers.depth;
         if (questions.tail > answers.head || can_take) return false;
     }
     return now.waiting > 0 && tx.head - tx.tail < tx.depth;
@@ -515,7 +559,8 @@ uint32_t Runtime::hung(uint32_t limit_ms) {
         Watch& before = watches_[block];
         Watch now = {};
         const bool could = could_work(block, now);
-        const bool still = could && before.waiting > 0 && memcmp(now.moved, before.moved, sizeof now.moved) == 0;
+        const bool still =
+            could && before.waiting > 0 && memcmp(now.moved, before.moved, sizeof now.moved) == 0;
         now.still_ns = still ? before.still_ns + passed : 0;
         before = now;
         if (now.still_ns >= limit_ns && still && first == blocks_) first = block;
@@ -525,7 +570,8 @@ uint32_t Runtime::hung(uint32_t limit_ms) {
 
 bool Runtime::ready() {
     // Blocks of the device library take bundles.
-    detail::store_release(own_word(offsetof(serval_accelerator_words, features)), SERVAL_FEATURE_BUNDLES);
+    detail::store_release(own_word(offsetof(serval_accelerator_words, features)),
+                          SERVAL_FEATURE_BUNDLES);
     // EDGE STATE (release half)
     detail::store_release(own_word(offsetof(serval_accelerator_words, state)), SERVAL_STATE_READY);
     // EDGE HEARTBEAT (release half)
@@ -547,10 +593,13 @@ Step Runtime::look(uint32_t timeout_ms) {
     detail::store_release(own_word(offsetof(serval_accelerator_words, heartbeat)), ++beats_);
     if (heard && hear() == Step::OVER) return step_;
     const uint64_t now = now_ns();
-    if (step_ == Step::DRAINING && now >= drain_until_ns_) return over("the time for draining is up");
+    if (step_ == Step::DRAINING && now >= drain_until_ns_)
+        return over("the time for draining is up");
     const auto* engine = reinterpret_cast<const serval_engine_words*>(engine_word(0));
     // EDGE HEARTBEAT (acquire half): in heartbeat.h, shared with the kernels
-    return engine_heartbeat_.is_lost(engine, now_ns) ? over("the engine is gone: its heartbeat stands still") : step_;
+    return engine_heartbeat_.is_lost(engine, now_ns)
+               ? over("the engine is gone: its heartbeat stands still")
+               : step_;
 }
 
 // Reads one message if there is one.
@@ -564,7 +613,8 @@ Step Runtime::hear() {
     char why[160];
     if (!open_message(reader, reader.left, head, why)) return over(why);
     const uint64_t drain_ms = reader.u32();
-    if (head.code != SERVAL_ATTACH_STOP || reader.wrong || reader.left) return over("the engine says what an engine does not say");
+    if (head.code != SERVAL_ATTACH_STOP || reader.wrong || reader.left)
+        return over("the engine says what an engine does not say");
     // A second call has no effect.
     if (step_ == Step::SERVING) drain_until_ns_ = now_ns() + drain_ms * MS;
     fail("the engine stops");
@@ -583,7 +633,8 @@ void Runtime::leave(uint64_t reason, const char* text) {
         stop_blocks();
         detail::store_release(own_word(offsetof(serval_accelerator_words, reason)), reason);
         // EDGE STATE (release half)
-        detail::store_release(own_word(offsetof(serval_accelerator_words, state)), SERVAL_STATE_ENDED);
+        detail::store_release(own_word(offsetof(serval_accelerator_words, state)),
+                              SERVAL_STATE_ENDED);
         Writer bye(SERVAL_ATTACH_BYE);
         bye.number(reason, 8);
         bye.text(text, SERVAL_ATTACH_TEXT_BYTES_MAX);

@@ -1,11 +1,13 @@
-/* Bursts of UDP datagrams: as many as possible with one system call.
- *
- * Sending. A *GSO batch* is a sequence of datagrams of equal length in one buffer that the host kernel (or the network card) splits: UDP_SEGMENT, with at
- * most 64 datagrams and 65507 bytes. One sendmmsg carries up to MESSAGES_MAX batches. If batches are refused (a route without
- * checksum offload, a datagram that is longer than the route's packets), single datagrams are sent, MESSAGES_MAX with one system call.
- *
- * Receiving. One recvmmsg fills up to RECEIVED_MAX buffers, each with a datagram or, with UDP_GRO, with a batch of datagrams of equal
- * length (the last may be shorter). */
+// Bursts of UDP datagrams: as many as possible with one system call.
+//
+// Sending. A *GSO batch* is a sequence of datagrams of equal length in one buffer that the host
+// kernel (or the network card) splits: UDP_SEGMENT, with at most 64 datagrams and 65507 bytes. One
+// sendmmsg carries up to MESSAGES_MAX batches. If batches are refused (a route without checksum
+// offload, a datagram that is longer than the route's packets), single datagrams are sent,
+// MESSAGES_MAX with one system call.
+//
+// Receiving. One recvmmsg fills up to RECEIVED_MAX buffers, each with a datagram or, with UDP_GRO,
+// with a batch of datagrams of equal length (the last may be shorter).
 #define _GNU_SOURCE
 #include <errno.h>
 #include <netdb.h>
@@ -20,7 +22,7 @@
 
 #include "burst/result.h"
 
-/* C libraries older than the host kernel do not define these. */
+// C libraries older than the host kernel do not define these.
 #ifndef UDP_SEGMENT
 #define UDP_SEGMENT 103
 #endif
@@ -28,31 +30,32 @@
 #define UDP_GRO 104
 #endif
 
-/* Datagrams of a GSO batch: UDP_MAX_SEGMENTS of include/linux/udp.h up to Linux 6.8, where it became 128. */
+// Datagrams of a GSO batch: UDP_MAX_SEGMENTS of include/linux/udp.h up to Linux 6.8, where it
+// became 128.
 #define SEGMENTS_MAX 64
-/* Bytes of the longest UDP payload over IPv4, and of the longest GSO batch. */
+// Bytes of the longest UDP payload over IPv4, and of the longest GSO batch.
 #define DATAGRAM_BYTES_MAX 65507
-/* Messages of one sendmmsg, and buffers of one recvmmsg. */
+// Messages of one sendmmsg, and buffers of one recvmmsg.
 #define MESSAGES_MAX 64
 #define RECEIVED_MAX 32
 #define BUFFER_BYTES 65536
 #define SOCKET_BUFFER_BYTES (4 << 20)
 
-/* Room for a control message with one number. */
+// Room for a control message with one number.
 struct control {
     _Alignas(struct cmsghdr) char bytes[CMSG_SPACE(sizeof(int))];
 };
 
 struct serval_burst {
     int socket;
-    /* The address as given, for error texts; truncated if too long. */
+    // The address as given, for error texts; truncated if too long.
     char address[280];
     enum serval_burst_path path;
     int gro;
     struct mmsghdr out[MESSAGES_MAX];
     struct iovec out_parts[MESSAGES_MAX];
     struct control segment;
-    /* Number of filled buffers, the one being returned, and how much of it has been returned. */
+    // Number of filled buffers, the one being returned, and how much of it has been returned.
     unsigned filled, current;
     size_t handed_out;
     struct mmsghdr in[RECEIVED_MAX];
@@ -61,9 +64,9 @@ struct serval_burst {
     uint8_t* buffers;
 };
 
-/* ---- opening */
+// ---- opening
 
-/* Splits "[udp://]HOST:PORT"; false if the text has another form. */
+// Splits "[udp://]HOST:PORT"; false if the text has another form.
 static int split_address(const char* address, char* host, size_t host_bytes, const char** port) {
     static const char scheme[] = "udp://";
     if (strncmp(address, scheme, sizeof scheme - 1) == 0) address += sizeof scheme - 1;
@@ -82,17 +85,19 @@ static int split_address(const char* address, char* host, size_t host_bytes, con
     return 1;
 }
 
-/* A socket connected to the first address that accepts it. */
+// A socket connected to the first address that accepts it.
 static int connected_socket(const char* address, int* made) {
     char host[256];
     const char* port;
     if (!split_address(address, host, sizeof host, &port))
-        return serval_fail(SERVAL_ERROR_ARGUMENT, "\"%s\" is no address: write udp://HOST:PORT", address);
+        return serval_fail(SERVAL_ERROR_ARGUMENT, "\"%s\" is no address: write udp://HOST:PORT",
+                           address);
     struct addrinfo hints = {0}, *found = NULL;
     hints.ai_socktype = SOCK_DGRAM;
     hints.ai_flags = AI_NUMERICSERV;
     const int error = getaddrinfo(host, port, &hints, &found);
-    if (error != 0) return serval_fail(SERVAL_ERROR_CONNECT, "%s: %s", address, gai_strerror(error));
+    if (error != 0)
+        return serval_fail(SERVAL_ERROR_CONNECT, "%s: %s", address, gai_strerror(error));
     int result = SERVAL_ERROR_CONNECT;
     for (const struct addrinfo* at = found; at && result != SERVAL_OK; at = at->ai_next) {
         const int s = socket(at->ai_family, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -100,7 +105,8 @@ static int connected_socket(const char* address, int* made) {
             *made = s;
             result = SERVAL_OK;
         } else {
-            result = serval_fail(SERVAL_ERROR_SYSTEM, "connect to %s: %s", address, strerror(errno));
+            result =
+                serval_fail(SERVAL_ERROR_SYSTEM, "connect to %s: %s", address, strerror(errno));
             if (s >= 0) close(s);
         }
     }
@@ -125,8 +131,11 @@ static void prepare(serval_burst* burst) {
     }
 }
 
-int serval_burst_open(const char* address, const serval_burst_options* options, serval_burst** burst) {
-    if (!burst) return serval_fail(SERVAL_ERROR_ARGUMENT, "there is nowhere to put the client: `burst` is NULL");
+int serval_burst_open(const char* address, const serval_burst_options* options,
+                      serval_burst** burst) {
+    if (!burst)
+        return serval_fail(SERVAL_ERROR_ARGUMENT,
+                           "there is nowhere to put the client: `burst` is NULL");
     *burst = NULL;
     if (!address) return serval_fail(SERVAL_ERROR_ARGUMENT, "the address is NULL");
     const serval_burst_options wishes = options ? *options : (serval_burst_options){0};
@@ -146,30 +155,34 @@ int serval_burst_open(const char* address, const serval_burst_options* options, 
         return result;
     }
     prepare(made);
-    /* The host kernel gives less if its limit is lower. */
-    const uint32_t wished = wishes.socket_buffer_bytes ? wishes.socket_buffer_bytes : SOCKET_BUFFER_BYTES;
+    // The host kernel gives less if its limit is lower.
+    const uint32_t wished =
+        wishes.socket_buffer_bytes ? wishes.socket_buffer_bytes : SOCKET_BUFFER_BYTES;
     const int bytes = wished > (uint32_t)INT32_MAX ? INT32_MAX : (int)wished;
     setsockopt(made->socket, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes);
     setsockopt(made->socket, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
     const int on = 1, off = 0;
     made->path = SERVAL_BURST_SENDMMSG;
-    /* Setting it to 0 has no effect, but fails if the host kernel does not support it. */
+    // Setting it to 0 has no effect, but fails if the host kernel does not support it.
     if (!wishes.no_offload && setsockopt(made->socket, SOL_UDP, UDP_SEGMENT, &off, sizeof off) == 0)
         made->path = SERVAL_BURST_SEGMENT;
-    made->gro = !wishes.no_offload && setsockopt(made->socket, SOL_UDP, UDP_GRO, &on, sizeof on) == 0;
+    made->gro =
+        !wishes.no_offload && setsockopt(made->socket, SOL_UDP, UDP_GRO, &on, sizeof on) == 0;
     *burst = made;
     return SERVAL_OK;
 }
 
-/* An ICMP message reported that no server listens. */
+// An ICMP message reported that no server listens.
 static int nobody_there(const serval_burst* burst) {
     return serval_fail(SERVAL_ERROR_CLOSED, "no server listens at %s", burst->address);
 }
 
-/* ---- sending */
+// ---- sending
 
-/* Points the first messages at `count` datagrams, in batches of up to `segments`; returns the number of messages. */
-static unsigned fill(serval_burst* burst, const uint8_t* at, size_t bytes_each, size_t count, size_t segments) {
+// Points the first messages at `count` datagrams, in batches of up to `segments`; returns the
+// number of messages.
+static unsigned fill(serval_burst* burst, const uint8_t* at, size_t bytes_each, size_t count,
+                     size_t segments) {
     unsigned messages = 0;
     while (count > 0 && messages < MESSAGES_MAX) {
         const size_t now = count < segments ? count : segments;
@@ -185,8 +198,9 @@ static unsigned fill(serval_burst* burst, const uint8_t* at, size_t bytes_each, 
     return messages;
 }
 
-/* One system call. Returns the number of datagrams sent, or a negative errno. */
-static long send_some(serval_burst* burst, const uint8_t* at, size_t bytes_each, size_t count, size_t segments) {
+// One system call. Returns the number of datagrams sent, or a negative errno.
+static long send_some(serval_burst* burst, const uint8_t* at, size_t bytes_each, size_t count,
+                      size_t segments) {
     const unsigned messages = fill(burst, at, bytes_each, count, segments);
     int taken;
     do {
@@ -198,7 +212,8 @@ static long send_some(serval_burst* burst, const uint8_t* at, size_t bytes_each,
     return (long)(bytes / bytes_each);
 }
 
-int serval_burst_send(serval_burst* burst, const void* datagrams, size_t bytes_each, size_t count, size_t* sent) {
+int serval_burst_send(serval_burst* burst, const void* datagrams, size_t bytes_each, size_t count,
+                      size_t* sent) {
     size_t done = 0;
     int result = SERVAL_OK;
     if (bytes_each == 0) result = SERVAL_ERROR_ARGUMENT;
@@ -207,7 +222,8 @@ int serval_burst_send(serval_burst* burst, const void* datagrams, size_t bytes_e
     if (result == SERVAL_OK && burst->path == SERVAL_BURST_SEGMENT) {
         const uint16_t step = (uint16_t)bytes_each;
         memcpy(CMSG_DATA((struct cmsghdr*)burst->segment.bytes), &step, sizeof step);
-        segments = DATAGRAM_BYTES_MAX / bytes_each < SEGMENTS_MAX ? DATAGRAM_BYTES_MAX / bytes_each : SEGMENTS_MAX;
+        segments = DATAGRAM_BYTES_MAX / bytes_each < SEGMENTS_MAX ? DATAGRAM_BYTES_MAX / bytes_each
+                                                                  : SEGMENTS_MAX;
     }
     while (result == SERVAL_OK && done < count) {
         const uint8_t* at = (const uint8_t*)datagrams + done * bytes_each;
@@ -219,10 +235,11 @@ int serval_burst_send(serval_burst* burst, const void* datagrams, size_t bytes_e
         } else if (taken == -ECONNREFUSED) {
             result = nobody_there(burst);
         } else if (segments > 1 && (taken == -EINVAL || taken == -EMSGSIZE)) {
-            /* These datagrams do not fit the route's packets: they are sent one by one; others may still be sent in batches. */
+            // These datagrams do not fit the route's packets: they are sent one by one; others may
+            // still be sent in batches.
             segments = 1;
         } else if (segments > 1 && (taken == -EIO || taken == -EOPNOTSUPP)) {
-            /* The route has no checksum offload: batches can never be sent there. */
+            // The route has no checksum offload: batches can never be sent there.
             segments = 1;
             burst->path = SERVAL_BURST_SENDMMSG;
         } else if (taken == -EMSGSIZE) {
@@ -235,9 +252,9 @@ int serval_burst_send(serval_burst* burst, const void* datagrams, size_t bytes_e
     return result;
 }
 
-/* ---- receiving */
+// ---- receiving
 
-/* One system call: fills the buffers after all their datagrams have been returned. */
+// One system call: fills the buffers after all their datagrams have been returned.
 static int receive_some(serval_burst* burst) {
     burst->filled = burst->current = 0;
     burst->handed_out = 0;
@@ -258,19 +275,21 @@ static int receive_some(serval_burst* burst) {
     return SERVAL_OK;
 }
 
-/* Bytes of each datagram of the batch in buffer `i`; the whole buffer if it holds one datagram. */
+// Bytes of each datagram of the batch in buffer `i`; the whole buffer if it holds one datagram.
 static size_t step_of(const serval_burst* burst, unsigned i) {
     struct msghdr header = burst->in[i].msg_hdr;
     for (struct cmsghdr* c = CMSG_FIRSTHDR(&header); c; c = CMSG_NXTHDR(&header, c)) {
         int step;
-        if (c->cmsg_level != SOL_UDP || c->cmsg_type != UDP_GRO || c->cmsg_len < CMSG_LEN(sizeof step)) continue;
+        if (c->cmsg_level != SOL_UDP || c->cmsg_type != UDP_GRO ||
+            c->cmsg_len < CMSG_LEN(sizeof step))
+            continue;
         memcpy(&step, CMSG_DATA(c), sizeof step);
         if (step > 0) return (size_t)step;
     }
     return burst->in[i].msg_len;
 }
 
-/* Returns datagrams from the buffers. */
+// Returns datagrams from the buffers.
 static size_t hand_out(serval_burst* burst, serval_datagram* datagrams, size_t capacity) {
     size_t count = 0;
     while (count < capacity && burst->current < burst->filled) {
@@ -292,7 +311,8 @@ static size_t hand_out(serval_burst* burst, serval_datagram* datagrams, size_t c
     return count;
 }
 
-int serval_burst_recv(serval_burst* burst, serval_datagram* datagrams, size_t capacity, uint64_t deadline_ns, size_t* count) {
+int serval_burst_recv(serval_burst* burst, serval_datagram* datagrams, size_t capacity,
+                      uint64_t deadline_ns, size_t* count) {
     *count = 0;
     if (capacity == 0) return SERVAL_ERROR_ARGUMENT;
     while (burst->current == burst->filled) {
@@ -302,7 +322,8 @@ int serval_burst_recv(serval_burst* burst, serval_datagram* datagrams, size_t ca
         const int ms = serval_poll_ms(deadline_ns);
         if (ms == 0) return SERVAL_EMPTY;
         struct pollfd file = {burst->socket, POLLIN, 0};
-        if (poll(&file, 1, ms) < 0 && errno != EINTR) return serval_fail(SERVAL_ERROR_SYSTEM, "poll: %s", strerror(errno));
+        if (poll(&file, 1, ms) < 0 && errno != EINTR)
+            return serval_fail(SERVAL_ERROR_SYSTEM, "poll: %s", strerror(errno));
     }
     *count = hand_out(burst, datagrams, capacity);
     return SERVAL_OK;

@@ -10,7 +10,7 @@ static _Thread_local char detail[512];
 int serval_fail(int result, const char* format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    /* A sentence that is too long is truncated. */
+    // A sentence that is too long is truncated.
     vsnprintf(detail, sizeof detail, format, arguments);
     va_end(arguments);
     return result;
@@ -20,22 +20,38 @@ const char* serval_detail(void) { return detail; }
 
 const char* serval_strerror(int result) {
     switch (result) {
-        case SERVAL_OK: return "success";
-        case SERVAL_EMPTY: return "nothing has arrived";
-        case SERVAL_FULL: return "no room for more until something is received";
-        case SERVAL_ERROR_ARGUMENT: return "an argument is outside its range";
-        case SERVAL_ERROR_CONNECT: return "no server listens at the address";
-        case SERVAL_ERROR_PERMISSION: return "this user may not connect to the port";
-        case SERVAL_ERROR_REFUSED: return "the engine refuses the connection";
-        case SERVAL_ERROR_PROTOCOL: return "the server at the address is not an engine, or uses another protocol version";
-        case SERVAL_ERROR_SILENT: return "the engine did not answer the handshake in time";
-        case SERVAL_ERROR_REGION: return "the shared memory that the engine passed cannot be used";
-        case SERVAL_ERROR_TOO_LONG: return "the message is longer than the service takes";
-        case SERVAL_ERROR_BUFFER: return "the reply does not fit the buffer";
-        case SERVAL_ERROR_CLOSED: return "the engine has ended or closed the connection";
-        case SERVAL_ERROR_CORRUPT: return "the rings hold impossible words: connect again";
-        case SERVAL_ERROR_SYSTEM: return "the host kernel refused a call";
-        default: return "no result of this library";
+        case SERVAL_OK:
+            return "success";
+        case SERVAL_EMPTY:
+            return "nothing has arrived";
+        case SERVAL_FULL:
+            return "no room for more until something is received";
+        case SERVAL_ERROR_ARGUMENT:
+            return "an argument is outside its range";
+        case SERVAL_ERROR_CONNECT:
+            return "no server listens at the address";
+        case SERVAL_ERROR_PERMISSION:
+            return "this user may not connect to the port";
+        case SERVAL_ERROR_REFUSED:
+            return "the engine refuses the connection";
+        case SERVAL_ERROR_PROTOCOL:
+            return "the server at the address is not an engine, or uses another protocol version";
+        case SERVAL_ERROR_SILENT:
+            return "the engine did not answer the handshake in time";
+        case SERVAL_ERROR_REGION:
+            return "the shared memory that the engine passed cannot be used";
+        case SERVAL_ERROR_TOO_LONG:
+            return "the message is longer than the service takes";
+        case SERVAL_ERROR_BUFFER:
+            return "the reply does not fit the buffer";
+        case SERVAL_ERROR_CLOSED:
+            return "the engine has ended or closed the connection";
+        case SERVAL_ERROR_CORRUPT:
+            return "the rings hold impossible words: connect again";
+        case SERVAL_ERROR_SYSTEM:
+            return "the host kernel refused a call";
+        default:
+            return "no result of this library";
     }
 }
 
@@ -50,6 +66,6 @@ int serval_poll_ms(uint64_t deadline_ns) {
     const uint64_t now = serval_now_ns();
     if (deadline_ns <= now) return 0;
     const uint64_t ms = (deadline_ns - now + 999999) / 1000000;
-    /* A long wait ends early, and the caller checks the clock again. */
+    // A long wait ends early, and the caller checks the clock again.
     return ms > 60000 ? 60000 : (int)ms;
 }

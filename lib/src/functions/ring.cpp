@@ -1,5 +1,6 @@
-// See ik.h: the application's side of a custom ring. It plays the accelerator's role in a region with a block for each worker: it reads the RX
-// rings, with the ring code of the device library (crates/server/src/functions/ring.rs has the other side).
+// See ik.h: the application's side of a custom ring. It plays the accelerator's role in a region
+// with a block for each worker: it reads the RX rings, with the ring code of the device library
+// (crates/server/src/functions/ring.rs has the other side).
 //
 // Programs in C link this file, so it must not need the C++ runtime.
 #include <errno.h>
@@ -51,7 +52,8 @@ int map(custom_ring* ring, int file) {
     struct statfs system;
     if (seals < 0 || (static_cast<uint32_t>(seals) & SEALS) != SEALS) return -EPROTO;
     if (fstat(file, &status) < 0 || fstatfs(file, &system) < 0) return -errno;
-    // The creator of hugetlb pages could punch holes into them, and an access to a hole ends the process.
+    // The creator of hugetlb pages could punch holes into them, and an access to a hole ends the
+    // process.
     if (system.f_type == HUGETLBFS_MAGIC || status.st_size <= 0) return -EPROTO;
     const uint64_t bytes = static_cast<uint64_t>(status.st_size);
     if (bytes > REGION_BYTES_MAX) return -EPROTO;
@@ -69,8 +71,11 @@ int take_rings(custom_ring* ring) {
     serval::detail::Layout& layout = place.layout;
     if (ring->region_bytes < sizeof header) return -EPROTO;
     serval::detail::fetch(header, ring->region);
-    if (header.magic != SERVAL_REGION_MAGIC || header.abi_version != SERVAL_ABI_VERSION) return -EPROTO;
-    if (!serval::detail::find_layout(layout, reinterpret_cast<uint64_t>(ring->region), ring->region_bytes)) return -EPROTO;
+    if (header.magic != SERVAL_REGION_MAGIC || header.abi_version != SERVAL_ABI_VERSION)
+        return -EPROTO;
+    if (!serval::detail::find_layout(layout, reinterpret_cast<uint64_t>(ring->region),
+                                     ring->region_bytes))
+        return -EPROTO;
     ring->workers = layout.block_count;
     if (ring->workers == 0 || layout.ring_count % ring->workers) return -EPROTO;
     ring->rings = static_cast<Consumer*>(calloc(ring->workers, sizeof(Consumer)));
@@ -78,21 +83,27 @@ int take_rings(custom_ring* ring) {
     place.count = layout.ring_count / ring->workers;
     for (uint32_t worker = 0; worker < ring->workers; worker++) {
         place.first = worker * place.count;
-        if (serval::detail::count_mqueues(layout, worker, place.first, place.count) != 1) return -EPROTO;
+        if (serval::detail::count_mqueues(layout, worker, place.first, place.count) != 1)
+            return -EPROTO;
         Consumer& consumer = ring->rings[worker];
         const uint64_t entry = serval::detail::find_ring(place, SERVAL_RING_SERVER_RX, 0);
-        if (entry == 0 || !serval::detail::open_ring(consumer.ring, layout.region, layout.size, entry, SERVAL_RING_SERVER_RX) ||
-            consumer.ring.protocol != SERVAL_PROTOCOL_DOORBELL || !serval::detail::open_consumer(consumer))
+        if (entry == 0 ||
+            !serval::detail::open_ring(consumer.ring, layout.region, layout.size, entry,
+                                       SERVAL_RING_SERVER_RX) ||
+            consumer.ring.protocol != SERVAL_PROTOCOL_DOORBELL ||
+            !serval::detail::open_consumer(consumer))
             return -EPROTO;
     }
     return 0;
 }
 
-// Copies the payload of the found message. The caller's memory may be unaligned and has no room beyond the length.
+// Copies the payload of the found message. The caller's memory may be unaligned and has no room
+// beyond the length.
 void copy_message(const Consumer& ring, uint8_t* to) {
     const auto& message = ring.message;
     const uint8_t* slot = ring.ring.slot(ring.next) + serval::detail::HEADER_BYTES;
-    const auto* from = reinterpret_cast<const uint64_t*>(message.flags ? ring.ring.arena + message.arena_offset : slot);
+    const auto* from = reinterpret_cast<const uint64_t*>(
+        message.flags ? ring.ring.arena + message.arena_offset : slot);
     const size_t words = message.len / 8, rest = message.len % 8;
     for (size_t i = 0; i < words; i++) {
         const uint64_t word = serval::detail::load_relaxed(from + i);
@@ -115,7 +126,8 @@ Look look(Consumer& ring) {
 }
 
 void set_parked(custom_ring* ring, bool parked) {
-    auto* word = reinterpret_cast<uint64_t*>(ring->region + SERVAL_ACCELERATOR_WORDS_OFFSET + offsetof(serval_accelerator_words, parked));
+    auto* word = reinterpret_cast<uint64_t*>(ring->region + SERVAL_ACCELERATOR_WORDS_OFFSET +
+                                             offsetof(serval_accelerator_words, parked));
     serval::detail::store_relaxed(word, parked);
     // EDGE PARK (sleeper half)
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
@@ -150,7 +162,8 @@ int serval_ring_open(int region, int bell, custom_ring** ring) {
     return 0;
 }
 
-int custom_ring_read(custom_ring* ring, void* buffer, size_t capacity, custom_ring_message* message) {
+int custom_ring_read(custom_ring* ring, void* buffer, size_t capacity,
+                     custom_ring_message* message) {
     if (!ring || !buffer || !message) return -EINVAL;
     for (uint32_t tries = 0; tries < ring->workers; tries++) {
         const uint32_t worker = ring->next;

@@ -1,6 +1,7 @@
-// Shared-memory ports: the handshake (protocol: crates/wire/src/handshake.rs) and the rings (crates/engine/src/endpoint/shm.rs).
-// A client plays the accelerator's role in its region: it reads outcomes from the RX ring and writes requests to the TX ring, with
-// the ring code of the device library.
+// Shared-memory ports: the handshake (protocol: crates/wire/src/handshake.rs) and the rings
+// (crates/engine/src/endpoint/shm.rs). A client plays the accelerator's role in its region: it
+// reads outcomes from the RX ring and writes requests to the TX ring, with the ring code of the
+// device library.
 //
 // Programs in C link this file, so it must not need the C++ runtime.
 #include <errno.h>
@@ -21,8 +22,8 @@
 #include <serval/client.h>
 #include <serval/join.h>
 
-#include "shm/handshake.h"
 #include "burst/result.h"
+#include "shm/handshake.h"
 
 using serval::detail::Consumer;
 using serval::detail::Look;
@@ -71,7 +72,8 @@ struct serval_shm {
     uint32_t under_way;
     // Consecutive calls without success.
     uint32_t idle_calls;
-    // After the end: the first request that the engine did not take and that has not been reported to the caller.
+    // After the end: the first request that the engine did not take and that has not been reported
+    // to the caller.
     uint64_t untaken;
     bool unshown;
     bool corrupt;
@@ -94,23 +96,29 @@ namespace {
 
 // ---- connecting
 
-int system_error(const char* call) { return serval_fail(SERVAL_ERROR_SYSTEM, "%s: %s", call, strerror(errno)); }
+int system_error(const char* call) {
+    return serval_fail(SERVAL_ERROR_SYSTEM, "%s: %s", call, strerror(errno));
+}
 
 int foreign() {
-    return serval_fail(SERVAL_ERROR_PROTOCOL, "the other side does not speak Serval's shared-memory handshake");
+    return serval_fail(SERVAL_ERROR_PROTOCOL,
+                       "the other side does not speak Serval's shared-memory handshake");
 }
 
 int connect_error(const char* path) {
     const char* why = strerror(errno);
     if (errno == EACCES || errno == EPERM)
-        return serval_fail(SERVAL_ERROR_PERMISSION, "cannot connect to %s: %s; run as the user of the engine", path, why);
+        return serval_fail(SERVAL_ERROR_PERMISSION,
+                           "cannot connect to %s: %s; run as the user of the engine", path, why);
     if (errno == ENOENT || errno == ECONNREFUSED || errno == ENOTDIR || errno == EPROTOTYPE)
-        return serval_fail(SERVAL_ERROR_CONNECT, "no server listens at %s: %s; is the server running?", path, why);
+        return serval_fail(SERVAL_ERROR_CONNECT,
+                           "no server listens at %s: %s; is the server running?", path, why);
     return serval_fail(SERVAL_ERROR_SYSTEM, "connect to %s: %s", path, why);
 }
 
 int silent(uint32_t timeout_ms) {
-    return serval_fail(SERVAL_ERROR_SILENT, "the engine did not answer the handshake within %u ms", timeout_ms);
+    return serval_fail(SERVAL_ERROR_SILENT, "the engine did not answer the handshake within %u ms",
+                       timeout_ms);
 }
 
 int meet(serval_shm* client, const char* path, uint32_t timeout_ms, uint64_t deadline_ns) {
@@ -118,8 +126,9 @@ int meet(serval_shm* client, const char* path, uint32_t timeout_ms, uint64_t dea
     address.sun_family = AF_UNIX;
     const size_t len = strlen(path);
     if (path[0] != '/' || len >= sizeof address.sun_path)
-        return serval_fail(SERVAL_ERROR_ARGUMENT, "\"%s\" cannot name a port: an absolute path of at most %zu bytes can", path,
-                           sizeof address.sun_path - 1);
+        return serval_fail(SERVAL_ERROR_ARGUMENT,
+                           "\"%s\" cannot name a port: an absolute path of at most %zu bytes can",
+                           path, sizeof address.sun_path - 1);
     memcpy(address.sun_path, path, len);
     client->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (client->socket < 0) return system_error("socket");
@@ -163,20 +172,28 @@ int receive_answer(serval_shm* client, Answer* answer, size_t* len) {
         }
     }
     if (*len == 0)
-        return serval_fail(SERVAL_ERROR_CLOSED, "the engine closed the connection without an answer; is it draining?");
+        return serval_fail(SERVAL_ERROR_CLOSED,
+                           "the engine closed the connection without an answer; is it draining?");
     const bool cut = message.msg_flags & (MSG_TRUNC | MSG_CTRUNC);
-    if (cut || *len < SERVAL_HANDSHAKE_ANSWER_BYTES || answer->magic != SERVAL_HANDSHAKE_MAGIC) return foreign();
+    if (cut || *len < SERVAL_HANDSHAKE_ANSWER_BYTES || answer->magic != SERVAL_HANDSHAKE_MAGIC)
+        return foreign();
     if (answer->code == REFUSED) return SERVAL_OK;
     if (answer->version != SERVAL_HANDSHAKE_VERSION)
-        return serval_fail(SERVAL_ERROR_PROTOCOL, "the engine speaks version %u of the shared-memory handshake, this library %u: use "
-                           "matching builds", answer->version, SERVAL_HANDSHAKE_VERSION);
+        return serval_fail(
+            SERVAL_ERROR_PROTOCOL,
+            "the engine speaks version %u of the shared-memory handshake, this library %u: use "
+            "matching builds",
+            answer->version, SERVAL_HANDSHAKE_VERSION);
     return answer->code == ACCEPTED && count == DESCRIPTORS ? int(SERVAL_OK) : foreign();
 }
 
 int shake_hands(serval_shm* client, uint32_t depth, uint32_t timeout_ms, uint64_t deadline_ns) {
-    const Hello hello = {SERVAL_HANDSHAKE_MAGIC, SERVAL_HANDSHAKE_VERSION, SERVAL_ABI_VERSION, depth, 0};
-    // A new connection has room for one short message. If the engine refused the connection before the hello, its answer can be read.
-    if (send(client->socket, &hello, sizeof hello, MSG_NOSIGNAL) < 0 && errno != EPIPE) return system_error("send");
+    const Hello hello = {SERVAL_HANDSHAKE_MAGIC, SERVAL_HANDSHAKE_VERSION, SERVAL_ABI_VERSION,
+                         depth, 0};
+    // A new connection has room for one short message. If the engine refused the connection before
+    // the hello, its answer can be read.
+    if (send(client->socket, &hello, sizeof hello, MSG_NOSIGNAL) < 0 && errno != EPIPE)
+        return system_error("send");
     Answer answer = {};
     size_t len = 0;
     for (;;) {
@@ -190,23 +207,27 @@ int shake_hands(serval_shm* client, uint32_t depth, uint32_t timeout_ms, uint64_
     if (answer.code == REFUSED)
         return serval_fail(SERVAL_ERROR_REFUSED, "the engine refuses the connection: %.*s",
                            static_cast<int>(len - SERVAL_HANDSHAKE_ANSWER_BYTES), answer.text);
-    client->terms = {answer.depth, answer.request_bytes_max, answer.reply_bytes_max, answer.flags & FLAG_ANSWERS};
+    client->terms = {answer.depth, answer.request_bytes_max, answer.reply_bytes_max,
+                     answer.flags & FLAG_ANSWERS};
     return SERVAL_OK;
 }
 
 int unusable(const char* why) {
-    return serval_fail(SERVAL_ERROR_REGION, "the region that the engine passed cannot be used: %s", why);
+    return serval_fail(SERVAL_ERROR_REGION, "the region that the engine passed cannot be used: %s",
+                       why);
 }
 
 // Maps the received descriptor, if no process can shrink it.
 int map(serval_shm* client) {
     const int file = client->descriptors[REGION];
     const int seals = fcntl(file, F_GET_SEALS);
-    if (seals < 0 || (static_cast<uint32_t>(seals) & SEALS) != SEALS) return unusable("its length is not sealed, so it could shrink");
+    if (seals < 0 || (static_cast<uint32_t>(seals) & SEALS) != SEALS)
+        return unusable("its length is not sealed, so it could shrink");
     struct stat status;
     struct statfs system;
     if (fstat(file, &status) < 0 || fstatfs(file, &system) < 0) return system_error("fstat");
-    // The creator of such memory could punch holes into it, and an access to a hole ends the process.
+    // The creator of such memory could punch holes into it, and an access to a hole ends the
+    // process.
     if (system.f_type == HUGETLBFS_MAGIC) return unusable("it is made of hugetlb pages");
     const uint64_t bytes = static_cast<uint64_t>(status.st_size);
     if (status.st_size <= 0 || bytes > REGION_BYTES_MAX) return unusable("its size is impossible");
@@ -223,18 +244,21 @@ int take_rings(serval_shm* client) {
     serval::detail::fetch(header, client->region);
     if (header.magic == SERVAL_REGION_MAGIC && header.abi_version != SERVAL_ABI_VERSION)
         return serval_fail(SERVAL_ERROR_REGION,
-                           "the region that the engine passed has ABI version %u, this library speaks %u: use matching builds",
+                           "the region that the engine passed has ABI version %u, this library "
+                           "speaks %u: use matching builds",
                            header.abi_version, SERVAL_ABI_VERSION);
     serval::detail::Place place = {};
     serval::detail::Layout& layout = place.layout;
-    if (!serval::detail::find_layout(layout, reinterpret_cast<uint64_t>(client->region), client->region_bytes))
+    if (!serval::detail::find_layout(layout, reinterpret_cast<uint64_t>(client->region),
+                                     client->region_bytes))
         return unusable("its header is impossible");
     place.count = layout.ring_count;
     for (uint32_t i = 0; i < place.count; i++) {
         const serval::detail::EntryName name = layout.name(i);
         if (serval::detail::is_refused(name))
             return serval_fail(SERVAL_ERROR_REGION,
-                               "ring %u of the region that the engine passed is of kind %u, version %u, which the region requires and this "
+                               "ring %u of the region that the engine passed is of kind %u, "
+                               "version %u, which the region requires and this "
                                "library does not know: use matching builds",
                                i, unsigned{name.kind}, unsigned{name.version});
     }
@@ -245,15 +269,20 @@ int take_rings(serval_shm* client) {
     const uint64_t rx_entry = serval::detail::find_ring(place, SERVAL_RING_SERVER_RX, 0);
     const uint64_t tx_entry = serval::detail::find_ring(place, SERVAL_RING_SERVER_TX, 0);
     if (rx_entry == 0 || tx_entry == 0 ||
-        !serval::detail::open_ring(in, layout.region, layout.size, rx_entry, SERVAL_RING_SERVER_RX) ||
-        !serval::detail::open_ring(out, layout.region, layout.size, tx_entry, SERVAL_RING_SERVER_TX))
+        !serval::detail::open_ring(in, layout.region, layout.size, rx_entry,
+                                   SERVAL_RING_SERVER_RX) ||
+        !serval::detail::open_ring(out, layout.region, layout.size, tx_entry,
+                                   SERVAL_RING_SERVER_TX))
         return unusable("its directory is impossible");
-    if (!serval::detail::open_consumer(client->replies) || !serval::detail::open_producer(client->requests))
+    if (!serval::detail::open_consumer(client->replies) ||
+        !serval::detail::open_producer(client->requests))
         return unusable("its rings are in use");
     const serval_shm_terms& terms = client->terms;
-    const bool agreed = in.depth() == terms.depth && out.depth() == terms.depth && out.len_max == terms.request_bytes_max &&
+    const bool agreed = in.depth() == terms.depth && out.depth() == terms.depth &&
+                        out.len_max == terms.request_bytes_max &&
                         in.len_max == terms.reply_bytes_max;
-    if (!agreed || in.protocol != SERVAL_PROTOCOL_DOORBELL || out.protocol != SERVAL_PROTOCOL_DOORBELL)
+    if (!agreed || in.protocol != SERVAL_PROTOCOL_DOORBELL ||
+        out.protocol != SERVAL_PROTOCOL_DOORBELL)
         return unusable("it is not the one that was agreed on");
     return SERVAL_OK;
 }
@@ -267,7 +296,8 @@ bool is_closed(const serval_shm* client) {
     return poll(&file, 1, 0) > 0;
 }
 
-// Stores the reason of the engine for the end of the connection, if it gave one. It can be read only once.
+// Stores the reason of the engine for the end of the connection, if it gave one. It can be read
+// only once.
 int end_of(serval_shm* client) {
     if (!client->end[0]) {
         Answer answer = {};
@@ -275,9 +305,11 @@ int end_of(serval_shm* client) {
         const ssize_t got = recv(client->socket, &answer, sizeof answer, MSG_DONTWAIT);
         const ssize_t said = got - static_cast<ssize_t>(SERVAL_HANDSHAKE_ANSWER_BYTES);
         if (said > 0 && answer.magic == SERVAL_HANDSHAKE_MAGIC && answer.code == REFUSED)
-            snprintf(client->end, sizeof client->end, "the engine has ended the connection: %.*s", static_cast<int>(said), answer.text);
+            snprintf(client->end, sizeof client->end, "the engine has ended the connection: %.*s",
+                     static_cast<int>(said), answer.text);
         else
-            snprintf(client->end, sizeof client->end, "the engine has closed the connection without a reason; is it draining?");
+            snprintf(client->end, sizeof client->end,
+                     "the engine has closed the connection without a reason; is it draining?");
     }
     return serval_fail(SERVAL_ERROR_CLOSED, "%s", client->end);
 }
@@ -297,7 +329,8 @@ void ring(int bell) {
 }
 
 void silence(int bell) {
-    // More than the socket holds by default, at one byte per wake-up; further bytes cause one more poll.
+    // More than the socket holds by default, at one byte per wake-up; further bytes cause one more
+    // poll.
     uint8_t rings[512];
     while (read(bell, rings, sizeof rings) < 0 && errno == EINTR) {
     }
@@ -312,16 +345,20 @@ SERVAL_INLINE Look look(serval_shm* client) {
     if (SERVAL_UNLIKELY(client->corrupt)) return Look::CORRUPT;
     const Look found = client->replies.look(nullptr);
     // A client gets no bundles.
-    const bool corrupt = found == Look::CORRUPT || (found == Look::FOUND && client->replies.message.kind == SERVAL_KIND_BUNDLE);
+    const bool corrupt =
+        found == Look::CORRUPT ||
+        (found == Look::FOUND && client->replies.message.kind == SERVAL_KIND_BUNDLE);
     if (SERVAL_UNLIKELY(corrupt)) client->corrupt = true;
     return corrupt ? Look::CORRUPT : found;
 }
 
-// Copies the payload of the found message. The caller's memory may be unaligned and has no room beyond the length.
+// Copies the payload of the found message. The caller's memory may be unaligned and has no room
+// beyond the length.
 void copy_reply(const Consumer& replies, uint8_t* to) {
     const auto& message = replies.message;
     const uint8_t* slot = replies.ring.slot(replies.next) + serval::detail::HEADER_BYTES;
-    const auto* from = reinterpret_cast<const uint64_t*>(message.flags ? replies.ring.arena + message.arena_offset : slot);
+    const auto* from = reinterpret_cast<const uint64_t*>(
+        message.flags ? replies.ring.arena + message.arena_offset : slot);
     const size_t words = message.len / 8, rest = message.len % 8;
     for (size_t i = 0; i < words; i++) {
         const uint64_t word = serval::detail::load_relaxed(from + i);
@@ -334,7 +371,8 @@ void copy_reply(const Consumer& replies, uint8_t* to) {
 }
 
 void set_parked(serval_shm* client, bool parked) {
-    serval::detail::store_relaxed(client->own_word(offsetof(serval_accelerator_words, parked)), parked);
+    serval::detail::store_relaxed(client->own_word(offsetof(serval_accelerator_words, parked)),
+                                  parked);
     // EDGE PARK (sleeper half)
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
@@ -368,7 +406,8 @@ bool has_untaken(serval_shm* client) {
 
 // The next of these requests.
 void take_untaken(serval_shm* client, serval_reply* reply) {
-    const auto* header = reinterpret_cast<const uint64_t*>(client->requests.ring.slot(client->untaken));
+    const auto* header =
+        reinterpret_cast<const uint64_t*>(client->requests.ring.slot(client->untaken));
     reply->tag = serval::detail::load_relaxed(header + 1);
     reply->len = 0;
     reply->lost = 1;
@@ -380,12 +419,15 @@ void take_untaken(serval_shm* client, serval_reply* reply) {
 }  // namespace
 
 int serval_shm_connect(const char* path, const serval_shm_options* options, serval_shm** client) {
-    if (!client) return serval_fail(SERVAL_ERROR_ARGUMENT, "there is nowhere to put the client: `client` is NULL");
+    if (!client)
+        return serval_fail(SERVAL_ERROR_ARGUMENT,
+                           "there is nowhere to put the client: `client` is NULL");
     *client = nullptr;
     if (!path) return serval_fail(SERVAL_ERROR_ARGUMENT, "the path is NULL");
     const serval_shm_options wishes = options ? *options : serval_shm_options{};
     if (wishes.depth > SERVAL_DEPTH_MAX)
-        return serval_fail(SERVAL_ERROR_ARGUMENT, "depth is %u, the most is %u", wishes.depth, SERVAL_DEPTH_MAX);
+        return serval_fail(SERVAL_ERROR_ARGUMENT, "depth is %u, the most is %u", wishes.depth,
+                           SERVAL_DEPTH_MAX);
     auto* made = static_cast<serval_shm*>(calloc(1, sizeof(serval_shm)));
     if (!made) return system_error("no memory for a client");
     made->socket = -1;
@@ -412,7 +454,8 @@ int serval_shm_send(serval_shm* client, uint64_t tag, const void* request, size_
     if (SERVAL_UNLIKELY(len > client->terms.request_bytes_max)) return SERVAL_ERROR_TOO_LONG;
     if (SERVAL_UNLIKELY(client->corrupt)) return SERVAL_ERROR_CORRUPT;
     if (SERVAL_UNLIKELY(client->end[0])) return end_of(client);
-    if (client->under_way == client->terms.depth) return is_closed_now_and_then(client) ? end_of(client) : int(SERVAL_FULL);
+    if (client->under_way == client->terms.depth)
+        return is_closed_now_and_then(client) ? end_of(client) : int(SERVAL_FULL);
     client->requests.begin({0, tag, 0, static_cast<uint32_t>(len), SERVAL_KIND_MESSAGE, 0, 0});
     switch (client->requests.reserve()) {
         case Look::FOUND:
@@ -436,7 +479,8 @@ void serval_shm_flush(serval_shm* client) {
     client->requests.show();
     // EDGE PARK (waker half)
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    if (serval::detail::load_relaxed(client->engine_word(offsetof(serval_engine_words, parked))) != 0)
+    if (serval::detail::load_relaxed(client->engine_word(offsetof(serval_engine_words, parked))) !=
+        0)
         ring(client->descriptors[ENGINE_BELL]);
 }
 
@@ -476,7 +520,8 @@ int serval_shm_wait(serval_shm* client, uint64_t deadline_ns) {
     Look found = look(client);
     if (found == Look::NONE) give_back(client->replies);
     const uint64_t spin_until = serval_now_ns() + SPIN_NS;
-    while (found == Look::NONE && serval_now_ns() < (spin_until < deadline_ns ? spin_until : deadline_ns)) {
+    while (found == Look::NONE &&
+           serval_now_ns() < (spin_until < deadline_ns ? spin_until : deadline_ns)) {
         for (unsigned i = 0; i < LOOKS && found == Look::NONE; i++) found = look(client);
         if (found == Look::NONE) sched_yield();
     }
@@ -511,9 +556,11 @@ void serval_shm_close(serval_shm* client) {
 const char* serval_drop_reason(unsigned reason) {
     switch (reason) {
 #define NAME(code, name) \
-    case code: return #name;
+    case code:           \
+        return #name;
         SERVAL_DROP_REASONS(NAME)
 #undef NAME
-    default: return "other";
+        default:
+            return "other";
     }
 }

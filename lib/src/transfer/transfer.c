@@ -1,4 +1,4 @@
-/* The client side of the protocol of crates/transfer/src/service/message.rs. */
+// The client side of the protocol of crates/transfer/src/service/message.rs.
 #define _GNU_SOURCE
 #include "serval/transfer.h"
 
@@ -18,51 +18,74 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RANGE_BYTES = 16, HEAD_BYTES = 16, START_BYTES = 56, STAGE_BYTES = 8, KEY_BYTES = 32, LIMITS_BYTES = 12, PATTERN_BYTES_MAX = 512 };
-enum { REQUEST_BYTES_MAX = START_BYTES + SV_STAGES_MAX * (STAGE_BYTES + 2 + PATTERN_BYTES_MAX) + (SV_FILES_MAX - 1) * RANGE_BYTES };
-enum { ENDED_BYTES = 40, PROGRESS_BYTES = 32, REPORT_BYTES = 56, TEXT_BYTES_MAX = 166, REASON_MAX = 32 };
-enum { ANSWER_BYTES_MAX = ENDED_BYTES + SV_STAGES_MAX * (REPORT_BYTES + 8 * SV_OFFSETS_MAX) + TEXT_BYTES_MAX };
+enum {
+    RANGE_BYTES = 16,
+    HEAD_BYTES = 16,
+    START_BYTES = 56,
+    STAGE_BYTES = 8,
+    KEY_BYTES = 32,
+    LIMITS_BYTES = 12,
+    PATTERN_BYTES_MAX = 512
+};
+enum {
+    REQUEST_BYTES_MAX = START_BYTES + SV_STAGES_MAX * (STAGE_BYTES + 2 + PATTERN_BYTES_MAX) +
+                        (SV_FILES_MAX - 1) * RANGE_BYTES
+};
+enum {
+    ENDED_BYTES = 40,
+    PROGRESS_BYTES = 32,
+    REPORT_BYTES = 56,
+    TEXT_BYTES_MAX = 166,
+    REASON_MAX = 32
+};
+enum {
+    ANSWER_BYTES_MAX =
+        ENDED_BYTES + SV_STAGES_MAX * (REPORT_BYTES + 8 * SV_OFFSETS_MAX) + TEXT_BYTES_MAX
+};
 enum { START = 1, CANCEL = 3, PROGRESS = 4, SIGNAL = 6 };
 enum { ENDED = 1 };
 enum { IS_FILE = 1, IS_SOCKET = 2 };
 
-/* How long an engine may be silent before it is asked for progress, and again before it is given up. */
+// How long an engine may be silent before it is asked for progress, and again before it is given
+// up.
 enum { SILENCE_MS = 10000 };
 
-/* A result that arrived while another one was waited for. */
+// A result that arrived while another one was waited for.
 struct queued {
-    struct queued *next;
+    struct queued* next;
     sv_transfer_result result;
 };
 
 struct sv_transfers {
     int socket;
     uint64_t last_id;
-    struct queued *first;
+    struct queued* first;
 };
 
-static void put(uint8_t *at, uint64_t value, int bytes) {
+static void put(uint8_t* at, uint64_t value, int bytes) {
     for (int i = 0; i < bytes; i++) at[i] = (uint8_t)(value >> (8 * i));
 }
 
-static uint64_t get(const uint8_t *at, int bytes) {
+static uint64_t get(const uint8_t* at, int bytes) {
     uint64_t value = 0;
     for (int i = 0; i < bytes; i++) value |= (uint64_t)at[i] << (8 * i);
     return value;
 }
 
-int sv_transfers_open(const char *path, sv_transfers **transfers) {
+int sv_transfers_open(const char* path, sv_transfers** transfers) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     size_t len = path ? strlen(path) : 0;
     if (len == 0 || len >= sizeof address.sun_path) return -EINVAL;
     memcpy(address.sun_path, path, len + 1);
-    sv_transfers *made = calloc(1, sizeof *made);
+    sv_transfers* made = calloc(1, sizeof *made);
     if (!made) return -ENOMEM;
     made->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    /* Connecting waits while many others do, and sending while the engine reads nothing: both not longer than this. */
+    // Connecting waits while many others do, and sending while the engine reads nothing: both not
+    // longer than this.
     struct timeval limit = {SILENCE_MS / 1000, 0};
-    if (made->socket < 0 || setsockopt(made->socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) < 0 ||
-        connect(made->socket, (const struct sockaddr *)&address, sizeof address) < 0) {
+    if (made->socket < 0 ||
+        setsockopt(made->socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) < 0 ||
+        connect(made->socket, (const struct sockaddr*)&address, sizeof address) < 0) {
         int error = errno;
         if (made->socket >= 0) close(made->socket);
         free(made);
@@ -72,23 +95,22 @@ int sv_transfers_open(const char *path, sv_transfers **transfers) {
     return 0;
 }
 
-void sv_transfers_close(sv_transfers *transfers) {
+void sv_transfers_close(sv_transfers* transfers) {
     if (!transfers) return;
     close(transfers->socket);
     while (transfers->first) {
-        struct queued *next = transfers->first->next;
+        struct queued* next = transfers->first->next;
         free(transfers->first);
         transfers->first = next;
     }
     free(transfers);
 }
 
-int sv_transfers_fd(const sv_transfers *transfers) {
-    return transfers->socket;
-}
+int sv_transfers_fd(const sv_transfers* transfers) { return transfers->socket; }
 
-/* Sends one request, with `count` descriptors. */
-static int send_request(sv_transfers *transfers, uint8_t *request, size_t len, const int *descriptors, size_t count) {
+// Sends one request, with `count` descriptors.
+static int send_request(sv_transfers* transfers, uint8_t* request, size_t len,
+                        const int* descriptors, size_t count) {
     memcpy(request, "SVT2", 4);
     struct iovec part = {request, len};
     union {
@@ -100,7 +122,7 @@ static int send_request(sv_transfers *transfers, uint8_t *request, size_t len, c
     if (count) {
         message.msg_control = control.room;
         message.msg_controllen = CMSG_SPACE(count * sizeof(int));
-        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+        struct cmsghdr* header = CMSG_FIRSTHDR(&message);
         header->cmsg_level = SOL_SOCKET;
         header->cmsg_type = SCM_RIGHTS;
         header->cmsg_len = CMSG_LEN(count * sizeof(int));
@@ -112,19 +134,24 @@ static int send_request(sv_transfers *transfers, uint8_t *request, size_t len, c
     return sent < 0 ? -errno : 0;
 }
 
-static int check_stage(const sv_stage *stage) {
+static int check_stage(const sv_stage* stage) {
     bool keyed = stage->kind == SV_STAGE_OPEN || stage->kind == SV_STAGE_SEAL;
-    uint32_t most = keyed ? SV_CIPHER_AES_256_CTR : stage->kind == SV_STAGE_DIGEST ? SV_DIGEST_SHA1 : SV_FORMAT_ZSTD;
+    uint32_t most = keyed                            ? SV_CIPHER_AES_256_CTR
+                    : stage->kind == SV_STAGE_DIGEST ? SV_DIGEST_SHA1
+                                                     : SV_FORMAT_ZSTD;
     bool known = stage->kind >= SV_STAGE_DIGEST && stage->kind <= SV_STAGE_SEARCH;
     bool searches = stage->kind == SV_STAGE_SEARCH;
     if (stage->level > (stage->kind == SV_STAGE_COMPRESS ? SV_LEVEL_MAX : 0)) return -EINVAL;
     if (searches != (stage->pattern != NULL)) return -EINVAL;
-    if (searches && (stage->pattern_bytes == 0 || stage->pattern_bytes > PATTERN_BYTES_MAX)) return -EINVAL;
-    return known && stage->option >= 1 && stage->option <= most && keyed == (stage->key != NULL) ? 0 : -EINVAL;
+    if (searches && (stage->pattern_bytes == 0 || stage->pattern_bytes > PATTERN_BYTES_MAX))
+        return -EINVAL;
+    return known && stage->option >= 1 && stage->option <= most && keyed == (stage->key != NULL)
+               ? 0
+               : -EINVAL;
 }
 
-/* Returns the bytes of the stage. */
-static size_t put_stage(uint8_t *at, const sv_stage *stage) {
+// Returns the bytes of the stage.
+static size_t put_stage(uint8_t* at, const sv_stage* stage) {
     size_t follows = 0;
     at[0] = (uint8_t)stage->kind;
     at[1] = (uint8_t)stage->option;
@@ -153,12 +180,16 @@ struct ends {
     uint64_t from, to;
 };
 
-static int start(sv_transfers *transfers, const struct ends *ends, const sv_transfer *transfer, const sv_stage *stages, unsigned count,
-                 uint64_t *id) {
+static int start(sv_transfers* transfers, const struct ends* ends, const sv_transfer* transfer,
+                 const sv_stage* stages, unsigned count, uint64_t* id) {
     if (ends->source < 0 || ends->sink < 0) return -EBADF;
-    if (transfer->more_count >= SV_FILES_MAX || (transfer->more_count && ends->source_kind == IS_SOCKET)) return -EINVAL;
+    if (transfer->more_count >= SV_FILES_MAX ||
+        (transfer->more_count && ends->source_kind == IS_SOCKET))
+        return -EINVAL;
     if (transfer->sync && ends->sink_kind == IS_SOCKET) return -EINVAL;
-    if (count > SV_STAGES_MAX || (transfer->no_wait && (count || ends->source_kind == ends->sink_kind))) return -EINVAL;
+    if (count > SV_STAGES_MAX ||
+        (transfer->no_wait && (count || ends->source_kind == ends->sink_kind)))
+        return -EINVAL;
     uint8_t request[REQUEST_BYTES_MAX] = {0};
     *id = ++transfers->last_id;
     put(request + 4, START, 2);
@@ -172,7 +203,7 @@ static int start(sv_transfers *transfers, const struct ends *ends, const sv_tran
     request[48] = (uint8_t)ends->source_kind;
     request[49] = (uint8_t)ends->sink_kind;
     request[50] = (uint8_t)count;
-    uint8_t *at = request + START_BYTES;
+    uint8_t* at = request + START_BYTES;
     int status = 0;
     for (unsigned i = 0; i < count && status == 0; i++) {
         status = check_stage(&stages[i]);
@@ -182,7 +213,7 @@ static int start(sv_transfers *transfers, const struct ends *ends, const sv_tran
     int descriptors[SV_FILES_MAX + 1] = {ends->source};
     size_t descriptor_count = 1;
     for (uint32_t i = 0; i < transfer->more_count; i++) {
-        const sv_range *range = &transfer->more[i];
+        const sv_range* range = &transfer->more[i];
         if (range->file < 0) status = -EBADF;
         descriptors[descriptor_count++] = range->file;
         put(at, range->offset, 8);
@@ -190,22 +221,28 @@ static int start(sv_transfers *transfers, const struct ends *ends, const sv_tran
         at += RANGE_BYTES;
     }
     descriptors[descriptor_count++] = ends->sink;
-    if (status == 0) status = send_request(transfers, request, (size_t)(at - request), descriptors, descriptor_count);
+    if (status == 0)
+        status =
+            send_request(transfers, request, (size_t)(at - request), descriptors, descriptor_count);
     explicit_bzero(request, sizeof request);
     return status;
 }
 
 static const sv_transfer defaults = SV_TRANSFER_DEFAULTS;
 
-/* The stages that the fields of a transfer name, and a seal. */
-static unsigned stages_of(const sv_transfer *transfer, const uint8_t *key, sv_stage *stages) {
+// The stages that the fields of a transfer name, and a seal.
+static unsigned stages_of(const sv_transfer* transfer, const uint8_t* key, sv_stage* stages) {
     unsigned count = 0;
-    if (transfer->digest) stages[count++] = (sv_stage){.kind = SV_STAGE_DIGEST, .option = transfer->digest};
-    if (key) stages[count++] = (sv_stage){.kind = SV_STAGE_SEAL, .option = SV_CIPHER_AES_256_GCM, .key = key};
+    if (transfer->digest)
+        stages[count++] = (sv_stage){.kind = SV_STAGE_DIGEST, .option = transfer->digest};
+    if (key)
+        stages[count++] =
+            (sv_stage){.kind = SV_STAGE_SEAL, .option = SV_CIPHER_AES_256_GCM, .key = key};
     return count;
 }
 
-static int send_file(sv_transfers *transfers, int socket, int file, const sv_transfer *transfer, const uint8_t *key, uint64_t *id) {
+static int send_file(sv_transfers* transfers, int socket, int file, const sv_transfer* transfer,
+                     const uint8_t* key, uint64_t* id) {
     if (!transfer) transfer = &defaults;
     sv_stage stages[2];
     unsigned count = stages_of(transfer, key, stages);
@@ -213,17 +250,19 @@ static int send_file(sv_transfers *transfers, int socket, int file, const sv_tra
     return start(transfers, &ends, transfer, stages, count, id);
 }
 
-int sv_sendfile_start(sv_transfers *transfers, int socket, int file, const sv_transfer *transfer, uint64_t *id) {
+int sv_sendfile_start(sv_transfers* transfers, int socket, int file, const sv_transfer* transfer,
+                      uint64_t* id) {
     return send_file(transfers, socket, file, transfer, NULL, id);
 }
 
-int sv_encrypted_sendfile_start(sv_transfers *transfers, int socket, int file, const sv_transfer *transfer, const uint8_t key[32],
-                                uint64_t *id) {
+int sv_encrypted_sendfile_start(sv_transfers* transfers, int socket, int file,
+                                const sv_transfer* transfer, const uint8_t key[32], uint64_t* id) {
     if (!key) return -EINVAL;
     return send_file(transfers, socket, file, transfer, key, id);
 }
 
-int sv_recvfile_start(sv_transfers *transfers, int file, int socket, const sv_transfer *transfer, uint64_t *id) {
+int sv_recvfile_start(sv_transfers* transfers, int file, int socket, const sv_transfer* transfer,
+                      uint64_t* id) {
     if (!transfer) transfer = &defaults;
     sv_stage stages[2];
     unsigned count = stages_of(transfer, NULL, stages);
@@ -231,32 +270,34 @@ int sv_recvfile_start(sv_transfers *transfers, int file, int socket, const sv_tr
     return start(transfers, &ends, transfer, stages, count, id);
 }
 
-/* A negative error number, or what the descriptor is. */
+// A negative error number, or what the descriptor is.
 static int kind_of(int descriptor) {
     struct stat found;
     if (fstat(descriptor, &found) < 0) return -errno;
     return S_ISSOCK(found.st_mode) ? IS_SOCKET : IS_FILE;
 }
 
-int sv_pipeline_start(sv_transfers *transfers, int source, int sink, const sv_transfer *transfer, const sv_stage *stages, unsigned count,
-                      uint64_t *id) {
+int sv_pipeline_start(sv_transfers* transfers, int source, int sink, const sv_transfer* transfer,
+                      const sv_stage* stages, unsigned count, uint64_t* id) {
     if (!transfer) transfer = &defaults;
     if (transfer->digest) return -EINVAL;
-    struct ends ends = {source, sink, kind_of(source), kind_of(sink), transfer->offset, transfer->sink_offset};
+    struct ends ends = {
+        source, sink, kind_of(source), kind_of(sink), transfer->offset, transfer->sink_offset};
     if (ends.source_kind < 0) return ends.source_kind;
     if (ends.sink_kind < 0) return ends.sink_kind;
-    if ((ends.source_kind == IS_SOCKET && ends.from) || (ends.sink_kind == IS_SOCKET && ends.to)) return -EINVAL;
+    if ((ends.source_kind == IS_SOCKET && ends.from) || (ends.sink_kind == IS_SOCKET && ends.to))
+        return -EINVAL;
     return start(transfers, &ends, transfer, stages, count, id);
 }
 
-static int ask(sv_transfers *transfers, int kind, uint64_t id, const int *descriptor) {
+static int ask(sv_transfers* transfers, int kind, uint64_t id, const int* descriptor) {
     uint8_t request[HEAD_BYTES] = {0};
     put(request + 4, (uint64_t)kind, 2);
     put(request + 8, id, 8);
     return send_request(transfers, request, sizeof request, descriptor, descriptor ? 1 : 0);
 }
 
-/* Whether a write to it adds to a count and never waits. */
+// Whether a write to it adds to a count and never waits.
 static bool is_counter(int descriptor) {
     char own[32], kind[32];
     snprintf(own, sizeof own, "/proc/self/fd/%d", descriptor);
@@ -267,7 +308,7 @@ static bool is_counter(int descriptor) {
     return strcmp(kind, "anon_inode:[eventfd]") == 0 && flags >= 0 && (flags & O_NONBLOCK);
 }
 
-int sv_transfers_signal(sv_transfers *transfers, int eventfd) {
+int sv_transfers_signal(sv_transfers* transfers, int eventfd) {
     if (!is_counter(eventfd)) return -EINVAL;
     struct ucred engine;
     socklen_t len = sizeof engine;
@@ -276,12 +317,13 @@ int sv_transfers_signal(sv_transfers *transfers, int eventfd) {
     return ask(transfers, SIGNAL, 0, &eventfd);
 }
 
-int sv_transfers_cancel(sv_transfers *transfers, uint64_t id) {
+int sv_transfers_cancel(sv_transfers* transfers, uint64_t id) {
     return ask(transfers, CANCEL, id, NULL);
 }
 
-/* Reads the report of a stage, which has at most `left` bytes. Returns its bytes, or a negative error number. */
-static int read_report(const uint8_t *at, size_t left, sv_stage_result *stage) {
+// Reads the report of a stage, which has at most `left` bytes. Returns its bytes, or a negative
+// error number.
+static int read_report(const uint8_t* at, size_t left, sv_stage_result* stage) {
     static const uint8_t digest_bytes[] = {0, 16, 32, 4, 20};
     if (left < REPORT_BYTES) return -EPROTO;
     stage->kind = at[0];
@@ -291,7 +333,8 @@ static int read_report(const uint8_t *at, size_t left, sv_stage_result *stage) {
     stage->made = get(at + 16, 8);
     stage->offsets = (uint32_t)get(at + 4, 2);
     if (stage->offsets > SV_OFFSETS_MAX || left < REPORT_BYTES + 8 * stage->offsets) return -EPROTO;
-    for (uint32_t i = 0; i < stage->offsets; i++) stage->offset[i] = get(at + REPORT_BYTES + 8 * i, 8);
+    for (uint32_t i = 0; i < stage->offsets; i++)
+        stage->offset[i] = get(at + REPORT_BYTES + 8 * i, 8);
     if (stage->finished && stage->kind == SV_STAGE_DIGEST) {
         if (stage->option >= sizeof digest_bytes) return -EPROTO;
         stage->digest_bytes = digest_bytes[stage->option];
@@ -302,8 +345,8 @@ static int read_report(const uint8_t *at, size_t left, sv_stage_result *stage) {
     return (int)(REPORT_BYTES + 8 * stage->offsets);
 }
 
-/* Reads an answer. 0: a result; 1: an answer about progress; else a negative error number. */
-static int read_answer(sv_transfers *transfers, sv_transfer_result *result) {
+// Reads an answer. 0: a result; 1: an answer about progress; else a negative error number.
+static int read_answer(sv_transfers* transfers, sv_transfer_result* result) {
     uint8_t answer[ANSWER_BYTES_MAX + 1];
     ssize_t len = recv(transfers->socket, answer, sizeof answer, MSG_DONTWAIT);
     if (len < 0) return errno == ECONNRESET ? -EPIPE : -errno;
@@ -322,7 +365,7 @@ static int read_answer(sv_transfers *transfers, sv_transfer_result *result) {
     result->stages = (uint32_t)stages;
     size_t at = ENDED_BYTES;
     for (size_t i = 0; i < stages; i++) {
-        sv_stage_result *stage = &result->stage[i];
+        sv_stage_result* stage = &result->stage[i];
         int bytes = read_report(answer + at, (size_t)len - at, stage);
         if (bytes < 0) return bytes;
         at += (size_t)bytes;
@@ -343,17 +386,17 @@ static int64_t now_ms(void) {
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* Waits for a message: 0, -EAGAIN after timeout_ms, or -EINTR. */
-static int wait_readable(const sv_transfers *transfers, int timeout_ms) {
+// Waits for a message: 0, -EAGAIN after timeout_ms, or -EINTR.
+static int wait_readable(const sv_transfers* transfers, int timeout_ms) {
     struct pollfd entry = {transfers->socket, POLLIN, 0};
     int ready = poll(&entry, 1, timeout_ms);
     if (ready < 0) return -errno;
     return ready == 0 ? -EAGAIN : 0;
 }
 
-int sv_transfers_next(sv_transfers *transfers, int timeout_ms, sv_transfer_result *result) {
+int sv_transfers_next(sv_transfers* transfers, int timeout_ms, sv_transfer_result* result) {
     if (transfers->first) {
-        struct queued *first = transfers->first;
+        struct queued* first = transfers->first;
         *result = first->result;
         transfers->first = first->next;
         free(first);
@@ -364,37 +407,38 @@ int sv_transfers_next(sv_transfers *transfers, int timeout_ms, sv_transfer_resul
         int status = read_answer(transfers, result);
         if (status <= 0 && status != -EAGAIN) return status;
         if (status == 1) continue;
-        /* Answers about progress do not prolong the wait. */
+        // Answers about progress do not prolong the wait.
         int64_t left = timeout_ms > 0 ? end - now_ms() : timeout_ms;
         status = wait_readable(transfers, timeout_ms > 0 && left < 0 ? 0 : (int)left);
         if (status < 0) return status;
     }
 }
 
-int sv_transfers_dispatch(sv_transfers *transfers, int timeout_ms, sv_transfer_done done, void *user) {
+int sv_transfers_dispatch(sv_transfers* transfers, int timeout_ms, sv_transfer_done done,
+                          void* user) {
     sv_transfer_result result;
     int count = 0;
     for (;;) {
         int status = sv_transfers_next(transfers, count ? 0 : timeout_ms, &result);
-        /* An error after a result comes again with the next call. */
+        // An error after a result comes again with the next call.
         if (status != 0) return count ? count : status;
         done(user, &result);
         count++;
     }
 }
 
-/* Appends a result of another transfer. */
-static int keep(sv_transfers *transfers, const sv_transfer_result *result) {
-    struct queued *made = malloc(sizeof *made);
+// Appends a result of another transfer.
+static int keep(sv_transfers* transfers, const sv_transfer_result* result) {
+    struct queued* made = malloc(sizeof *made);
     if (!made) return -ENOMEM;
     *made = (struct queued){NULL, *result};
-    struct queued **last = &transfers->first;
+    struct queued** last = &transfers->first;
     while (*last) last = &(*last)->next;
     *last = made;
     return 0;
 }
 
-static int finish(sv_transfers *transfers, uint64_t id, sv_transfer_result *result) {
+static int finish(sv_transfers* transfers, uint64_t id, sv_transfer_result* result) {
     bool asked = false;
     for (;;) {
         int status = read_answer(transfers, result);
@@ -414,7 +458,7 @@ static int finish(sv_transfers *transfers, uint64_t id, sv_transfer_result *resu
             status = sv_transfers_cancel(transfers, id);
         } else if (status == -EAGAIN) {
             if (asked) {
-                /* The engine cancels the transfer when it sees the end of the connection. */
+                // The engine cancels the transfer when it sees the end of the connection.
                 shutdown(transfers->socket, SHUT_RDWR);
                 return -ETIMEDOUT;
             }
@@ -425,60 +469,63 @@ static int finish(sv_transfers *transfers, uint64_t id, sv_transfer_result *resu
     }
 }
 
-int sv_sendfile(sv_transfers *transfers, int socket, int file, const sv_transfer *transfer, sv_transfer_result *result) {
+int sv_sendfile(sv_transfers* transfers, int socket, int file, const sv_transfer* transfer,
+                sv_transfer_result* result) {
     uint64_t id;
     int status = sv_sendfile_start(transfers, socket, file, transfer, &id);
     return status < 0 ? status : finish(transfers, id, result);
 }
 
-int sv_encrypted_sendfile(sv_transfers *transfers, int socket, int file, const sv_transfer *transfer, const uint8_t key[32],
-                          sv_transfer_result *result) {
+int sv_encrypted_sendfile(sv_transfers* transfers, int socket, int file,
+                          const sv_transfer* transfer, const uint8_t key[32],
+                          sv_transfer_result* result) {
     uint64_t id;
     int status = sv_encrypted_sendfile_start(transfers, socket, file, transfer, key, &id);
     return status < 0 ? status : finish(transfers, id, result);
 }
 
-int sv_recvfile(sv_transfers *transfers, int file, int socket, const sv_transfer *transfer, sv_transfer_result *result) {
+int sv_recvfile(sv_transfers* transfers, int file, int socket, const sv_transfer* transfer,
+                sv_transfer_result* result) {
     uint64_t id;
     int status = sv_recvfile_start(transfers, file, socket, transfer, &id);
     return status < 0 ? status : finish(transfers, id, result);
 }
 
-int sv_pipeline(sv_transfers *transfers, int source, int sink, const sv_transfer *transfer, const sv_stage *stages, unsigned count,
-                sv_transfer_result *result) {
+int sv_pipeline(sv_transfers* transfers, int source, int sink, const sv_transfer* transfer,
+                const sv_stage* stages, unsigned count, sv_transfer_result* result) {
     uint64_t id;
     int status = sv_pipeline_start(transfers, source, sink, transfer, stages, count, &id);
     return status < 0 ? status : finish(transfers, id, result);
 }
 
-/* The folder of a path, in `room`. */
-static int folder_of(const char *path, char *room, size_t bytes) {
+// The folder of a path, in `room`.
+static int folder_of(const char* path, char* room, size_t bytes) {
     size_t len = strlen(path);
     if (len == 0 || len >= bytes) return -ENAMETOOLONG;
     memcpy(room, path, len + 1);
-    char *folder = dirname(room);
+    char* folder = dirname(room);
     memmove(room, folder, strlen(folder) + 1);
     return 0;
 }
 
-int sv_file_create(const char *path) {
+int sv_file_create(const char* path) {
     char folder[4096];
     int status = folder_of(path, folder, sizeof folder);
     if (status < 0) return status;
     int file = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
-    /* What file systems without such files say. */
+    // What file systems without such files say.
     if (file < 0) return errno == EISDIR ? -EOPNOTSUPP : -errno;
     return file;
 }
 
-static int name_file(int file, const char *path) {
+static int name_file(int file, const char* path) {
     char own[32];
     snprintf(own, sizeof own, "/proc/self/fd/%d", file);
     return linkat(AT_FDCWD, own, AT_FDCWD, path, AT_SYMLINK_FOLLOW) < 0 ? -errno : 0;
 }
 
-/* A link replaces nothing, a rename does. */
-static int replace_file(int file, const char *path, const char *folder) {
+// A link replaces nothing, a rename does.
+static int replace_file(int file, const char* path, const char* folder) {
     for (int attempt = 0; attempt < 16; attempt++) {
         uint64_t number;
         if (getrandom(&number, sizeof number, 0) != sizeof number) return -EIO;
@@ -495,7 +542,7 @@ static int replace_file(int file, const char *path, const char *folder) {
     return -EEXIST;
 }
 
-int sv_file_commit(int file, const char *path, int replace, int sync) {
+int sv_file_commit(int file, const char* path, int replace, int sync) {
     char folder[4096];
     int status = folder_of(path, folder, sizeof folder);
     if (status < 0) return status;

@@ -1,8 +1,7 @@
-/*
- * Datagrams of a proxy with `proxy_protocol`: the header is taken off, and the client's address shown. A datagram to a client goes to the address
- * from which the proxy last sent one of that client. A datagram without a header does not come from the proxy, and is dropped: by the filter of the
- * socket (preload.c), or here if the program has another one.
- */
+// Datagrams of a proxy with `proxy_protocol`: the header is taken off, and the client's address
+// shown. A datagram to a client goes to the address from which the proxy last sent one of that
+// client. A datagram without a header does not come from the proxy, and is dropped: by the filter
+// of the socket (preload.c), or here if the program has another one.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -13,7 +12,7 @@
 
 #include "preload/functions/preload.h"
 
-/* Clients whose way back is known. Of more, those that sent nothing for longest are forgotten. */
+// Clients whose way back is known. Of more, those that sent nothing for longest are forgotten.
 enum { CLIENTS_MAX = 16384, NEAR = 4, CONTROL_BYTES_MAX = 1024 };
 
 struct client {
@@ -23,38 +22,38 @@ struct client {
     unsigned long number;
 };
 
-typedef ssize_t receive_function(int, struct msghdr *, int);
-typedef ssize_t send_function(int, const struct msghdr *, int);
+typedef ssize_t receive_function(int, struct msghdr*, int);
+typedef ssize_t send_function(int, const struct msghdr*, int);
 
 static pthread_once_t found = PTHREAD_ONCE_INIT;
-static receive_function *next_recvmsg;
-static send_function *next_sendmsg;
+static receive_function* next_recvmsg;
+static send_function* next_sendmsg;
 static struct client clients[CLIENTS_MAX];
 static unsigned long received;
 static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
 
-static void unlock_in_child(void) {
-    pthread_mutex_init(&guard, NULL);
-}
+static void unlock_in_child(void) { pthread_mutex_init(&guard, NULL); }
 
 static void find(void) {
-    next_recvmsg = (receive_function *)dlsym(RTLD_NEXT, "recvmsg");
-    next_sendmsg = (send_function *)dlsym(RTLD_NEXT, "sendmsg");
+    next_recvmsg = (receive_function*)dlsym(RTLD_NEXT, "recvmsg");
+    next_sendmsg = (send_function*)dlsym(RTLD_NEXT, "sendmsg");
     pthread_atfork(NULL, NULL, unlock_in_child);
 }
 
-static struct client *near_of(const struct place *place) {
+static struct client* near_of(const struct place* place) {
     uint64_t halves[2], hash;
     memcpy(halves, &place->host, sizeof(halves));
     hash = (halves[0] ^ halves[1] * 0x9e3779b97f4a7c15u ^ place->port) * 0x9e3779b97f4a7c15u;
     return &clients[(hash >> 40) % (CLIENTS_MAX / NEAR) * NEAR];
 }
 
-static bool is_client(const struct client *entry, const struct place *place) {
-    return entry->number != 0 && entry->client.port == place->port && IN6_ARE_ADDR_EQUAL(&entry->client.host, &place->host);
+static bool is_client(const struct client* entry, const struct place* place) {
+    return entry->number != 0 && entry->client.port == place->port &&
+           IN6_ARE_ADDR_EQUAL(&entry->client.host, &place->host);
 }
 
-static void remember(const struct place *place, const struct sockaddr_storage *proxy, socklen_t length) {
+static void remember(const struct place* place, const struct sockaddr_storage* proxy,
+                     socklen_t length) {
     pthread_mutex_lock(&guard);
     struct client *near = near_of(place), *entry = near;
     for (size_t at = 0; at < NEAR; at++) {
@@ -71,11 +70,11 @@ static void remember(const struct place *place, const struct sockaddr_storage *p
     pthread_mutex_unlock(&guard);
 }
 
-/* Where the proxy awaits what is sent to a client. */
-static bool way_back(const struct place *place, struct sockaddr_storage *proxy, socklen_t *length) {
+// Where the proxy awaits what is sent to a client.
+static bool way_back(const struct place* place, struct sockaddr_storage* proxy, socklen_t* length) {
     bool is_known = false;
     pthread_mutex_lock(&guard);
-    struct client *near = near_of(place);
+    struct client* near = near_of(place);
     for (size_t at = 0; at < NEAR && !is_known; at++) {
         is_known = is_client(&near[at], place);
         if (is_known) *proxy = near[at].proxy, *length = near[at].proxy_length;
@@ -84,11 +83,12 @@ static bool way_back(const struct place *place, struct sockaddr_storage *proxy, 
     return is_known;
 }
 
-/* The address to which the client sent, in place of that at which the proxy asks. */
-static void show_destination(struct msghdr *message, const struct place *server) {
+// The address to which the client sent, in place of that at which the proxy asks.
+static void show_destination(struct msghdr* message, const struct place* server) {
     if (is_any(&server->host)) return;
-    for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c; c = CMSG_NXTHDR(message, c)) {
-        if (c->cmsg_level == IPPROTO_IP && c->cmsg_type == IP_PKTINFO && IN6_IS_ADDR_V4MAPPED(&server->host)) {
+    for (struct cmsghdr* c = CMSG_FIRSTHDR(message); c; c = CMSG_NXTHDR(message, c)) {
+        if (c->cmsg_level == IPPROTO_IP && c->cmsg_type == IP_PKTINFO &&
+            IN6_IS_ADDR_V4MAPPED(&server->host)) {
             struct in_pktinfo info;
             memcpy(&info, CMSG_DATA(c), sizeof(info));
             memcpy(&info.ipi_addr, server->host.s6_addr + 12, 4);
@@ -103,9 +103,10 @@ static void show_destination(struct msghdr *message, const struct place *server)
     }
 }
 
-/* Puts bytes before those in a program's buffers, whose last ones are lost if there is no room for all. `carry` has at most
-   HEADER_BYTES_MAX bytes and is changed. */
-static void put_before(const struct msghdr *message, unsigned char *carry, size_t carried, size_t length) {
+// Puts bytes before those in a program's buffers, whose last ones are lost if there is no room for
+// all. `carry` has at most HEADER_BYTES_MAX bytes and is changed.
+static void put_before(const struct msghdr* message, unsigned char* carry, size_t carried,
+                       size_t length) {
     for (size_t at = 0; at < message->msg_iovlen && carried > 0; at++) {
         unsigned char *bytes = message->msg_iov[at].iov_base, pushed[HEADER_BYTES_MAX];
         size_t room = message->msg_iov[at].iov_len, here = length < room ? length : room;
@@ -126,14 +127,15 @@ static void put_before(const struct msghdr *message, unsigned char *carry, size_
     }
 }
 
-static size_t room_of(const struct msghdr *message) {
+static size_t room_of(const struct msghdr* message) {
     size_t room = 0;
     for (size_t at = 0; at < message->msg_iovlen; at++) room += message->msg_iov[at].iov_len;
     return room;
 }
 
-/* A header of IPv4 is shorter than its place: the first bytes behind it come into that place, and are put before the others. */
-static ssize_t receive(int fd, struct msghdr *message, int flags, int family) {
+// A header of IPv4 is shorter than its place: the first bytes behind it come into that place, and
+// are put before the others.
+static ssize_t receive(int fd, struct msghdr* message, int flags, int family) {
     unsigned char header[HEADER_BYTES_MAX] = {0};
     struct iovec parts[IOV_MAX];
     size_t room = room_of(message);
@@ -151,19 +153,21 @@ static ssize_t receive(int fd, struct msghdr *message, int flags, int family) {
         whole.msg_iov = parts, whole.msg_iovlen = message->msg_iovlen + 1;
         ssize_t got = next_recvmsg(fd, &whole, flags);
         if (got < 0) return got;
-        size_t length = (size_t)got, head = length < HEADER_BYTES_V4 ? 0 : parse_header(header, SOCK_DGRAM, &ends);
+        size_t length = (size_t)got,
+               head = length < HEADER_BYTES_V4 ? 0 : parse_header(header, SOCK_DGRAM, &ends);
         if (head == 0 || length < head) {
             struct msghdr nothing = {0};
             if (flags & MSG_PEEK) next_recvmsg(fd, &nothing, MSG_DONTWAIT);
             continue;
         }
         remember(&ends.client, &proxy, whole.msg_namelen);
-        if (message->msg_name) show_address(&ends.client, family, message->msg_name, &message->msg_namelen);
+        if (message->msg_name)
+            show_address(&ends.client, family, message->msg_name, &message->msg_namelen);
         message->msg_flags = whole.msg_flags, message->msg_controllen = whole.msg_controllen;
         show_destination(message, &ends.server);
         size_t payload = length - head, first = sizeof(header) - head;
         if (first > payload) first = payload;
-        /* With MSG_TRUNC the length is that of the datagram, of which the buffers may have less. */
+        // With MSG_TRUNC the length is that of the datagram, of which the buffers may have less.
         size_t behind = payload - first < room ? payload - first : room;
         put_before(message, header + head, first, behind);
         if (payload <= room) return (ssize_t)payload;
@@ -172,48 +176,53 @@ static ssize_t receive(int fd, struct msghdr *message, int flags, int family) {
     }
 }
 
-PUBLIC ssize_t recvmsg(int fd, struct msghdr *message, int flags) {
+PUBLIC ssize_t recvmsg(int fd, struct msghdr* message, int flags) {
     int family;
-    struct rule *rule = has_headers() ? rule_of(fd, &family) : NULL;
+    struct rule* rule = has_headers() ? rule_of(fd, &family) : NULL;
     pthread_once(&found, find);
     if (!next_recvmsg) {
         errno = ENOSYS;
         return -1;
     }
-    if (!rule || !rule->has_header || rule->type != SOCK_DGRAM || flags & MSG_ERRQUEUE) return next_recvmsg(fd, message, flags);
+    if (!rule || !rule->has_header || rule->type != SOCK_DGRAM || flags & MSG_ERRQUEUE)
+        return next_recvmsg(fd, message, flags);
     return receive(fd, message, flags, family);
 }
 
-PUBLIC ssize_t recvfrom(int fd, void *restrict bytes, size_t count, int flags, struct sockaddr *restrict address,
-                        socklen_t *restrict length) {
+PUBLIC ssize_t recvfrom(int fd, void* restrict bytes, size_t count, int flags,
+                        struct sockaddr* restrict address, socklen_t* restrict length) {
     struct iovec part = {bytes, count};
-    struct msghdr message = {.msg_name = length ? address : NULL, .msg_iov = &part, .msg_iovlen = 1};
+    struct msghdr message = {
+        .msg_name = length ? address : NULL, .msg_iov = &part, .msg_iovlen = 1};
     if (message.msg_name) message.msg_namelen = *length;
     ssize_t got = recvmsg(fd, &message, flags);
     if (got >= 0 && address && length) *length = message.msg_namelen;
     return got;
 }
 
-PUBLIC ssize_t recv(int fd, void *bytes, size_t count, int flags) {
+PUBLIC ssize_t recv(int fd, void* bytes, size_t count, int flags) {
     return recvfrom(fd, bytes, count, flags, NULL, NULL);
 }
 
-/* The same for programs that were compiled with checks of lengths. */
-ssize_t __recvfrom_chk(int fd, void *bytes, size_t count, size_t room, int flags, struct sockaddr *address, socklen_t *length);
-PUBLIC ssize_t __recvfrom_chk(int fd, void *bytes, size_t count, size_t room, int flags, struct sockaddr *address, socklen_t *length) {
+// The same for programs that were compiled with checks of lengths.
+ssize_t __recvfrom_chk(int fd, void* bytes, size_t count, size_t room, int flags,
+                       struct sockaddr* address, socklen_t* length);
+PUBLIC ssize_t __recvfrom_chk(int fd, void* bytes, size_t count, size_t room, int flags,
+                              struct sockaddr* address, socklen_t* length) {
     return recvfrom(fd, bytes, count < room ? count : room, flags, address, length);
 }
 
-ssize_t __recv_chk(int fd, void *bytes, size_t count, size_t room, int flags);
-PUBLIC ssize_t __recv_chk(int fd, void *bytes, size_t count, size_t room, int flags) {
+ssize_t __recv_chk(int fd, void* bytes, size_t count, size_t room, int flags);
+PUBLIC ssize_t __recv_chk(int fd, void* bytes, size_t count, size_t room, int flags) {
     return recv(fd, bytes, count < room ? count : room, flags);
 }
 
-PUBLIC int recvmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags, struct timespec *patience) {
+PUBLIC int recvmmsg(int fd, struct mmsghdr* messages, unsigned count, int flags,
+                    struct timespec* patience) {
     unsigned taken = 0;
     (void)patience;
     while (taken < count) {
-        /* Only the first one is waited for, unless the program waits for all. */
+        // Only the first one is waited for, unless the program waits for all.
         int wait = taken > 0 && flags & MSG_WAITFORONE ? MSG_DONTWAIT : 0;
         ssize_t length = recvmsg(fd, &messages[taken].msg_hdr, (flags & ~MSG_WAITFORONE) | wait);
         if (length < 0) break;
@@ -222,13 +231,16 @@ PUBLIC int recvmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags,
     return taken > 0 || count == 0 ? (int)taken : -1;
 }
 
-/* Without the address from which a datagram is to be sent: the proxy sends from that to which the client sent. */
-static bool without_source(const struct msghdr *message, char *room, struct msghdr *copy) {
+// Without the address from which a datagram is to be sent: the proxy sends from that to which the
+// client sent.
+static bool without_source(const struct msghdr* message, char* room, struct msghdr* copy) {
     size_t used = 0;
-    for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c; c = CMSG_NXTHDR((struct msghdr *)message, c)) {
+    for (struct cmsghdr* c = CMSG_FIRSTHDR(message); c;
+         c = CMSG_NXTHDR((struct msghdr*)message, c)) {
         size_t space = CMSG_SPACE(c->cmsg_len - CMSG_LEN(0));
         if (c->cmsg_len < CMSG_LEN(0)) return false;
-        if ((c->cmsg_level == IPPROTO_IP && c->cmsg_type == IP_PKTINFO) || (c->cmsg_level == IPPROTO_IPV6 && c->cmsg_type == IPV6_PKTINFO))
+        if ((c->cmsg_level == IPPROTO_IP && c->cmsg_type == IP_PKTINFO) ||
+            (c->cmsg_level == IPPROTO_IPV6 && c->cmsg_type == IPV6_PKTINFO))
             continue;
         if (space > CONTROL_BYTES_MAX - used) return false;
         memset(room + used, 0, space);
@@ -239,21 +251,23 @@ static bool without_source(const struct msghdr *message, char *room, struct msgh
     return true;
 }
 
-PUBLIC ssize_t sendmsg(int fd, const struct msghdr *message, int flags) {
+PUBLIC ssize_t sendmsg(int fd, const struct msghdr* message, int flags) {
     _Alignas(struct cmsghdr) char room[CONTROL_BYTES_MAX];
     struct sockaddr_storage proxy;
     struct msghdr copy;
     struct place client;
     int family;
-    struct rule *rule = has_headers() ? rule_of(fd, &family) : NULL;
+    struct rule* rule = has_headers() ? rule_of(fd, &family) : NULL;
     pthread_once(&found, find);
     if (!next_sendmsg) {
         errno = ENOSYS;
         return -1;
     }
-    if (!rule || !rule->has_header || rule->type != SOCK_DGRAM || !message->msg_name) return next_sendmsg(fd, message, flags);
+    if (!rule || !rule->has_header || rule->type != SOCK_DGRAM || !message->msg_name)
+        return next_sendmsg(fd, message, flags);
     copy = *message;
-    if (!place_of(message->msg_name, message->msg_namelen, &client) || !way_back(&client, &proxy, &copy.msg_namelen))
+    if (!place_of(message->msg_name, message->msg_namelen, &client) ||
+        !way_back(&client, &proxy, &copy.msg_namelen))
         return next_sendmsg(fd, message, flags);
     copy.msg_name = &proxy;
     if (message->msg_control && !without_source(message, room, &copy)) {
@@ -263,13 +277,17 @@ PUBLIC ssize_t sendmsg(int fd, const struct msghdr *message, int flags) {
     return next_sendmsg(fd, &copy, flags);
 }
 
-PUBLIC ssize_t sendto(int fd, const void *bytes, size_t count, int flags, const struct sockaddr *address, socklen_t length) {
-    struct iovec part = {(void *)bytes, count};
-    struct msghdr message = {.msg_name = (void *)address, .msg_namelen = address ? length : 0, .msg_iov = &part, .msg_iovlen = 1};
+PUBLIC ssize_t sendto(int fd, const void* bytes, size_t count, int flags,
+                      const struct sockaddr* address, socklen_t length) {
+    struct iovec part = {(void*)bytes, count};
+    struct msghdr message = {.msg_name = (void*)address,
+                             .msg_namelen = address ? length : 0,
+                             .msg_iov = &part,
+                             .msg_iovlen = 1};
     return sendmsg(fd, &message, flags);
 }
 
-PUBLIC int sendmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags) {
+PUBLIC int sendmmsg(int fd, struct mmsghdr* messages, unsigned count, int flags) {
     unsigned sent = 0;
     while (sent < count) {
         ssize_t length = sendmsg(fd, &messages[sent].msg_hdr, flags);

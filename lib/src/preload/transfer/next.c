@@ -6,7 +6,7 @@
 struct next next;
 
 __attribute__((constructor)) void next_find(void) {
-#define FIND(name) *(void **)&next.name = dlsym(RTLD_NEXT, #name);
+#define FIND(name) *(void**)&next.name = dlsym(RTLD_NEXT, #name);
     NEXT_FUNCTIONS(FIND)
 #undef FIND
 }

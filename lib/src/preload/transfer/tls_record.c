@@ -1,10 +1,9 @@
-/*
- * The record protocol of TLS 1.2 with AEAD ciphers (RFC 5246, 5288, 7905) and of TLS 1.3 (RFC 8446, section 5).
- *
- *     TLS 1.2, GCM:      type, 3, 3, length | explicit nonce (8) | ciphertext | tag (16)
- *     TLS 1.2, ChaCha20: type, 3, 3, length | ciphertext | tag (16)
- *     TLS 1.3:           23, 3, 3, length | ciphertext of the bytes and their type (1) | tag (16)
- */
+// The record protocol of TLS 1.2 with AEAD ciphers (RFC 5246, 5288, 7905) and of TLS 1.3 (RFC 8446,
+// section 5).
+//
+//     TLS 1.2, GCM:      type, 3, 3, length | explicit nonce (8) | ciphertext | tag (16)
+//     TLS 1.2, ChaCha20: type, 3, 3, length | ciphertext | tag (16)
+//     TLS 1.3:           23, 3, 3, length | ciphertext of the bytes and their type (1) | tag (16)
 #define _GNU_SOURCE
 #include "preload/transfer/tls_record.h"
 
@@ -13,23 +12,23 @@
 #include <string.h>
 
 enum { HEADER = 5, TAG = 16, NONCE = 12, EXPLICIT = 8 };
-/* From openssl/evp.h. */
+// From openssl/evp.h.
 enum { CTRL_SET_IV_BYTES = 0x9, CTRL_GET_TAG = 0x10 };
 
-static void put_u64(uint8_t *to, uint64_t value) {
+static void put_u64(uint8_t* to, uint64_t value) {
     for (int i = 7; i >= 0; i--, value >>= 8) to[i] = (uint8_t)value;
 }
 
-static uint64_t get_u64(const uint8_t *from) {
+static uint64_t get_u64(const uint8_t* from) {
     uint64_t value = 0;
     for (int i = 0; i < 8; i++) value = value << 8 | from[i];
     return value;
 }
 
-bool tls_crypto_find(struct tls_crypto *crypto, void *library, const void *base) {
+bool tls_crypto_find(struct tls_crypto* crypto, void* library, const void* base) {
     struct {
-        const char *name;
-        void *place;
+        const char* name;
+        void* place;
     } wanted[] = {
         {"EVP_CIPHER_CTX_new", &crypto->context_new},
         {"EVP_CIPHER_CTX_free", &crypto->context_free},
@@ -42,10 +41,10 @@ bool tls_crypto_find(struct tls_crypto *crypto, void *library, const void *base)
         {"EVP_chacha20_poly1305", &crypto->chacha20_poly1305},
     };
     unsigned long (*version)(void);
-    *(void **)&version = dlsym(library, "OpenSSL_version_num");
+    *(void**)&version = dlsym(library, "OpenSSL_version_num");
     if (!version || version() >> 28 != 3) return false;
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
-        void *found = dlsym(library, wanted[i].name);
+        void* found = dlsym(library, wanted[i].name);
         Dl_info info;
         if (!found || !dladdr(found, &info) || info.dli_fbase != base) return false;
         memcpy(wanted[i].place, &found, sizeof found);
@@ -53,7 +52,8 @@ bool tls_crypto_find(struct tls_crypto *crypto, void *library, const void *base)
     return true;
 }
 
-bool tls_keys_set(struct tls_keys *keys, const struct tls_crypto *crypto, const void *info, size_t len) {
+bool tls_keys_set(struct tls_keys* keys, const struct tls_crypto* crypto, const void* info,
+                  size_t len) {
     union {
         struct tls_crypto_info info;
         struct tls12_crypto_info_aes_gcm_128 gcm_128;
@@ -61,13 +61,14 @@ bool tls_keys_set(struct tls_keys *keys, const struct tls_crypto *crypto, const 
         struct tls12_crypto_info_chacha20_poly1305 chacha20;
     } copy;
     struct tls_keys made = {.crypto = crypto};
-    const void *cipher = NULL;
+    const void* cipher = NULL;
     const uint8_t *key = NULL, *number = NULL;
     if (len < sizeof copy.info || len > sizeof copy) return false;
     memcpy(&copy, info, len);
     made.is_13 = copy.info.version == TLS_1_3_VERSION;
     if (!made.is_13 && copy.info.version != TLS_1_2_VERSION) goto out;
-    /* What both kinds of AES have: a salt of 4 bytes and 8 bytes after it, which are the first explicit nonce of TLS 1.2. */
+    // What both kinds of AES have: a salt of 4 bytes and 8 bytes after it, which are the first
+    // explicit nonce of TLS 1.2.
     if (copy.info.cipher_type == TLS_CIPHER_AES_GCM_128 && len == sizeof copy.gcm_128) {
         cipher = crypto->aes_128_gcm();
         key = copy.gcm_128.key;
@@ -82,7 +83,8 @@ bool tls_keys_set(struct tls_keys *keys, const struct tls_crypto *crypto, const 
         memcpy(made.iv, copy.gcm_256.salt, 4);
         memcpy(made.iv + 4, copy.gcm_256.iv, EXPLICIT);
         made.has_explicit_nonce = !made.is_13;
-    } else if (copy.info.cipher_type == TLS_CIPHER_CHACHA20_POLY1305 && len == sizeof copy.chacha20) {
+    } else if (copy.info.cipher_type == TLS_CIPHER_CHACHA20_POLY1305 &&
+               len == sizeof copy.chacha20) {
         cipher = crypto->chacha20_poly1305();
         key = copy.chacha20.key;
         number = copy.chacha20.rec_seq;
@@ -107,38 +109,42 @@ out:
     return true;
 }
 
-void tls_keys_clear(struct tls_keys *keys) {
-    /* libcrypto overwrites the key. */
+void tls_keys_clear(struct tls_keys* keys) {
+    // libcrypto overwrites the key.
     if (keys->context) keys->crypto->context_free(keys->context);
     explicit_bzero(keys, sizeof *keys);
 }
 
-size_t tls_head_bytes(const struct tls_keys *keys) {
+size_t tls_head_bytes(const struct tls_keys* keys) {
     return HEADER + (keys->has_explicit_nonce ? EXPLICIT : 0);
 }
 
-size_t tls_tail_bytes(const struct tls_keys *keys) {
-    return TAG + (keys->is_13 ? 1 : 0);
-}
+size_t tls_tail_bytes(const struct tls_keys* keys) { return TAG + (keys->is_13 ? 1 : 0); }
 
-/* The tag goes behind the bytes and, in TLS 1.3, their type. */
-static bool seal(struct tls_keys *keys, const uint8_t *nonce, const uint8_t *more, size_t more_len, const uint8_t *type, const uint8_t *plain,
-                 size_t len, uint8_t *to) {
-    const struct tls_crypto *crypto = keys->crypto;
+// The tag goes behind the bytes and, in TLS 1.3, their type.
+static bool seal(struct tls_keys* keys, const uint8_t* nonce, const uint8_t* more, size_t more_len,
+                 const uint8_t* type, const uint8_t* plain, size_t len, uint8_t* to) {
+    const struct tls_crypto* crypto = keys->crypto;
     int made;
-    if (crypto->init(keys->context, NULL, NULL, NULL, nonce) != 1 || crypto->update(keys->context, NULL, &made, more, (int)more_len) != 1) return false;
-    if (len > 0 && (crypto->update(keys->context, to, &made, plain, (int)len) != 1 || made != (int)len)) return false;
+    if (crypto->init(keys->context, NULL, NULL, NULL, nonce) != 1 ||
+        crypto->update(keys->context, NULL, &made, more, (int)more_len) != 1)
+        return false;
+    if (len > 0 &&
+        (crypto->update(keys->context, to, &made, plain, (int)len) != 1 || made != (int)len))
+        return false;
     to += len;
     if (type && (crypto->update(keys->context, to, &made, type, 1) != 1 || made != 1)) return false;
     if (type) to++;
-    return crypto->final(keys->context, to, &made) == 1 && made == 0 && crypto->context_ctrl(keys->context, CTRL_GET_TAG, TAG, to) == 1;
+    return crypto->final(keys->context, to, &made) == 1 && made == 0 &&
+           crypto->context_ctrl(keys->context, CTRL_GET_TAG, TAG, to) == 1;
 }
 
-size_t tls_seal(struct tls_keys *keys, uint8_t type, const uint8_t *plain, size_t len, uint8_t *record) {
-    /* A number is used once. The last one is not used, so that none can follow it. */
+size_t tls_seal(struct tls_keys* keys, uint8_t type, const uint8_t* plain, size_t len,
+                uint8_t* record) {
+    // A number is used once. The last one is not used, so that none can follow it.
     if (!keys->context || len > TLS_PLAIN_MAX || keys->number == UINT64_MAX) return 0;
     size_t head = tls_head_bytes(keys), body = head - HEADER + len + tls_tail_bytes(keys);
-    uint8_t *to = record + head;
+    uint8_t* to = record + head;
     record[0] = keys->is_13 ? TLS_DATA : type;
     record[1] = record[2] = 3;
     record[3] = (uint8_t)(body >> 8);
