@@ -134,6 +134,22 @@ fn the_installed_command_works(root: &Path, folder: &Folder) {
     done(Command::new(folder.join("client")).env("LD_LIBRARY_PATH", root.join("usr/lib")));
     let library = fs::read_to_string(root.join("usr/lib/pkgconfig/serval_client.pc")).unwrap();
     assert!(library.contains("prefix=/usr\n"), "{library}");
+    // Names that a library defines for programs.
+    for (library, prefixes) in [
+        ("client", &["serval_"] as &[&str]),
+        ("transfer", &["sv_"]),
+        // Those of NICA's library.
+        ("ik", &["ik_", "custom_ring_"]),
+    ] {
+        let library = root.join(format!("usr/lib/libserval_{library}.so"));
+        let names = Command::new("nm").args(["-D", "--defined-only", "-P"]).arg(&library).output();
+        let names = String::from_utf8(names.unwrap().stdout).unwrap();
+        let others: Vec<&str> = names
+            .lines()
+            .filter(|name| !prefixes.iter().any(|prefix| name.starts_with(prefix)))
+            .collect();
+        assert!(!names.is_empty() && others.is_empty(), "{}: {others:?}", library.display());
+    }
     let unit = root.join("usr/lib/systemd/system/serval.service");
     let unit = fs::read_to_string(unit).unwrap();
     assert!(unit.contains("\nExecStart=/usr/bin/serval serve "), "{unit}");

@@ -258,6 +258,25 @@ struct Consumer {
 #endif
     }
 
+#if !SERVAL_CUDA
+    // Copies the payload of the message that look() found in a doorbell ring to memory that may be unaligned and has no room
+    // beyond its length. For programs that are not blocks.
+    SERVAL_INLINE void copy_out(void* memory) const {
+        auto* to = static_cast<uint8_t*>(memory);
+        const uint8_t* slot = ring.slot(next) + HEADER_BYTES;
+        const auto* from = reinterpret_cast<const uint64_t*>(message.flags ? ring.arena + message.arena_offset : slot);
+        const unsigned words = message.len / 8, rest = message.len % 8;
+        for (unsigned i = 0; i < words; i++) {
+            const uint64_t word = load_relaxed(from + i);
+            __builtin_memcpy(to + 8 * i, &word, 8);
+        }
+        if (rest) {
+            const uint64_t word = load_relaxed(from + words);
+            __builtin_memcpy(to + 8 * words, &word, rest);
+        }
+    }
+#endif
+
     // Called by the leader once every thread has copied.
     SERVAL_INLINE void advance() { next++; }
 

@@ -20,6 +20,7 @@
 #include <serval/join.h>
 
 #include "attach/protocol.h"
+#include "unix/descriptors.h"
 
 namespace serval {
 namespace {
@@ -268,45 +269,24 @@ bool Runtime::introduce(const Wish& wish) {
 
 bool Runtime::receive_offer(uint64_t deadline_ns, uint32_t timeout_ms) {
     uint8_t bytes[SERVAL_ATTACH_MESSAGE_BYTES_MAX + 1];
-    iovec part = {bytes, sizeof bytes};
-    union {
-        cmsghdr header;
-        char bytes[CMSG_SPACE((SERVAL_ATTACH_DESCRIPTORS + 1) * sizeof(int))];
-    } control = {};
-    msghdr message = {};
+    int descriptors[SERVAL_ATTACH_DESCRIPTORS] = {-1, -1};
+    serval_descriptors arrived;
     ssize_t got;
     for (;;) {
-        message = {};
-        message.msg_iov = &part;
-        message.msg_iovlen = 1;
-        message.msg_control = control.bytes;
-        message.msg_controllen = sizeof control.bytes;
-        got = recvmsg(socket_, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-        if (got >= 0 || (errno != EAGAIN && errno != EINTR)) break;
+        got = serval_receive_descriptors(socket_, bytes, sizeof bytes, MSG_DONTWAIT, descriptors,
+                                         SERVAL_ATTACH_DESCRIPTORS, &arrived);
+        if (got >= 0 || (got != -EAGAIN && got != -EINTR)) break;
         const uint64_t now = now_ns();
         if (now >= deadline_ns)
             return fail("the engine is gone: it gave no answer for %u ms", timeout_ms);
         readable(socket_, deadline_ns - now);
     }
-    if (got < 0) return fail("the engine is gone: %s", strerror(errno));
-    unsigned count = 0;
-    for (cmsghdr* c = CMSG_FIRSTHDR(&message); c; c = CMSG_NXTHDR(&message, c)) {
-        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
-        for (size_t at = 0; at + sizeof(int) <= c->cmsg_len - CMSG_LEN(0);
-             at += sizeof(int), count++) {
-            int descriptor;
-            memcpy(&descriptor, CMSG_DATA(c) + at, sizeof descriptor);
-            if (count == 0)
-                file_ = descriptor;
-            else if (count == 1)
-                bell_ = descriptor;
-            else
-                close(descriptor);
-        }
-    }
+    if (got < 0) return fail("the engine is gone: %s", strerror(static_cast<int>(-got)));
+    file_ = descriptors[0];
+    bell_ = descriptors[1];
     if (got == 0) return fail("the engine is gone: it closed the connection");
     if (!read_offer(bytes, static_cast<size_t>(got))) return false;
-    if (count != SERVAL_ATTACH_DESCRIPTORS || (message.msg_flags & MSG_CTRUNC))
+    if (arrived.count != SERVAL_ATTACH_DESCRIPTORS || arrived.is_cut)
         return fail("the engine's offer cannot be used: it came without the %u descriptors",
                     SERVAL_ATTACH_DESCRIPTORS);
     return map(region_bytes_);

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "functions/ring.h"
+#include "unix/descriptors.h"
 
 // As crates/server/src/control/protocol.rs has them.
 #define REQUEST_BYTES_MAX 16384
@@ -68,24 +69,8 @@ static int connect_to(const struct sockaddr_un* server) {
 }
 
 static int send_line(int fd, const char* line, size_t length, int file) {
-    union {
-        char bytes[CMSG_SPACE(sizeof(int))];
-        struct cmsghdr header;
-    } control;
-    struct iovec part = {(void*)line, length};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-    if (file >= 0) {
-        memset(&control, 0, sizeof(control));
-        message.msg_control = &control;
-        message.msg_controllen = sizeof(control.bytes);
-        struct cmsghdr* header = CMSG_FIRSTHDR(&message);
-        header->cmsg_level = SOL_SOCKET;
-        header->cmsg_type = SCM_RIGHTS;
-        header->cmsg_len = CMSG_LEN(sizeof(int));
-        memcpy(CMSG_DATA(header), &file, sizeof(int));
-    }
-    if (sendmsg(fd, &message, MSG_NOSIGNAL) >= 0) return 0;
-    return errno == EPIPE ? -ECONNRESET : -errno;
+    int result = serval_send_descriptors(fd, line, length, &file, file >= 0);
+    return result == -EPIPE ? -ECONNRESET : result;
 }
 
 static void close_files(struct ik* ik) {
@@ -93,22 +78,10 @@ static void close_files(struct ik* ik) {
 }
 
 static ssize_t receive(struct ik* ik, int fd) {
-    union {
-        char bytes[CMSG_SPACE(FILES_MAX * sizeof(int))];
-        struct cmsghdr header;
-    } control;
-    struct iovec part = {ik->answer, ANSWER_BYTES_MAX};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-    ssize_t received;
-    message.msg_control = &control;
-    message.msg_controllen = sizeof(control.bytes);
-    received = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
-    if (received < 0) return received;
-    for (struct cmsghdr* c = CMSG_FIRSTHDR(&message); c; c = CMSG_NXTHDR(&message, c)) {
-        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
-        ik->file_count = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-        memcpy(ik->files, CMSG_DATA(c), (size_t)ik->file_count * sizeof(int));
-    }
+    struct serval_descriptors arrived;
+    ssize_t received = serval_receive_descriptors(fd, ik->answer, ANSWER_BYTES_MAX, 0, ik->files,
+                                                  FILES_MAX, &arrived);
+    ik->file_count = arrived.count < FILES_MAX ? (int)arrived.count : FILES_MAX;
     return received;
 }
 
@@ -126,8 +99,10 @@ static int exchange(struct ik* ik, const char* line, size_t length, int file) {
         received = ready > 0 ? receive(ik, fd) : 0;
         if (ready == 0)
             result = -ETIMEDOUT;
-        else if (ready < 0 || received < 0)
+        else if (ready < 0)
             result = -errno;
+        else if (received < 0)
+            result = (int)received;
         else if (received == 0)
             result = -ECONNRESET;
         else

@@ -97,24 +97,6 @@ int take_rings(custom_ring* ring) {
     return 0;
 }
 
-// Copies the payload of the found message. The caller's memory may be unaligned and has no room
-// beyond the length.
-void copy_message(const Consumer& ring, uint8_t* to) {
-    const auto& message = ring.message;
-    const uint8_t* slot = ring.ring.slot(ring.next) + serval::detail::HEADER_BYTES;
-    const auto* from = reinterpret_cast<const uint64_t*>(
-        message.flags ? ring.ring.arena + message.arena_offset : slot);
-    const size_t words = message.len / 8, rest = message.len % 8;
-    for (size_t i = 0; i < words; i++) {
-        const uint64_t word = serval::detail::load_relaxed(from + i);
-        memcpy(to + 8 * i, &word, 8);
-    }
-    if (rest) {
-        const uint64_t word = serval::detail::load_relaxed(from + words);
-        memcpy(to + 8 * words, &word, rest);
-    }
-}
-
 void give_back(Consumer& ring) {
     if (ring.released != ring.next) ring.release();
 }
@@ -185,7 +167,7 @@ int custom_ring_read(custom_ring* ring, void* buffer, size_t capacity,
             message->client_port = static_cast<uint16_t>(of.message.tag >> 32);
             message->client_ipv4 = static_cast<uint32_t>(of.message.tag);
         }
-        copy_message(of, static_cast<uint8_t*>(buffer));
+        of.copy_out(buffer);
         of.advance();
         if ((of.next - of.released) * RELEASE_PARTS >= of.ring.depth()) of.release();
         ring->next = (worker + 1) % ring->workers;

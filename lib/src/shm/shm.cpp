@@ -24,6 +24,7 @@
 
 #include "burst/result.h"
 #include "shm/handshake.h"
+#include "unix/descriptors.h"
 
 using serval::detail::Consumer;
 using serval::detail::Look;
@@ -143,39 +144,21 @@ int meet(serval_shm* client, const char* path, uint32_t timeout_ms, uint64_t dea
 
 // Receives the answer with its file descriptors. Other descriptors are closed.
 int receive_answer(serval_shm* client, Answer* answer, size_t* len) {
-    iovec part = {answer, sizeof *answer};
-    union {
-        cmsghdr header;
-        char bytes[CMSG_SPACE((DESCRIPTORS + 1) * sizeof(int))];
-    } control = {};
-    msghdr message = {};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    message.msg_control = control.bytes;
-    message.msg_controllen = sizeof control.bytes;
-    const ssize_t got = recvmsg(client->socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return SERVAL_EMPTY;
-    if (got < 0 && errno != ECONNRESET) return system_error("recvmsg");
-    *len = got < 0 ? 0 : static_cast<size_t>(got);
-    unsigned count = 0;
-    for (cmsghdr* c = CMSG_FIRSTHDR(&message); c; c = CMSG_NXTHDR(&message, c)) {
-        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
-        const size_t bytes = c->cmsg_len - CMSG_LEN(0);
-        for (size_t at = 0; at + sizeof(int) <= bytes; at += sizeof(int)) {
-            int descriptor;
-            memcpy(&descriptor, CMSG_DATA(c) + at, sizeof descriptor);
-            if (count < DESCRIPTORS)
-                client->descriptors[count] = descriptor;
-            else
-                close(descriptor);
-            count++;
-        }
+    serval_descriptors arrived;
+    const ssize_t got =
+        serval_receive_descriptors(client->socket, answer, sizeof *answer, MSG_DONTWAIT,
+                                   client->descriptors, DESCRIPTORS, &arrived);
+    if (got == -EAGAIN || got == -EINTR) return SERVAL_EMPTY;
+    if (got < 0 && got != -ECONNRESET) {
+        errno = static_cast<int>(-got);
+        return system_error("recvmsg");
     }
+    *len = got < 0 ? 0 : static_cast<size_t>(got);
     if (*len == 0)
         return serval_fail(SERVAL_ERROR_CLOSED,
                            "the engine closed the connection without an answer; is it draining?");
-    const bool cut = message.msg_flags & (MSG_TRUNC | MSG_CTRUNC);
-    if (cut || *len < SERVAL_HANDSHAKE_ANSWER_BYTES || answer->magic != SERVAL_HANDSHAKE_MAGIC)
+    if (arrived.is_cut || *len < SERVAL_HANDSHAKE_ANSWER_BYTES ||
+        answer->magic != SERVAL_HANDSHAKE_MAGIC)
         return foreign();
     if (answer->code == REFUSED) return SERVAL_OK;
     if (answer->version != SERVAL_HANDSHAKE_VERSION)
@@ -184,7 +167,7 @@ int receive_answer(serval_shm* client, Answer* answer, size_t* len) {
             "the engine speaks version %u of the shared-memory handshake, this library %u: use "
             "matching builds",
             answer->version, SERVAL_HANDSHAKE_VERSION);
-    return answer->code == ACCEPTED && count == DESCRIPTORS ? int(SERVAL_OK) : foreign();
+    return answer->code == ACCEPTED && arrived.count == DESCRIPTORS ? int(SERVAL_OK) : foreign();
 }
 
 int shake_hands(serval_shm* client, uint32_t depth, uint32_t timeout_ms, uint64_t deadline_ns) {
@@ -352,24 +335,6 @@ SERVAL_INLINE Look look(serval_shm* client) {
     return corrupt ? Look::CORRUPT : found;
 }
 
-// Copies the payload of the found message. The caller's memory may be unaligned and has no room
-// beyond the length.
-void copy_reply(const Consumer& replies, uint8_t* to) {
-    const auto& message = replies.message;
-    const uint8_t* slot = replies.ring.slot(replies.next) + serval::detail::HEADER_BYTES;
-    const auto* from = reinterpret_cast<const uint64_t*>(
-        message.flags ? replies.ring.arena + message.arena_offset : slot);
-    const size_t words = message.len / 8, rest = message.len % 8;
-    for (size_t i = 0; i < words; i++) {
-        const uint64_t word = serval::detail::load_relaxed(from + i);
-        memcpy(to + 8 * i, &word, 8);
-    }
-    if (rest) {
-        const uint64_t word = serval::detail::load_relaxed(from + words);
-        memcpy(to + 8 * words, &word, rest);
-    }
-}
-
 void set_parked(serval_shm* client, bool parked) {
     serval::detail::store_relaxed(client->own_word(offsetof(serval_accelerator_words, parked)),
                                   parked);
@@ -507,7 +472,7 @@ int serval_shm_recv(serval_shm* client, void* buffer, size_t capacity, serval_re
     reply->lost = lost;
     reply->reason = lost ? message.status : 0;
     if (SERVAL_UNLIKELY(reply->len > capacity)) return SERVAL_ERROR_BUFFER;
-    if (!lost) copy_reply(replies, static_cast<uint8_t*>(buffer));
+    if (!lost) replies.copy_out(buffer);
     replies.advance();
     client->idle_calls = 0;
     if (client->under_way) client->under_way--;

@@ -18,6 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "unix/descriptors.h"
+
 enum {
     RANGE_BYTES = 16,
     HEAD_BYTES = 16,
@@ -112,27 +114,10 @@ int sv_transfers_fd(const sv_transfers* transfers) { return transfers->socket; }
 static int send_request(sv_transfers* transfers, uint8_t* request, size_t len,
                         const int* descriptors, size_t count) {
     memcpy(request, "SVT2", 4);
-    struct iovec part = {request, len};
-    union {
-        struct cmsghdr header;
-        char room[CMSG_SPACE((SV_FILES_MAX + 1) * sizeof(int))];
-    } control;
-    memset(&control, 0, sizeof control);
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-    if (count) {
-        message.msg_control = control.room;
-        message.msg_controllen = CMSG_SPACE(count * sizeof(int));
-        struct cmsghdr* header = CMSG_FIRSTHDR(&message);
-        header->cmsg_level = SOL_SOCKET;
-        header->cmsg_type = SCM_RIGHTS;
-        header->cmsg_len = CMSG_LEN(count * sizeof(int));
-        memcpy(CMSG_DATA(header), descriptors, count * sizeof(int));
-    }
-    ssize_t sent;
-    do sent = sendmsg(transfers->socket, &message, MSG_NOSIGNAL);
-    while (sent < 0 && errno == EINTR);
-    return sent < 0 ? -errno : 0;
+    return serval_send_descriptors(transfers->socket, request, len, descriptors, count);
 }
+
+_Static_assert(SV_FILES_MAX + 1 <= SERVAL_DESCRIPTORS_MAX, "the files of a source, and a sink");
 
 static int check_stage(const sv_stage* stage) {
     bool keyed = stage->kind == SV_STAGE_OPEN || stage->kind == SV_STAGE_SEAL;
