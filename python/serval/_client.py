@@ -7,21 +7,17 @@ import socket
 import time
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ._errors import ConfigError, ConnectionLost, ReplyTimeout
-from ._framing import Framing, as_bytes
-from ._url import parse
+from ._base import DATAGRAM_BYTES_MAX, READ_BYTES, ClientBase
+from ._errors import ConnectionLost
+from ._framing import as_bytes
 
 if TYPE_CHECKING:
     from ._types import Buffer
 
-#: Longest datagram.
-DATAGRAM_BYTES_MAX = 65507
-_READ_BYTES = 1 << 16
 
-
-class Client:
+class Client(ClientBase):
     """Asks a server over UDP or TCP, one thread at a time.
 
     >>> with serval.Client("udp://127.0.0.1:9000") as client:
@@ -40,16 +36,9 @@ class Client:
     def __init__(
         self, url: str, *, framing: str = "length:u32", timeout: float = 1.0, reply_bytes: int | None = None
     ) -> None:
-        self._scheme, self._host, self._port = parse(url)
-        if timeout <= 0:
-            raise ConfigError(f"timeout is {timeout} seconds, must be positive")
-        self.url = url
-        self.timeout = timeout
-        self._framing = Framing(framing, reply_bytes)
+        super().__init__(url, framing=framing, timeout=timeout, reply_bytes=reply_bytes)
         #: The connection, while no request uses it.
         self._free: list[socket.socket] = []
-        #: The addresses of datagrams; names are looked up once.
-        self._addresses: list[Any] = []
         self._received = bytearray()
 
     def __enter__(self) -> Client:
@@ -79,7 +68,7 @@ class Client:
         exchange([as_bytes(message)], replies, 1, deadline)
         reply = replies[0]
         if reply is None:
-            raise ReplyTimeout(f"{self.url} sent no reply in time")
+            raise self._late()
         return reply
 
     def ask_many(
@@ -91,9 +80,7 @@ class Client:
         :raises ReplyTimeout: replies lack; its ``replies`` has those that arrived.
         :raises ConnectionLost: the server cannot be reached or closed the connection.
         """
-        if in_flight < 1:
-            raise ConfigError(f"in_flight is {in_flight}, must be positive")
-        todo = [as_bytes(message) for message in messages]
+        todo = self._encoded(messages, in_flight)
         replies: list[bytes | None] = [None] * len(todo)
         patience = self.timeout if timeout is None else timeout
         if self._scheme == "udp":
@@ -103,14 +90,7 @@ class Client:
                 replies[index] = self.ask(message, timeout=patience)
         else:
             self._pipeline(todo, replies, in_flight, None, patience)
-        found = [reply for reply in replies if reply is not None]
-        if len(found) < len(replies):
-            lacking = len(replies) - len(found)
-            raise ReplyTimeout(
-                f"{self.url} sent no reply to {lacking} of {len(replies)} messages, the first of them {replies.index(None)}",
-                replies=replies,
-            )
-        return found
+        return self._complete(replies)
 
     def _connect(self) -> socket.socket:
         kind = socket.SOCK_DGRAM if self._scheme == "udp" else socket.SOCK_STREAM
@@ -122,24 +102,14 @@ class Client:
             self._addresses = found
         for last, (family, kind, protocol, _, address) in enumerate(found, 1):
             opened = socket.socket(family, kind, protocol)
-            try:
+            with self._attempt(opened, last == len(found)):
                 opened.settimeout(self.timeout)
                 opened.connect(address)
                 if kind == socket.SOCK_STREAM:
                     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     opened.setblocking(False)
                 return opened
-            except OSError as error:
-                opened.close()
-                if last == len(found):
-                    raise ConnectionLost(f"{self.url} cannot be reached: {error}") from None
-            except BaseException:
-                opened.close()
-                raise
         raise ConnectionLost(f"{self.url} has no address")
-
-    def _lost(self, error: OSError) -> ConnectionLost:
-        return error if isinstance(error, ConnectionLost) else ConnectionLost(f"{self.url}: {error}")
 
     def _exchange(
         self,
@@ -221,7 +191,7 @@ class Client:
                     continue
                 if not ready[0][1] & selectors.EVENT_READ:
                     continue
-                read = stream.recv(_READ_BYTES)
+                read = stream.recv(READ_BYTES)
                 if not read:
                     raise ConnectionLost(f"{self.url} closed the connection before reply {answered}")
                 self._received += read

@@ -7,21 +7,19 @@ import socket
 from collections import deque
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ._client import DATAGRAM_BYTES_MAX
-from ._errors import ConfigError, ConnectionLost, Error, FramingError, ReplyTimeout
+from ._base import DATAGRAM_BYTES_MAX, READ_BYTES, ClientBase
+from ._errors import ConnectionLost, Error, FramingError, ReplyTimeout
 from ._framing import Framing, as_bytes
-from ._url import parse
 
 if TYPE_CHECKING:
     from ._types import Buffer
 
 __all__ = ["Client"]
-_READ_BYTES = 1 << 16
 
 
-class Client:
+class Client(ClientBase):
     """Asks a server over UDP or TCP; any number of tasks of one event loop may share it.
 
     >>> async with serval.aio.Client("udp://127.0.0.1:9000") as client:
@@ -34,14 +32,7 @@ class Client:
     def __init__(
         self, url: str, *, framing: str = "length:u32", timeout: float = 1.0, reply_bytes: int | None = None
     ) -> None:
-        self._scheme, self._host, self._port = parse(url)
-        if timeout <= 0:
-            raise ConfigError(f"timeout is {timeout} seconds, must be positive")
-        self.url = url
-        self.timeout = timeout
-        self._framing = Framing(framing, reply_bytes)
-        #: The addresses of datagrams; names are looked up once.
-        self._addresses: list[Any] = []
+        super().__init__(url, framing=framing, timeout=timeout, reply_bytes=reply_bytes)
         self._stream: _Stream | None = None
         self._connecting = asyncio.Lock()
 
@@ -70,18 +61,16 @@ class Client:
         except Error:
             raise
         except TimeoutError:
-            raise ReplyTimeout(f"{self.url} sent no reply in time") from None
+            raise self._late() from None
         except OSError as error:
-            raise ConnectionLost(f"{self.url}: {error}") from None
+            raise self._lost(error) from None
 
     async def ask_many(
         self, messages: Iterable[Buffer], *, in_flight: int = 64, timeout: float | None = None
     ) -> list[bytes]:
         """Sends messages, at most ``in_flight`` at a time, and returns their replies in the order of the messages; ``timeout`` is that of
         each request. Raises as :meth:`serval.Client.ask_many` does."""
-        if in_flight < 1:
-            raise ConfigError(f"in_flight is {in_flight}, must be positive")
-        todo = [as_bytes(message) for message in messages]
+        todo = self._encoded(messages, in_flight)
         replies: list[bytes | None] = [None] * len(todo)
         positions = iter(range(len(todo)))
 
@@ -99,12 +88,7 @@ class Client:
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
-        found = [reply for reply in replies if reply is not None]
-        if len(found) < len(replies):
-            raise ReplyTimeout(
-                f"{self.url} sent no reply to {len(replies) - len(found)} of {len(replies)} messages", replies=replies
-            )
-        return found
+        return self._complete(replies)
 
     async def _ask_datagram(self, message: bytes) -> bytes:
         loop = asyncio.get_running_loop()
@@ -130,19 +114,12 @@ class Client:
             self._addresses = found
         for last, (family, kind, protocol, _, address) in enumerate(found, 1):
             opened = socket.socket(family, kind, protocol)
-            try:
+            with self._attempt(opened, last == len(found)):
                 opened.setblocking(False)
                 await loop.sock_connect(opened, address)
                 if kind == socket.SOCK_STREAM:
                     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 return opened
-            except OSError as error:
-                opened.close()
-                if last == len(found):
-                    raise ConnectionLost(f"{self.url} cannot be reached: {error}") from None
-            except BaseException:
-                opened.close()
-                raise
         raise ConnectionLost(f"{self.url} has no address")
 
 
@@ -179,7 +156,7 @@ class _Stream:
         loop = asyncio.get_running_loop()
         received = bytearray()
         try:
-            while read := await loop.sock_recv(self._socket, _READ_BYTES):
+            while read := await loop.sock_recv(self._socket, READ_BYTES):
                 received += read
                 while self._waiting and (reply := self._framing.decode(received)) is not None:
                     future = self._waiting.popleft()
