@@ -19,7 +19,7 @@ use transfer::service::message::Answer;
 use transfer::{
     AcceleratorMemory, Cipher, Client, ClientError, Command, DigestKind, Engine, Existing,
     ExpandLimits, Format, Key, Limits, Namer, NewFile, Outcome, Place, RemoteError, Report,
-    SearchKind, SearchSpec, Small, StageSpec, Submitted, TransferError as Error,
+    SearchKind, SearchSpec, Small, StageSpec, TransferError as Error, TransferHandle,
 };
 
 use zeroize::Zeroizing;
@@ -99,7 +99,7 @@ type End = (u64, Result<(), RemoteError>, Report);
 #[derive(Default)]
 struct Flight {
     /// None while it is being submitted, and of an engine in another process.
-    submitted: Option<Submitted>,
+    handle: Option<TransferHandle>,
     file: Option<Naming>,
     /// Its end comes from this process, also if the engine is in another one: its new file gets its name, or goes away.
     ends_here: bool,
@@ -242,7 +242,7 @@ impl Transfers {
     fn progress(&self, id: u64) -> PyResult<Option<(u64, u64)>> {
         let open = self.open()?;
         let state = lock(&open.flights.state);
-        let submitted = state.in_flight.get(&id).and_then(|flight| flight.submitted.as_ref());
+        let submitted = state.in_flight.get(&id).and_then(|flight| flight.handle.as_ref());
         Ok(submitted.map(|submitted| (submitted.progress().read(), submitted.progress().written())))
     }
 
@@ -342,7 +342,7 @@ impl Open {
             Ok(submitted) => {
                 // It may have ended already.
                 if let Some(flight) = self.state().in_flight.get_mut(&id) {
-                    flight.submitted = Some(submitted);
+                    flight.handle = Some(submitted);
                 }
                 Ok(id)
             }
@@ -402,7 +402,7 @@ impl Open {
         match &self.engine {
             Where::Here(_) => {
                 let submitted =
-                    self.state().in_flight.get(&id).and_then(|flight| flight.submitted.clone());
+                    self.state().in_flight.get(&id).and_then(|flight| flight.handle.clone());
                 if let Some(submitted) = submitted {
                     submitted.cancel();
                 }

@@ -22,7 +22,7 @@ use engine::topology::{Backend, Service};
 use engine::transfers::{TransferOrder, TransferPlace, Transfers, refused};
 use mqueue::abi::{TransferDone, transfer_digest, transfer_stage, transfer_status as status};
 use sys::SharedMemory;
-use transfer::engine::Submitted;
+use transfer::TransferHandle;
 use transfer::{
     Account, Cipher, Command, DigestKind, Engine, ExpandLimits, Format, Outcome, Place, StageSpec,
     TransferError,
@@ -116,7 +116,7 @@ struct BlockTransfers {
     answers: SyncSender<(u64, TransferDone)>,
     is_gone: AtomicBool,
     /// By number. Never locked by a worker.
-    in_flight: Mutex<HashMap<u64, Option<Submitted>>>,
+    in_flight: Mutex<HashMap<u64, Option<TransferHandle>>>,
 }
 
 /// The worker's side.
@@ -161,7 +161,7 @@ fn carry(engine: &Engine, tenant: &str, orders: &Receiver<Message>) {
 }
 
 impl BlockTransfers {
-    fn in_flight(&self) -> MutexGuard<'_, HashMap<u64, Option<Submitted>>> {
+    fn in_flight(&self) -> MutexGuard<'_, HashMap<u64, Option<TransferHandle>>> {
         self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -198,7 +198,7 @@ impl BlockTransfers {
 
     fn cancel(&self) {
         let submitted: Vec<_> = self.in_flight().values().flatten().cloned().collect();
-        submitted.iter().for_each(Submitted::cancel);
+        submitted.iter().for_each(TransferHandle::cancel);
     }
 
     /// There is room for it: a block has no more in flight. Nothing waits for it if the block is gone.

@@ -27,23 +27,28 @@ use std::time::{Duration, Instant};
 
 use sys::descriptors::{Interest, Readiness};
 
+use crate::command::device::End;
 use crate::command::error::TransferError;
 use crate::command::pipeline::Command;
+use crate::command::report::{Done, Outcome, Report};
 use crate::command::stage::StageSpec;
 use crate::engine::counters::Counters;
 use crate::engine::fair_share::is_within_share;
 use crate::engine::memory::{Memory, Reserved};
-use crate::engine::parts::{Next, Whole};
-use crate::engine::scoreboard::{EntryId, Expired, GivenBack, Patience, Scoreboard, Share, Work};
+use crate::engine::parts::{Next, Parts};
+use crate::engine::scoreboard::{EntryId, Expired, GivenBack, Scoreboard, Share, Work};
 use crate::engine::tenants::{Account, TenantShare};
 use crate::run::apart::{Apart, run_together};
-use crate::run::flow::{Buffers, Cut, End, Flow, Plan, Progress, Report};
-use crate::run::held::{Checked, Descriptors, Socket, SocketUse, check, check_rights};
+use crate::run::check::{DescriptorUse, check, check_rights};
+use crate::run::descriptors::{Descriptors, Socket, SocketUse};
+use crate::run::flow::Flow;
+use crate::run::plan::{Cut, Plan};
+use crate::run::progress::Progress;
 use crate::run::reaper::Reaper;
-use crate::run::users::UserProcess;
-use crate::stages::buffer::SharedBuffers;
-use handle::{Arrival, Shape};
-pub use handle::{Submitted, Transfer};
+use crate::run::user_process::UserProcess;
+use crate::stages::buffer::{Buffers, SharedBuffers};
+use handle::{OutcomeCell, Status};
+pub use handle::{Transfer, TransferHandle};
 use job::{Ending, Job};
 pub use queues::DeviceQueue;
 pub(crate) use queues::InFlight;
@@ -68,15 +73,6 @@ impl Default for Limits {
     fn default() -> Self {
         Self { in_flight: 256, threads: 2, memory_mib: 1024 }
     }
-}
-
-/// How a transfer ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
-    /// Why it ended early, if it did.
-    pub result: Result<(), TransferError>,
-    /// What it did.
-    pub report: Report,
 }
 
 /// Executes transfers. Dropping it cancels those in flight.
@@ -116,7 +112,7 @@ impl Engine {
 
     /// Starts a transfer, or says why not.
     pub fn submit(&self, command: Command) -> Result<Transfer, TransferError> {
-        let end = Arc::new(Arrival::default());
+        let end = Arc::new(OutcomeCell::default());
         let of_callback = end.clone();
         let submitted = self.submit_with(command, move |outcome| of_callback.set(outcome))?;
         Ok(Transfer::new(end, submitted))
@@ -127,7 +123,7 @@ impl Engine {
         &self,
         command: Command,
         done: impl FnOnce(Outcome) + Send + 'static,
-    ) -> Result<Submitted, TransferError> {
+    ) -> Result<TransferHandle, TransferError> {
         self.submit_within(command, Caller::default(), done)
     }
 
@@ -137,7 +133,7 @@ impl Engine {
         tenant: &Account,
         command: Command,
         done: impl FnOnce(Outcome) + Send + 'static,
-    ) -> Result<Submitted, TransferError> {
+    ) -> Result<TransferHandle, TransferError> {
         let caller = Caller { tenant: Some(tenant.clone()), ..Caller::default() };
         self.submit_within(command, caller, done)
     }
@@ -147,7 +143,7 @@ impl Engine {
         command: Command,
         caller: Caller,
         done: impl FnOnce(Outcome) + Send + 'static,
-    ) -> Result<Submitted, TransferError> {
+    ) -> Result<TransferHandle, TransferError> {
         let submitted = self.shared.submit(command, caller, Box::new(done));
         submitted.inspect_err(|error| self.shared.counters.refuse(error))
     }
@@ -224,8 +220,6 @@ pub(crate) struct Caller {
     pub(crate) process: Option<Arc<UserProcess>>,
 }
 
-pub(crate) type Done = Box<dyn FnOnce(Outcome) + Send>;
-
 /// What the threads share under a lock, which is held for no system call but a wake-up.
 struct Board {
     entries: Scoreboard<Job>,
@@ -273,10 +267,10 @@ impl Shared {
         command: Command,
         caller: Caller,
         done: Done,
-    ) -> Result<Submitted, TransferError> {
+    ) -> Result<TransferHandle, TransferError> {
         let rights = caller.process.as_ref().map_or(Ok(()), |_| check_rights(&command));
         let checked = rights.and_then(|()| check(&command));
-        let Checked { plan, uses, files, lanes } = match checked {
+        let (plan, DescriptorUse { sockets: uses, files }) = match checked {
             Ok(checked) => checked,
             Err(error) => {
                 self.reaper.discard(command);
@@ -286,8 +280,8 @@ impl Shared {
         // Beside other transfers it gets no more threads than they do.
         let takes_all = plan.has_places() || plan.cut == Cut::Can;
         let has_others = takes_all && !self.board().entries.is_empty();
-        let lanes = if has_others { 1 } else { lanes.min(self.threads - 1) };
-        let mut parts = match plan.parts(lanes) {
+        let parts_max = if has_others { 1 } else { self.threads - 1 };
+        let mut parts = match plan.parts(parts_max) {
             Ok(parts) => parts,
             Err(error) => {
                 self.reaper.discard(command);
@@ -313,21 +307,22 @@ impl Shared {
                 return Err(error);
             }
         };
-        let patience = Patience::of(&command);
+        let time_limits = command.time_limits();
         let stages = plan.stages.iter().map(StageSpec::kind).collect();
         let (source, sink) = (plan.source, plan.sink);
         let started = Instant::now();
-        let shape = Arc::new(Shape { source, sink, stages, memory, started });
+        let status =
+            |progress| Arc::new(Status { source, sink, stages, memory, started, progress });
         let descriptors = {
             let process = caller.process.as_ref();
-            Descriptors::of_parts(command, files, &parts, process, &self.reaper)?
+            Descriptors::for_parts(command, files, &parts, process, &self.reaper)?
         };
         let mut flows: Vec<Flow<Descriptors>> = Vec::with_capacity(parts.len());
         for (part, descriptors) in parts.iter().zip(descriptors) {
-            flows.push(Flow::beside(part, descriptors, flows.first())?);
+            flows.push(Flow::for_part(part, descriptors, flows.first())?);
         }
         let account = caller.tenant;
-        let done = Account::closing(account.as_ref(), memory, done);
+        let done = Account::count_end(account.as_ref(), memory, done);
         let share = account.as_ref().map_or(Share::default(), |account| account.share);
         // What searches have at the ends of their ranges is held until all have ended.
         let reserved: Vec<Arc<[Reserved]>> = match plan.cut {
@@ -335,11 +330,11 @@ impl Shared {
             _ => reserved.into_iter().map(|part| [part].into()).collect(),
         };
         let who = (share, caller.number);
-        let (jobs, whole, progress) = self.jobs(flows, reserved, (uses, who), &shape, done);
+        let (jobs, in_parts, status) = self.jobs(flows, reserved, (uses, who), status, done);
         let uses: Vec<SocketUse> = jobs.iter().flat_map(Job::uses).collect();
         let submitted = |entries: Vec<EntryId>| {
             let entries = entries.into();
-            Submitted { shared: self.clone(), entries, progress: progress.clone(), shape }
+            TransferHandle { shared: self.clone(), entries, status }
         };
         let mut board = self.board();
         if board.stops {
@@ -354,7 +349,7 @@ impl Shared {
         if let Some(result) = first.flow.ended() {
             drop(board);
             self.counters.start();
-            Account::open(account.as_ref(), memory);
+            Account::count_start(account.as_ref(), memory);
             self.end(first, result, &mut Buffers::default());
             return Ok(submitted(Vec::new()));
         }
@@ -362,17 +357,17 @@ impl Shared {
         let too_many = |_| TransferError::TooMany(self.in_flight_max);
         let first = self
             .check_entries(&board, account.as_ref())
-            .and_then(|()| board.entries.insert(first, patience, now_ns).map_err(too_many));
+            .and_then(|()| board.entries.insert(first, time_limits, now_ns).map_err(too_many));
         let first = first.inspect_err(|_| {
             uses.iter().for_each(|used| _ = board.sockets.remove(used));
         })?;
         let mut entries = vec![first];
-        entries.extend(jobs.map(|job| board.entries.insert_part(job, patience, now_ns)));
-        if let Some(whole) = whole {
-            whole.begin(&entries);
+        entries.extend(jobs.map(|job| board.entries.insert_part(job, time_limits, now_ns)));
+        if let Some(parts) = in_parts {
+            parts.begin(&entries);
         }
         self.counters.start();
-        Account::open(account.as_ref(), memory);
+        Account::count_start(account.as_ref(), memory);
         self.release(board);
         Ok(submitted(entries))
     }
@@ -404,49 +399,51 @@ impl Shared {
         flows: Vec<Flow<Descriptors>>,
         reserved: Vec<Arc<[Reserved]>>,
         (uses, (share, caller)): (Vec<SocketUse>, (Share, u64)),
-        shape: &Arc<Shape>,
+        status: impl FnOnce(Arc<Progress>) -> Arc<Status>,
         done: Done,
-    ) -> (Vec<Job>, Option<Arc<Whole>>, Arc<Progress>) {
+    ) -> (Vec<Job>, Option<Arc<Parts>>, Arc<Status>) {
         let counters = self.counters.clone();
         let done: Done = Box::new(move |outcome| {
             counters.end(&outcome);
             done(outcome);
         });
-        let job = |flow: Flow<Descriptors>, reserved, uses: Vec<SocketUse>, whole, done: Done| {
+        let job = |flow: Flow<Descriptors>, reserved, uses: Vec<SocketUse>, status, done: Done| {
             let sockets = uses.into_iter().zip(flow.devices().sockets()).collect();
             let (progress, done) = (flow.progress(), Mutex::new(Some(done)));
-            let shape = shape.clone();
-            let ending = Arc::new(Ending { sockets, progress, whole, shape, done });
+            let ending = Arc::new(Ending { sockets, progress, status, done });
             Job { flow, ending, reserved, share, caller }
         };
         let first = flows.first();
         let searchers = if flows.len() > 1 { first.map(Flow::searchers) } else { None };
         let mut parts = flows.into_iter().zip(reserved);
         if parts.len() == 1 {
-            let job = parts.next().map(|(mut flow, reserved)| {
-                let blocks = flow.devices().blocks();
-                flow.count_in(self.counters.clone(), blocks, None);
-                let progress = flow.progress();
-                job(flow, reserved, uses, progress, done)
-            });
-            let job = job.expect("there is one");
-            let progress = job.ending.progress.clone();
-            return (vec![job], None, progress);
+            let (mut flow, reserved) = parts.next().expect("there is one");
+            self.count(&mut flow, None);
+            let status = status(flow.progress());
+            let job = job(flow, reserved, uses, status.clone(), done);
+            return (vec![job], None, status);
         }
         let progress = Arc::<Progress>::default();
-        let whole = Arc::new(Whole::new(parts.len(), searchers.unwrap_or_default(), done));
+        let status = status(progress.clone());
+        let in_parts = Arc::new(Parts::new(parts.len(), searchers.unwrap_or_default(), done));
         let jobs = parts.enumerate().map(|(part, (mut flow, reserved))| {
-            let blocks = flow.devices().blocks();
-            flow.count_in(self.counters.clone(), blocks, Some(progress.clone()));
-            let (shared, whole) = (self.clone(), whole.clone());
-            let done = move |outcome| match whole.end(part, outcome) {
+            self.count(&mut flow, Some(progress.clone()));
+            let (shared, in_parts) = (self.clone(), in_parts.clone());
+            let done = move |outcome| match in_parts.end(part, outcome) {
                 Next::Nothing => {}
                 Next::Cancel(entries) => entries.into_iter().for_each(|id| shared.cancel(id)),
                 Next::Answer(done, outcome) => done(outcome),
             };
-            job(flow, reserved, Vec::new(), progress.clone(), Box::new(done))
+            job(flow, reserved, Vec::new(), status.clone(), Box::new(done))
         });
-        (jobs.collect(), Some(whole), progress)
+        (jobs.collect(), Some(in_parts), status)
+    }
+
+    /// The bytes of a transfer, or of a part of the transfer `whole`, count as they move.
+    fn count(&self, flow: &mut Flow<Descriptors>, whole: Option<Arc<Progress>>) {
+        let ends = [End::Source, End::Sink].map(|end| flow.device(end));
+        let counted_in = self.counters.of_transfer(ends, flow.devices().blocks());
+        flow.set_progress(Progress::new(counted_in, whole));
     }
 
     fn cancel(&self, id: EntryId) {
@@ -692,7 +689,7 @@ impl Shared {
         self.readiness.wait(&mut ready, timeout);
         let mut board = self.board();
         for key in ready {
-            let (id, end) = EntryId::of_key(key);
+            let (id, end) = EntryId::from_key(key);
             board.entries.ready(id, end);
         }
         board

@@ -9,6 +9,7 @@
 pub(crate) mod client;
 mod connection;
 pub mod message;
+pub(crate) mod users;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -25,15 +26,16 @@ use sys::local::{LocalListener, LocalSocket, WakeFd, wait_ready};
 use zeroize::Zeroizing;
 
 use crate::command::error::TransferError;
+use crate::command::report::Report;
 use crate::engine::counters::Counters;
 use crate::engine::fair_share::is_within_share;
 use crate::engine::{Engine, InFlight, Limits};
-use crate::run::flow::Report;
-use crate::run::users::{UserProgram, Users};
+use crate::run::user_process::UserProgram;
 use crate::service::message::{
     Answer, LISTED_MAX, Listed, QUEUES_MAX, REQUEST_BYTES_MAX, RemoteError, Request,
 };
-use connection::Client;
+use crate::service::users::Users;
+use connection::Connection;
 
 /// Connections that are accepted between two looks at requests.
 const ACCEPTS_MAX: usize = 16;
@@ -86,20 +88,20 @@ impl Service {
     /// Serves the callers of `listener`.
     pub fn start(listener: LocalListener, limits: ServiceLimits) -> io::Result<Self> {
         let engine = Arc::new(Engine::start(limits.of_engine())?);
-        Self::over(listener, limits, engine)
+        Self::with_engine(listener, limits, engine)
     }
 
     /// The same with an engine that others use as well.
-    pub fn over(
+    pub fn with_engine(
         listener: LocalListener,
         limits: ServiceLimits,
         engine: Arc<Engine>,
     ) -> io::Result<Self> {
-        Self::for_users(listener, limits, engine, None)
+        Self::with_users(listener, limits, engine, None)
     }
 
     /// The same for the users of tenants, too, if this process is root's: processes of `program` make the system calls of their transfers.
-    pub fn for_users(
+    pub fn with_users(
         listener: LocalListener,
         limits: ServiceLimits,
         engine: Arc<Engine>,
@@ -113,7 +115,7 @@ impl Service {
             engine: engine.clone(),
             wake_fd: wake_fd.clone(),
             stop: stop.clone(),
-            clients: Vec::new(),
+            connections: Vec::new(),
             users: RefCell::new(Users::new(program)),
         };
         let builder = std::thread::Builder::new().name("serval-transfers".into());
@@ -150,7 +152,7 @@ struct Acceptor {
     engine: Arc<Engine>,
     wake_fd: Arc<WakeFd>,
     stop: Arc<AtomicBool>,
-    clients: Vec<Arc<Client>>,
+    connections: Vec<Arc<Connection>>,
     /// The processes for other users than the engine's.
     users: RefCell<Users>,
 }
@@ -160,33 +162,33 @@ impl Acceptor {
         while !self.stop.load(Ordering::Relaxed) {
             self.wait_and_dispatch();
         }
-        self.clients.drain(..).for_each(|client| client.leave());
+        self.connections.drain(..).for_each(|connection| connection.leave());
     }
 
     /// The transfers in flight, the oldest first. Those that no program has asked for are this process's, as of its kernels.
     /// A user of a tenant sees its own only, and no devices: what others do is not shown.
-    fn list(&self, asker: &Client) -> Answer {
+    fn list(&self, asker: &Connection) -> Answer {
         let mut callers = HashMap::new();
         let sees_all = asker.is_own || mutants::on("list_transfers_of_others");
-        for client in self.clients.iter().filter(|of| sees_all || of.user == asker.user) {
-            for (id, submitted) in client.transfers().iter() {
-                let shape = submitted.as_ref().map(|submitted| Arc::as_ptr(submitted.shape()));
-                callers.extend(shape.map(|shape| (shape, (*id, client.process))));
+        for connection in self.connections.iter().filter(|of| sees_all || of.user == asker.user) {
+            for (id, handle) in connection.transfers().iter() {
+                let status = handle.as_ref().map(|handle| Arc::as_ptr(handle.status()));
+                callers.extend(status.map(|status| (status, (*id, connection.process))));
             }
         }
         let own = sees_all.then_some((0, std::process::id()));
-        let listed = |InFlight { shape, progress, activity }: InFlight| {
-            let (id, process) = callers.get(&Arc::as_ptr(&shape)).copied().or(own)?;
+        let listed = |InFlight { status, activity }: InFlight| {
+            let (id, process) = callers.get(&Arc::as_ptr(&status)).copied().or(own)?;
             Some(Listed {
                 id,
                 process,
-                source: shape.source,
-                sink: shape.sink,
+                source: status.source,
+                sink: status.sink,
                 activity,
-                read: progress.read(),
-                written: progress.written(),
-                age_ms: shape.started.elapsed().as_millis() as u64,
-                stages: shape.stages.clone(),
+                read: status.progress.read(),
+                written: status.progress.written(),
+                age_ms: status.started.elapsed().as_millis() as u64,
+                stages: status.stages.clone(),
             })
         };
         let transfers = self.engine.transfers().into_iter();
@@ -204,9 +206,9 @@ impl Acceptor {
         let mut files: Vec<(BorrowedFd<'_>, Interest)> =
             own.into_iter().map(|file| (file, Interest::Receive)).collect();
         // A client that does not take its answers is not asked for further requests.
-        files.extend(self.clients.iter().map(|client| match client.has_answers() {
-            true => (client.socket().as_fd(), Interest::Send),
-            false => (client.socket().as_fd(), Interest::Receive),
+        files.extend(self.connections.iter().map(|connection| match connection.has_answers() {
+            true => (connection.socket().as_fd(), Interest::Send),
+            false => (connection.socket().as_fd(), Interest::Receive),
         }));
         let next_look = self.users.borrow().next_look();
         let ready = wait_ready(&files, next_look);
@@ -217,12 +219,12 @@ impl Acceptor {
             self.wake_fd.clear();
         }
         // Backwards, so that a removal does not move entries that are still to be checked.
-        for index in (0..self.clients.len()).rev().filter(|index| ready[2 + index]) {
+        for index in (0..self.connections.len()).rev().filter(|index| ready[2 + index]) {
             if !self.serve(index) {
-                let client = self.clients.swap_remove(index);
-                client.leave();
-                if self.clients.iter().all(|other| other.number != client.number) {
-                    self.engine.forget_caller(client.number);
+                let connection = self.connections.swap_remove(index);
+                connection.leave();
+                if self.connections.iter().all(|other| other.number != connection.number) {
+                    self.engine.forget_caller(connection.number);
                 }
             }
         }
@@ -263,8 +265,8 @@ impl Acceptor {
             let identity = if is_own { None } else { identity_of(&socket) };
             let process = peer.map_or(0, |peer| peer.process);
             let (engine, wake_fd) = (&self.engine, self.wake_fd.clone());
-            let client = Client::new(socket, process, user, identity, engine, wake_fd);
-            self.clients.push(Arc::new(client));
+            let connection = Connection::new(socket, process, user, identity, engine, wake_fd);
+            self.connections.push(Arc::new(connection));
             return;
         };
         self.engine.counters().refuse(&refusal);
@@ -275,27 +277,30 @@ impl Acceptor {
 
     /// Whether one more connection is accepted. Other users leave a part for the next one, and the last place for the engine's.
     fn has_room(&self, is_own: bool, user: Option<u32>) -> bool {
-        let (all, most) = (self.clients.len() as u64, u64::from(self.limits.clients));
-        let own = self.clients.iter().filter(|client| client.user == user).count() as u64;
+        let (all, most) = (self.connections.len() as u64, u64::from(self.limits.clients));
+        let own =
+            self.connections.iter().filter(|connection| connection.user == user).count() as u64;
         all < most && (is_own || all + 1 < most && is_within_share(1, own, all, most, 1))
     }
 
     /// Reads one message of a client; returns whether the client stays.
     fn serve(&self, index: usize) -> bool {
-        let client = &self.clients[index];
-        if client.has_answers() {
-            return client.send_answers();
+        let connection = &self.connections[index];
+        if connection.has_answers() {
+            return connection.send_answers();
         }
         // It may hold a key.
         let mut bytes = Zeroizing::new([0; REQUEST_BYTES_MAX + 1]);
-        let (len, descriptors) = match client.socket().receive_descriptors(&mut *bytes) {
+        let (len, descriptors) = match connection.socket().receive_descriptors(&mut *bytes) {
             Ok(None) => return true,
             Ok(Some((0, _))) | Err(_) => return false,
             Ok(Some(received)) => received,
         };
         let request = match Request::decode(&bytes[..len]) {
-            Ok(Request::Start { id, order }) => return client.start(self, id, order, descriptors),
-            Ok(Request::Signal) => return client.count_in(self, descriptors),
+            Ok(Request::Start { id, start }) => {
+                return connection.start(self, id, start, descriptors);
+            }
+            Ok(Request::Signal) => return connection.count_in(self, descriptors),
             other => {
                 // Those that came with another message.
                 self.engine.reaper().discard(descriptors);
@@ -305,15 +310,15 @@ impl Acceptor {
         match request {
             Ok(Request::Start { .. } | Request::Signal) => unreachable!("they have returned above"),
             Ok(Request::Cancel(id)) => {
-                client.cancel(id);
+                connection.cancel(id);
                 true
             }
-            Ok(Request::Progress(id)) => client.show_progress(id),
-            Ok(Request::List) => client.send(self.list(client).encode()),
+            Ok(Request::Progress(id)) => connection.show_progress(id),
+            Ok(Request::List) => connection.send(self.list(connection).encode()),
             Err(error) => {
                 let refusal = TransferError::BadRequest(error.to_string());
                 self.engine.counters().refuse(&refusal);
-                client.answer(0, &Err(refusal), Report::default());
+                connection.answer(0, &Err(refusal), Report::default());
                 false
             }
         }

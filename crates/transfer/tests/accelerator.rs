@@ -216,7 +216,7 @@ fn a_long_plain_transfer_uses_lanes_at_the_same_time() {
 #[test]
 fn large_slots_are_filled_and_several_threads_get_them() {
     use transfer::command::accelerator::{SLOT_BYTES, good_slot_bytes};
-    use transfer::run::flow::MOVED_MAX;
+    use transfer::command::limits::MOVED_MAX;
     assert_eq!([1, 2].map(|lanes| good_slot_bytes(1 << 30, lanes)), [SLOT_BYTES; 2]);
     assert_eq!([4, 8].map(|lanes| good_slot_bytes(1 << 30, lanes)), [MOVED_MAX; 2]);
     assert_eq!(good_slot_bytes(8 << 20, 8), SLOT_BYTES);

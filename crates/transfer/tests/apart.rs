@@ -3,10 +3,15 @@
 use std::io::{self, IoSliceMut};
 use std::sync::{Arc, Mutex};
 
-use transfer::TransferError;
+use transfer::command::device::SocketSender;
+use transfer::command::device::{Blocked, End};
+use transfer::command::limits::CHUNK_BYTES;
 use transfer::command::pipeline::WhenBlocked;
-use transfer::run::apart::{Apart, Send};
-use transfer::run::flow::{Blocked, Buffers, CHUNK_BYTES, Cut, Device, Devices, End, Flow, Plan};
+use transfer::run::apart::Apart;
+use transfer::run::flow::Flow;
+use transfer::run::plan::{Cut, Plan};
+use transfer::stages::buffer::Buffers;
+use transfer::{Device, Devices, TransferError};
 
 /// A file of ones, and a socket that takes this many bytes at a time.
 struct Ends {
@@ -20,7 +25,7 @@ impl Devices for Ends {
         Ok(parts.iter().map(|part| part.len()).sum())
     }
 
-    fn sender(&self) -> Option<Arc<Send>> {
+    fn sender(&self) -> Option<Arc<SocketSender>> {
         let (takes, sent) = (self.takes, self.sent.clone());
         Some(Arc::new(move |bytes| {
             let mut sent = sent.lock().unwrap();
@@ -62,6 +67,7 @@ fn a_failure_waits_for_the_part_that_is_away_and_counts_it() {
         sync: false,
         part: None,
         cut: Cut::No,
+        parts_max: 1,
         head: Vec::new(),
     };
     let sent = Arc::new(Mutex::new(0));

@@ -13,8 +13,8 @@ use std::thread;
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
+use transfer::command::limits::CHUNK_BYTES;
 use transfer::command::pipeline::WhenBlocked;
-use transfer::run::flow::CHUNK_BYTES;
 use transfer::{
     Cipher, Command, DigestKind, Engine, ExpandLimits, FileRange, Format, Key, Limits, Outcome,
     Place, SearchKind, SearchSpec, Source, StageKind, StageSpec, TransferError,

@@ -9,16 +9,18 @@ use std::io::{self, IoSliceMut};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use proptest::prelude::*;
-use transfer::command::pipeline::WhenBlocked;
-use transfer::engine::scoreboard::{EntryId, Expired, GivenBack, Patience, Scoreboard, Work};
+use transfer::command::device::{Blocked, End};
+use transfer::command::limits::{CHUNK_BYTES, EMPTY_MEMBERS_MAX};
+use transfer::command::pipeline::{TimeLimits, WhenBlocked};
+use transfer::engine::scoreboard::{EntryId, Expired, GivenBack, Scoreboard, Work};
 use transfer::run::apart::{Apart, run_together};
-use transfer::run::flow::{
-    Blocked, Buffers, CHUNK_BYTES, Cut, Device, Devices, End, Flow, Plan, Report,
-};
-use transfer::stages::compress::{Compressor, EMPTY_MEMBERS_MAX, Expander, MEMBERS_OF_RUN_MAX};
+use transfer::run::flow::Flow;
+use transfer::run::plan::{Cut, Plan};
+use transfer::stages::buffer::Buffers;
+use transfer::stages::compress::{Compressor, Expander, MEMBERS_OF_RUN_MAX};
 use transfer::{
-    Cipher, DigestKind, ExpandLimits, Format, HEAD_MAX, Key, SearchKind, SearchSpec, StageKind,
-    StageSpec, TransferError,
+    Cipher, Device, Devices, DigestKind, ExpandLimits, Format, HEAD_MAX, Key, Report, SearchKind,
+    SearchSpec, StageKind, StageSpec, TransferError,
 };
 
 const KEY: [u8; 32] = [9; 32];
@@ -69,7 +71,7 @@ impl Devices for Sim {
         self.state().send(bytes)
     }
 
-    fn sender(&self) -> Option<Arc<transfer::run::apart::Send>> {
+    fn sender(&self) -> Option<Arc<transfer::command::device::SocketSender>> {
         let shared = self.clone();
         Some(Arc::new(move |bytes| shared.state().send(bytes)))
     }
@@ -435,7 +437,7 @@ fn run(cases: &[Case], threads: usize) -> Vec<Ended> {
     let mut buffers = Buffers::default();
     let mut ids: Vec<Option<EntryId>> = Vec::new();
     let mut now_ns = 0;
-    let patience = Patience { stall_ns: STALL_NS, deadline_ns: None };
+    let limits = TimeLimits { stall_ns: STALL_NS, deadline_ns: None };
     for (index, case) in cases.iter().enumerate() {
         let mut head = case.content(index);
         let source = head.split_off(case.head(head.len()));
@@ -463,6 +465,7 @@ fn run(cases: &[Case], threads: usize) -> Vec<Ended> {
             sync: case.sync && case.sink == Device::File,
             part: None,
             cut: Cut::No,
+            parts_max: 1,
         };
         let flow = Flow::new(&plan, Sim(Arc::new(Mutex::new(sim)))).unwrap();
         let ended = flow.ended();
@@ -472,7 +475,7 @@ fn run(cases: &[Case], threads: usize) -> Vec<Ended> {
                 end(&mut ends, job, result, &mut buffers);
                 ids.push(None);
             }
-            None => ids.push(Some(board.insert(job, patience, now_ns).ok().unwrap())),
+            None => ids.push(Some(board.insert(job, limits, now_ns).ok().unwrap())),
         }
     }
     assert_eq!(board.len(), ids.iter().flatten().count());
@@ -763,6 +766,7 @@ fn members_without_content_take_several_steps_and_end_with_a_reason() {
                 sync: false,
                 part: None,
                 cut: Cut::No,
+                parts_max: 1,
             };
             let sim = SimState {
                 source: data,

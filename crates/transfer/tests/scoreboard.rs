@@ -1,10 +1,12 @@
 //! The scoreboard without devices: whose turn it is, steps that hang, and peers that are slow.
 
-use transfer::TransferError;
+use transfer::command::device::{Blocked, End};
+use transfer::command::pipeline::TimeLimits;
 use transfer::engine::scoreboard::{
-    ABANDON_NS, Expired, GivenBack, Patience, SLOW_MAX, SLOW_NS, Scoreboard, Work,
+    ABANDON_NS, Expired, GivenBack, SLOW_MAX, SLOW_NS, Scoreboard, Work,
 };
-use transfer::run::flow::{Blocked, Buffers, Device, End};
+use transfer::stages::buffer::Buffers;
+use transfer::{Device, TransferError};
 
 const STALL_NS: u64 = 1_000_000_000;
 
@@ -22,11 +24,11 @@ fn transfers_take_turns_by_chunk() {
         }
     }
     let mut board = Scoreboard::new(3, 1);
-    let patience = Patience { stall_ns: STALL_NS, deadline_ns: None };
+    let limits = TimeLimits { stall_ns: STALL_NS, deadline_ns: None };
     for _ in 0..3 {
-        board.insert(Chunks(0), patience, 0).ok().unwrap();
+        board.insert(Chunks(0), limits, 0).ok().unwrap();
     }
-    assert!(board.insert(Chunks(0), patience, 0).is_err(), "it is full");
+    assert!(board.insert(Chunks(0), limits, 0).is_err(), "it is full");
     let mut last = None;
     let mut order = Vec::new();
     for _ in 0..12 {
@@ -55,8 +57,8 @@ fn a_socket_that_was_ready_once_is_not_tried_again_and_again() {
         }
     }
     let mut board = Scoreboard::new(1, 4);
-    let patience = Patience { stall_ns: STALL_NS, deadline_ns: None };
-    board.insert(Sender, patience, 0).ok().unwrap();
+    let limits = TimeLimits { stall_ns: STALL_NS, deadline_ns: None };
+    board.insert(Sender, limits, 0).ok().unwrap();
     let mut buffers = Buffers::default();
     let (id, end, work) = board.take(None, 0).unwrap();
     // A chunk is in its stages all the time.
@@ -89,10 +91,10 @@ fn as_many_steps_run_as_there_are_threads() {
         }
     }
     let mut board = Scoreboard::new(2, 1);
-    let patience = Patience { stall_ns: STALL_NS, deadline_ns: Some(2 * STALL_NS) };
-    let patient = Patience { stall_ns: 9 * STALL_NS, deadline_ns: None };
-    board.insert(Reader, patient, 0).ok().unwrap();
-    let second = board.insert(Reader, patience, 0).ok().unwrap();
+    let limits = TimeLimits { stall_ns: STALL_NS, deadline_ns: Some(2 * STALL_NS) };
+    let long_limits = TimeLimits { stall_ns: 9 * STALL_NS, deadline_ns: None };
+    board.insert(Reader, long_limits, 0).ok().unwrap();
+    let second = board.insert(Reader, limits, 0).ok().unwrap();
     let (first, _, work) = board.take(None, 0).unwrap();
     assert!(board.take(None, 0).is_none() && !board.has_work());
     // The second waits for the file queue no longer than its time.
@@ -127,9 +129,9 @@ impl Work for Named {
 fn a_file_step_that_hangs_is_passed_by_and_abandoned() {
     let count = SLOW_MAX + 2;
     let mut board = Scoreboard::new(count, 1);
-    let patience = Patience { stall_ns: STALL_NS, deadline_ns: None };
+    let limits = TimeLimits { stall_ns: STALL_NS, deadline_ns: None };
     let ids: Vec<_> =
-        (0..count).map(|name| board.insert(Named(name), patience, 0).ok().unwrap()).collect();
+        (0..count).map(|name| board.insert(Named(name), limits, 0).ok().unwrap()).collect();
     let (mut taken, mut buffers) = (Vec::new(), Buffers::default());
     // One file step hangs after the other: the next one starts when that is known, up to a limit.
     for (at, expected) in ids.iter().enumerate().take(SLOW_MAX) {
@@ -192,8 +194,8 @@ fn a_file_step_that_hangs_is_passed_by_and_abandoned() {
 fn a_byte_now_and_then_is_no_progress() {
     let ends = |bytes: u64| {
         let mut board = Scoreboard::new(1, 1);
-        let patience = Patience { stall_ns: 30 * STALL_NS, deadline_ns: None };
-        let id = board.insert(Named(0), patience, 0).ok().unwrap();
+        let limits = TimeLimits { stall_ns: 30 * STALL_NS, deadline_ns: None };
+        let id = board.insert(Named(0), limits, 0).ok().unwrap();
         let mut now_ns = 0;
         for _ in 0..10 {
             let (_, _, work) = board.take(None, now_ns).unwrap();
@@ -215,10 +217,10 @@ fn a_byte_now_and_then_is_no_progress() {
 fn ten_thousand_entries_take_turns() {
     const COUNT: usize = 10_000;
     let (mut board, mut buffers) = (Scoreboard::new(COUNT, 1), Buffers::default());
-    let patience = Patience { stall_ns: STALL_NS, deadline_ns: None };
+    let limits = TimeLimits { stall_ns: STALL_NS, deadline_ns: None };
     let ids: Vec<_> =
-        (0..COUNT).map(|name| board.insert(Named(name), patience, 0).ok().unwrap()).collect();
-    assert!(board.insert(Named(COUNT), patience, 0).is_err());
+        (0..COUNT).map(|name| board.insert(Named(name), limits, 0).ok().unwrap()).collect();
+    assert!(board.insert(Named(COUNT), limits, 0).is_err());
     for _ in 0..2 {
         for expected in &ids {
             let (id, _, work) = board.take(None, 0).unwrap();

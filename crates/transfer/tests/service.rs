@@ -12,7 +12,9 @@ use std::thread;
 use std::time::Duration;
 
 use sys::local::{LocalListener, LocalSocket, WakeFd, wait_readable};
-use transfer::service::message::{ANSWER_BYTES_MAX, Answer, Order, REQUEST_BYTES_MAX, Request};
+use transfer::service::message::{
+    ANSWER_BYTES_MAX, Answer, REQUEST_BYTES_MAX, Request, StartRequest,
+};
 use transfer::{
     Cipher, Client, ClientError, Command, DigestKind, Engine, ExpandLimits, FileRange, Format,
     HEAD_MAX, Key, Limits, Outcomes, Place, Service, ServiceLimits, Source, StageSpec,
@@ -28,16 +30,16 @@ struct Setup {
 
 impl Setup {
     fn new(name: &str, limits: ServiceLimits) -> Self {
-        Self::over(name, limits, Arc::new(Engine::start(limits.of_engine()).unwrap()))
+        Self::with_engine(name, limits, Arc::new(Engine::start(limits.of_engine()).unwrap()))
     }
 
     /// Of an engine that this process uses as well.
-    fn over(name: &str, limits: ServiceLimits, engine: Arc<Engine>) -> Self {
+    fn with_engine(name: &str, limits: ServiceLimits, engine: Arc<Engine>) -> Self {
         let name = format!("serval-transfer-service-{name}-{}", std::process::id());
         let folder = std::env::temp_dir().join(name);
         fs::create_dir_all(&folder).unwrap();
         let listener = LocalListener::bind(&folder.join("engine")).unwrap();
-        Self { service: Service::over(listener, limits, engine).unwrap(), folder }
+        Self { service: Service::with_engine(listener, limits, engine).unwrap(), folder }
     }
 
     fn client(&self) -> Client {
@@ -119,10 +121,10 @@ fn name_of(answer: Option<Answer>) -> &'static str {
     }
 }
 
-/// An order to receive, which lasts until its peer sends or leaves.
-fn receive_order() -> Order {
+/// A request to receive, which lasts until its peer sends or leaves.
+fn receive_request() -> StartRequest {
     let (socket, _peer) = UnixStream::pair().unwrap();
-    Order::of(&Source::socket(socket, None).file(File::open("/proc/self/exe").unwrap(), 0))
+    StartRequest::of(&Source::socket(socket, None).file(File::open("/proc/self/exe").unwrap(), 0))
 }
 
 #[test]
@@ -305,7 +307,7 @@ fn the_transfers_of_all_callers_are_listed() {
 #[test]
 fn transfers_of_the_process_of_the_engine_are_listed_as_its_own() {
     let engine = Arc::new(Engine::start(Limits::default()).unwrap());
-    let setup = Setup::over("own", ServiceLimits::default(), engine.clone());
+    let setup = Setup::with_engine("own", ServiceLimits::default(), engine.clone());
     let (mut client, mut waiting) = (setup.client(), Vec::new());
     let mut receive = || {
         let (ours, theirs) = UnixStream::pair().unwrap();
@@ -382,7 +384,7 @@ fn messages_that_break_the_protocol_end_their_connection_only() {
     let mut client = setup.client();
     let (ours, theirs) = UnixStream::pair().unwrap();
     let innocent = client.submit(Source::socket(ours, None).file(setup.sink(), 0)).unwrap();
-    let start = Request::Start { id: 1, order: receive_order() }.encode();
+    let start = Request::Start { id: 1, start: receive_request() }.encode();
     let mut wrong_version = start.clone();
     wrong_version[3] = b'1';
     let mut wrong_kind = start.clone();
@@ -519,7 +521,7 @@ fn a_caller_that_reads_later_is_slowed_down_and_gets_every_answer() {
         let mut held_up = 0;
         while sent < REQUESTS && held_up < 3 {
             let id = sent + 1;
-            match bare.send(&Request::Start { id, order: receive_order() }.encode(), &[]) {
+            match bare.send(&Request::Start { id, start: receive_request() }.encode(), &[]) {
                 Ok(()) => (sent, held_up) = (id, 0),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     // Meanwhile the engine serves another one, and would have read on.

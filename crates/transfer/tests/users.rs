@@ -69,7 +69,7 @@ impl Setup {
         let listener = LocalListener::bind(&folder.join("engine")).unwrap();
         // As the server does when tenants have users.
         fs::set_permissions(folder.join("engine"), Permissions::from_mode(0o666)).unwrap();
-        let service = Service::for_users(listener, limits, engine.clone(), program).unwrap();
+        let service = Service::with_users(listener, limits, engine.clone(), program).unwrap();
         Self { service, engine, folder }
     }
 
@@ -592,7 +592,7 @@ fn an_engine_of_a_user() {
     fs::set_permissions(folder.join("engine"), Permissions::from_mode(0o666)).unwrap();
     let (path, arguments, environment) = ("/bin/false".into(), Vec::new(), Vec::new());
     let program = UserProgram { path, arguments, environment };
-    let service = Service::for_users(listener, limits, engine, Some(program)).unwrap();
+    let service = Service::with_users(listener, limits, engine, Some(program)).unwrap();
     println!("serves");
     std::io::stdout().flush().unwrap();
     assert_eq!(std::io::stdin().read(&mut [0]).unwrap(), 1);

@@ -215,7 +215,7 @@ fn start_transfers(
         arguments: vec!["transfer-calls".into()],
         environment: Vec::new(),
     };
-    let started = transfer::Service::for_users(listener, settings.limits, engine, Some(program));
+    let started = transfer::Service::with_users(listener, settings.limits, engine, Some(program));
     started.map(Some).map_err(|error| failed(format!("a thread cannot be started: {error}")))
 }
 

@@ -62,7 +62,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Report, DemoError> {
     let limits = ServiceLimits { threads: cores.clamp(2, most) as u32, ..ServiceLimits::default() };
     let engine = Engine::start(limits.of_engine()).map_err(io("start a transfer engine"))?;
     let engine = Arc::new(engine);
-    let service = Service::over(listener, limits, engine.clone())
+    let service = Service::with_engine(listener, limits, engine.clone())
         .map_err(io("start a transfer engine for other programs"))?;
 
     let key: [u8; 32] = Sha256::digest(content.len().to_le_bytes()).into();

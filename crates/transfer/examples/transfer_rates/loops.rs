@@ -10,7 +10,7 @@ use std::time::Instant;
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use sys::descriptors::{read_at, write_at};
 use sys::time::process_cpu_ns;
-use transfer::stages::seal::{HEADER_BYTES, TAG_BYTES};
+use transfer::command::limits::{HEADER_BYTES, TAG_BYTES};
 
 use crate::rows::{STREAMS, Sample};
 

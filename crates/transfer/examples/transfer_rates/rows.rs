@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use sys::affinity::allowed_cores;
 use sys::time::process_cpu_ns;
+use transfer::command::limits::{HEADER_BYTES, TAG_BYTES};
 use transfer::service::message::Answer;
-use transfer::stages::seal::{HEADER_BYTES, TAG_BYTES};
 use transfer::{Client, DigestKind, Key, Source};
 
 use crate::loops;

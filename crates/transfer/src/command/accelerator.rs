@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use mqueue::staging::{CopyFailed, Direction, Staging};
 
-use crate::run::flow::{CHUNK_BYTES, MOVED_MAX};
+use crate::command::limits::{CHUNK_BYTES, MOVED_MAX};
 
 /// Slots of a lane.
 pub const SLOTS: usize = 2;

@@ -2,8 +2,7 @@
 
 use std::io;
 
-use crate::run::users::CallError;
-use crate::stages::compress::Format;
+use crate::command::compression::Format;
 
 /// Why a transfer ended early, or was not started. [`Self::name`] is the label of its counter.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -110,7 +109,7 @@ pub enum TransferError {
     /// Compressed data has too many members or frames in a row that expand to nothing.
     #[error(
         "the {0} data has more than {max} members or frames in a row without content, which no program writes: leave them out",
-        max = crate::stages::compress::EMPTY_MEMBERS_MAX
+        max = crate::command::limits::EMPTY_MEMBERS_MAX
     )]
     EmptyMembers(Format),
     /// Compressed data ends too early.
@@ -321,6 +320,20 @@ impl TransferError {
             _ => Self::Host { what, errno: error.raw_os_error().unwrap_or(5) },
         }
     }
+}
+
+/// Why no process makes a call.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum CallError {
+    /// There is no process, or it has ended; one sentence.
+    #[error("{0}")]
+    Process(String),
+    /// A file is no data but an interface of the host kernel.
+    #[error("a file is an interface of the host kernel")]
+    OfKernel {
+        /// It is the sink, and not one of the source.
+        is_sink: bool,
+    },
 }
 
 impl From<CallError> for TransferError {

@@ -46,14 +46,12 @@ use std::time::Duration;
 use sys::descriptors::describe;
 
 use crate::command::accelerator::AcceleratorMemory;
-use crate::command::stage::{Cipher, DigestKind, Key, StageSpec};
-use crate::run::flow::Device;
-use crate::stages::compress::{Compression, ExpandLimits, Format};
-use crate::stages::kernel::{CONTEXT_BYTES, KernelSource};
-use crate::stages::search::SearchSpec;
-
-/// How long nothing may move, unless the command says otherwise.
-pub const STALL_DEFAULT: Duration = Duration::from_secs(30);
+use crate::command::compression::{Compression, ExpandLimits, Format};
+use crate::command::device::Device;
+use crate::command::kernel::KernelSource;
+use crate::command::key::Key;
+use crate::command::limits::{CONTEXT_BYTES, HEAD_MAX, STALL_DEFAULT};
+use crate::command::stage::{Cipher, DigestKind, SearchSpec, StageSpec};
 
 /// What happens when a socket takes or has nothing for the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,12 +101,6 @@ impl Place {
     }
 }
 
-/// Files of one transfer.
-pub const FILES_MAX: usize = 8;
-
-/// Bytes of a [`Command::after`] at most.
-pub const HEAD_MAX: usize = 16 << 10;
-
 /// A part of a file or of shared memory.
 #[derive(Debug)]
 pub struct FileRange {
@@ -143,6 +135,30 @@ impl Command {
     pub fn sink_socket(&self) -> Option<(u64, u64)> {
         let Place::Socket(socket) = &self.sink else { return None };
         describe(socket.as_fd()).ok().map(|socket| socket.identity)
+    }
+
+    /// How long it may take.
+    pub(crate) fn time_limits(&self) -> TimeLimits {
+        let ns = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+        TimeLimits { stall_ns: ns(self.stall), deadline_ns: self.deadline.map(ns) }
+    }
+
+    /// Why the bytes that were received before the command cannot be part of it, if they cannot.
+    pub(crate) fn check_head(&self) -> Result<(), String> {
+        match self.head.len() {
+            0 => Ok(()),
+            _ if self.source.device() != Device::Socket => {
+                Err("only a socket can have bytes that were received before".to_owned())
+            }
+            _ if self.when_blocked == WhenBlocked::Return => {
+                Err("after bytes that were received before, a transfer waits for its sockets"
+                    .to_owned())
+            }
+            len if len > HEAD_MAX => {
+                Err(format!("{len} bytes were received before, and {HEAD_MAX} is the limit"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Of stages whose order is known only when the program runs. [`crate::Engine::submit`] refuses a wrong one.
@@ -202,6 +218,21 @@ impl Command {
             self.when_blocked = when_blocked;
         }
         self
+    }
+}
+
+/// How long a transfer may take, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct TimeLimits {
+    /// Without progress.
+    pub stall_ns: u64,
+    /// In all.
+    pub deadline_ns: Option<u64>,
+}
+
+impl Default for TimeLimits {
+    fn default() -> Self {
+        Self { stall_ns: STALL_DEFAULT.as_nanos() as u64, deadline_ns: None }
     }
 }
 

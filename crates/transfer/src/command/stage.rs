@@ -1,18 +1,17 @@
-//! Stages: which there are and in which order, digests, and keys.
+//! The stages of a command, and their order.
 
 use std::fmt;
-use std::io::{self, Read};
 
-use aws_lc_rs::digest;
-use sys::digests::{
-    BLOCK_BYTES, MD5_START, Run, SHA256_START, Way, md5_ways, sha256_is_fast_alone, sha256_ways,
+use super::compression::{Compression, ExpandLimits, Format};
+use super::kernel::KernelSource;
+use super::key::Key;
+use super::limits::{
+    CACHE_BYTES_MAX, CONTEXT_BYTES, KERNEL_MEMORY_BYTES, LINE_BYTES_MAX, PROGRAM_BYTES_MAX,
+    RECORD_BYTES, STAGES_MAX,
 };
-use zeroize::{Zeroize as _, Zeroizing};
 
-use crate::stages::compress::{Compression, ExpandLimits, Format};
-use crate::stages::kernel::{CONTEXT_BYTES, KERNEL_MEMORY_BYTES, KernelSource};
-use crate::stages::seal::RECORD_BYTES;
-use crate::stages::search::{SearchKind, SearchSpec};
+/// The text, its begin, and the offsets.
+const SMALL_BYTES: u64 = 64 << 10;
 
 /// A digest algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +69,7 @@ pub struct DigestValue {
 }
 
 impl DigestValue {
-    fn new(kind: DigestKind, value: &[u8]) -> Self {
+    pub(crate) fn new(kind: DigestKind, value: &[u8]) -> Self {
         let mut bytes = [0; 32];
         bytes[..value.len()].copy_from_slice(value);
         Self { kind, bytes }
@@ -117,6 +116,72 @@ impl fmt::Debug for DigestValue {
     }
 }
 
+/// What a search looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SearchKind {
+    /// Occurrences of a text.
+    Text,
+    /// Lines that match an expression.
+    Lines,
+}
+
+impl SearchKind {
+    /// Every kind.
+    pub const ALL: [Self; 2] = [Self::Text, Self::Lines];
+}
+
+/// A search as its caller describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SearchSpec {
+    /// What it looks at.
+    pub kind: SearchKind,
+    /// The text or the expression.
+    pub pattern: Vec<u8>,
+    /// Offsets that are reported, of the first ones that are found; at most [`OFFSETS_MAX`].
+    pub offsets: u16,
+}
+
+impl SearchSpec {
+    /// Memory of the search at most: a line, in a vector that grows by doubling, and the compiled expression.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let of_lines = 2 * LINE_BYTES_MAX + PROGRAM_BYTES_MAX + CACHE_BYTES_MAX;
+        match self.kind {
+            SearchKind::Text => SMALL_BYTES,
+            SearchKind::Lines => of_lines as u64 + SMALL_BYTES,
+        }
+    }
+}
+
+/// What a search has found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// How many.
+    pub count: u64,
+    /// Where the first ones begin: the first byte of an occurrence, or of a line.
+    pub offsets: Vec<u64>,
+    /// Of a range that is searched beside others.
+    pub(crate) edges: Option<Box<Edges>>,
+}
+
+/// What a range has at its ends.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Edges {
+    /// The end of a line, with the byte that ends it unless the stream ends; or the bytes in which an occurrence may end.
+    pub(crate) head: Vec<u8>,
+    /// The begin of a line or an occurrence, and where that is.
+    pub(crate) tail: Vec<u8>,
+    pub(crate) tail_at: u64,
+}
+
+impl Found {
+    pub(crate) fn add(&mut self, at: u64, offsets_max: u16) {
+        self.count += 1;
+        if self.offsets.len() < usize::from(offsets_max) {
+            self.offsets.push(at);
+        }
+    }
+}
+
 /// A cipher of a sealed stream; see [`crate::stages::seal`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cipher {
@@ -143,9 +208,6 @@ impl Cipher {
         Self::ALL.into_iter().find(|cipher| cipher.name() == name)
     }
 }
-
-/// Stages of a transfer.
-pub const STAGES_MAX: usize = 8;
 
 /// What a stage does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -288,242 +350,9 @@ pub fn check_order(stages: &[StageSpec]) -> Result<(), String> {
     Ok(())
 }
 
-/// A digest that is being computed.
-pub(crate) enum Digester {
-    Md5(Blocks<4>),
-    Sha256(Blocks<8>),
-    Sha(DigestKind, digest::Context),
-    Crc32c(u32),
-}
-
-/// A digest of blocks, which can take them beside other streams: see [`sys::digests`].
-pub(crate) struct Blocks<const WORDS: usize> {
-    state: [u32; WORDS],
-    /// The begin of a block whose rest has not come.
-    begun: [u8; BLOCK_BYTES],
-    bytes: u64,
-}
-
-impl<const WORDS: usize> Blocks<WORDS> {
-    fn new(start: [u32; WORDS]) -> Self {
-        Self { state: start, begun: [0; BLOCK_BYTES], bytes: 0 }
-    }
-
-    /// Takes bytes, but for whole blocks in a row, which the result says.
-    fn take<'r>(&'r mut self, bytes: &'r [u8], way: &Way<WORDS>) -> Run<'r, WORDS> {
-        let have = (self.bytes % BLOCK_BYTES as u64) as usize;
-        self.bytes += bytes.len() as u64;
-        let mut rest = bytes;
-        if have > 0 {
-            let (fresh, later) = rest.split_at(rest.len().min(BLOCK_BYTES - have));
-            self.begun[have..have + fresh.len()].copy_from_slice(fresh);
-            rest = later;
-            if have + fresh.len() < BLOCK_BYTES {
-                return Run { state: &mut self.state, blocks: &[] };
-            }
-            way.run(&mut [Run { state: &mut self.state, blocks: &self.begun }]);
-        }
-        let (blocks, begun) = rest.split_at(rest.len() / BLOCK_BYTES * BLOCK_BYTES);
-        self.begun[..begun.len()].copy_from_slice(begun);
-        Run { state: &mut self.state, blocks }
-    }
-
-    /// The padding of both algorithms: a one, zeros, and the length in bits.
-    fn finish(mut self, way: &Way<WORDS>, length: fn(u64) -> [u8; 8]) -> [u32; WORDS] {
-        let bits = self.bytes.wrapping_mul(8);
-        let have = (self.bytes % BLOCK_BYTES as u64) as usize;
-        let zeros = (2 * BLOCK_BYTES - 9 - have) % BLOCK_BYTES;
-        let mut padding = [0; 2 * BLOCK_BYTES];
-        padding[0] = 0x80;
-        padding[1 + zeros..9 + zeros].copy_from_slice(&length(bits));
-        let mut run = self.take(&padding[..9 + zeros], way);
-        way.run(std::slice::from_mut(&mut run));
-        self.state
-    }
-}
-
-/// Shows bytes to digests, several at a time.
-pub(crate) fn update_together<'u>(updates: impl Iterator<Item = (&'u mut Digester, &'u [u8])>) {
-    let (mut md5, mut sha256) = (Vec::new(), Vec::new());
-    for (digester, bytes) in updates {
-        match digester {
-            Digester::Md5(blocks) => md5.push(blocks.take(bytes, &md5_ways()[0])),
-            Digester::Sha256(blocks) => sha256.push(blocks.take(bytes, &sha256_ways()[0])),
-            Digester::Sha(_, state) => state.update(bytes),
-            Digester::Crc32c(state) => *state = crc32c::crc32c_append(*state, bytes),
-        }
-    }
-    md5_ways()[0].run(&mut md5);
-    sha256_ways()[0].run(&mut sha256);
-}
-
-impl Digester {
-    pub(crate) fn new(kind: DigestKind) -> Self {
-        match kind {
-            DigestKind::Md5 => Self::Md5(Blocks::new(MD5_START)),
-            DigestKind::Sha256 if sha256_is_fast_alone() => Self::Sha256(Blocks::new(SHA256_START)),
-            DigestKind::Sha256 => Self::Sha(kind, digest::Context::new(&digest::SHA256)),
-            DigestKind::Sha1 => {
-                Self::Sha(kind, digest::Context::new(&digest::SHA1_FOR_LEGACY_USE_ONLY))
-            }
-            DigestKind::Crc32c => Self::Crc32c(0),
-        }
-    }
-
-    pub(crate) fn kind(&self) -> DigestKind {
-        match self {
-            Self::Md5(_) => DigestKind::Md5,
-            Self::Sha256(_) => DigestKind::Sha256,
-            Self::Sha(kind, _) => *kind,
-            Self::Crc32c(_) => DigestKind::Crc32c,
-        }
-    }
-
-    /// Whether [`update_together`] takes it.
-    pub(crate) fn takes_blocks(&self) -> bool {
-        matches!(self, Self::Md5(_) | Self::Sha256(_))
-    }
-
-    pub(crate) fn update(&mut self, bytes: &[u8]) {
-        update_together(std::iter::once((self, bytes)));
-    }
-
-    pub(crate) fn finish(self) -> DigestValue {
-        let kind = self.kind();
-        match self {
-            Self::Md5(blocks) => {
-                let state = blocks.finish(&md5_ways()[0], u64::to_le_bytes);
-                DigestValue::new(kind, state.map(u32::to_le_bytes).as_flattened())
-            }
-            Self::Sha256(blocks) => {
-                let state = blocks.finish(&sha256_ways()[0], u64::to_be_bytes);
-                DigestValue::new(kind, state.map(u32::to_be_bytes).as_flattened())
-            }
-            Self::Sha(_, state) => DigestValue::new(kind, state.finish().as_ref()),
-            Self::Crc32c(state) => DigestValue::new(kind, &state.to_be_bytes()),
-        }
-    }
-}
-
-/// Longest key file.
-const KEY_FILE_BYTES_MAX: usize = 80;
-
-/// A key of 32 bytes. Its value is not shown, and its memory is overwritten when it is dropped.
-#[derive(PartialEq, Eq)]
-pub struct Key(Box<Zeroizing<[u8; 32]>>);
-
-impl Key {
-    /// The key with these bytes.
-    pub fn new(mut bytes: [u8; 32]) -> Self {
-        let key = Self::copy(&bytes);
-        bytes.zeroize();
-        key
-    }
-
-    fn copy(bytes: &[u8; 32]) -> Self {
-        // Filled in its place: a value that moves leaves a copy.
-        let mut key = Box::<Zeroizing<[u8; 32]>>::default();
-        key.copy_from_slice(bytes);
-        Self(key)
-    }
-
-    /// Reads a key file. `None`: it is not one.
-    pub fn read(mut file: impl Read) -> io::Result<Option<Self>> {
-        let mut bytes = Zeroizing::new([0; KEY_FILE_BYTES_MAX + 1]);
-        let mut len = 0;
-        while len < bytes.len() {
-            match file.read(&mut bytes[len..]) {
-                Ok(0) => break,
-                Ok(read) => len += read,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(Self::parse(&bytes[..len]))
-    }
-
-    /// The key with these bytes, if there are 32.
-    pub fn of(bytes: &[u8]) -> Option<Self> {
-        bytes.try_into().ok().map(Self::copy)
-    }
-
-    /// A key file: 32 bytes, or 64 hexadecimal digits with or without an end of line.
-    pub fn parse(file: &[u8]) -> Option<Self> {
-        if let Some(key) = Self::of(file) {
-            return Some(key);
-        }
-        let text = std::str::from_utf8(file).ok()?.trim_end();
-        if text.len() != 64 || !text.is_ascii() {
-            return None;
-        }
-        let mut key = Self::copy(&[0; 32]);
-        for (byte, at) in key.0.iter_mut().zip((0..64).step_by(2)) {
-            *byte = u8::from_str_radix(&text[at..at + 2], 16).ok()?;
-        }
-        Some(key)
-    }
-
-    /// The bytes.
-    pub fn bytes(&self) -> &[u8; 32] {
-        &self.0
-    }
-}
-
-impl Clone for Key {
-    fn clone(&self) -> Self {
-        Self::copy(&self.0)
-    }
-}
-
-impl fmt::Debug for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Key(..)")
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use proptest::collection::vec;
-    use proptest::prelude::*;
-
     use super::*;
-
-    fn digest_of(kind: DigestKind, parts: &[&[u8]]) -> String {
-        let mut digester = Digester::new(kind);
-        parts.iter().for_each(|part| digester.update(part));
-        digester.finish().to_string()
-    }
-
-    /// RFC 1321, FIPS 180-4 and RFC 3720 give these values.
-    #[test]
-    fn digests_have_their_published_values() {
-        assert_eq!(digest_of(DigestKind::Md5, &[b"a", b"bc"]), "900150983cd24fb0d6963f7d28e17f72");
-        let sha = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        assert_eq!(digest_of(DigestKind::Sha256, &[b"ab", b"c"]), sha);
-        assert_eq!(digest_of(DigestKind::Crc32c, &[&[0; 16], &[0; 16]]), "8a9136aa");
-        let sha = "a9993e364706816aba3e25717850c26c9cd0d89d";
-        assert_eq!(digest_of(DigestKind::Sha1, &[b"abc"]), sha);
-        for kind in DigestKind::ALL {
-            assert_eq!(DigestKind::named(kind.name()), Some(kind));
-            assert_eq!(digest_of(kind, &[]).len(), 2 * kind.value_bytes());
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn crc32c_of_ranges_is_that_of_all(ranges in vec(vec(any::<u8>(), 0..300), 1..8)) {
-            let digest = |bytes: &[u8]| {
-                let mut digester = Digester::new(DigestKind::Crc32c);
-                digester.update(bytes);
-                digester.finish()
-            };
-            let mut all = digest(&[]);
-            for range in &ranges {
-                all = DigestValue::joined(&all, &digest(range), range.len() as u64);
-            }
-            prop_assert_eq!(all, digest(&ranges.concat()));
-        }
-    }
 
     #[test]
     fn stages_have_one_order() {
@@ -562,19 +391,5 @@ mod tests {
             assert_eq!(refused(&stages), format!("{names}: {once}"));
         }
         assert_eq!(refused(&[&md5; 9]), "there are 9 stages, and 8 is the limit");
-    }
-
-    #[test]
-    fn a_key_file_is_binary_or_hexadecimal() {
-        let hex = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
-        let key = Key::parse(format!("{hex}\n").as_bytes()).unwrap();
-        assert_eq!(key.bytes()[1], 0x11);
-        assert_eq!(Key::parse(key.bytes()), Some(key.clone()));
-        assert_eq!(Key::read(&key.bytes()[..]).unwrap(), Some(key.clone()));
-        assert_eq!(Key::read(std::io::repeat(b'0')).unwrap(), None, "it is not read to its end");
-        for wrong in [&b"short"[..], &[b'g'; 64], &[0xff; 64], "é".repeat(32).as_bytes()] {
-            assert_eq!(Key::parse(wrong), None);
-        }
-        assert_eq!(format!("{key:?}"), "Key(..)");
     }
 }

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::command::device::Device;
 use crate::command::error::TransferError;
-use crate::engine::Outcome;
-use crate::engine::scoreboard::InFlight;
+use crate::command::report::Outcome;
+use crate::engine::scoreboard::{InFlight, Queued};
 use crate::engine::tenants::{TenantCounters, Tenants};
-use crate::run::flow::Device;
+use crate::run::progress::{CountedIn, MovedBytes};
 
 /// What an engine has counted.
 #[derive(Debug)]
@@ -25,37 +26,19 @@ pub struct Counters {
     /// As in [`Device::ALL`].
     devices: [DeviceCounters; Device::ALL.len()],
     /// Of the files of a file system, by its device number.
-    blocks: Mutex<BTreeMap<u64, Arc<BlockCounters>>>,
+    blocks: Mutex<BTreeMap<u64, Arc<MovedBytes>>>,
     pub(crate) tenants: Tenants,
 }
 
 /// File systems that are counted apart.
 const BLOCKS_MAX: usize = 64;
 
-/// What has moved from and to the files of one file system.
-#[derive(Debug, Default)]
-pub(crate) struct BlockCounters {
-    taken: AtomicU64,
-    given: AtomicU64,
-}
-
-impl BlockCounters {
-    pub(crate) fn count_taken(&self, bytes: u64) {
-        self.taken.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    pub(crate) fn count_given(&self, bytes: u64) {
-        self.given.fetch_add(bytes, Ordering::Relaxed);
-    }
-}
-
 /// What is counted of one kind of device.
 #[derive(Debug, Default)]
 struct DeviceCounters {
     running: AtomicU64,
     in_flight: AtomicU64,
-    taken: AtomicU64,
-    given: AtomicU64,
+    moved: Arc<MovedBytes>,
 }
 
 /// What one kind of device does and has done.
@@ -73,15 +56,6 @@ pub struct DeviceLoad {
     pub taken: u64,
     /// Bytes that such sinks got so far.
     pub given: u64,
-}
-
-/// Transfers whose next step waits for a thread.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Queued {
-    /// By the device of the step, as in [`Device::ALL`].
-    pub devices: [usize; Device::ALL.len()],
-    /// For digests that take chunks of several transfers at a time.
-    pub digests: usize,
 }
 
 impl Default for Counters {
@@ -161,8 +135,8 @@ impl Counters {
                 queued: load(&self.queued[device as usize]),
                 running: load(&of.running),
                 bytes_in_flight: load(&of.in_flight),
-                taken: load(&of.taken),
-                given: load(&of.given),
+                taken: of.moved.taken(),
+                given: of.moved.given(),
             }
         })
     }
@@ -170,12 +144,11 @@ impl Counters {
     /// Bytes taken from the files of each file system, and given to them, by its device number.
     pub(crate) fn blocks(&self) -> BTreeMap<u64, (u64, u64)> {
         let blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
-        let load = |of: &AtomicU64| of.load(Ordering::Relaxed);
-        blocks.iter().map(|(block, of)| (*block, (load(&of.taken), load(&of.given)))).collect()
+        blocks.iter().map(|(block, of)| (*block, (of.taken(), of.given()))).collect()
     }
 
     /// The counters of a file system; `None`: there are too many.
-    pub(crate) fn block(&self, block: u64) -> Option<Arc<BlockCounters>> {
+    pub(crate) fn block(&self, block: u64) -> Option<Arc<MovedBytes>> {
         let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
         if blocks.len() >= BLOCKS_MAX && !blocks.contains_key(&block) {
             // Numbers of file systems that are mounted now and then would take all places.
@@ -192,12 +165,14 @@ impl Counters {
         self.tenants.counters()
     }
 
-    pub(crate) fn count_taken(&self, device: Device, bytes: u64) {
-        self.devices[device as usize].taken.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    pub(crate) fn count_given(&self, device: Device, bytes: u64) {
-        self.devices[device as usize].given.fetch_add(bytes, Ordering::Relaxed);
+    /// Where the bytes of a transfer between these devices are counted. `blocks`: those of the
+    /// files of source and sink.
+    pub(crate) fn of_transfer(&self, ends: [Device; 2], blocks: [Option<u64>; 2]) -> CountedIn {
+        let of = |end: usize| {
+            let device = self.devices[ends[end] as usize].moved.clone();
+            [Some(device), blocks[end].and_then(|block| self.block(block))]
+        };
+        CountedIn { source: of(0), sink: of(1) }
     }
 
     pub(crate) fn note_in_flight(&self, all: [InFlight; Device::ALL.len()]) {

@@ -5,34 +5,36 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use super::{Outcome, Shared};
-use crate::command::report::Progress;
+use super::Shared;
+use crate::command::device::Device;
+use crate::command::report::Outcome;
 use crate::command::stage::StageKind;
 use crate::engine::scoreboard::{Activity, EntryId};
-use crate::run::flow::Device;
+use crate::run::progress::Progress;
 
 /// A transfer in flight, or one that has ended.
 #[derive(Clone)]
-pub struct Submitted {
+pub struct TransferHandle {
     pub(super) shared: Arc<Shared>,
     /// One for each of its parts; none if there was nothing to do.
     pub(crate) entries: Arc<[EntryId]>,
-    pub(super) progress: Arc<Progress>,
-    pub(super) shape: Arc<Shape>,
+    pub(super) status: Arc<Status>,
 }
 
-/// What a transfer is made of.
+/// A transfer in flight as others see it.
 #[derive(Debug)]
-pub(crate) struct Shape {
+pub(crate) struct Status {
     pub(crate) source: Device,
     pub(crate) sink: Device,
     pub(crate) stages: Vec<StageKind>,
     /// Bytes that it holds at most.
     pub(crate) memory: u64,
     pub(crate) started: Instant,
+    /// How far it is, with all of its parts.
+    pub(crate) progress: Arc<Progress>,
 }
 
-impl Submitted {
+impl TransferHandle {
     /// What it does; `None`: it has ended.
     pub fn activity(&self) -> Option<Activity> {
         let board = self.shared.board();
@@ -40,8 +42,8 @@ impl Submitted {
         found.max_by_key(|activity| *activity == Activity::Running)
     }
 
-    pub(crate) fn shape(&self) -> &Arc<Shape> {
-        &self.shape
+    pub(crate) fn status(&self) -> &Arc<Status> {
+        &self.status
     }
 
     /// Ends the transfer, with what it has done so far.
@@ -51,7 +53,7 @@ impl Submitted {
 
     /// How far it is.
     pub fn progress(&self) -> &Progress {
-        &self.progress
+        &self.status.progress
     }
 }
 
@@ -67,8 +69,8 @@ impl Submitted {
 /// # }
 /// ```
 pub struct Transfer {
-    end: Arc<Arrival>,
-    pub(crate) submitted: Submitted,
+    end: Arc<OutcomeCell>,
+    pub(crate) handle: TransferHandle,
 }
 
 impl Future for Transfer {
@@ -87,8 +89,8 @@ impl Future for Transfer {
 }
 
 impl Transfer {
-    pub(super) fn new(end: Arc<Arrival>, submitted: Submitted) -> Self {
-        Self { end, submitted }
+    pub(super) fn new(end: Arc<OutcomeCell>, handle: TransferHandle) -> Self {
+        Self { end, handle }
     }
 
     /// Waits for the end. [`Command::stall`](crate::Command::stall) limits how long almost nothing may move.
@@ -110,18 +112,18 @@ impl Transfer {
 
     /// Ends it, with what it has done so far.
     pub fn cancel(&self) {
-        self.submitted.cancel();
+        self.handle.cancel();
     }
 
     /// How far it is.
     pub fn progress(&self) -> &Progress {
-        self.submitted.progress()
+        self.handle.progress()
     }
 }
 
 /// Where the outcome of a [`Transfer`] arrives.
 #[derive(Default)]
-pub(super) struct Arrival {
+pub(super) struct OutcomeCell {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -133,7 +135,7 @@ struct State {
     waker: Option<Waker>,
 }
 
-impl Arrival {
+impl OutcomeCell {
     pub(super) fn set(&self, outcome: Outcome) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.outcome = Some(outcome);

@@ -2,14 +2,17 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::Done;
-use super::handle::Shape;
+use super::handle::Status;
+use crate::command::device::{Blocked, Device, End};
 use crate::command::error::TransferError;
+use crate::command::report::Done;
 use crate::engine::memory::Reserved;
 use crate::engine::scoreboard::{Share, Work};
 use crate::run::apart::Apart;
-use crate::run::flow::{Blocked, Buffers, Device, End, Flow, Progress};
-use crate::run::held::{Descriptors, Socket, SocketUse};
+use crate::run::descriptors::{Descriptors, Socket, SocketUse};
+use crate::run::flow::Flow;
+use crate::run::progress::Progress;
+use crate::stages::buffer::Buffers;
 
 /// The work of an entry.
 pub(super) struct Job {
@@ -26,9 +29,8 @@ pub(super) struct Ending {
     /// The sockets, with the direction in which they are used.
     pub(super) sockets: Vec<(SocketUse, Arc<Socket>)>,
     pub(super) progress: Arc<Progress>,
-    /// Of the transfer of which this may be a part: how far it is, and what it is made of.
-    pub(super) whole: Arc<Progress>,
-    pub(super) shape: Arc<Shape>,
+    /// That of the transfer of which this may be a part.
+    pub(super) status: Arc<Status>,
     /// Taken by the thread that answers the caller.
     pub(super) done: Mutex<Option<Done>>,
 }

@@ -8,7 +8,8 @@ use sys::local::WakeFd;
 
 use crate::command::error::TransferError;
 use crate::command::pipeline::Command;
-use crate::engine::{Engine, Outcome, Submitted};
+use crate::command::report::Outcome;
+use crate::engine::{Engine, TransferHandle};
 
 /// Outcomes of transfers that have ended, of one engine of this process or of several. Each adds 1 to an eventfd of the program when it
 /// is here; others may add to it as well ([`crate::Client::signal`]).
@@ -44,7 +45,7 @@ impl Outcomes {
         engine: &Engine,
         number: u64,
         command: Command,
-    ) -> Result<Submitted, TransferError> {
+    ) -> Result<TransferHandle, TransferError> {
         let outcomes = self.clone();
         engine.submit_with(command, move |outcome| {
             let mut here = outcomes.here.lock().unwrap_or_else(PoisonError::into_inner);

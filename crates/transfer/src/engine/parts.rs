@@ -3,14 +3,13 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::command::error::TransferError;
+use crate::command::report::{Done, Outcome, Report, StageReport};
 use crate::command::stage::{DigestValue, StageKind};
 use crate::engine::scoreboard::EntryId;
-use crate::engine::{Done, Outcome};
-use crate::run::flow::{Report, StageReport};
 use crate::stages::search::{Searcher, join};
 
-/// The parts of one transfer.
-pub(crate) struct Whole(Mutex<State>);
+/// The parts of one transfer, and what they have in common.
+pub(crate) struct Parts(Mutex<State>);
 
 struct State {
     entries: Vec<EntryId>,
@@ -33,7 +32,7 @@ pub(crate) enum Next {
     Answer(Done, Outcome),
 }
 
-impl Whole {
+impl Parts {
     /// Of this many parts.
     pub(crate) fn new(parts: usize, searchers: Vec<Option<Searcher>>, done: Done) -> Self {
         let outcomes = (0..parts).map(|_| None).collect();
@@ -144,9 +143,9 @@ fn sums(outcomes: &[Outcome]) -> Vec<StageReport> {
 mod tests {
     use super::*;
     use crate::command::pipeline::{Command, Place};
-    use crate::command::stage::{DigestKind, StageSpec};
+    use crate::command::stage::{DigestKind, SearchKind, SearchSpec, StageSpec};
     use crate::engine::{Engine, Limits};
-    use crate::stages::search::{COMPILED, SearchKind, SearchSpec};
+    use crate::stages::search::COMPILED;
 
     fn outcome(result: Result<(), TransferError>, bytes: u64) -> Outcome {
         Outcome { result, report: Report { read: bytes + 1, written: bytes, ..Report::default() } }
@@ -155,18 +154,18 @@ mod tests {
     #[test]
     fn parts_behind_a_failed_one_are_cancelled_and_those_before_it_go_on() {
         let entries: Vec<EntryId> = (0..5).map(EntryId::from_bits).collect();
-        let whole = Whole::new(5, Vec::new(), Box::new(|_| {}));
-        whole.begin(&entries);
+        let parts = Parts::new(5, Vec::new(), Box::new(|_| {}));
+        parts.begin(&entries);
         let cancelled = |next| match next {
             Next::Cancel(entries) => entries.iter().map(|id| id.to_bits()).collect(),
             Next::Nothing => Vec::new(),
             Next::Answer(..) => panic!("others are in flight"),
         };
-        assert_eq!(cancelled(whole.end(3, outcome(Err(TransferError::DiskFull), 5))), [4]);
-        assert_eq!(cancelled(whole.end(4, outcome(Err(TransferError::Cancelled), 1))), [0; 0]);
-        assert_eq!(cancelled(whole.end(1, outcome(Err(TransferError::Reset), 2))), [2]);
-        assert_eq!(cancelled(whole.end(2, outcome(Err(TransferError::Cancelled), 9))), [0; 0]);
-        let Next::Answer(_, all) = whole.end(0, outcome(Ok(()), 10)) else {
+        assert_eq!(cancelled(parts.end(3, outcome(Err(TransferError::DiskFull), 5))), [4]);
+        assert_eq!(cancelled(parts.end(4, outcome(Err(TransferError::Cancelled), 1))), [0; 0]);
+        assert_eq!(cancelled(parts.end(1, outcome(Err(TransferError::Reset), 2))), [2]);
+        assert_eq!(cancelled(parts.end(2, outcome(Err(TransferError::Cancelled), 9))), [0; 0]);
+        let Next::Answer(_, all) = parts.end(0, outcome(Ok(()), 10)) else {
             panic!("it is the last")
         };
         assert_eq!((all.result, all.report.written), (Err(TransferError::Reset), 12));
@@ -231,7 +230,7 @@ mod tests {
             let sink = std::fs::File::create(path.with_extension("sink")).unwrap();
             let (source, sink) = (Place::File(file.into(), 0), Place::File(sink.into(), 0));
             let transfer = engine.submit(Command::new(source, None, stages, sink)).unwrap();
-            assert_eq!(transfer.submitted.entries.len(), parts);
+            assert_eq!(transfer.handle.entries.len(), parts);
             assert_eq!(transfer.wait().result, Ok(()));
         }
         std::fs::remove_file(path.with_extension("sink")).unwrap();
@@ -255,7 +254,7 @@ mod tests {
             let transfer = engine.submit(Command::new(source, None, stages, sink)).unwrap();
             assert_eq!(COMPILED.get() - compiled, searches, "once for all parts");
             // The last search finds no memory for the five parts of 4 MiB that there could be.
-            assert_eq!(transfer.submitted.entries.len(), parts);
+            assert_eq!(transfer.handle.entries.len(), parts);
             let outcome = transfer.wait();
             assert_eq!(outcome.result, Ok(()));
             assert_eq!(outcome.report.stages.len(), searches);

@@ -4,11 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::Engine;
-use super::handle::Shape;
-use crate::command::report::Progress;
+use super::handle::Status;
+use crate::command::device::Device;
 use crate::engine::counters::DeviceLoad;
 use crate::engine::scoreboard::{Activity, AtWork};
-use crate::run::flow::Device;
 
 /// What the sockets, the accelerators or the files of one block device do for an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,8 +22,7 @@ pub struct DeviceQueue {
 
 /// A transfer in flight.
 pub(crate) struct InFlight {
-    pub(crate) shape: Arc<Shape>,
-    pub(crate) progress: Arc<Progress>,
+    pub(crate) status: Arc<Status>,
     pub(crate) activity: Activity,
 }
 
@@ -32,14 +30,12 @@ impl Engine {
     /// The transfers in flight.
     pub(crate) fn transfers(&self) -> Vec<InFlight> {
         let board = self.shared.board();
-        let mut all = HashMap::<*const Shape, InFlight>::new();
+        let mut all = HashMap::<*const Status, InFlight>::new();
         for (ending, activity) in board.entries.entries() {
-            let (shape, progress) = (&ending.shape, &ending.whole);
-            let known = all.entry(Arc::as_ptr(shape)).or_insert_with(|| InFlight {
-                shape: shape.clone(),
-                progress: progress.clone(),
-                activity,
-            });
+            let status = &ending.status;
+            let known = all
+                .entry(Arc::as_ptr(status))
+                .or_insert_with(|| InFlight { status: status.clone(), activity });
             if activity == Activity::Running {
                 known.activity = activity;
             }

@@ -15,19 +15,20 @@
 //! Pure: time is an argument (nanoseconds), and `T` is whatever the steps need.
 
 mod by_device;
-mod pace;
 mod slow;
 mod turns;
 
 use std::collections::VecDeque;
 
+use crate::command::device::{Blocked, Device, End};
 use crate::command::error::TransferError;
-use crate::engine::counters::Queued;
+use crate::command::limits::SMALL_CHUNKS_MAX;
+use crate::command::pipeline::TimeLimits;
 use crate::run::apart::{Apart, TOGETHER_MAX};
-use crate::run::flow::{Blocked, Buffers, Device, End, SMALL_CHUNKS_MAX};
+use crate::run::stall::StallTimer;
+use crate::stages::buffer::Buffers;
 pub use by_device::AtWork;
-pub(crate) use pace::Pace;
-pub use pace::{Patience, RATE_MIN};
+
 pub use slow::{GONE_MAX, OF_CALLER_MAX, OF_TENANT_MAX, SLOW_MAX};
 use slow::{Limits, Step, Who};
 pub use turns::Share;
@@ -70,7 +71,7 @@ impl EntryId {
     }
 
     /// The entry and the end with this number.
-    pub fn of_key(key: u64) -> (Self, End) {
+    pub fn from_key(key: u64) -> (Self, End) {
         let end = if key & SINK_BIT == 0 { End::Source } else { End::Sink };
         (Self(key & !SINK_BIT), end)
     }
@@ -162,6 +163,15 @@ pub struct InFlight {
     pub running: u64,
 }
 
+/// Transfers whose next step waits for a thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Queued {
+    /// By the device of the step, as in [`Device::ALL`].
+    pub devices: [usize; Device::ALL.len()],
+    /// For digests that take chunks of several transfers at a time.
+    pub digests: usize,
+}
+
 /// What an entry does at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activity {
@@ -206,16 +216,16 @@ struct Entry<T: Work> {
     blocked: Blocked,
     /// Sockets that became ready during the step.
     ready: Blocked,
-    patience: Patience,
+    time_limits: TimeLimits,
     started_ns: u64,
-    pace: Pace,
+    stall: StallTimer,
     /// When the step began that runs.
     step_ns: u64,
 }
 
 impl<T: Work> Entry<T> {
     fn moved(&mut self, bytes: u64, now_ns: u64) {
-        self.pace.moved(bytes, now_ns, self.patience.stall_ns);
+        self.stall.moved(bytes, now_ns, self.time_limits.stall_ns);
     }
 
     /// Whether its step at this end may not return.
@@ -239,7 +249,7 @@ impl<T: Work> Entry<T> {
         if runs && self.cancelled {
             return Some(TransferError::Cancelled);
         }
-        let over = self.pace.left(now_ns, self.started_ns, self.patience).err()?;
+        let over = self.stall.left(now_ns, self.started_ns, self.time_limits).err()?;
         Some(match (over, self.state) {
             (TransferError::Stalled(ms), State::Running(device, _)) if runs => device.stalled(ms),
             (TransferError::Stalled(ms), State::Queued(device, end))
@@ -345,21 +355,21 @@ impl<T: Work> Scoreboard<T> {
         self.slots.len() == self.free.len()
     }
 
-    /// Adds a transfer, or returns it if there is no room. `patience` counts from `now_ns`.
-    pub fn insert(&mut self, work: T, patience: Patience, now_ns: u64) -> Result<EntryId, T> {
+    /// Adds a transfer, or returns it if there is no room. `time_limits` counts from `now_ns`.
+    pub fn insert(&mut self, work: T, time_limits: TimeLimits, now_ns: u64) -> Result<EntryId, T> {
         if self.len() >= self.entries_max {
             return Err(work);
         }
-        Ok(self.add(work, patience, now_ns, false))
+        Ok(self.add(work, time_limits, now_ns, false))
     }
 
     /// Adds a further part of a transfer.
-    pub fn insert_part(&mut self, work: T, patience: Patience, now_ns: u64) -> EntryId {
+    pub fn insert_part(&mut self, work: T, time_limits: TimeLimits, now_ns: u64) -> EntryId {
         self.parts += 1;
-        self.add(work, patience, now_ns, true)
+        self.add(work, time_limits, now_ns, true)
     }
 
-    fn add(&mut self, work: T, patience: Patience, now_ns: u64, is_part: bool) -> EntryId {
+    fn add(&mut self, work: T, time_limits: TimeLimits, now_ns: u64, is_part: bool) -> EntryId {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() - 1
@@ -391,9 +401,9 @@ impl<T: Work> Scoreboard<T> {
             back: Vec::new(),
             blocked: Blocked::default(),
             ready: Blocked::default(),
-            patience,
+            time_limits,
             started_ns: now_ns,
-            pace: Pace::begin(now_ns),
+            stall: StallTimer::begin(now_ns),
             step_ns: now_ns,
         });
         self.queue(first).push_back(id, share);
@@ -696,8 +706,8 @@ impl<T: Work> Scoreboard<T> {
     /// When [`Self::expire`] has something to do at the earliest.
     pub fn next_deadline_ns(&self) -> Option<u64> {
         let of = |entry: &Entry<T>| {
-            let stall = entry.pace.moved_ns.saturating_add(entry.patience.stall_ns);
-            let total = entry.patience.deadline_ns.map(|ns| entry.started_ns.saturating_add(ns));
+            let stall = entry.stall.moved_ns.saturating_add(entry.time_limits.stall_ns);
+            let total = entry.time_limits.deadline_ns.map(|ns| entry.started_ns.saturating_add(ns));
             total.map_or(stall, |total| total.min(stall))
         };
         self.slots.iter().flatten().filter(|entry| entry.work.is_some()).map(of).min()

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::command::report::{Done, Outcome};
 use crate::engine::scoreboard::Share;
-use crate::engine::{Done, Outcome};
 
 /// A tenant of the server, as far as transfers are concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,14 +76,14 @@ pub struct Account {
 
 impl Account {
     /// Counts a transfer that has started and may hold that much memory.
-    pub(crate) fn open(account: Option<&Self>, memory: u64) {
+    pub(crate) fn count_start(account: Option<&Self>, memory: u64) {
         if let Some(account) = account {
             account.counters.start(memory);
         }
     }
 
     /// `done`, which counts the end of that transfer first.
-    pub(crate) fn closing(account: Option<&Self>, memory: u64, done: Done) -> Done {
+    pub(crate) fn count_end(account: Option<&Self>, memory: u64, done: Done) -> Done {
         let Some(counters) = account.map(|account| account.counters.clone()) else { return done };
         Box::new(move |outcome| {
             counters.end(memory, &outcome);

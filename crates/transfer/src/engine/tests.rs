@@ -1,10 +1,14 @@
 use std::os::unix::net::UnixStream;
 
 use super::*;
+use crate::command::compression::{Compression, ExpandLimits, Format};
+use crate::command::device::Device;
+use crate::command::error::TransferError;
+use crate::command::key::Key;
+use crate::command::limits::STAGES_MAX;
 use crate::command::pipeline::Source;
-use crate::command::stage::STAGES_MAX;
-use crate::run::flow::Device;
-use crate::{Cipher, Compression, ExpandLimits, Format, Key, SearchKind, SearchSpec};
+use crate::command::stage::{Cipher, SearchKind, SearchSpec, StageSpec};
+use crate::run::plan::{Cut, Plan};
 
 /// The smallest limit that a configuration can set.
 const SMALLEST_MIB: u32 = 64;
@@ -71,6 +75,7 @@ fn every_transfer_fits_the_smallest_limit_and_many_plain_ones_the_default() {
         sync: false,
         part: None,
         cut: Cut::No,
+        parts_max: 1,
     };
     let largest = plan(stages).memory_bytes();
     assert!(largest > 30 << 20 && largest <= u64::from(SMALLEST_MIB) << 20, "{largest}");
@@ -150,7 +155,7 @@ fn transfers_of_a_tenant_are_counted_as_its_own_and_leave_memory_to_others() {
     // Four times what is free, of the other half.
     assert!(heavy.counters.held() > (most - held) / 2, "{}", heavy.counters.held());
     assert_eq!(light.counters.in_flight(), few.len() as u64);
-    many.iter().chain(&few).for_each(Submitted::cancel);
+    many.iter().chain(&few).for_each(TransferHandle::cancel);
     let deadline = Instant::now() + Duration::from_secs(60);
     while light.counters.in_flight() + heavy.counters.in_flight() > 0 {
         assert!(Instant::now() < deadline, "they end");

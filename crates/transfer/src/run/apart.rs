@@ -6,18 +6,17 @@
 use std::io;
 use std::sync::Arc;
 
+use crate::command::device::SocketSender;
 use crate::command::error::TransferError;
-use crate::command::stage::update_together;
-use crate::run::flow::Progress;
+use crate::command::limits::TAG_BYTES;
+use crate::run::progress::Progress;
 use crate::stages::buffer::Layout;
 use crate::stages::chain::{Chunk, Stage};
-use crate::stages::seal::{Sealer, TAG_BYTES};
+use crate::stages::digest::update_together;
+use crate::stages::seal::Sealer;
 
 /// Chunks that go through digests together: the lanes of the widest pass.
 pub const TOGETHER_MAX: usize = sys::digests::LANES_MAX;
-
-/// Sends what a socket takes now; `WouldBlock` if that is nothing.
-pub type Send = dyn Fn(&[u8]) -> io::Result<usize> + std::marker::Send + Sync;
 
 /// Work apart from a transfer.
 pub enum Apart {
@@ -129,7 +128,7 @@ pub(crate) fn seal_in_place(
 /// A chunk that is sent.
 pub struct SendApart {
     pub(crate) chunk: Chunk,
-    pub(crate) send: Arc<Send>,
+    pub(crate) send: Arc<SocketSender>,
     pub(crate) progress: Arc<Progress>,
     /// Bytes that the sink had before.
     pub(crate) before: u64,

@@ -5,141 +5,25 @@
 //! chunk is prepared. All I/O goes through [`Devices`], so tests run transfers on devices that fail in every way.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSliceMut};
+use std::io::{self};
 use std::sync::Arc;
 
+use crate::command::device::{Blocked, Device, Devices, End, SocketSender};
 use crate::command::error::TransferError;
+use crate::command::limits::{
+    CHUNK_BYTES, CHUNKS_MAX, HEADER_BYTES, MOVED_MAX, PAYLOAD_BYTES, RECORD_BYTES,
+    SENT_CHUNK_BYTES, SMALL_CHUNK_BYTES, SMALL_CHUNKS_MAX,
+};
 use crate::command::pipeline::WhenBlocked;
-pub use crate::command::report::{Progress, Report, StageReport};
+use crate::command::report::{Report, StageReport};
 use crate::command::stage::{Cipher, StageKind, StageSpec};
-use crate::engine::counters::Counters;
-use crate::run::apart::{self, Apart, Fresh, SendApart, StagesApart, seal_in_place};
-pub use crate::run::plan::{Cut, Plan, StreamPart};
-pub use crate::stages::buffer::Buffers;
-use crate::stages::buffer::Layout;
+use crate::run::apart::{Apart, Fresh, SendApart, StagesApart, seal_in_place};
+use crate::run::plan::{Cut, Plan};
+use crate::run::progress::Progress;
+use crate::stages::buffer::{Buffers, Layout};
 use crate::stages::chain::{Chain, Chunk, Stage};
-use crate::stages::seal::{HEADER_BYTES, PAYLOAD_BYTES, RECORD_BYTES, Sealer};
+use crate::stages::seal::Sealer;
 use crate::stages::search::Searcher;
-
-/// Bytes of a chunk, but for the header of a sealed stream. 512 KiB stay in a core's second-level cache
-/// between the stages, and amortise two system calls and the choice of the next step.
-pub const CHUNK_BYTES: usize = 512 << 10;
-/// Bytes of a chunk that is read, sealed and sent: with more of them the copies of the host kernel, out of the page cache and into the socket, displace one
-/// another in that cache (measured: a tenth more CPU time with 512 KiB).
-pub const SENT_CHUNK_BYTES: usize = 256 << 10;
-/// Chunks of a transfer at a time.
-pub const CHUNKS_MAX: usize = 2;
-/// Bytes of a step that moves them without a buffer of the transfer, if the devices take as many.
-pub const MOVED_MAX: usize = 4 << 20;
-/// Bytes of a chunk that goes through digests together with those of other transfers: all of them have to stay in the cache.
-pub const SMALL_CHUNK_BYTES: usize = 128 << 10;
-/// Such chunks of a transfer at a time: no more memory than [`CHUNKS_MAX`] others.
-pub const SMALL_CHUNKS_MAX: usize = 7;
-
-/// The source and the sink of a transfer. No call waits for a socket: it fails with `WouldBlock` instead.
-pub trait Devices {
-    /// Reads from the source, a file or memory, at `offset` into the parts, one after the other; 0 is its end.
-    fn read_at(&mut self, parts: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<usize>;
-    /// Writes to the sink, a file or memory, at `offset`.
-    fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<usize>;
-    /// Waits until what was written to the sink is on the file's disk, or in the accelerator's memory.
-    fn sync(&mut self) -> io::Result<()>;
-    /// Moves up to `most` bytes from the source at `from` to the sink at `to`, neither of which is a socket, without a buffer of the
-    /// transfer. Returns how many; 0 is the end of the source. `None`: these devices cannot do that.
-    fn move_at(&mut self, from: u64, to: u64, most: usize) -> Option<Result<usize, TransferError>> {
-        let _ = (from, to, most);
-        None
-    }
-    /// Sends what the sink, a socket, takes now.
-    fn send(&mut self, bytes: &[u8]) -> io::Result<usize>;
-    /// Sends as [`Self::send`], apart from the other devices. `None`: they cannot be apart.
-    fn sender(&self) -> Option<Arc<apart::Send>> {
-        None
-    }
-    /// Receives what has arrived at the source, a socket; 0 is the end of the stream.
-    fn receive(&mut self, into: &mut [u8]) -> io::Result<usize>;
-}
-
-/// The kind of a device. Each has a queue of steps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Device {
-    /// A file, or shared memory.
-    File,
-    /// A stream socket.
-    Socket,
-    /// Memory of an accelerator.
-    Accelerator,
-}
-
-impl Device {
-    /// Every kind.
-    pub const ALL: [Self; 3] = [Self::File, Self::Socket, Self::Accelerator];
-
-    /// Its name in metrics and messages.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::File => "file",
-            Self::Socket => "socket",
-            Self::Accelerator => "accelerator",
-        }
-    }
-
-    /// Whether it has positions, so that a step reads and writes all that it wants. Such a step may take its time; one on a socket
-    /// does not wait.
-    pub fn has_positions(self) -> bool {
-        match self {
-            Self::File | Self::Accelerator => true,
-            Self::Socket => false,
-        }
-    }
-
-    /// The error of a step that does not return for `ms`.
-    pub(crate) fn stalled(self, ms: u64) -> TransferError {
-        match self {
-            Self::File => TransferError::FileStalled(ms),
-            Self::Socket => TransferError::Stalled(ms),
-            Self::Accelerator => {
-                TransferError::CopyFailed(format!("it did not answer for {ms} ms"))
-            }
-        }
-    }
-
-    /// The error of a step; `what` names the operation if it is not a copy of an accelerator.
-    fn error(self, what: &'static str, error: &io::Error) -> TransferError {
-        match self {
-            Self::File | Self::Socket => TransferError::of_host(what, error),
-            Self::Accelerator => TransferError::CopyFailed(error.to_string()),
-        }
-    }
-}
-
-/// One of the two ends of a transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum End {
-    /// Where the bytes come from.
-    Source,
-    /// Where they go.
-    Sink,
-}
-
-/// Which ends cannot do anything until their socket is ready.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Blocked {
-    /// Nothing has arrived.
-    pub source: bool,
-    /// There is no room.
-    pub sink: bool,
-}
-
-impl Blocked {
-    /// The flag of an end.
-    pub fn of(&mut self, end: End) -> &mut bool {
-        match end {
-            End::Source => &mut self.source,
-            End::Sink => &mut self.sink,
-        }
-    }
-}
 
 /// What a step did.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -177,7 +61,7 @@ pub struct Flow<D> {
     /// Chunks that are away: in stages, and in the socket of the sink.
     in_stages: usize,
     in_socket: bool,
-    sender: Option<Arc<apart::Send>>,
+    sender: Option<Arc<SocketSender>>,
     /// Why it ends when nothing is away.
     failed: Option<TransferError>,
     chain: Chain,
@@ -198,16 +82,16 @@ pub struct Flow<D> {
 impl<D: Devices> Flow<D> {
     /// A transfer that has moved nothing.
     pub fn new(plan: &Plan, devices: D) -> Result<Self, TransferError> {
-        Self::beside(plan, devices, None)
+        Self::for_part(plan, devices, None)
     }
 
-    /// A part of a transfer; `other` is another part.
-    pub(crate) fn beside(
+    /// One part of a transfer. `first`: its first part, whose compiled expressions the others use.
+    pub(crate) fn for_part(
         plan: &Plan,
         devices: D,
-        other: Option<&Self>,
+        first: Option<&Self>,
     ) -> Result<Self, TransferError> {
-        let other = other.map(|flow| &flow.chain);
+        let first = first.map(|flow| &flow.chain);
         let observes =
             |stage: &StageSpec| matches!(stage, StageSpec::Digest(_) | StageSpec::Search(_));
         let (mut chain, direct) = match plan.stages.split_last() {
@@ -218,12 +102,12 @@ impl<D: Devices> Flow<D> {
                     Some(part) => Sealer::at(key, part.header, part.record),
                     None => Sealer::new(key)?,
                 };
-                (Chain::new(before, other)?, Some((sealer, 0, 0)))
+                (Chain::new(before, first)?, Some((sealer, 0, 0)))
             }
-            _ => (Chain::new(&plan.stages, other)?, None),
+            _ => (Chain::new(&plan.stages, first)?, None),
         };
         if let Cut::Range { start, is_last } = plan.cut {
-            chain.of_range(start, is_last);
+            chain.begin_range(start, is_last);
         }
         let (observers, chain) = match chain.batches() {
             true => chain.split_observers(),
@@ -293,16 +177,9 @@ impl<D: Devices> Flow<D> {
         }
     }
 
-    /// Counts its bytes as they move, and as those of a part of a transfer if it is one.
-    /// `blocks`: those of the files of source and sink.
-    pub(crate) fn count_in(
-        &mut self,
-        counters: Arc<Counters>,
-        blocks: [Option<u64>; 2],
-        whole: Option<Arc<Progress>>,
-    ) {
-        let ends = [self.source, self.sink];
-        self.progress = Arc::new(Progress::counted(counters, ends, blocks, whole));
+    /// Its bytes count there as they move.
+    pub(crate) fn set_progress(&mut self, progress: Progress) {
+        self.progress = Arc::new(progress);
     }
 
     /// How far it is.

@@ -1,11 +1,12 @@
 //! What a transfer does, without its descriptors, and the parts in which it can be done at the same time.
 
+use crate::command::device::Device;
 use crate::command::error::TransferError;
+use crate::command::limits::{CHUNK_BYTES, CHUNKS_MAX, HEADER_BYTES, PAYLOAD_BYTES, RECORD_BYTES};
 use crate::command::pipeline::{Command, WhenBlocked};
 use crate::command::stage::{Cipher, StageSpec};
-use crate::run::flow::{CHUNK_BYTES, CHUNKS_MAX, Device};
 use crate::stages::buffer::BUFFER_BYTES;
-use crate::stages::seal::{HEADER_BYTES, Header, PAYLOAD_BYTES, RECORD_BYTES, begin_gcm};
+use crate::stages::seal::{Header, begin_gcm};
 
 /// Plain bytes of a chunk that is sealed in place.
 const SEALED_CHUNK_PLAIN: usize = CHUNK_BYTES / RECORD_BYTES * PAYLOAD_BYTES;
@@ -37,6 +38,8 @@ pub struct Plan {
     pub part: Option<StreamPart>,
     /// Whether ranges of the source go through its stages at the same time.
     pub cut: Cut,
+    /// Parts in which it can be done at the same time.
+    pub parts_max: usize,
 }
 
 /// A part of a sealed stream.
@@ -89,6 +92,7 @@ impl Plan {
             sync: command.sync || command.sink.device() == Device::Accelerator,
             part: None,
             cut: Cut::No,
+            parts_max: 1,
         }
     }
 }
@@ -96,9 +100,9 @@ impl Plan {
 impl Plan {
     /// Parts of a transfer that can be done at the same time: `most` at most, and fewer of a short one.
     pub(crate) fn parts(&self, most: usize) -> Result<Vec<Self>, TransferError> {
-        let may_be_parted = self.is_plain() || self.has_places() || self.cut == Cut::Can;
-        let bytes = self.bytes.filter(|_| may_be_parted).unwrap_or(0);
-        let count = (bytes / PART_BYTES_MIN).clamp(1, most.max(1) as u64);
+        let most = most.min(self.parts_max).max(1);
+        let bytes = self.bytes.unwrap_or(0);
+        let count = (bytes / PART_BYTES_MIN).clamp(1, most as u64);
         if count == 1 {
             return Ok(vec![self.clone()]);
         }

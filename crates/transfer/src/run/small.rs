@@ -11,13 +11,16 @@ use sys::descriptors::{
     self, Interest, Mount, Readiness, is_stream, length_and_mount, reads_locally, send_now,
 };
 
+use crate::command::device::{Blocked, Device, Devices};
 use crate::command::error::TransferError;
-use crate::command::pipeline::{Command, Place, WhenBlocked};
+use crate::command::pipeline::{Command, Place, TimeLimits, WhenBlocked};
+use crate::command::report::Outcome;
 use crate::command::stage::{StageSpec, check_order};
-use crate::engine::Outcome;
-use crate::engine::scoreboard::{Pace, Patience};
 use crate::run::apart::{Apart, run_together};
-use crate::run::flow::{Blocked, Buffers, Cut, Device, Devices, Flow, Plan};
+use crate::run::flow::Flow;
+use crate::run::plan::{Cut, Plan};
+use crate::run::stall::StallTimer;
+use crate::stages::buffer::Buffers;
 
 /// Bytes of the longest range that the calling thread moves itself.
 pub const SMALL_BYTES_MAX: u64 = 64 << 10;
@@ -41,7 +44,7 @@ pub(crate) struct Piece<'p> {
     pub(crate) bytes: Option<u64>,
     pub(crate) stages: &'p [StageSpec],
     pub(crate) socket: BorrowedFd<'p>,
-    pub(crate) patience: Patience,
+    pub(crate) time_limits: TimeLimits,
     /// Whether the caller gives up; asked after a signal, and from time to time.
     pub(crate) interrupted: &'p dyn Fn() -> bool,
 }
@@ -62,7 +65,7 @@ impl<'p> Piece<'p> {
             bytes: command.bytes,
             stages: &command.stages,
             socket: socket.as_fd(),
-            patience: Patience::of(command),
+            time_limits: command.time_limits(),
             interrupted,
         })
     }
@@ -125,6 +128,7 @@ impl Small {
             sync: false,
             part: None,
             cut: Cut::No,
+            parts_max: 1,
         };
         let mut flow = Flow::new(&plan, Ends { file: piece.file, socket: piece.socket })?;
         let result = self.finish(&mut flow, piece, began);
@@ -138,8 +142,8 @@ impl Small {
         piece: &Piece<'_>,
         began: Instant,
     ) -> Result<(), TransferError> {
-        let patience = piece.patience;
-        let (mut blocked, mut pace) = (Blocked::default(), Pace::default());
+        let time_limits = piece.time_limits;
+        let (mut blocked, mut stall) = (Blocked::default(), StallTimer::default());
         loop {
             if let Some(result) = flow.ended() {
                 return result;
@@ -157,11 +161,11 @@ impl Small {
                 if let Some(result) = step.ended {
                     return result;
                 }
-                pace.moved(step.moved, now_ns, patience.stall_ns);
+                stall.moved(step.moved, now_ns, time_limits.stall_ns);
                 *blocked.of(end) |= step.blocked;
                 continue;
             }
-            let left = pace.left(now_ns, 0, patience)?.min(LOOK);
+            let left = stall.left(now_ns, 0, time_limits)?.min(LOOK);
             let waited = wait_for_room(flow.devices().socket, left);
             waited.map_err(|error| TransferError::of_host("waiting for the socket", &error))?;
             if (piece.interrupted)() {

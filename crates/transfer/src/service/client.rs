@@ -9,15 +9,13 @@ use std::time::{Duration, Instant};
 use sys::local::{LocalSocket, is_counter, wait_readable};
 use zeroize::Zeroize as _;
 
-use crate::command::pipeline::{Command, FILES_MAX, Pipeline, Place};
-use crate::command::report::Report;
+use crate::command::limits::FILES_MAX;
+use crate::command::pipeline::{Command, Pipeline, Place, TimeLimits};
+use crate::command::report::{Outcome, Report};
 use crate::command::stage::{StageSpec, check_order};
-use crate::engine::Outcome;
-use crate::engine::scoreboard::Patience;
-use crate::run::held::check_head;
 use crate::run::small::{Piece, Small};
 use crate::service::message::{
-    ANSWER_BYTES_MAX, Answer, MessageError, Order, RemoteError, Request,
+    ANSWER_BYTES_MAX, Answer, MessageError, RemoteError, Request, StartRequest,
 };
 
 /// How long connecting may take, and the time between two attempts.
@@ -124,12 +122,12 @@ impl Client {
     /// Starts a transfer and returns its number, from 1. The engine gets copies of the descriptors; the command's own are closed, unless the
     /// error is [`ClientError::Full`].
     pub fn submit(&mut self, command: Command) -> Result<u64, ClientError> {
-        check_order(&command.stages).and(check_head(&command)).map_err(ClientError::Order)?;
+        check_order(&command.stages).and(command.check_head()).map_err(ClientError::Order)?;
         let id = self.last_id + 1;
         if command.more.len() >= FILES_MAX {
             return Err(ClientError::Order(format!("a source has at most {FILES_MAX} files")));
         }
-        let request = Request::Start { id, order: Order::of(&command) };
+        let request = Request::Start { id, start: StartRequest::of(&command) };
         if command
             .stages
             .iter()
@@ -180,7 +178,7 @@ impl Client {
                 bytes: source.bytes,
                 stages: &source.stages,
                 socket,
-                patience: Patience::default(),
+                time_limits: TimeLimits::default(),
                 interrupted: &|| false,
             };
             if let Some(ended) = self.run_small(&piece) {

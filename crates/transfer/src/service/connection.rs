@@ -11,11 +11,11 @@ use sys::local::{LocalSocket, WakeFd};
 
 use super::{Acceptor, NO_TENANT, answer};
 use crate::command::error::TransferError;
-use crate::engine::{Caller, Engine, Submitted};
-use crate::run::flow::Report;
+use crate::command::report::Report;
+use crate::engine::{Caller, Engine, TransferHandle};
 use crate::run::reaper::Reaper;
-use crate::run::users::UserProcess;
-use crate::service::message::{Answer, Order};
+use crate::run::user_process::UserProcess;
+use crate::service::message::{Answer, StartRequest};
 
 /// An answer for a program.
 struct Message {
@@ -25,7 +25,7 @@ struct Message {
 }
 
 /// A connection and its transfers in flight.
-pub(super) struct Client {
+pub(super) struct Connection {
     /// `None` only while it is dropped.
     socket: Option<LocalSocket>,
     /// The process that connected; 0: of another container, which cannot be told.
@@ -45,17 +45,17 @@ pub(super) struct Client {
     /// Counts ends.
     counter: Mutex<Option<WakeFd>>,
     /// By the caller's number; `None` while it is being submitted.
-    transfers: Mutex<HashMap<u64, Option<Submitted>>>,
+    transfers: Mutex<HashMap<u64, Option<TransferHandle>>>,
 }
 
 /// Messages that were not read may hold descriptors, which close with the socket.
-impl Drop for Client {
+impl Drop for Connection {
     fn drop(&mut self) {
         self.reaper.discard(self.socket.take());
     }
 }
 
-impl Client {
+impl Connection {
     /// `identity`: with whose rights the calls of its transfers are made; `None`: with those of this process.
     pub(super) fn new(
         socket: LocalSocket,
@@ -90,7 +90,7 @@ impl Client {
         self.socket.as_ref().expect("only drop takes it")
     }
 
-    pub(super) fn transfers(&self) -> MutexGuard<'_, HashMap<u64, Option<Submitted>>> {
+    pub(super) fn transfers(&self) -> MutexGuard<'_, HashMap<u64, Option<TransferHandle>>> {
         self.transfers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -109,17 +109,19 @@ impl Client {
         self: &Arc<Self>,
         acceptor: &Acceptor,
         id: u64,
-        order: Order,
+        start: StartRequest,
         descriptors: Vec<OwnedFd>,
     ) -> bool {
         let most = acceptor.limits.per_client;
         // Transfers of the process on other connections.
-        let is_other = |client: &&Arc<Self>| {
-            client.process == self.process && client.process != 0 && !Arc::ptr_eq(client, self)
+        let is_other = |connection: &&Arc<Self>| {
+            connection.process == self.process
+                && connection.process != 0
+                && !Arc::ptr_eq(connection, self)
         };
-        let others: Vec<&Arc<Self>> = acceptor.clients.iter().filter(is_other).collect();
-        let own = self.memory() + others.iter().map(|client| client.memory()).sum::<u64>();
-        let others: usize = others.iter().map(|client| client.unanswered()).sum();
+        let others: Vec<&Arc<Self>> = acceptor.connections.iter().filter(is_other).collect();
+        let own = self.memory() + others.iter().map(|connection| connection.memory()).sum::<u64>();
+        let others: usize = others.iter().map(|connection| connection.unanswered()).sum();
         let refuse = |error: TransferError| {
             acceptor.engine.counters().refuse(&error);
             self.answer(id, &Err(error), Report::default())
@@ -130,7 +132,7 @@ impl Client {
             acceptor.engine.reaper().discard(descriptors);
             return refuse(NO_TENANT);
         }
-        let command = match order.command(descriptors) {
+        let command = match start.command(descriptors) {
             Ok(command) => command,
             Err(others) => {
                 acceptor.engine.reaper().discard(others);
@@ -162,14 +164,14 @@ impl Client {
                 return refuse(error);
             }
         };
-        let (client, number) = (self.clone(), self.number);
+        let (connection, number) = (self.clone(), self.number);
         let caller = Caller { tenant, own: Some(own), number, process: process.clone() };
         process.iter().for_each(|process| process.begin());
         let of_done = process.clone();
         let submitted = acceptor.engine.submit_within(command, caller, move |outcome| {
-            client.transfers().remove(&id);
+            connection.transfers().remove(&id);
             of_done.iter().for_each(|process| process.answered());
-            client.answer(id, &outcome.result, outcome.report);
+            connection.answer(id, &outcome.result, outcome.report);
         });
         match submitted {
             Ok(submitted) => {
@@ -206,7 +208,7 @@ impl Client {
 
     /// Memory that its transfers hold at most.
     fn memory(&self) -> u64 {
-        self.transfers().values().flatten().map(|submitted| submitted.shape().memory).sum()
+        self.transfers().values().flatten().map(|handle| handle.status().memory).sum()
     }
 
     /// Counts ends in an eventfd from now on. Returns whether the client stays.
@@ -306,8 +308,8 @@ impl Client {
     /// Cancels its transfers.
     pub(super) fn leave(&self) {
         self.socket().shut_down();
-        let submitted: Vec<Submitted> = self.transfers().values().flatten().cloned().collect();
-        submitted.iter().for_each(Submitted::cancel);
+        let submitted: Vec<TransferHandle> = self.transfers().values().flatten().cloned().collect();
+        submitted.iter().for_each(TransferHandle::cancel);
     }
 }
 

@@ -73,17 +73,19 @@ use std::time::Duration;
 
 pub use list::{LISTED_MAX, Listed, QUEUES_MAX};
 
+use crate::command::compression::{Compression, ExpandLimits, Format};
+use crate::command::device::Device;
 use crate::command::error::TransferError;
-use crate::command::pipeline::{
-    Command, FILES_MAX, FileRange, HEAD_MAX, Place, STALL_DEFAULT, WhenBlocked,
+use crate::command::key::Key;
+use crate::command::limits::{
+    FILES_MAX, HEAD_MAX, OFFSETS_MAX, PATTERN_BYTES_MAX, STAGES_MAX, STALL_DEFAULT,
 };
+use crate::command::pipeline::{Command, FileRange, Place, WhenBlocked};
+use crate::command::report::{Report, StageReport};
 use crate::command::stage::{
-    Cipher, DigestKind, DigestValue, Key, STAGES_MAX, StageKind, StageSpec,
+    Cipher, DigestKind, DigestValue, Found, SearchKind, SearchSpec, StageKind, StageSpec,
 };
 use crate::engine::DeviceQueue;
-use crate::run::flow::{Device, Report, StageReport};
-use crate::stages::compress::{Compression, ExpandLimits, Format};
-use crate::stages::search::{Found, OFFSETS_MAX, PATTERN_BYTES_MAX, SearchKind, SearchSpec};
 
 /// Bytes of the longest request.
 pub const REQUEST_BYTES_MAX: usize = START_BYTES
@@ -116,7 +118,7 @@ pub enum Request {
         /// The caller's number for it.
         id: u64,
         /// What to do.
-        order: Order,
+        start: StartRequest,
     },
     /// End a transfer.
     Cancel(u64),
@@ -130,7 +132,7 @@ pub enum Request {
 
 /// A [`Command`] without its descriptors.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Order {
+pub struct StartRequest {
     /// What the source is.
     pub source: Device,
     /// What the sink is.
@@ -157,8 +159,8 @@ pub struct Order {
     pub sync: bool,
 }
 
-impl Order {
-    /// The order of a command.
+impl StartRequest {
+    /// The request of a command.
     pub fn of(command: &Command) -> Self {
         let ms = |limit: Duration| u32::try_from(limit.as_millis()).unwrap_or(u32::MAX).max(1);
         Self {
@@ -325,7 +327,7 @@ impl Request {
         rest.magic()?;
         let (kind, flags, id) = (rest.u16()?, rest.u16()?, rest.u64()?);
         if kind == 1 {
-            return Ok(Self::Start { id, order: decode_order(rest, flags)? });
+            return Ok(Self::Start { id, start: decode_start(rest, flags)? });
         }
         if flags != 0 {
             return Err(MessageError::Field("flags"));
@@ -342,16 +344,16 @@ impl Request {
 
     /// Writes it.
     pub fn encode(&self) -> Vec<u8> {
-        let (kind, id, order) = match self {
-            Self::Start { id, order } => (1u16, *id, Some(order)),
+        let (kind, id, start) = match self {
+            Self::Start { id, start } => (1u16, *id, Some(start)),
             Self::Cancel(id) => (3, *id, None),
             Self::Progress(id) => (4, *id, None),
             Self::List => (5, 0, None),
             Self::Signal => (6, 0, None),
         };
-        let flags = order.map_or(0, |order| {
-            let returns = order.when_blocked == WhenBlocked::Return;
-            u16::from(returns) * RETURN_WHEN_BLOCKED + u16::from(order.sync) * SYNC
+        let flags = start.map_or(0, |start| {
+            let returns = start.when_blocked == WhenBlocked::Return;
+            u16::from(returns) * RETURN_WHEN_BLOCKED + u16::from(start.sync) * SYNC
         });
         // No part of a key stays in memory that a longer vector has left.
         let mut bytes = Vec::with_capacity(REQUEST_BYTES_MAX);
@@ -360,14 +362,14 @@ impl Request {
         bytes.extend(flags.to_le_bytes());
         bytes.extend(id.to_le_bytes());
         debug_assert_eq!(bytes.len(), HEAD_BYTES);
-        if let Some(order) = order {
-            encode_order(order, &mut bytes);
+        if let Some(start) = start {
+            encode_start(start, &mut bytes);
         }
         bytes
     }
 }
 
-fn decode_order(mut rest: Rest<'_>, flags: u16) -> Result<Order, MessageError> {
+fn decode_start(mut rest: Rest<'_>, flags: u16) -> Result<StartRequest, MessageError> {
     if flags & !(RETURN_WHEN_BLOCKED | SYNC) != 0 {
         return Err(MessageError::Field("flags"));
     }
@@ -402,7 +404,7 @@ fn decode_order(mut rest: Rest<'_>, flags: u16) -> Result<Order, MessageError> {
     let head = rest.bytes(head)?.to_vec();
     rest.end()?;
     let bytes = definite(bytes);
-    let order = Order {
+    let start = StartRequest {
         source,
         sink,
         from,
@@ -416,7 +418,7 @@ fn decode_order(mut rest: Rest<'_>, flags: u16) -> Result<Order, MessageError> {
         when_blocked,
         sync,
     };
-    Ok(order)
+    Ok(start)
 }
 
 fn decode_stage(rest: &mut Rest<'_>) -> Result<StageSpec, MessageError> {
@@ -461,18 +463,18 @@ fn decode_stage(rest: &mut Rest<'_>) -> Result<StageSpec, MessageError> {
     })
 }
 
-fn encode_order(order: &Order, bytes: &mut Vec<u8>) {
-    for value in [order.from, order.bytes.unwrap_or(TO_THE_END), order.to] {
+fn encode_start(start: &StartRequest, bytes: &mut Vec<u8>) {
+    for value in [start.from, start.bytes.unwrap_or(TO_THE_END), start.to] {
         bytes.extend(value.to_le_bytes());
     }
-    bytes.extend(order.stall_ms.to_le_bytes());
-    bytes.extend(order.deadline_ms.to_le_bytes());
-    let stages = &order.stages;
+    bytes.extend(start.stall_ms.to_le_bytes());
+    bytes.extend(start.deadline_ms.to_le_bytes());
+    let stages = &start.stages;
     debug_assert!(stages.len() <= STAGES_MAX, "the client has checked them");
-    bytes.extend([device_code(order.source), device_code(order.sink), stages.len() as u8]);
-    debug_assert!(order.head.len() <= HEAD_MAX, "the client has checked it");
-    bytes.extend([order.more.len() as u8]);
-    bytes.extend((order.head.len() as u16).to_le_bytes());
+    bytes.extend([device_code(start.source), device_code(start.sink), stages.len() as u8]);
+    debug_assert!(start.head.len() <= HEAD_MAX, "the client has checked it");
+    bytes.extend([start.more.len() as u8]);
+    bytes.extend((start.head.len() as u16).to_le_bytes());
     bytes.extend([0; 2]);
     for stage in stages {
         bytes.extend(kind_codes(stage.kind()));
@@ -496,11 +498,11 @@ fn encode_order(order: &Order, bytes: &mut Vec<u8>) {
             StageSpec::Kernel(..) | StageSpec::SealOn(..) => follow(&[]),
         }
     }
-    for (offset, len) in &order.more {
+    for (offset, len) in &start.more {
         bytes.extend(offset.to_le_bytes());
         bytes.extend(len.unwrap_or(TO_THE_END).to_le_bytes());
     }
-    bytes.extend(&order.head);
+    bytes.extend(&start.head);
 }
 
 /// An answer.
@@ -739,7 +741,7 @@ mod tests {
         ]
     }
 
-    fn order() -> impl Strategy<Value = Order> {
+    fn start() -> impl Strategy<Value = StartRequest> {
         let device = || prop::sample::select(vec![Device::File, Device::Socket]);
         let stages = prop::collection::vec(stage(), 0..=STAGES_MAX);
         let limits = (any::<u32>(), any::<u32>(), any::<bool>(), any::<bool>());
@@ -758,7 +760,7 @@ mod tests {
             )| {
                 more.truncate(if source == Device::File { FILES_MAX } else { 0 });
                 let returns = returns && stages.is_empty() && source != sink;
-                Order {
+                StartRequest {
                     source,
                     sink,
                     from: if source == Device::File { from } else { 0 },
@@ -780,8 +782,8 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn requests_are_decoded_as_encoded(id: u64, order in order()) {
-            let request = Request::Start { id, order };
+        fn requests_are_decoded_as_encoded(id: u64, start in start()) {
+            let request = Request::Start { id, start };
             let encoded = request.encode();
             prop_assert!(encoded.len() <= REQUEST_BYTES_MAX);
             prop_assert_eq!(Request::decode(&encoded), Ok(request));
@@ -792,8 +794,8 @@ mod tests {
         }
 
         #[test]
-        fn a_changed_request_is_refused_or_means_what_it_says(order in order(), at: prop::sample::Index, value: u8) {
-            let mut request = Request::Start { id: 7, order }.encode();
+        fn a_changed_request_is_refused_or_means_what_it_says(start in start(), at: prop::sample::Index, value: u8) {
+            let mut request = Request::Start { id: 7, start }.encode();
             let at = at.index(request.len());
             request[at] = value;
             if let Ok(decoded) = Request::decode(&request) {

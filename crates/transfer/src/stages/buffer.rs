@@ -4,8 +4,7 @@ use std::io::IoSliceMut;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::run::flow::{CHUNK_BYTES, SMALL_CHUNK_BYTES};
-use crate::stages::seal::{HEADER_BYTES, RECORD_BYTES};
+use crate::command::limits::{CHUNK_BYTES, HEADER_BYTES, RECORD_BYTES, SMALL_CHUNK_BYTES};
 
 /// Bytes of a buffer.
 pub(crate) const BUFFER_BYTES: usize = CHUNK_BYTES + HEADER_BYTES;

@@ -7,23 +7,15 @@
 use std::collections::VecDeque;
 
 use crate::command::error::TransferError;
-use crate::command::stage::{Digester, StageKind, StageSpec};
-use crate::run::flow::{Buffers, StageReport};
+use crate::command::report::StageReport;
+use crate::command::stage::{StageKind, StageSpec};
+use crate::stages::Ran;
+use crate::stages::buffer::Buffers;
 use crate::stages::compress::{Compressor, Expander};
+use crate::stages::digest::Digester;
 use crate::stages::kernel::Processor;
 use crate::stages::seal::{Opener, StreamSealer, begin_ctr};
 use crate::stages::search::Searcher;
-
-/// What a stage did with its input.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ran {
-    /// Bytes that it took from its input.
-    pub taken: usize,
-    /// Bytes that it made.
-    pub made: usize,
-    /// The last byte has come out.
-    pub done: bool,
-}
 
 /// A part of the stream in memory.
 pub(crate) struct Chunk {
@@ -61,12 +53,12 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// `beside`: one that does the same for another range.
-    fn new(spec: &StageSpec, beside: Option<&Self>) -> Result<Self, TransferError> {
+    /// `first`: the same stage of the first range of a stream, whose compiled expression it uses.
+    fn new(spec: &StageSpec, first: Option<&Self>) -> Result<Self, TransferError> {
         let work = match spec {
             StageSpec::Digest(kind) => Work::Digest(Digester::new(*kind)),
             StageSpec::Search(search) => {
-                let other = beside.and_then(Self::searcher);
+                let other = first.and_then(Self::searcher);
                 Work::Search(Box::new(other.map_or_else(|| Searcher::new(search), Ok)?))
             }
             StageSpec::Open(cipher, key) => Work::Open(Opener::new(*cipher, key)),
@@ -181,9 +173,9 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// `beside`: a chain that does the same for another range.
-    pub(crate) fn new(specs: &[StageSpec], beside: Option<&Self>) -> Result<Self, TransferError> {
-        let stage = |(at, spec)| Stage::new(spec, beside.and_then(|chain| chain.stages.get(at)));
+    /// `first`: the chain of the first range of the stream, if this is another range.
+    pub(crate) fn new(specs: &[StageSpec], first: Option<&Self>) -> Result<Self, TransferError> {
+        let stage = |(at, spec)| Stage::new(spec, first.and_then(|chain| chain.stages.get(at)));
         let stages = specs.iter().enumerate().map(stage).collect::<Result<_, _>>()?;
         Ok(Self { stages, raw: VecDeque::new(), source_ended: false })
     }
@@ -193,11 +185,11 @@ impl Chain {
         self.stages.iter().map(Stage::searcher).collect()
     }
 
-    /// Searches a range of the stream beside others, as all stages do then.
-    pub(crate) fn of_range(&mut self, start: u64, is_last: bool) {
+    /// Searches one range of the stream, which begins at `start`; other chains search the others.
+    pub(crate) fn begin_range(&mut self, start: u64, is_last: bool) {
         for stage in &mut self.stages {
             if let Work::Search(searcher) = &mut stage.work {
-                searcher.of_range(start, is_last);
+                searcher.begin_range(start, is_last);
             }
         }
     }

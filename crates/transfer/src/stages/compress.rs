@@ -8,167 +8,20 @@
 //! [`MEMBERS_OF_RUN_MAX`], and the thread looks at deadlines and at other transfers. More than [`EMPTY_MEMBERS_MAX`] in a row that
 //! expand to nothing are refused: they would keep a transfer busy without anything for its sink.
 
-use std::fmt;
-use std::ops::RangeInclusive;
-use std::str::FromStr;
-
 use flate2::{Compress, Decompress, FlushCompress, FlushDecompress, Status};
 use zstd::stream::raw::{CParameter, DParameter, Decoder, Encoder, InBuffer, Operation, OutBuffer};
 
+use crate::command::compression::{Compression, ExpandLimits, Format};
 use crate::command::error::TransferError;
-use crate::stages::chain::Ran;
+use crate::command::limits::{EMPTY_MEMBERS_MAX, WINDOW_LOG_MAX};
+use crate::stages::Ran;
 
-/// Largest window of Zstandard: 8 MiB, what every decoder has to support (RFC 8878, section 3.1.1.1.2).
-pub const WINDOW_LOG_MAX: u32 = 23;
 /// Members or frames that may end in one run of an expansion.
 pub const MEMBERS_OF_RUN_MAX: u32 = 1024;
-/// Members or frames in a row that may expand to nothing. Programs write one or two: BGZF ends with one, `pzstd` and the seekable
-/// format of Zstandard have one beside each frame or at the end.
-pub const EMPTY_MEMBERS_MAX: u32 = 4096;
 /// Bytes that may come out before their ratio is looked at.
 const RATIO_FREE_BYTES: u64 = 1 << 20;
-/// Default level of gzip, as web servers use it: the next ones take twice the time for a few percent.
-const GZIP_LEVEL: u8 = 1;
-/// Default level of Zstandard, as of `zstd`.
-const ZSTD_LEVEL: u8 = 3;
 /// log2 of the window of gzip.
 const GZIP_WINDOW_LOG: u8 = 15;
-
-/// What zlib keeps: the window and the tables of a state, both with room.
-const GZIP_BYTES: u64 = 512 << 10;
-/// Compression of Zstandard: a window of 2 or 4 MiB, tables and a block. By level, from 1.
-const ZSTD_COMPRESS_BYTES: [u64; 9] = {
-    const MIB: u64 = 1 << 20;
-    [4 * MIB, 4 * MIB, 4 * MIB, 8 * MIB, 8 * MIB, 8 * MIB, 12 * MIB, 12 * MIB, 24 * MIB]
-};
-/// Expansion of Zstandard: the largest window, blocks and tables.
-const ZSTD_EXPAND_BYTES: u64 = (1 << WINDOW_LOG_MAX) + (512 << 10);
-
-/// A format of compressed data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// RFC 1952.
-    Gzip,
-    /// RFC 8878.
-    Zstd,
-}
-
-impl Format {
-    /// Every format.
-    pub const ALL: [Self; 2] = [Self::Gzip, Self::Zstd];
-
-    /// Its name in options and messages.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Gzip => "gzip",
-            Self::Zstd => "zstd",
-        }
-    }
-
-    /// The format of this name.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|format| format.name() == name)
-    }
-
-    /// Levels of compression. Those of Zstandard above 9 take tens of MiB for each stream.
-    pub fn levels(self) -> RangeInclusive<u8> {
-        match self {
-            Self::Gzip => 1..=9,
-            Self::Zstd => 1..=ZSTD_COMPRESS_BYTES.len() as u8,
-        }
-    }
-
-    /// Memory that an [`Expander`] has at most.
-    pub(crate) fn expand_bytes(self) -> u64 {
-        match self {
-            Self::Gzip => GZIP_BYTES,
-            Self::Zstd => ZSTD_EXPAND_BYTES,
-        }
-    }
-}
-
-impl fmt::Display for Format {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// How bytes are compressed. A [`Format`] is one with its default level: 1 of gzip, 3 of Zstandard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Compression {
-    format: Format,
-    level: u8,
-}
-
-impl Compression {
-    /// With a level of [`Format::levels`]; `None`: it is another one.
-    pub fn new(format: Format, level: u8) -> Option<Self> {
-        format.levels().contains(&level).then_some(Self { format, level })
-    }
-
-    /// What comes out.
-    pub fn format(self) -> Format {
-        self.format
-    }
-
-    /// How much time it takes to make that short.
-    pub fn level(self) -> u8 {
-        self.level
-    }
-
-    /// Memory that a [`Compressor`] has at most.
-    pub(crate) fn memory_bytes(self) -> u64 {
-        match self.format {
-            Format::Gzip => GZIP_BYTES,
-            Format::Zstd => ZSTD_COMPRESS_BYTES[usize::from(self.level - 1)],
-        }
-    }
-}
-
-impl From<Format> for Compression {
-    fn from(format: Format) -> Self {
-        let level = match format {
-            Format::Gzip => GZIP_LEVEL,
-            Format::Zstd => ZSTD_LEVEL,
-        };
-        Self { format, level }
-    }
-}
-
-/// `gzip` or `zstd`, or with a level as in `zstd:9`.
-impl FromStr for Compression {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, level) = match text.split_once(':') {
-            Some((name, level)) => (name, Some(level)),
-            None => (text, None),
-        };
-        let wrong = || format!("{text:?} is not gzip or zstd, which may have a level as in zstd:9");
-        let format = Format::named(name).ok_or_else(wrong)?;
-        let Some(level) = level else { return Ok(format.into()) };
-        let level = level.parse().ok().and_then(|level| Self::new(format, level));
-        level.ok_or_else(|| {
-            let levels = format.levels();
-            format!("levels of {format} are {} to {}", levels.start(), levels.end())
-        })
-    }
-}
-
-/// How much may come out of an expansion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExpandLimits {
-    /// Bytes in all.
-    pub bytes: u64,
-    /// Bytes for each byte that went in, once a MiB has come out.
-    pub ratio: u32,
-}
-
-impl Default for ExpandLimits {
-    fn default() -> Self {
-        Self { bytes: 64 << 30, ratio: 100 }
-    }
-}
 
 /// The library has no memory.
 const NO_MEMORY: TransferError = TransferError::Host { what: "setting up compression", errno: 12 };
@@ -184,8 +37,8 @@ enum Compressing {
 impl Compressor {
     /// For one stream.
     pub fn new(how: Compression) -> Result<Self, TransferError> {
-        let level = how.level;
-        Ok(Self(match how.format {
+        let level = how.level();
+        Ok(Self(match how.format() {
             Format::Gzip => {
                 let level = flate2::Compression::new(level.into());
                 Compressing::Gzip(Compress::new_gzip(level, GZIP_WINDOW_LOG))
@@ -446,18 +299,6 @@ mod tests {
             let held = context.sizeof() as u64;
             assert!(held <= reserved && reserved <= 4 * held, "{level}: {held}");
         }
-    }
-
-    #[test]
-    fn levels_are_written_behind_a_colon() {
-        let read = |text: &str| text.parse::<Compression>();
-        assert_eq!(read("gzip"), Ok(Compression::new(Format::Gzip, 1).unwrap()));
-        assert_eq!(read("zstd"), Ok(Compression::new(Format::Zstd, 3).unwrap()));
-        assert_eq!(read("zstd:9").map(Compression::level), Ok(9));
-        assert_eq!(read("gzip:10"), Err("levels of gzip are 1 to 9".to_owned()));
-        assert_eq!(read("zstd:0"), Err("levels of zstd are 1 to 9".to_owned()));
-        assert!(read("zstd:").is_err() && read("zstd:-1").is_err() && read("gzip:256").is_err());
-        assert!(read("lz4:1").unwrap_err().contains("is not gzip or zstd"));
     }
 
     fn compress(format: Format, plain: &[u8], part: usize, room: usize) -> Vec<u8> {

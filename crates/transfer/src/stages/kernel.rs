@@ -13,70 +13,21 @@
 //! the key stream from counter block `n` on.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use zeroize::Zeroizing;
 
 use crate::command::error::TransferError;
-use crate::stages::chain::Ran;
-use crate::stages::seal::HEADER_BYTES;
+use crate::command::kernel::{Kernel, KernelSource};
+use crate::command::limits::{CONTEXT_BYTES, HEADER_BYTES};
+use crate::stages::Ran;
 
 /// Bytes before those of a piece.
 pub const PIECE_HEADER_BYTES: usize = 48;
-/// Bytes of a context.
-pub const CONTEXT_BYTES: usize = 32;
-/// Memory of a stage, at most.
-pub(crate) const KERNEL_MEMORY_BYTES: u64 = 9 << 20;
 /// Messages and replies of a stage in flight, and those that wait for earlier ones.
 const WINDOW_BYTES: usize = 8 << 20;
 /// How long a step waits for a reply at most. Other transfers take turns between two steps.
 const WAIT: Duration = Duration::from_millis(1);
-
-/// A connection to a kernel. Numbers of messages come back with their replies.
-pub trait Kernel: Send {
-    /// Longest message, and longest reply.
-    fn bytes_max(&self) -> (usize, usize);
-
-    /// Messages that may be in flight.
-    fn depth(&self) -> usize;
-
-    /// Sends a message. False if there is no room at the moment. Must not wait.
-    fn send(&mut self, number: u64, message: &[u8]) -> Result<bool, String>;
-
-    /// Copies the next reply to the front of `into`, which has room for the longest one, and returns its number and length. Waits for
-    /// it up to `wait`.
-    fn receive(&mut self, into: &mut [u8], wait: Duration) -> Result<Option<(u64, usize)>, String>;
-}
-
-/// Opens a connection for one transfer; the error is one sentence.
-type Open = dyn Fn() -> Result<Box<dyn Kernel>, String> + Send + Sync;
-
-/// A kernel that transfers can use: each opens a connection of its own when it starts.
-#[derive(Clone)]
-pub struct KernelSource(Arc<Open>);
-
-impl KernelSource {
-    /// `open` may wait: it is called by the thread that submits a transfer.
-    pub fn new(open: impl Fn() -> Result<Box<dyn Kernel>, String> + Send + Sync + 'static) -> Self {
-        Self(Arc::new(open))
-    }
-}
-
-impl fmt::Debug for KernelSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("KernelSource")
-    }
-}
-
-/// The same source, not one like it.
-impl PartialEq for KernelSource {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-}
-impl Eq for KernelSource {}
 
 /// A stream that goes through a kernel.
 pub(crate) struct Processor {
@@ -111,7 +62,7 @@ impl Processor {
         context: &[u8; CONTEXT_BYTES],
         header: Option<[u8; HEADER_BYTES]>,
     ) -> Result<Self, TransferError> {
-        let kernel = (source.0)().map_err(TransferError::Kernel)?;
+        let kernel = source.open().map_err(TransferError::Kernel)?;
         let (message_max, reply_max) = kernel.bytes_max();
         // Whole blocks of ciphers, and as many bytes in the reply.
         let piece = message_max.saturating_sub(PIECE_HEADER_BYTES).min(reply_max) / 16 * 16;

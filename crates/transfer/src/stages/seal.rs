@@ -32,17 +32,11 @@ use aws_lc_rs::iv::FixedLength;
 use zeroize::Zeroizing;
 
 use crate::command::error::TransferError;
-use crate::command::stage::{Cipher, Key};
-use crate::stages::chain::Ran;
+use crate::command::key::Key;
+use crate::command::limits::{HEADER_BYTES, PAYLOAD_BYTES, RECORD_BYTES, TAG_BYTES};
+use crate::command::stage::Cipher;
+use crate::stages::Ran;
 
-/// Bytes of the header.
-pub const HEADER_BYTES: usize = 48;
-/// Bytes of a record that is not the last one.
-pub const RECORD_BYTES: usize = 64 << 10;
-/// Bytes of a tag.
-pub const TAG_BYTES: usize = 16;
-/// Plain bytes of a record that is not the last one.
-pub const PAYLOAD_BYTES: usize = RECORD_BYTES - TAG_BYTES;
 /// Records of a stream.
 const RECORDS_MAX: u64 = 1 << 32;
 /// The part of the header before the salt.

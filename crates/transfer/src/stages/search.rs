@@ -15,84 +15,10 @@ use regex::bytes::{Regex, RegexBuilder};
 use regex_syntax::hir::{Class, Hir, HirKind, Look};
 
 use crate::command::error::TransferError;
-
-/// Longest text or expression.
-pub const PATTERN_BYTES_MAX: usize = 512;
-/// Longest line, without its end.
-pub const LINE_BYTES_MAX: usize = 1 << 20;
-/// Offsets that one search reports at most.
-pub const OFFSETS_MAX: u16 = 1024;
-/// Memory of a compiled expression, and of what its engine keeps.
-const PROGRAM_BYTES_MAX: usize = 256 << 10;
-const CACHE_BYTES_MAX: usize = 2 << 20;
-/// The text, its begin, and the offsets.
-const SMALL_BYTES: u64 = 64 << 10;
-
-/// What a search looks at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SearchKind {
-    /// Occurrences of a text.
-    Text,
-    /// Lines that match an expression.
-    Lines,
-}
-
-impl SearchKind {
-    /// Every kind.
-    pub const ALL: [Self; 2] = [Self::Text, Self::Lines];
-}
-
-/// A search as its caller describes it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SearchSpec {
-    /// What it looks at.
-    pub kind: SearchKind,
-    /// The text or the expression.
-    pub pattern: Vec<u8>,
-    /// Offsets that are reported, of the first ones that are found; at most [`OFFSETS_MAX`].
-    pub offsets: u16,
-}
-
-impl SearchSpec {
-    /// Memory that a [`Searcher`] has at most: a line, in a vector that grows by doubling, and the compiled expression.
-    pub(crate) fn memory_bytes(&self) -> u64 {
-        let of_lines = 2 * LINE_BYTES_MAX + PROGRAM_BYTES_MAX + CACHE_BYTES_MAX;
-        match self.kind {
-            SearchKind::Text => SMALL_BYTES,
-            SearchKind::Lines => of_lines as u64 + SMALL_BYTES,
-        }
-    }
-}
-
-/// What a search has found.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Found {
-    /// How many.
-    pub count: u64,
-    /// Where the first ones begin: the first byte of an occurrence, or of a line.
-    pub offsets: Vec<u64>,
-    /// Of a range that is searched beside others.
-    pub(crate) edges: Option<Box<Edges>>,
-}
-
-/// What a range has at its ends.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Edges {
-    /// The end of a line, with the byte that ends it unless the stream ends; or the bytes in which an occurrence may end.
-    head: Vec<u8>,
-    /// The begin of a line or an occurrence, and where that is.
-    tail: Vec<u8>,
-    tail_at: u64,
-}
-
-impl Found {
-    fn add(&mut self, at: u64, offsets_max: u16) {
-        self.count += 1;
-        if self.offsets.len() < usize::from(offsets_max) {
-            self.offsets.push(at);
-        }
-    }
-}
+use crate::command::limits::{
+    CACHE_BYTES_MAX, LINE_BYTES_MAX, OFFSETS_MAX, PATTERN_BYTES_MAX, PROGRAM_BYTES_MAX,
+};
+use crate::command::stage::{Edges, Found, SearchKind, SearchSpec};
 
 /// A search at work.
 pub struct Searcher {
@@ -159,7 +85,7 @@ impl Searcher {
     }
 
     /// For a range of the stream that begins with its byte `start`, while others search the other ranges.
-    pub(crate) fn of_range(&mut self, start: u64, is_last: bool) {
+    pub(crate) fn begin_range(&mut self, start: u64, is_last: bool) {
         self.passed = start;
         self.range = Some(Range { head: Vec::new(), head_goes_on: start > 0, is_last });
     }
@@ -468,7 +394,7 @@ mod tests {
             let (mut at, mut found) = (0, Vec::new());
             for (index, range) in ranges.iter().enumerate() {
                 let mut searcher = Searcher::new(&spec).unwrap();
-                searcher.of_range(at, index + 1 == ranges.len());
+                searcher.begin_range(at, index + 1 == ranges.len());
                 let (begin, end) = range.split_at(range.len() / 3);
                 searcher.update(begin).unwrap();
                 searcher.update(end).unwrap();
@@ -526,7 +452,7 @@ mod tests {
         let of = |len: usize| {
             let ranges = [0, len as u64].map(|start| {
                 let mut searcher = Searcher::new(&spec).unwrap();
-                searcher.of_range(start, start > 0);
+                searcher.begin_range(start, start > 0);
                 searcher.update(&vec![b'a'; len]).unwrap();
                 searcher.finish()
             });
@@ -536,7 +462,7 @@ mod tests {
         assert_eq!(of(LINE_BYTES_MAX / 2), Ok(found));
         assert_eq!(of(LINE_BYTES_MAX / 2 + 1), Err(TransferError::LineTooLong));
         let mut endless = Searcher::new(&spec).unwrap();
-        endless.of_range(1, true);
+        endless.begin_range(1, true);
         assert_eq!(
             endless.update(&vec![b'a'; LINE_BYTES_MAX + 2]),
             Err(TransferError::LineTooLong)

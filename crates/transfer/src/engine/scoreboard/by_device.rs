@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Activity, Scoreboard, State, Work};
-use crate::run::flow::{Device, End};
+use crate::command::device::{Device, End};
 
 /// Steps on a device at a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,10 +1,14 @@
 use super::*;
 use std::sync::Arc;
 
+use crate::command::device::{Blocked, Device, End};
+use crate::command::error::TransferError;
+use crate::command::pipeline::TimeLimits;
 use crate::run::apart::SendApart;
+use crate::stages::buffer::Buffers;
 use crate::stages::chain::Chunk;
 
-const PATIENCE: Patience = Patience { stall_ns: 1_000_000_000, deadline_ns: None };
+const PATIENCE: TimeLimits = TimeLimits { stall_ns: 1_000_000_000, deadline_ns: None };
 
 /// Reads a file, and has ended after its first step if it is `brief`.
 struct Reader {

@@ -1,11 +1,12 @@
 //! A list of transfers in flight and of devices, as the text of the parent module describes it.
 
 use super::{MessageError, Rest, device_code, kind_codes};
-use crate::command::stage::{STAGES_MAX, StageKind};
+use crate::command::device::Device;
+use crate::command::limits::STAGES_MAX;
+use crate::command::stage::StageKind;
 use crate::engine::DeviceQueue;
 use crate::engine::counters::DeviceLoad;
 use crate::engine::scoreboard::Activity;
-use crate::run::flow::Device;
 
 /// Transfers that a list has.
 pub const LISTED_MAX: usize = 512;

@@ -1,21 +1,55 @@
-//! The process of a user as the engine has it.
+//! Transfers of other users than the engine's. The engine reads, writes, sends and receives for them through a process that has the
+//! user's rights, so that the host kernel treats each call as the user's: quotas and limits of file lengths, the credentials that a receiver sees
+//! (`SO_PASSCRED`), what a write clears (set-user-ID) and what a read of a file shows are those of the user, whatever the engine may do.
+//!
+//! Everything else of a transfer is the engine's: its checks, turns, stages, memory, counts and times. A thread of the engine that has a step of
+//! such a transfer makes one call of the process and waits for its reply, as it would wait for the host kernel. So turns and limits are one
+//! engine's over all users, and a process that does not reply, because a file hangs or its user has stopped it, is a file that hangs.
+//!
+//! * `wire`: the messages. `child`: the side of the process. The rest is the engine's side.
 
+mod child;
+mod wire;
+
+use std::ffi::OsString;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use std::time::Duration;
 
 use sys::isolation::Identity;
 use sys::local::{LocalSocket, wait_readable};
 use sys::slot::Slot;
 
-use super::wire::{Call, MESSAGE_BYTES, Operation, Order, Reply, SLOT_BYTES};
-use super::{CallError, LOOK_INTERVAL, UserProgram};
+use crate::command::error::CallError;
+pub(crate) use wire::Operation;
+use wire::{Call, Control, MESSAGE_BYTES, Reply, SLOT_BYTES};
 
+/// How often processes are looked at while there are any.
+pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 /// Lanes that stay for the next call. Each has memory of its own.
 const IDLE_LANES_MAX: usize = 4;
+
+/// The program whose processes make the system calls of other users' transfers: it calls [`serve_user`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UserProgram {
+    /// Where it is. Every user has to be able to execute it.
+    pub path: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<OsString>,
+    /// Its whole environment.
+    pub environment: Vec<(OsString, OsString)>,
+}
+
+/// What a process of [`UserProgram`] does until its engine ends. Standard input is the connection to the engine. An error: the engine, or the host kernel, refuses what it needs.
+pub fn serve_user() -> io::Result<()> {
+    child::run()
+}
 
 /// A connection to a thread of the process, and the memory for the bytes of its calls. One call at a time.
 struct Lane {
@@ -39,7 +73,7 @@ pub(crate) struct UserProcess {
 
 impl UserProcess {
     /// Starts one.
-    pub(super) fn start(program: &UserProgram, identity: &Identity) -> io::Result<(Self, Child)> {
+    pub(crate) fn start(program: &UserProgram, identity: &Identity) -> io::Result<(Self, Child)> {
         let (control, theirs) = LocalSocket::pair()?;
         let mut command = Command::new(&program.path);
         command.args(&program.arguments).env_clear().envs(program.environment.iter().cloned());
@@ -63,22 +97,22 @@ impl UserProcess {
     }
 
     /// It is being killed: calls that wait for it return, also if the host kernel does not let it end.
-    pub(super) fn give_up(&self) {
+    pub(crate) fn give_up(&self) {
         self.is_broken.store(true, Ordering::Relaxed);
     }
 
     /// Whether no further call can succeed.
-    pub(super) fn is_broken(&self) -> bool {
+    pub(crate) fn is_broken(&self) -> bool {
         self.is_broken.load(Ordering::Relaxed)
     }
 
     /// Whether no transfer uses it.
-    pub(super) fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.remotes.load(Ordering::Relaxed) == 0 && self.unanswered.load(Ordering::Relaxed) == 0
     }
 
     /// Whether all that it does are calls that hang, of transfers that have been given up.
-    pub(super) fn only_hangs(&self) -> bool {
+    pub(crate) fn only_hangs(&self) -> bool {
         self.remotes.load(Ordering::Relaxed) > 0 && self.unanswered.load(Ordering::Relaxed) == 0
     }
 
@@ -108,14 +142,14 @@ impl UserProcess {
         }
         let (socket, theirs) = LocalSocket::pair()?;
         let slot = Slot::create("serval:transfer", SLOT_BYTES).map_err(io::Error::other)?;
-        let sent = self.control.send(&Order::Lane.encode(), &[theirs.as_fd(), slot.fd()]);
+        let sent = self.control.send(&Control::Lane.encode(), &[theirs.as_fd(), slot.fd()]);
         sent.map_err(|_| self.ended())?;
         Ok(Lane { socket, slot })
     }
 
     fn close(&self, transfer: u64) {
         // A process that does not read what is sent to it has stopped.
-        if self.control.send(&Order::Close(transfer).encode(), &[]).is_err() {
+        if self.control.send(&Control::Close(transfer).encode(), &[]).is_err() {
             self.is_broken.store(true, Ordering::Relaxed);
         }
     }
@@ -123,7 +157,7 @@ impl UserProcess {
 
 /// What a transfer, or a part of one, has in the process of its user.
 pub(crate) struct Remote {
-    process: std::sync::Arc<UserProcess>,
+    process: Arc<UserProcess>,
     transfer: u64,
     /// It has the descriptors.
     is_open: bool,
@@ -139,7 +173,7 @@ impl Drop for Remote {
 }
 
 impl Remote {
-    pub(crate) fn new(process: &std::sync::Arc<UserProcess>) -> Self {
+    pub(crate) fn new(process: &Arc<UserProcess>) -> Self {
         process.remotes.fetch_add(1, Ordering::Relaxed);
         let transfer = process.last_transfer.fetch_add(1, Ordering::Relaxed);
         Self { process: process.clone(), transfer, is_open: false }

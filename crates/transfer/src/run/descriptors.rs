@@ -5,20 +5,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use mqueue::staging::CopyFailed;
-use sys::descriptors::{self, Descriptor, DescriptorKind, describe, receive_now, send_now};
+use sys::descriptors::{self, describe, receive_now, send_now};
 
 use crate::command::accelerator::Lease;
+use crate::command::device::{Devices, End, SocketSender};
 use crate::command::error::TransferError;
-use crate::command::pipeline::{Command, FILES_MAX, HEAD_MAX, Place, WhenBlocked};
-use crate::command::stage::{StageSpec, check_order};
-use crate::run::apart;
-use crate::run::flow::{Cut, Device, Devices, End, Plan};
+use crate::command::pipeline::{Command, Place};
+use crate::run::plan::Plan;
 use crate::run::reaper::Reaper;
-use crate::run::users::{Operation, Remote, UserProcess};
-use crate::stages::search::can_be_ranges;
-
-/// Parts of a file that goes to a file, at most: the memory of all of them fits the smallest limit.
-const FILE_PARTS_MAX: usize = 8;
+use crate::run::user_process::{Operation, Remote, UserProcess};
 
 /// A socket in one direction: as source or as sink.
 pub(crate) type SocketUse = ((u64, u64), End);
@@ -98,9 +93,9 @@ struct Part {
 #[derive(Clone, Copy)]
 pub(crate) struct PartRange {
     /// Where it begins in the source.
-    start: u64,
-    offset: u64,
-    bytes: u64,
+    pub(crate) start: u64,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
 }
 
 /// The descriptors of a transfer.
@@ -123,7 +118,7 @@ fn block_of(place: &Place) -> Option<u64> {
 impl Descriptors {
     /// One for each part of a transfer. `files`: the ranges of a source of several files. `process`: where the calls on them are made, if not here. Fails with [`TransferError::Busy`] if another
     /// transfer uses the memory of an accelerator.
-    pub(crate) fn of_parts(
+    pub(crate) fn for_parts(
         command: Command,
         files: Vec<PartRange>,
         parts: &[Plan],
@@ -352,7 +347,7 @@ impl Devices for Descriptors {
         self.socket(End::Sink).with(|socket| send_now(socket, bytes))
     }
 
-    fn sender(&self) -> Option<Arc<apart::Send>> {
+    fn sender(&self) -> Option<Arc<SocketSender>> {
         // Another process may not reply, and what sends apart is waited for.
         let Held::Socket(socket) = &self.sink else { return None };
         if self.are_remote() {
@@ -378,214 +373,4 @@ fn open(file: &Option<Arc<OwnedFd>>) -> BorrowedFd<'_> {
 
 fn used(lease: &mut Option<Lease>) -> &mut Lease {
     lease.as_mut().expect("only drop takes it")
-}
-
-/// A command that can be executed.
-pub(crate) struct Checked {
-    pub(crate) plan: Plan,
-    /// The uses of its sockets, that of the source first.
-    pub(crate) uses: Vec<SocketUse>,
-    /// The ranges of a source of several files.
-    pub(crate) files: Vec<PartRange>,
-    /// Parts in which it can be done at a time.
-    pub(crate) lanes: usize,
-}
-
-/// Checks the stages, the descriptors and the ranges of a command.
-pub(crate) fn check(command: &Command) -> Result<Checked, TransferError> {
-    check_order(&command.stages).map_err(TransferError::Order)?;
-    if command.more.len() >= FILES_MAX {
-        return Err(TransferError::Order(format!("a source has at most {FILES_MAX} files")));
-    }
-    check_head(command).map_err(TransferError::Order)?;
-    let found =
-        |role, descriptor| describe(descriptor).map_err(|_| TransferError::Invalid { role });
-    let [source, sink] = [&command.source, &command.sink];
-    let (mut uses, mut sources, mut length) = (Vec::new(), Vec::new(), None);
-    match source {
-        Place::Socket(socket) => {
-            let socket = found("source", socket.as_fd())?;
-            check_socket(&socket, "source")?;
-            uses.push((socket.identity, End::Source));
-        }
-        Place::File(file, _) => {
-            let file = found("source", file.as_fd())?;
-            length = Some(check_file(&file, "source", End::Source)?);
-            sources.push(file.identity);
-        }
-        Place::Accelerator(memory, _) => length = Some(memory.bytes()),
-    }
-    let (mut sync, mut drops) = (command.sync, false);
-    let mut parts = Vec::new();
-    if !command.more.is_empty() {
-        let first = (source.offset(), command.bytes, length.unwrap_or(0));
-        let mut ranges = vec![first];
-        for range in &command.more {
-            let file = found("source", range.file.as_fd())?;
-            let length = check_file(&file, "source", End::Source)?;
-            sources.push(file.identity);
-            ranges.push((range.offset, range.bytes, length));
-        }
-        parts = part_ranges(&ranges)?;
-    }
-    match sink {
-        Place::Socket(socket) => {
-            let socket = found("sink", socket.as_fd())?;
-            check_socket(&socket, "sink")?;
-            uses.push((socket.identity, End::Sink));
-        }
-        Place::File(file, _) => {
-            let file = found("sink", file.as_fd())?;
-            check_file(&file, "sink", End::Sink)?;
-            // There is nothing to be synced, and the host kernel would say so.
-            drops = file.kind == DescriptorKind::Null;
-            sync &= !drops;
-            if sources.contains(&file.identity) && !mutants::on("overwrite_source") {
-                return Err(TransferError::SameFile);
-            }
-        }
-        // A range in it is checked below.
-        Place::Accelerator(..) => {}
-    }
-    let bytes = match (parts.last(), length) {
-        (Some(last), _) => Some(last.start + last.bytes),
-        // Files of /proc have content and no length.
-        (None, Some(0)) if source.device() == Device::File => command.bytes,
-        (None, None) => command.bytes,
-        (None, Some(length)) => {
-            Some(command.bytes.unwrap_or_else(|| length.saturating_sub(source.offset())))
-        }
-    };
-    let mut plan = Plan::of(command, bytes);
-    plan.sync &= sync || plan.sink == Device::Accelerator;
-    for from in [plan.from, plan.to] {
-        check_end(from, bytes.unwrap_or(0))?;
-    }
-    check_memory(source, bytes.unwrap_or(0))?;
-    // What stages make of the bytes may still be too long; then writing fails.
-    check_memory(
-        sink,
-        bytes.filter(|_| !plan.stages.iter().any(StageSpec::transforms)).unwrap_or(0),
-    )?;
-    // Of others one thread does a transfer, so that transfers share the threads evenly.
-    let lanes = match (source, sink) {
-        (Place::Accelerator(from, _), Place::Accelerator(to, _)) => from.lanes().min(to.lanes()),
-        (Place::Accelerator(memory, _), Place::File(..))
-        | (Place::File(..), Place::Accelerator(memory, _)) => memory.lanes(),
-        (Place::File(..), Place::File(..)) if plan.has_places() => FILE_PARTS_MAX,
-        _ => 1,
-    };
-    let joins = |stage: &StageSpec| match stage {
-        StageSpec::Search(search) => can_be_ranges(search),
-        StageSpec::Digest(kind) => kind.can_be_joined(),
-        _ => false,
-    };
-    if drops && source.device() == Device::File && plan.stages.iter().all(joins) {
-        plan.cut = if parts.is_empty() { Cut::Can } else { Cut::No };
-    }
-    let lanes = match plan.cut {
-        Cut::Can => usize::MAX,
-        _ if parts.is_empty() && (plan.is_plain() || plan.has_places()) => lanes,
-        _ => 1,
-    };
-    Ok(Checked { plan, uses, files: parts, lanes })
-}
-
-/// Whether another user's command names only files that it may pass on: a write to a file that runs with the rights of its owner could change what these do.
-pub(crate) fn check_rights(command: &Command) -> Result<(), TransferError> {
-    let source = command.source.descriptor().map(|source| ("source", source));
-    let more = command.more.iter().map(|range| ("source", range.file.as_fd()));
-    let sink = command.sink.descriptor().map(|sink| ("sink", sink));
-    for (role, descriptor) in source.into_iter().chain(more).chain(sink) {
-        if describe(descriptor).is_ok_and(|found| found.lends_rights) {
-            let found = "a file that lends rights (set-user-ID or set-group-ID)";
-            return Err(TransferError::WrongKind { role, found, needed: "another file" });
-        }
-    }
-    Ok(())
-}
-
-/// Whether the source can have been read from before.
-pub(crate) fn check_head(command: &Command) -> Result<(), String> {
-    match command.head.len() {
-        0 => Ok(()),
-        _ if command.source.device() != Device::Socket => {
-            Err("only a socket can have bytes that were received before".to_owned())
-        }
-        _ if command.when_blocked == WhenBlocked::Return => {
-            Err("after bytes that were received before, a transfer waits for its sockets"
-                .to_owned())
-        }
-        len if len > HEAD_MAX => {
-            Err(format!("{len} bytes were received before, and {HEAD_MAX} is the limit"))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// The places of ranges that follow one another; of each its offset, the length that is asked for, and that of its file.
-fn part_ranges(ranges: &[(u64, Option<u64>, u64)]) -> Result<Vec<PartRange>, TransferError> {
-    let (mut start, mut parts) = (0, Vec::new());
-    for &(offset, bytes, length) in ranges {
-        let bytes = bytes.unwrap_or_else(|| length.saturating_sub(offset));
-        check_end(offset, bytes)?;
-        check_end(start, bytes)?;
-        parts.push(PartRange { start, offset, bytes });
-        start += bytes;
-    }
-    Ok(parts)
-}
-
-fn check_end(from: u64, bytes: u64) -> Result<(), TransferError> {
-    let end = from.checked_add(bytes).filter(|end| i64::try_from(*end).is_ok());
-    end.map(drop).ok_or(TransferError::Range)
-}
-
-/// Whether the memory of an accelerator has this many bytes from the place on.
-fn check_memory(place: &Place, bytes: u64) -> Result<(), TransferError> {
-    match place {
-        Place::Accelerator(memory, from)
-            if bytes > memory.bytes().saturating_sub(*from) || *from > memory.bytes() =>
-        {
-            Err(TransferError::OutsideMemory(memory.bytes()))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn check_socket(found: &Descriptor, role: &'static str) -> Result<(), TransferError> {
-    let needed = "a connected stream socket (TCP or Unix)";
-    let wrong = |found| Err(TransferError::WrongKind { role, found, needed });
-    match found.kind {
-        DescriptorKind::Stream => Ok(()),
-        DescriptorKind::Unconnected => wrong("a socket without a peer"),
-        DescriptorKind::File { .. } => wrong("a file"),
-        DescriptorKind::Null => wrong("a device"),
-        DescriptorKind::Other(found) => wrong(found),
-    }
-}
-
-/// Returns the file's length.
-fn check_file(found: &Descriptor, role: &'static str, end: End) -> Result<u64, TransferError> {
-    let needed = "a file";
-    let (bytes, appends) = match found.kind {
-        DescriptorKind::File { direct: true, .. } => return Err(TransferError::Direct { role }),
-        DescriptorKind::File { bytes, appends, .. } => (bytes, appends),
-        DescriptorKind::Null if end == End::Sink => (0, false),
-        DescriptorKind::Null => {
-            return Err(TransferError::WrongKind { role, found: "a device", needed });
-        }
-        DescriptorKind::Stream | DescriptorKind::Unconnected => {
-            return Err(TransferError::WrongKind { role, found: "a socket", needed });
-        }
-        DescriptorKind::Other(found) => {
-            return Err(TransferError::WrongKind { role, found, needed });
-        }
-    };
-    match end {
-        End::Source if !found.readable => Err(TransferError::Access { role, access: "reading" }),
-        End::Sink if !found.writable => Err(TransferError::Access { role, access: "writing" }),
-        End::Sink if appends => Err(TransferError::Appends),
-        _ => Ok(bytes),
-    }
 }

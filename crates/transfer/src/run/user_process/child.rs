@@ -11,7 +11,7 @@ use sys::descriptors::{DescriptorKind, describe, is_of_kernel, sync};
 use sys::local::{LocalSocket, wait_readable};
 use sys::slot::Slot;
 
-use super::wire::{Call, MESSAGE_BYTES, Operation, Order, Reply, SLOT_BYTES};
+use super::wire::{Call, Control, MESSAGE_BYTES, Operation, Reply, SLOT_BYTES};
 use crate::run::reaper::Reaper;
 
 /// The descriptors of a transfer.
@@ -42,9 +42,9 @@ pub(super) fn run() -> io::Result<()> {
             Ok(Some((0, _))) | Err(_) => return Ok(()),
             Ok(Some(received)) => received,
         };
-        match Order::decode(&bytes[..len]) {
-            Some(Order::Lane) => add_lane(&open, descriptors)?,
-            Some(Order::Close(transfer)) => {
+        match Control::decode(&bytes[..len]) {
+            Some(Control::Lane) => add_lane(&open, descriptors)?,
+            Some(Control::Close(transfer)) => {
                 let closed = open.files().remove(&transfer);
                 open.reaper.discard(closed);
             }

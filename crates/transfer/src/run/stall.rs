@@ -1,48 +1,22 @@
-//! How long a transfer may take, and whether enough moves.
+//! Whether enough moves: the stall time and the deadline of a transfer.
 
 use std::time::Duration;
 
 use crate::command::error::TransferError;
-use crate::command::pipeline::{Command, STALL_DEFAULT};
+use crate::command::limits::RATE_MIN;
+use crate::command::pipeline::TimeLimits;
 
-/// Bytes per second that a transfer has to move. Fewer in the whole stall time are no progress, so a peer that takes a
-/// byte now and then does not hold an entry indefinitely.
-pub const RATE_MIN: u64 = 128;
-
-/// How long an entry may take, in nanoseconds.
-#[derive(Clone, Copy, Debug)]
-pub struct Patience {
-    /// Without progress.
-    pub stall_ns: u64,
-    /// In all.
-    pub deadline_ns: Option<u64>,
-}
-
-impl Default for Patience {
-    fn default() -> Self {
-        Self { stall_ns: STALL_DEFAULT.as_nanos() as u64, deadline_ns: None }
-    }
-}
-
-impl Patience {
-    /// That of a command.
-    pub(crate) fn of(command: &Command) -> Self {
-        let ns = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
-        Self { stall_ns: ns(command.stall), deadline_ns: command.deadline.map(ns) }
-    }
-}
-
-/// Whether enough moves.
+/// Watches the bytes of a transfer against its time limits.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Pace {
+pub(crate) struct StallTimer {
     /// When enough had moved last, and the bytes since.
-    pub(super) moved_ns: u64,
+    pub(crate) moved_ns: u64,
     moved_bytes: u64,
 }
 
-impl Pace {
+impl StallTimer {
     /// Of a transfer that begins.
-    pub(super) fn begin(now_ns: u64) -> Self {
+    pub(crate) fn begin(now_ns: u64) -> Self {
         Self { moved_ns: now_ns, moved_bytes: 0 }
     }
 
@@ -60,16 +34,16 @@ impl Pace {
         &self,
         now_ns: u64,
         started_ns: u64,
-        patience: Patience,
+        time_limits: TimeLimits,
     ) -> Result<Duration, TransferError> {
         let ms = |ns: u64| ns / 1_000_000;
-        let total = patience.deadline_ns.map(|total| (total, now_ns.saturating_sub(started_ns)));
+        let total = time_limits.deadline_ns.map(|total| (total, now_ns.saturating_sub(started_ns)));
         if let Some((total, taken)) = total
             && taken >= total
         {
             return Err(TransferError::Deadline(ms(total)));
         }
-        let stall = patience.stall_ns;
+        let stall = time_limits.stall_ns;
         let still = now_ns.saturating_sub(self.moved_ns);
         if still >= stall {
             return Err(TransferError::Stalled(ms(stall)));

@@ -4,7 +4,7 @@
 
 use std::io;
 
-use super::CallError;
+use crate::command::error::CallError;
 
 /// Bytes of the memory of a lane: more than a chunk of a transfer has with its header and tags.
 pub(super) const SLOT_BYTES: usize = 1 << 20;
@@ -48,7 +48,7 @@ pub(super) enum Reply {
 
 /// What the engine sends on the connection of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum Control {
     /// A further lane: its connection and its memory come with it.
     Lane,
     /// The descriptors of a transfer are not needed any more.
@@ -128,7 +128,7 @@ impl Reply {
     }
 }
 
-impl Order {
+impl Control {
     pub(super) fn encode(self) -> [u8; MESSAGE_BYTES] {
         match self {
             Self::Lane => encode([1, 0, 0, 0, 0]),
@@ -170,8 +170,8 @@ mod tests {
         ] {
             assert_eq!(Reply::decode(&reply.encode()), Some(reply));
         }
-        for order in [Order::Lane, Order::Close(u64::MAX)] {
-            assert_eq!(Order::decode(&order.encode()), Some(order));
+        for control in [Control::Lane, Control::Close(u64::MAX)] {
+            assert_eq!(Control::decode(&control.encode()), Some(control));
         }
         for wrong in [[6, 0, 0, 0, 0], [2, 0, 1, 0, 0], [0; 5], [3, 0, 0, 1, 0]] {
             assert_eq!(Call::decode(&encode(wrong)), None);
@@ -179,7 +179,7 @@ mod tests {
         for wrong in [[3, 0, 0, 0, 0], [1, 0, 0, 0, 0], [1, 4096, 0, 0, 0], [0, 1, 1, 0, 0]] {
             assert_eq!(Reply::decode(&encode(wrong)), None);
         }
-        assert_eq!(Order::decode(&encode([3, 0, 0, 0, 0])), None);
+        assert_eq!(Control::decode(&encode([3, 0, 0, 0, 0])), None);
         assert_eq!(Call::decode(&[1; 39]), None);
         // More than was asked for was not done.
         assert!(Reply::Done(6).result(5).is_none());

@@ -1,30 +1,15 @@
-//! Transfers of other users than the engine's. The engine reads, writes, sends and receives for them through a process that has the
-//! user's rights, so that the host kernel treats each call as the user's: quotas and limits of file lengths, the credentials that a receiver sees
-//! (`SO_PASSCRED`), what a write clears (set-user-ID) and what a read of a file shows are those of the user, whatever the engine may do.
-//!
-//! Everything else of a transfer is the engine's: its checks, turns, stages, memory, counts and times. A thread of the engine that has a step of
-//! such a transfer makes one call of the process and waits for its reply, as it would wait for the host kernel. So turns and limits are one
-//! engine's over all users, and a process that does not reply, because a file hangs or its user has stopped it, is a file that hangs.
-//!
-//! * `wire`: the messages. `process`: the engine's side. `child`: that of the process.
+//! The processes of other users, which make the system calls of their transfers: how many there
+//! are, and when they start and end ([`UserProcess`]).
 
-mod child;
-mod process;
-mod wire;
-
-use std::ffi::OsString;
-use std::io;
-use std::path::PathBuf;
 use std::process::Child;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sys::isolation::Identity;
 
+use crate::command::error::CallError;
 use crate::engine::fair_share::is_within_share;
-
-pub(crate) use process::{Remote, UserProcess};
-pub(crate) use wire::Operation;
+use crate::run::user_process::{LOOK_INTERVAL, UserProcess, UserProgram};
 
 /// Processes at a time; as many can be being ended.
 const PROCESSES_MAX: usize = 32;
@@ -36,40 +21,8 @@ const IDLE_MAX: Duration = Duration::from_secs(10);
 const STARTS_MAX: usize = 8;
 /// One that has been used since is not ended for another one of its user: programs that change their limits start no more than a few processes a second.
 const KEPT_MIN: Duration = Duration::from_secs(1);
-/// How often processes are looked at while there are any.
-const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 /// How long the end of a service waits for its processes.
 const END_LIMIT: Duration = Duration::from_secs(1);
-
-/// The program whose processes make the system calls of other users' transfers: it calls [`serve_user`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UserProgram {
-    /// Where it is. Every user has to be able to execute it.
-    pub path: PathBuf,
-    /// Its arguments.
-    pub arguments: Vec<OsString>,
-    /// Its whole environment.
-    pub environment: Vec<(OsString, OsString)>,
-}
-
-/// What a process of [`UserProgram`] does until its engine ends. Standard input is the connection to the engine. An error: the engine, or the host kernel, refuses what it needs.
-pub fn serve_user() -> io::Result<()> {
-    child::run()
-}
-
-/// Why no process makes a call.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum CallError {
-    /// There is no process, or it has ended; one sentence.
-    #[error("{0}")]
-    Process(String),
-    /// A file is no data but an interface of the host kernel.
-    #[error("a file is an interface of the host kernel")]
-    OfKernel {
-        /// It is the sink, and not one of the source.
-        is_sink: bool,
-    },
-}
 
 struct Known {
     /// Number of the user's tenant.
@@ -235,6 +188,7 @@ impl Drop for Users {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run::user_process::{Operation, Remote};
 
     /// Processes that do nothing.
     fn users() -> Option<Users> {
