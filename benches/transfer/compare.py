@@ -7,8 +7,12 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+#: Bytes, seconds and CPU seconds of a round.
+Round = tuple[int, float, float]
 ROOT = Path(__file__).resolve().parent.parent.parent
 TICK = os.sysconf("SC_CLK_TCK")
 
@@ -31,7 +35,8 @@ def beside(name: str, *built: str) -> str:
 
 def family(*processes: int) -> dict[int, float]:
     """Processes and all their descendants, with the CPU seconds of each."""
-    found, children = {}, {}
+    found: dict[int, float] = {}
+    children: dict[int, list[int]] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             try:
@@ -42,7 +47,8 @@ def family(*processes: int) -> dict[int, float]:
             # User and system time of all threads, also of those that have ended, and of children that have ended.
             found[number] = sum(map(int, fields[11:15])) / TICK
             children.setdefault(int(fields[1]), []).append(number)
-    members, rest = {}, list(processes)
+    members: dict[int, float] = {}
+    rest = list(processes)
     while rest:
         number = rest.pop()
         members[number] = found.get(number, 0.0)
@@ -61,7 +67,7 @@ def threads(name: str, *processes: int) -> int:
     return names.count(name)
 
 
-def until(what: str, done, patience: float = 60.0) -> None:
+def until(what: str, done: Callable[[], object], patience: float = 60.0) -> None:
     """Waits until ``done`` returns something true."""
     limit = time.monotonic() + patience
     while not done():
@@ -74,17 +80,17 @@ class Started:
     """Programs that end with the ``with`` block."""
 
     def __init__(self) -> None:
-        self.processes: list[subprocess.Popen] = []
+        self.processes: list[subprocess.Popen[Any]] = []
 
-    def __enter__(self):
+    def __enter__(self) -> "Started":
         return self
 
-    def start(self, command, **options) -> subprocess.Popen:
-        process = subprocess.Popen(command, **options)
+    def start(self, command: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any]:
+        process: subprocess.Popen[Any] = subprocess.Popen(command, **options)
         self.processes.append(process)
         return process
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         for process in reversed(self.processes):
             process.terminate()
         for process in reversed(self.processes):
@@ -98,27 +104,35 @@ class Started:
 class Table:
     """Rows of pairs: ours against the other, in seconds and CPU seconds for the same bytes."""
 
-    def __init__(self, options) -> None:
-        self.options, self.lines = options, []
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.lines: list[dict[str, Any]] = []
         print(f"{'row':<28} {'against':<24} {'rate':>18} {'CPU time':>9} {'ours GB/s':>10} {'CPU-s/GB':>9} {'theirs':>7} {'CPU-s/GB':>9}")
 
-    def row(self, name: str, against: str, ours, theirs, **more) -> None:
+    def row(
+        self, name: str, against: str, ours: Callable[[], Round], theirs: Callable[[], Round], **more: object
+    ) -> None:
         """``ours`` and ``theirs`` do one round and return bytes, seconds and CPU seconds."""
         pairs = []
         for pair in range(self.options.pairs):
             first, second = (ours, theirs) if pair % 2 == 0 else (theirs, ours)
             both = first(), second()
-            pairs.append(both if pair % 2 == 0 else both[::-1])
+            pairs.append(both if pair % 2 == 0 else (both[1], both[0]))
         rate = [mine[0] / mine[1] / (other[0] / other[1]) for mine, other in pairs]
         cpu_ratio = [mine[2] / mine[0] / max(other[2] / other[0], 1e-12) for mine, other in pairs]
-        own, other = ([pair[side] for pair in pairs] for side in (0, 1))
-        gb = lambda rounds: statistics.median(size / 1e9 / seconds for size, seconds, _ in rounds)
-        per_gb = lambda rounds: statistics.median(spent / (size / 1e9) for size, _, spent in rounds)
+        own, others = [mine for mine, _ in pairs], [other for _, other in pairs]
+
+        def gb(rounds: list[Round]) -> float:
+            return statistics.median(size / 1e9 / seconds for size, seconds, _ in rounds)
+
+        def per_gb(rounds: list[Round]) -> float:
+            return statistics.median(spent / (size / 1e9) for size, _, spent in rounds)
+
         median = statistics.median(rate)
         line = {
             "row": name, "against": against, "pairs": len(pairs), "rate": median, "rate_min": min(rate), "rate_max": max(rate),
-            "cpu": statistics.median(cpu_ratio), "gb_per_s": gb(own), "their_gb_per_s": gb(other),
-            "cpu_s_per_gb": per_gb(own), "their_cpu_s_per_gb": per_gb(other), **more,
+            "cpu": statistics.median(cpu_ratio), "gb_per_s": gb(own), "their_gb_per_s": gb(others),
+            "cpu_s_per_gb": per_gb(own), "their_cpu_s_per_gb": per_gb(others), **more,
         }
         self.lines.append(line)
         span = f"{median:.2f} [{min(rate):.2f}, {max(rate):.2f}]"

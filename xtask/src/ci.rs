@@ -287,6 +287,12 @@ const STEPS: &[Step] = &[
         || Ok(fuzz::run(FUZZ_SECONDS).map(|()| Done::Passed)?),
     ),
     after_changes(
+        &["integrations/", "benches/transfer/compare.py", "python/serval/transfer.py"],
+        "integrations",
+        "the module for Swift, types and tests (downloads Swift the first time)",
+        || command("make --no-print-directory -C integrations test", &[]),
+    ),
+    after_changes(
         &["Makefile", "tools/deb", "tools/try-packages", "python/", "crates/cli/Cargo.toml"],
         "packages",
         "wheel and Debian package in a root without Rust: installed, first reply, a module",

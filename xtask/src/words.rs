@@ -37,6 +37,7 @@ const FOLDERS: &[&str] = &[
     "docs/",
     "examples/",
     "fuzz/",
+    "integrations/",
     "lib/",
     "tools/",
     "xtask/",

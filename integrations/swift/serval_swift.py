@@ -1,10 +1,9 @@
-# mypy: ignore-errors
 """The object server of OpenStack Swift: a transfer engine moves and digests the objects, and no Python code touches their bytes.
 
 In ``swift.conf``, for each policy of replicated objects::
 
     [storage-policy:0]
-    diskfile_module = egg:serval-engine#serval
+    diskfile_module = egg:serval-swift#serval
 
 In ``object-server.conf``::
 
@@ -12,7 +11,7 @@ In ``object-server.conf``::
     pipeline = healthcheck recon serval object-server
 
     [filter:serval]
-    use = egg:serval-engine#swift
+    use = egg:serval-swift#swift
 
     [DEFAULT]
     # An engine in another process, which all workers share (transfer.socket of a Serval server). Without it each worker has its own.
@@ -33,6 +32,9 @@ import os
 import random
 import socket
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from logging import Logger
+from typing import Any
 
 from eventlet import corolocal, hubs, spawn, tpool, wsgi
 from eventlet.event import Event
@@ -43,8 +45,7 @@ from swift.common.exceptions import ChunkReadError, ChunkReadTimeout, DiskFileNo
 from swift.common.utils import drop_buffer_cache, fdatasync
 from swift.obj import diskfile
 
-from ._errors import TransferError
-from .transfer import Digest, Transfers
+from serval.transfer import Digest, Result, Stage, Transfer, TransferError, Transfers
 
 __all__ = ["DiskFileManager", "filter_factory"]
 
@@ -59,6 +60,10 @@ HEAD_MAX = 16 << 10
 REFUSALS = ("too_many", "too_much_memory")
 
 _CHUNK = 64 << 10
+#: An application, and what a server calls it with (PEP 3333).
+_Environment = dict[str, Any]
+_Application = Callable[[_Environment, Callable[..., Any]], Iterable[bytes]]
+
 _ENGINES: dict[tuple[int, str | None, int], Engine] = {}
 _REQUEST = corolocal.local()
 
@@ -82,7 +87,9 @@ class Engine:
     def works(self) -> bool:
         return not self._reaper.dead
 
-    def run(self, source, sink, *stages, look=None, **options):
+    def run(
+        self, source: Any, sink: Any, *stages: Stage, look: Callable[[Transfer], None] | None = None, **options: Any
+    ) -> Result:
         """Waits for the end of a transfer; calls ``look`` with it from time to time."""
         ended = Event()
         transfer = self.transfers.start(source, sink, *stages, **options)
@@ -118,13 +125,13 @@ class Body:
         self.given = given
         self.left_to_writer = False
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self.given, name)
 
     def left(self) -> int:
         return self.given.content_length - self.given.position
 
-    def read(self, *length):
+    def read(self, *length: int) -> bytes:
         if self.left_to_writer and self.left():
             return Rest(b"the rest")
         return self.given.read(*length)
@@ -141,23 +148,23 @@ class Body:
 class Filter:
     """Lets the writer of a PUT reach the body of its request."""
 
-    def __init__(self, app) -> None:
+    def __init__(self, app: _Application) -> None:
         self.app = app
 
-    def __call__(self, env, start_response):
+    def __call__(self, env: _Environment, start_response: Callable[..., Any]) -> Iterable[bytes]:
         given = env.get("wsgi.input")
         in_parts = "HTTP_X_BACKEND_OBJ_MULTIPART_MIME_BOUNDARY" in env
         # Not of TLS: a transfer would send plain bytes into its socket.
-        is_plain = isinstance(given, wsgi.Input) and isinstance(given.get_socket(), GreenSocket)
-        _REQUEST.socket = given.get_socket() if is_plain else None
-        _REQUEST.body = None
-        if env["REQUEST_METHOD"] == "PUT" and is_plain and not in_parts:
-            if not given.chunked_input and (given.content_length or 0) >= SMALL:
+        _REQUEST.socket = _REQUEST.body = None
+        if isinstance(given, wsgi.Input) and isinstance(given.get_socket(), GreenSocket):
+            _REQUEST.socket = given.get_socket()
+            is_long = not given.chunked_input and (given.content_length or 0) >= SMALL
+            if env["REQUEST_METHOD"] == "PUT" and is_long and not in_parts:
                 env["wsgi.input"] = _REQUEST.body = Body(given)
         return self.app(env, start_response)
 
 
-def filter_factory(global_conf, **local_conf):
+def filter_factory(global_conf: Mapping[str, str], **local_conf: str) -> type[Filter]:
     """For ``paste.deploy``."""
     return Filter
 
@@ -165,24 +172,28 @@ def filter_factory(global_conf, **local_conf):
 class DiskFileWriter(diskfile.DiskFileWriter):
     """Writes a body that has not been received by a transfer."""
 
-    _md5_of_transfer = None
+    manager: DiskFileManager
+    _body: Body
+    _md5_of_transfer: str | None = None
 
-    def open(self):
-        body, _REQUEST.body = getattr(_REQUEST, "body", None), None
+    def open(self) -> diskfile.BaseDiskFileWriter:
+        body: Body | None = getattr(_REQUEST, "body", None)
+        _REQUEST.body = None
         opened = super().open()
-        if body is not None and body.position == 0 and self._size == body.content_length and self.manager.engine() is not None:
-            body.left_to_writer = True
-            self._body = body
+        if body is not None and body.position == 0 and self._size == body.content_length:
+            if self.manager.engine() is not None:
+                body.left_to_writer = True
+                self._body = body
         return opened
 
-    def write(self, chunk):
+    def write(self, chunk: bytes) -> None:
         if not isinstance(chunk, Rest):
-            return super().write(chunk)
+            super().write(chunk)
+            return
         self._body.left_to_writer = False
         head = self._body.buffered(self.manager.client_timeout)
         if head is None or self._body.left() < SMALL or not self._transfer(head):
             self._copy(head or b"")
-        return None
 
     def _transfer(self, head: bytes) -> bool:
         """Whether an engine has written the body. It may refuse, and then it has taken nothing."""
@@ -200,7 +211,7 @@ class DiskFileWriter(diskfile.DiskFileWriter):
             body.given.position += error.result.read
             raise _of_swift(error) from error
         body.given.position += done.read
-        self._upload_size, self._md5_of_transfer = done.written, done.digest.hex()
+        self._upload_size, self._md5_of_transfer = done.written, _md5(done)
         return True
 
     def _copy(self, chunk: bytes) -> None:
@@ -216,12 +227,12 @@ class DiskFileWriter(diskfile.DiskFileWriter):
                 raise ChunkReadTimeout(None)
             super().write(received)
 
-    def chunks_finished(self):
+    def chunks_finished(self) -> tuple[int, str]:
         if self._md5_of_transfer is None:
             return super().chunks_finished()
         return self._upload_size, self._md5_of_transfer
 
-    def _sync(self, transfer) -> None:
+    def _sync(self, transfer: Transfer) -> None:
         """What a long transfer has written goes to the disk while it runs."""
         written = (transfer.progress() or (0, 0))[1]
         if written - self._last_sync >= self._bytes_per_sync:
@@ -233,20 +244,24 @@ class DiskFileWriter(diskfile.DiskFileWriter):
 class DiskFileReader(diskfile.DiskFileReader):
     """Sends a whole object, or one range of it, by a transfer."""
 
-    def can_zero_copy_send(self):
+    manager: DiskFileManager
+    _engine: Engine | None = None
+    _dropped = 0
+
+    def can_zero_copy_send(self) -> bool:
         return self._can_send(self._obj_size)
 
-    def zero_copy_send(self, wsockfd):
+    def zero_copy_send(self, wsockfd: int) -> None:
         self._started_at_0 = True
         checks = random.random() < self._etag_validate_frac
         try:
             done = self._send(wsockfd, 0, self._obj_size, *([Digest("md5")] if checks else []))
             self._bytes_read, self._read_to_eof = done.read, True
-            self._md5_of_sent_bytes = done.digest.hex() if checks else None
+            self._md5_of_sent_bytes = _md5(done) if checks else None
         finally:
             self.close()
 
-    def app_iter_range(self, start, stop):
+    def app_iter_range(self, start: int | None, stop: int | None) -> Iterable[bytes]:
         """Swift asks for a range of several in this way, too: their bytes stand between headers of its own."""
         end = self._obj_size if stop is None else min(stop, self._obj_size)
         start = start or 0
@@ -255,7 +270,7 @@ class DiskFileReader(diskfile.DiskFileReader):
             return super().app_iter_range(start, stop)
         return self._send_range(_REQUEST.socket, start, end)
 
-    def _send_range(self, client, start, end):
+    def _send_range(self, client: socket.socket, start: int, end: int) -> Iterator[bytes]:
         from swift.obj.server import EventletPlungerString
 
         try:
@@ -282,8 +297,9 @@ class DiskFileReader(diskfile.DiskFileReader):
         self._engine = self.manager.engine()
         return self._engine is not None
 
-    def _send(self, wsockfd, start, count, *stages):
+    def _send(self, wsockfd: int, start: int, count: int, *stages: Stage) -> Result:
         """What was sent leaves the page cache."""
+        assert self._engine is not None, "_can_send was asked"
         file = self._fp.fileno()
         self._dropped = start
         try:
@@ -302,10 +318,10 @@ class DiskFileReader(diskfile.DiskFileReader):
         finally:
             self._drop_cache(file, self._dropped, start + count - self._dropped)
 
-    def _forget(self, start):
+    def _forget(self, start: int) -> Callable[[Transfer], None]:
         """What a long transfer has read leaves the page cache while it runs."""
 
-        def look(transfer) -> None:
+        def look(transfer: Transfer) -> None:
             read = start + (transfer.progress() or (0, 0))[0]
             self._drop_cache(self._fp.fileno(), self._dropped, read - self._dropped)
             self._dropped = read
@@ -325,7 +341,7 @@ class DiskFileManager(diskfile.DiskFileManager):
 
     diskfile_cls = DiskFile
 
-    def __init__(self, conf, logger):
+    def __init__(self, conf: Mapping[str, str], logger: Logger) -> None:
         super().__init__(conf, logger)
         self.client_timeout = float(conf.get("client_timeout", 60))
         self.max_upload_time = float(conf.get("max_upload_time", 86400))
@@ -341,7 +357,12 @@ class DiskFileManager(diskfile.DiskFileManager):
             return None
 
 
-def _of_swift(error: TransferError) -> BaseException:
+def _md5(done: Result) -> str:
+    assert done.digest is not None, "the transfer had a digest"
+    return done.digest.hex()
+
+
+def _of_swift(error: TransferError) -> Exception | Timeout:
     """The error that Swift knows for this."""
     if error.reason == "disk_full":
         return DiskFileNoSpace()

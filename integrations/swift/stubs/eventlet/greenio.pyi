@@ -1,0 +1,3 @@
+import socket
+
+class GreenSocket(socket.socket): ...

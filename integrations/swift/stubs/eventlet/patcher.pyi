@@ -1,0 +1,3 @@
+from typing import Any
+
+def original(modname: str) -> Any: ...
