@@ -3,7 +3,7 @@
 // A request is u32 file, u32 pad, u64 offset, u64 bytes, little-endian. The reply is u32 status (SERVAL_TRANSFER_*), u32 sum of the bytes as the
 // kernel sees them in its memory, u64 bytes, and 32 bytes of SHA-256. A file is named by its order in the configuration. The kernel believes
 // no request: the engine checks file, range and memory, and answers with a status.
-#include <serval/transfers.h>
+#include <serval/kernel_transfers.h>
 
 namespace {
 

@@ -1,6 +1,6 @@
 // pages: an HTTP server that has one page. The kernel accepts connections, reads requests and writes the head of each answer; the file goes from the
 // page cache to the connection without it.
-#include <serval/transfers.h>
+#include <serval/kernel_transfers.h>
 
 SERVAL_SOCKET_KERNEL(pages) (serval::Block& block, serval::Mqueue& q, serval::Sockets& sockets) {
     SERVAL_SHARED uint8_t request[512];

@@ -29,11 +29,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from . import _native
+from . import _codes as codes, _native
 from ._errors import ConfigError, TransferError, describe
 from ._gpu import GpuArray, gpu_array
 
 __all__ = [
+    "REASON_NAMES",
     "Compress",
     "Digest",
     "Expand",
@@ -55,13 +56,15 @@ _LOOK = 1.0
 _CLOSING = 2.0
 _CLOSING_OWN = 10.0
 _GiB = 1 << 30
+#: The words that :attr:`TransferError.reason` may be.
+REASON_NAMES = codes.REASON_NAMES
 
 
 @dataclass(frozen=True)
 class Digest:
-    """A digest of the bytes that pass: ``"md5"``, ``"sha1"``, ``"sha256"`` or ``"crc32c"``."""
+    """A digest of the bytes that pass."""
 
-    algorithm: str
+    algorithm: codes.Digest
 
     def _given(self) -> _Given:
         return ("digest", self.algorithm, b"", 0, 0)
@@ -72,7 +75,7 @@ class Open:
     """Decrypts a sealed stream. It comes first."""
 
     key: bytes
-    cipher: str = "aes-256-gcm"
+    cipher: codes.Cipher = "aes-256-gcm"
 
     def __repr__(self) -> str:
         return f"Open({self.cipher!r})"
@@ -86,7 +89,7 @@ class Seal:
     """Encrypts, with a key of 32 bytes. It comes last."""
 
     key: bytes
-    cipher: str = "aes-256-gcm"
+    cipher: codes.Cipher = "aes-256-gcm"
 
     def __repr__(self) -> str:
         return f"Seal({self.cipher!r})"
@@ -99,7 +102,7 @@ class Seal:
 class Compress:
     """Compresses: ``"gzip"`` or ``"zstd"``, with a level from 1 to 9, or 1 for gzip and 3 for zstd."""
 
-    format: str
+    format: codes.Format
     level: int | None = None
 
     def _given(self) -> _Given:
@@ -111,7 +114,7 @@ class Compress:
 class Expand:
     """Expands compressed data: up to ``most_bytes`` and, beyond the first MiB, ``ratio`` bytes for each byte that went in."""
 
-    format: str
+    format: codes.Format
     most_bytes: int = 64 * _GiB
     ratio: int = 100
 

@@ -4,18 +4,20 @@
 
 use crate::ci::changed;
 use crate::files::root;
-use crate::{Findings, drop_reasons};
+use crate::{Findings, codes, drop_reasons};
 
 /// The generated files: path and content, or why there is none.
-fn files() -> [(&'static str, Result<String, String>); 5] {
-    let [abi, layout, handshake, attach] = [
+fn files() -> [(&'static str, Result<String, String>); 8] {
+    let [abi, layout, handshake, attach, c_codes, python] = [
         ("device/include/serval/abi.h", mqueue::abi::c_header()),
         ("crates/mqueue/tests/layout.snapshot", mqueue::abi::layout_table()),
         ("lib/src/shm/handshake.h", handshake_header()),
         ("lib/src/attach/protocol.h", attach_header()),
+        ("lib/include/serval/transfer_codes.h", codes::c_header()),
+        ("python/serval/_codes.py", codes::python_module()),
     ]
     .map(|(path, text)| (path, Ok(text)));
-    [abi, layout, handshake, attach, drop_reasons::page()]
+    [abi, layout, handshake, attach, c_codes, python, codes::page(), drop_reasons::page()]
 }
 
 /// The attach protocol, for the C++ attach library.

@@ -46,21 +46,33 @@ pub(crate) fn check(list: bool) -> Findings {
 
 /// The page of the operator with the table of the reasons as the code has it.
 pub(crate) fn page() -> (&'static str, Result<String, String>) {
-    let page = std::fs::read_to_string(files::root().join(PAGE)).unwrap_or_default();
-    (PAGE, with_table(&page).ok_or_else(|| format!("{PAGE} has no line {HEADING:?}")))
+    page_with_rows(PAGE, HEADING, &rows())
 }
 
-/// `page` with every row below the heading replaced.
-fn with_table(page: &str) -> Option<String> {
-    let (before, after) = page.split_once(HEADING)?;
-    let old: usize =
-        after.split_inclusive('\n').take_while(|l| l.starts_with('|')).map(str::len).sum();
+fn rows() -> String {
     let row = |reason: &DropReason| {
         let (name, scope) = (reason.name(), reason.scope().name());
         format!("| `{name}` | {scope} | {} | {} |\n", reason.describe(), reason.advice())
     };
-    let rows: String = DropReason::ALL.iter().map(row).collect();
-    Some([before, HEADING, &rows, &after[old..]].concat())
+    DropReason::ALL.iter().map(row).collect()
+}
+
+/// A page with these rows below a heading, instead of those that are there.
+pub(crate) fn page_with_rows(
+    path: &'static str,
+    heading: &str,
+    rows: &str,
+) -> (&'static str, Result<String, String>) {
+    let page = std::fs::read_to_string(files::root().join(path)).unwrap_or_default();
+    let missing = || format!("{path} has no line {heading:?}");
+    (path, with_rows(&page, heading, rows).ok_or_else(missing))
+}
+
+fn with_rows(page: &str, heading: &str, rows: &str) -> Option<String> {
+    let (before, after) = page.split_once(heading)?;
+    let old: usize =
+        after.split_inclusive('\n').take_while(|l| l.starts_with('|')).map(str::len).sum();
+    Some([before, heading, rows, &after[old..]].concat())
 }
 
 #[cfg(test)]
@@ -70,12 +82,16 @@ mod tests {
     #[test]
     fn the_rows_are_replaced_and_nothing_else() {
         let empty = format!("text\n\n{HEADING}\nmore\n| a | b |\n");
-        let written = with_table(&empty).unwrap();
+        let written = with_rows(&empty, HEADING, &rows()).unwrap();
         assert_eq!(written.lines().count(), empty.lines().count() + DropReason::COUNT);
         assert!(written.starts_with("text\n") && written.ends_with(" |\n\nmore\n| a | b |\n"));
         let old = written.replacen("`truncated`", "`former_name`", 1);
-        assert_eq!(with_table(&old).as_ref(), Some(&written), "and written again it stays");
-        assert_eq!(with_table("no table"), None);
+        assert_eq!(
+            with_rows(&old, HEADING, &rows()).as_ref(),
+            Some(&written),
+            "and written again it stays"
+        );
+        assert_eq!(with_rows("no table", HEADING, &rows()), None);
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod abi;
 mod benchmarks;
 mod ci;
 mod claims;
+mod codes;
 mod cpu;
 mod cycles;
 mod drop_reasons;
@@ -28,7 +29,8 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 usage: cargo xtask CHORE
 
-  gen-abi       writes the C headers, the table of the region's layout and the drop reasons of docs/operations.md
+  gen-abi       writes the C headers, the codes for Python, the table of the region's layout and the drop
+                reasons of docs/operations.md
   benchmarks    writes docs/benchmarks.md from the records; with --check says whether it is up to date, and
                 whether the figures in README.md and docs/gpu.md are those of their records. Refuses records of
                 sources that are not in this history

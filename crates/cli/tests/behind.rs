@@ -38,7 +38,10 @@ fn built() -> &'static Path {
         let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("behind-c");
         let mut make = Command::new("make");
         make.args(["--no-print-directory", "--silent", "-C"]).arg(library);
-        let made = make.arg(format!("BUILD={}", build.display())).args(["functions", "functions-tests"]).output();
+        let made = make
+            .arg(format!("BUILD={}", build.display()))
+            .args(["functions", "functions-tests"])
+            .output();
         let made = made.unwrap();
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         build

@@ -365,7 +365,10 @@ fn nicas_calls_do_the_same_from_c() {
     let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("functions-c");
     let mut make = Command::new("make");
     make.args(["--no-print-directory", "--silent", "-C"]).arg(&library);
-    let made = make.arg(format!("BUILD={}", build.display())).args(["functions", "functions-tests"]).output();
+    let made = make
+        .arg(format!("BUILD={}", build.display()))
+        .args(["functions", "functions-tests"])
+        .output();
     assert_eq!(said(&made.unwrap()), (0, String::new()));
     let late = Command::new(build.join("late_test")).arg(&build).output().unwrap();
     assert_eq!(said(&late), (0, String::new()), "an answer that comes after its time");

@@ -130,7 +130,7 @@ pub use structs::*;
 /// First eight bytes of a region: "SERVALRG", little endian.
 pub const REGION_MAGIC: u64 = u64::from_le_bytes(*b"SERVALRG");
 /// Version of this layout. A runtime or kernel library of another version is refused.
-pub const ABI_VERSION: u32 = 7;
+pub const ABI_VERSION: u32 = 8;
 /// Alignment that separates words of different writers (two x86 lines: adjacent-line prefetch).
 pub const LINE_BYTES: u64 = 128;
 /// Largest inline payload of a slot in bytes: the payload of an Ethernet frame fits.
@@ -403,16 +403,10 @@ pub mod transfer_place {
 
 /// Values of [`TransferCommand::digest`].
 pub mod transfer_digest {
+    pub use crate::codes::digest::*;
+
     /// None.
     pub const NONE: u8 = 0;
-    /// 16 bytes.
-    pub const MD5: u8 = 1;
-    /// 20 bytes.
-    pub const SHA1: u8 = 2;
-    /// 32 bytes.
-    pub const SHA256: u8 = 3;
-    /// 4 bytes, big-endian.
-    pub const CRC32C: u8 = 4;
 }
 
 /// Bits of [`TransferCommand::stages`], in the order of the stages. The digest comes before the compression.

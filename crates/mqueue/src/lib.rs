@@ -18,6 +18,7 @@
 pub mod abi;
 pub mod bundle;
 mod byte_ring;
+pub mod codes;
 pub mod command;
 pub mod count;
 mod doorbell;

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use engine::BlockEnds;
 use engine::topology::{Backend, Service};
 use engine::transfers::{TransferOrder, TransferPlace, Transfers, refused};
-use mqueue::abi::{TransferDone, transfer_digest, transfer_stage, transfer_status as status};
+use mqueue::abi::{TransferDone, transfer_stage, transfer_status as status};
 use sys::SharedMemory;
 use transfer::TransferHandle;
 use transfer::{
@@ -269,14 +269,7 @@ impl BlockTransfers {
         if has(transfer_stage::EXPAND_ZSTD) {
             stages.push(StageSpec::Expand(Format::Zstd, limits));
         }
-        let digest = match order.digest {
-            transfer_digest::MD5 => Some(DigestKind::Md5),
-            transfer_digest::SHA1 => Some(DigestKind::Sha1),
-            transfer_digest::SHA256 => Some(DigestKind::Sha256),
-            transfer_digest::CRC32C => Some(DigestKind::Crc32c),
-            _ => None,
-        };
-        stages.extend(digest.map(StageSpec::Digest));
+        stages.extend(DigestKind::numbered(order.digest).map(StageSpec::Digest));
         if has(transfer_stage::COMPRESS_GZIP) {
             stages.push(StageSpec::Compress(Format::Gzip.into()));
         }

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #define SERVAL_REGION_MAGIC 5139253968287974739ull
-#define SERVAL_ABI_VERSION 7u
+#define SERVAL_ABI_VERSION 8u
 #define SERVAL_LINE_BYTES 128u
 #define SERVAL_INLINE_BYTES_MAX 1536u
 #define SERVAL_DEPTH_MAX 16384u
@@ -100,15 +100,15 @@
 #define SERVAL_SOCKET_EVENT 2u
 #define SERVAL_SOCKET_CLOSE_ORDERLY 0u
 #define SERVAL_SOCKET_CLOSE_RESET 1u
+#define SERVAL_TRANSFER_MD5 1u
+#define SERVAL_TRANSFER_SHA256 2u
+#define SERVAL_TRANSFER_CRC32C 3u
+#define SERVAL_TRANSFER_SHA1 4u
 #define SERVAL_TRANSFER_FILE 1u
 #define SERVAL_TRANSFER_MEMORY 2u
 #define SERVAL_TRANSFER_CONNECTION 3u
 #define SERVAL_TRANSFER_SOCKET 4u
 #define SERVAL_TRANSFER_NO_DIGEST 0u
-#define SERVAL_TRANSFER_MD5 1u
-#define SERVAL_TRANSFER_SHA1 2u
-#define SERVAL_TRANSFER_SHA256 3u
-#define SERVAL_TRANSFER_CRC32C 4u
 #define SERVAL_TRANSFER_OPEN 1u
 #define SERVAL_TRANSFER_EXPAND_GZIP 2u
 #define SERVAL_TRANSFER_EXPAND_ZSTD 4u
@@ -142,7 +142,7 @@
 #define SERVAL_WAIT_BACKEND 2u
 #define SERVAL_WAIT_TIME 3u
 #define SERVAL_WAIT_BUDGET 4u
-#define SERVAL_ABI_NUMBER 7 /* ABI_VERSION as a part of symbol names */
+#define SERVAL_ABI_NUMBER 8 /* ABI_VERSION as a part of symbol names */
 
 /* First bytes of a region. Written by format() before the region is shared; magic last. */
 struct serval_region_header {
@@ -289,7 +289,7 @@ struct serval_socket_message {
 struct serval_transfer_command {
   uint8_t source; /* 0: FILE, MEMORY or CONNECTION. */
   uint8_t sink; /* 1: FILE, MEMORY, CONNECTION or SOCKET. */
-  uint8_t digest; /* 2: Digest of the plain bytes: NONE, MD5, SHA1, SHA256 or CRC32C. */
+  uint8_t digest; /* 2: Digest of the plain bytes: NONE, or a number of `codes::digest`. */
   uint8_t stages; /* 3: Bits of transfer_stage. */
   uint16_t source_file; /* 4: FILE and CONNECTION: its number among the files of the service. MEMORY: 0. */
   uint16_t sink_file; /* 6: The same of the sink. SOCKET: its slot. */

@@ -80,7 +80,7 @@ constexpr uint64_t NO_DEADLINE = SERVAL_NO_DEADLINE;
 class Block;
 class Mqueue;
 class Backend;
-class Transfers;  // transfers.h
+class Transfers;  // kernel_transfers.h
 class Sockets;  // sockets.h
 class Listener;
 class Socket;

@@ -31,36 +31,18 @@ extern "C" {
 // A connection to an engine.
 typedef struct sv_transfers sv_transfers;
 
-// Digests of the plain bytes: 16, 32, 4 and 20 bytes (CRC32C is big-endian).
-enum sv_digest {
-    SV_DIGEST_NONE = 0,
-    SV_DIGEST_MD5 = 1,
-    SV_DIGEST_SHA256 = 2,
-    SV_DIGEST_CRC32C = 3,
-    SV_DIGEST_SHA1 = 4
-};
-
-// Ciphers of sealed streams. A stream of AES-256-GCM that was changed or cut off does not open;
-// AES-256-CTR notices no change.
-enum sv_cipher { SV_CIPHER_AES_256_GCM = 1, SV_CIPHER_AES_256_CTR = 2 };
-
-// Formats of compressed data: RFC 1952, and Zstandard (RFC 8878) with windows of up to 8 MiB.
-enum sv_format { SV_FORMAT_GZIP = 1, SV_FORMAT_ZSTD = 2 };
-
+// Digests (enum sv_digest) have 16 (MD5), 20 (SHA-1), 32 (SHA-256) or 4 bytes (CRC32C, big-endian).
+// A stream sealed with AES-256-GCM (enum sv_cipher) that was changed or cut off does not open;
+// AES-256-CTR notices no change. Formats of compressed data (enum sv_format) are RFC 1952, and
+// Zstandard (RFC 8878) with windows of up to 8 MiB. A search (enum sv_search) looks for a text,
+// anywhere, or for lines that match a regular expression (the syntax of the crate regex).
+//
 // Only the source can precede SV_STAGE_OPEN, and only the sink can follow SV_STAGE_SEAL. Bytes are
-// expanded once at most, then compressed once at most.
-enum sv_stage_kind {
-    SV_STAGE_DIGEST = 1,
-    SV_STAGE_OPEN = 2,
-    SV_STAGE_SEAL = 3,
-    SV_STAGE_COMPRESS = 4,
-    SV_STAGE_EXPAND = 5,
-    SV_STAGE_SEARCH = 6
-};
+// expanded once at most, then compressed once at most. A search comes before SV_STAGE_COMPRESS.
+#include "transfer_codes.h"
 
-// A text, anywhere; or lines that match a regular expression (the syntax of the crate regex). A
-// search comes before SV_STAGE_COMPRESS.
-enum sv_search { SV_SEARCH_TEXT = 1, SV_SEARCH_LINES = 2 };
+// No digest.
+#define SV_DIGEST_NONE 0
 
 // Stages of a transfer at most.
 #define SV_STAGES_MAX 8
@@ -141,7 +123,7 @@ typedef struct sv_transfer_result {
     uint64_t id;  // the number that the start returned
     // 0, or an error number such as ENOSPC, EPIPE, ECONNRESET, ETIMEDOUT, ECANCELED
     int32_t error;
-    // 0, or the code of the reason (docs/transfer.md lists them in this order, from 1)
+    // 0, or the code of the reason: enum sv_reason
     uint32_t reason;
     uint64_t read;     // bytes taken from the source
     uint64_t written;  // bytes that the sink has; exact, also after an error

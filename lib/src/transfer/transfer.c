@@ -119,20 +119,34 @@ static int send_request(sv_transfers* transfers, uint8_t* request, size_t len,
 
 _Static_assert(SV_FILES_MAX + 1 <= SERVAL_DESCRIPTORS_MAX, "the files of a source, and a sink");
 
+// The codes that the option of a stage may have: from 1 to this one.
+static uint32_t last_option(uint32_t kind) {
+    switch (kind) {
+        case SV_STAGE_DIGEST:
+            return SV_DIGEST_LAST;
+        case SV_STAGE_OPEN:
+        case SV_STAGE_SEAL:
+            return SV_CIPHER_LAST;
+        case SV_STAGE_COMPRESS:
+        case SV_STAGE_EXPAND:
+            return SV_FORMAT_LAST;
+        case SV_STAGE_SEARCH:
+            return SV_SEARCH_LAST;
+        default:
+            return 0;
+    }
+}
+
 static int check_stage(const sv_stage* stage) {
     bool keyed = stage->kind == SV_STAGE_OPEN || stage->kind == SV_STAGE_SEAL;
-    uint32_t most = keyed                            ? SV_CIPHER_AES_256_CTR
-                    : stage->kind == SV_STAGE_DIGEST ? SV_DIGEST_SHA1
-                                                     : SV_FORMAT_ZSTD;
-    bool known = stage->kind >= SV_STAGE_DIGEST && stage->kind <= SV_STAGE_SEARCH;
+    uint32_t most = last_option(stage->kind);
     bool searches = stage->kind == SV_STAGE_SEARCH;
     if (stage->level > (stage->kind == SV_STAGE_COMPRESS ? SV_LEVEL_MAX : 0)) return -EINVAL;
     if (searches != (stage->pattern != NULL)) return -EINVAL;
     if (searches && (stage->pattern_bytes == 0 || stage->pattern_bytes > PATTERN_BYTES_MAX))
         return -EINVAL;
-    return known && stage->option >= 1 && stage->option <= most && keyed == (stage->key != NULL)
-               ? 0
-               : -EINVAL;
+    return stage->option >= 1 && stage->option <= most && keyed == (stage->key != NULL) ? 0
+                                                                                        : -EINVAL;
 }
 
 // Returns the bytes of the stage.

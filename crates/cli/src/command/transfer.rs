@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use mqueue::codes;
 use place::Place;
 use serde_json::json;
 use sink::Sink;
@@ -115,8 +116,7 @@ pub(super) struct Options {
     #[arg(long, value_name = "FORMAT")]
     compress: Option<Compression>,
 
-    /// Print a digest of the plain bytes: md5, sha1, sha256 or crc32c
-    #[arg(long, value_name = "KIND", value_parser = digest)]
+    #[arg(long, value_name = "KIND", value_parser = digest, help = digest_help())]
     digest: Vec<DigestKind>,
 
     /// Encrypt what the sink gets with the key of this file
@@ -160,11 +160,15 @@ enum Verb {
 }
 
 fn digest(text: &str) -> Result<DigestKind, String> {
-    DigestKind::named(text).ok_or_else(|| "must be md5, sha1, sha256 or crc32c".to_owned())
+    DigestKind::named(text).ok_or_else(|| format!("must be {}", codes::digest::TABLE.one_of()))
+}
+
+fn digest_help() -> String {
+    format!("Print a digest of the plain bytes: {}", codes::digest::TABLE.one_of())
 }
 
 fn cipher(text: &str) -> Result<Cipher, String> {
-    Cipher::named(text).ok_or_else(|| "must be aes-256-gcm or aes-256-ctr".to_owned())
+    Cipher::named(text).ok_or_else(|| format!("must be {}", codes::cipher::TABLE.one_of()))
 }
 
 fn shared_memory(text: &str) -> Result<PathBuf, String> {
@@ -174,7 +178,7 @@ fn shared_memory(text: &str) -> Result<PathBuf, String> {
 }
 
 fn format(text: &str) -> Result<Format, String> {
-    Format::named(text).ok_or_else(|| "must be gzip or zstd".to_owned())
+    Format::named(text).ok_or_else(|| format!("must be {}", codes::format::TABLE.one_of()))
 }
 
 pub(super) fn run(screen: &Screen, options: &Options) -> Result<(), Failure> {

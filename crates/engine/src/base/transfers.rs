@@ -86,7 +86,8 @@ impl TransferOrder {
         let is_one_at_most = |of: u8| (stages & of).count_ones() <= 1;
         if command.reserved != [0; 3]
             || (command.lease != 0) != (command.sink == transfer_place::SOCKET)
-            || digest > transfer_digest::CRC32C
+            || (digest != transfer_digest::NONE
+                && transfer_digest::TABLE.numbered(digest).is_none())
             || stages & !ALL_STAGES != 0
             || !is_one_at_most(EXPANSIONS)
             || !is_one_at_most(COMPRESSIONS)

@@ -2,16 +2,12 @@
 
 use super::*;
 
-const TRANSFER_VALUES: [(&str, u32); 27] = [
+const TRANSFER_VALUES: [(&str, u32); 23] = [
     ("FILE", transfer_place::FILE as u32),
     ("MEMORY", transfer_place::MEMORY as u32),
     ("CONNECTION", transfer_place::CONNECTION as u32),
     ("SOCKET", transfer_place::SOCKET as u32),
     ("NO_DIGEST", transfer_digest::NONE as u32),
-    ("MD5", transfer_digest::MD5 as u32),
-    ("SHA1", transfer_digest::SHA1 as u32),
-    ("SHA256", transfer_digest::SHA256 as u32),
-    ("CRC32C", transfer_digest::CRC32C as u32),
     ("OPEN", transfer_stage::OPEN as u32),
     ("EXPAND_GZIP", transfer_stage::EXPAND_GZIP as u32),
     ("EXPAND_ZSTD", transfer_stage::EXPAND_ZSTD as u32),
@@ -138,6 +134,9 @@ pub fn c_header() -> String {
     define("SOCKET_EVENT", socket_event::EVENT.into());
     define("SOCKET_CLOSE_ORDERLY", socket_close::ORDERLY.into());
     define("SOCKET_CLOSE_RESET", socket_close::RESET.into());
+    for code in transfer_digest::TABLE.codes {
+        define(&format!("TRANSFER_{}", code.constant), code.number.into());
+    }
     for (name, value) in TRANSFER_VALUES {
         define(&format!("TRANSFER_{name}"), value.into());
     }

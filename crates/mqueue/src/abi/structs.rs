@@ -298,7 +298,7 @@ shared_structs! {
         source: u8,
         /// FILE, MEMORY, CONNECTION or SOCKET.
         sink: u8,
-        /// Digest of the plain bytes: NONE, MD5, SHA1, SHA256 or CRC32C.
+        /// Digest of the plain bytes: NONE, or a number of `codes::digest`.
         digest: u8,
         /// Bits of transfer_stage.
         stages: u8,

@@ -3,7 +3,7 @@
 // A request is u32 file, u32 how, u64 offset, u64 bytes, u64 before. The answer is `before` bytes "B", the bytes of the file, 16 bytes "A" that the
 // kernel has sent while the transfer ran, and u32 status, u32 0, u64 written. `how`: 1 from the memory, which begins with "memory"; 2 to a socket that
 // was closed before; 4 close without the last 16 bytes; 8 reset at once.
-#include <serval/transfers.h>
+#include <serval/kernel_transfers.h>
 
 namespace {
 

@@ -1,7 +1,7 @@
 // Sends each request unchanged to the first backend, which does transfers, and answers with its answer: u8 status, then the payload. A test's
 // requests thus are the commands of a kernel that writes whatever it likes. A request that begins with "P" puts its other bytes into the block's
 // memory, "G" is answered with the memory's first bytes, and "B" with u32 number of further requests sends the rest that many times.
-#include <serval/transfers.h>
+#include <serval/kernel_transfers.h>
 
 SERVAL_KERNEL(transfer_raw) (serval::Block& block, serval::Mqueue& q) {
     SERVAL_SHARED uint8_t copy[256];

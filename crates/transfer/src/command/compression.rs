@@ -4,6 +4,8 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
+use mqueue::codes;
+
 use super::limits::WINDOW_LOG_MAX;
 
 /// Default level of gzip, as web servers use it: the next ones take twice the time for a few percent.
@@ -33,12 +35,22 @@ impl Format {
     /// Every format.
     pub const ALL: [Self; 2] = [Self::Gzip, Self::Zstd];
 
-    /// Its name in options and messages.
-    pub fn name(self) -> &'static str {
+    /// The number in the protocol.
+    pub fn number(self) -> u8 {
         match self {
-            Self::Gzip => "gzip",
-            Self::Zstd => "zstd",
+            Self::Gzip => codes::format::GZIP,
+            Self::Zstd => codes::format::ZSTD,
         }
+    }
+
+    /// The format with this number.
+    pub fn numbered(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|format| format.number() == number)
+    }
+
+    /// The name in options and messages.
+    pub fn name(self) -> &'static str {
+        codes::format::TABLE.name(self.number())
     }
 
     /// The format of this name.

@@ -2,6 +2,8 @@
 
 use std::io;
 
+use mqueue::codes::reason;
+
 use crate::command::compression::Format;
 
 /// Why a transfer ended early, or was not started. [`Self::name`] is the label of its counter.
@@ -178,93 +180,52 @@ pub enum TransferError {
 }
 
 impl TransferError {
-    /// The names of all reasons, in the order of [`Self::code`] from 1.
-    pub const NAMES: [&'static str; 37] = [
-        "cancelled",
-        "stalled",
-        "deadline",
-        "reset",
-        "closed",
-        "file_ended",
-        "disk_full",
-        "file_too_long",
-        "host_error",
-        "wrong_kind",
-        "access",
-        "appends",
-        "invalid",
-        "busy",
-        "range",
-        "too_many",
-        "stopping",
-        "bad_request",
-        "not_admitted",
-        "too_many_clients",
-        "file_stalled",
-        "direct",
-        "same_file",
-        "order",
-        "not_sealed",
-        "not_verified",
-        "cut_off",
-        "corrupt",
-        "truncated",
-        "expands_too_much",
-        "pattern",
-        "line_too_long",
-        "too_much_memory",
-        "outside_memory",
-        "copy_failed",
-        "kernel",
-        "user_process",
-    ];
-
     /// A stable number of the reason, from 1.
     pub fn code(&self) -> u8 {
         match self {
-            Self::Cancelled => 1,
-            Self::Stalled(_) => 2,
-            Self::Deadline(_) => 3,
-            Self::Reset => 4,
-            Self::Closed => 5,
-            Self::FileEnded { .. } => 6,
-            Self::DiskFull => 7,
-            Self::FileTooLong => 8,
-            Self::Host { .. } => 9,
-            Self::WrongKind { .. } => 10,
-            Self::Access { .. } => 11,
-            Self::Appends => 12,
-            Self::Invalid { .. } => 13,
-            Self::Busy => 14,
-            Self::Range => 15,
-            Self::TooMany(_) => 16,
-            Self::Stopping => 17,
-            Self::BadRequest(_) => 18,
-            Self::NotAdmitted(_) => 19,
-            Self::TooManyClients(_) => 20,
-            Self::FileStalled(_) => 21,
-            Self::Direct { .. } => 22,
-            Self::SameFile => 23,
-            Self::Order(_) => 24,
-            Self::NotSealed => 25,
-            Self::NotVerified(_) => 26,
-            Self::CutOff => 27,
-            Self::Corrupt(_) | Self::EmptyMembers(_) => 28,
-            Self::Truncated(_) => 29,
-            Self::ExpandsTooMuch(_) => 30,
-            Self::Pattern(_) => 31,
-            Self::LineTooLong => 32,
-            Self::TooMuchMemory { .. } => 33,
-            Self::OutsideMemory(_) => 34,
-            Self::CopyFailed(_) => 35,
-            Self::Kernel(_) => 36,
-            Self::UserProcess(_) => 37,
+            Self::Cancelled => reason::CANCELLED,
+            Self::Stalled(_) => reason::STALLED,
+            Self::Deadline(_) => reason::DEADLINE,
+            Self::Reset => reason::RESET,
+            Self::Closed => reason::CLOSED,
+            Self::FileEnded { .. } => reason::FILE_ENDED,
+            Self::DiskFull => reason::DISK_FULL,
+            Self::FileTooLong => reason::FILE_TOO_LONG,
+            Self::Host { .. } => reason::HOST_ERROR,
+            Self::WrongKind { .. } => reason::WRONG_KIND,
+            Self::Access { .. } => reason::ACCESS,
+            Self::Appends => reason::APPENDS,
+            Self::Invalid { .. } => reason::INVALID,
+            Self::Busy => reason::BUSY,
+            Self::Range => reason::RANGE,
+            Self::TooMany(_) => reason::TOO_MANY,
+            Self::Stopping => reason::STOPPING,
+            Self::BadRequest(_) => reason::BAD_REQUEST,
+            Self::NotAdmitted(_) => reason::NOT_ADMITTED,
+            Self::TooManyClients(_) => reason::TOO_MANY_CLIENTS,
+            Self::FileStalled(_) => reason::FILE_STALLED,
+            Self::Direct { .. } => reason::DIRECT,
+            Self::SameFile => reason::SAME_FILE,
+            Self::Order(_) => reason::ORDER,
+            Self::NotSealed => reason::NOT_SEALED,
+            Self::NotVerified(_) => reason::NOT_VERIFIED,
+            Self::CutOff => reason::CUT_OFF,
+            Self::Corrupt(_) | Self::EmptyMembers(_) => reason::CORRUPT,
+            Self::Truncated(_) => reason::TRUNCATED,
+            Self::ExpandsTooMuch(_) => reason::EXPANDS_TOO_MUCH,
+            Self::Pattern(_) => reason::PATTERN,
+            Self::LineTooLong => reason::LINE_TOO_LONG,
+            Self::TooMuchMemory { .. } => reason::TOO_MUCH_MEMORY,
+            Self::OutsideMemory(_) => reason::OUTSIDE_MEMORY,
+            Self::CopyFailed(_) => reason::COPY_FAILED,
+            Self::Kernel(_) => reason::KERNEL,
+            Self::UserProcess(_) => reason::USER_PROCESS,
         }
     }
 
     /// The reason as metrics and JSON name it.
     pub fn name(&self) -> &'static str {
-        Self::NAMES[usize::from(self.code()) - 1]
+        reason::TABLE.name(self.code())
     }
 
     /// The error number that a program would have got from `sendfile` or `write`.

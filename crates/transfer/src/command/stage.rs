@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use mqueue::codes;
+
 use super::compression::{Compression, ExpandLimits, Format};
 use super::kernel::KernelSource;
 use super::key::Key;
@@ -30,14 +32,24 @@ impl DigestKind {
     /// Every algorithm.
     pub const ALL: [Self; 4] = [Self::Md5, Self::Sha256, Self::Crc32c, Self::Sha1];
 
-    /// Its name in options and messages.
-    pub fn name(self) -> &'static str {
+    /// The number in the protocol and in commands of kernels.
+    pub fn number(self) -> u8 {
         match self {
-            Self::Md5 => "md5",
-            Self::Sha256 => "sha256",
-            Self::Crc32c => "crc32c",
-            Self::Sha1 => "sha1",
+            Self::Md5 => codes::digest::MD5,
+            Self::Sha256 => codes::digest::SHA256,
+            Self::Crc32c => codes::digest::CRC32C,
+            Self::Sha1 => codes::digest::SHA1,
         }
+    }
+
+    /// The algorithm with this number.
+    pub fn numbered(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.number() == number)
+    }
+
+    /// The name in options and messages.
+    pub fn name(self) -> &'static str {
+        codes::digest::TABLE.name(self.number())
     }
 
     /// Bytes of its value.
@@ -128,6 +140,19 @@ pub enum SearchKind {
 impl SearchKind {
     /// Every kind.
     pub const ALL: [Self; 2] = [Self::Text, Self::Lines];
+
+    /// The number in the protocol.
+    pub fn number(self) -> u8 {
+        match self {
+            Self::Text => codes::search::TEXT,
+            Self::Lines => codes::search::LINES,
+        }
+    }
+
+    /// The kind with this number.
+    pub fn numbered(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.number() == number)
+    }
 }
 
 /// A search as its caller describes it.
@@ -195,12 +220,22 @@ impl Cipher {
     /// Every cipher.
     pub const ALL: [Self; 2] = [Self::Aes256Gcm, Self::Aes256Ctr];
 
-    /// Its name in options and messages.
-    pub fn name(self) -> &'static str {
+    /// The number in the protocol.
+    pub fn number(self) -> u8 {
         match self {
-            Self::Aes256Gcm => "aes-256-gcm",
-            Self::Aes256Ctr => "aes-256-ctr",
+            Self::Aes256Gcm => codes::cipher::AES_256_GCM,
+            Self::Aes256Ctr => codes::cipher::AES_256_CTR,
         }
+    }
+
+    /// The cipher with this number.
+    pub fn numbered(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|cipher| cipher.number() == number)
+    }
+
+    /// The name in options and messages.
+    pub fn name(self) -> &'static str {
+        codes::cipher::TABLE.name(self.number())
     }
 
     /// The cipher of this name.

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use mqueue::codes::reason;
+
 use crate::command::device::Device;
 use crate::command::error::TransferError;
 use crate::command::report::Outcome;
@@ -16,7 +18,7 @@ use crate::run::progress::{CountedIn, MovedBytes};
 pub struct Counters {
     started: AtomicU64,
     succeeded: AtomicU64,
-    failed: [AtomicU64; TransferError::NAMES.len()],
+    failed: [AtomicU64; reason::TABLE.codes.len()],
     read: AtomicU64,
     written: AtomicU64,
     queued: [AtomicU64; Device::ALL.len()],
@@ -63,7 +65,7 @@ impl Default for Counters {
         Self {
             started: AtomicU64::default(),
             succeeded: AtomicU64::default(),
-            failed: [const { AtomicU64::new(0) }; TransferError::NAMES.len()],
+            failed: [const { AtomicU64::new(0) }; reason::TABLE.codes.len()],
             read: AtomicU64::default(),
             written: AtomicU64::default(),
             queued: Default::default(),
@@ -91,7 +93,7 @@ impl Counters {
     /// Transfers that ended early or were refused, by reason.
     pub fn failed(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let counts = self.failed.iter().map(|count| count.load(Ordering::Relaxed));
-        TransferError::NAMES.into_iter().zip(counts)
+        reason::TABLE.codes.iter().map(|code| code.name).zip(counts)
     }
 
     /// Bytes taken from sources by transfers that have ended.

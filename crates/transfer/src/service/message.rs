@@ -26,15 +26,14 @@
 //!         that were received before
 //!
 //! stage of a request (8 bytes, and what follows)  stage of an answer (56 bytes, and what follows)
-//!  0 u8   kind: 1 digest, 2 open, 3 seal,          0 u8   kind, as in the request
-//!         4 compress, 5 expand, 6 search           1 u8   as in the request
-//!  1 u8   digest: 1 MD5, 2 SHA-256, 3 CRC32C,      2 u8   1: all bytes went through it
-//!         4 SHA-1; cipher: 1 AES-256-GCM,          3      reserved (1 byte)
-//!         2 AES-256-CTR; format: 1 gzip, 2 zstd;   4 u16  offsets that follow
-//!         search: 1 text, 2 lines                  6      reserved (2 bytes)
-//!  2 u16  bytes that follow                        8 u64  bytes that went in
-//!  4 u8   level of a compression, else 0          16 u64  bytes that came out
-//!  5      reserved (3 bytes)
+//!  0 u8   kind: `codes::stage`                     0 u8   kind, as in the request
+//!  1 u8   digest, cipher, format or search,        1 u8   as in the request
+//!         of the same file (`mqueue::codes`)       2 u8   1: all bytes went through it
+//!  2 u16  bytes that follow                        3      reserved (1 byte)
+//!  4 u8   level of a compression, else 0           4 u16  offsets that follow
+//!  5      reserved (3 bytes)                       6      reserved (2 bytes)
+//!                                                  8 u64  bytes that went in
+//!                                                 16 u64  bytes that came out
 //!  8      open and seal: the key (32 bytes);      24      digest, or u64 how often; zeros (to 32 bytes)
 //!         expand: u64 bytes and u32 ratio at      56 u64  search: an offset, and so on
 //!         most; search: u16 offsets at most,
@@ -70,6 +69,8 @@ mod list;
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
+
+use mqueue::codes::{reason, stage};
 
 pub use list::{LISTED_MAX, Listed, QUEUES_MAX};
 
@@ -281,34 +282,39 @@ impl<'m> Rest<'m> {
 
     /// Two bytes: what a stage does, and with what.
     fn kind(&mut self) -> Result<StageKind, MessageError> {
-        let (kind, option) = (self.u8()?, usize::from(self.u8()?));
-        let at = option.checked_sub(1).ok_or(MessageError::Field("stage"))?;
-        let cipher = || Cipher::ALL.get(at).copied();
-        let format = || Format::ALL.get(at).copied();
+        let (kind, option) = (self.u8()?, self.u8()?);
+        let cipher = || Cipher::numbered(option);
+        let format = || Format::numbered(option);
         let found = match kind {
-            1 => DigestKind::ALL.get(at).copied().map(StageKind::Digest),
-            2 => cipher().map(StageKind::Open),
-            3 => cipher().map(StageKind::Seal),
-            4 => format().map(StageKind::Compress),
-            5 => format().map(StageKind::Expand),
-            6 => SearchKind::ALL.get(at).copied().map(StageKind::Search),
-            7 => [StageKind::Kernel, StageKind::SealOn].get(at).copied(),
+            stage::DIGEST => DigestKind::numbered(option).map(StageKind::Digest),
+            stage::OPEN => cipher().map(StageKind::Open),
+            stage::SEAL => cipher().map(StageKind::Seal),
+            stage::COMPRESS => format().map(StageKind::Compress),
+            stage::EXPAND => format().map(StageKind::Expand),
+            stage::SEARCH => SearchKind::numbered(option).map(StageKind::Search),
+            OF_KERNEL if option == KERNEL => Some(StageKind::Kernel),
+            OF_KERNEL if option == SEAL_ON => Some(StageKind::SealOn),
             _ => None,
         };
         found.ok_or(MessageError::Field("stage"))
     }
 }
 
+/// Stages that only lists name: no program asks for them.
+const OF_KERNEL: u8 = 7;
+const KERNEL: u8 = 1;
+const SEAL_ON: u8 = 2;
+
 fn kind_codes(kind: StageKind) -> [u8; 2] {
     match kind {
-        StageKind::Digest(kind) => [1, kind as u8 + 1],
-        StageKind::Open(cipher) => [2, cipher as u8 + 1],
-        StageKind::Seal(cipher) => [3, cipher as u8 + 1],
-        StageKind::Compress(format) => [4, format as u8 + 1],
-        StageKind::Expand(format) => [5, format as u8 + 1],
-        StageKind::Search(kind) => [6, kind as u8 + 1],
-        StageKind::Kernel => [7, 1],
-        StageKind::SealOn => [7, 2],
+        StageKind::Digest(kind) => [stage::DIGEST, kind.number()],
+        StageKind::Open(cipher) => [stage::OPEN, cipher.number()],
+        StageKind::Seal(cipher) => [stage::SEAL, cipher.number()],
+        StageKind::Compress(format) => [stage::COMPRESS, format.number()],
+        StageKind::Expand(format) => [stage::EXPAND, format.number()],
+        StageKind::Search(kind) => [stage::SEARCH, kind.number()],
+        StageKind::Kernel => [OF_KERNEL, KERNEL],
+        StageKind::SealOn => [OF_KERNEL, SEAL_ON],
     }
 }
 
@@ -552,7 +558,7 @@ pub struct RemoteError {
 impl RemoteError {
     /// The reason as metrics name it.
     pub fn name(&self) -> &'static str {
-        TransferError::NAMES[usize::from(self.code) - 1]
+        reason::TABLE.name(self.code)
     }
 }
 
@@ -602,7 +608,7 @@ impl Answer {
         rest.end()?;
         let result = match code {
             0 if errno == 0 && text.is_empty() => Ok(()),
-            1.. if usize::from(code) <= TransferError::NAMES.len() => {
+            1.. if reason::TABLE.numbered(code).is_some() => {
                 if text.chars().any(char::is_control) {
                     return Err(MessageError::Field("text"));
                 }

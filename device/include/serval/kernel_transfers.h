@@ -1,6 +1,6 @@
 // Transfers that kernels ask for: bytes move between files, peers and memory of the block, and no thread of the kernel copies any.
 //
-//     #include <serval/transfers.h>
+//     #include <serval/kernel_transfers.h>
 //
 //     SERVAL_KERNEL(checksum) (serval::Block& block, serval::Mqueue& q) {
 //         serval::Transfers disk(q.backend(0));                          // the backend with connect = "transfer"
@@ -14,8 +14,8 @@
 // what it is to read must be written by all threads before it starts.
 //
 // All functions here but the accessors are called by *all* threads of the block together, with the same arguments. Not in a SERVAL_WARP_KERNEL.
-#ifndef SERVAL_TRANSFERS_H
-#define SERVAL_TRANSFERS_H
+#ifndef SERVAL_KERNEL_TRANSFERS_H
+#define SERVAL_KERNEL_TRANSFERS_H
 
 #include "kernel.h"
 #include "sockets.h"
@@ -31,7 +31,7 @@ struct TransferCommand : serval_transfer_command {
                                   uint64_t count)
         : serval_transfer_command{from, to, SERVAL_TRANSFER_NO_DIGEST, 0, from_number, to_number, from_offset, to_offset, count, 0, {0, 0, 0}} {}
 
-    // With a digest of the plain bytes: SERVAL_TRANSFER_MD5, SHA1, SHA256 or CRC32C.
+    // With a digest of the plain bytes: SERVAL_TRANSFER_MD5, SHA256, CRC32C or SHA1.
     SERVAL_INLINE TransferCommand with_digest(uint8_t kind) const {
         TransferCommand c = *this;
         c.digest = kind;
