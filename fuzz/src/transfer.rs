@@ -1,11 +1,11 @@
 //! The messages of transfers: decoded as encoded, or refused. Sealed streams: opened to what was sealed, or refused. Compressed
 //! data: expanded within limits, or refused.
 
-use transfer::{Cipher, ExpandLimits, Format, Key, Ran, TransferError};
 use transfer::command::limits::{HEADER_BYTES, RECORD_BYTES};
 use transfer::service::message::{ANSWER_BYTES_MAX, Answer, REQUEST_BYTES_MAX, Request};
 use transfer::stages::compress::Expander;
 use transfer::stages::seal::Opener;
+use transfer::{Cipher, ExpandLimits, Format, Key, Ran, TransferError};
 
 /// A request to a transfer engine, and an answer to its caller.
 pub fn message(input: &[u8]) {
